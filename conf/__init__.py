@@ -1,0 +1,1 @@
+"""tarpeg's Hydra configuration: ``pkg://tarpeg.conf`` on a project's search path."""

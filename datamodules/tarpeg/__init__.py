@@ -1,0 +1,68 @@
+"""tarpeg (tar + JPEG): feed image training from WebDataset shards, decoding only the crop.
+
+Importing this package is cheap: it neither compiles, nor prints, nor initialises CUDA, nor imports
+lightning. Each public name is imported when it is first touched; touching an operator loads the native
+library, and builds it where that has not happened yet.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .augment import Augment as Augment
+    from .datamodule import ShardDataModule as ShardDataModule
+    from .errors import BuildError as BuildError
+    from .errors import DecodeError as DecodeError
+    from .errors import ShardError as ShardError
+    from .errors import Status as Status
+    from .loader import Batch as Batch
+    from .loader import KeyedBatch as KeyedBatch
+    from .loader import Split as Split
+    from .monitor import DataStallMonitor as DataStallMonitor
+    from .ops import decode_batch as decode_batch
+    from .ops import decode_crop as decode_crop
+    from .ops import image_sizes as image_sizes
+    from .sampling import CenterCrop as CenterCrop
+    from .sampling import RandomCrop as RandomCrop
+    from .sampling import RandomResizedCrop as RandomResizedCrop
+    from .synth import FolderShards as FolderShards
+    from .synth import SyntheticShards as SyntheticShards
+    from .synth import make_shards as make_shards
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Augment": "augment",
+    "Batch": "loader",
+    "BuildError": "errors",
+    "CenterCrop": "sampling",
+    "DataStallMonitor": "monitor",
+    "DecodeError": "errors",
+    "FolderShards": "synth",
+    "KeyedBatch": "loader",
+    "RandomCrop": "sampling",
+    "RandomResizedCrop": "sampling",
+    "ShardDataModule": "datamodule",
+    "ShardError": "errors",
+    "Split": "loader",
+    "Status": "errors",
+    "SyntheticShards": "synth",
+    "decode_batch": "ops",
+    "decode_crop": "ops",
+    "image_sizes": "ops",
+    "make_shards": "synth",
+}
+
+__all__ = sorted(_HOME)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tarpeg' has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
