@@ -1,0 +1,54 @@
+# What one does in this checkout. `make train` and `make test` set up everything that they need.
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+PY := $(VENV)/bin/python
+NATIVE := $(wildcard native/*.cpp native/*.h native/cuda/*.cu native/cuda/*.h)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup system build train test test-all lint format bench clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.stamp  ## system packages, then .venv with everything in it; does nothing the second time
+
+$(VENV)/.stamp: requirements.txt pyproject.toml setup.py
+	@$(MAKE) --no-print-directory system
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q --disable-pip-version-check "setuptools>=77" wheel -r requirements.txt
+	$(PY) -m pip install -q --disable-pip-version-check --no-build-isolation -e ".[dev]"
+	@touch $@
+
+system:  ## a C++ compiler and libjpeg-turbo's headers, installed where that is possible
+	@PYTHON="$(PYTHON)" tools/install_system.sh
+
+build: setup  ## compile the native library anew (TARPEG_DEBUG=1, TARPEG_SANITIZE=address,undefined)
+	$(PY) -c "import logging; logging.basicConfig(level='INFO'); from tarpeg import _build; _build.build(force=True)"
+
+train: setup  ## train on synthetic shards (ARGS="experiment=article trainer.max_epochs=2")
+	$(PY) train.py $(ARGS)
+
+test: setup  ## the fast tests (ARGS="-k crop")
+	$(PY) -m pytest -m "not slow" -n 2 $(ARGS)
+
+test-all: setup  ## the slow tests, those that `make test` leaves out
+	$(PY) -m pytest -m slow $(ARGS)
+
+lint: setup  ## formatting, ruff, mypy, clang-format
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/clang-format --dry-run -Werror $(NATIVE)
+
+format: setup  ## rewrite the sources as lint wants them
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/clang-format -i $(NATIVE)
+
+bench: setup  ## measure (ARGS="suite=crop")
+	$(PY) tools/bench.py $(ARGS)
+
+clean:  ## remove what was built; .venv, data and outputs stay
+	rm -rf build dist datamodules/*.egg-info datamodules/tarpeg/_lib .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
