@@ -16,8 +16,8 @@ setup: $(VENV)/.stamp  ## system packages, then .venv with everything in it; doe
 $(VENV)/.stamp: requirements.txt pyproject.toml setup.py
 	@$(MAKE) --no-print-directory system
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install -q --disable-pip-version-check "setuptools>=77" wheel -r requirements.txt
-	$(PY) -m pip install -q --disable-pip-version-check --no-build-isolation -e ".[dev]"
+	$(PY) -m pip install -qq --disable-pip-version-check "setuptools>=77" wheel -r requirements.txt
+	$(PY) -m pip install -qq --disable-pip-version-check --no-build-isolation -e ".[dev]"
 	@touch $@
 
 system:  ## a C++ compiler and libjpeg-turbo's headers, installed where that is possible
