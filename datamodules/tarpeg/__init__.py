@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from .errors import DecodeError as DecodeError
     from .errors import ShardError as ShardError
     from .errors import Status as Status
-    from .loader import Batch as Batch
-    from .loader import KeyedBatch as KeyedBatch
+    from .batch import Batch as Batch
+    from .batch import KeyedBatch as KeyedBatch
     from .loader import Split as Split
     from .monitor import DataStallMonitor as DataStallMonitor
     from .ops import decode_batch as decode_batch
     from .ops import decode_crop as decode_crop
     from .ops import image_sizes as image_sizes
-    from .sampling import CenterCrop as CenterCrop
-    from .sampling import RandomCrop as RandomCrop
-    from .sampling import RandomResizedCrop as RandomResizedCrop
+    from .crops import CenterCrop as CenterCrop
+    from .crops import RandomCrop as RandomCrop
+    from .crops import RandomResizedCrop as RandomResizedCrop
     from .synth import FolderShards as FolderShards
     from .synth import SyntheticShards as SyntheticShards
     from .synth import make_shards as make_shards
@@ -35,15 +35,15 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Augment": "augment",
-    "Batch": "loader",
+    "Batch": "batch",
     "BuildError": "errors",
-    "CenterCrop": "sampling",
+    "CenterCrop": "crops",
     "DataStallMonitor": "monitor",
     "DecodeError": "errors",
     "FolderShards": "synth",
-    "KeyedBatch": "loader",
-    "RandomCrop": "sampling",
-    "RandomResizedCrop": "sampling",
+    "KeyedBatch": "batch",
+    "RandomCrop": "crops",
+    "RandomResizedCrop": "crops",
     "ShardDataModule": "datamodule",
     "ShardError": "errors",
     "Split": "loader",

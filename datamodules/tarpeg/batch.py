@@ -1,0 +1,33 @@
+"""What passes between the rooms: a request for a batch, and the batch."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+OnError = Literal["substitute", "raise"]
+
+
+class Batch(NamedTuple):
+    """``image``: uint8 ``[B, 3, H, W]``, RGB, channels_last. ``label``: int64 ``[B]``."""
+
+    image: Tensor
+    label: Tensor
+
+
+class KeyedBatch(NamedTuple):
+    """A ``Batch`` with ``key``: the B samples' keys. In prediction, and with ``keys=True``."""
+
+    image: Tensor
+    label: Tensor
+    key: list[str]
+
+
+class Request(NamedTuple):
+    """One rank's part of one batch: what the parent process hands to a worker."""
+
+    epoch: int
+    ids: npt.NDArray[np.int64]

@@ -1,0 +1,207 @@
+"""The native operators: checked arguments in, ``torch.ops.tarpeg`` out. The only user of ``torch.ops.tarpeg``.
+
+Importing this module loads the native library and, where there is none yet, builds it. Every operator has a
+fake kernel, so that it traces under ``torch.compile(fullgraph=True)`` and ``torch.export``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from . import _load
+from .errors import DecodeError
+
+_load.load()
+
+MAX_PIXELS = 178_956_970
+"""The default bound on the size of an image, in pixels: where Pillow, too, refuses to go on."""
+
+Interpolation = Literal["bilinear", "nearest"]
+
+
+@torch.library.register_fake("tarpeg::decode_crop")
+def _fake_decode_crop(jpeg: Tensor, top: int, left: int, height: int, width: int, max_pixels: int) -> Tensor:
+    return jpeg.new_empty((height, width, 3), dtype=torch.uint8).permute(2, 0, 1)
+
+
+@torch.library.register_fake("tarpeg::image_sizes")
+def _fake_image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
+    return jpegs[0].new_empty((len(jpegs), 2), dtype=torch.int32)
+
+
+@torch.library.register_fake("tarpeg::decode_batch")
+def _fake_decode_batch(
+    jpegs: Sequence[Tensor],
+    boxes: Tensor,
+    height: int,
+    width: int,
+    flip: Tensor | None,
+    interpolation: str,
+    antialias: bool,
+    max_pixels: int,
+) -> tuple[Tensor, Tensor]:
+    images = boxes.new_empty((len(jpegs), height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    return images, boxes.new_empty((len(jpegs),), dtype=torch.int32)
+
+
+@torch.library.register_fake("tarpeg::decode_batch_out")
+def _fake_decode_batch_out(
+    jpegs: Sequence[Tensor],
+    boxes: Tensor,
+    flip: Tensor | None,
+    interpolation: str,
+    antialias: bool,
+    max_pixels: int,
+    out: Tensor,
+) -> Tensor:
+    return boxes.new_empty((len(jpegs),), dtype=torch.int32)
+
+
+def decode_crop(
+    jpeg: Tensor, top: int, left: int, height: int, width: int, *, max_pixels: int = MAX_PIXELS
+) -> Tensor:
+    """Decode one box of one JPEG (or binary PPM), identical to decoding everything and cropping.
+
+    ``jpeg``: uint8 ``[n]``, the file's bytes. The box is in upright pixels, after EXIF orientation.
+    Returns uint8 ``[3, height, width]``, RGB, in channels_last order. Gray, CMYK and YCCK become RGB as
+    Pillow's ``convert("RGB")`` makes them.
+
+    Raises ``ValueError`` where the box is outside the image and ``DecodeError`` where the image cannot be
+    decoded. Inside ``torch.compile`` both are a ``RuntimeError`` with the same words.
+    """
+    _check_jpeg(jpeg, "jpeg")
+    if height < 1 or width < 1 or top < 0 or left < 0:
+        raise ValueError(f"box (top={top}, left={left}, height={height}, width={width}) is empty or negative")
+    if torch.compiler.is_compiling():
+        return _decode_crop(jpeg, top, left, height, width, max_pixels)
+    try:
+        return _decode_crop(jpeg, top, left, height, width, max_pixels)
+    except RuntimeError as error:
+        raise _translated(error) from None
+
+
+def image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
+    """Read the upright size of every image from its header alone.
+
+    ``jpegs``: a list of B uint8 ``[n]``. Returns int32 ``[B, 2]``: (height, width), after EXIF orientation;
+    (0, 0) where there is no header that ``decode_batch`` could use.
+    """
+    for index, jpeg in enumerate(jpegs):
+        _check_jpeg(jpeg, "jpegs", index)
+    if not jpegs:
+        return torch.empty((0, 2), dtype=torch.int32)
+    sizes: Tensor = torch.ops.tarpeg.image_sizes(jpegs)
+    return sizes
+
+
+def decode_batch(
+    jpegs: Sequence[Tensor],
+    boxes: Tensor,
+    size: int | Sequence[int],
+    flip: Tensor | None = None,
+    *,
+    interpolation: Interpolation = "bilinear",
+    antialias: bool = True,
+    max_pixels: int = MAX_PIXELS,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Decode one box of each JPEG (or binary PPM) and resize it, on ``torch.get_num_threads()`` threads.
+
+    ``jpegs``: a list of B uint8 ``[n]``. ``boxes``: int32 ``[B, 4]``, (top, left, height, width) in upright
+    pixels. ``size``: (height, width), or an int for a square. ``flip``: bool ``[B]``, mirrored left to right
+    where true. Pixels outside a box never contribute. Bilinear resizing, antialiased or not, is within one
+    level of torchvision v2's on uint8; nearest is equal to it.
+
+    Returns images, uint8 ``[B, 3, height, width]`` RGB in channels_last order, and the status of each, int32
+    ``[B]``, see ``tarpeg.Status``: 0 is ok, a failed image is all zeros. ``out``: a tensor of that shape and
+    order to write to, which is then the one returned.
+
+    Raises ``ValueError`` where a box is outside its image (a ``RuntimeError`` inside ``torch.compile``).
+    """
+    height, width = _pair(size)
+    if interpolation not in ("bilinear", "nearest"):
+        raise ValueError(f"interpolation must be 'bilinear' or 'nearest', got {interpolation!r}")
+    for index, jpeg in enumerate(jpegs):
+        _check_jpeg(jpeg, "jpegs", index)
+    if boxes.ndim != 2 or boxes.shape[0] != len(jpegs) or boxes.shape[1] != 4 or boxes.dtype != torch.int32:
+        raise ValueError(
+            f"boxes must be int32 [{len(jpegs)}, 4], one box for each image, "
+            f"got {boxes.dtype} {list(boxes.shape)}"
+        )
+    if flip is not None and (flip.ndim != 1 or flip.shape[0] != len(jpegs) or flip.dtype != torch.bool):
+        raise ValueError(f"flip must be bool [{len(jpegs)}], got {flip.dtype} {list(flip.shape)}")
+    flip = flip if flip is None else flip.contiguous()
+    boxes = boxes.contiguous()
+    if out is not None:
+        _check_out(out, (len(jpegs), 3, height, width))
+    if torch.compiler.is_compiling():
+        return _decode_batch(jpegs, boxes, height, width, flip, interpolation, antialias, max_pixels, out)
+    try:
+        return _decode_batch(jpegs, boxes, height, width, flip, interpolation, antialias, max_pixels, out)
+    except RuntimeError as error:
+        raise _translated(error) from None
+
+
+def _decode_crop(jpeg: Tensor, top: int, left: int, height: int, width: int, max_pixels: int) -> Tensor:
+    image: Tensor = torch.ops.tarpeg.decode_crop(jpeg, top, left, height, width, max_pixels)
+    return image
+
+
+def _decode_batch(
+    jpegs: Sequence[Tensor],
+    boxes: Tensor,
+    height: int,
+    width: int,
+    flip: Tensor | None,
+    interpolation: str,
+    antialias: bool,
+    max_pixels: int,
+    out: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    if out is None:
+        images, status = torch.ops.tarpeg.decode_batch(
+            jpegs, boxes, height, width, flip, interpolation, antialias, max_pixels
+        )
+        return images, status
+    status = torch.ops.tarpeg.decode_batch_out(jpegs, boxes, flip, interpolation, antialias, max_pixels, out)
+    return out, status
+
+
+def _check_jpeg(jpeg: Tensor, name: str, index: int | None = None) -> None:
+    if isinstance(jpeg, Tensor) and jpeg.dtype == torch.uint8 and jpeg.ndim == 1 and jpeg.device.type == "cpu":
+        return
+    where = name if index is None else f"{name}[{index}]"
+    got = f"{jpeg.dtype} {list(jpeg.shape)} on {jpeg.device}" if isinstance(jpeg, Tensor) else type(jpeg).__name__
+    raise ValueError(
+        f"{where} must be a file's bytes as a uint8 tensor [n] on the CPU, got {got}; "
+        "torch.frombuffer(bytearray(data), dtype=torch.uint8) makes one from bytes"
+    )
+
+
+def _check_out(out: Tensor, shape: tuple[int, int, int, int]) -> None:
+    if tuple(out.shape) != shape or out.dtype != torch.uint8:
+        raise ValueError(f"out must be uint8 {list(shape)}, got {out.dtype} {list(out.shape)}")
+    if not out.is_contiguous(memory_format=torch.channels_last):
+        raise ValueError("out must be channels_last: torch.empty(..., memory_format=torch.channels_last)")
+
+
+def _pair(size: int | Sequence[int]) -> tuple[int, int]:
+    pair = (size, size) if isinstance(size, int) else tuple(size)
+    if len(pair) != 2 or not all(1 <= side <= 65535 for side in pair):
+        raise ValueError(f"size must be (height, width) or an int, each from 1 to 65535, got {size!r}")
+    return pair[0], pair[1]
+
+
+def _translated(error: RuntimeError) -> Exception:
+    """Give the error of a native operator its Python type; the stable ABI knows RuntimeError only."""
+    message = str(error).partition("\nException raised from")[0]
+    if "[decode] " in message:
+        return DecodeError(message.partition("[decode] ")[2])
+    if "is outside" in message:
+        begin = message.find("boxes[") if "boxes[" in message else message.find("box (")
+        return ValueError(message[begin:])
+    return error

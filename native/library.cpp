@@ -1,0 +1,13 @@
+#include "checks.h"
+
+// All schemas, and nothing else. One operator, one file: NAME.cpp holds its kernel and its registration.
+STABLE_TORCH_LIBRARY(tarpeg, m) {
+  m.def("decode_crop(Tensor jpeg, int top, int left, int height, int width, int max_pixels) -> Tensor");
+  m.def("image_sizes(Tensor[] jpegs) -> Tensor");
+  m.def(
+      "decode_batch(Tensor[] jpegs, Tensor boxes, int height, int width, Tensor? flip, str interpolation, "
+      "bool antialias, int max_pixels) -> (Tensor, Tensor)");
+  m.def(
+      "decode_batch_out(Tensor[] jpegs, Tensor boxes, Tensor? flip, str interpolation, bool antialias, "
+      "int max_pixels, Tensor(a!) out) -> Tensor");
+}

@@ -1,0 +1,64 @@
+#include "sample.h"
+
+#include <cstring>
+
+namespace tarpeg {
+namespace {
+
+// The box at its own size: rows are copied, pixels only turned upright.
+Status copy_rows(RowSource& rows, const Box& box, const Placement& place, std::vector<uint8_t>* row) {
+  if (row->size() < rows.stride()) row->resize(rows.stride());
+  const uint8_t* pixels = row->data() + 3 * static_cast<size_t>(rows.skip());
+  for (int y = 0; y < box.height; ++y) {
+    const Status status = rows.next(row->data());
+    if (status != Status::kOk) return status;
+    uint8_t* line = place.origin + y * place.row_step;
+    if (place.column_step == 3) {
+      std::memcpy(line, pixels, 3 * static_cast<size_t>(box.width));
+      continue;
+    }
+    for (int x = 0; x < box.width; ++x) {
+      std::memcpy(line + x * place.column_step, pixels + 3 * static_cast<ptrdiff_t>(x), 3);
+    }
+  }
+  return Status::kOk;
+}
+
+bool is_inside(const Box& box, int height, int width) noexcept {
+  return box.top >= 0 && box.left >= 0 && box.height > 0 && box.width > 0 && box.top <= height - box.height &&
+         box.left <= width - box.width;
+}
+
+}  // namespace
+
+Status decode_sample(const uint8_t* data, size_t size, const Request& request, Scratch* scratch, Header* header,
+                     uint8_t* out) {
+  *header = read_header(data, size);
+  if (header->status != Status::kOk) return header->status;
+  if (static_cast<int64_t>(header->height) * header->width > request.max_pixels) return Status::kTooLarge;
+  if (!is_inside(request.box, header->upright_height(), header->upright_width())) return Status::kBoxOutside;
+
+  const Orientation orientation = Orientation::from_exif(header->orientation);
+  const Box box = orientation.stored(request.box, header->height, header->width);
+  const Placement place = Placement::upright(out, request.height, request.width, orientation, request.mirror);
+  const bool is_copy = request.box.height == request.height && request.box.width == request.width;
+  const Layout layout = is_copy ? Layout::kRgb : Layout::kRgbx;
+  const int out_rows = orientation.swap ? request.width : request.height;
+  const int out_columns = orientation.swap ? request.height : request.width;
+  const auto deliver = [&](RowSource& rows) {
+    return is_copy ? copy_rows(rows, box, place, &scratch->row)
+                   : scratch->resampler.run(rows, box.height, box.width, out_rows, out_columns, request.filter,
+                                            orientation, place);
+  };
+  if (header->format == Format::kPpm) {
+    PpmReader rows(data + header->body, header->width, box, layout);
+    return deliver(rows);
+  }
+  // See Note [end of image].
+  if (!has_end_marker(data, size, header->body)) return Status::kTruncated;
+  JpegReader rows;
+  const Status status = rows.open(data, size, header->height, header->width, box, layout);
+  return status == Status::kOk ? deliver(rows) : status;
+}
+
+}  // namespace tarpeg

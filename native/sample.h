@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "header.h"
+#include "resample.h"
+
+namespace tarpeg {
+
+// What one thread keeps from image to image.
+struct Scratch {
+  Resampler resampler;
+  std::vector<uint8_t> row;
+};
+
+struct Request {
+  Box box;  // upright pixels
+  int height, width;
+  bool mirror;
+  Filter filter;
+  int64_t max_pixels;
+};
+
+// Decodes `box` of one image, resized to height x width, upright RGB, into out[height][width][3].
+// Never throws but for memory; `header` tells the size even where the status is not kOk.
+Status decode_sample(const uint8_t* data, size_t size, const Request& request, Scratch* scratch, Header* header,
+                     uint8_t* out);
+
+}  // namespace tarpeg

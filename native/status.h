@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+
+namespace tarpeg {
+
+// What became of one image; the same numbers as tarpeg.Status in errors.py.
+enum class Status : int32_t {
+  kOk = 0,
+  kEmpty = 1,
+  kNotAnImage = 2,
+  kTruncated = 3,
+  kCorrupt = 4,
+  kUnsupported = 5,
+  kTooLarge = 6,
+  // Never handed to a caller: the operator turns it into an error that names the box.
+  kBoxOutside = -1,
+};
+
+const char* describe(Status status) noexcept;
+
+}  // namespace tarpeg
