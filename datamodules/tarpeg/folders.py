@@ -1,0 +1,144 @@
+"""Folders of images, one class per sub-directory, as torchvision's ImageFolder reads them."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from .errors import ShardError
+
+_EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".gif"))
+_SPLITS = ("all", "train", "val")
+
+
+class ImageFile(NamedTuple):
+    """One image of a folder: its path, its key in a shard, and its class."""
+
+    path: str
+    key: str
+    label: int
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A directory of images to pack: each sub-directory is a class, in sorted order; files may be nested.
+
+    split: "all" of it, or its "train" or "val" part. Where root/train and root/val both exist these are the
+    parts, under train's classes; otherwise `val_share` (between 0 and 1) of the images are val, evenly over
+    the classes. seed: shuffles the order and draws the val images. Hidden files and directories are left out.
+
+    Raises:
+        ValueError: for a value out of range.
+    """
+
+    root: str
+    seed: int = 0
+    split: str = "all"
+    val_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", str(self.root))
+        if self.split not in _SPLITS:
+            raise ValueError(f"split: expected one of {', '.join(_SPLITS)}, got {self.split!r}")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ValueError(f"seed: expected an integer, got {self.seed!r}")
+        share = self.val_share
+        if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share < 1:
+            raise ValueError(f"val_share: expected a share between 0 and 1, got {share!r}")
+
+    def directory(self) -> Path:
+        """Return where the class directories of `split` are."""
+        return self._root(self.split)
+
+    def classes(self) -> dict[str, int]:
+        """Return class name -> number, 0 and up. ShardError where there is no such directory, or no class."""
+        return _classes(self._root("train"))
+
+    def files(self) -> list[ImageFile]:
+        """Return the images in shuffled order. ShardError where there are none."""
+        root = self.directory()
+        files = _scan(root, self.classes())
+        random.Random(f"tarpeg order {self.seed}").shuffle(files)
+        if self.split != "all" and not self._is_parted():
+            held = round(self.val_share * len(files))
+            ranked = _evenly(files)
+            chosen = set(ranked[:held] if self.split == "val" else ranked[held:])
+            files = [file for file in files if file in chosen]
+            if not files:
+                raise ShardError(
+                    f"val_share: {self.val_share} of the {len(ranked)} images of {root} leaves none for "
+                    f"{self.split}; choose another share or add images"
+                )
+        return files
+
+    def _is_parted(self) -> bool:
+        return all((Path(self.root) / part).is_dir() for part in ("train", "val"))
+
+    def _root(self, split: str) -> Path:
+        if self.split == "all" or not self._is_parted():
+            return Path(self.root)
+        return Path(self.root) / split
+
+
+def _classes(root: Path) -> dict[str, int]:
+    if not root.is_dir():
+        raise ShardError(f"root: there is no directory {root}; name the one that holds a directory per class")
+    names = sorted(
+        entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")
+    )
+    if not names:
+        raise ShardError(f"root: {root} holds no sub-directory; images belong in one directory per class")
+    return {name: number for number, name in enumerate(names)}
+
+
+def _scan(root: Path, classes: dict[str, int]) -> list[ImageFile]:
+    files, keys = [], set()
+    for name in _classes(root):
+        if name not in classes:
+            raise ShardError(f"{root / name}: no such class in training, which has {len(classes)} others")
+        for relative in _images(str(root), name):
+            key = os.path.splitext(relative)[0].replace(os.sep, "/").replace(".", "_")  # noqa: PTH122
+            plain, copies = key, 1
+            while key in keys:  # a.b.jpg beside a_b.jpg, or a.jpg beside a.png
+                copies += 1
+                key = f"{plain}_{copies}"
+            keys.add(key)
+            _check_name(root / relative, key)
+            files.append(ImageFile(str(root / relative), key, classes[name]))
+    if not files:
+        kinds = " ".join(sorted(_EXTENSIONS))
+        raise ShardError(f"root: no image ({kinds}) in the sub-directories of {root}")
+    return files
+
+
+def _images(root: str, name: str) -> list[str]:
+    found = []
+    # Symbolic links are followed, as ImageFolder does: data sets are often assembled from them.
+    for directory, inner, names in os.walk(Path(root) / name, followlinks=True):
+        inner[:] = [entry for entry in inner if not entry.startswith(".")]
+        for entry in names:
+            if not entry.startswith(".") and Path(entry).suffix.lower() in _EXTENSIONS:
+                found.append(os.path.relpath(Path(directory) / entry, root))
+    return sorted(found)
+
+
+def _check_name(path: Path, key: str) -> None:
+    folder, _, name = f"{key}.jpeg".encode("utf-8", "surrogateescape").rpartition(b"/")
+    if len(name) > 100 or len(folder) > 155:
+        raise ShardError(f"{path}: tar takes names of 100 bytes in folders of 155; shorten it")
+
+
+def _evenly(files: list[ImageFile]) -> list[ImageFile]:
+    """Order `files` so that any beginning holds every class in proportion."""
+    sizes: dict[int, int] = {}
+    for file in files:
+        sizes[file.label] = sizes.get(file.label, 0) + 1
+    seen = dict.fromkeys(sizes, 0)
+    ranks = []
+    for file in files:
+        seen[file.label] += 1
+        ranks.append(((seen[file.label] - 0.5) / sizes[file.label], file.label, file))
+    return [file for _, _, file in sorted(ranks)]

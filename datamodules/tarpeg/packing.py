@@ -1,0 +1,277 @@
+"""Write shards: synthetic photographs or the images of a folder, through webdataset's own writer."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import multiprocessing
+import os
+import re
+import sys
+import tarfile
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Protocol
+
+from PIL import Image
+
+from .errors import ShardError
+from .folders import Folder
+from .synth import Photos, photograph
+
+_OWNER = "tarpeg"  # every member's user: how a shard of ours is told from somebody's own
+_BLOCK = 16  # samples that a worker process hands over at once
+
+
+@dataclass(frozen=True)
+class ShardReport:
+    """What make_shards wrote: shard paths, samples, bytes of images, bits a pixel (whole images), seconds."""
+
+    shards: tuple[Path, ...]
+    samples: int
+    bytes: int
+    bits_per_pixel: float
+    seconds: float
+
+
+class _Record(NamedTuple):
+    key: str
+    extension: str
+    data: bytes
+    label: int
+    pixels: int  # 0 where unknown
+
+
+class _Item(Protocol):
+    """A sample yet to be made; pickled to a worker process."""
+
+    def read(self) -> _Record: ...
+
+
+@dataclass(frozen=True)
+class _PhotoItem:
+    photos: Photos
+    split: str
+    index: int
+
+    def read(self) -> _Record:
+        photo = photograph(self.photos, self.index, self.split)
+        return _Record(f"{self.index:08d}", "jpg", photo.jpeg, photo.label, photo.pixels)
+
+
+@dataclass(frozen=True)
+class _FileItem:
+    path: str
+    key: str
+    label: int
+
+    def read(self) -> _Record:
+        try:
+            data = Path(self.path).read_bytes()
+        except OSError as error:
+            raise ShardError(f"cannot read {self.path}: {error.strerror}") from error
+        return _Record(self.key, Path(self.path).suffix[1:].lower(), data, self.label, _pixels(data))
+
+
+def make_shards(
+    out: str | os.PathLike[str],
+    source: Photos | Folder | Mapping[str, Any],
+    samples: int | None = None,
+    *,
+    prefix: str = "train",
+    samples_per_shard: int = 1000,
+    workers: int | None = None,
+) -> ShardReport:
+    """Write `source` as shards `out/{prefix}-000000.tar` and on, of `key.jpg` and `key.cls` each.
+
+    source: Photos (or a mapping of its fields) to draw, or a Folder to pack, which leaves `classes.json` too.
+    samples: how many; None means 1000 photographs, or every file. Another prefix draws other photographs.
+    workers: processes; 0 works in this one, None chooses. The shards are the same bytes for any number.
+
+    Shards are named only once they are whole. Shards of ours under the same prefix are replaced.
+
+    Raises:
+        ValueError: for an argument out of range.
+        ShardError: for a folder without images, a file that cannot be read, or shards that are not ours.
+    """
+    if not isinstance(prefix, str) or not re.fullmatch(r"[\w][\w.-]*", prefix):
+        raise ValueError(f"prefix: expected letters, digits, '_', '.' or '-', got {prefix!r}")
+    _check_count("samples", samples, 1, optional=True)
+    _check_count("samples_per_shard", samples_per_shard, 1)
+    _check_count("workers", workers, 0, optional=True)
+    directory = Path(out)
+    items: Sequence[_Item]
+    if isinstance(source, Folder):
+        if source.directory().resolve() in directory.resolve().parents:
+            raise ValueError(
+                f"out: {directory} lies inside {source.directory()} and would become a class there"
+            )
+        files = source.files()
+        if samples is not None and samples > len(files):
+            raise ValueError(
+                f"samples: expected at most the {len(files)} images of {source.root}, got {samples}"
+            )
+        items = [_FileItem(*file) for file in files[:samples]]
+    else:
+        photos = Photos.of(source)
+        items = [_PhotoItem(photos, prefix, index) for index in range(1000 if samples is None else samples)]
+    if workers is None:
+        # Starting processes takes a second or so: not worth it for a handful.
+        workers = min(_cores(), len(items) // 64)
+        workers = workers if workers > 1 else 0
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _clear(directory, prefix)
+        report = _write(directory, prefix, items, samples_per_shard, workers)
+        if isinstance(source, Folder):
+            write_json(directory / "classes.json", source.classes())
+    except OSError as error:
+        raise ShardError(f"cannot write shards in {directory}: {error}") from error
+    return report
+
+
+def _write(
+    directory: Path, prefix: str, items: Sequence[_Item], samples_per_shard: int, workers: int
+) -> ShardReport:
+    from webdataset.writer import TarWriter  # imports torch: two seconds that worker processes need not spend
+
+    started = time.monotonic()
+    shards = []
+    total = whole = pixels = 0
+    with contextlib.closing(_records(items, workers)) as made:
+        records = _shown(made, len(items), prefix)
+        for number in range(-(-len(items) // samples_per_shard)):
+            path = directory / f"{prefix}-{number:06d}.tar"
+            options = {"user": _OWNER, "group": _OWNER, "mode": 0o644, "mtime": 0, "encoder": False}
+            with _renamed(path) as stream, TarWriter(stream, **options) as tar:
+                for record in islice(records, samples_per_shard):
+                    label = str(record.label).encode("ascii")
+                    tar.write({"__key__": record.key, record.extension: record.data, "cls": label})
+                    total += len(record.data)
+                    whole += len(record.data) if record.pixels else 0
+                    pixels += record.pixels
+            shards.append(path)
+    seconds = time.monotonic() - started
+    return ShardReport(tuple(shards), len(items), total, 8 * whole / pixels if pixels else 0.0, seconds)
+
+
+def _records(items: Sequence[_Item], workers: int) -> Generator[_Record, None, None]:
+    """Yield the items' records in order, made by `workers` processes at most a few blocks ahead."""
+    if workers == 0:
+        yield from (item.read() for item in items)
+        return
+    # Not fork: the caller may hold threads and locks (torch's, CUDA's) that a forked child would inherit broken.
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    pending: deque[Future[list[_Record]]] = deque()
+    try:
+        for start in range(0, len(items), _BLOCK):
+            pending.append(pool.submit(_read_block, items[start : start + _BLOCK]))
+            if len(pending) > 4 * workers:
+                yield from pending.popleft().result()
+        while pending:
+            yield from pending.popleft().result()
+    except BrokenProcessPool as error:
+        raise ShardError(
+            "a worker process of make_shards died: out of memory, or the script that calls it lacks "
+            '`if __name__ == "__main__":`; workers=0 does the work in this process'
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _read_block(items: Sequence[_Item]) -> list[_Record]:
+    return [item.read() for item in items]
+
+
+def _shown(records: Iterator[_Record], count: int, what: str) -> Iterator[_Record]:
+    """Pass records on while a progress bar on a terminal shows images a second and time left."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    rate = TextColumn("{task.fields[rate]:.0f} images/s")
+    name, left = TextColumn("{task.description}"), TimeRemainingColumn()
+    columns = (name, BarColumn(), MofNCompleteColumn(), rate, left)
+    hidden = not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), disable=hidden) as progress:
+        task = progress.add_task(what, total=count, rate=0.0)
+        started = time.monotonic()
+        for done, record in enumerate(records, start=1):
+            yield record
+            progress.update(task, completed=done, rate=done / max(time.monotonic() - started, 1e-3))
+
+
+@contextlib.contextmanager
+def _renamed(path: Path) -> Iterator[IO[bytes]]:
+    """Open a temporary file that becomes `path`, synced, when the block ends well, and vanishes otherwise."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write `content` as JSON to `path`, whole or not at all."""
+    with _renamed(path) as stream:
+        stream.write(json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
+
+
+def _clear(directory: Path, prefix: str) -> None:
+    """Remove what an earlier run left under `prefix`; ShardError for shards that make_shards did not write."""
+    name = re.compile(rf"(\.?){re.escape(prefix)}-\d{{6}}\.tar(\.tmp)?")
+    old = sorted(path for path in directory.iterdir() if name.fullmatch(path.name))
+    for path in old:
+        if path.suffix == ".tar" and not _is_ours(path):
+            raise ShardError(
+                f"{path} is in the way and was not written by make_shards: choose another out= or prefix=, "
+                "or move it away"
+            )
+    for path in old:
+        path.unlink()
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        with tarfile.open(path, "r:") as tar:
+            first = tar.next()
+    except tarfile.TarError:
+        return False
+    return first is not None and first.uname == _OWNER
+
+
+def _pixels(data: bytes) -> int:
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            return image.width * image.height
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return 0  # packed as it is all the same: whoever reads it has a policy for bad images
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _check_count(name: str, value: Any, least: int, *, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name}: expected an integer of {least} or more, got {value!r}")

@@ -1,0 +1,153 @@
+"""Callables that make a data set's shards if they are not there yet, for ShardDataModule and for configs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from .errors import ShardError
+from .folders import Folder
+from .packing import ShardReport, make_shards, write_json
+from .synth import Photos
+
+_FORMAT = 1  # raise it when the same parameters give other shards
+
+
+@dataclass(frozen=True)
+class SyntheticShards:
+    """Call it to have `out/train-*.tar` and `out/val-*.tar` of synthetic photographs, made where missing.
+
+    train, val: number of photographs, 1 or more; photos: Photos, or a mapping of its fields; workers:
+    processes, None chooses. Several processes may call at once: one works, the others wait.
+
+    Raises:
+        ValueError: for a value out of range, when constructed.
+        ShardError: when called, if `out` holds shards made with other parameters.
+    """
+
+    out: str
+    train: int = 2000
+    val: int = 500
+    photos: Photos | Mapping[str, Any] = field(default_factory=Photos)
+    samples_per_shard: int = 500
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "out", str(self.out))
+        # A plain Photos, so that what is pickled to other processes needs no config library.
+        object.__setattr__(self, "photos", Photos.of(self.photos))
+        for name in ("train", "val", "samples_per_shard"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}: expected an integer of 1 or more, got {value!r}")
+
+    def __call__(self) -> Path:
+        """Make the shards where they are missing; returns `out`."""
+        parameters = dataclasses.asdict(self)
+        return _once(self.out, {"kind": "synthetic", **parameters}, self._make)
+
+    def _make(self) -> list[ShardReport]:
+        counts = {"train": self.train, "val": self.val}
+        per_shard, workers = self.samples_per_shard, self.workers
+        return [
+            make_shards(self.out, self.photos, n, prefix=split, samples_per_shard=per_shard, workers=workers)
+            for split, n in counts.items()
+        ]
+
+
+@dataclass(frozen=True)
+class FolderShards:
+    """Call it to have `out/train-*.tar`, `out/val-*.tar`, `out/classes.json` of a folder of images.
+
+    Where root/train and root/val both exist they are the splits; otherwise `val_share` of the images, drawn
+    by `seed` evenly over the classes, are val. Images added to `root` later need another `out`.
+
+    Raises:
+        ValueError: for a value out of range, when constructed.
+        ShardError: when called, for a folder without images, or if `out` was made with other parameters.
+    """
+
+    root: str
+    out: str
+    val_share: float = 0.1
+    seed: int = 0
+    samples_per_shard: int = 1000
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", str(self.root))
+        object.__setattr__(self, "out", str(self.out))
+        self._folder("all")
+
+    def __call__(self) -> Path:
+        """Make the shards where they are missing; returns `out`."""
+        parameters = {**dataclasses.asdict(self), "root": os.path.realpath(self.root)}
+        return _once(self.out, {"kind": "folder", **parameters}, self._make)
+
+    def _folder(self, split: str) -> Folder:
+        return Folder(self.root, seed=self.seed, split=split, val_share=self.val_share)
+
+    def _make(self) -> list[ShardReport]:
+        folders = {split: self._folder(split) for split in ("train", "val")}
+        per_shard, workers = self.samples_per_shard, self.workers
+        return [
+            make_shards(self.out, folder, prefix=split, samples_per_shard=per_shard, workers=workers)
+            for split, folder in folders.items()
+        ]
+
+
+def _once(out: str, parameters: dict[str, Any], make: Callable[[], list[ShardReport]]) -> Path:
+    """Run `make` under a lock unless `out/shards.json`, written last, says that it was run before."""
+    directory = Path(out)
+    # Neither place nor number of processes changes what the shards hold. JSON turns tuples into lists.
+    wished = {name: value for name, value in parameters.items() if name not in ("out", "workers")}
+    wished = json.loads(json.dumps({"format": _FORMAT, **wished}))
+    try:
+        if _is_made(directory, wished):
+            return directory
+        directory.mkdir(parents=True, exist_ok=True)
+        with FileLock(directory / ".lock"):
+            if not _is_made(directory, wished):
+                names = [shard.name for report in make() for shard in report.shards]
+                write_json(directory / "shards.json", {"parameters": wished, "shards": names})
+    except OSError as error:
+        raise ShardError(f"cannot make shards in {directory}: {error}") from error
+    return directory
+
+
+def _is_made(directory: Path, wished: dict[str, Any]) -> bool:
+    path = directory / "shards.json"
+    try:
+        content = json.loads(path.read_bytes())
+        made, names = dict(content["parameters"]), list(content["shards"])
+    except FileNotFoundError:
+        return False
+    except (ValueError, TypeError, KeyError) as error:
+        raise ShardError(f"{path} is damaged: delete the folder, or choose another out=") from error
+    flat_made, flat_wished = _flat(made), _flat(wished)
+    differing = [
+        f"{name} ({flat_made.get(name)!r} there, {flat_wished.get(name)!r} wished)"
+        for name in sorted({*flat_made, *flat_wished})
+        if flat_made.get(name) != flat_wished.get(name)
+    ]
+    if differing:
+        raise ShardError(
+            f"{directory} holds shards made with other parameters: {', '.join(differing)}; "
+            "choose another out= or delete the folder"
+        )
+    return all((directory / name).is_file() for name in names)
+
+
+def _flat(parameters: dict[str, Any]) -> dict[str, Any]:
+    flat = {name: value for name, value in parameters.items() if not isinstance(value, dict)}
+    for outer, inner in parameters.items():
+        if isinstance(inner, dict):
+            flat.update({f"{outer}.{name}": value for name, value in inner.items()})
+    return flat
