@@ -1,0 +1,143 @@
+"""Order of samples, random numbers and how an epoch is cut: pure functions, the same on every machine.
+
+Randomness is counter-based: a draw is a hash of (seed, epoch, stream, sample id, index of the draw), so it
+never depends on who draws, in which order, or on what was drawn before. The crops live in crops.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .crops import CenterCrop as CenterCrop
+from .crops import Crop as Crop
+from .crops import RandomCrop as RandomCrop
+from .crops import RandomResizedCrop as RandomResizedCrop
+from .errors import ShardError
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+UInt64 = npt.NDArray[np.uint64]
+
+_LIMIT = 1 << 63
+# uniforms() cannot reach this stream, so the order never shares a hash with a crop.
+_ORDER = _LIMIT
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _absorb(state: UInt64, words: UInt64) -> UInt64:
+    """Compute output number `words` of the SplitMix64 generator with that state; uint64 arrays, broadcast.
+
+    Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators" (OOPSLA 2014), with the finaliser of
+    Sebastiano Vigna's public-domain splitmix64.c (Stafford's Mix13).
+    """
+    z = state + _GAMMA * (words + np.uint64(1))
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    hashes: UInt64 = z ^ (z >> np.uint64(31))
+    return hashes
+
+
+def _hashes(seed: int, epoch: int, stream: int, ids: npt.ArrayLike) -> UInt64:
+    rows = np.asarray(ids)
+    if rows.size == 0:
+        return np.empty(0, np.uint64)
+    if rows.ndim != 1 or rows.dtype.kind not in "iu" or rows.min() < 0:
+        raise ValueError(f"ids must be non-negative integers [B], not {rows.dtype} {list(rows.shape)}")
+    # One-element arrays rather than scalars: numpy warns when a scalar wraps.
+    state = np.zeros(1, np.uint64)
+    for word in (_word("seed", seed), _word("epoch", epoch), stream):
+        state = _absorb(state, np.array([word], np.uint64))
+    return _absorb(state, rows.astype(np.uint64))
+
+
+def _word(name: str, value: int) -> int:
+    number = operator.index(value)
+    if not 0 <= number < _LIMIT:
+        raise ValueError(f"{name}={value} must be in 0..2**63-1")
+    return number
+
+
+def uniforms(seed: int, epoch: int, ids: npt.ArrayLike, count: int, stream: int = 0) -> Float64:
+    """Draw count numbers for each sample: float64 [B, count] in [0, 1), multiples of 2**-53.
+
+    ids: non-negative integers [B]. seed, epoch and stream: 0..2**63-1, otherwise ValueError. Equal arguments
+    give equal numbers for ever, column j does not depend on count, and streams are independent of each other.
+    """
+    hashes = _hashes(seed, epoch, _word("stream", stream), ids)
+    draws = _absorb(hashes[:, None], np.arange(count, dtype=np.uint64)[None, :])
+    return (draws >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def permutation(seed: int, epoch: int, n: int) -> Int64:
+    """Shuffle 0..n-1 for an epoch: int64 [n], the samples in the order of their hashes."""
+    hashes = _hashes(seed, epoch, _ORDER, np.arange(n, dtype=np.int64))
+    return np.argsort(hashes, kind="stable").astype(np.int64, copy=False)
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How an epoch is cut into global batches, and each of these into one slice per rank.
+
+    All counts are samples. Every sample belongs to exactly one slice; ranks see equally many batches, and in
+    each at least one sample and at most one more than another rank. A tail smaller than the world joins the
+    batch before it; drop_last drops any incomplete batch. Raises ValueError where a number is out of range
+    and ShardError where there are too few samples.
+    """
+
+    samples: int
+    global_batch: int
+    world: int = 1
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.world < 1:
+            raise ValueError(f"world={self.world} must be at least 1")
+        if self.global_batch < self.world:
+            raise ValueError(
+                f"global_batch={self.global_batch} is smaller than world={self.world}: each rank needs "
+                "a sample of every batch. Raise the batch size."
+            )
+        if self.samples < self.world:
+            raise ShardError(
+                f"samples={self.samples} are too few for world={self.world} ranks: each needs at least one. "
+                "Give more shards or use fewer ranks."
+            )
+        if self.drop_last and self.samples < self.global_batch:
+            raise ShardError(
+                f"samples={self.samples} are fewer than global_batch={self.global_batch}, so drop_last=True "
+                "leaves no batch. Lower the batch size or set drop_last=False."
+            )
+
+    def __len__(self) -> int:
+        full, tail = divmod(self.samples, self.global_batch)
+        return full if self.drop_last else full + (tail >= self.world)
+
+    def bounds(self, k: int) -> tuple[int, int]:
+        """Start and stop of global batch k in the epoch's order. Raises IndexError outside 0..len-1."""
+        if not 0 <= k < len(self):
+            raise IndexError(f"k={k} must be in 0..{len(self) - 1}")
+        start = k * self.global_batch
+        is_open_end = k == len(self) - 1 and not self.drop_last
+        return start, self.samples if is_open_end else start + self.global_batch
+
+    def rank_bounds(self, k: int, rank: int) -> tuple[int, int]:
+        """Start and stop of the rank's slice of global batch k in the epoch's order."""
+        if not 0 <= rank < self.world:
+            raise IndexError(f"rank={rank} must be in 0..{self.world - 1}")
+        start, stop = self.bounds(k)
+        count = stop - start
+        return start + count * rank // self.world, start + count * (rank + 1) // self.world
+
+
+def flips(draws: npt.ArrayLike, probability: float) -> npt.NDArray[np.bool_]:
+    """Say which samples are flipped: bool [B] from uniform draws [B].
+
+    Raises ValueError for a probability outside 0..1.
+    """
+    if not 0 <= probability <= 1:
+        raise ValueError(f"probability={probability} must be in 0..1")
+    return np.asarray(draws, np.float64) < probability

@@ -1,0 +1,40 @@
+"""Small tars for tests."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path_factory, monkeypatch):
+    """The user's cache directory is a fresh folder, so that no test sees another's index."""
+    home = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    return home
+
+
+def write_tar(path, members, format=tarfile.PAX_FORMAT):
+    """members: (name, bytes) pairs, or TarInfo for members without data."""
+    with tarfile.open(path, "w", format=format) as tar:
+        for member in members:
+            if isinstance(member, tarfile.TarInfo):
+                tar.addfile(member)
+            else:
+                info = tarfile.TarInfo(member[0])
+                info.size = len(member[1])
+                tar.addfile(info, io.BytesIO(member[1]))
+    return Path(path)
+
+
+def plain(path, count=3, start=0):
+    """A shard of count samples k<number> with .jpg and .cls."""
+    pairs = [(f"k{i:04d}", i) for i in range(start, start + count)]
+    return write_tar(path, [m for k, i in pairs for m in ((k + ".jpg", b"J%d" % i), (k + ".cls", b"%d" % i))])
+
+
+def images(shards, ids=None):
+    return [bytes(t.numpy()) for t in shards.images(range(len(shards)) if ids is None else ids)]
