@@ -259,7 +259,7 @@ def test_compilers_ways_to_say_that_libjpeg_is_missing(words: str) -> None:
 def test_old_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ("2.11.0", "2.15.0+cu132", "3.0.0a0+git1234"):
         _build.check_torch(version)
-    monkeypatch.setattr(_load.torch, "__version__", "2.10.1+cpu")
+    monkeypatch.setattr("torch.__version__", "2.10.1+cpu")
     monkeypatch.setattr(_load, "_loaded", None)
     with pytest.raises(BuildError, match=r"torch >= 2\.11, this is torch 2\.10\.1\+cpu"):
         _load.load()
@@ -341,8 +341,11 @@ def test_real_sources_build_within_30_seconds_of_one_job(
 def test_eight_processes_import_the_real_operators(tmp_path: Path) -> None:
     code = "import tarpeg, torch; tarpeg.decode_crop; print(torch.ops.tarpeg.decode_crop.default)"
     env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), "TARPEG_LIB_DIR": str(tmp_path)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    started = [subprocess.Popen([sys.executable, "-c", code], env=env, **pipes) for _ in range(8)]
+    pipe = subprocess.PIPE
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], env=env, stdout=pipe, stderr=pipe, text=True)
+        for _ in range(8)
+    ]
     ends = [(*process.communicate(timeout=240), process.returncode) for process in started]
     assert {(out.strip(), code) for out, _, code in ends} == {("tarpeg.decode_crop.default", 0)}, ends
     assert sum("compiling" in err for _, err, _ in ends) == 1
