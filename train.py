@@ -9,14 +9,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "datamodules"))
 
 import hydra
 import lightning
+import tarpeg
 import torch
 import torchmetrics
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Console
 from torch import Tensor, nn
-
-import tarpeg
 
 
 class Classifier(lightning.LightningModule):

@@ -19,8 +19,8 @@ using torch::stable::Tensor;
 
 // Some build of torch may number its types differently than its headers: compare, never print, them.
 inline void check_bytes(const Tensor& jpeg, const char* name, int64_t index) {
-  STD_TORCH_CHECK(jpeg.is_cpu() && jpeg.scalar_type() == ScalarType::Byte && jpeg.dim() == 1, name, "[", index,
-                  "] must be a one-dimensional uint8 tensor on the CPU");
+  STD_TORCH_CHECK(jpeg.is_cpu() && jpeg.scalar_type() == ScalarType::Byte && jpeg.dim() == 1, name, "[",
+                  index, "] must be a one-dimensional uint8 tensor on the CPU");
   STD_TORCH_CHECK(jpeg.is_contiguous(), name, "[", index, "] must be contiguous");
 }
 
@@ -35,8 +35,8 @@ inline Tensor new_images(const std::vector<int64_t>& sizes, const std::vector<in
   AtenTensorHandle handle;
   const int32_t dtype = type == ScalarType::Byte ? aoti_torch_dtype_uint8() : aoti_torch_dtype_int32();
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
-                                                         strides.data(), dtype, aoti_torch_device_type_cpu(), 0,
-                                                         &handle));
+                                                         strides.data(), dtype, aoti_torch_device_type_cpu(),
+                                                         0, &handle));
   return Tensor(handle);
 }
 

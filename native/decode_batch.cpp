@@ -32,8 +32,8 @@ std::vector<Job> plan(const std::vector<Tensor>& jpegs, const Tensor& boxes, int
   STD_TORCH_CHECK(boxes.is_cpu() && boxes.scalar_type() == ScalarType::Int && boxes.is_contiguous() &&
                       boxes.dim() == 2 && boxes.size(0) == count && boxes.size(1) == 4,
                   "boxes must be a contiguous int32 tensor [", count, ", 4] on the CPU");
-  STD_TORCH_CHECK(!flip || (flip->is_cpu() && flip->scalar_type() == ScalarType::Bool && flip->is_contiguous() &&
-                            flip->dim() == 1 && flip->size(0) == count),
+  STD_TORCH_CHECK(!flip || (flip->is_cpu() && flip->scalar_type() == ScalarType::Bool &&
+                            flip->is_contiguous() && flip->dim() == 1 && flip->size(0) == count),
                   "flip must be a contiguous bool tensor [", count, "] on the CPU");
   const int32_t* box = boxes.const_data_ptr<int32_t>();
   const bool* mirror = flip ? flip->const_data_ptr<bool>() : nullptr;
@@ -88,9 +88,9 @@ Tensor run(std::vector<Job>& jobs, uint8_t* out, size_t image_bytes) {
   return statuses;
 }
 
-std::tuple<Tensor, Tensor> decode_batch(std::vector<Tensor> jpegs, Tensor boxes, int64_t height, int64_t width,
-                                        std::optional<Tensor> flip, std::string interpolation, bool antialias,
-                                        int64_t max_pixels) {
+std::tuple<Tensor, Tensor> decode_batch(std::vector<Tensor> jpegs, Tensor boxes, int64_t height,
+                                        int64_t width, std::optional<Tensor> flip, std::string interpolation,
+                                        bool antialias, int64_t max_pixels) {
   std::vector<Job> jobs =
       plan(jpegs, boxes, height, width, flip, filter_of(interpolation, antialias), max_pixels);
   const int64_t count = static_cast<int64_t>(jobs.size()), pixels = height * width;
@@ -105,8 +105,8 @@ Tensor decode_batch_out(std::vector<Tensor> jpegs, Tensor boxes, std::optional<T
                       out.size(0) == static_cast<int64_t>(jpegs.size()) && out.size(1) == 3,
                   "out must be a uint8 tensor [", jpegs.size(), ", 3, height, width] on the CPU");
   const int64_t height = out.size(2), width = out.size(3);
-  STD_TORCH_CHECK(out.numel() == 0 || (out.stride(1) == 1 && out.stride(3) == 3 && out.stride(2) == 3 * width &&
-                                       out.stride(0) == 3 * width * height),
+  STD_TORCH_CHECK(out.numel() == 0 || (out.stride(1) == 1 && out.stride(3) == 3 &&
+                                       out.stride(2) == 3 * width && out.stride(0) == 3 * width * height),
                   "out must be dense in channels_last order");
   std::vector<Job> jobs =
       plan(jpegs, boxes, height, width, flip, filter_of(interpolation, antialias), max_pixels);

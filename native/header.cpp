@@ -51,9 +51,12 @@ int xmp_orientation(Bytes packet) noexcept {
     at = static_cast<size_t>(found - packet.data);
     if (at + length + 3 > packet.size || std::memcmp(found, kTag, length) != 0) continue;
     const uint8_t* value = found + length;
-    if (value[0] == '=' && value[1] == '"') value += 2;
-    else if (value[0] == '>') value += 1;
-    else continue;
+    if (value[0] == '=' && value[1] == '"')
+      value += 2;
+    else if (value[0] == '>')
+      value += 1;
+    else
+      continue;
     if (*value >= '0' && *value <= '9') return *value >= '1' && *value <= '8' ? *value - '0' : 1;
   }
   return 0;
@@ -64,9 +67,7 @@ bool is_frame(int marker) noexcept {
 }
 
 // SOF0, 1, 2 (Huffman: baseline, extended, progressive) and 9, 10 (the same, arithmetic).
-bool is_supported_frame(int marker) noexcept {
-  return marker <= 0xC2 || marker == 0xC9 || marker == 0xCA;
-}
+bool is_supported_frame(int marker) noexcept { return marker <= 0xC2 || marker == 0xC9 || marker == 0xCA; }
 
 Header read_jpeg(Bytes file) noexcept {
   Header header;
@@ -77,7 +78,8 @@ Header read_jpeg(Bytes file) noexcept {
   while (true) {
     // libjpeg skips stray bytes before a marker and any number of fill bytes.
     const uint8_t* next = at < file.size
-        ? static_cast<const uint8_t*>(std::memchr(file.data + at, 0xFF, file.size - at)) : nullptr;
+                              ? static_cast<const uint8_t*>(std::memchr(file.data + at, 0xFF, file.size - at))
+                              : nullptr;
     if (next == nullptr) return header;
     at = static_cast<size_t>(next - file.data);
     while (at < file.size && file.data[at] == 0xFF) ++at;
@@ -153,10 +155,14 @@ Header read_ppm(Bytes file) noexcept {
   header.height = ppm_number(file, &at);
   const int peak = ppm_number(file, &at);
   header.body = at + 1;  // exactly one white-space byte ends the header
-  if (header.width < 1 || header.height < 1 || peak < 1) header.status = Status::kCorrupt;
-  else if (peak != 255) header.status = Status::kUnsupported;
-  else if (header.body + 3ull * header.width * header.height > file.size) header.status = Status::kTruncated;
-  else header.status = Status::kOk;
+  if (header.width < 1 || header.height < 1 || peak < 1)
+    header.status = Status::kCorrupt;
+  else if (peak != 255)
+    header.status = Status::kUnsupported;
+  else if (header.body + 3ull * header.width * header.height > file.size)
+    header.status = Status::kTruncated;
+  else
+    header.status = Status::kOk;
   return header;
 }
 
@@ -164,14 +170,22 @@ Header read_ppm(Bytes file) noexcept {
 
 const char* describe(Status status) noexcept {
   switch (status) {
-    case Status::kOk: return "ok";
-    case Status::kEmpty: return "no bytes at all";
-    case Status::kNotAnImage: return "neither a JPEG nor a PPM";
-    case Status::kTruncated: return "the data ends before the image does";
-    case Status::kCorrupt: return "the header or the coded data is damaged";
-    case Status::kUnsupported: return "a kind of JPEG that is not supported (12 bits, lossless, two components)";
-    case Status::kTooLarge: return "more pixels than max_pixels";
-    case Status::kBoxOutside: return "the box is outside the image";
+    case Status::kOk:
+      return "ok";
+    case Status::kEmpty:
+      return "no bytes at all";
+    case Status::kNotAnImage:
+      return "neither a JPEG nor a PPM";
+    case Status::kTruncated:
+      return "the data ends before the image does";
+    case Status::kCorrupt:
+      return "the header or the coded data is damaged";
+    case Status::kUnsupported:
+      return "a kind of JPEG that is not supported (12 bits, lossless, two components)";
+    case Status::kTooLarge:
+      return "more pixels than max_pixels";
+    case Status::kBoxOutside:
+      return "the box is outside the image";
   }
   return "unknown";
 }

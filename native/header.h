@@ -14,8 +14,8 @@ struct Header {
   Status status = Status::kNotAnImage;
   Format format = Format::kJpeg;
   int height = 0, width = 0;
-  int orientation = 1;   // EXIF, 1 to 8
-  size_t body = 0;       // JPEG: the first SOS marker; PPM: the first pixel
+  int orientation = 1;  // EXIF, 1 to 8
+  size_t body = 0;      // JPEG: the first SOS marker; PPM: the first pixel
 
   int upright_height() const noexcept { return orientation >= 5 ? width : height; }
   int upright_width() const noexcept { return orientation >= 5 ? height : width; }

@@ -1,12 +1,11 @@
 #include "jpeg.h"
 
+#include <jerror.h>
+#include <jpeglib.h>
+
 #include <csetjmp>
 #include <cstdio>
 #include <cstring>
-
-#include <jpeglib.h>
-
-#include <jerror.h>
 
 namespace tarpeg {
 namespace {
@@ -33,13 +32,16 @@ struct Errors {
 [[noreturn]] void on_error(j_common_ptr info) {
   switch (info->err->msg_code) {
     case JERR_INPUT_EOF:
-    case JERR_INPUT_EMPTY: fail(info, Status::kTruncated);
+    case JERR_INPUT_EMPTY:
+      fail(info, Status::kTruncated);
     case JERR_BAD_PRECISION:
     case JERR_CONVERSION_NOTIMPL:
     case JERR_ARITH_NOTIMPL:
     case JERR_NOT_COMPILED:
-    case JERR_SOF_UNSUPPORTED: fail(info, Status::kUnsupported);
-    default: fail(info, Status::kCorrupt);
+    case JERR_SOF_UNSUPPORTED:
+      fail(info, Status::kUnsupported);
+    default:
+      fail(info, Status::kCorrupt);
   }
 }
 
@@ -49,9 +51,12 @@ void on_message(j_common_ptr info, int level) {
   switch (info->err->msg_code) {
     case JWRN_EXTRANEOUS_DATA:
     case JWRN_JFIF_MAJOR:
-    case JWRN_ADOBE_XFORM: return;
-    case JWRN_JPEG_EOF: fail(info, Status::kTruncated);
-    default: fail(info, Status::kCorrupt);
+    case JWRN_ADOBE_XFORM:
+      return;
+    case JWRN_JPEG_EOF:
+      fail(info, Status::kTruncated);
+    default:
+      fail(info, Status::kCorrupt);
   }
 }
 
@@ -122,9 +127,9 @@ Status JpegReader::State::open(const uint8_t* data, size_t size, int height, int
   // (issue 456): those are read at full width, row by row.
   if (jpeg_has_multiple_scans(&info)) {
     skip = box.left;
-    uint8_t* const scratch = static_cast<uint8_t*>((*info.mem->alloc_large)(
-        reinterpret_cast<j_common_ptr>(&info), JPOOL_IMAGE,
-        static_cast<size_t>(info.output_width) * info.output_components));
+    uint8_t* const scratch = static_cast<uint8_t*>(
+        (*info.mem->alloc_large)(reinterpret_cast<j_common_ptr>(&info), JPOOL_IMAGE,
+                                 static_cast<size_t>(info.output_width) * info.output_components));
     for (int row = 0; row < box.top; ++row) {
       JSAMPROW rows[1] = {scratch};
       jpeg_read_scanlines(&info, rows, 1);

@@ -32,7 +32,8 @@ class JpegReader final : public RowSource {
 
   // `data` must outlive the reader; `box` is in stored pixels and inside the stored size, which must be
   // `height` x `width`. To be called once.
-  Status open(const uint8_t* data, size_t size, int height, int width, const Box& box, Layout layout) noexcept;
+  Status open(const uint8_t* data, size_t size, int height, int width, const Box& box,
+              Layout layout) noexcept;
   Status next(uint8_t* row) noexcept override;
   size_t stride() const noexcept override;
   int skip() const noexcept override;

@@ -10,22 +10,30 @@ struct Box {
   int top, left, height, width;
 };
 
-// EXIF orientation (tag 0x0112, values 1 to 8) as three switches. The pixel (y, x) of the upright image is the
-// stored pixel (row, column) with a = swap ? x : y, b = swap ? y : x, row = flip_rows ? H - 1 - a : a and
+// EXIF orientation (tag 0x0112, values 1 to 8) as three switches. The pixel (y, x) of the upright image is
+// the stored pixel (row, column) with a = swap ? x : y, b = swap ? y : x, row = flip_rows ? H - 1 - a : a and
 // column = flip_columns ? W - 1 - b : b, where H x W is the stored size.
 struct Orientation {
   bool swap, flip_rows, flip_columns;
 
   static Orientation from_exif(int value) noexcept {
     switch (value) {
-      case 2: return {false, false, true};
-      case 3: return {false, true, true};
-      case 4: return {false, true, false};
-      case 5: return {true, false, false};
-      case 6: return {true, true, false};
-      case 7: return {true, true, true};
-      case 8: return {true, false, true};
-      default: return {false, false, false};
+      case 2:
+        return {false, false, true};
+      case 3:
+        return {false, true, true};
+      case 4:
+        return {false, true, false};
+      case 5:
+        return {true, false, false};
+      case 6:
+        return {true, true, false};
+      case 7:
+        return {true, true, true};
+      case 8:
+        return {true, false, true};
+      default:
+        return {false, false, false};
     }
   }
 
@@ -38,13 +46,15 @@ struct Orientation {
   }
 };
 
-// Where the pixel (row, column) of the stored order goes: origin + row * row_step + column * column_step, bytes.
+// Where the pixel (row, column) of the stored order goes: origin + row * row_step + column * column_step,
+// bytes.
 struct Placement {
   uint8_t* origin;
   ptrdiff_t row_step, column_step;
 
   // `out` is an upright [height][width][3] image; `mirror` flips it horizontally on top of the orientation.
-  static Placement upright(uint8_t* out, int height, int width, Orientation orientation, bool mirror) noexcept {
+  static Placement upright(uint8_t* out, int height, int width, Orientation orientation,
+                           bool mirror) noexcept {
     ptrdiff_t y_step = 3 * static_cast<ptrdiff_t>(width), x_step = 3;
     uint8_t* origin = out;
     if (mirror) {

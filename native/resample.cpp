@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 #include "resample_kernels.h"
@@ -20,7 +21,8 @@ int tap_weights(int i, int in, int out, Filter filter, std::vector<double>* weig
   weights->clear();
   if (filter == Filter::kNearest) {
     // torch rounds the scale to float for nearest neighbours.
-    const float nearest = std::floor(static_cast<float>(i) * (static_cast<float>(in) / static_cast<float>(out)));
+    const float nearest =
+        std::floor(static_cast<float>(i) * (static_cast<float>(in) / static_cast<float>(out)));
     weights->push_back(1.0);
     return std::min(static_cast<int>(nearest), in - 1);
   }
@@ -76,7 +78,8 @@ void Axis::prepare(int in_size, int out_size, Filter filter, bool mirrored, int 
     int done = 0;
     for (int j = 0; j < counts[i]; ++j) {
       sum += *next++;
-      const int upto = j + 1 == counts[i] ? 1 << precision : static_cast<int>(std::lrint(sum * (1 << precision)));
+      const int upto =
+          j + 1 == counts[i] ? 1 << precision : static_cast<int>(std::lrint(sum * (1 << precision)));
       target[mirrored ? counts[i] - 1 - j : j] = static_cast<int16_t>(upto - done);
       done = upto;
     }
@@ -101,7 +104,8 @@ void Resampler::prepare_columns() {
   }
 }
 
-bool Resampler::use_simd = kernels::has_avx2();
+// TARPEG_PORTABLE is for tests: both paths must give the same bytes.
+bool Resampler::use_simd = kernels::has_avx2() && std::getenv("TARPEG_PORTABLE") == nullptr;
 
 Status Resampler::run(RowSource& rows, int box_height, int box_width, int out_height, int out_width,
                       Filter filter, Orientation orientation, const Placement& place) {
@@ -119,7 +123,8 @@ Status Resampler::run(RowSource& rows, int box_height, int box_width, int out_he
   const size_t blend_size = padded + 16 * static_cast<size_t>(blocks_ + 1);
   if (blend_.size() < blend_size) blend_.resize(blend_size);
   std::memset(blend_.data() + length, 0, (blend_size - length) * sizeof(int16_t));
-  if (pixels_.size() < 3 * static_cast<size_t>(out_width) + 16) pixels_.resize(3 * static_cast<size_t>(out_width) + 16);
+  if (pixels_.size() < 3 * static_cast<size_t>(out_width) + 16)
+    pixels_.resize(3 * static_cast<size_t>(out_width) + 16);
   taps_.resize(2 * pair_count);
   pairs_.resize(pair_count);
 

@@ -23,7 +23,7 @@ struct Axis {
   bool is_identity() const noexcept;
 };
 
-// Separable resampling of RGB bytes, rows first, with 9 fractional bits of head room between the passes.
+// Separable resampling of RGB bytes, rows first, with 7 fractional bits kept between the passes.
 // Keeps its memory from image to image; one per thread.
 class Resampler {
  public:
@@ -32,20 +32,18 @@ class Resampler {
   Status run(RowSource& rows, int box_height, int box_width, int out_height, int out_width, Filter filter,
              Orientation orientation, const Placement& place);
 
-  // The portable code path computes the same bytes as the vector one; for tests.
-  static bool use_simd;
-
  private:
+  static bool use_simd;  // the portable code computes the same bytes
   void prepare_columns();
 
   Axis vertical_, horizontal_;
-  std::vector<uint8_t> ring_;           // the last rows read, RGBX
-  std::vector<int16_t> blend_;          // one row after the vertical pass, RGBX, 7 fractional bits
-  std::vector<uint8_t> pixels_;         // one row of the result, RGB
-  std::vector<const uint8_t*> taps_;    // rows under the current output row
-  std::vector<int32_t> pairs_;          // vertical weights, two rows in one number
-  std::vector<int16_t> columns_;        // horizontal weights in the order of the vector registers
-  int blocks_ = 0;                      // groups of four horizontal taps
+  std::vector<uint8_t> ring_;         // the last rows read, RGBX
+  std::vector<int16_t> blend_;        // one row after the vertical pass, RGBX, 7 fractional bits
+  std::vector<uint8_t> pixels_;       // one row of the result, RGB
+  std::vector<const uint8_t*> taps_;  // rows under the current output row
+  std::vector<int32_t> pairs_;        // vertical weights, two rows in one number
+  std::vector<int16_t> columns_;      // horizontal weights in the order of the vector registers
+  int blocks_ = 0;                    // groups of four horizontal taps
 };
 
 }  // namespace tarpeg

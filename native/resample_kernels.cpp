@@ -64,10 +64,11 @@ __attribute__((target("avx2"))) void blend_rows_avx2(const Rows& rows, int16_t* 
 namespace {
 
 // The taps of one pixel, two by two: four channels in the low half, the other pair of taps in the high half.
-__attribute__((target("avx2"), always_inline)) inline __m256i gather(const int16_t* in, const int16_t* weights,
+__attribute__((target("avx2"), always_inline)) inline __m256i gather(const int16_t* in,
+                                                                     const int16_t* weights,
                                                                      int blocks) noexcept {
-  const __m256i pairs = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0, 1, 8, 9, 2, 3,
-                                         10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
+  const __m256i pairs = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0, 1, 8, 9, 2,
+                                         3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
   __m256i sum = _mm256_setzero_si256();
   for (int block = 0; block < blocks; ++block) {
     const __m256i taps = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + 16 * block));
@@ -100,7 +101,8 @@ __attribute__((target("avx2"))) void blend_columns_avx2(const Columns& columns, 
     const __m256i words = _mm256_packs_epi32(_mm256_sra_epi32(_mm256_add_epi32(first, round), shift),
                                              _mm256_sra_epi32(_mm256_add_epi32(second, round), shift));
     const __m256i bytes = _mm256_packus_epi16(words, words);
-    const __m128i rgbx = _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
+    const __m128i rgbx =
+        _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
     const __m128i rgb = _mm_shuffle_epi8(rgbx, drop_x);
     uint8_t* target = out + 3 * static_cast<ptrdiff_t>(x);
     if (x + 6 <= columns.width) {  // 16 bytes from here stay inside the row

@@ -16,8 +16,9 @@ struct Rows {
 
 // One output row of the horizontal pass: `width` pixels, each of blocks * 4 taps.
 struct Columns {
-  const int* start;        // [width], pixels
-  const int16_t* weights;  // [width][blocks][tap pair][channel][tap]: as a multiply-add of 16 lanes takes them
+  const int* start;  // [width], pixels
+  const int16_t*
+      weights;  // [width][blocks][tap pair][channel][tap]: as a multiply-add of 16 lanes takes them
   int blocks, width, shift;
 };
 

@@ -31,8 +31,8 @@ bool is_inside(const Box& box, int height, int width) noexcept {
 
 }  // namespace
 
-Status decode_sample(const uint8_t* data, size_t size, const Request& request, Scratch* scratch, Header* header,
-                     uint8_t* out) {
+Status decode_sample(const uint8_t* data, size_t size, const Request& request, Scratch* scratch,
+                     Header* header, uint8_t* out) {
   *header = read_header(data, size);
   if (header->status != Status::kOk) return header->status;
   if (static_cast<int64_t>(header->height) * header->width > request.max_pixels) return Status::kTooLarge;
@@ -47,8 +47,8 @@ Status decode_sample(const uint8_t* data, size_t size, const Request& request, S
   const int out_columns = orientation.swap ? request.height : request.width;
   const auto deliver = [&](RowSource& rows) {
     return is_copy ? copy_rows(rows, box, place, &scratch->row)
-                   : scratch->resampler.run(rows, box.height, box.width, out_rows, out_columns, request.filter,
-                                            orientation, place);
+                   : scratch->resampler.run(rows, box.height, box.width, out_rows, out_columns,
+                                            request.filter, orientation, place);
   };
   if (header->format == Format::kPpm) {
     PpmReader rows(data + header->body, header->width, box, layout);

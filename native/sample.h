@@ -25,7 +25,7 @@ struct Request {
 
 // Decodes `box` of one image, resized to height x width, upright RGB, into out[height][width][3].
 // Never throws but for memory; `header` tells the size even where the status is not kOk.
-Status decode_sample(const uint8_t* data, size_t size, const Request& request, Scratch* scratch, Header* header,
-                     uint8_t* out);
+Status decode_sample(const uint8_t* data, size_t size, const Request& request, Scratch* scratch,
+                     Header* header, uint8_t* out);
 
 }  // namespace tarpeg

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pictures
 import pytest
+import tarpeg
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torchvision.transforms import v2
-
-import tarpeg
 from tarpeg import ops, reference
+from torchvision.transforms import v2
 
 METHODS = [("bilinear", True), ("bilinear", False), ("nearest", False)]
 
@@ -25,7 +28,9 @@ def whole(height: int, width: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("interpolation, antialias", METHODS)
-@pytest.mark.parametrize("size", [(24, 24), (7, 90), (90, 7), (1, 1), (75, 101), (200, 150), (3, 2), (38, 50)])
+@pytest.mark.parametrize(
+    "size", [(24, 24), (7, 90), (90, 7), (1, 1), (75, 101), (200, 150), (3, 2), (38, 50)]
+)
 def test_resize_is_within_one_level(interpolation: str, antialias: bool, size: tuple[int, int]) -> None:
     files, boxes = [], []
     for index, kind in enumerate(pictures.KINDS):
@@ -147,6 +152,27 @@ def test_threads_do_not_change_a_byte() -> None:
         results.append(tarpeg.decode_batch(files, boxes, (33, 21))[0])
     torch.set_num_threads(before)
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+PORTABLE = """
+import sys, torch, pictures, tarpeg
+files = [pictures.tensor(pictures.jpeg("420", 60 + seed, 64, seed)) for seed in range(12)]
+boxes = torch.tensor([[seed, 4, 40 + seed, 50] for seed in range(12)], dtype=torch.int32)
+flip = torch.arange(12) % 2 == 0
+for size in [(33, 21), (7, 5), (90, 91), (1, 1), (2, 3), (60, 4)]:
+    for name, antialias in [("bilinear", True), ("bilinear", False), ("nearest", False)]:
+        images, _ = tarpeg.decode_batch(files, boxes, size, flip, interpolation=name, antialias=antialias)
+        sys.stdout.buffer.write(images.contiguous().numpy().tobytes())
+"""
+
+
+def test_portable_code_gives_the_same_bytes() -> None:
+    path = os.pathsep.join(sys.path)
+    results = []
+    for extra in ({}, {"TARPEG_PORTABLE": "1"}):
+        environment = {**os.environ, "PYTHONPATH": path, **extra}
+        results.append(subprocess.run([sys.executable, "-c", PORTABLE], env=environment, capture_output=True))
+    assert results[0].stdout and results[0].stdout == results[1].stdout, results[1].stderr.decode()
 
 
 def test_a_box_outside_names_its_row() -> None:

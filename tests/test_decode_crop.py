@@ -6,12 +6,11 @@ import io
 
 import pictures
 import pytest
+import tarpeg
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
-
-import tarpeg
 from tarpeg import ops, reference
 
 
@@ -29,15 +28,21 @@ def test_every_residue_of_position_and_size(kind: str) -> None:
     jpeg = pictures.tensor(pictures.jpeg(kind, 75, 101))
     boxes = [(top, (7 * top) % 60, 17 + top % 16, 23 + top % 17) for top in range(42)]
     boxes += [((5 * left) % 40, left, 20 + left % 15, 9 + left % 33) for left in range(60)]
-    assert_equal_crops(jpeg, [*boxes, (0, 0, 75, 101), (74, 100, 1, 1), (0, 0, 1, 1), (0, 50, 75, 1), (40, 0, 1, 101)])
+    assert_equal_crops(
+        jpeg, [*boxes, (0, 0, 75, 101), (74, 100, 1, 1), (0, 0, 1, 1), (0, 50, 75, 1), (40, 0, 1, 101)]
+    )
 
 
 @pytest.mark.parametrize("kind", pictures.KINDS)
-@pytest.mark.parametrize("size", [(1, 1), (1, 40), (40, 1), (2, 2), (3, 5), (8, 8), (16, 17), (17, 16), (33, 31)])
+@pytest.mark.parametrize(
+    "size", [(1, 1), (1, 40), (40, 1), (2, 2), (3, 5), (8, 8), (16, 17), (17, 16), (33, 31)]
+)
 def test_odd_image_sizes(kind: str, size: tuple[int, int]) -> None:
     height, width = size
     jpeg = pictures.tensor(pictures.jpeg(kind, height, width))
-    boxes = [(top, left, height - top, width - left) for top in range(0, height, 5) for left in range(0, width, 3)]
+    boxes = [
+        (top, left, height - top, width - left) for top in range(0, height, 5) for left in range(0, width, 3)
+    ]
     boxes += [(0, 0, max(1, height - 3), max(1, width - 3)), (height // 2, width // 2, 1, 1)]
     assert_equal_crops(jpeg, boxes)
 
@@ -60,7 +65,9 @@ def test_exif_orientation(orientation: int) -> None:
 
 
 def xmp(orientation: int, style: str) -> bytes:
-    body = f'tiff:Orientation="{orientation}"' if style == "attribute" else f"<tiff:Orientation>{orientation}</"
+    body = (
+        f'tiff:Orientation="{orientation}"' if style == "attribute" else f"<tiff:Orientation>{orientation}</"
+    )
     return b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta " + body.encode() + b"/>"
 
 
@@ -75,7 +82,9 @@ def test_orientation_in_xmp_counts_where_exif_is_silent(style: str) -> None:
         assert_equal_crops(pictures.tensor(data), [(1, 2, 20, 25)])
 
 
-@pytest.mark.parametrize("exif", [b"", b"II*\0", b"MM\0*\xff\xff\xff\xff", b"II*\0\x08\0\0\0\xff\xff\x12\x01"])
+@pytest.mark.parametrize(
+    "exif", [b"", b"II*\0", b"MM\0*\xff\xff\xff\xff", b"II*\0\x08\0\0\0\xff\xff\x12\x01"]
+)
 def test_broken_exif_means_upright(exif: bytes) -> None:
     plain = pictures.encoded(Image.fromarray(pictures.pixels(30, 40)))
     segment = b"Exif\0\0" + exif
@@ -93,7 +102,14 @@ def test_ppm() -> None:
 
 def test_a_box_outside_its_image() -> None:
     jpeg = pictures.tensor(pictures.jpeg("420", 30, 40))
-    for box in [(0, 0, 31, 40), (0, 0, 30, 41), (30, 0, 1, 1), (25, 0, 6, 1), (0, 2**31, 1, 1), (2**40, 0, 1, 1)]:
+    for box in [
+        (0, 0, 31, 40),
+        (0, 0, 30, 41),
+        (30, 0, 1, 1),
+        (25, 0, 6, 1),
+        (0, 2**31, 1, 1),
+        (2**40, 0, 1, 1),
+    ]:
         with pytest.raises(ValueError, match=r"box \(.*outside the image") as caught:
             tarpeg.decode_crop(jpeg, *box)
         assert not isinstance(caught.value, tarpeg.DecodeError)

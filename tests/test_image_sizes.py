@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pictures
 import pytest
+import tarpeg
 import torch
 from PIL import Image
-
-import tarpeg
 from tarpeg import reference
 
 

@@ -12,24 +12,26 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .augment import Augment as Augment
+    from .batch import Batch as Batch
+    from .batch import KeyedBatch as KeyedBatch
+    from .crops import CenterCrop as CenterCrop
+    from .crops import RandomCrop as RandomCrop
+    from .crops import RandomResizedCrop as RandomResizedCrop
     from .datamodule import ShardDataModule as ShardDataModule
     from .errors import BuildError as BuildError
     from .errors import DecodeError as DecodeError
     from .errors import ShardError as ShardError
     from .errors import Status as Status
-    from .batch import Batch as Batch
-    from .batch import KeyedBatch as KeyedBatch
+    from .folders import Folder as Folder
     from .loader import Split as Split
     from .monitor import DataStallMonitor as DataStallMonitor
     from .ops import decode_batch as decode_batch
     from .ops import decode_crop as decode_crop
     from .ops import image_sizes as image_sizes
-    from .crops import CenterCrop as CenterCrop
-    from .crops import RandomCrop as RandomCrop
-    from .crops import RandomResizedCrop as RandomResizedCrop
-    from .synth import FolderShards as FolderShards
-    from .synth import SyntheticShards as SyntheticShards
-    from .synth import make_shards as make_shards
+    from .packing import make_shards as make_shards
+    from .prepare import FolderShards as FolderShards
+    from .prepare import SyntheticShards as SyntheticShards
+    from .synth import Photos as Photos
 
 __version__ = "0.1.0"
 
@@ -40,22 +42,24 @@ _HOME = {
     "CenterCrop": "crops",
     "DataStallMonitor": "monitor",
     "DecodeError": "errors",
-    "FolderShards": "synth",
+    "Folder": "folders",
+    "FolderShards": "prepare",
     "KeyedBatch": "batch",
+    "Photos": "synth",
     "RandomCrop": "crops",
     "RandomResizedCrop": "crops",
     "ShardDataModule": "datamodule",
     "ShardError": "errors",
     "Split": "loader",
     "Status": "errors",
-    "SyntheticShards": "synth",
+    "SyntheticShards": "prepare",
     "decode_batch": "ops",
     "decode_crop": "ops",
     "image_sizes": "ops",
-    "make_shards": "synth",
+    "make_shards": "packing",
 }
 
-__all__ = sorted(_HOME)  # noqa: PLE0605
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> object:

@@ -24,7 +24,9 @@ class Augment(nn.Module):
     def __init__(self, mean: Sequence[float] = IMAGENET_MEAN, std: Sequence[float] = IMAGENET_STD) -> None:
         super().__init__()
         if len(mean) != 3 or len(std) != 3:
-            raise ValueError(f"mean={list(mean)!r} and std={list(std)!r} must have three numbers each: R, G, B")
+            raise ValueError(
+                f"mean={list(mean)!r} and std={list(std)!r} must have three numbers each: R, G, B"
+            )
         if min(std) <= 0:
             raise ValueError(f"std={list(std)!r} must be positive")
         scale = 1 / (255 * torch.tensor(list(std), dtype=torch.float64))
@@ -35,9 +37,7 @@ class Augment(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Normalise ``images``, uint8 ``[B, 3, H, W]``."""
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-            raise ValueError(
-                f"images must be uint8 [B, 3, H, W], got {images.dtype} {list(images.shape)}"
-            )
+            raise ValueError(f"images must be uint8 [B, 3, H, W], got {images.dtype} {list(images.shape)}")
         if self.scale.device != images.device:  # a data module is no nn.Module: nobody moves its parts
             self.to(images.device)
         return torch.addcmul(self.shift, images.float(), self.scale)

@@ -34,8 +34,8 @@ class ShardDataModule(lightning.LightningDataModule):
         keys: add the samples' keys to every batch.
         prepare: called once a node before anything is opened, e.g. ``tarpeg.SyntheticShards``.
 
-    A batch is ``(image, label)``: uint8 ``[B, 3, H, W]`` and int64 ``[B]``; after ``augment`` the image is what
-    that made of it. Outside Lightning: ``for images, labels in dm.train_dataloader(): ...``.
+    A batch is ``(image, label)``: uint8 ``[B, 3, H, W]`` and int64 ``[B]``; after ``augment`` the image is
+    what that made of it. Outside Lightning: ``for images, labels in dm.train_dataloader(): ...``.
     """
 
     def __init__(
@@ -58,7 +58,9 @@ class ShardDataModule(lightning.LightningDataModule):
         super().__init__()
         self.splits = {"train": train, "val": val, "test": test, "predict": predict}
         if all(split is None for split in self.splits.values()):
-            raise ValueError("ShardDataModule was given no split: pass train=, val=, test= or predict=Split(...)")
+            raise ValueError(
+                "ShardDataModule was given no split: pass train=, val=, test= or predict=Split(...)"
+            )
         self.augment = augment
         workers = default_workers() if workers is None else workers
         self._delivery = Delivery(batch_size, global_batch_size, seed, workers, on_error)

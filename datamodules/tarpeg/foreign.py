@@ -15,8 +15,8 @@ _JPEG = bytes([0xFF, 0xD8, 0xFF])
 def to_ppm(data: Tensor) -> Tensor | None:
     """Turn a PNG, WebP, BMP, TIFF, GIF (its first frame) or whatever else Pillow opens into a binary PPM.
 
-    ``data``: uint8 ``[n]``. Returns uint8 ``[m]``, upright RGB, for ``tarpeg.decode_batch``; None where Pillow
-    cannot decode it, and for JPEGs, which the native decoder has already judged.
+    ``data``: uint8 ``[n]``. Returns uint8 ``[m]``, upright RGB, for ``tarpeg.decode_batch``; None where
+    Pillow cannot decode it, and for JPEGs, which the native decoder has already judged.
     """
     content = data.numpy().tobytes()
     if content.startswith(_JPEG):

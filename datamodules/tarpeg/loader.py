@@ -38,7 +38,7 @@ class Split:
             raise ValueError(f"flip={self.flip!r} is a probability, from 0 to 1")
         if not (hasattr(self.crop, "boxes") and hasattr(self.crop, "draws") and hasattr(self.crop, "size")):
             raise ValueError(
-                f"crop={self.crop!r} must be a RandomResizedCrop, RandomCrop or CenterCrop (boxes, draws, size)"
+                f"crop={self.crop!r} is no crop: RandomResizedCrop, RandomCrop, CenterCrop (boxes, draws, size)"
             )
 
     def open(self) -> Shards:
@@ -50,8 +50,8 @@ class Split:
 class Delivery:
     """How batches are cut and made; the same for all splits of a data module.
 
-    ``batch_size`` is per rank; ``global_batch_size`` fixes the sum over all ranks instead. ``workers``: worker
-    processes, 0 for none.
+    ``batch_size`` is per rank; ``global_batch_size`` fixes the sum over all ranks instead. ``workers``:
+    worker processes, 0 for none.
     """
 
     batch_size: int = 64
@@ -118,16 +118,24 @@ class Loader:
     """Batches of one split for one rank; iterate it again for the next epoch.
 
     Each ``iter()`` advances the epoch by itself, unless ``loader.sampler.set_epoch(e)`` said which. Every
-    sample comes exactly once an epoch over all ranks; the order and the crops are a function of seed and epoch.
+    sample comes exactly once an epoch over all ranks; order and crops are a function of seed and epoch.
     """
 
     # Lightning looks for both; a loader without them is taken for a shuffling one, or crashes.
     batch_sampler = None
 
     def __init__(
-        self, shards: Shards, split: Split, delivery: Delivery, *, shuffle: bool, keys: bool, rank: int, world: int
+        self,
+        shards: Shards,
+        split: Split,
+        delivery: Delivery,
+        *,
+        shuffle: bool,
+        keys: bool,
+        rank: int,
+        world: int,
     ) -> None:
-        # Touching a loader compiles the operators where that has not happened; importing this module does not.
+        # Importing this loads the operators; importing this module must not.
         from .reading import Reader
 
         self.sampler = _Sampler()
@@ -135,9 +143,7 @@ class Loader:
         total = delivery.global_batch_size or delivery.batch_size * world
         plan = sampling.BatchPlan(len(shards), total, world, delivery.drop_last)
         self._requests = _Requests(plan, delivery.seed, rank, shuffle)
-        reader = Reader(
-            shards, split.crop, split.flip, split.target, delivery.seed, delivery.on_error, keys
-        )
+        reader = Reader(shards, split.crop, split.flip, split.target, delivery.seed, delivery.on_error, keys)
         options: dict[str, Any] = {"persistent_workers": True} if delivery.workers else {}
         self._batches: DataLoader[Batch | KeyedBatch] | None = DataLoader(
             reader,  # type: ignore[arg-type]
@@ -163,7 +169,7 @@ class Loader:
         self._batches = None
 
 
-def _as_it_is(batch: Batch) -> Batch:
+def _as_it_is(batch: Any) -> Any:
     return batch
 
 

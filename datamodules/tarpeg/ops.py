@@ -1,4 +1,4 @@
-"""The native operators: checked arguments in, ``torch.ops.tarpeg`` out. The only user of ``torch.ops.tarpeg``.
+"""The native operators: arguments checked, then ``torch.ops.tarpeg``, of which this is the only user.
 
 Importing this module loads the native library and, where there is none yet, builds it. Every operator has a
 fake kernel, so that it traces under ``torch.compile(fullgraph=True)`` and ``torch.export``.
@@ -23,17 +23,17 @@ MAX_PIXELS = 178_956_970
 Interpolation = Literal["bilinear", "nearest"]
 
 
-@torch.library.register_fake("tarpeg::decode_crop")
+@torch.library.register_fake("tarpeg::decode_crop")  # type: ignore[untyped-decorator]
 def _fake_decode_crop(jpeg: Tensor, top: int, left: int, height: int, width: int, max_pixels: int) -> Tensor:
     return jpeg.new_empty((height, width, 3), dtype=torch.uint8).permute(2, 0, 1)
 
 
-@torch.library.register_fake("tarpeg::image_sizes")
+@torch.library.register_fake("tarpeg::image_sizes")  # type: ignore[untyped-decorator]
 def _fake_image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
     return jpegs[0].new_empty((len(jpegs), 2), dtype=torch.int32)
 
 
-@torch.library.register_fake("tarpeg::decode_batch")
+@torch.library.register_fake("tarpeg::decode_batch")  # type: ignore[untyped-decorator]
 def _fake_decode_batch(
     jpegs: Sequence[Tensor],
     boxes: Tensor,
@@ -48,7 +48,7 @@ def _fake_decode_batch(
     return images, boxes.new_empty((len(jpegs),), dtype=torch.int32)
 
 
-@torch.library.register_fake("tarpeg::decode_batch_out")
+@torch.library.register_fake("tarpeg::decode_batch_out")  # type: ignore[untyped-decorator]
 def _fake_decode_batch_out(
     jpegs: Sequence[Tensor],
     boxes: Tensor,
@@ -172,10 +172,19 @@ def _decode_batch(
 
 
 def _check_jpeg(jpeg: Tensor, name: str, index: int | None = None) -> None:
-    if isinstance(jpeg, Tensor) and jpeg.dtype == torch.uint8 and jpeg.ndim == 1 and jpeg.device.type == "cpu":
+    if (
+        isinstance(jpeg, Tensor)
+        and jpeg.dtype == torch.uint8
+        and jpeg.ndim == 1
+        and jpeg.device.type == "cpu"
+    ):
         return
     where = name if index is None else f"{name}[{index}]"
-    got = f"{jpeg.dtype} {list(jpeg.shape)} on {jpeg.device}" if isinstance(jpeg, Tensor) else type(jpeg).__name__
+    got = (
+        f"{jpeg.dtype} {list(jpeg.shape)} on {jpeg.device}"
+        if isinstance(jpeg, Tensor)
+        else type(jpeg).__name__
+    )
     raise ValueError(
         f"{where} must be a file's bytes as a uint8 tensor [n] on the CPU, got {got}; "
         "torch.frombuffer(bytearray(data), dtype=torch.uint8) makes one from bytes"

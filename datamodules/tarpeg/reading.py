@@ -87,7 +87,7 @@ class Reader:
         if not self._told:
             self._told = True
             warnings.warn(
-                f"shard {self.shards.shard(id)}, key {self.shards.key(id)} is no JPEG: such images are decoded "
-                "by Pillow, several times slower than a JPEG (told once)",
+                f"shard {self.shards.shard(id)}, key {self.shards.key(id)} is no JPEG: such images are "
+                "decoded by Pillow, several times slower than a JPEG (told once)",
                 stacklevel=2,
             )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def decode(jpeg: Tensor) -> Tensor:
-    """The whole image as Pillow shows it: upright, RGB. uint8 ``[n]`` -> uint8 ``[3, H, W]``."""
+    """Decode the whole image as Pillow shows it: upright, RGB. uint8 ``[n]`` -> uint8 ``[3, H, W]``."""
     with Image.open(io.BytesIO(bytes(jpeg.numpy()))) as image:
         upright = ImageOps.exif_transpose(image).convert("RGB")
     return torch.from_numpy(np.array(upright)).permute(2, 0, 1)
@@ -29,7 +29,7 @@ def image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
 
 
 def resize(image: Tensor, size: tuple[int, int], interpolation: str, antialias: bool) -> Tensor:
-    """What torchvision v2's resize does to a uint8 image: ``interpolate``, in integer arithmetic."""
+    """Do what torchvision v2's resize does to a uint8 image: ``interpolate``, in integers."""
     if interpolation == "nearest":
         return torch.nn.functional.interpolate(image[None], size, mode="nearest")[0]
     return torch.nn.functional.interpolate(image[None], size, mode="bilinear", antialias=antialias)[0]
