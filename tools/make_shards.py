@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
@@ -19,24 +18,21 @@ from tarpeg.synth import Photos
 @hydra.main(version_base="1.3", config_path="../conf", config_name="make_shards")
 def main(cfg: DictConfig) -> None:
     """Write what `cfg` describes and say in one line what was written."""
-    settings: Any = OmegaConf.to_container(cfg)
-    packing = {name: settings[name] for name in ("samples", "prefix", "samples_per_shard", "workers")}
-    photos = {name: settings[name] for name in Photos.__dataclass_fields__}
+    packing = {name: cfg[name] for name in ("samples", "prefix", "samples_per_shard", "workers")}
+    photos = {name: cfg[name] for name in Photos.__dataclass_fields__}
     try:
         if cfg.source not in ("synthetic", "folder"):
             raise ValueError(f"source: expected synthetic or folder, got {cfg.source!r}")
         for name in ["out", "root"] if cfg.source == "folder" else ["out"]:
-            if settings[name] in (None, "???"):
+            if OmegaConf.is_missing(cfg, name) or cfg[name] is None:
                 raise ValueError(f"{name}: which directory? give {name}=DIR")
         source = Folder(cfg.root, cfg.seed) if cfg.source == "folder" else Photos.of(photos)
         report = make_shards(cfg.out, source, **packing)
     except (ShardError, ValueError) as error:
         sys.exit(f"make_shards: {error}")
-    line = (
-        f"{len(report.shards)} shards in {cfg.out}: {report.samples} samples, {report.bytes / 1e6:.1f} MB, "
-    )
-    line += f"{report.bits_per_pixel:.2f} bits a pixel, {report.seconds:.1f} s"
-    Console(soft_wrap=True, highlight=False).print(line, markup=False)
+    size = f"{report.samples} samples, {report.bytes / 1e6:.1f} MB, {report.bits_per_pixel:.2f} bits a pixel"
+    shards = f"{len(report.shards)} shards in {cfg.out}"
+    Console(soft_wrap=True).print(f"{shards}: {size}, {report.seconds:.1f} s", markup=False, highlight=False)
 
 
 if __name__ == "__main__":

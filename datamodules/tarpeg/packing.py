@@ -5,16 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import multiprocessing
 import os
 import re
 import sys
 import tarfile
 import time
-from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -25,6 +21,7 @@ from PIL import Image
 from .errors import ShardError
 from .folders import Folder
 from .synth import Photos, photograph
+from .workers import map_in_processes
 
 _OWNER = "tarpeg"  # every member's user: how a shard of ours is told from somebody's own
 _BLOCK = 16  # samples that a worker process hands over at once
@@ -163,27 +160,14 @@ def _write(
 
 
 def _records(items: Sequence[_Item], workers: int) -> Generator[_Record, None, None]:
-    """Yield the items' records in order, made by `workers` processes at most a few blocks ahead."""
+    """Yield the items' records in order."""
     if workers == 0:
         yield from (item.read() for item in items)
         return
-    # Not fork: the caller may hold threads and locks (torch's, CUDA's) that a forked child would inherit broken.
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
-    pending: deque[Future[list[_Record]]] = deque()
-    try:
-        for start in range(0, len(items), _BLOCK):
-            pending.append(pool.submit(_read_block, items[start : start + _BLOCK]))
-            if len(pending) > 4 * workers:
-                yield from pending.popleft().result()
-        while pending:
-            yield from pending.popleft().result()
-    except BrokenProcessPool as error:
-        raise ShardError(
-            "a worker process of make_shards died: out of memory, or the script that calls it lacks "
-            '`if __name__ == "__main__":`; workers=0 does the work in this process'
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
+    blocks = (items[start : start + _BLOCK] for start in range(0, len(items), _BLOCK))
+    with contextlib.closing(map_in_processes(_read_block, blocks, workers)) as made:
+        for records in made:
+            yield from records
 
 
 def _read_block(items: Sequence[_Item]) -> list[_Record]:
@@ -234,7 +218,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def _clear(directory: Path, prefix: str) -> None:
-    """Remove what an earlier run left under `prefix`; ShardError for shards that make_shards did not write."""
+    """Remove what an earlier run left under `prefix`; ShardError for shards that are not ours."""
     name = re.compile(rf"(\.?){re.escape(prefix)}-\d{{6}}\.tar(\.tmp)?")
     old = sorted(path for path in directory.iterdir() if name.fullmatch(path.name))
     for path in old:
