@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
+import warnings
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "datamodules"))
@@ -12,8 +15,10 @@ import lightning
 import tarpeg
 import torch
 import torchmetrics
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
+from omegaconf.errors import MissingMandatoryValue
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -25,10 +30,17 @@ class Classifier(lightning.LightningModule):
         super().__init__()
         self.net = net
         self.optimizer = optimizer
+        self.classes = classes
         self.accuracy = torchmetrics.classification.MulticlassAccuracy(classes, average="micro")
 
     def forward(self, images: Tensor) -> Tensor:
         return self.net(images)
+
+    def on_before_batch_transfer(self, batch: tarpeg.Batch, _: int) -> tarpeg.Batch:
+        low, high = (int(bound) for bound in batch[1].aminmax())
+        if low < 0 or high >= self.classes:  # on a GPU this would be an assertion without a name
+            raise ConfigError(f"labels {low}..{high} do not fit model.net.num_classes={self.classes}")
+        return batch
 
     def training_step(self, batch: tarpeg.Batch, _: int) -> Tensor:
         images, labels = batch
@@ -48,9 +60,27 @@ class Classifier(lightning.LightningModule):
         return self.optimizer(self.parameters())
 
 
+class ConfigError(ValueError):
+    """Settings that do not fit each other."""
+
+
 @hydra.main(config_path="conf", config_name="train", version_base="1.3")
 def main(config: DictConfig) -> None:
-    """Fit, then print one line."""
+    """Fit, then print one line; where a setting or a file is at fault, one line that names it."""
+    _quiet()
+    try:
+        _fit(config)
+    except InstantiationException as error:
+        key, cause = re.search(r"full_key: (\S+)", str(error)), error.__cause__ or error
+        kind = "" if isinstance(cause, ValueError) else f"{type(cause).__name__}: "
+        raise SystemExit(f"train: {f'{key[1]}: ' if key else ''}{kind}{cause}") from None
+    except MissingMandatoryValue as error:
+        raise SystemExit(f"train: {error.full_key} is not set: give {error.full_key}=...") from None
+    except (tarpeg.ShardError, tarpeg.DecodeError, tarpeg.BuildError, ConfigError) as error:
+        raise SystemExit(f"train: {error}") from None
+
+
+def _fit(config: DictConfig) -> None:
     lightning.seed_everything(config.seed, verbose=False)
     augment = instantiate(config.augment) if config.augment else None
     data = instantiate(config.data, augment=augment)
@@ -79,5 +109,26 @@ def _summary(trainer: lightning.Trainer, callbacks: dict[str, object]) -> str:
     return "trained: " + ", ".join(parts)
 
 
+def _quiet() -> None:
+    """Keep advertisements, and warnings that nobody here can act on, off the terminal."""
+    log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    log.addFilter(lambda record: not record.getMessage().startswith(("💡 Tip", "TPU available")))
+    for text in (".*LeafSpec", "You have overridden `on_before_batch_transfer`"):
+        warnings.filterwarnings("ignore", message=text)
+
+
+def _check_braces(arguments: list[str]) -> None:
+    """Say how braces are quoted: a shell makes many arguments of them, of which Hydra would take the last."""
+    pairs = [argument.partition("=") for argument in arguments if not argument.startswith(("-", "hydra"))]
+    keys = [key for key, equals, _ in pairs if equals]
+    for key, _, value in pairs:
+        if keys.count(key) > 1 or re.match(r"[^\"'\[({$]+\{", value):
+            raise SystemExit(
+                f"train: {key} has braces without quotes, or is given {keys.count(key)} times. Braces need "
+                f"the shell's quotes and Hydra's: '{key}=\"/data/train-{{000..009}}.tar\"'"
+            )
+
+
 if __name__ == "__main__":
+    _check_braces(sys.argv[1:])
     main()

@@ -31,3 +31,16 @@ class Request(NamedTuple):
 
     epoch: int
     ids: npt.NDArray[np.int64]
+
+
+class Answer(NamedTuple):
+    """What a worker hands back: a batch and what there is to tell about it, or the error in its place.
+
+    The parent process tells and raises: a worker would tell things once per worker, and torch would wrap the
+    error's message into a traceback.
+    """
+
+    batch: Batch | KeyedBatch | None
+    substituted: list[str]
+    foreign: str | None
+    error: Exception | None = None

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import lightning
+import torch
 from torch import nn
 
 from . import _load
@@ -32,7 +33,8 @@ class ShardDataModule(lightning.LightningDataModule):
             chosen deterministically, with a warning; ``"raise"`` raises ``DecodeError``.
         drop_last: leave out a last batch that is not full. Training only.
         keys: add the samples' keys to every batch.
-        prepare: called once a node before anything is opened, e.g. ``tarpeg.SyntheticShards``.
+        prepare: called before anything is opened, e.g. ``tarpeg.SyntheticShards``: once a node under
+            Lightning, otherwise once a process.
 
     A batch is ``(image, label)``: uint8 ``[B, 3, H, W]`` and int64 ``[B]``; after ``augment`` the image is
     what that made of it. Outside Lightning: ``for images, labels in dm.train_dataloader(): ...``.
@@ -67,6 +69,7 @@ class ShardDataModule(lightning.LightningDataModule):
         self._drop_last = drop_last
         self._keys = keys
         self._prepare = prepare
+        self._is_prepared = False
         self._shards: dict[str, Shards] = {}
         self._loaders: list[Loader] = []
 
@@ -75,12 +78,14 @@ class ShardDataModule(lightning.LightningDataModule):
         _load.load()
         if self._prepare is not None:
             self._prepare()
+        self._is_prepared = True
 
     def setup(self, stage: str | None = None) -> None:
         """Index the shards of the splits that ``stage`` uses; all of them where it is None."""
-        wanted = {"fit": ("train", "val"), "validate": ("val",), None: tuple(self.splits)}
-        for name in wanted.get(stage, (stage,)):
-            self._open(str(name))
+        wanted = {"train", "val"} if stage == "fit" else {"val" if stage == "validate" else stage}
+        for name, split in self.splits.items():
+            if split is not None and (stage is None or name in wanted):
+                self._open(name)
 
     def train_dataloader(self) -> Loader:
         """Return the loader of the train split."""
@@ -119,21 +124,31 @@ class ShardDataModule(lightning.LightningDataModule):
             loader.close()
         self._loaders.clear()
 
-    def _open(self, name: str) -> Shards | None:
+    def _open(self, name: str) -> Shards:
         split = self.splits[name]
-        if split is not None and name not in self._shards:
+        assert split is not None
+        if name not in self._shards:
             self._shards[name] = split.open()
-        return self._shards.get(name)
+        return self._shards[name]
+
+    def _rank_and_world(self) -> tuple[int, int]:
+        if self.trainer is not None:
+            return self.trainer.global_rank, self.trainer.world_size
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return 0, 1
 
     def _loader(self, name: str) -> Loader:
-        shards, split = self._open(name), self.splits[name]
-        if shards is None or split is None:
+        split = self.splits[name]
+        if split is None:
             raise ValueError(f"there is no {name} split: pass ShardDataModule({name}=Split(...))")
-        rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        if self.trainer is None and not self._is_prepared:
+            self.prepare_data()  # in a plain loop nobody else does
+        rank, world = self._rank_and_world()
         is_train = name == "train"
         delivery = replace(self._delivery, drop_last=self._drop_last and is_train)
         loader = Loader(
-            shards,
+            self._open(name),
             split,
             delivery,
             shuffle=is_train,

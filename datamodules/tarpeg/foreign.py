@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 
 import numpy as np
 import torch
@@ -10,6 +12,11 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 _JPEG = bytes([0xFF, 0xD8, 0xFF])
+# Damaged data reaches the innards of Pillow's plugins, which raise more than OSError.
+_BROKEN = (
+    *(OSError, EOFError, ValueError, TypeError, LookupError, SyntaxError, ArithmeticError, RuntimeError),
+    *(AttributeError, AssertionError, MemoryError, struct.error, zlib.error, Image.DecompressionBombError),
+)
 
 
 def to_ppm(data: Tensor) -> Tensor | None:
@@ -24,7 +31,7 @@ def to_ppm(data: Tensor) -> Tensor | None:
     try:
         with Image.open(io.BytesIO(content)) as image:
             pixels = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except _BROKEN:
         return None
     height, width, _ = pixels.shape
     header = np.frombuffer(b"P6 %d %d 255\n" % (width, height), dtype=np.uint8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import lightning
@@ -10,43 +11,60 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 
+@dataclass
+class _Tally:
+    waiting: float = 0.0  # seconds
+    working: float = 0.0  # seconds
+    images: int = 0
+
+    @property
+    def wait_share(self) -> float:
+        total = self.waiting + self.working
+        return self.waiting / total if total else 0.0
+
+    @property
+    def images_per_second(self) -> float:
+        total = self.waiting + self.working
+        return self.images / total if total else 0.0
+
+
 class DataStallMonitor(Callback):
     """Measure how much of the training time is spent waiting for the next batch, and the images a second.
 
-    Logs ``data/wait_share`` (0 to 1) and ``data/images_per_second`` at the end of each epoch; ``wait_share``
-    and ``images_per_second`` hold the same of the whole run. Time between two training batches counts as
-    waiting, that inside a training step as work; validation counts as neither.
+    Logs ``data/wait_share`` (0 to 1) and ``data/images_per_second`` of each epoch; the properties
+    ``wait_share`` and ``images_per_second`` hold the same of the whole run. Time between two training batches
+    counts as waiting, that inside a training step as work; validation counts as neither. Times are this
+    rank's, images are those of all ranks.
     """
 
     def __init__(self) -> None:
-        self._waiting = self._working = 0.0
-        self._images = 0
+        self._run, self._epoch = _Tally(), _Tally()
         self._mark: float | None = None
 
     @property
     def wait_share(self) -> float:
         """Share of the training time spent waiting for data, 0 to 1."""
-        total = self._waiting + self._working
-        return self._waiting / total if total else 0.0
+        return self._run.wait_share
 
     @property
     def images_per_second(self) -> float:
-        """Training images a second, over all ranks alike: this rank's."""
-        total = self._waiting + self._working
-        return self._images / total if total else 0.0
+        """Training images a second, over all ranks."""
+        return self._run.images_per_second
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Begin to wait for the epoch's first batch."""
+        self._epoch = _Tally()
         self._mark = time.perf_counter()
 
     def on_train_batch_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """End waiting, begin working."""
-        now = time.perf_counter()
-        self._waiting += now - self._mark if self._mark is not None else 0.0
-        self._mark = now
-        self._images += len(batch[0]) if isinstance(batch, (tuple, list)) else 0
+        elapsed = self._lap()
+        images = trainer.world_size * len(batch[0]) if isinstance(batch, (tuple, list)) else 0
+        for tally in (self._run, self._epoch):
+            tally.waiting += elapsed
+            tally.images += images
 
     def on_train_batch_end(
         self,
@@ -59,9 +77,9 @@ class DataStallMonitor(Callback):
         """End working, begin to wait."""
         if trainer.strategy.root_device.type == "cuda" and trainer.is_last_batch:
             torch.cuda.synchronize()
-        now = time.perf_counter()
-        self._working += now - self._mark if self._mark is not None else 0.0
-        self._mark = now
+        elapsed = self._lap()
+        for tally in (self._run, self._epoch):
+            tally.working += elapsed
 
     def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Stop the clock."""
@@ -73,5 +91,12 @@ class DataStallMonitor(Callback):
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Log both figures."""
-        pl_module.log("data/wait_share", self.wait_share)
-        pl_module.log("data/images_per_second", self.images_per_second)
+        pl_module.log("data/wait_share", self._epoch.wait_share)
+        pl_module.log("data/images_per_second", self._epoch.images_per_second)
+
+    def _lap(self) -> float:
+        """Seconds since the last mark, which is now; 0 where the clock stood still."""
+        now = time.perf_counter()
+        elapsed = now - self._mark if self._mark is not None else 0.0
+        self._mark = now
+        return elapsed

@@ -1,0 +1,59 @@
+"""Small shards of small pictures, shared by the tests of the loader's rooms."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pictures import jpeg
+from small_tars import write_tar
+
+SIZES = ((64, 80), (97, 71), (160, 120))
+
+
+def sample(number: int, data: bytes | None = None, extension: str = "jpg", label: bytes | None = None):
+    """The members of one sample: key k0007, label 7 % 5."""
+    key = f"k{number:04d}"
+    if data is None:
+        data = jpeg("420" if number % 3 else "gray", *SIZES[number % len(SIZES)], seed=number)
+    return [(f"{key}.{extension}", data), (f"{key}.cls", b"%d" % (number % 5) if label is None else label)]
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory) -> Path:
+    """A folder with two shards, of 13 and of 10 samples, keys k0000 to k0022."""
+    folder = tmp_path_factory.mktemp("photos")
+    for name, numbers in (("a", range(13)), ("b", range(13, 23))):
+        write_tar(folder / f"{name}.tar", [member for n in numbers for member in sample(n)])
+    return folder
+
+
+@pytest.fixture
+def shard_of(tmp_path):
+    """Write the given samples to a shard of its own: shard_of(sample(0), sample(1, b"", "png")) -> path."""
+
+    def write(*samples, name: str = "x.tar") -> Path:
+        return write_tar(tmp_path / name, [member for members in samples for member in members])
+
+    return write
+
+
+@pytest.fixture
+def children():
+    """A function that lists this process's children by number, without those that were there before."""
+
+    def now() -> set[int]:
+        found = set()
+        for entry in Path("/proc").iterdir():
+            try:
+                stat = (entry / "stat").read_text() if entry.name.isdigit() else ""
+            except OSError:
+                continue
+            state, parent = stat.rpartition(")")[2].split()[:2] if stat else ("", "0")
+            if int(parent) == os.getpid() and state != "Z":
+                found.add(int(entry.name))
+        return found
+
+    before = now()
+    return lambda: now() - before

@@ -1,0 +1,271 @@
+"""ShardDataModule under Lightning's trainer, and in a plain loop."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning
+import pytest
+import torch
+from conftest import sample
+from tarpeg import (
+    Augment,
+    Batch,
+    CenterCrop,
+    KeyedBatch,
+    RandomResizedCrop,
+    ShardDataModule,
+    ShardError,
+    Split,
+)
+from torch import nn
+
+ALL = [f"k{number:04d}" for number in range(23)]
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
+
+
+def module(photos, **settings):
+    train = Split(photos, RandomResizedCrop(16), flip=0.5)
+    val = Split(photos, CenterCrop(16))
+    return ShardDataModule(train, val, val, val, **{"batch_size": 4, "workers": 0, "keys": True, **settings})
+
+
+class Net(lightning.LightningModule):
+    """Notes what it was shown."""
+
+    def __init__(self, fails_at=None):
+        super().__init__()
+        self.net = nn.Linear(3, 5)
+        self.fails_at = fails_at
+        self.seen = {"train": [], "validate": [], "test": [], "predict": []}
+
+    def _see(self, batch):
+        stage = str(self.trainer.state.stage.value).replace("sanity_check", "validate")
+        self.seen[stage].append(batch)
+        if self.fails_at == stage:
+            raise ArithmeticError("as asked")
+        return nn.functional.cross_entropy(self.net(batch.image.float().mean((2, 3))), batch.label)
+
+    def training_step(self, batch, _):
+        return self._see(batch)
+
+    def validation_step(self, batch, _):
+        self._see(batch)
+
+    def test_step(self, batch, _):
+        self._see(batch)
+
+    def predict_step(self, batch, _):
+        self._see(batch)
+        return batch.key
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+    def keys(self, stage, epochs=1):
+        keys = [key for batch in self.seen[stage] for key in batch.key]
+        share = len(keys) // epochs
+        return [keys[share * epoch : share * (epoch + 1)] for epoch in range(epochs)]
+
+
+def trainer(tmp_path, **settings):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    quiet |= {"enable_model_summary": False, "accelerator": "cpu", "devices": 1, "default_root_dir": tmp_path}
+    return lightning.Trainer(**{**quiet, "max_epochs": 1, **settings})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_fit_sees_every_sample_once_an_epoch(photos, tmp_path, workers, children):
+    net, data = Net(), module(photos, workers=workers)
+    trainer(tmp_path, max_epochs=3).fit(net, datamodule=data)
+    epochs = net.keys("train", 3)
+    assert [sorted(epoch) for epoch in epochs] == [ALL] * 3
+    assert epochs[0] != epochs[1] != epochs[2]
+    validated = [key for batch in net.seen["validate"] for key in batch.key]
+    assert validated == ALL[:8] + ALL * 3, "two sanity batches, then every epoch, in order"
+    assert children() == set()
+    # The same epochs as a plain loop's.
+    plain = module(photos, workers=workers).train_dataloader()
+    assert [[key for batch in plain for key in batch.key] for _ in range(3)] == epochs
+    plain.close()
+
+
+def test_test_validate_and_predict(photos, tmp_path):
+    net, data, run = Net(), module(photos, keys=False), trainer(tmp_path)
+    run.validate(net, datamodule=data, verbose=False)
+    run.test(net, datamodule=data, verbose=False)
+    assert all(type(batch) is Batch for stage in ("validate", "test") for batch in net.seen[stage])
+    assert sum(len(batch.label) for batch in net.seen["test"]) == 23
+    predicted = run.predict(net, datamodule=data)
+    assert [key for keys in predicted for key in keys] == ALL
+    assert all(type(batch) is KeyedBatch for batch in net.seen["predict"])
+
+
+def test_fast_dev_run_and_limits(photos, tmp_path):
+    net = Net()
+    trainer(tmp_path, fast_dev_run=True).fit(net, datamodule=module(photos))
+    assert len(net.seen["train"]) == len(net.seen["validate"]) == 1
+    net, data = Net(), module(photos, workers=1)
+    trainer(tmp_path, limit_train_batches=2, max_epochs=2, num_sanity_val_steps=0).fit(net, datamodule=data)
+    assert len(net.seen["train"]) == 4
+    full = module(photos).train_dataloader()
+    for epoch in range(2):
+        expected = [batch.key for batch in full][:2]
+        assert [batch.key for batch in net.seen["train"][2 * epoch : 2 * epoch + 2]] == expected
+
+
+def test_without_a_val_split(photos, tmp_path):
+    net = Net()
+    data = ShardDataModule(Split(photos, CenterCrop(16)), batch_size=23, keys=True, workers=0)
+    trainer(tmp_path).fit(net, datamodule=data)
+    assert sorted(net.keys("train")[0]) == ALL and not net.seen["validate"]
+    with pytest.raises(ValueError, match="there is no test split"):
+        trainer(tmp_path).test(net, datamodule=data)
+
+
+def test_validating_within_the_epoch(photos, tmp_path):
+    net = Net()
+    run = trainer(tmp_path, val_check_interval=2, num_sanity_val_steps=0)
+    run.fit(net, datamodule=module(photos, workers=1))
+    assert sorted(net.keys("train")[0]) == ALL
+    assert net.keys("validate", 3) == [ALL] * 3
+
+
+def test_resume_at_an_epochs_end_goes_on_with_the_next_epoch(photos, tmp_path):
+    whole, first, second = Net(), Net(), Net()
+    trainer(tmp_path, max_epochs=3).fit(whole, datamodule=module(photos))
+    run = trainer(tmp_path, max_epochs=1)
+    run.fit(first, datamodule=module(photos))
+    run.save_checkpoint(tmp_path / "end.ckpt")
+    trainer(tmp_path, max_epochs=3).fit(second, datamodule=module(photos), ckpt_path=tmp_path / "end.ckpt")
+    assert first.keys("train") + second.keys("train", 2) == whole.keys("train", 3)
+
+
+@pytest.mark.parametrize("stage", ["train", "validate"])
+def test_an_exception_in_training_leaves_no_worker(photos, tmp_path, children, stage):
+    data = module(photos, workers=2)
+    with pytest.raises(ArithmeticError):
+        trainer(tmp_path).fit(Net(fails_at=stage), datamodule=data)
+    assert children() == set()
+
+
+def test_a_fit_after_a_fit(photos, tmp_path):
+    data = module(photos, workers=1)
+    for _ in range(2):
+        net = Net()
+        trainer(tmp_path).fit(net, datamodule=data)
+        assert sorted(net.keys("train")[0]) == ALL
+
+
+def test_the_loader_itself_may_be_handed_to_the_trainer(photos, tmp_path):
+    loader, nets = module(photos, workers=1).train_dataloader(), (Net(), Net())
+    for net in nets:
+        trainer(tmp_path).fit(net, train_dataloaders=loader)
+        assert sorted(net.keys("train")[0]) == ALL
+    loader.close()
+
+
+class Mode(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.modes = []
+
+    def forward(self, images):
+        self.modes.append(self.training)
+        return images.float()
+
+
+def test_augment_runs_after_the_transfer_in_the_right_mode(photos, tmp_path):
+    net, augment = Net(), Mode()
+    data = module(photos, augment=augment)
+    trainer(tmp_path, num_sanity_val_steps=0, limit_train_batches=2, limit_val_batches=1).fit(
+        net, datamodule=data
+    )
+    assert augment.modes == [True, True, False]
+    assert net.seen["train"][0].image.dtype == torch.float32
+    net = Net()
+    trainer(tmp_path, fast_dev_run=True).fit(net, datamodule=module(photos, augment=Augment()))
+    assert net.seen["train"][0].image.abs().max() < 3
+    net = Net()
+    trainer(tmp_path, fast_dev_run=True).fit(net, datamodule=module(photos))
+    assert net.seen["train"][0].image.dtype == torch.uint8
+
+
+def test_a_plain_loop_needs_no_setup(photos):
+    data = module(photos, keys=False, augment=Augment())
+    for images, labels in data.train_dataloader():
+        assert images.dtype == torch.uint8 and len(images) == len(labels)
+    assert sum(len(labels) for _, labels in data.val_dataloader()) == 23
+
+
+def test_prepare_runs_before_anything_is_opened(shard_of, tmp_path):
+    calls = []
+
+    def prepare():
+        calls.append(1)
+        shard_of(sample(0), sample(1), name="late.tar")
+
+    def data():
+        split = Split(tmp_path / "late.tar", CenterCrop(16))
+        return ShardDataModule(split, val=split, workers=0, prepare=prepare, keys=True)
+
+    plain = data()
+    assert len(list(plain.train_dataloader())) == len(list(plain.val_dataloader())) == 1
+    assert len(calls) == 1, "once, for all loaders"
+    (tmp_path / "late.tar").unlink()
+    net = Net()
+    trainer(tmp_path).fit(net, datamodule=data())
+    assert sorted(net.keys("train")[0]) == ["k0000", "k0001"]
+
+
+def test_settings_reach_the_loaders(photos):
+    data = module(photos, batch_size=7, drop_last=True)
+    assert [len(batch.label) for batch in data.train_dataloader()] == [7, 7, 7]
+    assert sum(len(batch.label) for batch in data.val_dataloader()) == 23, "drop_last is for training"
+    assert len(module(photos, global_batch_size=23).train_dataloader()) == 1
+    assert next(iter(module(photos, keys=False).train_dataloader()))._fields == ("image", "label")
+
+
+def test_errors_name_the_thing(photos, tmp_path):
+    with pytest.raises(ValueError, match="no split"):
+        ShardDataModule()
+    with pytest.raises(ValueError, match="there is no predict split"):
+        ShardDataModule(Split(photos, CenterCrop(16))).predict_dataloader()
+    with pytest.raises(ShardError, match=r"nowhere\.tar does not exist"):
+        trainer(tmp_path).fit(Net(), datamodule=module(tmp_path / "nowhere.tar"))
+
+
+DDP = """
+import json, sys
+import lightning, torch
+sys.path[:0] = {path!r}
+from test_datamodule import Net, module, trainer
+
+net, folder, out = Net(), {photos!r}, {out!r}
+run = trainer(out, devices=2, strategy="ddp", max_epochs=2, limit_val_batches=1.0)
+run.fit(net, datamodule=module(folder, workers=1))
+keys = [[[key for key in batch.key] for batch in net.seen[stage]] for stage in ("train", "validate")]
+open(out + "/rank" + str(run.global_rank) + ".json", "w").write(json.dumps(keys))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_see_every_sample_exactly_once(photos, tmp_path):
+    here = Path(__file__).parent
+    path = [str(here), str(here.parent / "datamodules")]
+    script = tmp_path / "ddp.py"
+    script.write_text(DDP.format(path=path, photos=str(photos), out=str(tmp_path)))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    alone = module(photos, global_batch_size=8).train_dataloader()
+    train = [batches for batches, _ in ranks]
+    assert len(train[0]) == len(train[1]) == 6
+    steps = [first + second for first, second in zip(*train, strict=True)]
+    assert steps == [batch.key for _ in range(2) for batch in alone], "as one process sees them"
+    assert sorted(key for step in steps[:3] for key in step) == ALL
+    validated = [key for _, batches in ranks for batch in batches[2:] for key in batch]
+    assert sorted(validated) == sorted(ALL * 2)

@@ -1,0 +1,253 @@
+"""Batches in order: determinism, epochs, ranks, and the life of worker processes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import time
+
+import pytest
+import torch
+from conftest import sample
+from tarpeg import CenterCrop, RandomResizedCrop, ShardError, Split
+from tarpeg.loader import Delivery, Loader, default_workers
+
+ALL = [f"k{number:04d}" for number in range(23)]
+
+
+def load(source, *, rank=0, world=1, shuffle=True, keys=True, split=None, **delivery):
+    split = split or Split(source, RandomResizedCrop(32), flip=0.5)
+    delivery = Delivery(**{"batch_size": 4, **delivery})
+    return Loader(split.open(), split, delivery, shuffle=shuffle, keys=keys, rank=rank, world=world)
+
+
+def keys_of(loader):
+    return [key for batch in loader for key in batch.key]
+
+
+def digest(batches):
+    sha = hashlib.sha256()
+    for batch in batches:
+        sha.update(batch.image.permute(0, 2, 3, 1).contiguous().numpy().tobytes())
+        sha.update(batch.label.numpy().tobytes() + repr(batch.key).encode())
+    return sha.hexdigest()
+
+
+def test_a_batch_unpacks_as_images_and_labels(photos):
+    batches = list(load(photos, keys=False))
+    images, labels = batches[0]
+    assert (images.dtype, images.shape) == (torch.uint8, (4, 3, 32, 32))
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert (labels.dtype, labels.shape) == (torch.int64, (4,))
+    assert [len(batch.image) for batch in batches] == [4, 4, 4, 4, 4, 3]
+    assert batches[0].image is images and batches[0].label is labels
+
+
+def test_labels_and_keys_are_those_of_the_images(photos):
+    for batch in load(photos):
+        assert batch.label.tolist() == [int(key[1:]) % 5 for key in batch.key]
+
+
+def test_the_same_bytes_for_any_number_of_workers(photos):
+    digests = []
+    for workers in (0, 1, 2):
+        loader = load(photos, workers=workers, seed=5)
+        digests.append([digest(loader), digest(loader)])
+        loader.close()
+    assert digests[0] == digests[1] == digests[2]
+    assert digests[0][0] != digests[0][1], "another epoch, other batches"
+
+
+def test_another_seed_is_another_order_and_other_crops(photos):
+    first, second = (list(load(photos, seed=seed)) for seed in (0, 1))
+    assert [batch.key for batch in first] != [batch.key for batch in second]
+    still = [list(load(photos, seed=seed, shuffle=False)) for seed in (0, 1)]
+    assert [batch.key for batch in still[0]] == [batch.key for batch in still[1]]
+    assert not torch.equal(still[0][0].image, still[1][0].image)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("batch_size", [1, 4, 30])
+def test_every_sample_exactly_once_over_the_ranks(photos, world, batch_size):
+    loaders = [load(photos, rank=rank, world=world, batch_size=batch_size) for rank in range(world)]
+    assert len({len(loader) for loader in loaders}) == 1
+    batches = [list(loader) for loader in loaders]
+    assert {len(rank) for rank in batches} == {len(loaders[0])}
+    assert sorted(key for rank in batches for batch in rank for key in batch.key) == ALL
+    for step in zip(*batches, strict=True):
+        sizes = [len(batch.key) for batch in step]
+        assert min(sizes) >= 1 and max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_a_global_batch_is_the_same_for_any_world(photos, world):
+    alone = list(load(photos, global_batch_size=10))
+    ranks = [list(load(photos, global_batch_size=10, rank=rank, world=world)) for rank in range(world)]
+    for whole, *parts in zip(alone, *ranks, strict=False):
+        joined = torch.cat([part.image for part in parts])
+        count = min(len(whole.key), len(joined))  # a tail smaller than the world joins the last batch
+        assert torch.equal(joined[:count], whole.image[:count])
+        assert [key for part in parts for key in part.key][:count] == whole.key[:count]
+
+
+def test_each_iter_is_the_next_epoch_unless_said_otherwise(photos):
+    loader = load(photos)
+    epochs = [keys_of(loader) for _ in range(3)]
+    assert len({tuple(keys) for keys in epochs}) == 3
+    loader.sampler.set_epoch(1)
+    assert keys_of(loader) == epochs[1]
+    assert keys_of(loader) == epochs[2], "set_epoch holds for the next iter() only"
+    assert keys_of(load(photos)) == epochs[0]
+
+
+def test_the_epoch_is_read_at_the_first_next(photos):
+    expected, loader = load(photos), load(photos)
+    expected.sampler.set_epoch(7)
+    iter(loader)  # thrown away, as Lightning does
+    iterator = iter(loader)
+    loader.sampler.set_epoch(7)
+    assert next(iterator).key == next(iter(expected)).key
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_left_early_leaves_nothing_behind(photos, workers):
+    loader, expected = load(photos, workers=workers), load(photos)
+    next(iter(loader))
+    next(iter(expected))
+    assert keys_of(loader) == keys_of(expected)
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_new_iterator_retires_the_old(photos, workers):
+    loader = load(photos, workers=workers)
+    old, new = iter(loader), iter(loader)
+    next(old)
+    first = next(new).key
+    with pytest.raises(RuntimeError, match="retired by a newer one"):
+        next(old)
+    assert sorted(first + [key for batch in new for key in batch.key]) == ALL
+    loader.close()
+
+
+def test_without_shuffle_samples_come_in_order(photos):
+    loader = load(photos, shuffle=False)
+    assert keys_of(loader) == keys_of(loader) == ALL
+    split = Split(photos, CenterCrop(32), shuffle=False)
+    assert keys_of(load(photos, shuffle=True, split=split)) == ALL, "the split's word counts"
+
+
+def test_a_centre_crop_is_the_same_every_epoch(photos):
+    loader = load(photos, shuffle=False, split=Split(photos, CenterCrop(32)))
+    assert digest(loader) == digest(loader)
+
+
+def test_fewer_samples_than_a_batch_are_one_batch(photos):
+    loader = load(photos, batch_size=64)
+    assert len(loader) == 1
+    assert sorted(keys_of(loader)) == ALL
+
+
+def test_drop_last_drops_what_is_not_full(photos):
+    loader = load(photos, batch_size=5, drop_last=True)
+    assert len(loader) == 4
+    assert [len(batch.key) for batch in loader] == [5, 5, 5, 5]
+    with pytest.raises(ShardError, match="drop_last"):
+        load(photos, batch_size=64, drop_last=True)
+
+
+def test_more_ranks_than_samples_is_an_error(shard_of):
+    with pytest.raises(ShardError, match="samples=1 are too few for world=2"):
+        load(shard_of(sample(0)), rank=0, world=2)
+
+
+def test_close_ends_the_workers_and_iterating_starts_new_ones(photos, children):
+    loader = load(photos, workers=2)
+    iterator = iter(loader)
+    next(iterator)
+    assert len(children()) == 2
+    loader.close()
+    loader.close()
+    assert children() == set()
+    with pytest.raises(RuntimeError, match="close"):
+        next(iterator)
+    assert sorted(keys_of(loader)) == ALL
+    loader._iterator = None  # as Lightning ends a loader
+    assert children() == set()
+
+
+def test_workers_stay_from_epoch_to_epoch(photos, children):
+    loader = load(photos, workers=1)
+    keys_of(loader)
+    before = children()
+    keys_of(loader)
+    assert children() == before != set()
+    loader.close()
+
+
+def test_a_loader_that_is_forgotten_ends_its_workers(photos, children):
+    loader = load(photos, workers=2)
+    next(iter(loader))
+    del loader
+    deadline = time.monotonic() + 10
+    while children() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert children() == set()
+
+
+def test_a_killed_worker_is_an_error_not_a_hang(photos, children):
+    loader = load(photos, workers=1, batch_size=1)
+    iterator = iter(loader)
+    next(iterator)
+    os.kill(children().pop(), signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        list(iterator)
+    loader.close()
+
+
+def test_workers_obey_the_signal_that_ends_them_whatever_the_parent_does(photos, children):
+    old = signal.signal(signal.SIGTERM, lambda *_: None)  # as Lightning's handler, which swallows it
+    try:
+        loader = load(photos, workers=1)
+        iterator = iter(loader)
+        next(iterator)
+        (worker,) = children()
+        os.kill(worker, signal.SIGINT)
+        next(iterator)
+        with contextlib.suppress(RuntimeError):  # torch may tell that it is gone
+            os.kill(worker, signal.SIGTERM)
+            deadline = time.monotonic() + 10
+            while children() and time.monotonic() < deadline:
+                time.sleep(0.02)
+        assert children() == set()
+        with contextlib.suppress(RuntimeError):
+            loader.close()
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"global_batch_size": 0}, "global_batch_size=0 must be at least 1"),
+        ({"workers": -1}, "workers=-1 must not be negative"),
+        ({"on_error": "ignore"}, "on_error='ignore' must be 'substitute' or 'raise'"),
+    ],
+)
+def test_settings_out_of_range_are_named(settings, text):
+    with pytest.raises(ValueError, match=text):
+        Delivery(**settings)
+
+
+def test_a_split_names_what_is_wrong_with_it():
+    with pytest.raises(ValueError, match=r"flip=1\.5 is a probability"):
+        Split("x", CenterCrop(8), flip=1.5)
+    with pytest.raises(ValueError, match="crop=224 is no crop"):
+        Split("x", 224)
+
+
+def test_default_workers_is_within_the_cores():
+    assert 1 <= default_workers() <= min(8, os.cpu_count())
