@@ -1,70 +1,12 @@
 #include "jpeg.h"
 
-#include <jerror.h>
-#include <jpeglib.h>
-
 #include <csetjmp>
-#include <cstdio>
 #include <cstring>
+
+#include "jpeg_errors.h"
 
 namespace tarpeg {
 namespace {
-
-// A progressive file may repeat scans without end, each of them costing time for the whole picture.
-constexpr int kMaxScans = 500;
-
-// Note [libjpeg error handling]
-// libjpeg reports an error by calling back, and the callback must not return: it jumps. A jump over a C++
-// frame runs no destructor, so the functions that call setjmp are noexcept, own nothing, and return a status.
-// What owns memory (JpegReader::State) lives in the caller's frame. Every setjmp's return value is looked at.
-struct Errors {
-  jpeg_error_mgr base;
-  jmp_buf jump;
-  Status status;
-};
-
-[[noreturn]] void fail(j_common_ptr info, Status status) {
-  Errors* errors = reinterpret_cast<Errors*>(info->err);
-  errors->status = status;
-  std::longjmp(errors->jump, 1);
-}
-
-[[noreturn]] void on_error(j_common_ptr info) {
-  switch (info->err->msg_code) {
-    case JERR_INPUT_EOF:
-    case JERR_INPUT_EMPTY:
-      fail(info, Status::kTruncated);
-    case JERR_BAD_PRECISION:
-    case JERR_CONVERSION_NOTIMPL:
-    case JERR_ARITH_NOTIMPL:
-    case JERR_NOT_COMPILED:
-    case JERR_SOF_UNSUPPORTED:
-      fail(info, Status::kUnsupported);
-    default:
-      fail(info, Status::kCorrupt);
-  }
-}
-
-// Warnings about the header's manners leave the pixels alone; every other one means made-up pixels.
-void on_message(j_common_ptr info, int level) {
-  if (level >= 0) return;
-  switch (info->err->msg_code) {
-    case JWRN_EXTRANEOUS_DATA:
-    case JWRN_JFIF_MAJOR:
-    case JWRN_ADOBE_XFORM:
-      return;
-    case JWRN_JPEG_EOF:
-      fail(info, Status::kTruncated);
-    default:
-      fail(info, Status::kCorrupt);
-  }
-}
-
-void on_output(j_common_ptr) {}
-
-void on_progress(j_common_ptr info) {
-  if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number > kMaxScans) fail(info, Status::kCorrupt);
-}
 
 uint8_t multiply_255(int a, int b) noexcept {
   const int product = a * b + 128;
@@ -99,14 +41,11 @@ struct JpegReader::State {
 
 Status JpegReader::State::open(const uint8_t* data, size_t size, int height, int width,
                                const Box& box) noexcept {
-  info.err = jpeg_std_error(&errors.base);
-  errors.base.error_exit = on_error;
-  errors.base.emit_message = on_message;
-  errors.base.output_message = on_output;
+  info.err = install(&errors);
   if (setjmp(errors.jump)) return errors.status;
   jpeg_create_decompress(&info);
   created = true;
-  progress.progress_monitor = on_progress;
+  progress.progress_monitor = limit_scans;
   info.progress = &progress;
   jpeg_mem_src(&info, data, static_cast<unsigned long>(size));
   jpeg_read_header(&info, TRUE);

@@ -3,6 +3,7 @@
 // All schemas, and nothing else. One operator, one file: NAME.cpp holds its kernel and its registration.
 STABLE_TORCH_LIBRARY(tarpeg, m) {
   m.def("decode_crop(Tensor jpeg, int top, int left, int height, int width, int max_pixels) -> Tensor");
+  m.def("tile_jpeg(Tensor jpeg, int tile, int max_pixels) -> Tensor");
   m.def("image_sizes(Tensor[] jpegs) -> Tensor");
   m.def(
       "decode_batch(Tensor[] jpegs, Tensor boxes, int height, int width, Tensor? flip, str interpolation, "

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 
 #include "resample_kernels.h"
+#include "simd.h"
 
 namespace tarpeg {
 namespace {
@@ -104,9 +104,6 @@ void Resampler::prepare_columns() {
   }
 }
 
-// TARPEG_PORTABLE is for tests: both paths must give the same bytes.
-bool Resampler::use_simd = kernels::has_avx2() && std::getenv("TARPEG_PORTABLE") == nullptr;
-
 Status Resampler::run(RowSource& rows, int box_height, int box_width, int out_height, int out_width,
                       Filter filter, Orientation orientation, const Placement& place) {
   vertical_.prepare(box_height, out_height, filter, orientation.flip_rows, kVerticalPrecision);
@@ -154,7 +151,7 @@ Status Resampler::run(RowSource& rows, int box_height, int box_width, int out_he
                               vertical_.precision - kBlendBits};
     uint8_t* line = place.origin + y * place.row_step;
     uint8_t* target = packed ? line : pixels_.data();
-    if (use_simd) {
+    if (has_avx2()) {
       kernels::blend_rows_avx2(blend, blend_.data());
       kernels::blend_columns_avx2(columns, blend_.data(), target);
     } else {

@@ -33,7 +33,6 @@ class Resampler {
              Orientation orientation, const Placement& place);
 
  private:
-  static bool use_simd;  // the portable code computes the same bytes
   void prepare_columns();
 
   Axis vertical_, horizontal_;

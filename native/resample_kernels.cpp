@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "simd.h"
 
 namespace tarpeg::kernels {
 
@@ -38,11 +36,9 @@ void blend_columns(const Columns& columns, const int16_t* row, uint8_t* out) noe
   }
 }
 
-#if defined(__x86_64__)
+#if defined(TARPEG_X86)
 
-bool has_avx2() noexcept { return __builtin_cpu_supports("avx2") != 0; }
-
-__attribute__((target("avx2"))) void blend_rows_avx2(const Rows& rows, int16_t* out) noexcept {
+TARPEG_AVX2 void blend_rows_avx2(const Rows& rows, int16_t* out) noexcept {
   const __m256i round = _mm256_set1_epi32(1 << (rows.shift - 1));
   const __m128i shift = _mm_cvtsi32_si128(rows.shift);
   for (size_t x = 0; x < rows.length; x += 16) {
@@ -80,8 +76,7 @@ __attribute__((target("avx2"), always_inline)) inline __m256i gather(const int16
 
 }  // namespace
 
-__attribute__((target("avx2"))) void blend_columns_avx2(const Columns& columns, const int16_t* row,
-                                                        uint8_t* out) noexcept {
+TARPEG_AVX2 void blend_columns_avx2(const Columns& columns, const int16_t* row, uint8_t* out) noexcept {
   const __m256i round = _mm256_set1_epi32(1 << (columns.shift - 1));
   const __m128i shift = _mm_cvtsi32_si128(columns.shift);
   const __m128i drop_x = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
@@ -115,7 +110,6 @@ __attribute__((target("avx2"))) void blend_columns_avx2(const Columns& columns, 
 
 #else
 
-bool has_avx2() noexcept { return false; }
 void blend_rows_avx2(const Rows& rows, int16_t* out) noexcept { blend_rows(rows, out); }
 void blend_columns_avx2(const Columns& columns, const int16_t* row, uint8_t* out) noexcept {
   blend_columns(columns, row, out);

@@ -22,8 +22,6 @@ struct Columns {
   int blocks, width, shift;
 };
 
-bool has_avx2() noexcept;
-
 void blend_rows(const Rows& rows, int16_t* out) noexcept;
 void blend_columns(const Columns& columns, const int16_t* row, uint8_t* out) noexcept;
 

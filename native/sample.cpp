@@ -56,6 +56,14 @@ Status decode_sample(const uint8_t* data, size_t size, const Request& request, S
   }
   // See Note [end of image].
   if (!has_end_marker(data, size, header->body)) return Status::kTruncated;
+  // Note [two decoders]
+  // Regular baseline files, tiled ones first of all, are decoded by PlaneReader: only what lies under the
+  // box, with pixels identical to libjpeg's. Whatever else a file may be, and whatever is not as it should be
+  // in one that seemed regular, is decoded by libjpeg, which alone decides whether a file is damaged.
+  if (scratch->stream.parse(data, size, *header) && scratch->planes.decode(scratch->stream, box)) {
+    scratch->planes.begin(box, layout);
+    return deliver(scratch->planes);
+  }
   JpegReader rows;
   const Status status = rows.open(data, size, header->height, header->width, box, layout);
   return status == Status::kOk ? deliver(rows) : status;

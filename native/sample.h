@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "header.h"
+#include "planes.h"
 #include "resample.h"
 
 namespace tarpeg {
@@ -12,6 +13,8 @@ namespace tarpeg {
 // What one thread keeps from image to image.
 struct Scratch {
   Resampler resampler;
+  BaselineStream stream;
+  PlaneReader planes;
   std::vector<uint8_t> row;
 };
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .ops import decode_batch as decode_batch
     from .ops import decode_crop as decode_crop
     from .ops import image_sizes as image_sizes
+    from .ops import tile_jpeg as tile_jpeg
     from .packing import make_shards as make_shards
     from .prepare import FolderShards as FolderShards
     from .prepare import SyntheticShards as SyntheticShards
@@ -57,6 +58,7 @@ _HOME = {
     "decode_crop": "ops",
     "image_sizes": "ops",
     "make_shards": "packing",
+    "tile_jpeg": "ops",
 }
 
 __all__ = sorted(_HOME)

@@ -28,6 +28,11 @@ def _fake_decode_crop(jpeg: Tensor, top: int, left: int, height: int, width: int
     return jpeg.new_empty((height, width, 3), dtype=torch.uint8).permute(2, 0, 1)
 
 
+@torch.library.register_fake("tarpeg::tile_jpeg")  # type: ignore[untyped-decorator]
+def _fake_tile_jpeg(jpeg: Tensor, tile: int, max_pixels: int) -> Tensor:
+    return jpeg.new_empty((torch.library.get_ctx().new_dynamic_size(),))
+
+
 @torch.library.register_fake("tarpeg::image_sizes")  # type: ignore[untyped-decorator]
 def _fake_image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
     return jpegs[0].new_empty((len(jpegs), 2), dtype=torch.int32)
@@ -80,6 +85,28 @@ def decode_crop(
         return _decode_crop(jpeg, top, left, height, width, max_pixels)
     try:
         return _decode_crop(jpeg, top, left, height, width, max_pixels)
+    except RuntimeError as error:
+        raise _translated(error) from None
+
+
+def tile_jpeg(jpeg: Tensor, tile: int = 32, *, max_pixels: int = MAX_PIXELS) -> Tensor:
+    """Rewrite a JPEG, losslessly, so that a crop of it is decoded without decoding the rest.
+
+    ``jpeg``: uint8 ``[n]``. ``tile``: the wished width of the tiles in pixels, 1 to 65535; narrower tiles waste
+    less around a crop and take more bytes. Returns uint8 ``[m]``: an ordinary baseline JPEG, every pixel of
+    which any decoder decodes as before; restart markers divide its rows of MCUs, its Huffman tables are
+    optimised, EXIF, XMP and the ICC profile are kept. Progressive and arithmetic sources become baseline. A
+    source that cannot be tiled with exactly the same pixels comes back as it is.
+
+    Raises ``DecodeError`` where the source is damaged: rewriting would hide it.
+    """
+    _check_jpeg(jpeg, "jpeg")
+    if not 1 <= tile <= 65535:
+        raise ValueError(f"tile={tile!r} must be from 1 to 65535 pixels")
+    if torch.compiler.is_compiling():
+        return _tile_jpeg(jpeg, tile, max_pixels)
+    try:
+        return _tile_jpeg(jpeg, tile, max_pixels)
     except RuntimeError as error:
         raise _translated(error) from None
 
@@ -149,6 +176,11 @@ def decode_batch(
 def _decode_crop(jpeg: Tensor, top: int, left: int, height: int, width: int, max_pixels: int) -> Tensor:
     image: Tensor = torch.ops.tarpeg.decode_crop(jpeg, top, left, height, width, max_pixels)
     return image
+
+
+def _tile_jpeg(jpeg: Tensor, tile: int, max_pixels: int) -> Tensor:
+    tiled: Tensor = torch.ops.tarpeg.tile_jpeg(jpeg, tile, max_pixels)
+    return tiled
 
 
 def _decode_batch(

@@ -1,0 +1,14 @@
+#pragma once
+
+#if defined(__x86_64__)
+#define TARPEG_X86 1
+#define TARPEG_AVX2 __attribute__((target("avx2")))
+#include <immintrin.h>
+#endif
+
+namespace tarpeg {
+
+// Whether vector code runs. TARPEG_PORTABLE=1 in the environment says no: the bytes must be the same.
+bool has_avx2() noexcept;
+
+}  // namespace tarpeg

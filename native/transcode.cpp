@@ -1,0 +1,138 @@
+#include "transcode.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "header.h"
+#include "jpeg_errors.h"
+
+namespace tarpeg {
+namespace {
+
+// The restart interval, in MCUs, for tiles of about `wish` MCUs in rows of `columns` MCUs: the smallest
+// divisor of `columns` not below the wish, up to four times it; otherwise the largest below it, but never one
+// MCU unless the wish is one (it costs 3 to 5% in size); otherwise a whole row.
+int tile_interval(int columns, int wish) noexcept {
+  for (int interval = wish; interval <= 4 * wish && interval <= columns; ++interval) {
+    if (columns % interval == 0) return interval;
+  }
+  for (int interval = std::min(wish, columns) - 1; interval > 1; --interval) {
+    if (columns % interval == 0) return interval;
+  }
+  return columns;
+}
+
+constexpr int kExif = JPEG_APP0 + 1, kIcc = JPEG_APP0 + 2;
+
+// Both halves of a transcoding and what they own. libjpeg jumps out of run(), so nothing there has a
+// destructor.
+struct Transcoder {
+  jpeg_decompress_struct source{};
+  jpeg_compress_struct target{};
+  jpeg_progress_mgr progress{};
+  Errors errors{};
+  unsigned char* buffer = nullptr;
+  unsigned long length = 0;
+  bool reading = false, writing = false, untouched = false;
+
+  Transcoder() = default;
+  Transcoder(const Transcoder&) = delete;
+  Transcoder& operator=(const Transcoder&) = delete;
+  ~Transcoder() {
+    if (writing) jpeg_destroy_compress(&target);
+    if (reading) jpeg_destroy_decompress(&source);
+    std::free(buffer);
+  }
+
+  Status run(const uint8_t* data, size_t size, int tile) noexcept;
+  bool is_tileable() const noexcept;
+  void copy_metadata() noexcept;
+};
+
+// Note [laundering]
+// Writing back what was read would turn a damaged file into a clean one. Every warning that touches pixels
+// fails (install()), a missing EOI fails before. A progressive file whose scans do not refine every
+// coefficient fully is shown smoothed by libjpeg, a baseline one is not: such a source stays as it is. So
+// does one whose MCU would hold more blocks than one scan may interleave.
+bool Transcoder::is_tileable() const noexcept {
+  int blocks = 0;
+  for (int i = 0; i < source.num_components; ++i) {
+    const jpeg_component_info& component = source.comp_info[i];
+    blocks += component.h_samp_factor * component.v_samp_factor;
+    if (source.max_h_samp_factor % component.h_samp_factor != 0) return false;
+    if (source.max_v_samp_factor % component.v_samp_factor != 0) return false;
+    if (source.coef_bits == nullptr) continue;
+    for (int k = 0; k < DCTSIZE2; ++k) {
+      if (source.coef_bits[i][k] != 0) return false;
+    }
+  }
+  return source.num_components == 1 || blocks <= D_MAX_BLOCKS_IN_MCU;
+}
+
+// EXIF and XMP (orientation), and the ICC profile. Not MPF, whose offsets no longer hold, nor thumbnails in
+// APP0.
+void Transcoder::copy_metadata() noexcept {
+  for (jpeg_saved_marker_ptr marker = source.marker_list; marker != nullptr; marker = marker->next) {
+    const bool is_icc = marker->marker == kIcc && marker->data_length >= 12 &&
+                        std::memcmp(marker->data, "ICC_PROFILE", 12) == 0;
+    if (marker->marker == kExif || is_icc) {
+      jpeg_write_marker(&target, marker->marker, marker->data, marker->data_length);
+    }
+  }
+}
+
+Status Transcoder::run(const uint8_t* data, size_t size, int tile) noexcept {
+  source.err = install(&errors);
+  target.err = &errors.base;
+  if (setjmp(errors.jump)) return errors.status;
+  jpeg_create_decompress(&source);
+  reading = true;
+  progress.progress_monitor = limit_scans;
+  source.progress = &progress;
+  jpeg_mem_src(&source, data, static_cast<unsigned long>(size));
+  jpeg_save_markers(&source, kExif, 0xFFFF);
+  jpeg_save_markers(&source, kIcc, 0xFFFF);
+  jpeg_read_header(&source, TRUE);
+  jvirt_barray_ptr* coefficients = jpeg_read_coefficients(&source);
+  if (!is_tileable()) {
+    untouched = true;
+    return Status::kOk;
+  }
+  const int across = source.num_components == 1 ? DCTSIZE : DCTSIZE * source.max_h_samp_factor;
+  const int columns = (static_cast<int>(source.image_width) + across - 1) / across;
+
+  jpeg_create_compress(&target);
+  writing = true;
+  jpeg_mem_dest(&target, &buffer, &length);
+  jpeg_copy_critical_parameters(&source, &target);
+  target.optimize_coding = TRUE;
+  target.arith_code = FALSE;
+  target.restart_interval = static_cast<unsigned>(tile_interval(columns, (tile + across - 1) / across));
+  jpeg_write_coefficients(&target, coefficients);
+  copy_metadata();
+  jpeg_finish_compress(&target);
+  jpeg_finish_decompress(&source);
+  return Status::kOk;
+}
+
+}  // namespace
+
+Status tile_jpeg(const uint8_t* data, size_t size, int tile, int64_t max_pixels, std::vector<uint8_t>* out) {
+  const Header header = read_header(data, size);
+  if (header.status != Status::kOk) return header.status;
+  if (header.format != Format::kJpeg) return Status::kNotAnImage;
+  if (static_cast<int64_t>(header.height) * header.width > max_pixels) return Status::kTooLarge;
+  if (!has_end_marker(data, size, header.body)) return Status::kTruncated;
+  Transcoder transcoder;
+  const Status status = transcoder.run(data, size, tile);
+  if (status != Status::kOk) return status;
+  if (transcoder.untouched) {
+    out->assign(data, data + size);
+  } else {
+    out->assign(transcoder.buffer, transcoder.buffer + transcoder.length);
+  }
+  return Status::kOk;
+}
+
+}  // namespace tarpeg
