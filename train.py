@@ -120,11 +120,11 @@ def _quiet() -> None:
 def _check_braces(arguments: list[str]) -> None:
     """Say how braces are quoted: a shell makes many arguments of them, of which Hydra would take the last."""
     pairs = [argument.partition("=") for argument in arguments if not argument.startswith(("-", "hydra"))]
-    keys = [key for key, equals, _ in pairs if equals]
+    shards = [key for key, _, value in pairs if value.endswith(".tar")]
     for key, _, value in pairs:
-        if keys.count(key) > 1 or re.match(r"[^\"'\[({$]+\{", value):
+        if shards.count(key) > 1 or re.match(r"[^\"'\[({$]+\{", value):
             raise SystemExit(
-                f"train: {key} has braces without quotes, or is given {keys.count(key)} times. Braces need "
+                f"train: {key} has braces without quotes, or is given {shards.count(key)} times. Braces need "
                 f"the shell's quotes and Hydra's: '{key}=\"/data/train-{{000..009}}.tar\"'"
             )
 

@@ -1,0 +1,172 @@
+"""train.py as a user runs it: a copy of the checkout, without an install."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import re
+
+import pytest
+from checkouts import ROOT, SMALL, TINY, copy, library, tracked, train
+from conftest import sample
+from pictures import jpeg
+from small_tars import write_tar
+
+SUMMARY = re.compile(
+    r"^trained: (\d+) steps, \d+ images/s, \d+% of the time waiting for data, validation accuracy \d\.\d{3}$"
+)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    return copy(tmp_path_factory.mktemp("checkout"), tracked())
+
+
+def last_line(done):
+    lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
+    return lines[-1].strip() if lines else ""
+
+
+def good(checkout, *arguments, **environment):
+    done = train(checkout, *arguments, TARPEG_LIB_DIR=library(), **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def bad(checkout, *arguments):
+    """The last line of a run that fails, without a traceback; all lines where Hydra speaks."""
+    done = train(checkout, *arguments, TARPEG_LIB_DIR=library())
+    assert done.returncode != 0, done.stdout
+    assert "Traceback" not in done.stderr, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    return done.stderr if last.startswith("Set the environment variable HYDRA_FULL_ERROR") else last
+
+
+def steps(done):
+    match = SUMMARY.match(last_line(done))
+    assert match, done.stdout + done.stderr
+    return int(match[1])
+
+
+def test_it_trains_logs_and_checkpoints_and_resumes(checkout):
+    done = good(checkout, *TINY, "hydra.run.dir=outputs/first")
+    assert steps(done) == 3
+    for noise in ("litlogger", "LeafSpec", "Warning", "warn"):
+        assert noise not in done.stdout + done.stderr, done.stderr
+    out = checkout / "outputs" / "first"
+    with next(out.glob("csv/*/metrics.csv")).open() as file:
+        columns = set(next(csv.reader(file)))
+    assert {"train/loss", "val/accuracy", "data/wait_share", "data/images_per_second"} <= columns
+    assert list(out.glob("tensorboard/*/events.out.tfevents.*"))
+    assert (out / ".hydra" / "config.yaml").is_file()
+    names = {path.name for path in (out / "checkpoints").iterdir()}
+    assert names == {"last.ckpt", "epoch=0-step=3.ckpt"}
+    assert (checkout / "data" / "synthetic" / "shards.json").is_file()
+
+    ckpt = "ckpt_path=outputs/first/checkpoints/last.ckpt"
+    assert steps(good(checkout, *TINY, ckpt, "trainer.max_epochs=3", "logger=none")) == 9
+
+
+@pytest.mark.slow
+def test_the_article(checkout):
+    photos = ("data.prepare.train=24", "data.prepare.val=16", "data.batch_size=8")
+    assert steps(good(checkout, "experiment=article", *photos, *SMALL)) == 3
+
+
+@pytest.mark.slow
+def test_a_folder_of_images(checkout, tmp_path):
+    for number in range(60):
+        folder = tmp_path / "photos" / f"class{number % 3}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.jpg").write_bytes(jpeg("420", 64, 80, seed=number))
+    folder = (
+        "data=folder",
+        f"data.prepare.root={tmp_path / 'photos'}",
+        f"data.prepare.out={tmp_path / 'out'}",
+    )
+    assert steps(good(checkout, *folder, *SMALL, "model.net.num_classes=3", "data.batch_size=27")) == 2
+    line = bad(checkout, *folder, *SMALL, "model.net.num_classes=2")
+    assert line == "train: labels 0..2 do not fit model.net.num_classes=2"
+
+
+@pytest.mark.slow
+def test_own_shards_by_a_brace_pattern(checkout, tmp_path):
+    for number in range(2):
+        write_tar(tmp_path / f"p-{number:03d}.tar", [m for n in range(12) for m in sample(number * 12 + n)])
+    pattern = f'data.train.shards="{tmp_path}/p-{{000..001}}.tar"'
+    val = f"data.val.shards={tmp_path}"
+    assert steps(good(checkout, "data=shards", pattern, val, "data.batch_size=12", *SMALL)) == 2
+
+
+@pytest.fixture(scope="module")
+def script():
+    """train.py as a module."""
+    spec = importlib.util.spec_from_file_location("train_script", ROOT / "train.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_unquoted_braces_end_with_a_hint(script):
+    for arguments in (
+        ["data=shards", "data.train.shards=/d/p-{000..001}.tar"],
+        # What a shell makes of it; Hydra would take the last.
+        ["data=shards", "data.train.shards=/d/p-000.tar", "data.train.shards=/d/p-001.tar"],
+    ):
+        with pytest.raises(SystemExit) as caught:
+            script._check_braces(arguments)
+        assert str(caught.value).startswith("train: data.train.shards has braces without quotes, or is given")
+        assert str(caught.value).endswith("'data.train.shards=\"/data/train-{000..009}.tar\"'")
+
+
+def test_braces_that_are_right_pass(script):
+    script._check_braces(['data.train.shards="/d/p-{000..001}.tar"', "data.val.shards=['/d/{0,1}.tar']"])
+    script._check_braces(
+        ["+model.extra={a: 1}", "data.prepare.out=${oc.env:HOME}/x", "--multirun", "seed=1,2"]
+    )
+    script._check_braces(
+        ["hydra.run.dir=a", "hydra.run.dir=b", "~logger", "+trainer.x=1", "trainer=ddp", "seed=1", "seed=2"]
+    )
+
+
+WRONG = {
+    "unknown key": (["data.trian=1"], r"Key 'trian' is not in struct"),
+    "unknown option": (["data=nonsense"], r"Could not find 'data/nonsense'"),
+    "shards not given": (
+        ["data=shards"],
+        r"^train: data\.train\.shards is not set: give data\.train\.shards=",
+    ),
+    "shard missing": (
+        ["data=shards", "data.train.shards=/nowhere/x.tar", "data.val.shards=/nowhere"],
+        r"^train: shard /nowhere/x\.tar does not exist, nor does its folder /nowhere\. Check the path\.$",
+    ),
+    "value out of range": (
+        ["data.train.flip=2"],
+        r"^train: data\.train: flip=2 is a probability, from 0 to 1$",
+    ),
+    "unknown policy": (
+        ["data.on_error=skip"],
+        r"^train: data: on_error='skip' must be 'substitute' or 'raise'$",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", WRONG)
+def test_settings_that_are_wrong_are_named(checkout, what):
+    arguments, text = WRONG[what]
+    line = bad(checkout, *arguments)
+    assert re.search(text, line), line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_error", ["raise", "substitute"])
+def test_bad_images_by_policy(checkout, tmp_path, on_error):
+    samples = [sample(number, b"" if number == 7 else None) for number in range(24)]
+    path = write_tar(tmp_path / "bad.tar", [member for members in samples for member in members])
+    shards = ("data=shards", f"data.train.shards={path}", f"data.val.shards={path}", "data.batch_size=12")
+    text = f"shard {path}, key 'k0007': image is EMPTY (1)"
+    if on_error == "raise":
+        assert bad(checkout, *shards, *SMALL, "data.on_error=raise").startswith(f"train: {text}")
+    else:
+        assert text in good(checkout, *shards, *SMALL).stderr
