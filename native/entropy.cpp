@@ -33,7 +33,7 @@ inline int next_value(BitReader* reader, int size) noexcept {
 inline int long_symbol(BitReader* reader, const HuffmanTable& table) noexcept {
   const uint32_t bits = reader->peek(32);
   int length = HuffmanTable::kLookahead + 1;
-  while (bits >= table.limits[length]) ++length;
+  while (length <= 16 && bits >= table.limits[length]) ++length;
   if (length > 16) return -1;
   const int index = table.offsets[length] + static_cast<int>(bits >> (32 - length));
   reader->drop(length);
@@ -55,7 +55,7 @@ inline bool next_dc(BitReader* reader, const HuffmanTable& table, int* dc) noexc
     size = long_symbol(reader, table);
     if (size < 0) return false;
   }
-  *dc += next_value(reader, size);
+  *dc = static_cast<int>(static_cast<unsigned>(*dc) + static_cast<unsigned>(next_value(reader, size)));
   return true;
 }
 

@@ -54,7 +54,8 @@ struct Transcoder {
 // Writing back what was read would turn a damaged file into a clean one. Every warning that touches pixels
 // fails (install()), a missing EOI fails before. A progressive file whose scans do not refine every
 // coefficient fully is shown smoothed by libjpeg, a baseline one is not: such a source stays as it is. So
-// does one whose MCU would hold more blocks than one scan may interleave.
+// does one whose MCU would hold more blocks than one scan may interleave, whose components were quantised by
+// tables since overwritten, or whose coefficients are too large for a baseline file.
 bool Transcoder::is_tileable() const noexcept {
   int blocks = 0;
   for (int i = 0; i < source.num_components; ++i) {
@@ -62,6 +63,10 @@ bool Transcoder::is_tileable() const noexcept {
     blocks += component.h_samp_factor * component.v_samp_factor;
     if (source.max_h_samp_factor % component.h_samp_factor != 0) return false;
     if (source.max_v_samp_factor % component.v_samp_factor != 0) return false;
+    const JQUANT_TBL* used = component.quant_table;  // none where no scan held the component
+    if (used == nullptr) return false;
+    const JQUANT_TBL* last = source.quant_tbl_ptrs[component.quant_tbl_no];
+    if (std::memcmp(used->quantval, last->quantval, sizeof used->quantval) != 0) return false;
     if (source.coef_bits == nullptr) continue;
     for (int k = 0; k < DCTSIZE2; ++k) {
       if (source.coef_bits[i][k] != 0) return false;
@@ -85,7 +90,11 @@ void Transcoder::copy_metadata() noexcept {
 Status Transcoder::run(const uint8_t* data, size_t size, int tile) noexcept {
   source.err = install(&errors);
   target.err = &errors.base;
-  if (setjmp(errors.jump)) return errors.status;
+  if (setjmp(errors.jump)) {
+    // Reading is over when writing begins: the source is sound.
+    untouched = writing && errors.base.msg_code != JERR_OUT_OF_MEMORY;
+    return untouched ? Status::kOk : errors.status;
+  }
   jpeg_create_decompress(&source);
   reading = true;
   progress.progress_monitor = limit_scans;
