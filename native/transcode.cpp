@@ -17,7 +17,7 @@ int tile_interval(int columns, int wish) noexcept {
   for (int interval = wish; interval <= 4 * wish && interval <= columns; ++interval) {
     if (columns % interval == 0) return interval;
   }
-  for (int interval = std::min(wish, columns) - 1; interval > 1; --interval) {
+  for (int interval = std::min(wish - 1, columns); interval > 1; --interval) {
     if (columns % interval == 0) return interval;
   }
   return columns;
