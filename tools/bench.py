@@ -24,14 +24,14 @@ def main(cfg: DictConfig) -> None:
     except ValueError as error:
         sys.exit(f"bench: {error}")
     head, rows = report.table()
-    table = Table(title=report.title, title_justify="left")
+    table = Table()
     for name in head:
         table.add_column(name, justify="right" if name[:2] in ("us", "sp", "of") else "left", no_wrap=True)
     following = [*(row.group for row in report.rows[1:]), None]
     for row, cells, group in zip(report.rows, rows, following, strict=True):
         table.add_row(*cells, end_section=row.group != group)
     console = Console(width=None if sys.stdout.isatty() else 130, highlight=False)
-    console.print(table)
+    console.print(report.title, table, sep="\n")
     for line in (*report.notes, *(f"written: {path}" for path in report.write(out))):
         console.print(line, markup=False, soft_wrap=True)
 

@@ -47,6 +47,7 @@ class Report:
     size: str
     images: int
     rounds: int
+    clock: str
     tile: int
     bits_per_pixel: float
     tiled_size: float
@@ -59,9 +60,8 @@ class Report:
     @property
     def title(self) -> str:
         """What was done to what, in one line."""
-        return (
-            f"{self.work}: {self.images} {self.size} photographs, one thread, medians of {self.rounds} rounds"
-        )
+        rounds = f"medians of {self.rounds} rounds" + (", processor time" if self.clock == "cpu" else "")
+        return f"{self.work}: {self.images} {self.size} photographs, one thread, {rounds}"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ class Report:
         name = re.sub(r"[^\w.-]+", "x", f"{self.suite}-{self.size}").strip("x")
         table, chart = (Path(directory) / f"{name}.{kind}" for kind in ("csv", "png"))
         table.parent.mkdir(parents=True, exist_ok=True)
-        about = ("suite", "size", "images", "rounds", "tile", "machine", "versions", "date")
+        about = ("suite", "size", "images", "rounds", "clock", "tile", "machine", "versions", "date")
         with table.open("w", newline="") as stream:
             writer = csv.writer(stream)
             writer.writerow([*Row._fields, *about])
