@@ -18,6 +18,8 @@ constexpr int kMaxScans = 500;
       fail(info, Status::kTruncated);
     case JERR_BAD_PRECISION:
     case JERR_CONVERSION_NOTIMPL:
+    case JERR_FRACT_SAMPLE_NOTIMPL:
+    case JERR_CCIR601_NOTIMPL:
     case JERR_ARITH_NOTIMPL:
     case JERR_NOT_COMPILED:
     case JERR_SOF_UNSUPPORTED:
