@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 NATIVE := $(wildcard native/*.cpp native/*.h native/cuda/*.cu native/cuda/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system build train test test-all lint format bench clean
+.PHONY: help setup system build train test test-all lint format bench fuzz asan clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -48,6 +48,12 @@ format: setup  ## rewrite the sources as lint wants them
 
 bench: setup  ## measure (ARGS="suite=crop")
 	$(PY) tools/bench.py $(ARGS)
+
+fuzz: setup  ## fuzz the decoders for FUZZ_SECONDS=60 (FUZZ_LIBJPEG=source: libjpeg-turbo with the sanitisers too)
+	@fuzz/run.sh $(PY)
+
+asan: setup  ## the decoders' tests under ASan and UBSan (ARGS="-k tile")
+	@fuzz/asan.sh $(PY) $(ARGS)
 
 clean:  ## remove what was built; .venv, data and outputs stay
 	rm -rf build dist datamodules/*.egg-info datamodules/tarpeg/_lib .pytest_cache .mypy_cache .ruff_cache
