@@ -20,6 +20,29 @@ int ceil_div(int a, int b) noexcept { return (a + b - 1) / b; }
 
 }  // namespace
 
+bool Frame::derive() noexcept {
+  // A scan of one component has MCUs of one block whatever its sampling factors are.
+  if (component_count == 1) components[0].across = components[0].down = 1;
+  across = down = 1;
+  for (int i = 0; i < component_count; ++i) {
+    across = std::max(across, components[i].across);
+    down = std::max(down, components[i].down);
+  }
+  blocks = 0;
+  for (int i = 0; i < component_count; ++i) {
+    Component& component = components[i];
+    blocks += component.across * component.down;
+    if (across % component.across != 0 || down % component.down != 0) return false;
+    component.width = ceil_div(width * component.across, across);
+    component.height = ceil_div(height * component.down, down);
+  }
+  mcu_width = 8 * across;
+  mcu_height = 8 * down;
+  mcu_columns = ceil_div(width, mcu_width);
+  mcu_rows = ceil_div(height, mcu_height);
+  return blocks <= 10;
+}
+
 bool BaselineStream::parse(const uint8_t* data, size_t size, const Header& header) {
   data_ = data;
   size_ = size;
@@ -71,6 +94,8 @@ bool BaselineStream::parse_segments(size_t end) {
         if (length >= 12 && std::memcmp(body, "Adobe", 5) == 0) adobe_transform_ = body[11];
         break;
       default:
+        // Application segments, comments and a DNL are passed over; libjpeg refuses every reserved marker.
+        is_regular = (marker >= 0xE0 && marker <= 0xEF) || marker == 0xFE || marker == 0xDC;
         break;
     }
     if (!is_regular) return false;
@@ -85,7 +110,6 @@ bool BaselineStream::parse_segments(size_t end) {
 bool BaselineStream::parse_frame(const uint8_t* body, size_t length) {
   component_count = body[5];
   if ((component_count != 1 && component_count != 3) || length != 6u + 3u * component_count) return false;
-  across = down = 1;
   for (int i = 0; i < component_count; ++i) {
     const uint8_t* field = body + 6 + 3 * i;
     ids_[i] = field[0];
@@ -96,24 +120,8 @@ bool BaselineStream::parse_frame(const uint8_t* body, size_t length) {
         components[i].down > 4 || tables_[i] > 3) {
       return false;
     }
-    across = std::max(across, components[i].across);
-    down = std::max(down, components[i].down);
   }
-  // A scan of one component has MCUs of one block whatever its sampling factors are.
-  if (component_count == 1) across = down = components[0].across = components[0].down = 1;
-  blocks = 0;
-  for (int i = 0; i < component_count; ++i) {
-    Component& component = components[i];
-    blocks += component.across * component.down;
-    if (across % component.across != 0 || down % component.down != 0) return false;
-    component.width = ceil_div(width * component.across, across);
-    component.height = ceil_div(height * component.down, down);
-  }
-  mcu_width = 8 * across;
-  mcu_height = 8 * down;
-  mcu_columns = ceil_div(width, mcu_width);
-  mcu_rows = ceil_div(height, mcu_height);
-  return blocks <= 10;
+  return derive();
 }
 
 bool BaselineStream::parse_quantisers(const uint8_t* body, size_t length) {

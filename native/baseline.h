@@ -18,24 +18,32 @@ struct Component {
   int dc_table, ac_table;
 };
 
+// The geometry of an image in gray or YCbCr.
+struct Frame {
+  int height = 0, width = 0;          // pixels, as stored
+  int component_count = 0;            // 1: gray; 3: YCbCr
+  int across = 1, down = 1;           // the largest sampling factors
+  int mcu_height = 8, mcu_width = 8;  // pixels
+  int mcu_rows = 0, mcu_columns = 0;
+  int blocks = 0;  // an MCU
+  Component components[3];
+
+  // Derives everything from height, width, component_count and the components' sampling factors. False for
+  // what no single scan holds, or where a component's resolution is no whole fraction of the image's.
+  bool derive() noexcept;
+};
+
 // The structure of a baseline JPEG in one interleaved scan: what a file must be for its parts to be decoded
 // alone. Restart markers cut the scan into segments, which know nothing of each other; a tiled file
 // (tile_jpeg) has many in each row of MCUs. Keeps its memory from image to image.
-class BaselineStream {
+struct BaselineStream : Frame {
  public:
   // Reads everything up to the end of the scan, whose markers must be exactly the restart markers that the
   // frame and the interval ask for, and EOI. False for whatever is not regular in every respect: libjpeg
   // reads that.
   bool parse(const uint8_t* data, size_t size, const Header& header);
 
-  int height = 0, width = 0;          // pixels, as stored
-  int component_count = 0;            // 1: gray; 3: YCbCr
-  int across = 1, down = 1;           // the largest sampling factors
-  int mcu_height = 8, mcu_width = 8;  // pixels
-  int mcu_rows = 0, mcu_columns = 0;
-  int blocks = 0;    // an MCU
   int interval = 0;  // MCUs a segment
-  Component components[3];
   HuffmanTable dc_tables[4], ac_tables[4];
   std::vector<const uint8_t*> starts;  // of each segment
   std::vector<const uint8_t*> ends;

@@ -27,7 +27,7 @@ struct Job {
 };
 
 std::vector<Job> plan(const std::vector<Tensor>& jpegs, const Tensor& boxes, int64_t height, int64_t width,
-                      const std::optional<Tensor>& flip, Filter filter, int64_t max_pixels) {
+                      const std::optional<Tensor>& flip, Filter filter, bool exact, int64_t max_pixels) {
   const int64_t count = static_cast<int64_t>(jpegs.size());
   STD_TORCH_CHECK(boxes.is_cpu() && boxes.scalar_type() == ScalarType::Int && boxes.is_contiguous() &&
                       boxes.dim() == 2 && boxes.size(0) == count && boxes.size(1) == 4,
@@ -48,6 +48,7 @@ std::vector<Job> plan(const std::vector<Tensor>& jpegs, const Tensor& boxes, int
                    check_size(width, "width"),
                    mirror != nullptr && mirror[i],
                    filter,
+                   exact,
                    max_pixels};
   }
   return jobs;
@@ -90,9 +91,9 @@ Tensor run(std::vector<Job>& jobs, uint8_t* out, size_t image_bytes) {
 
 std::tuple<Tensor, Tensor> decode_batch(std::vector<Tensor> jpegs, Tensor boxes, int64_t height,
                                         int64_t width, std::optional<Tensor> flip, std::string interpolation,
-                                        bool antialias, int64_t max_pixels) {
+                                        bool antialias, bool exact, int64_t max_pixels) {
   std::vector<Job> jobs =
-      plan(jpegs, boxes, height, width, flip, filter_of(interpolation, antialias), max_pixels);
+      plan(jpegs, boxes, height, width, flip, filter_of(interpolation, antialias), exact, max_pixels);
   const int64_t count = static_cast<int64_t>(jobs.size()), pixels = height * width;
   Tensor images = new_images({count, 3, height, width}, {3 * pixels, 1, 3 * width, 3});
   Tensor statuses = run(jobs, images.mutable_data_ptr<uint8_t>(), static_cast<size_t>(3 * pixels));
@@ -100,7 +101,8 @@ std::tuple<Tensor, Tensor> decode_batch(std::vector<Tensor> jpegs, Tensor boxes,
 }
 
 Tensor decode_batch_out(std::vector<Tensor> jpegs, Tensor boxes, std::optional<Tensor> flip,
-                        std::string interpolation, bool antialias, int64_t max_pixels, Tensor out) {
+                        std::string interpolation, bool antialias, bool exact, int64_t max_pixels,
+                        Tensor out) {
   STD_TORCH_CHECK(out.is_cpu() && out.scalar_type() == ScalarType::Byte && out.dim() == 4 &&
                       out.size(0) == static_cast<int64_t>(jpegs.size()) && out.size(1) == 3,
                   "out must be a uint8 tensor [", jpegs.size(), ", 3, height, width] on the CPU");
@@ -109,7 +111,7 @@ Tensor decode_batch_out(std::vector<Tensor> jpegs, Tensor boxes, std::optional<T
                                        out.stride(2) == 3 * width && out.stride(0) == 3 * width * height),
                   "out must be dense in channels_last order");
   std::vector<Job> jobs =
-      plan(jpegs, boxes, height, width, flip, filter_of(interpolation, antialias), max_pixels);
+      plan(jpegs, boxes, height, width, flip, filter_of(interpolation, antialias), exact, max_pixels);
   return run(jobs, out.mutable_data_ptr<uint8_t>(), static_cast<size_t>(3 * height * width));
 }
 

@@ -42,15 +42,15 @@ inline int long_symbol(BitReader* reader, const HuffmanTable& table) noexcept {
 
 inline bool next_dc(BitReader* reader, const HuffmanTable& table, int* dc) noexcept {
   reader->refill();
-  const uint32_t bits = reader->peek(HuffmanTable::kLookahead);
-  const HuffmanTable::Entry entry = table.entries[bits];
+  const HuffmanTable::Entry entry = table.entries[reader->peek(HuffmanTable::kLookahead)];
   int size = entry.value;
-  if (entry.bits != 0) {
+  if (entry.bits > 0) {
     reader->drop(entry.bits);
-    if (table.is_whole[bits]) {
-      *dc += entry.value;
-      return true;
-    }
+    *dc = static_cast<int>(static_cast<unsigned>(*dc) + static_cast<unsigned>(entry.value));
+    return true;
+  }
+  if (entry.bits < 0) {
+    reader->drop(-entry.bits);
   } else {
     size = long_symbol(reader, table);
     if (size < 0) return false;
@@ -66,16 +66,14 @@ inline int next_ac(BitReader* reader, const HuffmanTable& table, const Keep& kee
   int k = 1;
   while (k < 64) {
     reader->refill();  // 56 bits: enough for two coefficients of 10 bits and whatever comes third
-    const uint32_t bits = reader->peek(HuffmanTable::kLookahead);
-    const HuffmanTable::Entry entry = table.entries[bits];
-    if (__builtin_expect(table.is_whole[bits], 1)) {
+    const HuffmanTable::Entry entry = table.entries[reader->peek(HuffmanTable::kLookahead)];
+    if (__builtin_expect(entry.bits > 0, 1)) {
       reader->drop(entry.bits);
       k += entry.run;
       keep(k++, entry.value);
       if (k >= 64) break;
-      const uint32_t more = reader->peek(HuffmanTable::kLookahead);
-      if (table.is_whole[more]) {
-        const HuffmanTable::Entry second = table.entries[more];
+      const HuffmanTable::Entry second = table.entries[reader->peek(HuffmanTable::kLookahead)];
+      if (second.bits > 0) {
         reader->drop(second.bits);
         k += second.run;
         keep(k++, second.value);
@@ -83,8 +81,8 @@ inline int next_ac(BitReader* reader, const HuffmanTable& table, const Keep& kee
       continue;
     }
     int run = entry.run, size = entry.value;
-    if (entry.bits != 0) {
-      reader->drop(entry.bits);
+    if (entry.bits < 0) {
+      reader->drop(-entry.bits);
     } else {
       const int symbol = long_symbol(reader, table);
       if (symbol < 0) return 0;

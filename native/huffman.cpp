@@ -35,31 +35,22 @@ bool HuffmanTable::build(const uint8_t* counts, const uint8_t* values, size_t av
       const uint8_t run = !is_dc && symbol == 0 ? kEndOfBlock : static_cast<uint8_t>(symbol >> 4);
       const bool whole = size <= spare;
       if (!whole) {
-        const Entry entry{static_cast<int16_t>(size), run, static_cast<uint8_t>(length)};
-        for (int rest = 1 << spare; rest > 0; --rest, ++filled) {
-          entries[filled] = entry;
-          is_whole[filled] = false;
-        }
+        const Entry entry{static_cast<int16_t>(size), run, static_cast<int8_t>(-length)};
+        for (int rest = 1 << spare; rest > 0; --rest) entries[filled++] = entry;
         continue;
       }
       // Coefficients in the order of their bits: first the negative ones, from the most negative on.
       const int repeat = 1 << (spare - size);
       for (int bits = 0; bits < 1 << size; ++bits) {
         const int value = size > 0 && bits < 1 << (size - 1) ? bits + 1 - (1 << size) : bits;
-        const Entry entry{static_cast<int16_t>(value), run, static_cast<uint8_t>(length + size)};
-        for (int i2 = 0; i2 < repeat; ++i2, ++filled) {
-          entries[filled] = entry;
-          is_whole[filled] = true;
-        }
+        const Entry entry{static_cast<int16_t>(value), run, static_cast<int8_t>(length + size)};
+        for (int rest = repeat; rest > 0; --rest) entries[filled++] = entry;
       }
     }
     limits[length] = code << (32 - length);
     code <<= 1;
   }
-  for (; filled < 1 << kLookahead; ++filled) {
-    entries[filled] = {0, 0, 0};
-    is_whole[filled] = false;
-  }
+  while (filled < 1 << kLookahead) entries[filled++] = {0, 0, 0};
   limits[17] = UINT32_MAX;
   count = index;
   return index > 0;

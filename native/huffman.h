@@ -15,12 +15,12 @@ struct HuffmanTable {
   struct Entry {
     int16_t value;  // the coefficient, where its bits are among them; otherwise how many bits it takes
     uint8_t run;    // zeros before it
-    uint8_t bits;   // bits used up: 0 where the code is longer, or there is none
+    int8_t bits;    // bits used up; negative, or 0 for a code that is longer or none, where it is not the
+                    // coefficient
   };
 
-  Entry entries[1 << kLookahead];
-  bool is_whole[1 << kLookahead];  // whether `value` is the coefficient
-  uint32_t limits[18];             // left-aligned to 32 bits: codes of length n are below limits[n]
+  alignas(64) Entry entries[1 << kLookahead];
+  uint32_t limits[18];  // left-aligned to 32 bits: codes of length n are below limits[n]
   int offsets[17];
   uint8_t symbols[256];
   int count;

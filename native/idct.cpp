@@ -34,10 +34,17 @@ void transform(const int16_t* in, int step, int shift, int16_t* out) noexcept {
   }
 }
 
+// Note [flat columns]
+// Where a block has nothing below its first row, libjpeg's first pass is a shift. The result is the same but
+// for coefficients that no picture needs, beyond 13 bits: there the shift wraps and the long way saturates.
 void inverse_dct_portable(const DctBlock& block, ptrdiff_t stride) noexcept {
   int16_t work[64];
   for (int i = 0; i < 64; ++i) work[i] = static_cast<int16_t>(block.coefficients[i] * block.quantisers[i]);
-  for (int x = 0; x < 8; ++x) transform(work + x, 8, kConstBits - kPassBits, work + x);
+  if (std::all_of(block.coefficients + 8, block.coefficients + 64, [](int16_t c) { return c == 0; })) {
+    for (int i = 0; i < 64; ++i) work[i] = static_cast<int16_t>(work[i % 8] * (i < 8 ? 1 << kPassBits : 1));
+  } else {
+    for (int x = 0; x < 8; ++x) transform(work + x, 8, kConstBits - kPassBits, work + x);
+  }
   for (int y = 0; y < 8; ++y) transform(work + 8 * y, 1, kConstBits + kPassBits + 3, work + 8 * y);
   for (int y = 0; y < 8; ++y) {
     for (int x = 0; x < 8; ++x) {
@@ -141,6 +148,14 @@ TARPEG_AVX2 inline __m128i dequantised(const DctBlock& block, int row) noexcept 
 TARPEG_AVX2 void inverse_dct_avx2(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept {
   Rows8 m;
   for (int i = 0; i < 8; ++i) m.row[i] = _mm256_set_m128i(dequantised(second, i), dequantised(first, i));
+  // See Note [flat columns].
+  const __m256i shifted = _mm256_slli_epi16(m.row[0], kPassBits);
+  const __m256i same = _mm256_cmpeq_epi16(_mm256_srai_epi16(shifted, kPassBits), m.row[0]);
+  if (__builtin_expect(_mm256_movemask_epi8(same) != -1, 0)) {
+    inverse_dct_portable(first, stride);
+    inverse_dct_portable(second, stride);
+    return;
+  }
   transform<kConstBits - kPassBits>(&m);
   transpose(&m);
   transform<kConstBits + kPassBits + 3>(&m);
@@ -157,6 +172,24 @@ TARPEG_AVX2 void inverse_dct_avx2(const DctBlock& first, const DctBlock& second,
   }
 }
 
+// Sums of at most 64 bytes fit 16 bits: down first, then across.
+template <int kDown, int kAcross>
+TARPEG_AVX2 void reduce_avx2(const uint8_t* block, uint8_t* out, ptrdiff_t stride) noexcept {
+  constexpr int kCount = kDown * kAcross, kShift = __builtin_ctz(kCount);
+  const __m128i round = _mm_set1_epi16(kCount >> 1);
+  for (int y = 0; y < 8; y += kDown, out += stride) {
+    __m128i sum = _mm_setzero_si128();
+    for (int i = 0; i < kDown; ++i) {
+      const __m128i row = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(block + 8 * (y + i)));
+      sum = _mm_add_epi16(sum, _mm_cvtepu8_epi16(row));
+    }
+    for (int times = 1; times < kAcross; times *= 2) sum = _mm_hadd_epi16(sum, sum);
+    const __m128i mean = _mm_srli_epi16(_mm_add_epi16(sum, round), kShift);
+    const int64_t bytes = _mm_cvtsi128_si64(_mm_packus_epi16(mean, mean));
+    std::memcpy(out, &bytes, 8 / kAcross);
+  }
+}
+
 #endif
 
 }  // namespace
@@ -167,6 +200,27 @@ void inverse_dct(const DctBlock& first, const DctBlock& second, ptrdiff_t stride
 #endif
   inverse_dct_portable(first, stride);
   inverse_dct_portable(second, stride);
+}
+
+void reduce_block(const uint8_t* block, int down_by, int across_by, uint8_t* out, ptrdiff_t stride) noexcept {
+#if defined(TARPEG_X86)
+  if (down_by == across_by && has_avx2()) {
+    if (down_by == 1) return reduce_avx2<1, 1>(block, out, stride);
+    if (down_by == 2) return reduce_avx2<2, 2>(block, out, stride);
+    if (down_by == 4) return reduce_avx2<4, 4>(block, out, stride);
+    return reduce_avx2<8, 8>(block, out, stride);
+  }
+#endif
+  const int count = down_by * across_by, shift = __builtin_ctz(static_cast<unsigned>(count));
+  for (int y = 0; y < 8; y += down_by, out += stride) {
+    for (int x = 0; x < 8; x += across_by) {
+      int sum = count >> 1;
+      for (int i = 0; i < down_by; ++i) {
+        for (int j = 0; j < across_by; ++j) sum += block[8 * (y + i) + x + j];
+      }
+      out[x / across_by] = static_cast<uint8_t>(sum >> shift);
+    }
+  }
 }
 
 }  // namespace tarpeg

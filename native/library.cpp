@@ -7,8 +7,8 @@ STABLE_TORCH_LIBRARY(tarpeg, m) {
   m.def("image_sizes(Tensor[] jpegs) -> Tensor");
   m.def(
       "decode_batch(Tensor[] jpegs, Tensor boxes, int height, int width, Tensor? flip, str interpolation, "
-      "bool antialias, int max_pixels) -> (Tensor, Tensor)");
+      "bool antialias, bool exact, int max_pixels) -> (Tensor, Tensor)");
   m.def(
       "decode_batch_out(Tensor[] jpegs, Tensor boxes, Tensor? flip, str interpolation, bool antialias, "
-      "int max_pixels, Tensor(a!) out) -> Tensor");
+      "bool exact, int max_pixels, Tensor(a!) out) -> Tensor");
 }

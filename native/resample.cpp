@@ -50,18 +50,32 @@ int tap_weights(int i, int in, int out, Filter filter, std::vector<double>* weig
 
 }  // namespace
 
-void Axis::prepare(int in_size, int out_size, Filter filter, bool mirrored, int max_precision) {
-  in = in_size;
+void Axis::prepare(int in_size, int out_size, Filter filter, bool mirrored, int reduction, int offset,
+                   int max_precision) {
+  in = (in_size + offset + reduction - 1) / reduction;
   out = out_size;
-  std::vector<double> row;
-  std::vector<double> all;
+  std::vector<double> row, grouped, all;
   std::vector<int> counts(out);
   start.resize(out);
   taps = 1;
   double peak = 0;
   for (int i = 0; i < out; ++i) {
-    start[i] = tap_weights(i, in, out, filter, &row);
+    // In the order of the stored axis: a mirrored output takes the mirrored samples.
+    int first = tap_weights(mirrored ? out - 1 - i : i, in_size, out, filter, &row);
     while (row.size() > 1 && row.back() == 0.0) row.pop_back();
+    if (mirrored) {
+      first = in_size - first - static_cast<int>(row.size());
+      std::reverse(row.begin(), row.end());
+    }
+    if (reduction > 1) {
+      grouped.assign((offset + first + row.size() - 1) / reduction - (offset + first) / reduction + 1, 0.0);
+      for (size_t j = 0; j < row.size(); ++j) {
+        grouped[(offset + first + j) / reduction - (offset + first) / reduction] += row[j];
+      }
+      first = (offset + first) / reduction;
+      row.swap(grouped);
+    }
+    start[i] = first;
     counts[i] = static_cast<int>(row.size());
     taps = std::max(taps, counts[i]);
     for (double weight : row) peak = std::max(peak, weight);
@@ -72,7 +86,7 @@ void Axis::prepare(int in_size, int out_size, Filter filter, bool mirrored, int 
   weights.assign(static_cast<size_t>(out) * taps, 0);
   const double* next = all.data();
   for (int i = 0; i < out; ++i) {
-    int16_t* target = weights.data() + static_cast<size_t>(mirrored ? out - 1 - i : i) * taps;
+    int16_t* target = weights.data() + static_cast<size_t>(i) * taps;
     // Rounding the running sum instead of each weight keeps the total at exactly one.
     double sum = 0;
     int done = 0;
@@ -80,17 +94,11 @@ void Axis::prepare(int in_size, int out_size, Filter filter, bool mirrored, int 
       sum += *next++;
       const int upto =
           j + 1 == counts[i] ? 1 << precision : static_cast<int>(std::lrint(sum * (1 << precision)));
-      target[mirrored ? counts[i] - 1 - j : j] = static_cast<int16_t>(upto - done);
+      target[j] = static_cast<int16_t>(upto - done);
       done = upto;
     }
   }
-  if (mirrored) {
-    for (int i = 0; i < out; ++i) start[i] = in - start[i] - counts[i];
-    std::reverse(start.begin(), start.end());
-  }
 }
-
-bool Axis::is_identity() const noexcept { return in == out && taps == 1; }
 
 void Resampler::prepare_columns() {
   blocks_ = (horizontal_.taps + 3) / 4;
@@ -104,10 +112,13 @@ void Resampler::prepare_columns() {
   }
 }
 
-Status Resampler::run(RowSource& rows, int box_height, int box_width, int out_height, int out_width,
-                      Filter filter, Orientation orientation, const Placement& place) {
-  vertical_.prepare(box_height, out_height, filter, orientation.flip_rows, kVerticalPrecision);
-  horizontal_.prepare(box_width, out_width, filter, orientation.flip_columns, kHorizontalPrecision);
+Status Resampler::run(RowSource& rows, const Resize& resize, const Placement& place) {
+  vertical_.prepare(resize.height, resize.out_height, resize.filter, resize.orientation.flip_rows,
+                    resize.reduction, resize.top, kVerticalPrecision);
+  horizontal_.prepare(resize.width, resize.out_width, resize.filter, resize.orientation.flip_columns,
+                      resize.reduction, resize.left, kHorizontalPrecision);
+  const int box_height = vertical_.in, box_width = horizontal_.in;
+  const int out_height = resize.out_height, out_width = resize.out_width;
   prepare_columns();
 
   const size_t pair_count = (vertical_.taps + 1) / 2;

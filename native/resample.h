@@ -19,18 +19,30 @@ struct Axis {
 
   // `mirrored`: computed for the mirrored axis, then mirrored back, so that resampling a stored image and
   // then turning it upright equals turning it upright first.
-  void prepare(int in_size, int out_size, Filter filter, bool mirrored, int max_precision);
-  bool is_identity() const noexcept;
+  // Note [reduction]
+  // With `reduction` n, the samples are means of n neighbours each, the first of which begins `offset`
+  // samples before the axis. A mean takes the sum of its samples' weights, so the result differs from that on
+  // the samples only by how much weights, which change slowly over 2 n samples or more, differ within a mean.
+  void prepare(int in_size, int out_size, Filter filter, bool mirrored, int reduction, int offset,
+               int max_precision);
+};
+
+// What to make of a box: all sizes in stored order. The box has height x width samples before a reduction,
+// whose first mean begins `top` and `left` samples before it.
+struct Resize {
+  int height, width, out_height, out_width;
+  Filter filter;
+  Orientation orientation;
+  int reduction, top, left;
 };
 
 // Separable resampling of RGB bytes, rows first, with 7 fractional bits kept between the passes.
 // Keeps its memory from image to image; one per thread.
 class Resampler {
  public:
-  // Reads `box_height` rows from `rows` and writes out_height x out_width pixels to `place`. All sizes are in
-  // stored order. The result differs by at most one level from torchvision v2's on uint8.
-  Status run(RowSource& rows, int box_height, int box_width, int out_height, int out_width, Filter filter,
-             Orientation orientation, const Placement& place);
+  // Reads as many rows as it needs and writes out_height x out_width pixels to `place`. Without a reduction
+  // the result differs by at most one level from torchvision v2's on uint8.
+  Status run(RowSource& rows, const Resize& resize, const Placement& place);
 
  private:
   void prepare_columns();

@@ -29,6 +29,17 @@ bool is_inside(const Box& box, int height, int width) noexcept {
          box.left <= width - box.width;
 }
 
+// The largest of 1, 2, 4, 8 by which the box may be reduced before it is resampled.
+int reduction_of(const Request& request, const Box& box, int out_rows, int out_columns) noexcept {
+  int reduction = 1;
+  if (request.exact || request.filter != Filter::kAntialias) return reduction;
+  while (reduction < 8 && box.height >= 2 * reduction * out_rows &&
+         box.width >= 2 * reduction * out_columns) {
+    reduction *= 2;
+  }
+  return reduction;
+}
+
 }  // namespace
 
 Status decode_sample(const uint8_t* data, size_t size, const Request& request, Scratch* scratch,
@@ -45,14 +56,15 @@ Status decode_sample(const uint8_t* data, size_t size, const Request& request, S
   const Layout layout = is_copy ? Layout::kRgb : Layout::kRgbx;
   const int out_rows = orientation.swap ? request.width : request.height;
   const int out_columns = orientation.swap ? request.height : request.width;
-  const auto deliver = [&](RowSource& rows) {
-    return is_copy ? copy_rows(rows, box, place, &scratch->row)
-                   : scratch->resampler.run(rows, box.height, box.width, out_rows, out_columns,
-                                            request.filter, orientation, place);
+  const auto deliver = [&](RowSource& rows, int reduction) {
+    const Resize resize{box.height,  box.width,           out_rows,
+                        out_columns, request.filter,      orientation,
+                        reduction,   box.top % reduction, box.left % reduction};
+    return is_copy ? copy_rows(rows, box, place, &scratch->row) : scratch->resampler.run(rows, resize, place);
   };
   if (header->format == Format::kPpm) {
     PpmReader rows(data + header->body, header->width, box, layout);
-    return deliver(rows);
+    return deliver(rows, 1);
   }
   // See Note [end of image].
   if (!has_end_marker(data, size, header->body)) return Status::kTruncated;
@@ -60,13 +72,20 @@ Status decode_sample(const uint8_t* data, size_t size, const Request& request, S
   // Regular baseline files, tiled ones first of all, are decoded by PlaneReader: only what lies under the
   // box, with pixels identical to libjpeg's. Whatever else a file may be, and whatever is not as it should be
   // in one that seemed regular, is decoded by libjpeg, which alone decides whether a file is damaged.
-  if (scratch->stream.parse(data, size, *header) && scratch->planes.decode(scratch->stream, box)) {
-    scratch->planes.begin(box, layout);
-    return deliver(scratch->planes);
+  // Reductions are made in the planes either way, so that a file and its tiled copy give the same pixels.
+  const int reduction = reduction_of(request, box, out_rows, out_columns);
+  PlaneReader& planes = scratch->planes;
+  if (scratch->stream.parse(data, size, *header) && planes.decode(scratch->stream, box, reduction, layout)) {
+    return deliver(planes, reduction);
+  }
+  if (reduction > 1) {
+    const Status status = planes.decode(data, size, *header, box, reduction, layout);
+    if (status == Status::kOk) return deliver(planes, reduction);
+    if (status != Status::kUnsupported) return status;
   }
   JpegReader rows;
   const Status status = rows.open(data, size, header->height, header->width, box, layout);
-  return status == Status::kOk ? deliver(rows) : status;
+  return status == Status::kOk ? deliver(rows, 1) : status;
 }
 
 }  // namespace tarpeg

@@ -10,13 +10,22 @@
 namespace tarpeg {
 namespace {
 
-// The restart interval, in MCUs, for tiles of about `wish` MCUs in rows of `columns` MCUs: the smallest
-// divisor of `columns` not below the wish, up to four times it; otherwise the largest below it, but never one
-// MCU unless the wish is one (it costs 3 to 5% in size); otherwise a whole row.
-int tile_interval(int columns, int wish) noexcept {
+// Bytes that a tile costs: its marker, padding, and DC values that are not predicted.
+constexpr size_t kTileBytes = 4;
+
+// The restart interval, in MCUs, for tiles of about `wish` MCUs in `rows` rows of `columns` MCUs: the
+// smallest divisor of `columns` not below the wish, up to four times it, with which the tiles cost at most
+// 1/30 of the source's bytes (optimised Huffman tables win about that back), or the largest of these; where
+// there is none, the largest below the wish, but never one MCU unless the wish is one (it costs 3 to 5% in
+// size); otherwise a whole row.
+int tile_interval(int columns, int rows, int wish, size_t source_bytes) noexcept {
+  int chosen = 0;
   for (int interval = wish; interval <= 4 * wish && interval <= columns; ++interval) {
-    if (columns % interval == 0) return interval;
+    if (columns % interval != 0) continue;
+    chosen = interval;
+    if (static_cast<size_t>(rows) * (columns / interval) * kTileBytes * 30 <= source_bytes) break;
   }
+  if (chosen > 0) return chosen;
   for (int interval = std::min(wish - 1, columns); interval > 1; --interval) {
     if (columns % interval == 0) return interval;
   }
@@ -109,7 +118,9 @@ Status Transcoder::run(const uint8_t* data, size_t size, int tile) noexcept {
     return Status::kOk;
   }
   const int across = source.num_components == 1 ? DCTSIZE : DCTSIZE * source.max_h_samp_factor;
+  const int down = source.num_components == 1 ? DCTSIZE : DCTSIZE * source.max_v_samp_factor;
   const int columns = (static_cast<int>(source.image_width) + across - 1) / across;
+  const int rows = (static_cast<int>(source.image_height) + down - 1) / down;
 
   jpeg_create_compress(&target);
   writing = true;
@@ -117,7 +128,8 @@ Status Transcoder::run(const uint8_t* data, size_t size, int tile) noexcept {
   jpeg_copy_critical_parameters(&source, &target);
   target.optimize_coding = TRUE;
   target.arith_code = FALSE;
-  target.restart_interval = static_cast<unsigned>(tile_interval(columns, (tile + across - 1) / across));
+  target.restart_interval =
+      static_cast<unsigned>(tile_interval(columns, rows, (tile + across - 1) / across, size));
   jpeg_write_coefficients(&target, coefficients);
   copy_metadata();
   jpeg_finish_compress(&target);

@@ -41,9 +41,17 @@ def encoded(image: Image.Image, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
+def flat(kind: str, height: int, width: int) -> bytes:
+    """A JPEG of one of KINDS, of one colour."""
+    return _jpeg(kind, np.full((height, width, 3), (200, 60, 90), dtype=np.uint8))
+
+
 def jpeg(kind: str, height: int, width: int, seed: int = 0) -> bytes:
     """A JPEG of one of KINDS."""
-    rgb = pixels(height, width, seed)
+    return _jpeg(kind, pixels(height, width, seed))
+
+
+def _jpeg(kind: str, rgb: np.ndarray) -> bytes:
     if kind in SAMPLINGS:
         sampling = "Gray" if kind == "gray" else kind
         return simplejpeg.encode_jpeg(rgb, 90, colorspace="RGB", colorsubsampling=sampling)

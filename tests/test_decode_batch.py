@@ -39,7 +39,7 @@ def test_resize_is_within_one_level(interpolation: str, antialias: bool, size: t
     table = torch.tensor(boxes, dtype=torch.int32)
     flip = torch.arange(len(files)) % 2 == 0
     options = {"interpolation": interpolation, "antialias": antialias}
-    images, status = tarpeg.decode_batch(files, table, size, flip, **options)
+    images, status = tarpeg.decode_batch(files, table, size, flip, fidelity="exact", **options)
     assert status.tolist() == [0] * len(files)
     expected = reference.decode_batch(files, table, size, flip, **options)
     assert images.shape == expected.shape
@@ -70,7 +70,7 @@ def test_any_box_size_orientation_flip(
     box = (top, left, data.draw(st.integers(1, height - top)), data.draw(st.integers(1, width - left)))
     boxes, flip = torch.tensor([box], dtype=torch.int32), torch.tensor([mirror])
     options = {"interpolation": method[0], "antialias": method[1]}
-    images, _ = tarpeg.decode_batch([jpeg], boxes, size, flip, **options)
+    images, _ = tarpeg.decode_batch([jpeg], boxes, size, flip, fidelity="exact", **options)
     expected = reference.decode_batch([jpeg], boxes, size, flip, **options)
     assert largest_difference(images, expected) <= (1 if method[0] == "bilinear" else 0)
 
@@ -93,7 +93,7 @@ def test_strong_reduction_stays_within_one_level() -> None:
     busy = pictures.jpeg("444", 1100, 3000)
     for data in (flat, busy):
         jpeg = pictures.tensor(data)
-        images, _ = tarpeg.decode_batch([jpeg], whole(1100, 3000), (1, 5))
+        images, _ = tarpeg.decode_batch([jpeg], whole(1100, 3000), (1, 5), fidelity="exact")
         expected = reference.decode_batch([jpeg], whole(1100, 3000), (1, 5))
         assert largest_difference(images, expected) <= 1
 
@@ -156,13 +156,15 @@ def test_threads_do_not_change_a_byte() -> None:
 
 PORTABLE = """
 import sys, torch, pictures, tarpeg
-files = [pictures.tensor(pictures.jpeg("420", 60 + seed, 64, seed)) for seed in range(12)]
-boxes = torch.tensor([[seed, 4, 40 + seed, 50] for seed in range(12)], dtype=torch.int32)
-flip = torch.arange(12) % 2 == 0
+files = [pictures.tensor(pictures.jpeg(kind, 60 + i, 64, i)) for i, kind in enumerate(pictures.KINDS)]
+boxes = torch.tensor([[i, 4, 40 + i, 50] for i in range(len(files))], dtype=torch.int32)
+flip = torch.arange(len(files)) % 2 == 0
 for size in [(33, 21), (7, 5), (90, 91), (1, 1), (2, 3), (60, 4)]:
     for name, antialias in [("bilinear", True), ("bilinear", False), ("nearest", False)]:
-        images, _ = tarpeg.decode_batch(files, boxes, size, flip, interpolation=name, antialias=antialias)
-        sys.stdout.buffer.write(images.contiguous().numpy().tobytes())
+        for fidelity in ("exact", "fast"):
+            options = {"interpolation": name, "antialias": antialias, "fidelity": fidelity}
+            images, _ = tarpeg.decode_batch(files, boxes, size, flip, **options)
+            sys.stdout.buffer.write(images.contiguous().numpy().tobytes())
 """
 
 
@@ -192,6 +194,7 @@ def test_wrong_arguments_are_named() -> None:
         ("size", ([jpeg], box, (1, 2, 3)), {}),
         ("flip", ([jpeg], box, 8, torch.tensor([1])), {}),
         ("interpolation", ([jpeg], box, 8), {"interpolation": "cubic"}),
+        ("fidelity", ([jpeg], box, 8), {"fidelity": "best"}),
         ("out", ([jpeg], box, 8), {"out": torch.empty(1, 3, 8, 8)}),
         ("out must be channels_last", ([jpeg], box, 8), {"out": torch.empty(1, 3, 8, 8, dtype=torch.uint8)}),
     ]
@@ -213,15 +216,15 @@ def test_the_operator_itself_checks_memory() -> None:
         ([jpeg], box, 8, 8, torch.zeros(2, dtype=torch.bool)),
     ]:
         with pytest.raises(RuntimeError, match="must be"):
-            operator(*arguments, "bilinear", True, ops.MAX_PIXELS)
+            operator(*arguments, "bilinear", True, True, ops.MAX_PIXELS)
 
 
 def test_opcheck() -> None:
     jpeg, flip = pictures.tensor(pictures.jpeg("420", 30, 40)), torch.tensor([True])
-    arguments = ([jpeg], whole(30, 40), 16, 12, flip, "bilinear", True, ops.MAX_PIXELS)
+    arguments = ([jpeg], whole(30, 40), 16, 12, flip, "bilinear", True, True, ops.MAX_PIXELS)
     torch.library.opcheck(torch.ops.tarpeg.decode_batch.default, arguments)
     out = torch.empty((1, 3, 16, 12), dtype=torch.uint8, memory_format=torch.channels_last)
-    arguments = ([jpeg], whole(30, 40), None, "nearest", False, ops.MAX_PIXELS, out)
+    arguments = ([jpeg], whole(30, 40), None, "nearest", False, True, ops.MAX_PIXELS, out)
     torch.library.opcheck(torch.ops.tarpeg.decode_batch_out.default, arguments)
 
 
