@@ -11,9 +11,9 @@ clang=${CLANG:-clang}
 # apt-get source, with lists of its own: the machine's need no deb-src.
 fetch() {
   mkdir -p apt/lists/partial
-  cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null | sed -n 's/^deb /deb-src /p' >apt/src.list
-  cat /etc/apt/sources.list.d/*.sources 2>/dev/null | sed 's/^Types:.*/Types: deb-src/' >apt/src.sources
-  mkdir -p apt/parts && cp apt/src.list apt/src.sources apt/parts/
+  mkdir -p apt/parts
+  (cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null || true) | sed -n 's/^deb /deb-src /p' >apt/parts/src.list
+  (cat /etc/apt/sources.list.d/*.sources 2>/dev/null || true) | sed 's/^Types:.*/Types: deb-src/' >apt/parts/src.sources
   local options=(-qq -o Dir::Etc::sourcelist=/dev/null -o "Dir::Etc::sourceparts=$PWD/apt/parts" -o "Dir::State::lists=$PWD/apt/lists")
   apt-get "${options[@]}" update
   apt-get "${options[@]}" source --download-only libjpeg-turbo

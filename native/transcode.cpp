@@ -17,9 +17,11 @@ constexpr size_t kTileBytes = 4;
 // smallest divisor of `columns` not below the wish, up to four times it, with which the tiles cost at most
 // 1/30 of the source's bytes (optimised Huffman tables win about that back), or the largest of these; where
 // there is none, the largest below the wish, but never one MCU unless the wish is one (it costs 3 to 5% in
-// size); otherwise a whole row.
-int tile_interval(int columns, int rows, int wish, size_t source_bytes) noexcept {
+// size); otherwise a whole row. A source that has tiles of such a width already, `current`, keeps them:
+// tiling twice is tiling once, though the bytes are fewer the second time.
+int tile_interval(int columns, int rows, int wish, size_t source_bytes, int current) noexcept {
   int chosen = 0;
+  if (current >= wish && current <= 4 * wish && columns % current == 0) return current;
   for (int interval = wish; interval <= 4 * wish && interval <= columns; ++interval) {
     if (columns % interval != 0) continue;
     chosen = interval;
@@ -128,8 +130,8 @@ Status Transcoder::run(const uint8_t* data, size_t size, int tile) noexcept {
   jpeg_copy_critical_parameters(&source, &target);
   target.optimize_coding = TRUE;
   target.arith_code = FALSE;
-  target.restart_interval =
-      static_cast<unsigned>(tile_interval(columns, rows, (tile + across - 1) / across, size));
+  target.restart_interval = static_cast<unsigned>(tile_interval(
+      columns, rows, (tile + across - 1) / across, size, static_cast<int>(source.restart_interval)));
   jpeg_write_coefficients(&target, coefficients);
   copy_metadata();
   jpeg_finish_compress(&target);
