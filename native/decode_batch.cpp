@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "checks.h"
+#include "normalise.h"
 
 namespace tarpeg {
 namespace {
@@ -54,7 +55,30 @@ std::vector<Job> plan(const std::vector<Tensor>& jpegs, const Tensor& boxes, int
   return jobs;
 }
 
-Tensor run(std::vector<Job>& jobs, uint8_t* out, size_t image_bytes) {
+// Where the images of a batch go, one after the other.
+struct Output {
+  uint8_t* data;
+  size_t pixels;  // an image
+  Normalisation how;
+
+  size_t image_bytes() const noexcept { return 3 * pixels * size_of(how.type); }
+};
+
+Status decode_into(Job* job, const Output& output, uint8_t* image) {
+  static thread_local Scratch scratch;
+  static thread_local std::vector<uint8_t> bytes;
+  if (output.how.type == Type::kUint8) {
+    return decode_sample(job->data, job->size, job->request, &scratch, &job->header, image);
+  }
+  // The bytes of one image stay in the cache until they are normalised.
+  if (bytes.size() < 3 * output.pixels) bytes.resize(3 * output.pixels);
+  const Status status =
+      decode_sample(job->data, job->size, job->request, &scratch, &job->header, bytes.data());
+  if (status == Status::kOk) normalise(bytes.data(), output.pixels, output.how, image);
+  return status;
+}
+
+Tensor run(std::vector<Job>& jobs, const Output& output) {
   const int64_t count = static_cast<int64_t>(jobs.size());
   Tensor statuses = new_images({count}, {1}, ScalarType::Int);
   int32_t* status = statuses.mutable_data_ptr<int32_t>();
@@ -62,16 +86,15 @@ Tensor run(std::vector<Job>& jobs, uint8_t* out, size_t image_bytes) {
   std::atomic<bool> out_of_memory{false};
   // Images differ in cost: each thread takes the next one when it is done, instead of an equal share.
   const auto work = [&](int64_t, int64_t) {
-    static thread_local Scratch scratch;
     for (int64_t i = next++; i < count; i = next++) {
-      uint8_t* image = out + static_cast<size_t>(i) * image_bytes;
+      uint8_t* image = output.data + static_cast<size_t>(i) * output.image_bytes();
       Status result = Status::kCorrupt;
       try {
-        result = decode_sample(jobs[i].data, jobs[i].size, jobs[i].request, &scratch, &jobs[i].header, image);
+        result = decode_into(&jobs[i], output, image);
       } catch (const std::bad_alloc&) {  // parallel_for prints noise when an exception leaves its body
         out_of_memory = true;
       }
-      if (result != Status::kOk) std::memset(image, 0, image_bytes);
+      if (result != Status::kOk) std::memset(image, 0, output.image_bytes());
       status[i] = static_cast<int32_t>(result);
     }
   };
@@ -89,6 +112,29 @@ Tensor run(std::vector<Job>& jobs, uint8_t* out, size_t image_bytes) {
   return statuses;
 }
 
+Type type_of(ScalarType type) {
+  if (type == ScalarType::Byte) return Type::kUint8;
+  if (type == ScalarType::Float) return Type::kFloat32;
+  if (type == ScalarType::Half) return Type::kFloat16;
+  STD_TORCH_CHECK(type == ScalarType::BFloat16, "out must be a uint8, float32, float16 or bfloat16 tensor");
+  return Type::kBFloat16;
+}
+
+// scale and shift, float32 [6] on the CPU: three of each.
+Normalisation normalisation_of(const std::optional<Tensor>& numbers, ScalarType type) {
+  Normalisation how;
+  how.type = type_of(type);
+  STD_TORCH_CHECK(numbers.has_value() == (how.type != Type::kUint8),
+                  "scale_shift must be given for floating-point output, and only there");
+  if (!numbers) return how;
+  STD_TORCH_CHECK(numbers->is_cpu() && numbers->scalar_type() == ScalarType::Float &&
+                      numbers->is_contiguous() && numbers->numel() == 6,
+                  "scale_shift must be a contiguous float32 tensor [6] on the CPU");
+  std::memcpy(how.scale, numbers->const_data_ptr<float>(), sizeof how.scale);
+  std::memcpy(how.shift, numbers->const_data_ptr<float>() + 3, sizeof how.shift);
+  return how;
+}
+
 std::tuple<Tensor, Tensor> decode_batch(std::vector<Tensor> jpegs, Tensor boxes, int64_t height,
                                         int64_t width, std::optional<Tensor> flip, std::string interpolation,
                                         bool antialias, bool exact, int64_t max_pixels) {
@@ -96,23 +142,26 @@ std::tuple<Tensor, Tensor> decode_batch(std::vector<Tensor> jpegs, Tensor boxes,
       plan(jpegs, boxes, height, width, flip, filter_of(interpolation, antialias), exact, max_pixels);
   const int64_t count = static_cast<int64_t>(jobs.size()), pixels = height * width;
   Tensor images = new_images({count, 3, height, width}, {3 * pixels, 1, 3 * width, 3});
-  Tensor statuses = run(jobs, images.mutable_data_ptr<uint8_t>(), static_cast<size_t>(3 * pixels));
+  Tensor statuses = run(jobs, {images.mutable_data_ptr<uint8_t>(), static_cast<size_t>(pixels), {}});
   return {images, statuses};
 }
 
 Tensor decode_batch_out(std::vector<Tensor> jpegs, Tensor boxes, std::optional<Tensor> flip,
                         std::string interpolation, bool antialias, bool exact, int64_t max_pixels,
-                        Tensor out) {
-  STD_TORCH_CHECK(out.is_cpu() && out.scalar_type() == ScalarType::Byte && out.dim() == 4 &&
-                      out.size(0) == static_cast<int64_t>(jpegs.size()) && out.size(1) == 3,
-                  "out must be a uint8 tensor [", jpegs.size(), ", 3, height, width] on the CPU");
+                        std::optional<Tensor> scale_shift, Tensor out) {
+  STD_TORCH_CHECK(
+      out.is_cpu() && out.dim() == 4 && out.size(0) == static_cast<int64_t>(jpegs.size()) && out.size(1) == 3,
+      "out must be a tensor [", jpegs.size(), ", 3, height, width] on the CPU");
   const int64_t height = out.size(2), width = out.size(3);
-  STD_TORCH_CHECK(out.numel() == 0 || (out.stride(1) == 1 && out.stride(3) == 3 &&
-                                       out.stride(2) == 3 * width && out.stride(0) == 3 * width * height),
-                  "out must be dense in channels_last order");
+  Normalisation how = normalisation_of(scale_shift, out.scalar_type());
+  const bool dense = out.stride(0) == 3 * width * height;
+  const bool last = dense && out.stride(1) == 1 && out.stride(3) == 3 && out.stride(2) == 3 * width;
+  how.planar = !last && how.type != Type::kUint8 && out.is_contiguous();
+  STD_TORCH_CHECK(out.numel() == 0 || last || how.planar,
+                  "out must be dense in channels_last order, or, where it is floating point, contiguous");
   std::vector<Job> jobs =
       plan(jpegs, boxes, height, width, flip, filter_of(interpolation, antialias), exact, max_pixels);
-  return run(jobs, out.mutable_data_ptr<uint8_t>(), static_cast<size_t>(3 * height * width));
+  return run(jobs, {static_cast<uint8_t*>(out.mutable_data_ptr()), static_cast<size_t>(height * width), how});
 }
 
 }  // namespace

@@ -10,5 +10,5 @@ STABLE_TORCH_LIBRARY(tarpeg, m) {
       "bool antialias, bool exact, int max_pixels) -> (Tensor, Tensor)");
   m.def(
       "decode_batch_out(Tensor[] jpegs, Tensor boxes, Tensor? flip, str interpolation, bool antialias, "
-      "bool exact, int max_pixels, Tensor(a!) out) -> Tensor");
+      "bool exact, int max_pixels, Tensor? scale_shift, Tensor(a!) out) -> Tensor");
 }

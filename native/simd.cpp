@@ -7,7 +7,8 @@ namespace {
 
 bool detect() noexcept {
 #if defined(TARPEG_X86)
-  return __builtin_cpu_supports("avx2") != 0 && std::getenv("TARPEG_PORTABLE") == nullptr;
+  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("f16c") != 0 &&
+         std::getenv("TARPEG_PORTABLE") == nullptr;
 #else
   return false;
 #endif

@@ -3,6 +3,7 @@
 #if defined(__x86_64__)
 #define TARPEG_X86 1
 #define TARPEG_AVX2 __attribute__((target("avx2")))
+#define TARPEG_AVX2_F16C __attribute__((target("avx2,f16c")))
 #include <immintrin.h>
 #endif
 

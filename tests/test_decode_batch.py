@@ -195,6 +195,11 @@ def test_wrong_arguments_are_named() -> None:
         ("flip", ([jpeg], box, 8, torch.tensor([1])), {}),
         ("interpolation", ([jpeg], box, 8), {"interpolation": "cubic"}),
         ("fidelity", ([jpeg], box, 8), {"fidelity": "best"}),
+        ("mean", ([jpeg], box, 8), {"mean": [0.5, 0.5, 0.5]}),
+        ("std", ([jpeg], box, 8), {"std": [1.0, 0.0, 1.0], "dtype": torch.float32}),
+        ("mean", ([jpeg], box, 8), {"mean": [1.0, 2.0], "dtype": torch.float32}),
+        ("dtype", ([jpeg], box, 8), {"dtype": torch.float64}),
+        ("out", ([jpeg], box, 8), {"dtype": torch.float32, "out": torch.empty(1, 3, 8, 9)}),
         ("out", ([jpeg], box, 8), {"out": torch.empty(1, 3, 8, 8)}),
         ("out must be channels_last", ([jpeg], box, 8), {"out": torch.empty(1, 3, 8, 8, dtype=torch.uint8)}),
     ]
@@ -224,7 +229,10 @@ def test_opcheck() -> None:
     arguments = ([jpeg], whole(30, 40), 16, 12, flip, "bilinear", True, True, ops.MAX_PIXELS)
     torch.library.opcheck(torch.ops.tarpeg.decode_batch.default, arguments)
     out = torch.empty((1, 3, 16, 12), dtype=torch.uint8, memory_format=torch.channels_last)
-    arguments = ([jpeg], whole(30, 40), None, "nearest", False, True, ops.MAX_PIXELS, out)
+    arguments = ([jpeg], whole(30, 40), None, "nearest", False, True, ops.MAX_PIXELS, None, out)
+    torch.library.opcheck(torch.ops.tarpeg.decode_batch_out.default, arguments)
+    scale_shift = torch.full((6,), 0.5)
+    arguments = (*arguments[:-2], scale_shift, out.float())
     torch.library.opcheck(torch.ops.tarpeg.decode_batch_out.default, arguments)
 
 

@@ -6,9 +6,8 @@ import functools
 
 import pictures
 import pytest
-import torch
-
 import tarpeg
+import torch
 from tarpeg import reference
 from tarpeg.synth import Photos, photograph
 

@@ -6,6 +6,7 @@ fake kernel, so that it traces under ``torch.compile(fullgraph=True)`` and ``tor
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Literal
 
@@ -16,57 +17,13 @@ from . import _load
 from .errors import DecodeError
 
 _load.load()
+importlib.import_module(".fakes", __package__)  # after the library: a fake kernel needs its operator
 
 MAX_PIXELS = 178_956_970
 """The default bound on the size of an image, in pixels: where Pillow, too, refuses to go on."""
 
 Interpolation = Literal["bilinear", "nearest"]
 Fidelity = Literal["fast", "exact"]
-
-
-@torch.library.register_fake("tarpeg::decode_crop")  # type: ignore[untyped-decorator]
-def _fake_decode_crop(jpeg: Tensor, top: int, left: int, height: int, width: int, max_pixels: int) -> Tensor:
-    return jpeg.new_empty((height, width, 3), dtype=torch.uint8).permute(2, 0, 1)
-
-
-@torch.library.register_fake("tarpeg::tile_jpeg")  # type: ignore[untyped-decorator]
-def _fake_tile_jpeg(jpeg: Tensor, tile: int, max_pixels: int) -> Tensor:
-    return jpeg.new_empty((torch.library.get_ctx().new_dynamic_size(),))
-
-
-@torch.library.register_fake("tarpeg::image_sizes")  # type: ignore[untyped-decorator]
-def _fake_image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
-    return jpegs[0].new_empty((len(jpegs), 2), dtype=torch.int32)
-
-
-@torch.library.register_fake("tarpeg::decode_batch")  # type: ignore[untyped-decorator]
-def _fake_decode_batch(
-    jpegs: Sequence[Tensor],
-    boxes: Tensor,
-    height: int,
-    width: int,
-    flip: Tensor | None,
-    interpolation: str,
-    antialias: bool,
-    exact: bool,
-    max_pixels: int,
-) -> tuple[Tensor, Tensor]:
-    images = boxes.new_empty((len(jpegs), height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-    return images, boxes.new_empty((len(jpegs),), dtype=torch.int32)
-
-
-@torch.library.register_fake("tarpeg::decode_batch_out")  # type: ignore[untyped-decorator]
-def _fake_decode_batch_out(
-    jpegs: Sequence[Tensor],
-    boxes: Tensor,
-    flip: Tensor | None,
-    interpolation: str,
-    antialias: bool,
-    exact: bool,
-    max_pixels: int,
-    out: Tensor,
-) -> Tensor:
-    return boxes.new_empty((len(jpegs),), dtype=torch.int32)
 
 
 def decode_crop(
@@ -95,8 +52,8 @@ def decode_crop(
 def tile_jpeg(jpeg: Tensor, tile: int = 32, *, max_pixels: int = MAX_PIXELS) -> Tensor:
     """Rewrite a JPEG, losslessly, so that a crop of it is decoded without decoding the rest.
 
-    ``jpeg``: uint8 ``[n]``. ``tile``: the wished width of the tiles in pixels, 1 to 65535; narrower tiles waste
-    less around a crop and take more bytes. Returns uint8 ``[m]``: an ordinary baseline JPEG, every pixel of
+    ``jpeg``: uint8 ``[n]``. ``tile``: the wished width of the tiles in pixels, 1 to 65535; narrower tiles
+    waste less around a crop and take more bytes. Returns uint8 ``[m]``: an ordinary baseline JPEG, every pixel of
     which any decoder decodes as before; restart markers divide its rows of MCUs, its Huffman tables are
     optimised, EXIF, XMP and the ICC profile are kept. Progressive and arithmetic sources become baseline. A
     source that cannot be tiled with exactly the same pixels comes back as it is.
@@ -137,6 +94,9 @@ def decode_batch(
     interpolation: Interpolation = "bilinear",
     antialias: bool = True,
     fidelity: Fidelity = "fast",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    dtype: torch.dtype = torch.uint8,
     max_pixels: int = MAX_PIXELS,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -146,15 +106,17 @@ def decode_batch(
     pixels. ``size``: (height, width), or an int for a square. ``flip``: bool ``[B]``, mirrored left to right
     where true. Pixels outside a box never contribute.
 
-    ``fidelity="exact"``: bilinear resizing, antialiased or not, is within one level of torchvision v2's on uint8
-    at every pixel; nearest is equal to it. ``"fast"`` differs only where the box is at least twice ``size`` in
-    both directions and antialiased: means of 2, 4 or 8 samples of Y, Cb and Cr are resampled, which over
-    photographs differs from torchvision v2 by 0.6 level on average at most, and lets one pixel next to the box
-    take part. Either gives the same pixels for a file and for its tiled copy.
+    ``fidelity="exact"``: bilinear resizing, antialiased or not, is within one level of torchvision v2's on
+    uint8 at every pixel; nearest is equal to it. ``"fast"`` differs only where the box is at least twice
+    ``size`` in both directions and antialiased: means of 2, 4 or 8 samples of Y, Cb and Cr are resampled, which
+    over photographs differs from torchvision v2 by 0.6 level on average at most, and lets up to 7 pixels next
+    to the box take part. Either gives the same pixels for a file and for its tiled copy.
 
     Returns images, uint8 ``[B, 3, height, width]`` RGB in channels_last order, and the status of each, int32
-    ``[B]``, see ``tarpeg.Status``: 0 is ok, a failed image is all zeros. ``out``: a tensor of that shape and
-    order to write to, which is then the one returned.
+    ``[B]``, see ``tarpeg.Status``: 0 is ok, a failed image is all zeros. With ``dtype`` float32, float16 or
+    bfloat16 images are (value / 255 - ``mean``) / ``std``, three numbers each for values in 0..1, by default
+    0 and 1. ``out``: a tensor of that shape and type to write to, which is then the one returned, in
+    channels_last order or, where it is floating point, contiguous.
 
     Raises ``ValueError`` where a box is outside its image (a ``RuntimeError`` inside ``torch.compile``).
     """
@@ -175,16 +137,16 @@ def decode_batch(
         raise ValueError(f"flip must be bool [{len(jpegs)}], got {flip.dtype} {list(flip.shape)}")
     flip = flip if flip is None else flip.contiguous()
     boxes = boxes.contiguous()
+    scale_shift = _scale_shift(mean, std, dtype)
     if out is not None:
-        _check_out(out, (len(jpegs), 3, height, width))
+        _check_out(out, (len(jpegs), 3, height, width), dtype)
+    elif dtype != torch.uint8:
+        out = boxes.new_empty((len(jpegs), height, width, 3), dtype=dtype).permute(0, 3, 1, 2)
+    method = (interpolation, antialias, exact, max_pixels)
     if torch.compiler.is_compiling():
-        return _decode_batch(
-            jpegs, boxes, height, width, flip, interpolation, antialias, exact, max_pixels, out
-        )
+        return _decode_batch(jpegs, boxes, (height, width), flip, method, scale_shift, out)
     try:
-        return _decode_batch(
-            jpegs, boxes, height, width, flip, interpolation, antialias, exact, max_pixels, out
-        )
+        return _decode_batch(jpegs, boxes, (height, width), flip, method, scale_shift, out)
     except RuntimeError as error:
         raise _translated(error) from None
 
@@ -202,24 +164,36 @@ def _tile_jpeg(jpeg: Tensor, tile: int, max_pixels: int) -> Tensor:
 def _decode_batch(
     jpegs: Sequence[Tensor],
     boxes: Tensor,
-    height: int,
-    width: int,
+    size: tuple[int, int],
     flip: Tensor | None,
-    interpolation: str,
-    antialias: bool,
-    exact: bool,
-    max_pixels: int,
+    method: tuple[str, bool, bool, int],
+    scale_shift: Tensor | None,
     out: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     if out is None:
-        images, status = torch.ops.tarpeg.decode_batch(
-            jpegs, boxes, height, width, flip, interpolation, antialias, exact, max_pixels
-        )
+        images, status = torch.ops.tarpeg.decode_batch(jpegs, boxes, *size, flip, *method)
         return images, status
-    status = torch.ops.tarpeg.decode_batch_out(
-        jpegs, boxes, flip, interpolation, antialias, exact, max_pixels, out
-    )
+    status = torch.ops.tarpeg.decode_batch_out(jpegs, boxes, flip, *method, scale_shift, out)
     return out, status
+
+
+def _scale_shift(
+    mean: Sequence[float] | None, std: Sequence[float] | None, dtype: torch.dtype
+) -> Tensor | None:
+    """Turn (value / 255 - mean) / std into value * scale + shift: float32 ``[6]``; None for uint8."""
+    if dtype == torch.uint8:
+        if mean is not None or std is not None:
+            raise ValueError("mean and std need a floating-point dtype, got dtype=torch.uint8")
+        return None
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise ValueError(f"dtype must be torch.uint8, float32, float16 or bfloat16, got {dtype}")
+    mean = [0.0, 0.0, 0.0] if mean is None else list(mean)
+    std = [1.0, 1.0, 1.0] if std is None else list(std)
+    if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+        raise ValueError(f"mean={mean!r} and std={std!r} must be three numbers each: R, G, B; std positive")
+    scale = [1 / (255 * deviation) for deviation in std]
+    shift = [-center / deviation for center, deviation in zip(mean, std, strict=True)]
+    return torch.tensor(scale + shift, dtype=torch.float32)
 
 
 def _check_jpeg(jpeg: Tensor, name: str, index: int | None = None) -> None:
@@ -242,10 +216,12 @@ def _check_jpeg(jpeg: Tensor, name: str, index: int | None = None) -> None:
     )
 
 
-def _check_out(out: Tensor, shape: tuple[int, int, int, int]) -> None:
-    if tuple(out.shape) != shape or out.dtype != torch.uint8:
-        raise ValueError(f"out must be uint8 {list(shape)}, got {out.dtype} {list(out.shape)}")
-    if not out.is_contiguous(memory_format=torch.channels_last):
+def _check_out(out: Tensor, shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    if tuple(out.shape) != shape or out.dtype != dtype:
+        raise ValueError(f"out must be {dtype} {list(shape)}, got {out.dtype} {list(out.shape)}")
+    if out.is_contiguous(memory_format=torch.channels_last):
+        return
+    if dtype == torch.uint8 or not out.is_contiguous():
         raise ValueError("out must be channels_last: torch.empty(..., memory_format=torch.channels_last)")
 
 

@@ -51,3 +51,10 @@ def decode_batch(
         image = resize(decode_crop(jpeg, top, left, height, width), size, interpolation, antialias)
         images.append(image.flip(-1) if flip is not None and bool(flip[index]) else image)
     return torch.stack(images) if images else torch.empty((0, 3, *size), dtype=torch.uint8)
+
+
+def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Turn uint8 ``[B, 3, H, W]`` into float64 (value / 255 - mean) / std."""
+    center = torch.tensor(list(mean), dtype=torch.float64).reshape(1, 3, 1, 1)
+    deviation = torch.tensor(list(std), dtype=torch.float64).reshape(1, 3, 1, 1)
+    return (images.double() / 255 - center) / deviation
