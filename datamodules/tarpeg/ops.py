@@ -54,9 +54,9 @@ def tile_jpeg(jpeg: Tensor, tile: int = 32, *, max_pixels: int = MAX_PIXELS) -> 
 
     ``jpeg``: uint8 ``[n]``. ``tile``: the wished width of the tiles in pixels, 1 to 65535; narrower tiles
     waste less around a crop and take more bytes. Returns uint8 ``[m]``: an ordinary baseline JPEG, every
-    pixel of which any decoder decodes as before; restart markers divide its rows of MCUs, its Huffman tables are
-    optimised, EXIF, XMP and the ICC profile are kept. Progressive and arithmetic sources become baseline. A
-    source that cannot be tiled with exactly the same pixels comes back as it is.
+    pixel of which any decoder decodes as before; restart markers divide its rows of MCUs, its Huffman
+    tables are optimised, EXIF, XMP and the ICC profile are kept. Progressive and arithmetic sources
+    become baseline. A source that cannot be tiled with exactly the same pixels comes back as it is.
 
     Raises ``DecodeError`` where the source is damaged: rewriting would hide it.
     """
@@ -106,11 +106,12 @@ def decode_batch(
     pixels. ``size``: (height, width), or an int for a square. ``flip``: bool ``[B]``, mirrored left to right
     where true. Pixels outside a box never contribute.
 
-    ``fidelity="exact"``: bilinear resizing, antialiased or not, is within one level of torchvision v2's on
-    uint8 at every pixel; nearest is equal to it. ``"fast"`` differs only where the box is at least twice
-    ``size`` in both directions and antialiased: means of 2, 4 or 8 samples of Y, Cb and Cr are resampled,
-    which over photographs differs from torchvision v2 by 0.6 level on average at most, and lets up to 7 pixels
-    next to the box take part. Either gives the same pixels for a file and for its tiled copy.
+    ``fidelity="exact"``: bilinear resizing, antialiased or not, is within one level of torchvision v2's
+    on uint8 at every pixel; nearest is equal to it. ``"fast"`` differs only where the box is at least
+    twice ``size`` in both directions and antialiased: means of 2, 4 or 8 samples of Y, Cb and Cr are
+    resampled, which over photographs differs from torchvision v2 by 0.6 level on average at most, and
+    lets up to 7 pixels next to the box take part. Either gives the same pixels for a file and for its
+    tiled copy.
 
     Returns images, uint8 ``[B, 3, height, width]`` RGB in channels_last order, and the status of each, int32
     ``[B]``, see ``tarpeg.Status``: 0 is ok, a failed image is all zeros. With ``dtype`` float32, float16 or
