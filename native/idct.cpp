@@ -145,31 +145,53 @@ TARPEG_AVX2 inline __m128i dequantised(const DctBlock& block, int row) noexcept 
                          _mm_loadu_si128(reinterpret_cast<const __m128i*>(block.quantisers) + row));
 }
 
-TARPEG_AVX2 void inverse_dct_avx2(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept {
+// Rows 2 i and 2 i + 1 of the first block below and of the second above in pairs[i], as bytes. False where
+// only the portable code is right: see Note [flat columns].
+TARPEG_AVX2 inline bool transform_avx2(const DctBlock& first, const DctBlock& second,
+                                       __m256i* pairs) noexcept {
   Rows8 m;
   for (int i = 0; i < 8; ++i) m.row[i] = _mm256_set_m128i(dequantised(second, i), dequantised(first, i));
-  // See Note [flat columns].
   const __m256i shifted = _mm256_slli_epi16(m.row[0], kPassBits);
   const __m256i same = _mm256_cmpeq_epi16(_mm256_srai_epi16(shifted, kPassBits), m.row[0]);
-  if (__builtin_expect(_mm256_movemask_epi8(same) != -1, 0)) {
-    inverse_dct_portable(first, stride);
-    inverse_dct_portable(second, stride);
-    return;
-  }
+  if (__builtin_expect(_mm256_movemask_epi8(same) != -1, 0)) return false;
   transform<kConstBits - kPassBits>(&m);
   transpose(&m);
   transform<kConstBits + kPassBits + 3>(&m);
   transpose(&m);
   const __m256i center = _mm256_set1_epi8(-128);
-  for (int i = 0; i < 8; i += 2) {
-    // Rows i and i + 1 of both blocks, as bytes.
-    const __m256i bytes = _mm256_xor_si256(_mm256_packs_epi16(m.row[i], m.row[i + 1]), center);
-    const __m128i a = _mm256_castsi256_si128(bytes), b = _mm256_extracti128_si256(bytes, 1);
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(first.out + i * stride), a);
-    _mm_storeh_pd(reinterpret_cast<double*>(first.out + (i + 1) * stride), _mm_castsi128_pd(a));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(second.out + i * stride), b);
-    _mm_storeh_pd(reinterpret_cast<double*>(second.out + (i + 1) * stride), _mm_castsi128_pd(b));
+  for (int i = 0; i < 4; ++i) {
+    pairs[i] = _mm256_xor_si256(_mm256_packs_epi16(m.row[2 * i], m.row[2 * i + 1]), center);
   }
+  return true;
+}
+
+TARPEG_AVX2 bool inverse_dct_avx2(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept {
+  __m256i pairs[4];
+  if (!transform_avx2(first, second, pairs)) return false;
+  for (int i = 0; i < 4; ++i) {
+    const __m128i a = _mm256_castsi256_si128(pairs[i]), b = _mm256_extracti128_si256(pairs[i], 1);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(first.out + 2 * i * stride), a);
+    _mm_storeh_pd(reinterpret_cast<double*>(first.out + (2 * i + 1) * stride), _mm_castsi128_pd(a));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(second.out + 2 * i * stride), b);
+    _mm_storeh_pd(reinterpret_cast<double*>(second.out + (2 * i + 1) * stride), _mm_castsi128_pd(b));
+  }
+  return true;
+}
+
+TARPEG_AVX2 bool halved_dct_avx2(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept {
+  __m256i pairs[4];
+  if (!transform_avx2(first, second, pairs)) return false;
+  const __m256i ones = _mm256_set1_epi8(1), two = _mm256_set1_epi16(2);
+  for (int i = 0; i < 4; ++i) {
+    const __m256i across = _mm256_maddubs_epi16(pairs[i], ones);  // four sums of each row
+    const __m256i sum = _mm256_add_epi16(across, _mm256_srli_si256(across, 8));
+    const __m256i mean = _mm256_srli_epi16(_mm256_add_epi16(sum, two), 2);
+    const __m256i bytes = _mm256_packus_epi16(mean, mean);
+    const int a = _mm256_extract_epi32(bytes, 0), b = _mm256_extract_epi32(bytes, 4);
+    std::memcpy(first.out + i * stride, &a, 4);
+    std::memcpy(second.out + i * stride, &b, 4);
+  }
+  return true;
 }
 
 // Sums of at most 64 bytes fit 16 bits: down first, then across.
@@ -196,10 +218,21 @@ TARPEG_AVX2 void reduce_avx2(const uint8_t* block, uint8_t* out, ptrdiff_t strid
 
 void inverse_dct(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept {
 #if defined(TARPEG_X86)
-  if (has_avx2()) return inverse_dct_avx2(first, second, stride);
+  if (has_avx2() && inverse_dct_avx2(first, second, stride)) return;
 #endif
   inverse_dct_portable(first, stride);
   inverse_dct_portable(second, stride);
+}
+
+void halved_dct(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept {
+#if defined(TARPEG_X86)
+  if (has_avx2() && halved_dct_avx2(first, second, stride)) return;
+#endif
+  for (const DctBlock* block : {&first, &second}) {
+    uint8_t samples[64];
+    inverse_dct_portable({block->coefficients, block->quantisers, samples}, 8);
+    reduce_block(samples, 2, 2, block->out, stride);
+  }
 }
 
 void reduce_block(const uint8_t* block, int down_by, int across_by, uint8_t* out, ptrdiff_t stride) noexcept {

@@ -137,6 +137,13 @@ bool PlaneReader::decode_segment(const BaselineStream& stream, size_t segment) {
   return mcu < end || reader.finished();
 }
 
+// Where the sample (y, x) of a component goes.
+uint8_t* PlaneReader::place(int component, int y, int x) noexcept {
+  Plane& plane = planes_[component];
+  return plane.data.data() + Plane::kMargin + (y / plane.down_by - plane.top) * plane.stride +
+         x / plane.across_by - plane.left;
+}
+
 // Puts the 8x8 block whose first sample is (y, x) of the component into its plane, reduced. Where the image
 // ends in the block its last sample is repeated: what the block holds beyond is not part of the picture.
 void PlaneReader::store(int component, int y, int x, uint8_t* block, int height, int width) noexcept {
@@ -146,63 +153,68 @@ void PlaneReader::store(int component, int y, int x, uint8_t* block, int height,
   }
   for (int row = std::max(1, height - y); row < 8; ++row)
     std::memcpy(block + 8 * row, block + 8 * row - 8, 8);
-  uint8_t* out = plane.data.data() + Plane::kMargin + (y / plane.down_by - plane.top) * plane.stride +
-                 x / plane.across_by - plane.left;
-  reduce_block(block, plane.down_by, plane.across_by, out, plane.stride);
+  reduce_block(block, plane.down_by, plane.across_by, place(component, y, x), plane.stride);
 }
 
 bool PlaneReader::decode_mcu(const BaselineStream& stream, BitReader* reader, int* dc, int row, int column) {
-  DctBlock jobs[10];
-  int count = 0;
   std::memset(blocks_, 0, static_cast<size_t>(stream.blocks) * sizeof blocks_[0]);
+  int at = 0;
   for (int i = 0; i < stream.component_count; ++i) {
     const Component& component = stream.components[i];
-    Plane& plane = planes_[i];
     const HuffmanTable& dc_table = stream.dc_tables[component.dc_table];
     const HuffmanTable& ac_table = stream.ac_tables[component.ac_table];
-    uint8_t* const corner = plane.data.data() + Plane::kMargin +
-                            (static_cast<ptrdiff_t>(row - first_row_) * component.down * 8) * plane.stride +
-                            static_cast<ptrdiff_t>(column - first_column_) * component.across * 8;
-    for (int y = 0; y < component.down; ++y) {
-      for (int x = 0; x < component.across; ++x, ++count) {
-        if (!decode_block(reader, dc_table, ac_table, dc + i, blocks_[count])) return false;
-        jobs[count] = {blocks_[count], component.quantisers,
-                       reduction_ == 1 ? corner + 8 * (y * plane.stride + x) : samples_[count]};
-      }
+    for (int block = 0; block < component.across * component.down; ++block, ++at) {
+      if (!decode_block(reader, dc_table, ac_table, dc + i, blocks_[at])) return false;
     }
   }
-  if (reduction_ > 1) {
-    for (int at = 0; at < count; at += 2) inverse_dct(jobs[at], jobs[std::min(at + 1, count - 1)], 8);
-    for (int i = 0, at = 0; i < stream.component_count; ++i) {
-      const Component& component = stream.components[i];
-      for (int y = 0; y < component.down; ++y) {
-        for (int x = 0; x < component.across; ++x, ++at) {
-          store(i, 8 * (row * component.down + y), 8 * (column * component.across + x), samples_[at],
-                component.height, component.width);
-        }
-      }
-    }
-    return true;
-  }
-  // Two blocks at a time; chroma planes have one stride, luma another.
-  for (int i = 0, at = 0; i < stream.component_count; ++i) {
-    const int blocks = stream.components[i].across * stream.components[i].down;
-    int done = 0;
-    for (; done + 2 <= blocks; done += 2)
-      inverse_dct(jobs[at + done], jobs[at + done + 1], planes_[i].stride);
-    if (done < blocks) {
-      const bool paired = blocks == 1 && i + 1 < stream.component_count &&
-                          planes_[i + 1].stride == planes_[i].stride &&
-                          stream.components[i + 1].across * stream.components[i + 1].down == 1;
-      inverse_dct(jobs[at + done], jobs[at + done + (paired ? 1 : 0)], planes_[i].stride);
-      if (paired) {
-        ++i;
-        ++at;
-      }
-    }
-    at += blocks;
+  at = 0;
+  for (int i = 0; i < stream.component_count; ++i) {
+    // Cb and Cr of one block each go together.
+    const bool paired = i == 1 && stream.components[1].across * stream.components[1].down == 1 &&
+                        stream.components[2].across * stream.components[2].down == 1;
+    at += transform(stream, i, paired, at, row, column);
+    if (paired) break;
   }
   return true;
+}
+
+// Turns the blocks of one component of an MCU, from blocks_[first] on, into samples of its plane; returns how
+// many they are. `with_next`: the next component has one block, like this one, and is done too.
+int PlaneReader::transform(const BaselineStream& stream, int index, bool with_next, int first, int row,
+                           int column) noexcept {
+  const Component& component = stream.components[index];
+  const Plane& plane = planes_[index];
+  const int count = component.across * component.down;
+  const int top = 8 * row * component.down, left = 8 * column * component.across;
+  const bool is_whole = plane.down_by == 1 && plane.across_by == 1;
+  // Where the image ends in the MCU, its last sample is repeated before means are taken.
+  const bool is_halved = plane.down_by == 2 && plane.across_by == 2 &&
+                         top + 8 * component.down <= component.height &&
+                         left + 8 * component.across <= component.width;
+  DctBlock jobs[10];
+  for (int block = 0; block < count; ++block) {
+    const int y = top + 8 * (block / component.across), x = left + 8 * (block % component.across);
+    uint8_t* const out = is_whole || is_halved ? place(index, y, x) : samples_[block];
+    jobs[block] = {blocks_[first + block], component.quantisers, out};
+  }
+  if (with_next && is_whole) {
+    jobs[1] = {blocks_[first + 1], stream.components[index + 1].quantisers, place(index + 1, top, left)};
+    inverse_dct(jobs[0], jobs[1], plane.stride);
+    return 2;
+  }
+  for (int block = 0; block < count; block += 2) {
+    const DctBlock& second = jobs[std::min(block + 1, count - 1)];
+    if (is_halved) {
+      halved_dct(jobs[block], second, plane.stride);
+    } else {
+      inverse_dct(jobs[block], second, is_whole ? plane.stride : 8);
+    }
+  }
+  for (int block = 0; block < count && !is_whole && !is_halved; ++block) {
+    store(index, top + 8 * (block / component.across), left + 8 * (block % component.across), samples_[block],
+          component.height, component.width);
+  }
+  return count + (with_next ? transform(stream, index + 1, false, first + count, row, column) : 0);
 }
 
 // Row y of a component at full resolution, at least the columns of the box; index 0 is column 0 of the image.

@@ -51,6 +51,9 @@ class PlaneReader final : public RowSource {
 
  private:
   void prepare(const Frame& frame, const Box& box, int reduction, Layout layout);
+  uint8_t* place(int component, int y, int x) noexcept;
+  int transform(const BaselineStream& stream, int index, bool with_next, int first, int row,
+                int column) noexcept;
   void store(int component, int y, int x, uint8_t* block, int height, int width) noexcept;
   bool decode_segment(const BaselineStream& stream, size_t segment);
   bool decode_mcu(const BaselineStream& stream, BitReader* reader, int* dc, int row, int column);
