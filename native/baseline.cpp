@@ -4,15 +4,10 @@
 #include <cstring>
 
 #include "markers.h"
+#include "zigzag.h"
 
 namespace tarpeg {
 namespace {
-
-// Zigzag to natural order.
-constexpr uint8_t kNatural[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,
-                                  12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
-                                  35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
-                                  58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
 
 int number(const uint8_t* at) noexcept { return at[0] << 8 | at[1]; }
 
@@ -131,7 +126,7 @@ bool BaselineStream::parse_quantisers(const uint8_t* body, size_t length) {
     ++body;
     if (index > 3 || bytes > 2 || end - body < 64 * bytes) return false;
     for (int k = 0; k < 64; ++k, body += bytes) {
-      quantisers_[index][kNatural[k]] = static_cast<uint16_t>(bytes == 1 ? *body : number(body));
+      quantisers_[index][kZigzag[k]] = static_cast<uint16_t>(bytes == 1 ? *body : number(body));
     }
     has_quantisers_[index] = true;
   }
@@ -179,6 +174,8 @@ bool BaselineStream::find_segments(size_t at) {
   const size_t mcus = static_cast<size_t>(mcu_rows) * mcu_columns;
   if (interval == 0) interval = static_cast<int>(std::min<size_t>(mcus, INT32_MAX));
   const size_t count = (mcus + interval - 1) / interval;
+  // Each block takes a bit for its DC and one for its end at least: no memory for what cannot be there.
+  if (at > size_ || mcus * blocks > 4 * (size_ - at)) return false;
   // Each segment takes a byte at least, and a marker of two.
   if (count > size_ / 3 + 1) return false;
   if (starts.size() < count) {

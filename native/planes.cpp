@@ -19,7 +19,7 @@ void PlaneReader::prepare(const Frame& frame, const Box& box, int reduction, Lay
   layout_ = layout;
   box_ = reduced(box, reduction);
   y_ = box_.top;
-  // Reduced pixels are whole ones: `near` of them, not only of the box's.
+  // Every sample of a reduced pixel counts, whether it is in the box or next to it.
   const int bottom = std::min(frame.height, (box_.top + box_.height) * reduction);
   const int right = std::min(frame.width, (box_.left + box_.width) * reduction);
   first_column_ = std::max(0, box_.left * reduction - 1) / frame.mcu_width;
