@@ -35,11 +35,9 @@ void require(bool holds, const char* promise) {
 }
 
 Status decode(const std::vector<uint8_t>& file, const Request& request, std::vector<uint8_t>* out) {
-  // One scratch for all inputs, as in a thread that lives long: what one leaves behind must not matter.
-  static Scratch scratch;
   Header header;
   out->assign(3 * static_cast<size_t>(request.height) * request.width, 0xA5);
-  return decode_sample(file.data(), file.size(), request, &scratch, &header, out->data());
+  return decode_sample(file.data(), file.size(), request, &header, out->data());
 }
 
 Request whole(const Header& header) {

@@ -27,7 +27,9 @@ bool Frame::derive() noexcept {
   for (int i = 0; i < component_count; ++i) {
     Component& component = components[i];
     blocks += component.across * component.down;
+    const int times_across = across / component.across, times_down = down / component.down;
     if (across % component.across != 0 || down % component.down != 0) return false;
+    if ((times_across & (times_across - 1)) != 0 || (times_down & (times_down - 1)) != 0) return false;
     component.width = ceil_div(width * component.across, across);
     component.height = ceil_div(height * component.down, down);
   }

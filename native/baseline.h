@@ -29,7 +29,7 @@ struct Frame {
   Component components[3];
 
   // Derives everything from height, width, component_count and the components' sampling factors. False for
-  // what no single scan holds, or where a component's resolution is no whole fraction of the image's.
+  // what no single scan holds, or where a component's resolution is not 1, 1/2 or 1/4 of the image's.
   bool derive() noexcept;
 };
 
@@ -37,7 +37,6 @@ struct Frame {
 // alone. Restart markers cut the scan into segments, which know nothing of each other; a tiled file
 // (tile_jpeg) has many in each row of MCUs. Keeps its memory from image to image.
 struct BaselineStream : Frame {
- public:
   // Reads everything up to the end of the scan, whose markers must be exactly the restart markers that the
   // frame and the interval ask for, and EOI. False for whatever is not regular in every respect: libjpeg
   // reads that.

@@ -1,10 +1,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <new>
+#include <exception>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "checks.h"
 #include "normalise.h"
@@ -65,15 +66,13 @@ struct Output {
 };
 
 Status decode_into(Job* job, const Output& output, uint8_t* image) {
-  static thread_local Scratch scratch;
   static thread_local std::vector<uint8_t> bytes;
   if (output.how.type == Type::kUint8) {
-    return decode_sample(job->data, job->size, job->request, &scratch, &job->header, image);
+    return decode_sample(job->data, job->size, job->request, &job->header, image);
   }
   // The bytes of one image stay in the cache until they are normalised.
   if (bytes.size() < 3 * output.pixels) bytes.resize(3 * output.pixels);
-  const Status status =
-      decode_sample(job->data, job->size, job->request, &scratch, &job->header, bytes.data());
+  const Status status = decode_sample(job->data, job->size, job->request, &job->header, bytes.data());
   if (status == Status::kOk) normalise(bytes.data(), output.pixels, output.how, image);
   return status;
 }
@@ -91,7 +90,7 @@ Tensor run(std::vector<Job>& jobs, const Output& output) {
       Status result = Status::kCorrupt;
       try {
         result = decode_into(&jobs[i], output, image);
-      } catch (const std::bad_alloc&) {  // parallel_for prints noise when an exception leaves its body
+      } catch (const std::exception&) {  // parallel_for prints noise when an exception leaves its body
         out_of_memory = true;
       }
       if (result != Status::kOk) std::memset(image, 0, output.image_bytes());

@@ -61,7 +61,7 @@ template <class Keep>
 inline int next_ac(BitReader* reader, const HuffmanTable& table, const Keep& keep) noexcept {
   int k = 1;
   while (k < 64) {
-    reader->refill();  // 56 bits: enough for two coefficients of 10 bits and whatever comes third
+    reader->refill();  // 56 bits: enough for two short codes, or for the longest one with its value
     const HuffmanTable::Entry entry = table.entries[reader->peek(HuffmanTable::kLookahead)];
     if (__builtin_expect(entry.bits > 0, 1)) {
       reader->drop(entry.bits);

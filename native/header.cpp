@@ -155,7 +155,9 @@ Header read_ppm(Bytes file) noexcept {
   header.height = ppm_number(file, &at);
   const int peak = ppm_number(file, &at);
   header.body = at + 1;  // exactly one white-space byte ends the header
-  if (header.width < 1 || header.height < 1 || peak < 1)
+  const bool is_ended =
+      at < file.size && (file.data[at] == ' ' || (file.data[at] >= '\t' && file.data[at] <= '\r'));
+  if (header.width < 1 || header.height < 1 || peak < 1 || !is_ended)
     header.status = Status::kCorrupt;
   else if (peak != 255)
     header.status = Status::kUnsupported;

@@ -13,8 +13,7 @@ bool is_known_symbol(int symbol, bool is_dc) noexcept {
 
 }  // namespace
 
-// Entries are kept in one array of 32-bit numbers and one of flags; what follows fills both in order, since
-// the codes of a canonical code come in order.
+// Fills `entries` in order: the codes of a canonical code come in order.
 bool HuffmanTable::build(const uint8_t* counts, const uint8_t* values, size_t available,
                          bool is_dc) noexcept {
   uint32_t code = 0;
@@ -51,7 +50,6 @@ bool HuffmanTable::build(const uint8_t* counts, const uint8_t* values, size_t av
     code <<= 1;
   }
   while (filled < 1 << kLookahead) entries[filled++] = {0, 0, 0};
-  limits[17] = UINT32_MAX;
   count = index;
   return index > 0;
 }

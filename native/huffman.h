@@ -20,7 +20,7 @@ struct HuffmanTable {
   };
 
   alignas(64) Entry entries[1 << kLookahead];
-  uint32_t limits[18];  // left-aligned to 32 bits: codes of length n are below limits[n]
+  uint32_t limits[17];  // left-aligned to 32 bits: codes of length n are below limits[n]
   int offsets[17];
   uint8_t symbols[256];
   int count;

@@ -16,8 +16,8 @@ namespace tarpeg {
 // Note [libjpeg error handling]
 // libjpeg reports an error by calling back, and the callback must not return: it jumps. A jump over a C++
 // frame runs no destructor, so the functions that call setjmp are noexcept, own nothing, and return a status.
-// What owns memory (JpegReader::State, Transcoder) lives in the caller's frame. Every setjmp's return value
-// is looked at.
+// What owns memory (JpegReader::State, RawReader::State, Transcoder) lives in the caller's frame. Every
+// setjmp's return value is looked at.
 struct Errors {
   jpeg_error_mgr base;
   jmp_buf jump;

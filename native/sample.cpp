@@ -6,6 +6,17 @@
 namespace tarpeg {
 namespace {
 
+// What one thread keeps from image to image.
+struct Scratch {
+  Resampler resampler;
+  BaselineStream stream;
+  PlaneReader planes;
+  std::vector<uint8_t> row;
+};
+
+// Pixels of a box from which on a thread gives its memory back: about 64 MB.
+constexpr int64_t kLargeBox = 1 << 24;
+
 // The box at its own size: rows are copied, pixels only turned upright.
 Status copy_rows(RowSource& rows, const Box& box, const Placement& place, std::vector<uint8_t>* row) {
   if (row->size() < rows.stride()) row->resize(rows.stride());
@@ -38,10 +49,8 @@ int reduction_of(const Request& request, const Box& box, int out_rows, int out_c
   return times >= 20 ? 8 : times >= 6 ? 4 : times >= 2 ? 2 : 1;
 }
 
-}  // namespace
-
-Status decode_sample(const uint8_t* data, size_t size, const Request& request, Scratch* scratch,
-                     Header* header, uint8_t* out) {
+Status decode(const uint8_t* data, size_t size, const Request& request, Scratch* scratch, Header* header,
+              uint8_t* out) {
   *header = read_header(data, size);
   if (header->status != Status::kOk) return header->status;
   if (static_cast<int64_t>(header->height) * header->width > request.max_pixels) return Status::kTooLarge;
@@ -84,6 +93,15 @@ Status decode_sample(const uint8_t* data, size_t size, const Request& request, S
   JpegReader rows;
   const Status status = rows.open(data, size, header->height, header->width, box, layout);
   return status == Status::kOk ? deliver(rows, 1) : status;
+}
+
+}  // namespace
+
+Status decode_sample(const uint8_t* data, size_t size, const Request& request, Header* header, uint8_t* out) {
+  static thread_local Scratch scratch;
+  const Status status = decode(data, size, request, &scratch, header, out);
+  if (static_cast<int64_t>(request.box.height) * request.box.width >= kLargeBox) scratch = Scratch();
+  return status;
 }
 
 }  // namespace tarpeg

@@ -10,14 +10,6 @@
 
 namespace tarpeg {
 
-// What one thread keeps from image to image.
-struct Scratch {
-  Resampler resampler;
-  BaselineStream stream;
-  PlaneReader planes;
-  std::vector<uint8_t> row;
-};
-
 struct Request {
   Box box;  // upright pixels
   int height, width;
@@ -28,8 +20,8 @@ struct Request {
 };
 
 // Decodes `box` of one image, resized to height x width, upright RGB, into out[height][width][3].
-// Never throws but for memory; `header` tells the size even where the status is not kOk.
-Status decode_sample(const uint8_t* data, size_t size, const Request& request, Scratch* scratch,
-                     Header* header, uint8_t* out);
+// Keeps its memory from image to image, for each thread, but for that of very large boxes. Throws for want of
+// memory only; `header` tells the size even where the status is not kOk.
+Status decode_sample(const uint8_t* data, size_t size, const Request& request, Header* header, uint8_t* out);
 
 }  // namespace tarpeg

@@ -131,6 +131,7 @@ def test_what_cannot_be_decoded_says_why() -> None:
         good[:-2]: "ends before",
         good[:20]: "ends before",
         b"P6 64 64 255\n123": "ends before",
+        b"P6 64 64 255X" + bytes(3 * 64 * 64): "damaged",
         b"P6 64 64 65535\n" + bytes(6 * 64 * 64): "not supported",
         good.replace(b"\xff\xc0\x00\x11\x08", b"\xff\xc0\x00\x11\x0c"): "not supported",
     }
