@@ -13,4 +13,4 @@ export TARPEG_SANITIZE=address,undefined TARPEG_LIB_DIR=$PWD/build/asan PYTHONPA
 env LD_PRELOAD="$preload" TARPEG_NO_BUILD=1 \
   ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:detect_odr_violation=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
   "$1" -m pytest -q -p no:cacheprovider -m "not slow" --timeout=900 \
-  $(ls tests/test_decode_*.py tests/test_tile_jpeg.py tests/test_regular_streams.py tests/test_image_sizes.py) "${@:2}"
+  $(ls tests/test_decode_*.py tests/test_tile_jpeg.py tests/test_fidelity.py tests/test_normalised.py tests/test_regular_streams.py tests/test_image_sizes.py) "${@:2}"
