@@ -43,11 +43,7 @@ Status JpegReader::State::open(const uint8_t* data, size_t size, int height, int
                                const Box& box) noexcept {
   info.err = install(&errors);
   if (setjmp(errors.jump)) return errors.status;
-  jpeg_create_decompress(&info);
-  created = true;
-  progress.progress_monitor = limit_scans;
-  info.progress = &progress;
-  jpeg_mem_src(&info, data, static_cast<unsigned long>(size));
+  begin_reading(&info, &progress, &created, data, size);
   jpeg_read_header(&info, TRUE);
   // The caller allocated for the size that read_header() told it.
   if (static_cast<int>(info.image_height) != height || static_cast<int>(info.image_width) != width) {

@@ -46,6 +46,10 @@ void on_message(j_common_ptr info, int level) {
 
 void on_output(j_common_ptr) {}
 
+void limit_scans(j_common_ptr info) {
+  if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number > kMaxScans) fail(info, Status::kCorrupt);
+}
+
 }  // namespace
 
 jpeg_error_mgr* install(Errors* errors) noexcept {
@@ -56,8 +60,13 @@ jpeg_error_mgr* install(Errors* errors) noexcept {
   return &errors->base;
 }
 
-void limit_scans(j_common_ptr info) {
-  if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number > kMaxScans) fail(info, Status::kCorrupt);
+void begin_reading(jpeg_decompress_struct* info, jpeg_progress_mgr* progress, bool* created,
+                   const uint8_t* data, size_t size) {
+  jpeg_create_decompress(info);
+  *created = true;
+  progress->progress_monitor = limit_scans;
+  info->progress = progress;
+  jpeg_mem_src(info, data, static_cast<unsigned long>(size));
 }
 
 }  // namespace tarpeg

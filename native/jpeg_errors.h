@@ -27,8 +27,10 @@ struct Errors {
 // Makes errors, and warnings that mean made-up pixels, jump to `errors->jump` with `errors->status` set.
 jpeg_error_mgr* install(Errors* errors) noexcept;
 
-// A progress monitor. A progressive file may repeat scans without end, each costing time for the whole
-// picture.
-void limit_scans(j_common_ptr info);
+// Creates `info`, whose error manager is installed, to read from memory; sets `created` as soon as it must be
+// destroyed. Jumps on an error. Limits the number of scans: a progressive file may repeat them without end,
+// each costing time for the whole picture.
+void begin_reading(jpeg_decompress_struct* info, jpeg_progress_mgr* progress, bool* created,
+                   const uint8_t* data, size_t size);
 
 }  // namespace tarpeg

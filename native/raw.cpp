@@ -24,11 +24,7 @@ struct RawReader::State {
 Status RawReader::State::open(const uint8_t* data, size_t size) noexcept {
   info.err = install(&errors);
   if (setjmp(errors.jump)) return errors.status;
-  jpeg_create_decompress(&info);
-  created = true;
-  progress.progress_monitor = limit_scans;
-  info.progress = &progress;
-  jpeg_mem_src(&info, data, static_cast<unsigned long>(size));
+  begin_reading(&info, &progress, &created, data, size);
   jpeg_read_header(&info, TRUE);
   return Status::kOk;
 }

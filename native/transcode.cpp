@@ -108,11 +108,7 @@ Status Transcoder::run(const uint8_t* data, size_t size, int tile) noexcept {
     untouched = writing && errors.base.msg_code != JERR_OUT_OF_MEMORY;
     return untouched ? Status::kOk : errors.status;
   }
-  jpeg_create_decompress(&source);
-  reading = true;
-  progress.progress_monitor = limit_scans;
-  source.progress = &progress;
-  jpeg_mem_src(&source, data, static_cast<unsigned long>(size));
+  begin_reading(&source, &progress, &reading, data, size);
   jpeg_save_markers(&source, kExif, 0xFFFF);
   jpeg_save_markers(&source, kIcc, 0xFFFF);
   jpeg_read_header(&source, TRUE);

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -39,6 +42,16 @@ def encoded(image: Image.Image, **options: Any) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", **{"quality": 90, **options})
     return buffer.getvalue()
+
+
+def assert_portable_is_equal(script: str) -> None:
+    """Run a script that writes bytes with vector code and without: they must be equal, and some."""
+    path = os.pathsep.join(sys.path)
+    results = []
+    for extra in ({}, {"TARPEG_PORTABLE": "1"}):
+        environment = {**os.environ, "PYTHONPATH": path, **extra}
+        results.append(subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True))
+    assert results[0].stdout and results[0].stdout == results[1].stdout, results[1].stderr.decode()
 
 
 def flat(kind: str, height: int, width: int) -> bytes:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pictures
 import pytest
 import tarpeg
@@ -169,12 +165,7 @@ for size in [(33, 21), (7, 5), (90, 91), (1, 1), (2, 3), (60, 4)]:
 
 
 def test_portable_code_gives_the_same_bytes() -> None:
-    path = os.pathsep.join(sys.path)
-    results = []
-    for extra in ({}, {"TARPEG_PORTABLE": "1"}):
-        environment = {**os.environ, "PYTHONPATH": path, **extra}
-        results.append(subprocess.run([sys.executable, "-c", PORTABLE], env=environment, capture_output=True))
-    assert results[0].stdout and results[0].stdout == results[1].stdout, results[1].stderr.decode()
+    pictures.assert_portable_is_equal(PORTABLE)
 
 
 def test_a_box_outside_names_its_row() -> None:

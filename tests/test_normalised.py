@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pictures
 import pytest
 import tarpeg
@@ -82,12 +78,7 @@ for dtype in test_normalised.DTYPES:
 
 
 def test_portable_code_gives_the_same_bits() -> None:
-    path = os.pathsep.join(sys.path)
-    results = []
-    for extra in ({}, {"TARPEG_PORTABLE": "1"}):
-        environment = {**os.environ, "PYTHONPATH": path, **extra}
-        results.append(subprocess.run([sys.executable, "-c", PORTABLE], env=environment, capture_output=True))
-    assert results[0].stdout and results[0].stdout == results[1].stdout, results[1].stderr.decode()
+    pictures.assert_portable_is_equal(PORTABLE)
 
 
 def test_compiles_into_one_graph() -> None:
