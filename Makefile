@@ -52,7 +52,7 @@ bench: setup  ## measure (ARGS="suite=crop")
 fuzz: setup  ## fuzz the decoders for FUZZ_SECONDS=60 (FUZZ_LIBJPEG=source: libjpeg-turbo with the sanitisers too)
 	@fuzz/run.sh $(PY)
 
-asan: setup  ## the decoders' tests under ASan and UBSan (ARGS="-k tile")
+asan: setup  ## the operators' tests under ASan and UBSan (ARGS="-k tile")
 	@fuzz/asan.sh $(PY) $(ARGS)
 
 clean:  ## remove what was built; .venv, data and outputs stay

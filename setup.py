@@ -14,7 +14,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).parent / "datamodules"))
-from tarpeg import _build  # imports the standard library alone
+from tarpeg import _build, _cuda  # they import the standard library alone
 from tarpeg.errors import BuildError
 
 AHEAD_OF_TIME = _build.torch_dir() is not None and not _build.building_forbidden()
@@ -36,13 +36,29 @@ class BuildPackage(build_py):
         try:
             if self.editable_mode:
                 _build.build(force=True)
+                if _cuda.switch():
+                    _cuda.build(force=True)
                 return
             with tempfile.TemporaryDirectory() as scratch:
-                library = _build.build(directories=[Path(scratch)])
+                libraries = [_build.build(directories=[Path(scratch)])]
+                if self.has_cuda():
+                    libraries.append(_cuda.build(directories=[Path(scratch)]))
                 packed.mkdir(parents=True)
-                shutil.copy(library, packed)
+                for library in libraries:
+                    shutil.copy(library, packed)
         except BuildError as error:
             raise SystemExit(f"tarpeg: {error}") from None
+
+    def has_cuda(self) -> bool:
+        """Say whether the wheel gets the CUDA operators: where an nvcc works, or as TARPEG_CUDA asks."""
+        wanted = _cuda.switch()
+        if wanted is None:
+            try:
+                _cuda.find_nvcc()
+            except BuildError as error:
+                self.warn(f"tarpeg: the wheel holds no CUDA operators: {error}")
+                return False
+        return wanted is not False
 
 
 class BuildWheel(bdist_wheel):

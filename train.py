@@ -23,6 +23,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue
 from rich.console import Console
+from tarpeg.hints import check_braces
 from torch import Tensor, nn
 
 
@@ -120,18 +121,6 @@ def _quiet() -> None:
         warnings.filterwarnings("ignore", message=text)
 
 
-def _check_braces(arguments: list[str]) -> None:
-    """Say how braces are quoted: a shell makes many arguments of them, of which Hydra would take the last."""
-    pairs = [argument.partition("=") for argument in arguments if not argument.startswith(("-", "hydra"))]
-    shards = [key for key, _, value in pairs if value.endswith(".tar")]
-    for key, _, value in pairs:
-        if shards.count(key) > 1 or re.match(r"[^\"'\[({$]+\{", value):
-            raise SystemExit(
-                f"train: {key} has braces without quotes, or is given {shards.count(key)} times. Braces need "
-                f"the shell's quotes and Hydra's: '{key}=\"/data/train-{{000..009}}.tar\"'"
-            )
-
-
 if __name__ == "__main__":
-    _check_braces(sys.argv[1:])
+    check_braces("train", sys.argv[1:])
     main()

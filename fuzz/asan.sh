@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The Python tests of the decoders, with the native library under ASan and UBSan: fuzz/asan.sh PYTHON [ARGUMENTS]
+# The Python tests of the operators, with the native library under ASan and UBSan: fuzz/asan.sh PYTHON [ARGUMENTS]
 # The library goes to build/asan. Python itself leaks by design, so leaks are left to make fuzz.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -13,4 +13,4 @@ export TARPEG_SANITIZE=address,undefined TARPEG_LIB_DIR=$PWD/build/asan PYTHONPA
 env LD_PRELOAD="$preload" TARPEG_NO_BUILD=1 \
   ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:detect_odr_violation=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
   "$1" -m pytest -q -p no:cacheprovider -m "not slow" --timeout=900 \
-  $(ls tests/test_decode_*.py tests/test_tile_jpeg.py tests/test_fidelity.py tests/test_normalised.py tests/test_regular_streams.py tests/test_image_sizes.py) "${@:2}"
+  $(ls tests/test_decode_*.py tests/test_tile_jpeg.py tests/test_fidelity.py tests/test_normalised.py tests/test_regular_streams.py tests/test_half_size.py tests/test_entropy.py tests/test_image_sizes.py tests/test_warp_affine.py tests/test_augment_batch.py) "${@:2}"

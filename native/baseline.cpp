@@ -40,6 +40,21 @@ bool Frame::derive() noexcept {
   return blocks <= 10;
 }
 
+bool Frame::has_halves(int reduction) const noexcept {
+  if (reduction == 1) return false;
+  for (int i = 0; i < component_count; ++i) {
+    const int times_across = across / components[i].across, times_down = down / components[i].down;
+    const bool is_whole = times_across > 1 && times_down > 1;
+    if (!is_whole && (reduction < 2 * times_across || reduction < 2 * times_down)) return false;
+  }
+  return true;
+}
+
+bool Frame::is_halved(int component, int reduction) const noexcept {
+  return has_halves(reduction) &&
+         (components[component].across == across || components[component].down == down);
+}
+
 bool BaselineStream::parse(const uint8_t* data, size_t size, const Header& header) {
   data_ = data;
   size_ = size;
@@ -141,10 +156,10 @@ bool BaselineStream::parse_huffman(const uint8_t* body, size_t length) {
     const int index = *body & 15;
     const bool is_dc = *body >> 4 == 0;
     if (index > 3 || *body >> 4 > 1) return false;
-    HuffmanTable& table = is_dc ? dc_tables[index] : ac_tables[index];
-    if (!table.build(body + 1, body + 17, static_cast<size_t>(end - body) - 17, is_dc)) return false;
+    HuffmanCode& code = is_dc ? static_cast<HuffmanCode&>(dc_tables[index]) : ac_tables[index];
+    if (!code.build(body + 1, body + 17, static_cast<size_t>(end - body) - 17, is_dc)) return false;
     (is_dc ? has_dc_ : has_ac_)[index] = true;
-    body += 17 + table.count;
+    body += 17 + code.count;
   }
   return body == end;
 }
@@ -167,6 +182,13 @@ bool BaselineStream::parse_scan(const uint8_t* body, size_t length) {
     if (!has_dc_[component.dc_table] || !has_ac_[component.ac_table] || !has_quantisers_[tables_[i]])
       return false;
     std::memcpy(component.quantisers, quantisers_[tables_[i]], sizeof component.quantisers);
+    bool is_new_dc = true, is_new_ac = true;
+    for (int before = 0; before < i; ++before) {
+      is_new_dc &= components[before].dc_table != component.dc_table;
+      is_new_ac &= components[before].ac_table != component.ac_table;
+    }
+    if (is_new_dc) dc_tables[component.dc_table].fill();
+    if (is_new_ac) ac_tables[component.ac_table].fill();
   }
   const uint8_t* spectrum = body + 1 + 2 * component_count;
   return spectrum[0] == 0 && spectrum[1] == 63 && spectrum[2] == 0;
@@ -180,10 +202,9 @@ bool BaselineStream::find_segments(size_t at) {
   if (at > size_ || mcus * blocks > 4 * (size_ - at)) return false;
   // Each segment takes a byte at least, and a marker of two.
   if (count > size_ / 3 + 1) return false;
-  if (starts.size() < count) {
-    starts.resize(count);
-    ends.resize(count);
-  }
+  // Each asked for itself: they are used again, also after memory ran out between the two.
+  if (starts.size() < count) starts.resize(count);
+  if (ends.size() < count) ends.resize(count);
   for (size_t found = 0;; ++found) {
     if (found == count) return false;
     starts[found] = data_ + at;

@@ -31,6 +31,13 @@ struct Frame {
   // Derives everything from height, width, component_count and the components' sampling factors. False for
   // what no single scan holds, or where a component's resolution is not 1, 1/2 or 1/4 of the image's.
   bool derive() noexcept;
+
+  // Note [half size]
+  // For means of 2, 4 or 8 pixels, blocks become 4x4 samples instead of 8x8 where libjpeg at half size makes
+  // them so: in components less than twice subsampled in either direction, so long as means of two or more of
+  // their samples are wanted both ways. One component that does not fit, and all keep their size.
+  bool has_halves(int reduction) const noexcept;
+  bool is_halved(int component, int reduction) const noexcept;
 };
 
 // The structure of a baseline JPEG in one interleaved scan: what a file must be for its parts to be decoded
@@ -42,8 +49,9 @@ struct BaselineStream : Frame {
   // reads that.
   bool parse(const uint8_t* data, size_t size, const Header& header);
 
-  int interval = 0;  // MCUs a segment
-  HuffmanTable dc_tables[4], ac_tables[4];
+  int interval = 0;      // MCUs a segment
+  DcTable dc_tables[4];  // filled where a component uses them
+  AcTable ac_tables[4];
   std::vector<const uint8_t*> starts;  // of each segment
   std::vector<const uint8_t*> ends;
 

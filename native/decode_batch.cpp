@@ -9,6 +9,7 @@
 
 #include "checks.h"
 #include "normalise.h"
+#include "pool.h"
 
 namespace tarpeg {
 namespace {
@@ -20,7 +21,9 @@ Filter filter_of(const std::string& interpolation, bool antialias) {
   return antialias ? Filter::kAntialias : Filter::kBilinear;
 }
 
-// One image to be decoded, with plain pointers: worker threads touch no tensor.
+constexpr int64_t kMostThreads = 1024;
+
+// One image to be decoded, with plain pointers: the threads touch no tensor.
 struct Job {
   const uint8_t* data;
   size_t size;
@@ -77,30 +80,40 @@ Status decode_into(Job* job, const Output& output, uint8_t* image) {
   return status;
 }
 
-Tensor run(std::vector<Job>& jobs, const Output& output) {
+// What the threads of one batch share.
+struct Batch {
+  std::vector<Job>* jobs;
+  const Output* output;
+  int32_t* status;
+  std::atomic<int64_t> next{0};
+  std::atomic<bool> out_of_memory{false};
+
+  // Images differ in cost: each thread takes the next one when it is done, instead of an equal share.
+  void work() noexcept {
+    const int64_t count = static_cast<int64_t>(jobs->size());
+    for (int64_t i = next++; i < count; i = next++) {
+      uint8_t* image = output->data + static_cast<size_t>(i) * output->image_bytes();
+      Status result = Status::kCorrupt;
+      try {
+        result = decode_into(&(*jobs)[i], *output, image);
+      } catch (const std::exception&) {
+        out_of_memory = true;
+      }
+      if (result != Status::kOk) std::memset(image, 0, output->image_bytes());
+      status[i] = static_cast<int32_t>(result);
+    }
+  }
+};
+
+Tensor run(std::vector<Job>& jobs, const Output& output, int64_t threads) {
   const int64_t count = static_cast<int64_t>(jobs.size());
   Tensor statuses = new_images({count}, {1}, ScalarType::Int);
   int32_t* status = statuses.mutable_data_ptr<int32_t>();
-  std::atomic<int64_t> next{0};
-  std::atomic<bool> out_of_memory{false};
-  // Images differ in cost: each thread takes the next one when it is done, instead of an equal share.
-  const auto work = [&](int64_t, int64_t) {
-    for (int64_t i = next++; i < count; i = next++) {
-      uint8_t* image = output.data + static_cast<size_t>(i) * output.image_bytes();
-      Status result = Status::kCorrupt;
-      try {
-        result = decode_into(&jobs[i], output, image);
-      } catch (const std::exception&) {  // parallel_for prints noise when an exception leaves its body
-        out_of_memory = true;
-      }
-      if (result != Status::kOk) std::memset(image, 0, output.image_bytes());
-      status[i] = static_cast<int32_t>(result);
-    }
-  };
-  if (count > 0) {
-    torch::stable::parallel_for(0, std::min<int64_t>(count, torch::stable::get_num_threads()), 1, work);
-  }
-  STD_TORCH_CHECK(!out_of_memory, "out of memory while decoding a batch of ", count, " images");
+  Batch batch{&jobs, &output, status};
+  const int64_t wanted = threads > 0 ? threads : torch::stable::get_num_threads();
+  const auto work = [](void* shared) noexcept { static_cast<Batch*>(shared)->work(); };
+  run_on_threads(static_cast<int>(std::min({count, wanted, kMostThreads})), work, &batch);
+  STD_TORCH_CHECK(!batch.out_of_memory, "out of memory while decoding a batch of ", count, " images");
   for (int64_t i = 0; i < count; ++i) {
     if (status[i] != static_cast<int32_t>(Status::kBoxOutside)) continue;
     const Box& box = jobs[i].request.box;
@@ -136,18 +149,18 @@ Normalisation normalisation_of(const std::optional<Tensor>& numbers, ScalarType 
 
 std::tuple<Tensor, Tensor> decode_batch(std::vector<Tensor> jpegs, Tensor boxes, int64_t height,
                                         int64_t width, std::optional<Tensor> flip, std::string interpolation,
-                                        bool antialias, bool exact, int64_t max_pixels) {
+                                        bool antialias, bool exact, int64_t max_pixels, int64_t threads) {
   std::vector<Job> jobs =
       plan(jpegs, boxes, height, width, flip, filter_of(interpolation, antialias), exact, max_pixels);
   const int64_t count = static_cast<int64_t>(jobs.size()), pixels = height * width;
   Tensor images = new_images({count, 3, height, width}, {3 * pixels, 1, 3 * width, 3});
-  Tensor statuses = run(jobs, {images.mutable_data_ptr<uint8_t>(), static_cast<size_t>(pixels), {}});
+  Tensor statuses = run(jobs, {images.mutable_data_ptr<uint8_t>(), static_cast<size_t>(pixels), {}}, threads);
   return {images, statuses};
 }
 
 Tensor decode_batch_out(std::vector<Tensor> jpegs, Tensor boxes, std::optional<Tensor> flip,
                         std::string interpolation, bool antialias, bool exact, int64_t max_pixels,
-                        std::optional<Tensor> scale_shift, Tensor out) {
+                        std::optional<Tensor> scale_shift, Tensor out, int64_t threads) {
   STD_TORCH_CHECK(
       out.is_cpu() && out.dim() == 4 && out.size(0) == static_cast<int64_t>(jpegs.size()) && out.size(1) == 3,
       "out must be a tensor [", jpegs.size(), ", 3, height, width] on the CPU");
@@ -160,7 +173,8 @@ Tensor decode_batch_out(std::vector<Tensor> jpegs, Tensor boxes, std::optional<T
                   "out must be dense in channels_last order, or, where it is floating point, contiguous");
   std::vector<Job> jobs =
       plan(jpegs, boxes, height, width, flip, filter_of(interpolation, antialias), exact, max_pixels);
-  return run(jobs, {static_cast<uint8_t*>(out.mutable_data_ptr()), static_cast<size_t>(height * width), how});
+  return run(jobs, {static_cast<uint8_t*>(out.mutable_data_ptr()), static_cast<size_t>(height * width), how},
+             threads);
 }
 
 }  // namespace

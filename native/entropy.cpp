@@ -9,89 +9,81 @@
 namespace tarpeg {
 namespace {
 
-// Zigzag to natural order; whatever leads out of the block goes to the number behind it.
-constexpr std::array<uint8_t, 64 + HuffmanTable::kEndOfBlock> natural_order() {
-  std::array<uint8_t, 64 + HuffmanTable::kEndOfBlock> order{};
+// Zigzag to natural order; whatever leads out of the block goes to the number behind it. The farthest is an
+// end of block behind a damaged run.
+constexpr int kFarthest = 64 + 16 + AcTable::kEndOfBlock + 1;
+constexpr std::array<uint8_t, kFarthest> natural_order() {
+  std::array<uint8_t, kFarthest> order{};
   for (size_t k = 0; k < order.size(); ++k) order[k] = k < 64 ? kZigzag[k] : 64;
   return order;
 }
 constexpr auto kNatural = natural_order();
 
-// The value of `size` more bits (0 to 11), as T.81 F.2.2.1 extends it.
-inline int next_value(BitReader* reader, int size) noexcept {
-  if (size == 0) return 0;
-  const int value = static_cast<int>(reader->peek(size));
-  reader->drop(size);
-  return value < 1 << (size - 1) ? value + 1 - (1 << size) : value;
-}
-
-// A symbol whose code is longer than the lookahead, or -1 where the bits are no code.
-inline int long_symbol(BitReader* reader, const HuffmanTable& table) noexcept {
-  const uint32_t bits = reader->peek(32);
-  int length = HuffmanTable::kLookahead + 1;
-  while (length <= 16 && bits >= table.limits[length]) ++length;
-  if (length > 16) return -1;
-  const int index = table.offsets[length] + static_cast<int>(bits >> (32 - length));
-  reader->drop(length);
-  return index >= 0 && index < table.count ? table.symbols[index] : -1;
-}
-
-inline bool next_dc(BitReader* reader, const HuffmanTable& table, int* dc) noexcept {
-  reader->refill();
-  const HuffmanTable::Entry entry = table.entries[reader->peek(HuffmanTable::kLookahead)];
-  int size = entry.value;
-  if (entry.bits > 0) {
-    reader->drop(entry.bits);
-    *dc = static_cast<int>(static_cast<unsigned>(*dc) + static_cast<unsigned>(entry.value));
-    return true;
+inline bool next_dc(BitReader* reader, const DcTable& table, int* dc) noexcept {
+  const DcTable::Entry entry = table.entries[reader->bits() >> (64 - DcTable::kLookahead)];
+  HuffmanCode::Symbol symbol{entry.length, entry.size};
+  int total = entry.total;
+  if (__builtin_expect(symbol.length == 0, 0)) {
+    symbol = table.find(static_cast<uint32_t>(reader->bits() >> 32));
+    if (symbol.length == 0) return false;
+    total = symbol.length + symbol.value;
   }
-  if (entry.bits < 0) {
-    reader->drop(-entry.bits);
-  } else {
-    size = long_symbol(reader, table);
-    if (size < 0) return false;
-  }
-  *dc = static_cast<int>(static_cast<unsigned>(*dc) + static_cast<unsigned>(next_value(reader, size)));
+  const int difference = extended(reader->bits() << symbol.length, symbol.value);
+  *dc = static_cast<int>(static_cast<unsigned>(*dc) + static_cast<unsigned>(difference));
+  reader->drop(static_cast<uint64_t>(total));
+  // 36 bits are left of 56, but for the longest codes.
+  if (__builtin_expect(total > 20, 0)) reader->refill();
   return true;
 }
 
-// Runs through the AC coefficients; calls keep(k, value) for each, and for some zeros. Returns the k behind
-// the last: 64, or more than kEndOfBlock after an end-of-block code; everything else is damage.
-template <class Keep>
-inline int next_ac(BitReader* reader, const HuffmanTable& table, const Keep& keep) noexcept {
-  int k = 1;
-  while (k < 64) {
-    reader->refill();  // 56 bits: enough for two short codes, or for the longest one with its value
-    const HuffmanTable::Entry entry = table.entries[reader->peek(HuffmanTable::kLookahead)];
-    if (__builtin_expect(entry.bits > 0, 1)) {
-      reader->drop(entry.bits);
-      k += entry.run;
-      keep(k++, entry.value);
-      if (k >= 64) break;
-      const HuffmanTable::Entry second = table.entries[reader->peek(HuffmanTable::kLookahead)];
-      if (second.bits > 0) {
-        reader->drop(second.bits);
-        k += second.run;
-        keep(k++, second.value);
-      }
-      continue;
-    }
-    int run = entry.run, size = entry.value;
-    if (entry.bits < 0) {
-      reader->drop(-entry.bits);
-    } else {
-      const int symbol = long_symbol(reader, table);
-      if (symbol < 0) return 0;
-      run = symbol == 0 ? HuffmanTable::kEndOfBlock : symbol >> 4;
-      size = symbol & 15;
-    }
-    k += run;
-    keep(k++, static_cast<int16_t>(next_value(reader, size)));
+// One AC coefficient, of whatever length; `known`: what the table says. Returns the place behind it, or
+// nullptr.
+inline const uint8_t* next_single(BitReader* reader, const AcTable& table, AcTable::Entry known,
+                                  const uint8_t* at, int16_t* block) noexcept {
+  int run = known.first(), length = known.advance(), size = known.value();
+  if (length == 0) {
+    const HuffmanCode::Symbol symbol = table.find(static_cast<uint32_t>(reader->bits() >> 32));
+    if (symbol.length == 0) return nullptr;
+    length = symbol.length;
+    run = symbol.value == 0 ? AcTable::kEndOfBlock : symbol.value >> 4;
+    size = symbol.value & 15;
   }
-  return k;
+  block[at[run]] = static_cast<int16_t>(extended(reader->bits() << length, size));
+  reader->drop(static_cast<uint64_t>(length + size));
+  return at + run + 1;
 }
 
-inline bool is_end(int k) noexcept { return k == 64 || k > HuffmanTable::kEndOfBlock; }
+// The AC coefficients of a block, with at least 36 bits at hand. False on damage.
+inline bool next_ac(BitReader* reader, const AcTable& table, int16_t* block) noexcept {
+  const uint8_t* at = kNatural.data() + 1;  // where the next coefficient goes
+  const uint8_t* const end = kNatural.data() + 64;
+  while (true) {
+    for (int times = 0; times < 3; ++times) {
+      const uint64_t bits = reader->bits();
+      const AcTable::Entry entry = table.entries[bits >> (64 - AcTable::kLookahead)];
+      if (__builtin_expect(entry.bits() == 0, 0)) {
+        reader->refill();
+        at = next_single(reader, table, entry, at, block);
+        if (at == nullptr) return false;
+        if (at >= end) return at == end || at > end + AcTable::kEndOfBlock - 64;
+        break;
+      }
+      reader->drop(entry.word());
+      block[at[entry.first()]] = entry.value();
+      block[at[entry.second()]] = entry.second_value();
+      at += entry.advance();
+      if (at < end) continue;
+      // The second of a pair may belong to the next block already.
+      const uint8_t* const behind = at - entry.advance() + entry.first() + 1;
+      if (__builtin_expect(behind >= end && entry.is_pair(), 0)) {
+        reader->restore(bits, entry.word());
+        at = next_single(reader, table, AcTable::Entry(), at - entry.advance(), block);
+      }
+      return at == end || at > end + AcTable::kEndOfBlock - 64;
+    }
+    reader->refill();
+  }
+}
 
 #if defined(TARPEG_X86)
 
@@ -133,23 +125,17 @@ ptrdiff_t remove_stuffing(const uint8_t* data, size_t size, uint8_t* out) noexce
   return out - begin;
 }
 
-bool decode_block(BitReader* reader, const HuffmanTable& dc_table, const HuffmanTable& ac_table, int* dc,
-                  int16_t* block) noexcept {
-  BitReader local = *reader;  // in registers, whatever is written to the block
-  if (!next_dc(&local, dc_table, dc)) return false;
-  block[0] = static_cast<int16_t>(*dc);
-  const int k = next_ac(&local, ac_table, [block](int at, int16_t value) { block[kNatural[at]] = value; });
+bool decode_blocks(BitReader* reader, const BlockPlan* plans, int count, int* dc, Block* blocks) noexcept {
+  BitReader local = *reader;  // in registers, whatever is written to the blocks
+  for (int i = 0; i < count; ++i) {
+    const BlockPlan& plan = plans[i];
+    local.refill();
+    if (!next_dc(&local, *plan.dc, dc + plan.component)) return false;
+    blocks[i][0] = static_cast<int16_t>(dc[plan.component]);
+    if (!next_ac(&local, *plan.ac, blocks[i]) || local.overrun()) return false;
+  }
   *reader = local;
-  return is_end(k) && !local.overrun();
-}
-
-bool skip_block(BitReader* reader, const HuffmanTable& dc_table, const HuffmanTable& ac_table,
-                int* dc) noexcept {
-  BitReader local = *reader;
-  if (!next_dc(&local, dc_table, dc)) return false;
-  const int k = next_ac(&local, ac_table, [](int, int16_t) {});
-  *reader = local;
-  return is_end(k) && !local.overrun();
+  return true;
 }
 
 }  // namespace tarpeg

@@ -22,41 +22,54 @@ class BitReader {
 
   // At least 56 bits from here on.
   void refill() noexcept {
+    const int left = count();
     uint64_t word;
     __builtin_memcpy(&word, at_, 8);
-    buffer_ |= __builtin_bswap64(word) >> bits_;
-    at_ += (63 - bits_) >> 3;
-    bits_ |= 56;
+    buffer_ |= __builtin_bswap64(word) >> left;
+    at_ += (63 - left) >> 3;
+    count_ = static_cast<uint64_t>(left) | 56;
   }
-  uint32_t peek(int count) const noexcept { return static_cast<uint32_t>(buffer_ >> (64 - count)); }
-  void drop(int count) noexcept {
-    buffer_ <<= count;
-    bits_ -= count;
+  // The next bits, the first of them the highest.
+  uint64_t bits() const noexcept { return buffer_; }
+  // Only the lowest six bits of `count` matter.
+  void drop(uint64_t count) noexcept {
+    buffer_ <<= count & 63;
+    count_ -= count;
   }
-  bool overrun() const noexcept { return at_ - (bits_ >> 3) > end_; }
+  // Takes back the last drop(): `bits` is what there was before.
+  void restore(uint64_t bits, uint64_t count) noexcept {
+    buffer_ = bits;
+    count_ += count;
+  }
+  bool overrun() const noexcept { return at_ - (count() >> 3) > end_; }
   // Whether all is used up but for the padding of the last byte.
   bool finished() const noexcept {
-    const ptrdiff_t left = 8 * (end_ - at_) + bits_;
+    const ptrdiff_t left = 8 * (end_ - at_) + count();
     return left >= 0 && left < 8;
   }
 
  private:
+  int count() const noexcept { return static_cast<int>(count_ & 63); }
+
   const uint8_t* at_ = nullptr;
   const uint8_t* end_ = nullptr;
   uint64_t buffer_ = 0;
-  int bits_ = 0;
+  uint64_t count_ = 0;  // how many bits of the buffer are filled, in the lowest six bits
 };
 
 // A block of coefficients in natural order, and room for what leads out of it.
 constexpr int kBlockSize = 72;
+using Block = int16_t[kBlockSize];
 
-// Decodes one block into 64 zeroed coefficients, not yet multiplied by the quantisers; `dc` is the running
-// prediction. False on damage.
-bool decode_block(BitReader* reader, const HuffmanTable& dc_table, const HuffmanTable& ac_table, int* dc,
-                  int16_t* block) noexcept;
+// What a block is decoded with: its tables, and which of the running DC predictions is its own.
+struct BlockPlan {
+  const DcTable* dc;
+  const AcTable* ac;
+  int component;
+};
 
-// The same without keeping the coefficients.
-bool skip_block(BitReader* reader, const HuffmanTable& dc_table, const HuffmanTable& ac_table,
-                int* dc) noexcept;
+// Decodes blocks one after another, not yet multiplied by the quantisers; writes only what is not zero. False
+// on damage.
+bool decode_blocks(BitReader* reader, const BlockPlan* plans, int count, int* dc, Block* blocks) noexcept;
 
 }  // namespace tarpeg

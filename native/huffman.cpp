@@ -1,6 +1,6 @@
 #include "huffman.h"
 
-#include <cstring>
+#include <algorithm>
 
 namespace tarpeg {
 namespace {
@@ -13,12 +13,9 @@ bool is_known_symbol(int symbol, bool is_dc) noexcept {
 
 }  // namespace
 
-// Fills `entries` in order: the codes of a canonical code come in order.
-bool HuffmanTable::build(const uint8_t* counts, const uint8_t* values, size_t available,
-                         bool is_dc) noexcept {
+bool HuffmanCode::build(const uint8_t* counts, const uint8_t* values, size_t available, bool is_dc) noexcept {
   uint32_t code = 0;
   int index = 0;
-  size_t filled = 0;
   for (int length = 1; length <= 16; ++length) {
     const int here = counts[length - 1];
     if (static_cast<size_t>(index) + here > available || index + here > 256) return false;
@@ -26,32 +23,70 @@ bool HuffmanTable::build(const uint8_t* counts, const uint8_t* values, size_t av
     if (here > 0 && code + here > (1u << length) - 1) return false;
     offsets[length] = index - static_cast<int>(code);
     for (int i = 0; i < here; ++i, ++code, ++index) {
-      const int symbol = values[index];
-      if (!is_known_symbol(symbol, is_dc)) return false;
-      symbols[index] = static_cast<uint8_t>(symbol);
-      if (length > kLookahead) continue;
-      const int size = symbol & 15, spare = kLookahead - length;
-      const uint8_t run = !is_dc && symbol == 0 ? kEndOfBlock : static_cast<uint8_t>(symbol >> 4);
-      const bool whole = size <= spare;
-      if (!whole) {
-        const Entry entry{static_cast<int16_t>(size), run, static_cast<int8_t>(-length)};
-        for (int rest = 1 << spare; rest > 0; --rest) entries[filled++] = entry;
-        continue;
-      }
-      // Coefficients in the order of their bits: first the negative ones, from the most negative on.
-      const int repeat = 1 << (spare - size);
-      for (int bits = 0; bits < 1 << size; ++bits) {
-        const int value = size > 0 && bits < 1 << (size - 1) ? bits + 1 - (1 << size) : bits;
-        const Entry entry{static_cast<int16_t>(value), run, static_cast<int8_t>(length + size)};
-        for (int rest = repeat; rest > 0; --rest) entries[filled++] = entry;
-      }
+      if (!is_known_symbol(values[index], is_dc)) return false;
+      symbols[index] = values[index];
     }
     limits[length] = code << (32 - length);
     code <<= 1;
   }
-  while (filled < 1 << kLookahead) entries[filled++] = {0, 0, 0};
+  limits[0] = 0;
   count = index;
   return index > 0;
+}
+
+HuffmanCode::Symbol HuffmanCode::find(uint32_t bits) const noexcept {
+  int length = 1;
+  while (length <= 16 && bits >= limits[length]) ++length;
+  if (length > 16) return {0, 0};
+  const int index = offsets[length] + static_cast<int>(bits >> (32 - length));
+  return index >= 0 && index < count ? Symbol{length, symbols[index]} : Symbol{0, 0};
+}
+
+int HuffmanCode::codes(int length) const noexcept {
+  return static_cast<int>((limits[length] - limits[length - 1]) >> (32 - length));
+}
+
+// The codes of a canonical code come in order, so the entries do.
+void DcTable::fill() noexcept {
+  Entry* next = entries;
+  const uint8_t* symbol = symbols;
+  for (int length = 1; length <= kLookahead; ++length) {
+    for (int i = codes(length); i > 0; --i, ++symbol) {
+      const int total = length + *symbol;
+      const Entry entry{static_cast<uint8_t>(length), *symbol, static_cast<uint8_t>(total)};
+      next = std::fill_n(next, 1 << (kLookahead - length), entry);
+    }
+  }
+  std::fill(next, entries + (1 << kLookahead), Entry{0, 0, 0});
+}
+
+void AcTable::fill() noexcept {
+  Entry single[1 << kLookahead];
+  Entry* next = single;
+  const uint8_t* symbol = symbols;
+  for (int length = 1; length <= kLookahead; ++length) {
+    for (int i = codes(length); i > 0; --i, ++symbol) {
+      const int size = *symbol & 15, run = *symbol == 0 ? kEndOfBlock : *symbol >> 4;
+      const int spare = kLookahead - length;
+      if (size > spare) {
+        next = std::fill_n(next, 1 << spare, Entry::partial(length, run, size));
+        continue;
+      }
+      for (int bits = 0; bits < 1 << size; ++bits) {
+        const int value = size == 0 ? 0 : extended(static_cast<uint64_t>(bits) << (64 - size), size);
+        next = std::fill_n(next, 1 << (spare - size), Entry(length + size, run, value));
+      }
+    }
+  }
+  std::fill(next, single + (1 << kLookahead), Entry());
+  for (int i = 0; i < 1 << kLookahead; ++i) {
+    const Entry entry = single[i];
+    entries[i] = entry;
+    if (entry.bits() == 0 || entry.first() == kEndOfBlock) continue;
+    const Entry follower = single[i << entry.bits() & ((1 << kLookahead) - 1)];
+    if (follower.bits() == 0 || entry.bits() + follower.bits() > kLookahead) continue;
+    entries[i] = entry.followed_by(follower);
+  }
 }
 
 }  // namespace tarpeg

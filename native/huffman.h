@@ -5,30 +5,104 @@
 
 namespace tarpeg {
 
-// Decoding tables of one Huffman code, for a bit buffer whose next bit is its highest.
-struct HuffmanTable {
-  static constexpr int kLookahead = 10;
-  // The run that stands for the end of a block: it leads out of any block, farther than a damaged run could.
-  static constexpr int kEndOfBlock = 128;
-
-  // What the next kLookahead bits begin with.
-  struct Entry {
-    int16_t value;  // the coefficient, where its bits are among them; otherwise how many bits it takes
-    uint8_t run;    // zeros before it
-    int8_t bits;    // bits used up; negative, or 0 for a code that is longer or none, where it is not the
-                    // coefficient
-  };
-
-  alignas(64) Entry entries[1 << kLookahead];
+// A canonical Huffman code of a JPEG.
+struct HuffmanCode {
   uint32_t limits[17];  // left-aligned to 32 bits: codes of length n are below limits[n]
   int offsets[17];
   uint8_t symbols[256];
   int count;
 
+  // What the next bits begin with; a length of 0 where they are no code.
+  struct Symbol {
+    int length, value;
+  };
+
   // From a DHT segment's 16 counts and the symbols behind them. False where the code is overfull, or has a
   // symbol that no sequential 8-bit JPEG needs: a DC size above 11, an AC size above 10 or an odd run of
   // zeros.
   bool build(const uint8_t* counts, const uint8_t* values, size_t available, bool is_dc) noexcept;
+
+  // Slow, for every length of code. `bits`: the next 32.
+  Symbol find(uint32_t bits) const noexcept;
+
+ protected:
+  // How many codes have `length` bits, at most 16.
+  int codes(int length) const noexcept;
 };
+
+// DC codes by the next kLookahead bits, the first of which is the highest.
+struct DcTable : HuffmanCode {
+  static constexpr int kLookahead = 9;
+
+  struct Entry {
+    uint8_t length, size,
+        total;  // bits of the code, of the difference, of both; 0 for a longer code, or none
+  };
+  Entry entries[1 << kLookahead];
+
+  void fill() noexcept;
+};
+
+// Note [pairs]
+// Decoding is a chain of lookups, each of which must wait for the one before to know where it begins. Most AC
+// codes are short, so that a table of few bits holds two of them, values and all, in most of its entries.
+struct AcTable : HuffmanCode {
+  static constexpr int kLookahead = 10;
+  // The run that stands for the end of a block: it leads out of any block, farther than a damaged run could.
+  static constexpr int kEndOfBlock = 128;
+
+  // One coefficient or two that the next bits begin with. The fields of an entry of one coefficient say it
+  // twice.
+  class Entry {
+   public:
+    Entry() noexcept = default;
+    // A coefficient behind `run` zeros, in `bits` bits.
+    Entry(int bits, int run, int value) noexcept
+        : word_(byte(bits) | byte(run) << 8 | byte(run) << 16 | byte(run + 1) << 24 | half(value) << 32 |
+                half(value) << 48) {}
+    // A code of `length` bits whose coefficient has `size` more, too many for the table.
+    static Entry partial(int length, int run, int size) noexcept {
+      Entry entry;
+      entry.word_ = byte(run) << 8 | byte(length) << 24 | half(size) << 32;
+      return entry;
+    }
+    // This coefficient, and behind it that of `next`.
+    Entry followed_by(Entry next) const noexcept {
+      Entry both;
+      both.word_ = (word_ & 0xFFFF0000FF00) | byte(bits() + next.bits()) |
+                   byte(advance() + next.first()) << 16 | byte(advance() + next.advance()) << 24 |
+                   half(next.value()) << 48;
+      return both;
+    }
+
+    uint64_t word() const noexcept { return word_; }
+    int bits() const noexcept { return word_ & 0xFF; }  // 0: the table does not hold the whole coefficient
+    int first() const noexcept { return word_ >> 8 & 0xFF; }  // zeros before the first
+    int second() const noexcept {
+      return word_ >> 16 & 0xFF;
+    }  // distance of the second from where all begins
+    int advance() const noexcept { return word_ >> 24 & 0xFF; }  // where the next begins
+    int16_t value() const noexcept { return static_cast<int16_t>(word_ >> 32); }
+    int16_t second_value() const noexcept { return static_cast<int16_t>(word_ >> 48); }
+    bool is_pair() const noexcept { return first() != second(); }
+
+   private:
+    static uint64_t byte(int value) noexcept { return static_cast<uint8_t>(value); }
+    static uint64_t half(int value) noexcept { return static_cast<uint16_t>(value); }
+
+    uint64_t word_ = 0;
+  };
+  alignas(64) Entry entries[1 << kLookahead];
+
+  void fill() noexcept;
+};
+
+// The coefficient or difference that `size` bits stand for (T.81 F.2.2.1), the first of them the highest of
+// `bits`.
+inline int extended(uint64_t bits, int size) noexcept {
+  const int value = static_cast<int>(bits >> 1 >> (63 - size));
+  const int is_negative = static_cast<int>(~bits >> 63);
+  return value - (-is_negative & ((1 << size) - 1));
+}
 
 }  // namespace tarpeg

@@ -8,10 +8,13 @@
 namespace tarpeg {
 namespace {
 
-// Constants of jidctint.c, 13 fractional bits.
+// Constants of jidctint.c and jidctred.c, 13 fractional bits.
 constexpr int k0298 = 2446, k0390 = 3196, k0541 = 4433, k0765 = 6270, k0899 = 7373, k1175 = 9633,
               k1501 = 12299, k1847 = 15137, k1961 = 16069, k2053 = 16819, k2562 = 20995, k3072 = 25172;
+constexpr int k0211 = 1730, k0509 = 4176, k0601 = 4926, k1061 = 8697, k1451 = 11893, k2172 = 17799;
 constexpr int kConstBits = 13, kPassBits = 2;
+// Of the first pass that makes means of two; the bit more halves the sums.
+constexpr int kHalvedShift = kConstBits - kPassBits + 1;
 
 inline int wrap(int value) noexcept { return static_cast<int16_t>(value); }
 
@@ -34,13 +37,33 @@ void transform(const int16_t* in, int step, int shift, int16_t* out) noexcept {
   }
 }
 
+// Four means of two neighbours each, of one row or column: what transform() gives, but for the rounding. The
+// fifth coefficient belongs to a wave that cancels out in every pair. Sums wrap.
+void halve(const int16_t* in, int step, int shift, int16_t* out) noexcept {
+  const auto times = [in, step](int k, int factor) { return static_cast<uint32_t>(in[k * step] * factor); };
+  const uint32_t center = static_cast<uint32_t>(in[0]) << (kConstBits + 1);
+  const uint32_t even = times(2, k1847) - times(6, k0765);
+  const uint32_t odd1 = times(1, k1061) - times(3, k2172) + times(5, k1451) - times(7, k0211);
+  const uint32_t odd0 = times(1, k2562) + times(3, k0899) - times(5, k0601) - times(7, k0509);
+  const uint32_t sums[4] = {center + even + odd0, center - even + odd1, center - even - odd1,
+                            center + even - odd0};
+  for (int i = 0; i < 4; ++i) {
+    const int value = static_cast<int>(sums[i] + (1u << (shift - 1))) >> shift;
+    out[i * step] = static_cast<int16_t>(std::clamp(value, -32768, 32767));
+  }
+}
+
 // Note [flat columns]
 // Where a block has nothing below its first row, libjpeg's first pass is a shift. The result is the same but
 // for coefficients that no picture needs, beyond 13 bits: there the shift wraps and the long way saturates.
+inline bool is_zero(const int16_t* coefficients, int count) noexcept {
+  return std::all_of(coefficients, coefficients + count, [](int16_t c) { return c == 0; });
+}
+
 void inverse_dct_portable(const DctBlock& block, ptrdiff_t stride) noexcept {
   int16_t work[64];
   for (int i = 0; i < 64; ++i) work[i] = static_cast<int16_t>(block.coefficients[i] * block.quantisers[i]);
-  if (std::all_of(block.coefficients + 8, block.coefficients + 64, [](int16_t c) { return c == 0; })) {
+  if (is_zero(block.coefficients + 8, 56)) {
     for (int i = 0; i < 64; ++i) work[i] = static_cast<int16_t>(work[i % 8] * (i < 8 ? 1 << kPassBits : 1));
   } else {
     for (int x = 0; x < 8; ++x) transform(work + x, 8, kConstBits - kPassBits, work + x);
@@ -48,6 +71,22 @@ void inverse_dct_portable(const DctBlock& block, ptrdiff_t stride) noexcept {
   for (int y = 0; y < 8; ++y) transform(work + 8 * y, 1, kConstBits + kPassBits + 3, work + 8 * y);
   for (int y = 0; y < 8; ++y) {
     for (int x = 0; x < 8; ++x) {
+      block.out[y * stride + x] = static_cast<uint8_t>(std::clamp(work[8 * y + x] + 128, 0, 255));
+    }
+  }
+}
+
+void halved_dct_portable(const DctBlock& block, ptrdiff_t stride) noexcept {
+  int16_t work[64];
+  for (int i = 0; i < 64; ++i) work[i] = static_cast<int16_t>(block.coefficients[i] * block.quantisers[i]);
+  if (is_zero(block.coefficients + 8, 24) && is_zero(block.coefficients + 40, 24)) {
+    for (int i = 0; i < 32; ++i) work[i] = static_cast<int16_t>(work[i % 8] * (i < 8 ? 1 << kPassBits : 1));
+  } else {
+    for (int x = 0; x < 8; ++x) halve(work + x, 8, kHalvedShift, work + x);
+  }
+  for (int y = 0; y < 4; ++y) {
+    halve(work + 8 * y, 1, kHalvedShift + 2 * kPassBits + 3, work + 8 * y);
+    for (int x = 0; x < 4; ++x) {
       block.out[y * stride + x] = static_cast<uint8_t>(std::clamp(work[8 * y + x] + 128, 0, 255));
     }
   }
@@ -102,10 +141,11 @@ TARPEG_AVX2 inline Wide subtract(Wide a, Wide b) noexcept {
   return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)};
 }
 
+template <int kBits>
 TARPEG_AVX2 inline Wide scaled(__m256i a) noexcept {
   const __m256i zero = _mm256_setzero_si256();
-  return {_mm256_srai_epi32(_mm256_unpacklo_epi16(zero, a), 16 - kConstBits),
-          _mm256_srai_epi32(_mm256_unpackhi_epi16(zero, a), 16 - kConstBits)};
+  return {_mm256_srai_epi32(_mm256_unpacklo_epi16(zero, a), 16 - kBits),
+          _mm256_srai_epi32(_mm256_unpackhi_epi16(zero, a), 16 - kBits)};
 }
 
 template <int kShift>
@@ -120,7 +160,8 @@ TARPEG_AVX2 inline void transform(Rows8* m) noexcept {
   __m256i* r = m->row;
   const Wide even3 = multiply(r[2], r[6], pair(k0541 + k0765, k0541));
   const Wide even2 = multiply(r[2], r[6], pair(k0541, k0541 - k1847));
-  const Wide even0 = scaled(_mm256_add_epi16(r[0], r[4])), even1 = scaled(_mm256_sub_epi16(r[0], r[4]));
+  const Wide even0 = scaled<kConstBits>(_mm256_add_epi16(r[0], r[4]));
+  const Wide even1 = scaled<kConstBits>(_mm256_sub_epi16(r[0], r[4]));
   const Wide t10 = add(even0, even3), t13 = subtract(even0, even3);
   const Wide t11 = add(even1, even2), t12 = subtract(even1, even2);
   const __m256i s3 = _mm256_add_epi16(r[7], r[3]), s4 = _mm256_add_epi16(r[5], r[1]);
@@ -145,31 +186,25 @@ TARPEG_AVX2 inline __m128i dequantised(const DctBlock& block, int row) noexcept 
                          _mm_loadu_si128(reinterpret_cast<const __m128i*>(block.quantisers) + row));
 }
 
-// Rows 2 i and 2 i + 1 of the first block below and of the second above in pairs[i], as bytes. False where
-// only the portable code is right: see Note [flat columns].
-TARPEG_AVX2 inline bool transform_avx2(const DctBlock& first, const DctBlock& second,
-                                       __m256i* pairs) noexcept {
+// False where only the portable code is right: see Note [flat columns].
+TARPEG_AVX2 inline bool load_avx2(const DctBlock& first, const DctBlock& second, Rows8* m) noexcept {
+  for (int i = 0; i < 8; ++i) m->row[i] = _mm256_set_m128i(dequantised(second, i), dequantised(first, i));
+  const __m256i shifted = _mm256_slli_epi16(m->row[0], kPassBits);
+  const __m256i same = _mm256_cmpeq_epi16(_mm256_srai_epi16(shifted, kPassBits), m->row[0]);
+  return __builtin_expect(_mm256_movemask_epi8(same) == -1, 1);
+}
+
+TARPEG_AVX2 bool inverse_dct_avx2(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept {
   Rows8 m;
-  for (int i = 0; i < 8; ++i) m.row[i] = _mm256_set_m128i(dequantised(second, i), dequantised(first, i));
-  const __m256i shifted = _mm256_slli_epi16(m.row[0], kPassBits);
-  const __m256i same = _mm256_cmpeq_epi16(_mm256_srai_epi16(shifted, kPassBits), m.row[0]);
-  if (__builtin_expect(_mm256_movemask_epi8(same) != -1, 0)) return false;
+  if (!load_avx2(first, second, &m)) return false;
   transform<kConstBits - kPassBits>(&m);
   transpose(&m);
   transform<kConstBits + kPassBits + 3>(&m);
   transpose(&m);
   const __m256i center = _mm256_set1_epi8(-128);
   for (int i = 0; i < 4; ++i) {
-    pairs[i] = _mm256_xor_si256(_mm256_packs_epi16(m.row[2 * i], m.row[2 * i + 1]), center);
-  }
-  return true;
-}
-
-TARPEG_AVX2 bool inverse_dct_avx2(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept {
-  __m256i pairs[4];
-  if (!transform_avx2(first, second, pairs)) return false;
-  for (int i = 0; i < 4; ++i) {
-    const __m128i a = _mm256_castsi256_si128(pairs[i]), b = _mm256_extracti128_si256(pairs[i], 1);
+    const __m256i rows = _mm256_xor_si256(_mm256_packs_epi16(m.row[2 * i], m.row[2 * i + 1]), center);
+    const __m128i a = _mm256_castsi256_si128(rows), b = _mm256_extracti128_si256(rows, 1);
     _mm_storel_epi64(reinterpret_cast<__m128i*>(first.out + 2 * i * stride), a);
     _mm_storeh_pd(reinterpret_cast<double*>(first.out + (2 * i + 1) * stride), _mm_castsi128_pd(a));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(second.out + 2 * i * stride), b);
@@ -178,38 +213,60 @@ TARPEG_AVX2 bool inverse_dct_avx2(const DctBlock& first, const DctBlock& second,
   return true;
 }
 
-TARPEG_AVX2 bool halved_dct_avx2(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept {
-  __m256i pairs[4];
-  if (!transform_avx2(first, second, pairs)) return false;
-  const __m256i ones = _mm256_set1_epi8(1), two = _mm256_set1_epi16(2);
-  for (int i = 0; i < 4; ++i) {
-    const __m256i across = _mm256_maddubs_epi16(pairs[i], ones);  // four sums of each row
-    const __m256i sum = _mm256_add_epi16(across, _mm256_srli_si256(across, 8));
-    const __m256i mean = _mm256_srli_epi16(_mm256_add_epi16(sum, two), 2);
-    const __m256i bytes = _mm256_packus_epi16(mean, mean);
-    const int a = _mm256_extract_epi32(bytes, 0), b = _mm256_extract_epi32(bytes, 4);
-    std::memcpy(first.out + i * stride, &a, 4);
-    std::memcpy(second.out + i * stride, &b, 4);
-  }
-  return true;
+// Four means of two from the eight rows of m, in its first four.
+TARPEG_AVX2 inline void halve_rows(Rows8* m) noexcept {
+  __m256i* r = m->row;
+  const Wide even = multiply(r[2], r[6], pair(k1847, -k0765)), center = scaled<kConstBits + 1>(r[0]);
+  const Wide t10 = add(center, even), t12 = subtract(center, even);
+  const Wide odd1 = add(multiply(r[1], r[3], pair(k1061, -k2172)), multiply(r[5], r[7], pair(k1451, -k0211)));
+  const Wide odd0 = add(multiply(r[1], r[3], pair(k2562, k0899)), multiply(r[5], r[7], pair(-k0601, -k0509)));
+  r[0] = descale<kHalvedShift>(add(t10, odd0));
+  r[1] = descale<kHalvedShift>(add(t12, odd1));
+  r[2] = descale<kHalvedShift>(subtract(t12, odd1));
+  r[3] = descale<kHalvedShift>(subtract(t10, odd0));
 }
 
-// Sums of at most 64 bytes fit 16 bits: down first, then across.
-template <int kDown, int kAcross>
-TARPEG_AVX2 void reduce_avx2(const uint8_t* block, uint8_t* out, ptrdiff_t stride) noexcept {
-  constexpr int kCount = kDown * kAcross, kShift = __builtin_ctz(kCount);
-  const __m128i round = _mm_set1_epi16(kCount >> 1);
-  for (int y = 0; y < 8; y += kDown, out += stride) {
-    __m128i sum = _mm_setzero_si128();
-    for (int i = 0; i < kDown; ++i) {
-      const __m128i row = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(block + 8 * (y + i)));
-      sum = _mm_add_epi16(sum, _mm_cvtepu8_epi16(row));
-    }
-    for (int times = 1; times < kAcross; times *= 2) sum = _mm_hadd_epi16(sum, sum);
-    const __m128i mean = _mm_srli_epi16(_mm_add_epi16(sum, round), kShift);
-    const int64_t bytes = _mm_cvtsi128_si64(_mm_packus_epi16(mean, mean));
-    std::memcpy(out, &bytes, 8 / kAcross);
+// 32 bits of four rows.
+TARPEG_AVX2 inline __m256i descaled_last(__m256i a) noexcept {
+  constexpr int kShift = kHalvedShift + 2 * kPassBits + 3;
+  return _mm256_srai_epi32(_mm256_add_epi32(a, _mm256_set1_epi32(1 << (kShift - 1))), kShift);
+}
+
+TARPEG_AVX2 bool halved_dct_avx2(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept {
+  Rows8 m;
+  if (!load_avx2(first, second, &m)) return false;
+  halve_rows(&m);
+  // Columns of the four rows: 0 and 1, 2 and 3, ...
+  const __m256i* r = m.row;
+  const __m256i a = _mm256_unpacklo_epi16(r[0], r[1]), b = _mm256_unpacklo_epi16(r[2], r[3]);
+  const __m256i c = _mm256_unpackhi_epi16(r[0], r[1]), d = _mm256_unpackhi_epi16(r[2], r[3]);
+  const __m256i c01 = _mm256_unpacklo_epi32(a, b), c23 = _mm256_unpackhi_epi32(a, b);
+  const __m256i c45 = _mm256_unpacklo_epi32(c, d), c67 = _mm256_unpackhi_epi32(c, d);
+  const __m256i c13 = _mm256_unpackhi_epi16(c01, c23), c57 = _mm256_unpackhi_epi16(c45, c67);
+  const __m256i center =
+      _mm256_srai_epi32(_mm256_unpacklo_epi16(_mm256_setzero_si256(), c01), 15 - kConstBits);
+  const __m256i even = _mm256_madd_epi16(_mm256_unpacklo_epi16(c23, c67), pair(k1847, -k0765));
+  const __m256i odd1 = _mm256_add_epi32(_mm256_madd_epi16(c13, pair(k1061, -k2172)),
+                                        _mm256_madd_epi16(c57, pair(k1451, -k0211)));
+  const __m256i odd0 = _mm256_add_epi32(_mm256_madd_epi16(c13, pair(k2562, k0899)),
+                                        _mm256_madd_epi16(c57, pair(-k0601, -k0509)));
+  const __m256i t10 = _mm256_add_epi32(center, even), t12 = _mm256_sub_epi32(center, even);
+  // Words: column 0 of the four rows, column 2; columns 1 and 3. Then bytes, row by row.
+  const __m256i w02 = _mm256_packs_epi32(descaled_last(_mm256_add_epi32(t10, odd0)),
+                                         descaled_last(_mm256_sub_epi32(t12, odd1)));
+  const __m256i w13 = _mm256_packs_epi32(descaled_last(_mm256_add_epi32(t12, odd1)),
+                                         descaled_last(_mm256_sub_epi32(t10, odd0)));
+  const __m256i order = _mm256_setr_epi8(0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15, 0, 8, 4, 12, 1,
+                                         9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15);
+  const __m256i bytes =
+      _mm256_xor_si256(_mm256_shuffle_epi8(_mm256_packs_epi16(w02, w13), order), _mm256_set1_epi8(-128));
+  alignas(32) uint8_t rows[32];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(rows), bytes);
+  for (int i = 0; i < 4; ++i) {
+    std::memcpy(first.out + i * stride, rows + 4 * i, 4);
+    std::memcpy(second.out + i * stride, rows + 16 + 4 * i, 4);
   }
+  return true;
 }
 
 #endif
@@ -228,32 +285,8 @@ void halved_dct(const DctBlock& first, const DctBlock& second, ptrdiff_t stride)
 #if defined(TARPEG_X86)
   if (has_avx2() && halved_dct_avx2(first, second, stride)) return;
 #endif
-  for (const DctBlock* block : {&first, &second}) {
-    uint8_t samples[64];
-    inverse_dct_portable({block->coefficients, block->quantisers, samples}, 8);
-    reduce_block(samples, 2, 2, block->out, stride);
-  }
-}
-
-void reduce_block(const uint8_t* block, int down_by, int across_by, uint8_t* out, ptrdiff_t stride) noexcept {
-#if defined(TARPEG_X86)
-  if (down_by == across_by && has_avx2()) {
-    if (down_by == 1) return reduce_avx2<1, 1>(block, out, stride);
-    if (down_by == 2) return reduce_avx2<2, 2>(block, out, stride);
-    if (down_by == 4) return reduce_avx2<4, 4>(block, out, stride);
-    return reduce_avx2<8, 8>(block, out, stride);
-  }
-#endif
-  const int count = down_by * across_by, shift = __builtin_ctz(static_cast<unsigned>(count));
-  for (int y = 0; y < 8; y += down_by, out += stride) {
-    for (int x = 0; x < 8; x += across_by) {
-      int sum = count >> 1;
-      for (int i = 0; i < down_by; ++i) {
-        for (int j = 0; j < across_by; ++j) sum += block[8 * (y + i) + x + j];
-      }
-      out[x / across_by] = static_cast<uint8_t>(sum >> shift);
-    }
-  }
+  halved_dct_portable(first, stride);
+  halved_dct_portable(second, stride);
 }
 
 }  // namespace tarpeg

@@ -16,10 +16,8 @@ struct DctBlock {
 // Ligtenberg and Moschytz, 1989), as its vector code computes it: sums of 16 bits wrap, results saturate.
 void inverse_dct(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept;
 
-// The same, followed by means of 2x2 samples: 4 rows of 4 bytes each, as reduce_block() makes them.
+// Four rows of four means of 2x2 samples, made from the coefficients at once: equal bit for bit to libjpeg's
+// at half size (jidctred.c). But for their rounding they are the means of what inverse_dct() gives.
 void halved_dct(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept;
-
-// Means of down_by x across_by samples (1, 2, 4 or 8 each) of a dense 8x8 block, rounded to nearest.
-void reduce_block(const uint8_t* block, int down_by, int across_by, uint8_t* out, ptrdiff_t stride) noexcept;
 
 }  // namespace tarpeg

@@ -27,11 +27,7 @@ void cmyk_to_rgb(uint8_t* row, size_t pixels, int step) noexcept {
 
 }  // namespace
 
-struct JpegReader::State {
-  jpeg_decompress_struct info{};
-  jpeg_progress_mgr progress{};
-  Errors errors{};
-  bool created = false;
+struct JpegReader::State : Decompressor {
   Layout layout = Layout::kRgb;
   int skip = 0;
 
@@ -41,9 +37,8 @@ struct JpegReader::State {
 
 Status JpegReader::State::open(const uint8_t* data, size_t size, int height, int width,
                                const Box& box) noexcept {
-  info.err = install(&errors);
   if (setjmp(errors.jump)) return errors.status;
-  begin_reading(&info, &progress, &created, data, size);
+  begin(data, size);
   jpeg_read_header(&info, TRUE);
   // The caller allocated for the size that read_header() told it.
   if (static_cast<int>(info.image_height) != height || static_cast<int>(info.image_width) != width) {
@@ -94,9 +89,7 @@ Status JpegReader::State::next(uint8_t* row) noexcept {
 
 JpegReader::JpegReader() : state_(new State) {}
 
-JpegReader::~JpegReader() {
-  if (state_->created) jpeg_destroy_decompress(&state_->info);
-}
+JpegReader::~JpegReader() = default;
 
 Status JpegReader::open(const uint8_t* data, size_t size, int height, int width, const Box& box,
                         Layout layout) noexcept {
@@ -113,26 +106,5 @@ size_t JpegReader::stride() const noexcept {
 }
 
 int JpegReader::skip() const noexcept { return state_->skip; }
-
-PpmReader::PpmReader(const uint8_t* pixels, int image_width, const Box& box, Layout layout) noexcept
-    : row_(pixels + 3 * (static_cast<size_t>(box.top) * image_width + box.left)),
-      step_(3 * static_cast<size_t>(image_width)),
-      width_(box.width),
-      layout_(layout) {}
-
-Status PpmReader::next(uint8_t* row) noexcept {
-  if (layout_ == Layout::kRgb) {
-    std::memcpy(row, row_, 3 * static_cast<size_t>(width_));
-  } else {
-    for (int x = 0; x < width_; ++x) {
-      std::memcpy(row + 4 * static_cast<size_t>(x), row_ + 3 * static_cast<size_t>(x), 3);
-      row[4 * static_cast<size_t>(x) + 3] = 0;
-    }
-  }
-  row_ += step_;
-  return Status::kOk;
-}
-
-size_t PpmReader::stride() const noexcept { return static_cast<size_t>(layout_) * width_; }
 
 }  // namespace tarpeg

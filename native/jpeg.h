@@ -43,19 +43,4 @@ class JpegReader final : public RowSource {
   std::unique_ptr<State> state_;
 };
 
-// The same of a binary PPM.
-class PpmReader final : public RowSource {
- public:
-  PpmReader(const uint8_t* pixels, int image_width, const Box& box, Layout layout) noexcept;
-  Status next(uint8_t* row) noexcept override;
-  size_t stride() const noexcept override;
-  int skip() const noexcept override { return 0; }
-
- private:
-  const uint8_t* row_;
-  size_t step_;
-  int width_;
-  Layout layout_;
-};
-
 }  // namespace tarpeg

@@ -52,21 +52,23 @@ void limit_scans(j_common_ptr info) {
 
 }  // namespace
 
-jpeg_error_mgr* install(Errors* errors) noexcept {
-  jpeg_std_error(&errors->base);
-  errors->base.error_exit = on_error;
-  errors->base.emit_message = on_message;
-  errors->base.output_message = on_output;
-  return &errors->base;
+Decompressor::Decompressor() noexcept {
+  info.err = jpeg_std_error(&errors.base);
+  errors.base.error_exit = on_error;
+  errors.base.emit_message = on_message;
+  errors.base.output_message = on_output;
 }
 
-void begin_reading(jpeg_decompress_struct* info, jpeg_progress_mgr* progress, bool* created,
-                   const uint8_t* data, size_t size) {
-  jpeg_create_decompress(info);
-  *created = true;
-  progress->progress_monitor = limit_scans;
-  info->progress = progress;
-  jpeg_mem_src(info, data, static_cast<unsigned long>(size));
+Decompressor::~Decompressor() {
+  if (is_created_) jpeg_destroy_decompress(&info);
+}
+
+void Decompressor::begin(const uint8_t* data, size_t size) {
+  jpeg_create_decompress(&info);
+  is_created_ = true;
+  progress_.progress_monitor = limit_scans;
+  info.progress = &progress_;
+  jpeg_mem_src(&info, data, static_cast<unsigned long>(size));
 }
 
 }  // namespace tarpeg

@@ -7,8 +7,15 @@ STABLE_TORCH_LIBRARY(tarpeg, m) {
   m.def("image_sizes(Tensor[] jpegs) -> Tensor");
   m.def(
       "decode_batch(Tensor[] jpegs, Tensor boxes, int height, int width, Tensor? flip, str interpolation, "
-      "bool antialias, bool exact, int max_pixels) -> (Tensor, Tensor)");
+      "bool antialias, bool exact, int max_pixels, int threads) -> (Tensor, Tensor)");
   m.def(
       "decode_batch_out(Tensor[] jpegs, Tensor boxes, Tensor? flip, str interpolation, bool antialias, "
-      "bool exact, int max_pixels, Tensor? scale_shift, Tensor(a!) out) -> Tensor");
+      "bool exact, int max_pixels, Tensor? scale_shift, Tensor(a!) out, int threads) -> Tensor");
+  m.def(
+      "warp_affine(Tensor images, Tensor matrices, float[] fill, bool nearest, bool inverse, bool fresh, "
+      "Tensor(a!) out) -> ()");
+  m.def(
+      "augment_batch(Tensor images, Tensor numbers, int parts, Tensor? boxes, Tensor? mask, float[] "
+      "constants, "
+      "bool fresh, Tensor(a!) out) -> ()");
 }

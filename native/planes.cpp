@@ -6,6 +6,7 @@
 #include "color.h"
 #include "entropy.h"
 #include "idct.h"
+#include "means.h"
 #include "raw.h"
 
 namespace tarpeg {
@@ -32,15 +33,18 @@ void PlaneReader::prepare(const Frame& frame, const Box& box, int reduction, Lay
     const int across = frame.across / component.across, down = frame.down / component.down;
     plane.across_by = std::max(1, reduction / across);
     plane.down_by = std::max(1, reduction / down);
+    plane.side = frame.is_halved(i, reduction) ? kBlockSide / 2 : kBlockSide;
+    plane.block_rows = kBlockSide / plane.down_by;
+    plane.block_columns = kBlockSide / plane.across_by;
     plane.across = std::max(1, across / reduction);
     plane.down = std::max(1, down / reduction);
     plane.width = (component.width + plane.across_by - 1) / plane.across_by;
     plane.height = (component.height + plane.down_by - 1) / plane.down_by;
-    plane.top = first_row_ * component.down * 8 / plane.down_by;
-    plane.left = first_column_ * component.across * 8 / plane.across_by;
-    plane.columns = (last_column_ - first_column_ + 1) * component.across * 8 / plane.across_by;
+    plane.top = first_row_ * component.down * plane.block_rows;
+    plane.left = first_column_ * component.across * plane.block_columns;
+    plane.columns = (last_column_ - first_column_ + 1) * component.across * plane.block_columns;
     plane.stride = plane.columns;
-    const size_t rows = static_cast<size_t>(last_row_ - first_row_ + 1) * component.down * 8 / plane.down_by;
+    const size_t rows = static_cast<size_t>(last_row_ - first_row_ + 1) * component.down * plane.block_rows;
     const size_t bytes = rows * plane.stride + 2 * Plane::kMargin;
     if (plane.data.size() < bytes) plane.data.resize(bytes);
     const size_t length = static_cast<size_t>(plane.columns) * plane.across + 64;
@@ -51,6 +55,13 @@ void PlaneReader::prepare(const Frame& frame, const Box& box, int reduction, Lay
 
 bool PlaneReader::decode(const BaselineStream& stream, const Box& box, int reduction, Layout layout) {
   prepare(stream, box, reduction, layout);
+  BlockPlan* plan = plans_;
+  for (int i = 0; i < stream.component_count; ++i) {
+    const Component& component = stream.components[i];
+    for (int block = 0; block < component.across * component.down; ++block) {
+      *plan++ = {&stream.dc_tables[component.dc_table], &stream.ac_tables[component.ac_table], i};
+    }
+  }
   const int64_t first = static_cast<int64_t>(first_row_) * stream.mcu_columns + first_column_;
   const int64_t last = static_cast<int64_t>(last_row_) * stream.mcu_columns + last_column_;
   for (int64_t segment = first / stream.interval; segment <= last / stream.interval; ++segment) {
@@ -68,7 +79,7 @@ Status PlaneReader::decode(const uint8_t* data, size_t size, const Header& heade
                            int reduction, Layout layout) {
   RawReader raw;
   Frame frame;
-  Status status = raw.open(data, size, header.height, header.width, &frame);
+  Status status = raw.open(data, size, header.height, header.width, reduction, &frame);
   if (status != Status::kOk) return status;
   prepare(frame, box, reduction, layout);
   // A gray image that claims sampling factors has rows of several blocks in libjpeg, of one block in its
@@ -82,12 +93,15 @@ Status PlaneReader::decode(const uint8_t* data, size_t size, const Header& heade
     if (row < first_row_) continue;
     for (int i = 0; i < frame.component_count; ++i) {
       const Component& component = frame.components[i];
+      Plane& plane = planes_[i];
       for (int y = 0; y < component.down; ++y) {
         for (int x = first_column_ * component.across; x < (last_column_ + 1) * component.across; ++x) {
           const uint8_t* block = raw.block(i, row % blocks_down + y, x);
-          for (int line = 0; line < 8; ++line)
-            std::memcpy(samples_[0] + 8 * line, block + line * raw.stride(i), 8);
-          store(i, 8 * (row * component.down + y), 8 * x, samples_[0], component.height, component.width);
+          for (int line = 0; line < plane.side; ++line) {
+            std::memcpy(samples_[0] + kBlockSide * line, block + line * raw.stride(i),
+                        static_cast<size_t>(plane.side));
+          }
+          store(component, &plane, row * component.down + y, x, samples_[0]);
         }
       }
     }
@@ -119,15 +133,7 @@ bool PlaneReader::decode_segment(const BaselineStream& stream, size_t segment) {
           (row == last_row_ || end <= static_cast<int64_t>(row + 1) * stream.mcu_columns)) {
         return true;
       }
-      for (int i = 0; i < stream.component_count; ++i) {
-        const Component& component = stream.components[i];
-        for (int block = 0; block < component.across * component.down; ++block) {
-          if (!skip_block(&reader, stream.dc_tables[component.dc_table], stream.ac_tables[component.ac_table],
-                          dc + i)) {
-            return false;
-          }
-        }
-      }
+      if (!decode_blocks(&reader, plans_, stream.blocks, dc, blocks_)) return false;
     }
     if (++column == stream.mcu_columns) {
       column = 0;
@@ -137,37 +143,26 @@ bool PlaneReader::decode_segment(const BaselineStream& stream, size_t segment) {
   return mcu < end || reader.finished();
 }
 
-// Where the sample (y, x) of a component goes.
-uint8_t* PlaneReader::place(int component, int y, int x) noexcept {
-  Plane& plane = planes_[component];
-  return plane.data.data() + Plane::kMargin + (y / plane.down_by - plane.top) * plane.stride +
-         x / plane.across_by - plane.left;
-}
-
-// Puts the 8x8 block whose first sample is (y, x) of the component into its plane, reduced. Where the image
-// ends in the block its last sample is repeated: what the block holds beyond is not part of the picture.
-void PlaneReader::store(int component, int y, int x, uint8_t* block, int height, int width) noexcept {
-  Plane& plane = planes_[component];
-  for (int column = std::max(1, width - x); column < 8; ++column) {
-    for (int row = 0; row < 8; ++row) block[8 * row + column] = block[8 * row + column - 1];
+// Puts a block into the plane, reduced. Where the image ends in the block its last sample is repeated: what
+// the block holds beyond is not part of the picture.
+void PlaneReader::store(const Component& component, Plane* plane, int row, int column,
+                        uint8_t* block) noexcept {
+  const int side = plane->side, halved = kBlockSide / side;
+  const int height = (component.height + halved - 1) / halved - row * side;
+  const int width = (component.width + halved - 1) / halved - column * side;
+  for (int x = std::max(1, width); x < side; ++x) {
+    for (int y = 0; y < side; ++y) block[kBlockSide * y + x] = block[kBlockSide * y + x - 1];
   }
-  for (int row = std::max(1, height - y); row < 8; ++row)
-    std::memcpy(block + 8 * row, block + 8 * row - 8, 8);
-  reduce_block(block, plane.down_by, plane.across_by, place(component, y, x), plane.stride);
+  for (int y = std::max(1, height); y < side; ++y)
+    std::memcpy(block + kBlockSide * y, block + kBlockSide * (y - 1), kBlockSide);
+  reduce_block(block, side, plane->down_by / halved, plane->across_by / halved, plane->block(row, column),
+               plane->stride);
 }
 
 bool PlaneReader::decode_mcu(const BaselineStream& stream, BitReader* reader, int* dc, int row, int column) {
   std::memset(blocks_, 0, static_cast<size_t>(stream.blocks) * sizeof blocks_[0]);
+  if (!decode_blocks(reader, plans_, stream.blocks, dc, blocks_)) return false;
   int at = 0;
-  for (int i = 0; i < stream.component_count; ++i) {
-    const Component& component = stream.components[i];
-    const HuffmanTable& dc_table = stream.dc_tables[component.dc_table];
-    const HuffmanTable& ac_table = stream.ac_tables[component.ac_table];
-    for (int block = 0; block < component.across * component.down; ++block, ++at) {
-      if (!decode_block(reader, dc_table, ac_table, dc + i, blocks_[at])) return false;
-    }
-  }
-  at = 0;
   for (int i = 0; i < stream.component_count; ++i) {
     // Cb and Cr of one block each go together.
     const bool paired = i == 1 && stream.components[1].across * stream.components[1].down == 1 &&
@@ -183,36 +178,36 @@ bool PlaneReader::decode_mcu(const BaselineStream& stream, BitReader* reader, in
 int PlaneReader::transform(const BaselineStream& stream, int index, bool with_next, int first, int row,
                            int column) noexcept {
   const Component& component = stream.components[index];
-  const Plane& plane = planes_[index];
-  const int count = component.across * component.down;
-  const int top = 8 * row * component.down, left = 8 * column * component.across;
-  const bool is_whole = plane.down_by == 1 && plane.across_by == 1;
-  // Where the image ends in the MCU, its last sample is repeated before means are taken.
-  const bool is_halved = plane.down_by == 2 && plane.across_by == 2 &&
-                         top + 8 * component.down <= component.height &&
-                         left + 8 * component.across <= component.width;
-  DctBlock jobs[10];
-  for (int block = 0; block < count; ++block) {
-    const int y = top + 8 * (block / component.across), x = left + 8 * (block % component.across);
-    uint8_t* const out = is_whole || is_halved ? place(index, y, x) : samples_[block];
-    jobs[block] = {blocks_[first + block], component.quantisers, out};
+  Plane& plane = planes_[index];
+  const int top = row * component.down, left = column * component.across;
+  const bool is_direct = plane.block_rows == plane.side && plane.block_columns == plane.side;
+  const ptrdiff_t stride = is_direct ? plane.stride : kBlockSide;
+  DctBlock jobs[16];
+  int count = 0;
+  for (int y = 0; y < component.down; ++y) {
+    for (int x = 0; x < component.across; ++x, ++count) {
+      jobs[count] = {blocks_[first + count], component.quantisers,
+                     is_direct ? plane.block(top + y, left + x) : samples_[count]};
+    }
   }
-  if (with_next && is_whole) {
-    jobs[1] = {blocks_[first + 1], stream.components[index + 1].quantisers, place(index + 1, top, left)};
-    inverse_dct(jobs[0], jobs[1], plane.stride);
+  if (with_next && is_direct && plane.side == kBlockSide) {
+    jobs[1] = {blocks_[first + 1], stream.components[index + 1].quantisers,
+               planes_[index + 1].block(top, left)};
+    inverse_dct(jobs[0], jobs[1], stride);
     return 2;
   }
   for (int block = 0; block < count; block += 2) {
     const DctBlock& second = jobs[std::min(block + 1, count - 1)];
-    if (is_halved) {
-      halved_dct(jobs[block], second, plane.stride);
+    if (plane.side == kBlockSide) {
+      inverse_dct(jobs[block], second, stride);
     } else {
-      inverse_dct(jobs[block], second, is_whole ? plane.stride : 8);
+      halved_dct(jobs[block], second, stride);
     }
   }
-  for (int block = 0; block < count && !is_whole && !is_halved; ++block) {
-    store(index, top + 8 * (block / component.across), left + 8 * (block % component.across), samples_[block],
-          component.height, component.width);
+  for (int y = 0, block = 0; y < component.down && !is_direct; ++y) {
+    for (int x = 0; x < component.across; ++x, ++block) {
+      store(component, &plane, top + y, left + x, samples_[block]);
+    }
   }
   return count + (with_next ? transform(stream, index + 1, false, first + count, row, column) : 0);
 }

@@ -20,9 +20,14 @@ struct Plane {
   ptrdiff_t stride = 0;
   int top = 0, left = 0, columns = 0;
   int down_by = 1, across_by = 1;
+  int side = 8;  // samples of a decoded block in each direction: 4 where it is halved (Note [half size])
+  int block_rows = 8, block_columns = 8;  // what is left of a block in the plane
   int down = 1, across = 1;   // how often a sample is repeated to reach the resolution of the rows handed out
   int height = 0, width = 0;  // of the whole component, reduced
 
+  uint8_t* block(int row, int column) noexcept {
+    return data.data() + kMargin + (row * block_rows - top) * stride + column * block_columns - left;
+  }
   const uint8_t* row(int y) const noexcept { return data.data() + kMargin + (y - top) * stride - left; }
 };
 
@@ -51,10 +56,9 @@ class PlaneReader final : public RowSource {
 
  private:
   void prepare(const Frame& frame, const Box& box, int reduction, Layout layout);
-  uint8_t* place(int component, int y, int x) noexcept;
   int transform(const BaselineStream& stream, int index, bool with_next, int first, int row,
                 int column) noexcept;
-  void store(int component, int y, int x, uint8_t* block, int height, int width) noexcept;
+  void store(const Component& component, Plane* plane, int row, int column, uint8_t* block) noexcept;
   bool decode_segment(const BaselineStream& stream, size_t segment);
   bool decode_mcu(const BaselineStream& stream, BitReader* reader, int* dc, int row, int column);
   const uint8_t* upsampled(int component, int y);
@@ -62,7 +66,8 @@ class PlaneReader final : public RowSource {
   int component_count_ = 0, reduction_ = 1;
   Plane planes_[3];
   int first_row_ = 0, last_row_ = 0, first_column_ = 0, last_column_ = 0;  // MCUs, inclusive
-  alignas(32) int16_t blocks_[10][kBlockSize];
+  BlockPlan plans_[10];                                                    // of the blocks of an MCU
+  alignas(32) Block blocks_[10];
   alignas(32) uint8_t samples_[10][64];
   std::vector<uint8_t> segment_;  // without its stuffing
   Box box_{};

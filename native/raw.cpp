@@ -6,14 +6,12 @@
 
 namespace tarpeg {
 
-struct RawReader::State {
-  jpeg_decompress_struct info{};
-  jpeg_progress_mgr progress{};
-  Errors errors{};
-  bool created = false;
+struct RawReader::State : Decompressor {
   std::vector<uint8_t> samples[3];
   std::vector<JSAMPROW> rows[3];
   JSAMPARRAY planes[3] = {};
+  int sides[3] = {};  // samples of a block, in each direction
+  bool has_halves = false;
 
   Status open(const uint8_t* data, size_t size) noexcept;
   Status start() noexcept;
@@ -22,9 +20,8 @@ struct RawReader::State {
 
 // See Note [libjpeg error handling].
 Status RawReader::State::open(const uint8_t* data, size_t size) noexcept {
-  info.err = install(&errors);
   if (setjmp(errors.jump)) return errors.status;
-  begin_reading(&info, &progress, &created, data, size);
+  begin(data, size);
   jpeg_read_header(&info, TRUE);
   return Status::kOk;
 }
@@ -33,23 +30,23 @@ Status RawReader::State::start() noexcept {
   if (setjmp(errors.jump)) return errors.status;
   info.raw_data_out = TRUE;
   info.out_color_space = info.jpeg_color_space;
+  info.scale_num = 1;
+  info.scale_denom = has_halves ? 2 : 1;
   jpeg_start_decompress(&info);
   return Status::kOk;
 }
 
 Status RawReader::State::next() noexcept {
   if (setjmp(errors.jump)) return errors.status;
-  const JDIMENSION count = static_cast<JDIMENSION>(info.max_v_samp_factor * DCTSIZE);
+  const JDIMENSION count = static_cast<JDIMENSION>(info.max_v_samp_factor * DCTSIZE / (has_halves ? 2 : 1));
   return jpeg_read_raw_data(&info, planes, count) == count ? Status::kOk : Status::kTruncated;
 }
 
 RawReader::RawReader() : state_(new State) {}
 
-RawReader::~RawReader() {
-  if (state_->created) jpeg_destroy_decompress(&state_->info);
-}
+RawReader::~RawReader() = default;
 
-Status RawReader::open(const uint8_t* data, size_t size, int height, int width, Frame* frame) {
+Status RawReader::open(const uint8_t* data, size_t size, int height, int width, int reduction, Frame* frame) {
   State& state = *state_;
   Status status = state.open(data, size);
   if (status != Status::kOk) return status;
@@ -67,6 +64,7 @@ Status RawReader::open(const uint8_t* data, size_t size, int height, int width, 
     frame->components[i].down = info.comp_info[i].v_samp_factor;
   }
   if (!frame->derive()) return Status::kUnsupported;
+  state.has_halves = frame->has_halves(reduction);
   status = state.start();
   if (status != Status::kOk) return status;
   for (int i = 0; i < info.num_components; ++i) {
@@ -78,6 +76,7 @@ Status RawReader::open(const uint8_t* data, size_t size, int height, int width, 
     state.rows[i].resize(count);
     for (size_t row = 0; row < count; ++row) state.rows[i][row] = state.samples[i].data() + row * length;
     state.planes[i] = state.rows[i].data();
+    state.sides[i] = frame->is_halved(i, reduction) ? DCTSIZE / 2 : DCTSIZE;
   }
   return Status::kOk;
 }
@@ -85,7 +84,8 @@ Status RawReader::open(const uint8_t* data, size_t size, int height, int width, 
 Status RawReader::next() noexcept { return state_->next(); }
 
 const uint8_t* RawReader::block(int component, int y, int x) const noexcept {
-  return state_->rows[component][static_cast<size_t>(y) * DCTSIZE] + static_cast<ptrdiff_t>(x) * DCTSIZE;
+  const ptrdiff_t side = state_->sides[component];
+  return state_->rows[component][static_cast<size_t>(y * side)] + x * side;
 }
 
 int RawReader::blocks_down() const noexcept {

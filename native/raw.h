@@ -18,8 +18,9 @@ class RawReader {
   RawReader(const RawReader&) = delete;
   RawReader& operator=(const RawReader&) = delete;
 
-  // Fills `frame`. kUnsupported for colours other than gray and YCbCr, or a frame that cannot be derived.
-  Status open(const uint8_t* data, size_t size, int height, int width, Frame* frame);
+  // Fills `frame`; blocks are halved as it says for `reduction`. kUnsupported for colours other than gray and
+  // YCbCr, or a frame that cannot be derived.
+  Status open(const uint8_t* data, size_t size, int height, int width, int reduction, Frame* frame);
   // Reads the next row of MCUs.
   Status next() noexcept;
   // The first sample of block (y, x) of a component within the row of MCUs, and the distance of its rows.

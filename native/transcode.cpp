@@ -39,13 +39,12 @@ constexpr int kExif = JPEG_APP0 + 1, kIcc = JPEG_APP0 + 2;
 // Both halves of a transcoding and what they own. libjpeg jumps out of run(), so nothing there has a
 // destructor.
 struct Transcoder {
-  jpeg_decompress_struct source{};
+  Decompressor reader;
+  jpeg_decompress_struct& source = reader.info;
   jpeg_compress_struct target{};
-  jpeg_progress_mgr progress{};
-  Errors errors{};
   unsigned char* buffer = nullptr;
   unsigned long length = 0;
-  bool reading = false, writing = false, untouched = false;
+  bool writing = false, untouched = false;
 
   Transcoder() = default;
   Transcoder(const Transcoder&) = delete;
@@ -54,7 +53,6 @@ struct Transcoder {
     // libjpeg moves the bytes as they grow and says where they are at the end alone: also after a jump.
     if (buffer != nullptr && target.dest != nullptr) target.dest->term_destination(&target);
     if (writing) jpeg_destroy_compress(&target);
-    if (reading) jpeg_destroy_decompress(&source);
     std::free(buffer);
   }
 
@@ -101,14 +99,13 @@ void Transcoder::copy_metadata() noexcept {
 }
 
 Status Transcoder::run(const uint8_t* data, size_t size, int tile) noexcept {
-  source.err = install(&errors);
-  target.err = &errors.base;
-  if (setjmp(errors.jump)) {
+  target.err = source.err;
+  if (setjmp(reader.errors.jump)) {
     // Reading is over when writing begins: the source is sound.
-    untouched = writing && errors.base.msg_code != JERR_OUT_OF_MEMORY;
-    return untouched ? Status::kOk : errors.status;
+    untouched = writing && reader.errors.base.msg_code != JERR_OUT_OF_MEMORY;
+    return untouched ? Status::kOk : reader.errors.status;
   }
-  begin_reading(&source, &progress, &reading, data, size);
+  reader.begin(data, size);
   jpeg_save_markers(&source, kExif, 0xFFFF);
   jpeg_save_markers(&source, kIcc, 0xFFFF);
   jpeg_read_header(&source, TRUE);

@@ -20,6 +20,17 @@ def sample(number: int, data: bytes | None = None, extension: str = "jpg", label
     return [(f"{key}.{extension}", data), (f"{key}.cls", b"%d" % (number % 5) if label is None else label)]
 
 
+def pytest_collection_modifyitems(items):
+    """Tests that need a GPU are skipped without one; with TARPEG_REQUIRE_GPU=1 they fail."""
+    import torch
+
+    if torch.cuda.is_available() or os.environ.get("TARPEG_REQUIRE_GPU", "") not in ("", "0"):
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory) -> Path:
     """A folder with two shards, of 13 and of 10 samples, keys k0000 to k0022."""

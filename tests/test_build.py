@@ -35,7 +35,7 @@ class Site:
         self.home, self.package = home, home / "site" / "tarpeg"
         self.native, self.lib, self.calls = self.package / "native", self.package / "_lib", home / "calls"
         self.native.mkdir(parents=True)
-        for name in ("__init__.py", "errors.py", "_build.py", "_load.py"):
+        for name in ("__init__.py", "errors.py", "_build.py", "_cuda.py", "_load.py"):
             shutil.copy(PACKAGE / name, self.package)
         (self.native / "one.h").write_text("int two();\n")
         (self.native / "one.cpp").write_text('#include "one.h"\nextern "C" int one() { return two() - 1; }\n')

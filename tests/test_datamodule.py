@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from tarpeg import (
     Augment,
     Batch,
     CenterCrop,
+    DataStallMonitor,
     KeyedBatch,
     RandomResizedCrop,
     ShardDataModule,
@@ -47,7 +49,9 @@ class Net(lightning.LightningModule):
         self.seen[stage].append(batch)
         if self.fails_at == stage:
             raise ArithmeticError("as asked")
-        return nn.functional.cross_entropy(self.net(batch.image.float().mean((2, 3))), batch.label)
+        return nn.functional.cross_entropy(
+            self.net(batch.image.to(self.net.weight.dtype).mean((2, 3))), batch.label
+        )
 
     def training_step(self, batch, _):
         return self._see(batch)
@@ -194,6 +198,34 @@ def test_augment_runs_after_the_transfer_in_the_right_mode(photos, tmp_path):
     assert net.seen["train"][0].image.dtype == torch.uint8
 
 
+def test_the_decoder_normalises_where_the_cpu_trains(photos, tmp_path):
+    class Own(Augment):
+        def forward(self, images):
+            calls.append(images.dtype)
+            return super().forward(images)
+
+    seen, calls = [], []
+    for augment in (Own(), Augment()):
+        net = Net()
+        trainer(tmp_path, fast_dev_run=True).fit(net, datamodule=module(photos, augment=augment))
+        seen.append([net.seen[step][0].image for step in ("train", "validate")])
+    assert calls == [torch.uint8] * 2
+    for apart, fused in zip(*seen, strict=True):
+        assert fused.dtype == torch.float32 and torch.allclose(fused, apart, atol=2e-6)
+
+
+def test_a_hook_of_ones_own_is_given_what_it_was(photos, tmp_path):
+    class Hooked(ShardDataModule):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            assert batch.image.dtype == torch.uint8
+            return super().on_after_batch_transfer(batch, dataloader_idx)
+
+    net, split = Net(), Split(photos, CenterCrop(16))
+    data = Hooked(split, batch_size=4, workers=0, augment=Augment())
+    trainer(tmp_path, fast_dev_run=True).fit(net, datamodule=data)
+    assert net.seen["train"][0].image.dtype == torch.float32
+
+
 def test_a_plain_loop_needs_no_setup(photos):
     data = module(photos, keys=False, augment=Augment())
     for images, labels in data.train_dataloader():
@@ -269,3 +301,35 @@ def test_two_processes_see_every_sample_exactly_once(photos, tmp_path):
     assert sorted(key for step in steps[:3] for key in step) == ALL
     validated = [key for _, batches in ranks for batch in batches[2:] for key in batch]
     assert sorted(validated) == sorted(ALL * 2)
+
+
+UNEQUAL = """
+import os, sys
+import lightning, torch
+sys.path[:0] = {path!r}
+from test_datamodule import Net, module, trainer
+
+run = trainer({out!r}, devices=2, strategy="ddp", num_sanity_val_steps=0)
+run.fit(Net(), datamodule=module({photos!r}, workers=0, seed=int(os.environ.get("LOCAL_RANK", 0))))
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_would_make_other_batches_are_told(photos, tmp_path):
+    here = Path(__file__).parent
+    path = [str(here), str(here.parent / "datamodules")]
+    script = tmp_path / "unequal.py"
+    script.write_text(UNEQUAL.format(path=path, photos=str(photos), out=str(tmp_path)))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert re.search(
+        r"ShardError: the train split is \{.*'seed': 0\} on rank 0 but \{.*'seed': 1\} on rank 1", done.stderr
+    )
+
+
+def test_substituted_images_are_logged(shard_of, tmp_path):
+    path = shard_of(*(sample(number, b"" if number == 3 else None) for number in range(8)))
+    run = trainer(tmp_path, callbacks=[DataStallMonitor()])
+    with pytest.warns(UserWarning, match="takes its place"):
+        run.fit(Net(), datamodule=ShardDataModule(Split(path, CenterCrop(16)), batch_size=4, workers=1))
+    assert run.callback_metrics["data/substituted"] == 1

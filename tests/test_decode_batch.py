@@ -212,18 +212,18 @@ def test_the_operator_itself_checks_memory() -> None:
         ([jpeg], box, 8, 8, torch.zeros(2, dtype=torch.bool)),
     ]:
         with pytest.raises(RuntimeError, match="must be"):
-            operator(*arguments, "bilinear", True, True, ops.MAX_PIXELS)
+            operator(*arguments, "bilinear", True, True, ops.MAX_PIXELS, 0)
 
 
 def test_opcheck() -> None:
     jpeg, flip = pictures.tensor(pictures.jpeg("420", 30, 40)), torch.tensor([True])
-    arguments = ([jpeg], whole(30, 40), 16, 12, flip, "bilinear", True, True, ops.MAX_PIXELS)
+    arguments = ([jpeg], whole(30, 40), 16, 12, flip, "bilinear", True, True, ops.MAX_PIXELS, 2)
     torch.library.opcheck(torch.ops.tarpeg.decode_batch.default, arguments)
     out = torch.empty((1, 3, 16, 12), dtype=torch.uint8, memory_format=torch.channels_last)
-    arguments = ([jpeg], whole(30, 40), None, "nearest", False, True, ops.MAX_PIXELS, None, out)
+    arguments = ([jpeg], whole(30, 40), None, "nearest", False, True, ops.MAX_PIXELS, None, out, 0)
     torch.library.opcheck(torch.ops.tarpeg.decode_batch_out.default, arguments)
     scale_shift = torch.full((6,), 0.5)
-    arguments = (*arguments[:-2], scale_shift, out.float())
+    arguments = (*arguments[:-3], scale_shift, out.float(), 0)
     torch.library.opcheck(torch.ops.tarpeg.decode_batch_out.default, arguments)
 
 

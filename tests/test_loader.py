@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import sample
-from tarpeg import CenterCrop, RandomResizedCrop, ShardError, Split
-from tarpeg.loader import Delivery, Loader, default_workers
+from tarpeg import CenterCrop, DecodeError, RandomResizedCrop, ShardError, Split
+from tarpeg.delivery import Delivery
+from tarpeg.loader import Loader
 
 ALL = [f"k{number:04d}" for number in range(23)]
 
@@ -34,7 +35,7 @@ def keys_of(loader):
 def digest(batches):
     sha = hashlib.sha256()
     for batch in batches:
-        sha.update(batch.image.permute(0, 2, 3, 1).contiguous().numpy().tobytes())
+        sha.update(batch.image.movedim(-3, -1).contiguous().numpy().tobytes())
         sha.update(batch.label.numpy().tobytes() + repr(batch.key).encode())
     return sha.hexdigest()
 
@@ -211,7 +212,7 @@ from test_loader import load
 loader = load({photos!r}, workers=1, batch_size=1)
 iterator = iter(loader)
 next(iterator)
-os.kill(loader._answers._iterator._workers[0].pid, signal.SIGKILL)
+os.kill(loader._engine._loader._iterator._workers[0].pid, signal.SIGKILL)
 list(iterator)
 """
 
@@ -253,6 +254,9 @@ def test_workers_obey_the_signal_that_ends_them_whatever_the_parent_does(photos,
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"global_batch_size": 0}, "global_batch_size=0 must be at least 1"),
         ({"workers": -1}, "workers=-1 must not be negative"),
+        ({"threads": -1}, "threads=-1 must not be negative"),
+        ({"prefetch": 0}, "prefetch=0 must be at least 1"),
+        ({"max_bad": 2}, "max_bad=2 is a share"),
         ({"on_error": "ignore"}, "on_error='ignore' must be 'substitute' or 'raise'"),
     ],
 )
@@ -268,5 +272,88 @@ def test_a_split_names_what_is_wrong_with_it():
         Split("x", 224)
 
 
-def test_default_workers_is_within_the_cores():
-    assert 1 <= default_workers() <= min(8, os.cpu_count())
+@pytest.mark.parametrize("workers", [0, 1])
+def test_too_many_broken_images_end_the_epoch(shard_of, workers):
+    path = shard_of(*(sample(number, b"" if number < 12 else None) for number in range(40)))
+    loader = load(path, workers=workers)
+    with (
+        pytest.warns(UserWarning, match="takes its place"),
+        pytest.raises(DecodeError, match=r"11 images of epoch 0 .* max_bad=0\.01 of the 40 .* last: shard "),
+    ):
+        list(loader)
+    patient = load(path, workers=workers, max_bad=0.3)
+    with pytest.warns(UserWarning, match="takes its place"):
+        assert len(list(patient)) == 10
+    patient.close()
+    few = load(shard_of(*(sample(number, b"" if number < 10 else None) for number in range(40))), workers=0)
+    with pytest.warns(UserWarning, match="takes its place"):
+        assert len(list(few)) == 10, "ten may be broken however small the set"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_callers_random_numbers_are_left_alone(photos, workers):
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    loader = load(photos, workers=workers)
+    torch.manual_seed(0)
+    for _ in range(2):
+        next(iter(loader))
+    assert torch.equal(torch.rand(3), expected)
+    loader.close()
+
+
+def test_after_an_error_nobody_expected_it_begins_anew(photos):
+    loader = load(photos, workers=0, threads=0)
+    answer = loader._reader.answer
+
+    def failing(request, *rest):
+        if len(request.ids) == 3:  # the last batch
+            raise RuntimeError("as asked")
+        return answer(request, *rest)
+
+    loader._reader.answer = failing
+    with pytest.raises(RuntimeError, match="as asked"):
+        list(loader)
+    loader._reader.answer = answer
+    assert sorted(keys_of(loader)) == ALL
+
+
+def test_the_next_epoch_begins_while_this_one_ends(photos):
+    loader = load(photos, workers=0, threads=1, prefetch=2)
+    asked = []
+    reader = loader._reader
+    answer = reader.answer
+    reader.answer = lambda request, *rest: asked.append(request.epoch) or answer(request, *rest)
+    list(loader)
+    deadline = time.monotonic() + 10
+    while len(asked) < len(loader) + 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sorted(asked) == [0] * 6 + [1] * 2
+    loader.sampler.set_epoch(7)
+    list(loader)
+    assert asked.count(7) == 6, "which was for nothing where another epoch is wanted"
+    loader.close()
+    still = load(photos, workers=0, threads=1, shuffle=False)
+    list(still)
+    assert len(still._engine._pending) == 0, "validation ends with its last batch"
+
+
+@pytest.mark.parametrize(
+    "engine", [{"workers": 0, "threads": 0}, {"workers": 0, "threads": 2}, {"workers": 2}]
+)
+def test_it_tells_which_samples_a_batch_consists_of(photos, engine):
+    loader = load(photos, **engine)
+    assert loader.claim() is None
+    for epoch in range(2):
+        for batch in loader:
+            request = loader.claim()
+            assert request.epoch == epoch and loader.claim() is None
+            assert batch.key == [ALL[id] for id in request.ids]
+    loader.close()
+    late = load(photos, workers=0)
+    batches = list(late)  # a consumer may be behind
+    assert [batch.key for batch in batches] == [[ALL[id] for id in late.claim().ids] for _ in batches]
+    next(iter(late))
+    iterator = iter(late)
+    first = next(iterator)
+    assert first.key == [ALL[id] for id in late.claim().ids], "a new iterator forgets what was before"

@@ -12,7 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tarpeg import _build
+from tarpeg import _build, _cuda
+from tarpeg.errors import BuildError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[1]
@@ -59,8 +60,9 @@ def copy_checkout(to: Path) -> Path:
     return to
 
 
-def make_wheel(tree: Path, out: Path, *options: str) -> tuple[Path, str]:
-    words = run([*PIP, "wheel", "-v", "--no-deps", *options, "-w", str(out), str(tree)], cwd=out.parent)
+def make_wheel(tree: Path, out: Path, *options: str, cuda: str = "0") -> tuple[Path, str]:
+    command = [*PIP, "wheel", "-v", "--no-deps", *options, "-w", str(out), str(tree)]
+    words = run(command, cwd=out.parent, TARPEG_CUDA=cuda)
     (wheel,) = out.glob("*.whl")
     return wheel, words
 
@@ -74,7 +76,7 @@ def expected() -> set[str]:
     """All files of the package as the checkout shows them through its symlinks, but for what is built."""
     package = ROOT / "datamodules" / "tarpeg"
     found = {*package.glob("*.py"), package / "py.typed", *(package / "conf").glob("*.py")}
-    found |= {*(package / "native").glob("*.cpp"), *(package / "native").glob("*.h")}
+    found |= {path for path in (package / "native").rglob("*") if path.suffix in (".cpp", ".h", ".cu")}
     found |= {*(package / "conf").rglob("*.yaml")}
     return {path.relative_to(package.parent).as_posix() for path in found}
 
@@ -114,6 +116,18 @@ def test_isolated_wheel_holds_the_sources_and_builds_at_first_use(tmp_path: Path
     assert "tarpeg.decode_crop.default" in words.splitlines()
     (library,) = (tmp_path / "venv").glob("lib/python*/site-packages/tarpeg/_lib/*.so")
     assert str(library) in words.splitlines()
+
+
+def test_wheel_holds_the_cuda_operators_where_nvcc_is(tmp_path: Path) -> None:
+    tree = copy_checkout(tmp_path / "tree")
+    wheel, words = make_wheel(tree, tmp_path / "out", "--no-build-isolation", cuda="")
+    libraries = {f"tarpeg/_lib/{kind.library_name(ROOT / 'native')}" for kind in (_build, _cuda)}
+    try:
+        _cuda.find_nvcc()
+    except BuildError:
+        assert sum("the wheel holds no CUDA operators" in line for line in words.splitlines()) == 1
+        libraries = {name for name in libraries if "cuda" not in name}
+    assert contents(wheel) == {*expected(), *libraries}
 
 
 def test_sdist_makes_the_same_wheel(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import tarfile
 import warnings
@@ -15,8 +16,9 @@ from conftest import sample
 from pictures import jpeg, pixels, tensor
 from PIL import Image
 from tarpeg import CenterCrop, DecodeError, ShardError, Split, reference
+from tarpeg.delivery import Delivery
 from tarpeg.foreign import to_ppm
-from tarpeg.loader import Delivery, Loader
+from tarpeg.loader import Loader
 
 FULL = CenterCrop(64)
 
@@ -105,6 +107,18 @@ def test_damaged_pictures_are_none_or_pixels(kind):
             to_ppm(tensor(bytes(data)))
 
 
+def test_pillow_is_not_let_loose_on_what_runs_programs(tmp_path, monkeypatch):
+    # Pillow hands PostScript to Ghostscript; a shard is data, nothing in it is to be run.
+    ran = tmp_path / "ran"
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    assert to_ppm(tensor(eps)) is None
+    assert not ran.exists()
+
+
 BROKEN = {
     "EMPTY": b"",
     "NOT_AN_IMAGE": b"<html>not found</html>",
@@ -141,7 +155,7 @@ def test_substitutes_are_the_same_for_any_worker_and_differ_by_epoch(shard_of):
 
 
 def test_many_substitutes_do_not_fill_the_terminal(shard_of):
-    loader = load(shard_of(*(sample(n, None if n < 20 else b"") for n in range(60))))
+    loader = load(shard_of(*(sample(n, None if n < 20 else b"") for n in range(60))), max_bad=1.0)
     with pytest.warns(UserWarning, match="takes its place") as told:
         assert sum(len(batch.key) for batch in loader) == 60
     assert len(told) == 20 and loader.substituted == 40
@@ -176,7 +190,7 @@ def test_damage_inside_the_pixels_never_crashes(shard_of):
         samples.append(sample(number, bytes(data[: rng.integers(1, len(data))] if number % 3 == 0 else data)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        batches = list(load(shard_of(*samples), batch_size=80, on_error="substitute"))
+        batches = list(load(shard_of(*samples), batch_size=80, max_bad=1.0))
     assert len(batches[0].image) == 80
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tarpeg.errors import ShardError
-from tarpeg.sampling import BatchPlan, flips, permutation, uniforms
+from tarpeg.sampling import BatchPlan, first_draw, flips, permutation, uniforms
 
 MASK = (1 << 64) - 1
 # Written down once: these must never change, or trainings could not be repeated.
@@ -218,3 +218,10 @@ def test_sampling_needs_only_numpy():
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root}, capture_output=True
     )
     assert done.stdout.split() == [b"False"], done
+
+
+def test_views_and_turns_have_draws_of_their_own():
+    turns = np.array([0, 1, 2])
+    firsts = np.concatenate([first_draw(turns, view) for view in range(3)])
+    assert len(set(firsts.tolist())) == 9 and firsts[0] == 0
+    assert np.diff(np.sort(firsts)).min() >= 1 << 16

@@ -68,6 +68,12 @@ def test_it_trains_logs_and_checkpoints_and_resumes(checkout):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["light", "dali", "heavy", "mix"])
+def test_every_augmentation_trains(checkout, name):
+    assert steps(good(checkout, *TINY, f"augment={name}")) == 3
+
+
+@pytest.mark.slow
 def test_the_article(checkout):
     photos = ("data.prepare.train=24", "data.prepare.val=16", "data.batch_size=8")
     assert steps(good(checkout, "experiment=article", *photos, *SMALL)) == 3
@@ -114,18 +120,21 @@ def test_unquoted_braces_end_with_a_hint(script):
         ["data=shards", "data.train.shards=/d/p-000.tar", "data.train.shards=/d/p-001.tar"],
     ):
         with pytest.raises(SystemExit) as caught:
-            script._check_braces(arguments)
+            script.check_braces("train", arguments)
         assert str(caught.value).startswith("train: data.train.shards has braces without quotes, or is given")
         assert str(caught.value).endswith("'data.train.shards=\"/data/train-{000..009}.tar\"'")
 
 
 def test_braces_that_are_right_pass(script):
-    script._check_braces(['data.train.shards="/d/p-{000..001}.tar"', "data.val.shards=['/d/{0,1}.tar']"])
-    script._check_braces(
-        ["+model.extra={a: 1}", "data.prepare.out=${oc.env:HOME}/x", "--multirun", "seed=1,2"]
+    script.check_braces(
+        "train", ['data.train.shards="/d/p-{000..001}.tar"', "data.val.shards=['/d/{0,1}.tar']"]
     )
-    script._check_braces(
-        ["hydra.run.dir=a", "hydra.run.dir=b", "~logger", "+trainer.x=1", "trainer=ddp", "seed=1", "seed=2"]
+    script.check_braces(
+        "train", ["+model.extra={a: 1}", "data.prepare.out=${oc.env:HOME}/x", "--multirun", "seed=1,2"]
+    )
+    script.check_braces(
+        "train",
+        ["hydra.run.dir=a", "hydra.run.dir=b", "~logger", "+trainer.x=1", "trainer=ddp", "seed=1", "seed=2"],
     )
 
 

@@ -20,7 +20,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,6 +33,9 @@ OLDEST_TORCH = (2, 11)
 COMPILE_FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread"),
     *("-Wall", "-Wextra", "-Werror=return-type"),
+    # The same bits from every processor, and loops over floor and comparisons as vector code: Note [one
+    # arithmetic].
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
     "-DTORCH_TARGET_VERSION=0x020b000000000000",  # OLDEST_TORCH; newer calls do not compile
 )
 LINK_FLAGS: tuple[str, ...] = ("-shared", "-pthread", "-ltorch_cpu", "-ljpeg")
@@ -127,11 +130,23 @@ def build(native: Path | None = None, directories: Sequence[Path] | None = None,
         directories: where the library may go, by default ``library_dirs()``.
         force: compile even where the library is there already.
     """
+    native = native or native_dir()
+    return build_once(
+        library_name(native), lambda scratch, library: _compile(native, scratch, library), directories, force
+    )
+
+
+def build_once(
+    name: str,
+    compile_into: Callable[[Path, Path], None],
+    directories: Sequence[Path] | None = None,
+    force: bool = False,
+) -> Path:
+    """Do what ``build`` promises for the library `name`: compile_into(scratch directory, library)."""
     from filelock import FileLock  # torch needs it too, so it is there wherever a build can happen
 
-    native = native or native_dir()
     directory = _first_writable(library_dirs() if directories is None else directories)
-    library = directory / library_name(native)
+    library = directory / name
     with FileLock(directory / ".lock"):
         for leftover in directory.glob(".build-*"):  # we hold the lock: whoever made it is dead
             shutil.rmtree(leftover, ignore_errors=True)
@@ -139,18 +154,12 @@ def build(native: Path | None = None, directories: Sequence[Path] | None = None,
             with tempfile.TemporaryDirectory(
                 prefix=".build-", dir=directory, ignore_cleanup_errors=True
             ) as scratch:
-                _compile(native, Path(scratch), library)
+                compile_into(Path(scratch), library)
     return library
 
 
 def _compile(native: Path, scratch: Path, library: Path) -> None:
-    # Note [CUDA]: native/cuda/*.cu will make a second library here, with an nvcc that was seen to compile.
-    torch = torch_dir()
-    if torch is None:
-        raise BuildError(
-            "the native operators are compiled against torch, which is not installed: pip install torch"
-        )
-    check_torch(_version_of(torch))
+    torch = torch_to_build_with()
     sources = sorted(native.glob("*.cpp"))
     if not sources:
         raise BuildError(f"the native sources are missing: no *.cpp in {native}")
@@ -169,24 +178,40 @@ def _compile(native: Path, scratch: Path, library: Path) -> None:
     ]
     prefix += ["-isystem", str(torch / "include"), "-c"]
     objects = [scratch / f"{source.stem}.o" for source in sources]
+    run_all(
+        [[*prefix, str(source), "-o", str(out)] for source, out in zip(sources, objects, strict=True)], jobs
+    )
+    linked = scratch / library.name
+    search = [*_words("LDFLAGS"), *conda_lib, f"-L{torch / 'lib'}"]
+    run([*compiler, *_switches(), *map(str, objects), "-o", str(linked), *search, *LINK_FLAGS])
+    linked.replace(library)
+
+
+def torch_to_build_with() -> Path:
+    """Return the directory of torch; raise BuildError where there is none, or one that is too old."""
+    torch = torch_dir()
+    if torch is None:
+        raise BuildError(
+            "the native operators are compiled against torch, which is not installed: pip install torch"
+        )
+    check_torch(_version_of(torch))
+    return torch
+
+
+def run_all(commands: Sequence[list[str]], jobs: int) -> None:
+    """Run compilers side by side; raise BuildError for the first that fails."""
     with ThreadPoolExecutor(jobs) as pool:
-        commands = [
-            [*prefix, str(source), "-o", str(out)] for source, out in zip(sources, objects, strict=True)
-        ]
-        futures = [pool.submit(_run, command) for command in commands]
+        futures = [pool.submit(run, command) for command in commands]
         try:
             for future in futures:
                 future.result()
         except BuildError:
             pool.shutdown(cancel_futures=True)
             raise
-    linked = scratch / library.name
-    search = [*_words("LDFLAGS"), *conda_lib, f"-L{torch / 'lib'}"]
-    _run([*compiler, *_switches(), *map(str, objects), "-o", str(linked), *search, *LINK_FLAGS])
-    linked.replace(library)
 
 
-def _run(command: list[str]) -> None:
+def run(command: list[str]) -> None:
+    """Run a compiler; raise BuildError with its words where it fails."""
     shown = shlex.join(command)
     environment = {**os.environ, "LC_ALL": "C"}  # messages in English: _JPEG_MISSING reads them
     try:

@@ -13,7 +13,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,33 +22,44 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from . import contestants, ops, peers
+from . import benchaugment, benchloader, contestants, ops, peers
+from .benchloader import LoaderSettings
 from .benchreport import Report, Row, machine, versions
 from .contestants import BATCH, Block, Contestant
 from .crops import Crop, RandomCrop, RandomResizedCrop
+from .loaderreport import LoaderReport
 from .synth import Photos, photograph
 from .workers import map_in_processes
 
 _CROP = 256
 _CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-_SIZES = {"crop": "article", "resize": "imagenet"}
+_SIZES = {"crop": "article", "resize": "imagenet", "augment": "imagenet", "loader": "imagenet"}
+_IMAGES = {"loader": 2048}
+_OURS: dict[str, Callable[[], list[Contestant]]] = {
+    "crop": contestants.of_crop,
+    "resize": contestants.of_resize,
+    "augment": benchaugment.contestants,
+}
 
 
 def measure(
     suite: str,
     size: str | int | Sequence[int] | None = None,
-    images: int = 200,
+    images: int | None = None,
     rounds: int = 7,
     tile: int = 32,
     seed: int = 0,
     clock: str = "wall",
-) -> Report:
-    """Measure `suite`, "crop" or "resize", on `images` synthetic photographs of `size` (see Photos).
+    device: str = "cpu",
+    loader: Mapping[str, Any] | None = None,
+) -> Report | LoaderReport:
+    """Measure `suite`, crop, resize, augment or loader, on `images` synthetic photographs of `size` (Photos).
 
-    size: None means "article" for crop and "imagenet" for resize. tile: the wished width of tiles in pixels.
+    size: None means "article" for crop and "imagenet" otherwise. images: None means 200, for the loader 2048.
+    loader: settings of that suite alone, see `LoaderSettings`. tile: the wished width of tiles in pixels.
     clock: "wall", or "cpu", the processor time of all threads of this process, which is the same on an idle
     machine and leaves out others' turns on a busy one. Under 200 images and 5 rounds the figures mislead. A
-    progress bar goes to a terminal on standard error.
+    progress bar goes to a terminal on standard error. device: where the augment suite runs, "cpu" or "cuda".
 
     Raises:
         ValueError: for an argument out of range; the message names it.
@@ -56,20 +68,33 @@ def measure(
         raise ValueError(f"suite: expected one of {', '.join(_SIZES)}, got {suite!r}")
     if clock not in _CLOCKS:
         raise ValueError(f"clock: expected one of {', '.join(_CLOCKS)}, got {clock!r}")
+    images = _IMAGES.get(suite, 200) if images is None else images
     for name, value in (("images", images), ("rounds", rounds)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name}: expected an integer of at least 1, got {value!r}")
+    if device != "cpu" and (suite != "augment" or not torch.cuda.is_available()):
+        raise ValueError(
+            f"device: expected cpu, or cuda for the augment suite where a GPU is, got {device!r}"
+        )
     photos = Photos(size=_SIZES[suite] if size is None else size, seed=seed)
+    if suite == "loader":
+        wishes = LoaderSettings.of(loader or {})
+        with _progress() as advance:
+            return benchloader.measure(photos, images, rounds, tile, clock, wishes, advance)
     crop: Crop = RandomCrop(_CROP) if suite == "crop" else RandomResizedCrop(contestants.SIZE)
-    ours = contestants.of_crop() if suite == "crop" else contestants.of_resize()
+    ours = _OURS[suite]()
     with _one_thread(), _progress() as advance:
         jpegs = []
         for jpeg in _photographs(photos, images):
             jpegs.append(jpeg)
             advance("drawing", len(jpegs) / images)
-        blocks = []
+        blocks: list[Any] = []
         for start in range(0, images, BATCH):
-            blocks.append(_block(jpegs[start : start + BATCH], crop, tile, seed + start, suite == "crop"))
+            part = jpegs[start : start + BATCH]
+            if suite == "augment":
+                blocks.append(_augment_block(part, seed + start, device))
+            else:
+                blocks.append(_block(part, crop, tile, seed + start, suite == "crop"))
             advance("tiling", min(1.0, (start + BATCH) / images))
         others, missing = peers.of(suite)
         # Stable: whoever is first in a group stays first.
@@ -82,13 +107,14 @@ def measure(
         for index, (who, taken) in enumerate(zip(field, times, strict=True))
     )
     ordinary = sum(map(len, jpegs))
-    tiled = sum(len(jpeg) for block in blocks for jpeg in block.tiled)
-    pixels = sum(int(height * width) for block in blocks for height, width in ops.image_sizes(block.tensors))
+    tiled = sum(len(jpeg) for block in blocks for jpeg in getattr(block, "tiled", ()))
+    pixels = sum(int(height * width) for height, width in ops.image_sizes([*map(_tensor, jpegs)]))
     label = photos.size[0] if isinstance(photos.size[0], str) else "x".join(map(str, photos.size[0]))
     bits = 8 * ordinary / pixels
     work = {
         "crop": f"random {_CROP}x{_CROP} crop",
         "resize": f"RandomResizedCrop({contestants.SIZE}), bilinear",
+        "augment": f"batches of {BATCH} at {contestants.SIZE}x{contestants.SIZE} on the {device}",
     }[suite]
     about = (machine(), versions(), time.strftime("%Y-%m-%d"))
     return Report(
@@ -110,6 +136,15 @@ def _photographs(photos: Photos, count: int) -> Iterator[bytes]:
 def _drawn(work: tuple[Photos, Sequence[int]]) -> list[bytes]:
     photos, indices = work
     return [photograph(photos, index).jpeg for index in indices]
+
+
+def _tensor(jpeg: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(jpeg), dtype=torch.uint8)
+
+
+def _augment_block(jpegs: list[bytes], seed: int, device: str) -> benchaugment.AugmentBlock:
+    tensors = [_tensor(jpeg) for jpeg in jpegs]
+    return benchaugment.block(jpegs, tensors, ops.image_sizes(tensors), seed, device)
 
 
 def _block(jpegs: list[bytes], crop: Crop, tile: int, seed: int, is_alone: bool) -> Block:
@@ -140,7 +175,7 @@ def _cropped(jpeg: bytes, place: tuple[int, int, int, int]) -> NDArray[np.uint8]
 
 
 def _differences(
-    field: Sequence[Contestant], blocks: Sequence[Block], suite: str, advance: Callable[[str, float], None]
+    field: Sequence[Contestant], blocks: Sequence[Any], suite: str, advance: Callable[[str, float], None]
 ) -> list[tuple[float | None, float | None]]:
     """Compare each contestant's pixels: mean and maximum. This warms everybody up, too."""
     means, maxima = np.zeros(len(field)), np.zeros(len(field))
@@ -166,7 +201,7 @@ def _differences(
 
 def _times(
     field: Sequence[Contestant],
-    blocks: Sequence[Block],
+    blocks: Sequence[Any],
     rounds: int,
     clock: Callable[[], float],
     advance: Callable[[str, float], None],

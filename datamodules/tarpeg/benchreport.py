@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import importlib
 import os
 import platform
 import re
-import textwrap
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-_PACKAGES = ("torch", "torchvision", "pillow", "simplejpeg", "opencv-python-headless", "PyTurboJPEG")
+from .benchchart import Bar, draw
+
+_PACKAGES = (
+    "torch",
+    "torchvision",
+    "pillow",
+    "simplejpeg",
+    "opencv-python-headless",
+    "PyTurboJPEG",
+    "kornia",
+)
 _NVIDIA = ("nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13")
-_OURS, _OTHERS, _BOUND = "#e4572e", "#9aa5b1", "#dfe3e8"
 
 
 class Row(NamedTuple):
@@ -72,7 +79,12 @@ class Report:
         against = "speed and pixels against torchvision v2's"
         if self.suite == "crop":
             against = "speed against torchvision's; pixels against Pillow's; the bound is not the same pixels"
-        return (f"{self.machine}, {self.date}; {against}", self.versions, files, *self.missing)
+        if self.suite == "augment":
+            against += (
+                "; the whole chain: flip, affine, brightness, contrast, saturation, hue, erase, normalise"
+            )
+        about = (f"{self.machine}, {self.date}; {against}", self.versions)
+        return (*about, *self.missing) if self.suite == "augment" else (*about, files, *self.missing)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Head and rows as text, in the order of measurement."""
@@ -87,7 +99,14 @@ class Report:
             if row.maximum is None:
                 return [*cells, "-"]
             return [*cells, "yes" if row.maximum == 0 else f"no, off by up to {row.maximum:.0f}"]
+        if row.mean is None:
+            return [row.group, *cells, "-", "-"]
         return [row.group, *cells, f"{row.mean:.2f}", f"{row.maximum:.0f}"]
+
+    def _makes(self, row: Row) -> str:
+        if self.suite == "augment":
+            return row.group
+        return f"to {row.group}" + (", flipped and normalised" if row.group == "float32" else "")
 
     def write(self, directory: str | os.PathLike[str]) -> tuple[Path, ...]:
         """Write SUITE-SIZE.csv and, where matplotlib is installed, SUITE-SIZE.png; return the paths."""
@@ -99,7 +118,13 @@ class Report:
             writer = csv.writer(stream)
             writer.writerow([*Row._fields, *about])
             writer.writerows([*row, *(getattr(self, field) for field in about)] for row in self.rows)
-        return (table, chart) if _draw_chart(self, chart) else (table,)
+        explained = "microseconds an image (shorter is better), speed beside"
+        title = f"{self.title}\n{explained} {self.rows[0].name}'s"
+        bars = [
+            Bar(self._makes(row), row.name, row.microseconds, f"{row.microseconds:.0f} us   {row.ratio:.2f}x")
+            for row in self.rows
+        ]
+        return (table, chart) if draw(chart, title, bars, self.notes[:3]) else (table,)
 
 
 def machine() -> str:
@@ -118,40 +143,3 @@ def versions() -> str:
         with contextlib.suppress(PackageNotFoundError):
             found.append(f"{package} {version(package)}")
     return ", ".join(found)
-
-
-def _draw_chart(report: Report, path: Path) -> bool:
-    """Write a PNG of `report`, time and ratio of each contestant; return False without matplotlib."""
-    try:
-        figures = importlib.import_module("matplotlib.figure")
-    except ImportError:
-        return False
-    groups = list(dict.fromkeys(row.group for row in report.rows))
-    counts = [sum(row.group == group for row in report.rows) for group in groups]
-    height = 0.32 * sum(counts) + 0.7 * len(groups) + 1.2
-    figure = figures.Figure(figsize=(10, height), dpi=110, layout="constrained")
-    plots = figure.subplots(len(groups), 1, squeeze=False, height_ratios=counts)[:, 0]
-    longest = max(row.microseconds for row in report.rows)
-    for plot, group in zip(plots, groups, strict=True):
-        rows = [row for row in report.rows if row.group == group]
-        colours = [
-            _BOUND if row.name.startswith("bound") else _OURS if row.name.startswith("tarpeg") else _OTHERS
-            for row in rows
-        ]
-        bars = plot.barh([row.name for row in rows], [row.microseconds for row in rows], color=colours)
-        plot.bar_label(bars, [f"{row.microseconds:.0f} us   {row.ratio:.2f}x" for row in rows], padding=4)
-        plot.invert_yaxis()
-        plot.set_xlim(0, 1.2 * longest)
-        plot.tick_params(left=False, bottom=False, labelbottom=False)
-        plot.spines[["top", "right", "bottom"]].set_visible(False)
-        if len(groups) > 1:
-            plot.set_title(
-                f"to {group}" + (", flipped and normalised" if group == "float32" else ""), loc="left"
-            )
-    figure.suptitle(
-        f"{report.title}\nmicroseconds an image (shorter is better), speed beside {rows[0].name}'s"
-    )
-    small = "\n".join(textwrap.fill(note, 150) for note in report.notes[:3])
-    figure.supxlabel(small, fontsize=7, color="#667079", x=0.01, ha="left")
-    figure.savefig(path)
-    return True

@@ -53,7 +53,7 @@ class Contestant:
 
     name: str
     one: Callable[[Block, int], Any] | None = None
-    whole: Callable[[Block], Any] | None = None
+    whole: Callable[[Any], Any] | None = None
     group: str = "uint8"
     compared: bool = True
 
@@ -78,7 +78,7 @@ class Contestant:
 
 def _levels(image: Any) -> Tensor:
     """uint8 or normalised float, tensor [3, H, W] or array [H, W, 3] -> float32 [3, H, W] in levels."""
-    tensor = image if isinstance(image, Tensor) else torch.from_numpy(np.array(image))
+    tensor = image.cpu() if isinstance(image, Tensor) else torch.from_numpy(np.array(image))
     if not isinstance(image, Tensor) and tensor.shape[-1] == 3:
         tensor = tensor.permute(2, 0, 1)
     if not tensor.is_floating_point():

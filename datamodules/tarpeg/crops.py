@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Protocol, SupportsIndex, overload
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -151,6 +151,46 @@ class CenterCrop:
         size = _fitted(image, wish, self.size)
         # torchvision's center_crop rounds half to even; so do we, to show the same pixels.
         return _joined(np.rint((image - size) / 2).astype(np.int64), size)
+
+
+@dataclass(frozen=True)
+class Progressive:
+    """A crop whose size changes with the epoch: small images at first, which train faster.
+
+    crop: RandomResizedCrop, RandomCrop, CenterCrop, or a frozen dataclass of one's own with a field size.
+    sizes: from which epoch on which size, an int for a square or (height, width): {0: 128, 10: 192, 16: 224};
+    before the first of these epochs the crop's own size holds. Nothing else of the crop changes.
+    """
+
+    crop: Crop
+    sizes: Mapping[int, int | Sequence[int]]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sizes, Mapping) or not self.sizes:
+            raise ValueError(
+                f"sizes={self.sizes!r} must say from which epoch on which size, such as {{0: 128}}"
+            )
+        for epoch in self.sizes:
+            if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
+                raise ValueError(f"sizes={self.sizes!r}: {epoch!r} is no epoch, which is an int from 0")
+            self.at(epoch)
+
+    def at(self, epoch: int) -> Crop:
+        """Tell the crop of an epoch."""
+        begun = [start for start in self.sizes if start <= epoch]
+        if not begun:
+            return self.crop
+        crop: Any = self.crop
+        try:
+            sized: Crop = replace(crop, size=self.sizes[max(begun)])
+        except TypeError as error:
+            raise ValueError(f"crop={crop!r} cannot be given another size: {error}") from error
+        return sized
+
+
+def crop_at(crop: Crop | Progressive, epoch: int) -> Crop:
+    """Tell the crop of an epoch, which for most is themselves."""
+    return crop.at(epoch) if isinstance(crop, Progressive) else crop
 
 
 def _range(name: str, value: Sequence[float]) -> tuple[float, float]:

@@ -13,6 +13,10 @@ class ShardError(RuntimeError):
     """A shard that is missing, broken or not what was asked for. The message names the file."""
 
 
+class CacheError(ShardError):
+    """A cache that cannot be built, or is not whole. The message names the folder or file, and what to do."""
+
+
 class BuildError(RuntimeError):
     """The native operators could not be compiled or loaded. The message holds the compiler's words."""
 

@@ -34,6 +34,7 @@ def _fake_decode_batch(
     antialias: bool,
     exact: bool,
     max_pixels: int,
+    threads: int,
 ) -> tuple[Tensor, Tensor]:
     images = boxes.new_empty((len(jpegs), height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
     return images, boxes.new_empty((len(jpegs),), dtype=torch.int32)
@@ -50,5 +51,33 @@ def _fake_decode_batch_out(
     max_pixels: int,
     scale_shift: Tensor | None,
     out: Tensor,
+    threads: int,
 ) -> Tensor:
     return boxes.new_empty((len(jpegs),), dtype=torch.int32)
+
+
+@torch.library.register_fake("tarpeg::warp_affine")  # type: ignore[untyped-decorator]
+def _fake_warp_affine(
+    images: Tensor,
+    matrices: Tensor,
+    fill: Sequence[float],
+    nearest: bool,
+    inverse: bool,
+    fresh: bool,
+    out: Tensor,
+) -> None:
+    return None
+
+
+@torch.library.register_fake("tarpeg::augment_batch")  # type: ignore[untyped-decorator]
+def _fake_augment_batch(
+    images: Tensor,
+    numbers: Tensor,
+    parts: int,
+    boxes: Tensor | None,
+    mask: Tensor | None,
+    constants: Sequence[float],
+    fresh: bool,
+    out: Tensor,
+) -> None:
+    return None

@@ -11,6 +11,8 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from .tarindex import PILLOW_FORMATS
+
 _JPEG = bytes([0xFF, 0xD8, 0xFF])
 # Damaged data reaches the innards of Pillow's plugins, which raise more than OSError.
 _BROKEN = (
@@ -20,19 +22,25 @@ _BROKEN = (
 
 
 def to_ppm(data: Tensor) -> Tensor | None:
-    """Turn a PNG, WebP, BMP, TIFF, GIF (its first frame) or whatever else Pillow opens into a binary PPM.
+    """Turn a PNG, WebP, BMP, TIFF, PNM or GIF (its first frame) into a binary PPM, by way of Pillow.
 
     ``data``: uint8 ``[n]``. Returns uint8 ``[m]``, upright RGB, for ``tarpeg.decode_batch``; None where
     Pillow cannot decode it, and for JPEGs, which the native decoder has already judged.
     """
     content = data.numpy().tobytes()
-    if content.startswith(_JPEG):
-        return None
+    image = None if content.startswith(_JPEG) else open_rgb(content)
+    return None if image is None else torch.from_numpy(np.frombuffer(ppm(image), dtype=np.uint8).copy())
+
+
+def open_rgb(content: bytes) -> Image.Image | None:
+    """Decode an image of PILLOW_FORMATS: upright, RGB, with its metadata in ``info``; None if damaged."""
     try:
-        with Image.open(io.BytesIO(content)) as image:
-            pixels = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        with Image.open(io.BytesIO(content), formats=PILLOW_FORMATS) as image:
+            return ImageOps.exif_transpose(image).convert("RGB")
     except _BROKEN:
         return None
-    height, width, _ = pixels.shape
-    header = np.frombuffer(b"P6 %d %d 255\n" % (width, height), dtype=np.uint8)
-    return torch.from_numpy(np.concatenate([header, pixels.reshape(-1)]))
+
+
+def ppm(image: Image.Image) -> bytes:
+    """Write an RGB image as a binary PPM."""
+    return b"P6 %d %d 255\n" % image.size + image.tobytes()

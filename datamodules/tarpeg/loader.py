@@ -1,123 +1,31 @@
-"""Batches in order: which samples, which rank, which worker."""
+"""Batches in order, for one rank, from any batch on."""
 
 from __future__ import annotations
 
-import os
-import signal
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-from torch.utils.data import DataLoader
+from collections import deque
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from . import sampling
-from .batch import Answer, Batch, KeyedBatch, OnError, Request
-from .crops import Crop
-from .shards import Shards, expand
+from .batch import Answer, AnyBatch, Request, Samples
+from .delivery import Delivery
+from .engines import Engine, InCaller, InProcesses, InThreads
+from .errors import DecodeError
+from .readahead import ahead, depth_of, will_need
+from .requests import Requests, Sampler
+from .split import Split
+
+if TYPE_CHECKING:
+    from .reading import Reader
 
 # A data set where every tenth image is broken should not fill the terminal.
 _MOST_WARNINGS = 20
-
-
-@dataclass(frozen=True)
-class Split:
-    """Which shards, and what to take of each image.
-
-    ``shards``: a folder, a path, a glob, a brace pattern ("train-{000..009}.tar") or a list of these.
-    ``crop``: ``RandomResizedCrop``, ``RandomCrop`` or ``CenterCrop``. ``flip``: the probability, 0 to 1, of
-    mirroring left to right. ``shuffle``: a new permutation every epoch; by default for training only.
-    ``target``: the member that holds the integer label; None where there is none (labels are then -1).
-    """
-
-    shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-    crop: Crop
-    flip: float = 0.0
-    shuffle: bool | None = None
-    target: str | None = "cls"
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.flip <= 1.0:
-            raise ValueError(f"flip={self.flip!r} is a probability, from 0 to 1")
-        if not (hasattr(self.crop, "boxes") and hasattr(self.crop, "draws") and hasattr(self.crop, "size")):
-            raise ValueError(
-                f"crop={self.crop!r} is no crop, such as RandomResizedCrop, RandomCrop or CenterCrop: "
-                "something with size, draws and boxes(sizes, draws)"
-            )
-
-    def open(self) -> Shards:
-        """Index the shards; ``ShardError`` names what is missing or broken."""
-        return Shards(expand(self.shards))
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """How batches are cut and made; the same for all splits of a data module.
-
-    ``batch_size`` is per rank; ``global_batch_size`` fixes the sum over all ranks instead. ``workers``:
-    worker processes, 0 for none.
-    """
-
-    batch_size: int = 64
-    global_batch_size: int | None = None
-    seed: int = 0
-    workers: int = 0
-    on_error: OnError = "substitute"
-    drop_last: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "global_batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value!r} must be at least 1")
-        if self.workers < 0:
-            raise ValueError(f"workers={self.workers!r} must not be negative")
-        if self.on_error not in ("substitute", "raise"):
-            raise ValueError(f"on_error={self.on_error!r} must be 'substitute' or 'raise'")
-
-
-@dataclass
-class _Sampler:
-    """Which epoch comes next. Lightning calls ``set_epoch`` on a loader's ``sampler``."""
-
-    epoch: int = 0
-    _said: int | None = field(default=None, repr=False)
-
-    def set_epoch(self, epoch: int) -> None:
-        self._said = epoch
-
-    def begin(self) -> int:
-        epoch = self.epoch if self._said is None else self._said
-        self._said = None
-        self.epoch = epoch + 1
-        return epoch
-
-
-@dataclass
-class _Requests:
-    """The requests of one rank for one epoch, in order; what the DataLoader takes for a batch sampler."""
-
-    plan: sampling.BatchPlan
-    seed: int
-    rank: int
-    shuffle: bool
-    epoch: int = 0
-
-    def __len__(self) -> int:
-        return len(self.plan)
-
-    def __iter__(self) -> Iterator[Request]:
-        epoch, order = self.epoch, self.order()
-        for k in range(len(self.plan)):
-            start, stop = self.plan.rank_bounds(k, self.rank)
-            yield Request(epoch, order[start:stop])
-
-    def order(self) -> npt.NDArray[np.int64]:
-        if self.shuffle:
-            return sampling.permutation(self.seed, self.epoch, self.plan.samples)
-        return np.arange(self.plan.samples, dtype=np.int64)
+# Where an epoch is small, max_bad of it may be less than one sample.
+_FEW_BAD = 10
+# Batches that may be between the loader and who asks for their numbers; Lightning fetches one ahead at most.
+_MOST_UNCLAIMED = 64
 
 
 class Loader:
@@ -125,7 +33,10 @@ class Loader:
 
     Each ``iter()`` advances the epoch by itself, unless ``loader.sampler.set_epoch(e)`` said which. Every
     sample comes exactly once an epoch over all ranks; order and crops are a function of seed and epoch.
-    A new iterator retires the one before it. ``substituted`` counts the images that others stood in for.
+    A new iterator retires the one before it. A batch that is kept is never overwritten.
+
+    ``state_dict()`` says which batch comes next; a loader that is given it by ``load_state_dict()`` goes on
+    there, without replaying anything. ``substituted`` counts the images that others stood in for.
     """
 
     # Lightning looks for both; a loader without them is taken for a shuffling one, or crashes.
@@ -133,7 +44,7 @@ class Loader:
 
     def __init__(
         self,
-        shards: Shards,
+        shards: Samples,
         split: Split,
         delivery: Delivery,
         *,
@@ -145,55 +56,130 @@ class Loader:
         # Importing this loads the operators; importing this module must not.
         from .reading import Reader
 
-        self.sampler = _Sampler()
+        self.sampler = Sampler()
         self.substituted = 0
-        shuffle = shuffle if split.shuffle is None else split.shuffle
+        self._order = split.order(shards, delivery.seed, shuffle)
+        self._delivery = delivery
         total = delivery.global_batch_size or delivery.batch_size * world
-        plan = sampling.BatchPlan(len(shards), total, world, delivery.drop_last)
-        self._requests = _Requests(plan, delivery.seed, rank, shuffle)
-        self._reader = Reader(
-            shards, split.crop, split.flip, split.target, delivery.seed, delivery.on_error, keys
+        self._plan = sampling.BatchPlan(len(self._order), total, world, delivery.drop_last)
+        self._reader = Reader.of(
+            shards, split, self._order, seed=delivery.seed, on_error=delivery.on_error, keys=keys
         )
-        self._workers = delivery.workers
-        self._answers: DataLoader[Answer] | None = None
+        self._reader.pixels = delivery.pixels
+        self._engine = engine_of(self._reader, delivery)
+        # What is shuffled is trained on, epoch after epoch.
+        self._requests = Requests(self._plan, self._order, rank, self._reader.size, continues=shuffle)
+        self._readahead = depth_of(shards, delivery.readahead)
+        self._flow: Iterator[Answer] | None = None
+        self._place = (0, 0)  # the epoch and the batch of the next of these answers
         self._turn = 0
+        self._epoch = self._batches = 0
         self._told_of_foreign = False
+        self._unclaimed: deque[Request] = deque(maxlen=0)
 
     def __len__(self) -> int:
-        """Batches an epoch, equal on every rank."""
-        return len(self._requests)
+        """Batches an epoch, equal on every rank, wherever one resumes."""
+        return len(self._plan)
 
-    def __iter__(self) -> Iterator[Batch | KeyedBatch]:
+    def __iter__(self) -> Iterator[AnyBatch]:
         # Lightning makes an iterator before it says which epoch: a generator asks at the first next().
         self._turn += 1
         turn = self._turn
-        self._requests.epoch = self.sampler.begin()
-        if self._answers is None:
-            self._answers = self._started()
-        for answer in self._answers:
+        self._epoch, self._batches = self.sampler.begin()
+        self._unclaimed = deque(maxlen=_MOST_UNCLAIMED)
+        before = self.substituted
+        for answer in self._answers():
             self._tell(answer)
-            if answer.error is not None:
+            error = answer.error or self._too_many(answer, self.substituted - before)
+            if error is not None:
                 self.close()
                 try:
-                    raise answer.error
+                    raise error
                 finally:
-                    del answer  # the error holds this frame, which must not hold the error
+                    del answer, error  # the error holds this frame, which must not hold the error
             assert answer.batch is not None
-            yield answer.batch
+            assert answer.request is not None
+            self._batches += 1
+            self._unclaimed.append(answer.request)
+            batch = answer.batch
+            del answer  # what the consumer lets go of while it waits for the next batch is free at once
+            yield batch
+            del batch
             if self._turn != turn:
                 raise RuntimeError(
                     "this iterator was retired by a newer one of the same loader, or by close(); "
                     "ask the data module for a loader of its own"
                 )
 
+    def _answers(self) -> Iterator[Answer]:
+        """Answer the batches of this epoch that are left."""
+        for k in range(self._batches, len(self)):
+            if self._flow is None or self._place != (self._epoch, k):
+                self._requests.begin(self._epoch, k)
+                requests: Iterable[Request] = self._requests
+                if self._readahead:
+                    soon = partial(will_need, self._reader.shards)
+                    requests = ahead(requests, self._readahead, soon)
+                self._flow = self._engine.answers(requests, self._requests.size)
+            goes_on = k + 1 == len(self) and self._requests.follow(self._epoch + 1)
+            self._place = (self._epoch + 1, 0) if goes_on else (self._epoch, k + 1)
+            yield self._following()
+
+    @property
+    def reader(self) -> Reader:
+        """What reads and decodes the samples."""
+        return self._reader
+
+    def claim(self) -> Request | None:
+        """Tell which samples the batch consists of that was delivered first of those not asked for yet.
+
+        A batch carries no more than images and labels; who draws numbers for its samples asks here, once a
+        batch, in the order of delivery. None where nothing was delivered since.
+        """
+        return self._unclaimed.popleft() if self._unclaimed else None
+
+    def _following(self) -> Answer:
+        assert self._flow is not None
+        try:
+            return next(self._flow)  # into no variable: nobody but the consumer is to hold a batch
+        except BaseException:
+            self._flow = None  # it has ended
+            raise
+
+    def state_dict(self) -> dict[str, int]:
+        """Say how far this loader is: plain numbers, alike on all ranks."""
+        return {"epoch": self._epoch, "batches": self._batches, "len": len(self), **self.facts()}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on where the loader was that ``state`` came from, on as many ranks as one likes.
+
+        Raises ``ValueError`` where the state is of the midst of an epoch, of which this loader would make
+        other batches: another global batch size, seed or number of samples.
+        """
+        epoch, batches = state["epoch"], state["batches"]
+        is_end = batches == state["len"]
+        for name, value in self.facts().items():
+            if batches and not is_end and state[name] != value:
+                raise ValueError(
+                    f"cannot go on at batch {batches} of epoch {epoch}: {name} was {state[name]} when the "
+                    f"checkpoint was made and is {value} now, which makes other batches. Restore it"
+                    f"{_REMEDY.get(name, '')}, or go on from a checkpoint of an epoch's end."
+                )
+        if batches >= len(self) and not is_end:
+            left = self._plan.samples - batches * self._plan.global_batch
+            warnings.warn(
+                f"epoch {epoch} ends here: its last {left} samples are fewer than the ranks that there are "
+                f"now, {self._plan.world}",
+                stacklevel=2,
+            )
+        self._epoch, self._batches = epoch, min(batches, len(self))
+        self.sampler.resume(epoch, self._batches, self._batches == len(self))
+
     def close(self) -> None:
-        """End the worker processes and the iterator. Idempotent; iterating again starts new ones."""
+        """End processes, threads and the iterator. Idempotent; iterating again starts new ones."""
         self._turn += 1
-        answers, self._answers = self._answers, None
-        # torch ends them when nobody refers to its iterator any more, which a traceback in flight does.
-        shutdown = getattr(getattr(answers, "_iterator", None), "_shutdown_workers", None)
-        if shutdown is not None:
-            shutdown()
+        self._flow = None
+        self._engine.close()
 
     @property
     def _iterator(self) -> None:
@@ -203,16 +189,23 @@ class Loader:
     def _iterator(self, value: None) -> None:
         self.close()
 
-    def _started(self) -> DataLoader[Answer]:
-        options: dict[str, Any] = {}
-        if self._workers:
-            options = {"persistent_workers": True, "worker_init_fn": _begin_worker}
-        return DataLoader(
-            self._reader,  # type: ignore[arg-type]
-            batch_sampler=self._requests,  # type: ignore[arg-type]
-            num_workers=self._workers,
-            collate_fn=_as_it_is,
-            **options,
+    def facts(self) -> dict[str, int]:
+        """Return what batches depend on, apart from the samples themselves; equal on all ranks."""
+        plan, delivery = self._plan, self._delivery
+        facts = {"samples": plan.samples, "global_batch": plan.global_batch, "seed": delivery.seed}
+        return {"order": self._requests.order.digest(), **facts}
+
+    def _too_many(self, answer: Answer, bad: int) -> DecodeError | None:
+        return self._judged(answer, bad, self._plan.samples / self._plan.world)
+
+    def _judged(self, answer: Answer, bad: int, samples: float) -> DecodeError | None:
+        share = self._delivery.max_bad
+        if not answer.substituted or bad <= max(share * samples, _FEW_BAD):
+            return None
+        return DecodeError(
+            f"{bad} images of epoch {self._epoch} could not be decoded, more than max_bad={share} of the "
+            f"{samples:.0f} on this rank; the last: {answer.substituted[-1]}. "
+            "Mend the shards, or raise max_bad."
         )
 
     def _tell(self, answer: Answer) -> None:
@@ -224,6 +217,8 @@ class Loader:
                 "(told once)",
                 stacklevel=3,
             )
+        for text in answer.notes:
+            warnings.warn(text, stacklevel=3)
         for text in answer.substituted:
             self.substituted += 1
             if self.substituted <= _MOST_WARNINGS:
@@ -231,17 +226,17 @@ class Loader:
                 warnings.warn(text + last, stacklevel=3)
 
 
-def _as_it_is(answer: Any) -> Any:
-    return answer
+_REMEDY = {
+    "global_batch": " (global_batch_size= fixes it for any number of ranks)",
+    "order": " (shuffle=, subset= and weights= of the split)",
+}
 
 
-def _begin_worker(_: int) -> None:
-    # Ctrl-C reaches the whole group: the parent decides. (torch sees to SIGTERM, and to a parent that dies.)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def default_workers() -> int:
-    """One worker for each core this process may use, at most 8."""
-    if hasattr(os, "sched_getaffinity"):
-        return min(8, len(os.sched_getaffinity(0)))
-    return min(8, os.cpu_count() or 1)
+def engine_of(reader: Any, delivery: Delivery) -> Engine:
+    """Make the engine that the delivery asks for."""
+    workers, threads = delivery.engine()
+    if workers:
+        return InProcesses(reader, workers, delivery.prefetch)
+    if threads:
+        return InThreads(reader, threads, delivery.prefetch)
+    return InCaller(reader)

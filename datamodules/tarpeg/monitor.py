@@ -31,8 +31,9 @@ class _Tally:
 class DataStallMonitor(Callback):
     """Measure how much of the training time is spent waiting for the next batch, and the images a second.
 
-    Logs ``data/wait_share`` (0 to 1) and ``data/images_per_second`` of each epoch; the properties
-    ``wait_share`` and ``images_per_second`` hold the same of the whole run. Time between two training batches
+    Logs ``data/wait_share`` (0 to 1) and ``data/images_per_second`` of each epoch, and ``data/substituted``,
+    the images so far that others stood in for on this rank; the properties ``wait_share`` and
+    ``images_per_second`` hold the same of the whole run. Time between two training batches
     counts as waiting, that inside a training step as work; validation counts as neither. Times are this
     rank's, images are those of all ranks.
     """
@@ -90,9 +91,12 @@ class DataStallMonitor(Callback):
         self._mark = time.perf_counter()
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Log both figures."""
+        """Log the figures."""
         pl_module.log("data/wait_share", self._epoch.wait_share)
         pl_module.log("data/images_per_second", self._epoch.images_per_second)
+        substituted = getattr(getattr(trainer, "train_dataloader", None), "substituted", None)
+        if substituted is not None:
+            pl_module.log("data/substituted", float(substituted))
 
     def _lap(self) -> float:
         """Seconds since the last mark, which is now; 0 where the clock stood still."""

@@ -7,6 +7,7 @@ fake kernel, so that it traces under ``torch.compile(fullgraph=True)`` and ``tor
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -99,8 +100,9 @@ def decode_batch(
     dtype: torch.dtype = torch.uint8,
     max_pixels: int = MAX_PIXELS,
     out: Tensor | None = None,
+    threads: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Decode one box of each JPEG (or binary PPM) and resize it, on ``torch.get_num_threads()`` threads.
+    """Decode one box of each JPEG (or binary PPM) and resize it.
 
     ``jpegs``: a list of B uint8 ``[n]``. ``boxes``: int32 ``[B, 4]``, (top, left, height, width) in upright
     pixels. ``size``: (height, width), or an int for a square. ``flip``: bool ``[B]``, mirrored left to right
@@ -117,7 +119,8 @@ def decode_batch(
     ``[B]``, see ``tarpeg.Status``: 0 is ok, a failed image is all zeros. With ``dtype`` float32, float16 or
     bfloat16 images are (value / 255 - ``mean``) / ``std``, three numbers each for values in 0..1, by default
     0 and 1. ``out``: a tensor of that shape and type to write to, which is then the one returned, in
-    channels_last order or, where it is floating point, contiguous.
+    channels_last order or, where it is floating point, contiguous. ``threads``: how many decode, by default
+    ``torch.get_num_threads()``; they are not torch's and sleep in between.
 
     Raises ``ValueError`` where a box is outside its image (a ``RuntimeError`` inside ``torch.compile``).
     """
@@ -126,6 +129,8 @@ def decode_batch(
         raise ValueError(f"interpolation must be 'bilinear' or 'nearest', got {interpolation!r}")
     if fidelity not in ("fast", "exact"):
         raise ValueError(f"fidelity must be 'fast' or 'exact', got {fidelity!r}")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads={threads!r} must be at least 1")
     exact = fidelity == "exact"
     for index, jpeg in enumerate(jpegs):
         _check_jpeg(jpeg, "jpegs", index)
@@ -138,16 +143,17 @@ def decode_batch(
         raise ValueError(f"flip must be bool [{len(jpegs)}], got {flip.dtype} {list(flip.shape)}")
     flip = flip if flip is None else flip.contiguous()
     boxes = boxes.contiguous()
-    scale_shift = _scale_shift(mean, std, dtype)
+    numbers = scale_and_shift(mean, std, dtype)
+    scale_shift = None if numbers is None else torch.tensor(numbers, dtype=torch.float32)
     if out is not None:
         _check_out(out, (len(jpegs), 3, height, width), dtype)
     elif dtype != torch.uint8:
         out = boxes.new_empty((len(jpegs), height, width, 3), dtype=dtype).permute(0, 3, 1, 2)
     method = (interpolation, antialias, exact, max_pixels)
     if torch.compiler.is_compiling():
-        return _decode_batch(jpegs, boxes, (height, width), flip, method, scale_shift, out)
+        return _decode_batch(jpegs, boxes, (height, width), flip, method, scale_shift, out, threads or 0)
     try:
-        return _decode_batch(jpegs, boxes, (height, width), flip, method, scale_shift, out)
+        return _decode_batch(jpegs, boxes, (height, width), flip, method, scale_shift, out, threads or 0)
     except RuntimeError as error:
         raise _translated(error) from None
 
@@ -170,18 +176,19 @@ def _decode_batch(
     method: tuple[str, bool, bool, int],
     scale_shift: Tensor | None,
     out: Tensor | None,
+    threads: int,
 ) -> tuple[Tensor, Tensor]:
     if out is None:
-        images, status = torch.ops.tarpeg.decode_batch(jpegs, boxes, *size, flip, *method)
+        images, status = torch.ops.tarpeg.decode_batch(jpegs, boxes, *size, flip, *method, threads)
         return images, status
-    status = torch.ops.tarpeg.decode_batch_out(jpegs, boxes, flip, *method, scale_shift, out)
+    status = torch.ops.tarpeg.decode_batch_out(jpegs, boxes, flip, *method, scale_shift, out, threads)
     return out, status
 
 
-def _scale_shift(
+def scale_and_shift(
     mean: Sequence[float] | None, std: Sequence[float] | None, dtype: torch.dtype
-) -> Tensor | None:
-    """Turn (value / 255 - mean) / std into value * scale + shift: float32 ``[6]``; None for uint8."""
+) -> list[float] | None:
+    """Turn (value / 255 - mean) / std into value * scale + shift, three numbers each; None for uint8."""
     if dtype == torch.uint8:
         if mean is not None or std is not None:
             raise ValueError("mean and std need a floating-point dtype, got dtype=torch.uint8")
@@ -190,11 +197,12 @@ def _scale_shift(
         raise ValueError(f"dtype must be torch.uint8, float32, float16 or bfloat16, got {dtype}")
     mean = [0.0, 0.0, 0.0] if mean is None else list(mean)
     std = [1.0, 1.0, 1.0] if std is None else list(std)
-    if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+    is_fit = len(mean) == len(std) == 3 and all(map(math.isfinite, (*mean, *std))) and min(std) > 0
+    if not is_fit:
         raise ValueError(f"mean={mean!r} and std={std!r} must be three numbers each: R, G, B; std positive")
     scale = [1 / (255 * deviation) for deviation in std]
     shift = [-center / deviation for center, deviation in zip(mean, std, strict=True)]
-    return torch.tensor(scale + shift, dtype=torch.float32)
+    return scale + shift
 
 
 def _check_jpeg(jpeg: Tensor, name: str, index: int | None = None) -> None:

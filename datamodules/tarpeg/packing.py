@@ -21,6 +21,7 @@ from PIL import Image
 from .errors import ShardError
 from .folders import Folder
 from .synth import Photos, photograph
+from .tarindex import PILLOW_FORMATS
 from .workers import map_in_processes
 
 _OWNER = "tarpeg"  # every member's user: how a shard of ours is told from somebody's own
@@ -214,7 +215,9 @@ def _renamed(path: Path) -> Iterator[IO[bytes]]:
 def write_json(path: Path, content: Any) -> None:
     """Write `content` as JSON to `path`, whole or not at all."""
     with _renamed(path) as stream:
-        stream.write(json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
+        # Keys that are not UTF-8 have lone surrogates, which become JSON's own escapes.
+        text = json.dumps(content, indent=2, ensure_ascii=False)
+        stream.write(text.encode("utf-8", "backslashreplace") + b"\n")
 
 
 def _clear(directory: Path, prefix: str) -> None:
@@ -242,7 +245,7 @@ def _is_ours(path: Path) -> bool:
 
 def _pixels(data: bytes) -> int:
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
             return image.width * image.height
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return 0  # packed as it is all the same: whoever reads it has a policy for bad images

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from . import benchaugment
 from .contestants import BATCH, MEAN, SIZE, STD, Block, Contestant
 
 
@@ -154,6 +155,7 @@ _PEERS: dict[str, tuple[tuple[str, Callable[[], Contestant]], ...]] = {
         ("nvidia-dali-cuda130", _dali_resize),
         ("nvidia-dali-cuda130", _dali_normalised),
     ),
+    "augment": (("kornia", benchaugment.kornia_plain), ("kornia", benchaugment.kornia_chain)),
 }
 
 
@@ -166,4 +168,5 @@ def of(suite: str) -> tuple[list[Contestant], tuple[str, ...]]:
         except (ImportError, OSError, RuntimeError) as error:
             reason = str(error).strip().partition("\n")[0]
             missing.append(f"left out: pip install {packages} ({reason})")
-    return found, (*dict.fromkeys(missing), _FFCV)
+    never = () if suite == "augment" else (_FFCV,)
+    return found, (*dict.fromkeys(missing), *never)

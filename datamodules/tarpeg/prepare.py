@@ -8,14 +8,20 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
 from .errors import ShardError
 from .folders import Folder
+from .manifest import read_manifest
 from .packing import ShardReport, make_shards, write_json
 from .synth import Photos
+
+if TYPE_CHECKING:
+    from .cacheplan import Layout
+    from .codecs import Codec
+    from .sources import Source
 
 _FORMAT = 1  # raise it when the same parameters give other shards
 
@@ -101,6 +107,65 @@ class FolderShards:
             make_shards(self.out, folder, prefix=split, samples_per_shard=per_shard, workers=workers)
             for split, folder in folders.items()
         ]
+
+
+@dataclass(frozen=True)
+class CachedShards:
+    """Call it to have the cache of a source in `out`, built where it is missing, see `tarpeg.build_cache`.
+
+    source: shards or a folder of images, as there; or another callable that makes them and returns where,
+    such as SyntheticShards. Shards keep their names, so that `out/train-*.tar` are those of the source.
+    codec: Tiled() unless told. layout, max_bad: as there. workers: processes, None for one a core. refresh:
+    look at the source every time, and build what is missing or changed; False takes a finished cache of that
+    codec and layout as it is, and the source need not be there any more.
+
+    Several processes may call at once: one works, the others wait. A build that was killed goes on.
+
+    Raises:
+        ValueError: when called, for a value out of range.
+        ShardError: when called, if the source cannot be read.
+        CacheError: when called, if too much of it is undecodable, or the cache cannot be written.
+    """
+
+    source: Source | Callable[[], Source]
+    out: str
+    codec: Codec | None = None
+    layout: Layout | None = None
+    max_bad: float = 0.01
+    workers: int | None = None
+    refresh: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "out", str(self.out))
+
+    def __call__(self) -> Path:
+        """Build what is missing of the cache; returns `out`."""
+        # Not above: they load torch, which a process that only draws photographs need not.
+        from .cache import build_cache
+        from .cachereport import progress_bar
+
+        if self.refresh or not self._is_there():
+            source = self.source() if callable(self.source) else self.source
+            with progress_bar() as show:
+                build_cache(
+                    source,
+                    self.out,
+                    self.codec,
+                    self.workers,
+                    layout=self.layout,
+                    max_bad=self.max_bad,
+                    progress=show,
+                )
+        return Path(self.out)
+
+    def _is_there(self) -> bool:
+        from .cachejob import describe
+        from .cacheplan import Layout
+        from .codecs import Tiled
+
+        manifest = read_manifest(self.out)
+        wished = [describe(self.codec or Tiled()), dataclasses.asdict(self.layout or Layout())]
+        return manifest is not None and [manifest.codec, manifest.layout] == wished
 
 
 def _once(out: str, parameters: dict[str, Any], make: Callable[[], list[ShardReport]]) -> Path:

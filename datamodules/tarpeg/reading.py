@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from . import foreign, ops, sampling
-from .batch import Answer, Batch, KeyedBatch, OnError, Request
-from .crops import Crop
+from . import augmenting, foreign, ops, sampling
+from .batch import Answer, AnyBatch, Batch, Decode, ExtraBatch, KeyedBatch, OnError, Request, Samples, Target
+from .crops import Crop, Progressive, crop_at
+from .delivery import Pixels
 from .errors import DecodeError, ShardError, Status
-from .shards import Shards
+from .labels import read_extra, read_labels
+from .memory import image_bytes
+from .order import Order
+from .split import Split
+
+Int64 = npt.NDArray[np.int64]
 
 # Streams of randomness, so that no two uses of a sample's numbers are correlated.
 _CROP, _SUBSTITUTE = 0, 1
@@ -26,45 +32,99 @@ class BoxError(ValueError):
 
 @dataclass
 class Reader:
-    """A map-style data set for ``torch.utils.data.DataLoader`` that is asked for whole batches."""
+    """Reads and decodes the samples of one split; pickles, so that a worker process can have it."""
 
-    shards: Shards
-    crop: Crop
+    shards: Samples
+    crops: tuple[Crop | Progressive, ...]
     flip: float
-    target: str | None
+    target: Target
     seed: int
     on_error: OnError
     keys: bool
+    members: tuple[str, ...] = ()
+    decode: Decode | None = None
+    among: Int64 | None = None
+    pixels: Pixels = field(default_factory=Pixels)
 
-    def __getitems__(self, request: Request) -> Answer:
-        """Read, decode, crop and resize the samples of ``request``; the same bytes wherever it is called."""
+    @classmethod
+    def of(
+        cls, shards: Samples, split: Split, order: Order | None, *, seed: int, on_error: OnError, keys: bool
+    ) -> Reader:
+        """Make the reader of a split; what stands in for a broken image is one of the order's samples."""
+        return cls(
+            shards,
+            split.view_crops(),
+            split.flip,
+            split.target,
+            seed,
+            on_error,
+            keys,
+            tuple(split.members),
+            split.decode,
+            None if order is None else order.among(),
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the images."""
+        return self.pixels.dtype
+
+    def shape(self, request: Request) -> tuple[int, ...]:
+        """Tell the shape of the images that ``request`` is answered with."""
+        crops = self._crops(request.epoch)
+        shape = (len(request.ids), 3, *crops[0].size)
+        return shape if len(crops) == 1 else (len(crops), *shape)
+
+    def size(self, request: Request) -> int:
+        """Tell how many bytes the images take that ``request`` is answered with."""
+        return image_bytes(self.shape(request), self.dtype)
+
+    def answer(self, request: Request, out: Tensor | None = None, threads: int = 1) -> Answer:
+        """Read, decode, crop and resize the samples of ``request``; the same bytes wherever it is called.
+
+        ``out``: memory for the images, of ``shape(request)`` and ``dtype``, each in channels_last order.
+        ``threads``: how many decode.
+        """
         try:
-            return self._answer(request)
+            return self._answer(request, out, threads)
         except (DecodeError, ShardError, BoxError) as error:
             return Answer(None, [], None, error)
 
-    def _answer(self, request: Request) -> Answer:
+    def _answer(self, request: Request, out: Tensor | None, threads: int) -> Answer:
         ids = np.array(request.ids)
-        images, status, told = self._decode(request.epoch, ids)
+        turns = np.zeros_like(ids) if request.turns is None else request.turns
+        pixels = self.pixels
+        decoded = out if pixels.augment is None else None
+        images, status, told = self._decode(request.epoch, ids, turns, decoded, threads)
         substituted = []
         for row in torch.nonzero(status).flatten().tolist():
             reason = f"{self._where(int(ids[row]))}: image is {_named(int(status[row]))}"
             if self.on_error == "raise":
                 raise DecodeError(f"{reason}; on_error='substitute' takes another sample in its place")
-            ids[row], images[row] = self._substitute(request.epoch, int(ids[row]), reason)
+            ids[row], another = self._substitute(request.epoch, ids[[row]], turns[[row]], reason)
+            images[..., row, :, :, :] = another
             substituted.append(f"{reason}; {self.shards.key(int(ids[row]))!r} takes its place")
-        label = self._labels(ids)
-        if self.keys:
-            batch = KeyedBatch(images, label, [self.shards.key(int(id)) for id in ids])
-            return Answer(batch, substituted, told)
-        return Answer(Batch(images, label), substituted, told)
+        if pixels.augment is not None:
+            distorted = request if pixels.distorts else None
+            images = augmenting.made(pixels.augment, images, self.seed, distorted, out)
+        return Answer(self._batch(images, ids), substituted, told, request=request)
 
-    def _labels(self, ids: npt.NDArray[np.int64]) -> Tensor:
-        if self.target is None:
-            return torch.full((len(ids),), -1)
-        return self.shards.labels(ids, self.target)
+    def _batch(self, images: Tensor, ids: Int64) -> AnyBatch:
+        label = read_labels(self.shards, ids, self.target)
+        if not self.keys and not self.members:
+            return Batch(images, label)
+        keys = [self.shards.key(int(id)) for id in ids]
+        if not self.members:
+            return KeyedBatch(images, label, keys)
+        return ExtraBatch(images, label, keys, read_extra(self.shards, ids, self.members, self.decode))
 
-    def _decode(self, epoch: int, ids: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor, str | None]:
+    def _crops(self, epoch: int) -> list[Crop]:
+        return [crop_at(crop, epoch) for crop in self.crops]
+
+    def _decode(
+        self, epoch: int, ids: Int64, turns: Int64, out: Tensor | None = None, threads: int = 1
+    ) -> tuple[Tensor, Tensor, str | None]:
+        """Decode the views of each sample: images [B, 3, H, W] or [views, B, 3, H, W], status [B]."""
         files, told = self.shards.images(ids), None
         sizes = ops.image_sizes(files).numpy()
         unknown = np.flatnonzero(sizes[:, 0] == 0)
@@ -75,36 +135,68 @@ class Reader:
                 files[row] = ppm
         if len(unknown):
             sizes = ops.image_sizes(files).numpy()
-        draws = sampling.uniforms(self.seed, epoch, ids, self.crop.draws + 1, _CROP)
-        boxes = self._checked(np.asarray(self.crop.boxes(sizes, draws[:, 1:])), sizes, ids)
-        flip = torch.from_numpy(sampling.flips(draws[:, 0], self.flip)) if self.flip else None
-        return *ops.decode_batch(files, torch.from_numpy(boxes), self.crop.size, flip), told
+        crops = self._crops(epoch)
+        boxes, flips = self.planned(Request(epoch, ids, turns), sizes)
+        flip = torch.from_numpy(np.concatenate(flips)) if self.flip else None
+        views = len(crops)
+        images, status = ops.decode_batch(
+            files * views,
+            torch.from_numpy(np.concatenate(boxes)),
+            crops[0].size,
+            flip,
+            mean=self.pixels.mean,
+            std=self.pixels.std,
+            dtype=self.pixels.decoded,
+            out=out if out is None or views == 1 else out.flatten(0, 1),
+            threads=threads,
+        )
+        if views > 1:
+            images = images.view(views, len(ids), *images.shape[1:]) if out is None else out
+            status = status.view(views, len(ids)).amax(0)
+        return images, status, told
+
+    def planned(
+        self, request: Request, sizes: npt.NDArray[np.int32]
+    ) -> tuple[list[npt.NDArray[np.int32]], list[npt.NDArray[np.bool_]]]:
+        """Tell the boxes [B, 4] and the flips [B] of each view, for images of those sizes [B, 2]."""
+        turns = np.zeros_like(request.ids) if request.turns is None else request.turns
+        boxes, flips = [], []
+        for view, crop in enumerate(self._crops(request.epoch)):
+            first = sampling.first_draw(turns, view)
+            draws = sampling.uniforms(self.seed, request.epoch, request.ids, crop.draws + 1, _CROP, first)
+            wish = np.asarray(crop.boxes(sizes, draws[:, 1:]))
+            boxes.append(self._checked(crop, wish, sizes, request.ids))
+            flips.append(sampling.flips(draws[:, 0], self.flip))
+        return boxes, flips
 
     def _checked(
-        self, boxes: npt.NDArray[np.generic], sizes: npt.NDArray[np.int32], ids: npt.NDArray[np.int64]
+        self, crop: Crop, boxes: npt.NDArray[np.generic], sizes: npt.NDArray[np.int32], ids: Int64
     ) -> npt.NDArray[np.int32]:
         """Name the sample whose box is outside its image: the crop may be the user's own."""
         if boxes.shape != (len(ids), 4) or boxes.dtype.kind not in "iu":
             raise BoxError(
-                f"{self.crop!r}: boxes must be integers [{len(ids)}, 4], got {boxes.dtype} {boxes.shape}"
+                f"{crop!r}: boxes must be integers [{len(ids)}, 4], got {boxes.dtype} {boxes.shape}"
             )
         place, size = boxes[:, :2].astype(np.int64), boxes[:, 2:].astype(np.int64)
         is_outside = ((place < 0) | (size < 1) | (place + size > sizes)).any(axis=1) & (sizes[:, 0] > 0)
         for row in np.flatnonzero(is_outside).tolist():
             height, width = sizes[row].tolist()
             raise BoxError(
-                f"{self._where(int(ids[row]))}: {self.crop!r} asks for the box (top, left, height, width) = "
+                f"{self._where(int(ids[row]))}: {crop!r} asks for the box (top, left, height, width) = "
                 f"{tuple(boxes[row].tolist())}, which is outside the image of {height} x {width}"
             )
         return np.ascontiguousarray(boxes, dtype=np.int32)
 
-    def _substitute(self, epoch: int, id: int, reason: str) -> tuple[int, Tensor]:
-        """Decode another sample, chosen by (seed, epoch, id) alone, so that every run takes the same one."""
-        draws = sampling.uniforms(self.seed, epoch, [id], _MOST_SUBSTITUTES, _SUBSTITUTE)[0]
-        for other in (draws * len(self.shards)).astype(np.int64).tolist():
-            images, status, _ = self._decode(epoch, np.array([other]))
+    def _substitute(self, epoch: int, id: Int64, turn: Int64, reason: str) -> tuple[int, Tensor]:
+        """Decode another sample, chosen by (seed, epoch, id, turn) alone: every run takes the same."""
+        draws = sampling.uniforms(
+            self.seed, epoch, id, _MOST_SUBSTITUTES, _SUBSTITUTE, sampling.first_draw(turn)
+        )[0]
+        places = (draws * (len(self.shards) if self.among is None else len(self.among))).astype(np.int64)
+        for other in places if self.among is None else self.among[places]:
+            images, status, _ = self._decode(epoch, other[None], turn)
             if status[0] == Status.OK:
-                return other, images[0]
+                return int(other), images[..., 0, :, :, :]
         raise DecodeError(f"{reason}, and none of {_MOST_SUBSTITUTES} drawn to take its place can be decoded")
 
     def _where(self, id: int) -> str:

@@ -58,3 +58,133 @@ def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     center = torch.tensor(list(mean), dtype=torch.float64).reshape(1, 3, 1, 1)
     deviation = torch.tensor(list(std), dtype=torch.float64).reshape(1, 3, 1, 1)
     return (images.double() / 255 - center) / deviation
+
+
+def warp_affine(
+    images: Tensor,
+    matrices: Tensor,
+    size: tuple[int, int],
+    interpolation: str = "bilinear",
+    fill: float | Sequence[float] = 0.0,
+    inverse: bool = False,
+) -> Tensor:
+    """Twin of ``tarpeg.warp_affine`` in float64, not rounded: ``[B, C, height, width]``."""
+    channels = images.shape[1]
+    levels = torch.as_tensor(fill, dtype=torch.float64).expand(channels)
+    warped = torch.empty((len(images), channels, *size), dtype=torch.float64)
+    for index, image in enumerate(images.double()):
+        square = torch.cat((matrices[index].double(), torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64)))
+        back = square if inverse else torch.linalg.inv(square)
+        y, x = torch.meshgrid(torch.arange(size[0]), torch.arange(size[1]), indexing="ij")
+        place = back[:2] @ torch.stack((x.flatten(), y.flatten(), torch.ones(x.numel()))).double()
+        warped[index] = _sample(image, place[0], place[1], interpolation, levels).reshape(channels, *size)
+    return warped
+
+
+def _sample(image: Tensor, x: Tensor, y: Tensor, interpolation: str, fill: Tensor) -> Tensor:
+    """Read ``[C, H, W]`` at positions ``[n]``: ``[C, n]``."""
+
+    def pixels(x: Tensor, y: Tensor) -> Tensor:
+        height, width = image.shape[1:]
+        inside = (x >= 0) & (y >= 0) & (x < width) & (y < height)
+        found = fill[:, None].expand(-1, len(x)).clone()
+        found[:, inside] = image[:, y[inside].long(), x[inside].long()]
+        return found
+
+    if interpolation == "nearest":
+        return pixels((x + 0.5).floor(), (y + 0.5).floor())
+    left, top = x.floor(), y.floor()
+    right, below = x - left, y - top
+    upper = pixels(left, top) * (1 - right) + pixels(left + 1, top) * right
+    lower = pixels(left, top + 1) * (1 - right) + pixels(left + 1, top + 1) * right
+    return upper * (1 - below) + lower * below
+
+
+def augment_batch(
+    images: Tensor,
+    *,
+    size: tuple[int, int] | None = None,
+    flip: Tensor | None = None,
+    matrix: Tensor | None = None,
+    brightness: Tensor | None = None,
+    contrast: Tensor | None = None,
+    saturation: Tensor | None = None,
+    hue: Tensor | None = None,
+    colour_matrix: Tensor | None = None,
+    erase_boxes: Tensor | None = None,
+    mask: Tensor | None = None,
+    fill: float | Sequence[float] = 0.0,
+    mean: Sequence[float] = (0.0, 0.0, 0.0),
+    std: Sequence[float] = (1.0, 1.0, 1.0),
+) -> Tensor:
+    """Twin of ``tarpeg.augment_batch`` in float64, for numbers given per image: ``[B, 3, height, width]``."""
+    count = len(images)
+    levels = torch.as_tensor(fill, dtype=torch.float64).expand(3).reshape(3, 1, 1)
+    values = images.double()
+    if flip is not None:
+        values = torch.where(flip.reshape(-1, 1, 1, 1), values.flip(-1), values)
+    if matrix is not None or size is not None:
+        moved = torch.eye(2, 3).expand(count, 2, 3) if matrix is None else matrix
+        height, width = size or (values.shape[2], values.shape[3])
+        values = warp_affine(values, moved, (height, width), fill=levels.flatten().tolist())
+    if brightness is not None:
+        values = (values * _column(brightness)).clamp(0, 255)
+    if contrast is not None:
+        mean_gray = _gray(values).mean((1, 2, 3), keepdim=True)
+        values = (values * _column(contrast) + mean_gray * (1 - _column(contrast))).clamp(0, 255)
+    if saturation is not None:
+        values = (values * _column(saturation) + _gray(values) * (1 - _column(saturation))).clamp(0, 255)
+    if hue is not None:
+        values = _turned(values, _column(hue)[:, 0])
+    if colour_matrix is not None:
+        rows = colour_matrix.double()
+        values = torch.einsum("bij,bjyx->biyx", rows[:, :, :3], values) + rows[:, :, 3, None, None]
+    for index, boxes in enumerate([] if erase_boxes is None else erase_boxes.tolist()):
+        for top, left, height, width in boxes:
+            values[index, :, top : top + height, left : left + width] = levels
+    if mask is not None:
+        down, across = (
+            torch.arange(side) * cells // side
+            for side, cells in zip(values.shape[2:], mask.shape[1:], strict=True)
+        )
+        values = torch.where(mask[:, down][:, :, across][:, None], levels, values)
+    return normalise(values, mean, std)
+
+
+def _column(numbers: Tensor) -> Tensor:
+    return numbers.double().reshape(-1, 1, 1, 1)
+
+
+def _gray(values: Tensor) -> Tensor:
+    red, green, blue = values.unbind(1)
+    gray: Tensor = 0.2989 * red + 0.587 * green + 0.114 * blue
+    return gray[:, None]
+
+
+def _turned(values: Tensor, turn: Tensor) -> Tensor:
+    """Add ``turn`` to the hue, the long way: to HSV and back, sector by sector."""
+    red, green, blue = values.unbind(1)
+    high, low = values.amax(1), values.amin(1)
+    chroma = high - low
+    divisor = torch.where(chroma > 0, chroma, 1)
+    sixths = torch.where(
+        high == red,
+        (green - blue) / divisor,
+        torch.where(high == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor),
+    )
+    hue = torch.remainder(sixths / 6 + turn, 1) * 6
+    sector = hue.floor().clamp(max=5)
+    rest = hue - sector
+    falling, rising = high - chroma * rest, low + chroma * rest
+    sectors = (
+        (high, rising, low),
+        (falling, high, low),
+        (low, high, rising),
+        (low, falling, high),
+        (rising, low, high),
+        (high, low, falling),
+    )
+    result = torch.zeros_like(values)
+    for number, channels in enumerate(sectors):
+        result = torch.where((sector == number)[:, None], torch.stack(channels, 1), result)
+    return result

@@ -1,22 +1,16 @@
-"""Where the members of a tar lie: built once with Python's tarfile, saved, and checked on every load.
-
-Samples are grouped as in webdataset 1.0.2 (its ``tariterators.py``): consecutive members of equal key form a
-sample, and the first dot of the basename parts the key from the extension.
-"""
+"""Where the members of a tar lie: built once with Python's tarfile, saved, and checked on every load."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import re
 import secrets
 import stat
 import struct
-import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -26,29 +20,18 @@ import numpy.typing as npt
 import platformdirs
 
 from .errors import ShardError
+from .tarmembers import grouped, regular_members
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "ppm", "gif")
+# Pillow's other plugins are not for data from anywhere: that for EPS runs Ghostscript on it.
+PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "TIFF", "PPM", "GIF")
 SAVED_SUFFIX = ".tarpeg.npz"
 
 _VERSION = 1
-_BLOCK = 512
-_KEY_AND_EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
-_META = re.compile(r"__[^/]*__($|/)")
-# A damaged tar or saved index reaches the parsers' innards, which raise more than their own exceptions.
-_BROKEN_TAR = (tarfile.TarError, ValueError, OverflowError, EOFError, IndexError, MemoryError, RecursionError)
+# A damaged saved index reaches numpy's innards, which raise more than their own exceptions.
 _BROKEN_SAVED = (
     *(OSError, ValueError, TypeError, KeyError, IndexError, EOFError, OverflowError, MemoryError),
     *(SyntaxError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error),
-)
-_PACKED = "is compressed; shards are memory-mapped and must be uncompressed: run {} on it"
-_FOREIGN = (
-    (b"\x1f\x8b", _PACKED.format("gunzip")),
-    (b"BZh", _PACKED.format("bunzip2")),
-    (b"\xfd7zXZ", _PACKED.format("unxz")),
-    (b"\x28\xb5\x2f\xfd", _PACKED.format("unzstd")),
-    (b"PK\x03\x04", "is a zip file, not a tar: repack it as an uncompressed tar"),
-    (b"version https://git-lfs", "is a git-lfs pointer, not the tar itself: run git lfs pull"),
-    (b"<", "is not a tar but looks like HTML or XML (a failed download?): download it again"),
 )
 
 Int64 = npt.NDArray[np.int64]
@@ -91,12 +74,12 @@ def load_or_build(path: Path) -> TarIndex:
         raise ShardError(f"shard {path} is not a regular file. Give a .tar file (a folder: its .tar files).")
     places = _places(path)
     for place in places:
-        index = _load(place, found)
+        index = load(place, found.st_size, found.st_mtime_ns)
         if index is not None:
             return index
     index = build(path)
     # Without a place to write there is nothing to tell: the next process indexes again.
-    any(_save(index, place) for place in places)
+    any(save(index, place) for place in places)
     return index
 
 
@@ -104,53 +87,31 @@ def build(path: Path) -> TarIndex:
     """Read the headers of the tar at path into an index. Raises ShardError as load_or_build does."""
     try:
         with path.open("rb") as file:
-            return _build(file, path)
+            found = os.fstat(file.fileno())
+            return build_from(file, path, found.st_size, found.st_mtime_ns)
     except OSError as error:
-        raise ShardError(
-            f"shard {path} cannot be read: {error}. Check its permissions and its disk."
-        ) from error
+        raise ShardError(f"shard {path} cannot be read: {error}. Check permissions and disk.") from error
 
 
-def _build(file: BinaryIO, path: Path) -> TarIndex:
-    found = os.fstat(file.fileno())
+def build_from(file: BinaryIO, path: object, size: int, mtime_ns: int) -> TarIndex:
+    """Index a tar of `size` bytes that is read forwards, but for a block at a time; `path` is its name."""
     keys: list[bytes] = []
     samples: list[tuple[int, int, int]] = []
     members: list[tuple[int, int, int]] = []
     codes: dict[str, int] = {}
     left_out: list[str] = []
-    sample: dict[str, tuple[int, int]] = {}
     key_end = 0
-
-    def close(key: str) -> None:
-        nonlocal key_end
-        image = next((extension for extension in IMAGE_EXTENSIONS if extension in sample), None)
+    found = ((name, (offset, length)) for name, offset, length in regular_members(file, path, size))
+    for key, sample in grouped(found, path):
+        image = image_of(sample)
         if image is None:
             left_out.append(key)
-            return
+            continue
         keys.append(key.encode("utf-8", "surrogateescape"))
         key_end += len(keys[-1])
         samples.append((key_end, len(members) + len(sample), len(members) + list(sample).index(image)))
-        for extension, (offset, size) in sample.items():
-            members.append((codes.setdefault(extension, len(codes)), offset, size))
-
-    current: str | None = None
-    for name, offset, size in _regular_members(file, path, found.st_size):
-        match = _KEY_AND_EXTENSION.match(name)
-        if match is None or _META.match(name):
-            continue
-        key, extension = match[1], match[2].lower()
-        if key != current:
-            if current is not None:
-                close(current)
-            current, sample = key, {}
-        if extension in sample:
-            raise ShardError(
-                f"shard {path}: key {key!r} has two members {extension!r}, the second at byte {offset}. "
-                "Write each member once; a key ends at the first dot of the file name."
-            )
-        sample[extension] = (offset, size)
-    if current is not None:
-        close(current)
+        for extension, (offset, length) in sample.items():
+            members.append((codes.setdefault(extension, len(codes)), offset, length))
     if not samples:
         seen = f"its first key is {left_out[0]!r}" if left_out else "it has no key.extension members at all"
         raise ShardError(
@@ -158,8 +119,8 @@ def _build(file: BinaryIO, path: Path) -> TarIndex:
             f"{', '.join(IMAGE_EXTENSIONS)}, and the key ends at the first dot of the file name."
         )
     return TarIndex(
-        tar_size=found.st_size,
-        tar_mtime_ns=found.st_mtime_ns,
+        tar_size=size,
+        tar_mtime_ns=mtime_ns,
         keys=np.frombuffer(b"".join(keys), np.uint8),
         samples=np.array(samples, np.int64).T.copy(),
         members=np.array(members, np.int64).T.copy(),
@@ -169,53 +130,9 @@ def _build(file: BinaryIO, path: Path) -> TarIndex:
     )
 
 
-def _regular_members(file: BinaryIO, path: Path, tar_size: int) -> Iterator[tuple[str, int, int]]:
-    """Yield name, offset and size (bytes) of all regular members; ShardError where the tar is not whole."""
-    head = file.read(32)
-    file.seek(0)
-    if not head:
-        raise ShardError(f"shard {path} is empty (0 bytes). Write or download it again.")
-    try:
-        with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
-            while (member := tar.next()) is not None:
-                # TarFile remembers each member (about 2 kB), which a tar of millions would feel.
-                tar.members = []  # type: ignore[attr-defined]
-                if not member.isreg():
-                    continue
-                if member.issparse():
-                    raise ShardError(
-                        f"shard {path}: {member.name!r} is stored sparse. Repack without --sparse."
-                    )
-                if member.size < 0 or member.offset_data + member.size > tar_size:
-                    raise ShardError(
-                        f"shard {path} is truncated or damaged: member {member.name!r} is said to be "
-                        f"{member.size} bytes at {member.offset_data}, but the file has {tar_size}. "
-                        "Copy or download it again."
-                    )
-                yield member.name, member.offset_data, member.size
-            end = tar.offset
-    except _BROKEN_TAR as error:
-        for magic, what in _FOREIGN:
-            if head.lstrip().startswith(magic):
-                raise ShardError(f"shard {path} {what}.") from error
-        what = "another format, or truncated or damaged: write or download it again"
-        raise ShardError(f"shard {path} is not a whole tar ({error}). It is {what}.") from error
-    # tarfile takes a broken header behind the first member for the end, so look what it stopped at.
-    file.seek(end)
-    block = file.read(_BLOCK)
-    if len(block) < _BLOCK:
-        raise ShardError(
-            f"shard {path} is truncated: it ends at byte {tar_size} without the end-of-archive block. "
-            "Copy or download it again."
-        )
-    if any(block):
-        raise ShardError(f"shard {path} is damaged: no tar header at byte {end}. Copy or download it again.")
-    while rest := file.read(1 << 20):
-        if rest.count(0) != len(rest):
-            raise ShardError(
-                f"shard {path} goes on behind its end-of-archive block at byte {end} (tars joined with "
-                "cat?); readers would stop there. Use the tars apart, or join them with tar --concatenate."
-            )
+def image_of(extensions: Collection[str]) -> str | None:
+    """Choose the member that is the sample's image; None where it has none."""
+    return next((extension for extension in IMAGE_EXTENSIONS if extension in extensions), None)
 
 
 def _places(path: Path) -> tuple[Path, Path]:
@@ -226,7 +143,7 @@ def _places(path: Path) -> tuple[Path, Path]:
     return path.with_name(name + SAVED_SUFFIX), cache / f"{digest}.npz"
 
 
-def _save(index: TarIndex, place: Path) -> bool:
+def save(index: TarIndex, place: Path) -> bool:
     """Save the index, whole or not at all: another process may read at any time. False where it cannot."""
     texts = json.dumps({"extensions": index.extensions, "first_left_out": index.first_left_out})
     # Not tempfile: its mode 0600 would keep the index from others who share the shards.
@@ -251,24 +168,17 @@ def _save(index: TarIndex, place: Path) -> bool:
     return True
 
 
-def _load(place: Path, found: os.stat_result) -> TarIndex | None:
-    """Load a saved index; None where there is none, or it is damaged, or not of the tar that was found."""
+def load(place: Path, size: int, mtime_ns: int) -> TarIndex | None:
+    """Load a saved index; None where there is none, or it is damaged, or of a tar of another size or time."""
     try:
         with place.open("rb") as file, np.load(file, allow_pickle=False) as saved:
             version, tar_size, tar_mtime_ns, left_out = saved["head"].tolist()
-            if (version, tar_size, tar_mtime_ns) != (_VERSION, found.st_size, found.st_mtime_ns):
+            if (version, tar_size, tar_mtime_ns) != (_VERSION, size, mtime_ns):
                 return None
             texts = json.loads(saved["texts"].tobytes())
-            index = TarIndex(
-                tar_size,
-                tar_mtime_ns,
-                saved["keys"],
-                saved["samples"],
-                saved["members"],
-                tuple(texts["extensions"]),
-                left_out,
-                texts["first_left_out"],
-            )
+            arrays = (saved["keys"], saved["samples"], saved["members"])
+            names = tuple(texts["extensions"])
+            index = TarIndex(tar_size, tar_mtime_ns, *arrays, names, left_out, texts["first_left_out"])
             return index if _is_sound(index) else None
     except _BROKEN_SAVED:
         return None

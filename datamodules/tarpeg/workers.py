@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from .errors import ShardError
@@ -33,32 +33,54 @@ def map_in_processes(
 
     `function` is a module's own function, found by name in the child.
     """
-    idle: queue.SimpleQueue[_Child] = queue.SimpleQueue()
-    children: list[_Child] = []
-
-    def call(block: _Block) -> Any:
-        child = idle.get()
-        try:
-            return child.call(function, block)
-        finally:
-            idle.put(child)
-
     pending: deque[Future[_Result]] = deque()
-    pool = ThreadPoolExecutor(workers)
+    pool = Processes(workers)
     try:
-        for _ in range(workers):
-            children.append(_Child())
-            idle.put(children[-1])
         for block in blocks:
-            pending.append(pool.submit(call, block))
+            pending.append(pool.submit(function, block))
             if len(pending) > 4 * workers:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-        for child in children:
+
+
+class Processes(Executor):
+    """Child processes as an Executor, for modules' own functions, of positional arguments that pickle."""
+
+    def __init__(self, workers: int) -> None:
+        """Start `workers` processes."""
+        self.workers = workers
+        self._idle: queue.SimpleQueue[_Child] = queue.SimpleQueue()
+        self._children: list[_Child] = []
+        self._pool = ThreadPoolExecutor(workers)
+        try:
+            for _ in range(workers):
+                self._children.append(_Child())
+                self._idle.put(self._children[-1])
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def submit(self, fn: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        """Have the next idle process call `fn`."""
+        if named:
+            raise TypeError("positional arguments only")
+        return self._pool.submit(self._call, fn, arguments)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the processes when their calls are done; it always waits for those."""
+        self._pool.shutdown(cancel_futures=cancel_futures)
+        for child in self._children:
             child.close()
+
+    def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        child = self._idle.get()
+        try:
+            return child.call(function, arguments)
+        finally:
+            self._idle.put(child)
 
 
 class _Child:
@@ -66,10 +88,10 @@ class _Child:
         command = [sys.executable, "-c", _CHILD, json.dumps(sys.path)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def call(self, function: Callable[[Any], Any], argument: Any) -> Any:
+    def call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            pickle.dump((function, argument), self._process.stdin)
+            pickle.dump((function, arguments), self._process.stdin)
             self._process.stdin.flush()
             error, result = pickle.load(self._process.stdout)
         except (EOFError, BrokenPipeError, pickle.UnpicklingError) as broken:
@@ -95,12 +117,12 @@ def serve() -> None:
     sys.stdout = sys.stderr
     while True:
         try:
-            function, argument = pickle.load(requests)
+            function, arguments = pickle.load(requests)
         except EOFError:
             return
         reply: tuple[Exception | None, Any]
         try:
-            reply = (None, function(argument))
+            reply = (None, function(*arguments))
         except (ShardError, ValueError, OSError, MemoryError) as error:
             reply = (error, None)
         try:

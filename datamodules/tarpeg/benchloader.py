@@ -1,0 +1,197 @@
+"""The loader benchmark: images a second from shards to batches, each contestant in processes of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from . import loaderhost, loaderpeers
+from .benchreport import machine, versions
+from .errors import ShardError
+from .loaderdata import LoaderData
+from .loaderhost import Contestant, Turn
+from .loaderreport import LoaderReport, LoaderRow
+from .synth import Photos
+from .workers import Processes
+
+Advance = Callable[[str, float], None]
+_GROUPS = ("uint8", "float32")
+
+
+@dataclass(frozen=True)
+class LoaderSettings:
+    """What the loader benchmark can be told besides.
+
+    data: a folder where the photographs stay, in every form, for the next run. workers: processes, or
+    threads, that each contestant may use. seconds: of each turn. epochs: over which our memory is watched; 0
+    leaves it out. only: take part where one of these is in the name; the first of the table always does.
+    """
+
+    data: str = "outputs/bench/data"
+    workers: int = 2
+    seconds: float = 1.0
+    epochs: int = 20
+    only: tuple[str, ...] | list[str] = field(default_factory=tuple)
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> LoaderSettings:
+        """Build it from a mapping of the fields, as a config gives it."""
+        unknown = set(value) - {one.name for one in fields(cls)}
+        if unknown:
+            raise ValueError(f"loader: no setting {sorted(unknown)[0]!r}")
+        return cls(**value)
+
+    def __post_init__(self) -> None:
+        for name, low in (("workers", 1), ("epochs", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < low:
+                raise ValueError(f"loader.{name}: expected an integer of at least {low}, got {value!r}")
+        if not isinstance(self.seconds, (int, float)) or not self.seconds > 0:
+            raise ValueError(f"loader.seconds: expected a positive number, got {self.seconds!r}")
+
+
+def measure(
+    photos: Photos,
+    images: int,
+    rounds: int,
+    tile: int,
+    clock: str,
+    settings: LoaderSettings,
+    advance: Advance,
+) -> LoaderReport:
+    """Measure everybody who is installed; see ``bench.measure``."""
+    data = LoaderData(Path(settings.data).absolute(), photos, images, tile)
+    for done, kind in enumerate(("ordinary", "tiled", "raw")):
+        advance(f"making {kind} shards", done / 3)
+        data.shards(kind)
+    busy = [os.getloadavg()[0]]
+    field_, missing = _field(data, settings)
+    rows: list[LoaderRow] = []
+    for group in _GROUPS:
+        made, failed = _group([who for who in field_ if who.group == group], rounds, clock, settings, advance)
+        rows += made
+        missing += failed
+    extra = list(_efficiencies(rows)) + list(_own(data, rounds, settings, advance))
+    busy.append(os.getloadavg()[0])
+    return LoaderReport(
+        _label(photos),
+        images,
+        rounds,
+        clock,
+        settings.workers,
+        tuple(rows),
+        tuple(extra),
+        tuple(missing),
+        machine(),
+        versions(),
+        time.strftime("%Y-%m-%d"),
+        (busy[0], busy[1]),
+    )
+
+
+def _field(data: LoaderData, settings: LoaderSettings) -> tuple[list[Contestant], list[str]]:
+    found, missing = [], []
+    first = next(iter(loaderpeers.PEERS))
+    for name in (*loaderpeers.PEERS, *loaderhost.ours()):
+        if settings.only and name != first and not any(part in name for part in settings.only):
+            continue
+        absent = loaderpeers.absent(name)
+        if absent is None:
+            found += [Contestant(name, group, data, settings.workers) for group in _GROUPS]
+        else:
+            missing.append(absent)
+    return found, missing
+
+
+def _group(
+    field_: list[Contestant], rounds: int, clock: str, settings: LoaderSettings, advance: Advance
+) -> tuple[list[LoaderRow], list[str]]:
+    """Open all contestants of a group, then let them take turns."""
+    turns: dict[Contestant, list[Turn]] = {}
+    first: dict[Contestant, float] = {}
+    missing = []
+    with contextlib.ExitStack() as stack:
+        children = {}
+        for done, who in enumerate(field_):
+            advance(f"opening {who.name}, {who.group}", done / len(field_))
+            child = stack.enter_context(Processes(1))
+            try:
+                child.submit(loaderhost.prepare, who).result()
+                first[who] = child.submit(loaderhost.begin, who).result()
+            except (ShardError, ValueError) as error:
+                missing.append(f"left out: {who.name}, {who.group}: {error}")
+                continue
+            children[who], turns[who] = child, []
+            child.submit(loaderhost.turn, settings.seconds).result()
+        for number in range(rounds):
+            # Another one begins each round: nobody always follows the same neighbour.
+            order = list(children)[number % len(children) :] + list(children)[: number % len(children)]
+            for done, who in enumerate(order):
+                advance(f"measuring {who.group}", (number + done / len(order)) / rounds)
+                turns[who].append(children[who].submit(loaderhost.turn, settings.seconds).result())
+    reference = next(iter(turns))
+    return [_row(who, turns, first[who], reference, clock) for who in turns], missing
+
+
+def _row(
+    who: Contestant, turns: dict[Contestant, list[Turn]], first: float, reference: Contestant, clock: str
+) -> LoaderRow:
+    rates = [_rate(turn, clock, who.workers) for turn in turns[who]]
+    others = [_rate(turn, clock, who.workers) for turn in turns[reference]]
+    # Round by round: what else the machine does changes more slowly than that.
+    ratio = statistics.median(rate / other for rate, other in zip(rates, others, strict=True))
+    processor = statistics.median(1e6 * turn.processor / turn.images for turn in turns[who])
+    return LoaderRow(who.group, who.name, statistics.median(rates), ratio, processor, first, tuple(rates))
+
+
+def _rate(turn: Turn, clock: str, workers: int) -> float:
+    return turn.images / (turn.seconds if clock == "wall" else turn.processor / workers)
+
+
+def _efficiencies(rows: list[LoaderRow]) -> Iterator[tuple[str, str]]:
+    """Compare ourselves with the operator alone, round by round."""
+    for bound in rows:
+        if not bound.name.startswith(loaderhost.BOUND):
+            continue
+        kind = bound.name.removeprefix(loaderhost.BOUND)
+        for engine in loaderhost.ENGINES:
+            for row in rows:
+                if (row.group, row.name) == (bound.group, f"tarpeg, {kind}, {engine}"):
+                    share = statistics.median(a / b for a, b in zip(row.rates, bound.rates, strict=True))
+                    yield f"efficiency, {kind}, {row.group}, {engine}", f"{100 * share:.0f}%"
+
+
+def _own(
+    data: LoaderData, rounds: int, settings: LoaderSettings, advance: Advance
+) -> Iterator[tuple[str, str]]:
+    """Measure what only concerns ourselves: the first batch of a data module, and memory over epochs."""
+    for engine in loaderhost.ENGINES:
+        who = Contestant(f"tarpeg, tiled, {engine}", "uint8", data, settings.workers)
+        if settings.only and not any(part in who.name for part in settings.only):
+            continue
+        taken = []
+        for turn in range(rounds):
+            advance(f"first batch, {engine}", turn / rounds)
+            with Processes(1) as child:
+                taken.append(child.submit(loaderhost.first_batch, who).result())
+        yield f"first batch after setup, {engine}", f"{statistics.median(taken):.2f} s"
+        if settings.epochs:
+            advance(f"memory over {settings.epochs} epochs, {engine}", 0.0)
+            with Processes(1) as child:
+                kept = child.submit(loaderhost.memory, who, settings.epochs).result()
+            share = 100 * (max(kept[1:] or kept) / (kept[1:] or kept)[0] - 1)
+            yield (
+                f"memory over {settings.epochs} epochs, {engine}",
+                f"{kept[-1] / 2**20:.0f} MB, at most {share:+.1f}% after the second",
+            )
+
+
+def _label(photos: Photos) -> str:
+    size = photos.size[0]
+    return size if isinstance(size, str) else "x".join(map(str, size))

@@ -1,0 +1,88 @@
+"""Memory for batches that is used again and again."""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_FREE, _TAKEN, _LENT = range(3)
+# Batches that a consumer may hold at once before it is given copies: the one it works on, the one that it is
+# handed while it still has that, and one to spare.
+MOST_LENT = 3
+
+
+class Slots:
+    """Slots of equal size, lent as tensors; a slot is free again when the last tensor on it is gone.
+
+    A fresh batch costs a page fault for every 4 KiB, which takes as long as decoding a fifth of it.
+    ``ahead``: how many slots are filled while the consumer works. A consumer that keeps more than
+    ``MOST_LENT`` batches is given copies, so there is always a slot to fill, and what it keeps is never
+    written to again.
+
+    The memory is anonymous. ``shared``: processes forked from now on write to the same; it has neither a name
+    nor a file descriptor, so nothing is left behind however a process ends, and the size of /dev/shm, small
+    in containers, is no limit. One thread takes and lends; tensors may die in any.
+    """
+
+    def __init__(self, size: int, ahead: int, shared: bool) -> None:
+        self.size = max(1, -(-size // mmap.PAGESIZE)) * mmap.PAGESIZE
+        count = ahead + 1 + MOST_LENT
+        kind = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
+        memory = mmap.mmap(-1, count * self.size, flags=kind | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes = np.frombuffer(memory, np.uint8)
+        # Each of these is changed by one assignment, so no lock is needed; a lock would not do, as a tensor's
+        # end may interrupt any line here.
+        self._state = bytearray(count)
+
+    def take(self) -> int:
+        """Return the number of a free slot, to be filled; then ``lend`` it or ``give_back``."""
+        slot = self._state.index(_FREE)
+        self._state[slot] = _TAKEN
+        return slot
+
+    def give_back(self, slot: int) -> None:
+        """Free the slot."""
+        self._state[slot] = _FREE
+
+    def give_back_taken(self) -> None:
+        """Free the slots that were taken and not lent: nobody fills them any more."""
+        for slot, state in enumerate(self._state):
+            if state == _TAKEN:
+                self._state[slot] = _FREE
+
+    def tensor(self, slot: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """View the slot as images ``[..., 3, H, W]`` in channels_last order, to fill them."""
+        return _images(self._view(slot, shape, dtype), shape, dtype)
+
+    def lend(self, slot: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Hand out the slot's images; frees it when no tensor, view or storage refers to them any more."""
+        if self._state.count(_LENT) >= MOST_LENT:
+            images = self.tensor(slot, shape, dtype).clone()
+            self.give_back(slot)
+            return images
+        # The tensor's storage holds this array, and every view of the tensor holds the storage.
+        view = self._view(slot, shape, dtype)
+        self._state[slot] = _LENT
+        weakref.finalize(view, self.give_back, slot).atexit = False
+        return _images(view, shape, dtype)
+
+    def _view(self, slot: int, shape: Sequence[int], dtype: torch.dtype) -> np.ndarray:
+        begin = slot * self.size
+        return self._bytes[begin : begin + image_bytes(shape, dtype)]
+
+
+def image_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
+    """Return how many bytes a dense tensor of that shape and type takes."""
+    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+
+
+def _images(view: np.ndarray, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    *lead, channels, height, width = shape
+    return torch.from_numpy(view).view(dtype).view(*lead, height, width, channels).movedim(-1, -3)

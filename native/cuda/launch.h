@@ -1,0 +1,55 @@
+// tests/emulated_cuda.h stands in for this file where there is no GPU.
+#ifndef TARPEG_CUDA_LAUNCH_H
+#define TARPEG_CUDA_LAUNCH_H
+
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <cstdint>
+
+#define TARPEG_DEVICE __device__ __forceinline__
+#define TARPEG_UNROLL _Pragma("unroll")
+#define TARPEG_DISPATCH CUDA
+
+namespace tarpeg {
+
+// torch's current stream. Asked for by name: torch 2.11 has no stable call for it, and libtorch_cuda, where
+// the function lies, may not be there to link with where this library is compiled.
+inline cudaStream_t current_stream(int32_t device) {
+  using Ask = int32_t (*)(int32_t, void**);
+  static const Ask ask = [] {
+    void* torch = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    return reinterpret_cast<Ask>(dlsym(torch ? torch : RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream"));
+  }();
+  STD_TORCH_CHECK(ask != nullptr, "this torch has no CUDA: aoti_torch_get_current_cuda_stream is missing");
+  void* stream = nullptr;
+  STD_TORCH_CHECK(ask(device, &stream) == 0, "torch has no current stream on device ", device);
+  return static_cast<cudaStream_t>(stream);
+}
+
+inline void check_cuda(cudaError_t error, const char* what) {
+  STD_TORCH_CHECK(error == cudaSuccess, what, ": ", cudaGetErrorString(error));
+}
+
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 blocks, int threads, cudaStream_t stream, const char* name,
+            const Arguments&... arguments) {
+  kernel<<<blocks, threads, 0, stream>>>(arguments...);
+  check_cuda(cudaGetLastError(), name);
+}
+
+inline void clear_async(void* data, size_t bytes, cudaStream_t stream) {
+  check_cuda(cudaMemsetAsync(data, 0, bytes, stream), "cudaMemsetAsync");
+}
+
+// Adds every thread's value to *sum. All threads of the warp call it, for the same sum.
+TARPEG_DEVICE void add_from_warp(unsigned long long* sum, uint32_t value) {
+  const uint32_t total = __reduce_add_sync(0xFFFFFFFFu, value);
+  if (threadIdx.x % 32 == 0) atomicAdd(sum, static_cast<unsigned long long>(total));
+}
+
+}  // namespace tarpeg
+
+#endif

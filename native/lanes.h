@@ -1,0 +1,82 @@
+#pragma once
+
+#include "augment_rows.h"
+#include "simd.h"
+
+// Eight pixels at a time, in and out.
+#if defined(TARPEG_X86)
+namespace tarpeg {
+
+TARPEG_AVX2 inline __m128i load8(const uint8_t* at) {
+  return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at));
+}
+
+TARPEG_AVX2 inline __m128i load16(const uint8_t* at) {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+}
+
+// 24 bytes RGBRGB... -> eight of one channel, in order or reversed. Each mask picks from the first 16 or the
+// last 8.
+struct Picks {
+  __m128i low[3], high[3];
+};
+
+TARPEG_AVX2 inline Picks picks_of(bool backwards) {
+  Picks picks;
+  for (int c = 0; c < 3; ++c) {
+    alignas(16) int8_t low[16], high[16];
+    for (int i = 0; i < 16; ++i) {
+      const int at = 3 * (backwards ? 7 - i : i) + c;
+      low[i] = static_cast<int8_t>(i < 8 && at < 16 ? at : -1);
+      high[i] = static_cast<int8_t>(i < 8 && at >= 16 ? at - 16 : -1);
+    }
+    picks.low[c] = _mm_load_si128(reinterpret_cast<const __m128i*>(low));
+    picks.high[c] = _mm_load_si128(reinterpret_cast<const __m128i*>(high));
+  }
+  return picks;
+}
+
+// Rounded to nearest even, as torch rounds. Streaming goes past the caches, which saves reading the memory
+// first; it wants aligned memory.
+template <Number kType, bool kStreams>
+TARPEG_AVX2_F16C inline void put8(__m256 value, void* data, int64_t at) {
+  if constexpr (kType == Number::kFloat32) {
+    float* const out = static_cast<float*>(data) + at;
+    if (kStreams) {
+      _mm256_stream_ps(out, value);
+    } else {
+      _mm256_storeu_ps(out, value);
+    }
+  } else {
+    __m128i packed;
+    if constexpr (kType == Number::kFloat16) {
+      packed = _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT);
+    } else {
+      const __m256i bits = _mm256_castps_si256(value);
+      const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+      const __m256i sum = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+      const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
+      const __m256i rounded =
+          _mm256_blendv_epi8(_mm256_srli_epi32(sum, 16), _mm256_set1_epi32(0x7FC0), is_nan);
+      packed = _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(rounded, rounded), 0x08));
+    }
+    __m128i* const out = reinterpret_cast<__m128i*>(static_cast<uint16_t*>(data) + at);
+    if (kStreams) {
+      _mm_stream_si128(out, packed);
+    } else {
+      _mm_storeu_si128(out, packed);
+    }
+  }
+}
+
+// Whether a row from `pixel` on may be streamed: eight numbers on, every store is as aligned as the first
+// one.
+inline bool may_stream(const Target& target, int64_t pixel) {
+  const int64_t size = size_of(target.type), first = (target.planar ? pixel : 3 * pixel) * size;
+  const int64_t plane = target.planar ? target.height * target.width * size : 0;
+  return target.streams && plane % 32 == 0 &&
+         (reinterpret_cast<uintptr_t>(target.data) + static_cast<uintptr_t>(first)) % 32 == 0;
+}
+
+}  // namespace tarpeg
+#endif

@@ -1,0 +1,15 @@
+#pragma once
+
+// Threads that decode; no torch.
+namespace tarpeg {
+
+// Note [threads of our own]. Torch's parallel_for would do, but for three things. OpenMP's threads spin for a
+// while after every batch, on cores that the training needs. Each thread that calls it gets a team of its
+// own, whose size cannot be set for that thread alone. And in a forked child it hangs.
+//
+// Runs work(context) on `threads` threads at once, the caller's among them, and returns when all are back;
+// with fewer where no more threads can be had. `work` must not throw. Several callers may be at it at once.
+// The threads sleep between calls and are never joined: they hold nothing when the process ends.
+void run_on_threads(int threads, void (*work)(void*) noexcept, void* context);
+
+}  // namespace tarpeg

@@ -1,0 +1,37 @@
+"""Draw what the network sees, before and after augmentation, as a PNG. Settings: conf/preview.yaml."""
+
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from omegaconf.errors import MissingMandatoryValue
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
+
+from tarpeg import contact_sheet
+from tarpeg.errors import BuildError, ShardError
+from tarpeg.hints import check_braces
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="preview")
+def main(cfg: DictConfig) -> None:
+    """Draw a contact sheet of what `cfg` describes and say where it is."""
+    try:
+        data = instantiate(cfg.data, augment=instantiate(cfg.augment), workers=0)
+        path = contact_sheet(data, cfg.out, **{k: cfg[k] for k in ("split", "samples", "epoch", "columns")})
+    except MissingMandatoryValue as error:
+        sys.exit(f"preview: {error.full_key} is not set: give {error.full_key}=...")
+    except InstantiationException as error:
+        sys.exit(f"preview: {error.__cause__ or error}")
+    except (BuildError, ShardError, ValueError) as error:
+        sys.exit(f"preview: {error}")
+    Console(soft_wrap=True).print(f"written: {path}", markup=False, highlight=False)
+
+
+if __name__ == "__main__":
+    check_braces("preview", sys.argv[1:])
+    main()
