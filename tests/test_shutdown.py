@@ -15,8 +15,9 @@ HERE = Path(__file__).parent
 ENGINES = {"threads": {"workers": 0, "threads": 2}, "workers": {"workers": 2}}
 # Whoever runs the tests in the background has them ignore SIGINT, and what they start too.
 HEADER = f"""
-import signal, sys
+import faulthandler, pathlib, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
+faulthandler.dump_traceback_later(120)  # a run that hangs says where
 sys.path[:0] = {[str(HERE), str(HERE.parent / "datamodules")]!r}
 """
 
@@ -48,7 +49,7 @@ def named_memory(processes: list[int]) -> list[str]:
 
 
 class Run:
-    """A process in a session of its own, which says "ready"."""
+    """A process in a session of its own, which says when it is ready by a file of that name."""
 
     def __init__(self, folder: Path, code: str) -> None:
         script = folder / "run.py"
@@ -56,18 +57,19 @@ class Run:
         self.log = folder / "log.txt"
         self.process = subprocess.Popen(
             [sys.executable, str(script)],
-            stdout=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
             stderr=self.log.open("w"),
             start_new_session=True,
             cwd=folder,
         )
 
     def wait_until_ready(self) -> None:
-        for line in self.process.stdout:
-            if line == b"ready\n":
-                break
-        else:
-            raise AssertionError(self.log.read_text())
+        deadline = time.monotonic() + 150
+        while not self.log.with_name("ready").exists():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.assert_nothing_is_left(0)
+                raise AssertionError(self.log.read_text())
+            time.sleep(0.1)
         time.sleep(0.5)
         assert named_memory(members(self.process.pid)) == []
 
@@ -88,7 +90,7 @@ from test_loader import load
 
 loader = load({photos!r}, batch_size=1, **{engine!r})
 next(iter(loader))
-print("ready", flush=True)
+pathlib.Path("ready").touch()
 while True:
     for batch in loader:
         pass
@@ -111,7 +113,7 @@ from test_datamodule import Net, module, trainer
 class Ending(Net):
     def on_train_batch_start(self, batch, number):
         if self.trainer.global_step == 3 and self.trainer.is_global_zero:
-            print("ready", flush=True)
+            pathlib.Path("ready").touch()
 
     def training_step(self, batch, number):
         if {fails!r} == "training" and self.trainer.global_step == 5 and self.trainer.is_last_rank:

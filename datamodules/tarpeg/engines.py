@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from .batch import Answer, Request
+from .forking import HeardFork
 from .memory import Slots
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class InProcesses:
     """Decodes ``prefetch`` batches ahead in each of ``workers`` processes, into memory shared with this one.
 
     The processes are torch's DataLoader's, which sees to their end. They are forked: one that is spawned
-    imports torch anew, which takes seconds.
+    imports torch anew, which takes seconds. See Note [Children that hang at birth].
     """
 
     def __init__(self, reader: Reader, workers: int, prefetch: int) -> None:
@@ -143,7 +144,7 @@ class InProcesses:
             collate_fn=_as_it_is,
             persistent_workers=True,
             generator=torch.Generator(),  # otherwise each epoch would draw from the caller's
-            multiprocessing_context="fork",
+            multiprocessing_context=HeardFork(),
             worker_init_fn=begin_worker,
         )
 

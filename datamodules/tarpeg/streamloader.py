@@ -18,6 +18,7 @@ from .batch import Answer, Request
 from .delivery import Delivery
 from .engines import begin_worker
 from .errors import DecodeError, ShardError
+from .forking import HeardFork
 from .loader import Loader, engine_of
 from .memory import image_bytes
 from .requests import Sampler
@@ -144,7 +145,7 @@ class StreamingLoader(Loader):
                 num_workers=self._workers,
                 prefetch_factor=self._delivery.prefetch,
                 collate_fn=_as_it_is,
-                multiprocessing_context="fork",
+                multiprocessing_context=HeardFork(),
                 generator=torch.Generator(),
                 worker_init_fn=begin_worker,
             )
