@@ -16,8 +16,10 @@ namespace {
 
 Filter filter_of(const std::string& interpolation, bool antialias) {
   if (interpolation == "nearest") return Filter::kNearest;
-  STD_TORCH_CHECK(interpolation == "bilinear", "interpolation must be 'bilinear' or 'nearest', got '",
-                  interpolation, "'");
+  if (interpolation == "nearest-exact") return Filter::kNearestExact;
+  STD_TORCH_CHECK(interpolation == "bilinear",
+                  "interpolation must be 'bilinear', 'nearest' or 'nearest-exact', got '", interpolation,
+                  "'");
   return antialias ? Filter::kAntialias : Filter::kBilinear;
 }
 

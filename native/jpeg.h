@@ -18,6 +18,8 @@ class RowSource {
   virtual ~RowSource() = default;
   // Writes the next row, of `stride()` bytes; the rectangle begins `skip()` pixels into it.
   virtual Status next(uint8_t* row) noexcept = 0;
+  // Goes past a row that nobody looks at; `row` may be written to.
+  virtual Status pass(uint8_t* row) noexcept { return next(row); }
   virtual size_t stride() const noexcept = 0;
   virtual int skip() const noexcept = 0;
 };

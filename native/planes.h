@@ -51,6 +51,10 @@ class PlaneReader final : public RowSource {
   Status decode(const uint8_t* data, size_t size, const Header& header, const Box& box, int reduction,
                 Layout layout);
   Status next(uint8_t* row) noexcept override;
+  Status pass(uint8_t*) noexcept override {
+    ++y_;
+    return Status::kOk;
+  }
   size_t stride() const noexcept override { return static_cast<size_t>(layout_) * box_.width; }
   int skip() const noexcept override { return 0; }
 

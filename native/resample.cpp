@@ -19,10 +19,10 @@ constexpr int kVerticalPrecision = 22, kHorizontalPrecision = 16;
 int tap_weights(int i, int in, int out, Filter filter, std::vector<double>* weights) {
   const double scale = static_cast<double>(in) / out;
   weights->clear();
-  if (filter == Filter::kNearest) {
+  if (filter == Filter::kNearest || filter == Filter::kNearestExact) {
     // torch rounds the scale to float for nearest neighbours.
-    const float nearest =
-        std::floor(static_cast<float>(i) * (static_cast<float>(in) / static_cast<float>(out)));
+    const float center = static_cast<float>(i) + (filter == Filter::kNearestExact ? 0.5f : 0.0f);
+    const float nearest = std::floor(center * (static_cast<float>(in) / static_cast<float>(out)));
     weights->push_back(1.0);
     return std::min(static_cast<int>(nearest), in - 1);
   }
@@ -144,7 +144,8 @@ Status Resampler::run(RowSource& rows, const Resize& resize, const Placement& pl
     const int first = vertical_.start[y];
     const int end = std::min(first + vertical_.taps, box_height);
     for (; have < end; ++have) {
-      const Status status = rows.next(ring_.data() + (have % ring_rows) * ring_stride);
+      uint8_t* const row = ring_.data() + (have % ring_rows) * ring_stride;
+      const Status status = have < first ? rows.pass(row) : rows.next(row);
       if (status != Status::kOk) return status;
     }
     const int16_t* weights = vertical_.weights.data() + static_cast<size_t>(y) * vertical_.taps;

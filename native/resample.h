@@ -8,7 +8,7 @@
 
 namespace tarpeg {
 
-enum class Filter { kNearest, kBilinear, kAntialias };
+enum class Filter { kNearest, kNearestExact, kBilinear, kAntialias };
 
 // How one axis of `in` samples becomes one of `out`: output i is the weighted sum of `taps` samples from
 // start[i] on. Weights are integers that sum to exactly 1 << precision.

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tarpeg.crops import Whole
 from tarpeg.sampling import CenterCrop, RandomCrop, RandomResizedCrop, uniforms
 
 CROPS = [
@@ -23,6 +24,8 @@ CROPS = [
     CenterCrop((500, 3)),
     CenterCrop(224, shorter=256),
     CenterCrop((100, 400), shorter=120),
+    Whole(224),
+    Whole((500, 3)),
 ]
 side = st.one_of(st.integers(1, 12), st.integers(1, 5000), st.sampled_from([65535, 224, 223, 225]))
 
@@ -68,7 +71,7 @@ def test_undecodable_rows_and_empty_batches(crop):
             crop.boxes(sizes, np.zeros((1, crop.draws)))
 
 
-@pytest.mark.parametrize("make", [RandomResizedCrop, RandomCrop, CenterCrop])
+@pytest.mark.parametrize("make", [RandomResizedCrop, RandomCrop, CenterCrop, Whole])
 def test_size_of_every_kind(make):
     omegaconf = pytest.importorskip("omegaconf")
     assert make(224).size == make(np.int64(224)).size == make([224, 224]).size == (224, 224)
@@ -223,6 +226,10 @@ def test_center_crop_is_where_torchvisions_is(height, width, crop_height, crop_w
     first = int(functional.center_crop(rows, [crop_height, crop_width])[0, 0, 0])
     box = boxes_of(CenterCrop((crop_height, crop_width)), (height, width))[0].tolist()
     assert box == [first // width, first % width, crop_height, crop_width]
+
+
+def test_whole_is_all_of_the_image():
+    assert boxes_of(Whole((7, 9)), (30, 400)).tolist() == [[0, 0, 30, 400]]
 
 
 def test_center_crop_with_shorter():

@@ -12,7 +12,7 @@ from PIL import Image
 from tarpeg import ops, reference
 from torchvision.transforms import v2
 
-METHODS = [("bilinear", True), ("bilinear", False), ("nearest", False)]
+METHODS = [("bilinear", True), ("bilinear", False), ("nearest", False), ("nearest-exact", False)]
 
 
 def largest_difference(a: torch.Tensor, b: torch.Tensor) -> int:

@@ -23,6 +23,9 @@ from tarpeg import (
     RandomResizedCrop,
     ShardError,
     Split,
+    Whole,
+    decode_batch,
+    image_sizes,
 )
 from tarpeg.batch import Request
 from tarpeg.delivery import Delivery
@@ -192,6 +195,20 @@ def test_what_views_read_is_read_once(photos, monkeypatch):
     monkeypatch.setattr(Shards, "images", lambda self, ids: asked.append(len(ids)) or images(self, ids))
     list(load(photos, views=4, shuffle=False))  # what is shuffled goes on into the next epoch
     assert sum(asked) == 23
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "nearest", "nearest-exact"])
+def test_a_split_says_how_a_crop_is_resized(photos, interpolation):
+    split = Split(photos, Whole((24, 40)), interpolation=interpolation)
+    shards = split.open()
+    (batch,) = list(
+        load(photos, split.crop, flip=0.0, shuffle=False, interpolation=interpolation, batch_size=23)
+    )
+    files = shards.images(range(23))
+    boxes = torch.cat((torch.zeros(23, 2, dtype=torch.int32), image_sizes(files)), 1)
+    assert torch.equal(batch.image, decode_batch(files, boxes, (24, 40), interpolation=interpolation)[0])
+    with pytest.raises(ValueError, match="interpolation='cubic' must be 'bilinear', 'nearest' or"):
+        Split(photos, SMALL, interpolation="cubic")
 
 
 # --- sizes by epoch

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .crops import Progressive as Progressive
     from .crops import RandomCrop as RandomCrop
     from .crops import RandomResizedCrop as RandomResizedCrop
+    from .crops import Whole as Whole
     from .datamodule import ShardDataModule as ShardDataModule
     from .distortions import Affine as Affine
     from .distortions import Color as Color
@@ -94,6 +95,7 @@ _HOME = {
     "SyntheticShards": "prepare",
     "Tiled": "codecs",
     "VerifyReport": "verify",
+    "Whole": "crops",
     "augment_batch": "augment_ops",
     "build_cache": "cache",
     "codecs": "",

@@ -6,6 +6,7 @@ The arguments are checked in image_checks. Every operator has a fake kernel and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +25,6 @@ from .image_checks import (
     per_image,
     target_size,
 )
-from .ops import Interpolation
 
 _DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
 
@@ -39,7 +39,7 @@ def warp_affine(
     images: Tensor,
     matrices: Tensor,
     size: int | Sequence[int],
-    interpolation: Interpolation = "bilinear",
+    interpolation: Literal["bilinear", "nearest"] = "bilinear",
     fill: float | Sequence[float] = 0.0,
     inverse: bool = False,
     *,

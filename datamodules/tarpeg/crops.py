@@ -142,9 +142,7 @@ class CenterCrop:
 
     def boxes(self, sizes: npt.ArrayLike, draws: npt.ArrayLike | None = None) -> Int32:
         """int32 [B, 4] boxes from upright image sizes [B, 2]; draws ([B, 0], or None) are not used."""
-        image, _ = _checked(
-            sizes, np.empty((len(np.asarray(sizes)), 0)) if draws is None else draws, self.draws
-        )
+        image, _ = _checked(sizes, _undrawn(sizes) if draws is None else draws, self.draws)
         wish = np.broadcast_to(np.array(self.size, np.int64), image.shape)
         if self.shorter is not None:
             wish = _divided(wish * image.min(axis=1, keepdims=True), self.shorter)
@@ -154,12 +152,29 @@ class CenterCrop:
 
 
 @dataclass(frozen=True)
+class Whole:
+    """The whole image, resized to size whatever its shape: torchvision's Resize((height, width)).
+
+    size: an int for a square or (height, width). Nothing is random.
+    """
+
+    size: _Size = _Size()
+
+    draws: ClassVar[int] = 0
+
+    def boxes(self, sizes: npt.ArrayLike, draws: npt.ArrayLike | None = None) -> Int32:
+        """int32 [B, 4] boxes from upright image sizes [B, 2]; draws ([B, 0], or None) are not used."""
+        image, _ = _checked(sizes, _undrawn(sizes) if draws is None else draws, self.draws)
+        return _joined(np.zeros_like(image), image)
+
+
+@dataclass(frozen=True)
 class Progressive:
     """A crop whose size changes with the epoch: small images at first, which train faster.
 
-    crop: RandomResizedCrop, RandomCrop, CenterCrop, or a frozen dataclass of one's own with a field size.
-    sizes: from which epoch on which size, an int for a square or (height, width): {0: 128, 10: 192, 16: 224};
-    before the first of these epochs the crop's own size holds. Nothing else of the crop changes.
+    crop: RandomResizedCrop, RandomCrop, CenterCrop, Whole, or a frozen dataclass of one's own with a field
+    size. sizes: from which epoch on which size, an int for a square or (height, width): {0: 128, 10: 192, 16:
+    224}; before the first of these epochs the crop's own size holds. Nothing else of the crop changes.
     """
 
     crop: Crop
@@ -201,6 +216,10 @@ def _range(name: str, value: Sequence[float]) -> tuple[float, float]:
     except (TypeError, ValueError):
         pass
     raise ValueError(f"{name}={value!r} must be two positive numbers, the lower one first")
+
+
+def _undrawn(sizes: npt.ArrayLike) -> Float64:
+    return np.empty((len(np.asarray(sizes)), 0))
 
 
 def _checked(sizes: npt.ArrayLike, draws: npt.ArrayLike, count: int) -> tuple[Int64, Float64]:

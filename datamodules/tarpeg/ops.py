@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ importlib.import_module(".fakes", __package__)  # after the library: a fake kern
 MAX_PIXELS = 178_956_970
 """The default bound on the size of an image, in pixels: where Pillow, too, refuses to go on."""
 
-Interpolation = Literal["bilinear", "nearest"]
+Interpolation = Literal["bilinear", "nearest", "nearest-exact"]
 Fidelity = Literal["fast", "exact"]
 
 
@@ -109,9 +109,9 @@ def decode_batch(
     where true. Pixels outside a box never contribute.
 
     ``fidelity="exact"``: bilinear resizing, antialiased or not, is within one level of torchvision v2's
-    on uint8 at every pixel; nearest is equal to it. ``"fast"`` differs only where the box is at least
-    twice ``size`` in both directions and antialiased: means of 2, 4 or 8 samples of Y, Cb and Cr are
-    resampled, which over photographs differs from torchvision v2 by 0.6 level on average at most, and
+    on uint8 at every pixel; nearest and nearest-exact are equal to it. ``"fast"`` differs only where the box
+    is at least twice ``size`` in both directions and antialiased: means of 2, 4 or 8 samples of Y, Cb and Cr
+    are resampled, which over photographs differs from torchvision v2 by 0.6 level on average at most, and
     lets up to 7 pixels next to the box take part. Either gives the same pixels for a file and for its
     tiled copy.
 
@@ -125,8 +125,10 @@ def decode_batch(
     Raises ``ValueError`` where a box is outside its image (a ``RuntimeError`` inside ``torch.compile``).
     """
     height, width = _pair(size)
-    if interpolation not in ("bilinear", "nearest"):
-        raise ValueError(f"interpolation must be 'bilinear' or 'nearest', got {interpolation!r}")
+    if interpolation not in get_args(Interpolation):
+        raise ValueError(
+            f"interpolation must be 'bilinear', 'nearest' or 'nearest-exact', got {interpolation!r}"
+        )
     if fidelity not in ("fast", "exact"):
         raise ValueError(f"fidelity must be 'fast' or 'exact', got {fidelity!r}")
     if threads is not None and threads < 1:

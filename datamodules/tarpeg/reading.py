@@ -44,6 +44,7 @@ class Reader:
     members: tuple[str, ...] = ()
     decode: Decode | None = None
     among: Int64 | None = None
+    interpolation: ops.Interpolation = "bilinear"
     pixels: Pixels = field(default_factory=Pixels)
 
     @classmethod
@@ -62,6 +63,7 @@ class Reader:
             tuple(split.members),
             split.decode,
             None if order is None else order.among(),
+            split.interpolation,
         )
 
     @property
@@ -144,6 +146,7 @@ class Reader:
             torch.from_numpy(np.concatenate(boxes)),
             crops[0].size,
             flip,
+            interpolation=self.interpolation,
             mean=self.pixels.mean,
             std=self.pixels.std,
             dtype=self.pixels.decoded,

@@ -30,8 +30,8 @@ def image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
 
 def resize(image: Tensor, size: tuple[int, int], interpolation: str, antialias: bool) -> Tensor:
     """Do what torchvision v2's resize does to a uint8 image: ``interpolate``, in integers."""
-    if interpolation == "nearest":
-        return torch.nn.functional.interpolate(image[None], size, mode="nearest")[0]
+    if interpolation.startswith("nearest"):
+        return torch.nn.functional.interpolate(image[None], size, mode=interpolation)[0]
     return torch.nn.functional.interpolate(image[None], size, mode="bilinear", antialias=antialias)[0]
 
 

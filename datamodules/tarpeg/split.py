@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from .batch import Decode, Samples, Target
 from .crops import Crop, Progressive, crop_at
@@ -23,8 +24,11 @@ class Split:
 
     ``shards``: a folder, a path, a glob, a brace pattern ("train-{000..009}.tar") or a list of these; or a
     folder of images, searched with those below it, or a glob of images (see ``Pictures``).
-    ``crop``: ``RandomResizedCrop``, ``RandomCrop`` or ``CenterCrop``, or one of these in ``Progressive``.
+    ``crop``: ``RandomResizedCrop``, ``RandomCrop``, ``CenterCrop`` or ``Whole``, or one of these in
+    ``Progressive``.
     ``flip``: the probability, 0 to 1, of mirroring left to right.
+    ``interpolation``: how a crop is resized: "bilinear" (antialiased), "nearest" or "nearest-exact" (the
+    sample under the centre of each pixel: Pillow's and DALI's nearest), by torchvision's names.
 
     ``shuffle``: True, a new permutation every epoch; False; or "blocks", for disks where random access is
     slow (``tarpeg.Blocks`` says what that is, and sets its sizes). By default True for training, False for
@@ -62,11 +66,16 @@ class Split:
     members: Sequence[str] = ()
     decode: Decode | None = None
     streaming: bool | Streaming = False
+    interpolation: Literal["bilinear", "nearest", "nearest-exact"] = "bilinear"
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.flip <= 1.0:
             raise ValueError(f"flip={self.flip!r} is a probability, from 0 to 1")
         self._check_crops()
+        if self.interpolation not in ("bilinear", "nearest", "nearest-exact"):
+            raise ValueError(
+                f"interpolation={self.interpolation!r} must be 'bilinear', 'nearest' or 'nearest-exact'"
+            )
         if not (self.shuffle in (None, True, False, "blocks") or isinstance(self.shuffle, Blocks)):
             raise ValueError(f"shuffle={self.shuffle!r} must be True, False, 'blocks' or tarpeg.Blocks(...)")
         check_target(self.target)
@@ -131,7 +140,7 @@ class Split:
                 epochs |= set(crop.sizes)
             elif not (hasattr(crop, "boxes") and hasattr(crop, "draws") and hasattr(crop, "size")):
                 raise ValueError(
-                    f"crop={crop!r} is no crop, such as RandomResizedCrop, RandomCrop or CenterCrop: "
+                    f"crop={crop!r} is no crop, such as RandomResizedCrop, RandomCrop, CenterCrop or Whole: "
                     "something with size, draws and boxes(sizes, draws)"
                 )
         for epoch in epochs:
