@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from .distortions import Color as Color
     from .distortions import Erase as Erase
     from .distortions import Mask as Mask
+    from .doctor import Diagnosis as Diagnosis
+    from .doctor import diagnose as diagnose
     from .errors import BuildError as BuildError
     from .errors import CacheError as CacheError
     from .errors import DecodeError as DecodeError
@@ -73,6 +75,7 @@ _HOME = {
     "Color": "distortions",
     "DataStallMonitor": "monitor",
     "DecodeError": "errors",
+    "Diagnosis": "doctor",
     "Erase": "distortions",
     "ExtraBatch": "batch",
     "Folder": "folders",
@@ -102,6 +105,7 @@ _HOME = {
     "contact_sheet": "contactsheet",
     "decode_batch": "ops",
     "decode_crop": "ops",
+    "diagnose": "doctor",
     "image_sizes": "ops",
     "make_shards": "packing",
     "tile_jpeg": "ops",

@@ -167,9 +167,9 @@ def _compile(native: Path, scratch: Path, library: Path) -> None:
     seconds = 2 + SECONDS_PER_FILE * -(-len(sources) // jobs)
     log.warning("compiling the native operators (once, about %d s) into %s", seconds, library.parent)
 
-    compiler, (conda_include, conda_lib) = _compiler(), _conda_flags()
+    chosen, (conda_include, conda_lib) = compiler(), _conda_flags()
     prefix = [
-        *compiler,
+        *chosen,
         *COMPILE_FLAGS,
         *_switches(),
         *_words("CPPFLAGS"),
@@ -183,7 +183,7 @@ def _compile(native: Path, scratch: Path, library: Path) -> None:
     )
     linked = scratch / library.name
     search = [*_words("LDFLAGS"), *conda_lib, f"-L{torch / 'lib'}"]
-    run([*compiler, *_switches(), *map(str, objects), "-o", str(linked), *search, *LINK_FLAGS])
+    run([*chosen, *_switches(), *map(str, objects), "-o", str(linked), *search, *LINK_FLAGS])
     linked.replace(library)
 
 
@@ -244,7 +244,8 @@ def run(command: list[str]) -> None:
     )
 
 
-def _compiler() -> list[str]:
+def compiler() -> list[str]:
+    """Return the command that compiles, CXX or the first that is there; raise BuildError for none."""
     if chosen := _words("CXX"):
         return chosen
     for name in ("c++", "g++", "clang++"):

@@ -46,6 +46,12 @@ def has_cuda() -> bool:
     return _no_cuda is None
 
 
+def why_no_cuda() -> str | None:
+    """Say why there are no operators for images on a GPU; None where there are."""
+    load()
+    return _no_cuda
+
+
 def require_cuda(device: torch.device) -> None:
     """Raise BuildError where there are no operators for images on this GPU."""
     if _no_cuda is not None:

@@ -86,6 +86,15 @@ def image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
     return sizes
 
 
+def native_facts() -> dict[str, str]:
+    """Return what only the native library knows of itself.
+
+    ``libjpeg_turbo``: the version of its headers; ``libjpeg_file``: the file that its functions came from;
+    ``simd``: ``AVX2`` or ``none``, the portable code.
+    """
+    return dict(line.split("=", 1) for line in torch.ops.tarpeg.native_facts().splitlines())
+
+
 def decode_batch(
     jpegs: Sequence[Tensor],
     boxes: Tensor,

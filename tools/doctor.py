@@ -1,0 +1,29 @@
+"""Say what is installed, what is loaded and how fast it is. Settings: conf/doctor.yaml."""
+
+import sys
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
+
+from tarpeg import diagnose
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="doctor")
+def main(cfg: DictConfig) -> None:
+    """Show the diagnosis; exit with 1 where something is broken."""
+    if not isinstance(cfg.speed, bool):
+        sys.exit(f"doctor: speed: expected true or false, got {cfg.speed!r}")
+    with Console(stderr=True).status("looking, and measuring for ten seconds" if cfg.speed else "looking"):
+        found = diagnose(speed=cfg.speed)
+    console = Console(soft_wrap=True, highlight=False)
+    for line in str(found).splitlines():
+        console.print(line, style="none" if line.startswith(" ") else "bold", markup=False)
+    sys.exit(not found.is_well)
+
+
+if __name__ == "__main__":
+    main()
