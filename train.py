@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "datamodules"))
@@ -96,13 +97,17 @@ def _fit(config: DictConfig) -> None:
         config.trainer,
         logger=[instantiate(logger) for logger in (config.logger or {}).values()] or False,
         callbacks=list(callbacks.values()),
+        profiler=instantiate(config.profiler) or None,
     )
     trainer.fit(model, datamodule=data, ckpt_path=config.ckpt_path)
     if trainer.is_global_zero:
-        Console().print(_summary(trainer, callbacks), highlight=False, soft_wrap=True)
+        for line in _summary(trainer, callbacks):
+            Console().print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _summary(trainer: lightning.Trainer, callbacks: dict[str, object]) -> str:
+def _summary(trainer: lightning.Trainer, callbacks: dict[str, object]) -> Iterator[str]:
+    if trainer.profiler.dirpath:
+        yield f"profile: {trainer.profiler.dirpath} (traces open in https://ui.perfetto.dev or TensorBoard)"
     parts = [f"{trainer.global_step} steps"]
     for callback in callbacks.values():
         if isinstance(callback, tarpeg.DataStallMonitor):
@@ -110,7 +115,7 @@ def _summary(trainer: lightning.Trainer, callbacks: dict[str, object]) -> str:
             parts.append(f"{callback.wait_share:.0%} of the time waiting for data")
     if "val/accuracy" in trainer.callback_metrics:
         parts.append(f"validation accuracy {trainer.callback_metrics['val/accuracy']:.3f}")
-    return "trained: " + ", ".join(parts)
+    yield "trained: " + ", ".join(parts)
 
 
 def _quiet() -> None:

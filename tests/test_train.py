@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import json
 import re
 
 import pytest
@@ -65,6 +66,24 @@ def test_it_trains_logs_and_checkpoints_and_resumes(checkout):
 
     ckpt = "ckpt_path=outputs/first/checkpoints/last.ckpt"
     assert steps(good(checkout, *TINY, ckpt, "trainer.max_epochs=3", "logger=none")) == 9
+
+
+@pytest.mark.slow
+def test_a_trace_names_our_operators(checkout):
+    out = checkout / "outputs" / "traced"
+    done = good(
+        checkout, *TINY, "profiler=torch", "data.workers=0", "data.batch_size=5", f"hydra.run.dir={out}"
+    )
+    assert steps(done) == 12
+    assert f"profile: {out / 'profile'} (traces open in" in done.stdout
+    traces = [
+        json.loads(path.read_text())["traceEvents"] for path in (out / "profile").glob("*.pt.trace.json")
+    ]
+    training, *_ = [trace for trace in traces if any("backward" in event["name"] for event in trace)]
+    in_steps = {event["tid"] for event in training if event["name"].startswith("ProfilerStep")}
+    decoding = {event["tid"] for event in training if event["name"] == "tarpeg::decode_batch_out"}
+    assert decoding and not decoding & in_steps, "in the threads that decode, not in the one that trains"
+    assert sum(path.stat().st_size for path in (out / "profile").iterdir()) < 40e6
 
 
 @pytest.mark.slow
