@@ -243,3 +243,26 @@ def test_every_promise_names_a_test_that_exists():
     assert len(named) > 20
     for file, test in named:
         assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{file}::{test}"
+
+
+def test_every_room_is_named_in_the_design():
+    """In a table's first column, where a reader looks for it; and nothing is named there that is not."""
+    text = (ROOT / "docs" / "design.md").read_text()
+    package, native = text.split("## The rooms: `native/`")
+    rooms = {path.stem for path in MODULES} - {"__init__"}
+    kernels = {str(path.relative_to(ROOT / "native").with_suffix("")) for path in NATIVE}
+    for part, files in ((package, rooms), (native, kernels)):
+        cells = re.findall(r"^\| (`[^|]*`) \|", part.split("## Hard truths")[0], re.M)
+        named = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+        assert files - named == set(), "say in docs/design.md what these are for"
+        assert named - files == set(), "docs/design.md names files that are not there"
+
+
+def test_every_note_is_listed_and_every_listed_one_is_there():
+    text = (ROOT / "docs" / "design.md").read_text()
+    listed = dict(re.findall(r"^\| ([a-z0-9 ]+) \| `(native/\w+\.\w+)` \|", text, re.M))
+    assert len(listed) > 5
+    for note, path in listed.items():
+        assert f"Note [{note}]" in (ROOT / path).read_text(), f"{path} has no Note [{note}]"
+    found = {note for path in NATIVE for note in re.findall(r"Note \[([^\]]+)\]", path.read_text())}
+    assert {note for note in found if note} <= set(listed), "list these in docs/design.md"
