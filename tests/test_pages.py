@@ -39,6 +39,8 @@ REDUCED = {
     'make bench ARGS="suite=crop"': "images=2 rounds=1",
     'make bench ARGS="suite=resize"': "images=2 rounds=1",
     "make help": "",
+    "python tools/doctor.py": "speed=false",
+    "python train.py profiler=torch data.workers=0": f"{TRAINING} {PHOTOS} {CENTER} data.batch_size=2",
     "python tools/preview.py data=synthetic augment=heavy": PHOTOS,
     "python docs/draw_fidelity.py": "",
     "python docs/measure_codecs.py": "5",
