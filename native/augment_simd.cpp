@@ -21,14 +21,16 @@ TARPEG_AVX2 int direct_avx2(const uint8_t* pixel, const Picture<uint8_t>& from, 
     for (; i + 8 <= count; i += 8) {
       const uint8_t* first = backwards ? pixel - i - 7 : pixel + i;
       for (int c = 0; c < 3; ++c) {
+        fetch_ahead(first + c * from.channel_stride);
         widen(_mm_shuffle_epi8(load8(first + c * from.channel_stride), order), out[c] + i);
       }
     }
     return i;
   }
-  const Picks picks = picks_of(backwards);
+  const Picks picks = picks_of(kChannels[backwards]);
   for (; i + 8 <= count; i += 8) {
     const uint8_t* first = backwards ? pixel - 3 * (i + 7) : pixel + 3 * i;
+    fetch_ahead(first);
     const __m128i low = load16(first), high = load8(first + 16);
     for (int c = 0; c < 3; ++c) {
       const __m128i bytes =

@@ -15,26 +15,48 @@ TARPEG_AVX2 inline __m128i load16(const uint8_t* at) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
 }
 
-// 24 bytes RGBRGB... -> eight of one channel, in order or reversed. Each mask picks from the first 16 or the
-// last 8.
+// Some rows ahead, past the caches' higher levels: a batch is read once, and the processor by itself stops at
+// the end of every page (22 us an image of 224 x 224 without, 15 with). Beyond the end nothing is read.
+inline void fetch_ahead(const uint8_t* at) {
+  _mm_prefetch(reinterpret_cast<const char*>(at + 1536), _MM_HINT_NTA);
+}
+
+// 24 bytes RGBRGB... -> three parts of eight bytes. Each mask picks from the first 16 or the last 8.
+struct PickBytes {
+  alignas(16) int8_t low[3][16];
+  alignas(16) int8_t high[3][16];
+};
+
 struct Picks {
   __m128i low[3], high[3];
 };
 
-TARPEG_AVX2 inline Picks picks_of(bool backwards) {
-  Picks picks;
-  for (int c = 0; c < 3; ++c) {
-    alignas(16) int8_t low[16], high[16];
+// place(k, i): which of the 24 bytes is number i of part k.
+template <class Place>
+constexpr PickBytes pick_bytes(Place place) {
+  PickBytes bytes{};
+  for (int k = 0; k < 3; ++k) {
     for (int i = 0; i < 16; ++i) {
-      const int at = 3 * (backwards ? 7 - i : i) + c;
-      low[i] = static_cast<int8_t>(i < 8 && at < 16 ? at : -1);
-      high[i] = static_cast<int8_t>(i < 8 && at >= 16 ? at - 16 : -1);
+      const int at = place(k, i);
+      bytes.low[k][i] = static_cast<int8_t>(i < 8 && at < 16 ? at : -1);
+      bytes.high[k][i] = static_cast<int8_t>(i < 8 && at >= 16 ? at - 16 : -1);
     }
-    picks.low[c] = _mm_load_si128(reinterpret_cast<const __m128i*>(low));
-    picks.high[c] = _mm_load_si128(reinterpret_cast<const __m128i*>(high));
+  }
+  return bytes;
+}
+
+TARPEG_AVX2 inline Picks picks_of(const PickBytes& bytes) {
+  Picks picks;
+  for (int k = 0; k < 3; ++k) {
+    picks.low[k] = _mm_load_si128(reinterpret_cast<const __m128i*>(bytes.low[k]));
+    picks.high[k] = _mm_load_si128(reinterpret_cast<const __m128i*>(bytes.high[k]));
   }
   return picks;
 }
+
+// Part c is channel c of eight pixels, in order ([0]) or reversed ([1]).
+inline constexpr PickBytes kChannels[2] = {pick_bytes([](int c, int i) { return 3 * i + c; }),
+                                           pick_bytes([](int c, int i) { return 3 * (7 - i) + c; })};
 
 // Rounded to nearest even, as torch rounds. Streaming goes past the caches, which saves reading the memory
 // first; it wants aligned memory.

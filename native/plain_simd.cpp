@@ -13,21 +13,18 @@ TARPEG_AVX2_F16C inline void normalise8(__m128i bytes, __m256 scale, __m256 shif
   put8<kType, kStreams>(_mm256_add_ps(_mm256_mul_ps(value, scale), shift), data, at);
 }
 
-// 24 bytes RGBRGB... of which the pixels are in order or reversed, in three parts of eight bytes.
-TARPEG_AVX2 Picks thirds_of(bool backwards) {
-  Picks picks;
-  for (int k = 0; k < 3; ++k) {
-    alignas(16) int8_t low[16], high[16];
-    for (int i = 0; i < 16; ++i) {
-      const int pixel = (8 * k + i) / 3, channel = (8 * k + i) % 3;
-      const int at = 3 * (backwards ? 7 - pixel : pixel) + channel;
-      low[i] = static_cast<int8_t>(i < 8 && at < 16 ? at : -1);
-      high[i] = static_cast<int8_t>(i < 8 && at >= 16 ? at - 16 : -1);
-    }
-    picks.low[k] = _mm_load_si128(reinterpret_cast<const __m128i*>(low));
-    picks.high[k] = _mm_load_si128(reinterpret_cast<const __m128i*>(high));
-  }
-  return picks;
+// Part k is bytes 8 k to 8 k + 7 of eight pixels RGBRGB... in order ([0]) or reversed ([1]).
+constexpr PickBytes kThirds[2] = {
+    pick_bytes([](int k, int i) { return 8 * k + i; }),
+    pick_bytes([](int k, int i) { return 3 * (7 - (8 * k + i) / 3) + (8 * k + i) % 3; })};
+
+// Number i of vector k is that of channel (8 k + i) % 3.
+TARPEG_AVX2 inline void in_turn(const float* channels, __m256* vectors) {
+  const __m256 r = _mm256_set1_ps(channels[0]), g = _mm256_set1_ps(channels[1]),
+               b = _mm256_set1_ps(channels[2]);
+  vectors[0] = _mm256_blend_ps(_mm256_blend_ps(r, g, 0x92), b, 0x24);
+  vectors[1] = _mm256_blend_ps(_mm256_blend_ps(r, g, 0x24), b, 0x49);
+  vectors[2] = _mm256_blend_ps(_mm256_blend_ps(r, g, 0x49), b, 0x92);
 }
 
 template <Number kType, bool kStreams>
@@ -36,16 +33,16 @@ TARPEG_AVX2_F16C int plain_avx2(const uint8_t* pixel, const Picture<uint8_t>& fr
                                 const Target& target) {
   // Vector k: of channel k where the target is planar, otherwise the k-th of three with the channels in turn.
   __m256 scales[3], shifts[3];
-  for (int k = 0; k < 3; ++k) {
-    alignas(32) float a[8], b[8];
-    for (int i = 0; i < 8; ++i) {
-      a[i] = scale[target.planar ? k : (8 * k + i) % 3];
-      b[i] = shift[target.planar ? k : (8 * k + i) % 3];
+  if (target.planar) {
+    for (int c = 0; c < 3; ++c) {
+      scales[c] = _mm256_set1_ps(scale[c]);
+      shifts[c] = _mm256_set1_ps(shift[c]);
     }
-    scales[k] = _mm256_load_ps(a);
-    shifts[k] = _mm256_load_ps(b);
+  } else {
+    in_turn(scale, scales);
+    in_turn(shift, shifts);
   }
-  const Picks picks = target.planar ? picks_of(backwards) : thirds_of(backwards);
+  const Picks picks = picks_of((target.planar ? kChannels : kThirds)[backwards]);
   const __m128i order = backwards ? _mm_setr_epi8(7, 6, 5, 4, 3, 2, 1, 0, -1, -1, -1, -1, -1, -1, -1, -1)
                                   : _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -1, -1, -1, -1, -1, -1, -1, -1);
   const int64_t step = target.planar ? target.height * target.width : 8, width = target.planar ? 1 : 3;
@@ -55,11 +52,13 @@ TARPEG_AVX2_F16C int plain_avx2(const uint8_t* pixel, const Picture<uint8_t>& fr
     const int64_t out = width * (at + i);
     if (from.pixel_stride == 1) {
       for (int k = 0; k < 3; ++k) {
+        fetch_ahead(first + k * from.channel_stride);
         const __m128i bytes = _mm_shuffle_epi8(load8(first + k * from.channel_stride), order);
         normalise8<kType, kStreams>(bytes, scales[k], shifts[k], target.data, out + k * step);
       }
       continue;
     }
+    fetch_ahead(first);
     const __m128i low = load16(first), high = load8(first + 16);
     for (int k = 0; k < 3; ++k) {
       const __m128i bytes =

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,6 +64,7 @@ def contestants() -> list[Contestant]:
     """Who augments, torchvision first; one of its ways draws once for the whole batch."""
     return [
         _timed("torchvision v2", _torchvision_plain, PLAIN),
+        _timed("torchvision v2, normalising in place", partial(_torchvision_plain, inplace=True), PLAIN),
         *_ours(PLAIN),
         _timed("torchvision v2", _torchvision_chain, CHAIN),
         Contestant(
@@ -89,19 +91,19 @@ def _timed(name: str, make: Callable[[AugmentBlock], Tensor], group: str) -> Con
     return Contestant(name, whole=_synchronised(make), group=group)
 
 
-def _normalised(images: Tensor) -> Tensor:
+def _normalised(images: Tensor, inplace: bool = False) -> Tensor:
     values = functional.to_dtype(images, torch.float32, scale=True)
-    made: Tensor = functional.normalize(values, list(MEAN), list(STD), inplace=True)
+    made: Tensor = functional.normalize(values, list(MEAN), list(STD), inplace=inplace)
     return made
 
 
-def _torchvision_plain(block: AugmentBlock) -> Tensor:
+def _torchvision_plain(block: AugmentBlock, inplace: bool = False) -> Tensor:
     flips = block.flips.tolist()
     images = [
         functional.horizontal_flip(image) if flip else image
         for image, flip in zip(block.planar, flips, strict=True)
     ]
-    return _normalised(torch.stack(images))
+    return _normalised(torch.stack(images), inplace)
 
 
 def _torchvision_chain(block: AugmentBlock) -> Tensor:
