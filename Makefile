@@ -3,7 +3,7 @@ PYTHON ?= python3
 ARGS ?=
 VENV := .venv
 PY := $(VENV)/bin/python
-NATIVE := $(wildcard native/*.cpp native/*.h native/cuda/*.cu native/cuda/*.h)
+NATIVE := $(wildcard native/*.cpp native/*.h native/cuda/*.cu native/cuda/*.h native/bench/*.cpp)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup system build train test test-all lint format bench fuzz asan clean

@@ -93,7 +93,7 @@ def test_a_loader_that_is_not_installed_is_left_out_with_the_package_to_install(
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        (["suite=speed"], "suite: expected one of crop, resize, augment, loader, got 'speed'"),
+        (["suite=speed"], "suite: expected one of crop, resize, augment, loader, article, dali, got 'speed'"),
         (["clock=sun"], "clock: expected one of wall, cpu, got 'sun'"),
         (["images=0"], "images: expected an integer of at least 1, got 0"),
         (["rounds=few"], "rounds: expected an integer of at least 1, got 'few'"),

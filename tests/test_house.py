@@ -24,6 +24,7 @@ FLOORS = {
     "datamodule": 0,
     "monitor": 0,
     "loaderhost": 0,
+    "replayhost": 0,
     **dict.fromkeys(("loader", "streamloader"), 1),
     **dict.fromkeys(("engines", "readahead", "reading", "requests", "split"), 2),
     "order": 3,

@@ -168,15 +168,8 @@ def _compile(native: Path, scratch: Path, library: Path) -> None:
     log.warning("compiling the native operators (once, about %d s) into %s", seconds, library.parent)
 
     chosen, (conda_include, conda_lib) = compiler(), _conda_flags()
-    prefix = [
-        *chosen,
-        *COMPILE_FLAGS,
-        *_switches(),
-        *_words("CPPFLAGS"),
-        *conda_include,
-        *_words("CXXFLAGS"),
-    ]
-    prefix += ["-isystem", str(torch / "include"), "-c"]
+    prefix = [*chosen, *COMPILE_FLAGS, *_switches(), *_words("CPPFLAGS"), *conda_include]
+    prefix += [*_words("CXXFLAGS"), "-isystem", str(torch / "include"), "-c"]
     objects = [scratch / f"{source.stem}.o" for source in sources]
     run_all(
         [[*prefix, str(source), "-o", str(out)] for source, out in zip(sources, objects, strict=True)], jobs
@@ -185,6 +178,13 @@ def _compile(native: Path, scratch: Path, library: Path) -> None:
     search = [*_words("LDFLAGS"), *conda_lib, f"-L{torch / 'lib'}"]
     run([*chosen, *_switches(), *map(str, objects), "-o", str(linked), *search, *LINK_FLAGS])
     linked.replace(library)
+
+
+def compile_alone(source: Path, library: Path) -> None:
+    """Compile one file that needs libjpeg but not torch."""
+    include, lib = _conda_flags()
+    flags = [*COMPILE_FLAGS, "-shared", *_words("CPPFLAGS"), *include, str(source), "-o", str(library)]
+    run([*compiler(), *flags, *_words("LDFLAGS"), *lib, "-ljpeg"])
 
 
 def torch_to_build_with() -> Path:

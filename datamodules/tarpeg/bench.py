@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from . import benchaugment, benchloader, contestants, ops, peers
+from . import benchaugment, benchloader, benchreplay, contestants, ops, peers
 from .benchloader import LoaderSettings
 from .benchreport import Report, Row, machine, versions
 from .contestants import BATCH, Block, Contestant
@@ -33,8 +33,11 @@ from .workers import map_in_processes
 
 _CROP = 256
 _CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-_SIZES = {"crop": "article", "resize": "imagenet", "augment": "imagenet", "loader": "imagenet"}
-_IMAGES = {"loader": 2048}
+_SIZES = {
+    **{"crop": "article", "resize": "imagenet", "augment": "imagenet"},
+    **{"loader": "imagenet", "article": "article", "dali": "imagenet"},
+}
+_IMAGES = {"loader": 2048, "article": 2048, "dali": 2048}
 _OURS: dict[str, Callable[[], list[Contestant]]] = {
     "crop": contestants.of_crop,
     "resize": contestants.of_resize,
@@ -53,10 +56,11 @@ def measure(
     device: str = "cpu",
     loader: Mapping[str, Any] | None = None,
 ) -> Report | LoaderReport:
-    """Measure `suite`, crop, resize, augment or loader, on `images` synthetic photographs of `size` (Photos).
+    """Measure `suite` on `images` synthetic photographs of `size` (Photos).
 
-    size: None means "article" for crop and "imagenet" otherwise. images: None means 200, for the loader 2048.
-    loader: settings of that suite alone, see `LoaderSettings`. tile: the wished width of tiles in pixels.
+    suite: crop, resize, augment, loader, article or dali; see conf/bench.yaml. size: None means "article" for
+    crop and article and "imagenet" otherwise. images: None means 200, for the last three suites 2048.
+    loader: settings of those three, see `LoaderSettings`. tile: the wished width of tiles in pixels.
     clock: "wall", or "cpu", the processor time of all threads of this process, which is the same on an idle
     machine and leaves out others' turns on a busy one. Under 200 images and 5 rounds the figures mislead. A
     progress bar goes to a terminal on standard error. device: where the augment suite runs, "cpu" or "cuda".
@@ -77,10 +81,12 @@ def measure(
             f"device: expected cpu, or cuda for the augment suite where a GPU is, got {device!r}"
         )
     photos = Photos(size=_SIZES[suite] if size is None else size, seed=seed)
-    if suite == "loader":
-        wishes = LoaderSettings.of(loader or {})
+    if suite in _IMAGES:
+        given = (photos, images, rounds, tile, clock, LoaderSettings.of(loader or {}))
         with _progress() as advance:
-            return benchloader.measure(photos, images, rounds, tile, clock, wishes, advance)
+            if suite == "loader":
+                return benchloader.measure(*given, advance)
+            return benchreplay.measure(suite, *given, advance)
     crop: Crop = RandomCrop(_CROP) if suite == "crop" else RandomResizedCrop(contestants.SIZE)
     ours = _OURS[suite]()
     with _one_thread(), _progress() as advance:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,18 @@ from .synth import Photos
 from .workers import Processes
 
 Advance = Callable[[str, float], None]
-_GROUPS = ("uint8", "float32")
+Compare = Callable[[Contestant, Processes], tuple[float, float]]
+_GROUPS = {"uint8": "to uint8", "float32": "to float32, flipped and normalised"}
 
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """What the loader benchmark can be told besides.
+    """What the loader, article and dali suites can be told besides.
 
     data: a folder where the photographs stay, in every form, for the next run. workers: processes, or
-    threads, that each contestant may use. seconds: of each turn. epochs: over which our memory is watched; 0
-    leaves it out. only: take part where one of these is in the name; the first of the table always does.
+    threads, that each contestant may use. seconds: of each turn. epochs: over which the loader suite watches
+    our memory; 0 leaves it out. only: take part where one of these is in the name; the first of the table
+    always does.
     """
 
     data: str = "outputs/bench/data"
@@ -74,13 +76,17 @@ def measure(
     field_, missing = _field(data, settings)
     rows: list[LoaderRow] = []
     for group in _GROUPS:
-        made, failed = _group([who for who in field_ if who.group == group], rounds, clock, settings, advance)
+        members = [who for who in field_ if who.group == group]
+        made, failed = take_turns(members, rounds, clock, settings, advance)
         rows += made
         missing += failed
     extra = list(_efficiencies(rows)) + list(_own(data, rounds, settings, advance))
     busy.append(os.getloadavg()[0])
     return LoaderReport(
-        _label(photos),
+        "loader",
+        "shards -> RandomResizedCrop(224) -> batches of 64",
+        _GROUPS,
+        label_of(photos),
         images,
         rounds,
         clock,
@@ -109,12 +115,21 @@ def _field(data: LoaderData, settings: LoaderSettings) -> tuple[list[Contestant]
     return found, missing
 
 
-def _group(
-    field_: list[Contestant], rounds: int, clock: str, settings: LoaderSettings, advance: Advance
+def take_turns(
+    field_: Sequence[Contestant],
+    rounds: int,
+    clock: str,
+    settings: LoaderSettings,
+    advance: Advance,
+    compare: Compare | None = None,
 ) -> tuple[list[LoaderRow], list[str]]:
-    """Open all contestants of a group, then let them take turns."""
+    """Open all contestants of a group, the first before the others, then let them take turns.
+
+    ``compare``: tells how far a contestant's pixels are off, mean and maximum, once it is open.
+    """
     turns: dict[Contestant, list[Turn]] = {}
     first: dict[Contestant, float] = {}
+    apart: dict[Contestant, tuple[float | None, float | None]] = {}
     missing = []
     with contextlib.ExitStack() as stack:
         children = {}
@@ -124,6 +139,7 @@ def _group(
             try:
                 child.submit(loaderhost.prepare, who).result()
                 first[who] = child.submit(loaderhost.begin, who).result()
+                apart[who] = (None, None) if compare is None else compare(who, child)
             except (ShardError, ValueError) as error:
                 missing.append(f"left out: {who.name}, {who.group}: {error}")
                 continue
@@ -136,18 +152,24 @@ def _group(
                 advance(f"measuring {who.group}", (number + done / len(order)) / rounds)
                 turns[who].append(children[who].submit(loaderhost.turn, settings.seconds).result())
     reference = next(iter(turns))
-    return [_row(who, turns, first[who], reference, clock) for who in turns], missing
+    return [_row(who, turns, first[who], apart[who], reference, clock) for who in turns], missing
 
 
 def _row(
-    who: Contestant, turns: dict[Contestant, list[Turn]], first: float, reference: Contestant, clock: str
+    who: Contestant,
+    turns: dict[Contestant, list[Turn]],
+    first: float,
+    apart: tuple[float | None, float | None],
+    reference: Contestant,
+    clock: str,
 ) -> LoaderRow:
     rates = [_rate(turn, clock, who.workers) for turn in turns[who]]
     others = [_rate(turn, clock, who.workers) for turn in turns[reference]]
     # Round by round: what else the machine does changes more slowly than that.
     ratio = statistics.median(rate / other for rate, other in zip(rates, others, strict=True))
     processor = statistics.median(1e6 * turn.processor / turn.images for turn in turns[who])
-    return LoaderRow(who.group, who.name, statistics.median(rates), ratio, processor, first, tuple(rates))
+    rate = statistics.median(rates)
+    return LoaderRow(who.group, who.name, rate, ratio, processor, first, *apart, tuple(rates))
 
 
 def _rate(turn: Turn, clock: str, workers: int) -> float:
@@ -192,6 +214,7 @@ def _own(
             )
 
 
-def _label(photos: Photos) -> str:
+def label_of(photos: Photos) -> str:
+    """Name the size of the photographs."""
     size = photos.size[0]
     return size if isinstance(size, str) else "x".join(map(str, size))

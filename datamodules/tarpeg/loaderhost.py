@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from . import loaderpeers, ops
 from .contestants import BATCH, MEAN, SIZE, STD
@@ -50,6 +51,15 @@ class Contestant:
     data: LoaderData
     workers: int
 
+    def batches(self) -> Iterator[Any]:
+        """Begin to make batches, for ever; raise ValueError where that cannot be done."""
+        return _batches(self)
+
+    def expects(self, images: Tensor) -> bool:
+        """Say whether images are of the shape and type that was asked for."""
+        shapes = {(BATCH, 3, SIZE, SIZE), (BATCH, SIZE, SIZE, 3)}
+        return tuple(images.shape) in shapes and images.dtype == getattr(torch, self.group)
+
 
 def ours() -> list[str]:
     """Name our own ways, and what bounds them."""
@@ -66,7 +76,7 @@ def prepare(who: Contestant) -> None:
     if who.name.startswith(BOUND):
         _open["alone"] = _Alone(who)
     else:
-        _open["batches"] = _batches(who)
+        _open["batches"] = who.batches()
 
 
 def begin(who: Contestant) -> float:
@@ -76,8 +86,7 @@ def begin(who: Contestant) -> float:
     started = time.perf_counter()
     images = next(_open["batches"])[0]
     seconds = time.perf_counter() - started
-    expected = {(BATCH, 3, SIZE, SIZE), (BATCH, SIZE, SIZE, 3)}
-    if tuple(images.shape) not in expected or images.dtype != getattr(torch, who.group):
+    if not who.expects(images):
         raise ValueError(f"{who.name} makes {images.dtype} {list(images.shape)}, not what was asked for")
     return seconds
 

@@ -56,10 +56,17 @@ def _loaded(dataset: Any, workers: int, **options: Any) -> Batches:
 
 
 def _webdataset(data: LoaderData, group: str, workers: int) -> Batches:
-    wds, transform = importlib.import_module("webdataset"), Transform(group)
+    return from_webdataset(data, workers, Transform(group))
+
+
+def from_webdataset(
+    data: LoaderData, workers: int, transform: Callable[[bytes], Tensor], **batching: Any
+) -> Batches:
+    """Give batches of what ``transform`` makes of a JPEG's bytes; ``batching``: options of ``batched``."""
+    wds = importlib.import_module("webdataset")
     urls = [str(path) for path in data.shards("ordinary")]
     pipeline = wds.WebDataset(urls, resampled=True, shardshuffle=False).shuffle(_SHUFFLED)
-    pipeline = pipeline.to_tuple("jpg", "cls").map_tuple(transform, int).batched(BATCH)
+    pipeline = pipeline.to_tuple("jpg", "cls").map_tuple(transform, int).batched(BATCH, **batching)
     return _loaded(pipeline, workers, batch_size=None)
 
 
@@ -163,6 +170,22 @@ def _spdl(data: LoaderData, group: str, workers: int) -> Batches:
 
 
 def _dali(data: LoaderData, group: str, workers: int) -> Batches:
+    def graph(fn: Any, types: Any, jpegs: Any) -> Any:
+        images = fn.decoders.image_random_crop(
+            jpegs, random_aspect_ratio=[3 / 4, 4 / 3], random_area=[0.08, 1.0], output_type=types.RGB
+        )
+        images = fn.resize(images, size=[SIZE, SIZE], antialias=True)
+        if group == "float32":
+            mean, std = ([255 * x for x in values] for values in (MEAN, STD))
+            options = {"dtype": types.FLOAT, "output_layout": "CHW", "mean": mean, "std": std}
+            images = fn.crop_mirror_normalize(images, mirror=fn.random.coin_flip(), **options)
+        return images
+
+    return from_dali(data, workers, graph)
+
+
+def from_dali(data: LoaderData, workers: int, graph: Callable[[Any, Any, Any], Any]) -> Batches:
+    """Give batches of what ``graph(fn, types, jpegs)`` makes of JPEGs that DALI reads from the shards."""
     dali, fn = importlib.import_module("nvidia.dali"), importlib.import_module("nvidia.dali.fn")
     types, plugin = (importlib.import_module(f"nvidia.dali.{name}") for name in ("types", "plugin.pytorch"))
     paths = data.shards("ordinary")
@@ -186,15 +209,7 @@ def _dali(data: LoaderData, group: str, workers: int) -> Batches:
             initial_fill=_SHUFFLED,
             missing_component_behavior="error",
         )
-        images = fn.decoders.image_random_crop(
-            jpegs, random_aspect_ratio=[3 / 4, 4 / 3], random_area=[0.08, 1.0], output_type=types.RGB
-        )
-        images = fn.resize(images, size=[SIZE, SIZE], antialias=True)
-        if group == "float32":
-            mean, std = ([255 * x for x in values] for values in (MEAN, STD))
-            options = {"dtype": types.FLOAT, "output_layout": "CHW", "mean": mean, "std": std}
-            images = fn.crop_mirror_normalize(images, mirror=fn.random.coin_flip(), **options)
-        pipeline.set_outputs(images, fn.pad(labels))
+        pipeline.set_outputs(graph(fn, types, jpegs), fn.pad(labels))
     iterator = plugin.DALIGenericIterator([pipeline], ["image", "label"])
     return ((made[0]["image"], made[0]["label"]) for made in iterator)
 

@@ -16,8 +16,9 @@ class LoaderRow(NamedTuple):
     """One contestant: what it makes, images a second, and beside whom.
 
     ratio: how many times as fast as the first of its group, the median over rounds. processor: microseconds
-    an image, over all processes and threads. first: seconds to the first batch once it is set up. rates: of
-    each round.
+    an image, over all processes and threads. first: seconds to the first batch once it is set up. mean,
+    maximum: difference from the first of its group in levels of 0..255; None where pixels are not compared.
+    rates: of each round.
     """
 
     group: str
@@ -26,6 +27,8 @@ class LoaderRow(NamedTuple):
     ratio: float
     processor: float
     first: float
+    mean: float | None
+    maximum: float | None
     rates: tuple[float, ...]
 
 
@@ -33,9 +36,13 @@ class LoaderRow(NamedTuple):
 class LoaderReport:
     """What was measured, on what, and who was missing.
 
-    extra: further figures of ours, each with its name. busy: the machine's load average before and after.
+    work: what the suite does. makes: what each group is, for the chart. extra: further figures of ours, each
+    with its name. busy: the machine's load average before and after.
     """
 
+    suite: str
+    work: str
+    makes: dict[str, str]
     size: str
     images: int
     rounds: int
@@ -54,7 +61,7 @@ class LoaderReport:
         """What was done to what, in one line."""
         clock = f", processor time / {self.workers}" if self.clock == "cpu" else ""
         return (
-            f"shards -> RandomResizedCrop(224) -> batches of 64: {self.images} {self.size} photographs, "
+            f"{self.work}: {self.images} {self.size} photographs, "
             f"{self.workers} workers or threads, medians of {self.rounds} rounds{clock}"
         )
 
@@ -71,21 +78,25 @@ class LoaderReport:
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Head and rows as text, in the order of measurement."""
         head = ["makes", "contestant", "images/s", "speed", "us of processor", "s to first"]
-        return head, [
-            [
-                row.group,
-                row.name,
-                f"{row.images_per_second:.0f}",
-                f"{row.ratio:.2f}x",
-                f"{row.processor:.0f}",
-                f"{row.first:.2f}" if row.first else "-",
-            ]
-            for row in self.rows
+        if any(row.mean is not None for row in self.rows):
+            head += ["off by, mean", "off by, max"]
+        return head, [self._cells(row)[: len(head)] for row in self.rows]
+
+    def _cells(self, row: LoaderRow) -> list[str]:
+        return [
+            row.group,
+            row.name,
+            f"{row.images_per_second:.0f}",
+            f"{row.ratio:.2f}x",
+            f"{row.processor:.0f}",
+            f"{row.first:.2f}" if row.first else "-",
+            "-" if row.mean is None else f"{row.mean:.2f}",
+            "-" if row.maximum is None else f"{row.maximum:.0f}",
         ]
 
     def write(self, directory: str | os.PathLike[str]) -> tuple[Path, ...]:
-        """Write loader-SIZE.csv and, where matplotlib is installed, loader-SIZE.png; return the paths."""
-        name = re.sub(r"[^\w.-]+", "x", f"loader-{self.size}").strip("x")
+        """Write SUITE-SIZE.csv and, where matplotlib is installed, SUITE-SIZE.png; return the paths."""
+        name = re.sub(r"[^\w.-]+", "x", f"{self.suite}-{self.size}").strip("x")
         table, chart = (Path(directory) / f"{name}.{kind}" for kind in ("csv", "png"))
         table.parent.mkdir(parents=True, exist_ok=True)
         about = ("size", "images", "rounds", "clock", "workers", "machine", "versions", "date")
@@ -93,10 +104,9 @@ class LoaderReport:
             writer = csv.writer(stream)
             writer.writerow([*LoaderRow._fields[:-1], *about])
             writer.writerows([*row[:-1], *(getattr(self, field) for field in about)] for row in self.rows)
-        makes = {"uint8": "to uint8", "float32": "to float32, flipped and normalised"}
         bars = [
             Bar(
-                makes[row.group],
+                self.makes[row.group],
                 row.name,
                 row.images_per_second,
                 f"{row.images_per_second:.0f}   {row.ratio:.2f}x",
