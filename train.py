@@ -101,18 +101,19 @@ def _fit(config: DictConfig) -> None:
     )
     trainer.fit(model, datamodule=data, ckpt_path=config.ckpt_path)
     if trainer.is_global_zero:
-        for line in _summary(trainer, callbacks):
+        for line in _summary(trainer, callbacks, trainer.profiler.dirpath if config.profiler else None):
             Console().print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _summary(trainer: lightning.Trainer, callbacks: dict[str, object]) -> Iterator[str]:
-    if trainer.profiler.dirpath:
-        yield f"profile: {trainer.profiler.dirpath} (traces open in https://ui.perfetto.dev or TensorBoard)"
+def _summary(trainer: lightning.Trainer, callbacks: dict[str, object], profile: str | None) -> Iterator[str]:
+    if profile:
+        yield f"profile: {profile} (traces open in https://ui.perfetto.dev or TensorBoard)"
     parts = [f"{trainer.global_step} steps"]
     for callback in callbacks.values():
         if isinstance(callback, tarpeg.DataStallMonitor):
             parts.append(f"{callback.images_per_second:.0f} images/s")
             parts.append(f"{callback.wait_share:.0%} of the time waiting for data")
+            yield f"data: {callback.verdict}"
     if "val/accuracy" in trainer.callback_metrics:
         parts.append(f"validation accuracy {trainer.callback_metrics['val/accuracy']:.3f}")
     yield "trained: " + ", ".join(parts)
@@ -121,7 +122,8 @@ def _summary(trainer: lightning.Trainer, callbacks: dict[str, object]) -> Iterat
 def _quiet() -> None:
     """Keep advertisements, and warnings that nobody here can act on, off the terminal."""
     log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    log.addFilter(lambda record: not record.getMessage().startswith(("💡 Tip", "TPU available")))
+    # "data: " is the verdict, which comes with the last lines.
+    log.addFilter(lambda record: not record.getMessage().startswith(("💡 Tip", "TPU available", "data: ")))
     for text in (".*LeafSpec", "You have overridden `on_before_batch_transfer`"):
         warnings.filterwarnings("ignore", message=text)
 

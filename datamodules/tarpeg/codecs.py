@@ -127,7 +127,7 @@ def _tiled(data: bytes, extension: str, tile: int) -> Encoded:
     source = _tensor(data)
     tiled = ops.tile_jpeg(source, tile)
     result = data if torch.equal(tiled, source) else tiled.numpy().tobytes()
-    width, untiled = _tile_width(result)
+    width, untiled = tile_width(result)
     if width is None:
         _check_decodes(source)
     return Encoded(result, extension, width, untiled)
@@ -198,7 +198,7 @@ def _saved(image: Image.Image, quality: int, subsampling: str) -> bytes:
     return buffer.getvalue()
 
 
-def _tile_width(jpeg: bytes) -> tuple[int | None, str]:
+def tile_width(jpeg: bytes) -> tuple[int | None, str]:
     """Read the width of a JPEG's tiles, in pixels, out of its header; None and the reason where none."""
     at, interval, columns, across = 2, 0, 0, 0
     while at + 4 <= len(jpeg) and jpeg[at] == 0xFF:

@@ -58,8 +58,8 @@ class Loader:
 
         self.sampler = Sampler()
         self.substituted = 0
+        self.split, self.delivery = split, delivery
         self._order = split.order(shards, delivery.seed, shuffle)
-        self._delivery = delivery
         total = delivery.global_batch_size or delivery.batch_size * world
         self._plan = sampling.BatchPlan(len(self._order), total, world, delivery.drop_last)
         self._reader = Reader.of(
@@ -191,7 +191,7 @@ class Loader:
 
     def facts(self) -> dict[str, int]:
         """Return what batches depend on, apart from the samples themselves; equal on all ranks."""
-        plan, delivery = self._plan, self._delivery
+        plan, delivery = self._plan, self.delivery
         facts = {"samples": plan.samples, "global_batch": plan.global_batch, "seed": delivery.seed}
         return {"order": self._requests.order.digest(), **facts}
 
@@ -199,7 +199,7 @@ class Loader:
         return self._judged(answer, bad, self._plan.samples / self._plan.world)
 
     def _judged(self, answer: Answer, bad: int, samples: float) -> DecodeError | None:
-        share = self._delivery.max_bad
+        share = self.delivery.max_bad
         if not answer.substituted or bad <= max(share * samples, _FEW_BAD):
             return None
         return DecodeError(

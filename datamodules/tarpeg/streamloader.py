@@ -56,7 +56,7 @@ class StreamingLoader(Loader):
         self.sampler = Sampler()
         self.substituted = 0
         self._rank = rank
-        self._delivery = delivery
+        self.split, self.delivery = split, delivery
         self._is_sized = streaming.samples is not None
         total = delivery.global_batch_size or delivery.batch_size * world
         # Without a length the plan says no more than how large a batch is.
@@ -116,7 +116,7 @@ class StreamingLoader(Loader):
 
     def _answers(self) -> Iterator[Answer]:
         self._is_done = False
-        first, drop_last = self._batches, self._delivery.drop_last
+        first, drop_last = self._batches, self.delivery.drop_last
         if self._is_sized:
             bounds = [self._plan.rank_bounds(k, self._rank) for k in range(first, len(self._plan))]
             sizes = tuple(stop - start for start, stop in bounds)
@@ -143,7 +143,7 @@ class StreamingLoader(Loader):
                 work,
                 batch_size=None,
                 num_workers=self._workers,
-                prefetch_factor=self._delivery.prefetch,
+                prefetch_factor=self.delivery.prefetch,
                 collate_fn=_as_it_is,
                 multiprocessing_context=HeardFork(),
                 generator=torch.Generator(),
