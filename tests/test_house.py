@@ -25,7 +25,7 @@ FLOORS = {
     "monitor": 0,
     "loaderhost": 0,
     "replayhost": 0,
-    **dict.fromkeys(("loader", "streamloader"), 1),
+    **dict.fromkeys(("loader", "streamloader", "stallcosts", "verdict"), 1),
     **dict.fromkeys(("engines", "readahead", "reading", "requests", "split"), 2),
     "order": 3,
     **dict.fromkeys(("shards", "files", "streaming", "sampling", "ops", "foreign"), 3),
