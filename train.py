@@ -44,7 +44,8 @@ class Classifier(lightning.LightningModule):
     def on_before_batch_transfer(self, batch: tarpeg.Batch, _: int) -> tarpeg.Batch:
         low, high = (int(bound) for bound in batch[1].aminmax())
         if low < 0 or high >= self.classes:  # on a GPU this would be an assertion without a name
-            raise ConfigError(f"labels {low}..{high} do not fit model.net.num_classes={self.classes}")
+            hint = ": -1 is an image without a label; data=folder takes a folder of images" * (low == -1)
+            raise ConfigError(f"labels {low}..{high} do not fit model.net.num_classes={self.classes}{hint}")
         return batch
 
     def training_step(self, batch: tarpeg.Batch, _: int) -> Tensor:

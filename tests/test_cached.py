@@ -15,6 +15,7 @@ import tarpeg
 from checkouts import SMALL, copy, library, tracked, train
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from pictures import jpeg
 from tarpeg.expansion import expand
 from tarpeg.manifest import read_manifest
 from tarpeg.prepare import CachedShards, SyntheticShards
@@ -130,6 +131,27 @@ def test_a_data_module_trains_from_it(source, tmp_path):
     assert len(one) == len(other) == 3
     for a, b in zip(one, other, strict=True):
         assert (a.image == b.image).all() and (a.label == b.label).all()
+
+
+def test_a_folder_with_train_and_val_becomes_shards_of_both(tmp_path):
+    root = tmp_path / "pets"
+    for number, name in enumerate(("train/cat", "train/cat", "train/dog", "val/dog")):
+        (root / name).mkdir(parents=True, exist_ok=True)
+        (root / name / f"{number}.jpg").write_bytes(jpeg("420", 64, 80, seed=number))
+    out = CachedShards(str(root), tmp_path / "cache", workers=0)()
+    assert sorted(path.name for path in Path(out).glob("*.tar")) == ["train-000000.tar", "val-000000.tar"]
+    assert read_manifest(out).source == [{"folder": str(root), "classes": {"cat": 0, "dog": 1}}]
+    crop = tarpeg.CenterCrop(32)
+    splits = {name: tarpeg.Split(f"{out}/{name}-*.tar", crop) for name in ("train", "val")}
+    data = tarpeg.ShardDataModule(**splits, workers=0, threads=0)
+    # val has no cat: its dogs have the number that training gave them.
+    assert next(iter(data.val_dataloader())).label.tolist() == [1]
+    assert sorted(next(iter(data.train_dataloader())).label.tolist()) == [0, 0, 1]
+    with pytest.raises(tarpeg.ShardError, match="holds train and val, which are no classes"):
+        tarpeg.make_shards(tmp_path / "shards", tarpeg.Folder(str(root)))
+    (root / "val" / "cow").mkdir()
+    with pytest.raises(tarpeg.ShardError, match="cow: no such class in training"):
+        CachedShards(str(root), tmp_path / "other", workers=0)()
 
 
 @pytest.mark.slow

@@ -72,7 +72,8 @@ def build_cache(
     """Rewrite a source into a cache: local shards, with an index each and a manifest, quick to decode.
 
     source: shards, as a folder, paths, globs, brace patterns or URLs (fsspec's), or a folder of images with
-    one sub-directory per class. codec: ``Tiled()`` unless told. executor: where jobs run, one a shard; or a
+    one sub-directory per class, or with these in ``train`` and ``val``, which become shards ``train-*`` and
+    ``val-*``. codec: ``Tiled()`` unless told. executor: where jobs run, one a shard; or a
     number of local processes (0: this one), by default one a core. max_bad: the share of samples, 0 to 1,
     that may be undecodable; they are left out and listed. progress: called after each shard.
 
@@ -220,7 +221,7 @@ class _Builder:
         for record in records:
             quarantine += cachestate.quarantine_of(record)
         source: list[object] = (
-            [{"folder": self.listing.root, "classes": self.listing.classes()}]
+            [{"folder": self.listing.root, "classes": next(iter(self.listing.parts().values())).classes()}]
             if isinstance(self.listing, Folder)
             else [shard.name for shard in self.listing]
         )

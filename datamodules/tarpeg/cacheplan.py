@@ -94,26 +94,29 @@ class OneToOne:
 
 
 class FolderPlan:
-    """The images of a folder, in the folder's shuffled order."""
+    """The images of a folder, in the folder's shuffled order; its train and val apart, where it has these."""
 
     left_out: tuple[Quarantined, ...] = ()
 
     def __init__(self, folder: Folder, layout: Layout) -> None:
-        self.root = folder.root
-        self.files = folder.files()
-        found = [Path(file.path).stat() for file in self.files]
-        self.stamps = [(entry.st_size, entry.st_mtime_ns) for entry in found]
-        sizes = tar_size(np.array([size for size, _ in self.stamps], np.int64)) + tar_size(1)
-        self.source_bytes = int(sizes.sum())
         samples = _FOLDER_SHARD if not layout.is_cut else layout.samples_per_shard
-        self._cuts = list(cuts(sizes, samples, layout.bytes_per_shard))
-        self.shards = len(self._cuts)
+        self._inputs: list[tuple[str, Files]] = []
+        self.source_bytes = 0
+        for split, part in folder.parts().items():
+            files = part.files()
+            found = [Path(file.path).stat() for file in files]
+            stamps = [(entry.st_size, entry.st_mtime_ns) for entry in found]
+            sizes = tar_size(np.array([size for size, _ in stamps], np.int64)) + tar_size(1)
+            self.source_bytes += int(sizes.sum())
+            for number, (start, stop) in enumerate(cuts(sizes, samples, layout.bytes_per_shard)):
+                name = f"{split}-{number:06d}" if split else f"{number:06d}"
+                held = Files(str(part.directory()), tuple(files[start:stop]), tuple(stamps[start:stop]))
+                self._inputs.append((name, held))
+        self.shards = len(self._inputs)
 
     def inputs(self) -> Iterator[tuple[str, Input]]:
         """Give the name and the input of each shard, in order."""
-        for number, (start, stop) in enumerate(self._cuts):
-            files, stamps = tuple(self.files[start:stop]), tuple(self.stamps[start:stop])
-            yield f"{number:06d}", Files(self.root, files, stamps)
+        yield from self._inputs
 
 
 class Recut:

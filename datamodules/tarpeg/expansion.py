@@ -91,7 +91,10 @@ def _expand_existing(text: str) -> Iterator[Path]:
         raise ShardError(f"source={text!r}: the folder cannot be read: {error.strerror}.") from error
     files = sorted(found | set(caches.listed(path)))
     if not files:
-        raise ShardError(f"source={text!r}: the folder holds no .tar file (folders in it are not searched).")
+        raise ShardError(
+            f"source={text!r}: the folder holds no .tar file (folders in it are not searched). A folder of "
+            "images has one sub-directory per class: tarpeg.build_cache makes shards of it."
+        )
     yield from files
 
 

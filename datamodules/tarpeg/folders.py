@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,6 +48,12 @@ class Folder:
         share = self.val_share
         if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share < 1:
             raise ValueError(f"val_share: expected a share between 0 and 1, got {share!r}")
+
+    def parts(self) -> dict[str, Folder]:
+        """Return its "train" and its "val" where all is meant and both exist; otherwise itself, under ""."""
+        if self.split != "all" or not self._is_parted():
+            return {"": self}
+        return {split: replace(self, split=split) for split in ("train", "val")}
 
     def directory(self) -> Path:
         """Return where the class directories of `split` are."""

@@ -111,6 +111,11 @@ def make_shards(
             raise ValueError(
                 f"out: {directory} lies inside {source.directory()} and would become a class there"
             )
+        if "train" in source.parts():
+            raise ShardError(
+                f"root: {source.root} holds train and val, which are no classes: give Folder(split=...) or "
+                "FolderShards, which keep them apart, or build a cache of it with tarpeg.build_cache"
+            )
         files = source.files()
         if samples is not None and samples > len(files):
             raise ValueError(
