@@ -19,7 +19,9 @@ PAGES = (
     *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
 )
 # What a command line begins with, in a text or in a block.
-PROGRAM = re.compile(r"(?:[A-Z_]+=\S+ )*(?:python3?|pip|make|export|git|cd|\.ci/run|tensorboard)\b")
+PROGRAM = re.compile(
+    r"(?:[A-Z_]+=\S+ )*(?:python3?|pip|make|export|source|git|cd|\.ci/run|tensorboard)(?=\s|$)"
+)
 
 
 class Block(NamedTuple):

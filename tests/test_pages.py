@@ -27,10 +27,9 @@ REDUCED = {
     "python train.py --help": "",
     "python train.py experiment=article": f"{TRAINING} {PHOTOS}",
     "python train.py augment=heavy": f"{TRAINING} {PHOTOS} {CENTER}",
-    "python tools/build_cache.py source=/data/pets/train dest=/data/cache/train": "workers=0",
-    "python tools/build_cache.py source=/data/pets/val dest=/data/cache/val": "workers=0 measure=false",
-    "python train.py data=shards data.train.shards=/data/cache/train data.val.shards=/data/cache/val "
-    "model.net.num_classes=37": f"{TRAINING} {CENTER}",
+    "python tools/build_cache.py source=/data/pets dest=/data/cache": "workers=0",
+    "python train.py data=shards 'data.train.shards=/data/cache/train-*.tar' "
+    "'data.val.shards=/data/cache/val-*.tar' model.net.num_classes=37": f"{TRAINING} {CENTER}",
     "python tools/build_cache.py 'source=\"s3://bucket/train-{000..146}.tar\"' dest=/data/big "
     "samples_per_shard=5000 shuffle=true": "workers=0",
     "python tools/build_cache.py verify=true dest=/data/big": "workers=0",
@@ -57,6 +56,7 @@ EXEMPT = {
     "make asan": "compiles with the sanitisers and runs tests, for minutes",
     ".ci/run": "runs all of this",
     "pip install .": "test_packaging.py installs wheels",
+    "source .venv/bin/activate": "the Python here is in an environment already",
 }
 EXTRA = re.compile(r'pip install (?:-e )?"(?:tarpeg|\.)\[(\w+)\]"')  # needs the network: only looked up
 # What stands in the pages for a reader's own, and what it is here.
