@@ -95,6 +95,13 @@ print("took batches of", _seen)
 """
 
 
+# The end of a training, as README shows it.
+TRAINED = re.compile(
+    r"^data: .*\ntrained: \d+ steps, \d+ images/s, \d+% of the time waiting for data, validation accuracy \d",
+    re.M,
+)
+
+
 def all_commands() -> list[str]:
     return list(dict.fromkeys(command for page in PAGES for command in commands(page)))
 
@@ -108,6 +115,10 @@ def test_every_command_is_known_and_every_known_one_is_there():
     assert found - {*REDUCED, *EXEMPT} == set(), "give these a reduction, or say in EXEMPT why there is none"
     assert {*REDUCED, *EXEMPT} - found == set(), "no page has these any more"
     assert len(EXEMPT) <= 12
+
+
+def test_a_training_ends_as_it_is_shown():
+    assert any(TRAINED.search(block.text) for block in blocks("README.md") if block.language == "text")
 
 
 def test_extras_and_targets_are_there():
@@ -243,7 +254,7 @@ def test_a_command_does_what_it_says(reader, command):
     done = reader.type(command)
     assert done.status == 0, done.output
     if "train.py" in command and "--help" not in command:
-        assert re.search(r"^trained: \d+ steps", done.output, re.M), done.output
+        assert TRAINED.search(done.output), done.output
 
 
 @pytest.mark.slow
