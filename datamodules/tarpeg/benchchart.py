@@ -43,7 +43,7 @@ def draw(path: Path, title: str, bars: Sequence[Bar], notes: Sequence[str]) -> b
         plot.spines[["top", "right", "bottom"]].set_visible(False)
         if len(groups) > 1:
             plot.set_title(group, loc="left")
-    figure.suptitle(title)
+    figure.suptitle("\n".join(textwrap.fill(line, 95) for line in title.splitlines()))
     small = "\n".join(textwrap.fill(note, 150) for note in notes)
     figure.supxlabel(small, fontsize=7, color="#667079", x=0.01, ha="left")
     figure.savefig(path)
