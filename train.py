@@ -21,6 +21,7 @@ import torch
 import torchmetrics
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
+from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue
 from rich.console import Console
@@ -125,8 +126,11 @@ def _quiet() -> None:
     log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     # "data: " is the verdict, which comes with the last lines.
     log.addFilter(lambda record: not record.getMessage().startswith(("💡 Tip", "TPU available", "data: ")))
-    for text in (".*LeafSpec", "You have overridden `on_before_batch_transfer`"):
+    for text in (".*LeafSpec", "You have overridden `on_before_batch_transfer`", "Grad strides do not match"):
         warnings.filterwarnings("ignore", message=text)
+    if rank_zero_only.rank:  # whatever there is to tell, rank 0 tells
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,21 @@ def test_a_trace_names_our_operators(checkout):
 
 
 @pytest.mark.slow
+def test_ranks_other_than_0_are_quiet(checkout):
+    broken = ("data.prepare.out=data/broken", "+data.prepare.photos.corrupt=0.2", "++data.max_bad=1")
+    done = good(checkout, *TINY, *broken, "trainer=ddp", "trainer.devices=2", "hydra.run.dir=outputs/ddp")
+    assert steps(done) == 2
+    assert [line[:5] for line in done.stdout.splitlines()].count("data:") == 1
+    told = [line for line in done.stderr.splitlines() if line.strip(" -")]
+    assert len(told) == len(set(told)) and "GLOBAL_RANK: 1" not in done.stderr, done.stderr
+    with next((checkout / "outputs" / "ddp").glob("csv/*/metrics.csv")).open() as file:
+        (substituted,) = [
+            float(row["data/substituted"]) for row in csv.DictReader(file) if row["data/substituted"]
+        ]
+    assert substituted > done.stderr.count("train-000000.tar, key") > 0, "counted on both, told on one"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["light", "dali", "heavy", "mix"])
 def test_every_augmentation_trains(checkout, name):
     assert steps(good(checkout, *TINY, f"augment={name}")) == 3

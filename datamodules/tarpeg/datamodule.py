@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -49,6 +50,8 @@ class ShardDataModule(lightning.LightningDataModule):
         keys: add the samples' keys to every batch.
         prepare: called before anything is opened, e.g. ``tarpeg.SyntheticShards``: once a node under
             Lightning, otherwise once a process.
+
+    On several ranks rank 0 alone warns; the others count what they substituted (``data/substituted``).
 
     A batch is ``(image, label)``: uint8 ``[B, 3, H, W]`` and int64 ``[B]``; after ``augment`` the image is
     what that made of it. Where the CPU trains, the decoder does what a ``tarpeg.Augment`` does that only
@@ -194,7 +197,10 @@ class ShardDataModule(lightning.LightningDataModule):
         split = self.splits[name]
         assert split is not None
         if name not in self._shards:
-            self._shards[name] = split.open()
+            with warnings.catch_warnings():
+                if self._rank_and_world()[0]:
+                    warnings.simplefilter("ignore")  # rank 0 has the same shards
+                self._shards[name] = split.open()
         return self._shards[name]
 
     def _pixels(self, is_train: bool) -> Pixels:

@@ -58,7 +58,7 @@ class Loader:
 
         self.sampler = Sampler()
         self.substituted = 0
-        self.split, self.delivery = split, delivery
+        self.split, self.delivery, self._rank = split, delivery, rank
         self._order = split.order(shards, delivery.seed, shuffle)
         total = delivery.global_batch_size or delivery.batch_size * world
         self._plan = sampling.BatchPlan(len(self._order), total, world, delivery.drop_last)
@@ -165,7 +165,7 @@ class Loader:
                     f"checkpoint was made and is {value} now, which makes other batches. Restore it"
                     f"{_REMEDY.get(name, '')}, or go on from a checkpoint of an epoch's end."
                 )
-        if batches >= len(self) and not is_end:
+        if batches >= len(self) and not is_end and self._rank == 0:
             left = self._plan.samples - batches * self._plan.global_batch
             warnings.warn(
                 f"epoch {epoch} ends here: its last {left} samples are fewer than the ranks that there are "
@@ -209,7 +209,10 @@ class Loader:
         )
 
     def _tell(self, answer: Answer) -> None:
-        """Warn, on behalf of the frame that iterates, of what a worker met."""
+        """Warn, on behalf of the frame that iterates, of what a worker met; ranks other than 0 just count."""
+        if self._rank:
+            self.substituted += len(answer.substituted)
+            return
         if answer.foreign is not None and not self._told_of_foreign:
             self._told_of_foreign = True
             warnings.warn(

@@ -126,7 +126,8 @@ class DataStallMonitor(Callback):
         self._timeline.pause()
         self._timeline.read(all_of_it=True)
         before, self._epoch = self._epoch, self._now()
-        shares, rate, substituted = _over_ranks(self._epoch - before, trainer, pl_module)
+        taken = [now - then for now, then in zip(self._epoch, before, strict=True)]
+        shares, rate, substituted = _over_ranks(taken, trainer)
         for stage in STAGES:
             pl_module.log(f"data/{stage}_share", shares[stage], sync_dist=True)
         pl_module.log("data/images_per_second", rate, sync_dist=True)
@@ -138,7 +139,7 @@ class DataStallMonitor(Callback):
         self._give_back(trainer)
         self._timeline.pause()
         self._timeline.read(all_of_it=True)
-        shares, rate, _ = _over_ranks(self._now(), trainer, pl_module)
+        shares, rate, _ = _over_ranks(self._now(), trainer)
         self._seconds, self._rate = shares, rate
         if trainer.is_global_zero:
             feed = _feed(trainer, self._sample_seconds if shares["wait"] > 0 else 0.0)
@@ -151,8 +152,8 @@ class DataStallMonitor(Callback):
         """Watch no more."""
         self._give_back(trainer)
 
-    def _now(self) -> Tensor:
-        return torch.tensor([*self._timeline.seconds.values(), self._images], dtype=torch.float64)
+    def _now(self) -> list[float]:
+        return [*self._timeline.seconds.values(), self._images]
 
     def _give_back(self, trainer: lightning.Trainer) -> None:
         watched: Any = trainer
@@ -215,22 +216,18 @@ def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
     return {stage: seconds[stage] / total if total else 0.0 for stage in STAGES}
 
 
-def _over_ranks(
-    measured: Tensor, trainer: lightning.Trainer, pl_module: lightning.LightningModule
-) -> tuple[dict[str, float], float, float]:
+def _over_ranks(measured: list[float], trainer: lightning.Trainer) -> tuple[dict[str, float], float, float]:
     """Shares of the rank that waits most, images a second of all, images that were substituted on all."""
-    substituted = float(getattr(trainer.train_dataloader, "substituted", 0))
-    mine = torch.cat([measured, torch.tensor([substituted], dtype=torch.float64)]).to(torch.float32)
-    every = mine[None]
-    if trainer.world_size > 1:
-        gathered = pl_module.all_gather(mine.to(trainer.strategy.root_device))
-        assert isinstance(gathered, Tensor)
-        every = gathered.cpu()
-    totals = every[:, : len(STAGES)].sum(1).clamp(min=1e-9)
-    most = int((every[:, 0] / totals).argmax())
-    shares = _shares(dict(zip(STAGES, every[most].tolist(), strict=False)))
-    rate = float((every[:, -2] / totals).sum()) if any(shares.values()) else 0.0
-    return shares, rate, float(every[:, -1].sum())
+    mine = [*measured, float(getattr(trainer.train_dataloader, "substituted", 0))]
+    every: list[Any] = [mine]
+    if trainer.world_size > 1 and torch.distributed.is_available() and torch.distributed.is_initialized():
+        every = [None] * trainer.world_size
+        torch.distributed.all_gather_object(every, mine)
+    seconds = [dict(zip(STAGES, each, strict=False)) for each in every]
+    shares = max(map(_shares, seconds), key=lambda each: each["wait"])
+    totals = [sum(each.values()) for each in seconds]
+    rate = sum(each[-2] / total for each, total in zip(every, totals, strict=True) if total)
+    return shares, rate, sum(each[-1] for each in every)
 
 
 def _length(batch: Any) -> int:

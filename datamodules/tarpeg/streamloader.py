@@ -55,8 +55,7 @@ class StreamingLoader(Loader):
             )
         self.sampler = Sampler()
         self.substituted = 0
-        self._rank = rank
-        self.split, self.delivery = split, delivery
+        self.split, self.delivery, self._rank = split, delivery, rank
         self._is_sized = streaming.samples is not None
         total = delivery.global_batch_size or delivery.batch_size * world
         # Without a length the plan says no more than how large a batch is.
@@ -92,7 +91,7 @@ class StreamingLoader(Loader):
         """Go on with the epoch and, where there is a length, with as many batches as were left of it."""
         epoch, batches = state["epoch"], state["batches"]
         is_end = batches == state["len"]
-        if batches and not is_end:
+        if batches and not is_end and self._rank == 0:
             rest = "what was left of it is" if self._is_sized else "all of it is"
             warnings.warn(
                 f"a stream cannot go back to batch {batches} of epoch {epoch}: {rest} drawn anew, so samples "

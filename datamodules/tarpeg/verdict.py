@@ -13,7 +13,7 @@ from .stallcosts import Costs
 # Fewer steps say more about the start than about the run.
 _ENOUGH_STEPS = 10
 # Below this share nothing is worth doing, and below this gain no setting is worth changing.
-_WORTH, _GAIN = 0.05, 1.1
+_WORTH, _GAIN = 0.09, 1.1
 _BUILD = "python tools/build_cache.py"
 
 
