@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from packed import Packed
 from pictures import jpeg
 from small_tars import write_tar
 
@@ -38,6 +39,12 @@ def photos(tmp_path_factory) -> Path:
     for name, numbers in (("a", range(13)), ("b", range(13, 23))):
         write_tar(folder / f"{name}.tar", [member for n in numbers for member in sample(n)])
     return folder
+
+
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory) -> Packed:
+    """Wheels and archives of this checkout, and environments with them."""
+    return Packed(tmp_path_factory.mktemp("packed"))
 
 
 @pytest.fixture

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import os
-import shutil
+import re
 import subprocess
-import sys
 import sysconfig
 import tarfile
 import zipfile
+from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packed import PIP, ROOT, attempt, copy_checkout, install, make_wheel, run
 from tarpeg import _build, _cuda
 from tarpeg.errors import BuildError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-ROOT = Path(__file__).parents[1]
-PACKED = [
-    "conf",
-    "datamodules",
-    "native",
-    "LICENSE",
-    "README.md",
-    "pyproject.toml",
-    "requirements.txt",
-    "setup.py",
-]
-PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 PROBE = """
 import importlib.resources, tarpeg, torch
 from tarpeg import _load
@@ -35,41 +25,17 @@ tarpeg.decode_crop
 assert (importlib.resources.files("tarpeg.conf") / "train.yaml").is_file()
 print(torch.ops.tarpeg.decode_crop.default, _load.library_path(), sep="\\n")
 """
-
-
-def run(command: list[str], cwd: Path, **env: str) -> str:
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("TARPEG_", "PYTHONPATH"))}
-    done = subprocess.run(command, cwd=cwd, env={**clean, **env}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def copy_checkout(to: Path) -> Path:
-    """Copy what packing needs, symlinks and all, with the traces of earlier builds that a checkout has."""
-    leave = shutil.ignore_patterns("__pycache__", "*.egg-info", "_lib", ".*")
-    for name in PACKED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, to / name, symlinks=True, ignore=leave)
-        else:
-            to.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, to)
-    old = to / "datamodules" / "tarpeg" / "_lib" / "libtarpeg-0123456789ab.so"
-    old.parent.mkdir()
-    old.write_text("of earlier sources")
-    return to
-
-
-def make_wheel(tree: Path, out: Path, *options: str, cuda: str = "0") -> tuple[Path, str]:
-    command = [*PIP, "wheel", "-v", "--no-deps", *options, "-w", str(out), str(tree)]
-    words = run(command, cwd=out.parent, TARPEG_CUDA=cuda)
-    (wheel,) = out.glob("*.whl")
-    return wheel, words
+INFO = {"METADATA", "RECORD", "WHEEL", "top_level.txt", "licenses/LICENSE"}
+EGG_INFO = {"PKG-INFO", "SOURCES.txt", "dependency_links.txt", "requires.txt", "top_level.txt"}
 
 
 def contents(wheel: Path) -> set[str]:
+    """The files of a wheel but those about it, of which there are the usual ones."""
     with zipfile.ZipFile(wheel) as archive:
-        return {name for name in archive.namelist() if ".dist-info/" not in name}
+        names = set(archive.namelist())
+    about = {name for name in names if name.startswith("tarpeg-") and ".dist-info/" in name}
+    assert {name.partition("/")[2] for name in about} == INFO
+    return names - about
 
 
 def expected() -> set[str]:
@@ -81,31 +47,19 @@ def expected() -> set[str]:
     return {path.relative_to(package.parent).as_posix() for path in found}
 
 
-def install(wheel: Path, venv: Path) -> Path:
-    """Make an environment with this wheel alone, and let it see the packages of ours: torch is large."""
-    run([sys.executable, "-m", "venv", "--without-pip", str(venv)], cwd=venv.parent)
-    python = venv / "bin" / "python"
-    run([*PIP, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)], cwd=venv.parent)
-    (site,) = venv.glob("lib/python*/site-packages")
-    (site / "ours.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    return python
-
-
-def test_wheel_with_torch_at_hand_holds_the_library(tmp_path: Path) -> None:
-    wheel, _ = make_wheel(copy_checkout(tmp_path / "tree"), tmp_path / "out", "--no-build-isolation")
+def test_wheel_with_torch_at_hand_holds_the_library(packed, tmp_path: Path) -> None:
     machine = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-    assert wheel.name.endswith(f"-py3-none-{machine}.whl")
+    assert packed.wheel.name.endswith(f"-py3-none-{machine}.whl")
     library = f"tarpeg/_lib/{_build.library_name(ROOT / 'native')}"
-    assert contents(wheel) == {*expected(), library}
+    assert contents(packed.wheel) == {*expected(), library}
 
-    python = install(wheel, tmp_path / "venv")
-    op, path = run([str(python), "-c", PROBE], cwd=tmp_path, TARPEG_NO_BUILD="1").splitlines()[:2]
+    op, path = run([str(packed.python), "-c", PROBE], cwd=tmp_path, TARPEG_NO_BUILD="1").splitlines()[:2]
     assert op == "tarpeg.decode_crop.default"
-    assert Path(path).is_relative_to(tmp_path / "venv") and path.endswith(library)
+    assert Path(path).is_relative_to(packed.python.parents[1]) and path.endswith(library)
 
 
-def test_isolated_wheel_holds_the_sources_and_builds_at_first_use(tmp_path: Path) -> None:
-    wheel, words = make_wheel(copy_checkout(tmp_path / "tree"), tmp_path / "out")
+def test_isolated_wheel_holds_the_sources_and_builds_at_first_use(packed, tmp_path: Path) -> None:
+    wheel, words = make_wheel(packed.tree, tmp_path / "out")
     assert wheel.name.endswith("-py3-none-any.whl")
     assert contents(wheel) == expected()
     assert sum("the operators are built at first use" in line for line in words.splitlines()) == 1
@@ -130,20 +84,60 @@ def test_wheel_holds_the_cuda_operators_where_nvcc_is(tmp_path: Path) -> None:
     assert contents(wheel) == {*expected(), *libraries}
 
 
-def test_sdist_makes_the_same_wheel(tmp_path: Path) -> None:
-    tree = copy_checkout(tmp_path / "tree")
-    code = f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"
-    run([sys.executable, "-c", code], cwd=tree)
-    (sdist,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        assert not [
-            member.name for member in archive if not (member.isfile() or member.isdir())
-        ]  # no symlinks
-    wheel, _ = make_wheel(sdist, tmp_path / "out", "--no-build-isolation")
-    assert contents(wheel) == {*expected(), f"tarpeg/_lib/{_build.library_name(ROOT / 'native')}"}
+def test_sdist_holds_what_a_build_needs_and_makes_the_same_wheel(packed) -> None:
+    with tarfile.open(packed.sdist) as archive:
+        members = [member for member in archive if not member.isdir()]
+    assert all(member.isfile() for member in members), "no symlinks"
+    names = {member.name.partition("/")[2] for member in members}
+    about = {
+        "LICENSE",
+        "MANIFEST.in",
+        "PKG-INFO",
+        "README.md",
+        "pyproject.toml",
+        "requirements.txt",
+        "setup.py",
+    }
+    eggs = {f"datamodules/tarpeg.egg-info/{name}" for name in EGG_INFO}
+    assert names == {f"datamodules/{name}" for name in expected()} | about | eggs | {"setup.cfg"}
+    library = f"tarpeg/_lib/{_build.library_name(ROOT / 'native')}"
+    assert contents(packed.wheel_of_sdist) == {*expected(), library}
 
 
-def test_install_without_libjpeg_says_what_is_missing(tmp_path: Path) -> None:
+def test_metadata_says_what_requirements_and_extras_say(packed) -> None:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10")
+    with zipfile.ZipFile(packed.wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        about = Parser().parsestr(archive.read(name).decode())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert about.get_all("Provides-Extra") == list(extras) == ["bench", "cluster", "remote", "dev"]
+    told = [Requirement(line) for line in about.get_all("Requires-Dist")]
+    lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line[0] != "#"]
+    assert [str(need) for need in told if need.marker is None] == [str(Requirement(line)) for line in lines]
+    for extra, needs in extras.items():
+        names = [need.name for need in told if need.marker and f'extra == "{extra}"' in str(need.marker)]
+        assert names == [Requirement(line).name for line in needs]
+    (lightning,) = (need.specifier for need in told if need.name == "lightning")
+    assert not any(lightning.contains(version) for version in ("2.4.0", "2.6.2", "2.6.3"))  # compromised ones
+    assert (about["License-Expression"], about["Requires-Python"]) == ("Apache-2.0", ">=3.10")
+    assert about["Description-Content-Type"] == "text/markdown"
+    assert about.get_payload().strip() == (ROOT / "README.md").read_text().strip()
+
+
+def test_the_extras_resolve(packed, tmp_path: Path) -> None:
+    """All at once: pip asks the index for what is not installed, and downloads metadata alone."""
+    wish = f"{packed.wheel}[bench,cluster,remote,dev]"
+    command = [*PIP, "--python", str(packed.python), "install", "--dry-run", "--no-build-isolation", wish]
+    done = attempt(command, tmp_path)
+    words = done.stdout + done.stderr
+    if re.search(r"Failed to establish a new connection|NewConnectionError|Temporary failure in name", words):
+        pytest.skip("no package index can be reached")
+    assert done.returncode == 0, words
+    assert "ResolutionImpossible" not in words
+
+
+def test_install_without_libjpeg_says_what_is_missing(packed, tmp_path: Path) -> None:
     compiler = tmp_path / "compiler"
     compiler.write_text(
         "#!/bin/sh\necho 'jpeg.h:1:10: fatal error: jpeglib.h: No such file or directory' >&2; exit 1\n"

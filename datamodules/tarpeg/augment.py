@@ -77,6 +77,18 @@ class Augment(nn.Module):
             raise ValueError(f"flip={flip!r} is a probability, from 0 to 1")
         if space not in ("rgb", "ycbcr"):
             raise ValueError(f"space={space!r} must be 'rgb' or 'ycbcr'")
+        for part, value in (
+            ("affine", affine),
+            ("color", color),
+            ("erase", erase),
+            ("mask", mask),
+            ("mix", mix),
+        ):
+            if isinstance(value, Mapping):  # what a config gives for an override of a part that it has not
+                raise ValueError(
+                    f"{part}={dict(value)!r} must be a tarpeg.{part.title()}; in Hydra it needs a _target_: "
+                    f"+augment.{part}._target_=tarpeg.{part.title()}"
+                )
         self.mean, self.std = tuple(map(float, mean)), tuple(map(float, std))
         self.flip, self.space, self.mix = flip, space, mix
         self.fill = [min(max(255 * level, 0.0), 255.0) for level in self.mean] if fill is None else fill
