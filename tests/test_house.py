@@ -178,6 +178,24 @@ def test_public_names():
         _ = tarpeg.nonsense
 
 
+TOOLS = {
+    "bench": ["measure"],
+    "build_cache": ["build_cache", "verify_cache"],
+    "doctor": ["diagnose"],
+    "make_shards": ["make_shards"],
+    "preview": ["contact_sheet"],
+}
+
+
+def test_what_a_tool_does_is_a_public_function():
+    """For those who have no checkout."""
+    assert {path.stem for path in (ROOT / "tools").glob("*.py")} == set(TOOLS)
+    for name in (name for names in TOOLS.values() for name in names):
+        assert name in tarpeg.__all__ and len(getattr(tarpeg, name).__doc__.splitlines()) > 2, name
+    for name in tarpeg.__all__:
+        assert getattr(tarpeg, name).__doc__, f"{name} has no docstring"
+
+
 @pytest.mark.parametrize("path", NATIVE, ids=lambda path: path.name)
 def test_what_native_files_include(path):
     included = re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)', path.read_text(), re.M)
