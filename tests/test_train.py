@@ -10,6 +10,7 @@ import re
 import pytest
 from checkouts import ROOT, SMALL, TINY, copy, library, tracked, train
 from conftest import sample
+from omegaconf import OmegaConf
 from pictures import jpeg
 from small_tars import write_tar
 
@@ -52,7 +53,7 @@ def steps(done):
 def test_it_trains_logs_and_checkpoints_and_resumes(checkout):
     done = good(checkout, *TINY, "hydra.run.dir=outputs/first")
     assert steps(done) == 3
-    for noise in ("litlogger", "LeafSpec", "Warning", "warn"):
+    for noise in ("litlogger", "LeafSpec", "Warning", "warn", "profile:"):
         assert noise not in done.stdout + done.stderr, done.stderr
     out = checkout / "outputs" / "first"
     with next(out.glob("csv/*/metrics.csv")).open() as file:
@@ -99,6 +100,21 @@ def test_ranks_other_than_0_are_quiet(checkout):
             float(row["data/substituted"]) for row in csv.DictReader(file) if row["data/substituted"]
         ]
     assert substituted > done.stderr.count("train-000000.tar, key") > 0, "counted on both, told on one"
+
+
+@pytest.mark.slow
+def test_many_runs_help_and_the_configuration(checkout):
+    told = good(checkout, "--multirun", "augment=none,light", *TINY, "logger=none", "hydra.sweep.dir=sweep")
+    assert [line.split(",")[0] for line in told.stdout.splitlines() if "trained" in line] == [
+        "trained: 3 steps"
+    ] * 2
+    assert "profile:" not in told.stdout
+    assert {path.name for path in (checkout / "sweep").iterdir()} >= {"0", "1", "multirun.yaml"}
+    told = good(checkout, "--help").stdout
+    for text in ("\naugment: article, dali, heavy,", "\ndata: article, cached,", "\n  batch_size: 64\n"):
+        assert text in told
+    composed = OmegaConf.create(good(checkout, "--cfg", "job", "data.batch_size=7").stdout)
+    assert composed.data.batch_size == 7 and list(composed)[:2] == ["data", "augment"]
 
 
 @pytest.mark.slow
