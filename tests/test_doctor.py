@@ -137,6 +137,24 @@ def test_a_torch_that_cannot_be_imported(monkeypatch):
     )
 
 
+@pytest.mark.parametrize("reason", [None, "the CUDA operators do not compile: nvcc said no. Do this."])
+def test_a_machine_with_gpus(monkeypatch, reason):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "T4" if index == 1 else "H200")
+    monkeypatch.setattr(_load, "why_no_cuda", lambda: reason)
+    monkeypatch.delenv("TARPEG_CUDA", raising=False)
+    found = tarpeg.diagnose(speed=False)
+    assert found.facts["CUDA"]["GPU"] == "2 x H200, 1 x T4"
+    if reason is None:
+        assert found.facts["CUDA"]["operators"] == "loaded" and not found.oddities
+    else:
+        assert (
+            found.facts["CUDA"]["operators"] == "not loaded: the CUDA operators do not compile: nvcc said no"
+        )
+        assert found.oddities == (f"there is a GPU, but images on it will be refused: {reason}",)
+
+
 def test_the_extras_are_those_that_pip_knows():
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

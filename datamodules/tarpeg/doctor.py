@@ -107,6 +107,8 @@ def diagnose(speed: bool = True) -> Diagnosis:
         speedcheck = importlib.import_module(".speedcheck", __package__)
         measured = speedcheck.check_speed(machine.usable_cores)
         notes.oddities += measured.oddities()
+        if machine.load is not None and machine.load > 0.75 * machine.cores:
+            notes.oddities.append(f"others use this machine (load {machine.load:.1f}): the figures mislead")
     return Diagnosis(notes.facts, measured, tuple(notes.oddities), tuple(notes.problems))
 
 
@@ -232,10 +234,6 @@ def _machine(notes: _Notes, machine: surroundings.Machine) -> None:
             )
     if machine.load is not None:
         rows["load"] = f"{machine.load:.1f} in the last minute"
-        if machine.load > 0.5 * machine.cores + 0.5:
-            notes.oddities.append(
-                f"others use this machine (load {machine.load:.1f}): measured figures mislead"
-            )
     limit = (
         "" if machine.memory_limit is None else f", the container may use {_gigabytes(machine.memory_limit)}"
     )
