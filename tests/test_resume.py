@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -75,9 +76,12 @@ def test_a_tail_smaller_than_the_new_ranks_is_told(photos):
     alone = load(photos, global_batch_size=22, workers=0)
     next(iter(alone))
     assert len(alone) == 2
-    second = load(photos, global_batch_size=22, rank=1, world=2, workers=0)
+    first, second = (load(photos, global_batch_size=22, rank=rank, world=2, workers=0) for rank in range(2))
     with pytest.warns(UserWarning, match="epoch 0 ends here: its last 1 samples are fewer than the ranks"):
-        second.load_state_dict(alone.state_dict())
+        first.load_state_dict(alone.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second.load_state_dict(alone.state_dict())  # told by rank 0
     assert sorted(keys_of(load(photos, global_batch_size=22, workers=0))) == ALL
 
 
