@@ -22,7 +22,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
 from tarpeg import decode_batch
-from tarpeg.contestants import decode_jpeg, functional
+from tarpeg.benchmarks.contestants import decode_jpeg, functional
 from tarpeg.ops import Fidelity
 from tarpeg.synth import Photos, photograph
 

@@ -20,8 +20,8 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
 from tarpeg import decode_crop, tile_jpeg
-from tarpeg.benchreport import machine
-from tarpeg.contestants import decode_jpeg
+from tarpeg.benchmarks.benchreport import machine
+from tarpeg.benchmarks.contestants import decode_jpeg
 from tarpeg.synth import Photos, photograph
 
 TOP, LEFT, SIDE = 232, 440, 256

@@ -18,7 +18,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
 from tarpeg import RandomResizedCrop, Raw, Resized, Tiled, decode_batch, image_sizes
-from tarpeg.benchreport import machine
+from tarpeg.benchmarks.benchreport import machine
 from tarpeg.synth import Photos, photograph
 
 CODECS = {

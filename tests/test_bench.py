@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tarpeg import bench, loaderpeers, peers
+from tarpeg.benchmarks import bench, loaderpeers, peers
 
 TOOL = Path(__file__).resolve().parents[1] / "tools" / "bench.py"
 

@@ -15,7 +15,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "datamodules" / "tarpeg"
-MODULES = sorted(path for path in PACKAGE.glob("*.py"))
+MODULES = sorted([*PACKAGE.glob("*.py"), *PACKAGE.glob("benchmarks/*.py")])
 NATIVE = sorted(path for path in (ROOT / "native").rglob("*") if path.suffix in (".cpp", ".h", ".cu"))
 CONF = sorted((ROOT / "conf").rglob("*.yaml"))
 
@@ -63,6 +63,12 @@ def test_what_the_package_never_imports(path):
     assert ".reference" not in imports(path), "only tests import reference"
     if path.stem not in LIGHTNING:
         assert not roots(path) & {"lightning", "pytorch_lightning", "torchmetrics"}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.stem)
+def test_the_library_does_not_need_its_benchmarks(path):
+    reached = {name for name in imports(path) if name.startswith(".benchmarks")}
+    assert not reached or path.stem in ("__init__", "speedcheck"), reached
 
 
 def test_sampling_never_reaches_the_operators():

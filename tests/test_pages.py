@@ -37,7 +37,8 @@ REDUCED = {
     "model.net.num_classes=37": f"{TRAINING} {CENTER}",
     'make bench ARGS="suite=crop"': "images=2 rounds=1",
     'make bench ARGS="suite=resize"': "images=2 rounds=1",
-    'make bench ARGS="suite=loader"': "images=8 rounds=1 loader.seconds=0.05 loader.epochs=0 loader.only=[tiled]",
+    'make bench ARGS="suite=loader"': "images=8 rounds=1 loader.seconds=0.05 loader.epochs=0 "
+    "loader.workers=1 loader.only=[tiled]",
     "make help": "",
     "python tools/doctor.py": "speed=false",
     "python train.py profiler=torch data.workers=0": f"{TRAINING} {PHOTOS} {CENTER} data.batch_size=2",

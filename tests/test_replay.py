@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tarpeg import bench, cropskip, replaypeers
+from tarpeg.benchmarks import bench, cropskip, replaypeers
+from tarpeg.benchmarks.loaderdata import LoaderData
+from tarpeg.benchmarks.replayhost import SKIPPING, Replayed, absent, names, numbers
+from tarpeg.benchmarks.replayjobs import CROP, JOBS
 from tarpeg.errors import BuildError
-from tarpeg.loaderdata import LoaderData
-from tarpeg.replayhost import SKIPPING, Replayed, absent, names, numbers
-from tarpeg.replayjobs import CROP, JOBS
 from tarpeg.synth import Photos
 
 TOOL = Path(__file__).resolve().parents[1] / "tools" / "bench.py"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .batch import Batch as Batch
     from .batch import ExtraBatch as ExtraBatch
     from .batch import KeyedBatch as KeyedBatch
-    from .bench import measure as measure
+    from .benchmarks.bench import measure as measure
     from .cache import CacheReport as CacheReport
     from .cache import build_cache as build_cache
     from .cacheplan import Layout as Layout
@@ -109,7 +109,7 @@ _HOME = {
     "diagnose": "doctor",
     "image_sizes": "ops",
     "make_shards": "packing",
-    "measure": "bench",
+    "measure": "benchmarks.bench",
     "tile_jpeg": "ops",
     "verify_cache": "verify",
     "warp_affine": "augment_ops",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import ops
-from .contestants import decode_jpeg
+from .benchmarks.contestants import decode_jpeg
 from .crops import RandomCrop
 from .synth import Photos, photograph
 

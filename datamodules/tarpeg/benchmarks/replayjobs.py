@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .augment import Augment
-from .crops import CenterCrop, Crop, RandomCrop, RandomResizedCrop, Whole
-from .distortions import Mask
+from ..augment import Augment
+from ..crops import CenterCrop, Crop, RandomCrop, RandomResizedCrop, Whole
+from ..distortions import Mask
 
 SCALE, RATIO = (0.6, 1.0), (0.8, 1.25)
 """Area and shape of DALI's crops in training."""

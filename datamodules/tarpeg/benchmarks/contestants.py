@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from . import ops
+from .. import ops
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torchvision 0.29 deprecates its decoders; they are what people have

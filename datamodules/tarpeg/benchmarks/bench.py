@@ -22,14 +22,15 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from . import benchaugment, benchloader, benchreplay, contestants, ops, peers
+from .. import ops
+from ..crops import Crop, RandomCrop, RandomResizedCrop
+from ..synth import Photos, photograph
+from ..workers import map_in_processes
+from . import benchaugment, benchloader, benchreplay, contestants, peers
 from .benchloader import LoaderSettings
 from .benchreport import Report, Row, machine, versions
 from .contestants import BATCH, Block, Contestant
-from .crops import Crop, RandomCrop, RandomResizedCrop
 from .loaderreport import LoaderReport
-from .synth import Photos, photograph
-from .workers import map_in_processes
 
 _CROP = 256
 _CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from ..crops import RandomResizedCrop
 from .contestants import BATCH, MEAN, SIZE, STD, decode_jpeg
-from .crops import RandomResizedCrop
 from .loaderdata import LoaderData
 
 Batches = Iterator[Any]

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..synth import Photos
+from ..workers import Processes
 from . import replayhost
 from .benchloader import Advance, Compare, LoaderSettings, label_of, take_turns
 from .benchreport import machine, versions
@@ -15,8 +17,6 @@ from .loaderhost import Contestant
 from .loaderreport import LoaderReport, LoaderRow
 from .replayhost import Replayed
 from .replayjobs import CROP, JOBS
-from .synth import Photos
-from .workers import Processes
 
 _WORK = {
     "article": "the article's step, shards -> random 256x256 crop, YCbCr, scaled, masked -> batches of 64",

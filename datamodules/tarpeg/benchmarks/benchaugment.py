@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import matrices
-from .augment_ops import augment_batch
+from .. import matrices
+from ..augment_ops import augment_batch
+from ..ops import decode_batch
 from .contestants import MEAN, SIZE, STD, Contestant, functional
-from .ops import decode_batch
 
 PLAIN, CHAIN = "flip, normalise", "the whole chain"
 _FACTORS = ("brightness", "contrast", "saturation", "hue")

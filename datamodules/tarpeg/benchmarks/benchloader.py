@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..errors import ShardError
+from ..synth import Photos
+from ..workers import Processes
 from . import loaderhost, loaderpeers
 from .benchreport import machine, versions
-from .errors import ShardError
 from .loaderdata import LoaderData
 from .loaderhost import Contestant, Turn
 from .loaderreport import LoaderReport, LoaderRow
-from .synth import Photos
-from .workers import Processes
 
 Advance = Callable[[str, float], None]
 Compare = Callable[[Contestant, Processes], tuple[float, float]]

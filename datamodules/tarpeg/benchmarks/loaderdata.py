@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cache import build_cache
-from .codecs import Raw, Tiled
-from .packing import make_shards
-from .shards import Shards
-from .synth import Photos
+from ..cache import build_cache
+from ..codecs import Raw, Tiled
+from ..packing import make_shards
+from ..shards import Shards
+from ..synth import Photos
 
 _REPEATS = 8
 _SHARDS = 4

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from . import _build
+from .. import _build
 
 
 def library(folder: Path) -> Path:

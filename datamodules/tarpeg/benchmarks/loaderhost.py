@@ -16,15 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import loaderpeers, ops
+from .. import ops
+from ..crops import RandomResizedCrop
+from ..delivery import Delivery, Pixels
+from ..loader import Loader
+from ..shards import Shards
+from ..split import Split
+from ..workers import Processes
+from . import loaderpeers
 from .contestants import BATCH, MEAN, SIZE, STD
-from .crops import RandomResizedCrop
-from .delivery import Delivery, Pixels
-from .loader import Loader
 from .loaderdata import LoaderData
-from .shards import Shards
-from .split import Split
-from .workers import Processes
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _WARM = 8  # batches that may lie ready when a turn begins
@@ -123,7 +124,7 @@ def memory(who: Contestant, epochs: int) -> list[int]:
 
 def first_batch(who: Contestant) -> float:
     """Return how many seconds a data module takes from the end of ``setup`` to its first batch."""
-    from .datamodule import ShardDataModule
+    from ..datamodule import ShardDataModule
 
     split = _split(who, who.data.shards(_kind(who)))
     workers, threads = _engine(who)

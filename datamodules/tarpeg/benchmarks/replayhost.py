@@ -15,17 +15,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from . import cropskip, ops, replaydali, replaypeers
-from .augmenting import augmented, pixels_of
-from .batch import Request
+from .. import ops
+from ..augmenting import augmented, pixels_of
+from ..batch import Request
+from ..delivery import Delivery
+from ..errors import BuildError
+from ..loader import Loader
+from ..split import Split
+from . import cropskip, replaydali, replaypeers
 from .contestants import BATCH
-from .delivery import Delivery
-from .errors import BuildError
-from .loader import Loader
 from .loaderdata import LoaderData
 from .loaderhost import Contestant
 from .replayjobs import JOBS, Job, Numbers
-from .split import Split
 
 _KINDS = ("ordinary", "tiled")
 _ENGINES = ("threads", "workers")

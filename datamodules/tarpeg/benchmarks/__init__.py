@@ -1,0 +1,1 @@
+"""What tools/bench.py measures: ourselves beside others. Nothing of the library imports it."""
