@@ -10,6 +10,7 @@ import torch
 from pictures import KINDS, encoded, jpeg, pixels, tensor
 from PIL import Image, ImageCms
 from tarpeg import DecodeError, Raw, Resized, Tiled, decode_batch, image_sizes
+from tarpeg.codecs import tile_width
 from tarpeg.foreign import open_rgb, to_ppm
 
 SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
@@ -189,3 +190,13 @@ def test_naming_a_codec_does_not_load_the_operators(tmp_path):
     code = "import tarpeg, sys; tarpeg.codecs.Tiled(), tarpeg.Raw(); assert 'tarpeg.ops' not in sys.modules"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=env).returncode == 0
+
+
+def test_a_header_that_is_cut_or_damaged_has_no_tiles():
+    data = jpeg("420", 64, 80)
+    for end in range(len(data)):
+        tile_width(data[:end])
+    frame = data.index(b"\xff\xc0")
+    cut, flat = data[: frame + 12], bytearray(data)
+    flat[frame + 11] = 0
+    assert tile_width(cut) == tile_width(bytes(flat)) == (None, "its header is damaged")

@@ -211,8 +211,10 @@ def tile_width(jpeg: bytes) -> tuple[int | None, str]:
         if marker == _DRI:
             interval = int.from_bytes(jpeg[at + 4 : at + 6], "big")
         elif marker in _BASELINE:
-            width, count = int.from_bytes(jpeg[at + 7 : at + 9], "big"), jpeg[at + 9]
-            factors = [jpeg[at + 11 + 3 * i] >> 4 for i in range(count)]
+            width, count = int.from_bytes(jpeg[at + 7 : at + 9], "big"), sum(jpeg[at + 9 : at + 10])
+            factors = [factor >> 4 for factor in jpeg[at + 11 : at + 11 + 3 * count : 3]]
+            if not count or len(factors) < count or not all(factors):
+                return None, "its header is damaged"
             across = 8 * max(factors) if count > 1 else 8
             columns = -(-width // across)
         elif marker in _OTHER_FRAMES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import weakref
 from collections.abc import Sequence
@@ -35,7 +36,8 @@ class Slots:
         kind = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
         memory = mmap.mmap(-1, count * self.size, flags=kind | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
+            with contextlib.suppress(OSError):  # a kernel that was built without them
+                memory.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = np.frombuffer(memory, np.uint8)
         # Each of these is changed by one assignment, so no lock is needed; a lock would not do, as a tensor's
         # end may interrupt any line here.

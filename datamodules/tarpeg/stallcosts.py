@@ -14,7 +14,7 @@ from torch import Tensor
 from .batch import Request, Samples
 from .codecs import Codec, Raw, Tiled, tile_width
 from .delivery import Pixels
-from .errors import DecodeError
+from .errors import DecodeError, ShardError
 from .reading import Reader
 
 _MOST, _ROUNDS, _MOST_BYTES = 32, 5, 64 << 20
@@ -45,6 +45,8 @@ def costs_of(reader: Reader, epoch: int, seconds: float) -> Costs | None:
     torch.set_num_threads(1)
     try:
         return _costs(reader, epoch, started + seconds, started + 0.5 * seconds)
+    except (OSError, ShardError):  # shards that went away while the run went on
+        return None
     finally:
         torch.set_num_threads(threads)
 
