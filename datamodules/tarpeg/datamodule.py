@@ -22,6 +22,7 @@ from .errors import ShardError
 from .loader import Loader
 from .split import Split
 from .streamloader import StreamingLoader
+from .surroundings import tell_of_spinning
 
 
 class ShardDataModule(lightning.LightningDataModule):
@@ -243,6 +244,13 @@ class ShardDataModule(lightning.LightningDataModule):
             if of == name and self.trainer is not None:
                 other.close()  # Lightning asks for another with reload_dataloaders_every_n_epochs
         self._loaders.append((name, loader))
+        if (
+            is_train
+            and self.trainer is not None
+            and self.trainer.strategy.root_device.type == "cpu"
+            and not rank
+        ):
+            tell_of_spinning(any(delivery.engine()))
         _compare_over_ranks(loader, name, rank, world)
         return loader
 

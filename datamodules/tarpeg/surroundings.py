@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
+
+log = logging.getLogger(__name__)
 
 _GROUPS = Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60  # bytes; version 1 of cgroups writes a number near 2**63 where there is none
@@ -96,3 +102,14 @@ def _text(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+@functools.cache
+def tell_of_spinning(has_helpers: bool) -> None:
+    """Tell once that OpenMP's threads, which spin while they wait, are in the way of those that decode."""
+    if has_helpers and "OMP_WAIT_POLICY" not in os.environ and torch.get_num_threads() > 1:
+        log.warning(
+            "OpenMP's threads spin while they wait, on cores that decoding needs, so that training on a CPU "
+            "may take several times as long: set OMP_WAIT_POLICY=PASSIVE in the environment, or on top of "
+            "the script before torch is imported"
+        )
