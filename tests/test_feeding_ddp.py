@@ -17,7 +17,8 @@ from tarpeg import RandomResizedCrop, Split
 HERE = Path(__file__).parent
 
 SCRIPT = """
-import json, sys, warnings
+import faulthandler, json, sys, warnings
+faulthandler.dump_traceback_later(200, exit=True)  # a run that hangs says where
 import lightning, torch
 sys.path[:0] = {path!r}
 from tarpeg import Blocks, CenterCrop, RandomResizedCrop, ShardDataModule, Split, Streaming
