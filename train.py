@@ -21,6 +21,7 @@ import torch
 import torchmetrics
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
+from lightning.pytorch.profilers import PyTorchProfiler
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue
@@ -109,13 +110,20 @@ def _fit(config: DictConfig) -> None:
 
 def _summary(trainer: lightning.Trainer, callbacks: dict[str, object], profile: str | None) -> Iterator[str]:
     if profile:
-        yield f"profile: {profile} (traces open in https://ui.perfetto.dev or TensorBoard)"
+        hint = "traces open in https://ui.perfetto.dev or TensorBoard"
+        if not any(Path(profile).glob("*.pt.trace.json")):
+            hint = "too few steps for a trace"
+        is_traced = isinstance(trainer.profiler, PyTorchProfiler)
+        yield f"profile: {profile}" + f" ({hint})" * is_traced
     parts = [f"{trainer.global_step} steps"]
     for callback in callbacks.values():
         if isinstance(callback, tarpeg.DataStallMonitor):
-            parts.append(f"{callback.images_per_second:.0f} images/s")
-            parts.append(f"{callback.wait_share:.0%} of the time waiting for data")
-            yield f"data: {callback.verdict}"
+            if callback.images_per_second:
+                parts.append(f"{callback.images_per_second:.0f} images/s")
+            if any(callback.shares.values()):
+                parts.append(f"{callback.wait_share:.0%} of the time waiting for data")
+            if callback.verdict:  # none where nothing was trained, or in processes that are gone
+                yield f"data: {callback.verdict}"
     if "val/accuracy" in trainer.callback_metrics:
         parts.append(f"validation accuracy {trainer.callback_metrics['val/accuracy']:.3f}")
     yield "trained: " + ", ".join(parts)

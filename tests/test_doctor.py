@@ -204,7 +204,9 @@ def test_limits_of_a_container(tmp_path, monkeypatch):
     monkeypatch.setattr(surroundings, "look", lambda: surroundings.Machine(64, 2.0, 1, 1, 1, 1, 0.1))
     found = tarpeg.diagnose(speed=False)
     assert found.facts["machine"]["cores"] == "64, of which the container may use 2.0"
-    assert any("give workers=2 (Hydra: data.workers)" in line for line in found.oddities)
+    assert any("8 workers: give workers=2 (Hydra: data.workers)" in line for line in found.oddities)
+    monkeypatch.setattr(surroundings, "look", lambda: surroundings.Machine(64, 16.0, 1, 1, 1, 1, 0.1))
+    assert not any("workers" in line for line in tarpeg.diagnose(speed=False).oddities), "8 have their cores"
 
 
 def test_verdicts():

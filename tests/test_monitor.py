@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import warnings
@@ -12,6 +13,7 @@ import torch
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 from tarpeg import Augment, CenterCrop, DataStallMonitor, ShardDataModule, Split
 from tarpeg.monitor import _length, _Watch
+from tarpeg.surroundings import Machine
 from torch.utils.data import DataLoader
 
 LOGGER = "lightning.pytorch.utilities.rank_zero"
@@ -106,6 +108,19 @@ def test_a_slow_loader(caplog):
     assert "data/substituted" not in logged, "this loader counts none"
 
 
+def test_two_loaders_at_once():
+    loader = DataLoader(Sleepy(4, 0.001), batch_size=None)
+    stall, trainer = fit(Model(), loader={"a": loader, "b": loader})
+    assert stall._images == 3 * 8
+    assert stall.images_per_second and "data/images_per_second" in trainer.callback_metrics
+
+
+def test_batches_that_hold_nothing_to_count():
+    stall, trainer = fit(Model(), loader=DataLoader(["x"] * 12, batch_size=2))
+    assert (stall.images_per_second, stall.verdict[:7]) == (0.0, "5 steps")
+    assert "data/images_per_second" not in trainer.callback_metrics
+
+
 def test_slow_compute():
     stall, _ = fit(Model(compute=0.1), loader=sleepy())
     assert stall.shares["compute"] > 0.8
@@ -127,7 +142,8 @@ def module(photos, **settings):
 
 
 def test_a_slow_loader_of_ours_and_the_setting_that_helps(photos, monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)), raising=False)
+    machine = Machine(8, 4.0, None, None, None, None, None)
+    monkeypatch.setattr("tarpeg.surroundings.look", lambda: machine)
     torch.set_num_threads(1)
     data = module(photos, workers=0, threads=0, members=["cls"], decode=busy)
     stall, trainer = fit(Model(), data=data)
@@ -181,7 +197,7 @@ def test_what_is_resumed_is_measured(photos, tmp_path):
 
 @pytest.mark.parametrize("fail_at", [None, 3])
 def test_the_profiler_of_the_trainer_goes_on(fail_at):
-    profiler, seen = SimpleProfiler(), []
+    profiler, seen = SimpleProfiler("/d", "hooks"), []
 
     class Look(lightning.Callback):
         def on_train_batch_start(self, trainer, *_):
@@ -196,8 +212,33 @@ def test_the_profiler_of_the_trainer_goes_on(fail_at):
     except ZeroDivisionError:
         assert seen[-1] is profiler
     assert isinstance(seen[0], _Watch)
+    assert (seen[0].dirpath, seen[0].filename) == ("/d", "hooks")
     assert len(profiler.recorded_durations["run_training_batch"]) == (fail_at + 1 if fail_at else 12)
     assert "run_training_batch" in seen[0].summary()
+
+
+@pytest.mark.parametrize("fail_at", [None, 3])
+def test_two_monitors_give_the_profiler_back(fail_at):
+    first, second, found = DataStallMonitor(0), DataStallMonitor(0), []
+    profiler = SimpleProfiler()
+
+    class Look(lightning.Callback):
+        def on_train_start(self, trainer, *_):
+            found.append(trainer)
+
+    with contextlib.suppress(ZeroDivisionError):
+        fit(Model(fail_at=fail_at), first, sleepy(), profiler=profiler, callbacks=[second, Look()])
+    assert found[0].profiler is profiler
+    assert bool(first.verdict) == bool(second.verdict) == (fail_at is None)
+    assert "profiler=" not in first.verdict, "one is on"
+
+
+def test_a_run_that_fails_has_no_verdict_of_the_run_before():
+    stall, _ = fit(Model(), loader=sleepy())
+    assert stall.verdict
+    with pytest.raises(ZeroDivisionError):
+        fit(Model(fail_at=3), stall, sleepy())
+    assert stall.verdict == ""
 
 
 def test_a_lightning_that_calls_things_otherwise(monkeypatch):
@@ -210,6 +251,10 @@ def test_lengths_of_batches(photos):
     images = torch.zeros(5, 3, 8, 8)
     for batch in (images, (images, torch.zeros(5)), {"image": images}, [["a"], images]):
         assert _length(batch) == 5
+    pair = [images, torch.zeros(5)]
+    assert _length({"a": pair, "b": [pair, None]}, {"a": 0, "b": [0, 0]}) == 10, "of several loaders"
+    assert _length([{"x": images}, {"y": torch.zeros(5)}]) == _length({"in": {"x": images}}) == 5
+    assert _length([[images[0], images[1]], [{"boxes": images}]]) == 0, "lists of samples"
     assert _length(object()) == _length(torch.zeros(())) == _length(([], "x")) == 0
     data = module(photos, workers=0)
     data.splits["train"] = Split(str(photos), CenterCrop(32), views=3)

@@ -6,10 +6,13 @@ import csv
 import importlib.util
 import json
 import re
+import types
 
 import pytest
+import tarpeg
 from checkouts import ROOT, SMALL, TINY, copy, library, tracked, train
 from conftest import sample
+from lightning.pytorch.profilers import PyTorchProfiler, SimpleProfiler
 from omegaconf import OmegaConf
 from pictures import jpeg
 from small_tars import write_tar
@@ -161,6 +164,17 @@ def script():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_what_was_not_measured_is_not_told(script, tmp_path):
+    profiler = PyTorchProfiler(tmp_path)
+    trainer = types.SimpleNamespace(global_step=1, callback_metrics={}, profiler=profiler)
+    lines = list(script._summary(trainer, {"data": tarpeg.DataStallMonitor()}, str(tmp_path)))
+    assert lines == [f"profile: {tmp_path} (too few steps for a trace)", "trained: 1 steps"]
+    (tmp_path / "host.1.pt.trace.json").touch()
+    assert "(traces open in" in next(script._summary(trainer, {}, str(tmp_path)))
+    trainer.profiler = SimpleProfiler(tmp_path)
+    assert next(script._summary(trainer, {}, str(tmp_path))) == f"profile: {tmp_path}"
 
 
 def test_unquoted_braces_end_with_a_hint(script):

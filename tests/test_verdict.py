@@ -44,6 +44,8 @@ def test_data_that_keeps_up():
     assert told.startswith("the data keeps up, nothing to gain there (at most 1.04x); ")
     assert "profiler=torch" in told
     assert "profiler=simple" in said(GPU, other=0.5)
+    for stage in ("transfer", "other"):
+        assert "profiler=" not in said(GPU._replace(is_profiled=True), **{stage: 0.3}), "one is on"
 
 
 def test_images_that_are_not_tiled_are_to_be():
@@ -71,7 +73,9 @@ def test_cores_that_are_idle_decode():
 
 def test_without_an_engine_waiting_adds_up():
     told = said(GPU._replace(workers=0), wait=0.8)
-    assert told == "data.workers=8 decodes on the cores that are idle; expected 5.0x"
+    assert told == "data.workers=5 decodes on the cores that are idle; expected 5.0x", "four keep up"
+    told = said(GPU._replace(workers=4, cores=64), wait=0.4)
+    assert told == "data.workers=8 decodes on the cores that are idle; expected 1.7x", "not all there are"
     # One core: a cache makes 0.2 + 0.8 / 4 of it.
     told = said(GPU._replace(workers=0, cores=1, costs=PLAIN), rate=800.0, wait=0.8)
     assert told.endswith("expected 2.5x") and "build_cache" in told
@@ -102,14 +106,18 @@ def test_streams_and_other_loaders():
     told = said(GPU._replace(source="s3://b/t-{000..009}.tar", is_streaming=True), wait=0.5)
     assert """'source="s3://b/t-{000..009}.tar"' dest=data/cache`""" in told
     assert told.endswith("data.train.shards=data/cache ++data.train.streaming=false (at most 2.00x)")
-    other = Feed("cuda", 8, 8)
+    other = Feed("cuda", 8, 8, other_workers=4)
     assert said(other, wait=0.5).startswith("give the DataLoader num_workers=8, or feed from shards")
+    for workers in (8, None):  # None: no DataLoader
+        assert said(other._replace(other_workers=workers), wait=0.5).startswith("feed from shards with")
     assert said(other, transfer=0.5).startswith("give the DataLoader pin_memory=True")
     assert said(other, augment=0.5).startswith("on_after_batch_transfer takes it")
 
 
 def test_augmentation_and_transfer():
-    assert said(GPU, augment=0.5) == "a lighter one, augment=light or augment=imagenet (at most 2.00x)"
+    assert said(GPU, augment=0.5) == (
+        "fewer distortions help; augment=imagenet only normalises (at most 2.00x)"
+    )
     assert said(GPU._replace(is_random=False), augment=0.5).startswith("it only normalises")
     assert said(GPU._replace(has_operators=False), augment=0.5).startswith("it is done without the CUDA op")
     assert said(GPU._replace(augment="Sequential"), augment=0.5).startswith(
@@ -117,6 +125,8 @@ def test_augmentation_and_transfer():
     )
     told = said(CPU._replace(workers=0, cores=4), augment=0.5)
     assert told == "data.workers=3 augments beside the training; expected 2.0x"
+    told = said(CPU._replace(workers=0, threads=2, cores=4), augment=0.5)
+    assert told.startswith("data.workers=3 data.threads=null augments"), "both at once are an error"
     assert "profiler=torch" in said(GPU, transfer=0.3)
 
 
@@ -125,6 +135,11 @@ def test_sources_of_every_kind():
         ("/d/shards", "source=/d/shards", "dest=/d/shards-cache"),
         (["/d/a.tar", "/d/b.tar"], """'source=["/d/a.tar","/d/b.tar"]'""", "dest=/d-cache"),
         ([f"/d/{n}.tar" for n in range(9)], "source=...", "dest=/d-cache"),
+        ("train-*.tar", """'source="train-*.tar"'""", "dest=data/cache"),
+        (".", "source=.", "dest=data/cache"),
+        ("..", "source=..", "dest=data/cache"),
+        ("../p-0.tar", "source=../p-0.tar", "dest=data/cache"),
+        ("/d/{a,b}/p-*.tar", """'source="/d/{a,b}/p-*.tar"'""", "dest=data/cache"),
         ("/d/p-{00..11}.tar", """'source="/d/p-{00..11}.tar"'""", "dest=/d-cache"),
     ):
         told = said(GPU._replace(source=source, costs=PLAIN), wait=0.6)
@@ -153,12 +168,15 @@ def test_every_override_exists(data):
             compose("train", [f"data={data}", word])
 
 
-def test_the_command_is_one_that_the_tool_takes():
-    told = said(GPU._replace(costs=PLAIN, source="/d/p-{00..11}.tar"), wait=0.6)
+@pytest.mark.parametrize(
+    ("source", "dest"), [("/d/p-{00..11}.tar", "/d-cache"), ('/x\'s "y"/*.tar', '/x\'s "y"-cache')]
+)
+def test_the_command_is_one_that_the_tool_takes(source, dest):
+    told = said(GPU._replace(costs=PLAIN, source=source), wait=0.6)
     _, tool, *settings = shlex.split(re.search(r"`(.*?)`", told)[1])
     assert (ROOT / tool).is_file()
     parsed = {part.key_or_group: part.value() for part in OverridesParser.create().parse_overrides(settings)}
     assert {name: str(value) for name, value in parsed.items()} == {
-        "source": "/d/p-{00..11}.tar",
-        "dest": "/d-cache",
+        "source": source,
+        "dest": dest,
     }

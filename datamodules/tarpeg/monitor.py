@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import lightning
 import torch
@@ -13,7 +13,7 @@ from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from . import _load
+from . import _load, surroundings
 from .loader import Loader
 from .stages import STAGES, DeviceTimeline, Timeline
 from .stallcosts import costs_of
@@ -35,11 +35,12 @@ class DataStallMonitor(Callback):
 
     Logs after each epoch ``data/wait_share``, ``data/transfer_share``, ``data/augment_share``,
     ``data/compute_share`` and ``data/other_share`` (callbacks, loggers; the five add up to 1),
-    ``data/images_per_second`` over all ranks, and ``data/substituted``, the images so far that others stood
-    in for. The properties ``shares``, ``wait_share`` and ``images_per_second`` hold the same of the whole
-    run. ``verdict``, which is also logged when training ends, says where the time went and gives one piece of
-    advice: a setting or a command. To tell what it would gain, rank 0 decodes some images of the train split
-    then, for about ``sample_seconds`` (0: it does not).
+    ``data/images_per_second`` over all ranks, where batches tell how many images they hold, and
+    ``data/substituted``, the images so far that others stood in for. The properties ``shares``,
+    ``wait_share`` and ``images_per_second`` hold the same of the whole run. ``verdict``, which is also logged
+    when training ends, says where the time went and gives one piece of advice: a setting or a command. To
+    tell what it would gain, rank 0 decodes some images of the train split then, for about ``sample_seconds``
+    (0: it does not).
 
     Validation, whatever comes between two epochs and the first step count for nothing. Each rank measures
     itself; shares are those of the rank that waits most, as the others wait for it. On CUDA they are shares
@@ -85,7 +86,7 @@ class DataStallMonitor(Callback):
         """Begin to watch."""
         is_cuda = trainer.strategy.root_device.type == "cuda"
         self._timeline = DeviceTimeline() if is_cuda else Timeline()
-        self._seconds, self._rate = self._timeline.seconds, None
+        self._seconds, self._rate, self.verdict = self._timeline.seconds, None, ""
         self._steps = self._images = 0
         self._epoch = self._now()
         watched: Any = trainer  # Lightning declares neither profiler nor datamodule
@@ -107,7 +108,7 @@ class DataStallMonitor(Callback):
         batch_idx: int,
     ) -> None:
         """Count the images."""
-        self._images += _length(batch)
+        self._images += _length(batch, trainer.train_dataloader)
         self._steps += 1
         if self._watch is None or not self._watch.knows:
             self._timeline.begin("wait")
@@ -130,7 +131,8 @@ class DataStallMonitor(Callback):
         shares, rate, substituted = _over_ranks(taken, trainer)
         for stage in STAGES:
             pl_module.log(f"data/{stage}_share", shares[stage], sync_dist=True)
-        pl_module.log("data/images_per_second", rate, sync_dist=True)
+        if rate:
+            pl_module.log("data/images_per_second", rate, sync_dist=True)
         if hasattr(trainer.train_dataloader, "substituted"):
             pl_module.log("data/substituted", substituted, sync_dist=True)
 
@@ -156,9 +158,13 @@ class DataStallMonitor(Callback):
         return [*self._timeline.seconds.values(), self._images]
 
     def _give_back(self, trainer: lightning.Trainer) -> None:
-        watched: Any = trainer
-        if self._watch is not None and watched.profiler is self._watch:
-            watched.profiler = self._watch.inner
+        holder, name = cast(Any, trainer), "profiler"
+        # Another monitor may have begun to watch after this one.
+        while isinstance(watch := getattr(holder, name), _Watch):
+            if watch is self._watch:
+                setattr(holder, name, watch.inner)
+                return
+            holder, name = watch, "inner"
 
 
 class _Watch(Profiler):
@@ -168,7 +174,7 @@ class _Watch(Profiler):
     """
 
     def __init__(self, inner: Profiler, timeline: Timeline) -> None:
-        super().__init__()
+        super().__init__(inner.dirpath, inner.filename)
         self.inner = inner
         self.knows = False
         self._timeline = timeline
@@ -230,24 +236,38 @@ def _over_ranks(measured: list[float], trainer: lightning.Trainer) -> tuple[dict
     return shares, rate, sum(each[-1] for each in every)
 
 
-def _length(batch: Any) -> int:
-    """Count a batch's samples, of its labels where it has any: images may come as several views."""
-    parts = list(batch.values()) if isinstance(batch, dict) else batch
+def _length(batch: Any, loader: Any = None) -> int:
+    """Count a batch's samples, of its labels where it has any: images may come as several views.
+
+    Of several loaders, a dict or list of them, the sum over their batches. 0: it cannot be told.
+    """
+    if isinstance(loader, Mapping) and isinstance(batch, Mapping):
+        return sum(_length(batch.get(name), each) for name, each in loader.items())
+    if isinstance(loader, (tuple, list)) and isinstance(batch, (tuple, list)):
+        return sum(map(_length, batch, loader))
+    parts = list(batch.values()) if isinstance(batch, Mapping) else batch
     if isinstance(parts, (tuple, list)):
-        tensors = [part for part in parts if isinstance(part, Tensor) and part.ndim]
         label = getattr(batch, "label", None)
-        return len(label) if isinstance(label, Tensor) else len(tensors[0]) if tensors else 0
+        tensors = [part for part in (label, *parts) if isinstance(part, Tensor) and part.ndim]
+        if tensors:
+            return len(tensors[0])
+        # A list within is as likely one of samples, as in detection.
+        return next(filter(None, (_length(part) for part in parts if isinstance(part, Mapping))), 0)
     return len(parts) if isinstance(parts, Tensor) and parts.ndim else 0
 
 
 def _feed(trainer: lightning.Trainer, seconds: float) -> Feed:
     """Find out what the verdict depends on, apart from the shares."""
     device = trainer.strategy.root_device.type
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    feed = Feed(device, max(1, cores // trainer.num_devices), torch.get_num_threads())
+    cores = max(1, surroundings.look().usable_cores // trainer.num_devices)
+    profiler = cast(Any, trainer).profiler
+    while isinstance(profiler, _Watch):
+        profiler = profiler.inner
+    feed = Feed(device, cores, torch.get_num_threads())
+    feed = feed._replace(is_profiled=not isinstance(profiler, PassThroughProfiler))
     loader = trainer.train_dataloader
     if not isinstance(loader, Loader):
-        return feed
+        return feed._replace(other_workers=getattr(loader, "num_workers", None))
     delivery, split = loader.delivery, loader.split
     workers, threads = delivery.engine()
     augment = getattr(getattr(trainer, "datamodule", None), "augment", None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +25,7 @@ class Feed(NamedTuple):
     device: where the network is. cores: of this machine, for each of its ranks. compute_threads: that torch
     computes with. source: the train split's shards. workers, threads: see Delivery.engine; None of another
     loader. augment: the class that augments; is_random: whether it distorts; has_operators: for the device.
+    is_profiled: by another profiler. other_workers: of another loader, None where it has no such setting.
     """
 
     device: str
@@ -36,6 +39,8 @@ class Feed(NamedTuple):
     is_random: bool = False
     has_operators: bool = True
     costs: Costs | None = None
+    is_profiled: bool = False
+    other_workers: int | None = None
 
 
 def verdict(shares: Mapping[str, float], steps: int, rate: float, feed: Feed) -> str:
@@ -50,26 +55,29 @@ def verdict(shares: Mapping[str, float], steps: int, rate: float, feed: Feed) ->
     parts = ", ".join(f"{shares[stage]:.0%} {name}" for stage, name in names.items())
     worst = max(("wait", "transfer", "augment"), key=lambda stage: shares[stage])
     if shares[worst] < _WORTH:
-        return f"{parts}: {_keeps_up(shares)}"
+        return f"{parts}: {_keeps_up(shares, feed)}"
     if worst == "wait":
         return f"{parts}: {_on_waiting(shares['wait'], rate, feed)}"
     advice = _on_transfer(feed) if worst == "transfer" else _on_augmentation(shares["augment"], feed)
     return f"{parts}: {advice}"
 
 
-def _keeps_up(shares: Mapping[str, float]) -> str:
+def _keeps_up(shares: Mapping[str, float], feed: Feed) -> str:
     most = _most(shares["wait"] + shares["transfer"] + shares["augment"])
-    if shares["other"] > max(0.2, shares["compute"] / 2):
-        look = "`python train.py profiler=simple` names the callbacks"
+    if feed.is_profiled:
+        look = ""
+    elif shares["other"] > max(0.2, shares["compute"] / 2):
+        look = "; `python train.py profiler=simple` names the callbacks"
     else:
-        look = "`python train.py profiler=torch` shows what the rest does"
-    return f"the data keeps up, nothing to gain there ({most}); {look}"
+        look = "; `python train.py profiler=torch` shows what the rest does"
+    return f"the data keeps up, nothing to gain there ({most}){look}"
 
 
 def _on_transfer(feed: Feed) -> str:
     if feed.workers is None:
         return "give the DataLoader pin_memory=True, and hand over uint8 images that the device normalises"
-    return "`python train.py profiler=torch` shows the copies; fewer pixels help, data.train.crop.size=..."
+    look = "" if feed.is_profiled else "`python train.py profiler=torch` shows the copies; "
+    return f"{look}fewer pixels help, data.train.crop.size=..."
 
 
 def _on_augmentation(share: float, feed: Feed) -> str:
@@ -84,17 +92,20 @@ def _on_augmentation(share: float, feed: Feed) -> str:
         workers = feed.cores - 1
         gain = _capped(1 / max(1 - share, share / workers), share + (1 - share) * feed.compute_threads, feed)
         if gain >= _GAIN:
-            return f"data.workers={workers} augments beside the training{_expected(gain)}"
+            alone = " data.threads=null" if feed.threads else ""
+            return f"data.workers={workers}{alone} augments beside the training{_expected(gain)}"
     if not feed.is_random:
         return f"it only normalises; fewer pixels make it shorter, data.train.crop.size=... ({most})"
-    return f"a lighter one, augment=light or augment=imagenet ({most})"
+    return f"fewer distortions help; augment=imagenet only normalises ({most})"
 
 
 def _on_waiting(wait: float, rate: float, feed: Feed) -> str:
     most = _most(wait)
     if feed.workers is None:
         more = f"num_workers={feed.cores}" if feed.cores > 1 else "a num_workers of its own"
-        return f"give the DataLoader {more}, or feed from shards with tarpeg.ShardDataModule ({most})"
+        has_idle = feed.other_workers is not None and feed.other_workers < feed.cores
+        give = f"give the DataLoader {more}, or " if has_idle else ""
+        return f"{give}feed from shards with tarpeg.ShardDataModule ({most})"
     if feed.is_streaming:
         return f"{_cache(feed)} ++data.train.streaming=false ({most})"
     if _is_starved(wait, rate, feed):
@@ -123,7 +134,9 @@ def _options(wait: float, feed: Feed) -> Iterator[tuple[float, str]]:
     """
     assert feed.workers is not None
     beside = feed.workers or feed.threads
-    wished = feed.cores
+    # As many as keep up with the rest of a step, and one more: they are not equally quick.
+    needed = (beside or wait) / max(1 - wait, 0.01)
+    wished = min(feed.cores, math.ceil(round(needed, 3)) + 1)
     if beside < wished:
         gain = min(wished / beside, 1 / (1 - wait)) if beside else 1 / max(1 - wait, wait / wished)
         gain = _capped(gain, (1 - wait) * feed.compute_threads + (beside or wait), feed)
@@ -171,7 +184,8 @@ def _cache(feed: Feed, settings: str = "") -> str:
     dest = "data/cache"
     if first and "://" not in first and not first.startswith("pipe:"):
         folder = Path(first) if not re.search(r"\.tar$|[*?{\[]", first) else Path(first).parent
-        dest = f"{folder}-cache"
+        if folder.name not in ("", "..") and not re.search(r"[*?{\[]", str(folder)):
+            dest = f"{folder}-cache"
     shown = "..." if not places or len(places) > 3 else places[0] if len(places) == 1 else places
     command = " ".join(filter(None, (_BUILD, _override("source", shown), _override("dest", dest), settings)))
     return f"build a cache with `{command}` and train on it with {_override('data.train.shards', dest)}"
@@ -181,8 +195,9 @@ def _override(key: str, value: str | list[str]) -> str:
     """Write a setting as a shell and Hydra take it."""
     if isinstance(value, str) and re.fullmatch(r"[\w./:@%+-]+", value):
         return f"{key}={value}"
-    quoted = [f'"{part}"' for part in ([value] if isinstance(value, str) else value)]
-    return f"'{key}={quoted[0] if isinstance(value, str) else '[' + ','.join(quoted) + ']'}'"
+    parts = [value] if isinstance(value, str) else value
+    quoted = ",".join('"' + part.replace('"', '\\"') + '"' for part in parts)
+    return shlex.quote(f"{key}={quoted}" if isinstance(value, str) else f"{key}=[{quoted}]")
 
 
 def _most(share: float) -> str:
