@@ -118,9 +118,8 @@ def _summary(trainer: lightning.Trainer, callbacks: dict[str, object], profile: 
     parts = [f"{trainer.global_step} steps"]
     for callback in callbacks.values():
         if isinstance(callback, tarpeg.DataStallMonitor):
-            if callback.images_per_second:
+            if callback.images_per_second:  # 0 where no step was measured
                 parts.append(f"{callback.images_per_second:.0f} images/s")
-            if any(callback.shares.values()):
                 parts.append(f"{callback.wait_share:.0%} of the time waiting for data")
             if callback.verdict:  # none where nothing was trained, or in processes that are gone
                 yield f"data: {callback.verdict}"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 from tarpeg import Augment, CenterCrop, DataStallMonitor, ShardDataModule, Split
-from tarpeg.monitor import _length, _Watch
+from tarpeg.monitor import _length, _Watch, _workers
 from tarpeg.surroundings import Machine
 from torch.utils.data import DataLoader
 
@@ -259,6 +259,11 @@ def test_lengths_of_batches(photos):
     data = module(photos, workers=0)
     data.splits["train"] = Split(str(photos), CenterCrop(32), views=3)
     assert _length(next(iter(data.train_dataloader()))) == 2, "samples, not views"
+
+
+def test_workers_of_loaders():
+    assert _workers(sleepy()) == 0 and _workers(object()) is _workers([]) is None
+    assert _workers({"a": DataLoader([1], num_workers=2), "b": [DataLoader([1], num_workers=1), 0]}) == 1
 
 
 def test_a_hook_costs_microseconds():

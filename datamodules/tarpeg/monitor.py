@@ -256,6 +256,14 @@ def _length(batch: Any, loader: Any = None) -> int:
     return len(parts) if isinstance(parts, Tensor) and parts.ndim else 0
 
 
+def _workers(loader: Any) -> int | None:
+    """Tell how many worker processes a DataLoader has; of several, the fewest. None: no such setting."""
+    loaders = list(loader.values()) if isinstance(loader, Mapping) else loader
+    if isinstance(loaders, (tuple, list)):
+        return min((count for each in loaders if (count := _workers(each)) is not None), default=None)
+    return getattr(loader, "num_workers", None)
+
+
 def _feed(trainer: lightning.Trainer, seconds: float) -> Feed:
     """Find out what the verdict depends on, apart from the shares."""
     device = trainer.strategy.root_device.type
@@ -267,7 +275,7 @@ def _feed(trainer: lightning.Trainer, seconds: float) -> Feed:
     feed = feed._replace(is_profiled=not isinstance(profiler, PassThroughProfiler))
     loader = trainer.train_dataloader
     if not isinstance(loader, Loader):
-        return feed._replace(other_workers=getattr(loader, "num_workers", None))
+        return feed._replace(other_workers=_workers(loader))
     delivery, split = loader.delivery, loader.split
     workers, threads = delivery.engine()
     augment = getattr(getattr(trainer, "datamodule", None), "augment", None)
