@@ -60,7 +60,7 @@ def test_the_summary_names_what_is_not_tiled_and_what_is_left_out(shard_of, tmp_
     path = shard_of(*[sample(n) for n in range(5)], sample(5, b"no image"))
     settings = {**SETTINGS, "source": str(path), "dest": str(tmp_path / "c"), "codec": Raw(), "max_bad": 0.5}
     lines = cachereport.built({**settings, "measure": True})
-    assert lines[2] == "not tiled: 5 images (100.0%), stored raw"
+    assert lines[2] == "stored as pixels: 5 images (100.0%)"
     assert lines[3] == (
         "left out: 1 samples, listed in manifest.json, such as key 'k0005' "
         f"of {path}: Pillow cannot decode it"

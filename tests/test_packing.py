@@ -269,6 +269,30 @@ def test_folder_shards_split_evenly(tmp_path, images):
         FolderShards(root=images, out=tmp_path / "p", val_share=1)
 
 
+def test_folder_shards_of_a_folder_that_changed(tmp_path, images, caplog):
+    make = FolderShards(root=images, out=tmp_path / "o", workers=0)
+    make()
+    make()
+    assert caplog.messages == [f"packing the images of {images} into {tmp_path / 'o'} (once)"]
+    os.utime(images / "ant" / "0.v1.JPG", (0, 0))
+    with pytest.raises(ShardError, match=r"packed from \(other names, sizes or dates of files\): choose"):
+        make()
+    (images / "dog").mkdir()
+    (images / "dog" / "one.jpg").write_bytes(photograph(SMALL, 0).jpeg)
+    with pytest.raises(
+        ShardError,
+        match=r"the images in .*images .* \(dog: 0 then, 1 now\): .*data\.prepare\.out=NEW.*or delete /",
+    ):
+        make()
+    made = tmp_path / "o" / "shards.json"
+    content = json.loads(made.read_text())
+    made.write_text(json.dumps({name: content[name] for name in ("parameters", "shards")}))
+    make()  # packed before there was such a check
+    made.write_text(json.dumps(content))
+    images.rename(tmp_path / "elsewhere")
+    assert make() == tmp_path / "o"
+
+
 def test_folder_shards_take_train_and_val_as_they_are(tmp_path, images):
     root = tmp_path / "root"
     root.mkdir()

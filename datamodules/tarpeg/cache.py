@@ -206,9 +206,12 @@ class _Builder:
             return
         shown = [f"shard {bad.shard}, key {bad.key!r}: {bad.reason}" for bad in self.bad[:_SHOWN]]
         more = f"; and {len(self.bad) - _SHOWN} more" * (len(self.bad) > _SHOWN)
+        seen = self.samples + len(self.bad)
+        enough = next(share for share in (n / 100 for n in range(1, 101)) if len(self.bad) <= share * seen)
+        remedy = f", or give max_bad={enough}" if self.samples else ""
         raise CacheError(
-            f"{len(self.bad)} of {self.samples + len(self.bad)} samples cannot be used, more than "
-            f"max_bad={self.max_bad} allows: {'; '.join(shown)}{more}. Repair the source, or raise max_bad; "
+            f"{len(self.bad)} of {seen} samples cannot be used, more than "
+            f"max_bad={self.max_bad} allows: {'; '.join(shown)}{more}. Repair the source{remedy}; "
             "what is finished is kept."
         )
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from . import cachepool, foreign, tarindex, verify
 from .cache import CacheReport, Progress, build_cache
 from .cacheplan import Layout
+from .codecs import RAW
 from .shards import Shards
 
 _CROP = 256
@@ -95,8 +96,8 @@ def summary(report: CacheReport, measure: bool = False) -> list[str]:
     share = report.bytes / max(report.source_bytes, 1)
     images = max(report.samples, 1)
     lines = [
-        f"{report.dest}: {report.samples} samples in {report.shards} shards, {report.built} of them written "
-        f"now, in {report.seconds:.1f} s",
+        f"{report.dest}: {report.samples} samples in {report.shards} shard{'s' * (report.shards != 1)}, "
+        f"{report.built} of them written now, in {report.seconds:.1f} s",
         f"size: {report.source_bytes / 1e6:.1f} MB before, {report.bytes / 1e6:.1f} MB after ({share:.3f})",
     ]
     widest = sorted(report.tiles.items(), key=lambda item: -item[1])
@@ -108,7 +109,8 @@ def summary(report: CacheReport, measure: bool = False) -> list[str]:
     if shown:
         lines.append(f"images by width of tile: {', '.join(shown)}")
     for reason, count in report.untiled.items():
-        lines.append(f"not tiled: {count} images ({count / images:.1%}), {reason}")
+        told = f"{count} image{'s' * (count != 1)} ({count / images:.1%})"
+        lines.append(f"stored as pixels: {told}" if reason == RAW else f"not tiled: {told}, {reason}")
     if report.quarantine:
         first = report.quarantine[0]
         lines.append(

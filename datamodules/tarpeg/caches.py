@@ -63,7 +63,7 @@ def _entries(folder: Path) -> dict[str, ShardEntry] | None:
     if (folder / BUILDING).exists():
         raise CacheError(
             f"{folder} is a cache whose build was not finished (there is {BUILDING}, but no {MANIFEST}): run "
-            "the same build again, which continues it."
+            "the same build again, which continues it, or tells what stops it."
         )
     return None
 

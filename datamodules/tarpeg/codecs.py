@@ -14,6 +14,7 @@ from . import foreign
 from .errors import DecodeError, Status
 from .tarindex import PILLOW_FORMATS
 
+RAW = "stored raw"  # why an image is not tiled
 _SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
 _JPEG = bytes([0xFF, 0xD8, 0xFF])
 _BASELINE, _OTHER_FRAMES = (
@@ -67,7 +68,7 @@ class Tiled:
             return _tiled(data, _jpeg_extension(extension), self.tile)
         image = _opened(data)
         if self.quality is None:
-            return Encoded(foreign.ppm(image), "ppm", None, "stored raw")
+            return Encoded(foreign.ppm(image), "ppm", None, RAW)
         return _tiled(_saved(image, self.quality, self.subsampling), _jpeg_extension(extension), self.tile)
 
 
@@ -118,7 +119,7 @@ class Raw:
         """Rewrite one image file. Raises DecodeError where it cannot be decoded."""
         image = _opened(data)
         image = image if self.shorter is None else _reduced(image, self.shorter)
-        return Encoded(foreign.ppm(image.convert("RGB")), "ppm", None, "stored raw")
+        return Encoded(foreign.ppm(image.convert("RGB")), "ppm", None, RAW)
 
 
 def _tiled(data: bytes, extension: str, tile: int) -> Encoded:

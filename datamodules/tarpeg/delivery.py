@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,6 +13,8 @@ from .batch import OnError
 
 if TYPE_CHECKING:
     from .augment import Augment
+
+_NEEDED = ("batch_size", "seed", "prefetch")  # integers; others may be None
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,12 @@ class Delivery:
     pixels: Pixels = Pixels()
 
     def __post_init__(self) -> None:
+        for name in (*_NEEDED, "global_batch_size", "workers", "threads", "readahead"):
+            value: Any = getattr(self, name)
+            if value is None and name not in _NEEDED:
+                continue
+            if isinstance(value, bool) or not isinstance(value, Integral):
+                raise ValueError(f"{name}={value!r} must be an integer")
         for name in ("batch_size", "global_batch_size", "prefetch"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -74,7 +83,7 @@ class Delivery:
             )
         if self.on_error not in ("substitute", "raise"):
             raise ValueError(f"on_error={self.on_error!r} must be 'substitute' or 'raise'")
-        if not 0 <= self.max_bad <= 1:
+        if not isinstance(self.max_bad, (int, float)) or not 0 <= self.max_bad <= 1:
             raise ValueError(f"max_bad={self.max_bad!r} is a share of the samples, from 0 to 1")
 
     def engine(self) -> tuple[int, int]:

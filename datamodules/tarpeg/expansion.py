@@ -17,6 +17,7 @@ from .manifest import MANIFEST
 from .tarindex import SAVED_SUFFIX
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|pipe:")
+_SHOWN = 3  # names of what a folder holds instead
 
 
 def expand(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
@@ -71,7 +72,7 @@ def _expand_one(text: str) -> Iterator[Path]:
         files = sorted(found | {path for path in listed if fnmatch.fnmatchcase(path.name, last)})
         if not files:
             raise ShardError(
-                f"source={text!r}: no file matches this pattern. Check the folder and the pattern."
+                f"source={text!r}: no file matches this pattern; {_held(Path(text).absolute().parent)}."
             )
         yield from files
     else:
@@ -92,8 +93,8 @@ def _expand_existing(text: str) -> Iterator[Path]:
     files = sorted(found | set(caches.listed(path)))
     if not files:
         raise ShardError(
-            f"source={text!r}: the folder holds no .tar file (folders in it are not searched). A folder of "
-            "images has one sub-directory per class: tarpeg.build_cache makes shards of it."
+            f"source={text!r}: the folder holds no .tar file. Expected are .tar files right in it or, for "
+            "build_cache and FolderShards only, one sub-directory per class with its images."
         )
     yield from files
 
@@ -114,6 +115,16 @@ def _expand_braces(text: str) -> Iterator[Path]:
         if name == text or "{" in name:
             raise ShardError(_missing(text))
         yield from _expand_one(name)
+
+
+def _held(folder: Path) -> str:
+    if glob.has_magic(str(folder)):
+        return "check each part of it"
+    if not folder.is_dir():
+        return f"there is no folder {folder}"
+    names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+    more = f" and {len(names) - _SHOWN} more" * (len(names) > _SHOWN)
+    return f"its folder {folder} holds {', '.join(names[:_SHOWN]) or 'nothing'}{more}"
 
 
 def _missing(text: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .errors import ShardError
 
@@ -79,6 +81,22 @@ class Folder:
                     f"{self.split}; choose another share or add images"
                 )
         return files
+
+    def contents(self) -> dict[str, Any]:
+        """Tell what it holds: images by class directory, and a digest of their names, sizes and dates."""
+        parts = self.parts()
+        files = sorted(file.path for part in parts.values() for file in part.files())
+        digest, counts = hashlib.sha256(), Counter[str]()
+        for path in files:
+            name = os.path.relpath(path, self.root)
+            try:
+                found = os.stat(path)  # noqa: PTH116
+            except OSError as error:
+                raise ShardError(f"cannot read {path}: {error.strerror}") from error
+            # Whole seconds: not every file system, nor every copy, keeps more.
+            digest.update(os.fsencode(f"{name}\0{found.st_size}\0{int(found.st_mtime)}\n"))
+            counts["/".join(Path(name).parts[: 1 if "" in parts else 2])] += 1
+        return {"classes": dict(sorted(counts.items())), "digest": digest.hexdigest()}
 
     def _is_parted(self) -> bool:
         return all((Path(self.root) / part).is_dir() for part in ("train", "val"))

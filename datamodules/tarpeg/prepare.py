@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from .codecs import Codec
     from .sources import Source
 
+log = logging.getLogger("tarpeg")
+
+_SHOWN = 3  # classes whose images are others
 _FORMAT = 1  # raise it when the same parameters give other shards
 
 
@@ -57,7 +61,10 @@ class SyntheticShards:
     def __call__(self) -> Path:
         """Make the shards where they are missing; returns `out`."""
         parameters = dataclasses.asdict(self)
-        return _once(self.out, {"kind": "synthetic", **parameters}, self._make)
+        return _once(self.out, {"kind": "synthetic", **parameters}, self._make, self._told())
+
+    def _told(self) -> str:
+        return f"drawing {self.train + self.val} photographs"
 
     def _make(self) -> list[ShardReport]:
         counts = {"train": self.train, "val": self.val}
@@ -73,11 +80,13 @@ class FolderShards:
     """Call it to have `out/train-*.tar`, `out/val-*.tar`, `out/classes.json` of a folder of images.
 
     Where root/train and root/val both exist they are the splits; otherwise `val_share` of the images, drawn
-    by `seed` evenly over the classes, are val. Images added to `root` later need another `out`.
+    by `seed` evenly over the classes, are val. Called again where the images in `root` are others, it
+    raises; where `root` is gone or empty, it takes the shards as they are.
 
     Raises:
         ValueError: for a value out of range, when constructed.
-        ShardError: when called, for a folder without images, or if `out` was made with other parameters.
+        ShardError: when called, for a folder without images, or if `out` was made with other parameters, or
+            of other images.
     """
 
     root: str
@@ -95,10 +104,15 @@ class FolderShards:
     def __call__(self) -> Path:
         """Make the shards where they are missing; returns `out`."""
         parameters = {**dataclasses.asdict(self), "root": os.path.realpath(self.root)}
-        return _once(self.out, {"kind": "folder", **parameters}, self._make)
+        told = f"packing the images of {self.root}"
+        return _once(self.out, {"kind": "folder", **parameters}, self._make, told, self._contents)
 
     def _folder(self, split: str) -> Folder:
         return Folder(self.root, seed=self.seed, split=split, val_share=self.val_share)
+
+    def _contents(self) -> dict[str, Any]:
+        root = Path(self.root)
+        return self._folder("all").contents() if root.is_dir() and any(root.iterdir()) else {}
 
     def _make(self) -> list[ShardReport]:
         folders = {split: self._folder(split) for split in ("train", "val")}
@@ -168,30 +182,44 @@ class CachedShards:
         return manifest is not None and [manifest.codec, manifest.layout] == wished
 
 
-def _once(out: str, parameters: dict[str, Any], make: Callable[[], list[ShardReport]]) -> Path:
-    """Run `make` under a lock unless `out/shards.json`, written last, says that it was run before."""
+def _once(
+    out: str,
+    parameters: dict[str, Any],
+    make: Callable[[], list[ShardReport]],
+    told: str,
+    contents: Callable[[], dict[str, Any]] = dict,
+) -> Path:
+    """Run `make` under a lock unless `out/shards.json`, written last, says that it was run before.
+
+    contents: what they are made of, which must be the same as then; empty where there is no telling.
+    """
     directory = Path(out)
     # Neither place nor number of processes changes what the shards hold. JSON turns tuples into lists.
     wished = {name: value for name, value in parameters.items() if name not in ("out", "workers")}
     wished = json.loads(json.dumps({"format": _FORMAT, **wished}))
     try:
-        if _is_made(directory, wished):
+        if _is_made(directory, wished, contents):
             return directory
         directory.mkdir(parents=True, exist_ok=True)
         with FileLock(directory / ".lock"):
-            if not _is_made(directory, wished):
+            if not _is_made(directory, wished, contents):
+                log.warning("%s into %s (once)", told, directory)
+                content = contents()  # before: of what changes meanwhile, the next run tells
                 names = [shard.name for report in make() for shard in report.shards]
-                write_json(directory / "shards.json", {"parameters": wished, "shards": names})
+                write_json(
+                    directory / "shards.json", {"parameters": wished, "contents": content, "shards": names}
+                )
     except OSError as error:
         raise ShardError(f"cannot make shards in {directory}: {error}") from error
     return directory
 
 
-def _is_made(directory: Path, wished: dict[str, Any]) -> bool:
+def _is_made(directory: Path, wished: dict[str, Any], contents: Callable[[], dict[str, Any]]) -> bool:
     path = directory / "shards.json"
     try:
         content = json.loads(path.read_bytes())
         made, names = dict(content["parameters"]), list(content["shards"])
+        then = dict(content.get("contents") or {})  # older shards have none
     except FileNotFoundError:
         return False
     except (ValueError, TypeError, KeyError) as error:
@@ -207,7 +235,27 @@ def _is_made(directory: Path, wished: dict[str, Any]) -> bool:
             f"{directory} holds shards made with other parameters: {', '.join(differing)}; "
             "choose another out= or delete the folder"
         )
-    return all((directory / name).is_file() for name in names)
+    if not all((directory / name).is_file() for name in names):
+        return False
+    now = contents() if then else {}
+    if now and now != then:
+        raise ShardError(
+            f"the images in {made.get('root')} are others than those {directory} was packed from "
+            f"({_changes(then, now)}): choose another out= (with train.py, data.prepare.out=NEW), or delete "
+            f"{directory}, to pack them anew"
+        )
+    return True
+
+
+def _changes(then: dict[str, Any], now: dict[str, Any]) -> str:
+    before, after = dict(then.get("classes") or {}), now["classes"]
+    changes = [
+        f"{name}: {before.get(name, 0)} then, {after.get(name, 0)} now"
+        for name in sorted({*before, *after})
+        if before.get(name, 0) != after.get(name, 0)
+    ]
+    more = f"; and {len(changes) - _SHOWN} more" * (len(changes) > _SHOWN)
+    return "; ".join(changes[:_SHOWN]) + more or "other names, sizes or dates of files"
 
 
 def _flat(parameters: dict[str, Any]) -> dict[str, Any]:
