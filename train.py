@@ -89,6 +89,9 @@ def main(config: DictConfig) -> None:
 
 
 def _fit(config: DictConfig) -> None:
+    path = config.ckpt_path
+    if path and path.endswith(".ckpt") and "://" not in path and not Path(path).is_file():
+        raise ConfigError(f"ckpt_path={path}: there is no such file")
     lightning.seed_everything(config.seed, verbose=False)
     augment = instantiate(config.augment) if config.augment else None
     data = instantiate(config.data, augment=augment)
@@ -125,6 +128,9 @@ def _summary(trainer: lightning.Trainer, callbacks: dict[str, object], profile: 
                 yield f"data: {callback.verdict}"
     if "val/accuracy" in trainer.callback_metrics:
         parts.append(f"validation accuracy {trainer.callback_metrics['val/accuracy']:.3f}")
+    last = getattr(trainer.checkpoint_callback, "last_model_path", "")
+    if last:
+        yield f"to go on from here: ckpt_path={os.path.relpath(last)}"
     yield "trained: " + ", ".join(parts)
 
 

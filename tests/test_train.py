@@ -65,10 +65,11 @@ def test_it_trains_logs_and_checkpoints_and_resumes(checkout):
     assert list(out.glob("tensorboard/*/events.out.tfevents.*"))
     assert (out / ".hydra" / "config.yaml").is_file()
     names = {path.name for path in (out / "checkpoints").iterdir()}
-    assert names == {"last.ckpt", "epoch=0-step=3.ckpt"}
+    assert names == {"last.ckpt", "epoch0-step3.ckpt"}
     assert (checkout / "data" / "synthetic" / "shards.json").is_file()
 
     ckpt = "ckpt_path=outputs/first/checkpoints/last.ckpt"
+    assert f"to go on from here: {ckpt}\n" in done.stdout
     assert steps(good(checkout, *TINY, ckpt, "trainer.max_epochs=3", "logger=none")) == 9
 
 
@@ -168,7 +169,9 @@ def script():
 
 def test_what_was_not_measured_is_not_told(script, tmp_path):
     profiler = PyTorchProfiler(tmp_path)
-    trainer = types.SimpleNamespace(global_step=1, callback_metrics={}, profiler=profiler)
+    trainer = types.SimpleNamespace(
+        global_step=1, callback_metrics={}, profiler=profiler, checkpoint_callback=None
+    )
     stall = tarpeg.DataStallMonitor()
     stall._timeline.seconds["other"] = 0.1  # what comes after the first step, which does not count
     lines = list(script._summary(trainer, {"data": stall}, str(tmp_path)))
@@ -219,6 +222,7 @@ WRONG = {
         ["data.train.flip=2"],
         r"^train: data\.train: flip=2 is a probability, from 0 to 1$",
     ),
+    "no such checkpoint": (["ckpt_path=nope.ckpt"], r"^train: ckpt_path=nope\.ckpt: there is no such file$"),
     "unknown policy": (
         ["data.on_error=skip"],
         r"^train: data: on_error='skip' must be 'substitute' or 'raise'$",
