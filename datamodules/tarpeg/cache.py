@@ -19,6 +19,7 @@ from .errors import CacheError
 from .folders import Folder
 from .manifest import Manifest, Quarantined, summed
 from .sources import Input, Shard, Source
+from .surroundings import usable_cores
 
 _FORMAT = 1  # raise it when the same source and parameters give other shards
 _SHOWN = 5  # reasons in an error
@@ -147,7 +148,7 @@ class _Builder:
             return manifest
         known = cachestate.begin(self.folder, fingerprint)
         withdraw = partial(cachestate.withdraw, self.folder)
-        with cachepool.pool(executor, plan.shards if plan else cachepool.cores()) as pool:
+        with cachepool.pool(executor, plan.shards if plan else usable_cores()) as pool:
             if plan is None:
                 plan = Recut(
                     self._shards(), indexes(self._shards(), self.folder, pool, withdraw), self.layout

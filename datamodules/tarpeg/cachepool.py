@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from .errors import CacheError
+from .surroundings import usable_cores
 from .workers import Processes
 
 # Calls that are handed over at once: a job of a cache cut anew holds some 460 bytes a sample.
@@ -25,7 +25,7 @@ def pool(executor: Executor | int | None, jobs: int) -> Iterator[Executor]:
     if isinstance(executor, Executor):
         yield executor
         return
-    count = min(cores() if executor is None else executor, jobs)
+    count = min(usable_cores() if executor is None else executor, jobs)
     own = Processes(count) if count > 1 else _Here(1)
     try:
         yield own
@@ -73,7 +73,7 @@ def results(
                 yield future.result()
     finally:
         left = [future for future in pending if not future.cancel()]
-        if len(left) > cores():
+        if len(left) > usable_cores():
             withdraw()
         wait(left)
 
@@ -87,10 +87,3 @@ def window(executor: Executor) -> int:
 
 class _Here(ThreadPoolExecutor):
     """The one thread of this process that stands for processes."""
-
-
-def cores() -> int:
-    """Count the cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

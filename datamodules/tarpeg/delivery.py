@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .batch import OnError
+from .surroundings import usable_cores
 
 if TYPE_CHECKING:
     from .augment import Augment
@@ -100,7 +100,5 @@ def _or_cores(threads: int | None) -> int:
 
 
 def _cores() -> int:
-    """Count the cores this process may use, at most 8."""
-    if hasattr(os, "sched_getaffinity"):
-        return min(8, len(os.sched_getaffinity(0)))
-    return min(8, os.cpu_count() or 1)
+    """Count the cores this process may keep busy, at most 8."""
+    return min(8, usable_cores())

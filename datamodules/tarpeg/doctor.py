@@ -226,12 +226,6 @@ def _machine(notes: _Notes, machine: surroundings.Machine) -> None:
     rows["cores"] = f"{machine.cores}"
     if machine.core_limit is not None:
         rows["cores"] += f", of which the container may use {machine.core_limit:.1f}"
-        most = min(8, machine.cores)
-        if most > machine.usable_cores:
-            notes.oddities.append(
-                f"the container may use {machine.core_limit:.1f} of {machine.cores} cores, and by default "
-                f"there are {most} workers: give workers={machine.usable_cores} (Hydra: data.workers)"
-            )
     if machine.load is not None:
         rows["load"] = f"{machine.load:.1f} in the last minute"
     limit = (

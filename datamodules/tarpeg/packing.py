@@ -20,6 +20,7 @@ from PIL import Image
 
 from .errors import ShardError
 from .folders import Folder
+from .surroundings import usable_cores
 from .synth import Photos, photograph
 from .tarindex import PILLOW_FORMATS
 from .workers import map_in_processes
@@ -127,7 +128,7 @@ def make_shards(
         items = [_PhotoItem(photos, prefix, index) for index in range(1000 if samples is None else samples)]
     if workers is None:
         # Starting processes takes a second or so: not worth it for a handful.
-        workers = min(_cores(), len(items) // 64)
+        workers = min(usable_cores(), len(items) // 64)
         workers = workers if workers > 1 else 0
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -254,12 +255,6 @@ def _pixels(data: bytes) -> int:
             return image.width * image.height
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return 0  # packed as it is all the same: whoever reads it has a policy for bad images
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _check_count(name: str, value: Any, least: int, *, optional: bool = False) -> None:

@@ -55,6 +55,11 @@ def look(groups: Path = _GROUPS, proc: Path = Path("/proc")) -> Machine:
     )
 
 
+def usable_cores() -> int:
+    """Count the threads that can run at once: this process's cores, as far as a container lets it."""
+    return look().usable_cores
+
+
 def _memory(proc: Path) -> dict[str, int]:
     found = {}
     for line in _text(proc / "meminfo").splitlines():
