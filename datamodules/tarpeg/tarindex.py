@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import secrets
 import stat
 import struct
+import threading
 import zipfile
 import zlib
 from collections.abc import Collection
@@ -28,6 +30,9 @@ PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "TIFF", "PPM", "GIF")
 SAVED_SUFFIX = ".tarpeg.npz"
 
 _VERSION = 1
+# Note [One parser]: numpy parses the header of an array as Python, and CPython 3.11 fails now and then where
+# two threads parse at once ("AST constructor recursion depth mismatch", its issue 106905).
+_one_parser = threading.Lock()
 # A damaged saved index reaches numpy's innards, which raise more than their own exceptions.
 _BROKEN_SAVED = (
     *(OSError, ValueError, TypeError, KeyError, IndexError, EOFError, OverflowError, MemoryError),
@@ -171,7 +176,8 @@ def save(index: TarIndex, place: Path) -> bool:
 def load(place: Path, size: int, mtime_ns: int) -> TarIndex | None:
     """Load a saved index; None where there is none, or it is damaged, or of a tar of another size or time."""
     try:
-        with place.open("rb") as file, np.load(file, allow_pickle=False) as saved:
+        data = io.BytesIO(place.read_bytes())
+        with _one_parser, np.load(data, allow_pickle=False) as saved:
             version, tar_size, tar_mtime_ns, left_out = saved["head"].tolist()
             if (version, tar_size, tar_mtime_ns) != (_VERSION, size, mtime_ns):
                 return None
