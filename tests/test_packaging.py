@@ -41,7 +41,12 @@ def contents(wheel: Path) -> set[str]:
 def expected() -> set[str]:
     """All files of the package as the checkout shows them through its symlinks, but for what is built."""
     package = ROOT / "datamodules" / "tarpeg"
-    found = {*package.glob("*.py"), package / "py.typed", *(package / "conf").glob("*.py")}
+    found = {
+        *package.glob("*.py"),
+        *package.glob("benchmarks/*.py"),
+        package / "py.typed",
+        *(package / "conf").glob("*.py"),
+    }
     found |= {path for path in (package / "native").rglob("*") if path.suffix in (".cpp", ".h", ".cu")}
     found |= {*(package / "conf").rglob("*.yaml")}
     return {path.relative_to(package.parent).as_posix() for path in found}
