@@ -2,8 +2,8 @@
 
 Note [Children that hang at birth]: a fork copies locks as they are. Where another thread is at the moment
 attaching itself to the interpreter, which gloo's and NCCL's threads do when they let go of a tensor, CPython
-before 3.12.1 leaves the child waiting for ever in ``PyOS_AfterFork_Child`` (its issue 112275; about one run
-in a hundred with two ranks on two busy cores). Its parent then waits for ever for the first batch, and the
+before 3.12.1 leaves the child waiting for ever in ``PyOS_AfterFork_Child`` (its issue 112275; seen
+now and then with two ranks on two busy cores). Its parent then waits for ever for the first batch, and the
 child outlives the run, for it never gets to ask for its parent's end. So a child says hello, and begins when
 it is answered; one that is not heard of in time is killed, and another is forked.
 """
