@@ -147,6 +147,14 @@ def test_importing_the_package_does_nothing_else(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.parametrize("room", ["packing", "prepare", "cachepool", "doctor", "surroundings"])
+def test_torch_does_not_come_with(room):
+    """Children that draw photographs would start slowly; the doctor could not name a broken torch."""
+    done = run(f"import tarpeg.{room}")
+    assert done.returncode == 0, done.stderr
+    assert "torch" not in done.stderr.split(",")
+
+
 def test_lightning_comes_with_the_data_module_alone():
     done = run("import tarpeg; tarpeg.Split; tarpeg.RandomCrop; tarpeg.make_shards")
     assert done.returncode == 0, done.stderr

@@ -207,9 +207,13 @@ class ShardDataModule(lightning.LightningDataModule):
     def _pixels(self, is_train: bool) -> Pixels:
         """Say what the loader makes of the images; more than uint8 where the CPU trains."""
         own = type(self).on_after_batch_transfer is ShardDataModule.on_after_batch_transfer
-        if not own or self.trainer is None or self.trainer.strategy.root_device.type != "cpu":
+        if not own or not self._trains_on_cpu:
             return Pixels()
         return pixels_of(self.augment, is_train, self._delivery.engine()[0])
+
+    @property
+    def _trains_on_cpu(self) -> bool:
+        return self.trainer is not None and self.trainer.strategy.root_device.type == "cpu"
 
     def _rank_and_world(self) -> tuple[int, int]:
         if self.trainer is not None:
@@ -244,13 +248,9 @@ class ShardDataModule(lightning.LightningDataModule):
             if of == name and self.trainer is not None:
                 other.close()  # Lightning asks for another with reload_dataloaders_every_n_epochs
         self._loaders.append((name, loader))
-        if (
-            is_train
-            and self.trainer is not None
-            and self.trainer.strategy.root_device.type == "cpu"
-            and not rank
-        ):
-            tell_of_spinning(any(delivery.engine()))
+        has_helpers = any(delivery.engine()) and torch.get_num_threads() > 1
+        if is_train and not rank and self._trains_on_cpu and has_helpers:
+            tell_of_spinning()
         _compare_over_ranks(loader, name, rank, world)
         return loader
 

@@ -1,4 +1,7 @@
-"""The machine as this process sees it: cores, memory, and the limits that a container sets."""
+"""The machine as this process sees it: cores, memory, and the limits that a container sets.
+
+Without torch: processes that draw photographs import this, and the doctor where torch is broken.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 log = logging.getLogger(__name__)
 
@@ -110,9 +111,9 @@ def _text(path: Path) -> str:
 
 
 @functools.cache
-def tell_of_spinning(has_helpers: bool) -> None:
+def tell_of_spinning() -> None:
     """Tell once that OpenMP's threads, which spin while they wait, are in the way of those that decode."""
-    if has_helpers and "OMP_WAIT_POLICY" not in os.environ and torch.get_num_threads() > 1:
+    if "OMP_WAIT_POLICY" not in os.environ:
         log.warning(
             "OpenMP's threads spin while they wait, on cores that decoding needs, so that training on a CPU "
             "may take several times as long: set OMP_WAIT_POLICY=PASSIVE in the environment, or on top of "
