@@ -46,6 +46,11 @@ class ExtraBatch(NamedTuple):
 AnyBatch = Batch | KeyedBatch | ExtraBatch
 
 
+def where_of(samples: Samples, id: int) -> str:
+    """Name a sample, for messages."""
+    return f"shard {samples.shard(id)}, key {samples.key(id)!r}"
+
+
 class Samples(Protocol):
     """What samples are read from, numbered 0..len-1: see ``Shards`` and ``Pictures``."""
 

@@ -16,7 +16,6 @@ from .tarindex import PILLOW_FORMATS
 
 RAW = "stored raw"  # why an image is not tiled
 _SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
-_JPEG = bytes([0xFF, 0xD8, 0xFF])
 _BASELINE, _OTHER_FRAMES = (
     (0xC0, 0xC1),
     (0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)),
@@ -64,7 +63,7 @@ class Tiled:
 
     def encode(self, data: bytes, extension: str) -> Encoded:
         """Rewrite one image file. Raises DecodeError where it cannot be decoded."""
-        if data.startswith(_JPEG):
+        if data.startswith(foreign.JPEG):
             return _tiled(data, _jpeg_extension(extension), self.tile)
         image = _opened(data)
         if self.quality is None:
@@ -96,7 +95,7 @@ class Resized:
         """Rewrite one image file. Raises DecodeError where it cannot be decoded."""
         image = _opened(data)
         reduced = _reduced(image, self.shorter)
-        if reduced is image and data.startswith(_JPEG):
+        if reduced is image and data.startswith(foreign.JPEG):
             return _tiled(data, _jpeg_extension(extension), self.tile)
         return _tiled(_saved(reduced, self.quality, self.subsampling), _jpeg_extension(extension), self.tile)
 
@@ -153,7 +152,7 @@ def _opened(data: bytes) -> Image.Image:
 
     if not data:
         raise DecodeError("the file is empty")
-    if not data.startswith(_JPEG):
+    if not data.startswith(foreign.JPEG):
         image = foreign.open_rgb(data)
         if image is None:
             raise DecodeError("Pillow cannot decode it")

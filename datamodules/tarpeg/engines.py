@@ -141,7 +141,7 @@ class InProcesses:
             batch_sampler=requests,  # type: ignore[arg-type]
             num_workers=self._workers,
             prefetch_factor=self._prefetch,
-            collate_fn=_as_it_is,
+            collate_fn=as_it_is,
             persistent_workers=True,
             generator=torch.Generator(),  # otherwise each epoch would draw from the caller's
             multiprocessing_context=HeardFork(),
@@ -208,7 +208,8 @@ class _Filling:
         return filled._replace(answer=filled.answer._replace(batch=batch))
 
 
-def _as_it_is(answer: Any) -> Any:
+def as_it_is(answer: Any) -> Any:
+    """Collate nothing: what the worker made is a batch."""
     return answer
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .tarindex import PILLOW_FORMATS
 
-_JPEG = bytes([0xFF, 0xD8, 0xFF])
+JPEG = bytes([0xFF, 0xD8, 0xFF])  # what every JPEG begins with
 # Damaged data reaches the innards of Pillow's plugins, which raise more than OSError.
 _BROKEN = (
     *(OSError, EOFError, ValueError, TypeError, LookupError, SyntaxError, ArithmeticError, RuntimeError),
@@ -28,7 +28,7 @@ def to_ppm(data: Tensor) -> Tensor | None:
     Pillow cannot decode it, and for JPEGs, which the native decoder has already judged.
     """
     content = data.numpy().tobytes()
-    image = None if content.startswith(_JPEG) else open_rgb(content)
+    image = None if content.startswith(JPEG) else open_rgb(content)
     return None if image is None else torch.from_numpy(np.frombuffer(ppm(image), dtype=np.uint8).copy())
 
 

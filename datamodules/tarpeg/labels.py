@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .batch import Decode, Samples, Target
+from .batch import Decode, Samples, Target, where_of
 from .errors import ShardError
 
 Int64 = npt.NDArray[np.int64]
@@ -69,7 +69,7 @@ def no_integer(samples: Samples, id: int, extension: str, text: bytes) -> ShardE
     """Make the error for a member that holds something else."""
     shown = text[:32].decode("utf-8", "replace") + ("..." if len(text) > 32 else "")
     return ShardError(
-        f"{_where(samples, id)}: member {extension!r} is {shown!r}, not a 64-bit "
+        f"{where_of(samples, id)}: member {extension!r} is {shown!r}, not a 64-bit "
         "integer. A label is an integer in ASCII digits, such as 7."
     )
 
@@ -77,7 +77,7 @@ def no_integer(samples: Samples, id: int, extension: str, text: bytes) -> ShardE
 def missing(samples: Samples, id: int, extension: str) -> ShardError:
     """Make the error for a sample without that member."""
     return ShardError(
-        f"{_where(samples, id)} has no member {extension!r}, only {samples.extensions(id)}. "
+        f"{where_of(samples, id)} has no member {extension!r}, only {samples.extensions(id)}. "
         "Write its label as KEY.cls, or name the extension that holds it."
     )
 
@@ -96,7 +96,7 @@ def read_extra(samples: Samples, ids: Int64, members: tuple[str, ...], decode: D
             extras.append(held if decode is None else decode(samples.key(id), held))
         except _BROKEN as error:
             raise ShardError(
-                f"{_where(samples, id)}: decode={decode!r} failed on the members {sorted(held)}: "
+                f"{where_of(samples, id)}: decode={decode!r} failed on the members {sorted(held)}: "
                 f"{type(error).__name__}: {error}"
             ) from error
     return extras
@@ -118,7 +118,7 @@ def _document(samples: Samples, id: int, extension: str) -> Any:
     text = samples.member(id, extension)
     if text is None:
         raise missing(samples, id, extension)
-    where = f"{_where(samples, id)}: member {extension!r}"
+    where = f"{where_of(samples, id)}: member {extension!r}"
     if len(text) > _LONGEST_JSON:
         raise ShardError(
             f"{where} has {len(text)} bytes, more than the {_LONGEST_JSON} that are read for labels"
@@ -141,17 +141,13 @@ def _field(samples: Samples, id: int, extension: str, document: Any, field: str)
         else:
             has = f"fields {list(value)[:8]}" if isinstance(value, dict) else f"a {type(value).__name__}"
             raise ShardError(
-                f"{_where(samples, id)}: member {extension!r} has no field {field!r}: "
+                f"{where_of(samples, id)}: member {extension!r} has no field {field!r}: "
                 f"at {name!r} it holds {has}"
             )
     if not isinstance(value, int) or isinstance(value, bool) or not -_LIMIT <= value < _LIMIT:
         shown = json.dumps(value)
         raise ShardError(
-            f"{_where(samples, id)}: field {field!r} of member {extension!r} is "
+            f"{where_of(samples, id)}: field {field!r} of member {extension!r} is "
             f"{shown if len(shown) <= 32 else shown[:32] + '...'}, not a 64-bit integer"
         )
     return value
-
-
-def _where(samples: Samples, id: int) -> str:
-    return f"shard {samples.shard(id)}, key {samples.key(id)!r}"

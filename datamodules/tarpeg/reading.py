@@ -10,7 +10,19 @@ import torch
 from torch import Tensor
 
 from . import augmenting, foreign, ops, sampling
-from .batch import Answer, AnyBatch, Batch, Decode, ExtraBatch, KeyedBatch, OnError, Request, Samples, Target
+from .batch import (
+    Answer,
+    AnyBatch,
+    Batch,
+    Decode,
+    ExtraBatch,
+    KeyedBatch,
+    OnError,
+    Request,
+    Samples,
+    Target,
+    where_of,
+)
 from .crops import Crop, Progressive, crop_at
 from .delivery import Pixels
 from .errors import DecodeError, ShardError, Status
@@ -100,7 +112,7 @@ class Reader:
         images, status, told = self._decode(request.epoch, ids, turns, decoded, threads)
         substituted = []
         for row in torch.nonzero(status).flatten().tolist():
-            reason = f"{self._where(int(ids[row]))}: image is {_named(int(status[row]))}"
+            reason = f"{where_of(self.shards, int(ids[row]))}: image is {_named(int(status[row]))}"
             if self.on_error == "raise":
                 raise DecodeError(f"{reason}; on_error='substitute' takes another sample in its place")
             ids[row], another = self._substitute(request.epoch, ids[[row]], turns[[row]], reason)
@@ -133,7 +145,7 @@ class Reader:
         for row in unknown.tolist():
             ppm = foreign.to_ppm(files[row])
             if ppm is not None:
-                told = told or f"{self._where(int(ids[row]))} is no JPEG"
+                told = told or f"{where_of(self.shards, int(ids[row]))} is no JPEG"
                 files[row] = ppm
         if len(unknown):
             sizes = ops.image_sizes(files).numpy()
@@ -185,8 +197,8 @@ class Reader:
         for row in np.flatnonzero(is_outside).tolist():
             height, width = sizes[row].tolist()
             raise BoxError(
-                f"{self._where(int(ids[row]))}: {crop!r} asks for the box (top, left, height, width) = "
-                f"{tuple(boxes[row].tolist())}, which is outside the image of {height} x {width}"
+                f"{where_of(self.shards, int(ids[row]))}: {crop!r} asks for the box (top, left, height, "
+                f"width) = {tuple(boxes[row].tolist())}, which is outside the image of {height} x {width}"
             )
         return np.ascontiguousarray(boxes, dtype=np.int32)
 
@@ -201,9 +213,6 @@ class Reader:
             if status[0] == Status.OK:
                 return int(other), images[..., 0, :, :, :]
         raise DecodeError(f"{reason}, and none of {_MOST_SUBSTITUTES} drawn to take its place can be decoded")
-
-    def _where(self, id: int) -> str:
-        return f"shard {self.shards.shard(id)}, key {self.shards.key(id)!r}"
 
 
 def _named(status: int) -> str:

@@ -138,9 +138,6 @@ class Shards:
             raise IndexError(f"ids must be in 0..{len(self) - 1}, not {rows.min()}..{rows.max()}")
         return rows.astype(np.int64, copy=False)
 
-    def _where(self, id: int) -> str:
-        return f"shard {self.shard(id)}, key {self.key(id)!r}"
-
     def _bytes(self, shard: int, offset: int, size: int) -> bytes:
         view = self._views[shard] or self._map(shard).numpy().data
         return bytes(view[offset : offset + size])

@@ -15,10 +15,10 @@ from .batch import Request, Samples
 from .codecs import Codec, Raw, Tiled, tile_width
 from .delivery import Pixels
 from .errors import DecodeError, ShardError
+from .foreign import JPEG
 from .reading import Reader
 
 _MOST, _ROUNDS, _MOST_BYTES = 32, 5, 64 << 20
-_JPEG = b"\xff\xd8\xff"
 
 
 class Costs(NamedTuple):
@@ -87,7 +87,7 @@ def _time(reader: Reader, request: Request) -> float | None:
 
 
 def _is_jpeg(file: Tensor) -> bool:
-    return file[:3].numpy().tobytes() == _JPEG
+    return file[:3].numpy().tobytes() == JPEG
 
 
 def _encoded(codec: Codec, file: Tensor) -> Tensor:

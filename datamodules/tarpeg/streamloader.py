@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from .batch import Answer, Request
 from .delivery import Delivery
-from .engines import begin_worker
+from .engines import as_it_is, begin_worker
 from .errors import DecodeError, ShardError
 from .forking import HeardFork
 from .loader import Loader, engine_of
@@ -143,7 +143,7 @@ class StreamingLoader(Loader):
                 batch_size=None,
                 num_workers=self._workers,
                 prefetch_factor=self.delivery.prefetch,
-                collate_fn=_as_it_is,
+                collate_fn=as_it_is,
                 multiprocessing_context=HeardFork(),
                 generator=torch.Generator(),
                 worker_init_fn=begin_worker,
@@ -219,7 +219,3 @@ def _check_shards(shards: int, world: int, workers: int) -> None:
             f"which read shards of their own. Give workers={shards // world} or fewer, or write more and "
             "smaller shards."
         )
-
-
-def _as_it_is(answer: Any) -> Any:
-    return answer

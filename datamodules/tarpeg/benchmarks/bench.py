@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
-import os
 import statistics
 import sys
 import time
@@ -24,10 +23,11 @@ from torch import Tensor
 
 from .. import ops
 from ..crops import Crop, RandomCrop, RandomResizedCrop
+from ..surroundings import usable_cores
 from ..synth import Photos, photograph
 from ..workers import map_in_processes
 from . import benchaugment, benchloader, benchreplay, contestants, peers
-from .benchloader import LoaderSettings
+from .benchloader import LoaderSettings, label_of
 from .benchreport import Report, Row, machine, versions
 from .contestants import BATCH, Block, Contestant
 from .loaderreport import LoaderReport
@@ -116,7 +116,6 @@ def measure(
     ordinary = sum(map(len, jpegs))
     tiled = sum(len(jpeg) for block in blocks for jpeg in getattr(block, "tiled", ()))
     pixels = sum(int(height * width) for height, width in ops.image_sizes([*map(_tensor, jpegs)]))
-    label = photos.size[0] if isinstance(photos.size[0], str) else "x".join(map(str, photos.size[0]))
     bits = 8 * ordinary / pixels
     work = {
         "crop": f"random {_CROP}x{_CROP} crop",
@@ -124,6 +123,7 @@ def measure(
         "augment": f"batches of {BATCH} at {contestants.SIZE}x{contestants.SIZE} on the {device}",
     }[suite]
     about = (machine(), versions(), time.strftime("%Y-%m-%d"))
+    label = label_of(photos)
     return Report(
         suite, work, label, images, rounds, clock, tile, bits, tiled / ordinary, rows, missing, *about
     )
@@ -132,7 +132,7 @@ def measure(
 def _photographs(photos: Photos, count: int) -> Iterator[bytes]:
     """Draw them, in as many processes as pay: starting one takes seconds."""
     blocks = [range(start, min(start + 8, count)) for start in range(0, count, 8)]
-    workers = min(len(os.sched_getaffinity(0)), count // 64)
+    workers = min(usable_cores(), count // 64)
     made: Iterator[list[bytes]] = map(_drawn, [(photos, block) for block in blocks])
     if workers > 1:
         made = map_in_processes(_drawn, [(photos, block) for block in blocks], workers)

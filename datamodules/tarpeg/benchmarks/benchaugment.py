@@ -91,7 +91,8 @@ def _timed(name: str, make: Callable[[AugmentBlock], Tensor], group: str) -> Con
     return Contestant(name, whole=_synchronised(make), group=group)
 
 
-def _normalised(images: Tensor, inplace: bool = False) -> Tensor:
+def normalised(images: Tensor, inplace: bool = False) -> Tensor:
+    """Turn uint8 images, or one, into float32 as torchvision v2 does."""
     values = functional.to_dtype(images, torch.float32, scale=True)
     made: Tensor = functional.normalize(values, list(MEAN), list(STD), inplace=inplace)
     return made
@@ -103,7 +104,7 @@ def _torchvision_plain(block: AugmentBlock, inplace: bool = False) -> Tensor:
         functional.horizontal_flip(image) if flip else image
         for image, flip in zip(block.planar, flips, strict=True)
     ]
-    return _normalised(torch.stack(images), inplace)
+    return normalised(torch.stack(images), inplace)
 
 
 def _torchvision_chain(block: AugmentBlock) -> Tensor:
@@ -113,13 +114,13 @@ def _torchvision_chain(block: AugmentBlock) -> Tensor:
     for index, image in enumerate(block.planar):
         image = functional.horizontal_flip(image) if flips[index] else image
         images.append(_changed(image, block, index, [values[index] for values in factors], boxes[index]))
-    return _normalised(torch.stack(images))
+    return normalised(torch.stack(images))
 
 
 def _torchvision_at_once(block: AugmentBlock) -> Tensor:
     factors = [float(values[0]) for values in block.factors.values()]
     images = functional.horizontal_flip(block.planar)
-    return _normalised(_changed(images, block, 0, factors, block.boxes[0, 0].tolist()))
+    return normalised(_changed(images, block, 0, factors, block.boxes[0, 0].tolist()))
 
 
 def _changed(image: Tensor, block: AugmentBlock, index: int, factors: list[float], box: list[int]) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,7 +14,6 @@ from ..errors import ShardError
 from ..synth import Photos
 from ..workers import Processes
 from . import loaderhost, loaderpeers
-from .benchreport import machine, versions
 from .loaderdata import LoaderData
 from .loaderhost import Contestant, Turn
 from .loaderreport import LoaderReport, LoaderRow
@@ -48,6 +46,10 @@ class LoaderSettings:
         if unknown:
             raise ValueError(f"loader: no setting {sorted(unknown)[0]!r}")
         return cls(**value)
+
+    def names(self, name: str) -> bool:
+        """Tell whether ``only`` lets that one take part."""
+        return not self.only or any(part in name for part in self.only)
 
     def __post_init__(self) -> None:
         for name, low in (("workers", 1), ("epochs", 0)):
@@ -94,9 +96,6 @@ def measure(
         tuple(rows),
         tuple(extra),
         tuple(missing),
-        machine(),
-        versions(),
-        time.strftime("%Y-%m-%d"),
         (busy[0], busy[1]),
     )
 
@@ -105,7 +104,7 @@ def _field(data: LoaderData, settings: LoaderSettings) -> tuple[list[Contestant]
     found, missing = [], []
     first = next(iter(loaderpeers.PEERS))
     for name in (*loaderpeers.PEERS, *loaderhost.ours()):
-        if settings.only and name != first and not any(part in name for part in settings.only):
+        if name != first and not settings.names(name):
             continue
         absent = loaderpeers.absent(name)
         if absent is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from ..synth import Photos
 from ..workers import Processes
 from . import replayhost
 from .benchloader import Advance, Compare, LoaderSettings, label_of, take_turns
-from .benchreport import machine, versions
 from .loaderdata import LoaderData
 from .loaderhost import Contestant
 from .loaderreport import LoaderReport, LoaderRow
@@ -65,9 +63,6 @@ def measure(
         tuple(rows),
         tuple(_gains(rows)),
         tuple(dict.fromkeys(missing)),
-        machine(),
-        versions(),
-        time.strftime("%Y-%m-%d"),
         (busy[0], busy[1]),
     )
 
@@ -88,7 +83,7 @@ def _field(
 ) -> tuple[list[Replayed], list[str]]:
     found, missing = [], []
     for number, name in enumerate(replayhost.names(suite, group)):
-        if number and settings.only and not any(part in name for part in settings.only):
+        if number and not settings.names(name):
             continue
         who = Replayed(name, group, data, settings.workers, suite)
         absent = replayhost.absent(who)

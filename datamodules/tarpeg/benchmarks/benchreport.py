@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
+from ..surroundings import look
 from .benchchart import Bar, draw
 
 _PACKAGES = (
@@ -133,7 +134,7 @@ def machine() -> str:
     with contextlib.suppress(OSError):
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
         model = found[1].strip() if found else model
-    return f"{model}, {len(os.sched_getaffinity(0))} cores"
+    return f"{model}, {look().cores} cores"
 
 
 def versions() -> str:

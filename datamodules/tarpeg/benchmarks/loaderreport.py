@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import os
 import re
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from .benchchart import Bar, draw
+from .benchreport import machine, versions
 
 
 class LoaderRow(NamedTuple):
@@ -51,10 +53,10 @@ class LoaderReport:
     rows: tuple[LoaderRow, ...]
     extra: tuple[tuple[str, str], ...]
     missing: tuple[str, ...]
-    machine: str
-    versions: str
-    date: str
     busy: tuple[float, float]
+    machine: str = field(default_factory=machine)
+    versions: str = field(default_factory=versions)
+    date: str = field(default_factory=lambda: time.strftime("%Y-%m-%d"))
 
     @property
     def title(self) -> str:

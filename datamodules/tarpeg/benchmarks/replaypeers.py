@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from . import cropskip
-from .contestants import MEAN, SIZE, STD, decode_jpeg, functional
+from .benchaugment import normalised
+from .contestants import SIZE, decode_jpeg, functional
 from .loaderdata import LoaderData
 from .loaderpeers import Batches, from_webdataset
 from .replayjobs import CELLS, CROP, MASKED, RATIO, SCALE, SHORTER, Numbers
@@ -95,12 +96,12 @@ class Imagenet:
         image = _decoded(jpeg)
         if self.group == "training":
             image = v2.RandomResizedCrop(SIZE, SCALE, RATIO, antialias=True)(image)
-            return _normalised(v2.RandomHorizontalFlip()(image))
+            return normalised(v2.RandomHorizontalFlip()(image))
         if self.group == "validation":
             image = functional.resize(image, [SHORTER], antialias=True)
-            return _normalised(functional.center_crop(image, [SIZE, SIZE]))
+            return normalised(functional.center_crop(image, [SIZE, SIZE]))
         how = functional.InterpolationMode.NEAREST_EXACT
-        return _normalised(functional.resize(image, [SIZE, SIZE], how))
+        return normalised(functional.resize(image, [SIZE, SIZE], how))
 
     def made(self, numbers: Numbers) -> Tensor:
         """Make the batch of those numbers."""
@@ -109,7 +110,7 @@ class Imagenet:
         images = []
         for jpeg, box, flip in zip(numbers.jpegs, numbers.boxes.tolist(), numbers.flips, strict=True):
             image = functional.resized_crop(_decoded(jpeg), *box, [SIZE, SIZE], antialias=True)
-            images.append(_normalised(functional.horizontal_flip(image) if flip else image))
+            images.append(normalised(functional.horizontal_flip(image) if flip else image))
         return torch.stack(images)
 
 
@@ -143,9 +144,3 @@ def _converted(image: Tensor, drawn: Tensor) -> Tensor:
     black = torch.tensor(BLACK)[:, None]
     values = torch.addmm(black, torch.tensor(YCBCR) / 255, image.reshape(3, -1).float())
     return torch.where(masked, black[..., None], values.view(3, CROP, CROP))
-
-
-def _normalised(image: Tensor) -> Tensor:
-    values = functional.to_dtype(image, torch.float32, scale=True)
-    made: Tensor = functional.normalize(values, list(MEAN), list(STD))
-    return made
