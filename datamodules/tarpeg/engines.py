@@ -5,6 +5,7 @@ Every engine answers in the order of the requests, with the same bytes, in memor
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -71,28 +72,28 @@ class InThreads:
 
     def answers(self, requests: Iterable[Request], size: int) -> Iterator[Answer]:
         """Answer each request; the next ones are worked at meanwhile."""
-        self._drain()
-        slots = self._slots
-        if slots is None or slots.size < size:
-            slots = self._slots = Slots(size, self._prefetch, shared=False)
-        slots.give_back_taken()
-        if self._feeders is None:
-            self._feeders = ThreadPoolExecutor(_FEEDERS, "tarpeg-feeder")
-        feeders = self._feeders
-        for request in requests:
-            job = (self._reader, slots, slots.take(), request, self._threads)
-            self._pending.append(feeders.submit(_answered, *job))
-            if len(self._pending) > self._prefetch:
+        with _ended_if_interrupted(self):
+            self._drain()
+            slots = self._slots
+            if slots is None or slots.size < size:
+                slots = self._slots = Slots(size, self._prefetch, shared=False)
+            slots.give_back_taken()
+            if self._feeders is None:
+                self._feeders = ThreadPoolExecutor(_FEEDERS, "tarpeg-feeder")
+            feeders = self._feeders
+            for request in requests:
+                job = (self._reader, slots, slots.take(), request, self._threads)
+                self._pending.append(feeders.submit(_answered, *job))
+                if len(self._pending) > self._prefetch:
+                    yield _lent(slots, self._pending.popleft().result())
+            while self._pending:
                 yield _lent(slots, self._pending.popleft().result())
-        while self._pending:
-            yield _lent(slots, self._pending.popleft().result())
 
     def close(self) -> None:
         """End the threads."""
-        self._drain()
-        feeders, self._feeders, self._slots = self._feeders, None, None
+        feeders, self._feeders, self._slots, self._pending = self._feeders, None, None, deque()
         if feeders is not None:
-            feeders.shutdown()
+            feeders.shutdown(cancel_futures=True)
 
     def _drain(self) -> None:
         while self._pending:
@@ -119,13 +120,14 @@ class InProcesses:
         """Answer each request; starts the processes, or new ones where a batch outgrew the memory."""
         if self._requests is not None and self._requests.slots.size < size:
             self.close()
-        if self._requests is None or self._loader is None:
-            self._requests = _Slotted(Slots(size, self._workers * self._prefetch, shared=True))
-            self._loader = self._started(self._requests)
-        slots = self._requests.slots
-        self._requests.requests = requests
-        for filled in self._loader:
-            yield _lent(slots, filled)
+        with _ended_if_interrupted(self):
+            if self._requests is None or self._loader is None:
+                self._requests = _Slotted(Slots(size, self._workers * self._prefetch, shared=True))
+                self._loader = self._started(self._requests)
+            slots = self._requests.slots
+            self._requests.requests = requests
+            for filled in self._loader:
+                yield _lent(slots, filled)
 
     def close(self) -> None:
         """End the processes."""
@@ -147,6 +149,22 @@ class InProcesses:
             multiprocessing_context=HeardFork(),
             worker_init_fn=begin_worker,
         )
+
+
+@contextlib.contextmanager
+def _ended_if_interrupted(engine: Engine) -> Iterator[None]:
+    """End the engine's processes and threads where it is left by an exception.
+
+    Ctrl-C may come in the midst of a message or of a queue's own accounts, or leave a job behind that nobody
+    waits for any more, and that still fills its slot. Who goes on, as one does in a notebook, gets new ones.
+    """
+    try:
+        yield
+    except GeneratorExit:
+        raise
+    except BaseException:
+        engine.close()
+        raise
 
 
 class _Filled(NamedTuple):

@@ -122,8 +122,7 @@ class Loader:
                     requests = ahead(requests, self._readahead, soon)
                 self._flow = self._engine.answers(requests, self._requests.size)
             goes_on = k + 1 == len(self) and self._requests.follow(self._epoch + 1)
-            self._place = (self._epoch + 1, 0) if goes_on else (self._epoch, k + 1)
-            yield self._following()
+            yield self._following((self._epoch + 1, 0) if goes_on else (self._epoch, k + 1))
 
     @property
     def reader(self) -> Reader:
@@ -138,9 +137,11 @@ class Loader:
         """
         return self._unclaimed.popleft() if self._unclaimed else None
 
-    def _following(self) -> Answer:
+    def _following(self, place: tuple[int, int]) -> Answer:
+        """Return the next answer of the flow; ``place`` is of the one after it."""
         assert self._flow is not None
         try:
+            self._place = place
             return next(self._flow)  # into no variable: nobody but the consumer is to hold a batch
         except BaseException:
             self._flow = None  # it has ended

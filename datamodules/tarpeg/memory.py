@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import weakref
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +16,12 @@ _FREE, _TAKEN, _LENT = range(3)
 # Batches that a consumer may hold at once before it is given copies: the one it works on, the one that it is
 # handed while it still has that, and one to spare.
 MOST_LENT = 3
+
+
+class _Lent(weakref.ref[np.ndarray]):
+    """A slot's array that a consumer has a tensor on."""
+
+    slot: int
 
 
 class Slots:
@@ -39,12 +46,15 @@ class Slots:
             with contextlib.suppress(OSError):  # a kernel that was built without them
                 memory.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = np.frombuffer(memory, np.uint8)
-        # Each of these is changed by one assignment, so no lock is needed; a lock would not do, as a tensor's
-        # end may interrupt any line here.
         self._state = bytearray(count)
+        self._lent: list[_Lent | None] = [None] * count
+        # A tensor's end may interrupt any line, in any thread, and Python drops what is raised there: Ctrl-C
+        # that came while it runs would be lost. A deque's own method is no Python code.
+        self._gone: deque[weakref.ref[np.ndarray]] = deque()
 
     def take(self) -> int:
         """Return the number of a free slot, to be filled; then ``lend`` it or ``give_back``."""
+        self._collect()
         slot = self._state.index(_FREE)
         self._state[slot] = _TAKEN
         return slot
@@ -65,15 +75,25 @@ class Slots:
 
     def lend(self, slot: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Hand out the slot's images; frees it when no tensor, view or storage refers to them any more."""
+        self._collect()
         if self._state.count(_LENT) >= MOST_LENT:
             images = self.tensor(slot, shape, dtype).clone()
             self.give_back(slot)
             return images
         # The tensor's storage holds this array, and every view of the tensor holds the storage.
         view = self._view(slot, shape, dtype)
+        lent = _Lent(view, self._gone.append)
+        lent.slot = slot
+        self._lent[slot] = lent
         self._state[slot] = _LENT
-        weakref.finalize(view, self.give_back, slot).atexit = False
         return _images(view, shape, dtype)
+
+    def _collect(self) -> None:
+        """Free the slots whose last tensor is gone."""
+        while self._gone:
+            gone = self._gone.popleft()
+            assert isinstance(gone, _Lent)
+            self.give_back(gone.slot)
 
     def _view(self, slot: int, shape: Sequence[int], dtype: torch.dtype) -> np.ndarray:
         begin = slot * self.size
