@@ -94,7 +94,7 @@ def test_close_leaves_no_thread_and_no_process(photos, engine, children):
     loader.close()
     loader.close()
     assert children() == set()
-    assert_no_thread_but(threads)  # those that feed torch's queues end a moment later
+    assert_no_thread_but(threads)
     assert sorted(keys_of(loader)) == ALL, "and it starts anew"
     loader.close()
 

@@ -107,6 +107,48 @@ def test_a_plain_loop(photos, tmp_path, engine, end):
     assert run.process.returncode != 0
 
 
+INTERRUPTED = """
+import os, random
+from test_loader import digest, load
+
+loader = load({photos!r}, batch_size=1, seed=5, **{engine!r})
+expected = digest(loader)
+told, tell = os.pipe()
+parent = os.getpid()
+if os.fork() == 0:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.close(tell)
+    while os.read(told, 1):
+        time.sleep(random.random() * 0.1)
+        os.kill(parent, signal.SIGINT)
+    os._exit(0)
+os.close(told)
+heard = 0
+for _ in range({times}):
+    try:
+        os.write(tell, b".")
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            for batch in loader:
+                pass
+    except KeyboardInterrupt:
+        heard += 1
+    loader.sampler.set_epoch(0)
+    assert digest(loader) == expected
+assert heard == {times}, heard
+loader.close()
+"""
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "caller"])
+def test_ctrl_c_is_always_heard_and_one_may_go_on(photos, tmp_path, engine):
+    settings = ENGINES.get(engine, {"workers": 0, "threads": 0})
+    run = Run(tmp_path, INTERRUPTED.format(photos=str(photos), engine=settings, times=40))
+    run.assert_nothing_is_left(100)
+    assert run.process.returncode == 0, run.log.read_text()
+    assert run.log.read_text() == "", "nothing was raised where Python can but drop it"
+
+
 TRAINED = """
 from test_datamodule import Net, module, trainer
 

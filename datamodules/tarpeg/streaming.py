@@ -136,6 +136,15 @@ class Held:
         return str(self._samples[id]["__url__"])
 
 
+class Share(NamedTuple):
+    """What one worker of a rank reads in an epoch that begins, or goes on, with batch ``first``."""
+
+    epoch: int
+    first: int
+    worker: int
+    workers: int
+
+
 class Streamed(NamedTuple):
     """A ``Request`` that brings its samples with it."""
 
@@ -158,13 +167,15 @@ class Stream:
     buffer: int
     is_endless: bool
 
-    def requests(self, epoch: int, first: int, sizes: Iterable[int], drop_last: bool) -> Iterator[Streamed]:
-        """Fill batches of these sizes, in this worker process if it is one; ShardError, naming the URL.
+    def requests(
+        self, epoch: int, first: int, sizes: Iterable[int], drop_last: bool, worker: int = 0, workers: int = 1
+    ) -> Iterator[Streamed]:
+        """Fill batches of these sizes from this worker's share of the shards; ShardError, naming the URL.
 
         ``first``: the batch of the epoch that begins the list; another one draws other samples.
         """
         notes: list[str] = []
-        samples = self._samples(epoch, first, notes)
+        samples = self._samples(Share(epoch, first, worker, workers), notes)
         for size in sizes:
             batch = list(itertools.islice(samples, size))
             if not batch or (len(batch) < size and drop_last):
@@ -173,12 +184,12 @@ class Stream:
             yield Streamed(epoch, held.ids, np.array([turn for turn, _ in batch], np.int64), held, notes[:])
             notes.clear()
 
-    def _samples(self, epoch: int, first: int, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _samples(self, share: Share, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield samples that have an image, with the number of the pass over the shards that they come in."""
         is_told = False
         for turn in itertools.count() if self.is_endless else (0,):
             count = 0
-            for sample in self._pass(epoch, first, turn):
+            for sample in self._pass(share, turn):
                 if image_of(sample) is not None:
                     count += 1
                     yield turn, sample
@@ -191,7 +202,7 @@ class Stream:
             if not count:
                 raise ShardError(
                     f"there is no image in the shards of rank {self.rank}, such as "
-                    f"{self._mine(epoch, first)[0]}. Images are named KEY.EXTENSION."
+                    f"{self._mine(share.epoch, share.first)[0]}. Images are named KEY.EXTENSION."
                 )
 
     def _mine(self, epoch: int, first: int) -> list[str]:
@@ -199,18 +210,17 @@ class Stream:
         places = np.arange(len(self.urls))
         if self.shuffle:
             places = sampling.permutation(self.seed, epoch, len(self.urls), _SHARDS + first)
-        # webdataset's split_by_node would ask the environment, which need not know what the trainer knows.
         return [self.urls[place] for place in places[self.rank :: self.world]]
 
-    def _pass(self, epoch: int, first: int, turn: int) -> Iterator[dict[str, Any]]:
+    def _pass(self, share: Share, turn: int) -> Iterator[dict[str, Any]]:
         import webdataset
         from webdataset.tariterators import group_by_keys
 
         current = Opener()
-        urls = list(webdataset.split_by_worker(self._mine(epoch, first)))
-        worker = torch.utils.data.get_worker_info()
-        number = 0 if worker is None else worker.id
-        order = random.Random(f"tarpeg {self.seed} {epoch} {first} {turn} {self.rank} {number}")
+        epoch, first, worker, workers = share
+        # webdataset's splitters would ask torch and the environment, which know neither worker nor rank.
+        urls = self._mine(epoch, first)[worker::workers]
+        order = random.Random(f"tarpeg {self.seed} {epoch} {first} {turn} {self.rank} {worker}")
         if self.shuffle:
             order.shuffle(urls)
         samples = _placed(group_by_keys(current.members(urls)))

@@ -5,22 +5,19 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from .batch import Answer, Request
 from .delivery import Delivery
-from .engines import as_it_is, begin_worker
+from .engines import Engine, InProcesses
 from .errors import DecodeError, ShardError
-from .forking import HeardFork
 from .loader import Loader, engine_of
-from .memory import image_bytes
 from .requests import Sampler
 from .sampling import BatchPlan
 from .split import Split
@@ -68,8 +65,13 @@ class StreamingLoader(Loader):
         reader = Reader.of(nothing, split, None, seed=delivery.seed, on_error=delivery.on_error, keys=keys)
         reader.pixels = delivery.pixels
         self._streams = _StreamReader(reader)
-        self._engine = engine_of(self._streams, replace(delivery, workers=0, threads=threads))
-        self._running: Any = None
+        self._engine: Engine
+        if self._workers:
+            pulling = _Pulling(self._stream, delivery.drop_last, self._workers)
+            self._engine = InProcesses(self._streams, self._workers, delivery.prefetch, pulling)
+        else:
+            self._engine = engine_of(self._streams, replace(delivery, workers=0, threads=threads))
+        self._is_underway = False
         self._turn = 0
         self._epoch = self._batches = 0
         self._is_done = False
@@ -106,13 +108,6 @@ class StreamingLoader(Loader):
         plan, stream = self._plan, self._stream
         return {"shards": len(stream.urls), "samples": plan.samples, "seed": stream.seed}
 
-    def close(self) -> None:
-        """End processes, threads and the iterator. Idempotent; iterating again starts new ones."""
-        running, self._running = self._running, None
-        if running is not None:
-            running._shutdown_workers()
-        super().close()
-
     def _answers(self) -> Iterator[Answer]:
         self._is_done = False
         first, drop_last = self._batches, self.delivery.drop_last
@@ -122,35 +117,31 @@ class StreamingLoader(Loader):
         else:
             start, stop = self._plan.rank_bounds(0, self._rank)
             sizes = (stop - start,)
-        work = _Work(self._stream, self._streams, self._epoch, first, sizes, self._is_sized, drop_last)
+        if self._is_underway:
+            self._engine.close()  # a stream that was given up may be at a network that does not answer
+        self._is_underway = True
+        epoch, size = self._epoch, self._streams.size(Request(self._epoch, np.zeros(max(sizes), np.int64)))
+        each: Iterable[int] = sizes if self._is_sized else itertools.repeat(sizes[0])
+        requests: Any
         if self._workers:
-            yield from self._from_workers(work)
-        else:
-            size = image_bytes(self._streams.shape(work.largest()), self._streams.dtype)
-            try:
-                yield from self._engine.answers(work.requests(), size)
-            except ShardError as error:
-                yield Answer(None, [], None, error)
-        self._is_done = True
-
-    def _from_workers(self, work: _Work) -> Iterator[Answer]:
-        if self._running is not None:
-            self._running._shutdown_workers()
-        # Processes of their own for each epoch: an epoch of a stream is long, and nothing is worth keeping.
-        self._running = iter(
-            DataLoader(
-                work,
-                batch_size=None,
-                num_workers=self._workers,
-                prefetch_factor=self.delivery.prefetch,
-                collate_fn=as_it_is,
-                multiprocessing_context=HeardFork(),
-                generator=torch.Generator(),
-                worker_init_fn=begin_worker,
+            requests = (
+                _Pull(self._turn, epoch, first, count, k % self._workers) for k, count in enumerate(each)
             )
-        )
-        yield from self._running
-        self._running = None
+        else:
+            requests = self._stream.requests(epoch, first, each, drop_last)
+        ended = 0
+        try:
+            for answer in self._engine.answers(requests, size):
+                is_end = answer.batch is None and answer.error is None
+                ended = ended + 1 if is_end else 0
+                if ended == self._workers > 0:  # all, one after the other
+                    break
+                if not is_end:
+                    yield answer
+        except ShardError as error:
+            yield Answer(None, [], None, error)
+        self._is_done = True
+        self._is_underway = False
 
     def _too_many(self, answer: Answer, bad: int) -> DecodeError | None:
         if self._is_sized:
@@ -171,40 +162,50 @@ class _StreamReader:
     def shape(self, request: Request) -> tuple[int, ...]:
         return self.reader.shape(request)
 
+    def size(self, request: Request) -> int:
+        return self.reader.size(request)
+
     def answer(self, request: Streamed, out: Tensor | None = None, threads: int = 1) -> Answer:
         reader = replace(self.reader, shards=request.held, among=request.ids)
         plain = Request(request.epoch, request.ids, request.turns)
         return reader.answer(plain, out, threads)._replace(notes=request.notes)
 
 
-@dataclass(frozen=True)
-class _Work(IterableDataset[Answer]):
-    """One epoch of one rank: what each of its worker processes does a part of."""
+class _Pull(NamedTuple):
+    """What is sent in place of a request: that a worker process is to take its next ``size`` samples."""
 
-    stream: Stream
-    reader: _StreamReader
+    turn: int
     epoch: int
     first: int
-    sizes: tuple[int, ...]
-    is_sized: bool
+    size: int
+    worker: int
+
+
+@dataclass
+class _Pulling:
+    """Takes samples from the stream as they are asked for; each worker process has its own."""
+
+    stream: Stream
     drop_last: bool
+    workers: int
+    _turn: int | None = None
+    _size: int = 0
+    _requests: Iterator[Streamed] = field(default_factory=lambda: iter(()))
 
-    def largest(self) -> Request:
-        return Request(self.epoch, np.zeros(max(self.sizes, default=0), np.int64))
-
-    def requests(self) -> Iterator[Any]:
-        worker = get_worker_info()
-        # The DataLoader takes a batch of each worker in turn.
-        mine = self.sizes[worker.id :: worker.num_workers] if worker is not None else self.sizes
-        sizes = mine if self.is_sized else itertools.repeat(self.sizes[0])
-        return self.stream.requests(self.epoch, self.first, sizes, self.drop_last)
-
-    def __iter__(self) -> Iterator[Answer]:
+    def __call__(self, pull: _Pull) -> Any:
+        if pull.turn != self._turn:
+            self._turn = pull.turn
+            share = pull.epoch, pull.first, self._sizes(), self.drop_last, pull.worker, self.workers
+            self._requests = self.stream.requests(*share)
+        self._size = pull.size
         try:
-            for request in self.requests():
-                yield self.reader.answer(request)
+            return next(self._requests, Answer(None, [], None))
         except ShardError as error:
-            yield Answer(None, [], None, error)
+            return Answer(None, [], None, error)
+
+    def _sizes(self) -> Iterator[int]:
+        while True:
+            yield self._size
 
 
 def _check_shards(shards: int, world: int, workers: int) -> None:

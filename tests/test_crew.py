@@ -16,9 +16,9 @@ from pathlib import Path
 faulthandler.dump_traceback_later(100, exit=True)
 sys.path[:0] = {paths!r}
 from test_loader import load
-from tarpeg import forking
+from tarpeg import crew
 
-forking._PATIENCE = (0.5, 0.5)
+crew._PATIENCE = (0.5, 0.5)
 hung = Path({folder!r})
 
 def hang():

@@ -1,0 +1,128 @@
+"""Who works beside the caller: threads here, processes in ``crew``. Both answer in the order of asking.
+
+Note [Ctrl-C and locks]: the main thread handles Ctrl-C between any two instructions, so also where Python
+code has taken a lock (a Condition's, a Future's, a multiprocessing.Queue's) and the ``with`` does not know of
+it yet. Nobody releases it then, and whoever needs it, be it to end, waits for ever: one of a thousand
+interrupted loops over small batches, with ThreadPoolExecutor as with torch's DataLoader. So who asks here
+uses ``SimpleQueue``, which is C throughout, and sockets, which need no lock; and a team that was interrupted
+in the midst of something is ended, not used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+# Seconds in which who is told to end has done so.
+GRACE = 5.0
+
+Work = Callable[[Any], Any]
+
+
+class Team(Protocol):
+    """Answers jobs in the order of asking; one thread asks."""
+
+    pending: int  # jobs that were asked and not answered
+
+    def ask(self, job: Any) -> None:
+        """Have somebody do the job."""
+
+    def answer(self) -> Any:
+        """Wait for the oldest pending job; return or raise what came of it."""
+
+    def drain(self) -> None:
+        """Give up all pending jobs; when it returns, nobody works at one."""
+
+    def close(self) -> None:
+        """End all, and wait for their end. Idempotent."""
+
+
+class Threads:
+    """``count`` threads that call ``work(job)``."""
+
+    def __init__(self, work: Work, count: int) -> None:
+        self.pending = 0
+        self._answered = 0
+        self._jobs: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._early: dict[int, Any] = {}
+        arguments = (work, self._jobs, self._done)
+        threads = [
+            threading.Thread(target=_serve_queue, args=arguments, name=f"tarpeg-feeder-{k}", daemon=True)
+            for k in range(count)
+        ]
+        self._end = weakref.finalize(self, _end_threads, self._jobs, threads)
+        for thread in threads:
+            thread.start()
+
+    def ask(self, job: Any) -> None:
+        """Put the job into the queue."""
+        self._jobs.put((self._answered + self.pending, job))
+        self.pending += 1
+
+    def answer(self) -> Any:
+        """Wait for the oldest pending job."""
+        answer = self._next()
+        if isinstance(answer, _Failed):
+            try:
+                raise answer.error
+            finally:
+                del answer  # the error holds this frame, which must not hold the error
+        return answer
+
+    def drain(self) -> None:
+        """Take back what nobody has begun, and wait for the rest."""
+        self.pending -= emptied(self._jobs)
+        while self.pending:
+            self._next()
+
+    def close(self) -> None:
+        """End the threads, and wait for their end."""
+        self._end()
+
+    def _next(self) -> Any:
+        while self._answered not in self._early:
+            number, answer = self._done.get()
+            self._early[number] = answer
+            del answer
+        self.pending -= 1
+        self._answered += 1
+        return self._early.pop(self._answered - 1)
+
+
+class _Failed(NamedTuple):
+    error: BaseException
+
+
+def _serve_queue(work: Work, jobs: queue.SimpleQueue[Any], done: queue.SimpleQueue[tuple[int, Any]]) -> None:
+    for number, job in iter(jobs.get, None):
+        answer: Any
+        try:
+            answer = work(job)
+        except BaseException as error:  # noqa: BLE001 - raised again where the answer is asked for
+            answer = _Failed(error)
+        done.put((number, answer))
+        del answer, job
+
+
+def emptied(jobs: queue.SimpleQueue[Any]) -> int:
+    """Take out all that waits; return how many that were."""
+    count = 0
+    with contextlib.suppress(queue.Empty):
+        while True:
+            jobs.get_nowait()
+            count += 1
+    return count
+
+
+def _end_threads(jobs: queue.SimpleQueue[Any], threads: Sequence[threading.Thread]) -> None:
+    emptied(jobs)
+    for _ in threads:
+        jobs.put(None)
+    for thread in threads:
+        if thread.ident is not None:
+            thread.join(GRACE)
