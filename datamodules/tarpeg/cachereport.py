@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from . import cachepool, foreign, tarindex, verify
+from .bars import progress
 from .cache import CacheReport, Progress, build_cache
 from .cacheplan import Layout
 from .codecs import RAW
@@ -34,26 +34,19 @@ class Speedup(NamedTuple):
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[Progress], None]]:
-    """Show a bar on a terminal with images/s, MB/s and time left; gives what ``build_cache`` calls."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    rate = TextColumn("{task.fields[images]:.0f} images/s, {task.fields[megabytes]:.1f} MB/s")
-    columns = (TextColumn("shards"), MofNCompleteColumn(), BarColumn(), rate, TimeRemainingColumn())
-    with Bar(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("", total=None, images=0.0, megabytes=0.0)
+    """Show how far a build is, with images/s and MB/s; gives what ``build_cache`` calls."""
+    with progress("shards") as show:
         started, kept = time.monotonic(), (0, 0)
 
-        def show(now: Progress) -> None:
+        def told(now: Progress) -> None:
             nonlocal kept
             if now.shards == now.kept:  # nothing was made yet: no part of the speed
                 kept = (now.samples, now.bytes)
             seconds = max(time.monotonic() - started, 1e-3)
             images, megabytes = (now.samples - kept[0]) / seconds, (now.bytes - kept[1]) / 1e6 / seconds
-            bar.update(task, total=now.shards_total, completed=now.shards, images=images, megabytes=megabytes)
+            show(now.shards, f"{images:.0f} images/s, {megabytes:.1f} MB/s", now.shards_total)
 
-        yield show
+        yield told
 
 
 def built(settings: Mapping[str, Any]) -> list[str]:

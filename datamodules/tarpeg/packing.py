@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import sys
 import tarfile
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import IO, Any, NamedTuple, Protocol
 
 from PIL import Image
 
+from .bars import progress
 from .errors import ShardError
 from .folders import Folder
 from .surroundings import usable_cores
@@ -182,20 +182,12 @@ def _read_block(items: Sequence[_Item]) -> list[_Record]:
 
 
 def _shown(records: Iterator[_Record], count: int, what: str) -> Iterator[_Record]:
-    """Pass records on while a progress bar on a terminal shows images a second and time left."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    rate = TextColumn("{task.fields[rate]:.0f} images/s")
-    name, left = TextColumn("{task.description}"), TimeRemainingColumn()
-    columns = (name, BarColumn(), MofNCompleteColumn(), rate, left)
-    hidden = not sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), disable=hidden) as progress:
-        task = progress.add_task(what, total=count, rate=0.0)
+    """Pass records on while it is shown how far that is."""
+    with progress(what, count) as show:
         started = time.monotonic()
         for done, record in enumerate(records, start=1):
             yield record
-            progress.update(task, completed=done, rate=done / max(time.monotonic() - started, 1e-3))
+            show(done, f"{done / max(time.monotonic() - started, 1e-3):.0f} images/s")
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from . import caches
+from .bars import progress
 from .errors import ShardError
 from .labels import LONGEST, integer, missing, no_integer
 from .table import Run, join
@@ -41,11 +42,13 @@ class Shards:
         self._columns: dict[str, npt.NDArray[np.int32]] = {}
 
     def _opened(self, threads: int) -> Iterator[Run]:
-        for opened in caches.open_all(self._paths, threads):
-            if opened.warning:
-                warnings.warn(opened.warning, UserWarning, stacklevel=4)
-            self._stats += opened.stats
-            yield opened.run
+        with progress("shards indexed", len(self._paths)) as show:
+            for opened in caches.open_all(self._paths, threads):
+                if opened.warning:
+                    warnings.warn(opened.warning, UserWarning, stacklevel=4)
+                self._stats += opened.stats
+                yield opened.run
+                show(len(self._stats))
 
     def __len__(self) -> int:
         return len(self._table.shard)
