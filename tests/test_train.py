@@ -73,6 +73,35 @@ def test_it_trains_logs_and_checkpoints_and_resumes(checkout):
     assert steps(good(checkout, *TINY, ckpt, "trainer.max_epochs=3", "logger=none")) == 9
 
 
+STOP = """
+from lightning.pytorch import Callback
+
+class Stop(Callback):
+    def __init__(self, epoch):
+        self.epoch = epoch
+
+    def on_train_epoch_start(self, trainer, module):
+        if trainer.current_epoch == self.epoch:
+            raise KeyboardInterrupt
+"""
+
+
+@pytest.mark.parametrize(
+    ("epoch", "said"),
+    [
+        (0, "there is no checkpoint yet: one is written after each validation"),
+        (1, "to go on from here: ckpt_path=outputs/stopped/checkpoints/last.ckpt"),
+    ],
+)
+def test_ctrl_c_says_how_to_go_on(checkout, epoch, said):
+    (checkout / "stop.py").write_text(STOP)
+    stop = ("+callbacks.stop._target_=stop.Stop", f"+callbacks.stop.epoch={epoch}")
+    arguments = (*TINY, *stop, "trainer.max_epochs=3", "hydra.run.dir=outputs/stopped")
+    done = train(checkout, *arguments, TARPEG_LIB_DIR=library())
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stdout.splitlines()[-1] == f"interrupted; {said}"
+
+
 @pytest.mark.slow
 def test_a_trace_names_our_operators(checkout):
     out = checkout / "outputs" / "traced"
