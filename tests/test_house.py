@@ -118,8 +118,8 @@ def test_no_print_no_catch_all_no_unpickling_of_data(path):
             assert is_reraised or not re.search(r"^$|\bException\b|\bBaseException\b", caught), (
                 f"{path}:{node.lineno} catches everything"
             )
-    # workers talks to its own children over a pipe; nothing that comes from a shard is ever unpickled.
-    assert path.stem == "workers" or "pickle.load" not in _code(path)
+    # These talk to their own children; nothing that comes from a shard is ever unpickled.
+    assert path.stem in ("workers", "crew") or "pickle.load" not in _code(path)
 
 
 IMPORT = """

@@ -197,39 +197,45 @@ def test_a_loader_that_is_forgotten_ends_its_workers(photos, children):
     assert children() == set()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_worker_is_an_error_and_one_may_go_on(photos, children, number):
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGKILL, "SIGKILL, by"), (signal.SIGRTMIN, "signal 34")]
+)
+def test_a_killed_worker_is_an_error_and_one_may_go_on(photos, children, number, name):
     loader = load(photos, workers=2, batch_size=1)
     iterator = iter(loader)
     next(iterator)
     for child in children():
         os.kill(child, number)
-    with pytest.raises(
-        RuntimeError, match=rf"worker process [01] of 2 was killed by {number.name}.*workers=0"
-    ):
+    with pytest.raises(RuntimeError, match=rf"worker process [01] of 2 was killed by {name}.*workers=0"):
         list(iterator)
     assert children() == set()
     assert sorted(keys_of(loader)) == ALL
     loader.close()
 
 
-def test_workers_obey_the_signal_that_ends_them_whatever_the_parent_does(photos, children):
-    old = signal.signal(signal.SIGTERM, lambda *_: None)  # as Lightning's handler, which swallows it
+def test_signals_to_the_whole_group_are_the_parents_to_handle(photos, children):
+    """As a terminal or a batch system sends them: a graceful stop must not fail for want of workers."""
+    got = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = [
+        signal.signal(number, lambda number, _: got.append((number, os.getpid()))) for number in numbers
+    ]
     try:
-        loader = load(photos, workers=1)
+        loader = load(photos, workers=2, batch_size=1)
         iterator = iter(loader)
         next(iterator)
-        (worker,) = children()
-        os.kill(worker, signal.SIGINT)
-        next(iterator)
-        os.kill(worker, signal.SIGTERM)
-        deadline = time.monotonic() + 10
-        while children() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert children() == set()
+        workers = children()
+        for number in numbers:
+            for process in (*workers, os.getpid()):
+                os.kill(process, number)
+        assert len(list(iterator)) == len(loader) - 1
+        assert children() == workers
+        assert got == [(number, os.getpid()) for number in numbers]
         loader.close()
+        assert children() == set()
     finally:
-        signal.signal(signal.SIGTERM, old)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(

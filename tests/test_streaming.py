@@ -333,6 +333,9 @@ def test_going_on_within_an_epoch_warns_and_keeps_the_count(folder, samples):
     assert len(left) == (16 if samples else 24)
     if samples:
         assert left[:8] != begun, "not the same samples again"
+        with pytest.warns(UserWarning, match="cannot go back"):
+            another.load_state_dict({**state, "batches": 6, "len": 12})
+        assert keys_of(another) == [], "there are no more than 6 now"
     rest = list(iterator)
     assert len(rest) == 4
     with warnings.catch_warnings():

@@ -9,15 +9,18 @@ says hello; one that is not heard of in time is killed, and another is forked.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
+import pickle
 import queue
 import random
 import signal
 import socket
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Iterator, Sequence
 from multiprocessing import Pipe, get_context
@@ -28,14 +31,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch._utils import ExceptionWrapper
 
-from .teams import GRACE, Work, emptied
+from .teams import Work, emptied, failure
 
 log = logging.getLogger(__name__)
 
 # Seconds to wait for each try. A child needs milliseconds; one of a large process on a busy machine, seconds.
 _PATIENCE = (3.0, 15.0, 60.0)
+# Seconds in which who is told to end has done so.
+_GRACE = 5.0
 # Seconds between two looks at whether the other side still lives, where its socket does not tell.
 _LOOK = 5.0
 _HELLO = b"."
@@ -45,23 +49,29 @@ class Crew:
     """``count`` forked processes that call ``work(job)``, each at the jobs that it has the turn for.
 
     They are forked: a process that is spawned imports torch anew, which takes seconds. They end with this
-    process, however it ends. What ``work`` raises is raised here, of the same type where that can be made of
-    a message; a process that dies is a ``RuntimeError``.
+    process, however it ends, and mind no signal but SIGKILL. What ``work`` raises is raised here, where it
+    cannot be pickled as a ``RuntimeError`` of the same words; and so is the death of a process.
     """
 
     def __init__(self, work: Work, count: int) -> None:
         self.pending = 0
         self._answered = 0
         self._members: list[_Member] = []
-        self._end = weakref.finalize(self, _end_members, self._members, os.getpid())
-        for number in range(count):
-            self._members.append(_started(work, number))
+        # A finalizer waits for nobody: it may run in any thread, and Ctrl-C would be lost in it.
+        self._end = weakref.finalize(self, _told_to_end, self._members, os.getpid())
+        _crews.add(self)
+        try:
+            for number in range(count):
+                self._members.append(_started(work, number))
+        except BaseException:
+            self.close()
+            raise
 
     def ask(self, job: Any) -> None:
         """Send the job to the process whose turn it is."""
         member = self._members[(self._answered + self.pending) % len(self._members)]
         try:
-            member.line.send(job)
+            member.line.send_bytes(pickle.dumps(job))
         except OSError as error:
             raise self._death_of(member) from error
         self.pending += 1
@@ -69,8 +79,11 @@ class Crew:
     def answer(self) -> Any:
         """Receive the oldest pending job's answer."""
         answer = self._next()
-        if isinstance(answer, ExceptionWrapper):
-            answer.reraise()  # type: ignore[no-untyped-call]
+        if isinstance(answer, _Failed):
+            try:
+                raise answer.error from RuntimeError(answer.told)
+            finally:
+                del answer  # the error holds this frame, which must not hold the error
         return answer
 
     def drain(self) -> None:
@@ -81,7 +94,14 @@ class Crew:
 
     def close(self) -> None:
         """End the processes, and wait for their end."""
-        self._end()
+        if self._end() is None:  # it has been called, or this is a fork of the process whose they are
+            return
+        for member in self._members:
+            member.process.join(_GRACE)
+            if member.process.is_alive():
+                member.process.kill()
+                member.process.join()
+            member.line.close()
 
     def _next(self) -> Any:
         member = self._members[self._answered % len(self._members)]
@@ -89,7 +109,7 @@ class Crew:
             while not member.line.poll(_LOOK):
                 if not member.process.is_alive() and not member.line.poll():
                     raise self._death_of(member)
-            answer = member.line.recv()
+            answer = pickle.loads(member.line.recv_bytes())
         except (EOFError, OSError) as error:
             raise self._death_of(member) from error
         self.pending -= 1
@@ -97,18 +117,30 @@ class Crew:
         return answer
 
     def _death_of(self, member: _Member) -> RuntimeError:
-        member.process.join(GRACE)
+        member.process.join(_GRACE)
         status = member.process.exitcode
-        if status is not None and status < 0:
-            fate = (
-                f"was killed by {signal.Signals(-status).name}, by the system most often for want of memory"
-            )
+        if status == -signal.SIGKILL:
+            fate = "was killed by SIGKILL, by the system most often for want of memory"
+        elif status is not None and status < 0:
+            fate = f"was killed by signal {-status} ({signal.strsignal(-status)})"
+        elif status == 0:
+            fate = "was ended, as close() does"
         else:
             fate = f"ended with status {status}; what it had to say stands above"
         who = f"worker process {self._members.index(member)} of {len(self._members)}"
         return RuntimeError(
             f"{who} {fate}. Try fewer workers, a smaller batch, or threads in this process (workers=0)."
         )
+
+
+_crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+
+
+# Registered after multiprocessing's own hook, so called before it: that sends a signal which they ignore.
+@atexit.register
+def _end_all() -> None:
+    for crew in list(_crews):
+        crew.close()
 
 
 class _Member(NamedTuple):
@@ -132,7 +164,7 @@ def _started(work: Work, number: int) -> _Member:
             if ours.poll(seconds):
                 fate = "died"
                 with contextlib.suppress(EOFError):
-                    is_heard = ours.recv() == _HELLO
+                    is_heard = ours.recv_bytes() == _HELLO
         finally:
             theirs.close()
             if not is_heard:  # Ctrl-C while one waits is a reason too
@@ -169,9 +201,7 @@ def _ctrl_c_waits() -> Iterator[None]:
 
 def _serve_line(work: Work, number: int, ours: Connection, theirs: Connection, parent: int) -> None:
     """Answer jobs until nobody sends any more; runs in the child."""
-    # Ctrl-C reaches the whole group: the parent decides. Its handler of SIGTERM is not meant for a child.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _leave_signals_to_the_parent()
     ours.close()
     torch.set_num_threads(1)  # the pool of the parent's threads did not come along
     for seed in (random.seed, np.random.seed, torch.manual_seed):
@@ -181,39 +211,61 @@ def _serve_line(work: Work, number: int, ours: Connection, theirs: Connection, p
     # process waits to be rid of an answer.
     threading.Thread(target=_receive, args=(theirs, jobs, parent), daemon=True).start()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody waits any more
-        theirs.send(_HELLO)
+        theirs.send_bytes(_HELLO)
         for job in iter(jobs.get, None):
-            answer: Any
             try:
-                answer = work(job)
-            except BaseException:  # noqa: BLE001 - raised again where the answer is asked for
-                where = f"in worker process {number}"
-                answer = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
-            theirs.send(answer)
+                # Not send(): torch would have each tensor travel as a file descriptor.
+                answer = pickle.dumps(work(job))
+            except BaseException as error:  # noqa: BLE001 - raised again where the answer is asked for
+                answer = _failed(error, number)
+            theirs.send_bytes(answer)
             del answer, job
 
 
+def _leave_signals_to_the_parent() -> None:
+    """Ignore what reaches the whole group (Ctrl-C, a batch system's): the parent's handlers are not ours."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)) or number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.SIG_IGN)
+
+
+class _Failed(NamedTuple):
+    error: Exception
+    told: str
+
+
+def _failed(error: BaseException, number: int) -> bytes:
+    told = f"in worker process {number}:\n" + "".join(
+        traceback.format_exception(type(error), error, error.__traceback__)
+    )
+    try:
+        content = pickle.dumps(_Failed(failure(error), told))
+        pickle.loads(content)
+    except Exception:  # noqa: BLE001 - of a local class, or one that is not made of its message
+        content = pickle.dumps(_Failed(RuntimeError(f"{type(error).__name__}: {error}"), told))
+    return content
+
+
 def _receive(line: Connection, jobs: queue.SimpleQueue[Any], parent: int) -> None:
-    with contextlib.suppress(EOFError, OSError):
+    try:
         while os.getppid() == parent:
             if line.poll(_LOOK):
-                jobs.put(line.recv())
-    emptied(jobs)
-    jobs.put(None)
-    time.sleep(GRACE)
-    os._exit(1)  # the job at hand may wait for a network that does not answer
+                jobs.put(pickle.loads(line.recv_bytes()))
+    except (EOFError, OSError):
+        pass  # the parent has ended, or wishes this to end
+    finally:
+        emptied(jobs)
+        jobs.put(None)
+        time.sleep(_GRACE)
+        os._exit(1)  # the job at hand may wait for a network that does not answer
 
 
-def _end_members(members: Sequence[_Member], owner: int) -> None:
-    if os.getpid() != owner:  # a fork of the process whose they are
-        return
+def _told_to_end(members: Sequence[_Member], owner: int) -> bool | None:
+    if os.getpid() != owner:
+        return None
     for member in members:
         # Children that were forked later hold the line too: closing it would not tell.
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(member.line.fileno())) as line:
             line.shutdown(socket.SHUT_RDWR)
-    for member in members:
-        member.process.join(GRACE)
-        if member.process.is_alive():
-            member.process.kill()
-            member.process.join()
-        member.line.close()
+    return True

@@ -6,6 +6,7 @@ Every engine answers in the order of the requests, with the same bytes, in memor
 from __future__ import annotations
 
 import contextlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -68,6 +69,7 @@ class _Ahead(ABC):
         self._ahead = ahead
         self._slots: Slots | None = None
         self._team: Team | None = None
+        self._owner = 0
 
     @abstractmethod
     def _started(self, size: int) -> tuple[Slots, Team]:
@@ -75,8 +77,10 @@ class _Ahead(ABC):
 
     def answers(self, requests: Iterable[Request], size: int) -> Iterator[Answer]:
         """Answer each request; starts a team, or a new one where a batch outgrew the memory."""
-        if self._slots is not None and self._slots.size < size:
+        is_inherited = self._owner != os.getpid()  # by a fork: those who work belong to the parent
+        if self._slots is not None and (self._slots.size < size or is_inherited):
             self.close()
+        self._owner = os.getpid()
         with _ended_if_interrupted(self):
             if self._slots is None or self._team is None:
                 self._slots, self._team = self._started(size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -71,7 +72,7 @@ class Loader:
         self._requests = Requests(self._plan, self._order, rank, self._reader.size, continues=shuffle)
         self._readahead = depth_of(shards, delivery.readahead)
         self._flow: Iterator[Answer] | None = None
-        self._place = (0, 0)  # the epoch and the batch of the next of these answers
+        self._place = (0, 0, 0)  # the epoch and the batch of the next of these answers, and whose they are
         self._turn = 0
         self._epoch = self._batches = 0
         self._told_of_foreign = False
@@ -114,7 +115,7 @@ class Loader:
     def _answers(self) -> Iterator[Answer]:
         """Answer the batches of this epoch that are left."""
         for k in range(self._batches, len(self)):
-            if self._flow is None or self._place != (self._epoch, k):
+            if self._flow is None or self._place != (self._epoch, k, os.getpid()):
                 self._requests.begin(self._epoch, k)
                 requests: Iterable[Request] = self._requests
                 if self._readahead:
@@ -122,7 +123,8 @@ class Loader:
                     requests = ahead(requests, self._readahead, soon)
                 self._flow = self._engine.answers(requests, self._requests.size)
             goes_on = k + 1 == len(self) and self._requests.follow(self._epoch + 1)
-            yield self._following((self._epoch + 1, 0) if goes_on else (self._epoch, k + 1))
+            place = (self._epoch + 1, 0) if goes_on else (self._epoch, k + 1)
+            yield self._following((*place, os.getpid()))
 
     @property
     def reader(self) -> Reader:
@@ -137,7 +139,7 @@ class Loader:
         """
         return self._unclaimed.popleft() if self._unclaimed else None
 
-    def _following(self, place: tuple[int, int]) -> Answer:
+    def _following(self, place: tuple[int, int, int]) -> Answer:
         """Return the next answer of the flow; ``place`` is of the one after it."""
         assert self._flow is not None
         try:

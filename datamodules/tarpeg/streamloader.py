@@ -117,6 +117,9 @@ class StreamingLoader(Loader):
         else:
             start, stop = self._plan.rank_bounds(0, self._rank)
             sizes = (stop - start,)
+        if not sizes:  # the checkpoint is of more batches than there are now
+            self._is_done = True
+            return
         if self._is_underway:
             self._engine.close()  # a stream that was given up may be at a network that does not answer
         self._is_underway = True

@@ -10,15 +10,13 @@ in the midst of something is ended, not used again.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
-
-# Seconds in which who is told to end has done so.
-GRACE = 5.0
 
 Work = Callable[[Any], Any]
 
@@ -38,7 +36,7 @@ class Team(Protocol):
         """Give up all pending jobs; when it returns, nobody works at one."""
 
     def close(self) -> None:
-        """End all, and wait for their end. Idempotent."""
+        """End all, and wait for their end. Idempotent; a team that is forgotten ends too, by and by."""
 
 
 class Threads:
@@ -51,13 +49,16 @@ class Threads:
         self._done: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._early: dict[int, Any] = {}
         arguments = (work, self._jobs, self._done)
-        threads = [
+        self._threads = [
             threading.Thread(target=_serve_queue, args=arguments, name=f"tarpeg-feeder-{k}", daemon=True)
             for k in range(count)
         ]
-        self._end = weakref.finalize(self, _end_threads, self._jobs, threads)
-        for thread in threads:
+        # A finalizer waits for nobody: it may run in any thread, and Ctrl-C would be lost in it.
+        self._end = weakref.finalize(self, _told_to_end, self._jobs, count)
+        _teams.add(self)
+        for thread in self._threads:
             thread.start()
+            _threads.add(thread)
 
     def ask(self, job: Any) -> None:
         """Put the job into the queue."""
@@ -83,6 +84,9 @@ class Threads:
     def close(self) -> None:
         """End the threads, and wait for their end."""
         self._end()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
 
     def _next(self) -> Any:
         while self._answered not in self._early:
@@ -94,8 +98,30 @@ class Threads:
         return self._early.pop(self._answered - 1)
 
 
+_teams: weakref.WeakSet[Threads] = weakref.WeakSet()
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+@atexit.register
+def _wait_for_all() -> None:
+    # One that comes back from native code while the interpreter ends is unwound through C++, which aborts.
+    for team in list(_teams):
+        team.close()
+    for thread in list(_threads):
+        thread.join()
+
+
+def failure(error: BaseException) -> Exception:
+    """Return the error itself, or, of one that means something to the asking thread, another about it."""
+    if isinstance(error, Exception):
+        return error
+    said = RuntimeError(f"{type(error).__name__} was raised where a batch is made: {error}")
+    said.__cause__ = error
+    return said
+
+
 class _Failed(NamedTuple):
-    error: BaseException
+    error: Exception
 
 
 def _serve_queue(work: Work, jobs: queue.SimpleQueue[Any], done: queue.SimpleQueue[tuple[int, Any]]) -> None:
@@ -104,7 +130,7 @@ def _serve_queue(work: Work, jobs: queue.SimpleQueue[Any], done: queue.SimpleQue
         try:
             answer = work(job)
         except BaseException as error:  # noqa: BLE001 - raised again where the answer is asked for
-            answer = _Failed(error)
+            answer = _Failed(failure(error))
         done.put((number, answer))
         del answer, job
 
@@ -119,10 +145,7 @@ def emptied(jobs: queue.SimpleQueue[Any]) -> int:
     return count
 
 
-def _end_threads(jobs: queue.SimpleQueue[Any], threads: Sequence[threading.Thread]) -> None:
+def _told_to_end(jobs: queue.SimpleQueue[Any], threads: int) -> None:
     emptied(jobs)
-    for _ in threads:
+    for _ in range(threads):
         jobs.put(None)
-    for thread in threads:
-        if thread.ident is not None:
-            thread.join(GRACE)
