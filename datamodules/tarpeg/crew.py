@@ -223,11 +223,13 @@ def _serve_line(work: Work, number: int, ours: Connection, theirs: Connection, p
 
 
 def _leave_signals_to_the_parent() -> None:
-    """Ignore what reaches the whole group (Ctrl-C, a batch system's): the parent's handlers are not ours."""
+    """Mind nothing that reaches the whole group (Ctrl-C, a batch system's): the parent decides."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)) or number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.SIG_IGN)
+    for number in signal.valid_signals() - {signal.SIGINT}:
+        if callable(signal.getsignal(number)) or number == signal.SIGTERM:
+            # Not SIG_IGN, which a command that a user's function runs would inherit: none could terminate it.
+            signal.signal(number, lambda *_: None)
 
 
 class _Failed(NamedTuple):
