@@ -268,8 +268,10 @@ def test_a_process_that_ends_meanwhile_ends_well(kind, ends):
 FORKED = """
 import os, sys
 sys.path[:0] = {paths!r}
+import torch
 from test_loader import digest, load
 
+torch.set_num_threads(1)  # OpenMP's threads do not come along
 loader = load({photos!r}, batch_size=2, seed=5, **{engine!r})
 expected = [digest(loader) for _ in range(2)]
 loader.sampler.set_epoch(0)

@@ -146,7 +146,7 @@ def test_ctrl_c_is_always_heard_and_one_may_go_on(photos, tmp_path, engine):
     run = Run(tmp_path, INTERRUPTED.format(photos=str(photos), engine=settings, times=40))
     run.assert_nothing_is_left(100)
     assert run.process.returncode == 0, run.log.read_text()
-    assert run.log.read_text() == "", "nothing was raised where Python can but drop it"
+    assert "Exception ignored" not in run.log.read_text(), "nothing was raised where Python can but drop it"
 
 
 TRAINED = """
