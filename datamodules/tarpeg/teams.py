@@ -2,10 +2,10 @@
 
 Note [Ctrl-C and locks]: the main thread handles Ctrl-C between any two instructions, so also where Python
 code has taken a lock (a Condition's, a Future's, a multiprocessing.Queue's) and the ``with`` does not know of
-it yet. Nobody releases it then, and whoever needs it, be it to end, waits for ever: one of a thousand
-interrupted loops over small batches, with ThreadPoolExecutor as with torch's DataLoader. So who asks here
-uses ``SimpleQueue``, which is C throughout, and sockets, which need no lock; and a team that was interrupted
-in the midst of something is ended, not used again.
+it yet. Nobody releases it then, and whoever needs it, be it to end, waits for ever. (Seen within a thousand
+interrupted loops over small batches: so with torch's DataLoader, an error of the lock's own with
+ThreadPoolExecutor.) So who asks here uses ``SimpleQueue``, which is C throughout, and sockets, which need no
+lock; and a team that was interrupted in the midst of something is ended, not used again.
 """
 
 from __future__ import annotations
