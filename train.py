@@ -109,10 +109,8 @@ def _fit(config: DictConfig) -> None:
         trainer.fit(model, datamodule=data, ckpt_path=config.ckpt_path)
     except SystemExit:  # Lightning's end after Ctrl-C
         if trainer.is_global_zero:
-            lines = [*_way_on(trainer)] or [
-                "there is no checkpoint yet: one is written after each validation"
-            ]
-            Console().print(f"interrupted; {lines[0]}", highlight=False, markup=False, soft_wrap=True)
+            way = _way_on(trainer) or "there is no checkpoint yet: one is written after each validation"
+            Console().print(f"interrupted; {way}", highlight=False, markup=False, soft_wrap=True)
         raise
     if trainer.is_global_zero:
         for line in _summary(trainer, callbacks, trainer.profiler.dirpath if config.profiler else None):
@@ -136,14 +134,14 @@ def _summary(trainer: lightning.Trainer, callbacks: dict[str, object], profile: 
                 yield f"data: {callback.verdict}"
     if "val/accuracy" in trainer.callback_metrics:
         parts.append(f"validation accuracy {trainer.callback_metrics['val/accuracy']:.3f}")
-    yield from _way_on(trainer)
+    if way := _way_on(trainer):
+        yield way
     yield "trained: " + ", ".join(parts)
 
 
-def _way_on(trainer: lightning.Trainer) -> Iterator[str]:
+def _way_on(trainer: lightning.Trainer) -> str:
     last = getattr(trainer.checkpoint_callback, "last_model_path", "")
-    if last:
-        yield f"to go on from here: ckpt_path={os.path.relpath(last)}"
+    return f"to go on from here: ckpt_path={os.path.relpath(last)}" if last else ""
 
 
 def _quiet() -> None:

@@ -50,7 +50,7 @@ class Slots:
         self._lent: list[_Lent | None] = [None] * count
         # A tensor's end may interrupt any line, in any thread, and Python drops what is raised there: Ctrl-C
         # that came while it runs would be lost. A deque's own method is no Python code.
-        self._gone: deque[weakref.ref[np.ndarray]] = deque()
+        self._gone: deque[_Lent] = deque()
 
     def take(self) -> int:
         """Return the number of a free slot, to be filled; then ``lend`` it or ``give_back``."""
@@ -91,9 +91,7 @@ class Slots:
     def _collect(self) -> None:
         """Free the slots whose last tensor is gone."""
         while self._gone:
-            gone = self._gone.popleft()
-            assert isinstance(gone, _Lent)
-            self.give_back(gone.slot)
+            self.give_back(self._gone.popleft().slot)
 
     def _view(self, slot: int, shape: Sequence[int], dtype: torch.dtype) -> np.ndarray:
         begin = slot * self.size

@@ -14,11 +14,10 @@ from ..errors import ShardError
 from ..synth import Photos
 from ..workers import Processes
 from . import loaderhost, loaderpeers
-from .loaderdata import LoaderData
+from .loaderdata import Advance, LoaderData
 from .loaderhost import Contestant, Turn
 from .loaderreport import LoaderReport, LoaderRow
 
-Advance = Callable[[str, float], None]
 Compare = Callable[[Contestant, Processes], tuple[float, float]]
 _GROUPS = {"uint8": "to uint8", "float32": "to float32, flipped and normalised"}
 
@@ -71,9 +70,7 @@ def measure(
 ) -> LoaderReport:
     """Measure everybody who is installed; see ``bench.measure``."""
     data = LoaderData(Path(settings.data).absolute(), photos, images, tile)
-    for done, kind in enumerate(("ordinary", "tiled", "raw")):
-        advance(f"making {kind} shards", done / 3)
-        data.shards(kind)
+    data.make(("ordinary", "tiled", "raw"), advance)
     busy = [os.getloadavg()[0]]
     field_, missing = _field(data, settings)
     rows: list[LoaderRow] = []

@@ -9,8 +9,8 @@ from pathlib import Path
 from ..synth import Photos
 from ..workers import Processes
 from . import replayhost
-from .benchloader import Advance, Compare, LoaderSettings, label_of, take_turns
-from .loaderdata import LoaderData
+from .benchloader import Compare, LoaderSettings, label_of, take_turns
+from .loaderdata import Advance, LoaderData
 from .loaderhost import Contestant
 from .loaderreport import LoaderReport, LoaderRow
 from .replayhost import Replayed
@@ -39,9 +39,7 @@ def measure(
             f"got {label_of(photos)}"
         )
     data = LoaderData(Path(settings.data).absolute(), photos, images, tile)
-    for done, kind in enumerate(("ordinary", "tiled")):
-        advance(f"making {kind} shards", done / 2)
-        data.shards(kind)
+    data.make(("ordinary", "tiled"), advance)
     busy = [os.getloadavg()[0]]
     rows: list[LoaderRow] = []
     missing: list[str] = []

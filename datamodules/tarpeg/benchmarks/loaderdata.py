@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,9 @@ from ..codecs import Raw, Tiled
 from ..packing import make_shards
 from ..shards import Shards
 from ..synth import Photos
+
+Advance = Callable[[str, float], None]
+"""Is told what is being done, and the share of it that is done."""
 
 _REPEATS = 8
 _SHARDS = 4
@@ -34,6 +37,12 @@ class LoaderData:
     def epoch(self) -> int:
         """Samples an epoch."""
         return _REPEATS * self.images
+
+    def make(self, kinds: Sequence[str], advance: Advance) -> None:
+        """Make the shards of those kinds that are missing; tells ``advance`` how far it is."""
+        for done, kind in enumerate(kinds):
+            advance(f"making {kind} shards", done / len(kinds))
+            self.shards(kind)
 
     def shards(self, kind: str, repeats: int = _REPEATS) -> list[Path]:
         """Name the shards of an epoch, or of ``repeats`` times every photograph.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,15 +57,24 @@ class BySkipping:
         return cropskip.decode(self.library, jpeg, (CROP, CROP), down, across)
 
 
-@dataclass(frozen=True)
-class Article:
-    """The article's step on torch, image by image in the worker: by batches it takes twice as long."""
-
-    cropped: Cropped
+class _EachImage(ABC):
+    """A pipeline that makes one image after the other, in webdataset's workers."""
 
     def batches(self, data: LoaderData, workers: int) -> Batches:
         """Give batches for ever."""
-        return _from_webdataset(data, workers, self)
+        # torch's collation writes straight into the memory that the worker shares; webdataset's costs a copy.
+        return from_webdataset(data, workers, self, collation_fn=default_collate)
+
+    @abstractmethod
+    def __call__(self, jpeg: bytes) -> Tensor:
+        """Make what goes into the batch."""
+
+
+@dataclass(frozen=True)
+class Article(_EachImage):
+    """The article's step on torch, image by image in the worker: by batches it takes twice as long."""
+
+    cropped: Cropped
 
     def __call__(self, jpeg: bytes) -> Tensor:
         """Take a random crop, converted, scaled and masked."""
@@ -81,14 +91,10 @@ class Article:
 
 
 @dataclass(frozen=True)
-class Imagenet:
+class Imagenet(_EachImage):
     """One of the dali suite's pipelines by torchvision v2: training, validation or prediction."""
 
     group: str
-
-    def batches(self, data: LoaderData, workers: int) -> Batches:
-        """Give batches for ever."""
-        return _from_webdataset(data, workers, self)
 
     def __call__(self, jpeg: bytes) -> Tensor:
         """Decode, crop, resize and normalise."""
@@ -118,11 +124,6 @@ def shares(size: Tensor, box: Tensor) -> tuple[float, float]:
     """Say where among all places a box of CROP x CROP is, down and across."""
     down, across = ((box[:2] + 0.5) / (size - CROP + 1)).tolist()
     return down, across
-
-
-def _from_webdataset(data: LoaderData, workers: int, transform: Callable[[bytes], Tensor]) -> Batches:
-    # torch's collation writes straight into the memory that the worker shares; webdataset's costs a copy.
-    return from_webdataset(data, workers, transform, collation_fn=default_collate)
 
 
 def _decoded(jpeg: bytes) -> Tensor:
