@@ -24,7 +24,7 @@ system:  ## a C++ compiler and libjpeg-turbo's headers, installed where that is 
 	@PYTHON="$(PYTHON)" tools/install_system.sh
 
 build: setup  ## compile the native library anew (TARPEG_DEBUG=1, TARPEG_SANITIZE=address,undefined)
-	$(PY) -c "import logging; logging.basicConfig(level='INFO'); from tarpeg import _build; _build.build(force=True)"
+	$(PY) -c "import logging; logging.basicConfig(level='INFO'); from tarpeg.ops import build; build.build(force=True)"
 
 train: setup  ## train on synthetic shards (ARGS="experiment=article trainer.max_epochs=2")
 	$(PY) train.py $(ARGS)

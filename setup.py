@@ -14,10 +14,10 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).parent / "datamodules"))
-from tarpeg import _build, _cuda  # they import the standard library alone
+from tarpeg.ops import build, cuda  # they import the standard library alone
 from tarpeg.errors import BuildError
 
-AHEAD_OF_TIME = _build.torch_dir() is not None and not _build.building_forbidden()
+AHEAD_OF_TIME = build.torch_dir() is not None and not build.building_forbidden()
 
 
 class BuildPackage(build_py):
@@ -35,14 +35,14 @@ class BuildPackage(build_py):
             return
         try:
             if self.editable_mode:
-                _build.build(force=True)
-                if _cuda.switch():
-                    _cuda.build(force=True)
+                build.build(force=True)
+                if cuda.switch():
+                    cuda.build(force=True)
                 return
             with tempfile.TemporaryDirectory() as scratch:
-                libraries = [_build.build(directories=[Path(scratch)])]
+                libraries = [build.build(directories=[Path(scratch)])]
                 if self.has_cuda():
-                    libraries.append(_cuda.build(directories=[Path(scratch)]))
+                    libraries.append(cuda.build(directories=[Path(scratch)]))
                 packed.mkdir(parents=True)
                 for library in libraries:
                     shutil.copy(library, packed)
@@ -51,10 +51,10 @@ class BuildPackage(build_py):
 
     def has_cuda(self) -> bool:
         """Say whether the wheel gets the CUDA operators: where an nvcc works, or as TARPEG_CUDA asks."""
-        wanted = _cuda.switch()
+        wanted = cuda.switch()
         if wanted is None:
             try:
-                _cuda.find_nvcc()
+                cuda.find_nvcc()
             except BuildError as error:
                 self.warn(f"tarpeg: the wheel holds no CUDA operators: {error}")
                 return False

@@ -20,9 +20,9 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
 from tarpeg import decode_crop, tile_jpeg
-from tarpeg.benchmarks.benchreport import machine
+from tarpeg.benchmarks.report import machine
 from tarpeg.benchmarks.contestants import decode_jpeg
-from tarpeg.synth import Photos, photograph
+from tarpeg.datasets.synthetic import Photos, photograph
 
 TOP, LEFT, SIDE = 232, 440, 256
 MCU = 16  # pixels: 4:2:0

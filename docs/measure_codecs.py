@@ -18,8 +18,8 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
 from tarpeg import RandomResizedCrop, Raw, Resized, Tiled, decode_batch, image_sizes
-from tarpeg.benchmarks.benchreport import machine
-from tarpeg.synth import Photos, photograph
+from tarpeg.benchmarks.report import machine
+from tarpeg.datasets.synthetic import Photos, photograph
 
 CODECS = {
     "none (ordinary JPEGs)": None,

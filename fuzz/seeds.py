@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "datamodules"), str(ROOT / "tests")]
 
-import pictures  # noqa: E402
+from helpers import pictures  # noqa: E402
 from PIL import Image  # noqa: E402
 
 SIZES = ((16, 16), (33, 47), (3, 5), (64, 24))

@@ -6,19 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from packed import Packed
-from pictures import jpeg
-from small_tars import write_tar
-
-SIZES = ((64, 80), (97, 71), (160, 120))
-
-
-def sample(number: int, data: bytes | None = None, extension: str = "jpg", label: bytes | None = None):
-    """The members of one sample: key k0007, label 7 % 5."""
-    key = f"k{number:04d}"
-    if data is None:
-        data = jpeg("420" if number % 3 else "gray", *SIZES[number % len(SIZES)], seed=number)
-    return [(f"{key}.{extension}", data), (f"{key}.cls", b"%d" % (number % 5) if label is None else label)]
+from helpers.packed import Packed
+from helpers.small_tars import sample, write_tar
 
 
 def pytest_collection_modifyitems(items):

@@ -11,7 +11,7 @@ from pathlib import Path
 import lightning
 import pytest
 import torch
-from conftest import sample
+from helpers.small_tars import sample
 from tarpeg import (
     Augment,
     Batch,

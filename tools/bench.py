@@ -12,7 +12,7 @@ from rich.table import Table
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy and torch are loaded
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
-from tarpeg.benchmarks.bench import measure
+from tarpeg.benchmarks.measure import measure
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="bench")

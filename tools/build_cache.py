@@ -12,7 +12,7 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
-from tarpeg.cachereport import built, verified
+from tarpeg.cache.report import built, verified
 from tarpeg.errors import ShardError
 from tarpeg.hints import check_braces
 

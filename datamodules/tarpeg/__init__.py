@@ -11,108 +11,110 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from . import codecs as codecs
-    from .augment import Augment as Augment
-    from .augment_ops import augment_batch as augment_batch
-    from .augment_ops import warp_affine as warp_affine
-    from .batch import Batch as Batch
-    from .batch import ExtraBatch as ExtraBatch
-    from .batch import KeyedBatch as KeyedBatch
-    from .benchmarks.bench import measure as measure
-    from .cache import CacheReport as CacheReport
-    from .cache import build_cache as build_cache
-    from .cacheplan import Layout as Layout
-    from .codecs import Raw as Raw
-    from .codecs import Resized as Resized
-    from .codecs import Tiled as Tiled
-    from .contactsheet import contact_sheet as contact_sheet
-    from .crops import CenterCrop as CenterCrop
-    from .crops import Progressive as Progressive
-    from .crops import RandomCrop as RandomCrop
-    from .crops import RandomResizedCrop as RandomResizedCrop
-    from .crops import Whole as Whole
+    from .augment.distortions import Affine as Affine
+    from .augment.distortions import Color as Color
+    from .augment.distortions import Erase as Erase
+    from .augment.distortions import Mask as Mask
+    from .augment.module import Augment as Augment
+    from .augment.module import Mix as Mix
+    from .benchmarks.measure import measure as measure
+    from .cache import codecs as codecs
+    from .cache.build import CacheReport as CacheReport
+    from .cache.build import build_cache as build_cache
+    from .cache.codecs import Raw as Raw
+    from .cache.codecs import Resized as Resized
+    from .cache.codecs import Tiled as Tiled
+    from .cache.plan import Layout as Layout
+    from .cache.verify import VerifyReport as VerifyReport
+    from .cache.verify import verify_cache as verify_cache
     from .datamodule import ShardDataModule as ShardDataModule
-    from .distortions import Affine as Affine
-    from .distortions import Color as Color
-    from .distortions import Erase as Erase
-    from .distortions import Mask as Mask
-    from .doctor import Diagnosis as Diagnosis
-    from .doctor import diagnose as diagnose
+    from .datasets.prepare import CachedShards as CachedShards
+    from .datasets.prepare import FolderShards as FolderShards
+    from .datasets.prepare import SyntheticShards as SyntheticShards
+    from .datasets.synthetic import Photos as Photos
+    from .datasets.writer import make_shards as make_shards
+    from .diagnostics.doctor import Diagnosis as Diagnosis
+    from .diagnostics.doctor import diagnose as diagnose
+    from .diagnostics.monitor import DataStallMonitor as DataStallMonitor
+    from .diagnostics.preview import contact_sheet as contact_sheet
     from .errors import BuildError as BuildError
     from .errors import CacheError as CacheError
     from .errors import DecodeError as DecodeError
     from .errors import ShardError as ShardError
     from .errors import Status as Status
-    from .folders import Folder as Folder
-    from .mixing import Mix as Mix
-    from .monitor import DataStallMonitor as DataStallMonitor
-    from .ops import decode_batch as decode_batch
-    from .ops import decode_crop as decode_crop
-    from .ops import image_sizes as image_sizes
-    from .ops import tile_jpeg as tile_jpeg
-    from .order import Blocks as Blocks
-    from .packing import make_shards as make_shards
-    from .prepare import CachedShards as CachedShards
-    from .prepare import FolderShards as FolderShards
-    from .prepare import SyntheticShards as SyntheticShards
-    from .split import Split as Split
-    from .streaming import Streaming as Streaming
-    from .synth import Photos as Photos
-    from .verify import VerifyReport as VerifyReport
-    from .verify import verify_cache as verify_cache
+    from .loader.batch import Batch as Batch
+    from .loader.batch import ExtraBatch as ExtraBatch
+    from .loader.batch import KeyedBatch as KeyedBatch
+    from .loader.split import Split as Split
+    from .ops import matrices as matrices
+    from .ops.augment import augment_batch as augment_batch
+    from .ops.augment import warp_affine as warp_affine
+    from .ops.decode import decode_batch as decode_batch
+    from .ops.decode import decode_crop as decode_crop
+    from .ops.decode import image_sizes as image_sizes
+    from .ops.decode import tile_jpeg as tile_jpeg
+    from .sampling.crops import CenterCrop as CenterCrop
+    from .sampling.crops import Progressive as Progressive
+    from .sampling.crops import RandomCrop as RandomCrop
+    from .sampling.crops import RandomResizedCrop as RandomResizedCrop
+    from .sampling.crops import Whole as Whole
+    from .sampling.sampler import Blocks as Blocks
+    from .shards.folder import Folder as Folder
+    from .shards.stream import Streaming as Streaming
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Affine": "distortions",
-    "Augment": "augment",
-    "Batch": "batch",
-    "Blocks": "order",
+    "Affine": "augment.distortions",
+    "Augment": "augment.module",
+    "Batch": "loader.batch",
+    "Blocks": "sampling.sampler",
     "BuildError": "errors",
     "CacheError": "errors",
-    "CacheReport": "cache",
-    "CachedShards": "prepare",
-    "CenterCrop": "crops",
-    "Color": "distortions",
-    "DataStallMonitor": "monitor",
+    "CacheReport": "cache.build",
+    "CachedShards": "datasets.prepare",
+    "CenterCrop": "sampling.crops",
+    "Color": "augment.distortions",
+    "DataStallMonitor": "diagnostics.monitor",
     "DecodeError": "errors",
-    "Diagnosis": "doctor",
-    "Erase": "distortions",
-    "ExtraBatch": "batch",
-    "Folder": "folders",
-    "FolderShards": "prepare",
-    "KeyedBatch": "batch",
-    "Layout": "cacheplan",
-    "Mask": "distortions",
-    "Mix": "mixing",
-    "Photos": "synth",
-    "Progressive": "crops",
-    "RandomCrop": "crops",
-    "RandomResizedCrop": "crops",
-    "Raw": "codecs",
-    "Resized": "codecs",
+    "Diagnosis": "diagnostics.doctor",
+    "Erase": "augment.distortions",
+    "ExtraBatch": "loader.batch",
+    "Folder": "shards.folder",
+    "FolderShards": "datasets.prepare",
+    "KeyedBatch": "loader.batch",
+    "Layout": "cache.plan",
+    "Mask": "augment.distortions",
+    "Mix": "augment.module",
+    "Photos": "datasets.synthetic",
+    "Progressive": "sampling.crops",
+    "RandomCrop": "sampling.crops",
+    "RandomResizedCrop": "sampling.crops",
+    "Raw": "cache.codecs",
+    "Resized": "cache.codecs",
     "ShardDataModule": "datamodule",
     "ShardError": "errors",
-    "Split": "split",
+    "Split": "loader.split",
     "Status": "errors",
-    "Streaming": "streaming",
-    "SyntheticShards": "prepare",
-    "Tiled": "codecs",
-    "VerifyReport": "verify",
-    "Whole": "crops",
-    "augment_batch": "augment_ops",
-    "build_cache": "cache",
-    "codecs": "",
-    "contact_sheet": "contactsheet",
-    "decode_batch": "ops",
-    "decode_crop": "ops",
-    "diagnose": "doctor",
-    "image_sizes": "ops",
-    "make_shards": "packing",
-    "measure": "benchmarks.bench",
-    "tile_jpeg": "ops",
-    "verify_cache": "verify",
-    "warp_affine": "augment_ops",
+    "Streaming": "shards.stream",
+    "SyntheticShards": "datasets.prepare",
+    "Tiled": "cache.codecs",
+    "VerifyReport": "cache.verify",
+    "Whole": "sampling.crops",
+    "augment_batch": "ops.augment",
+    "build_cache": "cache.build",
+    "codecs": "cache.codecs",
+    "contact_sheet": "diagnostics.preview",
+    "decode_batch": "ops.decode",
+    "decode_crop": "ops.decode",
+    "diagnose": "diagnostics.doctor",
+    "image_sizes": "ops.decode",
+    "make_shards": "datasets.writer",
+    "matrices": "ops.matrices",
+    "measure": "benchmarks.measure",
+    "tile_jpeg": "ops.decode",
+    "verify_cache": "cache.verify",
+    "warp_affine": "ops.augment",
 }
 
 __all__ = sorted(_HOME)
@@ -121,9 +123,8 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'tarpeg' has no attribute {name!r}")
-    if not _HOME[name]:
-        return importlib.import_module(f".{name}", __name__)
-    return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    home = importlib.import_module(f".{_HOME[name]}", __name__)
+    return home if _HOME[name].endswith(f".{name}") else getattr(home, name)
 
 
 def __dir__() -> list[str]:

@@ -14,15 +14,16 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
-from . import _load
-from .augmenting import augmented, pixels_of
-from .batch import AnyBatch, Batch, ExtraBatch, KeyedBatch, OnError, Request, Samples
-from .delivery import Delivery, Pixels
 from .errors import ShardError
-from .loader import Loader
-from .split import Split
-from .streamloader import StreamingLoader
-from .surroundings import tell_of_spinning
+from .loader.batch import AnyBatch, Batch, ExtraBatch, KeyedBatch, augmented, pixels_of
+from .loader.config import Delivery, OnError, Pixels
+from .loader.loader import Loader
+from .loader.split import Split
+from .loader.stream_loader import StreamingLoader
+from .machine import tell_of_spinning
+from .ops import library
+from .sampling.sampler import Request
+from .shards.labels import Samples
 
 
 class ShardDataModule(lightning.LightningDataModule):
@@ -102,7 +103,7 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def prepare_data(self) -> None:
         """Build the native operators, and make the shards where ``prepare`` is given. Once a node."""
-        _load.load()
+        library.load()
         if self._prepare is not None:
             self._prepare()
         self._is_prepared = True

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from .. import ops
+from ..ops import decode
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torchvision 0.29 deprecates its decoders; they are what people have
@@ -99,8 +99,8 @@ def of_crop() -> list[Contestant]:
     return [
         Contestant("torchvision", torchvision),
         Contestant("Pillow", pillow),
-        Contestant("tarpeg, ordinary", lambda b, i: ops.decode_crop(b.tensors[i], *b.places[i])),
-        Contestant("tarpeg, tiled", lambda b, i: ops.decode_crop(b.tiled[i], *b.places[i])),
+        Contestant("tarpeg, ordinary", lambda b, i: decode.decode_crop(b.tensors[i], *b.places[i])),
+        Contestant("tarpeg, tiled", lambda b, i: decode.decode_crop(b.tiled[i], *b.places[i])),
         Contestant(
             "bound: the crop alone, torchvision",
             lambda b, i: decode_jpeg(b.alone[i]),
@@ -108,7 +108,7 @@ def of_crop() -> list[Contestant]:
         ),
         Contestant(
             "bound: the crop alone, tarpeg",
-            lambda b, i: ops.decode_crop(b.alone[i], 0, 0, *b.places[i][2:]),
+            lambda b, i: decode.decode_crop(b.alone[i], 0, 0, *b.places[i][2:]),
             compared=False,
         ),
     ]
@@ -145,8 +145,8 @@ def _pillow(block: Block, index: int) -> Image.Image:
 
 def _ours(group: str) -> list[Contestant]:
     """decode_batch on ordinary and tiled JPEGs, at each fidelity, into memory that is used again."""
-    decode: Callable[..., tuple[Tensor, Tensor]] = ops.decode_batch
-    known = inspect.signature(decode).parameters
+    operator: Callable[..., tuple[Tensor, Tensor]] = decode.decode_batch
+    known = inspect.signature(operator).parameters
     options: dict[str, Any] = {}
     if group == "float32":
         if "dtype" not in known:
@@ -162,7 +162,7 @@ def _ours(group: str) -> list[Contestant]:
             jpegs = block.tiled if kind == "tiled" else block.tensors
             flips = block.flips if group == "float32" else None
             reused = None if out is None or len(out) < len(jpegs) else out[: len(jpegs)]
-            images = decode(jpegs, block.boxes, SIZE, flips, out=reused, **chosen)[0]
+            images = operator(jpegs, block.boxes, SIZE, flips, out=reused, **chosen)[0]
             out = images if reused is None else out
             return images
 

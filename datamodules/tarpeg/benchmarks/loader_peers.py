@@ -1,0 +1,286 @@
+"""Competitors of the loader, each set up as its own documentation does, on two cores' worth of the CPU.
+
+Each gives batches for ever: RandomResizedCrop(224) to uint8, or the same flipped and normalised to float32.
+What is imported stays inside, so that whoever is missing is left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ..sampling.crops import RandomResizedCrop
+from .contestants import BATCH, MEAN, SIZE, STD, decode_jpeg
+from .loader import LoaderData
+
+Batches = Iterator[Any]
+_SHUFFLED = 1000  # samples in a shuffle buffer, where there is one
+
+
+class Transform:
+    """torchvision's: bytes of a JPEG -> [3, 224, 224]; pickles, for those who send it to a process."""
+
+    def __init__(self, group: str) -> None:
+        v2 = importlib.import_module("torchvision.transforms.v2")
+        steps = [v2.RandomResizedCrop(SIZE, antialias=True)]
+        if group == "float32":
+            steps += [v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)]
+            steps += [v2.Normalize(list(MEAN), list(STD))]
+        self._steps = v2.Compose(steps)
+
+    def __call__(self, jpeg: bytes) -> Tensor:
+        """Decode, crop and resize."""
+        image: Tensor = self._steps(decode_jpeg(torch.frombuffer(bytearray(jpeg), dtype=torch.uint8)))
+        return image
+
+
+# Some of them ask for others as they are imported, which a class of this file's own would not survive.
+_FORKED = {"multiprocessing_context": "fork"}
+
+
+def _for_ever(loader: Any) -> Batches:
+    while True:
+        yield from loader
+
+
+def _loaded(dataset: Any, workers: int, **options: Any) -> Batches:
+    settings = {"num_workers": workers, "persistent_workers": True, **_FORKED, **options}
+    return _for_ever(DataLoader(dataset, **settings))
+
+
+def _webdataset(data: LoaderData, group: str, workers: int) -> Batches:
+    return from_webdataset(data, workers, Transform(group))
+
+
+def from_webdataset(
+    data: LoaderData, workers: int, transform: Callable[[bytes], Tensor], **batching: Any
+) -> Batches:
+    """Give batches of what ``transform`` makes of a JPEG's bytes; ``batching``: options of ``batched``."""
+    wds = importlib.import_module("webdataset")
+    urls = [str(path) for path in data.shards("ordinary")]
+    pipeline = wds.WebDataset(urls, resampled=True, shardshuffle=False).shuffle(_SHUFFLED)
+    pipeline = pipeline.to_tuple("jpg", "cls").map_tuple(transform, int).batched(BATCH, **batching)
+    return _loaded(pipeline, workers, batch_size=None)
+
+
+class _Files(Dataset[tuple[Tensor, int]]):
+    def __init__(self, data: LoaderData, group: str) -> None:
+        self._files, self._epoch, self._transform = _loose(data), data.epoch, Transform(group)
+
+    def __len__(self) -> int:
+        return self._epoch
+
+    def __getitem__(self, number: int) -> tuple[Tensor, int]:
+        path = self._files[number % len(self._files)]
+        return self._transform(path.read_bytes()), int(path.parent.name)
+
+
+def _loose(data: LoaderData) -> list[Path]:
+    def make(folder: Path) -> None:
+        for number, (jpeg, label) in enumerate(data.samples()):
+            path = folder / str(label) / f"{number:08d}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(jpeg)
+
+    return sorted(data.made("files", make).glob("*/*.jpg"))
+
+
+def _files(data: LoaderData, group: str, workers: int) -> Batches:
+    return _loaded(_Files(data, group), workers, batch_size=BATCH, shuffle=True, drop_last=True)
+
+
+def _litdata(data: LoaderData, group: str, workers: int) -> Batches:
+    litdata, transform = importlib.import_module("litdata"), Transform(group)
+
+    def make(folder: Path) -> None:
+        cache = importlib.import_module("litdata.streaming.cache").Cache(str(folder), chunk_bytes="64MB")
+        for number, (jpeg, label) in enumerate(list(data.samples()) * (data.epoch // data.images)):
+            cache[number] = {"image": jpeg, "label": label}
+        cache.done()
+        cache.merge()
+
+    class Samples(litdata.StreamingDataset):  # type: ignore[misc, name-defined]
+        def __getitem__(self, index: Any) -> Any:
+            sample = super().__getitem__(index)
+            return transform(sample["image"]), sample["label"]
+
+    dataset = Samples(str(data.made("litdata", make)), shuffle=True, drop_last=True)
+    loader = litdata.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=workers, **_FORKED)
+    return _for_ever(loader)
+
+
+def _streaming(data: LoaderData, group: str, workers: int) -> Batches:
+    streaming, transform = importlib.import_module("streaming"), Transform(group)
+
+    def make(folder: Path) -> None:
+        with streaming.MDSWriter(out=str(folder), columns={"image": "bytes", "label": "int"}) as writer:
+            for jpeg, label in data.samples():
+                writer.write({"image": jpeg, "label": label})
+
+    class Samples(streaming.StreamingDataset):  # type: ignore[misc, name-defined]
+        def __getitem__(self, index: Any) -> Any:
+            sample = super().__getitem__(index)
+            return transform(sample["image"]), sample["label"]
+
+    folder = str(data.made("streaming", make))
+    dataset = Samples(local=folder, shuffle=True, batch_size=BATCH, epoch_size=data.epoch)
+    return _loaded(dataset, workers, batch_size=BATCH, drop_last=True)
+
+
+def _spdl(data: LoaderData, group: str, workers: int) -> Batches:
+    io, pipeline = importlib.import_module("spdl.io"), importlib.import_module("spdl.pipeline")
+    crop, generator, files = RandomResizedCrop(SIZE), np.random.default_rng(0), _loose(data)
+    io.demux_image(str(files[0]))  # raises without FFmpeg's libraries; the pipeline would only log it
+    scale = 1 / (255 * torch.tensor(STD).reshape(3, 1, 1))
+    shift = -torch.tensor(MEAN).reshape(3, 1, 1) / torch.tensor(STD).reshape(3, 1, 1)
+
+    def endless() -> Iterator[tuple[str, Any, bool]]:
+        while True:
+            for number in generator.permutation(len(files)).tolist():
+                yield str(files[number]), generator.random((1, crop.draws)), generator.random() < 0.5
+
+    def decode(sample: tuple[str, Any, bool]) -> Any:
+        path, draws, flip = sample
+        packets = io.demux_image(path)
+        top, left, height, width = crop.boxes([[packets.height, packets.width]], draws)[0].tolist()
+        steps = [f"crop={width}:{height}:{left}:{top}", f"scale={SIZE}:{SIZE}:flags=bilinear"]
+        steps += ["hflip"] * (flip and group == "float32") + ["format=pix_fmts=rgb24"]
+        return io.decode_packets(packets, filter_desc=",".join(steps))
+
+    def batch(frames: Sequence[Any]) -> tuple[Tensor]:
+        images = io.to_torch(io.convert_frames(list(frames))).permute(0, 3, 1, 2)
+        return (images if group == "uint8" else torch.addcmul(shift, images.float(), scale),)
+
+    builder = pipeline.PipelineBuilder().add_source(endless()).pipe(decode, concurrency=workers)
+    builder = builder.aggregate(BATCH, drop_last=True).pipe(batch).add_sink(2)
+    running = builder.build(num_threads=workers)
+
+    def batches() -> Batches:
+        with running.auto_stop():
+            yield from running
+
+    return batches()
+
+
+def _dali(data: LoaderData, group: str, workers: int) -> Batches:
+    def graph(fn: Any, types: Any, jpegs: Any) -> Any:
+        images = fn.decoders.image_random_crop(
+            jpegs, random_aspect_ratio=[3 / 4, 4 / 3], random_area=[0.08, 1.0], output_type=types.RGB
+        )
+        images = fn.resize(images, size=[SIZE, SIZE], antialias=True)
+        if group == "float32":
+            mean, std = ([255 * x for x in values] for values in (MEAN, STD))
+            options = {"dtype": types.FLOAT, "output_layout": "CHW", "mean": mean, "std": std}
+            images = fn.crop_mirror_normalize(images, mirror=fn.random.coin_flip(), **options)
+        return images
+
+    return from_dali(data, workers, graph)
+
+
+def from_dali(data: LoaderData, workers: int, graph: Callable[[Any, Any, Any], Any]) -> Batches:
+    """Give batches of what ``graph(fn, types, jpegs)`` makes of JPEGs that DALI reads from the shards."""
+    dali, fn = importlib.import_module("nvidia.dali"), importlib.import_module("nvidia.dali.fn")
+    types, plugin = (importlib.import_module(f"nvidia.dali.{name}") for name in ("types", "plugin.pytorch"))
+    paths = data.shards("ordinary")
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        for path in paths:
+            index = importlib.import_module("wds2idx")
+            with index.IndexCreator(str(path), str(folder / f"{path.stem}.idx"), verbose=False) as creator:
+                creator.create_index()
+
+    folder = data.made("dali", make)
+    indexes = [str(folder / f"{path.stem}.idx") for path in paths]
+    pipeline = dali.Pipeline(batch_size=BATCH, num_threads=workers, device_id=None, prefetch_queue_depth=2)
+    with pipeline:
+        jpegs, labels = fn.readers.webdataset(
+            paths=[str(path) for path in paths],
+            index_paths=indexes,
+            ext=["jpg", "cls"],
+            random_shuffle=True,
+            initial_fill=_SHUFFLED,
+            missing_component_behavior="error",
+        )
+        pipeline.set_outputs(graph(fn, types, jpegs), fn.pad(labels))
+    iterator = plugin.DALIGenericIterator([pipeline], ["image", "label"])
+    return ((made[0]["image"], made[0]["label"]) for made in iterator)
+
+
+def _ffcv(kind: str) -> Callable[[LoaderData, str, int], Batches]:
+    def batches(data: LoaderData, group: str, workers: int) -> Batches:
+        fields, decoders = (importlib.import_module(f"ffcv.fields{name}") for name in ("", ".decoders"))
+        ffcv, transforms = importlib.import_module("ffcv.loader"), importlib.import_module("ffcv.transforms")
+
+        def make(path: Path) -> None:
+            written = {"image": fields.RGBImageField(write_mode=kind), "label": fields.IntField()}
+            writer = importlib.import_module("ffcv.writer").DatasetWriter(str(path), written, num_workers=1)
+            writer.from_indexed_dataset(_Pictures(data))
+
+        images = [decoders.RandomResizedCropRGBImageDecoder((SIZE, SIZE))]
+        if group == "float32":
+            mean, std = 255 * np.array(MEAN), 255 * np.array(STD)
+            images += [transforms.RandomHorizontalFlip(), transforms.NormalizeImage(mean, std, np.float32)]
+        images += [transforms.ToTensor(), transforms.ToTorchImage()]
+        labels = [decoders.IntDecoder(), transforms.ToTensor(), transforms.Squeeze()]
+        loader = ffcv.Loader(
+            str(data.made(f"ffcv-{kind}.beton", make)),
+            batch_size=BATCH,
+            num_workers=workers,
+            order=ffcv.OrderOption.RANDOM,
+            os_cache=True,
+            indices=np.arange(data.epoch) % data.images,
+            pipelines={"image": images, "label": labels},
+        )
+        return _for_ever(loader)
+
+    return batches
+
+
+class _Pictures:
+    def __init__(self, data: LoaderData) -> None:
+        self._samples = list(data.samples())
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, number: int) -> tuple[Any, int]:
+        jpeg, label = self._samples[number]
+        image = decode_jpeg(torch.frombuffer(bytearray(jpeg), dtype=torch.uint8))
+        return image.permute(1, 2, 0).contiguous().numpy(), label
+
+
+_FFCV_PACKAGES = (
+    "numba assertpy fastargs pytorch_pfn_extras tqdm psutil terminaltables, apt-get install "
+    "libturbojpeg0-dev libopencv-dev pkg-config, pip install --no-deps ffcv==1.0.2"
+)
+
+# What to install, the module that must be there, and what makes the batches of data, group and workers.
+PEERS: dict[str, tuple[str, str, Callable[[LoaderData, str, int], Batches]]] = {
+    "webdataset + torchvision": ("webdataset torchvision", "webdataset", _webdataset),
+    "files + DataLoader + torchvision": ("torchvision", "torchvision", _files),
+    "LitData + torchvision": ("litdata", "litdata", _litdata),
+    "Streaming + torchvision": ("mosaicml-streaming", "streaming", _streaming),
+    "SPDL": ("spdl spdl-io", "spdl.io", _spdl),
+    "DALI, antialiased": ("nvidia-dali-cuda130", "nvidia.dali", _dali),
+    "FFCV, JPEG": (_FFCV_PACKAGES, "ffcv", _ffcv("jpg")),
+    "FFCV, raw pixels": (_FFCV_PACKAGES, "ffcv", _ffcv("raw")),
+}
+
+
+def absent(name: str) -> str | None:
+    """Say what to install where peer ``name`` is not; None where it is, and for whoever is no peer."""
+    packages, module, _ = PEERS.get(name, ("", "", None))
+    try:
+        importlib.import_module(module or "torch")
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        return f"left out: {name}: pip install {packages} ({reason})"
+    return None

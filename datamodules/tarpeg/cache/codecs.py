@@ -1,0 +1,245 @@
+"""What the cache builder makes of an image: Tiled, Resized or Raw. All are read back by ``decode_batch``."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from PIL import Image
+
+from ..errors import DecodeError, Status
+from ..shards import pillow
+from ..shards.index import PILLOW_FORMATS
+
+RAW = "stored raw"  # why an image is not tiled
+_SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
+_BASELINE, _OTHER_FRAMES = (
+    (0xC0, 0xC1),
+    (0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)),
+)
+_DRI, _SOS = 0xDD, 0xDA
+
+
+class Encoded(NamedTuple):
+    """An image as the cache stores it.
+
+    tile: the width of its tiles in pixels, or None where it has none; untiled: why not, in a few words.
+    """
+
+    data: bytes
+    extension: str
+    tile: int | None
+    untiled: str
+
+
+class Codec(Protocol):
+    """A frozen dataclass of plain values: they go into the manifest and tell one cache from another."""
+
+    def encode(self, data: bytes, extension: str) -> Encoded:
+        """Rewrite one image file. Raises DecodeError where it cannot be decoded."""
+        ...
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """Rewrite JPEGs losslessly into tiles of about ``tile`` pixels, see ``tarpeg.tile_jpeg``.
+
+    A JPEG that cannot be tiled with the same pixels stays as it is. Other formats become upright RGB JPEGs of
+    that ``quality`` (1 to 100) and chroma ``subsampling`` ("4:4:4", "4:2:2" or "4:2:0"), then tiled; alpha is
+    dropped, an RGB colour profile is kept, of a GIF the first frame is taken. ``quality=None`` stores them
+    as binary PPM instead, without loss.
+    """
+
+    tile: int = 32
+    quality: int | None = 95
+    subsampling: str = "4:2:0"
+
+    def __post_init__(self) -> None:
+        _check("tile", self.tile, 1, 65535)
+        _check_jpeg_settings(self.quality, self.subsampling, optional=True)
+
+    def encode(self, data: bytes, extension: str) -> Encoded:
+        """Rewrite one image file. Raises DecodeError where it cannot be decoded."""
+        if data.startswith(pillow.JPEG):
+            return _tiled(data, _jpeg_extension(extension), self.tile)
+        image = _opened(data)
+        if self.quality is None:
+            return Encoded(pillow.ppm(image), "ppm", None, RAW)
+        return _tiled(_saved(image, self.quality, self.subsampling), _jpeg_extension(extension), self.tile)
+
+
+@dataclass(frozen=True)
+class Resized:
+    """Reduce images whose shorter side is above ``shorter`` pixels to that, as tiled JPEGs; never enlarge.
+
+    Pillow reduces the upright image, antialiased (Lanczos, from all of its pixels), and saves it with that
+    ``quality`` (1 to 100) and chroma ``subsampling``; gray stays gray, an RGB colour profile is kept,
+    other metadata is not. Smaller JPEGs are tiled without loss; smaller images of other formats become
+    JPEGs.
+    """
+
+    shorter: int
+    quality: int = 90
+    tile: int = 32
+    subsampling: str = "4:2:0"
+
+    def __post_init__(self) -> None:
+        _check("shorter", self.shorter, 1, 65535)
+        _check("tile", self.tile, 1, 65535)
+        _check_jpeg_settings(self.quality, self.subsampling)
+
+    def encode(self, data: bytes, extension: str) -> Encoded:
+        """Rewrite one image file. Raises DecodeError where it cannot be decoded."""
+        image = _opened(data)
+        reduced = _reduced(image, self.shorter)
+        if reduced is image and data.startswith(pillow.JPEG):
+            return _tiled(data, _jpeg_extension(extension), self.tile)
+        return _tiled(_saved(reduced, self.quality, self.subsampling), _jpeg_extension(extension), self.tile)
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Store the pixels themselves, upright RGB, as binary PPM: large, and nothing is left to decode.
+
+    ``shorter``: reduce images whose shorter side is above that many pixels, as ``Resized`` does. PPM has no
+    place for a colour profile or other metadata.
+    """
+
+    shorter: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.shorter is not None:
+            _check("shorter", self.shorter, 1, 65535)
+
+    def encode(self, data: bytes, extension: str) -> Encoded:
+        """Rewrite one image file. Raises DecodeError where it cannot be decoded."""
+        image = _opened(data)
+        image = image if self.shorter is None else _reduced(image, self.shorter)
+        return Encoded(pillow.ppm(image.convert("RGB")), "ppm", None, RAW)
+
+
+def _tiled(data: bytes, extension: str, tile: int) -> Encoded:
+    from ..ops import decode  # loads the operators, which naming a codec must not
+
+    source = _tensor(data)
+    tiled = decode.tile_jpeg(source, tile)
+    result = data if torch.equal(tiled, source) else tiled.numpy().tobytes()
+    width, untiled = tile_width(result)
+    if width is None:
+        _check_decodes(source)
+    return Encoded(result, extension, width, untiled)
+
+
+def _check_decodes(jpeg: torch.Tensor) -> None:
+    """Raise DecodeError unless the whole image decodes: nothing has looked at its pixels so far."""
+    from ..ops import decode
+
+    height, width = decode.image_sizes([jpeg])[0].tolist()
+    if not height:
+        raise DecodeError("its header is damaged or of a kind that cannot be decoded")
+    box = torch.tensor([[0, 0, height, width]], dtype=torch.int32)
+    _, status = decode.decode_batch([jpeg], box, 1, interpolation="nearest")
+    if int(status):
+        raise DecodeError(f"the image is {Status(int(status)).name.lower().replace('_', ' ')}")
+
+
+def _opened(data: bytes) -> Image.Image:
+    """Decode an image, upright, RGB or (for a gray JPEG) L; its colour profile, if RGB, in ``info``."""
+    from ..ops import decode
+
+    if not data:
+        raise DecodeError("the file is empty")
+    if not data.startswith(pillow.JPEG):
+        image = pillow.open_rgb(data)
+        if image is None:
+            raise DecodeError("Pillow cannot decode it")
+        return image
+    # Our own decoder: the same pixels as Pillow's, but damage that Pillow would pass over is an error.
+    jpeg = _tensor(data)
+    height, width = decode.image_sizes([jpeg])[0].tolist()
+    if not height:
+        _check_decodes(jpeg)
+    pixels = decode.decode_crop(jpeg, 0, 0, height, width)
+    image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    gray, profile = False, None
+    with (
+        contextlib.suppress(OSError, SyntaxError),
+        Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as header,
+    ):
+        gray, profile = header.mode == "L", header.info.get("icc_profile")
+    image = image.getchannel(0) if gray else image
+    image.info = {"icc_profile": profile}
+    return image
+
+
+def _reduced(image: Image.Image, shorter: int) -> Image.Image:
+    least = min(image.size)
+    if least <= shorter:
+        return image
+    width, height = (max(1, round(side * shorter / least)) for side in image.size)
+    reduced = image.resize((width, height), Image.Resampling.LANCZOS)
+    reduced.info = image.info
+    return reduced
+
+
+def _saved(image: Image.Image, quality: int, subsampling: str) -> bytes:
+    profile = image.info.get("icc_profile") or b""
+    # The profile of a CMYK or gray source does not describe the RGB that was made of it.
+    keep = image.mode == "RGB" and profile[16:20] == b"RGB "
+    buffer = io.BytesIO()
+    try:
+        options = {"icc_profile": profile if keep else None, "exif": b"", "comment": b""}
+        image.save(buffer, "JPEG", quality=quality, subsampling=subsampling, **options)
+    except (OSError, ValueError) as error:
+        raise DecodeError(f"{image.width} x {image.height} pixels do not fit into a JPEG: {error}") from error
+    return buffer.getvalue()
+
+
+def tile_width(jpeg: bytes) -> tuple[int | None, str]:
+    """Read the width of a JPEG's tiles, in pixels, out of its header; None and the reason where none."""
+    at, interval, columns, across = 2, 0, 0, 0
+    while at + 4 <= len(jpeg) and jpeg[at] == 0xFF:
+        marker = jpeg[at + 1]
+        if marker == 0xFF:
+            at += 1
+            continue
+        if marker == _SOS:
+            break
+        if marker == _DRI:
+            interval = int.from_bytes(jpeg[at + 4 : at + 6], "big")
+        elif marker in _BASELINE:
+            width, count = int.from_bytes(jpeg[at + 7 : at + 9], "big"), sum(jpeg[at + 9 : at + 10])
+            factors = [factor >> 4 for factor in jpeg[at + 11 : at + 11 + 3 * count : 3]]
+            if not count or len(factors) < count or not all(factors):
+                return None, "its header is damaged"
+            across = 8 * max(factors) if count > 1 else 8
+            columns = -(-width // across)
+        elif marker in _OTHER_FRAMES:
+            return None, "progressive or arithmetic, and no baseline file shows the same pixels"
+        at += 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
+    if not interval or not columns or columns % interval:
+        return None, "its tables, samplings or coefficients fit into no tiled file"
+    return interval * across, ""
+
+
+def _tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _jpeg_extension(extension: str) -> str:
+    return extension if extension in ("jpg", "jpeg") else "jpg"
+
+
+def _check(name: str, value: object, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{name}={value!r} must be an integer from {least} to {most}")
+
+
+def _check_jpeg_settings(quality: int | None, subsampling: str, *, optional: bool = False) -> None:
+    if not (quality is None and optional):
+        _check("quality", quality, 1, 100)
+    if subsampling not in _SAMPLINGS:
+        raise ValueError(f"subsampling={subsampling!r} must be one of {', '.join(_SAMPLINGS)}")

@@ -1,0 +1,338 @@
+"""What warp_affine and augment_batch ask of their arguments.
+
+Numbers are checked where they lie on the CPU and outside ``torch.compile``; numbers on a GPU are not looked
+at, which would wait for it, and have a defined result whatever they are.
+"""
+# MERGED: The operators on a batch of images, on its device: arguments checked, then ``torch.ops.tarpeg``.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from . import library
+from .decode import scale_and_shift
+
+MAX_SIDE = 1 << 28
+"""The longest side of an image, in pixels."""
+
+Number = float | Sequence[float] | Tensor
+
+
+def check_images(images: Tensor, dtypes: Sequence[torch.dtype]) -> None:
+    """Refuse what is no batch of images of one of `dtypes` on a device that has the operators."""
+    if not isinstance(images, Tensor) or images.ndim != 4 or images.dtype not in dtypes:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        got = f"{images.dtype} {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise ValueError(f"images must be {names} [B, C, H, W], got {got}")
+    if images.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"images must be on the CPU or on a CUDA device, got {images.device}")
+    if images.device.type == "cuda" and not torch.compiler.is_compiling():
+        library.require_cuda(images.device)
+
+
+def dense(images: Tensor) -> Tensor:
+    """Return `images` in one of the two dense orders, themselves where they are."""
+    if images.is_contiguous() or images.is_contiguous(memory_format=torch.channels_last):
+        return images
+    return images.contiguous()
+
+
+def on_device(numbers: Tensor, device: torch.device) -> Tensor:
+    """Return `numbers`, dense, on the device of the images, ready for an operator."""
+    # To a GPU the copy is in its stream, ahead of the kernel; the CPU's operators would read before it ends.
+    return numbers.to(device, non_blocking=device.type == "cuda").contiguous()
+
+
+def check_out(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype, images: Tensor) -> None:
+    """Refuse an `out` that is not what would be returned, or that overlaps `images`."""
+    if tuple(out.shape) != shape or out.dtype != dtype or out.device != images.device:
+        raise ValueError(
+            f"out must be {dtype} {list(shape)} on {images.device}, "
+            f"got {out.dtype} {list(out.shape)} on {out.device}"
+        )
+    if not (out.is_contiguous() or out.is_contiguous(memory_format=torch.channels_last)):
+        raise ValueError(f"out must be contiguous or channels_last, got strides {list(out.stride())}")
+    if torch.compiler.is_compiling() or not out.numel() or not images.numel():
+        return
+    (first, size), (second, room) = ((t.data_ptr(), t.numel() * t.element_size()) for t in (images, out))
+    if first < second + room and second < first + size:
+        raise ValueError("out must not share memory with images")
+
+
+def target_size(size: int | Sequence[int]) -> tuple[int, int]:
+    """Return (height, width) from an int or a pair."""
+    pair = (size, size) if isinstance(size, int) else tuple(size)
+    if len(pair) != 2 or not all(0 <= side <= MAX_SIDE for side in pair):
+        raise ValueError(f"size must be (height, width) or an int, each from 0 to {MAX_SIDE}, got {size!r}")
+    return pair[0], pair[1]
+
+
+def constants_of(
+    fill: float | Sequence[float],
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    dtype: torch.dtype,
+) -> list[float]:
+    """Return fill, scale and shift, three numbers each."""
+    fills = [float(fill)] * 3 if isinstance(fill, (int, float)) else [float(level) for level in fill]
+    if len(fills) != 3 or not all(0 <= level <= 255 for level in fills):
+        raise ValueError(f"fill must be a level of 0 to 255, or three, got {fill!r}")
+    return fills + (scale_and_shift(mean, std, dtype) or [1.0] * 3 + [0.0] * 3)
+
+
+def per_image(name: str, value: Number | Sequence[bool], count: int, shape: tuple[int, ...]) -> Tensor:
+    """Return `value`, given once or for each image, as ``[count, *shape]``."""
+    tensor = torch.as_tensor(value)
+    if tuple(tensor.shape) not in (shape, (count, *shape)):
+        wanted = f"{list(shape)} or {[count, *shape]}" if shape else f"one number or [{count}]"
+        raise ValueError(f"{name} must be {wanted}, got {list(tensor.shape)}")
+    return tensor.expand(count, *shape)
+
+
+def _refuse(name: str, values: Tensor, fits: Tensor, wanted: str) -> None:
+    """Raise for the first image where `fits`, bool ``[B, ...]``, is not all true."""
+    if bool(fits.all()):
+        return
+    index = int((~fits.flatten(1).all(1) if fits.ndim > 1 else ~fits).nonzero()[0, 0])
+    raise ValueError(f"{name}[{index}] must be {wanted}, got {values[index].tolist()}")
+
+
+def _is_readable(values: Tensor) -> bool:
+    return values.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def check_range(name: str, values: Tensor, low: float, high: float) -> None:
+    """Refuse numbers that are not finite and within the bounds, where they can be read."""
+    if not _is_readable(values):
+        return
+    fits = torch.isfinite(values) & (values >= low) & (values <= high)
+    bounds = {0.0: "finite and at least 0", -0.5: "from -0.5 to 0.5"}
+    _refuse(name, values, fits, bounds.get(low, "finite"))
+
+
+def check_matrices(name: str, matrices: Tensor, inverse: bool) -> None:
+    """Refuse matrices ``[B, 2, 3]`` that are not finite, or not invertible though `inverse` is not set."""
+    if not _is_readable(matrices):
+        return
+    _refuse(name, matrices, torch.isfinite(matrices), "finite")
+    if not inverse:
+        m = matrices.double()
+        determinant = m[:, 0, 0] * m[:, 1, 1] - m[:, 0, 1] * m[:, 1, 0]
+        _refuse(name, matrices, torch.isfinite(1 / determinant), "invertible")
+
+
+def checked_boxes(boxes: Tensor | None, target: tuple[int, int, int], device: torch.device) -> Tensor | None:
+    """Return the boxes to erase on the device of the images. target: count, height, width."""
+    if boxes is None:
+        return None
+    count, height, width = target
+    if boxes.dtype != torch.int32 or boxes.ndim != 3 or boxes.shape[0] != count or boxes.shape[2] != 4:
+        raise ValueError(f"erase_boxes must be int32 [{count}, n, 4], got {boxes.dtype} {list(boxes.shape)}")
+    if _is_readable(boxes):
+        begin, extent = boxes[..., :2].long(), boxes[..., 2:].long()
+        end = begin + extent
+        fits = (begin >= 0) & (extent >= 0) & (end <= torch.tensor([height, width]))
+        _refuse("erase_boxes", boxes, fits, f"(top, left, height, width) inside {height} x {width}")
+    return on_device(boxes, device)
+
+
+def checked_mask(mask: Tensor | None, target: tuple[int, int, int], device: torch.device) -> Tensor | None:
+    """Return the mask on the device of the images. target: count, height, width."""
+    if mask is None:
+        return None
+    count, height, width = target
+    fits = mask.dtype == torch.bool and mask.ndim == 3 and mask.shape[0] == count
+    if not fits or not (1 <= mask.shape[1] <= max(height, 1) and 1 <= mask.shape[2] <= max(width, 1)):
+        raise ValueError(
+            f"mask must be bool [{count}, h, w] with h from 1 to {height} and w from 1 to {width}, "
+            f"got {mask.dtype} {list(mask.shape)}"
+        )
+    return on_device(mask, device)
+
+
+_DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
+
+# Bits and columns: the same as Part and Column in native/augment.h.
+_MATRIX, _FLIP, _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE, _COLOUR = (1 << bit for bit in range(7))
+_COLUMNS = 23
+_FACTORS = ("brightness", "contrast", "saturation", "hue")
+_BITS = (_BRIGHTNESS, _CONTRAST, _SATURATION, _HUE)
+
+
+def warp_affine(
+    images: Tensor,
+    matrices: Tensor,
+    size: int | Sequence[int],
+    interpolation: Literal["bilinear", "nearest"] = "bilinear",
+    fill: float | Sequence[float] = 0.0,
+    inverse: bool = False,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Warp each image by a matrix of its own, on the device of `images`.
+
+    ``images``: uint8, float32, float16 or bfloat16 ``[B, C, H, W]``, contiguous or channels_last (others are
+    copied first). ``matrices``: float32 or float64 ``[B, 2, 3]``, source pixels to target pixels as
+    ``cv2.warpAffine`` takes them, see ``tarpeg.matrices``; with ``inverse`` target to source. ``size``:
+    (height, width) of the result, or an int for a square, 0 to 2^28. ``fill``: what is outside of an image,
+    one number or one for each of up to 16 channels; bilinear interpolation blends with it at the edges.
+    Nearest takes the pixel at floor(position + 0.5).
+
+    Returns ``[B, C, height, width]`` in the type and memory order of ``images``; uint8 is rounded to the
+    nearest level. Positions are exact to 1/1000 source pixel, or to 1/20,000 of the way between two target
+    pixels where the image shrinks more than 20 times; from 2 million source pixels for each target pixel on,
+    a pixel met by chance may stay ``fill``. ``out``: a tensor of that shape and type, contiguous or
+    channels_last, to write to, which is then the one returned. CPU and CUDA give the same bits.
+
+    Raises ``ValueError`` for a matrix that is not finite or, where it has to be inverted, singular; on a GPU
+    and inside ``torch.compile`` that image is all ``fill`` instead.
+    """
+    check_images(images, _DTYPES)
+    if interpolation not in ("bilinear", "nearest"):
+        raise ValueError(f"interpolation must be 'bilinear' or 'nearest', got {interpolation!r}")
+    height, width = target_size(size)
+    count, channels = images.shape[:2]
+    if matrices.dtype not in (torch.float32, torch.float64) or tuple(matrices.shape) != (count, 2, 3):
+        raise ValueError(
+            f"matrices must be float32 or float64 [{count}, 2, 3], "
+            f"got {matrices.dtype} {list(matrices.shape)}"
+        )
+    check_matrices("matrices", matrices, inverse)
+    fills = [float(fill)] if isinstance(fill, (int, float)) else [float(level) for level in fill]
+    if len(fills) not in (1, channels) or len(fills) > 16 or not all(abs(level) <= 3.4e38 for level in fills):
+        raise ValueError(
+            f"fill must be one finite number, or one for each of {channels} channels, of at most 3.4e38 "
+            f"(float32), got {fill!r}"
+        )
+    images = dense(images)
+    fresh, shape = out is None, (count, channels, height, width)
+    if out is None:
+        order = torch.contiguous_format if images.is_contiguous() else torch.channels_last
+        out = torch.empty(shape, dtype=images.dtype, device=images.device, memory_format=order)
+    else:
+        check_out(out, shape, images.dtype, images)
+    table = on_device(matrices.double(), images.device)
+    torch.ops.tarpeg.warp_affine(images, table, fills, interpolation == "nearest", inverse, fresh, out)
+    return out
+
+
+def augment_batch(
+    images: Tensor,
+    *,
+    size: int | Sequence[int] | None = None,
+    flip: bool | Sequence[bool] | Tensor | None = None,
+    matrix: Tensor | None = None,
+    brightness: Number | None = None,
+    contrast: Number | None = None,
+    saturation: Number | None = None,
+    hue: Number | None = None,
+    colour_matrix: Tensor | None = None,
+    erase_boxes: Tensor | None = None,
+    mask: Tensor | None = None,
+    fill: float | Sequence[float] = 0.0,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    dtype: torch.dtype = torch.float32,
+    memory_format: torch.memory_format | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Turn a batch of uint8 images into what the network eats, in one pass, on the device of `images`.
+
+    ``images``: uint8 ``[B, 3, H, W]``, RGB, contiguous or channels_last (others are copied first). Each of
+    these is one for all images, or one for each ``[B]``; what is left out costs nothing. They are done in
+    this order, in float32 on levels of 0 to 255, with no rounding in between. Formulas are torchvision v2's
+    for floating point:
+
+    1. ``flip``: mirrored left to right where true.
+    2. ``matrix``, ``[2, 3]`` or ``[B, 2, 3]``: as in ``warp_affine``, bilinear. With ``size`` (height,
+       width), by default that of ``images``, ``tarpeg.matrices.translation(-left, -top)`` is a crop; whole
+       pixels stay exact.
+    3. ``brightness`` f, at least 0: f x, held in 0..255. As ``adjust_brightness``.
+    4. ``contrast`` f, at least 0: f x + (1 - f) m, held in 0..255, with m the mean over the image, as it is
+       by now, of gray = 0.2989 R + 0.587 G + 0.114 B. As ``adjust_contrast``. This alone takes a second look
+       at the image.
+    5. ``saturation`` f, at least 0: f x + (1 - f) gray, held in 0..255. As ``adjust_saturation``.
+    6. ``hue``, -0.5 to 0.5 of a turn, added to the hue of HSV. As ``adjust_hue``.
+    7. ``colour_matrix``, ``[3, 4]`` or ``[B, 3, 4]``: M[:, :3] (R, G, B) + M[:, 3]; not held in 0..255.
+    8. ``erase_boxes``: int32 ``[B, n, 4]`` (top, left, height, width) in the result; an empty box erases
+       nothing.
+    9. ``mask``: bool ``[B, h, w]``, h and w at most the result's: pixel (y, x) is erased where the cell (y h
+       // height, x w // width) is true.
+    10. (x / 255 - ``mean``) / ``std``, three numbers each for values in 0..1, by default 0 and 1. For
+        ``dtype`` uint8, which takes neither, held in 0..255 and rounded.
+
+    ``fill``: a level of 0 to 255, or three, for what the matrix leaves open (before the colours) and for what
+    is erased.
+    Returns ``[B, 3, height, width]`` of ``dtype`` (float32, float16, bfloat16, uint8) in ``memory_format``,
+    by default that of ``images``. ``out``: a tensor of that shape and type to write to, which is then the one
+    returned. Results are within 1/255 of exact arithmetic on values in 0..1; CPU and CUDA give the same bits.
+
+    Raises ``ValueError`` for numbers out of range, or a box outside the result. Where they are not looked at,
+    on a GPU and inside ``torch.compile``, an image whose matrix is not finite and invertible is all ``fill``,
+    boxes are clipped, a NaN ``brightness``, ``contrast`` or ``saturation`` gives level 0, a NaN ``hue`` gray,
+    the least of R, G and B, and a NaN in ``colour_matrix`` NaN (0 in uint8).
+    """
+    check_images(images, (torch.uint8,))
+    if images.shape[1] != 3:
+        raise ValueError(f"images must be RGB, [B, 3, H, W], got {list(images.shape)}")
+    count, _, *image_size = images.shape
+    height, width = target_size(image_size if size is None else size)
+    constants = constants_of(fill, mean, std, dtype)
+    given = (flip, matrix, brightness, contrast, saturation, hue, colour_matrix)
+    is_there = any(isinstance(value, Tensor) and value.device == images.device for value in given)
+    numbers = torch.zeros((count, _COLUMNS), dtype=torch.float64, device=images.device if is_there else "cpu")
+    parts = 0
+    if matrix is not None:
+        rows = per_image("matrix", matrix, count, (2, 3))
+        check_matrices("matrix", rows, False)
+        numbers[:, :6] = rows.flatten(1)
+        parts |= _MATRIX
+    if flip is not None:
+        flips = torch.as_tensor(flip)
+        if flips.dtype != torch.bool:
+            raise ValueError(f"flip must be bool [{count}], got {flips.dtype} {list(flips.shape)}")
+        numbers[:, 6] = per_image("flip", flips, count, ())
+        parts |= _FLIP
+    factors = (brightness, contrast, saturation, hue)
+    for column, (name, bit, factor) in enumerate(zip(_FACTORS, _BITS, factors, strict=True), start=7):
+        if factor is not None:
+            values = per_image(name, factor, count, ())
+            check_range(name, values, *((-0.5, 0.5) if bit == _HUE else (0.0, torch.inf)))
+            numbers[:, column] = values
+            parts |= bit
+    if colour_matrix is not None:
+        rows = per_image("colour_matrix", colour_matrix, count, (3, 4))
+        check_range("colour_matrix", rows, -torch.inf, torch.inf)
+        numbers[:, 11:] = rows.flatten(1)
+        parts |= _COLOUR
+    images, target = dense(images), (count, height, width)
+    table = on_device(numbers, images.device)
+    boxes = checked_boxes(erase_boxes, target, images.device)
+    cells = checked_mask(mask, target, images.device)
+    fresh = out is None
+    shape = (count, 3, height, width)
+    if out is None:
+        order = memory_format or (torch.contiguous_format if images.is_contiguous() else torch.channels_last)
+        out = torch.empty(shape, dtype=dtype, device=images.device, memory_format=order)
+    else:
+        check_out(out, shape, dtype, images)
+        if memory_format is not None and not out.is_contiguous(memory_format=memory_format):
+            raise ValueError(f"out must be in memory_format={memory_format}")
+    torch.ops.tarpeg.augment_batch(images, table, parts, boxes, cells, constants, fresh, out)
+    return out
+
+
+def dilate(mask: Tensor) -> Tensor:
+    """Grow each true cell of a mask, bool ``[..., h, w]``, over its four neighbours."""
+    if mask.dtype != torch.bool or mask.ndim < 2:
+        raise ValueError(f"mask must be bool [..., h, w], got {mask.dtype} {list(mask.shape)}")
+    grown = mask.clone()
+    grown[..., 1:, :] |= mask[..., :-1, :]
+    grown[..., :-1, :] |= mask[..., 1:, :]
+    grown[..., :, 1:] |= mask[..., :, :-1]
+    grown[..., :, :-1] |= mask[..., :, 1:]
+    return grown

@@ -1,0 +1,337 @@
+"""The native operators: arguments checked, then ``torch.ops.tarpeg``, of which this is the only user.
+
+Importing this module loads the native library and, where there is none yet, builds it. Every operator has a
+fake kernel, so that it traces under ``torch.compile(fullgraph=True)`` and ``torch.export``.
+"""
+# MERGED: The operators' fake kernels: shapes, types and strides without data, for tracing.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ..errors import DecodeError
+from . import library
+
+library.load()
+
+MAX_PIXELS = 178_956_970
+"""The default bound on the size of an image, in pixels: where Pillow, too, refuses to go on."""
+
+Interpolation = Literal["bilinear", "nearest", "nearest-exact"]
+Fidelity = Literal["fast", "exact"]
+
+
+def decode_crop(
+    jpeg: Tensor, top: int, left: int, height: int, width: int, *, max_pixels: int = MAX_PIXELS
+) -> Tensor:
+    """Decode one box of one JPEG (or binary PPM), identical to decoding everything and cropping.
+
+    ``jpeg``: uint8 ``[n]``, the file's bytes. The box is in upright pixels, after EXIF orientation.
+    Returns uint8 ``[3, height, width]``, RGB, in channels_last order. Gray, CMYK and YCCK become RGB as
+    Pillow's ``convert("RGB")`` makes them.
+
+    Raises ``ValueError`` where the box is outside the image and ``DecodeError`` where the image cannot be
+    decoded. Inside ``torch.compile`` both are a ``RuntimeError`` with the same words.
+    """
+    _check_jpeg(jpeg, "jpeg")
+    if height < 1 or width < 1 or top < 0 or left < 0:
+        raise ValueError(f"box (top={top}, left={left}, height={height}, width={width}) is empty or negative")
+    if torch.compiler.is_compiling():
+        return _decode_crop(jpeg, top, left, height, width, max_pixels)
+    try:
+        return _decode_crop(jpeg, top, left, height, width, max_pixels)
+    except RuntimeError as error:
+        raise _translated(error) from None
+
+
+def tile_jpeg(jpeg: Tensor, tile: int = 32, *, max_pixels: int = MAX_PIXELS) -> Tensor:
+    """Rewrite a JPEG, losslessly, so that a crop of it is decoded without decoding the rest.
+
+    ``jpeg``: uint8 ``[n]``. ``tile``: the wished width of the tiles in pixels, 1 to 65535; narrower tiles
+    waste less around a crop and take more bytes. Returns uint8 ``[m]``: an ordinary baseline JPEG, every
+    pixel of which any decoder decodes as before; restart markers divide its rows of MCUs, its Huffman
+    tables are optimised, EXIF, XMP and the ICC profile are kept. Progressive and arithmetic sources
+    become baseline. A source that cannot be tiled with exactly the same pixels comes back as it is.
+
+    Raises ``DecodeError`` where the source is damaged: rewriting would hide it.
+    """
+    _check_jpeg(jpeg, "jpeg")
+    if not 1 <= tile <= 65535:
+        raise ValueError(f"tile={tile!r} must be from 1 to 65535 pixels")
+    if torch.compiler.is_compiling():
+        return _tile_jpeg(jpeg, tile, max_pixels)
+    try:
+        return _tile_jpeg(jpeg, tile, max_pixels)
+    except RuntimeError as error:
+        raise _translated(error) from None
+
+
+def image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
+    """Read the upright size of every image from its header alone.
+
+    ``jpegs``: a list of B uint8 ``[n]``. Returns int32 ``[B, 2]``: (height, width), after EXIF orientation;
+    (0, 0) where there is no header that ``decode_batch`` could use.
+    """
+    for index, jpeg in enumerate(jpegs):
+        _check_jpeg(jpeg, "jpegs", index)
+    if not jpegs:
+        return torch.empty((0, 2), dtype=torch.int32)
+    sizes: Tensor = torch.ops.tarpeg.image_sizes(jpegs)
+    return sizes
+
+
+def native_facts() -> dict[str, str]:
+    """Return what only the native library knows of itself.
+
+    ``libjpeg_turbo``: the version of its headers; ``libjpeg_file``: the file that its functions came from;
+    ``simd``: ``AVX2`` or ``none``, the portable code.
+    """
+    return dict(line.split("=", 1) for line in torch.ops.tarpeg.native_facts().splitlines())
+
+
+def decode_batch(
+    jpegs: Sequence[Tensor],
+    boxes: Tensor,
+    size: int | Sequence[int],
+    flip: Tensor | None = None,
+    *,
+    interpolation: Interpolation = "bilinear",
+    antialias: bool = True,
+    fidelity: Fidelity = "fast",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    dtype: torch.dtype = torch.uint8,
+    max_pixels: int = MAX_PIXELS,
+    out: Tensor | None = None,
+    threads: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Decode one box of each JPEG (or binary PPM) and resize it.
+
+    ``jpegs``: a list of B uint8 ``[n]``. ``boxes``: int32 ``[B, 4]``, (top, left, height, width) in upright
+    pixels. ``size``: (height, width), or an int for a square. ``flip``: bool ``[B]``, mirrored left to right
+    where true. Pixels outside a box never contribute.
+
+    ``fidelity="exact"``: bilinear resizing, antialiased or not, is within one level of torchvision v2's
+    on uint8 at every pixel; nearest and nearest-exact are equal to it. ``"fast"`` differs only where the box
+    is at least twice ``size`` in both directions and antialiased: means of 2, 4 or 8 samples of Y, Cb and Cr
+    are resampled, which over photographs differs from torchvision v2 by 0.6 level on average at most, and
+    lets up to 7 pixels next to the box take part. Either gives the same pixels for a file and for its
+    tiled copy.
+
+    Returns images, uint8 ``[B, 3, height, width]`` RGB in channels_last order, and the status of each, int32
+    ``[B]``, see ``tarpeg.Status``: 0 is ok, a failed image is all zeros. With ``dtype`` float32, float16 or
+    bfloat16 images are (value / 255 - ``mean``) / ``std``, three numbers each for values in 0..1, by default
+    0 and 1. ``out``: a tensor of that shape and type to write to, which is then the one returned, in
+    channels_last order or, where it is floating point, contiguous. ``threads``: how many decode, by default
+    ``torch.get_num_threads()``; they are not torch's and sleep in between.
+
+    Raises ``ValueError`` where a box is outside its image (a ``RuntimeError`` inside ``torch.compile``).
+    """
+    height, width = _pair(size)
+    if interpolation not in get_args(Interpolation):
+        raise ValueError(
+            f"interpolation must be 'bilinear', 'nearest' or 'nearest-exact', got {interpolation!r}"
+        )
+    if fidelity not in ("fast", "exact"):
+        raise ValueError(f"fidelity must be 'fast' or 'exact', got {fidelity!r}")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads={threads!r} must be at least 1")
+    exact = fidelity == "exact"
+    for index, jpeg in enumerate(jpegs):
+        _check_jpeg(jpeg, "jpegs", index)
+    if boxes.ndim != 2 or boxes.shape[0] != len(jpegs) or boxes.shape[1] != 4 or boxes.dtype != torch.int32:
+        raise ValueError(
+            f"boxes must be int32 [{len(jpegs)}, 4], one box for each image, "
+            f"got {boxes.dtype} {list(boxes.shape)}"
+        )
+    if flip is not None and (flip.ndim != 1 or flip.shape[0] != len(jpegs) or flip.dtype != torch.bool):
+        raise ValueError(f"flip must be bool [{len(jpegs)}], got {flip.dtype} {list(flip.shape)}")
+    flip = flip if flip is None else flip.contiguous()
+    boxes = boxes.contiguous()
+    numbers = scale_and_shift(mean, std, dtype)
+    scale_shift = None if numbers is None else torch.tensor(numbers, dtype=torch.float32)
+    if out is not None:
+        _check_out(out, (len(jpegs), 3, height, width), dtype)
+    elif dtype != torch.uint8:
+        out = boxes.new_empty((len(jpegs), height, width, 3), dtype=dtype).permute(0, 3, 1, 2)
+    method = (interpolation, antialias, exact, max_pixels)
+    if torch.compiler.is_compiling():
+        return _decode_batch(jpegs, boxes, (height, width), flip, method, scale_shift, out, threads or 0)
+    try:
+        return _decode_batch(jpegs, boxes, (height, width), flip, method, scale_shift, out, threads or 0)
+    except RuntimeError as error:
+        raise _translated(error) from None
+
+
+def _decode_crop(jpeg: Tensor, top: int, left: int, height: int, width: int, max_pixels: int) -> Tensor:
+    image: Tensor = torch.ops.tarpeg.decode_crop(jpeg, top, left, height, width, max_pixels)
+    return image
+
+
+def _tile_jpeg(jpeg: Tensor, tile: int, max_pixels: int) -> Tensor:
+    tiled: Tensor = torch.ops.tarpeg.tile_jpeg(jpeg, tile, max_pixels)
+    return tiled
+
+
+def _decode_batch(
+    jpegs: Sequence[Tensor],
+    boxes: Tensor,
+    size: tuple[int, int],
+    flip: Tensor | None,
+    method: tuple[str, bool, bool, int],
+    scale_shift: Tensor | None,
+    out: Tensor | None,
+    threads: int,
+) -> tuple[Tensor, Tensor]:
+    if out is None:
+        images, status = torch.ops.tarpeg.decode_batch(jpegs, boxes, *size, flip, *method, threads)
+        return images, status
+    status = torch.ops.tarpeg.decode_batch_out(jpegs, boxes, flip, *method, scale_shift, out, threads)
+    return out, status
+
+
+def scale_and_shift(
+    mean: Sequence[float] | None, std: Sequence[float] | None, dtype: torch.dtype
+) -> list[float] | None:
+    """Turn (value / 255 - mean) / std into value * scale + shift, three numbers each; None for uint8."""
+    if dtype == torch.uint8:
+        if mean is not None or std is not None:
+            raise ValueError("mean and std need a floating-point dtype, got dtype=torch.uint8")
+        return None
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise ValueError(f"dtype must be torch.uint8, float32, float16 or bfloat16, got {dtype}")
+    mean = [0.0, 0.0, 0.0] if mean is None else list(mean)
+    std = [1.0, 1.0, 1.0] if std is None else list(std)
+    is_fit = len(mean) == len(std) == 3 and all(map(math.isfinite, (*mean, *std))) and min(std) > 0
+    if not is_fit:
+        raise ValueError(f"mean={mean!r} and std={std!r} must be three numbers each: R, G, B; std positive")
+    scale = [1 / (255 * deviation) for deviation in std]
+    shift = [-center / deviation for center, deviation in zip(mean, std, strict=True)]
+    return scale + shift
+
+
+def _check_jpeg(jpeg: Tensor, name: str, index: int | None = None) -> None:
+    if (
+        isinstance(jpeg, Tensor)
+        and jpeg.dtype == torch.uint8
+        and jpeg.ndim == 1
+        and jpeg.device.type == "cpu"
+    ):
+        return
+    where = name if index is None else f"{name}[{index}]"
+    got = (
+        f"{jpeg.dtype} {list(jpeg.shape)} on {jpeg.device}"
+        if isinstance(jpeg, Tensor)
+        else type(jpeg).__name__
+    )
+    raise ValueError(
+        f"{where} must be a file's bytes as a uint8 tensor [n] on the CPU, got {got}; "
+        "torch.frombuffer(bytearray(data), dtype=torch.uint8) makes one from bytes"
+    )
+
+
+def _check_out(out: Tensor, shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    if tuple(out.shape) != shape or out.dtype != dtype:
+        raise ValueError(f"out must be {dtype} {list(shape)}, got {out.dtype} {list(out.shape)}")
+    if out.is_contiguous(memory_format=torch.channels_last):
+        return
+    if dtype == torch.uint8 or not out.is_contiguous():
+        raise ValueError("out must be channels_last: torch.empty(..., memory_format=torch.channels_last)")
+
+
+def _pair(size: int | Sequence[int]) -> tuple[int, int]:
+    pair = (size, size) if isinstance(size, int) else tuple(size)
+    if len(pair) != 2 or not all(1 <= side <= 65535 for side in pair):
+        raise ValueError(f"size must be (height, width) or an int, each from 1 to 65535, got {size!r}")
+    return pair[0], pair[1]
+
+
+def _translated(error: RuntimeError) -> Exception:
+    """Give the error of a native operator its Python type; the stable ABI knows RuntimeError only."""
+    message = str(error).partition("\nException raised from")[0]
+    if "[decode] " in message:
+        return DecodeError(message.partition("[decode] ")[2])
+    if "is outside" in message:
+        begin = message.find("boxes[") if "boxes[" in message else message.find("box (")
+        return ValueError(message[begin:])
+    return error
+
+
+@torch.library.register_fake("tarpeg::decode_crop")  # type: ignore[untyped-decorator]
+def _fake_decode_crop(jpeg: Tensor, top: int, left: int, height: int, width: int, max_pixels: int) -> Tensor:
+    return jpeg.new_empty((height, width, 3), dtype=torch.uint8).permute(2, 0, 1)
+
+
+@torch.library.register_fake("tarpeg::tile_jpeg")  # type: ignore[untyped-decorator]
+def _fake_tile_jpeg(jpeg: Tensor, tile: int, max_pixels: int) -> Tensor:
+    return jpeg.new_empty((torch.library.get_ctx().new_dynamic_size(),))
+
+
+@torch.library.register_fake("tarpeg::image_sizes")  # type: ignore[untyped-decorator]
+def _fake_image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
+    return jpegs[0].new_empty((len(jpegs), 2), dtype=torch.int32)
+
+
+@torch.library.register_fake("tarpeg::decode_batch")  # type: ignore[untyped-decorator]
+def _fake_decode_batch(
+    jpegs: Sequence[Tensor],
+    boxes: Tensor,
+    height: int,
+    width: int,
+    flip: Tensor | None,
+    interpolation: str,
+    antialias: bool,
+    exact: bool,
+    max_pixels: int,
+    threads: int,
+) -> tuple[Tensor, Tensor]:
+    images = boxes.new_empty((len(jpegs), height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    return images, boxes.new_empty((len(jpegs),), dtype=torch.int32)
+
+
+@torch.library.register_fake("tarpeg::decode_batch_out")  # type: ignore[untyped-decorator]
+def _fake_decode_batch_out(
+    jpegs: Sequence[Tensor],
+    boxes: Tensor,
+    flip: Tensor | None,
+    interpolation: str,
+    antialias: bool,
+    exact: bool,
+    max_pixels: int,
+    scale_shift: Tensor | None,
+    out: Tensor,
+    threads: int,
+) -> Tensor:
+    return boxes.new_empty((len(jpegs),), dtype=torch.int32)
+
+
+@torch.library.register_fake("tarpeg::warp_affine")  # type: ignore[untyped-decorator]
+def _fake_warp_affine(
+    images: Tensor,
+    matrices: Tensor,
+    fill: Sequence[float],
+    nearest: bool,
+    inverse: bool,
+    fresh: bool,
+    out: Tensor,
+) -> None:
+    return None
+
+
+@torch.library.register_fake("tarpeg::augment_batch")  # type: ignore[untyped-decorator]
+def _fake_augment_batch(
+    images: Tensor,
+    numbers: Tensor,
+    parts: int,
+    boxes: Tensor | None,
+    mask: Tensor | None,
+    constants: Sequence[float],
+    fresh: bool,
+    out: Tensor,
+) -> None:
+    return None

@@ -1,0 +1,86 @@
+"""tools/build_cache.py: what it says, and how it fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.small_tars import sample
+from tarpeg.cache import report
+from tarpeg.cache.build import Progress
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = {"samples_per_shard": None, "bytes_per_shard": None, "shuffle": False, "seed": 0, "max_bad": 0.01}
+SETTINGS |= {"executor": "local", "workers": 0, "address": None, "measure": False}
+
+
+def tool(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "tools" / "build_cache.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_build_and_summary(photos, tmp_path):
+    pattern = f'source="{photos}/{{a,b}}.tar"'
+    done = tool(pattern, f"dest={tmp_path}/c", "codec=resized", "codec.shorter=48", "workers=0")
+    assert done.returncode == 0 and done.stderr == ""
+    first, size, tiles, speed = done.stdout.splitlines()
+    assert first.startswith(f"{tmp_path}/c: 23 samples in 2 shards, 2 of them written now, in ")
+    assert size.startswith("size: ") and tiles.startswith("images by width of tile: ")
+    assert "us before" in speed and "times as fast (13 images, one thread)" in speed
+    again = tool(pattern, f"dest={tmp_path}/c", "codec=resized", "codec.shorter=48", "measure=false")
+    assert "0 of them written now" in again.stdout and "us before" not in again.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["dest=x"], "source is not set: give source=..."),
+        (["source=/x/a-{000..009}.tar", "dest=x"], "source has braces without quotes"),
+        (["source=/nothing/a.tar", "dest=x"], "shard /nothing/a.tar does not exist"),
+        (["source=x", "dest=x", "codec=resized"], "codec.shorter is not set"),
+        (["source=x", "dest=x", "codec=raw", "codec.shorter=0"], "codec: shorter=0 must be"),
+        (["source=x", "dest=x", "executor=dask"], "address: which Dask scheduler?"),
+        (["source=x", "dest=x", "executor=slurm"], "executor: expected local or dask, got 'slurm'"),
+    ],
+)
+def test_mistakes_end_in_one_line(tmp_path, arguments, message):
+    done = tool(*arguments)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("build_cache: ") and message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_summary_names_what_is_not_tiled_and_what_is_left_out(shard_of, tmp_path):
+    from tarpeg import Raw
+
+    path = shard_of(*[sample(n) for n in range(5)], sample(5, b"no image"))
+    settings = {**SETTINGS, "source": str(path), "dest": str(tmp_path / "c"), "codec": Raw(), "max_bad": 0.5}
+    lines = report.built({**settings, "measure": True})
+    assert lines[2] == "stored as pixels: 5 images (100.0%)"
+    assert lines[3] == (
+        "left out: 1 samples, listed in manifest.json, such as key 'k0005' "
+        f"of {path}: Pillow cannot decode it"
+    )
+    assert "(5 images, one thread)" in lines[4]
+
+
+def test_many_widths_of_tiles_are_told_in_one_line(tmp_path):
+    from tarpeg.cache.build import CacheReport
+
+    tiles = {**dict.fromkeys(range(100, 110), 1), 32: 90}
+    report = CacheReport(tmp_path, 1, 1, 100, 1000, 1010, tiles, {}, (), 1.0)
+    line = report.summary(report)[2]
+    assert line.startswith("images by width of tile: 32 px: 90.0%, 100 px: 1.0%") and line.endswith(
+        "107 to 109 px: 3.0%"
+    )
+
+
+def test_the_bar_counts_what_this_run_makes(capsys):
+    with report.progress_bar() as show:
+        show(Progress(1, 3, 1, 10, 1000, 3000, 0))
+        show(Progress(2, 3, 1, 20, 2000, 3000, 0))
+    assert capsys.readouterr().out == ""

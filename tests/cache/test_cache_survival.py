@@ -1,0 +1,242 @@
+"""Builds that are killed, builds side by side, builds on other executors: always the same bytes."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+from helpers.pictures import jpeg
+from helpers.small_caches import contents
+from helpers.small_tars import write_tar
+from tarpeg import CacheError, Layout, ShardError, Tiled, build_cache, processes
+from tarpeg.cache import job, sources
+from tarpeg.cache.verify import verify_cache
+
+pytestmark = pytest.mark.slow
+BUILD = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from tarpeg import Layout, Tiled, build_cache
+source, dest, tile, layout = json.loads(sys.argv[2])
+print(build_cache(source, dest, Tiled(tile), 2, layout=Layout(**layout)).built)
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    """Sixteen shards."""
+    return shards_in(tmp_path_factory.mktemp("source"), 16)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory) -> Path:
+    """More shards than ten builders that are killed can finish, however quick the machine is."""
+    return shards_in(tmp_path_factory.mktemp("many"), 64)
+
+
+def shards_in(folder: Path, count: int) -> Path:
+    """Shards of the same forty photographs, each time beginning with another."""
+    photos = [jpeg("420", 400, 600, seed) for seed in range(40)]
+    for shard in range(count):
+        turned = photos[shard % 40 :] + photos[: shard % 40]
+        names = [f"{shard:02d}/{number:04d}" for number in range(40)]
+        members = [
+            m for n, p in zip(names, turned, strict=True) for m in ((f"{n}.jpg", p), (f"{n}.cls", b"1"))
+        ]
+        write_tar(folder / f"s{shard:02d}.tar", members)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(source, tmp_path_factory):
+    """What an undisturbed build makes: whole(tile=32, **layout) -> contents."""
+    built: dict[str, dict[str, bytes]] = {}
+
+    def undisturbed(tile: int = 32, **layout) -> dict[str, bytes]:
+        name = json.dumps([tile, layout])
+        if name not in built:
+            folder = tmp_path_factory.mktemp("whole") / "cache"
+            build_cache(source, folder, Tiled(tile), 2, layout=Layout(**layout))
+            built[name] = contents(folder)
+        return built[name]
+
+    return undisturbed
+
+
+def start(source: Path, dest: Path, tile: int = 32, **layout) -> subprocess.Popen[str]:
+    """Begin to build in a process, and a process group, of its own."""
+    arguments = [json.dumps(sys.path), json.dumps([str(source), str(dest), tile, layout])]
+    command = [sys.executable, "-c", BUILD, *arguments]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    return subprocess.Popen(command, **options)
+
+
+def wait_for(what, process: subprocess.Popen[str]) -> None:
+    while not what() and process.poll() is None:
+        time.sleep(0.005)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "layout", [{}, {"samples_per_shard": 33, "shuffle": True}], ids=["as it is", "shuffled"]
+)
+def test_kill_9_at_ten_moments(many, tmp_path, layout):
+    build_cache(many, tmp_path / "whole", Tiled(32), 2, layout=Layout(**layout))
+    folder, reference, draw = tmp_path / "cache", contents(tmp_path / "whole"), random.Random(len(layout))
+    finished: set[str] = set()
+    for turn in range(10):
+        builder = start(many, folder, **layout)
+        seen = set((folder / ".building").glob("*.tmp"))
+        wait_for(lambda seen=seen: set((folder / ".building").glob("*.tmp")) - seen, builder)
+        moment = time.monotonic() + draw.uniform(0, 0.25)
+        enough = len(finished) + 3  # a quick machine has other moments, not more of the work done
+        wait_for(
+            lambda at=moment, most=enough: time.monotonic() > at or len(list(folder.glob("*.tar"))) > most,
+            builder,
+        )
+        if turn % 2:
+            os.killpg(builder.pid, signal.SIGKILL)
+        else:  # the workers live on for a while, and the next builder meets what they do
+            builder.kill()
+        builder.communicate()
+        now = {path.name for path in folder.glob("*.tar")}
+        assert finished <= now, "a finished shard was lost"
+        assert all((folder / name).read_bytes() == reference[name] for name in now), "a shard is not whole"
+        assert not (folder / "manifest.json").exists()
+        finished = now
+    assert len(finished) < len(reference) // 2, "all was done before the last of the ten"
+    last = start(many, folder, **layout)
+    out, error = last.communicate()
+    assert last.returncode == 0, error
+    assert int(out) <= len(reference) // 2 - len(finished)
+    assert contents(folder) == reference and verify_cache(folder, 0).is_good
+    assert {path.name for path in folder.iterdir()} - set(reference) == {".build.lock", ".commit.lock"}
+
+
+def test_two_builders_at_once(source, whole, tmp_path):
+    builders = [start(source, tmp_path / "cache") for _ in range(2)]
+    results = [builder.communicate() for builder in builders]
+    assert [builder.returncode for builder in builders] == [0, 0], results
+    assert sorted(int(out) for out, _ in results) == [0, 16]
+    assert sum("another builder is at work" in error for _, error in results) == 1
+    assert contents(tmp_path / "cache") == whole()
+
+
+def test_two_builders_that_want_different_things(source, whole, tmp_path):
+    builders = [start(source, tmp_path / "cache", tile) for tile in (32, 16)]
+    results = [builder.communicate() for builder in builders]
+    assert [builder.returncode for builder in builders] == [0, 0], results
+    assert contents(tmp_path / "cache") in (whole(32), whole(16))
+
+
+def test_workers_of_a_killed_builder_do_not_spoil_another_cache(source, whole, tmp_path):
+    folder = tmp_path / "cache"
+    for _ in range(3):
+        builder = start(source, folder, 64)
+        wait_for(lambda: list((folder / ".building").glob("*.tmp")), builder)
+        builder.kill()
+        builder.wait()
+        build_cache(source, folder, Tiled(16), 0)
+        assert contents(folder) == whole(16)
+    time.sleep(3)
+    assert contents(folder) == whole(16)
+
+
+MEMORY = """
+import json, resource, sys
+sys.path[:] = json.loads(sys.argv[1])
+from tarpeg import Layout, build_cache
+peaks = []
+for shards in json.loads(sys.argv[2]):
+    for name, layout in (("whole", Layout()), ("cut", Layout(samples_per_shard=20, shuffle=True))):
+        build_cache(shards, f"{sys.argv[3]}/{name}{len(shards)}", executor=0, layout=layout)
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(*peaks)
+"""
+
+
+def test_memory_is_bounded_whatever_the_size_of_the_source(tmp_path):
+    """Two shards of 20 MB, then thirty: 600 MB."""
+    members = []
+    for number in range(20):
+        members += [(f"{number}.jpg", jpeg("420", 64, 80, number)), (f"{number}.bin", os.urandom(1 << 20))]
+    paths = [write_tar(tmp_path / "00.tar", members)]
+    for number in range(1, 30):
+        paths.append(tmp_path / f"{number:02d}.tar")
+        os.link(paths[0], paths[-1])
+    sources = [[str(path) for path in paths[:count]] for count in (2, 30)]
+    arguments = [json.dumps(sys.path), json.dumps(sources), str(tmp_path)]
+    done = subprocess.run([sys.executable, "-c", MEMORY, *arguments], capture_output=True, text=True)
+    small, large = map(int, done.stdout.split())
+    assert large - small < 64, (small, large, done.stderr)
+
+
+def test_a_job_of_another_build_is_dropped(source, tmp_path):
+    folder = tmp_path / "cache"
+    (folder / ".building").mkdir(parents=True)
+    shard = sources.find(source / "s00.tar")[0]
+    work = job.Job(str(folder), "s00", sources.Whole(shard), Tiled(), "mine")
+    (folder / ".building" / "build.fingerprint").write_text('{"fingerprint": "another"}')
+    with pytest.raises(CacheError, match="another build has taken over"):
+        job.run(work)
+    (folder / ".building" / "build.fingerprint").unlink()
+    with pytest.raises(CacheError, match=r"build\.fingerprint is not there on .* does not share the folder"):
+        job.run(work)
+    assert not list(folder.rglob("*.t*"))
+
+
+def test_a_script_without_a_main_guard(source, whole, tmp_path):
+    builder = start(source, tmp_path / "cache")
+    out, error = builder.communicate()
+    assert (builder.returncode, out, error) == (0, "16\n", "")
+    assert contents(tmp_path / "cache") == whole()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_pools_of_the_standard_library(source, whole, tmp_path, method):
+    with ProcessPoolExecutor(2, multiprocessing.get_context(method)) as pool:
+        build_cache(source, tmp_path / "cache", executor=pool)
+    assert contents(tmp_path / "cache") == whole()
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two worker processes of a Dask cluster."""
+    distributed = pytest.importorskip("distributed")
+    options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    with distributed.LocalCluster(**options) as cluster:
+        yield cluster
+
+
+def test_dask(source, whole, tmp_path, cluster):
+    layout = {"samples_per_shard": 33, "shuffle": True}
+    with processes.dask(cluster.scheduler_address) as executor:
+        report = build_cache(source, tmp_path / "cache", executor=executor)
+        assert report.built == 16 and contents(tmp_path / "cache") == whole()
+        build_cache(source, tmp_path / "shuffled", executor=executor, layout=Layout(**layout))
+        assert contents(tmp_path / "shuffled") == whole(**layout)
+
+
+def test_dask_tells_errors_and_goes_on(source, whole, tmp_path, cluster):
+    broken = tmp_path / "broken.tar"
+    broken.write_bytes((source / "s03.tar").read_bytes()[:30_000])
+    with processes.dask(cluster.scheduler_address) as executor:
+        with pytest.raises(ShardError, match=r"broken\.tar is truncated"):
+            build_cache([broken, source], tmp_path / "cache", executor=executor)
+        build_cache(source, tmp_path / "cache", executor=executor)
+    assert contents(tmp_path / "cache") == whole()
+
+
+def test_no_dask_scheduler():
+    pytest.importorskip("distributed")
+    with pytest.raises(CacheError, match="no Dask scheduler answers"), processes.dask("tcp://127.0.0.1:9"):
+        pass

@@ -1,0 +1,202 @@
+"""Codecs: what becomes of every kind of image, and that it is read back as Pillow reads it."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from helpers.pictures import KINDS, encoded, jpeg, pixels, tensor
+from PIL import Image, ImageCms
+from tarpeg import DecodeError, Raw, Resized, Tiled, decode_batch, image_sizes
+from tarpeg.cache.codecs import tile_width
+from tarpeg.shards.pillow import open_rgb, to_ppm
+
+SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+
+
+def saved(image: Image.Image, kind: str, **options) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def full(data: bytes) -> np.ndarray:
+    """Decode everything with our operator: uint8 [height, width, 3]."""
+    height, width = image_sizes([tensor(data)])[0].tolist()
+    box = torch.tensor([[0, 0, height, width]], dtype=torch.int32)
+    images, status = decode_batch([tensor(data)], box, (height, width))
+    assert status.tolist() == [0]
+    return images[0].permute(1, 2, 0).numpy()
+
+
+def theirs(data: bytes) -> np.ndarray:
+    return np.asarray(open_rgb(data))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiled_jpegs_are_the_same_pixels(kind):
+    source = jpeg(kind, 97, 160)
+    data, extension, tile, untiled = Tiled(tile=32).encode(source, "jpeg")
+    assert extension == "jpeg" and (full(data) == full(source)).all()
+    assert (tile is None) == bool(untiled)
+    assert tile is not None and 16 <= tile <= 160
+    assert Tiled(tile=32).encode(data, "jpg")[0] == data
+
+
+def test_the_width_of_tiles_is_the_restart_interval():
+    assert Tiled(tile=32).encode(jpeg("420", 64, 320), "jpg").tile == 32
+    assert Tiled(tile=64).encode(jpeg("420", 64, 320), "jpg").tile == 64
+    gray = Tiled(tile=32).encode(jpeg("gray", 64, 320), "jpg")
+    assert gray.tile == 8 * gray.data[gray.data.index(b"\xff\xdd\x00\x04") + 5]
+    assert Tiled(tile=16).encode(jpeg("444", 64, 16 * 8), "jpg").tile == 16
+
+
+def half_of_the_scans() -> bytes:
+    data = jpeg("progressive", 64, 80)
+    scans = [at for at in range(len(data)) if data[at : at + 2] == b"\xff\xda"]
+    return data[: scans[len(scans) // 2]] + b"\xff\xd9"
+
+
+def test_what_cannot_be_tiled_stays_untouched_and_says_why():
+    source = half_of_the_scans()
+    data, extension, tile, untiled = Tiled().encode(source, "jpg")
+    assert (data, extension, tile) == (source, "jpg", None)
+    assert "progressive" in untiled
+
+
+FOREIGN = {
+    "png": lambda image: saved(image, "PNG"),
+    "alpha.png": lambda image: saved(image.convert("RGBA"), "PNG"),
+    "palette.png": lambda image: saved(image.convert("P"), "PNG"),
+    "deep.png": lambda image: saved(
+        Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257), "PNG"
+    ),
+    "bmp": lambda image: saved(image, "BMP"),
+    "tiff": lambda image: saved(image, "TIFF"),
+    "cmyk.tiff": lambda image: saved(image.convert("CMYK"), "TIFF"),
+    "webp": lambda image: saved(image, "WEBP", lossless=True),
+    "gif": lambda image: saved(image, "GIF", save_all=True, append_images=[Image.new("RGB", image.size)]),
+    "ppm": lambda image: saved(image, "PPM"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_other_formats(kind):
+    source = FOREIGN[kind](Image.fromarray(pixels(97, 160)))
+    raw = Raw().encode(source, kind.rpartition(".")[2])
+    assert raw.extension == "ppm" and raw.tile is None
+    assert (full(raw.data) == theirs(source)).all() and (theirs(raw.data) == theirs(source)).all()
+    assert raw.data == bytes(to_ppm(tensor(source)).numpy())
+    assert Tiled(quality=None).encode(source, "png")[:2] == raw[:2]
+    tiled = Tiled(quality=95, subsampling="4:4:4").encode(source, "png")
+    assert tiled.extension == "jpg" and tiled.tile
+    assert (full(tiled.data) == theirs(tiled.data)).all()
+    assert abs(full(tiled.data).astype(int) - theirs(source)).mean() < 5
+    with Image.open(io.BytesIO(tiled.data)) as image:
+        assert image.format == "JPEG" and image.layer[0][1:3] == (1, 1)
+    with Image.open(io.BytesIO(Tiled().encode(source, "png").data)) as image:
+        assert image.layer[0][1:3] == (2, 2)
+
+
+@pytest.mark.parametrize("kind", ["420", "gray", "cmyk", "ycck", "progressive", "rgb"])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_resized_is_what_pillow_makes_of_the_upright_image(kind, orientation):
+    source = bytearray(jpeg(kind, 97, 160))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    segment = b"Exif\0\0" + exif.tobytes().removeprefix(b"Exif\0\0")
+    source = bytes(source[:2] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + source[2:])
+    upright = open_rgb(source)
+    assert upright.size == ((160, 97) if orientation == 1 else (97, 160))
+    data, extension, tile, _ = Resized(shorter=48, quality=92).encode(source, "jpg")
+    size = (79, 48) if orientation == 1 else (48, 79)
+    wished = upright.resize(size, Image.Resampling.LANCZOS)
+    if kind == "gray":
+        wished = wished.convert("L")
+    untiled = encoded(wished, quality=92)
+    assert extension == "jpg" and tile
+    assert (full(data) == theirs(untiled)).all() and (full(data) == theirs(data)).all()
+    raw = Raw(shorter=48).encode(source, "jpg")
+    assert (full(raw.data) == np.asarray(wished.convert("RGB"))).all()
+
+
+def test_resized_never_enlarges():
+    source = jpeg("420", 97, 160)
+    assert Resized(shorter=97).encode(source, "jpg") == Tiled().encode(source, "jpg")
+    assert theirs(Raw(shorter=500).encode(source, "jpg").data).shape == (97, 160, 3)
+    png = saved(Image.fromarray(pixels(40, 50)), "PNG")
+    assert theirs(Resized(shorter=64).encode(png, "png").data).shape == (40, 50, 3)
+
+
+def test_colour_profiles_are_kept_where_they_still_hold():
+    image = Image.fromarray(pixels(97, 160))
+
+    def profile(data):
+        return Image.open(io.BytesIO(data)).info.get("icc_profile")
+
+    for source in (encoded(image, icc_profile=SRGB), saved(image, "PNG", icc_profile=SRGB)):
+        assert profile(Resized(shorter=48).encode(source, "jpg").data) == SRGB
+        assert profile(Tiled().encode(source, "jpg").data) == SRGB
+    cmyk = SRGB[:16] + b"CMYK" + SRGB[20:]
+    assert (
+        profile(Resized(shorter=48).encode(encoded(image.convert("CMYK"), icc_profile=cmyk), "jpg").data)
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    "codec", [Tiled(), Resized(shorter=48), Raw()], ids=lambda codec: type(codec).__name__
+)
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "cut png", "header only"])
+def test_damage_is_an_error(codec, damage):
+    source = jpeg("420", 97, 160)
+    flipped = bytearray(source)
+    flipped[len(source) // 2 :] = bytes(byte ^ 0x55 for byte in source[len(source) // 2 :])
+    data = {
+        "cut": source[: len(source) // 2],
+        "flipped": bytes(flipped),
+        "empty": b"",
+        "text": b"<html>not found</html>",
+        "cut png": saved(Image.fromarray(pixels(97, 160)), "PNG")[:2000],
+        "header only": source[:4],
+    }[damage]
+    with pytest.raises(DecodeError):
+        codec.encode(data, "jpg")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Tiled(tile=0), "tile=0 must be an integer from 1"),
+        (lambda: Tiled(quality=101), "quality=101"),
+        (lambda: Tiled(subsampling="420"), "subsampling='420' must be one of"),
+        (lambda: Resized(shorter=0), "shorter=0"),
+        (lambda: Resized(shorter=256, quality=None), "quality=None"),
+        (lambda: Raw(shorter=2.5), "shorter=2.5"),
+    ],
+)
+def test_bad_settings(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_naming_a_codec_does_not_load_the_operators(tmp_path):
+    import os
+    import subprocess
+    import sys
+
+    code = "import tarpeg, sys; tarpeg.codecs.Tiled(), tarpeg.Raw(); assert 'tarpeg.ops' not in sys.modules"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=env).returncode == 0
+
+
+def test_a_header_that_is_cut_or_damaged_has_no_tiles():
+    data = jpeg("420", 64, 80)
+    for end in range(len(data)):
+        tile_width(data[:end])
+    frame = data.index(b"\xff\xc0")
+    cut, flat = data[: frame + 12], bytearray(data)
+    flat[frame + 11] = 0
+    assert tile_width(cut) == tile_width(bytes(flat)) == (None, "its header is damaged")

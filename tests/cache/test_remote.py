@@ -1,0 +1,297 @@
+"""Sources behind URLs, with real servers on loopback: S3 (moto), http with and without ranges."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from helpers.small_caches import contents
+from helpers.small_tars import sample, write_tar
+from tarpeg import Layout, Resized, ShardError, build_cache
+from tarpeg.cache import remote, sources
+
+pytest.importorskip("fsspec")
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory) -> Path:
+    """Three shards of 11 samples, of several chunks of what is read at once."""
+    folder = tmp_path_factory.mktemp("shards")
+    for name, first in (("t-000", 0), ("t-001", 11), ("t-002", 22)):
+        write_tar(folder / f"{name}.tar", [m for n in range(first, first + 11) for m in sample(n)])
+    return folder
+
+
+@pytest.fixture
+def local(shards, tmp_path):
+    """Build the same from the files themselves, to compare: local(layout=...) -> its shards."""
+
+    def build(**options) -> dict[str, bytes]:
+        build_cache(shards, tmp_path / "local", executor=0, **options)
+        return only_shards(tmp_path / "local")
+
+    return build
+
+
+def only_shards(folder: Path) -> dict[str, bytes]:
+    return {name: data for name, data in contents(folder).items() if name != "manifest.json"}
+
+
+# --- http
+
+
+class Ranges(http.server.SimpleHTTPRequestHandler):
+    """Python's server, which knows no ranges, with the ranges that most others have."""
+
+    requests: list[tuple[str, str]]
+
+    def send_head(self):
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        self.requests.append((self.path, asked[0] if asked else ""))
+        path = Path(self.translate_path(self.path))
+        if asked is None or not path.is_file():
+            return super().send_head()
+        start, stop = int(asked[1]), min(int(asked[2]) + 1, path.stat().st_size)
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{path.stat().st_size}")
+        self.send_header("Content-Length", str(stop - start))
+        self.end_headers()
+        if self.command == "GET":
+            with path.open("rb") as file:
+                file.seek(start)
+                self.wfile.write(file.read(stop - start))
+        return None
+
+    def log_message(self, *_):
+        pass
+
+
+class Plain(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def serve(shards):
+    """Serve the shards over http: serve(handler) -> URL of the folder."""
+    servers = []
+
+    def start(handler) -> str:
+        def make(*arguments):
+            return handler(*arguments, directory=str(shards))
+
+        servers.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), make))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("handler", [Plain, Ranges])
+@pytest.mark.parametrize("pattern", ["/t-{000..002}.tar", "/", "/t-*.tar"])
+def test_http(serve, local, tmp_path, handler, pattern):
+    handler.requests = []
+    report = build_cache(serve(handler) + pattern, tmp_path / "cache", executor=0)
+    assert report.samples == 33 and only_shards(tmp_path / "cache") == local()
+
+
+def test_http_in_worker_processes_and_a_second_run(serve, local, tmp_path):
+    url = serve(Plain) + "/t-{000..002}.tar?signature=secret"
+    assert build_cache(url, tmp_path / "cache", executor=2).built == 3
+    assert only_shards(tmp_path / "cache") == local()
+    assert build_cache(url.replace("secret", "other"), tmp_path / "cache", executor=0).built == 0
+    assert b"secret" not in (tmp_path / "cache" / "manifest.json").read_bytes()
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_http_cut_anew(serve, local, tmp_path, shuffle, monkeypatch):
+    Ranges.requests = []
+    layout = Layout(samples_per_shard=7, shuffle=shuffle)
+    url = serve(Ranges)
+    build_cache(url + "/t-{000..002}.tar", tmp_path / "cache", executor=0, layout=layout)
+    assert only_shards(tmp_path / "cache") == local(layout=layout)
+    with pytest.raises(ShardError, match=r"t-000\.tar: the server sends whole files only"):
+        build_cache(serve(Plain) + "/t-{000..002}.tar", tmp_path / "none", executor=0, layout=layout)
+
+
+def test_a_shard_is_read_in_chunks_and_ahead(serve, shards, monkeypatch):
+    Ranges.requests = []
+    monkeypatch.setattr(remote, "_CHUNK", 5000)
+    (shard,) = sources.find(serve(Ranges) + "/t-000.tar")
+    (here,) = sources.find(shards / "t-000.tar")
+    there = [sample.members for sample in sources.Whole(shard).read()]
+    assert there == [sample.members for sample in sources.Whole(here).read()]
+    assert len(Ranges.requests) > shard.size // 5000
+    reader = sources.Whole(shard).read()
+    next(reader)
+    reader.close()
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(samples_per_shard=7, shuffle=True)], ids=str)
+@pytest.mark.parametrize("executor", [0, 2])
+def test_an_object_replaced_by_one_of_equal_size_meanwhile_is_an_error(
+    shards, serve, tmp_path, layout, executor
+):
+    """As another ETag tells, from the first byte that is read."""
+    Ranges.requests = []
+    tag = "one"
+
+    class Replaced(Ranges):
+        def send_response(self, code, message=None):
+            nonlocal tag
+            super().send_response(code, message)
+            self.send_header("ETag", tag)
+            # The second of a file's bytes is asked for to see whether ranges are known.
+            if self.command == "GET" and self.headers.get("Range") == "bytes=1-1":
+                tag = "two"
+
+    with pytest.raises(ShardError, match=r"t-000\.tar changed while it was read"):
+        build_cache(serve(Replaced) + "/t-000.tar", tmp_path / "cache", executor=executor, layout=layout)
+    assert not list((tmp_path / "cache").glob("*.tar"))
+
+
+def test_a_shard_here_that_is_written_to_meanwhile_is_an_error(shards, tmp_path):
+    (tmp_path / "t.tar").write_bytes((shards / "t-000.tar").read_bytes())
+    (shard,) = sources.find(tmp_path / "t.tar")
+    reader = sources.Whole(shard).read()
+    next(reader)
+    os.utime(tmp_path / "t.tar", ns=(0, 0))
+    with pytest.raises(ShardError, match=r"t\.tar changed while it was read"):
+        list(reader)
+
+
+def test_a_server_that_tells_no_version_is_told_of_once(serve, tmp_path):
+    class Silent(Ranges):
+        def send_header(self, keyword, value):
+            if keyword != "Last-Modified":
+                super().send_header(keyword, value)
+
+    Silent.requests = []
+    with pytest.warns(UserWarning, match=r"3 shards, such as .*t-000\.tar: .* neither an ETag") as told:
+        build_cache(serve(Silent) + "/t-{000..002}.tar", tmp_path / "cache", executor=0)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("cut", [500, 20_000])
+def test_a_connection_that_breaks_is_an_error_that_names_the_shard(shards, serve, tmp_path, cut):
+    class Broken(Plain):
+        def copyfile(self, source, outputfile):
+            outputfile.write(source.read(cut))
+            self.wfile.flush()
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    with pytest.raises(ShardError, match=r"t-000\.tar"):
+        build_cache(serve(Broken) + "/t-000.tar", tmp_path / "cache", executor=0)
+    assert not list((tmp_path / "cache").glob("*.tar"))
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://127.0.0.1:9/a.tar", r"127\.0\.0\.1:9/a\.tar cannot be read"),
+        ("http://u:secret@127.0.0.1:9/a.tar?k=secret", r"127\.0\.0\.1:9/a\.tar cannot be read"),
+        ("nonsense://a/b.tar", "nonsense.* cannot be opened"),
+        ("memory://empty/a-*.tar", "no shard is there"),
+        ("http://x/a-{000.tar", "braces do not match"),
+    ],
+)
+def test_what_is_not_there(tmp_path, url, message):
+    with pytest.raises(ShardError, match=message) as caught:
+        build_cache(url, tmp_path / "cache", executor=0)
+    assert "secret" not in str(caught.value)
+
+
+def test_any_file_system_of_fsspec(shards, local, tmp_path):
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    for path in shards.glob("*.tar"):
+        memory.pipe(f"/bucket/{path.name}", path.read_bytes())
+    try:
+        build_cache("memory://bucket", tmp_path / "cache", executor=0)
+        assert only_shards(tmp_path / "cache") == local()
+        mixed = ["memory://bucket/t-000.tar", shards / "t-001.tar", "memory://bucket/t-002.tar"]
+        build_cache(mixed, tmp_path / "mixed", executor=0, layout=Layout(samples_per_shard=7, shuffle=True))
+        assert only_shards(tmp_path / "mixed") == local(layout=Layout(samples_per_shard=7, shuffle=True))
+    finally:
+        memory.rm("/bucket", recursive=True)
+
+
+# --- S3
+
+
+@pytest.fixture(scope="module")
+def s3(shards):
+    """A bucket "photos" with the shards below train/, on a moto server; sets what fsspec needs to find it."""
+    pytest.importorskip("moto")
+    boto3 = pytest.importorskip("boto3")
+    pytest.importorskip("s3fs")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-c", f"from moto.server import main; main(['-H', '127.0.0.1', '-p', '{port}'])"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    endpoint = f"http://127.0.0.1:{port}"
+    settings = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
+    settings["AWS_DEFAULT_REGION"] = "us-east-1"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        try:
+            for _ in range(300):
+                try:
+                    urllib.request.urlopen(endpoint, timeout=1).close()
+                    break
+                except OSError:
+                    time.sleep(0.1)
+            client = boto3.client("s3")
+            client.create_bucket(Bucket="photos")
+            for path in shards.glob("*.tar"):
+                client.upload_file(str(path), "photos", f"train/{path.name}")
+            yield client
+        finally:
+            server.kill()
+            server.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", ["train", "train/t-*.tar", "train/t-{000..002}.tar"])
+def test_s3(s3, local, tmp_path, pattern):
+    build_cache(f"s3://photos/{pattern}", tmp_path / "cache", executor=0)
+    assert only_shards(tmp_path / "cache") == local()
+
+
+@pytest.mark.slow
+def test_s3_in_worker_processes_cut_anew_and_again_after_a_change(s3, shards, local, tmp_path):
+    layout, folder = Layout(samples_per_shard=10, shuffle=True), tmp_path / "cache"
+    report = build_cache("s3://photos/train", folder, Resized(shorter=40), 2, layout=layout)
+    assert (report.shards, report.samples) == (4, 33)
+    assert only_shards(folder) == local(codec=Resized(shorter=40), layout=layout)
+    assert build_cache("s3://photos/train", tmp_path / "whole", executor=2).built == 3
+    assert build_cache("s3://photos/train", tmp_path / "whole", executor=2).built == 0
+    s3.upload_file(str(shards / "t-002.tar"), "photos", "train/t-001.tar")
+    assert build_cache("s3://photos/train", tmp_path / "whole", executor=2).built == 1
+    s3.upload_file(str(shards / "t-001.tar"), "photos", "train/t-001.tar")
+
+
+@pytest.mark.slow
+def test_s3_errors(s3, tmp_path):
+    for url in ("s3://photos/train/t-009.tar", "s3://nobucket/a.tar", "s3://photos/none-*.tar"):
+        with pytest.raises(ShardError, match=re.escape(url.rpartition("/")[2])):
+            build_cache(url, tmp_path / "cache", executor=0)
+    assert os.environ["AWS_ENDPOINT_URL"].startswith("http://127.0.0.1")

@@ -1,0 +1,208 @@
+"""verify_cache: whatever is bad in a cache is named, with the shard, and the key where it is known."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tarpeg
+import torch
+from helpers.small_caches import add_index, add_manifest, make_cache
+from helpers.small_tars import cache_home as cache_home
+from helpers.small_tars import plain, write_tar
+from PIL import Image
+from tarpeg.cache.verify import Problem, summary, verify_cache
+
+
+def jpeg(seed: int) -> bytes:
+    image = Image.effect_noise((96, 64), 30 + seed).convert("RGB")
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG")
+    source = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+    return tarpeg.tile_jpeg(source, 32).numpy().tobytes()
+
+
+ROOT = Path(__file__).resolve().parents[2]
+PPM = b"P6 2 2 255\n" + bytes(12)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    members = {
+        f"train-{shard}": [
+            (f"f/k{shard}{n}.{name}", data)
+            for n in range(3)
+            for name, data in (("jpg", jpeg(3 * shard + n)), ("cls", b"7"), ("", b"no extension"))
+        ]
+        for shard in range(3)
+    }
+    members["train-2"].append(("raw.ppm", PPM))
+    return make_cache(tmp_path_factory.mktemp("verify") / "cache", members)
+
+
+@pytest.fixture
+def cache(built, tmp_path):
+    return shutil.copytree(built, tmp_path / "cache")
+
+
+def change(path, at, data):
+    content = bytearray(path.read_bytes())
+    content[at : at + len(data)] = data
+    path.write_bytes(content)
+
+
+def found(cache):
+    return [str(problem) for problem in verify_cache(cache, 0).problems]
+
+
+def test_a_good_cache(cache):
+    (cache / ".build.lock").touch()
+    report = verify_cache(cache, 0)
+    assert report.is_good and not report.problems and not report.extra
+    size = sum(tar.stat().st_size for tar in cache.glob("*.tar"))
+    assert (report.dest, report.shards, report.samples, report.bytes) == (cache, 3, 10, size)
+    assert summary(report)[0].startswith(f"{cache}: 3 shards, all good (10 samples")
+
+
+def test_a_flipped_bit_in_an_image(cache):
+    tar = cache / "train-1.tar"
+    place = int((cache / "train-1.idx").read_text().split("\n")[2].split()[1])
+    content = tar.read_bytes()
+    scan = content.index(b"\xff\xda", place)
+    change(tar, scan + 40, b"\xff\xff\xff\xff")
+    damaged, undecodable = verify_cache(cache, 0).problems
+    assert damaged == Problem("train-1.tar", "", "its checksum is not the one in manifest.json")
+    assert undecodable.key == "f/k11" and undecodable.what.startswith("image is ")
+
+
+def test_a_changed_label(cache):
+    tar = cache / "train-0.tar"
+    change(tar, tar.read_bytes().index(b"7" + bytes(511)), b"8")
+    assert found(cache) == ["shard train-0.tar: its checksum is not the one in manifest.json"]
+
+
+def test_an_image_that_was_bad_all_along(tmp_path):
+    good = jpeg(0)
+    members = [("a.jpg", good), ("b.jpg", good[:-200]), ("c.jpg", b""), ("d.jpg", b"text"), ("e.jpg", good)]
+    cache = make_cache(tmp_path / "cache", {"a": members})
+    assert found(cache) == [
+        "shard a.tar, key 'b': image is TRUNCATED (3)",
+        "shard a.tar, key 'c': image is EMPTY (1)",
+        "shard a.tar, key 'd': image is NOT_AN_IMAGE (2)",
+    ]
+
+
+def test_files_that_are_missing(cache):
+    (cache / "train-0.tar").unlink()
+    (cache / "train-1.idx").unlink()
+    assert found(cache) == [
+        "shard train-0.tar: it cannot be read: No such file or directory",
+        "shard train-1.tar: its index train-1.idx cannot be read: No such file or directory",
+    ]
+
+
+def test_a_shard_that_was_cut_off(cache):
+    tar = cache / "train-0.tar"
+    tar.write_bytes(tar.read_bytes()[:5000])
+    size, headers, index = found(cache)
+    assert size.startswith("shard train-0.tar: it has 5000 bytes, and manifest.json says ")
+    assert "truncated" in headers
+    assert "train-0.idx is damaged in line 3: a member lies outside of the tar" in index
+
+
+def test_a_damaged_header_with_an_index_that_still_leads_to_the_images(cache):
+    change(cache / "train-0.tar", 0, b"\xff" * 100)
+    checksum, header = found(cache)
+    assert "its checksum is not" in checksum and "is not a whole tar" in header
+
+
+def test_indexes_that_are_not_of_the_tar(cache):
+    idx = cache / "train-0.idx"
+    lines = idx.read_bytes().split(b"\n")
+    lines[2] = lines[2].replace(b" 7 ", b" 8 ").replace(b" 1 ", b" 2 ")
+    idx.write_bytes(b"\n".join(lines))
+    (cache / "train-1.idx").write_bytes((cache / "train-2.idx").read_bytes())
+    problems = verify_cache(cache, 0).problems
+    assert [(problem.shard, problem.key) for problem in problems] == [
+        *[("train-0.tar", ""), ("train-0.tar", "f/k01")],
+        *[("train-1.tar", ""), ("train-1.tar", "f/k10")],
+    ]
+    assert problems[1].what.startswith("the index says 'f/k01' [('jpg', ")
+    assert problems[3].what.startswith("the index says 'f/k20' [('jpg', ")
+
+
+def test_an_index_that_lacks_samples(cache):
+    idx = cache / "train-2.idx"
+    lines = idx.read_bytes().replace(b"v1.2 4", b"v1.2 3").split(b"\n")
+    idx.write_bytes(b"\n".join([*lines[:-2], b""]))
+    assert found(cache)[1] == "shard train-2.tar: the index lists 3 samples, the tar has 4"
+
+
+def test_counts_that_are_wrong(cache):
+    path = cache / "manifest.json"
+    content = json.loads(path.read_bytes())
+    content["samples"] += 1
+    content["tiles"]["32"] += 1
+    content["shards"][1]["samples"] += 1
+    content["shards"][1]["tiles"]["32"] += 1
+    path.write_text(json.dumps(content))
+    assert found(cache) == ["shard train-1.tar: it has 3 samples, and manifest.json says 4"]
+
+
+def test_files_that_do_not_belong_there(cache):
+    plain(cache / "extra.tar")
+    (cache / "notes.txt").touch()
+    report = verify_cache(cache, 0)
+    assert report.bad_shards == ("extra.tar",) and report.extra == ("notes.txt",)
+    lines = summary(report)
+    assert lines[0] == "shard extra.tar: it is in the folder, but not in manifest.json"
+    assert "notes.txt" in lines[1] and "3 shards, 1 BAD" in lines[2]
+
+
+def test_every_bad_shard_is_named_by_any_number_of_processes(cache):
+    for name in ("train-0", "train-2"):
+        change(cache / f"{name}.tar", 700, b"\xff" * 9)
+    seen = []
+    report = verify_cache(cache, 2, progress=seen.append)
+    assert report.bad_shards == ("train-0.tar", "train-2.tar")
+    assert report.problems == verify_cache(cache, 0).problems
+    assert [now.shards for now in seen] == [1, 2, 3]
+    assert (seen[-1].samples, seen[-1].bytes, seen[-1].quarantined) == (10, report.bytes, 2)
+
+
+def test_no_finished_cache(tmp_path):
+    with pytest.raises(tarpeg.CacheError, match="holds no cache"):
+        verify_cache(tmp_path)
+    (tmp_path / ".building").mkdir()
+    with pytest.raises(tarpeg.CacheError, match="holds a build that was not finished"):
+        verify_cache(tmp_path)
+
+
+def test_a_key_that_comes_twice_in_a_row_is_told(tmp_path):
+    tar = write_tar(tmp_path / "a.tar", [("a.jpg", jpeg(0)), ("a.jpg", jpeg(1))])
+    add_index(tar)
+    add_manifest(tmp_path)
+    assert "has two members 'jpg'" in found(tmp_path)[0]
+
+
+@pytest.mark.slow
+def test_the_command_line(cache, tmp_path):
+    def tool(*arguments):
+        command = [sys.executable, str(ROOT / "tools" / "build_cache.py"), "verify=true", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True)
+        return done.returncode, done.stdout.splitlines(), done.stderr.splitlines()
+
+    code, said, errors = tool(f"dest={cache}", "workers=0")
+    assert (code, errors) == (0, []) and said[0].startswith(f"{cache}: 3 shards, all good")
+    (cache / "train-1.tar").unlink()
+    code, said, errors = tool(f"dest={cache}")
+    assert (code, errors) == (1, []) and "3 shards, 1 BAD" in said[1]
+    assert said[0] == "shard train-1.tar: it cannot be read: No such file or directory"
+    code, said, errors = tool(f"dest={tmp_path}/nowhere")
+    assert (code, said) == (1, []) and errors[0].startswith("build_cache: ") and "no cache" in errors[0]
+    assert tool() == (1, [], ["build_cache: dest is not set: give dest=..."])

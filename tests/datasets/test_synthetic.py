@@ -1,0 +1,172 @@
+"""Synthetic photographs: what they cost, how they are stored, that numbers fix every byte."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+from tarpeg.datasets.synthetic import Photos, draw, label_of, photograph
+
+
+def _opened(jpeg: bytes) -> Image.Image:
+    image = Image.open(io.BytesIO(jpeg))
+    image.load()
+    return image
+
+
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [
+        ((128, 160), 24),
+        (256, 16),
+        ((375, 500), 12),
+        ("article", 8),
+        pytest.param("big", 6, marks=pytest.mark.slow),
+    ],
+)
+def test_bits_a_pixel_are_a_photographs(size, count):
+    pictures = [photograph(Photos(size=size), index) for index in range(count)]
+    bits = np.array([8 * len(picture.jpeg) / picture.pixels for picture in pictures])
+    assert 1.35 < bits.mean() < 1.75
+    assert ((bits > 1.2) & (bits < 1.8)).mean() > 0.9, bits
+
+
+def test_pictures_are_neither_flat_nor_noise():
+    luma = np.asarray(draw(Photos(size=256), 0))[..., 0].astype(float)
+    assert luma.std() > 15
+    neighbours = np.corrcoef(luma[:, :-1].ravel(), luma[:, 1:].ravel())[0, 1]
+    assert 0.9 < neighbours < 0.999
+
+
+def test_same_numbers_same_bytes_and_others_differ():
+    photos = Photos(size=96, seed=7, exif=0.5, corrupt=0.2)
+    first = [photograph(photos, index) for index in range(10)]
+    again = [photograph(photos, index) for index in reversed(range(10))]
+    assert first == again[::-1]
+    assert len({picture.jpeg for picture in first if picture.pixels}) == sum(p.pixels > 0 for p in first)
+    plain = Photos(size=96)
+    assert photograph(plain, 3).jpeg != photograph(plain, 3, "val").jpeg
+    assert photograph(plain, 3).jpeg != photograph(Photos(size=96, seed=1), 3).jpeg
+
+
+def test_labels_are_even_and_shuffled():
+    photos = Photos(classes=10)
+    labels = [label_of(photos, index) for index in range(200)]
+    assert np.bincount(labels).tolist() == [20] * 10
+    assert labels[:10] != sorted(labels[:10])
+    assert labels[:10] != labels[10:20]
+
+
+@pytest.mark.parametrize(
+    ("name", "tell"),
+    [
+        ("progressive", lambda image: bool(image.info.get("progressive"))),
+        ("gray", lambda image: image.mode == "L"),
+        ("exif", lambda image: image.getexif().get(0x0112, 1) != 1),
+    ],
+)
+def test_shares(name, tell):
+    def share(value):
+        photos = Photos(size=16, **{name: value})
+        return np.mean([tell(_opened(photograph(photos, index).jpeg)) for index in range(100)])
+
+    assert share(0.0) == 0.0
+    assert 0.15 < share(0.3) < 0.45
+    assert share(1.0) == 1.0
+
+
+def test_corrupt_share_holds_all_kinds():
+    photos, whole = Photos(size=32, corrupt=0.5), Photos(size=32)
+    pairs = [(photograph(photos, i).jpeg, photograph(whole, i).jpeg) for i in range(120)]
+    broken = [(bad, good) for bad, good in pairs if bad != good]
+    assert 40 < len(broken) < 80
+    empty = sum(not bad for bad, _ in broken)
+    cut = sum(0 < len(bad) < len(good) for bad, good in broken)
+    flipped = sum(len(bad) == len(good) for bad, good in broken)
+    assert min(empty, cut, flipped) > 5
+
+
+def test_exif_pictures_stand_upright():
+    turned, plain = Photos(size=(96, 160), exif=1.0, subsampling="4:4:4"), Photos(size=(96, 160))
+    seen = set()
+    for index in range(40):
+        image = _opened(photograph(turned, index).jpeg)
+        orientation = image.getexif()[0x0112]
+        seen.add(orientation)
+        assert image.size == ((96, 160) if orientation >= 5 else (160, 96))
+        upright = np.asarray(ImageOps.exif_transpose(image).convert("RGB"), dtype=int)
+        drawn = np.asarray(draw(plain, index).convert("RGB"), dtype=int)
+        assert upright.shape == (96, 160, 3)
+        assert np.abs(upright - drawn).mean() < 3
+    assert seen == {2, 3, 4, 5, 6, 7, 8}
+
+
+@pytest.mark.parametrize(("subsampling", "factors"), [("4:4:4", 0x11), ("4:2:2", 0x21), ("4:2:0", 0x22)])
+def test_subsampling(subsampling, factors):
+    jpeg = photograph(Photos(size=48, subsampling=subsampling), 0).jpeg
+    frame = jpeg.index(b"\xff\xc0")
+    assert jpeg[frame + 11] == factors
+
+
+def test_sizes():
+    assert _opened(photograph(Photos(size="article"), 0).jpeg).size == (800, 533)
+    assert _opened(photograph(Photos(size=[48, 40]), 0).jpeg).size == (40, 48)
+    mix = Photos(size=[32, [48, 40], 64])
+    seen = {_opened(photograph(mix, index).jpeg).size for index in range(30)}
+    assert seen == {(32, 32), (40, 48), (64, 64)}
+    for odd in (16, 17, (16, 700), (61, 33)):
+        height, width = (odd, odd) if isinstance(odd, int) else odd
+        assert _opened(photograph(Photos(size=odd), 0).jpeg).size == (width, height)
+
+
+def test_imagenet_mix_has_imagenets_mean():
+    from tarpeg.datasets import synthetic
+
+    photos = Photos(size="imagenet")
+    sizes = np.array([synthetic._plan(photos, index, "train")[:2] for index in range(3000)])
+    height, width = sizes.mean(axis=0)
+    assert abs(width - 478) < 10
+    assert abs(height - 413) < 10
+    assert len(np.unique(sizes, axis=0)) > 500
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("size", "huge"), ("size", 15), ("size", (16, 70000)), ("size", []), ("size", 1.5), ("size", True),
+        ("size", [[1, 2, 3]]), ("quality", 0), ("quality", 101), ("quality", "90"), ("subsampling", "4:1:1"),
+        ("classes", 0), ("seed", -1), ("seed", 0.5), ("gray", 1.1), ("exif", -0.1), ("corrupt", "half"),
+        ("progressive", True),
+    ],
+)  # fmt: skip
+def test_bad_values_are_named(field, value):
+    with pytest.raises(ValueError, match=f"^{field}: .*got "):
+        Photos(**{field: value})
+
+
+def test_photos_of_a_mapping():
+    assert Photos.of({"size": 64, "gray": 0.5}) == Photos(size=64, gray=0.5)
+    with pytest.raises(ValueError, match="no field 'sise'; there are size, quality"):
+        Photos.of({"sise": 64})
+    with pytest.raises(ValueError, match="photos: expected Photos or a mapping"):
+        Photos.of(3)
+
+
+@pytest.mark.slow
+def test_hue_tells_the_class_in_most_crops():
+    # The nearest class by the mean hue of the coloured pixels: far less than a network can use.
+    photos, right = Photos(size=160), 0
+    rng = np.random.default_rng(0)
+    for index in range(200):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            chroma = np.asarray(draw(photos, index), dtype=float)[..., 1:] - 128
+        top, left = rng.integers(0, 160 - 88, 2)
+        vectors = chroma[top : top + 88, left : left + 88].reshape(-1, 2)
+        blue, red = vectors[np.hypot(*vectors.T) > 25].mean(axis=0)
+        guess = round(np.arctan2(red, blue) / (2 * np.pi / 10)) % 10
+        right += guess == label_of(photos, index)
+    assert right > 150

@@ -1,0 +1,283 @@
+"""Where the time goes in real training runs, each slow in one place."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import warnings
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
+from tarpeg import Augment, CenterCrop, DataStallMonitor, ShardDataModule, Split
+from tarpeg.diagnostics.monitor import _length, _Watch, _workers
+from tarpeg.machine import Machine
+from torch.utils.data import DataLoader
+
+LOGGER = "lightning.pytorch.utilities.rank_zero"
+
+
+class Model(lightning.LightningModule):
+    """A network that takes as long as it is told."""
+
+    def __init__(self, compute=0.0, augment=0.0, validate=0.0, fail_at=None):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.compute, self.augment, self.validate, self.fail_at = compute, augment, validate, fail_at
+
+    def training_step(self, batch, number):
+        if number == self.fail_at:
+            raise ZeroDivisionError
+        time.sleep(self.compute)
+        return self.weight.sum()
+
+    def validation_step(self, batch, number):
+        time.sleep(self.validate)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class Augmenting(Model):
+    def on_after_batch_transfer(self, batch, _):
+        time.sleep(self.augment)
+        return batch
+
+
+class Sleepy(torch.utils.data.Dataset):
+    """Batches of four that take their time."""
+
+    def __init__(self, count=12, seconds=0.0):
+        self.batches, self.seconds = [(torch.zeros(4, 2), torch.zeros(4))] * count, seconds
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, number):
+        if self.seconds:
+            time.sleep(self.seconds)
+        return self.batches[number]
+
+
+def busy(key, members):
+    end = time.thread_time() + 0.01
+    while time.thread_time() < end:
+        pass
+
+
+def asleep(key, members):
+    time.sleep(0.015)
+
+
+def fit(model, stall=None, loader=None, data=None, ckpt_path=None, **settings):
+    stall = stall or DataStallMonitor(0.2)
+    options = {"max_epochs": 1, "accelerator": "cpu", "devices": 1, "logger": False}
+    options |= {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    callbacks = [stall, *settings.pop("callbacks", [])]
+    trainer = lightning.Trainer(**{**options, **settings}, callbacks=callbacks)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(model, loader, datamodule=data, ckpt_path=ckpt_path)
+    return stall, trainer
+
+
+def sleepy(seconds=0.0, count=12):
+    return DataLoader(Sleepy(count, seconds), batch_size=None)
+
+
+def test_before_anything_ran():
+    stall = DataStallMonitor()
+    assert (stall.wait_share, stall.images_per_second, stall.verdict) == (0.0, 0.0, "")
+    with pytest.raises(ValueError, match="sample_seconds=-1 must not be negative"):
+        DataStallMonitor(-1)
+
+
+def test_a_slow_loader(caplog):
+    with caplog.at_level(logging.INFO, LOGGER):
+        stall, trainer = fit(Model(), loader=sleepy(0.02))
+    assert stall.wait_share > 0.7
+    assert "give the DataLoader num_workers=" in stall.verdict
+    assert f"data: {stall.verdict}" in caplog.messages, "told without anybody asking"
+    assert sum(stall.shares.values()) == pytest.approx(1)
+    assert 50 < stall.images_per_second < 4 / 0.02
+    logged = trainer.callback_metrics
+    assert logged["data/wait_share"] == pytest.approx(stall.wait_share, abs=0.05)
+    assert logged["data/images_per_second"] == pytest.approx(stall.images_per_second, rel=0.2)
+    assert "data/substituted" not in logged, "this loader counts none"
+
+
+def test_two_loaders_at_once():
+    loader = DataLoader(Sleepy(4, 0.001), batch_size=None)
+    stall, trainer = fit(Model(), loader={"a": loader, "b": loader})
+    assert stall._images == 3 * 8
+    assert stall.images_per_second and "data/images_per_second" in trainer.callback_metrics
+
+
+def test_batches_that_hold_nothing_to_count():
+    stall, trainer = fit(Model(), loader=DataLoader(["x"] * 12, batch_size=2))
+    assert (stall.images_per_second, stall.verdict[:7]) == (0.0, "5 steps")
+    assert "data/images_per_second" not in trainer.callback_metrics
+
+
+def test_slow_compute():
+    stall, _ = fit(Model(compute=0.1), loader=sleepy())
+    assert stall.shares["compute"] > 0.8
+    assert "the data keeps up, nothing to gain" in stall.verdict
+
+
+def test_slow_augmentation():
+    stall, _ = fit(Augmenting(augment=0.05), loader=sleepy())
+    assert stall.shares["augment"] > 0.8
+    assert "on_after_batch_transfer takes it" in stall.verdict
+
+
+def module(photos, **settings):
+    crop = CenterCrop(32)
+    split = {name: settings.pop(name) for name in ("members", "decode") if name in settings}
+    return ShardDataModule(
+        Split(str(photos), crop, **split), Split(str(photos), crop), batch_size=2, **settings
+    )
+
+
+def test_a_slow_loader_of_ours_and_the_setting_that_helps(photos, monkeypatch):
+    machine = Machine(8, 4.0, None, None, None, None, None)
+    monkeypatch.setattr("tarpeg.machine.look", lambda: machine)
+    torch.set_num_threads(1)
+    data = module(photos, workers=0, threads=0, members=["cls"], decode=busy)
+    stall, trainer = fit(Model(), data=data)
+    assert stall.wait_share > 0.5
+    assert "data.workers=4 decodes on the cores that are idle; expected" in stall.verdict
+    assert trainer.callback_metrics["data/substituted"] == 0
+    stall, _ = fit(Model(), data=module(photos, workers=0, threads=0, members=["cls"], decode=asleep))
+    assert "waits for the disk or comes in bursts: data.readahead=16" in stall.verdict, "not the decoder"
+
+
+def test_a_slow_augmentation_of_ours(photos):
+    class Slow(Augment):
+        def made(self, *arguments, **named):
+            time.sleep(0.02)
+            return super().made(*arguments, **named)
+
+    stall, _ = fit(Model(), data=module(photos, workers=0, threads=1, augment=Slow(flip=0.5)))
+    assert stall.shares["augment"] > 0.7
+    assert "Slow takes it; tarpeg.Augment is one pass" in stall.verdict
+
+
+def test_validation_and_the_first_step_count_for_nothing():
+    class First(Model):
+        def training_step(self, batch, number):
+            time.sleep(0.5 if self.trainer.global_step == 0 else 0.005)
+            return self.weight.sum()
+
+    model = First(validate=0.2)
+    data = lightning.LightningDataModule.from_datasets(Sleepy(), Sleepy(2), batch_size=None)
+    stall, _ = fit(model, data=data, val_check_interval=4, max_epochs=2)
+    assert 23 * 4 / 1.0 < stall.images_per_second < 23 * 4 / 0.115, "2.4 s of validation, 0.5 s at first"
+
+
+@pytest.mark.parametrize("settings", [{"accumulate_grad_batches": 3}, {"limit_train_batches": 11}])
+def test_steps_are_batches(settings):
+    stall, _ = fit(Model(), loader=sleepy(0.01), **settings)
+    assert stall.wait_share > 0.3
+    assert "give the DataLoader" in stall.verdict
+
+
+def test_what_is_resumed_is_measured(photos, tmp_path):
+    saver = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=5, save_top_k=-1)
+    fit(Model(), data=module(photos, workers=0), enable_checkpointing=True, callbacks=[saver])
+    (path,) = tmp_path.glob("*step=5.ckpt")
+    stall, trainer = fit(Model(compute=0.01), data=module(photos, workers=0), ckpt_path=path, max_epochs=2)
+    assert trainer.global_step == 24
+    assert stall.shares["compute"] > 0.5 and "compute" in stall.verdict
+    again, _ = fit(Augmenting(augment=0.02), stall, sleepy())
+    assert again.shares["augment"] > 0.5, "a second run is measured by itself"
+
+
+@pytest.mark.parametrize("fail_at", [None, 3])
+def test_the_profiler_of_the_trainer_goes_on(fail_at):
+    profiler, seen = SimpleProfiler("/d", "hooks"), []
+
+    class Look(lightning.Callback):
+        def on_train_batch_start(self, trainer, *_):
+            seen.append(trainer.profiler)
+
+        def on_exception(self, trainer, *_):
+            seen.append(trainer.profiler)
+
+    try:
+        _, trainer = fit(Model(fail_at=fail_at), loader=sleepy(), profiler=profiler, callbacks=[Look()])
+        assert trainer.profiler is profiler
+    except ZeroDivisionError:
+        assert seen[-1] is profiler
+    assert isinstance(seen[0], _Watch)
+    assert (seen[0].dirpath, seen[0].filename) == ("/d", "hooks")
+    assert len(profiler.recorded_durations["run_training_batch"]) == (fail_at + 1 if fail_at else 12)
+    assert "run_training_batch" in seen[0].summary()
+
+
+@pytest.mark.parametrize("fail_at", [None, 3])
+def test_two_monitors_give_the_profiler_back(fail_at):
+    first, second, found = DataStallMonitor(0), DataStallMonitor(0), []
+    profiler = SimpleProfiler()
+
+    class Look(lightning.Callback):
+        def on_train_start(self, trainer, *_):
+            found.append(trainer)
+
+    with contextlib.suppress(ZeroDivisionError):
+        fit(Model(fail_at=fail_at), first, sleepy(), profiler=profiler, callbacks=[second, Look()])
+    assert found[0].profiler is profiler
+    assert bool(first.verdict) == bool(second.verdict) == (fail_at is None)
+    assert "profiler=" not in first.verdict, "one is on"
+
+
+def test_a_run_that_fails_has_no_verdict_of_the_run_before():
+    stall, _ = fit(Model(), loader=sleepy())
+    assert stall.verdict
+    with pytest.raises(ZeroDivisionError):
+        fit(Model(fail_at=3), stall, sleepy())
+    assert stall.verdict == ""
+
+
+def test_a_lightning_that_calls_things_otherwise(monkeypatch):
+    monkeypatch.setattr("tarpeg.diagnostics.monitor._ACTIONS", {})
+    stall, _ = fit(Model(compute=0.01), loader=sleepy(0.04))
+    assert stall.wait_share > 0.5 and stall.shares["compute"] > 0.05
+
+
+def test_lengths_of_batches(photos):
+    images = torch.zeros(5, 3, 8, 8)
+    for batch in (images, (images, torch.zeros(5)), {"image": images}, [["a"], images]):
+        assert _length(batch) == 5
+    pair = [images, torch.zeros(5)]
+    assert _length({"a": pair, "b": [pair, None]}, {"a": 0, "b": [0, 0]}) == 10, "of several loaders"
+    assert _length([{"x": images}, {"y": torch.zeros(5)}]) == _length({"in": {"x": images}}) == 5
+    assert _length([[images[0], images[1]], [{"boxes": images}]]) == 0, "lists of samples"
+    assert _length(object()) == _length(torch.zeros(())) == _length(([], "x")) == 0
+    data = module(photos, workers=0)
+    data.splits["train"] = Split(str(photos), CenterCrop(32), views=3)
+    assert _length(next(iter(data.train_dataloader()))) == 2, "samples, not views"
+
+
+def test_workers_of_loaders():
+    assert _workers(sleepy()) == 0 and _workers(object()) is _workers([]) is None
+    assert _workers({"a": DataLoader([1], num_workers=2), "b": [DataLoader([1], num_workers=1), 0]}) == 1
+
+
+def test_a_hook_costs_microseconds():
+    stall = DataStallMonitor()
+    watch = _Watch(PassThroughProfiler(), stall._timeline)
+    names = [f"[Callback]C{n}.on_train_batch_start" for n in range(40)]
+    names += [
+        "[_TrainingEpochLoop].train_dataloader_next",
+        "[M].transfer_batch_to_device",
+        "run_training_batch",
+    ]
+    started = time.process_time()
+    for _ in range(1000):
+        for name in names:
+            with watch.profile(name):
+                pass
+    assert (time.process_time() - started) / 1000 < 1e-3, "of a step with 43 actions, contexts included"

@@ -1,0 +1,162 @@
+"""The contact sheet, and tools/preview.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.small_tars import sample
+from PIL import Image
+from tarpeg import (
+    Affine,
+    Augment,
+    CenterCrop,
+    Color,
+    Erase,
+    Mask,
+    Mix,
+    RandomResizedCrop,
+    ShardDataModule,
+    Split,
+    contact_sheet,
+)
+from tarpeg.diagnostics import preview
+from tarpeg.diagnostics.preview import captions
+from tarpeg.sampling.sampler import Request
+from test_datamodule import module
+
+ROOT = Path(__file__).resolve().parents[2]
+ORANGE = (0xE4, 0x57, 0x2E)
+
+
+def cards(data, split="train", samples=4):
+    loader = getattr(data, f"{split}_dataloader")()
+    batch = next(iter(loader))
+    data.augment.train(split == "train")
+    return preview._cards(data.augment, loader, batch, loader.claim(), samples), batch, loader
+
+
+def test_a_sheet(photos, tmp_path):
+    data = module(photos, augment=Augment(affine=Affine(30), color=Color(0.4), erase=Erase(1.0)))
+    path = contact_sheet(data, tmp_path / "new" / "sheet.png", samples=6)
+    first = Image.open(path).convert("RGB")
+    assert (np.asarray(first) == ORANGE).all(-1).sum() > 6 * 50, "boxes are drawn"
+    again = Image.open(contact_sheet(data, tmp_path / "again.png", samples=6))
+    assert first.tobytes() == again.convert("RGB").tobytes(), "the same for the same epoch"
+    later = Image.open(contact_sheet(data, tmp_path / "later.png", samples=6, epoch=1))
+    assert first.tobytes() != later.convert("RGB").tobytes()
+    wide = Image.open(contact_sheet(data, tmp_path / "wide.png", samples=50, columns=3))
+    assert wide.width > first.width and wide.height > first.height
+
+
+def test_the_box_is_what_the_crop_shows(photos):
+    data = module(photos, augment=Augment(), workers=0)
+    _, batch, loader = cards(data)
+    loader.sampler.set_epoch(0)
+    batch = next(iter(loader))
+    request = loader.claim()
+    for row, id in enumerate(request.ids.tolist()):
+        source = preview._opened(loader.reader.shards.images([id])[0])
+        size = np.array([[source.height, source.width]], np.int32)
+        (box,), (flip,) = loader.reader.planned(Request(request.epoch, request.ids[[row]]), size)
+        top, left, height, width = box[0].tolist()
+        crop = source.resize((16, 16), Image.Resampling.BILINEAR, (left, top, left + width, top + height))
+        crop = np.asarray(crop)[:, ::-1] if flip[0] else np.asarray(crop)
+        assert np.abs(batch.image[row].permute(1, 2, 0).numpy().astype(int) - crop).mean() < 4
+
+
+def test_normalisation_is_undone(photos):
+    for augment in (Augment(), Augment([0, 0, 0], [1, 1, 1], space="ycbcr")):
+        data = module(photos, augment=augment)
+        found, batch, _ = cards(data, "val")
+        for card, image in zip(found, batch.image, strict=True):
+            before, after = (np.asarray(picture, int) for picture in card.pictures[1:])
+            assert np.abs(before - after).max() <= 1 and card.texts[1:] == ["crop", "to the network"]
+            shown = preview._shown(augment, augment(image[None])[0])
+            assert np.abs(np.asarray(shown, int) - image.permute(1, 2, 0).numpy()).max() <= 1
+
+
+def test_keys_labels_views_and_what_is_broken(photos, shard_of):
+    found, batch, _ = cards(module(photos, augment=Augment(mix=Mix(5, mixup=0))))
+    assert [card.key for card in found] == batch.key and " of " in "".join(card.label for card in found)
+    split = Split(photos, RandomResizedCrop(16), views=2)
+    found, _, _ = cards(ShardDataModule(split, batch_size=4, workers=0, augment=Augment(flip=0.5)))
+    assert all(len(card.pictures) == len(card.texts) == 5 for card in found)
+    path = shard_of(*(sample(number, b"" if number == 2 else None) for number in range(4)))
+    data = ShardDataModule(val=Split(path, CenterCrop(16)), workers=0, augment=Augment())
+    with pytest.warns(UserWarning, match="takes its place"):
+        found, _, _ = cards(data, "val")
+    assert found[2].texts[0] == "cannot be decoded: another sample took its place"
+
+
+def test_captions():
+    augment = Augment(
+        flip=1.0, affine=Affine((90, 90), translate=(0.25, 0.25)), color=Color((1.5, 1.5), hue=(0.25, 0.25))
+    )
+    text = captions(augment.numbers([0], (40, 40)), 0, (40, 40))
+    assert text == "mirrored, +90°, x1.00, by +10, +10\nbrightness 1.50\nhue +90°"
+    assert captions(Augment(color=Color(0.4, probability=0)).numbers([0], (8, 8)), 0, (8, 8)) == "as it is"
+    masked = Augment(erase=Erase(1.0), mask=Mask(1.0, 4)).numbers([0], (40, 40))
+    assert captions(masked, 0, (40, 40)) == "erased, 100% masked"
+
+
+def test_a_module_of_ones_own_and_none(photos, tmp_path):
+    for augment in (torch.nn.Identity(), None):
+        path = contact_sheet(module(photos, augment=augment), tmp_path / "x.png", samples=1, split="val")
+        assert Image.open(path).width > 300
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"samples": 0}, "samples=0 must be a whole number of at least 1"),
+        ({"epoch": -1}, "epoch=-1 must be"),
+        ({"split": "predict"}, "split='predict' is not one of those that the data has: train"),
+    ],
+)
+def test_settings_out_of_range_are_named(photos, tmp_path, settings, text):
+    data = ShardDataModule(Split(photos, CenterCrop(16)), workers=0)
+    with pytest.raises(ValueError, match=text):
+        contact_sheet(data, tmp_path / "x.png", **settings)
+
+
+def test_a_stream_cannot_be_shown(photos, tmp_path):
+    data = ShardDataModule(Split(photos, CenterCrop(16), streaming=True), workers=0)
+    with pytest.raises(ValueError, match="the train split is streamed"):
+        contact_sheet(data, tmp_path / "x.png")
+
+
+def tool(folder, *arguments):
+    command = [sys.executable, str(ROOT / "tools" / "preview.py"), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
+
+
+@pytest.mark.slow
+def test_the_tool(tmp_path):
+    small = ("data.prepare.train=20", "data.prepare.val=10", "samples=4")
+    for arguments in (("augment=heavy",), ("augment=mix", "split=val"), ("experiment=article",)):
+        done = tool(tmp_path, *small, *arguments)
+        assert done.returncode == 0 and done.stdout == "written: outputs/preview.png\n", done.stderr
+        assert Image.open(tmp_path / "outputs" / "preview.png").height > 300
+    assert {path.name for path in (tmp_path / "outputs").iterdir()} == {"preview.png"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["data=shards"], "data.train.shards is not set"),
+        (["data=shards", "data.train.shards=/nothing/a.tar", "data.val.shards=/x"], "shard /nothing/a.tar"),
+        (["augment=heavy", "augment.erase.probability=2"], "probability=2 of Erase is a probability"),
+    ],
+)
+def test_mistakes_end_in_one_line(tmp_path, arguments, message):
+    done = tool(tmp_path, *arguments)
+    assert done.returncode == 1 and done.stdout == ""
+    assert (
+        done.stderr.startswith("preview: ") and message in done.stderr and len(done.stderr.splitlines()) == 1
+    )

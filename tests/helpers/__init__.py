@@ -1,0 +1,1 @@
+"""What several tests share: pictures, tars, caches, checkouts, and the slow twins of the operators."""

@@ -1,0 +1,53 @@
+"""Small tars for tests."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from helpers.pictures import jpeg
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path_factory, monkeypatch):
+    """The user's cache directory is a fresh folder, so that no test sees another's index."""
+    home = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    return home
+
+
+def write_tar(path, members, format=tarfile.PAX_FORMAT):
+    """members: (name, bytes) pairs, or TarInfo for members without data."""
+    with tarfile.open(path, "w", format=format) as tar:
+        for member in members:
+            if isinstance(member, tarfile.TarInfo):
+                tar.addfile(member)
+            else:
+                info = tarfile.TarInfo(member[0])
+                info.size = len(member[1])
+                tar.addfile(info, io.BytesIO(member[1]))
+    return Path(path)
+
+
+def plain(path, count=3, start=0):
+    """A shard of count samples k<number> with .jpg and .cls."""
+    pairs = [(f"k{i:04d}", i) for i in range(start, start + count)]
+    return write_tar(path, [m for k, i in pairs for m in ((k + ".jpg", b"J%d" % i), (k + ".cls", b"%d" % i))])
+
+
+def images(shards, ids=None):
+    return [bytes(t.numpy()) for t in shards.images(range(len(shards)) if ids is None else ids)]
+
+
+SIZES = ((64, 80), (97, 71), (160, 120))
+
+
+def sample(number: int, data: bytes | None = None, extension: str = "jpg", label: bytes | None = None):
+    """The members of one sample: key k0007, label 7 % 5."""
+    key = f"k{number:04d}"
+    if data is None:
+        data = jpeg("420" if number % 3 else "gray", *SIZES[number % len(SIZES)], seed=number)
+    return [(f"{key}.{extension}", data), (f"{key}.cls", b"%d" % (number % 5) if label is None else label)]

@@ -1,0 +1,234 @@
+"""Augment on the loaders' batches: the same numbers for the same samples, wherever and whenever."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from tarpeg import Affine, Augment, CenterCrop, Color, Erase, Mask, Mix, ShardDataModule, Split, Streaming
+from test_datamodule import Net, module, trainer
+from torch import nn
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
+
+
+def heavy(**settings):
+    parts = {"affine": Affine(30, translate=0.1), "color": Color(0.4, hue=0.1), "erase": Erase(), "flip": 0.5}
+    return Augment(**{**parts, "mask": Mask(0.1, 4), **settings})
+
+
+def digest(batch):
+    image, label = (part.contiguous().numpy().tobytes() for part in (batch.image, batch.label))
+    return hashlib.sha1(image + label).hexdigest()
+
+
+def trained(data, folder, **settings):
+    """What a network is shown in training, batch by batch."""
+    net = Net()
+    trainer(folder, **{"max_epochs": 2, **settings}).fit(net, datamodule=data)
+    return [digest(batch) for batch in net.seen["train"]]
+
+
+@pytest.fixture(scope="module")
+def plainly(photos):
+    """Two epochs of a plain loop."""
+    data = module(photos, workers=0, threads=0, augment=heavy())
+    loader = data.train_dataloader()
+    seen = [digest(batch) for _ in range(2) for batch in data.augmented(loader)]
+    assert len(set(seen)) == 12
+    return seen
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [{"workers": 0, "threads": 0}, {"workers": 0, "threads": 2}, {"workers": 1}, {"workers": 2}],
+    ids=str,
+)
+def test_the_same_bytes_wherever_it_is_done(photos, tmp_path, plainly, engine):
+    data = module(photos, augment=heavy(), **engine)
+    assert trained(data, tmp_path) == plainly
+    data = module(photos, augment=heavy(), **engine)
+    loader = data.train_dataloader()
+    assert [digest(batch) for _ in range(2) for batch in data.augmented(loader)] == plainly
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"val_check_interval": 1},
+        {"accumulate_grad_batches": 2},
+        {"reload_dataloaders_every_n_epochs": 1},
+        {"num_sanity_val_steps": 0, "limit_val_batches": 0},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_validation_in_between_changes_nothing(photos, tmp_path, plainly, settings):
+    assert trained(module(photos, augment=heavy()), tmp_path, **settings) == plainly
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_resumed_run_draws_what_the_other_would_have(photos, tmp_path, plainly, workers):
+    saving = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    data = module(photos, augment=heavy(), workers=workers)
+    trained(data, tmp_path, callbacks=[saving], enable_checkpointing=True, max_steps=8)
+    net, data = Net(), module(photos, augment=heavy(), workers=workers)
+    trainer(tmp_path, max_epochs=2).fit(net, datamodule=data, ckpt_path=tmp_path / "step=4.ckpt")
+    assert [digest(batch) for batch in net.seen["train"]] == plainly[4:]
+
+
+def test_what_is_validated_is_normalised_only(photos, tmp_path):
+    shown = []
+    for augment, workers in (
+        (heavy(space="ycbcr"), 0),
+        (heavy(space="ycbcr"), 1),
+        (Augment(space="ycbcr"), 0),
+    ):
+        net = Net()
+        data = module(photos, augment=augment, workers=workers)
+        trainer(tmp_path).validate(net, datamodule=data, verbose=False)
+        shown.append([digest(batch) for batch in net.seen["validate"]])
+        plain = data.augmented(data.val_dataloader())
+        assert [digest(batch) for batch in plain] == shown[-1]
+    assert shown[0] == shown[1] == shown[2]
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+@pytest.mark.parametrize("augment", [Augment, heavy], ids=["normalised", "heavy"])
+def test_images_that_lightning_casts_are_not_augmented_twice(photos, tmp_path, precision, augment):
+    data = module(photos, augment=augment(), workers=1)
+    net, single = Net(), Net()
+    trainer(tmp_path, precision=precision, limit_train_batches=2).fit(net, datamodule=data)
+    data = module(photos, augment=augment(), workers=1)
+    trainer(tmp_path, limit_train_batches=2).fit(single, datamodule=data)
+    shown = [batch.image for batch in net.seen["train"]]
+    expected = [batch.image.to(shown[0].dtype) for batch in single.seen["train"]]
+    assert all(torch.equal(one, other) for one, other in zip(shown, expected, strict=True))
+
+
+def test_a_stream_that_is_fetched_ahead(photos, tmp_path):
+    # Without a length Lightning fetches a batch before it hands out the one before.
+    def data(workers):
+        split = Split(photos, CenterCrop(16), streaming=True)
+        return ShardDataModule(split, batch_size=4, workers=workers, keys=True, augment=heavy())
+
+    plain = data(0)
+    shown = [digest(batch) for batch in plain.augmented(plain.train_dataloader())]
+    assert trained(data(0), tmp_path, max_epochs=1) == shown and len(shown) == 6
+    split = Split(photos, CenterCrop(16), streaming=Streaming(samples=20))
+    sized = ShardDataModule(split, batch_size=4, workers=2, keys=True, augment=heavy())
+    again = ShardDataModule(split, batch_size=4, workers=2, keys=True, augment=heavy())
+    assert trained(sized, tmp_path) == trained(again, tmp_path)
+
+
+def test_views_and_occurrences_have_numbers_of_their_own(photos, tmp_path):
+    split = Split(photos, CenterCrop(16), views=2)
+    shown = []
+    for workers in (0, 1):
+        net = Views()
+        data = ShardDataModule(split, batch_size=4, workers=workers, keys=True, augment=heavy())
+        trainer(tmp_path).fit(net, datamodule=data)
+        shown.append(net.shown)
+    assert [digest(batch) for batch in shown[0]] == [digest(batch) for batch in shown[1]]
+    first, second = shown[0][0].image
+    assert first.shape == (4, 3, 16, 16) and not torch.equal(first, second)
+    single = ShardDataModule(Split(photos, CenterCrop(16)), batch_size=4, workers=0, augment=heavy())
+    alone = next(iter(single.augmented(single.train_dataloader())))
+    assert torch.equal(alone.image, first), "the first view is what there is without views"
+
+    often = Split(photos, CenterCrop(16), weights=[1.0] + [0.0] * 22, shuffle=False)
+    data = ShardDataModule(often, batch_size=4, workers=0, augment=heavy())
+    images = next(iter(data.augmented(data.train_dataloader()))).image
+    assert len({image.contiguous().numpy().tobytes() for image in images}) == 4
+
+
+class Views(Net):
+    def training_step(self, batch, _):
+        self.shown = [*getattr(self, "shown", []), batch]
+        return super()._see(batch._replace(image=batch.image[0]))
+
+
+def test_a_module_of_ones_own_is_called_with_images_alone(photos, tmp_path):
+    class Own(nn.Module):
+        def forward(self, images):
+            return images.half() if self.training else images.double()
+
+    net = Net()
+    trainer(tmp_path, fast_dev_run=True).fit(net, datamodule=module(photos, augment=Own()))
+    assert (
+        net.seen["train"][0].image.dtype == torch.half and net.seen["validate"][0].image.dtype == torch.double
+    )
+
+
+def test_a_hook_that_takes_images_away_is_told(photos, tmp_path):
+    class Half(Net):
+        def on_before_batch_transfer(self, batch, _):
+            return (
+                batch._replace(image=batch.image[:2], label=batch.label[:2])
+                if self.trainer.training
+                else batch
+            )
+
+    with pytest.raises(ValueError, match="the batch has 2 images and 2 labels where 4 were delivered"):
+        trainer(tmp_path).fit(Half(), datamodule=module(photos, augment=heavy()))
+
+
+def test_mixed_batches(photos, tmp_path):
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    shown = []
+    for workers in (0, 1):
+        torch.manual_seed(3)
+        net, data = Net(), module(photos, augment=heavy(mix=Mix(5)), workers=workers)
+        trainer(tmp_path, max_epochs=2).fit(net, datamodule=data)
+        labels = [batch.label for batch in net.seen["train"]]
+        assert all(
+            label.shape == (len(batch.key), 5) for label, batch in zip(labels, net.seen["train"], strict=True)
+        )
+        assert all(torch.allclose(label.sum(1), torch.ones(())) for label in labels)
+        assert sum(((label > 0).sum(1) > 1).any().item() for label in labels) > 6, "most batches are mixed"
+        assert all(batch.label.dtype == torch.int64 for batch in net.seen["validate"])
+        shown.append([digest(batch) for batch in net.seen["train"]])
+    assert shown[0] == shown[1]
+    torch.manual_seed(3)
+    data = module(photos, augment=Augment(mix=Mix(5)))
+    list(data.augmented(data.train_dataloader()))
+    assert torch.equal(torch.rand(1), expected), "torch's own generator is left as it was"
+
+
+DDP = """
+import json, sys
+sys.path[:0] = {path!r}
+from test_augmenting import Net, heavy, module, trainer
+
+net = Net()
+run = trainer({out!r}, devices=2, strategy="ddp", max_epochs=2)
+run.fit(net, datamodule=module({photos!r}, workers={workers}, augment=heavy(), global_batch_size=4))
+shown = [dict(zip(batch.key, batch.image.double().sum((1, 2, 3)).tolist())) for batch in net.seen["train"]]
+open({out!r} + "/rank" + str(run.global_rank) + ".json", "w").write(json.dumps(shown))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_two_ranks_draw_what_one_would(photos, tmp_path, workers):
+    script = tmp_path / "ddp.py"
+    path = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "datamodules")]
+    script.write_text(DDP.format(path=path, out=str(tmp_path), photos=str(photos), workers=workers))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    data = module(photos, workers=0, augment=heavy(), global_batch_size=4)
+    loader = data.train_dataloader()
+    alone = [batch for _ in range(2) for batch in data.augmented(loader)]
+    for batch, one, other in zip(alone, *ranks, strict=True):
+        both = one | other
+        assert set(both) == set(batch.key)
+        assert [both[key] for key in batch.key] == batch.image.double().sum((1, 2, 3)).tolist()

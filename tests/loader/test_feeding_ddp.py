@@ -1,0 +1,105 @@
+"""Two ranks under Lightning, over gloo: every way to choose samples keeps what it promises."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.pictures import jpeg
+from helpers.small_tars import sample, write_tar
+from tarpeg import RandomResizedCrop, Split
+
+HERE = Path(__file__).parent
+
+SCRIPT = """
+import faulthandler, json, sys, warnings
+faulthandler.dump_traceback_later(200, exit=True)  # a run that hangs says where
+import lightning, torch
+sys.path[:0] = {path!r}
+from tarpeg import Blocks, CenterCrop, RandomResizedCrop, ShardDataModule, Split, Streaming
+from test_datamodule import Net, trainer
+
+crop = RandomResizedCrop(16)
+splits = {{
+    "weights": Split({folder!r}, crop, weights=[float(n % 4) for n in range(24)], shuffle=Blocks(3, 2)),
+    "subset": Split({folder!r}, crop, subset=0.5),
+    "views": Split({folder!r}, crop, views=2),
+    "streaming": Split({folder!r}, crop, streaming=Streaming(24)),
+}}
+seen = {{}}
+
+
+class Looks(Net):
+    def training_step(self, batch, _):
+        seen[name].append((batch.key, list(batch.image.shape)))
+        images = batch.image if batch.image.ndim == 4 else batch.image[0]
+        return super()._see(batch._replace(image=images))
+
+    def predict_step(self, batch, _):
+        return batch.key
+
+
+for name, split in splits.items():
+    seen[name] = []
+    data = ShardDataModule(split, batch_size=3, workers=1, keys=True)
+    run = trainer({out!r}, devices=2, strategy="ddp", max_epochs=2)
+    run.fit(Looks(), datamodule=data)
+pictures = ShardDataModule(predict=Split({pictures!r}, CenterCrop(16), target=None), batch_size=2, workers=0)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    keys = run.predict(Looks(), datamodule=pictures)
+seen["predict"] = [(batch, []) for batch in keys]
+open({out!r} + "/rank" + str(run.global_rank) + ".json", "w").write(json.dumps(seen))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_get_what_was_planned(tmp_path):
+    folder, pictures = tmp_path / "shards", tmp_path / "pictures"
+    folder.mkdir()
+    pictures.mkdir()
+    for shard in range(4):
+        members = [member for n in range(6 * shard, 6 * shard + 6) for member in sample(n)]
+        write_tar(folder / f"s-{shard}.tar", members)
+    for number in range(7):
+        (pictures / f"{number}.jpg").write_bytes(jpeg("420", 20, 30, number))
+    script = tmp_path / "ddp.py"
+    paths = {"folder": str(folder), "pictures": str(pictures), "out": str(tmp_path)}
+    script.write_text(
+        SCRIPT.format(path=[str(HERE), str(HERE.parent), str(HERE.parents[1] / "datamodules")], **paths)
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+
+    weights = [float(n % 4) for n in range(24)]
+    split = Split(folder, RandomResizedCrop(16), weights=weights)
+    orders = {
+        "weights": split.order(split.open(), 0, True),
+        "subset": Split(folder, RandomResizedCrop(16), subset=0.5).order(split.open(), 0, True),
+        "views": Split(folder, RandomResizedCrop(16)).order(split.open(), 0, True),
+    }
+    for name, order in orders.items():
+        one, other = ([keys for keys, _ in rank[name]] for rank in ranks)
+        assert len(one) == len(other)
+        half = len(one) // 2
+        for epoch in (0, 1):
+            this = slice(half * epoch, half * (epoch + 1))
+            keys = [key for batch in one[this] + other[this] for key in batch]
+            planned = [f"k{id:04d}" for id in order.ids(epoch)]
+            assert sorted(keys) == sorted(planned), name
+    assert all(shape[0] == 2 and len(shape) == 5 for _, shape in ranks[0]["views"])
+    streamed = [[keys for keys, _ in rank["streaming"]] for rank in ranks]
+    assert len(streamed[0]) == len(streamed[1]) == 8
+    assert np.array([[len(keys) for keys in rank] for rank in streamed]).sum() == 48
+    for epoch in (0, 1):
+        shards = [
+            {int(k[1:]) // 6 for keys in rank[4 * epoch : 4 * epoch + 4] for k in keys} for rank in streamed
+        ]
+        assert not shards[0] & shards[1]
+    predicted = [k for rank in ranks for keys, _ in rank["predict"] for k in keys]
+    assert sorted(predicted) == [f"{number}.jpg" for number in range(7)]

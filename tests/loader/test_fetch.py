@@ -1,0 +1,277 @@
+"""From ids to a decoded batch: foreign formats, and every kind of bad input."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import tarfile
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from helpers import reference
+from helpers.pictures import jpeg, pixels, tensor
+from helpers.small_tars import sample
+from PIL import Image
+from tarpeg import CenterCrop, DecodeError, ShardError, Split
+from tarpeg.loader.config import Delivery
+from tarpeg.loader.loader import Loader
+from tarpeg.shards.pillow import to_ppm
+
+FULL = CenterCrop(64)
+
+
+def load(source, *, crop=FULL, target="cls", workers=0, keys=True, **delivery):
+    split = Split(source, crop, target=target)
+    settings = Delivery(**{"batch_size": 8, "workers": workers, **delivery})
+    return Loader(split.open(), split, settings, shuffle=False, keys=keys, rank=0, world=1)
+
+
+def only(loader):
+    (batch,) = list(loader)
+    loader.close()
+    return batch
+
+
+def picture(kind, number=0, **options):
+    buffer = io.BytesIO()
+    Image.fromarray(pixels(64, 80, number)).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def expected(data, box=(0, 8, 64, 64)):
+    return reference.decode_crop(tensor(data), *box)
+
+
+def worst(one, other):
+    return int((one.int() - other.int()).abs().max())
+
+
+@pytest.mark.parametrize(
+    ("extension", "kind"), [("png", "PNG"), ("webp", "WEBP"), ("bmp", "BMP"), ("tif", "TIFF"), ("gif", "GIF")]
+)
+def test_other_formats_come_through_pillow(shard_of, extension, kind):
+    data = picture(kind)
+    with pytest.warns(UserWarning, match=r"x\.tar, key 'k0001' is no JPEG"):
+        batch = only(load(shard_of(sample(0), sample(1, data, extension), sample(2))))
+    assert batch.key == ["k0000", "k0001", "k0002"]
+    assert worst(batch.image[1], expected(data)) <= 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_png_named_jpg_is_decoded_and_told_once(shard_of, workers):
+    data = [picture("PNG", number) for number in range(6)]
+    loader = load(shard_of(*(sample(n, data[n]) for n in range(6))), batch_size=2, workers=workers)
+    with pytest.warns(UserWarning, match="is no JPEG") as told:
+        images = torch.cat([batch.image for _ in range(2) for batch in loader])
+    loader.close()
+    assert len([entry for entry in told if "is no JPEG" in str(entry.message)]) == 1
+    assert told[0].filename == __file__, "the warning is the caller's"
+    for number, image in enumerate(images):
+        assert worst(image, expected(data[number % 6])) <= 1
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "1", "I;16", "CMYK"])
+def test_modes_of_pillow_become_rgb(mode):
+    gray = Image.fromarray(pixels(40, 30)[..., 0])
+    image = Image.fromarray(np.asarray(gray).astype(np.uint16) * 257) if mode == "I;16" else gray
+    image = gray.convert("RGB").convert(mode) if mode != "I;16" else image
+    buffer = io.BytesIO()
+    image.save(buffer, "TIFF" if mode == "CMYK" else "PNG")
+    ppm = to_ppm(tensor(buffer.getvalue()))
+    assert ppm is not None
+    assert torch.equal(reference.decode(ppm), reference.decode(tensor(buffer.getvalue())))
+
+
+def test_exif_of_other_formats_is_applied():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = picture("PNG", exif=exif)
+    ppm = to_ppm(tensor(data))
+    assert ppm is not None and reference.decode(ppm).shape == (3, 80, 64)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000"])
+def test_damaged_pictures_are_none_or_pixels(kind):
+    whole, rng = picture(kind), np.random.default_rng(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for cut in rng.integers(0, len(whole), 30):
+            to_ppm(tensor(whole[:cut]))
+        for _ in range(60):
+            data = bytearray(whole)
+            for place in rng.integers(0, min(len(data), 400), 4):
+                data[place] = rng.integers(256)
+            to_ppm(tensor(bytes(data)))
+
+
+def test_pillow_is_not_let_loose_on_what_runs_programs(tmp_path, monkeypatch):
+    # Pillow hands PostScript to Ghostscript; a shard is data, nothing in it is to be run.
+    ran = tmp_path / "ran"
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    assert to_ppm(tensor(eps)) is None
+    assert not ran.exists()
+
+
+BROKEN = {
+    "EMPTY": b"",
+    "NOT_AN_IMAGE": b"<html>not found</html>",
+    "TRUNCATED": jpeg("420", 64, 80)[:900],
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("status", BROKEN)
+def test_substitute_takes_another_and_tells_shard_and_key(shard_of, status, workers):
+    path = shard_of(*(sample(n) for n in range(5)), sample(5, BROKEN[status]))
+    text = (
+        rf"shard {re.escape(str(path))}, key 'k0005': image is {status} \(\d\); 'k000[0-4]' takes its place"
+    )
+    with pytest.warns(UserWarning, match=text):
+        batch = only(load(path, workers=workers))
+    other = int(batch.key[5][1:])
+    assert 0 <= other < 5, "the key is that of what is shown"
+    assert batch.label[5] == other % 5
+    assert torch.equal(batch.image[5], batch.image[other])
+
+
+def test_substitutes_are_the_same_for_any_worker_and_differ_by_epoch(shard_of):
+    path = shard_of(*(sample(n, b"" if n % 4 == 1 else None) for n in range(20)))
+    runs = []
+    for workers in (0, 2):
+        with pytest.warns(UserWarning, match="takes its place"):
+            loader = load(path, workers=workers)
+            runs.append([[batch.key for batch in loader] for _ in range(2)])
+            assert loader.substituted == 10
+            loader.close()
+    assert runs[0] == runs[1]
+    assert runs[0][0] != runs[0][1]
+
+
+def test_many_substitutes_do_not_fill_the_terminal(shard_of):
+    loader = load(shard_of(*(sample(n, None if n < 20 else b"") for n in range(60))), max_bad=1.0)
+    with pytest.warns(UserWarning, match="takes its place") as told:
+        assert sum(len(batch.key) for batch in loader) == 60
+    assert len(told) == 20 and loader.substituted == 40
+    assert "counts the others in silence" in str(told[-1].message)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("status", BROKEN)
+def test_raise_names_shard_and_key(shard_of, status, workers):
+    path = shard_of(sample(0), sample(1, BROKEN[status]))
+    loader = load(path, workers=workers, on_error="raise")
+    with pytest.raises(DecodeError) as caught:
+        list(loader)
+    loader.close()
+    message = str(caught.value)
+    assert message.startswith(f"shard {path}, key 'k0001': image is {status}")
+    assert "Traceback" not in message
+
+
+def test_where_nothing_can_be_decoded_it_ends(shard_of):
+    with pytest.raises(DecodeError, match=r"key 'k0000': image is EMPTY \(1\), and none of 20 drawn"):
+        list(load(shard_of(sample(0, b""), sample(1, b""))))
+
+
+def test_damage_inside_the_pixels_never_crashes(shard_of):
+    rng, whole = np.random.default_rng(1), jpeg("420", 97, 71)
+    samples = [sample(0)]
+    for number in range(1, 80):
+        data = bytearray(whole)
+        for place in rng.integers(2, len(data), 8):
+            data[place] = rng.integers(256)
+        samples.append(sample(number, bytes(data[: rng.integers(1, len(data))] if number % 3 == 0 else data)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        batches = list(load(shard_of(*samples), batch_size=80, max_bad=1.0))
+    assert len(batches[0].image) == 80
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("label", [b"cat", b"", b"1.5", b"9" * 30])
+def test_a_label_that_is_no_integer(shard_of, label, workers):
+    path = shard_of(sample(0), sample(1, label=label))
+    with pytest.raises(ShardError, match=rf"^shard {re.escape(str(path))}, key 'k0001': member 'cls' is '"):
+        list(load(path, workers=workers))
+
+
+def test_a_missing_label(shard_of):
+    path = shard_of(sample(0), sample(1)[:1])
+    with pytest.raises(ShardError, match=r"x\.tar, key 'k0001' has no member 'cls', only \['jpg'\]"):
+        list(load(path))
+    batch = only(load(path, target=None))
+    assert batch.label.tolist() == [-1, -1] and batch.label.dtype == torch.int64
+
+
+def test_labels_in_another_member(shard_of):
+    members = [("a.jpg", jpeg("420", 64, 80)), ("a.fine", b" 12\n")]
+    assert only(load(shard_of(members), target="fine")).label.tolist() == [12]
+
+
+@dataclass(frozen=True)
+class Off:
+    """A crop of one's own that asks for too much."""
+
+    box: tuple[int, int, int, int]
+    size: tuple[int, int] = (8, 8)
+    draws: int = 0
+
+    def boxes(self, sizes, draws):
+        return np.tile(np.array(self.box, np.int64), (len(sizes), 1))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "box", [(0, 0, 65, 10), (-1, 0, 4, 4), (0, 73, 8, 8), (0, 0, 0, 4), (2**31, 0, 1, 1)]
+)
+def test_a_box_outside_its_image_names_shard_and_key(shard_of, box, workers):
+    path = shard_of(sample(0), sample(3))
+    text = (
+        rf"^shard {re.escape(str(path))}, key 'k0000': Off.*{re.escape(str(box))}, which is outside .*64 x 80"
+    )
+    with pytest.raises(ValueError, match=text):
+        list(load(path, crop=Off(box), workers=workers))
+
+
+def test_boxes_of_the_wrong_shape(shard_of):
+    with pytest.raises(ValueError, match=r"boxes must be integers \[1, 4\], got int64 \(1, 3\)"):
+        list(load(shard_of(sample(0)), crop=Off((0, 0, 1))))
+
+
+def test_a_failed_image_is_not_judged_by_its_box(shard_of):
+    with pytest.warns(UserWarning, match="EMPTY"):
+        batch = only(load(shard_of(sample(0), sample(1, b"")), crop=Off((0, 0, 60, 70))))
+    assert batch.key == ["k0000", "k0000"]
+
+
+def test_files_that_are_missing_or_no_shards(tmp_path, shard_of):
+    with pytest.raises(ShardError, match=r"nowhere\.tar does not exist"):
+        load(tmp_path / "nowhere.tar")
+    (tmp_path / "empty.tar").write_bytes(b"")
+    with pytest.raises(ShardError, match=r"empty\.tar is empty"):
+        load(tmp_path / "empty.tar")
+    with tarfile.open(tmp_path / "hollow.tar", "w"):
+        pass
+    with pytest.raises(ShardError, match=r"hollow\.tar holds no image"):
+        load(tmp_path / "hollow.tar")
+    with pytest.raises(ShardError, match=r"text\.tar holds no image: its first key is 'a'"):
+        load(shard_of([("a.txt", b"hello")], name="text.tar"))
+    (tmp_path / "half.tar").write_bytes(shard_of(sample(0), sample(1)).read_bytes()[:3000])
+    with pytest.raises(ShardError, match=r"half\.tar is (truncated|not a whole tar)"):
+        load(tmp_path / "half.tar")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_shard_that_changes_underneath(shard_of, workers):
+    loader = load(shard_of(sample(0), sample(1)), workers=workers)
+    shard_of(sample(0), sample(1), sample(2))
+    with pytest.raises(ShardError, match=r"x\.tar changed since it was indexed"):
+        list(loader)

@@ -1,0 +1,353 @@
+"""Batches in order: determinism, epochs, ranks, and the life of worker processes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+
+import pytest
+import torch
+from helpers.small_tars import sample
+from tarpeg import CenterCrop, DecodeError, RandomResizedCrop, ShardError, Split
+from tarpeg.loader.config import Delivery
+from tarpeg.loader.loader import Loader
+
+ALL = [f"k{number:04d}" for number in range(23)]
+
+
+def load(source, *, rank=0, world=1, shuffle=True, keys=True, split=None, **delivery):
+    split = split or Split(source, RandomResizedCrop(32), flip=0.5)
+    delivery = Delivery(**{"batch_size": 4, **delivery})
+    return Loader(split.open(), split, delivery, shuffle=shuffle, keys=keys, rank=rank, world=world)
+
+
+def keys_of(loader):
+    return [key for batch in loader for key in batch.key]
+
+
+def digest(batches):
+    sha = hashlib.sha256()
+    for batch in batches:
+        sha.update(batch.image.movedim(-3, -1).contiguous().numpy().tobytes())
+        sha.update(batch.label.numpy().tobytes() + repr(batch.key).encode())
+    return sha.hexdigest()
+
+
+def test_a_batch_unpacks_as_images_and_labels(photos):
+    batches = list(load(photos, keys=False))
+    images, labels = batches[0]
+    assert (images.dtype, images.shape) == (torch.uint8, (4, 3, 32, 32))
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert (labels.dtype, labels.shape) == (torch.int64, (4,))
+    assert [len(batch.image) for batch in batches] == [4, 4, 4, 4, 4, 3]
+    assert batches[0].image is images and batches[0].label is labels
+
+
+def test_labels_and_keys_are_those_of_the_images(photos):
+    for batch in load(photos):
+        assert batch.label.tolist() == [int(key[1:]) % 5 for key in batch.key]
+
+
+def test_the_same_bytes_for_any_number_of_workers(photos):
+    digests = []
+    for workers in (0, 1, 2):
+        loader = load(photos, workers=workers, seed=5)
+        digests.append([digest(loader), digest(loader)])
+        loader.close()
+    assert digests[0] == digests[1] == digests[2]
+    assert digests[0][0] != digests[0][1], "another epoch, other batches"
+
+
+def test_another_seed_is_another_order_and_other_crops(photos):
+    first, second = (list(load(photos, seed=seed)) for seed in (0, 1))
+    assert [batch.key for batch in first] != [batch.key for batch in second]
+    still = [list(load(photos, seed=seed, shuffle=False)) for seed in (0, 1)]
+    assert [batch.key for batch in still[0]] == [batch.key for batch in still[1]]
+    assert not torch.equal(still[0][0].image, still[1][0].image)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("batch_size", [1, 4, 30])
+def test_every_sample_exactly_once_over_the_ranks(photos, world, batch_size):
+    loaders = [load(photos, rank=rank, world=world, batch_size=batch_size) for rank in range(world)]
+    assert len({len(loader) for loader in loaders}) == 1
+    batches = [list(loader) for loader in loaders]
+    assert {len(rank) for rank in batches} == {len(loaders[0])}
+    assert sorted(key for rank in batches for batch in rank for key in batch.key) == ALL
+    for step in zip(*batches, strict=True):
+        sizes = [len(batch.key) for batch in step]
+        assert min(sizes) >= 1 and max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_a_global_batch_is_the_same_for_any_world(photos, world):
+    alone = list(load(photos, global_batch_size=10))
+    ranks = [list(load(photos, global_batch_size=10, rank=rank, world=world)) for rank in range(world)]
+    for whole, *parts in zip(alone, *ranks, strict=False):
+        joined = torch.cat([part.image for part in parts])
+        count = min(len(whole.key), len(joined))  # a tail smaller than the world joins the last batch
+        assert torch.equal(joined[:count], whole.image[:count])
+        assert [key for part in parts for key in part.key][:count] == whole.key[:count]
+
+
+def test_each_iter_is_the_next_epoch_unless_said_otherwise(photos):
+    loader = load(photos)
+    epochs = [keys_of(loader) for _ in range(3)]
+    assert len({tuple(keys) for keys in epochs}) == 3
+    loader.sampler.set_epoch(1)
+    assert keys_of(loader) == epochs[1]
+    assert keys_of(loader) == epochs[2], "set_epoch holds for the next iter() only"
+    assert keys_of(load(photos)) == epochs[0]
+
+
+def test_the_epoch_is_read_at_the_first_next(photos):
+    expected, loader = load(photos), load(photos)
+    expected.sampler.set_epoch(7)
+    iter(loader)  # thrown away, as Lightning does
+    iterator = iter(loader)
+    loader.sampler.set_epoch(7)
+    assert next(iterator).key == next(iter(expected)).key
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_left_early_leaves_nothing_behind(photos, workers):
+    loader, expected = load(photos, workers=workers), load(photos)
+    next(iter(loader))
+    next(iter(expected))
+    assert keys_of(loader) == keys_of(expected)
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_new_iterator_retires_the_old(photos, workers):
+    loader = load(photos, workers=workers)
+    old, new = iter(loader), iter(loader)
+    next(old)
+    first = next(new).key
+    with pytest.raises(RuntimeError, match="retired by a newer one"):
+        next(old)
+    assert sorted(first + [key for batch in new for key in batch.key]) == ALL
+    loader.close()
+
+
+def test_without_shuffle_samples_come_in_order(photos):
+    loader = load(photos, shuffle=False)
+    assert keys_of(loader) == keys_of(loader) == ALL
+    split = Split(photos, CenterCrop(32), shuffle=False)
+    assert keys_of(load(photos, shuffle=True, split=split)) == ALL, "the split's word counts"
+
+
+def test_a_centre_crop_is_the_same_every_epoch(photos):
+    loader = load(photos, shuffle=False, split=Split(photos, CenterCrop(32)))
+    assert digest(loader) == digest(loader)
+
+
+def test_fewer_samples_than_a_batch_are_one_batch(photos):
+    loader = load(photos, batch_size=64)
+    assert len(loader) == 1
+    assert sorted(keys_of(loader)) == ALL
+
+
+def test_drop_last_drops_what_is_not_full(photos):
+    loader = load(photos, batch_size=5, drop_last=True)
+    assert len(loader) == 4
+    assert [len(batch.key) for batch in loader] == [5, 5, 5, 5]
+    with pytest.raises(ShardError, match="drop_last"):
+        load(photos, batch_size=64, drop_last=True)
+
+
+def test_more_ranks_than_samples_is_an_error(shard_of):
+    with pytest.raises(ShardError, match="samples=1 are too few for world=2"):
+        load(shard_of(sample(0)), rank=0, world=2)
+
+
+def test_close_ends_the_workers_and_iterating_starts_new_ones(photos, children):
+    loader = load(photos, workers=2)
+    iterator = iter(loader)
+    next(iterator)
+    assert len(children()) == 2
+    loader.close()
+    loader.close()
+    assert children() == set()
+    with pytest.raises(RuntimeError, match="close"):
+        next(iterator)
+    assert sorted(keys_of(loader)) == ALL
+    loader._iterator = None  # as Lightning ends a loader
+    assert children() == set()
+
+
+def test_workers_stay_from_epoch_to_epoch(photos, children):
+    loader = load(photos, workers=1)
+    keys_of(loader)
+    before = children()
+    keys_of(loader)
+    assert children() == before != set()
+    loader.close()
+
+
+def test_a_loader_that_is_forgotten_ends_its_workers(photos, children):
+    loader = load(photos, workers=2)
+    next(iter(loader))
+    del loader
+    deadline = time.monotonic() + 10
+    while children() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert children() == set()
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGKILL, "SIGKILL, by"), (signal.SIGRTMIN, "signal 34")]
+)
+def test_a_killed_worker_is_an_error_and_one_may_go_on(photos, children, number, name):
+    loader = load(photos, workers=2, batch_size=1)
+    iterator = iter(loader)
+    next(iterator)
+    for child in children():
+        os.kill(child, number)
+    with pytest.raises(RuntimeError, match=rf"worker process [01] of 2 was killed by {name}.*workers=0"):
+        list(iterator)
+    assert children() == set()
+    assert sorted(keys_of(loader)) == ALL
+    loader.close()
+
+
+def test_signals_to_the_whole_group_are_the_parents_to_handle(photos, children):
+    """As a terminal or a batch system sends them: a graceful stop must not fail for want of workers."""
+    got = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = [
+        signal.signal(number, lambda number, _: got.append((number, os.getpid()))) for number in numbers
+    ]
+    try:
+        loader = load(photos, workers=2, batch_size=1)
+        iterator = iter(loader)
+        next(iterator)
+        workers = children()
+        for number in numbers:
+            for process in (*workers, os.getpid()):
+                os.kill(process, number)
+        assert len(list(iterator)) == len(loader) - 1
+        assert children() == workers
+        assert sorted(got) == sorted((number, os.getpid()) for number in numbers)
+        loader.close()
+        assert children() == set()
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"global_batch_size": 0}, "global_batch_size=0 must be at least 1"),
+        ({"batch_size": "abc"}, "batch_size='abc' must be an integer"),
+        ({"batch_size": None}, "batch_size=None must be an integer"),
+        ({"workers": True}, "workers=True must be an integer"),
+        ({"max_bad": "abc"}, "max_bad='abc' is a share"),
+        ({"workers": -1}, "workers=-1 must not be negative"),
+        ({"threads": -1}, "threads=-1 must not be negative"),
+        ({"prefetch": 0}, "prefetch=0 must be at least 1"),
+        ({"max_bad": 2}, "max_bad=2 is a share"),
+        ({"on_error": "ignore"}, "on_error='ignore' must be 'substitute' or 'raise'"),
+    ],
+)
+def test_settings_out_of_range_are_named(settings, text):
+    with pytest.raises(ValueError, match=text):
+        Delivery(**settings)
+
+
+def test_a_split_names_what_is_wrong_with_it():
+    with pytest.raises(ValueError, match=r"flip=1\.5 is a probability"):
+        Split("x", CenterCrop(8), flip=1.5)
+    with pytest.raises(ValueError, match="crop=224 is no crop"):
+        Split("x", 224)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_too_many_broken_images_end_the_epoch(shard_of, workers):
+    path = shard_of(*(sample(number, b"" if number < 12 else None) for number in range(40)))
+    loader = load(path, workers=workers)
+    with (
+        pytest.warns(UserWarning, match="takes its place"),
+        pytest.raises(DecodeError, match=r"11 images of epoch 0 .* max_bad=0\.01 of the 40 .* last: shard "),
+    ):
+        list(loader)
+    patient = load(path, workers=workers, max_bad=0.3)
+    with pytest.warns(UserWarning, match="takes its place"):
+        assert len(list(patient)) == 10
+    patient.close()
+    few = load(shard_of(*(sample(number, b"" if number < 10 else None) for number in range(40))), workers=0)
+    with pytest.warns(UserWarning, match="takes its place"):
+        assert len(list(few)) == 10, "ten may be broken however small the set"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_callers_random_numbers_are_left_alone(photos, workers):
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    loader = load(photos, workers=workers)
+    torch.manual_seed(0)
+    for _ in range(2):
+        next(iter(loader))
+    assert torch.equal(torch.rand(3), expected)
+    loader.close()
+
+
+def test_after_an_error_nobody_expected_it_begins_anew(photos):
+    loader = load(photos, workers=0, threads=0)
+    answer = loader._reader.answer
+
+    def failing(request, *rest):
+        if len(request.ids) == 3:  # the last batch
+            raise RuntimeError("as asked")
+        return answer(request, *rest)
+
+    loader._reader.answer = failing
+    with pytest.raises(RuntimeError, match="as asked"):
+        list(loader)
+    loader._reader.answer = answer
+    assert sorted(keys_of(loader)) == ALL
+
+
+def test_the_next_epoch_begins_while_this_one_ends(photos):
+    loader = load(photos, workers=0, threads=1, prefetch=2)
+    asked = []
+    reader = loader._reader
+    answer = reader.answer
+    reader.answer = lambda request, *rest: asked.append(request.epoch) or answer(request, *rest)
+    list(loader)
+    deadline = time.monotonic() + 10
+    while len(asked) < len(loader) + 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sorted(asked) == [0] * 6 + [1] * 2
+    loader.sampler.set_epoch(7)
+    list(loader)
+    assert asked.count(7) == 6, "which was for nothing where another epoch is wanted"
+    loader.close()
+    still = load(photos, workers=0, threads=1, shuffle=False)
+    list(still)
+    assert still._engine._team.pending == 0, "validation ends with its last batch"
+
+
+@pytest.mark.parametrize(
+    "engine", [{"workers": 0, "threads": 0}, {"workers": 0, "threads": 2}, {"workers": 2}]
+)
+def test_it_tells_which_samples_a_batch_consists_of(photos, engine):
+    loader = load(photos, **engine)
+    assert loader.claim() is None
+    for epoch in range(2):
+        for batch in loader:
+            request = loader.claim()
+            assert request.epoch == epoch and loader.claim() is None
+            assert batch.key == [ALL[id] for id in request.ids]
+    loader.close()
+    late = load(photos, workers=0)
+    batches = list(late)  # a consumer may be behind
+    assert [batch.key for batch in batches] == [[ALL[id] for id in late.claim().ids] for _ in batches]
+    next(iter(late))
+    iterator = iter(late)
+    first = next(iterator)
+    assert first.key == [ALL[id] for id in late.claim().ids], "a new iterator forgets what was before"

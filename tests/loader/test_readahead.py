@@ -1,0 +1,71 @@
+"""Reading ahead: what is asked for, when, and that the system then has it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+
+import pytest
+from tarpeg import Split
+from tarpeg.loader import loader as room
+from tarpeg.loader.loader import ahead, depth_of, will_need
+from tarpeg.sampling.crops import CenterCrop
+from tarpeg.sampling.sampler import Request
+from test_engines import ENGINES, NAMES
+from test_loader import digest, load
+
+
+def cached(path, offset, size):
+    """Whether the system holds these bytes of a file in memory; None where it does not say."""
+    with path.open("rb") as file:
+        try:
+            return os.preadv(file.fileno(), [bytearray(size)], offset, os.RWF_NOWAIT) == size
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP:
+                return None
+            raise
+
+
+def test_bytes_that_were_asked_for_are_read(tmp_path, photos):
+    path = tmp_path / "big.tar"
+    path.write_bytes((photos / "a.tar").read_bytes())
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    shards = Split(path, CenterCrop(8)).open()
+    # Indexing has read some of it again.
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    size = path.stat().st_size
+    if cached(path, 0, size) is not False:
+        pytest.skip("this file system keeps its pages, or does not say")
+    will_need(shards, Request(0, range(len(shards))))
+    deadline = time.monotonic() + 20
+    while not cached(path, 1024, size // 2) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert cached(path, 1024, size // 2)
+
+
+def test_requests_come_in_order_after_what_was_asked_for():
+    told = []
+    passed = [(request, len(told)) for request in ahead(range(10), 3, told.append)]
+    assert passed == [(number, min(number + 4, 10)) for number in range(10)]
+    assert list(ahead(range(2), 5, told.append)) == [0, 1]
+
+
+@pytest.mark.parametrize("engine", [ENGINES[0], ENGINES[2], ENGINES[5]], ids=[NAMES[0], NAMES[2], NAMES[5]])
+def test_it_changes_no_byte(photos, engine):
+    plain, reading = load(photos, **engine), load(photos, readahead=3, **engine)
+    assert [digest(plain) for _ in range(2)] == [digest(reading) for _ in range(2)]
+    plain.close()
+    reading.close()
+
+
+def test_by_default_it_is_for_shards_larger_than_the_memory(photos, monkeypatch):
+    shards = Split(photos, CenterCrop(8)).open()
+    assert depth_of(shards, None) == 0 and depth_of(shards, 5) == 5
+    monkeypatch.setattr(room.os, "sysconf", lambda name: 4096 if name == "SC_PAGE_SIZE" else 4)
+    assert depth_of(shards, None) == 8 and depth_of(shards, 0) == 0

@@ -1,0 +1,270 @@
+"""Going on where a run stopped: at any batch, on any number of ranks, after any end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from test_datamodule import ALL, Net, module, trainer
+from test_loader import digest, keys_of, load
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
+
+
+def steps(net):
+    return [batch.key for batch in net.seen["train"]]
+
+
+@pytest.mark.parametrize("engine", [{"workers": 0, "threads": 2}, {"workers": 2}], ids=["threads", "workers"])
+@pytest.mark.parametrize("at", [0, 1, 4, 6])
+def test_a_plain_loop_goes_on_at_any_batch(photos, engine, at):
+    first, second, whole = (load(photos, seed=3, **engine) for _ in range(3))
+    expected = [batch for _ in range(4) for batch in whole]
+    list(first)
+    for _, _ in zip(range(at), first, strict=False):
+        pass
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert len(second) == 6, "the length is that of the epoch, not of what is left of it"
+    rest = [batch for _ in range(2) for batch in second]
+    assert digest(rest) == digest(expected[6 + at :][: len(rest)])
+    assert len(rest) == (12 if at in (0, 6) else 12 - at)
+    for loader in (first, second, whole):
+        loader.close()
+
+
+def test_nothing_is_replayed(photos, monkeypatch):
+    loader = load(photos, workers=0, threads=0)
+    read = []
+    answer = type(loader._reader).answer
+    monkeypatch.setattr(
+        type(loader._reader),
+        "answer",
+        lambda self, request, *rest: read.append(1) or answer(self, request, *rest),
+    )
+    loader.load_state_dict({**loader.state_dict(), "batches": 5})
+    assert len(list(loader)) == len(read) == 1
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 4), (4, 1), (3, 2)])
+def test_another_number_of_ranks(photos, before, after):
+    def ranks(world):
+        return [load(photos, rank=rank, world=world, global_batch_size=5, workers=0) for rank in range(world)]
+
+    expected = list(load(photos, global_batch_size=5, workers=0))
+    old = ranks(before)
+    for loader in old:
+        for _, _ in zip(range(2), loader, strict=False):
+            pass
+    assert len({json.dumps(loader.state_dict()) for loader in old}) == 1, "alike on all ranks"
+    new = ranks(after)
+    for loader in new:
+        loader.load_state_dict(old[0].state_dict())
+    seen = [batch.key for batches in zip(*new, strict=True) for batch in batches]
+    assert [key for keys in seen for key in keys] == [key for batch in expected[2:] for key in batch.key]
+
+
+def test_a_tail_smaller_than_the_new_ranks_is_told(photos):
+    alone = load(photos, global_batch_size=22, workers=0)
+    next(iter(alone))
+    assert len(alone) == 2
+    first, second = (load(photos, global_batch_size=22, rank=rank, world=2, workers=0) for rank in range(2))
+    with pytest.warns(UserWarning, match="epoch 0 ends here: its last 1 samples are fewer than the ranks"):
+        first.load_state_dict(alone.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second.load_state_dict(alone.state_dict())  # told by rank 0
+    assert sorted(keys_of(load(photos, global_batch_size=22, workers=0))) == ALL
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"batch_size": 5}, "global_batch was 4 when .* and is 5 now.*global_batch_size= fixes it"),
+        ({"seed": 9}, "seed was 0 .* and is 9"),
+        ({"world": 2}, "global_batch was 4 .* and is 8"),
+        ({"shuffle": False}, r"order was .* \(shuffle=, subset= and weights= of the split\)"),
+    ],
+)
+def test_what_would_make_other_batches_is_an_error_within_an_epoch_only(photos, settings, text):
+    loader = load(photos, workers=0)
+    next(iter(loader))
+    other = load(photos, **{"workers": 0, **settings})
+    with pytest.raises(ValueError, match=rf"cannot go on at batch 1 of epoch 0: {text}"):
+        other.load_state_dict(loader.state_dict())
+    list(loader)
+    other.load_state_dict(loader.state_dict())
+    next(iter(other))
+    assert other.state_dict()["epoch"] == 2
+
+
+class Every(Callback):
+    """Saves a checkpoint after every step, and at the end of every epoch."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer, *_):
+        trainer.save_checkpoint(self.folder / f"step{trainer.global_step}.ckpt")
+
+    def on_train_epoch_end(self, trainer, _):
+        trainer.save_checkpoint(self.folder / f"epoch{trainer.current_epoch}.ckpt")
+
+
+class Early(Net):
+    """Reads how many steps there will be before the loop begins, as schedulers do."""
+
+    def configure_optimizers(self):
+        self.steps = self.trainer.estimated_stepping_batches
+        return super().configure_optimizers()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(photos, tmp_path_factory):
+    """Three epochs with a checkpoint at every step: the folder, the keys and the weights."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    torch.manual_seed(0)
+    net = Net()
+    trainer(folder, max_epochs=3, callbacks=[Every(folder)]).fit(net, datamodule=module(photos, workers=0))
+    return folder, steps(net), net.net.weight.detach().clone()
+
+
+@pytest.mark.parametrize("net", [Net, Early])
+@pytest.mark.parametrize("at", [1, 3, 5, 6, 7, 11])
+def test_lightning_goes_on_at_the_exact_next_batch(photos, tmp_path, undisturbed, at, net):
+    folder, keys, weight = undisturbed
+    resumed = net()
+    checkpoint = folder / f"step{at}.ckpt"
+    trainer(tmp_path, max_epochs=3).fit(resumed, datamodule=module(photos, workers=1), ckpt_path=checkpoint)
+    assert steps(resumed) == keys[at:]
+    assert torch.equal(resumed.net.weight, weight)
+
+
+def test_the_state_is_plain_numbers(undisturbed):
+    saved = torch.load(undisturbed[0] / "step3.ckpt", weights_only=True)
+    state = saved["ShardDataModule"]["train"]
+    assert isinstance(state.pop("order"), int)
+    assert state == {"epoch": 0, "batches": 3, "len": 6, "samples": 23, "global_batch": 4, "seed": 0}
+
+
+@pytest.mark.parametrize("net", [Net, Early])
+@pytest.mark.parametrize(
+    "limit", [{"max_steps": 16, "max_epochs": -1}, {"max_steps": 16, "max_epochs": 3}, {}]
+)
+@pytest.mark.parametrize("name", ["epoch0", "epoch1", "step6", "step12", "step8"])
+def test_max_steps_and_checkpoints_of_an_epochs_end(photos, tmp_path, undisturbed, name, limit, net):
+    folder, keys, _ = undisturbed
+    resumed, data = net(), module(photos, workers=0)
+    trainer(tmp_path, **{"max_epochs": 3, **limit}).fit(
+        resumed, datamodule=data, ckpt_path=folder / f"{name}.ckpt"
+    )
+    done = int(name[4:]) if name.startswith("step") else 6 * (int(name[5:]) + 1)
+    assert steps(resumed) == keys[done : limit.get("max_steps", 18)]
+
+
+def test_testing_a_checkpoint_moves_nothing(photos, tmp_path, undisturbed):
+    folder, keys, _ = undisturbed
+    data = module(photos, workers=0)
+    trainer(tmp_path).test(Net(), datamodule=data, ckpt_path=folder / "step3.ckpt", verbose=False)
+    net = Net()
+    trainer(tmp_path, max_epochs=1).fit(net, datamodule=data)
+    assert steps(net) == keys[:6]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"reload_dataloaders_every_n_epochs": 1},
+        {"val_check_interval": 2},
+        {"accumulate_grad_batches": 2},
+        {"limit_val_batches": 1, "check_val_every_n_epoch": 2},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_settings_of_the_trainer_change_neither_order_nor_resuming(
+    photos, tmp_path, undisturbed, settings, children
+):
+    _, keys, _ = undisturbed
+    net = Net()
+    saving = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    run = trainer(tmp_path, max_epochs=3, callbacks=[saving], enable_checkpointing=True, **settings)
+    run.fit(net, datamodule=module(photos, workers=1))
+    assert steps(net) == keys and children() == set()
+    resumed, step = Net(), 2 if "accumulate_grad_batches" in settings else 4
+    data = module(photos, workers=1)
+    ckpt = tmp_path / f"step={step}.ckpt"
+    trainer(tmp_path, max_epochs=3, **settings).fit(resumed, datamodule=data, ckpt_path=ckpt)
+    assert steps(resumed) == keys[4:]
+
+
+def test_a_data_module_that_was_used_before(photos, tmp_path, undisturbed):
+    folder, keys, weight = undisturbed
+    data, resumed = module(photos, workers=0), Early()
+    trainer(tmp_path).fit(Net(), datamodule=data)
+    run = trainer(tmp_path, max_epochs=3)
+    run.fit(resumed, datamodule=data, ckpt_path=folder / "step8.ckpt")
+    assert steps(resumed) == keys[8:] and torch.equal(resumed.net.weight, weight)
+    again = Net()
+    trainer(tmp_path).fit(again, datamodule=data)
+    assert steps(again) == keys[:6]
+
+
+def test_overfitting_takes_the_same_batches_every_epoch(photos, tmp_path):
+    net = Net()
+    trainer(tmp_path, max_epochs=2, overfit_batches=2).fit(net, datamodule=module(photos, workers=0))
+    assert steps(net) == [ALL[:4], ALL[4:8]] * 2
+
+
+KILLED = """
+import json, sys
+import torch
+sys.path[:0] = {path!r}
+from lightning.pytorch.callbacks import ModelCheckpoint
+from test_datamodule import Net, module, trainer
+
+class Noting(Net):
+    def training_step(self, batch, number):
+        with open({out!r} + "/seen.jsonl", "a") as file:
+            file.write(json.dumps([self.global_step, batch.key]) + "\\n")
+        return super().training_step(batch, number)
+
+torch.manual_seed(0)
+saving = ModelCheckpoint({out!r}, every_n_train_steps=1, filename="last", enable_version_counter=False)
+net, data = Noting(), module({photos!r}, workers=2)
+run = trainer({out!r}, max_epochs=200, callbacks=[saving], enable_checkpointing=True)
+run.fit(net, datamodule=data, ckpt_path={ckpt!r})
+"""
+
+
+@pytest.mark.slow
+def test_killed_with_9_within_an_epoch(photos, tmp_path):
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    path = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "datamodules")]
+    code = KILLED.format(path=path, out=str(folder), photos=str(photos), ckpt=None)
+    log = folder / "seen.jsonl"
+    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as process:
+        while not log.exists() or len(log.read_text().splitlines()) < 15:
+            assert process.poll() is None
+        os.killpg(process.pid, signal.SIGKILL)
+    checkpoint = folder / "last.ckpt"
+    stopped = torch.load(checkpoint, weights_only=True)["global_step"]
+    assert stopped >= 10
+
+    torch.manual_seed(0)
+    net, resumed = Net(), Net()
+    epochs = stopped // 6 + 2
+    trainer(tmp_path, max_epochs=epochs).fit(net, datamodule=module(photos, workers=1))
+    data = module(photos, workers=0, threads=2)
+    trainer(tmp_path, max_epochs=epochs).fit(resumed, datamodule=data, ckpt_path=checkpoint)
+    seen = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("]")]
+    assert [keys for _, keys in seen[:stopped]] + steps(resumed) == steps(net)
+    assert torch.equal(resumed.net.weight, net.net.weight)

@@ -1,0 +1,207 @@
+"""However a run ends, it leaves no process and no shared memory behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ENGINES = {"threads": {"workers": 0, "threads": 2}, "workers": {"workers": 2}}
+# Whoever runs the tests in the background has them ignore SIGINT, and what they start too.
+HEADER = f"""
+import faulthandler, pathlib, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+faulthandler.dump_traceback_later(120)  # a run that hangs says where
+sys.path[:0] = {[str(HERE), str(HERE.parent), str(HERE.parents[1] / "datamodules")]!r}
+"""
+
+
+def members(leader: int) -> list[int]:
+    """The processes that live in the session of that leader."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            stat = (entry / "stat").read_text() if entry.name.isdigit() else ""
+        except OSError:
+            continue
+        fields = stat.rpartition(")")[2].split()
+        if fields and fields[0] != "Z" and int(fields[3]) == leader:
+            found.append(int(entry.name))
+    return found
+
+
+def named_memory(processes: list[int]) -> list[str]:
+    """The files in /dev/shm that these have mapped and that will not go by themselves."""
+    found = []
+    for process in processes:
+        try:
+            maps = Path(f"/proc/{process}/maps").read_text().splitlines()
+        except OSError:
+            continue
+        found += [line for line in maps if "/dev/shm/" in line and not line.endswith("(deleted)")]
+    return found
+
+
+class Run:
+    """A process in a session of its own, which says when it is ready by a file of that name."""
+
+    def __init__(self, folder: Path, code: str) -> None:
+        script = folder / "run.py"
+        script.write_text(HEADER + code)
+        self.log = folder / "log.txt"
+        self.process = subprocess.Popen(
+            [sys.executable, str(script)],
+            stdout=subprocess.DEVNULL,
+            stderr=self.log.open("w"),
+            start_new_session=True,
+            cwd=folder,
+        )
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + 150
+        while not self.log.with_name("ready").exists():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.assert_nothing_is_left(0)
+                raise AssertionError(self.log.read_text())
+            time.sleep(0.1)
+        time.sleep(0.5)
+        assert named_memory(members(self.process.pid)) == []
+
+    def assert_nothing_is_left(self, seconds: int = 30) -> None:
+        deadline = time.monotonic() + seconds
+        while self.process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        while members(self.process.pid) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        left = members(self.process.pid)
+        for process in left:
+            os.kill(process, signal.SIGKILL)
+        assert left == [], self.log.read_text()
+
+
+LOOP = """
+from test_loader import load
+
+loader = load({photos!r}, batch_size=1, **{engine!r})
+next(iter(loader))
+pathlib.Path("ready").touch()
+while True:
+    for batch in loader:
+        pass
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_plain_loop(photos, tmp_path, engine, end):
+    run = Run(tmp_path, LOOP.format(photos=str(photos), engine=ENGINES[engine]))
+    run.wait_until_ready()
+    run.process.send_signal(end)
+    run.assert_nothing_is_left()
+    assert run.process.returncode != 0
+
+
+INTERRUPTED = """
+import os, random
+from test_loader import digest, load
+
+loader = load({photos!r}, batch_size=1, seed=5, **{engine!r})
+expected = digest(loader)
+told, tell = os.pipe()
+parent = os.getpid()
+if os.fork() == 0:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.close(tell)
+    while os.read(told, 1):
+        time.sleep(random.random() * 0.1)
+        os.kill(parent, signal.SIGINT)
+    os._exit(0)
+os.close(told)
+heard = 0
+for _ in range({times}):
+    try:
+        os.write(tell, b".")
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            for batch in loader:
+                pass
+    except KeyboardInterrupt:
+        heard += 1
+    loader.sampler.set_epoch(0)
+    assert digest(loader) == expected
+assert heard == {times}, heard
+loader.close()
+"""
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "caller"])
+def test_ctrl_c_is_always_heard_and_one_may_go_on(photos, tmp_path, engine):
+    settings = ENGINES.get(engine, {"workers": 0, "threads": 0})
+    run = Run(tmp_path, INTERRUPTED.format(photos=str(photos), engine=settings, times=40))
+    run.assert_nothing_is_left(100)
+    assert run.process.returncode == 0, run.log.read_text()
+    assert "Exception ignored" not in run.log.read_text(), "nothing was raised where Python can but drop it"
+
+
+TRAINED = """
+from test_datamodule import Net, module, trainer
+
+class Ending(Net):
+    def on_train_batch_start(self, batch, number):
+        if self.trainer.global_step != 3:
+            return
+        if self.trainer.is_global_zero:
+            pathlib.Path("ready").touch()
+        if {fails!r} == "SIGTERM":
+            # Lightning's handler broadcasts: with a rank that is in another collective, it waits for ever.
+            time.sleep(5)
+
+    def training_step(self, batch, number):
+        if {fails!r} == "training" and self.trainer.global_step == 5 and self.trainer.is_last_rank:
+            raise ArithmeticError("as asked")
+        return super().training_step(batch, number)
+
+    def validation_step(self, batch, number):
+        if {fails!r} == "validation" and self.trainer.global_step > 5 and self.trainer.is_last_rank:
+            raise ArithmeticError("as asked")
+
+if __name__ == "__main__":
+    run = trainer(".", max_epochs={epochs}, **{settings!r})
+    type(run).is_last_rank = property(lambda self: self.global_rank == self.world_size - 1)
+    run.fit(Ending(), datamodule=module({photos!r}, batch_size=2, **{engine!r}))
+"""
+DDP = {"devices": 2, "strategy": "ddp"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "engine", "end"),
+    [
+        *(("two", "workers", end) for end in ("SIGINT", "SIGTERM", "training", "validation", "success")),
+        *(("two", "threads", end) for end in ("SIGINT", "training")),
+        *(("one", "workers", end) for end in ("SIGINT", "SIGTERM")),
+        ("one", "threads", "SIGINT"),
+    ],
+)
+def test_under_lightning(photos, tmp_path, ranks, engine, end):
+    settings = DDP if ranks == "two" else {}
+    epochs = 2 if end == "success" else 100_000
+    code = TRAINED.format(
+        photos=str(photos), engine=ENGINES[engine], settings=settings, fails=end, epochs=epochs
+    )
+    run = Run(tmp_path, code)
+    run.wait_until_ready()
+    if end.startswith("SIG"):
+        # As a terminal does: Ctrl-C reaches every process of the group. SIGTERM is sent to the first alone.
+        targets = members(run.process.pid) if end == "SIGINT" else [run.process.pid]
+        for target in targets:
+            subprocess.run(["kill", f"-{end[3:]}", str(target)], check=False)
+    run.assert_nothing_is_left(120)
+    if end != "SIGTERM":  # which Lightning takes for a reason to stop, not for a failure
+        assert (run.process.returncode == 0) == (end == "success"), run.log.read_text()

@@ -1,0 +1,332 @@
+"""What a split takes of each image: views, sizes by epoch, parts and weights of the samples, members."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import pickle
+import re
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.pictures import jpeg
+from helpers.small_tars import sample
+from tarpeg import (
+    Blocks,
+    CenterCrop,
+    ExtraBatch,
+    Progressive,
+    RandomCrop,
+    RandomResizedCrop,
+    ShardError,
+    Split,
+    Whole,
+    decode_batch,
+    image_sizes,
+)
+from tarpeg.loader.config import Delivery
+from tarpeg.loader.fetch import Reader
+from tarpeg.loader.loader import Loader
+from tarpeg.sampling.sampler import Request
+
+SMALL = RandomResizedCrop(32)
+
+
+def load(source, crop=SMALL, *, shuffle=True, keys=True, rank=0, world=1, workers=0, batch_size=4, **options):
+    split = Split(source, crop, **{"flip": 0.5, **options})
+    delivery = Delivery(batch_size=batch_size, workers=workers, max_bad=1.0)
+    return Loader(split.open(), split, delivery, shuffle=shuffle, keys=keys, rank=rank, world=world)
+
+
+def keys_of(loader):
+    keys = [key for batch in loader for key in batch.key]
+    loader.close()
+    return keys
+
+
+def digest(loader):
+    sha = hashlib.sha256()
+    for batch in loader:
+        sha.update(np.ascontiguousarray(batch.image.numpy()).tobytes() + repr(batch[1:]).encode())
+    loader.close()
+    return sha.hexdigest()
+
+
+OPTIONS = {
+    "blocks": {"shuffle": "blocks"},
+    "small blocks": {"shuffle": Blocks(3, 2)},
+    "subset": {"subset": 0.5},
+    "weights": {"weights": np.arange(23.0)},
+    "views": {"views": 3},
+    "progressive": {"crop": Progressive(SMALL, {0: 16, 1: 24})},
+    "json": {"target": ["cls", "cls"]},
+    "extra": {"members": ["cls"], "decode": lambda key, members: (key, members["cls"])},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_same_bytes_for_any_number_of_workers(photos, name):
+    options = {"crop": SMALL, **OPTIONS[name]}
+    crop = options.pop("crop")
+    digests = [digest(load(photos, crop, workers=workers, **options)) for workers in (0, 1, 2)]
+    assert digests[0] == digests[1] == digests[2]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("name", ["small blocks", "subset", "weights"])
+def test_the_planned_samples_over_all_ranks(photos, name, world):
+    whole = sorted(keys_of(load(photos, **OPTIONS[name])))
+    ranks = [load(photos, rank=rank, world=world, **OPTIONS[name]) for rank in range(world)]
+    assert len({len(loader) for loader in ranks}) == 1
+    assert sorted(key for loader in ranks for key in keys_of(loader)) == whole
+
+
+# --- subsets and weights
+
+
+def test_a_subset_is_all_there_is(photos):
+    loader = load(photos, subset=[3, 5, 8], shuffle=False)
+    assert keys_of(loader) == ["k0003", "k0005", "k0008"]
+    assert len(keys_of(load(photos, subset=0.5))) == 12  # round(11.5)
+
+
+def test_what_stands_in_for_a_broken_image_is_of_the_subset(shard_of):
+    path = shard_of(*(sample(n, b"" if n in (0, 1, 2) else None) for n in range(30)))
+    for options in ({"subset": [0, 1, 2, 7]}, {"weights": [1, 1, 1, *[0] * 4, 1, *[0] * 22]}):
+        with pytest.warns(UserWarning, match="'k0007' takes its place"):
+            assert set(keys_of(load(path, shuffle=False, **options))) == {"k0007"}
+
+
+def test_another_occurrence_is_another_crop(shard_of):
+    path = shard_of(sample(0), sample(1))
+    (batch,) = load(path, weights=[1, 0], batch_size=2)
+    assert batch.key == ["k0000", "k0000"]
+    assert not torch.equal(batch.image[0], batch.image[1])
+    (alone,) = load(path, subset=[0])
+    assert sum(torch.equal(image, alone.image[0]) for image in batch.image) == 1, (
+        "the first is as without weights"
+    )
+
+
+def test_wrong_subsets_and_weights_are_named(photos):
+    with pytest.raises(ValueError, match=r"subset=1\.5"):
+        Split("x", SMALL, subset=1.5)
+    with pytest.raises(ValueError, match=r"subset=\[23\] must be within 0\.\.22"):
+        load(photos, subset=[23])
+    with pytest.raises(ValueError, match=r"weights=.* one number for each of the 23 samples"):
+        load(photos, weights=[1.0] * 22)
+    with pytest.raises(ValueError, match="shuffle='block' must be"):
+        Split("x", SMALL, shuffle="block")
+
+
+# --- views
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_views_are_crops_of_the_same_images(photos, batch_size):
+    for several, single in zip(
+        load(photos, views=3, batch_size=batch_size), load(photos, batch_size=batch_size), strict=True
+    ):
+        count = len(single.key)
+        assert several.image.shape == (3, count, 3, 32, 32) and several.image.dtype == torch.uint8
+        assert several.key == single.key and several.label.tolist() == single.label.tolist()
+        assert torch.equal(several.image[0], single.image), "the first view is what there is without views"
+        for view in several.image:
+            assert view.is_contiguous(memory_format=torch.channels_last)
+        for row in range(count):
+            assert not torch.equal(several.image[0, row], several.image[1, row])
+            assert not torch.equal(several.image[1, row], several.image[2, row])
+
+
+def test_each_view_may_have_a_crop_of_its_own(photos):
+    crops = [CenterCrop(32), RandomResizedCrop(32, scale=(0.08, 0.3)), Progressive(CenterCrop(8), {0: 32})]
+    for batch, still in zip(
+        load(photos, crops, flip=0.0), load(photos, CenterCrop(32), flip=0.0), strict=True
+    ):
+        assert torch.equal(batch.image[0], still.image) and torch.equal(batch.image[2], still.image)
+        assert not torch.equal(batch.image[1], still.image)
+
+
+def test_views_that_cannot_be(photos):
+    with pytest.raises(ValueError, match=r"views of the sizes \[\(24, 24\), \(32, 32\)\] in epoch 0"):
+        Split("x", [CenterCrop(24), CenterCrop(32)])
+    with pytest.raises(ValueError, match=r"sizes \[\(8, 8\), \(32, 32\)\] in epoch 7"):
+        Split("x", [CenterCrop(32), Progressive(CenterCrop(32), {7: 8})])
+    with pytest.raises(ValueError, match="views=3, but crop= has 2 crops"):
+        Split("x", [CenterCrop(32)] * 2, views=3)
+    with pytest.raises(ValueError, match="views=0"):
+        Split("x", CenterCrop(32), views=0)
+    with pytest.raises(ValueError, match="crop=224 is no crop"):
+        Split("x", [CenterCrop(8), 224])
+
+
+def test_a_broken_image_is_replaced_in_all_its_views(shard_of):
+    path = shard_of(sample(0), sample(1, b""), sample(2))
+    with pytest.warns(UserWarning, match="takes its place"):
+        (batch,) = load(path, CenterCrop(32), views=2, flip=0.0, shuffle=False)
+    other = int(batch.key[1][1:])
+    assert other in (0, 2)
+    for view in batch.image:
+        assert torch.equal(view[1], view[other])
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_images_are_written_where_they_are_told_to(photos, views):
+    split = Split(photos, SMALL, views=views)
+    shards = split.open()
+    reader = Reader.of(shards, split, split.order(shards, 0, True), seed=0, on_error="raise", keys=False)
+    request = Request(2, np.array([4, 9, 1]))
+    shape = reader.shape(request)
+    assert shape == ((3, 3, 32, 32) if views == 1 else (2, 3, 3, 32, 32))
+    out = torch.zeros(*shape[:-3], 32, 32, 3, dtype=torch.uint8).movedim(-1, -3)
+    answer = pickle.loads(pickle.dumps(reader)).answer(request, out)
+    assert answer.batch.image.data_ptr() == out.data_ptr() and answer.batch.image.shape == out.shape
+    assert torch.equal(out, reader.answer(request).batch.image)
+
+
+def test_what_views_read_is_read_once(photos, monkeypatch):
+    from tarpeg.shards.mapped import Shards
+
+    asked = []
+    images = Shards.images
+    monkeypatch.setattr(Shards, "images", lambda self, ids: asked.append(len(ids)) or images(self, ids))
+    list(load(photos, views=4, shuffle=False))  # what is shuffled goes on into the next epoch
+    assert sum(asked) == 23
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "nearest", "nearest-exact"])
+def test_a_split_says_how_a_crop_is_resized(photos, interpolation):
+    split = Split(photos, Whole((24, 40)), interpolation=interpolation)
+    shards = split.open()
+    (batch,) = list(
+        load(photos, split.crop, flip=0.0, shuffle=False, interpolation=interpolation, batch_size=23)
+    )
+    files = shards.images(range(23))
+    boxes = torch.cat((torch.zeros(23, 2, dtype=torch.int32), image_sizes(files)), 1)
+    assert torch.equal(batch.image, decode_batch(files, boxes, (24, 40), interpolation=interpolation)[0])
+    with pytest.raises(ValueError, match="interpolation='cubic' must be 'bilinear', 'nearest' or"):
+        Split(photos, SMALL, interpolation="cubic")
+
+
+# --- sizes by epoch
+
+
+def test_the_size_follows_the_epoch(photos):
+    loader = load(photos, Progressive(RandomResizedCrop(40), {1: 16, 3: (24, 32)}))
+    sizes = [{tuple(batch.image.shape[2:]) for batch in loader} for _ in range(5)]
+    assert sizes == [{(40, 40)}, {(16, 16)}, {(16, 16)}, {(24, 32)}, {(24, 32)}]
+    loader.sampler.set_epoch(0)
+    assert next(iter(loader)).image.shape[2:] == (40, 40)
+
+
+def test_only_the_size_changes():
+    crop = Progressive(RandomResizedCrop(224, scale=(0.3, 1.0)), {0: 128, 4: 192})
+    assert crop.at(3) == RandomResizedCrop(128, scale=(0.3, 1.0))
+    assert pickle.loads(pickle.dumps(crop)).at(4).size == (192, 192)
+    sizes, draws = np.array([[300, 400]]), np.full((1, RandomResizedCrop.draws), 0.4)
+    assert (crop.at(0).boxes(sizes, draws) == crop.at(9).boxes(sizes, draws)).all()
+
+
+class Plain:
+    size, draws = (8, 8), 0
+
+    def boxes(self, sizes, draws):
+        return np.tile([0, 0, 8, 8], (len(sizes), 1))
+
+
+@pytest.mark.parametrize(
+    ("crop", "sizes", "text"),
+    [
+        (SMALL, {}, "sizes={} must say"),
+        (SMALL, 128, "sizes=128 must say"),
+        (SMALL, {-1: 8}, "-1 is no epoch"),
+        (SMALL, {"0": 8}, "'0' is no epoch"),
+        (SMALL, {0: 0}, "size=0 must be positive"),
+        (Plain(), {0: 8}, "cannot be given another size"),
+    ],
+)
+def test_progressions_that_are_none(crop, sizes, text):
+    with pytest.raises(ValueError, match=text):
+        Progressive(crop, sizes)
+
+
+def test_progressive_from_hydra():
+    from hydra.utils import instantiate
+    from omegaconf import OmegaConf
+
+    text = """
+    _target_: tarpeg.Split
+    _convert_: all
+    shards: x
+    crop:
+      _target_: tarpeg.Progressive
+      crop: {_target_: tarpeg.RandomResizedCrop, size: 224}
+      sizes: {0: 128, 10: [192, 160]}
+    views: 2
+    shuffle: blocks
+    target: [cls, "json:a.b"]
+    """
+    split = instantiate(OmegaConf.create(text))
+    assert [split.crop.at(epoch).size for epoch in (0, 10)] == [(128, 128), (192, 160)]
+
+
+# --- members
+
+
+def told(prefix, key, members):
+    """A function as a user would write it."""
+    return prefix + key + ":" + ",".join(f"{name}={content.decode()}" for name, content in members.items())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_members_reach_a_function(shard_of, workers):
+    members = [("a.jpg", jpeg("420", 40, 40)), ("a.cls", b"3"), ("a.txt", b"cat"), ("a.pyd", b"\x80evil")]
+    path = shard_of(members, sample(1))
+    decode = functools.partial(told, ">")
+    (batch,) = load(path, shuffle=False, members=["cls", "txt"], decode=decode, keys=False, workers=workers)
+    assert type(batch) is ExtraBatch and batch._fields == ("image", "label", "key", "extra")
+    assert batch.extra == [">a:cls=3,txt=cat", ">k0001:cls=1"] and batch.key == ["a", "k0001"]
+    (batch,) = load(path, shuffle=False, members=["pyd", "txt"])
+    assert batch.extra == [{"pyd": b"\x80evil", "txt": b"cat"}, {}], "bytes as they are, and never unpickled"
+
+
+def test_a_function_that_fails_names_shard_and_key(photos):
+    def decode(key, members):
+        return {}["field"]
+
+    text = rf"^shard {re.escape(str(photos))}/a\.tar, key 'k0000': decode=<function .* KeyError: 'field'"
+    with pytest.raises(ShardError, match=text):
+        list(load(photos, shuffle=False, members=["cls"], decode=decode))
+
+
+def test_wrong_members_are_named():
+    with pytest.raises(ValueError, match="members='json' must be a list"):
+        Split("x", SMALL, members="json")
+    with pytest.raises(ValueError, match=r"decode=.*members= must name"):
+        Split("x", SMALL, decode=print)
+
+
+def test_views_are_augmented_like_images(photos):
+    import tarpeg
+
+    split = Split(photos, RandomCrop(16), views=2)
+    module = tarpeg.ShardDataModule(train=split, batch_size=4, workers=0, augment=tarpeg.Augment())
+    batch = next(iter(module.train_dataloader()))
+    augmented = module.on_after_batch_transfer(batch, 0).image
+    assert augmented.shape == (2, 4, 3, 16, 16) and augmented.dtype == torch.float32
+    assert torch.equal(augmented[1], module.augment(batch.image[1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module.teardown()
+
+
+def test_the_examples_of_the_documentation():
+    text = (Path(__file__).parents[2] / "docs" / "feeding.md").read_text()
+    names: dict[str, object] = {}
+    for code in re.findall(r"```python\n(.*?)```", text, re.S):
+        exec(code, names)
+    splits = [value for value in names.values() if isinstance(value, Split)]
+    assert len(splits) == 12 and names["caption"]("k", {"txt": b"a dog"}) == "a dog"

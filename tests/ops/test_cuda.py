@@ -1,0 +1,307 @@
+"""The CUDA operators: compiled wherever nvcc is, run on the CPU, and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tarpeg
+import torch
+from helpers import reference
+from tarpeg.errors import BuildError
+from tarpeg.ops import build, cuda, library
+from tarpeg.ops import matrices as mx
+from test_augment_batch import MEAN, STD, parts
+from test_warp_affine import ORDERS, TOLERANCE, drawn, noise, shrinking
+
+HERE = Path(__file__).parent
+TESTS = HERE.parent
+TYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
+SHAPES = ((37, 53), (64, 64), (1, 1), (5, 600), (2, 7))
+
+
+def nvcc() -> str | None:
+    try:
+        return cuda.find_nvcc()
+    except BuildError:
+        return None
+
+
+def augmented(device: str, size: tuple[int, int], seed: int):
+    """What augment_batch makes of every kind of input there is, on the CPU's memory."""
+    given = parts(3, *size, seed)
+    for names in ((), ("flip",), ("matrix",), ("contrast",), [*given][2:6], ("erase_boxes", "mask"), given):
+        for order in ORDERS:
+            images = noise(3, 3, *size, seed=seed).contiguous(memory_format=order).to(device)
+            for dtype in TYPES:
+                for memory_format in ORDERS:
+                    chosen = {name: given[name].to(device) for name in names}
+                    constants = {} if dtype == torch.uint8 else {"mean": MEAN, "std": STD}
+                    made = tarpeg.augment_batch(
+                        images,
+                        dtype=dtype,
+                        memory_format=memory_format,
+                        fill=(9, 8, 7),
+                        **chosen,
+                        **constants,
+                    )
+                    yield (tuple(names), order, dtype, memory_format), made.cpu()
+
+
+def warped(device: str, size: tuple[int, int], seed: int):
+    """Likewise for warp_affine."""
+    matrices = drawn(3, *size, seed).to(device)
+    for channels in (1, 3, 5):
+        for order in ORDERS:
+            for dtype in TYPES:
+                images = noise(3, channels, *size, dtype=dtype, seed=seed).contiguous(memory_format=order)
+                for way in ("bilinear", "nearest"):
+                    made = tarpeg.warp_affine(images.to(device), matrices, (size[0] + 3, 270), way, 5)
+                    yield (channels, order, dtype, way), made.cpu()
+
+
+def shrunk(device: str):
+    """Both, with matrices that leave the numbers of a span behind."""
+    matrices = shrinking().to(device)
+    for order in ORDERS:
+        images = noise(len(matrices), 3, 32, 40).contiguous(memory_format=order).to(device)
+        yield (order, "augment_batch"), tarpeg.augment_batch(images, matrix=matrices, size=(33, 300)).cpu()
+        for dtype in TYPES:
+            for way in ("bilinear", "nearest"):
+                made = tarpeg.warp_affine(images.to(dtype), matrices, (33, 300), way)
+                yield (order, dtype, way), made.cpu()
+
+
+def everything(device: str):
+    yield from shrunk(device)
+    for seed, size in enumerate(SHAPES):
+        yield from augmented(device, size, seed)
+        yield from warped(device, size, seed)
+
+
+EMULATED = """
+import ctypes, sys, torch, tarpeg, test_cuda
+expected = list(test_cuda.everything("cpu"))
+torch.ops.load_library(sys.argv[1])
+count = 0
+for (what, made), (_, wished) in zip(test_cuda.everything("cpu"), expected, strict=True):
+    assert torch.equal(made, wished), (what, made.shape, (made.double() - wished.double()).abs().max())
+    count += 1
+launches = ctypes.c_int64.in_dll(ctypes.CDLL(sys.argv[1]), "tarpeg_launches").value
+assert launches >= count, "the CPU's operators were called"
+print(count)
+"""
+
+
+@pytest.mark.slow
+def test_the_kernels_run_on_the_cpu_give_the_bits_of_the_cpus_operators(tmp_path):
+    native, torch_home = build.native_dir(), build.torch_dir()
+    library = tmp_path / "emulated.so"
+    flags = [flag for flag in build.COMPILE_FLAGS if not flag.startswith("-W")]
+    command = [
+        "c++",
+        *flags,
+        "-isystem",
+        f"{torch_home}/include",
+        "-include",
+        f"{TESTS}/helpers/emulated_cuda.h",
+    ]
+    files = [word for file in cuda.sources(native) for word in ("-x", "c++", str(file))]
+    link = ["-shared", "-o", str(library), f"-L{torch_home}/lib", "-ltorch_cpu"]
+    subprocess.run([*command, *files, *link], check=True)
+    path = os.pathsep.join([str(HERE), str(TESTS), str(TESTS.parent / "datamodules"), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", EMULATED, str(library)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == 2 * 9 + len(SHAPES) * (7 * 2 * 4 * 2 + 3 * 2 * 4 * 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(nvcc() is None, reason="needs nvcc")
+def test_it_compiles_in_a_minute_and_loads_without_a_gpu(tmp_path):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    library = cuda.build(directories=[tmp_path])
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)  # processor time: others may share the machine
+    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 60
+    assert library.name == cuda.library_name(build.native_dir())
+    assert cuda.build(directories=[tmp_path]) == library, "once"
+    code = (
+        "import sys, torch, tarpeg; tarpeg.warp_affine; torch.ops.load_library(sys.argv[1])\n"
+        "for name in ('warp_affine', 'augment_batch'):\n"
+        "    assert torch._C._dispatch_has_kernel_for_dispatch_key('tarpeg::' + name, 'CUDA'), name\n"
+    )
+    path = os.pathsep.join(sys.path)
+    subprocess.run(
+        [sys.executable, "-c", code, str(library)], env={**os.environ, "PYTHONPATH": path}, check=True
+    )
+    needed = subprocess.run(
+        ["readelf", "-d", str(library)], capture_output=True, text=True, check=True
+    ).stdout
+    assert "libcudart" not in needed and "libtorch_cuda" not in needed
+
+
+def test_nvcc_is_looked_for_where_it_is_named_and_must_work(tmp_path, monkeypatch):
+    empty, broken, old = (tmp_path / name for name in ("empty", "broken", "old"))
+    for home, script in ((broken, "echo no >&2; exit 1"), (old, "echo release 11.4, V11.4.1")):
+        (home / "bin").mkdir(parents=True)
+        (home / "bin" / "nvcc").write_text(f"#!/bin/sh\n{script}\n")
+        (home / "bin" / "nvcc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(old / "bin"))
+    monkeypatch.setenv("CUDA_HOME", str(empty))
+    monkeypatch.setenv("CUDA_PATH", str(broken))
+    monkeypatch.setattr(cuda, "_USUAL", str(empty / "nvcc"))
+    with pytest.raises(BuildError) as caught:
+        cuda.find_nvcc()
+    for words in (
+        "empty/bin/nvcc is not there",
+        "broken/bin/nvcc does not work (no)",
+        "old/bin/nvcc is of CUDA 11.4",
+    ):
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("switch", "gpus", "told", "reason"),
+    [
+        (None, 0, False, "torch sees no GPU"),
+        ("0", 1, False, "TARPEG_CUDA=0"),
+        (None, 1, True, "TARPEG_NO_BUILD forbids"),
+        ("1", 1, None, "TARPEG_NO_BUILD forbids"),
+    ],
+)
+def test_a_gpu_without_its_library_is_told_once(tmp_path, monkeypatch, caplog, switch, gpus, told, reason):
+    monkeypatch.setenv("TARPEG_LIB_DIR", str(tmp_path))
+    monkeypatch.setenv("TARPEG_NO_BUILD", "1")
+    monkeypatch.delenv("TARPEG_CUDA", raising=False)
+    if switch is not None:
+        monkeypatch.setenv("TARPEG_CUDA", switch)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    if told is None:
+        with pytest.raises(BuildError, match=reason):
+            library._find_or_build_cuda()
+        return
+    monkeypatch.setattr(library, "_no_cuda", library._find_or_build_cuda())
+    assert ("images on it will be refused" in caplog.text) is told
+    with pytest.raises(
+        BuildError, match=f"images are on a GPU, but the CUDA operators are not there: .*{reason}"
+    ):
+        library.require_cuda(torch.device("cuda"))
+
+
+def test_a_gpu_that_is_too_old_is_refused(monkeypatch):
+    monkeypatch.setattr(library, "_no_cuda", None)
+    capabilities = {1: (7, 5), 2: (8, 0), 3: (12, 1)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device.index])
+    library._too_old.cache_clear()
+    try:
+        with pytest.raises(BuildError, match=r"cuda:1 has compute capability 7\.5, they need 8\.0 or newer"):
+            library.require_cuda(torch.device("cuda", 1))
+        for index in (2, 3):
+            library.require_cuda(torch.device("cuda", index))
+    finally:
+        library._too_old.cache_clear()
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_bits_of_the_cpu():
+    made = 0
+    for (what, ours), (_, theirs) in zip(everything("cuda"), everything("cpu"), strict=True):
+        assert torch.equal(ours, theirs), what
+        made += 1
+    assert made > 500
+
+
+@pytest.mark.gpu
+def test_numbers_may_lie_on_the_cpu():
+    images, given = noise(3, 3, 20, 30), parts(3, 20, 30)
+    expected = tarpeg.augment_batch(images, mean=MEAN, std=STD, **given)
+    assert torch.equal(tarpeg.augment_batch(images.cuda(), mean=MEAN, std=STD, **given).cpu(), expected)
+    expected = tarpeg.warp_affine(images, given["matrix"], 16)
+    assert torch.equal(tarpeg.warp_affine(images.cuda(), given["matrix"], 16).cpu(), expected)
+
+
+@pytest.mark.gpu
+def test_numbers_may_lie_on_a_gpu_and_images_on_the_cpu():
+    images, given = noise(3, 3, 20, 30), parts(3, 20, 30)
+    there = {name: value.cuda() for name, value in given.items()}
+    torch.cuda._sleep(50_000_000)
+    assert torch.equal(tarpeg.augment_batch(images, **there), tarpeg.augment_batch(images, **given))
+    torch.cuda._sleep(50_000_000)
+    made = tarpeg.warp_affine(images, there["matrix"], 16)
+    assert torch.equal(made, tarpeg.warp_affine(images, given["matrix"], 16))
+
+
+@pytest.mark.gpu
+def test_it_runs_on_the_current_stream_and_never_waits():
+    images = noise(8, 3, 224, 224).cuda()
+    given = {name: value.cuda() for name, value in parts(8, 224, 224).items()}
+    expected = tarpeg.augment_batch(images, **given)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)
+            made = tarpeg.augment_batch(images, **given)
+            assert not stream.query(), "it waited"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    stream.synchronize()
+    assert torch.equal(made, expected)
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_captures_it():
+    images = noise(4, 3, 64, 48).cuda()
+    given = {name: value.cuda() for name, value in parts(4, 64, 48).items()}
+    matrices = given["matrix"]
+    out, moved = torch.zeros(4, 3, 64, 48).cuda(), torch.zeros_like(images)
+
+    def step() -> None:
+        tarpeg.augment_batch(images, out=out, **given)
+        tarpeg.warp_affine(images, matrices, (64, 48), out=moved)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    images.copy_(noise(4, 3, 64, 48, seed=1))
+    graph.replay()
+    assert torch.equal(out.cpu(), tarpeg.augment_batch(images.cpu(), **parts(4, 64, 48)))
+    assert torch.equal(moved.cpu(), tarpeg.warp_affine(images.cpu(), matrices.cpu(), (64, 48)))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_bad_numbers_have_a_defined_result():
+    images = noise(2, 3, 9, 9).cuda()
+    matrix = mx.identity(2).cuda()
+    matrix[0] = torch.nan
+    made = tarpeg.augment_batch(images, matrix=matrix, dtype=torch.uint8, fill=7)
+    assert bool((made[0] == 7).all()) and torch.equal(made[1], images[1])
+    compiled = torch.compile(lambda x: tarpeg.augment_batch(x, flip=True) + 1, fullgraph=True)
+    assert torch.equal(compiled(images), tarpeg.augment_batch(images, flip=True) + 1)
+    with pytest.raises(ValueError, match=r"out must be .* on cuda:0"):
+        tarpeg.augment_batch(images, out=torch.zeros(2, 3, 9, 9))
+
+
+@pytest.mark.gpu
+def test_more_than_two_to_the_31_elements():
+    images = noise(1, 3, 256, 256).cuda()
+    big = tarpeg.warp_affine(images.expand(11_000, 3, 256, 256), mx.identity(11_000), 256)
+    assert big.numel() > 2**31 and torch.equal(big[-1], images[0])
+    del big
+    big = tarpeg.warp_affine(images, mx.scale(100)[None], 27_000)
+    last = mx.compose(mx.scale(100), mx.translation(0, -26_999))[None]
+    expected = reference.warp_affine(images.cpu(), last, (1, 27_000))
+    assert big.numel() > 2**31
+    assert (big[:, :, -1:].cpu() - expected).abs().max() <= TOLERANCE[torch.uint8]

@@ -1,0 +1,191 @@
+"""decode_crop: equal to decoding everything with Pillow and cropping, for every kind of file."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import tarpeg
+import torch
+from helpers import pictures, reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+from tarpeg.ops import decode
+
+
+def assert_equal_crops(jpeg: torch.Tensor, boxes: list[tuple[int, int, int, int]]) -> None:
+    whole = reference.decode(jpeg)
+    for top, left, height, width in boxes:
+        crop = tarpeg.decode_crop(jpeg, top, left, height, width)
+        assert crop.shape == (3, height, width)
+        expected = whole[:, top : top + height, left : left + width]
+        assert torch.equal(crop, expected), (top, left, height, width, whole.shape)
+
+
+@pytest.mark.parametrize("kind", pictures.KINDS)
+def test_every_residue_of_position_and_size(kind: str) -> None:
+    jpeg = pictures.tensor(pictures.jpeg(kind, 75, 101))
+    boxes = [(top, (7 * top) % 60, 17 + top % 16, 23 + top % 17) for top in range(42)]
+    boxes += [((5 * left) % 40, left, 20 + left % 15, 9 + left % 33) for left in range(60)]
+    assert_equal_crops(
+        jpeg, [*boxes, (0, 0, 75, 101), (74, 100, 1, 1), (0, 0, 1, 1), (0, 50, 75, 1), (40, 0, 1, 101)]
+    )
+
+
+@pytest.mark.parametrize("kind", pictures.KINDS)
+@pytest.mark.parametrize(
+    "size", [(1, 1), (1, 40), (40, 1), (2, 2), (3, 5), (8, 8), (16, 17), (17, 16), (33, 31)]
+)
+def test_odd_image_sizes(kind: str, size: tuple[int, int]) -> None:
+    height, width = size
+    jpeg = pictures.tensor(pictures.jpeg(kind, height, width))
+    boxes = [
+        (top, left, height - top, width - left) for top in range(0, height, 5) for left in range(0, width, 3)
+    ]
+    boxes += [(0, 0, max(1, height - 3), max(1, width - 3)), (height // 2, width // 2, 1, 1)]
+    assert_equal_crops(jpeg, boxes)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.sampled_from(pictures.KINDS), st.integers(1, 70), st.integers(1, 70), st.integers(1, 8))
+def test_any_box(data: st.DataObject, kind: str, height: int, width: int, seed: int) -> None:
+    top, left = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
+    box = (top, left, data.draw(st.integers(1, height - top)), data.draw(st.integers(1, width - left)))
+    assert_equal_crops(pictures.tensor(pictures.jpeg(kind, height, width, seed)), [box])
+
+
+@pytest.mark.parametrize("orientation", [*range(10), 65535])
+def test_exif_orientation(orientation: int) -> None:
+    image = Image.fromarray(pictures.pixels(37, 52))
+    jpeg = pictures.tensor(pictures.encoded(image, orientation=orientation))
+    height, width = reference.decode(jpeg).shape[1:]
+    assert tarpeg.image_sizes([jpeg]).tolist() == [[height, width]]
+    assert_equal_crops(jpeg, [(0, 0, height, width), (3, 5, 20, 17), (height - 9, width - 4, 9, 4)])
+
+
+def xmp(orientation: int, style: str) -> bytes:
+    body = (
+        f'tiff:Orientation="{orientation}"' if style == "attribute" else f"<tiff:Orientation>{orientation}</"
+    )
+    return b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta " + body.encode() + b"/>"
+
+
+@pytest.mark.parametrize("style", ["attribute", "element"])
+def test_orientation_in_xmp_counts_where_exif_is_silent(style: str) -> None:
+    for exif in (None, 3):
+        plain = pictures.encoded(Image.fromarray(pictures.pixels(30, 40)), orientation=exif)
+        segment = xmp(6, style)
+        data = plain[:2] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + plain[2:]
+        with Image.open(io.BytesIO(data)) as image:
+            assert ImageOps.exif_transpose(image).size == ((30, 40) if exif is None else (40, 30))
+        assert_equal_crops(pictures.tensor(data), [(1, 2, 20, 25)])
+
+
+@pytest.mark.parametrize(
+    "exif", [b"", b"II*\0", b"MM\0*\xff\xff\xff\xff", b"II*\0\x08\0\0\0\xff\xff\x12\x01"]
+)
+def test_broken_exif_means_upright(exif: bytes) -> None:
+    plain = pictures.encoded(Image.fromarray(pictures.pixels(30, 40)))
+    segment = b"Exif\0\0" + exif
+    data = plain[:2] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + plain[2:]
+    assert tarpeg.image_sizes([pictures.tensor(data)]).tolist() == [[30, 40]]
+
+
+def test_ppm() -> None:
+    rgb = pictures.pixels(21, 34)
+    ppm = pictures.tensor(b"P6 # a comment\n34\t21\n255\n" + rgb.tobytes())
+    assert tarpeg.image_sizes([ppm]).tolist() == [[21, 34]]
+    whole = torch.from_numpy(rgb).permute(2, 0, 1)
+    assert torch.equal(tarpeg.decode_crop(ppm, 3, 4, 10, 20), whole[:, 3:13, 4:24])
+
+
+def test_a_box_outside_its_image() -> None:
+    jpeg = pictures.tensor(pictures.jpeg("420", 30, 40))
+    for box in [
+        (0, 0, 31, 40),
+        (0, 0, 30, 41),
+        (30, 0, 1, 1),
+        (25, 0, 6, 1),
+        (0, 2**31, 1, 1),
+        (2**40, 0, 1, 1),
+    ]:
+        with pytest.raises(ValueError, match=r"box \(.*outside the image") as caught:
+            tarpeg.decode_crop(jpeg, *box)
+        assert not isinstance(caught.value, tarpeg.DecodeError)
+    for box in [(0, 0, 0, 1), (-1, 0, 1, 1), (0, -1, 1, 1), (0, 0, 1, -5)]:
+        with pytest.raises(ValueError, match="empty or negative"):
+            tarpeg.decode_crop(jpeg, *box)
+    rotated = pictures.tensor(pictures.encoded(Image.fromarray(pictures.pixels(30, 40)), orientation=6))
+    tarpeg.decode_crop(rotated, 0, 0, 40, 30)
+    with pytest.raises(ValueError, match="outside the image of 40 x 30"):
+        tarpeg.decode_crop(rotated, 0, 0, 30, 40)
+
+
+def test_what_cannot_be_decoded_says_why() -> None:
+    good = pictures.jpeg("420", 64, 64)
+    cases = {
+        b"": "no bytes",
+        b"\x89PNG\r\n\x1a\n" + b"0" * 90: "neither a JPEG nor a PPM",
+        good[: len(good) // 2]: "ends before",
+        good[:-2]: "ends before",
+        good[:20]: "ends before",
+        b"P6 64 64 255\n123": "ends before",
+        b"P6 64 64 255X" + bytes(3 * 64 * 64): "damaged",
+        b"P6 64 64 65535\n" + bytes(6 * 64 * 64): "not supported",
+        good.replace(b"\xff\xc0\x00\x11\x08", b"\xff\xc0\x00\x11\x0c"): "not supported",
+    }
+    for data, reason in cases.items():
+        with pytest.raises(tarpeg.DecodeError, match=reason):
+            tarpeg.decode_crop(pictures.tensor(data), 0, 0, 8, 8)
+
+
+def test_a_bound_on_the_image_size() -> None:
+    jpeg = pictures.tensor(pictures.jpeg("420", 64, 64))
+    tarpeg.decode_crop(jpeg, 0, 0, 8, 8, max_pixels=64 * 64)
+    with pytest.raises(tarpeg.DecodeError, match="max_pixels"):
+        tarpeg.decode_crop(jpeg, 0, 0, 8, 8, max_pixels=64 * 64 - 1)
+    huge = bytearray(pictures.jpeg("420", 64, 64))
+    at = huge.index(b"\xff\xc0") + 5
+    huge[at : at + 4] = (65500).to_bytes(2, "big") * 2
+    with pytest.raises(tarpeg.DecodeError, match="max_pixels"):
+        tarpeg.decode_crop(pictures.tensor(bytes(huge)), 0, 0, 8, 8)
+
+
+def test_wrong_arguments_are_named() -> None:
+    jpeg = pictures.tensor(pictures.jpeg("420", 30, 40))
+    for wrong in (jpeg.float(), jpeg[None], bytes(4)):
+        with pytest.raises(ValueError, match="jpeg must be a file's bytes"):
+            tarpeg.decode_crop(wrong, 0, 0, 8, 8)  # type: ignore[arg-type]
+
+
+def test_opcheck() -> None:
+    jpeg = pictures.tensor(pictures.jpeg("420", 30, 40))
+    torch.library.opcheck(torch.ops.tarpeg.decode_crop.default, (jpeg, 3, 4, 10, 20, decode.MAX_PIXELS))
+
+
+def test_compiles_into_one_graph() -> None:
+    jpeg = pictures.tensor(pictures.jpeg("420", 30, 40))
+
+    def brighter(data: torch.Tensor) -> torch.Tensor:
+        return tarpeg.decode_crop(data, 3, 4, 10, 20).float() + 1
+
+    compiled = torch.compile(brighter, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(jpeg), brighter(jpeg))
+
+
+@pytest.mark.parametrize("kind", ["420", "progressive", "cmyk", "restarts"])
+def test_damaged_files_never_crash_or_hang(kind: str) -> None:
+    good = pictures.jpeg(kind, 48, 56)
+    generator = torch.Generator().manual_seed(1)
+    decoded = 0
+    for _ in range(300):
+        data = pictures.tensor(good).clone()
+        places = torch.randint(2, len(data), (3,), generator=generator)
+        data[places] = torch.randint(0, 256, (3,), generator=generator, dtype=torch.uint8)
+        try:
+            tarpeg.decode_crop(data, 5, 6, 30, 40)
+            decoded += 1
+        except ValueError:
+            pass
+    assert 0 < decoded < 300

@@ -1,0 +1,83 @@
+"""Managed training: a service ships one source directory and requirements.txt, and nothing else."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from helpers.checkouts import ROOT, TINY, copy, tracked, train
+
+pytestmark = pytest.mark.slow
+
+SHIPPED = ("train.py", "conf/", "datamodules/", "native/", "requirements.txt")
+
+
+@pytest.fixture(params=["as links", "as copies", "left out"])
+def shipped(tmp_path, request):
+    """The source directory; archives and file stores keep symbolic links, follow them, or leave them out."""
+    place = copy(tmp_path / "source", [name for name in tracked() if name.startswith(SHIPPED)])
+    links = [path for path in place.rglob("*") if path.is_symlink()]
+    assert {path.name for path in links} == {"conf", "native"}
+    for link in links if request.param != "as links" else ():
+        target = link.resolve()
+        link.unlink()
+        if request.param == "as copies":
+            shutil.copytree(target, link)
+    return place
+
+
+def test_it_builds_and_trains_in_an_empty_home(shipped, tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    done = train(shipped, *TINY, home=home)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^trained: 3 steps", done.stdout, re.M), done.stdout
+    assert "compiling the native operators" in done.stdout + done.stderr
+    assert list((shipped / "datamodules" / "tarpeg" / "_lib").glob("libtarpeg-*.so"))
+    again = train(shipped, *TINY, home=home)
+    assert again.returncode == 0 and "compiling" not in again.stdout + again.stderr
+
+
+def test_requirements_name_all_that_is_imported():
+    """requirements.txt is what such a service installs: every import must come from it, or from its needs."""
+    code = "import sys, train, tarpeg; [getattr(tarpeg, name) for name in tarpeg.__all__]"
+    code += "\nprint(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=os.environ, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    required, todo = set(), {_plain(line) for line in (ROOT / "requirements.txt").read_text().splitlines()}
+    while todo := {name for name in todo if name and name not in required}:
+        required |= todo
+        todo = {need for name in todo for need in _needs(name)}
+    installed = importlib.metadata.packages_distributions()
+    for module in (
+        "torch",
+        "torchvision",
+        "lightning",
+        "torchmetrics",
+        "hydra",
+        "omegaconf",
+        "webdataset",
+        "rich",
+    ):
+        assert {_plain(name) for name in installed[module]} & required, module
+    tests_alone = {"pytest", "hypothesis", "simplejpeg"}
+    assert not tests_alone & set(done.stdout.split())
+
+
+def _plain(requirement: str) -> str:
+    return re.split(r"[^\w.-]", requirement.strip(), maxsplit=1)[0].lower().replace("_", "-")
+
+
+def _needs(name: str) -> set[str]:
+    try:
+        needs = importlib.metadata.requires(name) or []
+    except importlib.metadata.PackageNotFoundError:
+        return set()
+    return {_plain(need) for need in needs if "extra ==" not in need}

@@ -1,0 +1,120 @@
+"""Projects outside this checkout: the examples, in fresh environments made from a wheel and an archive."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers.packed import ROOT, attempt, run
+from omegaconf import OmegaConf
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+EXAMPLES = ROOT / "examples"
+SHARDS = ("data.train.shards=../photos/train", "data.val.shards=../photos/val")
+(COMMANDS,) = re.findall(r"```sh\n(.*?)\n```", (EXAMPLES / "other_project" / "README.md").read_text(), re.S)
+COMMANDS = [line for line in COMMANDS.splitlines() if line.startswith("python ")]
+MAKE = """
+import tarpeg
+for prefix, samples in (("train", 48), ("val", 16)):
+    tarpeg.make_shards(f"photos/{prefix}", tarpeg.Photos(size=96), samples, prefix=prefix, workers=0)
+print(tarpeg.__file__)
+"""
+
+
+class Project:
+    """The examples, copied to where nothing of the checkout is, with shards beside them."""
+
+    def __init__(self, python: Path, place: Path) -> None:
+        self.python, self.place = python, place
+        shutil.copytree(EXAMPLES, place, ignore=shutil.ignore_patterns("outputs", "multirun", "__pycache__"))
+        package = Path(run([str(python), "-c", MAKE], cwd=place, TARPEG_NO_BUILD="1").strip()).parent
+        assert package.is_relative_to(python.parents[1]), "not the editable install"
+        assert (package / "_lib").is_dir()
+
+    def run(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        path = self.place / script
+        return attempt([str(self.python), path.name, *arguments], path.parent, TARPEG_NO_BUILD="1")
+
+    def good(self, script: str, *arguments: str) -> str:
+        done = self.run(script, *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def bad(self, script: str, *arguments: str) -> str:
+        done = self.run(script, *arguments)
+        assert done.returncode == 1, done.stdout + done.stderr
+        return done.stderr
+
+
+@pytest.fixture(scope="module")
+def project(packed, tmp_path_factory) -> Project:
+    return Project(packed.python, tmp_path_factory.mktemp("projects") / "examples")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_the_projects_page_says(project, command):
+    script, *arguments = shlex.split(command.partition(" # ")[0].replace("/data/", "../photos/"))[1:]
+    if "--cfg" not in arguments:
+        arguments += ["trainer.max_epochs=1", "data.workers=0"]
+        arguments += ["data.prepare.train=64", "data.prepare.val=16"] * ("data=synthetic" in arguments)
+    told = project.good(f"other_project/{script}", *arguments)
+    steps = [int(number) for number in re.findall(r"^accuracy [01]\.\d{3} after (\d+) steps$", told, re.M)]
+    if "--cfg" in arguments:
+        composed = OmegaConf.create(told)
+        assert list(composed) == ["data", "augment", "net", "trainer"]
+        assert composed.data._target_ == "tarpeg.ShardDataModule"
+    elif "--multirun" in arguments:
+        assert steps == [1, 1]
+        kept = sorted((project.place / "other_project" / "multirun").glob("*/*/?/.hydra/overrides.yaml"))
+        assert [re.findall("augment=(.*)", path.read_text()) for path in kept] == [["none"], ["light"]]
+    else:
+        assert steps == [2 if "data.batch_size=32" in arguments else 1]
+
+
+def test_help_names_the_groups(project):
+    told = project.good("other_project/train.py", "--help")
+    for group in ("data", "augment"):
+        names = ", ".join(sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml")))
+        assert f"\n{group}: {names}\n" in told + "\n"
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        (
+            "data.batchsize=8",
+            "Could not override 'data.batchsize'.\nTo append to your config use +data.batchsize=8",
+        ),
+        (
+            "augment=havy",
+            "Could not find 'augment/havy'\n\nAvailable options in 'augment':\n\tarticle\n\tdali\n",
+        ),
+        ("net.width=8", "Missing mandatory value: data.train.shards"),
+    ],
+)
+def test_what_is_wrong_is_told_by_hydra(project, override, told):
+    words = project.bad("other_project/train.py", override)
+    assert told in words
+    assert words.rstrip().endswith(
+        "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace."
+    )
+
+
+def test_without_hydra(project):
+    told = project.good("without_hydra.py", "photos/train", "photos/val/val-*.tar")
+    assert re.search(r"^accuracy [01]\.\d{3} after 2 steps$", told, re.M), told
+
+
+def test_plain_pytorch(project):
+    told = project.good("plain_pytorch.py", "photos/train", "photos/val/val-*.tar")
+    assert re.fullmatch(r"(epoch [01]: accuracy [01]\.\d{3}\n){2}", told), told
+
+
+def test_from_an_archive(packed, tmp_path):
+    project = Project(packed.python_of_sdist, tmp_path / "examples")
+    told = project.good("other_project/train.py", *SHARDS, "trainer.max_epochs=1", "data.workers=0")
+    assert re.search(r"^accuracy [01]\.\d{3} after 1 steps$", told, re.M), told

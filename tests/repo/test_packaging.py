@@ -1,0 +1,162 @@
+"""What pip makes of this checkout: wheels with the library or with the sources alone, and what they do."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sysconfig
+import tarfile
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+from helpers.packed import PIP, ROOT, attempt, copy_checkout, install, make_wheel, run
+from packaging.requirements import Requirement
+from tarpeg.errors import BuildError
+from tarpeg.ops import build, cuda
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+PROBE = """
+import importlib.resources, tarpeg, torch
+from tarpeg.ops import library
+tarpeg.decode_crop
+assert (importlib.resources.files("tarpeg.conf") / "train.yaml").is_file()
+print(torch.ops.tarpeg.decode_crop.default, library.library_path(), sep="\\n")
+"""
+INFO = {"METADATA", "RECORD", "WHEEL", "top_level.txt", "licenses/LICENSE"}
+EGG_INFO = {"PKG-INFO", "SOURCES.txt", "dependency_links.txt", "requires.txt", "top_level.txt"}
+
+
+def contents(wheel: Path) -> set[str]:
+    """The files of a wheel but those about it, of which there are the usual ones."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    about = {name for name in names if name.startswith("tarpeg-") and ".dist-info/" in name}
+    assert {name.partition("/")[2] for name in about} == INFO
+    return names - about
+
+
+def expected() -> set[str]:
+    """All files of the package as the checkout shows them through its symlinks, but for what is built."""
+    package = ROOT / "datamodules" / "tarpeg"
+    found = {
+        *package.glob("*.py"),
+        *package.glob("benchmarks/*.py"),
+        package / "py.typed",
+        *(package / "conf").glob("*.py"),
+    }
+    found |= {path for path in (package / "native").rglob("*") if path.suffix in (".cpp", ".h", ".cu")}
+    found |= {*(package / "conf").rglob("*.yaml")}
+    return {path.relative_to(package.parent).as_posix() for path in found}
+
+
+def test_wheel_with_torch_at_hand_holds_the_library(packed, tmp_path: Path) -> None:
+    machine = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert packed.wheel.name.endswith(f"-py3-none-{machine}.whl")
+    library = f"tarpeg/_lib/{build.library_name(ROOT / 'native')}"
+    assert contents(packed.wheel) == {*expected(), library}
+
+    op, path = run([str(packed.python), "-c", PROBE], cwd=tmp_path, TARPEG_NO_BUILD="1").splitlines()[:2]
+    assert op == "tarpeg.decode_crop.default"
+    assert Path(path).is_relative_to(packed.python.parents[1]) and path.endswith(library)
+
+
+def test_isolated_wheel_holds_the_sources_and_builds_at_first_use(packed, tmp_path: Path) -> None:
+    wheel, words = make_wheel(packed.tree, tmp_path / "out")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert contents(wheel) == expected()
+    assert sum("the operators are built at first use" in line for line in words.splitlines()) == 1
+
+    python = install(wheel, tmp_path / "venv")
+    words = run([str(python), "-c", PROBE], cwd=tmp_path)
+    assert "compiling the native operators" in words
+    assert "tarpeg.decode_crop.default" in words.splitlines()
+    (library,) = (tmp_path / "venv").glob("lib/python*/site-packages/tarpeg/_lib/*.so")
+    assert str(library) in words.splitlines()
+
+
+def test_wheel_holds_the_cuda_operators_where_nvcc_is(tmp_path: Path) -> None:
+    tree = copy_checkout(tmp_path / "tree")
+    wheel, words = make_wheel(tree, tmp_path / "out", "--no-build-isolation", cuda="")
+    libraries = {f"tarpeg/_lib/{kind.library_name(ROOT / 'native')}" for kind in (build, cuda)}
+    try:
+        cuda.find_nvcc()
+    except BuildError:
+        assert sum("the wheel holds no CUDA operators" in line for line in words.splitlines()) == 1
+        libraries = {name for name in libraries if "cuda" not in name}
+    assert contents(wheel) == {*expected(), *libraries}
+
+
+def test_sdist_holds_what_a_build_needs_and_makes_the_same_wheel(packed) -> None:
+    with tarfile.open(packed.sdist) as archive:
+        members = [member for member in archive if not member.isdir()]
+    assert all(member.isfile() for member in members), "no symlinks"
+    names = {member.name.partition("/")[2] for member in members}
+    about = {
+        "LICENSE",
+        "MANIFEST.in",
+        "PKG-INFO",
+        "README.md",
+        "pyproject.toml",
+        "requirements.txt",
+        "setup.py",
+    }
+    eggs = {f"datamodules/tarpeg.egg-info/{name}" for name in EGG_INFO}
+    assert names == {f"datamodules/{name}" for name in expected()} | about | eggs | {"setup.cfg"}
+    library = f"tarpeg/_lib/{build.library_name(ROOT / 'native')}"
+    assert contents(packed.wheel_of_sdist) == {*expected(), library}
+
+
+def test_metadata_says_what_requirements_and_extras_say(packed) -> None:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10")
+    with zipfile.ZipFile(packed.wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        about = Parser().parsestr(archive.read(name).decode())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert about.get_all("Provides-Extra") == list(extras) == ["bench", "cluster", "remote", "dev"]
+    told = [Requirement(line) for line in about.get_all("Requires-Dist")]
+    lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line[0] != "#"]
+    assert [str(need) for need in told if need.marker is None] == [str(Requirement(line)) for line in lines]
+    for extra, needs in extras.items():
+        names = [need.name for need in told if need.marker and f'extra == "{extra}"' in str(need.marker)]
+        assert names == [Requirement(line).name for line in needs]
+    (lightning,) = (need.specifier for need in told if need.name == "lightning")
+    assert not any(lightning.contains(version) for version in ("2.4.0", "2.6.2", "2.6.3"))  # compromised ones
+    assert (about["License-Expression"], about["Requires-Python"]) == ("Apache-2.0", ">=3.10")
+    assert about["Description-Content-Type"] == "text/markdown"
+    assert about.get_payload().strip() == (ROOT / "README.md").read_text().strip()
+
+
+def test_the_extras_resolve(packed, tmp_path: Path) -> None:
+    """All at once: pip asks the index for what is not installed, and downloads metadata alone."""
+    wish = f"{packed.wheel}[bench,cluster,remote,dev]"
+    command = [*PIP, "--python", str(packed.python), "install", "--dry-run", "--no-build-isolation", wish]
+    done = attempt(command, tmp_path)
+    words = done.stdout + done.stderr
+    if re.search(r"Failed to establish a new connection|NewConnectionError|Temporary failure in name", words):
+        pytest.skip("no package index can be reached")
+    assert done.returncode == 0, words
+    assert "ResolutionImpossible" not in words
+
+
+def test_install_without_libjpeg_says_what_is_missing(packed, tmp_path: Path) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        "#!/bin/sh\necho 'jpeg.h:1:10: fatal error: jpeglib.h: No such file or directory' >&2; exit 1\n"
+    )
+    compiler.chmod(0o755)
+    command = [*PIP, "wheel", "--no-deps", "--no-build-isolation", str(copy_checkout(tmp_path / "tree"))]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "CXX": str(compiler)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert f"tarpeg: {build.NO_JPEG}" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr

@@ -1,0 +1,267 @@
+"""Every command and every Python block of the pages is run, at a reduced size, in a copy of this checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.checkouts import ROOT, copy, library, tracked
+from helpers.pages import PAGES, PROGRAM, Done, Shell, blocks, commands
+from helpers.pictures import jpeg
+from helpers.small_tars import write_tar
+
+# What makes a training small; validation crops that are 'shorter' first are so of 36 pixels.
+TRAINING = (
+    "trainer.max_epochs=1 trainer.accelerator=cpu trainer.devices=1 logger=none ~callbacks.checkpoint "
+    "data.workers=0 data.threads=0 data.batch_size=8 data.train.crop.size=32 data.val.crop.size=32"
+)
+PHOTOS = "data.prepare.train=16 data.prepare.val=8"
+CENTER = "data.val.crop.shorter=36"
+# Each command as the pages have it, and what is added to it here. One that no page has is an error, too.
+REDUCED = {
+    "python train.py --help": "",
+    "python train.py experiment=article": f"{TRAINING} {PHOTOS}",
+    "python train.py augment=heavy": f"{TRAINING} {PHOTOS} {CENTER}",
+    "python tools/build_cache.py source=/data/pets dest=/data/cache": "workers=0",
+    "python train.py data=shards 'data.train.shards=/data/cache/train-*.tar' "
+    "'data.val.shards=/data/cache/val-*.tar' model.net.num_classes=37": f"{TRAINING} {CENTER}",
+    "python tools/build_cache.py 'source=\"s3://bucket/train-{000..146}.tar\"' dest=/data/big "
+    "samples_per_shard=5000 shuffle=true": "workers=0",
+    "python tools/build_cache.py verify=true dest=/data/big": "workers=0",
+    "python train.py data=folder data.prepare.root=/data/pets data.prepare.out=/data/pets-shards "
+    "model.net.num_classes=37": f"{TRAINING} {CENTER}",
+    'make bench ARGS="suite=crop"': "images=2 rounds=1",
+    'make bench ARGS="suite=resize"': "images=2 rounds=1",
+    'make bench ARGS="suite=loader"': "images=8 rounds=1 loader.seconds=0.05 loader.epochs=0 "
+    "loader.workers=1 loader.only=[tiled]",
+    "make help": "",
+    "python tools/doctor.py": "speed=false",
+    "python train.py profiler=torch data.workers=0": f"{TRAINING} {PHOTOS} {CENTER} data.batch_size=2",
+    "python tools/preview.py data=synthetic augment=heavy": PHOTOS,
+    "python docs/draw_fidelity.py": "",
+    "python docs/measure_codecs.py": "5",
+}
+# What is not run here, and why not.
+EXEMPT = {
+    "make train": "installs PyTorch and trains for minutes; test_train.py runs what it runs",
+    "make test": "the fast tests themselves",
+    "make test-all": "the slow tests themselves",
+    "make setup": "installs PyTorch; CI begins with it",
+    "make lint": "CI runs it",
+    "make build": "test_library.py compiles",
+    "make fuzz": "installs clang, and then runs for as long as it is told",
+    "make asan": "compiles with the sanitisers and runs tests, for minutes",
+    ".ci/run": "runs all of this",
+    "pip install .": "test_packaging.py installs wheels",
+    "source .venv/bin/activate": "the Python here is in an environment already",
+}
+EXTRA = re.compile(r'pip install (?:-e )?"(?:tarpeg|\.)\[(\w+)\]"')  # needs the network: only looked up
+# What stands in the pages for a reader's own, and what it is here.
+HERE = {"s3://bucket/": "file://PLACE/bucket/", "{000..146}": "{000..001}", "/data/": "PLACE/data/"}
+# What makes scripts of the copy quick, and Python blocks: the one becomes the other.
+QUICK = {
+    "docs/draw_fidelity.py": {'Photos(size="big"), 12': 'Photos(size="big"), 5', "SIZES += ": "_ = "},
+    "README.md": {"max_epochs=10": "max_epochs=1, accelerator='cpu', logger=False"},
+    "docs/augmenting.md": {'device="cuda"': 'device="cpu"', "range(3)": "range(1)"},
+    "docs/coming-from.md": {"workers=8": "workers=1"},
+}
+MODEL = """
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(3, 37)
+    def training_step(self, batch, _):
+        images, labels = batch
+        return torch.nn.functional.cross_entropy(self.net(images.mean((2, 3))), labels)
+    validation_step = training_step
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+model = Model()
+"""
+# What a block takes for granted, and what is asked of it in the end: a batch of whatever it describes.
+BEFORE = {"README.md": f"import lightning, torch{MODEL}"}
+AFTER = """
+import tarpeg as _t
+_seen = 0
+for _split in [_value for _value in [*globals().values()] if isinstance(_value, _t.Split)]:
+    if not _split.streaming:
+        _data = _t.ShardDataModule(predict=_split, batch_size=2, workers=0, threads=0)
+        assert len(next(iter(_data.predict_dataloader())).label) == 2
+        _seen += 1
+print("took batches of", _seen)
+"""
+
+
+# The end of a training, as README shows it.
+TRAINED = re.compile(
+    r"^data: .*\n(?:to go on from here: ckpt_path=\S+\n)?"
+    r"trained: \d+ steps, \d+ images/s, \d+% of the time waiting for data, validation accuracy \d",
+    re.M,
+)
+
+
+def all_commands() -> list[str]:
+    return list(dict.fromkeys(command for page in PAGES for command in commands(page)))
+
+
+def python_pages() -> list[str]:
+    return [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
+
+
+def test_every_command_is_known_and_every_known_one_is_there():
+    found = {command for command in all_commands() if not EXTRA.fullmatch(command)}
+    assert found - {*REDUCED, *EXEMPT} == set(), "give these a reduction, or say in EXEMPT why there is none"
+    assert {*REDUCED, *EXEMPT} - found == set(), "no page has these any more"
+    assert len(EXEMPT) <= 12
+
+
+def test_a_training_ends_as_it_is_shown():
+    assert any(TRAINED.search(block.text) for block in blocks("README.md") if block.language == "text")
+
+
+def test_extras_and_targets_are_there():
+    extras = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.M)
+    named = [match[1] for command in all_commands() if (match := EXTRA.fullmatch(command))]
+    assert named and set(named) <= set(extras)
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+    used = [command.split()[1] for command in all_commands() if command.startswith("make ")]
+    assert used and set(used) <= set(targets)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_say_what_they_are(page):
+    for block in blocks(page):
+        where = f"{page}:{block.line}"
+        assert block.language in ("sh", "python", "yaml", "text"), f"{where}: a block is one of these"
+        if block.language == "text":  # what is shown, not typed
+            assert not any(PROGRAM.match(line.strip()) for line in block.text.splitlines()), where
+        for old, new in QUICK.get(page, {}).items():
+            assert old != new
+    text = (ROOT / page).read_text()
+    assert all(old in text for old in QUICK.get(page, {})), "QUICK is out of date"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    text = (ROOT / page).read_text()
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    for link in (link for link in links if not link.startswith("http")):
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), f"{page}: {link}"
+        if anchor:
+            heads = re.findall(r"^#+ (.*)$", target.read_text(), re.M)
+            anchors = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+            assert anchor in anchors, f"{page}: {link}"
+
+
+def fill(place: Path) -> None:
+    """Make what a reader would have: a folder with classes, shards in a bucket, photographs."""
+    data = place / "data"
+    for number in range(16):
+        part = "val" if number % 4 == 3 else "train"
+        path = data / "pets" / part / f"class{number % 2}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg("420", 80, 96, seed=number))
+    about = json.dumps({"annotation": {"category": 3}, "breed": 2, "label": 1}).encode()
+    for folder, names in (("bucket", ["train-000", "train-001"]), ("data/train", ["train-000"])):
+        (place / folder).mkdir(parents=True, exist_ok=True)
+        for name in names:
+            members = []
+            for number in range(20):
+                key, image = f"{name}-{number}", jpeg("420", 300, 320, seed=number)
+                members += [(f"{key}.jpg", image), (f"{key}.cls", b"%d" % (number % 4))]
+                members += [(f"{key}.json", about), (f"{key}.txt", b"a caption")]
+            write_tar(place / folder / f"{name}.tar", members)
+    np.save(data / "chosen.npy", np.array([0, 2, 5]))
+    np.save(data / "weights.npy", np.arange(1.0, 21.0))
+    (data / "photos").mkdir()
+    for number in range(3):
+        (data / "photos" / f"{number}.jpg").write_bytes(jpeg("444", 64, 80, seed=number))
+    (place / "photo.jpg").write_bytes(jpeg("420", 400, 500))
+
+
+class Reader:
+    """Types what the pages say, in a checkout of its own; each command once."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = copy(place, tracked())
+        fill(place)
+        for path, changes in QUICK.items():
+            if path.endswith(".py"):
+                (place / path).write_text(self._changed((place / path).read_text(), changes))
+        venv = place / "venv"  # what make finds there is this Python, and nothing to set up
+        (venv / "bin").mkdir(parents=True)
+        (venv / "bin" / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+        (venv / "bin" / "python").chmod(0o755)
+        (venv / ".stamp").touch()
+        clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        settings = {"TARPEG_LIB_DIR": library(), "OMP_WAIT_POLICY": "PASSIVE", "COLUMNS": "120"}
+        self.shell = Shell(place, {**clean, **settings})
+        self._done: dict[str, Done] = {}
+
+    def _changed(self, text: str, changes: dict[str, str]) -> str:
+        for old, new in changes.items():
+            assert old in text, f"QUICK: nothing says {old!r} any more"
+            text = text.replace(old, new)
+        return text
+
+    def _here(self, text: str) -> str:
+        for theirs, ours in HERE.items():
+            text = text.replace(theirs, ours.replace("PLACE", "\0"))
+        return text.replace("\0", str(self.place))
+
+    def _build(self, text: str) -> None:
+        """Run the commands that make the caches which `text` reads."""
+        for command in REDUCED:
+            made = re.search(r"dest=(\S+)", command)
+            if made and "source=" in command and made[1] in text and command != text:
+                self.type(command)
+
+    def type(self, command: str) -> Done:
+        if command not in self._done:
+            self._build(command)
+            added = REDUCED[command]
+            if command.startswith("make "):
+                line = command.replace('ARGS="', f'ARGS="{added} ') + f" VENV={self.place}/venv"
+            else:
+                line = f"{command} {added}"
+            self._done[command] = self.shell.run(self._here(line))
+        return self._done[command]
+
+    def blocks(self, page: str) -> Done:
+        text = "".join(block.text for block in blocks(page) if block.language == "python")
+        self._build(text)
+        source = self._here(self._changed(text, QUICK.get(page, {})))
+        start = f"import sys\nsys.path.insert(0, {str(self.place / 'datamodules')!r})\n"
+        path = self.place / f"{Path(page).stem}_blocks.py"
+        path.write_text(start + BEFORE.get(page, "") + source + AFTER)
+        return self.shell.script([str(path)])
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    reader = Reader(tmp_path_factory.mktemp("reader"))
+    yield reader
+    reader.shell.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", REDUCED)
+def test_a_command_does_what_it_says(reader, command):
+    done = reader.type(command)
+    assert done.status == 0, done.output
+    if "train.py" in command and "--help" not in command:
+        assert TRAINED.search(done.output), done.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", python_pages())
+def test_the_python_of_a_page_runs(reader, page):
+    done = reader.blocks(page)
+    assert done.status == 0, done.output

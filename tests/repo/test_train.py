@@ -1,0 +1,279 @@
+"""train.py as a user runs it: a copy of the checkout, without an install."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import re
+import types
+
+import pytest
+import tarpeg
+from helpers.checkouts import ROOT, SMALL, TINY, copy, library, tracked, train
+from helpers.pictures import jpeg
+from helpers.small_tars import sample, write_tar
+from lightning.pytorch.profilers import PyTorchProfiler, SimpleProfiler
+from omegaconf import OmegaConf
+
+SUMMARY = re.compile(
+    r"^trained: (\d+) steps, \d+ images/s, \d+% of the time waiting for data, validation accuracy \d\.\d{3}$"
+)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    return copy(tmp_path_factory.mktemp("checkout"), tracked())
+
+
+def last_line(done):
+    lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
+    return lines[-1].strip() if lines else ""
+
+
+def good(checkout, *arguments, **environment):
+    done = train(checkout, *arguments, TARPEG_LIB_DIR=library(), **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def bad(checkout, *arguments):
+    """The last line of a run that fails, without a traceback; all lines where Hydra speaks."""
+    done = train(checkout, *arguments, TARPEG_LIB_DIR=library())
+    assert done.returncode != 0, done.stdout
+    assert "Traceback" not in done.stderr, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    return done.stderr if last.startswith("Set the environment variable HYDRA_FULL_ERROR") else last
+
+
+def steps(done):
+    match = SUMMARY.match(last_line(done))
+    assert match, done.stdout + done.stderr
+    return int(match[1])
+
+
+def test_it_trains_logs_and_checkpoints_and_resumes(checkout):
+    done = good(checkout, *TINY, "hydra.run.dir=outputs/first")
+    assert steps(done) == 3
+    for noise in ("litlogger", "LeafSpec", "Warning", "warn", "profile:"):
+        assert noise not in done.stdout + done.stderr, done.stderr
+    out = checkout / "outputs" / "first"
+    with next(out.glob("csv/*/metrics.csv")).open() as file:
+        columns = set(next(csv.reader(file)))
+    assert {"train/loss", "val/accuracy", "data/wait_share", "data/images_per_second"} <= columns
+    assert list(out.glob("tensorboard/*/events.out.tfevents.*"))
+    assert (out / ".hydra" / "config.yaml").is_file()
+    names = {path.name for path in (out / "checkpoints").iterdir()}
+    assert names == {"last.ckpt", "epoch0-step3.ckpt"}
+    assert (checkout / "data" / "synthetic" / "shards.json").is_file()
+
+    ckpt = "ckpt_path=outputs/first/checkpoints/last.ckpt"
+    assert f"to go on from here: {ckpt}\n" in done.stdout
+    assert steps(good(checkout, *TINY, ckpt, "trainer.max_epochs=3", "logger=none")) == 9
+
+
+STOP = """
+from lightning.pytorch import Callback
+
+class Stop(Callback):
+    def __init__(self, epoch):
+        self.epoch = epoch
+
+    def on_train_epoch_start(self, trainer, module):
+        if trainer.current_epoch == self.epoch:
+            raise KeyboardInterrupt
+"""
+
+
+@pytest.mark.parametrize(
+    ("epoch", "said"),
+    [
+        (0, "there is no checkpoint yet: one is written after each validation"),
+        (1, "to go on from here: ckpt_path=outputs/stopped/checkpoints/last.ckpt"),
+    ],
+)
+def test_ctrl_c_says_how_to_go_on(checkout, epoch, said):
+    (checkout / "stop.py").write_text(STOP)
+    stop = ("+callbacks.stop._target_=stop.Stop", f"+callbacks.stop.epoch={epoch}")
+    arguments = (*TINY, *stop, "trainer.max_epochs=3", "hydra.run.dir=outputs/stopped")
+    done = train(checkout, *arguments, TARPEG_LIB_DIR=library())
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stdout.splitlines()[-1] == f"interrupted; {said}"
+
+
+@pytest.mark.slow
+def test_a_trace_names_our_operators(checkout):
+    out = checkout / "outputs" / "traced"
+    done = good(
+        checkout, *TINY, "profiler=torch", "data.workers=0", "data.batch_size=5", f"hydra.run.dir={out}"
+    )
+    assert steps(done) == 12
+    assert f"profile: {out / 'profile'} (traces open in" in done.stdout
+    traces = [
+        json.loads(path.read_text())["traceEvents"] for path in (out / "profile").glob("*.pt.trace.json")
+    ]
+    training, *_ = [trace for trace in traces if any("backward" in event["name"] for event in trace)]
+    in_steps = {event["tid"] for event in training if event["name"].startswith("ProfilerStep")}
+    decoding = {event["tid"] for event in training if event["name"] == "tarpeg::decode_batch_out"}
+    assert decoding and not decoding & in_steps, "in the threads that decode, not in the one that trains"
+    assert sum(path.stat().st_size for path in (out / "profile").iterdir()) < 40e6
+
+
+@pytest.mark.slow
+def test_ranks_other_than_0_are_quiet(checkout):
+    broken = ("data.prepare.out=data/broken", "+data.prepare.photos.corrupt=0.2", "++data.max_bad=1")
+    done = good(checkout, *TINY, *broken, "trainer=ddp", "trainer.devices=2", "hydra.run.dir=outputs/ddp")
+    assert steps(done) == 2
+    assert [line[:5] for line in done.stdout.splitlines()].count("data:") == 1
+    told = [line for line in done.stderr.splitlines() if line.strip(" -")]
+    assert len(told) == len(set(told)) and "GLOBAL_RANK: 1" not in done.stderr, done.stderr
+    with next((checkout / "outputs" / "ddp").glob("csv/*/metrics.csv")).open() as file:
+        (substituted,) = [
+            float(row["data/substituted"]) for row in csv.DictReader(file) if row["data/substituted"]
+        ]
+    assert substituted > done.stderr.count("train-000000.tar, key") > 0, "counted on both, told on one"
+
+
+@pytest.mark.slow
+def test_many_runs_help_and_the_configuration(checkout):
+    told = good(checkout, "--multirun", "augment=none,light", *TINY, "logger=none", "hydra.sweep.dir=sweep")
+    assert [line.split(",")[0] for line in told.stdout.splitlines() if "trained" in line] == [
+        "trained: 3 steps"
+    ] * 2
+    assert "profile:" not in told.stdout
+    assert {path.name for path in (checkout / "sweep").iterdir()} >= {"0", "1", "multirun.yaml"}
+    told = good(checkout, "--help").stdout
+    for text in ("\naugment: article, dali, heavy,", "\ndata: article, cached,", "\n  batch_size: 64\n"):
+        assert text in told
+    composed = OmegaConf.create(good(checkout, "--cfg", "job", "data.batch_size=7").stdout)
+    assert composed.data.batch_size == 7 and list(composed)[:2] == ["data", "augment"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["light", "dali", "heavy", "mix"])
+def test_every_augmentation_trains(checkout, name):
+    assert steps(good(checkout, *TINY, f"augment={name}")) == 3
+
+
+@pytest.mark.slow
+def test_the_article(checkout):
+    photos = ("data.prepare.train=24", "data.prepare.val=16", "data.batch_size=8")
+    assert steps(good(checkout, "experiment=article", *photos, *SMALL)) == 3
+
+
+@pytest.mark.slow
+def test_a_folder_of_images(checkout, tmp_path):
+    for number in range(60):
+        folder = tmp_path / "photos" / f"class{number % 3}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.jpg").write_bytes(jpeg("420", 64, 80, seed=number))
+    folder = (
+        "data=folder",
+        f"data.prepare.root={tmp_path / 'photos'}",
+        f"data.prepare.out={tmp_path / 'out'}",
+    )
+    assert steps(good(checkout, *folder, *SMALL, "model.net.num_classes=3", "data.batch_size=27")) == 2
+    line = bad(checkout, *folder, *SMALL, "model.net.num_classes=2")
+    assert line == "train: labels 0..2 do not fit model.net.num_classes=2"
+
+
+@pytest.mark.slow
+def test_own_shards_by_a_brace_pattern(checkout, tmp_path):
+    for number in range(2):
+        write_tar(tmp_path / f"p-{number:03d}.tar", [m for n in range(12) for m in sample(number * 12 + n)])
+    pattern = f'data.train.shards="{tmp_path}/p-{{000..001}}.tar"'
+    val = f"data.val.shards={tmp_path}"
+    assert steps(good(checkout, "data=shards", pattern, val, "data.batch_size=12", *SMALL)) == 2
+
+
+@pytest.fixture(scope="module")
+def script():
+    """train.py as a module."""
+    spec = importlib.util.spec_from_file_location("train_script", ROOT / "train.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_was_not_measured_is_not_told(script, tmp_path):
+    profiler = PyTorchProfiler(tmp_path)
+    trainer = types.SimpleNamespace(
+        global_step=1, callback_metrics={}, profiler=profiler, checkpoint_callback=None
+    )
+    stall = tarpeg.DataStallMonitor()
+    stall._timeline.seconds["other"] = 0.1  # what comes after the first step, which does not count
+    lines = list(script._summary(trainer, {"data": stall}, str(tmp_path)))
+    assert lines == [f"profile: {tmp_path} (too few steps for a trace)", "trained: 1 steps"]
+    (tmp_path / "host.1.pt.trace.json").touch()
+    assert "(traces open in" in next(script._summary(trainer, {}, str(tmp_path)))
+    trainer.profiler = SimpleProfiler(tmp_path)
+    assert next(script._summary(trainer, {}, str(tmp_path))) == f"profile: {tmp_path}"
+
+
+def test_unquoted_braces_end_with_a_hint(script):
+    for arguments in (
+        ["data=shards", "data.train.shards=/d/p-{000..001}.tar"],
+        # What a shell makes of it; Hydra would take the last.
+        ["data=shards", "data.train.shards=/d/p-000.tar", "data.train.shards=/d/p-001.tar"],
+    ):
+        with pytest.raises(SystemExit) as caught:
+            script.check_braces("train", arguments)
+        assert str(caught.value).startswith("train: data.train.shards has braces without quotes, or is given")
+        assert str(caught.value).endswith("'data.train.shards=\"/data/train-{000..009}.tar\"'")
+
+
+def test_braces_that_are_right_pass(script):
+    script.check_braces(
+        "train", ['data.train.shards="/d/p-{000..001}.tar"', "data.val.shards=['/d/{0,1}.tar']"]
+    )
+    script.check_braces(
+        "train", ["+model.extra={a: 1}", "data.prepare.out=${oc.env:HOME}/x", "--multirun", "seed=1,2"]
+    )
+    script.check_braces(
+        "train",
+        ["hydra.run.dir=a", "hydra.run.dir=b", "~logger", "+trainer.x=1", "trainer=ddp", "seed=1", "seed=2"],
+    )
+
+
+WRONG = {
+    "unknown key": (["data.trian=1"], r"Key 'trian' is not in struct"),
+    "unknown option": (["data=nonsense"], r"Could not find 'data/nonsense'"),
+    "shards not given": (
+        ["data=shards"],
+        r"^train: data\.train\.shards is not set: give data\.train\.shards=",
+    ),
+    "shard missing": (
+        ["data=shards", "data.train.shards=/nowhere/x.tar", "data.val.shards=/nowhere"],
+        r"^train: shard /nowhere/x\.tar does not exist, nor does its folder /nowhere\. Check the path\.$",
+    ),
+    "value out of range": (
+        ["data.train.flip=2"],
+        r"^train: data\.train: flip=2 is a probability, from 0 to 1$",
+    ),
+    "no such checkpoint": (["ckpt_path=nope.ckpt"], r"^train: ckpt_path=nope\.ckpt: there is no such file$"),
+    "unknown policy": (
+        ["data.on_error=skip"],
+        r"^train: data: on_error='skip' must be 'substitute' or 'raise'$",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", WRONG)
+def test_settings_that_are_wrong_are_named(checkout, what):
+    arguments, text = WRONG[what]
+    line = bad(checkout, *arguments)
+    assert re.search(text, line), line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_error", ["raise", "substitute"])
+def test_bad_images_by_policy(checkout, tmp_path, on_error):
+    samples = [sample(number, b"" if number == 7 else None) for number in range(24)]
+    path = write_tar(tmp_path / "bad.tar", [member for members in samples for member in members])
+    shards = ("data=shards", f"data.train.shards={path}", f"data.val.shards={path}", "data.batch_size=12")
+    text = f"shard {path}, key 'k0007': image is EMPTY (1)"
+    if on_error == "raise":
+        assert bad(checkout, *shards, *SMALL, "data.on_error=raise").startswith(f"train: {text}")
+    else:
+        assert text in good(checkout, *shards, *SMALL).stderr

@@ -1,0 +1,164 @@
+"""Folders of images as they are: which files, which keys, every format, what goes wrong."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import reference
+from helpers.pictures import jpeg, pixels, tensor
+from helpers.small_tars import plain
+from PIL import Image
+from tarpeg import CenterCrop, KeyedBatch, ShardDataModule, ShardError, Split
+from tarpeg.loader.config import Delivery
+from tarpeg.loader.loader import Loader
+from tarpeg.shards.folder import Pictures, find_pictures
+
+FORMATS = {
+    "a.jpg": ("JPEG", "RGB"),
+    "b.JPEG": ("JPEG", "L"),
+    "c.png": ("PNG", "RGBA"),
+    "d/e.bmp": ("BMP", "RGB"),
+    "d/f.tiff": ("TIFF", "CMYK"),
+    "d/g/h.webp": ("WEBP", "RGB"),
+    "d/g/i.ppm": ("PPM", "RGB"),
+    "d/g/j.pgm": ("PPM", "L"),
+    "d/g/k.pbm": ("PPM", "1"),
+    "l.m.gif": ("GIF", "P"),
+}
+
+
+def picture(kind, mode, number=0):
+    buffer = io.BytesIO()
+    Image.fromarray(pixels(64, 80, number)).convert(mode).save(buffer, kind)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def album(tmp_path):
+    """A folder with an image of each format, and what is none."""
+    for number, (name, (kind, mode)) in enumerate(FORMATS.items()):
+        path = tmp_path / "album" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(kind, mode, number))
+    for name in ("notes.txt", ".hidden.png", "._a.jpg", "noext"):
+        (tmp_path / "album" / name).write_bytes(b"x")
+    (tmp_path / "album" / ".cache").mkdir()
+    (tmp_path / "album" / ".cache" / "x.png").write_bytes(b"x")
+    return tmp_path / "album"
+
+
+def predicted(source, workers=0, **options):
+    split = Split(source, CenterCrop(48, shorter=56), **{"target": None, **options})
+    delivery = Delivery(batch_size=4, workers=workers)
+    loader = Loader(split.open(), split, delivery, shuffle=False, keys=True, rank=0, world=1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".* is no JPEG")
+        batches = list(loader)
+    loader.close()
+    return batches
+
+
+def test_all_formats_in_order_with_their_paths_as_keys(album):
+    batches = predicted(album)
+    assert [key for batch in batches for key in batch.key] == sorted(FORMATS)
+    for batch in batches:
+        assert type(batch) is KeyedBatch and set(batch.label.tolist()) == {-1}
+        for key, image in zip(batch.key, batch.image, strict=True):
+            # What "resize the shorter side to 56, crop the centre" shows, as one box of 48 / 56 of 64.
+            box = torch.tensor([[4, 12, 55, 55]])
+            expected = reference.decode_batch([tensor((album / key).read_bytes())], box, (48, 48))[0]
+            assert (image.int() - expected.int()).abs().max() <= 1, key
+
+
+def test_the_same_for_any_number_of_workers(album):
+    runs = [predicted(album, workers) for workers in (0, 2)]
+    for one, two in zip(*runs, strict=True):
+        assert torch.equal(one.image, two.image) and one.key == two.key
+
+
+def test_a_data_module_predicts_on_a_folder(album):
+    module = ShardDataModule(
+        predict=Split(album, CenterCrop(32), target=None), batch_size=3, workers=0, seed=1
+    )
+    with pytest.warns(UserWarning, match=r"shard .*album, key '.*' is no JPEG: .* by Pillow"):
+        keys = [key for batch in module.predict_dataloader() for key in batch.key]
+    assert keys == sorted(FORMATS)
+
+
+def test_globs_paths_and_lists(album, monkeypatch):
+    keys = lambda source: [find_pictures(source).key(id) for id in range(len(find_pictures(source)))]  # noqa: E731
+    assert keys(f"{album}/**/*.p?m") == ["d/g/i.ppm", "d/g/j.pgm", "d/g/k.pbm"]
+    assert keys(f"{album}/d/*") == ["e.bmp", "f.tiff"]
+    assert keys(str(album / "a.jpg")) == ["a.jpg"]
+    assert keys([album / "d" / "g", album / "c.png"]) == [
+        "d/g/h.webp",
+        "d/g/i.ppm",
+        "d/g/j.pgm",
+        "d/g/k.pbm",
+        "c.png",
+    ]
+    monkeypatch.chdir(album)
+    assert keys("d") == ["e.bmp", "f.tiff", "g/h.webp", "g/i.ppm", "g/j.pgm", "g/k.pbm"]
+    assert keys("*.gif") == ["l.m.gif"]
+
+
+def test_what_means_shards_stays_with_shards(tmp_path, album):
+    plain(tmp_path / "x.tar")
+    for source in (
+        tmp_path,
+        tmp_path / "x.tar",
+        f"{tmp_path}/*",
+        f"{tmp_path}/x*.tar",
+        "nowhere",
+        "x-{0..3}.tar",
+    ):
+        assert find_pictures(source) is None
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ShardError, match=r"holds no \.tar file"):
+        Split(tmp_path / "empty", CenterCrop(8)).open()
+    with pytest.raises(ShardError, match="cannot be read together"):
+        Split([album, tmp_path / "x.tar"], CenterCrop(8)).open()
+
+
+def test_labels_that_a_folder_does_not_have(album):
+    with pytest.warns(UserWarning, match="has no labels|have no labels: they will be -1"):
+        pictures = Split(album, CenterCrop(8)).open()
+    assert pictures.labels([0, 1]).tolist() == [-1, -1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Split(album, CenterCrop(8), target=None).open()
+    with pytest.warns(UserWarning, match="no labels"), pytest.raises(ShardError, match="target='fine'"):
+        predicted(album, target="fine")
+    with (
+        pytest.warns(UserWarning, match="no labels"),
+        pytest.raises(ShardError, match="has no member 'json'"),
+    ):
+        predicted(album, target="json:label")
+
+
+def test_a_broken_image_and_one_that_went_away(album):
+    (album / "c.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
+    with pytest.warns(UserWarning, match=r"key 'c\.png': image is NOT_AN_IMAGE .* takes its place"):
+        batches = predicted(album)
+    assert sum(len(batch.key) for batch in batches) == len(FORMATS)
+    split = Split(album, CenterCrop(8), target=None)
+    pictures = split.open()
+    (album / "a.jpg").unlink()
+    with pytest.raises(ShardError, match=r"image a\.jpg of .*album cannot be read: No such file"):
+        pictures.images([0])
+
+
+def test_no_file_is_kept_open(tmp_path):
+    for number in range(300):
+        (tmp_path / f"{number:03d}.jpg").write_bytes(jpeg("420", 24, 24, number))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    pictures = pickle.loads(pickle.dumps(find_pictures(tmp_path)))
+    assert isinstance(pictures, Pictures) and len(pictures.images(np.arange(300))) == 300
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert (pictures.key(7), pictures.extensions(7), pictures.shard(7)) == ("007.jpg", ["jpg"], tmp_path)

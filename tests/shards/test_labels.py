@@ -1,0 +1,88 @@
+"""Labels: integers, fields of JSON members, several at once; the rest is an error with shard and key."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from helpers.pictures import jpeg
+from helpers.small_tars import write_tar
+from tarpeg import CenterCrop, ShardError, Split
+from tarpeg.shards.labels import read_labels
+from tarpeg.shards.mapped import Shards
+
+
+def shards(tmp_path, *documents, extension="json"):
+    members = []
+    for number, document in enumerate(documents):
+        content = document if isinstance(document, bytes) else json.dumps(document).encode()
+        members += [(f"k{number}.jpg", jpeg("420", 16, 16)), (f"k{number}.{extension}", content)]
+        members += [(f"k{number}.cls", b"%d" % (number + 40))]
+    return Shards([write_tar(tmp_path / "x.tar", members)])
+
+
+def labels(source, target):
+    return read_labels(source, np.arange(len(source)), target)
+
+
+def test_fields_of_json(tmp_path):
+    document = {"label": -7, "object": {"id": 2**40, "boxes": [[1, 2], [3, 4]]}, "0": 5}
+    source = shards(tmp_path, document, {**document, "label": 8})
+    assert labels(source, "json:label").tolist() == [-7, 8]
+    assert labels(source, "json:object.id").tolist() == [2**40] * 2
+    assert labels(source, "json:object.boxes.1.0").tolist() == [3, 3]
+    assert labels(source, "json:0").tolist() == [5, 5]
+    several = labels(source, ["cls", "json:label", "json:0"])
+    assert several.dtype == torch.int64 and several.tolist() == [[40, -7, 5], [41, 8, 5]]
+    assert labels(source, ["cls"]).tolist() == [[40], [41]]
+    assert labels(source, None).tolist() == [-1, -1]
+
+
+def test_a_member_is_parsed_once_for_all_its_fields(tmp_path, monkeypatch):
+    source = shards(tmp_path, {"a": 1, "b": 2})
+    read, member = [], Shards.member
+    monkeypatch.setattr(Shards, "member", lambda self, *where: read.append(where) or member(self, *where))
+    assert labels(source, ["json:a", "json:b"]).tolist() == [[1, 2]]
+    assert len(read) == 1
+
+
+def test_an_array_or_another_extension(tmp_path):
+    assert labels(shards(tmp_path, [4, 5], extension="meta"), "meta:1").tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    ("document", "target", "text"),
+    [
+        (b"{", "json:a", "member 'json' is no JSON"),
+        (b"\xff\xfe{}", "json:a", "member 'json' is no JSON"),
+        (b"[" * 200_000, "json:a", "nested too deeply"),
+        (b"1" * 5000, "json:a", "is no JSON"),
+        (b" " * (1 << 20) + b"1", "json:a", "1048577 bytes, more than the 1048576"),
+        ({"b": 1}, "json:a", r"no field 'a': at 'a' it holds fields \['b'\]"),
+        ({"a": 1}, "json:a.b", r"no field 'a.b': at 'b' it holds a int"),
+        ({"a": [1]}, "json:a.1", r"no field 'a.1': at '1' it holds a list"),
+        ({"a": [1]}, "json:a.-1", "no field 'a.-1'"),
+        ({"a": 1.0}, "json:a", r"field 'a' of member 'json' is 1\.0, not a 64-bit integer"),
+        ({"a": True}, "json:a", "is true, not a 64-bit"),
+        ({"a": 2**63}, "json:a", "is 9223372036854775808, not"),
+        ({"a": "7" * 99}, "json:a", r'is "7+\.\.\., not'),
+        ({"a": None}, "json:a", "is null, not"),
+        ({"a": 1}, "xml:a", r"has no member 'xml', only \['jpg', 'json', 'cls'\]"),
+        ({"a": 1}, ["cls", "json:b"], "no field 'b'"),
+        ({"a": 1}, "json", "member 'json' is '.*', not a 64-bit integer"),
+    ],
+)
+def test_what_is_no_label_names_shard_and_key(tmp_path, document, target, text):
+    source = shards(tmp_path, document)
+    where = re.escape(f"shard {tmp_path / 'x.tar'}, key 'k0'")
+    with pytest.raises(ShardError, match=f"^{where}:? .*{text}"):
+        labels(source, target)
+
+
+@pytest.mark.parametrize("target", ["", "json:", "json:a..b", ":a", "a/b", [], [""], ["cls", 3], 7])
+def test_targets_that_name_nothing(target):
+    with pytest.raises((ValueError, TypeError), match=r"target=|not iterable"):
+        Split("x", CenterCrop(8), target=target)

@@ -1,0 +1,77 @@
+"""Which shards a source names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.small_tars import cache_home as cache_home
+from helpers.small_tars import plain
+from tarpeg.errors import ShardError
+from tarpeg.shards.mapped import Shards
+from tarpeg.shards.paths import expand
+
+
+def test_expand_folder_glob_braces_path_and_list(tmp_path):
+    paths = [plain(tmp_path / f"p-{i:03d}.tar") for i in (2, 0, 1)]
+    (tmp_path / "notes.txt").write_text("no shard")
+    (tmp_path / "._p-000.tar").write_text("left by macOS")
+    (tmp_path / "below").mkdir()
+    plain(tmp_path / "below" / "p-009.tar")
+    in_order = sorted(paths)
+    assert expand(tmp_path) == expand(str(tmp_path)) == expand(f"{tmp_path}/p-*.tar") == in_order
+    assert expand(f"{tmp_path}/p-{{000..002}}.tar") == in_order
+    assert expand(f"{tmp_path}/p-{{002..000}}.tar") == in_order[::-1]
+    assert expand(f"{tmp_path}/{{p-00[01],b*/*}}.tar") == [*in_order[:2], tmp_path / "below" / "p-009.tar"]
+    assert expand([paths[0], f"{tmp_path}/p-{{000..001}}.tar"]) == paths
+    assert expand((tmp_path / "below", paths[0])) == [tmp_path / "below" / "p-009.tar", paths[0]]
+    assert expand(f"{tmp_path}/**/p-009.tar") == [tmp_path / "below" / "p-009.tar"]
+
+
+def test_expand_keeps_relative_paths_and_knows_home(tmp_path, monkeypatch):
+    plain(tmp_path / "a.tar")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert expand("a.tar") == [Path("a.tar")]
+    assert expand("~/a.tar") == [tmp_path / "a.tar"]
+
+
+def test_expand_takes_an_existing_name_literally(tmp_path):
+    odd = tmp_path / "set{1..2}[x]"
+    odd.mkdir()
+    path = plain(odd / "a{0}.tar")
+    assert expand(odd) == expand(path) == [path]
+
+
+def test_glob_leaves_out_saved_indexes(tmp_path):
+    path = plain(tmp_path / "train-0.tar")
+    Shards([path])
+    assert (tmp_path / "train-0.tarpeg.npz").exists()
+    assert expand(f"{tmp_path}/train-*") == [path]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ([], "names no shard"),
+        ("", "names no shard"),
+        ("{dir}/absent.tar", "absent.tar does not exist; its folder .* holds 1 .tar"),
+        ("{dir}/nowhere/a.tar", "does not exist, nor does its folder"),
+        ("{dir}/q-*.tar", r"q-\*.tar.*no file matches this pattern; its folder .* holds a-000.tar, empty\."),
+        ("{dir}/a-{{000..001}}.tar", r"a-001.tar does not exist"),
+        ("{dir}/a-{{000.tar", "braces do not match"),
+        ("{dir}/a-{{000}}.tar", "does not exist"),
+        ("{dir}/empty", r"holds no .tar file\. Expected are"),
+        (["{dir}/a-000.tar", "{dir}/empty/../a-000.tar"], "named twice"),
+        (["{dir}", "{dir}/a-000.tar"], "named twice"),
+        ("s3://bucket/a-{{000..001}}.tar", r"is not local\. Give Split\(\.\.\., streaming=True\)"),
+        (["{dir}/a-000.tar", "https://host/a.tar"], r"is not local\. Give Split\(\.\.\., streaming=True\)"),
+        ("pipe:cat a.tar", r"is not local\. Give Split\(\.\.\., streaming=True\)"),
+    ],
+)
+def test_expand_refuses(tmp_path, source, message):
+    plain(tmp_path / "a-000.tar")
+    (tmp_path / "empty").mkdir()
+    fill = lambda text: text.format(dir=tmp_path)  # noqa: E731
+    with pytest.raises(ShardError, match=message):
+        expand(fill(source) if isinstance(source, str) else [fill(text) for text in source])

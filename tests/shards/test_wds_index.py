@@ -1,0 +1,185 @@
+"""The index of a shard: written as wds2idx does, read as the tar's own headers say, and refused otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tarpeg
+from helpers.small_caches import add_index
+from helpers.small_tars import cache_home as cache_home
+from helpers.small_tars import images, write_tar
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tarpeg.shards import index
+from tarpeg.shards.index import Run, join
+from tarpeg.shards.mapped import Shards
+from tarpeg.shards.paths import expand
+from tarpeg.shards.wds_index import Component, index_text, parse
+
+PATHS = [Path("a.idx"), Path("b.idx")]
+
+
+def test_the_text():
+    samples = [
+        [Component("jpg", 512, 1000, "a/0.jpg"), Component("cls", 2560, 1, "a/0.cls")],
+        [
+            Component("json", 3584, 2, "my photo%.json"),
+            Component("", 4608, 3, "x."),
+            Component("png", 5632, 0, "x.png"),
+        ],
+    ]
+    assert index_text(samples) == (
+        b"v1.2 2\njpg 512 1000 a/0.jpg cls 2560 1 a/0.cls\njson 3584 2 my%20photo%25.json png 5632 0 x.png\n"
+    )
+
+
+MEMBERS = [
+    ("f.1/a.JPG", b"upper case, dot in the folder"),
+    ("f.1/a.CLS", b"1"),
+    ("b.cls", b"2"),
+    ("b.png", b"png before jpg? no"),
+    ("b.jpg", b"the image of b"),
+    ("b.segmentation.png", b"a long extension"),
+    ("b.segmentation_2.png", b"longer, and alike"),
+    ("e.jpg", b""),
+    ("a b\u00e4%20.jpg", b"white space, percent"),
+    ("a b\u00e4%20.my text", b"white space in the extension"),
+    ("with\ttab\n.webp", b"x" * 70_000),
+    ("sur\udcffrogate.jpg", b"not UTF-8"),
+    ("a.jpg", b"11111111"),
+    ("z" * 300 + ".jpg", b"long key"),
+]
+
+
+def same(one: Run, other: Run) -> None:
+    assert [one.extensions[code] for code in one.extension] == [
+        other.extensions[code] for code in other.extension
+    ]
+    for name in ("samples", "keys", "key_sizes", "members", "image", "offset", "size"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), name)
+
+
+def test_an_index_says_what_the_headers_say(tmp_path):
+    tar = write_tar(tmp_path / "a.tar", MEMBERS)
+    idx = add_index(tar)
+    run = parse([idx.read_bytes()], [idx], [tar.stat().st_size])
+    same(run, Run.of(index.build(tar)))
+    assert run.size.dtype == np.uint32 and run.image.dtype == np.uint8
+
+
+def test_several_indexes_at_once(tmp_path):
+    tars = [write_tar(tmp_path / f"{n}.tar", MEMBERS[start:]) for n, start in enumerate((0, 7, 2))]
+    texts, sizes = [add_index(tar).read_bytes() for tar in tars], [tar.stat().st_size for tar in tars]
+    together = parse(texts, [PATHS[0]] * 3, sizes)
+    alone = [parse([text], PATHS[:1], [size]) for text, size in zip(texts, sizes, strict=True)]
+    one, other = join([together]), join(alone)
+    assert one.extensions == other.extensions
+    for name in ("shard", "keys", "key_ends", "member_ends", "image", "extension", "offset", "size"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), name)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10**11), st.integers(0, 10**10), st.text("abc .%\t\u00e9", max_size=12)),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_numbers_and_names_of_any_length(drawn):
+    samples = [[Component("jpg", 512 * at, size, f"k{key.replace('.', '')}.jpg")] for at, size, key in drawn]
+    run = parse([index_text(samples)], PATHS[:1], [10**16])
+    keys = [sample[0].name.removesuffix(".jpg").encode() for sample in samples]
+    assert run.offset.tolist() == [sample[0].offset for sample in samples]
+    assert run.size.tolist() == [sample[0].size for sample in samples]
+    assert run.keys.tobytes() == b"".join(keys) and run.key_sizes.tolist() == [len(key) for key in keys]
+
+
+GOOD = b"v1.2 2\njpg 512 9 a.jpg cls 1536 1 a.cls\npng 2560 9 b.png\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "no index of version v1.2"),
+        (b"v1.1 2\njpg 512 9\n", "no index of version v1.2: it begins with b'v1.1 2'"),
+        (b"v1.2 0\n", "no index of version"),
+        (b"v1.2 2 \n", "no index of version"),
+        (b"v1.2 " + b"9" * 50 + b"\n", "no index of version"),
+        (GOOD[:-1], "has not the 2 lines"),
+        (GOOD[:-20], "has not the 2 lines"),
+        (GOOD + b"png 2560 9 b.png\n", "has not the 2 lines"),
+        (b"v1.2 1\n\n", "line 2: its fields do not come in fours"),
+        (GOOD.replace(b"9 b.png", b"b.png"), "line 3: its fields do not come in fours"),
+        (GOOD.replace(b"a.jpg cls", b"a.jpg  cls"), "line 2: its fields do not come in fours"),
+        (GOOD.replace(b"png 2560 9 b", b"png  9 b"), "line 3: a field is empty"),
+        (GOOD.replace(b"2560", b"+512"), "line 3: an offset or size is no number"),
+        (GOOD.replace(b"2560", b"-512"), "line 3: an offset or size is no number"),
+        (GOOD.replace(b"2560", b"12a4567890"), "line 3: an offset or size is no number"),
+        (GOOD.replace(b"2560", b"\xb2\xb3"), "line 3: an offset or size is no number"),
+        (GOOD.replace(b"2560", b"9" * 17), "line 3: a number is too long"),
+        (GOOD.replace(b"2560", b"2561"), "line 3: a member lies outside of the tar"),
+        (GOOD.replace(b"2560", b"1024000"), "line 3: a member lies outside of the tar"),
+        (GOOD.replace(b"512 9", b"512 9999999999999999"), "line 2: a member lies outside of the tar"),
+        (GOOD.replace(b"b.png", b".png"), "line 3: a name is not KEY.EXTENSION"),
+        (GOOD.replace(b"b.png", b"p"), "line 3: a name is not KEY.EXTENSION"),
+        (GOOD.replace(b"a.cls", b"aa.cls"), "line 2: a name is not KEY.EXTENSION"),
+        (GOOD.replace(b"png", b"txt"), "line 3: a sample has no image"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1])
+def test_anything_else_is_refused(text, message, place):
+    texts = [text, GOOD] if place == 0 else [GOOD, text]
+    with pytest.raises(tarpeg.CacheError, match=f"^{PATHS[place]}.*{message}"):
+        parse(texts, PATHS, [10240, 10240])
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=60))
+def test_no_text_does_anything_but_raise(noise):
+    for text in (b"v1.2 1\n" + noise, b"v1.2 1\njpg 512 9 a.jpg " + noise + b"\n"):
+        try:
+            run = parse([text], PATHS[:1], [10240])
+        except tarpeg.CacheError:
+            continue
+        assert (run.offset >= 0).all() and (run.offset + run.size.astype(np.int64) <= 10240).all()
+        assert (run.image < run.members).all()
+
+
+def read_by_dali(tars: list[Path], samples: int) -> list[tuple[bytes, bytes]]:
+    """What DALI's reader makes of tars and their indexes: the bytes of .jpg and .cls of each sample."""
+    pytest.importorskip("nvidia.dali")
+    from nvidia.dali import fn, pipeline_def
+
+    @pipeline_def(batch_size=samples, num_threads=1, device_id=None)
+    def read():
+        indexes = [str(tar.with_suffix(".idx")) for tar in tars]
+        paths = {"paths": [str(tar) for tar in tars], "index_paths": indexes}
+        return tuple(fn.readers.webdataset(ext=["jpg", "cls"], **paths))
+
+    pipeline = read()
+    pipeline.build()
+    images, labels = pipeline.run()
+    return [(bytes(images.at(row)), bytes(labels.at(row))) for row in range(samples)]
+
+
+def test_dali_reads_it(tmp_path):
+    members = [
+        (f"{n} {n}.{name}", data)
+        for n in range(5)
+        for name, data in (("jpg", b"J%d" % n), ("cls", b"%d" % n))
+    ]
+    tars = [write_tar(tmp_path / f"{name}.tar", members[start:]) for name, start in (("a", 0), ("b", 4))]
+    for tar in tars:
+        add_index(tar)
+    assert read_by_dali(tars, 8) == [(b"J%d" % n, b"%d" % n) for n in (0, 1, 2, 3, 4, 2, 3, 4)]
+
+
+def test_dali_reads_a_cache_as_it_was_built(photos, tmp_path):
+    tarpeg.build_cache(photos, tmp_path / "cache", executor=0, max_bad=1)
+    tars = expand(tmp_path / "cache")
+    shards = Shards(tars)
+    labels = [shards.member(id, "cls") for id in range(len(shards))]
+    assert read_by_dali(tars, len(shards)) == list(zip(images(shards), labels, strict=True))
