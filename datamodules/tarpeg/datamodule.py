@@ -16,7 +16,7 @@ from torch import nn
 
 from .errors import ShardError
 from .loader.batch import AnyBatch, Batch, ExtraBatch, KeyedBatch, augmented, pixels_of
-from .loader.config import Delivery, OnError, Pixels
+from .loader.config import LoaderConfig, OnError, Pixels
 from .loader.loader import Loader
 from .loader.split import Split
 from .loader.stream_loader import StreamingLoader
@@ -89,7 +89,7 @@ class ShardDataModule(lightning.LightningDataModule):
                 "ShardDataModule was given no split: pass train=, val=, test= or predict=Split(...)"
             )
         self.augment = augment
-        self._delivery = Delivery(
+        self._config = LoaderConfig(
             batch_size, global_batch_size, seed, workers, threads, prefetch, readahead, on_error, max_bad
         )
         self._drop_last = drop_last
@@ -187,7 +187,7 @@ class ShardDataModule(lightning.LightningDataModule):
             return batch
         self.augment.train(is_training)
         is_made = self._pixels(is_training).dtype != torch.uint8
-        return augmented(self.augment, batch, self._delivery.seed, request, is_made=is_made)
+        return augmented(self.augment, batch, self._config.seed, request, is_made=is_made)
 
     def _close(self) -> None:
         for _, loader in self._loaders:
@@ -210,7 +210,7 @@ class ShardDataModule(lightning.LightningDataModule):
         own = type(self).on_after_batch_transfer is ShardDataModule.on_after_batch_transfer
         if not own or not self._trains_on_cpu:
             return Pixels()
-        return pixels_of(self.augment, is_train, self._delivery.engine()[0])
+        return pixels_of(self.augment, is_train, self._config.engine()[0])
 
     @property
     def _trains_on_cpu(self) -> bool:
@@ -233,23 +233,21 @@ class ShardDataModule(lightning.LightningDataModule):
         is_train = name == "train"
         # Lightning warns that overfit_batches turns shuffling off, and leaves that to us.
         is_overfitting = getattr(self.trainer, "overfit_batches", 0) > 0
-        delivery = replace(
-            self._delivery, drop_last=self._drop_last and is_train, pixels=self._pixels(is_train)
-        )
+        config = replace(self._config, drop_last=self._drop_last and is_train, pixels=self._pixels(is_train))
         keys, shuffle = self._keys or name == "predict", is_train and not is_overfitting
         if split.streaming:
             loader: Loader = StreamingLoader(
-                split, delivery, shuffle=shuffle, keys=keys, rank=rank, world=world
+                split, config, shuffle=shuffle, keys=keys, rank=rank, world=world
             )
         else:
             loader = Loader(
-                self._open(name), split, delivery, shuffle=shuffle, keys=keys, rank=rank, world=world
+                self._open(name), split, config, shuffle=shuffle, keys=keys, rank=rank, world=world
             )
         for of, other in self._loaders:
             if of == name and self.trainer is not None:
                 other.close()  # Lightning asks for another with reload_dataloaders_every_n_epochs
         self._loaders.append((name, loader))
-        has_helpers = any(delivery.engine()) and torch.get_num_threads() > 1
+        has_helpers = any(config.engine()) and torch.get_num_threads() > 1
         if is_train and not rank and self._trains_on_cpu and has_helpers:
             tell_of_spinning()
         _compare_over_ranks(loader, name, rank, world)

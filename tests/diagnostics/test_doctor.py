@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from tarpeg import machine
 from tarpeg.diagnostics import doctor
 from tarpeg.diagnostics.speedcheck import SpeedCheck
-from tarpeg.loader.config import Delivery
+from tarpeg.loader.config import LoaderConfig
 from tarpeg.ops import build, decode, library
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -207,7 +207,7 @@ def test_limits_of_a_container(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "look", lambda: machine.Machine(64, 2.0, 1, 1, 1, 1, 0.1))
     found = tarpeg.diagnose(speed=False)
     assert found.facts["machine"]["cores"] == "64, of which the container may use 2.0"
-    assert Delivery().engine() == (2, 0), "as many workers as the container may keep busy"
+    assert LoaderConfig().engine() == (2, 0), "as many workers as the container may keep busy"
 
 
 def test_verdicts():

@@ -60,9 +60,9 @@ def test_the_box_is_what_the_crop_shows(photos):
     batch = next(iter(loader))
     request = loader.claim()
     for row, id in enumerate(request.ids.tolist()):
-        source = preview._opened(loader.reader.shards.images([id])[0])
+        source = preview._opened(loader.fetcher.shards.images([id])[0])
         size = np.array([[source.height, source.width]], np.int32)
-        (box,), (flip,) = loader.reader.planned(Request(request.epoch, request.ids[[row]]), size)
+        (box,), (flip,) = loader.fetcher.planned(Request(request.epoch, request.ids[[row]]), size)
         top, left, height, width = box[0].tolist()
         crop = source.resize((16, 16), Image.Resampling.BILINEAR, (left, top, left + width, top + height))
         crop = np.asarray(crop)[:, ::-1] if flip[0] else np.asarray(crop)

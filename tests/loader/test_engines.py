@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers.small_tars import sample
 from tarpeg import Augment, DecodeError, Progressive, RandomResizedCrop, ShardError, Split
-from tarpeg.loader.config import Delivery, Pixels
+from tarpeg.loader.config import LoaderConfig, Pixels
 from test_loader import ALL, digest, keys_of, load
 
 HERE = Path(__file__).parent
@@ -149,14 +149,14 @@ def test_a_larger_batch_finds_room(photos, engine, growing):
 
 
 def test_what_is_asked_for_is_what_there_is():
-    cores = Delivery(workers=0).engine()[1]
+    cores = LoaderConfig(workers=0).engine()[1]
     assert 1 <= cores <= min(8, os.cpu_count())
-    assert Delivery(workers=3).engine() == (3, 0)
-    assert Delivery(threads=3).engine() == Delivery(workers=0, threads=3).engine() == (0, 3)
-    assert Delivery(workers=0, threads=0).engine() == (0, 0)
-    assert sum(Delivery().engine()) == cores
+    assert LoaderConfig(workers=3).engine() == (3, 0)
+    assert LoaderConfig(threads=3).engine() == LoaderConfig(workers=0, threads=3).engine() == (0, 3)
+    assert LoaderConfig(workers=0, threads=0).engine() == (0, 0)
+    assert sum(LoaderConfig().engine()) == cores
     with pytest.raises(ValueError, match="workers=2 and threads=2"):
-        Delivery(workers=2, threads=2)
+        LoaderConfig(workers=2, threads=2)
 
 
 MEMORY = """

@@ -17,16 +17,16 @@ from helpers.pictures import jpeg, pixels, tensor
 from helpers.small_tars import sample
 from PIL import Image
 from tarpeg import CenterCrop, DecodeError, ShardError, Split
-from tarpeg.loader.config import Delivery
+from tarpeg.loader.config import LoaderConfig
 from tarpeg.loader.loader import Loader
 from tarpeg.shards.pillow import to_ppm
 
 FULL = CenterCrop(64)
 
 
-def load(source, *, crop=FULL, target="cls", workers=0, keys=True, **delivery):
+def load(source, *, crop=FULL, target="cls", workers=0, keys=True, **config):
     split = Split(source, crop, target=target)
-    settings = Delivery(**{"batch_size": 8, "workers": workers, **delivery})
+    settings = LoaderConfig(**{"batch_size": 8, "workers": workers, **config})
     return Loader(split.open(), split, settings, shuffle=False, keys=keys, rank=0, world=1)
 
 

@@ -11,16 +11,16 @@ import pytest
 import torch
 from helpers.small_tars import sample
 from tarpeg import CenterCrop, DecodeError, RandomResizedCrop, ShardError, Split
-from tarpeg.loader.config import Delivery
+from tarpeg.loader.config import LoaderConfig
 from tarpeg.loader.loader import Loader
 
 ALL = [f"k{number:04d}" for number in range(23)]
 
 
-def load(source, *, rank=0, world=1, shuffle=True, keys=True, split=None, **delivery):
+def load(source, *, rank=0, world=1, shuffle=True, keys=True, split=None, **config):
     split = split or Split(source, RandomResizedCrop(32), flip=0.5)
-    delivery = Delivery(**{"batch_size": 4, **delivery})
-    return Loader(split.open(), split, delivery, shuffle=shuffle, keys=keys, rank=rank, world=world)
+    config = LoaderConfig(**{"batch_size": 4, **config})
+    return Loader(split.open(), split, config, shuffle=shuffle, keys=keys, rank=rank, world=world)
 
 
 def keys_of(loader):
@@ -256,7 +256,7 @@ def test_signals_to_the_whole_group_are_the_parents_to_handle(photos, children):
 )
 def test_settings_out_of_range_are_named(settings, text):
     with pytest.raises(ValueError, match=text):
-        Delivery(**settings)
+        LoaderConfig(**settings)
 
 
 def test_a_split_names_what_is_wrong_with_it():
@@ -298,26 +298,26 @@ def test_the_callers_random_numbers_are_left_alone(photos, workers):
 
 def test_after_an_error_nobody_expected_it_begins_anew(photos):
     loader = load(photos, workers=0, threads=0)
-    answer = loader._reader.answer
+    answer = loader._fetcher.answer
 
     def failing(request, *rest):
         if len(request.ids) == 3:  # the last batch
             raise RuntimeError("as asked")
         return answer(request, *rest)
 
-    loader._reader.answer = failing
+    loader._fetcher.answer = failing
     with pytest.raises(RuntimeError, match="as asked"):
         list(loader)
-    loader._reader.answer = answer
+    loader._fetcher.answer = answer
     assert sorted(keys_of(loader)) == ALL
 
 
 def test_the_next_epoch_begins_while_this_one_ends(photos):
     loader = load(photos, workers=0, threads=1, prefetch=2)
     asked = []
-    reader = loader._reader
-    answer = reader.answer
-    reader.answer = lambda request, *rest: asked.append(request.epoch) or answer(request, *rest)
+    fetcher = loader._fetcher
+    answer = fetcher.answer
+    fetcher.answer = lambda request, *rest: asked.append(request.epoch) or answer(request, *rest)
     list(loader)
     deadline = time.monotonic() + 10
     while len(asked) < len(loader) + 2 and time.monotonic() < deadline:

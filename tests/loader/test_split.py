@@ -27,8 +27,8 @@ from tarpeg import (
     decode_batch,
     image_sizes,
 )
-from tarpeg.loader.config import Delivery
-from tarpeg.loader.fetch import Reader
+from tarpeg.loader.config import LoaderConfig
+from tarpeg.loader.fetch import Fetcher
 from tarpeg.loader.loader import Loader
 from tarpeg.sampling.sampler import Request
 
@@ -37,8 +37,8 @@ SMALL = RandomResizedCrop(32)
 
 def load(source, crop=SMALL, *, shuffle=True, keys=True, rank=0, world=1, workers=0, batch_size=4, **options):
     split = Split(source, crop, **{"flip": 0.5, **options})
-    delivery = Delivery(batch_size=batch_size, workers=workers, max_bad=1.0)
-    return Loader(split.open(), split, delivery, shuffle=shuffle, keys=keys, rank=rank, world=world)
+    config = LoaderConfig(batch_size=batch_size, workers=workers, max_bad=1.0)
+    return Loader(split.open(), split, config, shuffle=shuffle, keys=keys, rank=rank, world=world)
 
 
 def keys_of(loader):
@@ -177,14 +177,14 @@ def test_a_broken_image_is_replaced_in_all_its_views(shard_of):
 def test_images_are_written_where_they_are_told_to(photos, views):
     split = Split(photos, SMALL, views=views)
     shards = split.open()
-    reader = Reader.of(shards, split, split.order(shards, 0, True), seed=0, on_error="raise", keys=False)
+    fetcher = Fetcher.of(shards, split, split.order(shards, 0, True), seed=0, on_error="raise", keys=False)
     request = Request(2, np.array([4, 9, 1]))
-    shape = reader.shape(request)
+    shape = fetcher.shape(request)
     assert shape == ((3, 3, 32, 32) if views == 1 else (2, 3, 3, 32, 32))
     out = torch.zeros(*shape[:-3], 32, 32, 3, dtype=torch.uint8).movedim(-1, -3)
-    answer = pickle.loads(pickle.dumps(reader)).answer(request, out)
+    answer = pickle.loads(pickle.dumps(fetcher)).answer(request, out)
     assert answer.batch.image.data_ptr() == out.data_ptr() and answer.batch.image.shape == out.shape
-    assert torch.equal(out, reader.answer(request).batch.image)
+    assert torch.equal(out, fetcher.answer(request).batch.image)
 
 
 def test_what_views_read_is_read_once(photos, monkeypatch):

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tarpeg import Blocks
 from tarpeg.sampling.batches import BatchPlan
 from tarpeg.sampling.rng import permutation
-from tarpeg.sampling.sampler import Order, chosen, weighed
+from tarpeg.sampling.sampler import Sampler, chosen, weighed
 
 
 def order(samples, shuffle=True, subset=None, weights=None, seed=0):
     subset = chosen(subset, samples)
-    return Order(samples, seed, shuffle, subset, weighed(weights, samples, subset))
+    return Sampler(samples, seed, shuffle, subset, weighed(weights, samples, subset))
 
 
 def test_a_full_permutation_is_samplings():

@@ -26,7 +26,7 @@ from tarpeg import (
     Split,
     Streaming,
 )
-from tarpeg.loader.config import Delivery
+from tarpeg.loader.config import LoaderConfig
 from tarpeg.loader.loader import Loader
 from tarpeg.loader.stream_loader import StreamingLoader
 from tarpeg.shards.stream import expand_urls
@@ -72,10 +72,10 @@ def server(folder):
         served.shutdown()
 
 
-def load(source, *, rank=0, world=1, shuffle=True, keys=True, streaming=True, delivery=None, **options):
+def load(source, *, rank=0, world=1, shuffle=True, keys=True, streaming=True, config=None, **options):
     split = Split(source, **{"crop": RandomResizedCrop(32), "flip": 0.5, "streaming": streaming, **options})
-    delivery = Delivery(**{"batch_size": 4, "workers": 0, "threads": 0, "max_bad": 1.0, **(delivery or {})})
-    return StreamingLoader(split, delivery, shuffle=shuffle, keys=keys, rank=rank, world=world)
+    config = LoaderConfig(**{"batch_size": 4, "workers": 0, "threads": 0, "max_bad": 1.0, **(config or {})})
+    return StreamingLoader(split, config, shuffle=shuffle, keys=keys, rank=rank, world=world)
 
 
 def taken(loader):
@@ -90,9 +90,9 @@ def keys_of(batches):
 ENGINES = ({"workers": 0, "threads": 0}, {"workers": 0, "threads": 2}, {"workers": 2})
 
 
-@pytest.mark.parametrize("delivery", ENGINES, ids=str)
-def test_a_pass_over_all_shards_is_every_sample_once(server, delivery):
-    batches = taken(load(server + "/s-{0..5}.tar", delivery=delivery))
+@pytest.mark.parametrize("config", ENGINES, ids=str)
+def test_a_pass_over_all_shards_is_every_sample_once(server, config):
+    batches = taken(load(server + "/s-{0..5}.tar", config=config))
     assert sorted(keys_of(batches)) == ALL
     assert keys_of(batches) != ALL, "shuffled"
     for batch in batches:
@@ -104,7 +104,7 @@ def test_the_same_pixels_as_from_an_index(folder):
     """Crops are drawn for other numbers, so a crop without draws is what can be compared."""
     split = Split(folder, CenterCrop(32))
     indexed = Loader(
-        split.open(), split, Delivery(4, workers=0, threads=0), shuffle=False, keys=True, rank=0, world=1
+        split.open(), split, LoaderConfig(4, workers=0, threads=0), shuffle=False, keys=True, rank=0, world=1
     )
     streamed = taken(load(folder, crop=CenterCrop(32), flip=0.0, shuffle=False))
     for one, other in zip(taken(indexed), streamed, strict=True):
@@ -122,9 +122,9 @@ def test_without_a_length_len_is_a_type_error(folder):
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_length_is_kept_by_all_ranks(folder, samples, world, workers):
-    delivery = {"global_batch_size": 6, "batch_size": 1, "workers": workers}
+    config = {"global_batch_size": 6, "batch_size": 1, "workers": workers}
     ranks = [
-        load(folder, rank=rank, world=world, streaming=Streaming(samples), delivery=delivery)
+        load(folder, rank=rank, world=world, streaming=Streaming(samples), config=config)
         for rank in range(world)
     ]
     batches = [taken(loader) for loader in ranks]
@@ -134,11 +134,11 @@ def test_a_length_is_kept_by_all_ranks(folder, samples, world, workers):
     assert all(not one & other for one, other in itertools.combinations(shards, 2)), "shards of their own"
 
 
-@pytest.mark.parametrize("delivery", ENGINES, ids=str)
-def test_seed_and_epoch_say_what_comes(folder, delivery):
+@pytest.mark.parametrize("config", ENGINES, ids=str)
+def test_seed_and_epoch_say_what_comes(folder, config):
     runs = []
     for _ in range(2):
-        loader = load(folder, streaming=Streaming(24, buffer=6), delivery=delivery)
+        loader = load(folder, streaming=Streaming(24, buffer=6), config=config)
         epochs = [list(loader) for _ in range(2)]
         loader.sampler.set_epoch(1)
         epochs.append(list(loader))
@@ -148,14 +148,14 @@ def test_seed_and_epoch_say_what_comes(folder, delivery):
         assert keys_of(one) == keys_of(other)
         assert all(torch.equal(a.image, b.image) for a, b in zip(one, other, strict=True))
     assert keys_of(runs[0][0]) != keys_of(runs[0][1]) and keys_of(runs[0][1]) == keys_of(runs[0][2])
-    another = taken(load(folder, delivery={**delivery, "seed": 1}))
+    another = taken(load(folder, config={**config, "seed": 1}))
     assert keys_of(another) != keys_of(runs[0][0])
 
 
 def test_a_crop_is_the_samples_own_wherever_it_is_read(folder):
     images = []
-    for delivery in ENGINES:
-        batches = taken(load(folder, delivery=delivery))
+    for config in ENGINES:
+        batches = taken(load(folder, config=config))
         images.append(
             {k: image for batch in batches for k, image in zip(batch.key, batch.image, strict=True)}
         )
@@ -222,7 +222,7 @@ def test_without_curl_http_goes_through_fsspec(server, monkeypatch):
 )
 def test_a_rank_or_worker_without_a_shard_is_an_error(folder, world, workers, text):
     with pytest.raises(ShardError, match=text):
-        load(folder, world=world, streaming=Streaming(24), delivery={"batch_size": 8, "workers": workers})
+        load(folder, world=world, streaming=Streaming(24), config={"batch_size": 8, "workers": workers})
 
 
 def test_several_ranks_need_a_length(folder):
@@ -247,7 +247,7 @@ def test_a_broken_shard_is_named(folder, server, name, text, workers):
     write_tar(folder / "hollow.tar", [("a.txt", b"hello")])
     try:
         for shuffle in (True, False):
-            loader = load(f"{server}/{name}", delivery={"workers": workers}, shuffle=shuffle)
+            loader = load(f"{server}/{name}", config={"workers": workers}, shuffle=shuffle)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*no image and is left out")
                 with pytest.raises(ShardError, match=rf"{re.escape(name)}.*({text})|({text}).*{name}"):
@@ -284,7 +284,7 @@ def test_broken_images_and_samples_without_one(tmp_path, workers):
     members = [*sample(0), *sample(1, b""), ("k0002.txt", b"no image"), *sample(3)]
     write_tar(tmp_path / "x.tar", members)
     with pytest.warns(UserWarning) as told:
-        (batch,) = taken(load(tmp_path, shuffle=False, delivery={"workers": workers}))
+        (batch,) = taken(load(tmp_path, shuffle=False, config={"workers": workers}))
     assert len(batch.key) == 3 and set(batch.key) <= {"k0000", "k0003"}
     texts = [str(entry.message) for entry in told]
     assert any(re.search(r"x\.tar, key 'k0001': image is EMPTY .*takes its place", text) for text in texts)
@@ -344,15 +344,15 @@ def test_going_on_within_an_epoch_warns_and_keeps_the_count(folder, samples):
 
 
 def test_an_unsized_epoch_may_drop_what_is_not_full(folder):
-    sizes = [len(b.key) for b in taken(load(folder, delivery={"batch_size": 5, "drop_last": True}))]
+    sizes = [len(b.key) for b in taken(load(folder, config={"batch_size": 5, "drop_last": True}))]
     assert sizes == [5, 5, 5, 5]
-    sizes = [len(b.key) for b in taken(load(folder, delivery={"batch_size": 5}))]
+    sizes = [len(b.key) for b in taken(load(folder, config={"batch_size": 5}))]
     assert sizes == [5, 5, 5, 5, 4]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_new_iterator_retires_the_old_and_close_ends_all(folder, children, workers):
-    loader = load(folder, streaming=Streaming(24), delivery={"workers": workers})
+    loader = load(folder, streaming=Streaming(24), config={"workers": workers})
     old = iter(loader)
     next(old)
     assert len(keys_of(loader)) == 24

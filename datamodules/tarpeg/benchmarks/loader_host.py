@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..loader.config import Delivery, Pixels
+from ..loader.config import LoaderConfig, Pixels
 from ..loader.loader import Loader
 from ..loader.split import Split
 from ..ops import decode
@@ -166,8 +166,8 @@ def _loader(who: Contestant, shards: list[Path]) -> Loader:
     split = _split(who, shards)
     pixels = Pixels(MEAN, STD, torch.float32) if who.group == "float32" else Pixels()
     workers, threads = _engine(who)
-    delivery = Delivery(BATCH, workers=workers, threads=threads, pixels=pixels)
-    return Loader(split.open(), split, delivery, shuffle=True, keys=False, rank=0, world=1)
+    config = LoaderConfig(BATCH, workers=workers, threads=threads, pixels=pixels)
+    return Loader(split.open(), split, config, shuffle=True, keys=False, rank=0, world=1)
 
 
 class _Alone:

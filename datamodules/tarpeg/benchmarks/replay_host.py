@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import BuildError
 from ..loader.batch import augmented, pixels_of
-from ..loader.config import Delivery
+from ..loader.config import LoaderConfig
 from ..loader.loader import Loader
 from ..loader.split import Split
 from ..ops import decode
@@ -94,13 +94,13 @@ class Replayed(Contestant):
         workers, threads = (0, self.workers) if self.name.endswith("threads") else (self.workers, 0)
         job = self.job
         pixels = pixels_of(job.augmented(), job.is_training, workers)
-        delivery = Delivery(BATCH, seed=_SEED, workers=workers, threads=threads, pixels=pixels)
-        return _loader(job, self.data.shards(kind), delivery)
+        config = LoaderConfig(BATCH, seed=_SEED, workers=workers, threads=threads, pixels=pixels)
+        return _loader(job, self.data.shards(kind), config)
 
     def _augmented(self, loader: Loader) -> Iterator[tuple[Tensor, Request | None]]:
         """Do what is left of the augmentation where the batches arrive, as the data module does."""
         augment = self.job.augmented()
-        is_made = loader.reader.dtype != torch.uint8
+        is_made = loader.fetcher.dtype != torch.uint8
         for batch in loader:
             request = loader.claim()
             yield augmented(augment, batch, _SEED, request, is_made=is_made).image, request
@@ -109,13 +109,13 @@ class Replayed(Contestant):
 def numbers(suite: str, group: str, data: LoaderData) -> Numbers:
     """Tell what our loader does to the images of its first batch."""
     job = JOBS[suite][group]
-    loader = _loader(job, data.shards("ordinary"), Delivery(BATCH, seed=_SEED, workers=0, threads=0))
+    loader = _loader(job, data.shards("ordinary"), LoaderConfig(BATCH, seed=_SEED, workers=0, threads=0))
     next(iter(loader))
     request = loader.claim()
     assert request is not None
-    files = loader.reader.shards.images(request.ids)
+    files = loader.fetcher.shards.images(request.ids)
     sizes = decode.image_sizes(files)
-    boxes, flips = loader.reader.planned(request, sizes.numpy())
+    boxes, flips = loader.fetcher.planned(request, sizes.numpy())
     augment = job.augmented(dilate=False)
     drawn = augment.numbers(request.ids, job.crop.size, seed=_SEED, epoch=request.epoch, turns=request.turns)
     jpegs = [bytes(file.numpy()) for file in files]
@@ -150,9 +150,9 @@ def absent(who: Replayed) -> str | None:
     return None
 
 
-def _loader(job: Job, shards: list[Path], delivery: Delivery) -> Loader:
+def _loader(job: Job, shards: list[Path], config: LoaderConfig) -> Loader:
     split = Split(shards, job.crop, flip=job.flip, interpolation=job.interpolation)
-    return Loader(split.open(), split, delivery, shuffle=job.is_training, keys=False, rank=0, world=1)
+    return Loader(split.open(), split, config, shuffle=job.is_training, keys=False, rank=0, world=1)
 
 
 def _skipping(data: LoaderData) -> _Way:

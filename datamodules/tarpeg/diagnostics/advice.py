@@ -21,7 +21,7 @@ from torch import Tensor
 from ..cache.codecs import Codec, Raw, Tiled, tile_width
 from ..errors import DecodeError, ShardError
 from ..loader.config import Pixels
-from ..loader.fetch import Reader
+from ..loader.fetch import Fetcher
 from ..sampling.sampler import Request
 from ..shards.labels import Samples
 from ..shards.pillow import JPEG
@@ -45,25 +45,25 @@ class Costs(NamedTuple):
     augment: float
 
 
-def costs_of(reader: Reader, epoch: int, seconds: float) -> Costs | None:
-    """Measure what ``reader`` spends on an image of that epoch, for about ``seconds``; None: it cannot."""
+def costs_of(fetcher: Fetcher, epoch: int, seconds: float) -> Costs | None:
+    """Measure what ``fetcher`` spends on an image of that epoch, for about ``seconds``; None: it cannot."""
     if not seconds:
         return None
     started, threads = time.monotonic(), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _costs(reader, epoch, started + seconds, started + 0.5 * seconds)
+        return _costs(fetcher, epoch, started + seconds, started + 0.5 * seconds)
     except (OSError, ShardError):  # shards that went away while the run went on
         return None
     finally:
         torch.set_num_threads(threads)
 
 
-def _costs(reader: Reader, epoch: int, end: float, half: float) -> Costs | None:
-    count = len(reader.shards)
-    among = np.arange(count) if reader.among is None else reader.among
+def _costs(fetcher: Fetcher, epoch: int, end: float, half: float) -> Costs | None:
+    count = len(fetcher.shards)
+    among = np.arange(count) if fetcher.among is None else fetcher.among
     drawn = np.random.default_rng(0).choice(among, min(_MOST, len(among)), replace=False)
-    files = {id: reader.shards.images([id])[0] for id in drawn.tolist()}
+    files = {id: fetcher.shards.images([id])[0] for id in drawn.tolist()}
     widths = [tile_width(file.numpy().tobytes()) for file in files.values() if _is_jpeg(file)]
     tiled = sum(width is not None for width, _ in widths) / len(files)
     codec: Codec = Tiled() if tiled < 0.5 else Raw()
@@ -73,11 +73,11 @@ def _costs(reader: Reader, epoch: int, end: float, half: float) -> Costs | None:
             break
         cached[id] = _encoded(codec, file)
     request = Request(epoch, np.array(list(cached), np.int64))
-    plain = reader if reader.pixels.augment is None else replace(reader, pixels=Pixels())
-    readers = [plain, replace(plain, shards=cast(Samples, _Instead(reader.shards, cached))), reader]
+    plain = fetcher if fetcher.pixels.augment is None else replace(fetcher, pixels=Pixels())
+    readers = [plain, replace(plain, shards=cast(Samples, _Instead(fetcher.shards, cached))), fetcher]
     rounds: list[list[float]] = []
     while len(rounds) < 2 or (len(rounds) <= _ROUNDS and time.monotonic() < end):
-        times = [_time(each, request) for each in readers[: 2 if plain is reader else 3]]
+        times = [_time(each, request) for each in readers[: 2 if plain is fetcher else 3]]
         if None in times:
             return None
         rounds.append([1e6 / len(cached) * taken for taken in times if taken is not None])
@@ -87,10 +87,10 @@ def _costs(reader: Reader, epoch: int, end: float, half: float) -> Costs | None:
     return Costs(len(cached), tiled, decode, after, growth, max(0.0, full[0] - decode) if full else 0.0)
 
 
-def _time(reader: Reader, request: Request) -> float | None:
+def _time(fetcher: Fetcher, request: Request) -> float | None:
     """Seconds of processor time: other threads may be busy with the next epoch."""
     started = time.thread_time()
-    answer = reader.answer(request)
+    answer = fetcher.answer(request)
     return None if answer.error is not None else time.thread_time() - started
 
 
@@ -135,7 +135,7 @@ class Feed(NamedTuple):
     """What feeds a run, as far as it is known; all that has a default is of a tarpeg loader.
 
     device: where the network is. cores: of this machine, for each of its ranks. compute_threads: that torch
-    computes with. source: the train split's shards. workers, threads: see Delivery.engine; None of another
+    computes with. source: the train split's shards. workers, threads: see LoaderConfig.engine; None of another
     loader. augment: the class that augments; is_random: whether it distorts; has_operators: for the device.
     is_profiled: by another profiler. other_workers: of another loader, None where it has no such setting.
     """

@@ -395,8 +395,8 @@ def _feed(trainer: lightning.Trainer, seconds: float) -> Feed:
     loader = trainer.train_dataloader
     if not isinstance(loader, Loader):
         return feed._replace(other_workers=_workers(loader))
-    delivery, split = loader.delivery, loader.split
-    workers, threads = delivery.engine()
+    config, split = loader.config, loader.split
+    workers, threads = config.engine()
     augment = getattr(getattr(trainer, "datamodule", None), "augment", None)
     return feed._replace(
         source=split.shards if isinstance(split.shards, (str, os.PathLike)) else list(split.shards),
@@ -408,5 +408,5 @@ def _feed(trainer: lightning.Trainer, seconds: float) -> Feed:
         has_operators=device != "cuda" or library.has_cuda(),
         costs=None
         if split.streaming
-        else costs_of(loader.reader, max(trainer.current_epoch - 1, 0), seconds),
+        else costs_of(loader.fetcher, max(trainer.current_epoch - 1, 0), seconds),
     )

@@ -155,17 +155,17 @@ def contact_sheet(
 
 
 def _cards(augment: Any, loader: Any, batch: AnyBatch, request: Request, most: int) -> list[Card]:
-    reader = loader.reader
-    is_made = reader.dtype != torch.uint8
-    made = batch if augment is None else augmented(augment, batch, reader.seed, request, is_made=is_made)
+    fetcher = loader.fetcher
+    is_made = fetcher.dtype != torch.uint8
+    made = batch if augment is None else augmented(augment, batch, fetcher.seed, request, is_made=is_made)
     before, after = (image[None] if image.ndim == 4 else image for image in (batch.image, made.image))
     numbers: dict[str, Tensor] = {}
     if isinstance(augment, Augment) and augment.training:
-        numbers = numbers_of(augment, batch.image, reader.seed, request)
+        numbers = numbers_of(augment, batch.image, fetcher.seed, request)
     cards, count = [], min(most, len(request.ids))
     for row, id in enumerate(request.ids[:count].tolist()):
-        card = Card(reader.shards.key(id), _label(made.label[row]))
-        source = _opened(reader.shards.images([id])[0])
+        card = Card(fetcher.shards.key(id), _label(made.label[row]))
+        source = _opened(fetcher.shards.images([id])[0])
         if source is None:
             card.pictures.append(Image.new("RGB", (_SIDE, _SIDE), "#c9ced5"))
             card.texts.append("cannot be decoded: another sample took its place")
@@ -173,7 +173,7 @@ def _cards(augment: Any, loader: Any, batch: AnyBatch, request: Request, most: i
         else:
             size = np.array([[source.height, source.width]], np.int32)
             turns = None if request.turns is None else request.turns[[row]]
-            boxes, flips = reader.planned(Request(request.epoch, request.ids[[row]], turns), size)
+            boxes, flips = fetcher.planned(Request(request.epoch, request.ids[[row]], turns), size)
             card.pictures.append(_with_boxes(source, [box[0].tolist() for box in boxes]))
             card.texts.append(f"{source.width} x {source.height}")
         for view in range(len(before)):

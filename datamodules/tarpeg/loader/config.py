@@ -40,7 +40,7 @@ class Pixels:
 
 
 @dataclass(frozen=True)
-class Delivery:
+class LoaderConfig:
     """How batches are cut and made; the same for all splits of a data module.
 
     ``batch_size`` is per rank; ``global_batch_size`` fixes the sum over all ranks instead. ``workers``:

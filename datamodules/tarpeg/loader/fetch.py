@@ -13,7 +13,7 @@ from ..errors import DecodeError, ShardError, Status
 from ..ops.decode import Interpolation, decode_batch, image_sizes
 from ..sampling import rng
 from ..sampling.crops import Crop, Progressive, crop_at
-from ..sampling.sampler import Order, Request
+from ..sampling.sampler import Request, Sampler
 from ..shards import pillow
 from ..shards.labels import Decode, Samples, Target, read_extra, read_labels, where_of
 from . import batch
@@ -34,7 +34,7 @@ class BoxError(ValueError):
 
 
 @dataclass
-class Reader:
+class Fetcher:
     """Reads and decodes the samples of one split; pickles, so that a worker process can have it."""
 
     shards: Samples
@@ -52,9 +52,9 @@ class Reader:
 
     @classmethod
     def of(
-        cls, shards: Samples, split: Split, order: Order | None, *, seed: int, on_error: OnError, keys: bool
-    ) -> Reader:
-        """Make the reader of a split; what stands in for a broken image is one of the order's samples."""
+        cls, shards: Samples, split: Split, order: Sampler | None, *, seed: int, on_error: OnError, keys: bool
+    ) -> Fetcher:
+        """Make the fetcher of a split; what stands in for a broken image is one of the order's samples."""
         return cls(
             shards,
             split.view_crops(),

@@ -14,17 +14,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DecodeError, ShardError
-from ..sampling.batches import BatchPlan, Requests, Sampler
+from ..sampling.batches import BatchPlan, EpochCounter, Requests
 from ..sampling.sampler import Request
 from ..shards.labels import Samples
 from ..shards.mapped import Shards
 from .batch import Answer, AnyBatch
-from .config import Delivery
+from .config import LoaderConfig
 from .split import Split
 from .workers import Engine, InCaller, InProcesses, InThreads
 
 if TYPE_CHECKING:
-    from .fetch import Reader
+    from .fetch import Fetcher
 
 # Batches, where nobody said how many: at 64 images of 100 kB some 50 MB.
 _BATCHES = 8
@@ -100,7 +100,7 @@ class Loader:
         self,
         shards: Samples,
         split: Split,
-        delivery: Delivery,
+        config: LoaderConfig,
         *,
         shuffle: bool,
         keys: bool,
@@ -108,22 +108,22 @@ class Loader:
         world: int,
     ) -> None:
         # Importing this loads the operators; importing this module must not.
-        from .fetch import Reader
+        from .fetch import Fetcher
 
-        self.sampler = Sampler()
+        self.sampler = EpochCounter()
         self.substituted = 0
-        self.split, self.delivery, self._rank = split, delivery, rank
-        self._order = split.order(shards, delivery.seed, shuffle)
-        total = delivery.global_batch_size or delivery.batch_size * world
-        self._plan = BatchPlan(len(self._order), total, world, delivery.drop_last)
-        self._reader = Reader.of(
-            shards, split, self._order, seed=delivery.seed, on_error=delivery.on_error, keys=keys
+        self.split, self.config, self._rank = split, config, rank
+        self._order = split.order(shards, config.seed, shuffle)
+        total = config.global_batch_size or config.batch_size * world
+        self._plan = BatchPlan(len(self._order), total, world, config.drop_last)
+        self._fetcher = Fetcher.of(
+            shards, split, self._order, seed=config.seed, on_error=config.on_error, keys=keys
         )
-        self._reader.pixels = delivery.pixels
-        self._engine = engine_of(self._reader, delivery)
+        self._fetcher.pixels = config.pixels
+        self._engine = engine_of(self._fetcher, config)
         # What is shuffled is trained on, epoch after epoch.
-        self._requests = Requests(self._plan, self._order, rank, self._reader.size, continues=shuffle)
-        self._readahead = depth_of(shards, delivery.readahead)
+        self._requests = Requests(self._plan, self._order, rank, self._fetcher.size, continues=shuffle)
+        self._readahead = depth_of(shards, config.readahead)
         self._flow: Iterator[Answer] | None = None
         self._place = (0, 0, 0)  # the epoch and the batch of the next of these answers, and whose they are
         self._turn = 0
@@ -172,7 +172,7 @@ class Loader:
                 self._requests.begin(self._epoch, k)
                 requests: Iterable[Request] = self._requests
                 if self._readahead:
-                    soon = partial(will_need, self._reader.shards)
+                    soon = partial(will_need, self._fetcher.shards)
                     requests = ahead(requests, self._readahead, soon)
                 self._flow = self._engine.answers(requests, self._requests.size)
             goes_on = k + 1 == len(self) and self._requests.follow(self._epoch + 1)
@@ -180,15 +180,15 @@ class Loader:
             yield self._following((*place, os.getpid()))
 
     @property
-    def reader(self) -> Reader:
+    def fetcher(self) -> Fetcher:
         """What reads and decodes the samples."""
-        return self._reader
+        return self._fetcher
 
     def claim(self) -> Request | None:
         """Tell which samples the batch consists of that was delivered first of those not asked for yet.
 
         A batch carries no more than images and labels; who draws numbers for its samples asks here, once a
-        batch, in the order of delivery. None where nothing was delivered since.
+        batch, in the order of config. None where nothing was delivered since.
         """
         return self._unclaimed.popleft() if self._unclaimed else None
 
@@ -247,15 +247,15 @@ class Loader:
 
     def facts(self) -> dict[str, int]:
         """Return what batches depend on, apart from the samples themselves; equal on all ranks."""
-        plan, delivery = self._plan, self.delivery
-        facts = {"samples": plan.samples, "global_batch": plan.global_batch, "seed": delivery.seed}
+        plan, config = self._plan, self.config
+        facts = {"samples": plan.samples, "global_batch": plan.global_batch, "seed": config.seed}
         return {"order": self._requests.order.digest(), **facts}
 
     def _too_many(self, answer: Answer, bad: int) -> DecodeError | None:
         return self._judged(answer, bad, self._plan.samples / self._plan.world)
 
     def _judged(self, answer: Answer, bad: int, samples: float) -> DecodeError | None:
-        share = self.delivery.max_bad
+        share = self.config.max_bad
         if not answer.substituted or bad <= max(share * samples, _FEW_BAD):
             return None
         return DecodeError(
@@ -291,11 +291,11 @@ _REMEDY = {
 }
 
 
-def engine_of(reader: Any, delivery: Delivery) -> Engine:
-    """Make the engine that the delivery asks for."""
-    workers, threads = delivery.engine()
+def engine_of(fetcher: Any, config: LoaderConfig) -> Engine:
+    """Make the engine that the config asks for."""
+    workers, threads = config.engine()
     if workers:
-        return InProcesses(reader, workers, delivery.prefetch)
+        return InProcesses(fetcher, workers, config.prefetch)
     if threads:
-        return InThreads(reader, threads, delivery.prefetch)
-    return InCaller(reader)
+        return InThreads(fetcher, threads, config.prefetch)
+    return InCaller(fetcher)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..sampling.crops import Crop, Progressive, crop_at
-from ..sampling.sampler import Blocks, Numbers, Order, chosen, is_fraction, shown, weighed
+from ..sampling.sampler import Blocks, Numbers, Sampler, chosen, is_fraction, shown, weighed
 from ..shards.folder import find_pictures
 from ..shards.labels import Decode, Samples, Target, check_target
 from ..shards.mapped import Shards
@@ -115,12 +115,12 @@ class Split:
             )
         return pictures
 
-    def order(self, shards: Samples, seed: int, shuffle: bool) -> Order:
+    def order(self, shards: Samples, seed: int, shuffle: bool) -> Sampler:
         """Say in which order the samples come; ``shuffle`` counts where the split does not say."""
         wish = shuffle if self.shuffle is None else self.shuffle
         subset = chosen(self.subset, len(shards))
         weights = weighed(self.weights, len(shards), subset)
-        return Order(len(shards), seed, Blocks() if isinstance(wish, str) else wish, subset, weights)
+        return Sampler(len(shards), seed, Blocks() if isinstance(wish, str) else wish, subset, weights)
 
     def view_crops(self) -> tuple[Crop | Progressive, ...]:
         """Tell the crop of each view."""

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from ..errors import DecodeError, ShardError
-from ..sampling.batches import BatchPlan, Sampler
+from ..sampling.batches import BatchPlan, EpochCounter
 from ..sampling.sampler import Request
 from ..shards.stream import Stream, Streamed, Streaming, expand_urls
 from .batch import Answer
-from .config import Delivery
+from .config import LoaderConfig
 from .loader import Loader, engine_of
 from .split import Split
 from .workers import Engine, InProcesses
 
 if TYPE_CHECKING:
-    from .fetch import Reader
+    from .fetch import Fetcher
 
 
 class StreamingLoader(Loader):
@@ -35,42 +35,42 @@ class StreamingLoader(Loader):
     """
 
     def __init__(
-        self, split: Split, delivery: Delivery, *, shuffle: bool, keys: bool, rank: int, world: int
+        self, split: Split, config: LoaderConfig, *, shuffle: bool, keys: bool, rank: int, world: int
     ) -> None:
         # Importing this loads the operators; importing this module must not.
-        from .fetch import Reader
+        from .fetch import Fetcher
 
         wish = shuffle if split.shuffle is None else bool(split.shuffle)
         streaming = split.streaming if isinstance(split.streaming, Streaming) else Streaming()
         urls = expand_urls(split.shards)
-        self._workers, threads = delivery.engine()
+        self._workers, threads = config.engine()
         _check_shards(len(urls), world, self._workers)
         if streaming.samples is None and world > 1:
             raise ShardError(
                 f"streaming on {world} ranks needs to know how many samples make an epoch, as each rank's "
                 "shards hold another number: give Streaming(samples=...)"
             )
-        self.sampler = Sampler()
+        self.sampler = EpochCounter()
         self.substituted = 0
-        self.split, self.delivery, self._rank = split, delivery, rank
+        self.split, self.config, self._rank = split, config, rank
         self._is_sized = streaming.samples is not None
-        total = delivery.global_batch_size or delivery.batch_size * world
+        total = config.global_batch_size or config.batch_size * world
         # Without a length the plan says no more than how large a batch is.
         samples = streaming.samples or max(total, world)
-        self._plan = BatchPlan(samples, total, world, delivery.drop_last)
+        self._plan = BatchPlan(samples, total, world, config.drop_last)
         self._stream = Stream(
-            urls, rank, world, delivery.seed, wish, streaming.buffer, is_endless=self._is_sized
+            urls, rank, world, config.seed, wish, streaming.buffer, is_endless=self._is_sized
         )
         nothing: Any = None
-        reader = Reader.of(nothing, split, None, seed=delivery.seed, on_error=delivery.on_error, keys=keys)
-        reader.pixels = delivery.pixels
-        self._streams = _StreamReader(reader)
+        fetcher = Fetcher.of(nothing, split, None, seed=config.seed, on_error=config.on_error, keys=keys)
+        fetcher.pixels = config.pixels
+        self._streams = _StreamFetcher(fetcher)
         self._engine: Engine
         if self._workers:
-            pulling = _Pulling(self._stream, delivery.drop_last, self._workers)
-            self._engine = InProcesses(self._streams, self._workers, delivery.prefetch, pulling)
+            pulling = _Pulling(self._stream, config.drop_last, self._workers)
+            self._engine = InProcesses(self._streams, self._workers, config.prefetch, pulling)
         else:
-            self._engine = engine_of(self._streams, replace(delivery, workers=0, threads=threads))
+            self._engine = engine_of(self._streams, replace(config, workers=0, threads=threads))
         self._is_underway = False
         self._turn = 0
         self._epoch = self._batches = 0
@@ -110,7 +110,7 @@ class StreamingLoader(Loader):
 
     def _answers(self) -> Iterator[Answer]:
         self._is_done = False
-        first, drop_last = self._batches, self.delivery.drop_last
+        first, drop_last = self._batches, self.config.drop_last
         if self._is_sized:
             bounds = [self._plan.rank_bounds(k, self._rank) for k in range(first, len(self._plan))]
             sizes = tuple(stop - start for start, stop in bounds)
@@ -153,25 +153,25 @@ class StreamingLoader(Loader):
 
 
 @dataclass(frozen=True)
-class _StreamReader:
+class _StreamFetcher:
     """Answers requests that bring their samples with them."""
 
-    reader: Reader
+    fetcher: Fetcher
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.reader.dtype
+        return self.fetcher.dtype
 
     def shape(self, request: Request) -> tuple[int, ...]:
-        return self.reader.shape(request)
+        return self.fetcher.shape(request)
 
     def size(self, request: Request) -> int:
-        return self.reader.size(request)
+        return self.fetcher.size(request)
 
     def answer(self, request: Streamed, out: Tensor | None = None, threads: int = 1) -> Answer:
-        reader = replace(self.reader, shards=request.held, among=request.ids)
+        fetcher = replace(self.fetcher, shards=request.held, among=request.ids)
         plain = Request(request.epoch, request.ids, request.turns)
-        return reader.answer(plain, out, threads)._replace(notes=request.notes)
+        return fetcher.answer(plain, out, threads)._replace(notes=request.notes)
 
 
 class _Pull(NamedTuple):

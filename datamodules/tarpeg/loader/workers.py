@@ -42,7 +42,7 @@ from .batch import Answer
 from .buffers import Slots
 
 if TYPE_CHECKING:
-    from .fetch import Reader
+    from .fetch import Fetcher
 
 Work = Callable[[Any], Any]
 
@@ -436,8 +436,8 @@ class Engine(Protocol):
 class InCaller:
     """Decodes in the thread that asks, one batch when it is asked for: slow, and easy to debug."""
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
         self._slots: Slots | None = None
 
     def answers(self, requests: Iterable[Request], size: int) -> Iterator[Answer]:
@@ -448,7 +448,7 @@ class InCaller:
         slots.give_back_taken()
         for request in requests:
             slot = slots.take()
-            yield _lent(slots, _answered(self._reader, slots, 1, (slot, request)))
+            yield _lent(slots, _answered(self._fetcher, slots, 1, (slot, request)))
 
     def close(self) -> None:
         """Give the memory back."""
@@ -458,8 +458,8 @@ class InCaller:
 class _Ahead(ABC):
     """Keeps a team busy with the requests to come, ``ahead`` of the one that is answered."""
 
-    def __init__(self, reader: Any, ahead: int) -> None:
-        self._reader = reader
+    def __init__(self, fetcher: Any, ahead: int) -> None:
+        self._fetcher = fetcher
         self._ahead = ahead
         self._slots: Slots | None = None
         self._team: Team | None = None
@@ -498,13 +498,13 @@ class _Ahead(ABC):
 class InThreads(_Ahead):
     """Decodes ``prefetch`` batches ahead in this process, on ``threads`` native threads."""
 
-    def __init__(self, reader: Any, threads: int, prefetch: int) -> None:
-        super().__init__(reader, max(prefetch, _FEEDERS))
+    def __init__(self, fetcher: Any, threads: int, prefetch: int) -> None:
+        super().__init__(fetcher, max(prefetch, _FEEDERS))
         self._threads = threads
 
     def _started(self, size: int) -> tuple[Slots, Team]:
         slots = Slots(size, self._ahead, shared=False)
-        return slots, Threads(partial(_answered, self._reader, slots, self._threads), _FEEDERS)
+        return slots, Threads(partial(_answered, self._fetcher, slots, self._threads), _FEEDERS)
 
 
 class InProcesses(_Ahead):
@@ -514,13 +514,13 @@ class InProcesses(_Ahead):
     answered, makes the request itself of what was sent, or the answer at once.
     """
 
-    def __init__(self, reader: Any, workers: int, prefetch: int, taken: Taken | None = None) -> None:
-        super().__init__(reader, workers * max(1, prefetch))
+    def __init__(self, fetcher: Any, workers: int, prefetch: int, taken: Taken | None = None) -> None:
+        super().__init__(fetcher, workers * max(1, prefetch))
         self._workers, self._taken = workers, taken
 
     def _started(self, size: int) -> tuple[Slots, Team]:
         slots = Slots(size, self._ahead, shared=True)
-        return slots, Crew(partial(_sent, self._reader, self._taken, slots), self._workers)
+        return slots, Crew(partial(_sent, self._fetcher, self._taken, slots), self._workers)
 
 
 @contextlib.contextmanager
@@ -548,23 +548,23 @@ class _Filled(NamedTuple):
     answer: Answer
 
 
-def _answered(reader: Any, slots: Slots, threads: int, job: tuple[int, Any]) -> _Filled:
+def _answered(fetcher: Any, slots: Slots, threads: int, job: tuple[int, Any]) -> _Filled:
     slot, request = job
-    shape, dtype = reader.shape(request), reader.dtype
-    answer = reader.answer(request, slots.tensor(slot, shape, dtype), threads)
+    shape, dtype = fetcher.shape(request), fetcher.dtype
+    answer = fetcher.answer(request, slots.tensor(slot, shape, dtype), threads)
     batch: Any = answer.batch
     if batch is not None:
         answer = answer._replace(batch=batch._replace(image=None))
     return _Filled(slot, shape, dtype, answer)
 
 
-def _sent(reader: Any, taken: Taken | None, slots: Slots, job: tuple[int, Any]) -> _Filled:
+def _sent(fetcher: Any, taken: Taken | None, slots: Slots, job: tuple[int, Any]) -> _Filled:
     if taken is not None:
         slot, request = job[0], taken(job[1])
         if isinstance(request, Answer):
-            return _Filled(slot, (), reader.dtype, request)
+            return _Filled(slot, (), fetcher.dtype, request)
         job = slot, request
-    filled = _answered(reader, slots, 1, job)
+    filled = _answered(fetcher, slots, 1, job)
     batch: Any = filled.answer.batch
     if batch is None:
         return filled

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import ShardError
-from .sampler import Order, Request
+from .sampler import Request, Sampler
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class BatchPlan:
         return start + count * rank // self.world, start + count * (rank + 1) // self.world
 
 
-class Sampler:
+class EpochCounter:
     """Which epoch comes next, and which batch of it first.
 
     Lightning calls ``set_epoch`` on a loader's ``sampler``, for the next ``iter()`` only. ``on_epoch`` is
@@ -108,7 +108,7 @@ class Requests:
     """
 
     plan: BatchPlan
-    order: Order
+    order: Sampler
     rank: int
     bytes_of: Callable[[Request], int]
     continues: bool

@@ -58,7 +58,7 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Order:
+class Sampler:
     """The samples of every epoch of one split: a pure function of (seed, epoch).
 
     ``samples``: how many there are to choose from. ``shuffle``: a new permutation every epoch, none, or
