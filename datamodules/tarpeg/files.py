@@ -1,38 +1,47 @@
-"""Files that are written whole or not at all."""
+"""Atomic writes: under its final name a file is complete, or is not there."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 
 @contextlib.contextmanager
-def renamed(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file that becomes `path`, synced, when the block ends well, and vanishes otherwise."""
-    temporary = path.with_name(f".{path.name}.tmp")
+def renamed(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """Open a temporary file, to write, that is renamed to `path` at the end of the block.
+
+    If the block raises, the temporary file is removed and `path` stays as it was. Writers of one path do not
+    disturb each other: the last rename wins. Only a killed process leaves its `.NAME.PID-RANDOM.tmp` behind.
+    durable: sync the file and its folder; without, a power failure may leave a damaged file under `path`.
+    """
+    # Not tempfile: its mode 0600 would keep the file from other users of the folder.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("wb") as stream:
+        with temporary.open("xb") as stream:
             yield stream
             stream.flush()
-            os.fsync(stream.fileno())
+            if durable:
+                os.fsync(stream.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write `content` as JSON to `path`, whole or not at all."""
+    """Write `content` as indented JSON to `path`, atomically."""
+    # Keys that are not UTF-8 have lone surrogates, which become JSON's own escapes.
+    text = json.dumps(content, indent=2, ensure_ascii=False)
     with renamed(path) as stream:
-        # Keys that are not UTF-8 have lone surrogates, which become JSON's own escapes.
-        text = json.dumps(content, indent=2, ensure_ascii=False)
         stream.write(text.encode("utf-8", "backslashreplace") + b"\n")

@@ -192,7 +192,7 @@ def _shown(records: Iterator[_Record], count: int, what: str) -> Iterator[_Recor
 
 def _clear(directory: Path, prefix: str) -> None:
     """Remove what an earlier run left under `prefix`; ShardError for shards that are not ours."""
-    name = re.compile(rf"(\.?){re.escape(prefix)}-\d{{6}}\.tar(\.tmp)?")
+    name = re.compile(rf"(\.?){re.escape(prefix)}-\d{{6}}\.tar((\.[\w-]+)?\.tmp)?")
     old = sorted(path for path in directory.iterdir() if name.fullmatch(path.name))
     for path in old:
         if path.suffix == ".tar" and not _is_ours(path):

@@ -1,0 +1,54 @@
+"""Atomic writes."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+from tarpeg.files import renamed, write_json
+
+
+def test_a_block_that_fails_changes_nothing(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"a\udcff": "\u00e4"})
+    before = path.read_bytes()
+    assert before == '{\n  "a\\udcff": "\u00e4"\n}\n'.encode()
+    with pytest.raises(KeyboardInterrupt), renamed(path) as stream:
+        stream.write(b"half")
+        raise KeyboardInterrupt
+    with pytest.raises(TypeError):
+        write_json(path, object())
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_others_may_read_the_file_and_it_is_synced_before_it_is_renamed(tmp_path, monkeypatch, durable):
+    events, sync, replace = [], os.fsync, type(tmp_path).replace
+    monkeypatch.setattr(os, "fsync", lambda file: events.append("sync") or sync(file))
+    monkeypatch.setattr(type(tmp_path), "replace", lambda *paths: events.append("rename") or replace(*paths))
+    umask = os.umask(0o022)
+    try:
+        with renamed(tmp_path / "a", durable=durable) as stream:
+            stream.write(b"x")
+    finally:
+        os.umask(umask)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644
+    assert events == (["sync", "rename", "sync"] if durable else ["rename"])
+
+
+def test_writers_of_one_path_do_not_disturb_each_other(tmp_path):
+    path, together = tmp_path / "a", threading.Barrier(8)
+
+    def write(number):
+        with renamed(path) as stream:
+            together.wait()
+            stream.write(bytes([number]) * 100_000)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    content = path.read_bytes()
+    assert len(content) == 100_000 and len(set(content)) == 1 and list(tmp_path.iterdir()) == [path]
