@@ -23,7 +23,7 @@ def test_it_is_told_once(photos, tmp_path, monkeypatch, caplog, policy, engine, 
     if policy:
         monkeypatch.setenv("OMP_WAIT_POLICY", policy)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    machine.tell_of_spinning.cache_clear()
+    machine.warn_about_spinning_threads.cache_clear()
     with caplog.at_level(logging.WARNING, "tarpeg.machine"):
         for _ in range(2):
             trainer(tmp_path, max_epochs=1).fit(Net(), datamodule=module(photos, **engine))

@@ -20,7 +20,7 @@ from .loader.config import LoaderConfig, OnError, Pixels
 from .loader.loader import Loader
 from .loader.split import Split
 from .loader.stream_loader import StreamingLoader
-from .machine import tell_of_spinning
+from .machine import warn_about_spinning_threads
 from .ops import library
 from .sampling.sampler import Request
 from .shards.labels import Samples
@@ -249,7 +249,7 @@ class ShardDataModule(lightning.LightningDataModule):
         self._loaders.append((name, loader))
         has_helpers = any(config.engine()) and torch.get_num_threads() > 1
         if is_train and not rank and self._trains_on_cpu and has_helpers:
-            tell_of_spinning()
+            warn_about_spinning_threads()
         _compare_over_ranks(loader, name, rank, world)
         return loader
 

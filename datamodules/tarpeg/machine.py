@@ -40,7 +40,7 @@ class Machine:
         return self.cores if self.core_limit is None else max(1, min(self.cores, int(self.core_limit)))
 
 
-def look(groups: Path = _GROUPS, proc: Path = Path("/proc")) -> Machine:
+def read_machine(groups: Path = _GROUPS, proc: Path = Path("/proc")) -> Machine:
     """Look around."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = _memory(proc)
@@ -58,7 +58,7 @@ def look(groups: Path = _GROUPS, proc: Path = Path("/proc")) -> Machine:
 
 def usable_cores() -> int:
     """Count the threads that can run at once: this process's cores, as far as a container lets it."""
-    return look().usable_cores
+    return read_machine().usable_cores
 
 
 def _memory(proc: Path) -> dict[str, int]:
@@ -111,7 +111,7 @@ def _text(path: Path) -> str:
 
 
 @functools.cache
-def tell_of_spinning() -> None:
+def warn_about_spinning_threads() -> None:
     """Tell once that OpenMP's threads, which spin while they wait, are in the way of those that decode."""
     if "OMP_WAIT_POLICY" not in os.environ:
         log.warning(

@@ -17,12 +17,12 @@ def drawn(distortion, count=2000, stream=0):
 
 
 def numbers(distortion, count=2000):
-    return distortion.numbers(drawn(distortion, count), SIZE)
+    return distortion.params(drawn(distortion, count), SIZE)
 
 
 def test_affine_of_fixed_numbers():
     def matrix(**fixed):
-        return Affine(**fixed).numbers(np.full((1, Affine.draws), 0.5), SIZE)["matrix"][0]
+        return Affine(**fixed).params(np.full((1, Affine.draws), 0.5), SIZE)["matrix"][0]
 
     center = (29.5, 19.5)
     assert torch.allclose(matrix(), matrices.identity())

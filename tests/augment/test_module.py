@@ -87,24 +87,24 @@ def some(count=6, size=24):
 def test_numbers_are_the_samples_own():
     augment, ids = random(), np.array([7, 3, 900, 4])
     settings = {"seed": 5, "epoch": 2}
-    numbers = augment.numbers(ids, (24, 24), **settings)
+    numbers = augment.params(ids, (24, 24), **settings)
     assert set(numbers) == {
         *("flip", "matrix", "brightness", "contrast", "saturation", "hue", "erase_boxes", "mask")
     }
-    turned = augment.numbers(ids[::-1], (24, 24), **settings)
+    turned = augment.params(ids[::-1], (24, 24), **settings)
     assert all(torch.equal(turned[name].flip(0), numbers[name]) for name in numbers)
-    for other in ({"seed": 6}, {"epoch": 3}, {"turns": [1, 1, 1, 1]}):
-        changed = augment.numbers(ids, (24, 24), **{**settings, **other})
+    for other in ({"seed": 6}, {"epoch": 3}, {"occurrence": [1, 1, 1, 1]}):
+        changed = augment.params(ids, (24, 24), **{**settings, **other})
         assert not torch.equal(changed["matrix"], numbers["matrix"]), other
-    twice = augment.numbers(ids, (24, 24), **settings, views=2)
+    twice = augment.params(ids, (24, 24), **settings, views=2)
     assert all(torch.equal(twice[name][:4], numbers[name]) for name in numbers)
     assert not torch.equal(twice["matrix"][4:], numbers["matrix"])
-    fewer = random(color=None, flip=0.0).numbers(ids, (24, 24), **settings)
+    fewer = random(color=None, flip=0.0).params(ids, (24, 24), **settings)
     assert all(torch.equal(fewer[name], numbers[name]) for name in fewer), "each has draws of its own"
 
 
 def test_numbers_never_change_from_one_version_to_the_next():
-    numbers = random().numbers([1, 2, 3], (24, 24), seed=3, epoch=4)
+    numbers = random().params([1, 2, 3], (24, 24), seed=3, epoch=4)
     assert numbers["flip"].tolist() == GOLDEN["flip"]
     assert numbers["erase_boxes"][:, 0].tolist() == GOLDEN["erase_boxes"]
     for name in ("brightness", "hue"):
@@ -119,7 +119,7 @@ def test_training_distorts_and_evaluation_does_not():
     assert not torch.equal(first, second), "without numbers it counts the images that it sees"
     again = random()
     assert torch.equal(again(images), first) and torch.equal(again(images), second)
-    numbers = augment.numbers(range(6), (24, 24))
+    numbers = augment.params(range(6), (24, 24))
     assert torch.equal(augment(images, numbers), first)
     assert torch.equal(augment.eval()(images, numbers), Augment()(images))
 
@@ -153,7 +153,7 @@ def test_types_and_memory_formats_by_name():
 
 def test_it_compiles_with_numbers():
     images, augment = some(), random()
-    numbers = augment.numbers(range(6), (24, 24))
+    numbers = augment.params(range(6), (24, 24))
     compiled = torch.compile(augment, fullgraph=True, backend="eager")
     assert torch.equal(compiled(images, numbers), augment(images, numbers))
 
@@ -161,7 +161,7 @@ def test_it_compiles_with_numbers():
 def test_normalisation_alone_works_where_there_are_no_operators():
     images = some()
     for augment in (Augment(), Augment(dtype="float16", memory_format="contiguous")):
-        result = augment._by_torch(images)
+        result = augment._normalise_by_torch(images)
         expected = augment(images)
         assert result.dtype == expected.dtype and torch.allclose(
             result, expected, atol=1e-2 if augment.dtype == torch.float16 else 1e-5

@@ -180,7 +180,7 @@ def group(root: Path, cgroup: str, **files: str) -> machine.Machine:
         path = root / "groups" / name.replace("__", "/").replace("_DOT_", ".")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    return machine.look(root / "groups", root / "proc")
+    return machine.read_machine(root / "groups", root / "proc")
 
 
 def test_limits_of_a_container(tmp_path, monkeypatch):
@@ -204,7 +204,7 @@ def test_limits_of_a_container(tmp_path, monkeypatch):
     none = group(tmp_path / "0", "")
     assert (none.core_limit, none.memory_limit, none.usable_cores) == (None, None, none.cores)
 
-    monkeypatch.setattr(machine, "look", lambda: machine.Machine(64, 2.0, 1, 1, 1, 1, 0.1))
+    monkeypatch.setattr(machine, "read_machine", lambda: machine.Machine(64, 2.0, 1, 1, 1, 1, 0.1))
     found = tarpeg.diagnose(speed=False)
     assert found.facts["machine"]["cores"] == "64, of which the container may use 2.0"
     assert LoaderConfig().engine() == (2, 0), "as many workers as the container may keep busy"

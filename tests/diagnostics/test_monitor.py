@@ -143,7 +143,7 @@ def module(photos, **settings):
 
 def test_a_slow_loader_of_ours_and_the_setting_that_helps(photos, monkeypatch):
     machine = Machine(8, 4.0, None, None, None, None, None)
-    monkeypatch.setattr("tarpeg.machine.look", lambda: machine)
+    monkeypatch.setattr("tarpeg.machine.read_machine", lambda: machine)
     torch.set_num_threads(1)
     data = module(photos, workers=0, threads=0, members=["cls"], decode=busy)
     stall, trainer = fit(Model(), data=data)
@@ -156,9 +156,9 @@ def test_a_slow_loader_of_ours_and_the_setting_that_helps(photos, monkeypatch):
 
 def test_a_slow_augmentation_of_ours(photos):
     class Slow(Augment):
-        def made(self, *arguments, **named):
+        def transform(self, *arguments, **named):
             time.sleep(0.02)
-            return super().made(*arguments, **named)
+            return super().transform(*arguments, **named)
 
     stall, _ = fit(Model(), data=module(photos, workers=0, threads=1, augment=Slow(flip=0.5)))
     assert stall.shares["augment"] > 0.7

@@ -97,10 +97,10 @@ def test_captions():
     augment = Augment(
         flip=1.0, affine=Affine((90, 90), translate=(0.25, 0.25)), color=Color((1.5, 1.5), hue=(0.25, 0.25))
     )
-    text = captions(augment.numbers([0], (40, 40)), 0, (40, 40))
+    text = captions(augment.params([0], (40, 40)), 0, (40, 40))
     assert text == "mirrored, +90°, x1.00, by +10, +10\nbrightness 1.50\nhue +90°"
-    assert captions(Augment(color=Color(0.4, probability=0)).numbers([0], (8, 8)), 0, (8, 8)) == "as it is"
-    masked = Augment(erase=Erase(1.0), mask=Mask(1.0, 4)).numbers([0], (40, 40))
+    assert captions(Augment(color=Color(0.4, probability=0)).params([0], (8, 8)), 0, (8, 8)) == "as it is"
+    masked = Augment(erase=Erase(1.0), mask=Mask(1.0, 4)).params([0], (40, 40))
     assert captions(masked, 0, (40, 40)) == "erased, 100% masked"
 
 

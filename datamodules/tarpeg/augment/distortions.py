@@ -19,7 +19,7 @@ from ..ops import matrices
 
 Float64 = npt.NDArray[np.float64]
 Range = float | Sequence[float]
-Numbers = dict[str, Tensor]
+Params = dict[str, Tensor]
 
 # A mask takes a draw for each cell, and a view of a sample has 2**16 draws.
 _MOST_CELLS = 1 << 15
@@ -32,7 +32,7 @@ class Distortion(Protocol):
     def draws(self) -> int:
         """How many uniform draws an image takes."""
 
-    def numbers(self, drawn: Float64, size: tuple[int, int]) -> Numbers:
+    def params(self, uniforms: Float64, size: tuple[int, int]) -> Params:
         """Arguments of ``augment_batch`` from draws [B, draws], for images of that height and width."""
 
 
@@ -60,22 +60,22 @@ class Affine:
         pair = (self.scale, self.scale) if isinstance(self.scale, (int, float)) else self.scale
         _set(self, "scale", pair, 1e-3, 1e3)
 
-    def numbers(self, drawn: Float64, size: tuple[int, int]) -> Numbers:
+    def params(self, uniforms: Float64, size: tuple[int, int]) -> Params:
         """``matrix`` from draws [B, 6]."""
         height, width = size
         center = ((width - 1) / 2, (height - 1) / 2)
         degrees, scale, shear = (
-            torch.from_numpy(_between(bounds, drawn[:, column]))
+            torch.from_numpy(_between(bounds, uniforms[:, column]))
             for column, bounds in enumerate((self.degrees, self.scale, self.shear))
         )
-        x, y = (torch.from_numpy(_between(self.translate, drawn[:, column])) for column in (3, 4))
+        x, y = (torch.from_numpy(_between(self.translate, uniforms[:, column])) for column in (3, 4))
         matrix = matrices.compose(
             matrices.scale(scale, center=center),
             matrices.shear(shear, center=center),
             matrices.rotation(degrees, center),
             matrices.translation(x * width, y * height),
         )
-        matrix[torch.from_numpy(drawn[:, 5] >= self.probability)] = matrices.identity()
+        matrix[torch.from_numpy(uniforms[:, 5] >= self.probability)] = matrices.identity()
         return {"matrix": matrix}
 
 
@@ -102,15 +102,15 @@ class Color:
             _set(self, name, _around(name, getattr(self, name), 1.0), 0.0, math.inf)
         _set(self, "hue", _around("hue", self.hue, 0.0), -0.5, 0.5)
 
-    def numbers(self, drawn: Float64, size: tuple[int, int]) -> Numbers:
+    def params(self, uniforms: Float64, size: tuple[int, int]) -> Params:
         """``brightness``, ``contrast``, ``saturation`` and ``hue``, those that change anything."""
-        numbers, is_changed = {}, drawn[:, 4] < self.probability
+        params, is_changed = {}, uniforms[:, 4] < self.probability
         for column, name in enumerate(("brightness", "contrast", "saturation", "hue")):
             bounds, neutral = getattr(self, name), 0.0 if name == "hue" else 1.0
             if bounds != (neutral, neutral):
-                values = np.where(is_changed, _between(bounds, drawn[:, column]), neutral)
-                numbers[name] = torch.from_numpy(values)
-        return numbers
+                values = np.where(is_changed, _between(bounds, uniforms[:, column]), neutral)
+                params[name] = torch.from_numpy(values)
+        return params
 
 
 @dataclass(frozen=True)
@@ -134,20 +134,20 @@ class Erase:
             value = getattr(self, name)
             _set(self, name, (value, value) if isinstance(value, (int, float)) else value, 1e-9, limit)
 
-    def numbers(self, drawn: Float64, size: tuple[int, int]) -> Numbers:
+    def params(self, uniforms: Float64, size: tuple[int, int]) -> Params:
         """``erase_boxes`` from draws [B, 23]."""
         height, width = size
-        areas = height * width * _between(self.area, drawn[:, : self.tries])
+        areas = height * width * _between(self.area, uniforms[:, : self.tries])
         low, high = _pair(self.aspect)
-        ratios = np.exp(_between((math.log(low), math.log(high)), drawn[:, self.tries : 2 * self.tries]))
+        ratios = np.exp(_between((math.log(low), math.log(high)), uniforms[:, self.tries : 2 * self.tries]))
         sides = np.rint(np.stack([np.sqrt(areas * ratios), np.sqrt(areas / ratios)], axis=-1))
         fits = ((sides >= 1) & (sides <= size)).all(-1)
         first = fits.argmax(1)
         box = np.take_along_axis(sides, first[:, None, None], axis=1)[:, 0]
-        is_erased = fits.any(1) & (drawn[:, -1] < self.probability)
+        is_erased = fits.any(1) & (uniforms[:, -1] < self.probability)
         box = np.where(is_erased[:, None], box, 0)
         places = np.array(size) - box + 1
-        place = np.minimum(drawn[:, -3:-1] * places, places - 1)
+        place = np.minimum(uniforms[:, -3:-1] * places, places - 1)
         boxes = np.concatenate([np.floor(place), box], axis=1).astype(np.int32)
         return {"erase_boxes": torch.from_numpy(boxes)[:, None]}
 
@@ -182,13 +182,13 @@ class Mask:
         """One for each cell, and one."""
         return 1 + int(np.prod(self.cells))
 
-    def numbers(self, drawn: Float64, size: tuple[int, int]) -> Numbers:
+    def params(self, uniforms: Float64, size: tuple[int, int]) -> Params:
         """``mask`` from draws [B, draws]."""
         # Importing this loads the operators; importing this module must not.
         from ..ops.augment import dilate
 
-        is_masked = (drawn[:, 1:] < self.ratio) & (drawn[:, :1] < self.probability)
-        mask = torch.from_numpy(is_masked.reshape(len(drawn), *self._grid()))
+        is_masked = (uniforms[:, 1:] < self.ratio) & (uniforms[:, :1] < self.probability)
+        mask = torch.from_numpy(is_masked.reshape(len(uniforms), *self._grid()))
         return {"mask": dilate(mask) if self.dilate else mask}
 
     def _grid(self) -> tuple[int, int]:
@@ -196,9 +196,9 @@ class Mask:
         return height, width
 
 
-def _between(bounds: Range, drawn: Float64) -> Float64:
+def _between(bounds: Range, uniforms: Float64) -> Float64:
     low, high = _pair(bounds)
-    return low + drawn * (high - low)
+    return low + uniforms * (high - low)
 
 
 def _pair(bounds: Range) -> tuple[float, float]:

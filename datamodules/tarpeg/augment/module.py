@@ -47,7 +47,7 @@ class Augment(nn.Module):
     ``memory_format``: "contiguous", "channels_last", or None for that of the images.
 
     ``forward`` takes uint8 ``[B, 3, H, W]`` and returns ``dtype`` of that shape, on the same device. What it
-    draws in training it takes from ``numbers``, which are a function of seed, epoch and sample, so they are
+    draws in training it takes from ``params``, which are a function of seed, epoch and sample, so they are
     the same for any number of workers and ranks, and after a resume. Called without them, it numbers the
     images that it sees: 0, 1, 2 ...
     """
@@ -107,14 +107,14 @@ class Augment(nn.Module):
         """Whether it draws numbers in training, apart from those of ``mix``."""
         return bool(self.flip or self.distortions)
 
-    def numbers(
+    def params(
         self,
         ids: npt.ArrayLike,
         size: Sequence[int],
         *,
         seed: int = 0,
         epoch: int = 0,
-        turns: npt.ArrayLike | None = None,
+        occurrence: npt.ArrayLike | None = None,
         views: int = 1,
     ) -> dict[str, Tensor]:
         """Draw what ``forward`` is to do to the samples ids [B]: arguments of ``tarpeg.augment_batch``.
@@ -124,40 +124,40 @@ class Augment(nn.Module):
         [views * B] images, those of the first views first.
         """
         rows, (height, width) = np.asarray(ids), size
-        turn = np.zeros_like(rows) if turns is None else np.asarray(turns)
+        turn = np.zeros_like(rows) if occurrence is None else np.asarray(occurrence)
 
         def drawn(count: int, stream: int) -> npt.NDArray[np.float64]:
             firsts = [rng.first_draw(turn, view) for view in range(views)]
             each = [rng.uniforms(seed, epoch, rows, count, stream, first) for first in firsts]
             return np.concatenate(each)
 
-        numbers: dict[str, Tensor] = {}
+        params: dict[str, Tensor] = {}
         if self.flip:
             flips = rng.flips(drawn(1, _FLIP)[:, 0], self.flip)
-            numbers["flip"] = torch.from_numpy(flips)
+            params["flip"] = torch.from_numpy(flips)
         for stream, distortion in self.distortions.items():
-            numbers |= distortion.numbers(drawn(distortion.draws, stream), (height, width))
-        return numbers
+            params |= distortion.params(drawn(distortion.draws, stream), (height, width))
+        return params
 
-    def forward(self, images: Tensor, numbers: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Normalise ``images``, uint8 ``[B, 3, H, W]``, and in training distort them by ``numbers``."""
+    def forward(self, images: Tensor, params: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Normalise ``images``, uint8 ``[B, 3, H, W]``, and in training distort them by ``params``."""
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
             raise ValueError(f"images must be uint8 [B, 3, H, W], got {images.dtype} {list(images.shape)}")
         if not self.training:
-            numbers = {}
-        elif numbers is None:
-            numbers = self._own_numbers(images) if self.is_random else {}
-        return self.made(images, numbers)
+            params = {}
+        elif params is None:
+            params = self._next_params(images) if self.is_random else {}
+        return self.transform(images, params)
 
-    def made(self, images: Tensor, numbers: Mapping[str, Tensor], out: Tensor | None = None) -> Tensor:
-        """Distort ``images`` by ``numbers``, training or not, and normalise them; into ``out`` if given."""
-        if not numbers and self.space == "rgb" and not _has_operators(images.device):
-            return self._by_torch(images)
+    def transform(self, images: Tensor, params: Mapping[str, Tensor], out: Tensor | None = None) -> Tensor:
+        """Distort ``images`` by ``params``, training or not, and normalise them; into ``out`` if given."""
+        if not params and self.space == "rgb" and not _has_operators(images.device):
+            return self._normalise_by_torch(images)
         # Importing this loads the operators; importing this module must not.
         from ..ops.augment import augment_batch
 
         colours = torch.tensor(_YCBCR, dtype=torch.float64) if self.space == "ycbcr" else None
-        arguments: dict[str, Any] = {"colour_matrix": colours, **numbers}
+        arguments: dict[str, Any] = {"colour_matrix": colours, **params}
         return augment_batch(
             images,
             **arguments,
@@ -169,7 +169,7 @@ class Augment(nn.Module):
             out=out,
         )
 
-    def mixed(
+    def mix_batch(
         self, images: Tensor, labels: Tensor, first: int, *, seed: int = 0, epoch: int = 0
     ) -> tuple[Tensor, Tensor]:
         """Mix what ``forward`` made of a batch, and its labels; ``first``: the number of its first sample."""
@@ -177,7 +177,7 @@ class Augment(nn.Module):
             return images, labels
         return self.mix(images, labels, rng.uniforms(seed, epoch, [first], Mix.draws, _MIX)[0].tolist())
 
-    def undone(self, image: Tensor) -> Tensor:
+    def denormalise(self, image: Tensor) -> Tensor:
         """Turn what the network is shown back into levels of RGB, float64 ``[3, H, W]``, to look at it."""
         mean, std = (
             torch.tensor(list(part), dtype=torch.float64)[:, None, None] for part in (self.mean, self.std)
@@ -189,12 +189,12 @@ class Augment(nn.Module):
         back = torch.linalg.inv(matrix[:, :3])
         return torch.einsum("ij,jhw->ihw", back, levels - matrix[:, 3, None, None])
 
-    def _own_numbers(self, images: Tensor) -> dict[str, Tensor]:
+    def _next_params(self, images: Tensor) -> dict[str, Tensor]:
         ids = np.arange(self._seen, self._seen + len(images))
         self._seen += len(images)
-        return self.numbers(ids, images.shape[2:])
+        return self.params(ids, images.shape[2:])
 
-    def _by_torch(self, images: Tensor) -> Tensor:
+    def _normalise_by_torch(self, images: Tensor) -> Tensor:
         """Normalise on a device that has no operators: CUDA without a compiler for it, or another kind."""
         std = torch.tensor(self.std, dtype=torch.float64)
         scale, shift = 1 / (255 * std), -torch.tensor(self.mean, dtype=torch.float64) / std

@@ -117,7 +117,9 @@ def numbers(suite: str, group: str, data: LoaderData) -> Numbers:
     sizes = decode.image_sizes(files)
     boxes, flips = loader.fetcher.planned(request, sizes.numpy())
     augment = job.augmented(dilate=False)
-    drawn = augment.numbers(request.ids, job.crop.size, seed=_SEED, epoch=request.epoch, turns=request.turns)
+    drawn = augment.params(
+        request.ids, job.crop.size, seed=_SEED, epoch=request.epoch, occurrence=request.turns
+    )
     jpegs = [bytes(file.numpy()) for file in files]
     flip = torch.from_numpy(flips[0])
     return Numbers(request.ids.tolist(), jpegs, sizes, torch.from_numpy(boxes[0]), flip, drawn.get("mask"))

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-from ..machine import look
+from ..machine import read_machine
 
 _OURS, _OTHERS, _BOUND = "#e4572e", "#9aa5b1", "#dfe3e8"
 
@@ -187,7 +187,7 @@ def machine() -> str:
     with contextlib.suppress(OSError):
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
         model = found[1].strip() if found else model
-    return f"{model}, {look().cores} cores"
+    return f"{model}, {read_machine().cores} cores"
 
 
 def versions() -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from packaging.requirements import Requirement
 
 from ..errors import BuildError
-from ..machine import Machine, look
+from ..machine import Machine, read_machine
 from ..ops import build, cuda
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def diagnose(speed: bool = True) -> Diagnosis:
     """
     notes, measured = _Notes(), None
     _packages(notes)
-    machine = look()
+    machine = read_machine()
     load = _loaded_library(notes)
     _compiler(notes)
     if load is not None:

@@ -386,7 +386,7 @@ def _workers(loader: Any) -> int | None:
 def _feed(trainer: lightning.Trainer, seconds: float) -> Feed:
     """Find out what the verdict depends on, apart from the shares."""
     device = trainer.strategy.root_device.type
-    cores = max(1, machine.look().usable_cores // trainer.num_devices)
+    cores = max(1, machine.read_machine().usable_cores // trainer.num_devices)
     profiler = cast(Any, trainer).profiler
     while isinstance(profiler, _Watch):
         profiler = profiler.inner

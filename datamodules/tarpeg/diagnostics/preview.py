@@ -217,7 +217,7 @@ def _shown(augment: Any, image: Tensor) -> Image.Image:
     """Turn ``[3, H, W]`` into a picture: uint8 as it is, else with the normalisation undone."""
     levels = image.detach().cpu().double()
     if isinstance(augment, Augment):
-        levels = augment.undone(levels)
+        levels = augment.denormalise(levels)
     elif image.dtype != torch.uint8:  # of a module that nothing is known of
         low, high = levels.aminmax()
         levels = 255 * (levels - low) / (high - low).clamp(min=1e-9)

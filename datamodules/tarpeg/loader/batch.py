@@ -84,7 +84,7 @@ def augmented(
         else:
             image = _each_view(augment, image)
     if request is not None and augment.mix is not None:
-        image, label = augment.mixed(image, label, int(request.ids[0]), seed=seed, epoch=request.epoch)
+        image, label = augment.mix_batch(image, label, int(request.ids[0]), seed=seed, epoch=request.epoch)
     return batch._replace(image=image, label=label)
 
 
@@ -92,15 +92,15 @@ def numbers_of(augment: Augment, images: Tensor, seed: int, request: Request) ->
     """Draw the numbers of images ``[B, 3, H, W]`` or ``[n, B, 3, H, W]`` that answer ``request``."""
     views = 1 if images.ndim == 4 else len(images)
     size, epoch = images.shape[-2:], request.epoch
-    return augment.numbers(request.ids, size, seed=seed, epoch=epoch, turns=request.turns, views=views)
+    return augment.params(request.ids, size, seed=seed, epoch=epoch, occurrence=request.turns, views=views)
 
 
 def made(augment: Augment, images: Tensor, seed: int, request: Request | None, out: Tensor | None) -> Tensor:
     """Do in a worker what ``augmented`` does to images; ``request``: None where they are not distorted."""
     numbers = {} if request is None else numbers_of(augment, images, seed, request)
     if images.ndim == 4:
-        return augment.made(images, numbers, out)
-    flat = augment.made(images.flatten(0, 1), numbers, None if out is None else out.flatten(0, 1))
+        return augment.transform(images, numbers, out)
+    flat = augment.transform(images.flatten(0, 1), numbers, None if out is None else out.flatten(0, 1))
     return flat.view(images.shape) if out is None else out
 
 
