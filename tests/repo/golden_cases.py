@@ -365,5 +365,5 @@ for _name in AUGMENTS:
 @case("augment/called_alone")
 def augment_alone(sources: Sources) -> object:
     made, images = all_of(), noise(6, 3, 20, 26)
-    numbers = made.numbers([7, 8, 9], (20, 26), seed=4, epoch=2, turns=[0, 1, 0], views=2)
-    return [made(images), made(images), made(images, numbers), numbers, made.eval()(images)]
+    params = made.params([7, 8, 9], (20, 26), seed=4, epoch=2, occurrence=[0, 1, 0], views=2)
+    return [made(images), made(images), made(images, params), params, made.eval()(images)]
