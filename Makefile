@@ -1,8 +1,10 @@
-# What one does in this checkout. `make train` and `make test` set up everything that they need.
+# Commands for this checkout. `make train` and `make test` install everything that they need.
 PYTHON ?= python3
 ARGS ?=
 VENV := .venv
 PY := $(VENV)/bin/python
+# pip shows its progress on a terminal, and only warnings and errors elsewhere.
+PIP := $(PY) -m pip install --disable-pip-version-check $(shell [ -t 2 ] || echo -qq)
 NATIVE := $(wildcard native/*.cpp native/*.h native/cuda/*.cu native/cuda/*.h native/bench/*.cpp)
 
 .DEFAULT_GOAL := help
@@ -15,15 +17,19 @@ setup: $(VENV)/.stamp  ## system packages, then .venv with everything in it; doe
 
 $(VENV)/.stamp: requirements.txt pyproject.toml setup.py
 	@$(MAKE) --no-print-directory system
-	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install -qq --disable-pip-version-check "setuptools>=77" wheel -r requirements.txt
-	$(PY) -m pip install -qq --disable-pip-version-check --no-build-isolation -e ".[dev]"
+	@echo "setup 1/3: creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "setup 2/3: installing PyTorch, Lightning and the rest of requirements.txt into $(VENV): 2 to 10 minutes," \
+	  "about 6 GB on disk (most of it PyTorch with CUDA)"
+	@$(PIP) "setuptools>=77" wheel -r requirements.txt
+	@echo "setup 3/3: installing the tools of the tests, and compiling tarpeg's operators (1 to 2 minutes)"
+	@$(PIP) --no-build-isolation -e ".[dev]"
 	@touch $@
 
 system:  ## a C++ compiler and libjpeg-turbo's headers, installed where that is possible
 	@PYTHON="$(PYTHON)" tools/install_system.sh
 
-build: setup  ## compile the native library anew (TARPEG_DEBUG=1, TARPEG_SANITIZE=address,undefined)
+build: setup  ## compile the native library again (TARPEG_DEBUG=1, TARPEG_SANITIZE=address,undefined)
 	$(PY) -c "import logging; logging.basicConfig(level='INFO'); from tarpeg.ops import build; build.build(force=True)"
 
 train: setup  ## train on synthetic shards (ARGS="experiment=article trainer.max_epochs=2")
@@ -41,7 +47,7 @@ lint: setup  ## formatting, ruff, mypy, clang-format
 	$(VENV)/bin/mypy
 	$(VENV)/bin/clang-format --dry-run -Werror $(NATIVE)
 
-format: setup  ## rewrite the sources as lint wants them
+format: setup  ## reformat the sources
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/clang-format -i $(NATIVE)
