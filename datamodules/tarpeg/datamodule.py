@@ -16,7 +16,7 @@ from torch import nn
 
 from .errors import ShardError
 from .loader.batch import AnyBatch, Batch, ExtraBatch, KeyedBatch, augmented, pixels_of
-from .loader.config import LoaderConfig, OnError, Pixels
+from .loader.config import LoaderConfig, OnError, PixelFormat
 from .loader.loader import Loader
 from .loader.split import Split
 from .loader.stream_loader import StreamingLoader
@@ -205,12 +205,12 @@ class ShardDataModule(lightning.LightningDataModule):
                 self._shards[name] = split.open()
         return self._shards[name]
 
-    def _pixels(self, is_train: bool) -> Pixels:
+    def _pixels(self, is_train: bool) -> PixelFormat:
         """Say what the loader makes of the images; more than uint8 where the CPU trains."""
         own = type(self).on_after_batch_transfer is ShardDataModule.on_after_batch_transfer
         if not own or not self._trains_on_cpu:
-            return Pixels()
-        return pixels_of(self.augment, is_train, self._config.engine()[0])
+            return PixelFormat()
+        return pixels_of(self.augment, is_train, self._config.workers_and_threads[0])
 
     @property
     def _trains_on_cpu(self) -> bool:
@@ -247,7 +247,7 @@ class ShardDataModule(lightning.LightningDataModule):
             if of == name and self.trainer is not None:
                 other.close()  # Lightning asks for another with reload_dataloaders_every_n_epochs
         self._loaders.append((name, loader))
-        has_helpers = any(config.engine()) and torch.get_num_threads() > 1
+        has_helpers = any(config.workers_and_threads) and torch.get_num_threads() > 1
         if is_train and not rank and self._trains_on_cpu and has_helpers:
             warn_about_spinning_threads()
         _compare_over_ranks(loader, name, rank, world)

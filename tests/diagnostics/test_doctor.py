@@ -207,7 +207,7 @@ def test_limits_of_a_container(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "read_machine", lambda: machine.Machine(64, 2.0, 1, 1, 1, 1, 0.1))
     found = tarpeg.diagnose(speed=False)
     assert found.facts["machine"]["cores"] == "64, of which the container may use 2.0"
-    assert LoaderConfig().engine() == (2, 0), "as many workers as the container may keep busy"
+    assert LoaderConfig().workers_and_threads == (2, 0), "as many workers as the container may keep busy"
 
 
 def test_verdicts():

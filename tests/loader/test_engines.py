@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers.small_tars import sample
 from tarpeg import Augment, DecodeError, Progressive, RandomResizedCrop, ShardError, Split
-from tarpeg.loader.config import LoaderConfig, Pixels
+from tarpeg.loader.config import LoaderConfig, PixelFormat
 from test_loader import ALL, digest, keys_of, load
 
 HERE = Path(__file__).parent
@@ -48,7 +48,7 @@ def test_the_same_bytes_from_every_engine(photos, engine, expected):
 
 
 def test_images_come_normalised_where_that_is_asked_for(photos, engine):
-    pixels = Pixels((0.1, 0.5, 0.9), (0.2, 0.25, 1.0), torch.float32)
+    pixels = PixelFormat((0.1, 0.5, 0.9), (0.2, 0.25, 1.0), torch.float32)
     plain, loader = load(photos, seed=5, workers=0, threads=0), load(photos, seed=5, pixels=pixels, **engine)
     for bytes_, floats in zip(plain, loader, strict=True):
         assert floats.image.dtype == torch.float32
@@ -149,12 +149,12 @@ def test_a_larger_batch_finds_room(photos, engine, growing):
 
 
 def test_what_is_asked_for_is_what_there_is():
-    cores = LoaderConfig(workers=0).engine()[1]
+    cores = LoaderConfig(workers=0).workers_and_threads[1]
     assert 1 <= cores <= min(8, os.cpu_count())
-    assert LoaderConfig(workers=3).engine() == (3, 0)
-    assert LoaderConfig(threads=3).engine() == LoaderConfig(workers=0, threads=3).engine() == (0, 3)
-    assert LoaderConfig(workers=0, threads=0).engine() == (0, 0)
-    assert sum(LoaderConfig().engine()) == cores
+    assert LoaderConfig(workers=3).workers_and_threads == (3, 0)
+    assert LoaderConfig(threads=3).workers_and_threads == LoaderConfig(workers=0, threads=3).workers_and_threads == (0, 3)
+    assert LoaderConfig(workers=0, threads=0).workers_and_threads == (0, 0)
+    assert sum(LoaderConfig().workers_and_threads) == cores
     with pytest.raises(ValueError, match="workers=2 and threads=2"):
         LoaderConfig(workers=2, threads=2)
 

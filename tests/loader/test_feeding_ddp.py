@@ -79,9 +79,9 @@ def test_two_processes_get_what_was_planned(tmp_path):
     weights = [float(n % 4) for n in range(24)]
     split = Split(folder, RandomResizedCrop(16), weights=weights)
     orders = {
-        "weights": split.order(split.open(), 0, True),
-        "subset": Split(folder, RandomResizedCrop(16), subset=0.5).order(split.open(), 0, True),
-        "views": Split(folder, RandomResizedCrop(16)).order(split.open(), 0, True),
+        "weights": split.sampler(split.open(), 0, True),
+        "subset": Split(folder, RandomResizedCrop(16), subset=0.5).sampler(split.open(), 0, True),
+        "views": Split(folder, RandomResizedCrop(16)).sampler(split.open(), 0, True),
     }
     for name, order in orders.items():
         one, other = ([keys for keys, _ in rank[name]] for rank in ranks)

@@ -222,7 +222,7 @@ def test_sampling_needs_only_numpy():
 
 
 def test_views_and_turns_have_draws_of_their_own():
-    turns = np.array([0, 1, 2])
-    firsts = np.concatenate([first_draw(turns, view) for view in range(3)])
+    occurrence = np.array([0, 1, 2])
+    firsts = np.concatenate([first_draw(occurrence, view) for view in range(3)])
     assert len(set(firsts.tolist())) == 9 and firsts[0] == 0
     assert np.diff(np.sort(firsts)).min() >= 1 << 16

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from tarpeg import Blocks
 from tarpeg.sampling.batches import BatchPlan
 from tarpeg.sampling.rng import permutation
-from tarpeg.sampling.sampler import Sampler, chosen, weighed
+from tarpeg.sampling.sampler import Sampler, checked_weights, subset_ids
 
 
 def order(samples, shuffle=True, subset=None, weights=None, seed=0):
-    subset = chosen(subset, samples)
-    return Sampler(samples, seed, shuffle, subset, weighed(weights, samples, subset))
+    subset = subset_ids(subset, samples)
+    return Sampler(samples, seed, shuffle, subset, checked_weights(weights, samples, subset))
 
 
 def test_a_full_permutation_is_samplings():
     assert order(50, seed=3).ids(2).tolist() == permutation(3, 2, 50).tolist()
     assert order(5, shuffle=False).ids(9).tolist() == [0, 1, 2, 3, 4]
-    assert order(5).request(0, 1, 3).turns is None
+    assert order(5).request(0, 1, 3).occurrence is None
 
 
 def test_a_request_is_a_slice_of_the_epoch():
@@ -93,21 +93,21 @@ def test_blocks_refuse(settings):
 
 
 def test_a_fraction_is_the_same_for_every_seed_and_part_of_a_larger_one():
-    small, large = chosen(0.1, 1000), chosen(0.25, 1000)
+    small, large = subset_ids(0.1, 1000), subset_ids(0.25, 1000)
     assert (len(small), len(large)) == (100, 250)
     assert set(small) <= set(large) and small.tolist() == sorted(small)
     assert sorted(order(1000, subset=0.1, seed=7).ids(3)) == small.tolist()
-    assert chosen(1, 10) is None and chosen(1.0, 10) is None and chosen(None, 10) is None
-    assert len(chosen(1e-9, 10)) == 1
+    assert subset_ids(1, 10) is None and subset_ids(1.0, 10) is None and subset_ids(None, 10) is None
+    assert len(subset_ids(1e-9, 10)) == 1
     # As many of each stretch as chance allows.
-    assert abs(int((chosen(0.5, 10_000) < 5000).sum()) - 2500) < 6 * math.sqrt(10_000) / 4
+    assert abs(int((subset_ids(0.5, 10_000) < 5000).sum()) - 2500) < 6 * math.sqrt(10_000) / 4
 
 
 def test_indices_keep_their_order_without_shuffling(tmp_path):
     assert order(10, shuffle=False, subset=[7, 2, 5]).ids(0).tolist() == [7, 2, 5]
     np.save(tmp_path / "some.npy", np.array([1, 3], np.int32))
     for subset in (str(tmp_path / "some.npy"), tmp_path / "some.npy", np.array([1, 3]), (1, 3)):
-        assert chosen(subset, 10).tolist() == [1, 3]
+        assert subset_ids(subset, 10).tolist() == [1, 3]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_indices_keep_their_order_without_shuffling(tmp_path):
 )
 def test_subsets_that_are_none(subset, text):
     with pytest.raises(ValueError, match=text):
-        chosen(subset, 10)
+        subset_ids(subset, 10)
 
 
 # --- weights
@@ -159,7 +159,7 @@ def test_each_sample_comes_the_floor_or_the_ceiling_of_its_share(weights, epoch)
 def test_equal_weights_are_every_sample_once(weight):
     plain = order(1009, weights=[weight] * 1009)
     assert sorted(plain.ids(0)) == list(range(1009))
-    assert not plain.request(0, 0, 1009).turns.any()
+    assert not plain.request(0, 0, 1009).occurrence.any()
 
 
 def test_over_many_epochs_the_shares_are_the_weights():
@@ -179,15 +179,15 @@ def test_occurrences_are_numbered():
     plain = order(4, weights=[5, 1, 0, 2])
     asked = plain.request(1, 0, 4)
     seen = {}
-    for id, turn in sorted(zip(asked.ids.tolist(), asked.turns.tolist(), strict=True)):
+    for id, turn in sorted(zip(asked.ids.tolist(), asked.occurrence.tolist(), strict=True)):
         seen.setdefault(id, []).append(turn)
-    assert all(turns == list(range(len(turns))) for turns in seen.values()) and 2 not in seen
-    assert plain.among().tolist() == [0, 1, 3] and order(3).among() is None
+    assert all(occurrence == list(range(len(occurrence))) for occurrence in seen.values()) and 2 not in seen
+    assert plain.candidates().tolist() == [0, 1, 3] and order(3).candidates() is None
 
 
 def test_weights_and_a_subset():
     plain = order(10, subset=[1, 2, 9], weights=range(10))
-    assert len(plain) == 3 and plain.among().tolist() == [1, 2, 9]
+    assert len(plain) == 3 and plain.candidates().tolist() == [1, 2, 9]
     for epoch in range(20):
         assert set(plain.ids(epoch)) <= {1, 2, 9}
         assert counts_of(plain, epoch)[9] in (2, 3)  # 9 / 12 * 3 = 2.25
@@ -198,7 +198,7 @@ def test_weights_from_a_file(tmp_path):
     assert order(2, weights=tmp_path / "weights.npy").ids(0).tolist() == [1, 1]
     np.save(tmp_path / "objects.npy", np.array([object()]), allow_pickle=True)
     with pytest.raises(ValueError, match=r"weights='.*objects.npy' cannot be read as a .npy file"):
-        weighed(tmp_path / "objects.npy", 1, None)
+        checked_weights(tmp_path / "objects.npy", 1, None)
 
 
 @pytest.mark.parametrize(
@@ -216,10 +216,10 @@ def test_weights_from_a_file(tmp_path):
 )
 def test_weights_that_are_none(weights, text):
     with pytest.raises(ValueError, match=text):
-        weighed(weights, 3, None)
+        checked_weights(weights, 3, None)
     if weights == [0, 0, 0]:
         with pytest.raises(ValueError, match="the sum 0"):
-            weighed([0, 1, 1], 3, np.array([0]))
+            checked_weights([0, 1, 1], 3, np.array([0]))
 
 
 def test_a_digest_tells_orders_apart():
@@ -228,8 +228,8 @@ def test_a_digest_tells_orders_apart():
         *(order(9, subset=[0, 1]), order(9, subset=[1, 0]), order(9, weights=range(9))),
         order(9, weights=range(1, 10)),
     ]
-    assert len({plain.digest() for plain in orders}) == len(orders)
-    assert order(9, seed=3).digest() == order(9).digest(), "the seed is another matter"
+    assert len({plain.fingerprint() for plain in orders}) == len(orders)
+    assert order(9, seed=3).fingerprint() == order(9).fingerprint(), "the seed is another matter"
 
 
 # --- exactness
@@ -255,6 +255,6 @@ def test_the_planned_multiset_over_all_ranks(world, kind):
         given = np.concatenate([request.ids for request in requests])
         assert np.sort(given).tolist() == np.sort(order(samples, **options).ids(5)).tolist()
         if options.get("weights") is not None:
-            turns = np.concatenate([request.turns for request in requests])
-            pairs = set(zip(given.tolist(), turns.tolist(), strict=True))
+            occurrence = np.concatenate([request.occurrence for request in requests])
+            pairs = set(zip(given.tolist(), occurrence.tolist(), strict=True))
             assert len(pairs) == len(given), "each occurrence comes once"

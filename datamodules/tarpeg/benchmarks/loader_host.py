@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..loader.config import LoaderConfig, Pixels
+from ..loader.config import LoaderConfig, PixelFormat
 from ..loader.loader import Loader
 from ..loader.split import Split
 from ..ops import decode
@@ -164,7 +164,7 @@ def _split(who: Contestant, shards: list[Path]) -> Split:
 
 def _loader(who: Contestant, shards: list[Path]) -> Loader:
     split = _split(who, shards)
-    pixels = Pixels(MEAN, STD, torch.float32) if who.group == "float32" else Pixels()
+    pixels = PixelFormat(MEAN, STD, torch.float32) if who.group == "float32" else PixelFormat()
     workers, threads = _engine(who)
     config = LoaderConfig(BATCH, workers=workers, threads=threads, pixels=pixels)
     return Loader(split.open(), split, config, shuffle=True, keys=False, rank=0, world=1)

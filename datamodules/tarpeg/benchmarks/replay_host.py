@@ -118,7 +118,7 @@ def numbers(suite: str, group: str, data: LoaderData) -> Numbers:
     boxes, flips = loader.fetcher.planned(request, sizes.numpy())
     augment = job.augmented(dilate=False)
     drawn = augment.params(
-        request.ids, job.crop.size, seed=_SEED, epoch=request.epoch, occurrence=request.turns
+        request.ids, job.crop.size, seed=_SEED, epoch=request.epoch, occurrence=request.occurrence
     )
     jpegs = [bytes(file.numpy()) for file in files]
     flip = torch.from_numpy(flips[0])

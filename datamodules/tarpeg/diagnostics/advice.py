@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..cache.codecs import Codec, Raw, Tiled, tile_width
 from ..errors import DecodeError, ShardError
-from ..loader.config import Pixels
+from ..loader.config import PixelFormat
 from ..loader.fetch import Fetcher
 from ..sampling.sampler import Request
 from ..shards.labels import Samples
@@ -61,8 +61,8 @@ def costs_of(fetcher: Fetcher, epoch: int, seconds: float) -> Costs | None:
 
 def _costs(fetcher: Fetcher, epoch: int, end: float, half: float) -> Costs | None:
     count = len(fetcher.shards)
-    among = np.arange(count) if fetcher.among is None else fetcher.among
-    drawn = np.random.default_rng(0).choice(among, min(_MOST, len(among)), replace=False)
+    candidates = np.arange(count) if fetcher.candidates is None else fetcher.candidates
+    drawn = np.random.default_rng(0).choice(candidates, min(_MOST, len(candidates)), replace=False)
     files = {id: fetcher.shards.images([id])[0] for id in drawn.tolist()}
     widths = [tile_width(file.numpy().tobytes()) for file in files.values() if _is_jpeg(file)]
     tiled = sum(width is not None for width, _ in widths) / len(files)
@@ -73,7 +73,7 @@ def _costs(fetcher: Fetcher, epoch: int, end: float, half: float) -> Costs | Non
             break
         cached[id] = _encoded(codec, file)
     request = Request(epoch, np.array(list(cached), np.int64))
-    plain = fetcher if fetcher.pixels.augment is None else replace(fetcher, pixels=Pixels())
+    plain = fetcher if fetcher.pixels.augment is None else replace(fetcher, pixels=PixelFormat())
     readers = [plain, replace(plain, shards=cast(Samples, _Instead(fetcher.shards, cached))), fetcher]
     rounds: list[list[float]] = []
     while len(rounds) < 2 or (len(rounds) <= _ROUNDS and time.monotonic() < end):

@@ -396,7 +396,7 @@ def _feed(trainer: lightning.Trainer, seconds: float) -> Feed:
     if not isinstance(loader, Loader):
         return feed._replace(other_workers=_workers(loader))
     config, split = loader.config, loader.split
-    workers, threads = config.engine()
+    workers, threads = config.workers_and_threads
     augment = getattr(getattr(trainer, "datamodule", None), "augment", None)
     return feed._replace(
         source=split.shards if isinstance(split.shards, (str, os.PathLike)) else list(split.shards),

@@ -172,8 +172,8 @@ def _cards(augment: Any, loader: Any, batch: AnyBatch, request: Request, most: i
             flips = []
         else:
             size = np.array([[source.height, source.width]], np.int32)
-            turns = None if request.turns is None else request.turns[[row]]
-            boxes, flips = fetcher.planned(Request(request.epoch, request.ids[[row]], turns), size)
+            occurrence = None if request.occurrence is None else request.occurrence[[row]]
+            boxes, flips = fetcher.planned(Request(request.epoch, request.ids[[row]], occurrence), size)
             card.pictures.append(_with_boxes(source, [box[0].tolist() for box in boxes]))
             card.texts.append(f"{source.width} x {source.height}")
         for view in range(len(before)):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..augment.module import Augment
 from ..sampling.sampler import Request
-from .config import Pixels
+from .config import PixelFormat
 
 
 class Batch(NamedTuple):
@@ -92,7 +92,7 @@ def numbers_of(augment: Augment, images: Tensor, seed: int, request: Request) ->
     """Draw the numbers of images ``[B, 3, H, W]`` or ``[n, B, 3, H, W]`` that answer ``request``."""
     views = 1 if images.ndim == 4 else len(images)
     size, epoch = images.shape[-2:], request.epoch
-    return augment.params(request.ids, size, seed=seed, epoch=epoch, occurrence=request.turns, views=views)
+    return augment.params(request.ids, size, seed=seed, epoch=epoch, occurrence=request.occurrence, views=views)
 
 
 def made(augment: Augment, images: Tensor, seed: int, request: Request | None, out: Tensor | None) -> Tensor:
@@ -104,7 +104,7 @@ def made(augment: Augment, images: Tensor, seed: int, request: Request | None, o
     return flat.view(images.shape) if out is None else out
 
 
-def pixels_of(augment: nn.Module | None, in_training: bool, workers: int) -> Pixels:
+def pixels_of(augment: nn.Module | None, in_training: bool, workers: int) -> PixelFormat:
     """Say what the loaders make of the images where the CPU trains, so that little is left to do for Augment.
 
     Normalising alone is done by the decoder as it writes. Anything more is done by the worker processes,
@@ -112,11 +112,11 @@ def pixels_of(augment: nn.Module | None, in_training: bool, workers: int) -> Pix
     a small network on two cores. Without workers Augment runs where the batches arrive.
     """
     if type(augment) is not Augment or augment.memory_format is torch.contiguous_format:
-        return Pixels()
+        return PixelFormat()
     distorts = in_training and augment.is_random
     if not distorts and augment.space == "rgb":
-        return Pixels(augment.mean, augment.std, augment.dtype)
-    return Pixels(dtype=augment.dtype, augment=augment, distorts=distorts) if workers else Pixels()
+        return PixelFormat(augment.mean, augment.std, augment.dtype)
+    return PixelFormat(dtype=augment.dtype, augment=augment, distorts=distorts) if workers else PixelFormat()
 
 
 def _each_view(augment: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:

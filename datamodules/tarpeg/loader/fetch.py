@@ -19,7 +19,7 @@ from ..shards.labels import Decode, Samples, Target, read_extra, read_labels, wh
 from . import batch
 from .batch import Answer, AnyBatch, Batch, ExtraBatch, KeyedBatch
 from .buffers import image_bytes
-from .config import OnError, Pixels
+from .config import OnError, PixelFormat
 from .split import Split
 
 Int64 = npt.NDArray[np.int64]
@@ -46,9 +46,9 @@ class Fetcher:
     keys: bool
     members: tuple[str, ...] = ()
     decode: Decode | None = None
-    among: Int64 | None = None
+    candidates: Int64 | None = None
     interpolation: Interpolation = "bilinear"
-    pixels: Pixels = field(default_factory=Pixels)
+    pixels: PixelFormat = field(default_factory=PixelFormat)
 
     @classmethod
     def of(
@@ -65,7 +65,7 @@ class Fetcher:
             keys,
             tuple(split.members),
             split.decode,
-            None if order is None else order.among(),
+            None if order is None else order.candidates(),
             split.interpolation,
         )
 
@@ -97,16 +97,16 @@ class Fetcher:
 
     def _answer(self, request: Request, out: Tensor | None, threads: int) -> Answer:
         ids = np.array(request.ids)
-        turns = np.zeros_like(ids) if request.turns is None else request.turns
+        occurrence = np.zeros_like(ids) if request.occurrence is None else request.occurrence
         pixels = self.pixels
         decoded = out if pixels.augment is None else None
-        images, status, told = self._decode(request.epoch, ids, turns, decoded, threads)
+        images, status, told = self._decode(request.epoch, ids, occurrence, decoded, threads)
         substituted = []
         for row in torch.nonzero(status).flatten().tolist():
             reason = f"{where_of(self.shards, int(ids[row]))}: image is {_named(int(status[row]))}"
             if self.on_error == "raise":
                 raise DecodeError(f"{reason}; on_error='substitute' takes another sample in its place")
-            ids[row], another = self._substitute(request.epoch, ids[[row]], turns[[row]], reason)
+            ids[row], another = self._substitute(request.epoch, ids[[row]], occurrence[[row]], reason)
             images[..., row, :, :, :] = another
             substituted.append(f"{reason}; {self.shards.key(int(ids[row]))!r} takes its place")
         if pixels.augment is not None:
@@ -127,7 +127,7 @@ class Fetcher:
         return [crop_at(crop, epoch) for crop in self.crops]
 
     def _decode(
-        self, epoch: int, ids: Int64, turns: Int64, out: Tensor | None = None, threads: int = 1
+        self, epoch: int, ids: Int64, occurrence: Int64, out: Tensor | None = None, threads: int = 1
     ) -> tuple[Tensor, Tensor, str | None]:
         """Decode the views of each sample: images [B, 3, H, W] or [views, B, 3, H, W], status [B]."""
         files, told = self.shards.images(ids), None
@@ -141,7 +141,7 @@ class Fetcher:
         if len(unknown):
             sizes = image_sizes(files).numpy()
         crops = self._crops(epoch)
-        boxes, flips = self.planned(Request(epoch, ids, turns), sizes)
+        boxes, flips = self.planned(Request(epoch, ids, occurrence), sizes)
         flip = torch.from_numpy(np.concatenate(flips)) if self.flip else None
         views = len(crops)
         images, status = decode_batch(
@@ -165,10 +165,10 @@ class Fetcher:
         self, request: Request, sizes: npt.NDArray[np.int32]
     ) -> tuple[list[npt.NDArray[np.int32]], list[npt.NDArray[np.bool_]]]:
         """Tell the boxes [B, 4] and the flips [B] of each view, for images of those sizes [B, 2]."""
-        turns = np.zeros_like(request.ids) if request.turns is None else request.turns
+        occurrence = np.zeros_like(request.ids) if request.occurrence is None else request.occurrence
         boxes, flips = [], []
         for view, crop in enumerate(self._crops(request.epoch)):
-            first = rng.first_draw(turns, view)
+            first = rng.first_draw(occurrence, view)
             draws = rng.uniforms(self.seed, request.epoch, request.ids, crop.draws + 1, _CROP, first)
             wish = np.asarray(crop.boxes(sizes, draws[:, 1:]))
             boxes.append(self._checked(crop, wish, sizes, request.ids))
@@ -193,12 +193,16 @@ class Fetcher:
             )
         return np.ascontiguousarray(boxes, dtype=np.int32)
 
-    def _substitute(self, epoch: int, id: Int64, turn: Int64, reason: str) -> tuple[int, Tensor]:
-        """Decode another sample, chosen by (seed, epoch, id, turn) alone: every run takes the same."""
-        draws = rng.uniforms(self.seed, epoch, id, _MOST_SUBSTITUTES, _SUBSTITUTE, rng.first_draw(turn))[0]
-        places = (draws * (len(self.shards) if self.among is None else len(self.among))).astype(np.int64)
-        for other in places if self.among is None else self.among[places]:
-            images, status, _ = self._decode(epoch, other[None], turn)
+    def _substitute(self, epoch: int, id: Int64, occurrence: Int64, reason: str) -> tuple[int, Tensor]:
+        """Decode another sample, chosen by (seed, epoch, id, occurrence) alone: every run takes the same."""
+        draws = rng.uniforms(
+            self.seed, epoch, id, _MOST_SUBSTITUTES, _SUBSTITUTE, rng.first_draw(occurrence)
+        )[0]
+        places = (draws * (len(self.shards) if self.candidates is None else len(self.candidates))).astype(
+            np.int64
+        )
+        for other in places if self.candidates is None else self.candidates[places]:
+            images, status, _ = self._decode(epoch, other[None], occurrence)
             if status[0] == Status.OK:
                 return int(other), images[..., 0, :, :, :]
         raise DecodeError(f"{reason}, and none of {_MOST_SUBSTITUTES} drawn to take its place can be decoded")

@@ -113,7 +113,7 @@ class Loader:
         self.sampler = EpochCounter()
         self.substituted = 0
         self.split, self.config, self._rank = split, config, rank
-        self._order = split.order(shards, config.seed, shuffle)
+        self._order = split.sampler(shards, config.seed, shuffle)
         total = config.global_batch_size or config.batch_size * world
         self._plan = BatchPlan(len(self._order), total, world, config.drop_last)
         self._fetcher = Fetcher.of(
@@ -249,7 +249,7 @@ class Loader:
         """Return what batches depend on, apart from the samples themselves; equal on all ranks."""
         plan, config = self._plan, self.config
         facts = {"samples": plan.samples, "global_batch": plan.global_batch, "seed": config.seed}
-        return {"order": self._requests.order.digest(), **facts}
+        return {"order": self._requests.order.fingerprint(), **facts}
 
     def _too_many(self, answer: Answer, bad: int) -> DecodeError | None:
         return self._judged(answer, bad, self._plan.samples / self._plan.world)
@@ -293,7 +293,7 @@ _REMEDY = {
 
 def engine_of(fetcher: Any, config: LoaderConfig) -> Engine:
     """Make the engine that the config asks for."""
-    workers, threads = config.engine()
+    workers, threads = config.workers_and_threads
     if workers:
         return InProcesses(fetcher, workers, config.prefetch)
     if threads:

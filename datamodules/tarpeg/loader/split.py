@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..sampling.crops import Crop, Progressive, crop_at
-from ..sampling.sampler import Blocks, Numbers, Sampler, chosen, is_fraction, shown, weighed
+from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fraction, shown, subset_ids
 from ..shards.folder import find_pictures
 from ..shards.labels import Decode, Samples, Target, check_target
 from ..shards.mapped import Shards
@@ -115,11 +115,11 @@ class Split:
             )
         return pictures
 
-    def order(self, shards: Samples, seed: int, shuffle: bool) -> Sampler:
+    def sampler(self, shards: Samples, seed: int, shuffle: bool) -> Sampler:
         """Say in which order the samples come; ``shuffle`` counts where the split does not say."""
         wish = shuffle if self.shuffle is None else self.shuffle
-        subset = chosen(self.subset, len(shards))
-        weights = weighed(self.weights, len(shards), subset)
+        subset = subset_ids(self.subset, len(shards))
+        weights = checked_weights(self.weights, len(shards), subset)
         return Sampler(len(shards), seed, Blocks() if isinstance(wish, str) else wish, subset, weights)
 
     def view_crops(self) -> tuple[Crop | Progressive, ...]:

@@ -43,7 +43,7 @@ class StreamingLoader(Loader):
         wish = shuffle if split.shuffle is None else bool(split.shuffle)
         streaming = split.streaming if isinstance(split.streaming, Streaming) else Streaming()
         urls = expand_urls(split.shards)
-        self._workers, threads = config.engine()
+        self._workers, threads = config.workers_and_threads
         _check_shards(len(urls), world, self._workers)
         if streaming.samples is None and world > 1:
             raise ShardError(
@@ -169,8 +169,8 @@ class _StreamFetcher:
         return self.fetcher.size(request)
 
     def answer(self, request: Streamed, out: Tensor | None = None, threads: int = 1) -> Answer:
-        fetcher = replace(self.fetcher, shards=request.held, among=request.ids)
-        plain = Request(request.epoch, request.ids, request.turns)
+        fetcher = replace(self.fetcher, shards=request.held, candidates=request.ids)
+        plain = Request(request.epoch, request.ids, request.occurrence)
         return fetcher.answer(plain, out, threads)._replace(notes=request.notes)
 
 

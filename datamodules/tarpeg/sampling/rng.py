@@ -25,7 +25,7 @@ _LIMIT = 1 << 63
 _ORDER = _LIMIT
 # Of a sample's draws, those of its next view come behind those of this one, and those of its next occurrence
 # in the epoch behind all views: the first view of the first occurrence is what there is without either.
-_VIEW, _TURN = 16, 32
+_VIEW, _OCCURRENCE = 16, 32
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -78,12 +78,12 @@ def uniforms(
     return (_absorb(hashes[:, None], index) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def first_draw(turns: Int64, view: int = 0) -> Int64:
+def first_draw(occurrence: Int64, view: int = 0) -> Int64:
     """Tell the ``first`` of ``uniforms`` for that occurrence [B] of each sample in its epoch, and that view.
 
     A use of a sample's numbers takes at most 2**16 draws for each view.
     """
-    first: Int64 = (turns << _TURN) + (view << _VIEW)
+    first: Int64 = (occurrence << _OCCURRENCE) + (view << _VIEW)
     return first
 
 

@@ -28,12 +28,12 @@ _WHOLE = 1e-9
 class Request(NamedTuple):
     """One rank's part of one batch: what the parent process hands to a worker.
 
-    ``turns``: where samples may come more than once an epoch, which occurrence each is, from 0.
+    ``occurrence``: where samples may come more than once an epoch, which occurrence each is, from 0.
     """
 
     epoch: int
     ids: npt.NDArray[np.int64]
-    turns: npt.NDArray[np.int64] | None = None
+    occurrence: npt.NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ class Sampler:
 
     def request(self, epoch: int, start: int, stop: int) -> Request:
         """Ask for the samples from ``start`` to ``stop`` of the epoch's order."""
-        ids, turns = self._drawn(epoch)
-        return Request(epoch, ids[start:stop], None if turns is None else turns[start:stop])
+        ids, occurrence = self._drawn(epoch)
+        return Request(epoch, ids[start:stop], None if occurrence is None else occurrence[start:stop])
 
-    def digest(self) -> int:
+    def fingerprint(self) -> int:
         """Sum up what, beside seed and epoch, says which samples come and when: equal where that is equal."""
         parts = [
             repr(self.shuffle).encode(),
@@ -97,7 +97,7 @@ class Sampler:
         ]
         return zlib.crc32(b"/".join(parts))
 
-    def among(self) -> Int64 | None:
+    def candidates(self) -> Int64 | None:
         """List the ids of the samples that may come at all, int64; None where all may."""
         if self.weights is None:
             return self.subset
@@ -106,18 +106,18 @@ class Sampler:
 
     def _drawn(self, epoch: int) -> tuple[Int64, Int64 | None]:
         """Tell the epoch's ids, and which occurrence of its sample each is; the latest are kept."""
-        for known, ids, turns in list(self._latest):
+        for known, ids, occurrence in list(self._latest):
             if known == epoch:
-                return ids, turns
+                return ids, occurrence
         place = self._places(epoch)
         if place is not None and self.subset is None and self.weights is None:
-            ids, turns = place, None
+            ids, occurrence = place, None
         else:
-            ids, turns = self._occurrences(epoch)
+            ids, occurrence = self._occurrences(epoch)
             if place is not None:
-                ids, turns = ids[place], None if turns is None else turns[place]
-        self._latest[:] = [(epoch, ids, turns)]
-        return ids, turns
+                ids, occurrence = ids[place], None if occurrence is None else occurrence[place]
+        self._latest[:] = [(epoch, ids, occurrence)]
+        return ids, occurrence
 
     def _occurrences(self, epoch: int) -> tuple[Int64, Int64 | None]:
         chosen = np.arange(self.samples, dtype=np.int64) if self.subset is None else self.subset
@@ -128,8 +128,8 @@ class Sampler:
         (start,) = rng.uniforms(self.seed, epoch, [_START], 1, _STREAM)[0]
         counts = np.empty(len(chosen), np.int64)
         counts[place] = _systematic(self.weights[chosen][place], float(start))
-        turns = np.arange(len(chosen)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return np.repeat(chosen, counts), turns
+        occurrence = np.arange(len(chosen)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.repeat(chosen, counts), occurrence
 
     def _places(self, epoch: int) -> Int64 | None:
         """Shuffle the places 0..len-1 of the epoch; None where they stay."""
@@ -169,7 +169,7 @@ def _systematic(weights: Float64, start: float) -> Int64:
     return counts
 
 
-def chosen(subset: float | Numbers | None, samples: int) -> Int64 | None:
+def subset_ids(subset: float | Numbers | None, samples: int) -> Int64 | None:
     """Turn a split's ``subset`` into the ids that take part, int64; None for all of them.
 
     A fraction takes the samples with the smallest hashes of their numbers: the same for every seed, and a
@@ -208,7 +208,7 @@ def is_fraction(subset: object) -> TypeGuard[float]:
     return True
 
 
-def weighed(weights: Numbers | None, samples: int, subset: Int64 | None) -> Float64 | None:
+def checked_weights(weights: Numbers | None, samples: int, subset: Int64 | None) -> Float64 | None:
     """Turn a split's ``weights`` into float64 ``[samples]``, the sum over the subset being positive.
 
     Raises ValueError, naming the argument, for another length, negative or not finite weights, or all 0.

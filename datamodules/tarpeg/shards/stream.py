@@ -214,7 +214,7 @@ class Streamed(NamedTuple):
 
     epoch: int
     ids: Int64
-    turns: Int64
+    occurrence: Int64
     held: Held
     notes: list[str]
 
@@ -245,7 +245,7 @@ class Stream:
             if not batch or (len(batch) < size and drop_last):
                 return
             held = Held([sample for _, sample in batch])
-            yield Streamed(epoch, held.ids, np.array([turn for turn, _ in batch], np.int64), held, notes[:])
+            yield Streamed(epoch, held.ids, np.array([pass_ for pass_, _ in batch], np.int64), held, notes[:])
             notes.clear()
 
     def _samples(self, share: Share, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
