@@ -8,77 +8,24 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lightning
 import pytest
 import torch
+from helpers.loaders import ALL
 from helpers.small_tars import sample
+from helpers.training import Net, module, trainer
 from tarpeg import (
     Augment,
     Batch,
     CenterCrop,
     DataStallMonitor,
     KeyedBatch,
-    RandomResizedCrop,
     ShardDataModule,
     ShardError,
     Split,
 )
 from torch import nn
 
-ALL = [f"k{number:04d}" for number in range(23)]
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
-
-
-def module(photos, **settings):
-    train = Split(photos, RandomResizedCrop(16), flip=0.5)
-    val = Split(photos, CenterCrop(16))
-    return ShardDataModule(train, val, val, val, **{"batch_size": 4, "workers": 0, "keys": True, **settings})
-
-
-class Net(lightning.LightningModule):
-    """Notes what it was shown."""
-
-    def __init__(self, fails_at=None):
-        super().__init__()
-        self.net = nn.Linear(3, 5)
-        self.fails_at = fails_at
-        self.seen = {"train": [], "validate": [], "test": [], "predict": []}
-
-    def _see(self, batch):
-        stage = str(self.trainer.state.stage.value).replace("sanity_check", "validate")
-        self.seen[stage].append(batch)
-        if self.fails_at == stage:
-            raise ArithmeticError("as asked")
-        return nn.functional.cross_entropy(
-            self.net(batch.image.to(self.net.weight.dtype).mean((2, 3))), batch.label
-        )
-
-    def training_step(self, batch, _):
-        return self._see(batch)
-
-    def validation_step(self, batch, _):
-        self._see(batch)
-
-    def test_step(self, batch, _):
-        self._see(batch)
-
-    def predict_step(self, batch, _):
-        self._see(batch)
-        return batch.key
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-    def keys(self, stage, epochs=1):
-        keys = [key for batch in self.seen[stage] for key in batch.key]
-        share = len(keys) // epochs
-        return [keys[share * epoch : share * (epoch + 1)] for epoch in range(epochs)]
-
-
-def trainer(tmp_path, **settings):
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    quiet |= {"enable_model_summary": False, "accelerator": "cpu", "devices": 1, "default_root_dir": tmp_path}
-    return lightning.Trainer(**{**quiet, "max_epochs": 1, **settings})
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -274,7 +221,7 @@ DDP = """
 import json, sys
 import lightning, torch
 sys.path[:0] = {path!r}
-from test_datamodule import Net, module, trainer
+from helpers.training import Net, module, trainer
 
 net, folder, out = Net(), {photos!r}, {out!r}
 run = trainer(out, devices=2, strategy="ddp", max_epochs=2, limit_val_batches=1.0)
@@ -307,7 +254,7 @@ UNEQUAL = """
 import os, sys
 import lightning, torch
 sys.path[:0] = {path!r}
-from test_datamodule import Net, module, trainer
+from helpers.training import Net, module, trainer
 
 run = trainer({out!r}, devices=2, strategy="ddp", num_sanity_val_steps=0)
 run.fit(Net(), datamodule=module({photos!r}, workers=0, seed=int(os.environ.get("LOCAL_RANK", 0))))

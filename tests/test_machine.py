@@ -6,8 +6,8 @@ import logging
 
 import pytest
 import torch
+from helpers.training import Net, module, trainer
 from tarpeg import machine
-from test_datamodule import Net, module, trainer
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.small_tars import sample
+from helpers.training import module
 from PIL import Image
 from tarpeg import (
     Affine,
@@ -27,7 +28,6 @@ from tarpeg import (
 from tarpeg.diagnostics import preview
 from tarpeg.diagnostics.preview import captions
 from tarpeg.sampling.sampler import Request
-from test_datamodule import module
 
 ROOT = Path(__file__).resolve().parents[2]
 ORANGE = (0xE4, 0x57, 0x2E)

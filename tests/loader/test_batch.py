@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.training import Net, module, trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tarpeg import Affine, Augment, CenterCrop, Color, Erase, Mask, Mix, ShardDataModule, Split, Streaming
-from test_datamodule import Net, module, trainer
 from torch import nn
 
 HERE = Path(__file__).parent
@@ -206,7 +206,8 @@ def test_mixed_batches(photos, tmp_path):
 DDP = """
 import json, sys
 sys.path[:0] = {path!r}
-from test_augmenting import Net, heavy, module, trainer
+from test_batch import heavy
+from helpers.training import Net, module, trainer
 
 net = Net()
 run = trainer({out!r}, devices=2, strategy="ddp", max_epochs=2)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.loaders import ALL, digest, keys_of, load
 from helpers.small_tars import sample
 from tarpeg import Augment, DecodeError, Progressive, RandomResizedCrop, ShardError, Split
 from tarpeg.loader.config import LoaderConfig, PixelFormat
-from test_loader import ALL, digest, keys_of, load
 
 HERE = Path(__file__).parent
 ENGINES = [
@@ -152,7 +152,11 @@ def test_what_is_asked_for_is_what_there_is():
     cores = LoaderConfig(workers=0).workers_and_threads[1]
     assert 1 <= cores <= min(8, os.cpu_count())
     assert LoaderConfig(workers=3).workers_and_threads == (3, 0)
-    assert LoaderConfig(threads=3).workers_and_threads == LoaderConfig(workers=0, threads=3).workers_and_threads == (0, 3)
+    assert (
+        LoaderConfig(threads=3).workers_and_threads
+        == LoaderConfig(workers=0, threads=3).workers_and_threads
+        == (0, 3)
+    )
     assert LoaderConfig(workers=0, threads=0).workers_and_threads == (0, 0)
     assert sum(LoaderConfig().workers_and_threads) == cores
     with pytest.raises(ValueError, match="workers=2 and threads=2"):
@@ -163,7 +167,7 @@ MEMORY = """
 import sys
 from pathlib import Path
 sys.path[:0] = {path!r}
-from test_loader import load
+from helpers.loaders import load
 
 def held():  # KiB of memory that is no file's: private and shared
     status = Path("/proc/self/status").read_text()

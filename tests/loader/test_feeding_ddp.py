@@ -21,7 +21,7 @@ faulthandler.dump_traceback_later(200, exit=True)  # a run that hangs says where
 import lightning, torch
 sys.path[:0] = {path!r}
 from tarpeg import Blocks, CenterCrop, RandomResizedCrop, ShardDataModule, Split, Streaming
-from test_datamodule import Net, trainer
+from helpers.training import Net, trainer
 
 crop = RandomResizedCrop(16)
 splits = {{

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import time
 
 import pytest
 import torch
+from helpers.loaders import ALL, digest, keys_of, load
 from helpers.small_tars import sample
-from tarpeg import CenterCrop, DecodeError, RandomResizedCrop, ShardError, Split
+from tarpeg import CenterCrop, DecodeError, ShardError, Split
 from tarpeg.loader.config import LoaderConfig
-from tarpeg.loader.loader import Loader
-
-ALL = [f"k{number:04d}" for number in range(23)]
-
-
-def load(source, *, rank=0, world=1, shuffle=True, keys=True, split=None, **config):
-    split = split or Split(source, RandomResizedCrop(32), flip=0.5)
-    config = LoaderConfig(**{"batch_size": 4, **config})
-    return Loader(split.open(), split, config, shuffle=shuffle, keys=keys, rank=rank, world=world)
-
-
-def keys_of(loader):
-    return [key for batch in loader for key in batch.key]
-
-
-def digest(batches):
-    sha = hashlib.sha256()
-    for batch in batches:
-        sha.update(batch.image.movedim(-3, -1).contiguous().numpy().tobytes())
-        sha.update(batch.label.numpy().tobytes() + repr(batch.key).encode())
-    return sha.hexdigest()
 
 
 def test_a_batch_unpacks_as_images_and_labels(photos):

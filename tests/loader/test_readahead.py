@@ -7,13 +7,13 @@ import os
 import time
 
 import pytest
+from helpers.loaders import digest, load
 from tarpeg import Split
 from tarpeg.loader import loader as room
 from tarpeg.loader.loader import ahead, depth_of, will_need
 from tarpeg.sampling.crops import CenterCrop
 from tarpeg.sampling.sampler import Request
 from test_engines import ENGINES, NAMES
-from test_loader import digest, load
 
 
 def cached(path, offset, size):

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.loaders import ALL, digest, keys_of, load
+from helpers.training import Net, module, trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from test_datamodule import ALL, Net, module, trainer
-from test_loader import digest, keys_of, load
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
@@ -228,7 +228,7 @@ import json, sys
 import torch
 sys.path[:0] = {path!r}
 from lightning.pytorch.callbacks import ModelCheckpoint
-from test_datamodule import Net, module, trainer
+from helpers.training import Net, module, trainer
 
 class Noting(Net):
     def training_step(self, batch, number):

@@ -86,7 +86,7 @@ class Run:
 
 
 LOOP = """
-from test_loader import load
+from helpers.loaders import load
 
 loader = load({photos!r}, batch_size=1, **{engine!r})
 next(iter(loader))
@@ -109,7 +109,7 @@ def test_a_plain_loop(photos, tmp_path, engine, end):
 
 INTERRUPTED = """
 import os, random
-from test_loader import digest, load
+from helpers.loaders import digest, load
 
 loader = load({photos!r}, batch_size=1, seed=5, **{engine!r})
 expected = digest(loader)
@@ -150,7 +150,7 @@ def test_ctrl_c_is_always_heard_and_one_may_go_on(photos, tmp_path, engine):
 
 
 TRAINED = """
-from test_datamodule import Net, module, trainer
+from helpers.training import Net, module, trainer
 
 class Ending(Net):
     def on_train_batch_start(self, batch, number):

@@ -24,7 +24,7 @@ from pathlib import Path
 
 faulthandler.dump_traceback_later(100, exit=True)
 sys.path[:0] = {paths!r}
-from test_loader import load
+from helpers.loaders import load
 from tarpeg import crew
 
 workers._PATIENCE = (0.5, 0.5)
@@ -268,7 +268,7 @@ FORKED = """
 import os, sys
 sys.path[:0] = {paths!r}
 import torch
-from test_loader import digest, load
+from helpers.loaders import digest, load
 
 torch.set_num_threads(1)  # OpenMP's threads do not come along
 loader = load({photos!r}, batch_size=2, seed=5, **{engine!r})

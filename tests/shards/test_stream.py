@@ -378,7 +378,7 @@ def test_a_data_module_streams(server):
 
 @pytest.mark.parametrize("samples", [24, None])
 def test_lightning_fits_on_a_stream(folder, tmp_path, samples):
-    from test_datamodule import Net, trainer
+    from helpers.training import Net, trainer
 
     split = Split(folder, RandomResizedCrop(16), streaming=Streaming(samples))
     net = Net()

@@ -92,7 +92,9 @@ def numbers_of(augment: Augment, images: Tensor, seed: int, request: Request) ->
     """Draw the numbers of images ``[B, 3, H, W]`` or ``[n, B, 3, H, W]`` that answer ``request``."""
     views = 1 if images.ndim == 4 else len(images)
     size, epoch = images.shape[-2:], request.epoch
-    return augment.params(request.ids, size, seed=seed, epoch=epoch, occurrence=request.occurrence, views=views)
+    return augment.params(
+        request.ids, size, seed=seed, epoch=epoch, occurrence=request.occurrence, views=views
+    )
 
 
 def made(augment: Augment, images: Tensor, seed: int, request: Request | None, out: Tensor | None) -> Tensor:

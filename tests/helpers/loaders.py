@@ -1,0 +1,33 @@
+"""Loaders over the shards of the ``photos`` fixture, and comparisons of what they yield."""
+
+from __future__ import annotations
+
+import hashlib
+
+from tarpeg import RandomResizedCrop, Split
+from tarpeg.loader.config import LoaderConfig
+from tarpeg.loader.loader import Loader
+
+ALL = [f"k{number:04d}" for number in range(23)]
+"""The keys of ``photos``, in the order of its shards."""
+
+
+def load(source, crop=None, *, rank=0, world=1, shuffle=True, keys=True, split=None, **config):
+    """A loader of batches of 4 of ``split``, by default random crops of 32 pixels, half of them flipped."""
+    split = split or Split(source, crop or RandomResizedCrop(32), flip=0.5)
+    config = LoaderConfig(**{"batch_size": 4, **config})
+    return Loader(split.open(), split, config, shuffle=shuffle, keys=keys, rank=rank, world=world)
+
+
+def keys_of(loader):
+    """The keys of the loader's next epoch."""
+    return [key for batch in loader for key in batch.key]
+
+
+def digest(batches):
+    """A hash of all images, labels and keys."""
+    sha = hashlib.sha256()
+    for batch in batches:
+        sha.update(batch.image.movedim(-3, -1).contiguous().numpy().tobytes())
+        sha.update(batch.label.numpy().tobytes() + repr(batch[2:]).encode())
+    return sha.hexdigest()

@@ -1,0 +1,63 @@
+"""A data module over the ``photos`` fixture, a network that records its batches, and a silent trainer."""
+
+from __future__ import annotations
+
+import lightning
+import torch
+from tarpeg import CenterCrop, RandomResizedCrop, ShardDataModule, Split
+from torch import nn
+
+
+def module(photos, **settings):
+    """A data module with all four splits, batches of 4 with keys, decoded in this process."""
+    train = Split(photos, RandomResizedCrop(16), flip=0.5)
+    val = Split(photos, CenterCrop(16))
+    return ShardDataModule(train, val, val, val, **{"batch_size": 4, "workers": 0, "keys": True, **settings})
+
+
+class Net(lightning.LightningModule):
+    """A linear layer on mean colours. ``seen``: the batches of each stage."""
+
+    def __init__(self, fails_at=None):
+        super().__init__()
+        self.net = nn.Linear(3, 5)
+        self.fails_at = fails_at
+        self.seen = {"train": [], "validate": [], "test": [], "predict": []}
+
+    def _see(self, batch):
+        stage = str(self.trainer.state.stage.value).replace("sanity_check", "validate")
+        self.seen[stage].append(batch)
+        if self.fails_at == stage:
+            raise ArithmeticError("as asked")
+        return nn.functional.cross_entropy(
+            self.net(batch.image.to(self.net.weight.dtype).mean((2, 3))), batch.label
+        )
+
+    def training_step(self, batch, _):
+        return self._see(batch)
+
+    def validation_step(self, batch, _):
+        self._see(batch)
+
+    def test_step(self, batch, _):
+        self._see(batch)
+
+    def predict_step(self, batch, _):
+        self._see(batch)
+        return batch.key
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+    def keys(self, stage, epochs=1):
+        """The keys of a stage, one list per epoch."""
+        keys = [key for batch in self.seen[stage] for key in batch.key]
+        share = len(keys) // epochs
+        return [keys[share * epoch : share * (epoch + 1)] for epoch in range(epochs)]
+
+
+def trainer(tmp_path, **settings):
+    """A trainer of one epoch on the CPU that neither logs nor saves."""
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    quiet |= {"enable_model_summary": False, "accelerator": "cpu", "devices": 1, "default_root_dir": tmp_path}
+    return lightning.Trainer(**{**quiet, "max_epochs": 1, **settings})
