@@ -16,8 +16,8 @@
 #include <memory>
 #include <vector>
 
-#include "../native/sample.h"
-#include "../native/transcode.h"
+#include "image/decode.h"
+#include "jpeg/transcode.h"
 
 namespace {
 

@@ -38,12 +38,12 @@ fi
 
 flags="-std=c++17 -O2 -g -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined"
 sources=(fuzz/decode.cpp)
-for file in native/*.cpp; do # the torch-free core
-  grep -qE '"checks\.h"|<torch/' "$file" || sources+=("$file")
+for file in native/*/*.cpp; do # the torch-free core
+  case $file in native/ops/*) ;; *) grep -q '<torch/' "$file" || sources+=("$file") ;; esac
 done
 rm -f $out/objects/*.o
 printf '%s\n' "${sources[@]}" | xargs -P "$(nproc)" -I{} sh -c \
-  "$cxx $flags ${include[*]-} -c {} -o $out/objects/\$(basename {} .cpp)-\$(dirname {}).o"
+  "$cxx $flags ${include[*]-} -Inative -c {} -o $out/objects/\$(echo {} | tr / - ).o"
 "$cxx" -fsanitize=fuzzer,address,undefined $out/objects/*.o "${jpeg[@]}" -o $out/decode
 
 "$python" fuzz/seeds.py $out/seeds

@@ -1,4 +1,4 @@
-#include "checks.h"
+#include "ops/checks.h"
 
 // All schemas, and nothing else. One operator, one file: NAME.cpp holds its kernel and its registration.
 STABLE_TORCH_LIBRARY(tarpeg, m) {

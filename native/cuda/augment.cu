@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "../augment_job.h"
-#include "launch.h"
-#include "quads.h"
+#include "cuda/launch.h"
+#include "cuda/quads.h"
+#include "ops/augment_job.h"
 
 namespace tarpeg {
 namespace {

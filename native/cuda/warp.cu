@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "launch.h"
-#include "quads.h"
+#include "cuda/launch.h"
+#include "cuda/quads.h"
 
 namespace tarpeg {
 namespace {

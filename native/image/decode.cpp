@@ -1,0 +1,109 @@
+#include "image/decode.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "image/ppm.h"
+
+namespace tarpeg {
+namespace {
+
+// What one thread keeps from image to image.
+struct Scratch {
+  Resampler resampler;
+  BaselineStream stream;
+  PlaneReader planes;
+  std::vector<uint8_t> row;
+};
+
+// Pixels of a box from which on a thread gives its memory back: about 64 MB.
+constexpr int64_t kLargeBox = 1 << 24;
+
+// The box at its own size: rows are copied, pixels only turned upright.
+Status copy_rows(RowSource& rows, const Box& box, const Placement& place, std::vector<uint8_t>* row) {
+  if (row->size() < rows.stride()) row->resize(rows.stride());
+  const uint8_t* pixels = row->data() + 3 * static_cast<size_t>(rows.skip());
+  for (int y = 0; y < box.height; ++y) {
+    const Status status = rows.next(row->data());
+    if (status != Status::kOk) return status;
+    uint8_t* line = place.origin + y * place.row_step;
+    if (place.column_step == 3) {
+      std::memcpy(line, pixels, 3 * static_cast<size_t>(box.width));
+      continue;
+    }
+    for (int x = 0; x < box.width; ++x) {
+      std::memcpy(line + x * place.column_step, pixels + 3 * static_cast<ptrdiff_t>(x), 3);
+    }
+  }
+  return Status::kOk;
+}
+
+bool is_inside(const Box& box, int height, int width) noexcept {
+  return box.top >= 0 && box.left >= 0 && box.height > 0 && box.width > 0 && box.top <= height - box.height &&
+         box.left <= width - box.width;
+}
+
+// By which of 1, 2, 4, 8 the box is reduced before it is resampled. Measured over photographs, the mean
+// difference from torchvision v2 is largest just at these limits: 0.46 level for 2, 0.54 for 4 and for 8.
+int reduction_of(const Request& request, const Box& box, int out_rows, int out_columns) noexcept {
+  if (request.exact || request.filter != Filter::kAntialias) return 1;
+  const int times = std::min(box.height / out_rows, box.width / out_columns);
+  return times >= 20 ? 8 : times >= 6 ? 4 : times >= 2 ? 2 : 1;
+}
+
+Status decode(const uint8_t* data, size_t size, const Request& request, Scratch* scratch, Header* header,
+              uint8_t* out) {
+  *header = read_header(data, size);
+  if (header->status != Status::kOk) return header->status;
+  if (static_cast<int64_t>(header->height) * header->width > request.max_pixels) return Status::kTooLarge;
+  if (!is_inside(request.box, header->upright_height(), header->upright_width())) return Status::kBoxOutside;
+
+  const Orientation orientation = Orientation::from_exif(header->orientation);
+  const Box box = orientation.stored(request.box, header->height, header->width);
+  const Placement place = Placement::upright(out, request.height, request.width, orientation, request.mirror);
+  const bool is_copy = request.box.height == request.height && request.box.width == request.width;
+  const Layout layout = is_copy ? Layout::kRgb : Layout::kRgbx;
+  const int out_rows = orientation.swap ? request.width : request.height;
+  const int out_columns = orientation.swap ? request.height : request.width;
+  const auto deliver = [&](RowSource& rows, int reduction) {
+    const Resize resize{box.height,  box.width,           out_rows,
+                        out_columns, request.filter,      orientation,
+                        reduction,   box.top % reduction, box.left % reduction};
+    return is_copy ? copy_rows(rows, box, place, &scratch->row) : scratch->resampler.run(rows, resize, place);
+  };
+  if (header->format == Format::kPpm) {
+    PpmReader rows(data + header->body, header->width, box, layout);
+    return deliver(rows, 1);
+  }
+  // See Note [end of image].
+  if (!has_end_marker(data, size, header->body)) return Status::kTruncated;
+  // Note [two decoders]
+  // Regular baseline files, tiled ones first of all, are decoded by PlaneReader: only what lies under the
+  // box, with pixels identical to libjpeg's. Whatever else a file may be, and whatever is not as it should be
+  // in one that seemed regular, is decoded by libjpeg, which alone decides whether a file is damaged.
+  // Reductions are made in the planes either way, so that a file and its tiled copy give the same pixels.
+  const int reduction = reduction_of(request, box, out_rows, out_columns);
+  PlaneReader& planes = scratch->planes;
+  if (scratch->stream.parse(data, size, *header) && planes.decode(scratch->stream, box, reduction, layout)) {
+    return deliver(planes, reduction);
+  }
+  if (reduction > 1) {
+    const Status status = planes.decode(data, size, *header, box, reduction, layout);
+    if (status == Status::kOk) return deliver(planes, reduction);
+    if (status != Status::kUnsupported) return status;
+  }
+  JpegReader rows;
+  const Status status = rows.open(data, size, header->height, header->width, box, layout);
+  return status == Status::kOk ? deliver(rows, 1) : status;
+}
+
+}  // namespace
+
+Status decode_sample(const uint8_t* data, size_t size, const Request& request, Header* header, uint8_t* out) {
+  static thread_local Scratch scratch;
+  const Status status = decode(data, size, request, &scratch, header, out);
+  if (static_cast<int64_t>(request.box.height) * request.box.width >= kLargeBox) scratch = Scratch();
+  return status;
+}
+
+}  // namespace tarpeg

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "jpeg/libjpeg.h"
+
+namespace tarpeg {
+
+enum class Filter { kNearest, kNearestExact, kBilinear, kAntialias };
+
+// How one axis of `in` samples becomes one of `out`: output i is the weighted sum of `taps` samples from
+// start[i] on. Weights are integers that sum to exactly 1 << precision.
+struct Axis {
+  int in = 0, out = 0, taps = 0, precision = 0;
+  std::vector<int> start;
+  std::vector<int16_t> weights;  // [out][taps]
+
+  // `mirrored`: computed for the mirrored axis, then mirrored back, so that resampling a stored image and
+  // then turning it upright equals turning it upright first.
+  // Note [reduction]
+  // With `reduction` n, the samples are means of n neighbours each, the first of which begins `offset`
+  // samples before the axis. A mean takes the sum of its samples' weights, so the result differs from that on
+  // the samples only by how much weights, which change slowly over 2 n samples or more, differ within a mean.
+  void prepare(int in_size, int out_size, Filter filter, bool mirrored, int reduction, int offset,
+               int max_precision);
+};
+
+// What to make of a box: all sizes in stored order. The box has height x width samples before a reduction,
+// whose first mean begins `top` and `left` samples before it.
+struct Resize {
+  int height, width, out_height, out_width;
+  Filter filter;
+  Orientation orientation;
+  int reduction, top, left;
+};
+
+// Separable resampling of RGB bytes, rows first, with 7 fractional bits kept between the passes.
+// Keeps its memory from image to image; one per thread.
+class Resampler {
+ public:
+  // Reads as many rows as it needs and writes out_height x out_width pixels to `place`. Without a reduction
+  // the result differs by at most one level from torchvision v2's on uint8.
+  Status run(RowSource& rows, const Resize& resize, const Placement& place);
+
+ private:
+  void prepare_columns();
+
+  Axis vertical_, horizontal_;
+  std::vector<uint8_t> ring_;         // the last rows read, RGBX
+  std::vector<int16_t> blend_;        // one row after the vertical pass, RGBX, 7 fractional bits
+  std::vector<uint8_t> pixels_;       // one row of the result, RGB
+  std::vector<const uint8_t*> taps_;  // rows under the current output row
+  std::vector<int32_t> pairs_;        // vertical weights, two rows in one number
+  std::vector<int16_t> columns_;      // horizontal weights in the order of the vector registers
+  int blocks_ = 0;                    // groups of four horizontal taps
+};
+
+}  // namespace tarpeg

@@ -1,0 +1,221 @@
+#include "jpeg/baseline.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "jpeg/markers.h"
+#include "jpeg/zigzag.h"
+
+namespace tarpeg {
+namespace {
+
+int number(const uint8_t* at) noexcept { return at[0] << 8 | at[1]; }
+
+int ceil_div(int a, int b) noexcept { return (a + b - 1) / b; }
+
+}  // namespace
+
+bool Frame::derive() noexcept {
+  // A scan of one component has MCUs of one block whatever its sampling factors are.
+  if (component_count == 1) components[0].across = components[0].down = 1;
+  across = down = 1;
+  for (int i = 0; i < component_count; ++i) {
+    across = std::max(across, components[i].across);
+    down = std::max(down, components[i].down);
+  }
+  blocks = 0;
+  for (int i = 0; i < component_count; ++i) {
+    Component& component = components[i];
+    blocks += component.across * component.down;
+    const int times_across = across / component.across, times_down = down / component.down;
+    if (across % component.across != 0 || down % component.down != 0) return false;
+    if ((times_across & (times_across - 1)) != 0 || (times_down & (times_down - 1)) != 0) return false;
+    component.width = ceil_div(width * component.across, across);
+    component.height = ceil_div(height * component.down, down);
+  }
+  mcu_width = 8 * across;
+  mcu_height = 8 * down;
+  mcu_columns = ceil_div(width, mcu_width);
+  mcu_rows = ceil_div(height, mcu_height);
+  return blocks <= 10;
+}
+
+bool Frame::has_halves(int reduction) const noexcept {
+  if (reduction == 1) return false;
+  for (int i = 0; i < component_count; ++i) {
+    const int times_across = across / components[i].across, times_down = down / components[i].down;
+    const bool is_whole = times_across > 1 && times_down > 1;
+    if (!is_whole && (reduction < 2 * times_across || reduction < 2 * times_down)) return false;
+  }
+  return true;
+}
+
+bool Frame::is_halved(int component, int reduction) const noexcept {
+  return has_halves(reduction) &&
+         (components[component].across == across || components[component].down == down);
+}
+
+bool BaselineStream::parse(const uint8_t* data, size_t size, const Header& header) {
+  data_ = data;
+  size_ = size;
+  height = header.height;
+  width = header.width;
+  interval = component_count = 0;
+  has_jfif_ = false;
+  adobe_transform_ = -1;
+  for (int i = 0; i < 4; ++i) has_quantisers_[i] = has_dc_[i] = has_ac_[i] = false;
+  return parse_segments(header.body);
+}
+
+// The last of each table counts, as in libjpeg. read_header() has checked all lengths up to the scan.
+bool BaselineStream::parse_segments(size_t end) {
+  size_t at = 2;
+  while (true) {
+    while (at < end && data_[at] != 0xFF) ++at;
+    while (at < end && data_[at] == 0xFF) ++at;
+    if (at >= end) break;
+    const int marker = data_[at++];
+    if (marker == 0x00 || marker == 0x01 || (marker >= 0xD0 && marker <= 0xD7)) continue;
+    const size_t length = static_cast<size_t>(number(data_ + at)) - 2;
+    const uint8_t* body = data_ + at + 2;
+    bool is_regular = true;
+    switch (marker) {
+      case 0xC0:
+      case 0xC1:
+        is_regular = parse_frame(body, length);
+        break;
+      case 0xC2:
+      case 0xC9:
+      case 0xCA:
+      case 0xCC:
+        return false;  // progressive, arithmetic
+      case 0xC4:
+        is_regular = parse_huffman(body, length);
+        break;
+      case 0xDB:
+        is_regular = parse_quantisers(body, length);
+        break;
+      case 0xDD:
+        if (length != 2) return false;
+        interval = number(body);
+        break;
+      case 0xE0:
+        has_jfif_ |= length >= 14 && std::memcmp(body, "JFIF", 5) == 0;
+        break;
+      case 0xEE:
+        if (length >= 12 && std::memcmp(body, "Adobe", 5) == 0) adobe_transform_ = body[11];
+        break;
+      default:
+        // Application segments, comments and a DNL are passed over; libjpeg refuses every reserved marker.
+        is_regular = (marker >= 0xE0 && marker <= 0xEF) || marker == 0xFE || marker == 0xDC;
+        break;
+    }
+    if (!is_regular) return false;
+    at += length + 2;
+  }
+  if (component_count == 0 || end + 4 > size_) return false;
+  const size_t length = static_cast<size_t>(number(data_ + end + 2));
+  if (length < 2 || end + 2 + length >= size_) return false;
+  return parse_scan(data_ + end + 4, length - 2) && find_segments(end + 2 + length);
+}
+
+bool BaselineStream::parse_frame(const uint8_t* body, size_t length) {
+  component_count = body[5];
+  if ((component_count != 1 && component_count != 3) || length != 6u + 3u * component_count) return false;
+  for (int i = 0; i < component_count; ++i) {
+    const uint8_t* field = body + 6 + 3 * i;
+    ids_[i] = field[0];
+    components[i].across = field[1] >> 4;
+    components[i].down = field[1] & 15;
+    tables_[i] = field[2];
+    if (components[i].across < 1 || components[i].across > 4 || components[i].down < 1 ||
+        components[i].down > 4 || tables_[i] > 3) {
+      return false;
+    }
+  }
+  return derive();
+}
+
+bool BaselineStream::parse_quantisers(const uint8_t* body, size_t length) {
+  const uint8_t* const end = body + length;
+  while (body < end) {
+    const int index = *body & 15, bytes = 1 + (*body >> 4);
+    ++body;
+    if (index > 3 || bytes > 2 || end - body < 64 * bytes) return false;
+    for (int k = 0; k < 64; ++k, body += bytes) {
+      quantisers_[index][kZigzag[k]] = static_cast<uint16_t>(bytes == 1 ? *body : number(body));
+    }
+    has_quantisers_[index] = true;
+  }
+  return true;
+}
+
+bool BaselineStream::parse_huffman(const uint8_t* body, size_t length) {
+  const uint8_t* const end = body + length;
+  while (end - body >= 17) {
+    const int index = *body & 15;
+    const bool is_dc = *body >> 4 == 0;
+    if (index > 3 || *body >> 4 > 1) return false;
+    HuffmanCode& code = is_dc ? static_cast<HuffmanCode&>(dc_tables[index]) : ac_tables[index];
+    if (!code.build(body + 1, body + 17, static_cast<size_t>(end - body) - 17, is_dc)) return false;
+    (is_dc ? has_dc_ : has_ac_)[index] = true;
+    body += 17 + code.count;
+  }
+  return body == end;
+}
+
+// libjpeg's rules for three components (jdapimin.c), where they say YCbCr beyond doubt.
+bool BaselineStream::is_color_known() const noexcept {
+  if (component_count == 1 || has_jfif_) return true;
+  if (adobe_transform_ >= 0) return adobe_transform_ == 1;
+  return ids_[0] == 1 && ids_[1] == 2 && ids_[2] == 3;
+}
+
+// Every component, the whole spectrum, at full precision, in one go.
+bool BaselineStream::parse_scan(const uint8_t* body, size_t length) {
+  if (length != 4u + 2u * component_count || body[0] != component_count || !is_color_known()) return false;
+  for (int i = 0; i < component_count; ++i) {
+    Component& component = components[i];
+    component.dc_table = body[2 + 2 * i] >> 4;
+    component.ac_table = body[2 + 2 * i] & 15;
+    if (body[1 + 2 * i] != ids_[i] || component.dc_table > 3 || component.ac_table > 3) return false;
+    if (!has_dc_[component.dc_table] || !has_ac_[component.ac_table] || !has_quantisers_[tables_[i]])
+      return false;
+    std::memcpy(component.quantisers, quantisers_[tables_[i]], sizeof component.quantisers);
+    bool is_new_dc = true, is_new_ac = true;
+    for (int before = 0; before < i; ++before) {
+      is_new_dc &= components[before].dc_table != component.dc_table;
+      is_new_ac &= components[before].ac_table != component.ac_table;
+    }
+    if (is_new_dc) dc_tables[component.dc_table].fill();
+    if (is_new_ac) ac_tables[component.ac_table].fill();
+  }
+  const uint8_t* spectrum = body + 1 + 2 * component_count;
+  return spectrum[0] == 0 && spectrum[1] == 63 && spectrum[2] == 0;
+}
+
+bool BaselineStream::find_segments(size_t at) {
+  const size_t mcus = static_cast<size_t>(mcu_rows) * mcu_columns;
+  if (interval == 0) interval = static_cast<int>(std::min<size_t>(mcus, INT32_MAX));
+  const size_t count = (mcus + interval - 1) / interval;
+  // Each block takes a bit for its DC and one for its end at least: no memory for what cannot be there.
+  if (at > size_ || mcus * blocks > 4 * (size_ - at)) return false;
+  // Each segment takes a byte at least, and a marker of two.
+  if (count > size_ / 3 + 1) return false;
+  // Each asked for itself: they are used again, also after memory ran out between the two.
+  if (starts.size() < count) starts.resize(count);
+  if (ends.size() < count) ends.resize(count);
+  for (size_t found = 0;; ++found) {
+    if (found == count) return false;
+    starts[found] = data_ + at;
+    at = next_marker(data_, at, size_);
+    if (at >= size_) return false;
+    ends[found] = data_ + at;
+    const int marker = data_[at + 1];
+    at += 2;
+    if (marker == 0xD9) return found + 1 == count;
+    if (marker != 0xD0 + static_cast<int>(found % 8)) return false;
+  }
+}
+
+}  // namespace tarpeg

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "image/orientation.h"
+#include "jpeg/header.h"
+#include "jpeg/huffman.h"
+
+namespace tarpeg {
+
+// One component of a frame.
+struct Component {
+  int across, down;         // sampling factors: blocks an MCU
+  int width, height;        // of its samples in the whole image
+  uint16_t quantisers[64];  // natural order
+  int dc_table, ac_table;
+};
+
+// The geometry of an image in gray or YCbCr.
+struct Frame {
+  int height = 0, width = 0;          // pixels, as stored
+  int component_count = 0;            // 1: gray; 3: YCbCr
+  int across = 1, down = 1;           // the largest sampling factors
+  int mcu_height = 8, mcu_width = 8;  // pixels
+  int mcu_rows = 0, mcu_columns = 0;
+  int blocks = 0;  // an MCU
+  Component components[3];
+
+  // Derives everything from height, width, component_count and the components' sampling factors. False for
+  // what no single scan holds, or where a component's resolution is not 1, 1/2 or 1/4 of the image's.
+  bool derive() noexcept;
+
+  // Note [half size]
+  // For means of 2, 4 or 8 pixels, blocks become 4x4 samples instead of 8x8 where libjpeg at half size makes
+  // them so: in components less than twice subsampled in either direction, so long as means of two or more of
+  // their samples are wanted both ways. One component that does not fit, and all keep their size.
+  bool has_halves(int reduction) const noexcept;
+  bool is_halved(int component, int reduction) const noexcept;
+};
+
+// The structure of a baseline JPEG in one interleaved scan: what a file must be for its parts to be decoded
+// alone. Restart markers cut the scan into segments, which know nothing of each other; a tiled file
+// (tile_jpeg) has many in each row of MCUs. Keeps its memory from image to image.
+struct BaselineStream : Frame {
+  // Reads everything up to the end of the scan, whose markers must be exactly the restart markers that the
+  // frame and the interval ask for, and EOI. False for whatever is not regular in every respect: libjpeg
+  // reads that.
+  bool parse(const uint8_t* data, size_t size, const Header& header);
+
+  int interval = 0;      // MCUs a segment
+  DcTable dc_tables[4];  // filled where a component uses them
+  AcTable ac_tables[4];
+  std::vector<const uint8_t*> starts;  // of each segment
+  std::vector<const uint8_t*> ends;
+
+ private:
+  bool parse_segments(size_t end);
+  bool parse_frame(const uint8_t* body, size_t length);
+  bool parse_scan(const uint8_t* body, size_t length);
+  bool parse_quantisers(const uint8_t* body, size_t length);
+  bool parse_huffman(const uint8_t* body, size_t length);
+  bool find_segments(size_t at);
+  bool is_color_known() const noexcept;
+
+  const uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+  uint16_t quantisers_[4][64];
+  bool has_quantisers_[4], has_dc_[4], has_ac_[4];
+  uint8_t ids_[3], tables_[3];
+  bool has_jfif_;
+  int adobe_transform_;
+};
+
+}  // namespace tarpeg

@@ -1,0 +1,192 @@
+#include "jpeg/color.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/simd.h"
+
+namespace tarpeg {
+namespace {
+
+// 16 fractional bits. 1.402 = 1 + 0.402, 1.772 = 2 - 0.228, 0.71414 = 1 - 0.28586: what is left fits 16 bits.
+constexpr int kRed = 26345, kBlue = -14942, kGreenBlue = -22554, kGreenRed = 18734, kHalf = 1 << 15;
+
+inline uint8_t clamped(int value) noexcept { return static_cast<uint8_t>(std::clamp(value, 0, 255)); }
+
+void convert_portable(const uint8_t* luma, const uint8_t* blue, const uint8_t* red, int begin, int count,
+                      int step, uint8_t* out) noexcept {
+  for (int x = begin; x < count; ++x) {
+    const int y = luma[x], cb = blue[x] - 128, cr = red[x] - 128;
+    uint8_t* pixel = out + static_cast<ptrdiff_t>(step) * x;
+    pixel[0] = clamped(y + cr + ((kRed * cr + kHalf) >> 16));
+    pixel[1] = clamped(y - cr + ((kGreenBlue * cb + kGreenRed * cr + kHalf) >> 16));
+    pixel[2] = clamped(y + 2 * cb + ((kBlue * cb + kHalf) >> 16));
+    if (step == 4) pixel[3] = 255;
+  }
+}
+
+// The outermost results at the image's own edges.
+inline void mend_ends(const ChromaRow& row, uint8_t* out, int first, int last) noexcept {
+  if (row.is_first) out[0] = static_cast<uint8_t>(first);
+  if (row.is_last) out[2 * row.count - 1] = static_cast<uint8_t>(last);
+}
+
+#if defined(TARPEG_X86)
+
+TARPEG_AVX2 inline __m256i widened(const uint8_t* at) noexcept {
+  return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+}
+
+// a and b, 16 lanes of at most 255 each, as a0 b0 a1 b1 ...
+TARPEG_AVX2 inline void store_interleaved(__m256i a, __m256i b, uint8_t* out) noexcept {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_or_si256(a, _mm256_slli_epi16(b, 8)));
+}
+
+TARPEG_AVX2 int convert_avx2(const uint8_t* luma, const uint8_t* blue, const uint8_t* red, int count,
+                             int step, uint8_t* out) noexcept {
+  const __m256i center = _mm256_set1_epi16(128), one = _mm256_set1_epi16(1);
+  const __m256i green = _mm256_set1_epi32(static_cast<int>(static_cast<uint32_t>(kGreenRed) << 16 |
+                                                           (static_cast<uint32_t>(kGreenBlue) & 0xFFFF)));
+  const __m256i half = _mm256_set1_epi32(kHalf);
+  const __m128i drop_x = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
+  int x = 0;
+  // 16 pixels at a time; the last 16 bytes written must stay inside the row.
+  for (; x + 16 <= count; x += 16) {
+    const __m256i y = widened(luma + x);
+    const __m256i cb = _mm256_sub_epi16(widened(blue + x), center);
+    const __m256i cr = _mm256_sub_epi16(widened(red + x), center);
+    // (c * x + half) >> 16 = (((2 * x * c) >> 16) + 1) >> 1
+    const __m256i twice_cr = _mm256_add_epi16(cr, cr), twice_cb = _mm256_add_epi16(cb, cb);
+    const __m256i r_part =
+        _mm256_srai_epi16(_mm256_add_epi16(_mm256_mulhi_epi16(twice_cr, _mm256_set1_epi16(kRed)), one), 1);
+    const __m256i b_part =
+        _mm256_srai_epi16(_mm256_add_epi16(_mm256_mulhi_epi16(twice_cb, _mm256_set1_epi16(kBlue)), one), 1);
+    const __m256i g_low = _mm256_srai_epi32(
+        _mm256_add_epi32(_mm256_madd_epi16(_mm256_unpacklo_epi16(cb, cr), green), half), 16);
+    const __m256i g_high = _mm256_srai_epi32(
+        _mm256_add_epi32(_mm256_madd_epi16(_mm256_unpackhi_epi16(cb, cr), green), half), 16);
+    const __m256i r = _mm256_add_epi16(y, _mm256_add_epi16(cr, r_part));
+    const __m256i g = _mm256_add_epi16(_mm256_sub_epi16(y, cr), _mm256_packs_epi32(g_low, g_high));
+    const __m256i b = _mm256_add_epi16(y, _mm256_add_epi16(twice_cb, b_part));
+    // Bytes: lanes hold pixels 0-7 and 8-15.
+    const __m256i rg = _mm256_packus_epi16(r, g), bx = _mm256_packus_epi16(b, _mm256_set1_epi16(255));
+    const __m256i rgs = _mm256_unpacklo_epi8(rg, _mm256_srli_si256(rg, 8));
+    const __m256i bxs = _mm256_unpacklo_epi8(bx, _mm256_srli_si256(bx, 8));
+    const __m256i low = _mm256_unpacklo_epi16(rgs, bxs), high = _mm256_unpackhi_epi16(rgs, bxs);
+    const __m128i quads[4] = {_mm256_castsi256_si128(low), _mm256_castsi256_si128(high),
+                              _mm256_extracti128_si256(low, 1), _mm256_extracti128_si256(high, 1)};
+    uint8_t* target = out + static_cast<ptrdiff_t>(step) * x;
+    if (step == 4) {
+      for (int i = 0; i < 4; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(target + 16 * i), quads[i]);
+      continue;
+    }
+    for (int i = 0; i < 3; ++i) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(target + 12 * i), _mm_shuffle_epi8(quads[i], drop_x));
+    }
+    const __m128i last = _mm_shuffle_epi8(quads[3], drop_x);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(target + 36), last);
+    const int tail = _mm_extract_epi32(last, 2);
+    std::memcpy(target + 44, &tail, 4);
+  }
+  return x;
+}
+
+TARPEG_AVX2 void h2v1_avx2(const uint8_t* in, int count, uint8_t* out) noexcept {
+  const __m256i one = _mm256_set1_epi16(1), two = _mm256_set1_epi16(2);
+  for (int x = 0; x < count; x += 16) {
+    const __m256i here = widened(in + x);
+    const __m256i three = _mm256_add_epi16(here, _mm256_add_epi16(here, here));
+    const __m256i left = _mm256_add_epi16(_mm256_add_epi16(three, widened(in + x - 1)), one);
+    const __m256i right = _mm256_add_epi16(_mm256_add_epi16(three, widened(in + x + 1)), two);
+    store_interleaved(_mm256_srli_epi16(left, 2), _mm256_srli_epi16(right, 2), out + 2 * x);
+  }
+}
+
+TARPEG_AVX2 void h2v2_avx2(const ChromaRow& row, int16_t* sums, uint8_t* out) noexcept {
+  for (int x = 0; x < row.count; x += 16) {
+    const __m256i near = widened(row.near + x);
+    const __m256i sum =
+        _mm256_add_epi16(_mm256_add_epi16(near, _mm256_add_epi16(near, near)), widened(row.far + x));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + x), sum);
+  }
+  const __m256i seven = _mm256_set1_epi16(7), eight = _mm256_set1_epi16(8);
+  for (int x = 0; x < row.count; x += 16) {
+    const __m256i here = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums + x));
+    const __m256i before = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums + x - 1));
+    const __m256i after = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums + x + 1));
+    const __m256i three = _mm256_add_epi16(here, _mm256_add_epi16(here, here));
+    const __m256i left = _mm256_add_epi16(_mm256_add_epi16(three, before), eight);
+    const __m256i right = _mm256_add_epi16(_mm256_add_epi16(three, after), seven);
+    store_interleaved(_mm256_srli_epi16(left, 4), _mm256_srli_epi16(right, 4), out + 2 * x);
+  }
+}
+
+#endif
+
+}  // namespace
+
+void upsample_h2v1(const ChromaRow& row, uint8_t* out) noexcept {
+  const uint8_t* in = row.near;
+  const int n = row.count;
+#if defined(TARPEG_X86)
+  if (has_avx2()) {
+    h2v1_avx2(in, n, out);
+    mend_ends(row, out, in[0], in[n - 1]);
+    return;
+  }
+#endif
+  for (int x = 0; x < n; ++x) {
+    out[2 * x] = static_cast<uint8_t>((3 * in[x] + in[std::max(x - 1, 0)] + 1) >> 2);
+    out[2 * x + 1] = static_cast<uint8_t>((3 * in[x] + in[std::min(x + 1, n - 1)] + 2) >> 2);
+  }
+  mend_ends(row, out, in[0], in[n - 1]);
+}
+
+void upsample_h2v2(const ChromaRow& row, int16_t* sums, uint8_t* out) noexcept {
+  const int n = row.count;
+  ++sums;  // the number before the first is read, not used
+#if defined(TARPEG_X86)
+  if (has_avx2()) {
+    h2v2_avx2(row, sums, out);
+    mend_ends(row, out, (4 * sums[0] + 8) >> 4, (4 * sums[n - 1] + 7) >> 4);
+    return;
+  }
+#endif
+  for (int x = 0; x < n; ++x) sums[x] = static_cast<int16_t>(3 * row.near[x] + row.far[x]);
+  for (int x = 0; x < n; ++x) {
+    out[2 * x] = static_cast<uint8_t>((3 * sums[x] + sums[std::max(x - 1, 0)] + 8) >> 4);
+    out[2 * x + 1] = static_cast<uint8_t>((3 * sums[x] + sums[std::min(x + 1, n - 1)] + 7) >> 4);
+  }
+  mend_ends(row, out, (4 * sums[0] + 8) >> 4, (4 * sums[n - 1] + 7) >> 4);
+}
+
+void upsample_h1v2(const ChromaRow& row, bool is_lower, uint8_t* out) noexcept {
+  const int bias = is_lower ? 2 : 1;
+  for (int x = 0; x < row.count; ++x)
+    out[x] = static_cast<uint8_t>((3 * row.near[x] + row.far[x] + bias) >> 2);
+}
+
+void replicate(const ChromaRow& row, int times, uint8_t* out) noexcept {
+  for (int x = 0; x < row.count; ++x) {
+    for (int i = 0; i < times; ++i) out[x * times + i] = row.near[x];
+  }
+}
+
+void ycc_to_rgb(const uint8_t* luma, const uint8_t* cb, const uint8_t* cr, int count, int step,
+                uint8_t* out) noexcept {
+  int done = 0;
+#if defined(TARPEG_X86)
+  if (has_avx2()) done = convert_avx2(luma, cb, cr, count, step, out);
+#endif
+  convert_portable(luma, cb, cr, done, count, step, out);
+}
+
+void gray_to_rgb(const uint8_t* luma, int count, int step, uint8_t* out) noexcept {
+  for (int x = 0; x < count; ++x) {
+    uint8_t* pixel = out + static_cast<ptrdiff_t>(step) * x;
+    pixel[0] = pixel[1] = pixel[2] = luma[x];
+    if (step == 4) pixel[3] = 255;
+  }
+}
+
+}  // namespace tarpeg

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "jpeg/huffman.h"
+
+namespace tarpeg {
+
+// Entropy-coded bytes without their stuffing, and zeros behind them: what BitReader reads.
+// Writes at most `size` + kReadAhead bytes to `out` and returns how many of them are data; -1 where a 0xFF is
+// followed by anything but 0x00.
+constexpr size_t kReadAhead = 320;
+ptrdiff_t remove_stuffing(const uint8_t* data, size_t size, uint8_t* out) noexcept;
+
+// Reads bits from what remove_stuffing() wrote. Taking more than there is gives zeros; overrun() tells. It
+// must be asked at least once a block: a block takes at most 64 * 27 bits, kReadAhead holds more.
+class BitReader {
+ public:
+  BitReader() noexcept = default;
+  BitReader(const uint8_t* data, ptrdiff_t size) noexcept : at_(data), end_(data + size) {}
+
+  // At least 56 bits from here on.
+  void refill() noexcept {
+    const int left = count();
+    uint64_t word;
+    __builtin_memcpy(&word, at_, 8);
+    buffer_ |= __builtin_bswap64(word) >> left;
+    at_ += (63 - left) >> 3;
+    count_ = static_cast<uint64_t>(left) | 56;
+  }
+  // The next bits, the first of them the highest.
+  uint64_t bits() const noexcept { return buffer_; }
+  // Only the lowest six bits of `count` matter.
+  void drop(uint64_t count) noexcept {
+    buffer_ <<= count & 63;
+    count_ -= count;
+  }
+  // Takes back the last drop(): `bits` is what there was before.
+  void restore(uint64_t bits, uint64_t count) noexcept {
+    buffer_ = bits;
+    count_ += count;
+  }
+  bool overrun() const noexcept { return at_ - (count() >> 3) > end_; }
+  // Whether all is used up but for the padding of the last byte.
+  bool finished() const noexcept {
+    const ptrdiff_t left = 8 * (end_ - at_) + count();
+    return left >= 0 && left < 8;
+  }
+
+ private:
+  int count() const noexcept { return static_cast<int>(count_ & 63); }
+
+  const uint8_t* at_ = nullptr;
+  const uint8_t* end_ = nullptr;
+  uint64_t buffer_ = 0;
+  uint64_t count_ = 0;  // how many bits of the buffer are filled, in the lowest six bits
+};
+
+// A block of coefficients in natural order, and room for what leads out of it.
+constexpr int kBlockSize = 72;
+using Block = int16_t[kBlockSize];
+
+// What a block is decoded with: its tables, and which of the running DC predictions is its own.
+struct BlockPlan {
+  const DcTable* dc;
+  const AcTable* ac;
+  int component;
+};
+
+// Decodes blocks one after another, not yet multiplied by the quantisers; writes only what is not zero. False
+// on damage.
+bool decode_blocks(BitReader* reader, const BlockPlan* plans, int count, int* dc, Block* blocks) noexcept;
+
+}  // namespace tarpeg

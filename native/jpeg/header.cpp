@@ -1,0 +1,223 @@
+#include "jpeg/header.h"
+
+#include <cstring>
+
+namespace tarpeg {
+namespace {
+
+struct Bytes {
+  const uint8_t* data;
+  size_t size;
+
+  bool starts_with(const char* prefix, size_t length) const noexcept {
+    return size >= length && std::memcmp(data, prefix, length) == 0;
+  }
+  uint32_t number(size_t at, int count, bool little) const noexcept {
+    uint32_t value = 0;
+    for (int i = 0; i < count; ++i) value = value << 8 | data[little ? at + count - 1 - i : at + i];
+    return value;
+  }
+};
+
+// The orientation in the TIFF structure of an EXIF segment, or 0 where it holds none. The last entry of the
+// first directory counts, and only a single integer, as in Pillow.
+int exif_orientation(Bytes tiff) noexcept {
+  if (tiff.size < 8) return 0;
+  const bool little = tiff.data[0] == 'I';
+  const size_t directory = tiff.number(4, 4, little);
+  if (directory < 8 || directory > tiff.size - 2) return 0;
+  const size_t count = tiff.number(directory, 2, little);
+  int orientation = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const size_t entry = directory + 2 + 12 * i;
+    if (entry + 12 > tiff.size) break;
+    if (tiff.number(entry, 2, little) != 0x0112 || tiff.number(entry + 4, 4, little) != 1) continue;
+    const uint32_t type = tiff.number(entry + 2, 2, little);
+    const bool is_short = type == 3 || type == 8, is_long = type == 4 || type == 9;
+    if (!is_short && !is_long) continue;
+    const uint32_t value = tiff.number(entry + 8, is_short ? 2 : 4, little);
+    orientation = value >= 1 && value <= 8 ? static_cast<int>(value) : 1;
+  }
+  return orientation;
+}
+
+// The orientation that an XMP packet states, or 0; Pillow looks there where EXIF is silent.
+int xmp_orientation(Bytes packet) noexcept {
+  static const char kTag[] = "tiff:Orientation";
+  const size_t length = sizeof kTag - 1;
+  for (size_t at = 0; at + length + 3 <= packet.size; ++at) {
+    const uint8_t* found = static_cast<const uint8_t*>(std::memchr(packet.data + at, 't', packet.size - at));
+    if (found == nullptr) break;
+    at = static_cast<size_t>(found - packet.data);
+    if (at + length + 3 > packet.size || std::memcmp(found, kTag, length) != 0) continue;
+    const uint8_t* value = found + length;
+    if (value[0] == '=' && value[1] == '"')
+      value += 2;
+    else if (value[0] == '>')
+      value += 1;
+    else
+      continue;
+    if (*value >= '0' && *value <= '9') return *value >= '1' && *value <= '8' ? *value - '0' : 1;
+  }
+  return 0;
+}
+
+bool is_frame(int marker) noexcept {
+  return marker >= 0xC0 && marker <= 0xCF && marker != 0xC4 && marker != 0xC8 && marker != 0xCC;
+}
+
+// SOF0, 1, 2 (Huffman: baseline, extended, progressive) and 9, 10 (the same, arithmetic).
+bool is_supported_frame(int marker) noexcept { return marker <= 0xC2 || marker == 0xC9 || marker == 0xCA; }
+
+Header read_jpeg(Bytes file) noexcept {
+  Header header;
+  bool has_frame = false;
+  int exif = 0, xmp = 0;
+  size_t at = 2;
+  header.status = Status::kTruncated;
+  while (true) {
+    // libjpeg skips stray bytes before a marker and any number of fill bytes.
+    const uint8_t* next = at < file.size
+                              ? static_cast<const uint8_t*>(std::memchr(file.data + at, 0xFF, file.size - at))
+                              : nullptr;
+    if (next == nullptr) return header;
+    at = static_cast<size_t>(next - file.data);
+    while (at < file.size && file.data[at] == 0xFF) ++at;
+    if (at >= file.size) return header;
+    const int marker = file.data[at++];
+    if (marker == 0x00 || marker == 0x01 || (marker >= 0xD0 && marker <= 0xD7)) continue;
+    if (marker == 0xD8 || marker == 0xD9) {
+      header.status = Status::kCorrupt;
+      return header;
+    }
+    if (marker == 0xDA) {
+      header.body = at - 2;
+      break;
+    }
+    if (at + 2 > file.size) return header;
+    const size_t length = file.number(at, 2, false);
+    if (length < 2) {
+      header.status = Status::kCorrupt;
+      return header;
+    }
+    if (at + length > file.size) return header;
+    const Bytes body{file.data + at + 2, length - 2};
+    if (marker == 0xE1 && body.starts_with("Exif\0\0", 6)) {
+      if (exif == 0) exif = exif_orientation({body.data + 6, body.size - 6});
+    } else if (marker == 0xE1 && body.starts_with("http://ns.adobe.com/xap/1.0/\0", 29)) {
+      xmp = xmp_orientation(body);
+    } else if (is_frame(marker)) {
+      header.status = Status::kCorrupt;
+      if (has_frame || body.size < 6) return header;
+      has_frame = true;
+      const int components = body.data[5];
+      header.height = static_cast<int>(body.number(1, 2, false));
+      header.width = static_cast<int>(body.number(3, 2, false));
+      if (header.width == 0) return header;
+      header.status = Status::kUnsupported;
+      // A height of 0 is given later by a DNL marker, which libjpeg does not read.
+      const bool known = components == 1 || components == 3 || components == 4;
+      if (!is_supported_frame(marker) || body.data[0] != 8 || !known || header.height == 0) return header;
+      header.status = Status::kTruncated;
+    }
+    at += length;
+  }
+  header.orientation = exif != 0 ? exif : xmp != 0 ? xmp : 1;
+  header.status = has_frame ? Status::kOk : Status::kCorrupt;
+  return header;
+}
+
+// Reads one decimal number of a PPM header, after white space and comments; -1 where there is none.
+int ppm_number(Bytes file, size_t* at) noexcept {
+  while (*at < file.size) {
+    const uint8_t c = file.data[*at];
+    if (c == '#') {
+      while (*at < file.size && file.data[*at] != '\n') ++*at;
+    } else if (c == ' ' || (c >= '\t' && c <= '\r')) {
+      ++*at;
+    } else {
+      break;
+    }
+  }
+  int value = -1;
+  for (; *at < file.size && file.data[*at] >= '0' && file.data[*at] <= '9'; ++*at) {
+    value = (value < 0 ? 0 : value) * 10 + (file.data[*at] - '0');
+    if (value > 10000000) return -1;
+  }
+  return value;
+}
+
+Header read_ppm(Bytes file) noexcept {
+  Header header;
+  header.format = Format::kPpm;
+  size_t at = 2;
+  header.width = ppm_number(file, &at);
+  header.height = ppm_number(file, &at);
+  const int peak = ppm_number(file, &at);
+  header.body = at + 1;  // exactly one white-space byte ends the header
+  const bool is_ended =
+      at < file.size && (file.data[at] == ' ' || (file.data[at] >= '\t' && file.data[at] <= '\r'));
+  if (header.width < 1 || header.height < 1 || peak < 1 || !is_ended)
+    header.status = Status::kCorrupt;
+  else if (peak != 255)
+    header.status = Status::kUnsupported;
+  else if (header.body + 3ull * header.width * header.height > file.size)
+    header.status = Status::kTruncated;
+  else
+    header.status = Status::kOk;
+  return header;
+}
+
+}  // namespace
+
+const char* describe(Status status) noexcept {
+  switch (status) {
+    case Status::kOk:
+      return "ok";
+    case Status::kEmpty:
+      return "no bytes at all";
+    case Status::kNotAnImage:
+      return "neither a JPEG nor a PPM";
+    case Status::kTruncated:
+      return "the data ends before the image does";
+    case Status::kCorrupt:
+      return "the header or the coded data is damaged";
+    case Status::kUnsupported:
+      return "a kind of JPEG that is not supported (12 bits, lossless, two components)";
+    case Status::kTooLarge:
+      return "more pixels than max_pixels";
+    case Status::kBoxOutside:
+      return "the box is outside the image";
+  }
+  return "unknown";
+}
+
+Header read_header(const uint8_t* data, size_t size) noexcept {
+  const Bytes file{data, size};
+  Header header;
+  if (size == 0) {
+    header.status = Status::kEmpty;
+  } else if (file.starts_with("\xFF\xD8\xFF", 3)) {
+    header = read_jpeg(file);
+  } else if (file.starts_with("P6", 2) && size > 2) {
+    header = read_ppm(file);
+  }
+  return header;
+}
+
+// Note [end of image]
+// A complete file ends with EOI, often followed by nothing; some cameras append a second picture or zeros.
+// Entropy-coded data never holds 0xFF 0xD9, so the last one in the file, searched from the end, is behind the
+// first SOS exactly where the picture was not cut (or where a later one is whole, which decoding tells).
+bool has_end_marker(const uint8_t* data, size_t size, size_t first_scan) noexcept {
+  for (size_t end = size; end >= first_scan + 2;) {
+    const void* found = memrchr(data + first_scan, 0xD9, end - first_scan);
+    if (found == nullptr) return false;
+    const size_t at = static_cast<size_t>(static_cast<const uint8_t*>(found) - data);
+    if (at > first_scan && data[at - 1] == 0xFF) return true;
+    end = at;
+  }
+  return false;
+}
+
+}  // namespace tarpeg

@@ -1,0 +1,292 @@
+#include "jpeg/idct.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/simd.h"
+
+namespace tarpeg {
+namespace {
+
+// Constants of jidctint.c and jidctred.c, 13 fractional bits.
+constexpr int k0298 = 2446, k0390 = 3196, k0541 = 4433, k0765 = 6270, k0899 = 7373, k1175 = 9633,
+              k1501 = 12299, k1847 = 15137, k1961 = 16069, k2053 = 16819, k2562 = 20995, k3072 = 25172;
+constexpr int k0211 = 1730, k0509 = 4176, k0601 = 4926, k1061 = 8697, k1451 = 11893, k2172 = 17799;
+constexpr int kConstBits = 13, kPassBits = 2;
+// Of the first pass that makes means of two; the bit more halves the sums.
+constexpr int kHalvedShift = kConstBits - kPassBits + 1;
+
+inline int wrap(int value) noexcept { return static_cast<int16_t>(value); }
+
+// Eight samples of one row or column, `step` apart.
+void transform(const int16_t* in, int step, int shift, int16_t* out) noexcept {
+  const int i0 = in[0], i1 = in[step], i2 = in[2 * step], i3 = in[3 * step], i4 = in[4 * step],
+            i5 = in[5 * step], i6 = in[6 * step], i7 = in[7 * step];
+  const int even2 = i2 * k0541 + i6 * (k0541 - k1847), even3 = i2 * (k0541 + k0765) + i6 * k0541;
+  const int even0 = wrap(i0 + i4) * (1 << kConstBits), even1 = wrap(i0 - i4) * (1 << kConstBits);
+  const int t10 = even0 + even3, t13 = even0 - even3, t11 = even1 + even2, t12 = even1 - even2;
+  const int s3 = wrap(i7 + i3), s4 = wrap(i5 + i1);
+  const int z3 = s3 * (k1175 - k1961) + s4 * k1175, z4 = s3 * k1175 + s4 * (k1175 - k0390);
+  const int odd0 = i7 * (k0298 - k0899) + i1 * -k0899 + z3, odd3 = i7 * -k0899 + i1 * (k1501 - k0899) + z4;
+  const int odd1 = i5 * (k2053 - k2562) + i3 * -k2562 + z4, odd2 = i5 * -k2562 + i3 * (k3072 - k2562) + z3;
+  const int sums[8] = {t10 + odd3, t11 + odd2, t12 + odd1, t13 + odd0,
+                       t13 - odd0, t12 - odd1, t11 - odd2, t10 - odd3};
+  for (int i = 0; i < 8; ++i) {
+    const int value = (sums[i] + (1 << (shift - 1))) >> shift;
+    out[i * step] = static_cast<int16_t>(std::clamp(value, -32768, 32767));
+  }
+}
+
+// Four means of two neighbours each, of one row or column: what transform() gives, but for the rounding. The
+// fifth coefficient belongs to a wave that cancels out in every pair. Sums wrap.
+void halve(const int16_t* in, int step, int shift, int16_t* out) noexcept {
+  const auto times = [in, step](int k, int factor) { return static_cast<uint32_t>(in[k * step] * factor); };
+  const uint32_t center = static_cast<uint32_t>(in[0]) << (kConstBits + 1);
+  const uint32_t even = times(2, k1847) - times(6, k0765);
+  const uint32_t odd1 = times(1, k1061) - times(3, k2172) + times(5, k1451) - times(7, k0211);
+  const uint32_t odd0 = times(1, k2562) + times(3, k0899) - times(5, k0601) - times(7, k0509);
+  const uint32_t sums[4] = {center + even + odd0, center - even + odd1, center - even - odd1,
+                            center + even - odd0};
+  for (int i = 0; i < 4; ++i) {
+    const int value = static_cast<int>(sums[i] + (1u << (shift - 1))) >> shift;
+    out[i * step] = static_cast<int16_t>(std::clamp(value, -32768, 32767));
+  }
+}
+
+// Note [flat columns]
+// Where a block has nothing below its first row, libjpeg's first pass is a shift. The result is the same but
+// for coefficients that no picture needs, beyond 13 bits: there the shift wraps and the long way saturates.
+inline bool is_zero(const int16_t* coefficients, int count) noexcept {
+  return std::all_of(coefficients, coefficients + count, [](int16_t c) { return c == 0; });
+}
+
+void inverse_dct_portable(const DctBlock& block, ptrdiff_t stride) noexcept {
+  int16_t work[64];
+  for (int i = 0; i < 64; ++i) work[i] = static_cast<int16_t>(block.coefficients[i] * block.quantisers[i]);
+  if (is_zero(block.coefficients + 8, 56)) {
+    for (int i = 0; i < 64; ++i) work[i] = static_cast<int16_t>(work[i % 8] * (i < 8 ? 1 << kPassBits : 1));
+  } else {
+    for (int x = 0; x < 8; ++x) transform(work + x, 8, kConstBits - kPassBits, work + x);
+  }
+  for (int y = 0; y < 8; ++y) transform(work + 8 * y, 1, kConstBits + kPassBits + 3, work + 8 * y);
+  for (int y = 0; y < 8; ++y) {
+    for (int x = 0; x < 8; ++x) {
+      block.out[y * stride + x] = static_cast<uint8_t>(std::clamp(work[8 * y + x] + 128, 0, 255));
+    }
+  }
+}
+
+void halved_dct_portable(const DctBlock& block, ptrdiff_t stride) noexcept {
+  int16_t work[64];
+  for (int i = 0; i < 64; ++i) work[i] = static_cast<int16_t>(block.coefficients[i] * block.quantisers[i]);
+  if (is_zero(block.coefficients + 8, 24) && is_zero(block.coefficients + 40, 24)) {
+    for (int i = 0; i < 32; ++i) work[i] = static_cast<int16_t>(work[i % 8] * (i < 8 ? 1 << kPassBits : 1));
+  } else {
+    for (int x = 0; x < 8; ++x) halve(work + x, 8, kHalvedShift, work + x);
+  }
+  for (int y = 0; y < 4; ++y) {
+    halve(work + 8 * y, 1, kHalvedShift + 2 * kPassBits + 3, work + 8 * y);
+    for (int x = 0; x < 4; ++x) {
+      block.out[y * stride + x] = static_cast<uint8_t>(std::clamp(work[8 * y + x] + 128, 0, 255));
+    }
+  }
+}
+
+#if defined(TARPEG_X86)
+
+// Each vector holds one row of the first block below and the same row of the second above.
+struct Rows8 {
+  __m256i row[8];
+};
+
+TARPEG_AVX2 inline void transpose(Rows8* m) noexcept {
+  __m256i* r = m->row;
+  __m256i a[8], b[8];
+  for (int i = 0; i < 4; ++i) {
+    a[2 * i] = _mm256_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
+    a[2 * i + 1] = _mm256_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 2; ++i) {
+    b[4 * i] = _mm256_unpacklo_epi32(a[4 * i], a[4 * i + 2]);
+    b[4 * i + 1] = _mm256_unpackhi_epi32(a[4 * i], a[4 * i + 2]);
+    b[4 * i + 2] = _mm256_unpacklo_epi32(a[4 * i + 1], a[4 * i + 3]);
+    b[4 * i + 3] = _mm256_unpackhi_epi32(a[4 * i + 1], a[4 * i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[2 * i] = _mm256_unpacklo_epi64(b[i], b[4 + i]);
+    r[2 * i + 1] = _mm256_unpackhi_epi64(b[i], b[4 + i]);
+  }
+}
+
+TARPEG_AVX2 inline __m256i pair(int low, int high) noexcept {
+  return _mm256_set1_epi32(
+      static_cast<int>(static_cast<uint32_t>(high) << 16 | (static_cast<uint32_t>(low) & 0xFFFF)));
+}
+
+// a * low + b * high in 32 bits, for both halves of the interleaved vectors.
+struct Wide {
+  __m256i low, high;
+};
+
+TARPEG_AVX2 inline Wide multiply(__m256i a, __m256i b, __m256i factors) noexcept {
+  return {_mm256_madd_epi16(_mm256_unpacklo_epi16(a, b), factors),
+          _mm256_madd_epi16(_mm256_unpackhi_epi16(a, b), factors)};
+}
+
+TARPEG_AVX2 inline Wide add(Wide a, Wide b) noexcept {
+  return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)};
+}
+
+TARPEG_AVX2 inline Wide subtract(Wide a, Wide b) noexcept {
+  return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)};
+}
+
+template <int kBits>
+TARPEG_AVX2 inline Wide scaled(__m256i a) noexcept {
+  const __m256i zero = _mm256_setzero_si256();
+  return {_mm256_srai_epi32(_mm256_unpacklo_epi16(zero, a), 16 - kBits),
+          _mm256_srai_epi32(_mm256_unpackhi_epi16(zero, a), 16 - kBits)};
+}
+
+template <int kShift>
+TARPEG_AVX2 inline __m256i descale(Wide a) noexcept {
+  const __m256i round = _mm256_set1_epi32(1 << (kShift - 1));
+  return _mm256_packs_epi32(_mm256_srai_epi32(_mm256_add_epi32(a.low, round), kShift),
+                            _mm256_srai_epi32(_mm256_add_epi32(a.high, round), kShift));
+}
+
+template <int kShift>
+TARPEG_AVX2 inline void transform(Rows8* m) noexcept {
+  __m256i* r = m->row;
+  const Wide even3 = multiply(r[2], r[6], pair(k0541 + k0765, k0541));
+  const Wide even2 = multiply(r[2], r[6], pair(k0541, k0541 - k1847));
+  const Wide even0 = scaled<kConstBits>(_mm256_add_epi16(r[0], r[4]));
+  const Wide even1 = scaled<kConstBits>(_mm256_sub_epi16(r[0], r[4]));
+  const Wide t10 = add(even0, even3), t13 = subtract(even0, even3);
+  const Wide t11 = add(even1, even2), t12 = subtract(even1, even2);
+  const __m256i s3 = _mm256_add_epi16(r[7], r[3]), s4 = _mm256_add_epi16(r[5], r[1]);
+  const Wide z3 = multiply(s3, s4, pair(k1175 - k1961, k1175)),
+             z4 = multiply(s3, s4, pair(k1175, k1175 - k0390));
+  const Wide odd0 = add(multiply(r[7], r[1], pair(k0298 - k0899, -k0899)), z3);
+  const Wide odd3 = add(multiply(r[7], r[1], pair(-k0899, k1501 - k0899)), z4);
+  const Wide odd1 = add(multiply(r[5], r[3], pair(k2053 - k2562, -k2562)), z4);
+  const Wide odd2 = add(multiply(r[5], r[3], pair(-k2562, k3072 - k2562)), z3);
+  r[0] = descale<kShift>(add(t10, odd3));
+  r[7] = descale<kShift>(subtract(t10, odd3));
+  r[1] = descale<kShift>(add(t11, odd2));
+  r[6] = descale<kShift>(subtract(t11, odd2));
+  r[2] = descale<kShift>(add(t12, odd1));
+  r[5] = descale<kShift>(subtract(t12, odd1));
+  r[3] = descale<kShift>(add(t13, odd0));
+  r[4] = descale<kShift>(subtract(t13, odd0));
+}
+
+TARPEG_AVX2 inline __m128i dequantised(const DctBlock& block, int row) noexcept {
+  return _mm_mullo_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block.coefficients) + row),
+                         _mm_loadu_si128(reinterpret_cast<const __m128i*>(block.quantisers) + row));
+}
+
+// False where only the portable code is right: see Note [flat columns].
+TARPEG_AVX2 inline bool load_avx2(const DctBlock& first, const DctBlock& second, Rows8* m) noexcept {
+  for (int i = 0; i < 8; ++i) m->row[i] = _mm256_set_m128i(dequantised(second, i), dequantised(first, i));
+  const __m256i shifted = _mm256_slli_epi16(m->row[0], kPassBits);
+  const __m256i same = _mm256_cmpeq_epi16(_mm256_srai_epi16(shifted, kPassBits), m->row[0]);
+  return __builtin_expect(_mm256_movemask_epi8(same) == -1, 1);
+}
+
+TARPEG_AVX2 bool inverse_dct_avx2(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept {
+  Rows8 m;
+  if (!load_avx2(first, second, &m)) return false;
+  transform<kConstBits - kPassBits>(&m);
+  transpose(&m);
+  transform<kConstBits + kPassBits + 3>(&m);
+  transpose(&m);
+  const __m256i center = _mm256_set1_epi8(-128);
+  for (int i = 0; i < 4; ++i) {
+    const __m256i rows = _mm256_xor_si256(_mm256_packs_epi16(m.row[2 * i], m.row[2 * i + 1]), center);
+    const __m128i a = _mm256_castsi256_si128(rows), b = _mm256_extracti128_si256(rows, 1);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(first.out + 2 * i * stride), a);
+    _mm_storeh_pd(reinterpret_cast<double*>(first.out + (2 * i + 1) * stride), _mm_castsi128_pd(a));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(second.out + 2 * i * stride), b);
+    _mm_storeh_pd(reinterpret_cast<double*>(second.out + (2 * i + 1) * stride), _mm_castsi128_pd(b));
+  }
+  return true;
+}
+
+// Four means of two from the eight rows of m, in its first four.
+TARPEG_AVX2 inline void halve_rows(Rows8* m) noexcept {
+  __m256i* r = m->row;
+  const Wide even = multiply(r[2], r[6], pair(k1847, -k0765)), center = scaled<kConstBits + 1>(r[0]);
+  const Wide t10 = add(center, even), t12 = subtract(center, even);
+  const Wide odd1 = add(multiply(r[1], r[3], pair(k1061, -k2172)), multiply(r[5], r[7], pair(k1451, -k0211)));
+  const Wide odd0 = add(multiply(r[1], r[3], pair(k2562, k0899)), multiply(r[5], r[7], pair(-k0601, -k0509)));
+  r[0] = descale<kHalvedShift>(add(t10, odd0));
+  r[1] = descale<kHalvedShift>(add(t12, odd1));
+  r[2] = descale<kHalvedShift>(subtract(t12, odd1));
+  r[3] = descale<kHalvedShift>(subtract(t10, odd0));
+}
+
+// 32 bits of four rows.
+TARPEG_AVX2 inline __m256i descaled_last(__m256i a) noexcept {
+  constexpr int kShift = kHalvedShift + 2 * kPassBits + 3;
+  return _mm256_srai_epi32(_mm256_add_epi32(a, _mm256_set1_epi32(1 << (kShift - 1))), kShift);
+}
+
+TARPEG_AVX2 bool halved_dct_avx2(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept {
+  Rows8 m;
+  if (!load_avx2(first, second, &m)) return false;
+  halve_rows(&m);
+  // Columns of the four rows: 0 and 1, 2 and 3, ...
+  const __m256i* r = m.row;
+  const __m256i a = _mm256_unpacklo_epi16(r[0], r[1]), b = _mm256_unpacklo_epi16(r[2], r[3]);
+  const __m256i c = _mm256_unpackhi_epi16(r[0], r[1]), d = _mm256_unpackhi_epi16(r[2], r[3]);
+  const __m256i c01 = _mm256_unpacklo_epi32(a, b), c23 = _mm256_unpackhi_epi32(a, b);
+  const __m256i c45 = _mm256_unpacklo_epi32(c, d), c67 = _mm256_unpackhi_epi32(c, d);
+  const __m256i c13 = _mm256_unpackhi_epi16(c01, c23), c57 = _mm256_unpackhi_epi16(c45, c67);
+  const __m256i center =
+      _mm256_srai_epi32(_mm256_unpacklo_epi16(_mm256_setzero_si256(), c01), 15 - kConstBits);
+  const __m256i even = _mm256_madd_epi16(_mm256_unpacklo_epi16(c23, c67), pair(k1847, -k0765));
+  const __m256i odd1 = _mm256_add_epi32(_mm256_madd_epi16(c13, pair(k1061, -k2172)),
+                                        _mm256_madd_epi16(c57, pair(k1451, -k0211)));
+  const __m256i odd0 = _mm256_add_epi32(_mm256_madd_epi16(c13, pair(k2562, k0899)),
+                                        _mm256_madd_epi16(c57, pair(-k0601, -k0509)));
+  const __m256i t10 = _mm256_add_epi32(center, even), t12 = _mm256_sub_epi32(center, even);
+  // Words: column 0 of the four rows, column 2; columns 1 and 3. Then bytes, row by row.
+  const __m256i w02 = _mm256_packs_epi32(descaled_last(_mm256_add_epi32(t10, odd0)),
+                                         descaled_last(_mm256_sub_epi32(t12, odd1)));
+  const __m256i w13 = _mm256_packs_epi32(descaled_last(_mm256_add_epi32(t12, odd1)),
+                                         descaled_last(_mm256_sub_epi32(t10, odd0)));
+  const __m256i order = _mm256_setr_epi8(0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15, 0, 8, 4, 12, 1,
+                                         9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15);
+  const __m256i bytes =
+      _mm256_xor_si256(_mm256_shuffle_epi8(_mm256_packs_epi16(w02, w13), order), _mm256_set1_epi8(-128));
+  alignas(32) uint8_t rows[32];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(rows), bytes);
+  for (int i = 0; i < 4; ++i) {
+    std::memcpy(first.out + i * stride, rows + 4 * i, 4);
+    std::memcpy(second.out + i * stride, rows + 16 + 4 * i, 4);
+  }
+  return true;
+}
+
+#endif
+
+}  // namespace
+
+void inverse_dct(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept {
+#if defined(TARPEG_X86)
+  if (has_avx2() && inverse_dct_avx2(first, second, stride)) return;
+#endif
+  inverse_dct_portable(first, stride);
+  inverse_dct_portable(second, stride);
+}
+
+void halved_dct(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept {
+#if defined(TARPEG_X86)
+  if (has_avx2() && halved_dct_avx2(first, second, stride)) return;
+#endif
+  halved_dct_portable(first, stride);
+  halved_dct_portable(second, stride);
+}
+
+}  // namespace tarpeg

@@ -1,0 +1,110 @@
+#include "jpeg/libjpeg.h"
+
+#include <csetjmp>
+#include <cstring>
+
+#include "jpeg/libjpeg_errors.h"
+
+namespace tarpeg {
+namespace {
+
+uint8_t multiply_255(int a, int b) noexcept {
+  const int product = a * b + 128;
+  return static_cast<uint8_t>(((product >> 8) + product) >> 8);
+}
+
+// CMYK as Adobe stores it (inverted), to RGB as Pillow's convert("RGB") makes it; in place.
+void cmyk_to_rgb(uint8_t* row, size_t pixels, int step) noexcept {
+  for (size_t i = 0; i < pixels; ++i) {
+    const uint8_t* in = row + 4 * i;
+    const int white = in[3];
+    const uint8_t rgb[3] = {static_cast<uint8_t>(white - multiply_255(255 - in[0], white)),
+                            static_cast<uint8_t>(white - multiply_255(255 - in[1], white)),
+                            static_cast<uint8_t>(white - multiply_255(255 - in[2], white))};
+    std::memcpy(row + step * i, rgb, 3);
+  }
+}
+
+}  // namespace
+
+struct JpegReader::State : Decompressor {
+  Layout layout = Layout::kRgb;
+  int skip = 0;
+
+  Status open(const uint8_t* data, size_t size, int height, int width, const Box& box) noexcept;
+  Status next(uint8_t* row) noexcept;
+};
+
+Status JpegReader::State::open(const uint8_t* data, size_t size, int height, int width,
+                               const Box& box) noexcept {
+  if (setjmp(errors.jump)) return errors.status;
+  begin(data, size);
+  jpeg_read_header(&info, TRUE);
+  // The caller allocated for the size that read_header() told it.
+  if (static_cast<int>(info.image_height) != height || static_cast<int>(info.image_width) != width) {
+    return Status::kCorrupt;
+  }
+  const bool four = info.num_components == 4;
+  info.out_color_space = four ? JCS_CMYK : layout == Layout::kRgb ? JCS_RGB : JCS_EXT_RGBX;
+  jpeg_start_decompress(&info);
+
+  // Note [exact crops]
+  // jpeg_crop_scanline() snaps left to an iMCU and makes libjpeg treat the crop's edges as the image's: fancy
+  // upsampling then mixes no chroma from outside, and drops to plain replication where chroma is 2 wide or
+  // less. One chroma sample of margin on either side, and never less than 8 of them, keep every pixel of the
+  // box exact. Rows need none if they are skipped once, from row 0 (libjpeg-turbo issue 915). In files of
+  // several scans all coefficients are read anyway, and cropping had memory bugs together with smoothing
+  // (issue 456): those are read at full width, row by row.
+  if (jpeg_has_multiple_scans(&info)) {
+    skip = box.left;
+    uint8_t* const scratch = static_cast<uint8_t*>(
+        (*info.mem->alloc_large)(reinterpret_cast<j_common_ptr>(&info), JPOOL_IMAGE,
+                                 static_cast<size_t>(info.output_width) * info.output_components));
+    for (int row = 0; row < box.top; ++row) {
+      JSAMPROW rows[1] = {scratch};
+      jpeg_read_scanlines(&info, rows, 1);
+    }
+    return Status::kOk;
+  }
+  const int sample = info.max_h_samp_factor;
+  int left = box.left > 0 ? box.left - 1 : 0;
+  int right = box.left + box.width + sample;
+  if (right - left < 8 * sample) right = left + 8 * sample;
+  if (right > width) right = width;
+  if (right - left < 8 * sample) left = right > 8 * sample ? right - 8 * sample : 0;
+  JDIMENSION first = static_cast<JDIMENSION>(left), count = static_cast<JDIMENSION>(right - left);
+  if (left > 0 || right < width) jpeg_crop_scanline(&info, &first, &count);
+  skip = box.left - static_cast<int>(first);
+  if (box.top > 0) jpeg_skip_scanlines(&info, static_cast<JDIMENSION>(box.top));
+  return Status::kOk;
+}
+
+Status JpegReader::State::next(uint8_t* row) noexcept {
+  if (setjmp(errors.jump)) return errors.status;
+  JSAMPROW rows[1] = {row};
+  if (jpeg_read_scanlines(&info, rows, 1) != 1) return Status::kTruncated;
+  if (info.out_color_space == JCS_CMYK) cmyk_to_rgb(row, info.output_width, static_cast<int>(layout));
+  return Status::kOk;
+}
+
+JpegReader::JpegReader() : state_(new State) {}
+
+JpegReader::~JpegReader() = default;
+
+Status JpegReader::open(const uint8_t* data, size_t size, int height, int width, const Box& box,
+                        Layout layout) noexcept {
+  state_->layout = layout;
+  return state_->open(data, size, height, width, box);
+}
+
+Status JpegReader::next(uint8_t* row) noexcept { return state_->next(row); }
+
+// CMYK rows arrive with four bytes a pixel before they are converted in place.
+size_t JpegReader::stride() const noexcept {
+  const size_t step = state_->info.num_components == 4 ? 4 : static_cast<size_t>(state_->layout);
+  return step * state_->info.output_width;
+}
+
+int JpegReader::skip() const noexcept { return state_->skip; }
+
+}  // namespace tarpeg

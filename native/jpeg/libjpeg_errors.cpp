@@ -1,0 +1,74 @@
+#include "jpeg/libjpeg_errors.h"
+
+namespace tarpeg {
+namespace {
+
+constexpr int kMaxScans = 500;
+
+[[noreturn]] void fail(j_common_ptr info, Status status) {
+  Errors* errors = reinterpret_cast<Errors*>(info->err);
+  errors->status = status;
+  std::longjmp(errors->jump, 1);
+}
+
+[[noreturn]] void on_error(j_common_ptr info) {
+  switch (info->err->msg_code) {
+    case JERR_INPUT_EOF:
+    case JERR_INPUT_EMPTY:
+      fail(info, Status::kTruncated);
+    case JERR_BAD_PRECISION:
+    case JERR_CONVERSION_NOTIMPL:
+    case JERR_FRACT_SAMPLE_NOTIMPL:
+    case JERR_CCIR601_NOTIMPL:
+    case JERR_ARITH_NOTIMPL:
+    case JERR_NOT_COMPILED:
+    case JERR_SOF_UNSUPPORTED:
+      fail(info, Status::kUnsupported);
+    default:
+      fail(info, Status::kCorrupt);
+  }
+}
+
+// Warnings about the header's manners leave the pixels alone; every other one means made-up pixels.
+void on_message(j_common_ptr info, int level) {
+  if (level >= 0) return;
+  switch (info->err->msg_code) {
+    case JWRN_EXTRANEOUS_DATA:
+    case JWRN_JFIF_MAJOR:
+    case JWRN_ADOBE_XFORM:
+      return;
+    case JWRN_JPEG_EOF:
+      fail(info, Status::kTruncated);
+    default:
+      fail(info, Status::kCorrupt);
+  }
+}
+
+void on_output(j_common_ptr) {}
+
+void limit_scans(j_common_ptr info) {
+  if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number > kMaxScans) fail(info, Status::kCorrupt);
+}
+
+}  // namespace
+
+Decompressor::Decompressor() noexcept {
+  info.err = jpeg_std_error(&errors.base);
+  errors.base.error_exit = on_error;
+  errors.base.emit_message = on_message;
+  errors.base.output_message = on_output;
+}
+
+Decompressor::~Decompressor() {
+  if (is_created_) jpeg_destroy_decompress(&info);
+}
+
+void Decompressor::begin(const uint8_t* data, size_t size) {
+  jpeg_create_decompress(&info);
+  is_created_ = true;
+  progress_.progress_monitor = limit_scans;
+  info.progress = &progress_;
+  jpeg_mem_src(&info, data, static_cast<unsigned long>(size));
+}
+
+}  // namespace tarpeg

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <csetjmp>
+#include <cstdio>
+
+// jpeglib.h needs size_t and FILE declared before it.
+// clang-format off
+#include <jpeglib.h>
+#include <jerror.h>
+// clang-format on
+
+#include "base/status.h"
+
+namespace tarpeg {
+
+// Note [libjpeg error handling]
+// libjpeg reports an error by calling back, and the callback must not return: it jumps. A jump over a C++
+// frame runs no destructor, so the functions that call setjmp are noexcept, own nothing, and return a status.
+// What owns memory (Decompressor, Transcoder) lives in the caller's frame. Every
+// setjmp's return value is looked at.
+struct Errors {
+  jpeg_error_mgr base;
+  jmp_buf jump;
+  Status status;
+};
+
+// A libjpeg reader: created by begin(), destroyed with its holder, however far it came.
+struct Decompressor {
+  jpeg_decompress_struct info{};
+  Errors errors{};
+
+  Decompressor() noexcept;
+  ~Decompressor();
+  Decompressor(const Decompressor&) = delete;
+  Decompressor& operator=(const Decompressor&) = delete;
+
+  // Begins to read from memory. Jumps to `errors.jump` on an error, as whatever is done with `info` from here
+  // on does on errors and on warnings that mean made-up pixels, with `errors.status` set. Limits the number
+  // of scans: a progressive file may repeat them without end, each costing time for the whole picture.
+  void begin(const uint8_t* data, size_t size);
+
+ private:
+  jpeg_progress_mgr progress_{};
+  bool is_created_ = false;
+};
+
+}  // namespace tarpeg

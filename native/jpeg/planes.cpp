@@ -1,0 +1,254 @@
+#include "jpeg/planes.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "jpeg/color.h"
+#include "jpeg/entropy.h"
+#include "jpeg/idct.h"
+#include "jpeg/means.h"
+#include "jpeg/raw.h"
+
+namespace tarpeg {
+
+// Note [margin]
+// Chroma upsampling mixes each sample with its neighbours, so the pixels next to the box take part: whatever
+// MCU they are in is decoded too.
+void PlaneReader::prepare(const Frame& frame, const Box& box, int reduction, Layout layout) {
+  component_count_ = frame.component_count;
+  reduction_ = reduction;
+  layout_ = layout;
+  box_ = reduced(box, reduction);
+  y_ = box_.top;
+  // Every sample of a reduced pixel counts, whether it is in the box or next to it.
+  const int bottom = std::min(frame.height, (box_.top + box_.height) * reduction);
+  const int right = std::min(frame.width, (box_.left + box_.width) * reduction);
+  first_column_ = std::max(0, box_.left * reduction - 1) / frame.mcu_width;
+  last_column_ = std::min(frame.width - 1, right) / frame.mcu_width;
+  first_row_ = std::max(0, box_.top * reduction - 1) / frame.mcu_height;
+  last_row_ = std::min(frame.height - 1, bottom) / frame.mcu_height;
+  for (int i = 0; i < frame.component_count; ++i) {
+    const Component& component = frame.components[i];
+    Plane& plane = planes_[i];
+    const int across = frame.across / component.across, down = frame.down / component.down;
+    plane.across_by = std::max(1, reduction / across);
+    plane.down_by = std::max(1, reduction / down);
+    plane.side = frame.is_halved(i, reduction) ? kBlockSide / 2 : kBlockSide;
+    plane.block_rows = kBlockSide / plane.down_by;
+    plane.block_columns = kBlockSide / plane.across_by;
+    plane.across = std::max(1, across / reduction);
+    plane.down = std::max(1, down / reduction);
+    plane.width = (component.width + plane.across_by - 1) / plane.across_by;
+    plane.height = (component.height + plane.down_by - 1) / plane.down_by;
+    plane.top = first_row_ * component.down * plane.block_rows;
+    plane.left = first_column_ * component.across * plane.block_columns;
+    plane.columns = (last_column_ - first_column_ + 1) * component.across * plane.block_columns;
+    plane.stride = plane.columns;
+    const size_t rows = static_cast<size_t>(last_row_ - first_row_ + 1) * component.down * plane.block_rows;
+    const size_t bytes = rows * plane.stride + 2 * Plane::kMargin;
+    if (plane.data.size() < bytes) plane.data.resize(bytes);
+    const size_t length = static_cast<size_t>(plane.columns) * plane.across + 64;
+    if (lines_[i].size() < length) lines_[i].resize(length);
+    if (sums_.size() < length) sums_.resize(length);
+  }
+}
+
+bool PlaneReader::decode(const BaselineStream& stream, const Box& box, int reduction, Layout layout) {
+  prepare(stream, box, reduction, layout);
+  BlockPlan* plan = plans_;
+  for (int i = 0; i < stream.component_count; ++i) {
+    const Component& component = stream.components[i];
+    for (int block = 0; block < component.across * component.down; ++block) {
+      *plan++ = {&stream.dc_tables[component.dc_table], &stream.ac_tables[component.ac_table], i};
+    }
+  }
+  const int64_t first = static_cast<int64_t>(first_row_) * stream.mcu_columns + first_column_;
+  const int64_t last = static_cast<int64_t>(last_row_) * stream.mcu_columns + last_column_;
+  for (int64_t segment = first / stream.interval; segment <= last / stream.interval; ++segment) {
+    // A segment within one row of MCUs may lie beside the box.
+    const int64_t begin = segment * stream.interval, end = begin + stream.interval;
+    const int64_t row = begin / stream.mcu_columns, offset = begin % stream.mcu_columns;
+    const bool one_row = end <= (row + 1) * stream.mcu_columns;
+    if (one_row && (offset > last_column_ || offset + stream.interval <= first_column_)) continue;
+    if (!decode_segment(stream, static_cast<size_t>(segment))) return false;
+  }
+  return true;
+}
+
+Status PlaneReader::decode(const uint8_t* data, size_t size, const Header& header, const Box& box,
+                           int reduction, Layout layout) {
+  RawReader raw;
+  Frame frame;
+  Status status = raw.open(data, size, header.height, header.width, reduction, &frame);
+  if (status != Status::kOk) return status;
+  prepare(frame, box, reduction, layout);
+  // A gray image that claims sampling factors has rows of several blocks in libjpeg, of one block in its
+  // frame.
+  const int blocks_down = raw.blocks_down();
+  for (int row = 0; row <= last_row_; ++row) {
+    if (row % blocks_down == 0) {
+      status = raw.next();
+      if (status != Status::kOk) return status;
+    }
+    if (row < first_row_) continue;
+    for (int i = 0; i < frame.component_count; ++i) {
+      const Component& component = frame.components[i];
+      Plane& plane = planes_[i];
+      for (int y = 0; y < component.down; ++y) {
+        for (int x = first_column_ * component.across; x < (last_column_ + 1) * component.across; ++x) {
+          const uint8_t* block = raw.block(i, row % blocks_down + y, x);
+          for (int line = 0; line < plane.side; ++line) {
+            std::memcpy(samples_[0] + kBlockSide * line, block + line * raw.stride(i),
+                        static_cast<size_t>(plane.side));
+          }
+          store(component, &plane, row * component.down + y, x, samples_[0]);
+        }
+      }
+    }
+  }
+  return Status::kOk;
+}
+
+bool PlaneReader::decode_segment(const BaselineStream& stream, size_t segment) {
+  const size_t bytes = static_cast<size_t>(stream.ends[segment] - stream.starts[segment]);
+  if (segment_.size() < bytes + kReadAhead) segment_.resize(bytes + kReadAhead);
+  const ptrdiff_t length = remove_stuffing(stream.starts[segment], bytes, segment_.data());
+  if (length < 0) return false;
+  BitReader reader(segment_.data(), length);
+  const int64_t begin = static_cast<int64_t>(segment) * stream.interval;
+  const int64_t all = static_cast<int64_t>(stream.mcu_rows) * stream.mcu_columns;
+  const int64_t end = std::min(begin + stream.interval, all);
+  const int64_t last = static_cast<int64_t>(last_row_) * stream.mcu_columns + last_column_;
+  int row = static_cast<int>(begin / stream.mcu_columns),
+      column = static_cast<int>(begin % stream.mcu_columns);
+  int dc[3] = {0, 0, 0};
+  int64_t mcu = begin;
+  for (; mcu < end && mcu <= last; ++mcu) {
+    const bool wanted = row >= first_row_ && column >= first_column_ && column <= last_column_;
+    if (wanted) {
+      if (!decode_mcu(stream, &reader, dc, row, column)) return false;
+    } else {
+      // Behind the box in its last row of this segment nothing is wanted any more.
+      if (column > last_column_ &&
+          (row == last_row_ || end <= static_cast<int64_t>(row + 1) * stream.mcu_columns)) {
+        return true;
+      }
+      if (!decode_blocks(&reader, plans_, stream.blocks, dc, blocks_)) return false;
+    }
+    if (++column == stream.mcu_columns) {
+      column = 0;
+      ++row;
+    }
+  }
+  return mcu < end || reader.finished();
+}
+
+// Puts a block into the plane, reduced. Where the image ends in the block its last sample is repeated: what
+// the block holds beyond is not part of the picture.
+void PlaneReader::store(const Component& component, Plane* plane, int row, int column,
+                        uint8_t* block) noexcept {
+  const int side = plane->side, halved = kBlockSide / side;
+  const int height = (component.height + halved - 1) / halved - row * side;
+  const int width = (component.width + halved - 1) / halved - column * side;
+  for (int x = std::max(1, width); x < side; ++x) {
+    for (int y = 0; y < side; ++y) block[kBlockSide * y + x] = block[kBlockSide * y + x - 1];
+  }
+  for (int y = std::max(1, height); y < side; ++y)
+    std::memcpy(block + kBlockSide * y, block + kBlockSide * (y - 1), kBlockSide);
+  reduce_block(block, side, plane->down_by / halved, plane->across_by / halved, plane->block(row, column),
+               plane->stride);
+}
+
+bool PlaneReader::decode_mcu(const BaselineStream& stream, BitReader* reader, int* dc, int row, int column) {
+  std::memset(blocks_, 0, static_cast<size_t>(stream.blocks) * sizeof blocks_[0]);
+  if (!decode_blocks(reader, plans_, stream.blocks, dc, blocks_)) return false;
+  int at = 0;
+  for (int i = 0; i < stream.component_count; ++i) {
+    // Cb and Cr of one block each go together.
+    const bool paired = i == 1 && stream.components[1].across * stream.components[1].down == 1 &&
+                        stream.components[2].across * stream.components[2].down == 1;
+    at += transform(stream, i, paired, at, row, column);
+    if (paired) break;
+  }
+  return true;
+}
+
+// Turns the blocks of one component of an MCU, from blocks_[first] on, into samples of its plane; returns how
+// many they are. `with_next`: the next component has one block, like this one, and is done too.
+int PlaneReader::transform(const BaselineStream& stream, int index, bool with_next, int first, int row,
+                           int column) noexcept {
+  const Component& component = stream.components[index];
+  Plane& plane = planes_[index];
+  const int top = row * component.down, left = column * component.across;
+  const bool is_direct = plane.block_rows == plane.side && plane.block_columns == plane.side;
+  const ptrdiff_t stride = is_direct ? plane.stride : kBlockSide;
+  DctBlock jobs[16];
+  int count = 0;
+  for (int y = 0; y < component.down; ++y) {
+    for (int x = 0; x < component.across; ++x, ++count) {
+      jobs[count] = {blocks_[first + count], component.quantisers,
+                     is_direct ? plane.block(top + y, left + x) : samples_[count]};
+    }
+  }
+  if (with_next && is_direct && plane.side == kBlockSide) {
+    jobs[1] = {blocks_[first + 1], stream.components[index + 1].quantisers,
+               planes_[index + 1].block(top, left)};
+    inverse_dct(jobs[0], jobs[1], stride);
+    return 2;
+  }
+  for (int block = 0; block < count; block += 2) {
+    const DctBlock& second = jobs[std::min(block + 1, count - 1)];
+    if (plane.side == kBlockSide) {
+      inverse_dct(jobs[block], second, stride);
+    } else {
+      halved_dct(jobs[block], second, stride);
+    }
+  }
+  for (int y = 0, block = 0; y < component.down && !is_direct; ++y) {
+    for (int x = 0; x < component.across; ++x, ++block) {
+      store(component, &plane, top + y, left + x, samples_[block]);
+    }
+  }
+  return count + (with_next ? transform(stream, index + 1, false, first + count, row, column) : 0);
+}
+
+// Row y of a component at full resolution, at least the columns of the box; index 0 is column 0 of the image.
+const uint8_t* PlaneReader::upsampled(int index, int y) {
+  const Plane& plane = planes_[index];
+  if (plane.across == 1 && plane.down == 1) return plane.row(y);
+  uint8_t* const line = lines_[index].data();
+  // libjpeg mixes only for these ratios, and only where chroma is more than two samples wide (jdsample.c).
+  const bool fancy = plane.width > 2 && reduction_ == 1;
+  const int near = y / plane.down;
+  const int far = std::clamp(y % plane.down == 0 ? near - 1 : near + 1, plane.top, plane.height - 1);
+  // The image's last sample is repeated, not whatever the rest of its block holds.
+  const int end = std::min(plane.left + plane.columns, plane.width);
+  const ChromaRow row{plane.row(near) + plane.left, plane.row(far) + plane.left, end - plane.left,
+                      plane.left == 0, end == plane.width};
+  if (fancy && plane.across == 2 && plane.down == 1) {
+    upsample_h2v1(row, line);
+  } else if (fancy && plane.across == 2 && plane.down == 2) {
+    upsample_h2v2(row, sums_.data(), line);
+  } else if (reduction_ == 1 && plane.across == 1 && plane.down == 2) {
+    upsample_h1v2(row, y % 2, line);
+  } else {
+    replicate(row, plane.across, line);
+  }
+  return line - static_cast<ptrdiff_t>(plane.left) * plane.across;
+}
+
+Status PlaneReader::next(uint8_t* out) noexcept {
+  const int y = y_++;
+  const uint8_t* luma = upsampled(0, y) + box_.left;
+  const int step = static_cast<int>(layout_);
+  if (component_count_ == 1) {
+    gray_to_rgb(luma, box_.width, step, out);
+  } else {
+    const uint8_t* cb = upsampled(1, y) + box_.left;
+    const uint8_t* cr = upsampled(2, y) + box_.left;
+    ycc_to_rgb(luma, cb, cr, box_.width, step, out);
+  }
+  return Status::kOk;
+}
+
+}  // namespace tarpeg

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "jpeg/baseline.h"
+#include "jpeg/entropy.h"
+#include "jpeg/libjpeg.h"
+
+namespace tarpeg {
+
+// The decoded samples of one component around a box, perhaps reduced: each is the mean of down_by x across_by
+// samples of the component. Sample (y, x) of the reduced component is row(y)[x].
+struct Plane {
+  // Vector code may read, never use, a few bytes before the first and behind the last.
+  static constexpr int kMargin = 64;
+
+  std::vector<uint8_t> data;
+  ptrdiff_t stride = 0;
+  int top = 0, left = 0, columns = 0;
+  int down_by = 1, across_by = 1;
+  int side = 8;  // samples of a decoded block in each direction: 4 where it is halved (Note [half size])
+  int block_rows = 8, block_columns = 8;  // what is left of a block in the plane
+  int down = 1, across = 1;   // how often a sample is repeated to reach the resolution of the rows handed out
+  int height = 0, width = 0;  // of the whole component, reduced
+
+  uint8_t* block(int row, int column) noexcept {
+    return data.data() + kMargin + (row * block_rows - top) * stride + column * block_columns - left;
+  }
+  const uint8_t* row(int y) const noexcept { return data.data() + kMargin + (y - top) * stride - left; }
+};
+
+// The box that reduction by `times` in both directions makes of `box`: every reduced pixel that it touches.
+inline Box reduced(const Box& box, int times) noexcept {
+  const int top = box.top / times, left = box.left / times;
+  return {top, left, (box.top + box.height + times - 1) / times - top,
+          (box.left + box.width + times - 1) / times - left};
+}
+
+// Decodes the MCUs of a regular stream that a box and its margin touch, and hands out RGB rows, identical to
+// libjpeg's. Only the segments in question are read. Keeps its memory from image to image.
+class PlaneReader final : public RowSource {
+ public:
+  // Decodes what lies under `box`, in stored pixels, and then hands out the rows of reduced(box, reduction).
+  // False where the data turn out irregular: libjpeg has the last word on the file.
+  bool decode(const BaselineStream& stream, const Box& box, int reduction, Layout layout);
+
+  // The same for files that only libjpeg reads, in gray or YCbCr: same pixels, if the file were a regular
+  // stream. kUnsupported where it has other colours, or sampling factors that no regular stream has.
+  Status decode(const uint8_t* data, size_t size, const Header& header, const Box& box, int reduction,
+                Layout layout);
+  Status next(uint8_t* row) noexcept override;
+  Status pass(uint8_t*) noexcept override {
+    ++y_;
+    return Status::kOk;
+  }
+  size_t stride() const noexcept override { return static_cast<size_t>(layout_) * box_.width; }
+  int skip() const noexcept override { return 0; }
+
+ private:
+  void prepare(const Frame& frame, const Box& box, int reduction, Layout layout);
+  int transform(const BaselineStream& stream, int index, bool with_next, int first, int row,
+                int column) noexcept;
+  void store(const Component& component, Plane* plane, int row, int column, uint8_t* block) noexcept;
+  bool decode_segment(const BaselineStream& stream, size_t segment);
+  bool decode_mcu(const BaselineStream& stream, BitReader* reader, int* dc, int row, int column);
+  const uint8_t* upsampled(int component, int y);
+
+  int component_count_ = 0, reduction_ = 1;
+  Plane planes_[3];
+  int first_row_ = 0, last_row_ = 0, first_column_ = 0, last_column_ = 0;  // MCUs, inclusive
+  BlockPlan plans_[10];                                                    // of the blocks of an MCU
+  alignas(32) Block blocks_[10];
+  alignas(32) uint8_t samples_[10][64];
+  std::vector<uint8_t> segment_;  // without its stuffing
+  Box box_{};
+  Layout layout_ = Layout::kRgb;
+  int y_ = 0;
+  std::vector<int16_t> sums_;
+  std::vector<uint8_t> lines_[3];
+};
+
+}  // namespace tarpeg

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "image/decode.h"
+
+// Memory is checked here, meaning in ops.py. Every message names the argument.
+namespace tarpeg {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Some build of torch may number its types differently than its headers: compare, never print, them.
+inline void check_bytes(const Tensor& jpeg, const char* name, int64_t index) {
+  STD_TORCH_CHECK(jpeg.is_cpu() && jpeg.scalar_type() == ScalarType::Byte && jpeg.dim() == 1, name, "[",
+                  index, "] must be a one-dimensional uint8 tensor on the CPU");
+  STD_TORCH_CHECK(jpeg.is_contiguous(), name, "[", index, "] must be contiguous");
+}
+
+inline int check_size(int64_t value, const char* name) {
+  STD_TORCH_CHECK(value > 0 && value <= 65535, name, " must be from 1 to 65535, got ", value);
+  return static_cast<int>(value);
+}
+
+// A new uint8 tensor of [..., height, width] in channels_last order.
+inline Tensor new_images(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
+                         ScalarType type = ScalarType::Byte) {
+  AtenTensorHandle handle;
+  const int32_t dtype = type == ScalarType::Byte ? aoti_torch_dtype_uint8() : aoti_torch_dtype_int32();
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
+                                                         strides.data(), dtype, aoti_torch_device_type_cpu(),
+                                                         0, &handle));
+  return Tensor(handle);
+}
+
+}  // namespace tarpeg

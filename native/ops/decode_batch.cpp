@@ -1,0 +1,188 @@
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/pool.h"
+#include "image/normalise.h"
+#include "ops/checks.h"
+
+namespace tarpeg {
+namespace {
+
+Filter filter_of(const std::string& interpolation, bool antialias) {
+  if (interpolation == "nearest") return Filter::kNearest;
+  if (interpolation == "nearest-exact") return Filter::kNearestExact;
+  STD_TORCH_CHECK(interpolation == "bilinear",
+                  "interpolation must be 'bilinear', 'nearest' or 'nearest-exact', got '", interpolation,
+                  "'");
+  return antialias ? Filter::kAntialias : Filter::kBilinear;
+}
+
+constexpr int64_t kMostThreads = 1024;
+
+// One image to be decoded, with plain pointers: the threads touch no tensor.
+struct Job {
+  const uint8_t* data;
+  size_t size;
+  Request request;
+  Header header;
+};
+
+std::vector<Job> plan(const std::vector<Tensor>& jpegs, const Tensor& boxes, int64_t height, int64_t width,
+                      const std::optional<Tensor>& flip, Filter filter, bool exact, int64_t max_pixels) {
+  const int64_t count = static_cast<int64_t>(jpegs.size());
+  STD_TORCH_CHECK(boxes.is_cpu() && boxes.scalar_type() == ScalarType::Int && boxes.is_contiguous() &&
+                      boxes.dim() == 2 && boxes.size(0) == count && boxes.size(1) == 4,
+                  "boxes must be a contiguous int32 tensor [", count, ", 4] on the CPU");
+  STD_TORCH_CHECK(!flip || (flip->is_cpu() && flip->scalar_type() == ScalarType::Bool &&
+                            flip->is_contiguous() && flip->dim() == 1 && flip->size(0) == count),
+                  "flip must be a contiguous bool tensor [", count, "] on the CPU");
+  const int32_t* box = boxes.const_data_ptr<int32_t>();
+  const bool* mirror = flip ? flip->const_data_ptr<bool>() : nullptr;
+  std::vector<Job> jobs(count);
+  for (int64_t i = 0; i < count; ++i, box += 4) {
+    check_bytes(jpegs[i], "jpegs", i);
+    Job& job = jobs[i];
+    job.data = jpegs[i].const_data_ptr<uint8_t>();
+    job.size = static_cast<size_t>(jpegs[i].numel());
+    job.request = {{box[0], box[1], box[2], box[3]},
+                   check_size(height, "height"),
+                   check_size(width, "width"),
+                   mirror != nullptr && mirror[i],
+                   filter,
+                   exact,
+                   max_pixels};
+  }
+  return jobs;
+}
+
+// Where the images of a batch go, one after the other.
+struct Output {
+  uint8_t* data;
+  size_t pixels;  // an image
+  Normalisation how;
+
+  size_t image_bytes() const noexcept { return 3 * pixels * size_of(how.type); }
+};
+
+Status decode_into(Job* job, const Output& output, uint8_t* image) {
+  static thread_local std::vector<uint8_t> bytes;
+  if (output.how.type == Type::kUint8) {
+    return decode_sample(job->data, job->size, job->request, &job->header, image);
+  }
+  // The bytes of one image stay in the cache until they are normalised.
+  if (bytes.size() < 3 * output.pixels) bytes.resize(3 * output.pixels);
+  const Status status = decode_sample(job->data, job->size, job->request, &job->header, bytes.data());
+  if (status == Status::kOk) normalise(bytes.data(), output.pixels, output.how, image);
+  return status;
+}
+
+// What the threads of one batch share.
+struct Batch {
+  std::vector<Job>* jobs;
+  const Output* output;
+  int32_t* status;
+  std::atomic<int64_t> next{0};
+  std::atomic<bool> out_of_memory{false};
+
+  // Images differ in cost: each thread takes the next one when it is done, instead of an equal share.
+  void work() noexcept {
+    const int64_t count = static_cast<int64_t>(jobs->size());
+    for (int64_t i = next++; i < count; i = next++) {
+      uint8_t* image = output->data + static_cast<size_t>(i) * output->image_bytes();
+      Status result = Status::kCorrupt;
+      try {
+        result = decode_into(&(*jobs)[i], *output, image);
+      } catch (const std::exception&) {
+        out_of_memory = true;
+      }
+      if (result != Status::kOk) std::memset(image, 0, output->image_bytes());
+      status[i] = static_cast<int32_t>(result);
+    }
+  }
+};
+
+Tensor run(std::vector<Job>& jobs, const Output& output, int64_t threads) {
+  const int64_t count = static_cast<int64_t>(jobs.size());
+  Tensor statuses = new_images({count}, {1}, ScalarType::Int);
+  int32_t* status = statuses.mutable_data_ptr<int32_t>();
+  Batch batch{&jobs, &output, status};
+  const int64_t wanted = threads > 0 ? threads : torch::stable::get_num_threads();
+  const auto work = [](void* shared) noexcept { static_cast<Batch*>(shared)->work(); };
+  run_on_threads(static_cast<int>(std::min({count, wanted, kMostThreads})), work, &batch);
+  STD_TORCH_CHECK(!batch.out_of_memory, "out of memory while decoding a batch of ", count, " images");
+  for (int64_t i = 0; i < count; ++i) {
+    if (status[i] != static_cast<int32_t>(Status::kBoxOutside)) continue;
+    const Box& box = jobs[i].request.box;
+    STD_TORCH_CHECK(false, "boxes[", i, "] (", box.top, ", ", box.left, ", ", box.height, ", ", box.width,
+                    ") is outside its image of ", jobs[i].header.upright_height(), " x ",
+                    jobs[i].header.upright_width());
+  }
+  return statuses;
+}
+
+Type type_of(ScalarType type) {
+  if (type == ScalarType::Byte) return Type::kUint8;
+  if (type == ScalarType::Float) return Type::kFloat32;
+  if (type == ScalarType::Half) return Type::kFloat16;
+  STD_TORCH_CHECK(type == ScalarType::BFloat16, "out must be a uint8, float32, float16 or bfloat16 tensor");
+  return Type::kBFloat16;
+}
+
+// scale and shift, float32 [6] on the CPU: three of each.
+Normalisation normalisation_of(const std::optional<Tensor>& numbers, ScalarType type) {
+  Normalisation how;
+  how.type = type_of(type);
+  STD_TORCH_CHECK(numbers.has_value() == (how.type != Type::kUint8),
+                  "scale_shift must be given for floating-point output, and only there");
+  if (!numbers) return how;
+  STD_TORCH_CHECK(numbers->is_cpu() && numbers->scalar_type() == ScalarType::Float &&
+                      numbers->is_contiguous() && numbers->numel() == 6,
+                  "scale_shift must be a contiguous float32 tensor [6] on the CPU");
+  std::memcpy(how.scale, numbers->const_data_ptr<float>(), sizeof how.scale);
+  std::memcpy(how.shift, numbers->const_data_ptr<float>() + 3, sizeof how.shift);
+  return how;
+}
+
+std::tuple<Tensor, Tensor> decode_batch(std::vector<Tensor> jpegs, Tensor boxes, int64_t height,
+                                        int64_t width, std::optional<Tensor> flip, std::string interpolation,
+                                        bool antialias, bool exact, int64_t max_pixels, int64_t threads) {
+  std::vector<Job> jobs =
+      plan(jpegs, boxes, height, width, flip, filter_of(interpolation, antialias), exact, max_pixels);
+  const int64_t count = static_cast<int64_t>(jobs.size()), pixels = height * width;
+  Tensor images = new_images({count, 3, height, width}, {3 * pixels, 1, 3 * width, 3});
+  Tensor statuses = run(jobs, {images.mutable_data_ptr<uint8_t>(), static_cast<size_t>(pixels), {}}, threads);
+  return {images, statuses};
+}
+
+Tensor decode_batch_out(std::vector<Tensor> jpegs, Tensor boxes, std::optional<Tensor> flip,
+                        std::string interpolation, bool antialias, bool exact, int64_t max_pixels,
+                        std::optional<Tensor> scale_shift, Tensor out, int64_t threads) {
+  STD_TORCH_CHECK(
+      out.is_cpu() && out.dim() == 4 && out.size(0) == static_cast<int64_t>(jpegs.size()) && out.size(1) == 3,
+      "out must be a tensor [", jpegs.size(), ", 3, height, width] on the CPU");
+  const int64_t height = out.size(2), width = out.size(3);
+  Normalisation how = normalisation_of(scale_shift, out.scalar_type());
+  const bool dense = out.stride(0) == 3 * width * height;
+  const bool last = dense && out.stride(1) == 1 && out.stride(3) == 3 && out.stride(2) == 3 * width;
+  how.planar = !last && how.type != Type::kUint8 && out.is_contiguous();
+  STD_TORCH_CHECK(out.numel() == 0 || last || how.planar,
+                  "out must be dense in channels_last order, or, where it is floating point, contiguous");
+  std::vector<Job> jobs =
+      plan(jpegs, boxes, height, width, flip, filter_of(interpolation, antialias), exact, max_pixels);
+  return run(jobs, {static_cast<uint8_t*>(out.mutable_data_ptr()), static_cast<size_t>(height * width), how},
+             threads);
+}
+
+}  // namespace
+}  // namespace tarpeg
+
+STABLE_TORCH_LIBRARY_IMPL(tarpeg, CPU, m) {
+  m.impl("decode_batch", TORCH_BOX(&tarpeg::decode_batch));
+  m.impl("decode_batch_out", TORCH_BOX(&tarpeg::decode_batch_out));
+}
