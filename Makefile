@@ -5,7 +5,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 # pip shows its progress on a terminal, and only warnings and errors elsewhere.
 PIP := $(PY) -m pip install --disable-pip-version-check $(shell [ -t 2 ] || echo -qq)
-NATIVE := $(wildcard native/*.cpp native/*.h native/cuda/*.cu native/cuda/*.h native/bench/*.cpp)
+NATIVE := $(wildcard native/*.cpp native/*/*.cpp native/*/*.h native/*/*.cu fuzz/*.cpp tests/helpers/*.h)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup system build train test test-all lint format bench fuzz asan clean
@@ -30,7 +30,7 @@ system:  ## a C++ compiler and libjpeg-turbo's headers, installed where that is 
 	@PYTHON="$(PYTHON)" tools/install_system.sh
 
 build: setup  ## compile the native library again (TARPEG_DEBUG=1, TARPEG_SANITIZE=address,undefined)
-	$(PY) -c "import logging; logging.basicConfig(level='INFO'); from tarpeg.ops import build; build.build(force=True)"
+	$(PY) -c "import logging; logging.basicConfig(level='INFO'); from tarpeg.ops import library; library.build(force=True)"
 
 train: setup  ## train on synthetic shards (ARGS="experiment=article trainer.max_epochs=2")
 	$(PY) train.py $(ARGS)

@@ -1,7 +1,7 @@
-"""Compile ahead of time where torch is at hand; otherwise pack the sources, which are built at first use.
+"""Compile ahead of time if torch is installed; otherwise pack the sources, which are compiled at first use.
 
-The operators include no Python.h, so a wheel that holds them is tagged py3-none-PLATFORM; one that holds the
-sources alone is py3-none-any. TARPEG_NO_BUILD=1 asks for the latter.
+The operators include no Python.h, so a wheel that holds them is tagged py3-none-PLATFORM; one that holds only
+the sources is py3-none-any. TARPEG_NO_BUILD=1 selects the latter.
 """
 
 import shutil
@@ -14,47 +14,47 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).parent / "datamodules"))
-from tarpeg.ops import build, cuda  # they import the standard library alone
 from tarpeg.errors import BuildError
+from tarpeg.ops import library  # imports the standard library alone
 
-AHEAD_OF_TIME = build.torch_dir() is not None and not build.building_forbidden()
+AHEAD_OF_TIME = library.torch_dir() is not None and not library.building_forbidden()
 
 
 class BuildPackage(build_py):
     """Copies the Python files and compiles the native ones."""
 
     def run(self) -> None:
-        """Put the library beside the copies, or into the checkout for an editable install."""
+        """Put the library next to the copies, or into the checkout for an editable install."""
         super().run()
         packed = Path(self.build_lib) / "tarpeg" / "_lib"
         shutil.rmtree(packed, ignore_errors=True)  # build/ may hold the libraries of earlier sources
         if not AHEAD_OF_TIME:
             self.warn(
-                "tarpeg: torch is not here (or TARPEG_NO_BUILD is set): the operators are built at first use"
+                "tarpeg: torch is missing (or TARPEG_NO_BUILD is set): the operators are built at first use"
             )
             return
         try:
             if self.editable_mode:
-                build.build(force=True)
-                if cuda.switch():
-                    cuda.build(force=True)
+                library.build(force=True)
+                if library.cuda_switch():
+                    library.build_cuda(force=True)
                 return
             with tempfile.TemporaryDirectory() as scratch:
-                libraries = [build.build(directories=[Path(scratch)])]
+                libraries = [library.build(directories=[Path(scratch)])]
                 if self.has_cuda():
-                    libraries.append(cuda.build(directories=[Path(scratch)]))
+                    libraries.append(library.build_cuda(directories=[Path(scratch)]))
                 packed.mkdir(parents=True)
-                for library in libraries:
-                    shutil.copy(library, packed)
+                for path in libraries:
+                    shutil.copy(path, packed)
         except BuildError as error:
             raise SystemExit(f"tarpeg: {error}") from None
 
     def has_cuda(self) -> bool:
-        """Say whether the wheel gets the CUDA operators: where an nvcc works, or as TARPEG_CUDA asks."""
-        wanted = cuda.switch()
+        """Return whether the wheel gets the CUDA operators: if nvcc works, unless TARPEG_CUDA decides."""
+        wanted = library.cuda_switch()
         if wanted is None:
             try:
-                cuda.find_nvcc()
+                library.find_nvcc()
             except BuildError as error:
                 self.warn(f"tarpeg: the wheel holds no CUDA operators: {error}")
                 return False
@@ -65,15 +65,15 @@ class BuildWheel(bdist_wheel):
     """Tags the wheel for every Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        """Keep the platform alone."""
+        """Return the tag of any Python, no ABI, and this platform."""
         return "py3", "none", super().get_tag()[2]
 
 
 class NativeDistribution(Distribution):
-    """Says that there is machine code where there is."""
+    """Declares machine code if the wheel holds a library."""
 
     def has_ext_modules(self) -> bool:
-        """Make a platform wheel out of one that holds a library."""
+        """Return whether this is a platform wheel."""
         return AHEAD_OF_TIME
 
 

@@ -13,7 +13,7 @@ import tarpeg
 import torch
 from helpers import reference
 from tarpeg.errors import BuildError
-from tarpeg.ops import build, cuda, library
+from tarpeg.ops import library
 from tarpeg.ops import matrices as mx
 from test_augment_batch import MEAN, STD, parts
 from test_warp_affine import ORDERS, TOLERANCE, drawn, noise, shrinking
@@ -26,7 +26,7 @@ SHAPES = ((37, 53), (64, 64), (1, 1), (5, 600), (2, 7))
 
 def nvcc() -> str | None:
     try:
-        return cuda.find_nvcc()
+        return library.find_nvcc()
     except BuildError:
         return None
 
@@ -99,23 +99,24 @@ print(count)
 
 @pytest.mark.slow
 def test_the_kernels_run_on_the_cpu_give_the_bits_of_the_cpus_operators(tmp_path):
-    native, torch_home = build.native_dir(), build.torch_dir()
-    library = tmp_path / "emulated.so"
-    flags = [flag for flag in build.COMPILE_FLAGS if not flag.startswith("-W")]
+    native, torch_home = library.native_dir(), library.torch_dir()
+    emulated = tmp_path / "emulated.so"
+    flags = [flag for flag in library.COMPILE_FLAGS if not flag.startswith("-W")]
     command = [
         "c++",
         *flags,
+        f"-I{native}",
         "-isystem",
         f"{torch_home}/include",
         "-include",
         f"{TESTS}/helpers/emulated_cuda.h",
     ]
-    files = [word for file in cuda.sources(native) for word in ("-x", "c++", str(file))]
-    link = ["-shared", "-o", str(library), f"-L{torch_home}/lib", "-ltorch_cpu"]
+    files = [word for file in library.sources(native, "cu") for word in ("-x", "c++", str(file))]
+    link = ["-shared", "-o", str(emulated), f"-L{torch_home}/lib", "-ltorch_cpu"]
     subprocess.run([*command, *files, *link], check=True)
     path = os.pathsep.join([str(HERE), str(TESTS), str(TESTS.parent / "datamodules"), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-c", EMULATED, str(library)],
+        [sys.executable, "-c", EMULATED, str(emulated)],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
@@ -129,11 +130,11 @@ def test_the_kernels_run_on_the_cpu_give_the_bits_of_the_cpus_operators(tmp_path
 @pytest.mark.skipif(nvcc() is None, reason="needs nvcc")
 def test_it_compiles_in_a_minute_and_loads_without_a_gpu(tmp_path):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    library = cuda.build(directories=[tmp_path])
+    built = library.build_cuda(directories=[tmp_path])
     after = resource.getrusage(resource.RUSAGE_CHILDREN)  # processor time: others may share the machine
     assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 60
-    assert library.name == cuda.library_name(build.native_dir())
-    assert cuda.build(directories=[tmp_path]) == library, "once"
+    assert built.name == library.cuda_library_name(library.native_dir())
+    assert library.build_cuda(directories=[tmp_path]) == built, "once"
     code = (
         "import sys, torch, tarpeg; tarpeg.warp_affine; torch.ops.load_library(sys.argv[1])\n"
         "for name in ('warp_affine', 'augment_batch'):\n"
@@ -141,11 +142,9 @@ def test_it_compiles_in_a_minute_and_loads_without_a_gpu(tmp_path):
     )
     path = os.pathsep.join(sys.path)
     subprocess.run(
-        [sys.executable, "-c", code, str(library)], env={**os.environ, "PYTHONPATH": path}, check=True
+        [sys.executable, "-c", code, str(built)], env={**os.environ, "PYTHONPATH": path}, check=True
     )
-    needed = subprocess.run(
-        ["readelf", "-d", str(library)], capture_output=True, text=True, check=True
-    ).stdout
+    needed = subprocess.run(["readelf", "-d", str(built)], capture_output=True, text=True, check=True).stdout
     assert "libcudart" not in needed and "libtorch_cuda" not in needed
 
 
@@ -158,9 +157,9 @@ def test_nvcc_is_looked_for_where_it_is_named_and_must_work(tmp_path, monkeypatc
     monkeypatch.setenv("PATH", str(old / "bin"))
     monkeypatch.setenv("CUDA_HOME", str(empty))
     monkeypatch.setenv("CUDA_PATH", str(broken))
-    monkeypatch.setattr(cuda, "_USUAL", str(empty / "nvcc"))
+    monkeypatch.setattr(library, "USUAL_NVCC", str(empty / "nvcc"))
     with pytest.raises(BuildError) as caught:
-        cuda.find_nvcc()
+        library.find_nvcc()
     for words in (
         "empty/bin/nvcc is not there",
         "broken/bin/nvcc does not work (no)",

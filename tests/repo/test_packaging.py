@@ -15,7 +15,7 @@ import pytest
 from helpers.packed import PIP, ROOT, attempt, copy_checkout, install, make_wheel, run
 from packaging.requirements import Requirement
 from tarpeg.errors import BuildError
-from tarpeg.ops import build, cuda
+from tarpeg.ops import library as native
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PROBE = """
@@ -55,7 +55,7 @@ def expected() -> set[str]:
 def test_wheel_with_torch_at_hand_holds_the_library(packed, tmp_path: Path) -> None:
     machine = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     assert packed.wheel.name.endswith(f"-py3-none-{machine}.whl")
-    library = f"tarpeg/_lib/{build.library_name(ROOT / 'native')}"
+    library = f"tarpeg/_lib/{native.library_name(ROOT / 'native')}"
     assert contents(packed.wheel) == {*expected(), library}
 
     op, path = run([str(packed.python), "-c", PROBE], cwd=tmp_path, TARPEG_NO_BUILD="1").splitlines()[:2]
@@ -80,9 +80,10 @@ def test_isolated_wheel_holds_the_sources_and_builds_at_first_use(packed, tmp_pa
 def test_wheel_holds_the_cuda_operators_where_nvcc_is(tmp_path: Path) -> None:
     tree = copy_checkout(tmp_path / "tree")
     wheel, words = make_wheel(tree, tmp_path / "out", "--no-build-isolation", cuda="")
-    libraries = {f"tarpeg/_lib/{kind.library_name(ROOT / 'native')}" for kind in (build, cuda)}
+    names = (native.library_name(ROOT / "native"), native.cuda_library_name(ROOT / "native"))
+    libraries = {f"tarpeg/_lib/{name}" for name in names}
     try:
-        cuda.find_nvcc()
+        native.find_nvcc()
     except BuildError:
         assert sum("the wheel holds no CUDA operators" in line for line in words.splitlines()) == 1
         libraries = {name for name in libraries if "cuda" not in name}
@@ -105,7 +106,7 @@ def test_sdist_holds_what_a_build_needs_and_makes_the_same_wheel(packed) -> None
     }
     eggs = {f"datamodules/tarpeg.egg-info/{name}" for name in EGG_INFO}
     assert names == {f"datamodules/{name}" for name in expected()} | about | eggs | {"setup.cfg"}
-    library = f"tarpeg/_lib/{build.library_name(ROOT / 'native')}"
+    library = f"tarpeg/_lib/{native.library_name(ROOT / 'native')}"
     assert contents(packed.wheel_of_sdist) == {*expected(), library}
 
 
@@ -158,5 +159,5 @@ def test_install_without_libjpeg_says_what_is_missing(packed, tmp_path: Path) ->
         check=False,
     )
     assert done.returncode != 0
-    assert f"tarpeg: {build.NO_JPEG}" in done.stdout + done.stderr
+    assert f"tarpeg: {native.NO_JPEG}" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr

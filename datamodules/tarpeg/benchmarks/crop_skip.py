@@ -13,14 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..ops import build
+from ..ops import library as native
 
 
 def library(folder: Path) -> Path:
     """Return the compiled library, made in ``folder`` where it is not there yet; BuildError says why not."""
-    source = build.native_dir() / "bench" / "crop_skip.cpp"
+    source = native.native_dir() / "bench" / "crop_skip.cpp"
     name = f"libcropskip-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}.so"
-    return build.build_once(name, lambda scratch, made: build.compile_alone(source, made), [folder])
+    return native.build_once(name, lambda scratch, made: native.compile_alone(source, made), [folder])
 
 
 def decode(library: Path, jpeg: bytes, size: tuple[int, int], down: float, across: float) -> Tensor:

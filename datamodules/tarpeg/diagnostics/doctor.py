@@ -13,14 +13,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 
 from ..errors import BuildError
 from ..machine import Machine, read_machine
-from ..ops import build, cuda
+from ..ops import library
 
 if TYPE_CHECKING:
     from .speedcheck import SpeedCheck
@@ -99,12 +98,12 @@ def diagnose(speed: bool = True) -> Diagnosis:
     notes, measured = _Notes(), None
     _packages(notes)
     machine = read_machine()
-    load = _loaded_library(notes)
+    is_loaded = _load_library(notes)
     _compiler(notes)
-    if load is not None:
-        _cuda_facts(notes, load)
+    if is_loaded:
+        _cuda_facts(notes)
     _machine(notes, machine)
-    if load is not None and speed and not notes.problems:
+    if is_loaded and speed and not notes.problems:
         speedcheck = importlib.import_module(".speedcheck", __package__)
         measured = speedcheck.check_speed(machine.usable_cores)
         notes.oddities += measured.oddities()
@@ -117,7 +116,7 @@ def _packages(notes: _Notes) -> None:
     tarpeg = importlib.import_module(__package__)
     rows = {
         "python": f"{platform.python_version()}, {sys.executable}",
-        "tarpeg": f"{tarpeg.__version__}, {build.PACKAGE}",
+        "tarpeg": f"{tarpeg.__version__}, {library.PACKAGE}",
     }
     for requirement in _requirements():
         name, version = requirement.name, _version(requirement.name)
@@ -138,7 +137,7 @@ def _packages(notes: _Notes) -> None:
 
 def _requirements() -> list[Requirement]:
     """Return what tarpeg needs, as its checkout says or as pip noted when it was installed."""
-    listed = build.PACKAGE.resolve().parents[1] / "requirements.txt"
+    listed = library.PACKAGE.resolve().parents[1] / "requirements.txt"
     if listed.is_file():
         lines = [line for line in listed.read_text().splitlines() if line and not line.startswith("#")]
     else:
@@ -156,26 +155,25 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _loaded_library(notes: _Notes) -> ModuleType | None:
-    """Load the operators, building them where they are not; None where that fails."""
+def _load_library(notes: _Notes) -> bool:
+    """Load the operators, building them if necessary; return whether that worked."""
     rows = notes.facts.setdefault("native operators", {})
     started = time.time()
     try:
-        load = importlib.import_module("._load", __package__)
-        library = Path(load.library_path())
-        ops = importlib.import_module(".ops", __package__)
+        path = library.library_path()
+        decode = importlib.import_module("..ops.decode", __package__)
     except BuildError as error:
         rows["library"] = "not loaded"
         notes.problems.append(str(error))
-        return None
+        return False
     except (ImportError, OSError) as error:
         rows["library"] = "not loaded: torch cannot be imported"
         if _version("torch") is not None:  # otherwise it has been said
             notes.problems.append(f"torch is installed but cannot be imported: {error}. Install it anew")
-        return None
-    is_new = library.stat().st_mtime >= started
-    rows["library"] = f"{library}{', compiled just now' if is_new else ''}"
-    facts = ops.native_facts()
+        return False
+    is_new = path.stat().st_mtime >= started
+    rows["library"] = f"{path}{', compiled just now' if is_new else ''}"
+    facts = decode.native_facts()
     rows["libjpeg-turbo"] = f"{facts['libjpeg_turbo']}, {Path(facts['libjpeg_file']).resolve()}"
     rows["SIMD"] = facts["simd"]
     if facts["simd"] == "none":
@@ -184,21 +182,21 @@ def _loaded_library(notes: _Notes) -> ModuleType | None:
             notes.oddities.append("TARPEG_PORTABLE is set: the portable code runs, slower. Unset it")
         elif platform.machine() == "x86_64":
             notes.oddities.append("this processor has no AVX2: the portable code runs, slower")
-    return load
+    return True
 
 
 def _compiler(notes: _Notes) -> None:
     rows = notes.facts["native operators"]
     try:
-        command = build.compiler()
+        command = library.compiler()
         rows["compiler"] = f"{command[0]}, {_first_line([*command, '--version'])}"
     except BuildError:
         rows["compiler"] = "none"
-    if build.building_forbidden():
+    if library.building_forbidden():
         rows["compiler"] += "; TARPEG_NO_BUILD forbids to use one"
 
 
-def _cuda_facts(notes: _Notes, load: ModuleType) -> None:
+def _cuda_facts(notes: _Notes) -> None:
     import torch
 
     rows = notes.facts["CUDA"] = {}
@@ -209,14 +207,14 @@ def _cuda_facts(notes: _Notes, load: ModuleType) -> None:
     else:
         rows["GPU"] = "none"
     try:
-        nvcc = cuda.find_nvcc()
+        nvcc = library.find_nvcc()
         release = re.search(r"release ([\d.]+)", _output([nvcc, "--version"]))
         rows["toolkit"] = f"{nvcc}, {release[1] if release else 'of unknown version'}"
     except BuildError:
         rows["toolkit"] = "no nvcc that works"
-    reason = load.why_no_cuda()
+    reason = library.why_no_cuda()
     rows["operators"] = "loaded" if reason is None else f"not loaded: {reason.partition('. ')[0]}"
-    if reason is not None and rows["GPU"] != "none" and cuda.switch() is not False:
+    if reason is not None and rows["GPU"] != "none" and library.cuda_switch() is not False:
         notes.oddities.append(f"there is a GPU, but images on it will be refused: {reason}")
 
 

@@ -1,30 +1,103 @@
-"""Make ``torch.ops.tarpeg`` exist: find the native libraries, or build them, and load them.
+"""Find, compile and load the two native libraries, so that ``torch.ops.tarpeg`` exists.
 
-The library for CUDA is looked for, and built, where there is a GPU; tarpeg works without it, but for images
-on a GPU.
+The libraries are compiled ahead of time (setup.py) or at first use. They use PyTorch's stable ABI and include
+no Python.h, so one file works with every torch >= 2.11 and every Python. A library's name holds a fingerprint
+of sources, flags and machine, so a stale library is never loaded. The CUDA library is compiled and loaded
+only if there is a GPU; compiling it needs neither a GPU nor a torch with CUDA. Without it, images on a GPU are
+refused.
+
+This module imports without torch: setup.py and the doctor use it where torch may be missing.
+
+Environment: CXX, CPPFLAGS, CXXFLAGS and LDFLAGS as usual (not in the fingerprint); TARPEG_DEBUG=1 and
+TARPEG_SANITIZE=address,undefined (in the fingerprint); TARPEG_BUILD_JOBS; TARPEG_LIB_DIR; TARPEG_NO_BUILD=1.
+CUDA_HOME or CUDA_PATH: directory of the CUDA toolkit. TARPEG_CUDA=1 requires the CUDA library, also in
+wheels; TARPEG_CUDA=0 leaves it out.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import importlib.util
+import logging
 import multiprocessing
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from ..errors import BuildError
-from . import build as _build
-from . import cuda as _cuda
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger("tarpeg")
+
+PACKAGE = Path(__file__).parents[1]
+OLDEST_TORCH = (2, 11)
+COMPILE_FLAGS = (
+    *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread"),
+    *("-Wall", "-Wextra", "-Werror=return-type"),
+    # The same bits from every processor, and vector code for loops over floor and comparisons: Note [one
+    # arithmetic].
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+    "-DTORCH_TARGET_VERSION=0x020b000000000000",  # OLDEST_TORCH; newer calls do not compile
+)
+LINK_FLAGS: tuple[str, ...] = ("-shared", "-pthread", "-ltorch_cpu", "-ljpeg")
+if platform.system() == "Linux":
+    LINK_FLAGS = ("-Wl,-z,defs", *LINK_FLAGS)  # a missing symbol fails here, not at load time
+TIMEOUT_S = 900  # for one compiler call: a compiler that hangs must not hang the training
+SECONDS_PER_FILE = 3
+
+ARCHITECTURES = ("80", "90")
+"""Compute capabilities with machine code; newer ones use the PTX of the last."""
+CUDA_COMPILE_FLAGS = (
+    *("-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden,-ffp-contract=off"),
+    "-fmad=false",  # the same bits as the CPU: Note [one arithmetic]
+    *(f"-gencode=arch=compute_{number},code=sm_{number}" for number in ARCHITECTURES),
+    f"-gencode=arch=compute_{ARCHITECTURES[-1]},code=compute_{ARCHITECTURES[-1]}",
+    "-DTORCH_TARGET_VERSION=0x020b000000000000",
+)
+CUDA_LINK_FLAGS = ("-shared", "-cudart=static", "-Xlinker", "-z,defs", "-ltorch_cpu", "-ldl")
+CUDA_SECONDS = 30
+OLDEST_TOOLKIT = (12, 0)
+USUAL_NVCC = "/usr/local/cuda/bin/nvcc"
+
+NO_COMPILER = (
+    "no C++ compiler: {tried} cannot be run. Install one (Debian, Ubuntu: apt-get install g++; "
+    "Fedora: dnf install gcc-c++; conda: conda install -c conda-forge cxx-compiler; "
+    "macOS: xcode-select --install) or set CXX to yours."
+)
+NO_JPEG = (
+    "libjpeg-turbo's development files (jpeglib.h, -ljpeg) are missing. "
+    "Debian: apt-get install libjpeg62-turbo-dev; Ubuntu: apt-get install libjpeg-turbo8-dev; "
+    "Fedora: dnf install libjpeg-turbo-devel; conda: conda install -c conda-forge libjpeg-turbo; "
+    "macOS: brew install jpeg-turbo. Installed elsewhere? Set CPPFLAGS=-I... and LDFLAGS=-L..."
+)
+NO_NVCC = (
+    "no working nvcc of CUDA {oldest} or newer: {tried}. Install the CUDA toolkit "
+    "(conda: conda install -c nvidia cuda-nvcc cuda-cudart-dev; others: developer.nvidia.com/cuda-downloads) "
+    "or set CUDA_HOME to its directory."
+)
+JPEG_MISSING = re.compile(
+    r"jpeglib\.h'?(: No such file|:? file not found)|(cannot find|library not found for) -ljpeg\b"
+)
 
 _lock = threading.Lock()
 _loaded: Path | None = None
-_no_cuda: str | None = "they have not been asked for"  # why there are no CUDA operators; None where there are
+_no_cuda: str | None = "load() was not called yet"  # why there are no CUDA operators; None if there are
 
 
 def load() -> None:
-    """Load the native libraries once in this process; the first call on a machine may compile them."""
+    """Load the native libraries once per process; the first call on a machine may compile them."""
     global _loaded, _no_cuda
     if _loaded is None:
         with _lock:
@@ -35,26 +108,25 @@ def load() -> None:
 
 
 def library_path() -> Path:
-    """Return the file that the operators came from, loading it where that has not happened yet."""
+    """Return the file of the loaded CPU library; loads it first if necessary."""
     load()
     assert _loaded is not None
     return _loaded
 
 
 def has_cuda() -> bool:
-    """Tell whether there are operators for images on a GPU."""
-    load()
-    return _no_cuda is None
+    """Return whether there are operators for images on a GPU."""
+    return why_no_cuda() is None
 
 
 def why_no_cuda() -> str | None:
-    """Say why there are no operators for images on a GPU; None where there are."""
+    """Return the reason why there are no operators for images on a GPU; None if there are."""
     load()
     return _no_cuda
 
 
 def require_cuda(device: torch.device) -> None:
-    """Raise BuildError where there are no operators for images on this GPU."""
+    """Raise BuildError if there are no operators for images on this GPU."""
     if _no_cuda is not None:
         raise BuildError(f"images are on a GPU, but the CUDA operators are not there: {_no_cuda}")
     if (refusal := _too_old(device)) is not None:
@@ -63,9 +135,11 @@ def require_cuda(device: torch.device) -> None:
 
 @functools.cache
 def _too_old(device: torch.device) -> str | None:
-    """Say why there is no machine code for this GPU; None where there is. It is in use by now."""
+    """Return the reason why there is no machine code for this GPU; None if there is."""
+    import torch
+
     major, minor = torch.cuda.get_device_capability(device)
-    oldest = int(_cuda.ARCHITECTURES[0])
+    oldest = int(ARCHITECTURES[0])
     if 10 * major + minor >= oldest:
         return None
     return (
@@ -75,35 +149,35 @@ def _too_old(device: torch.device) -> str | None:
 
 
 def _find_or_build() -> Path:
-    _build.check_torch(torch.__version__)
-    native, directories = _build.native_dir(), _build.library_dirs()
+    import torch
+
+    check_torch(torch.__version__)
+    native, directories = native_dir(), library_dirs()
     return _first_that_loads(
-        _build.library_name(native),
-        directories,
-        lambda force: _build.build(native, directories, force=force),
+        library_name(native), directories, lambda force: build(native, directories, force=force)
     )
 
 
 def _find_or_build_cuda() -> str | None:
-    """Load the operators for CUDA where there is a GPU; None, or why there are none."""
-    wanted = _cuda.switch()
+    """Load the CUDA library if there is a GPU. Return None, or the reason why it is not loaded."""
+    import torch
+
+    wanted = cuda_switch()
     if wanted is False:
-        return "TARPEG_CUDA=0 in the environment does without them"
-    # device_count asks the driver's management library: CUDA stays as it is, and processes may still fork.
+        return "TARPEG_CUDA=0 in the environment leaves them out"
+    # device_count asks the driver's management library: CUDA stays uninitialised, processes may still fork.
     if torch.version.cuda is None or torch.cuda.device_count() == 0:
         return "torch sees no GPU, or was built without CUDA"
-    native, directories = _build.native_dir(), _build.library_dirs()
+    native, directories = native_dir(), library_dirs()
     try:
         _first_that_loads(
-            _cuda.library_name(native),
-            directories,
-            lambda force: _cuda.build(native, directories, force=force),
+            cuda_library_name(native), directories, lambda force: build_cuda(native, directories, force=force)
         )
     except BuildError as error:
         if wanted:
             raise
-        if multiprocessing.parent_process() is None:  # a worker need not tell it again
-            _build.log.warning("there is a GPU, but images on it will be refused: %s", error)
+        if multiprocessing.parent_process() is None:  # the training process warns, its workers do not
+            log.warning("there is a GPU, but images on it will be refused: %s", error)
         return str(error)
     return None
 
@@ -113,28 +187,346 @@ def _first_that_loads(name: str, directories: Sequence[Path], build: Callable[[b
     for path in (directory / name for directory in directories):
         if not path.is_file():
             continue
-        refusal = _refusal(path)
+        refusal = _load_library(path)
         if refusal is None:
             return path
         refusals.append(refusal)  # built on another machine that shares this directory: compile our own
-    if _build.building_forbidden():
-        where = " or ".join(map(str, directories))
-        why = "; ".join(refusals) or f"no {name} in {where}"
+    if building_forbidden():
+        searched = " or ".join(map(str, directories))
+        reason = "; ".join(refusals) or f"no {name} in {searched}"
         raise BuildError(
-            f"the native operators are not built ({why}) and TARPEG_NO_BUILD forbids to build them. "
+            f"the native operators are not built ({reason}) and TARPEG_NO_BUILD forbids building them. "
             "Unset it, or build ahead of time, where torch and a compiler are at hand: "
             "pip install --no-build-isolation ."
         )
     path = build(bool(refusals))
-    if (refusal := _refusal(path)) is not None:
+    if (refusal := _load_library(path)) is not None:
         raise BuildError(f"the native operators were built but do not load: {refusal}")
     return path
 
 
-def _refusal(path: Path) -> str | None:
-    """Load the library; None, or why it does not load."""
+def _load_library(path: Path) -> str | None:
+    """Load the library. Return None, or the reason why it does not load."""
+    import torch
+
     try:
         torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
     except OSError as error:
         return f"{path}: {error.__cause__ or error}"
     return None
+
+
+def native_dir() -> Path:
+    """Return the directory of the C++ sources: in the package, or in the checkout if the symlink was lost."""
+    for candidate in (PACKAGE / "native", PACKAGE.resolve().parents[1] / "native"):
+        if candidate.is_dir():
+            return candidate
+    raise BuildError(f"the native sources are missing: there is no directory {PACKAGE / 'native'}")
+
+
+def torch_dir() -> Path | None:
+    """Return the directory of the installed torch, without importing it; None if there is no torch."""
+    spec = importlib.util.find_spec("torch")
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def check_torch(version: str) -> None:
+    """Raise BuildError if this version of torch lacks the stable ABI that the library is written for."""
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if numbers < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise BuildError(
+            f"tarpeg needs torch >= {oldest}, this is torch {version}: pip install -U torch torchvision"
+        )
+
+
+def building_forbidden() -> bool:
+    """Return whether TARPEG_NO_BUILD forbids running a compiler."""
+    return os.environ.get("TARPEG_NO_BUILD", "") not in ("", "0")
+
+
+def cuda_switch() -> bool | None:
+    """Return the value of TARPEG_CUDA: True, False, or None if it is not set."""
+    value = os.environ.get("TARPEG_CUDA", "")
+    return None if value == "" else value != "0"
+
+
+def library_name(native: Path) -> str:
+    """Return the file name of the CPU library that is compiled from these sources."""
+    facts = (*COMPILE_FLAGS, *LINK_FLAGS, *_switches())
+    return f"libtarpeg-{_fingerprint(native, facts, 'cpp')}.so"
+
+
+def cuda_library_name(native: Path) -> str:
+    """Return the file name of the CUDA library that is compiled from these sources."""
+    return f"libtarpeg_cuda-{_fingerprint(native, (*CUDA_COMPILE_FLAGS, *CUDA_LINK_FLAGS), 'cu')}.so"
+
+
+def _fingerprint(native: Path, facts: Sequence[str], suffix: str) -> str:
+    """Return 12 hex digits of everything that a library is made from: machine, flags, sources and headers."""
+    digest = hashlib.sha256()
+    for fact in (platform.system(), platform.machine(), *facts):
+        digest.update(fact.encode() + b"\0")
+    for path in (*sources(native, suffix), *sources(native, "h")):
+        name = path.relative_to(native).as_posix()
+        digest.update(name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:12]
+
+
+def sources(native: Path, suffix: str) -> list[Path]:
+    """Return the files with this suffix (cpp, cu or h) in native/ and its rooms."""
+    return [*sorted(native.glob(f"*.{suffix}")), *sorted(native.glob(f"*/*.{suffix}"))]
+
+
+def library_dirs() -> list[Path]:
+    """Return the directories that are searched for libraries: the package's, then the user's cache."""
+    if override := os.environ.get("TARPEG_LIB_DIR"):
+        return [Path(override).absolute()]
+    import platformdirs  # not at the top: setup.py imports this file in an environment that is empty
+
+    return [PACKAGE / "_lib", platformdirs.user_cache_path("tarpeg") / "lib"]
+
+
+def build(native: Path | None = None, directories: Sequence[Path] | None = None, force: bool = False) -> Path:
+    """Compile the CPU library unless it exists, and return its path.
+
+    The library goes to the first writable directory of ``directories``. A lock admits one builder at a time;
+    the kernel releases it if the builder dies. The file appears complete, by a rename.
+
+    Args:
+        native: the sources, by default the package's own.
+        directories: candidates for the library's directory, by default ``library_dirs()``.
+        force: compile even if the library exists.
+    """
+    native = native or native_dir()
+    return build_once(
+        library_name(native), lambda scratch, library: _compile(native, scratch, library), directories, force
+    )
+
+
+def build_cuda(
+    native: Path | None = None, directories: Sequence[Path] | None = None, force: bool = False
+) -> Path:
+    """Compile the CUDA library unless it exists, as ``build`` does, and return its path."""
+    native = native or native_dir()
+    nvcc = find_nvcc()
+    return build_once(
+        cuda_library_name(native),
+        lambda scratch, library: _compile_cuda(nvcc, native, scratch, library),
+        directories,
+        force,
+    )
+
+
+def build_once(
+    name: str,
+    compile_into: Callable[[Path, Path], None],
+    directories: Sequence[Path] | None = None,
+    force: bool = False,
+) -> Path:
+    """Build the library `name` as ``build`` describes, by compile_into(scratch directory, library)."""
+    from filelock import FileLock  # torch needs it too, so it is there wherever a build can happen
+
+    directory = _first_writable(library_dirs() if directories is None else directories)
+    library = directory / name
+    with FileLock(directory / ".lock"):
+        for leftover in directory.glob(".build-*"):  # we hold the lock: their builders are dead
+            shutil.rmtree(leftover, ignore_errors=True)
+        if force or not library.is_file():
+            with tempfile.TemporaryDirectory(
+                prefix=".build-", dir=directory, ignore_cleanup_errors=True
+            ) as scratch:
+                compile_into(Path(scratch), library)
+    return library
+
+
+def _first_writable(directories: Sequence[Path]) -> Path:
+    refusals = []
+    for directory in directories:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with (directory / ".lock").open("a"), tempfile.TemporaryFile(dir=directory):
+                return directory
+        except OSError as error:
+            refusals.append(str(error))
+    reasons = "; ".join(refusals)
+    raise BuildError(
+        f"no directory for the native library ({reasons}): set TARPEG_LIB_DIR to one that is writable"
+    )
+
+
+def _compile(native: Path, scratch: Path, library: Path) -> None:
+    torch, files = _torch_to_build_with(), sources(native, "cpp")
+    jobs = _jobs(native, files, "cpp")
+    seconds = 2 + SECONDS_PER_FILE * -(-len(files) // jobs)
+    log.warning("compiling the native operators (once, about %d s) into %s", seconds, library.parent)
+    chosen, (conda_include, conda_lib) = compiler(), _conda_flags()
+    prefix = [*chosen, *COMPILE_FLAGS, *_switches(), *_words("CPPFLAGS"), *conda_include]
+    prefix += [*_words("CXXFLAGS"), "-I", str(native), "-isystem", str(torch / "include"), "-c"]
+    objects = _compile_all(prefix, files, scratch, jobs)
+    search = [*_words("LDFLAGS"), *conda_lib, f"-L{torch / 'lib'}"]
+    _link([*chosen, *_switches()], objects, [*search, *LINK_FLAGS], scratch, library)
+
+
+def _compile_cuda(nvcc: str, native: Path, scratch: Path, library: Path) -> None:
+    torch, files = _torch_to_build_with(), sources(native, "cu")
+    jobs = _jobs(native, files, "cu")
+    log.warning(
+        "compiling the CUDA operators (once, about %d s) with %s into %s", CUDA_SECONDS, nvcc, library.parent
+    )
+    prefix = [nvcc, *CUDA_COMPILE_FLAGS, "-I", str(native), "-isystem", str(torch / "include"), "-c"]
+    objects = _compile_all(prefix, files, scratch, jobs)
+    _link([nvcc], objects, [f"-L{torch / 'lib'}", *CUDA_LINK_FLAGS], scratch, library)
+
+
+def _jobs(native: Path, files: Sequence[Path], suffix: str) -> int:
+    if not files:
+        raise BuildError(f"the native sources are missing: no *.{suffix} in {native}")
+    return min(len(files), int(os.environ.get("TARPEG_BUILD_JOBS") or os.cpu_count() or 1))
+
+
+def _compile_all(prefix: list[str], files: Sequence[Path], scratch: Path, jobs: int) -> list[Path]:
+    """Run `jobs` compilers at a time; raise BuildError for the first that fails. Return the object files."""
+    objects = [scratch / f"{file.parent.name}-{file.stem}.o" for file in files]
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [
+            pool.submit(_run, [*prefix, str(file), "-o", str(out)])
+            for file, out in zip(files, objects, strict=True)
+        ]
+        try:
+            for future in futures:
+                future.result()
+        except BuildError:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return objects
+
+
+def _link(prefix: list[str], objects: Sequence[Path], flags: list[str], scratch: Path, library: Path) -> None:
+    linked = scratch / library.name
+    _run([*prefix, *map(str, objects), "-o", str(linked), *flags])
+    linked.replace(library)
+
+
+def compile_alone(source: Path, library: Path) -> None:
+    """Compile one file that needs libjpeg but not torch."""
+    include, lib = _conda_flags()
+    flags = [*COMPILE_FLAGS, "-shared", *_words("CPPFLAGS"), *include, str(source), "-o", str(library)]
+    _run([*compiler(), *flags, *_words("LDFLAGS"), *lib, "-ljpeg"])
+
+
+def compiler() -> list[str]:
+    """Return the compiler's command, CXX or the first that is installed; raise BuildError without one."""
+    if chosen := _words("CXX"):
+        return chosen
+    for name in ("c++", "g++", "clang++"):
+        if shutil.which(name):
+            return [name]
+    raise BuildError(NO_COMPILER.format(tried="none of c++, g++, clang++"))
+
+
+def find_nvcc() -> str:
+    """Return an nvcc that can read its toolkit's headers; raise BuildError if there is none."""
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    # The one on the PATH may be a wrapper: no directory is derived from its place.
+    candidates = [
+        *(str(Path(home) / "bin" / "nvcc") for home in homes),
+        *filter(None, [shutil.which("nvcc")]),
+        USUAL_NVCC,
+    ]
+    refusals = {}
+    for nvcc in candidates:
+        if (refusal := _why_unusable(nvcc)) is None:
+            return nvcc
+        refusals[nvcc] = refusal
+    tried = "; ".join(f"{nvcc} {refusal}" for nvcc, refusal in refusals.items())
+    raise BuildError(NO_NVCC.format(tried=tried, oldest=".".join(map(str, OLDEST_TOOLKIT))))
+
+
+def _why_unusable(nvcc: str) -> str | None:
+    """Return the reason why this nvcc cannot be used; None if it can."""
+    if not Path(nvcc).is_file():
+        return "is not there"
+    try:
+        found = re.search(r"release (\d+)\.(\d+)", _output([nvcc, "--version"], ""))
+        if found is None:
+            return "does not print its version"
+        if (int(found[1]), int(found[2])) < OLDEST_TOOLKIT:
+            return f"is of CUDA {found[1]}.{found[2]}"
+        _output([nvcc, "-x", "cu", "-E", "-"], "#include <cuda_runtime.h>\n")
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"does not work ({str(getattr(error, 'stderr', '') or error).strip().splitlines()[-1]})"
+    return None
+
+
+def _output(command: list[str], text: str) -> str:
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True, timeout=120)
+    return done.stdout
+
+
+def _run(command: list[str]) -> None:
+    """Run a compiler; raise BuildError with its output if it fails."""
+    shown = shlex.join(command)
+    environment = {**os.environ, "LC_ALL": "C"}  # messages in English, for JPEG_MISSING
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=environment,
+            timeout=TIMEOUT_S,
+        )
+    except OSError as error:
+        raise BuildError(NO_COMPILER.format(tried=f"{command[0]!r}")) from error
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"the compiler did not finish within {TIMEOUT_S} s: {shown}") from error
+    if done.returncode == 0:
+        if done.stderr:
+            log.info("%s\n%s", shown, done.stderr)
+        return
+    if JPEG_MISSING.search(done.stderr):
+        raise BuildError(NO_JPEG)
+    output = done.stderr if len(done.stderr) < 20_000 else "[...]\n" + done.stderr[-20_000:]
+    raise BuildError(
+        f"the native operators do not compile: {command[0]} ended with status {done.returncode}\n"
+        f"{output.rstrip()}\n"
+        f"The command was: {shown}\n"
+        "What to do: try another compiler by CXX=... (C++17: GCC 9, Clang 10 or newer); if memory "
+        "ran out, TARPEG_BUILD_JOBS=1; otherwise report this whole message."
+    )
+
+
+def _torch_to_build_with() -> Path:
+    """Return the directory of torch; raise BuildError if it is missing or too old."""
+    torch = torch_dir()
+    if torch is None:
+        raise BuildError(
+            "the native operators are compiled against torch, which is not installed: pip install torch"
+        )
+    found = re.search(r"__version__ = ['\"]([^'\"]+)", (torch / "version.py").read_text())
+    check_torch(found[1] if found else "0.0")
+    return torch
+
+
+def _switches() -> list[str]:
+    """Return the compiler flags of TARPEG_DEBUG and TARPEG_SANITIZE."""
+    flags = []
+    if os.environ.get("TARPEG_DEBUG", "") not in ("", "0"):
+        flags += ["-O0", "-g"]
+    if sanitizers := os.environ.get("TARPEG_SANITIZE"):
+        flags += ["-g", "-fno-omit-frame-pointer", f"-fsanitize={sanitizers}"]
+    return flags
+
+
+def _conda_flags() -> tuple[list[str], list[str]]:
+    """Return the flags for conda's libjpeg-turbo if it is installed: to compile, and to link and find it."""
+    prefix = Path(os.environ.get("CONDA_PREFIX", "/nonexistent"))
+    if not (prefix / "include" / "jpeglib.h").is_file():
+        return [], []
+    return [f"-I{prefix / 'include'}"], [f"-L{prefix / 'lib'}", f"-Wl,-rpath,{prefix / 'lib'}"]
+
+
+def _words(variable: str) -> list[str]:
+    return shlex.split(os.environ.get(variable, ""))
