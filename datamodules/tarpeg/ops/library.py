@@ -3,8 +3,8 @@
 The libraries are compiled ahead of time (setup.py) or at first use. They use PyTorch's stable ABI and include
 no Python.h, so one file works with every torch >= 2.11 and every Python. A library's name holds a fingerprint
 of sources, flags and machine, so a stale library is never loaded. The CUDA library is compiled and loaded
-only if there is a GPU; compiling it needs neither a GPU nor a torch with CUDA. Without it, images on a GPU are
-refused.
+only if there is a GPU; compiling it needs neither a GPU nor a torch with CUDA. Without it, images on a GPU
+are refused.
 
 This module imports without torch: setup.py and the doctor use it where torch may be missing.
 
