@@ -1,6 +1,6 @@
-"""Random distortions: from uniform draws to the numbers that ``augment_batch`` takes, for each image.
+"""Random distortions: from uniform draws to parameters of ``augment_batch``, one set per image.
 
-A range is two numbers, the lower one first, or one number n for what its field says that means.
+A range is a pair (low, high), or one number n with the meaning that its class documents.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ Float64 = npt.NDArray[np.float64]
 Range = float | Sequence[float]
 Params = dict[str, Tensor]
 
-# A mask takes a draw for each cell, and a view of a sample has 2**16 draws.
-_MOST_CELLS = 1 << 15
+# A mask takes one draw per cell, and a view of a sample has 2**16 draws.
+_MAX_CELLS = 1 << 15
 
 
 class Distortion(Protocol):
-    """What ``Augment`` asks of a distortion."""
+    """Interface of the parts of ``Augment``."""
 
     @property
     def draws(self) -> int:
-        """How many uniform draws an image takes."""
+        """Number of uniform draws per image."""
 
     def params(self, uniforms: Float64, size: tuple[int, int]) -> Params:
-        """Arguments of ``augment_batch`` from draws [B, draws], for images of that height and width."""
+        """Return arguments of ``augment_batch`` from draws [B, draws], for images of (height, width)."""
 
 
 @dataclass(frozen=True)
 class Affine:
-    """Scale, slant and turn around the image's centre, then move it; bilinear, as torchvision's RandomAffine.
+    """Scale, shear and rotate around the centre, then translate; bilinear, as torchvision's RandomAffine.
 
-    ``degrees``: a range; n means -n..n. ``scale``: a range of factors. ``shear``: degrees along x; n means
-    -n..n. ``translate``: shares of width and height, drawn for each; n means -n..n. ``probability``: of
-    doing anything at all.
+    ``degrees``: a range; n means -n..n. ``scale``: a range of factors; n means that factor. ``shear``:
+    degrees along x; n means -n..n. ``translate``: fractions of width and height, drawn separately; n means
+    -n..n. ``probability``: of applying it to an image.
     """
 
     degrees: Range = 0.0
@@ -54,21 +54,19 @@ class Affine:
     draws: ClassVar[int] = 6
 
     def __post_init__(self) -> None:
-        _probability(self)
+        check_probabilities(self, "probability")
         for name, limit in (("degrees", math.inf), ("shear", 89.0), ("translate", math.inf)):
-            _set(self, name, _around(name, getattr(self, name), 0.0), -limit, limit)
-        pair = (self.scale, self.scale) if isinstance(self.scale, (int, float)) else self.scale
-        _set(self, "scale", pair, 1e-3, 1e3)
+            _set_range(self, name, _around(name, getattr(self, name), 0.0), -limit, limit)
+        _set_range(self, "scale", self.scale, 1e-3, 1e3)
 
     def params(self, uniforms: Float64, size: tuple[int, int]) -> Params:
         """``matrix`` from draws [B, 6]."""
         height, width = size
         center = ((width - 1) / 2, (height - 1) / 2)
-        degrees, scale, shear = (
-            torch.from_numpy(_between(bounds, uniforms[:, column]))
-            for column, bounds in enumerate((self.degrees, self.scale, self.shear))
+        ranges = (self.degrees, self.scale, self.shear, self.translate, self.translate)
+        degrees, scale, shear, x, y = (
+            torch.from_numpy(_between(bounds, uniforms[:, column])) for column, bounds in enumerate(ranges)
         )
-        x, y = (torch.from_numpy(_between(self.translate, uniforms[:, column])) for column in (3, 4))
         matrix = matrices.compose(
             matrices.scale(scale, center=center),
             matrices.shear(shear, center=center),
@@ -81,11 +79,11 @@ class Affine:
 
 @dataclass(frozen=True)
 class Color:
-    """Change brightness, contrast, saturation and hue, in that order.
+    """Change brightness, contrast, saturation and hue, in this order.
 
-    The first three are ranges of factors, where 1 changes nothing; n means max(0, 1 - n)..1 + n. ``hue``: a
-    range of turns within -0.5..0.5; n means -n..n. ``probability``: of doing anything at all. Distributed as
-    torchvision's ColorJitter, which shuffles the order.
+    The first three are ranges of factors, 1 changes nothing; n means max(0, 1 - n)..1 + n. ``hue``: a range
+    in turns of the colour circle, within -0.5..0.5; n means -n..n. ``probability``: of applying it to an
+    image. Distributed as torchvision's ColorJitter, which also shuffles the order.
     """
 
     brightness: Range = 0.0
@@ -97,13 +95,13 @@ class Color:
     draws: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
-        _probability(self)
+        check_probabilities(self, "probability")
         for name in ("brightness", "contrast", "saturation"):
-            _set(self, name, _around(name, getattr(self, name), 1.0), 0.0, math.inf)
-        _set(self, "hue", _around("hue", self.hue, 0.0), -0.5, 0.5)
+            _set_range(self, name, _around(name, getattr(self, name), 1.0), 0.0, math.inf)
+        _set_range(self, "hue", _around("hue", self.hue, 0.0), -0.5, 0.5)
 
     def params(self, uniforms: Float64, size: tuple[int, int]) -> Params:
-        """``brightness``, ``contrast``, ``saturation`` and ``hue``, those that change anything."""
+        """``brightness``, ``contrast``, ``saturation`` and ``hue``, without those that change nothing."""
         params, is_changed = {}, uniforms[:, 4] < self.probability
         for column, name in enumerate(("brightness", "contrast", "saturation", "hue")):
             bounds, neutral = getattr(self, name), 0.0 if name == "hue" else 1.0
@@ -115,10 +113,10 @@ class Color:
 
 @dataclass(frozen=True)
 class Erase:
-    """Erase a box, of random area and shape, as torchvision's RandomErasing.
+    """Erase a box of random area and shape, as torchvision's RandomErasing.
 
-    ``area``: its share of the image, a range within 0..1. ``aspect``: its height by its width, drawn evenly
-    in the logarithm. The first of ten tries that fits is taken; where none does, nothing is erased.
+    ``area``: range of the erased fraction of the image, within 0..1. ``aspect``: range of height / width,
+    drawn evenly in the logarithm. The first of ten tries that fits is used; if none fits, nothing is erased.
     """
 
     probability: float = 0.5
@@ -129,10 +127,9 @@ class Erase:
     draws: ClassVar[int] = 2 * tries + 3
 
     def __post_init__(self) -> None:
-        _probability(self)
-        for name, limit in (("area", 1.0), ("aspect", math.inf)):
-            value = getattr(self, name)
-            _set(self, name, (value, value) if isinstance(value, (int, float)) else value, 1e-9, limit)
+        check_probabilities(self, "probability")
+        _set_range(self, "area", self.area, 1e-9, 1.0)
+        _set_range(self, "aspect", self.aspect, 1e-9, math.inf)
 
     def params(self, uniforms: Float64, size: tuple[int, int]) -> Params:
         """``erase_boxes`` from draws [B, 23]."""
@@ -146,19 +143,19 @@ class Erase:
         box = np.take_along_axis(sides, first[:, None, None], axis=1)[:, 0]
         is_erased = fits.any(1) & (uniforms[:, -1] < self.probability)
         box = np.where(is_erased[:, None], box, 0)
-        places = np.array(size) - box + 1
-        place = np.minimum(uniforms[:, -3:-1] * places, places - 1)
-        boxes = np.concatenate([np.floor(place), box], axis=1).astype(np.int32)
+        positions = np.array(size) - box + 1
+        position = np.minimum(uniforms[:, -3:-1] * positions, positions - 1)
+        boxes = np.concatenate([np.floor(position), box], axis=1).astype(np.int32)
         return {"erase_boxes": torch.from_numpy(boxes)[:, None]}
 
 
 @dataclass(frozen=True)
 class Mask:
-    """Erase cells of a grid, drawn one by one: the article series' RandomMask.
+    """Erase cells of a grid, drawn independently: RandomMask of the article series.
 
-    ``ratio``: the probability of each cell. ``cells``: of the grid, (height, width) or an int for both.
-    ``dilate``: each cell that is drawn takes its four neighbours along: of ratio 0.25, 76% are erased then.
-    ``probability``: of masking an image at all.
+    ``ratio``: probability of each cell. ``cells``: (height, width) of the grid, or an int for both.
+    ``dilate``: also erase the four neighbours of each drawn cell, which erases 76% at ratio 0.25.
+    ``probability``: of masking an image.
     """
 
     ratio: float = 0.25
@@ -167,33 +164,38 @@ class Mask:
     probability: float = 1.0
 
     def __post_init__(self) -> None:
-        _probability(self, "probability", "ratio")
+        check_probabilities(self, "probability", "ratio")
         cells = (self.cells, self.cells) if isinstance(self.cells, int) else tuple(self.cells)
         is_grid = len(cells) == 2 and all(isinstance(side, int) and side >= 1 for side in cells)
-        if not is_grid or cells[0] * cells[1] > _MOST_CELLS:
+        if not is_grid or cells[0] * cells[1] > _MAX_CELLS:
             raise ValueError(
                 f"cells={self.cells!r} must be an int or (height, width), at least 1 each and at most "
-                f"{_MOST_CELLS} in all"
+                f"{_MAX_CELLS} in all"
             )
         object.__setattr__(self, "cells", cells)
 
     @property
     def draws(self) -> int:
-        """One for each cell, and one."""
+        """One draw per cell, and one for the image."""
         return 1 + int(np.prod(self.cells))
 
     def params(self, uniforms: Float64, size: tuple[int, int]) -> Params:
         """``mask`` from draws [B, draws]."""
-        # Importing this loads the operators; importing this module must not.
+        # Importing ops.augment loads the native library; importing this module must not.
         from ..ops.augment import dilate
 
+        rows, columns = self.cells  # type: ignore[misc]  # a tuple, see __post_init__
         is_masked = (uniforms[:, 1:] < self.ratio) & (uniforms[:, :1] < self.probability)
-        mask = torch.from_numpy(is_masked.reshape(len(uniforms), *self._grid()))
+        mask = torch.from_numpy(is_masked.reshape(len(uniforms), rows, columns))
         return {"mask": dilate(mask) if self.dilate else mask}
 
-    def _grid(self) -> tuple[int, int]:
-        height, width = self.cells  # type: ignore[misc]
-        return height, width
+
+def check_probabilities(owner: object, *names: str) -> None:
+    """Raise ValueError unless these attributes are numbers in 0..1."""
+    for name in names:
+        value = getattr(owner, name)
+        if not isinstance(value, (int, float, np.floating)) or not 0 <= value <= 1:
+            raise ValueError(f"{name}={value!r} of {type(owner).__name__} must be a probability in 0..1")
 
 
 def _between(bounds: Range, uniforms: Float64) -> Float64:
@@ -202,37 +204,33 @@ def _between(bounds: Range, uniforms: Float64) -> Float64:
 
 
 def _pair(bounds: Range) -> tuple[float, float]:
-    low, high = bounds  # type: ignore[misc]
+    low, high = bounds  # type: ignore[misc]  # a pair, see _set_range
     return low, high
 
 
 def _around(name: str, value: Range, neutral: float) -> Range:
-    """Turn one number n into the range around what changes nothing."""
+    """Turn one number n into the range neutral - n..neutral + n, without negative factors."""
     if not isinstance(value, (int, float)):
         return value
     if not value >= 0:
-        raise ValueError(f"{name}={value!r} must not be negative, or be two numbers")
+        raise ValueError(f"{name}={value!r} must not be negative, or must be a pair (low, high)")
     return (neutral - value if neutral == 0 else max(0.0, neutral - value), neutral + value)
 
 
-def _set(owner: object, name: str, value: Range, least: float, most: float) -> None:
+def _set_range(owner: object, name: str, value: Range, least: float, most: float) -> None:
+    """Store a range as a pair of finite floats, after a check of its bounds; a number n means n..n."""
+    if isinstance(value, (int, float)):
+        value = (value, value)
     try:
-        low, high = (float(bound) for bound in value)  # type: ignore[union-attr]
+        low, high = (float(bound) for bound in value)
         if least <= low <= high <= most and math.isfinite(low) and math.isfinite(high):
             object.__setattr__(owner, name, (low, high))
             return
     except (TypeError, ValueError):
         pass
-    bounds = "finite" if math.isinf(most) else f"at most {most}"
+    limits = [f"at least {least}"] * math.isfinite(least)
+    limits += ["finite" if math.isinf(most) else f"at most {most}"]
     raise ValueError(
-        f"{name}={value!r} of {type(owner).__name__} must be a number or two, the lower one first"
-        + (f", at least {least}" if math.isfinite(least) else "")
-        + f", {bounds}"
+        f"{name}={value!r} of {type(owner).__name__} must be a number or a pair (low, high), "
+        f"{', '.join(limits)}"
     )
-
-
-def _probability(owner: object, *names: str) -> None:
-    for name in names or ("probability",):
-        value = getattr(owner, name)
-        if not isinstance(value, (int, float)) or not 0 <= value <= 1:
-            raise ValueError(f"{name}={value!r} of {type(owner).__name__} is a probability, from 0 to 1")
