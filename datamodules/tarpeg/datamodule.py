@@ -186,8 +186,8 @@ class ShardDataModule(lightning.LightningDataModule):
         if self.augment is None:
             return batch
         self.augment.train(is_training)
-        is_made = self._pixels(is_training).dtype != torch.uint8
-        return augmented(self.augment, batch, self._config.seed, request, is_made=is_made)
+        is_augmented = self._pixels(is_training).dtype != torch.uint8
+        return augmented(self.augment, batch, self._config.seed, request, is_augmented=is_augmented)
 
     def _close(self) -> None:
         for _, loader in self._loaders:

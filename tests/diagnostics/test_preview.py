@@ -62,7 +62,7 @@ def test_the_box_is_what_the_crop_shows(photos):
     for row, id in enumerate(request.ids.tolist()):
         source = preview._opened(loader.fetcher.shards.images([id])[0])
         size = np.array([[source.height, source.width]], np.int32)
-        (box,), (flip,) = loader.fetcher.planned(Request(request.epoch, request.ids[[row]]), size)
+        (box,), (flip,) = loader.fetcher.boxes_and_flips(Request(request.epoch, request.ids[[row]]), size)
         top, left, height, width = box[0].tolist()
         crop = source.resize((16, 16), Image.Resampling.BILINEAR, (left, top, left + width, top + height))
         crop = np.asarray(crop)[:, ::-1] if flip[0] else np.asarray(crop)

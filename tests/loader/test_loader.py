@@ -277,17 +277,17 @@ def test_the_callers_random_numbers_are_left_alone(photos, workers):
 
 def test_after_an_error_nobody_expected_it_begins_anew(photos):
     loader = load(photos, workers=0, threads=0)
-    answer = loader._fetcher.answer
+    answer = loader._fetcher.fetch
 
     def failing(request, *rest):
         if len(request.ids) == 3:  # the last batch
             raise RuntimeError("as asked")
         return answer(request, *rest)
 
-    loader._fetcher.answer = failing
+    loader._fetcher.fetch = failing
     with pytest.raises(RuntimeError, match="as asked"):
         list(loader)
-    loader._fetcher.answer = answer
+    loader._fetcher.fetch = answer
     assert sorted(keys_of(loader)) == ALL
 
 
@@ -295,8 +295,8 @@ def test_the_next_epoch_begins_while_this_one_ends(photos):
     loader = load(photos, workers=0, threads=1, prefetch=2)
     asked = []
     fetcher = loader._fetcher
-    answer = fetcher.answer
-    fetcher.answer = lambda request, *rest: asked.append(request.epoch) or answer(request, *rest)
+    answer = fetcher.fetch
+    fetcher.fetch = lambda request, *rest: asked.append(request.epoch) or answer(request, *rest)
     list(loader)
     deadline = time.monotonic() + 10
     while len(asked) < len(loader) + 2 and time.monotonic() < deadline:

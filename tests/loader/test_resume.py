@@ -44,7 +44,7 @@ def test_a_plain_loop_goes_on_at_any_batch(photos, engine, at):
 def test_nothing_is_replayed(photos, monkeypatch):
     loader = load(photos, workers=0, threads=0)
     read = []
-    answer = type(loader._fetcher).answer
+    answer = type(loader._fetcher).fetch
     monkeypatch.setattr(
         type(loader._fetcher),
         "answer",

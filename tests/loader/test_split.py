@@ -184,7 +184,7 @@ def test_images_are_written_where_they_are_told_to(photos, views):
     out = torch.zeros(*shape[:-3], 32, 32, 3, dtype=torch.uint8).movedim(-1, -3)
     answer = pickle.loads(pickle.dumps(fetcher)).answer(request, out)
     assert answer.batch.image.data_ptr() == out.data_ptr() and answer.batch.image.shape == out.shape
-    assert torch.equal(out, fetcher.answer(request).batch.image)
+    assert torch.equal(out, fetcher.fetch(request).batch.image)
 
 
 def test_what_views_read_is_read_once(photos, monkeypatch):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from tarpeg.loader import workers
-from tarpeg.loader.workers import Crew, Threads
+from tarpeg.loader.workers import ProcessPool, ThreadPool
 
 HERE = Path(__file__).parent
 
@@ -25,7 +25,7 @@ from pathlib import Path
 faulthandler.dump_traceback_later(100, exit=True)
 sys.path[:0] = {paths!r}
 from helpers.loaders import load
-from tarpeg import crew
+from tarpeg.loader import workers
 
 workers._PATIENCE = (0.5, 0.5)
 hung = Path({folder!r})
@@ -88,7 +88,7 @@ def test_where_all_hang_it_says_what_to_do(photos, tmp_path):
     assert "did not begin to work; the last was not heard of for 0.5 s" in result.stderr
 
 
-TEAMS = {"processes": Crew, "threads": Threads}
+TEAMS = {"processes": ProcessPool, "threads": ThreadPool}
 
 
 @pytest.fixture(params=TEAMS)
@@ -108,8 +108,8 @@ def team(request, children):
 
 def asked(team, jobs):
     for job in jobs:
-        team.ask(job)
-    return [team.answer() for _ in jobs]
+        team.submit(job)
+    return [team.result() for _ in jobs]
 
 
 def test_answers_come_in_the_order_of_asking(team):
@@ -121,16 +121,16 @@ def test_answers_come_in_the_order_of_asking(team):
     answers = asked(one, range(12))
     assert [job for job, _ in answers] == list(range(12))
     for job in range(5):
-        one.ask(job)
+        one.submit(job)
     one.drain()
     assert one.pending == 0 and [job for job, _ in asked(one, range(4))] == [0, 1, 2, 3]
 
 
 def test_processes_take_turns_and_begin_with_the_first():
-    one = Crew(lambda job: os.getpid(), 3)
+    one = ProcessPool(lambda job: os.getpid(), 3)
     first = asked(one, range(6))
     assert first[:3] == first[3:] and len(set(first)) == 3
-    one.ask(0)
+    one.submit(0)
     one.drain()
     assert asked(one, range(3)) == first[:3]
     one.close()
@@ -178,14 +178,14 @@ def test_errors_keep_their_words_and_the_team_goes_on(team, kind, text):
             asked(one, [0])
         if kind == "plain":
             assert caught.type is PlainError
-        if isinstance(one, Crew):
+        if isinstance(one, ProcessPool):
             assert "in worker process 0" in str(caught.value.__cause__)
             assert "in work" in str(caught.value.__cause__), "with the place in the user's code"
         one.drain()
 
 
 def test_what_cannot_be_pickled_is_an_error_that_says_so():
-    one = Crew(lambda job: [job] if job else lambda: None, 1)
+    one = ProcessPool(lambda job: [job] if job else lambda: None, 1)
     with pytest.raises(Exception, match="lambda"):
         asked(one, [0])
     assert asked(one, [1]) == [[1]]
@@ -193,7 +193,7 @@ def test_what_cannot_be_pickled_is_an_error_that_says_so():
 
 
 def test_tensors_hold_no_file_descriptors():
-    one = Crew(lambda job: [torch.full((5,), number) for number in range(job)], 2)
+    one = ProcessPool(lambda job: [torch.full((5,), number) for number in range(job)], 2)
     descriptors = Path("/proc/self/fd")
     before = len(list(descriptors.iterdir()))
     answers = asked(one, [200, 200])
@@ -231,7 +231,7 @@ def test_where_a_later_process_cannot_start_none_is_left(monkeypatch, children):
 
     monkeypatch.setattr(workers, "_started", fails)
     with pytest.raises(OSError, match="no more processes") as caught:
-        Crew(lambda job: job, 3)
+        ProcessPool(lambda job: job, 3)
     assert children() == set(), caught
 
 
@@ -239,8 +239,8 @@ BUSY = """
 import sys, time
 sys.path[:0] = [{package!r}]
 import torch
-from tarpeg.crew import Crew
-from tarpeg.teams import Threads
+from tarpeg.loader.workers import ProcessPool
+from tarpeg.loader.workers import ThreadPool
 
 def work(job):
     end = time.monotonic() + 1.5
@@ -249,15 +249,15 @@ def work(job):
         a = (a @ a).clamp(0, 1)
 
 team = {team}(work, 2)
-team.ask(0)
-team.ask(1)
+team.submit(0)
+team.submit(1)
 time.sleep(0.2)
 {ends}
 """
 
 
 @pytest.mark.parametrize("ends", ["", "del team", "raise SystemExit(0)"])
-@pytest.mark.parametrize("kind", ["Crew", "Threads"])
+@pytest.mark.parametrize("kind", ["ProcessPool", "ThreadPool"])
 def test_a_process_that_ends_meanwhile_ends_well(kind, ends):
     code = BUSY.format(package=str(HERE.parents[1] / "datamodules"), team=kind, ends=ends)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)

@@ -100,10 +100,10 @@ class Replayed(Contestant):
     def _augmented(self, loader: Loader) -> Iterator[tuple[Tensor, Request | None]]:
         """Do what is left of the augmentation where the batches arrive, as the data module does."""
         augment = self.job.augmented()
-        is_made = loader.fetcher.dtype != torch.uint8
+        is_augmented = loader.fetcher.dtype != torch.uint8
         for batch in loader:
             request = loader.claim()
-            yield augmented(augment, batch, _SEED, request, is_made=is_made).image, request
+            yield augmented(augment, batch, _SEED, request, is_augmented=is_augmented).image, request
 
 
 def numbers(suite: str, group: str, data: LoaderData) -> Numbers:
@@ -115,7 +115,7 @@ def numbers(suite: str, group: str, data: LoaderData) -> Numbers:
     assert request is not None
     files = loader.fetcher.shards.images(request.ids)
     sizes = decode.image_sizes(files)
-    boxes, flips = loader.fetcher.planned(request, sizes.numpy())
+    boxes, flips = loader.fetcher.boxes_and_flips(request, sizes.numpy())
     augment = job.augmented(dilate=False)
     drawn = augment.params(
         request.ids, job.crop.size, seed=_SEED, epoch=request.epoch, occurrence=request.occurrence

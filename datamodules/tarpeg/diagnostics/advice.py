@@ -90,7 +90,7 @@ def _costs(fetcher: Fetcher, epoch: int, end: float, half: float) -> Costs | Non
 def _time(fetcher: Fetcher, request: Request) -> float | None:
     """Seconds of processor time: other threads may be busy with the next epoch."""
     started = time.thread_time()
-    answer = fetcher.answer(request)
+    answer = fetcher.fetch(request)
     return None if answer.error is not None else time.thread_time() - started
 
 

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from ..augment.module import Augment
-from ..loader.batch import AnyBatch, augmented, numbers_of
+from ..loader.batch import AnyBatch, augmented, params_of
 from ..ops import matrices
 from ..sampling.sampler import Request
 
@@ -156,12 +156,16 @@ def contact_sheet(
 
 def _cards(augment: Any, loader: Any, batch: AnyBatch, request: Request, most: int) -> list[Card]:
     fetcher = loader.fetcher
-    is_made = fetcher.dtype != torch.uint8
-    made = batch if augment is None else augmented(augment, batch, fetcher.seed, request, is_made=is_made)
+    is_augmented = fetcher.dtype != torch.uint8
+    made = (
+        batch
+        if augment is None
+        else augmented(augment, batch, fetcher.seed, request, is_augmented=is_augmented)
+    )
     before, after = (image[None] if image.ndim == 4 else image for image in (batch.image, made.image))
     numbers: dict[str, Tensor] = {}
     if isinstance(augment, Augment) and augment.training:
-        numbers = numbers_of(augment, batch.image, fetcher.seed, request)
+        numbers = params_of(augment, batch.image, fetcher.seed, request)
     cards, count = [], min(most, len(request.ids))
     for row, id in enumerate(request.ids[:count].tolist()):
         card = Card(fetcher.shards.key(id), _label(made.label[row]))
@@ -173,7 +177,9 @@ def _cards(augment: Any, loader: Any, batch: AnyBatch, request: Request, most: i
         else:
             size = np.array([[source.height, source.width]], np.int32)
             occurrence = None if request.occurrence is None else request.occurrence[[row]]
-            boxes, flips = fetcher.planned(Request(request.epoch, request.ids[[row]], occurrence), size)
+            boxes, flips = fetcher.boxes_and_flips(
+                Request(request.epoch, request.ids[[row]], occurrence), size
+            )
             card.pictures.append(_with_boxes(source, [box[0].tolist() for box in boxes]))
             card.texts.append(f"{source.width} x {source.height}")
         for view in range(len(before)):

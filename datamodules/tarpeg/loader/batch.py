@@ -45,7 +45,7 @@ class ExtraBatch(NamedTuple):
 AnyBatch = Batch | KeyedBatch | ExtraBatch
 
 
-class Answer(NamedTuple):
+class FetchResult(NamedTuple):
     """What a worker hands back: a batch and what there is to tell about it, or the error in its place.
 
     The parent process tells and raises: a worker would tell things once per worker, and torch would wrap the
@@ -54,18 +54,18 @@ class Answer(NamedTuple):
 
     batch: AnyBatch | None
     substituted: list[str]
-    foreign: str | None
+    non_jpeg: str | None
     error: Exception | None = None
     notes: Sequence[str] = ()
     request: Request | None = None
 
 
 def augmented(
-    augment: nn.Module, batch: AnyBatch, seed: int, request: Request | None, *, is_made: bool
+    augment: nn.Module, batch: AnyBatch, seed: int, request: Request | None, *, is_augmented: bool
 ) -> AnyBatch:
     """Augment a batch, images ``[B, 3, H, W]`` or views ``[n, B, 3, H, W]``, that answers ``request``.
 
-    ``is_made``: the loader has made floating-point images already, whatever type they were cast to since.
+    ``is_augmented``: the loader has made floating-point images already, whatever type they were cast to since.
     """
     image, label = batch.image, batch.label
     if not isinstance(augment, Augment):
@@ -77,9 +77,9 @@ def augmented(
             f"the batch has {image.shape[-4]} images and {len(label)} labels where {len(request.ids)} were "
             "delivered, so which samples they are is not known: hooks that run before Augment must keep them"
         )
-    if not (is_made and image.is_floating_point()):  # see pixels_of
+    if not (is_augmented and image.is_floating_point()):  # see pixels_of
         if request is not None and augment.is_random:
-            drawn = numbers_of(augment, image, seed, request)
+            drawn = params_of(augment, image, seed, request)
             image = _each_view(lambda images: augment(images, drawn), image)
         else:
             image = _each_view(augment, image)
@@ -88,7 +88,7 @@ def augmented(
     return batch._replace(image=image, label=label)
 
 
-def numbers_of(augment: Augment, images: Tensor, seed: int, request: Request) -> dict[str, Tensor]:
+def params_of(augment: Augment, images: Tensor, seed: int, request: Request) -> dict[str, Tensor]:
     """Draw the numbers of images ``[B, 3, H, W]`` or ``[n, B, 3, H, W]`` that answer ``request``."""
     views = 1 if images.ndim == 4 else len(images)
     size, epoch = images.shape[-2:], request.epoch
@@ -97,9 +97,11 @@ def numbers_of(augment: Augment, images: Tensor, seed: int, request: Request) ->
     )
 
 
-def made(augment: Augment, images: Tensor, seed: int, request: Request | None, out: Tensor | None) -> Tensor:
+def augment_images(
+    augment: Augment, images: Tensor, seed: int, request: Request | None, out: Tensor | None
+) -> Tensor:
     """Do in a worker what ``augmented`` does to images; ``request``: None where they are not distorted."""
-    numbers = {} if request is None else numbers_of(augment, images, seed, request)
+    numbers = {} if request is None else params_of(augment, images, seed, request)
     if images.ndim == 4:
         return augment.transform(images, numbers, out)
     flat = augment.transform(images.flatten(0, 1), numbers, None if out is None else out.flatten(0, 1))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_FREE, _TAKEN, _LENT = range(3)
+_FREE, _ACQUIRED, _LENT = range(3)
 # Batches that a consumer may hold at once before it is given copies: the one it works on, the one that it is
 # handed while it still has that, and one to spare.
 MOST_LENT = 3
@@ -24,8 +24,8 @@ class _Lent(weakref.ref[np.ndarray]):
     slot: int
 
 
-class Slots:
-    """Slots of equal size, lent as tensors; a slot is free again when the last tensor on it is gone.
+class BatchBuffers:
+    """BatchBuffers of equal size, lent as tensors; a slot is free again when the last tensor on it is gone.
 
     A fresh batch costs a page fault for every 4 KiB, which takes as long as decoding a fifth of it.
     ``ahead``: how many slots are filled while the consumer works. A consumer that keeps more than
@@ -38,10 +38,10 @@ class Slots:
     """
 
     def __init__(self, size: int, ahead: int, shared: bool) -> None:
-        self.size = max(1, -(-size // mmap.PAGESIZE)) * mmap.PAGESIZE
+        self.nbytes = max(1, -(-size // mmap.PAGESIZE)) * mmap.PAGESIZE
         count = ahead + 1 + MOST_LENT
         kind = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
-        memory = mmap.mmap(-1, count * self.size, flags=kind | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, count * self.nbytes, flags=kind | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel that was built without them
                 memory.madvise(mmap.MADV_HUGEPAGE)
@@ -52,36 +52,36 @@ class Slots:
         # that came while it runs would be lost. A deque's own method is no Python code.
         self._gone: deque[_Lent] = deque()
 
-    def take(self) -> int:
-        """Return the number of a free slot, to be filled; then ``lend`` it or ``give_back``."""
+    def acquire(self) -> int:
+        """Return the number of a free slot, to be filled; then ``lend`` it or ``release``."""
         self._collect()
         slot = self._state.index(_FREE)
-        self._state[slot] = _TAKEN
+        self._state[slot] = _ACQUIRED
         return slot
 
-    def give_back(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         """Free the slot."""
         self._state[slot] = _FREE
 
-    def give_back_taken(self) -> None:
+    def release_acquired(self) -> None:
         """Free the slots that were taken and not lent: nobody fills them any more."""
         for slot, state in enumerate(self._state):
-            if state == _TAKEN:
+            if state == _ACQUIRED:
                 self._state[slot] = _FREE
 
-    def tensor(self, slot: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def view(self, slot: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """View the slot as images ``[..., 3, H, W]`` in channels_last order, to fill them."""
-        return _images(self._view(slot, shape, dtype), shape, dtype)
+        return _images(self._bytes_of(slot, shape, dtype), shape, dtype)
 
     def lend(self, slot: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Hand out the slot's images; frees it when no tensor, view or storage refers to them any more."""
         self._collect()
         if self._state.count(_LENT) >= MOST_LENT:
-            images = self.tensor(slot, shape, dtype).clone()
-            self.give_back(slot)
+            images = self.view(slot, shape, dtype).clone()
+            self.release(slot)
             return images
         # The tensor's storage holds this array, and every view of the tensor holds the storage.
-        view = self._view(slot, shape, dtype)
+        view = self._bytes_of(slot, shape, dtype)
         lent = _Lent(view, self._gone.append)
         lent.slot = slot
         self._lent[slot] = lent
@@ -91,10 +91,10 @@ class Slots:
     def _collect(self) -> None:
         """Free the slots whose last tensor is gone."""
         while self._gone:
-            self.give_back(self._gone.popleft().slot)
+            self.release(self._gone.popleft().slot)
 
-    def _view(self, slot: int, shape: Sequence[int], dtype: torch.dtype) -> np.ndarray:
-        begin = slot * self.size
+    def _bytes_of(self, slot: int, shape: Sequence[int], dtype: torch.dtype) -> np.ndarray:
+        begin = slot * self.nbytes
         return self._bytes[begin : begin + image_bytes(shape, dtype)]
 
 

@@ -17,7 +17,7 @@ from ..sampling.sampler import Request, Sampler
 from ..shards import pillow
 from ..shards.labels import Decode, Samples, Target, read_extra, read_labels, where_of
 from . import batch
-from .batch import Answer, AnyBatch, Batch, ExtraBatch, KeyedBatch
+from .batch import AnyBatch, Batch, ExtraBatch, FetchResult, KeyedBatch
 from .buffers import image_bytes
 from .config import OnError, PixelFormat
 from .split import Split
@@ -80,22 +80,22 @@ class Fetcher:
         shape = (len(request.ids), 3, *crops[0].size)
         return shape if len(crops) == 1 else (len(crops), *shape)
 
-    def size(self, request: Request) -> int:
+    def nbytes(self, request: Request) -> int:
         """Tell how many bytes the images take that ``request`` is answered with."""
         return image_bytes(self.shape(request), self.dtype)
 
-    def answer(self, request: Request, out: Tensor | None = None, threads: int = 1) -> Answer:
+    def fetch(self, request: Request, out: Tensor | None = None, threads: int = 1) -> FetchResult:
         """Read, decode, crop and resize the samples of ``request``; the same bytes wherever it is called.
 
         ``out``: memory for the images, of ``shape(request)`` and ``dtype``, each in channels_last order.
         ``threads``: how many decode.
         """
         try:
-            return self._answer(request, out, threads)
+            return self._fetch(request, out, threads)
         except (DecodeError, ShardError, BoxError) as error:
-            return Answer(None, [], None, error)
+            return FetchResult(None, [], None, error)
 
-    def _answer(self, request: Request, out: Tensor | None, threads: int) -> Answer:
+    def _fetch(self, request: Request, out: Tensor | None, threads: int) -> FetchResult:
         ids = np.array(request.ids)
         occurrence = np.zeros_like(ids) if request.occurrence is None else request.occurrence
         pixels = self.pixels
@@ -111,8 +111,8 @@ class Fetcher:
             substituted.append(f"{reason}; {self.shards.key(int(ids[row]))!r} takes its place")
         if pixels.augment is not None:
             distorted = request if pixels.distorts else None
-            images = batch.made(pixels.augment, images, self.seed, distorted, out)
-        return Answer(self._batch(images, ids), substituted, told, request=request)
+            images = batch.augment_images(pixels.augment, images, self.seed, distorted, out)
+        return FetchResult(self._batch(images, ids), substituted, told, request=request)
 
     def _batch(self, images: Tensor, ids: Int64) -> AnyBatch:
         label = read_labels(self.shards, ids, self.target)
@@ -141,7 +141,7 @@ class Fetcher:
         if len(unknown):
             sizes = image_sizes(files).numpy()
         crops = self._crops(epoch)
-        boxes, flips = self.planned(Request(epoch, ids, occurrence), sizes)
+        boxes, flips = self.boxes_and_flips(Request(epoch, ids, occurrence), sizes)
         flip = torch.from_numpy(np.concatenate(flips)) if self.flip else None
         views = len(crops)
         images, status = decode_batch(
@@ -161,7 +161,7 @@ class Fetcher:
             status = status.view(views, len(ids)).amax(0)
         return images, status, told
 
-    def planned(
+    def boxes_and_flips(
         self, request: Request, sizes: npt.NDArray[np.int32]
     ) -> tuple[list[npt.NDArray[np.int32]], list[npt.NDArray[np.bool_]]]:
         """Tell the boxes [B, 4] and the flips [B] of each view, for images of those sizes [B, 2]."""

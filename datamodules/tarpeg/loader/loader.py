@@ -18,10 +18,10 @@ from ..sampling.batches import BatchPlan, EpochCounter, Requests
 from ..sampling.sampler import Request
 from ..shards.labels import Samples
 from ..shards.mapped import Shards
-from .batch import Answer, AnyBatch
+from .batch import AnyBatch, FetchResult
 from .config import LoaderConfig
 from .split import Split
-from .workers import Engine, InCaller, InProcesses, InThreads
+from .workers import ProcessRunner, Runner, SerialRunner, ThreadRunner
 
 if TYPE_CHECKING:
     from .fetch import Fetcher
@@ -122,9 +122,9 @@ class Loader:
         self._fetcher.pixels = config.pixels
         self._engine = engine_of(self._fetcher, config)
         # What is shuffled is trained on, epoch after epoch.
-        self._requests = Requests(self._plan, self._order, rank, self._fetcher.size, continues=shuffle)
+        self._requests = Requests(self._plan, self._order, rank, self._fetcher.nbytes, continues=shuffle)
         self._readahead = depth_of(shards, config.readahead)
-        self._flow: Iterator[Answer] | None = None
+        self._flow: Iterator[FetchResult] | None = None
         self._place = (0, 0, 0)  # the epoch and the batch of the next of these answers, and whose they are
         self._turn = 0
         self._epoch = self._batches = 0
@@ -165,7 +165,7 @@ class Loader:
                     "ask the data module for a loader of its own"
                 )
 
-    def _answers(self) -> Iterator[Answer]:
+    def _answers(self) -> Iterator[FetchResult]:
         """Answer the batches of this epoch that are left."""
         for k in range(self._batches, len(self)):
             if self._flow is None or self._place != (self._epoch, k, os.getpid()):
@@ -174,7 +174,7 @@ class Loader:
                 if self._readahead:
                     soon = partial(will_need, self._fetcher.shards)
                     requests = ahead(requests, self._readahead, soon)
-                self._flow = self._engine.answers(requests, self._requests.size)
+                self._flow = self._engine.run(requests, self._requests.size)
             goes_on = k + 1 == len(self) and self._requests.follow(self._epoch + 1)
             place = (self._epoch + 1, 0) if goes_on else (self._epoch, k + 1)
             yield self._following((*place, os.getpid()))
@@ -192,7 +192,7 @@ class Loader:
         """
         return self._unclaimed.popleft() if self._unclaimed else None
 
-    def _following(self, place: tuple[int, int, int]) -> Answer:
+    def _following(self, place: tuple[int, int, int]) -> FetchResult:
         """Return the next answer of the flow; ``place`` is of the one after it."""
         assert self._flow is not None
         try:
@@ -251,10 +251,10 @@ class Loader:
         facts = {"samples": plan.samples, "global_batch": plan.global_batch, "seed": config.seed}
         return {"order": self._requests.order.fingerprint(), **facts}
 
-    def _too_many(self, answer: Answer, bad: int) -> DecodeError | None:
+    def _too_many(self, answer: FetchResult, bad: int) -> DecodeError | None:
         return self._judged(answer, bad, self._plan.samples / self._plan.world)
 
-    def _judged(self, answer: Answer, bad: int, samples: float) -> DecodeError | None:
+    def _judged(self, answer: FetchResult, bad: int, samples: float) -> DecodeError | None:
         share = self.config.max_bad
         if not answer.substituted or bad <= max(share * samples, _FEW_BAD):
             return None
@@ -264,15 +264,15 @@ class Loader:
             "Mend the shards, or raise max_bad."
         )
 
-    def _tell(self, answer: Answer) -> None:
+    def _tell(self, answer: FetchResult) -> None:
         """Warn, on behalf of the frame that iterates, of what a worker met; ranks other than 0 just count."""
         if self._rank:
             self.substituted += len(answer.substituted)
             return
-        if answer.foreign is not None and not self._told_of_foreign:
+        if answer.non_jpeg is not None and not self._told_of_foreign:
             self._told_of_foreign = True
             warnings.warn(
-                f"{answer.foreign}: such images are decoded by Pillow, several times slower than a JPEG "
+                f"{answer.non_jpeg}: such images are decoded by Pillow, several times slower than a JPEG "
                 "(told once)",
                 stacklevel=3,
             )
@@ -291,11 +291,11 @@ _REMEDY = {
 }
 
 
-def engine_of(fetcher: Any, config: LoaderConfig) -> Engine:
+def engine_of(fetcher: Any, config: LoaderConfig) -> Runner:
     """Make the engine that the config asks for."""
     workers, threads = config.workers_and_threads
     if workers:
-        return InProcesses(fetcher, workers, config.prefetch)
+        return ProcessRunner(fetcher, workers, config.prefetch)
     if threads:
-        return InThreads(fetcher, threads, config.prefetch)
-    return InCaller(fetcher)
+        return ThreadRunner(fetcher, threads, config.prefetch)
+    return SerialRunner(fetcher)

@@ -17,11 +17,11 @@ from ..errors import DecodeError, ShardError
 from ..sampling.batches import BatchPlan, EpochCounter
 from ..sampling.sampler import Request
 from ..shards.stream import Stream, Streamed, Streaming, expand_urls
-from .batch import Answer
+from .batch import FetchResult
 from .config import LoaderConfig
 from .loader import Loader, engine_of
 from .split import Split
-from .workers import Engine, InProcesses
+from .workers import ProcessRunner, Runner
 
 if TYPE_CHECKING:
     from .fetch import Fetcher
@@ -65,10 +65,10 @@ class StreamingLoader(Loader):
         fetcher = Fetcher.of(nothing, split, None, seed=config.seed, on_error=config.on_error, keys=keys)
         fetcher.pixels = config.pixels
         self._streams = _StreamFetcher(fetcher)
-        self._engine: Engine
+        self._engine: Runner
         if self._workers:
             pulling = _Pulling(self._stream, config.drop_last, self._workers)
-            self._engine = InProcesses(self._streams, self._workers, config.prefetch, pulling)
+            self._engine = ProcessRunner(self._streams, self._workers, config.prefetch, pulling)
         else:
             self._engine = engine_of(self._streams, replace(config, workers=0, threads=threads))
         self._is_underway = False
@@ -108,7 +108,7 @@ class StreamingLoader(Loader):
         plan, stream = self._plan, self._stream
         return {"shards": len(stream.urls), "samples": plan.samples, "seed": stream.seed}
 
-    def _answers(self) -> Iterator[Answer]:
+    def _answers(self) -> Iterator[FetchResult]:
         self._is_done = False
         first, drop_last = self._batches, self.config.drop_last
         if self._is_sized:
@@ -123,7 +123,7 @@ class StreamingLoader(Loader):
         if self._is_underway:
             self._engine.close()  # a stream that was given up may be at a network that does not answer
         self._is_underway = True
-        epoch, size = self._epoch, self._streams.size(Request(self._epoch, np.zeros(max(sizes), np.int64)))
+        epoch, size = self._epoch, self._streams.nbytes(Request(self._epoch, np.zeros(max(sizes), np.int64)))
         each: Iterable[int] = sizes if self._is_sized else itertools.repeat(sizes[0])
         requests: Any
         if self._workers:
@@ -134,7 +134,7 @@ class StreamingLoader(Loader):
             requests = self._stream.requests(epoch, first, each, drop_last)
         ended = 0
         try:
-            for answer in self._engine.answers(requests, size):
+            for answer in self._engine.run(requests, size):
                 is_end = answer.batch is None and answer.error is None
                 ended = ended + 1 if is_end else 0
                 if ended == self._workers > 0:  # all, one after the other
@@ -142,11 +142,11 @@ class StreamingLoader(Loader):
                 if not is_end:
                     yield answer
         except ShardError as error:
-            yield Answer(None, [], None, error)
+            yield FetchResult(None, [], None, error)
         self._is_done = True
         self._is_underway = False
 
-    def _too_many(self, answer: Answer, bad: int) -> DecodeError | None:
+    def _too_many(self, answer: FetchResult, bad: int) -> DecodeError | None:
         if self._is_sized:
             return super()._too_many(answer, bad)
         return self._judged(answer, bad, (self._batches + 1) * self._plan.global_batch)
@@ -165,13 +165,13 @@ class _StreamFetcher:
     def shape(self, request: Request) -> tuple[int, ...]:
         return self.fetcher.shape(request)
 
-    def size(self, request: Request) -> int:
-        return self.fetcher.size(request)
+    def nbytes(self, request: Request) -> int:
+        return self.fetcher.nbytes(request)
 
-    def answer(self, request: Streamed, out: Tensor | None = None, threads: int = 1) -> Answer:
+    def fetch(self, request: Streamed, out: Tensor | None = None, threads: int = 1) -> FetchResult:
         fetcher = replace(self.fetcher, shards=request.held, candidates=request.ids)
         plain = Request(request.epoch, request.ids, request.occurrence)
-        return fetcher.answer(plain, out, threads)._replace(notes=request.notes)
+        return fetcher.fetch(plain, out, threads)._replace(notes=request.notes)
 
 
 class _Pull(NamedTuple):
@@ -202,9 +202,9 @@ class _Pulling:
             self._requests = self.stream.requests(*share)
         self._size = pull.size
         try:
-            return next(self._requests, Answer(None, [], None))
+            return next(self._requests, FetchResult(None, [], None))
         except ShardError as error:
-            return Answer(None, [], None, error)
+            return FetchResult(None, [], None, error)
 
     def _sizes(self) -> Iterator[int]:
         while True:

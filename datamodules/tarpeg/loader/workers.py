@@ -38,8 +38,8 @@ import numpy as np
 import torch
 
 from ..sampling.sampler import Request
-from .batch import Answer
-from .buffers import Slots
+from .batch import FetchResult
+from .buffers import BatchBuffers
 
 if TYPE_CHECKING:
     from .fetch import Fetcher
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 Work = Callable[[Any], Any]
 
 
-class Team(Protocol):
+class WorkerPool(Protocol):
     """Answers jobs in the order of asking; one thread asks."""
 
     pending: int  # jobs that were asked and not answered
 
-    def ask(self, job: Any) -> None:
+    def submit(self, job: Any) -> None:
         """Have somebody do the job."""
 
-    def answer(self) -> Any:
+    def result(self) -> Any:
         """Wait for the oldest pending job; return or raise what came of it."""
 
     def drain(self) -> None:
@@ -65,7 +65,7 @@ class Team(Protocol):
         """End all, and wait for their end. Idempotent; a team that is forgotten ends too, by and by."""
 
 
-class Threads:
+class ThreadPool:
     """``count`` threads that call ``work(job)``."""
 
     def __init__(self, work: Work, count: int) -> None:
@@ -86,12 +86,12 @@ class Threads:
             thread.start()
             _threads.add(thread)
 
-    def ask(self, job: Any) -> None:
+    def submit(self, job: Any) -> None:
         """Put the job into the queue."""
         self._jobs.put((self._answered + self.pending, job))
         self.pending += 1
 
-    def answer(self) -> Any:
+    def result(self) -> Any:
         """Wait for the oldest pending job."""
         answer = self._next()
         if isinstance(answer, _Failed):
@@ -124,7 +124,7 @@ class Threads:
         return self._early.pop(self._answered - 1)
 
 
-_teams: weakref.WeakSet[Threads] = weakref.WeakSet()
+_teams: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
@@ -188,7 +188,7 @@ _LOOK = 5.0
 _HELLO = b"."
 
 
-class Crew:
+class ProcessPool:
     """``count`` forked processes that call ``work(job)``, each at the jobs that it has the turn for.
 
     They are forked: a process that is spawned imports torch anew, which takes seconds. They end with this
@@ -210,7 +210,7 @@ class Crew:
             self.close()
             raise
 
-    def ask(self, job: Any) -> None:
+    def submit(self, job: Any) -> None:
         """Send the job to the process whose turn it is."""
         member = self._members[(self._answered + self.pending) % len(self._members)]
         try:
@@ -219,7 +219,7 @@ class Crew:
             raise self._death_of(member) from error
         self.pending += 1
 
-    def answer(self) -> Any:
+    def result(self) -> Any:
         """Receive the oldest pending job's answer."""
         answer = self._next()
         if isinstance(answer, _FailedProcess):
@@ -276,7 +276,7 @@ class Crew:
         )
 
 
-_crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+_crews: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
 
 
 # Registered after multiprocessing's own hook, so called before it: that sends a signal which they ignore.
@@ -343,7 +343,7 @@ def _ctrl_c_waits() -> Iterator[None]:
 
 
 def _serve_line(work: Work, number: int, ours: Connection, theirs: Connection, parent: int) -> None:
-    """Answer jobs until nobody sends any more; runs in the child."""
+    """FetchResult jobs until nobody sends any more; runs in the child."""
     _leave_signals_to_the_parent()
     ours.close()
     torch.set_num_threads(1)  # the pool of the parent's threads did not come along
@@ -420,34 +420,34 @@ def _processes_told_to_end(members: Sequence[_Member], owner: int) -> bool | Non
 _FEEDERS = 2
 
 
-Taken = Callable[[Any], Request | Answer]
+Taken = Callable[[Any], Request | FetchResult]
 
 
-class Engine(Protocol):
+class Runner(Protocol):
     """Answers requests."""
 
-    def answers(self, requests: Iterable[Request], size: int) -> Iterator[Answer]:
-        """Answer each request, in order; images take at most ``size`` bytes. Retires the iterator before."""
+    def run(self, requests: Iterable[Request], size: int) -> Iterator[FetchResult]:
+        """FetchResult each request, in order; images take at most ``size`` bytes. Retires the iterator before."""
 
     def close(self) -> None:
         """End processes and threads, and wait for their end. Idempotent; asking again starts new ones."""
 
 
-class InCaller:
+class SerialRunner:
     """Decodes in the thread that asks, one batch when it is asked for: slow, and easy to debug."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
-        self._slots: Slots | None = None
+        self._slots: BatchBuffers | None = None
 
-    def answers(self, requests: Iterable[Request], size: int) -> Iterator[Answer]:
-        """Answer each request when it is asked for."""
+    def run(self, requests: Iterable[Request], size: int) -> Iterator[FetchResult]:
+        """FetchResult each request when it is asked for."""
         slots = self._slots
-        if slots is None or slots.size < size:
-            slots = self._slots = Slots(size, 0, shared=False)
-        slots.give_back_taken()
+        if slots is None or slots.nbytes < size:
+            slots = self._slots = BatchBuffers(size, 0, shared=False)
+        slots.release_acquired()
         for request in requests:
-            slot = slots.take()
+            slot = slots.acquire()
             yield _lent(slots, _answered(self._fetcher, slots, 1, (slot, request)))
 
     def close(self) -> None:
@@ -455,24 +455,24 @@ class InCaller:
         self._slots = None
 
 
-class _Ahead(ABC):
+class _PrefetchRunner(ABC):
     """Keeps a team busy with the requests to come, ``ahead`` of the one that is answered."""
 
     def __init__(self, fetcher: Any, ahead: int) -> None:
         self._fetcher = fetcher
         self._ahead = ahead
-        self._slots: Slots | None = None
-        self._team: Team | None = None
+        self._slots: BatchBuffers | None = None
+        self._team: WorkerPool | None = None
         self._owner = 0
 
     @abstractmethod
-    def _started(self, size: int) -> tuple[Slots, Team]:
+    def _started(self, size: int) -> tuple[BatchBuffers, WorkerPool]:
         """Make the memory and those who fill it."""
 
-    def answers(self, requests: Iterable[Request], size: int) -> Iterator[Answer]:
-        """Answer each request; starts a team, or a new one where a batch outgrew the memory."""
+    def run(self, requests: Iterable[Request], size: int) -> Iterator[FetchResult]:
+        """FetchResult each request; starts a team, or a new one where a batch outgrew the memory."""
         is_inherited = self._owner != os.getpid()  # by a fork: those who work belong to the parent
-        if self._slots is not None and (self._slots.size < size or is_inherited):
+        if self._slots is not None and (self._slots.nbytes < size or is_inherited):
             self.close()
         self._owner = os.getpid()
         with _ended_if_interrupted(self):
@@ -480,13 +480,13 @@ class _Ahead(ABC):
                 self._slots, self._team = self._started(size)
             slots, team = self._slots, self._team
             team.drain()
-            slots.give_back_taken()
+            slots.release_acquired()
             for request in requests:
-                team.ask((slots.take(), request))
+                team.submit((slots.acquire(), request))
                 if team.pending > self._ahead:
-                    yield _lent(slots, team.answer())
+                    yield _lent(slots, team.result())
             while team.pending:
-                yield _lent(slots, team.answer())
+                yield _lent(slots, team.result())
 
     def close(self) -> None:
         """End the team."""
@@ -495,19 +495,19 @@ class _Ahead(ABC):
             team.close()
 
 
-class InThreads(_Ahead):
+class ThreadRunner(_PrefetchRunner):
     """Decodes ``prefetch`` batches ahead in this process, on ``threads`` native threads."""
 
     def __init__(self, fetcher: Any, threads: int, prefetch: int) -> None:
         super().__init__(fetcher, max(prefetch, _FEEDERS))
         self._threads = threads
 
-    def _started(self, size: int) -> tuple[Slots, Team]:
-        slots = Slots(size, self._ahead, shared=False)
-        return slots, Threads(partial(_answered, self._fetcher, slots, self._threads), _FEEDERS)
+    def _started(self, size: int) -> tuple[BatchBuffers, WorkerPool]:
+        slots = BatchBuffers(size, self._ahead, shared=False)
+        return slots, ThreadPool(partial(_answered, self._fetcher, slots, self._threads), _FEEDERS)
 
 
-class InProcesses(_Ahead):
+class ProcessRunner(_PrefetchRunner):
     """Decodes ``prefetch`` batches ahead in each of ``workers`` processes, into memory shared with this one.
 
     The processes take turns at the requests, beginning with the first. ``taken``: called where a request is
@@ -518,13 +518,13 @@ class InProcesses(_Ahead):
         super().__init__(fetcher, workers * max(1, prefetch))
         self._workers, self._taken = workers, taken
 
-    def _started(self, size: int) -> tuple[Slots, Team]:
-        slots = Slots(size, self._ahead, shared=True)
-        return slots, Crew(partial(_sent, self._fetcher, self._taken, slots), self._workers)
+    def _started(self, size: int) -> tuple[BatchBuffers, WorkerPool]:
+        slots = BatchBuffers(size, self._ahead, shared=True)
+        return slots, ProcessPool(partial(_sent, self._fetcher, self._taken, slots), self._workers)
 
 
 @contextlib.contextmanager
-def _ended_if_interrupted(engine: Engine) -> Iterator[None]:
+def _ended_if_interrupted(engine: Runner) -> Iterator[None]:
     """End the engine's processes and threads where it is left by an exception.
 
     Ctrl-C may come in the midst of a message or of a queue's own accounts, or leave a job behind that nobody
@@ -545,23 +545,23 @@ class _Filled(NamedTuple):
     slot: int
     shape: tuple[int, ...]
     dtype: torch.dtype
-    answer: Answer
+    answer: FetchResult
 
 
-def _answered(fetcher: Any, slots: Slots, threads: int, job: tuple[int, Any]) -> _Filled:
+def _answered(fetcher: Any, slots: BatchBuffers, threads: int, job: tuple[int, Any]) -> _Filled:
     slot, request = job
     shape, dtype = fetcher.shape(request), fetcher.dtype
-    answer = fetcher.answer(request, slots.tensor(slot, shape, dtype), threads)
+    answer = fetcher.fetch(request, slots.view(slot, shape, dtype), threads)
     batch: Any = answer.batch
     if batch is not None:
         answer = answer._replace(batch=batch._replace(image=None))
     return _Filled(slot, shape, dtype, answer)
 
 
-def _sent(fetcher: Any, taken: Taken | None, slots: Slots, job: tuple[int, Any]) -> _Filled:
+def _sent(fetcher: Any, taken: Taken | None, slots: BatchBuffers, job: tuple[int, Any]) -> _Filled:
     if taken is not None:
         slot, request = job[0], taken(job[1])
-        if isinstance(request, Answer):
+        if isinstance(request, FetchResult):
             return _Filled(slot, (), fetcher.dtype, request)
         job = slot, request
     filled = _answered(fetcher, slots, 1, job)
@@ -572,10 +572,10 @@ def _sent(fetcher: Any, taken: Taken | None, slots: Slots, job: tuple[int, Any])
     return filled._replace(answer=filled.answer._replace(batch=batch._replace(label=batch.label.numpy())))
 
 
-def _lent(slots: Slots, filled: _Filled) -> Answer:
+def _lent(slots: BatchBuffers, filled: _Filled) -> FetchResult:
     answer = filled.answer
     if answer.batch is None:
-        slots.give_back(filled.slot)
+        slots.release(filled.slot)
         return answer
     image = slots.lend(filled.slot, filled.shape, filled.dtype)
     label = torch.as_tensor(answer.batch.label)
