@@ -47,7 +47,7 @@ def test_nothing_is_replayed(photos, monkeypatch):
     answer = type(loader._fetcher).fetch
     monkeypatch.setattr(
         type(loader._fetcher),
-        "answer",
+        "fetch",
         lambda self, request, *rest: read.append(1) or answer(self, request, *rest),
     )
     loader.load_state_dict({**loader.state_dict(), "batches": 5})

@@ -182,7 +182,7 @@ def test_images_are_written_where_they_are_told_to(photos, views):
     shape = fetcher.shape(request)
     assert shape == ((3, 3, 32, 32) if views == 1 else (2, 3, 3, 32, 32))
     out = torch.zeros(*shape[:-3], 32, 32, 3, dtype=torch.uint8).movedim(-1, -3)
-    answer = pickle.loads(pickle.dumps(fetcher)).answer(request, out)
+    answer = pickle.loads(pickle.dumps(fetcher)).fetch(request, out)
     assert answer.batch.image.data_ptr() == out.data_ptr() and answer.batch.image.shape == out.shape
     assert torch.equal(out, fetcher.fetch(request).batch.image)
 
