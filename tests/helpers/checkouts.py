@@ -1,4 +1,4 @@
-"""Copies of this checkout, and training in them in a process of its own."""
+"""Copies of this checkout, and trainings in them in a separate process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TINY = (*SMALL, *PHOTOS, "data.val.crop.shorter=36")
 
 
 def tracked() -> list[str]:
-    """What git knows of; in an archive without git, what is not built or made."""
+    """Tracked and new files of the checkout, without ignored ones."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -40,7 +40,7 @@ def copy(place: Path, names: list[str]) -> Path:
 
 
 def train(place: Path, *arguments: str, home: Path | None = None, **environment: str):
-    """Run train.py in `place`, seeing nothing of this checkout nor of an installed tarpeg's sources."""
+    """Run train.py in `place`, without this checkout on the path."""
     settings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     if home is not None:
         settings |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
@@ -56,7 +56,7 @@ def train(place: Path, *arguments: str, home: Path | None = None, **environment:
 
 
 def library() -> str:
-    """The directory of this checkout's library, so that copies need not compile it again."""
+    """Directory of this checkout's library, so that copies need not compile it."""
     from tarpeg.ops import library
 
     return str(library.library_path().parent)

@@ -1,4 +1,4 @@
-"""Wheels and archives of this checkout, each built once, and fresh environments that hold one of them."""
+"""Wheels and archives of this checkout, each built once, and fresh environments with one of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages that a reader sees, their code and their commands; and running these one after another."""
+"""The pages of the documentation, their code blocks and commands, and a shell that runs them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PAGES = (
     "CONTRIBUTING.md",
     *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
 )
-# What a command line begins with, in a text or in a block.
+# The beginning of a command line, in a text or in a block.
 PROGRAM = re.compile(
     r"(?:[A-Z_]+=\S+ )*(?:python3?|pip|make|export|source|git|cd|\.ci/run|tensorboard)(?=\s|$)"
 )
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, what is in it, and where it begins."""
+    """A fenced block: language, text, and line number."""
 
     language: str
     text: str
@@ -46,7 +46,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def commands(page: str) -> list[str]:
-    """What a reader could type: the lines of shell blocks, then commands between backquotes in the text."""
+    """All commands of a page: the lines of shell blocks, then commands between backquotes."""
     found = []
     for block in blocks(page):
         if block.language == "sh":
@@ -63,7 +63,7 @@ class Done(NamedTuple):
     output: str
 
 
-# Imported once, and shared by the forks: what takes seconds in every training or tool.
+# Imports that take seconds in every training or tool, done once and shared by forks.
 _HOST = """
 import json, os, runpy, sys
 import hydra, lightning, rich.progress, torch, torchmetrics, torchvision

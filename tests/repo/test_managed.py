@@ -1,4 +1,4 @@
-"""Managed training: a service ships one source directory and requirements.txt, and nothing else."""
+"""Managed training: a service ships one source directory and requirements.txt, nothing else."""
 
 from __future__ import annotations
 

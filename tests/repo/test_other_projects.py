@@ -1,4 +1,4 @@
-"""Projects outside this checkout: the examples, in fresh environments made from a wheel and an archive."""
+"""Projects outside this checkout: the examples, in fresh environments with a wheel or an archive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(tarpeg.__file__)
 
 
 class Project:
-    """The examples, copied to where nothing of the checkout is, with shards beside them."""
+    """The examples, copied outside the checkout, with shards beside them."""
 
     def __init__(self, python: Path, place: Path) -> None:
         self.python, self.place = python, place
@@ -56,15 +56,15 @@ def project(packed, tmp_path_factory) -> Project:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_the_projects_page_says(project, command):
+def test_the_commands_of_the_page(project, command):
     script, *arguments = shlex.split(command.partition(" # ")[0].replace("/data/", "../photos/"))[1:]
     if "--cfg" not in arguments:
         arguments += ["trainer.max_epochs=1", "data.workers=0"]
         arguments += ["data.prepare.train=64", "data.prepare.val=16"] * ("data=synthetic" in arguments)
-    told = project.good(f"other_project/{script}", *arguments)
-    steps = [int(number) for number in re.findall(r"^accuracy [01]\.\d{3} after (\d+) steps$", told, re.M)]
+    output = project.good(f"other_project/{script}", *arguments)
+    steps = [int(number) for number in re.findall(r"^accuracy [01]\.\d{3} after (\d+) steps$", output, re.M)]
     if "--cfg" in arguments:
-        composed = OmegaConf.create(told)
+        composed = OmegaConf.create(output)
         assert list(composed) == ["data", "augment", "net", "trainer"]
         assert composed.data._target_ == "tarpeg.ShardDataModule"
     elif "--multirun" in arguments:
@@ -76,14 +76,14 @@ def test_what_the_projects_page_says(project, command):
 
 
 def test_help_names_the_groups(project):
-    told = project.good("other_project/train.py", "--help")
+    output = project.good("other_project/train.py", "--help")
     for group in ("data", "augment"):
         names = ", ".join(sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml")))
-        assert f"\n{group}: {names}\n" in told + "\n"
+        assert f"\n{group}: {names}\n" in output + "\n"
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "output"),
     [
         (
             "data.batchsize=8",
@@ -96,25 +96,25 @@ def test_help_names_the_groups(project):
         ("net.width=8", "Missing mandatory value: data.train.shards"),
     ],
 )
-def test_what_is_wrong_is_told_by_hydra(project, override, told):
+def test_wrong_overrides_are_errors_of_hydra(project, override, output):
     words = project.bad("other_project/train.py", override)
-    assert told in words
+    assert output in words
     assert words.rstrip().endswith(
         "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace."
     )
 
 
 def test_without_hydra(project):
-    told = project.good("without_hydra.py", "photos/train", "photos/val/val-*.tar")
-    assert re.search(r"^accuracy [01]\.\d{3} after 2 steps$", told, re.M), told
+    output = project.good("without_hydra.py", "photos/train", "photos/val/val-*.tar")
+    assert re.search(r"^accuracy [01]\.\d{3} after 2 steps$", output, re.M), output
 
 
 def test_plain_pytorch(project):
-    told = project.good("plain_pytorch.py", "photos/train", "photos/val/val-*.tar")
-    assert re.fullmatch(r"(epoch [01]: accuracy [01]\.\d{3}\n){2}", told), told
+    output = project.good("plain_pytorch.py", "photos/train", "photos/val/val-*.tar")
+    assert re.fullmatch(r"(epoch [01]: accuracy [01]\.\d{3}\n){2}", output), output
 
 
 def test_from_an_archive(packed, tmp_path):
     project = Project(packed.python_of_sdist, tmp_path / "examples")
-    told = project.good("other_project/train.py", *SHARDS, "trainer.max_epochs=1", "data.workers=0")
-    assert re.search(r"^accuracy [01]\.\d{3} after 1 steps$", told, re.M), told
+    output = project.good("other_project/train.py", *SHARDS, "trainer.max_epochs=1", "data.workers=0")
+    assert re.search(r"^accuracy [01]\.\d{3} after 1 steps$", output, re.M), output

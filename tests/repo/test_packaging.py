@@ -1,4 +1,4 @@
-"""What pip makes of this checkout: wheels with the library or with the sources alone, and what they do."""
+"""Packaging: wheels with the library or with the sources only, the archive, metadata and extras."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EGG_INFO = {"PKG-INFO", "SOURCES.txt", "dependency_links.txt", "requires.txt", "
 
 
 def contents(wheel: Path) -> set[str]:
-    """The files of a wheel but those about it, of which there are the usual ones."""
+    """The files of a wheel without its metadata, which must be the usual files."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     about = {name for name in names if name.startswith("tarpeg-") and ".dist-info/" in name}
@@ -39,16 +39,11 @@ def contents(wheel: Path) -> set[str]:
 
 
 def expected() -> set[str]:
-    """All files of the package as the checkout shows them through its symlinks, but for what is built."""
+    """All source files of the package, through the symlinks of the checkout."""
     package = ROOT / "datamodules" / "tarpeg"
-    found = {
-        *package.glob("*.py"),
-        *package.glob("benchmarks/*.py"),
-        package / "py.typed",
-        *(package / "conf").glob("*.py"),
-    }
-    found |= {path for path in (package / "native").rglob("*") if path.suffix in (".cpp", ".h", ".cu")}
-    found |= {*(package / "conf").rglob("*.yaml")}
+    folders = [package, package / "conf", package / "native"]  # rglob does not follow links
+    suffixes = (".py", ".typed", ".yaml", ".cpp", ".h", ".cu")
+    found = {path for folder in folders for path in folder.rglob("*") if path.suffix in suffixes}
     return {path.relative_to(package.parent).as_posix() for path in found}
 
 
@@ -77,7 +72,7 @@ def test_isolated_wheel_holds_the_sources_and_builds_at_first_use(packed, tmp_pa
     assert str(library) in words.splitlines()
 
 
-def test_wheel_holds_the_cuda_operators_where_nvcc_is(tmp_path: Path) -> None:
+def test_wheel_holds_the_cuda_operators_if_nvcc_is_installed(tmp_path: Path) -> None:
     tree = copy_checkout(tmp_path / "tree")
     wheel, words = make_wheel(tree, tmp_path / "out", "--no-build-isolation", cuda="")
     names = (native.library_name(ROOT / "native"), native.cuda_library_name(ROOT / "native"))
@@ -110,7 +105,7 @@ def test_sdist_holds_what_a_build_needs_and_makes_the_same_wheel(packed) -> None
     assert contents(packed.wheel_of_sdist) == {*expected(), library}
 
 
-def test_metadata_says_what_requirements_and_extras_say(packed) -> None:
+def test_metadata_equals_requirements_and_extras(packed) -> None:
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10")
     with zipfile.ZipFile(packed.wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
@@ -118,13 +113,17 @@ def test_metadata_says_what_requirements_and_extras_say(packed) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     assert about.get_all("Provides-Extra") == list(extras) == ["bench", "cluster", "remote", "dev"]
-    told = [Requirement(line) for line in about.get_all("Requires-Dist")]
+    needs_of_wheel = [Requirement(line) for line in about.get_all("Requires-Dist")]
     lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line[0] != "#"]
-    assert [str(need) for need in told if need.marker is None] == [str(Requirement(line)) for line in lines]
+    assert [str(need) for need in needs_of_wheel if need.marker is None] == [
+        str(Requirement(line)) for line in lines
+    ]
     for extra, needs in extras.items():
-        names = [need.name for need in told if need.marker and f'extra == "{extra}"' in str(need.marker)]
+        names = [
+            need.name for need in needs_of_wheel if need.marker and f'extra == "{extra}"' in str(need.marker)
+        ]
         assert names == [Requirement(line).name for line in needs]
-    (lightning,) = (need.specifier for need in told if need.name == "lightning")
+    (lightning,) = (need.specifier for need in needs_of_wheel if need.name == "lightning")
     assert not any(lightning.contains(version) for version in ("2.4.0", "2.6.2", "2.6.3"))  # compromised ones
     assert (about["License-Expression"], about["Requires-Python"]) == ("Apache-2.0", ">=3.10")
     assert about["Description-Content-Type"] == "text/markdown"
@@ -132,7 +131,7 @@ def test_metadata_says_what_requirements_and_extras_say(packed) -> None:
 
 
 def test_the_extras_resolve(packed, tmp_path: Path) -> None:
-    """All at once: pip asks the index for what is not installed, and downloads metadata alone."""
+    """pip resolves all extras together; it downloads metadata only."""
     wish = f"{packed.wheel}[bench,cluster,remote,dev]"
     command = [*PIP, "--python", str(packed.python), "install", "--dry-run", "--no-build-isolation", wish]
     done = attempt(command, tmp_path)

@@ -1,4 +1,4 @@
-"""Every command and every Python block of the pages is run, at a reduced size, in a copy of this checkout."""
+"""Runs every command and every Python block of the pages, at a reduced size, in a copy of this checkout."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from helpers.pages import PAGES, PROGRAM, Done, Shell, blocks, commands
 from helpers.pictures import jpeg
 from helpers.small_tars import write_tar
 
-# What makes a training small; validation crops that are 'shorter' first are so of 36 pixels.
+# Overrides for a small training; CENTER is for validation crops that have 'shorter'.
 TRAINING = (
     "trainer.max_epochs=1 trainer.accelerator=cpu trainer.devices=1 logger=none ~callbacks.checkpoint "
     "data.workers=0 data.threads=0 data.batch_size=8 data.train.crop.size=32 data.val.crop.size=32"
 )
 PHOTOS = "data.prepare.train=16 data.prepare.val=8"
 CENTER = "data.val.crop.shorter=36"
-# Each command as the pages have it, and what is added to it here. One that no page has is an error, too.
+# Each command of the pages, and what the test adds to it. A command that is on no page is an error too.
 REDUCED = {
     "python train.py --help": "",
     "python train.py experiment=article": f"{TRAINING} {PHOTOS}",
@@ -46,24 +46,24 @@ REDUCED = {
     "python docs/draw_fidelity.py": "",
     "python docs/measure_codecs.py": "5",
 }
-# What is not run here, and why not.
+# Commands that are not run, with the reason.
 EXEMPT = {
-    "make train": "installs PyTorch and trains for minutes; test_train.py runs what it runs",
+    "make train": "installs PyTorch and trains for minutes; test_train.py runs the same",
     "make test": "the fast tests themselves",
     "make test-all": "the slow tests themselves",
     "make setup": "installs PyTorch; CI begins with it",
     "make lint": "CI runs it",
     "make build": "test_library.py compiles",
-    "make fuzz": "installs clang, and then runs for as long as it is told",
+    "make fuzz": "installs clang, then runs for FUZZ_SECONDS",
     "make asan": "compiles with the sanitisers and runs tests, for minutes",
     ".ci/run": "runs all of this",
     "pip install .": "test_packaging.py installs wheels",
     "source .venv/bin/activate": "the Python here is in an environment already",
 }
 EXTRA = re.compile(r'pip install (?:-e )?"(?:tarpeg|\.)\[(\w+)\]"')  # needs the network: only looked up
-# What stands in the pages for a reader's own, and what it is here.
+# Places of the reader's own data in the pages, and their places in this test.
 HERE = {"s3://bucket/": "file://PLACE/bucket/", "{000..146}": "{000..001}", "/data/": "PLACE/data/"}
-# What makes scripts of the copy quick, and Python blocks: the one becomes the other.
+# Replacements that make scripts and Python blocks quick.
 QUICK = {
     "docs/draw_fidelity.py": {'Photos(size="big"), 12': 'Photos(size="big"), 5', "SIZES += ": "_ = "},
     "README.md": {"max_epochs=10": "max_epochs=1, accelerator='cpu', logger=False"},
@@ -83,7 +83,7 @@ class Model(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 model = Model()
 """
-# What a block takes for granted, and what is asked of it in the end: a batch of whatever it describes.
+# Code before a page's blocks, and after them: take a batch of every split that they define.
 BEFORE = {"README.md": f"import lightning, torch{MODEL}"}
 AFTER = """
 import tarpeg as _t
@@ -113,14 +113,14 @@ def python_pages() -> list[str]:
     return [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
 
 
-def test_every_command_is_known_and_every_known_one_is_there():
+def test_every_command_is_listed_and_every_listed_one_exists():
     found = {command for command in all_commands() if not EXTRA.fullmatch(command)}
-    assert found - {*REDUCED, *EXEMPT} == set(), "give these a reduction, or say in EXEMPT why there is none"
+    assert found - {*REDUCED, *EXEMPT} == set(), "add these to REDUCED, or to EXEMPT with the reason"
     assert {*REDUCED, *EXEMPT} - found == set(), "no page has these any more"
     assert len(EXEMPT) <= 12
 
 
-def test_a_training_ends_as_it_is_shown():
+def test_the_end_of_a_training_is_as_shown():
     assert any(TRAINED.search(block.text) for block in blocks("README.md") if block.language == "text")
 
 
@@ -134,7 +134,7 @@ def test_extras_and_targets_are_there():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_blocks_say_what_they_are(page):
+def test_blocks_have_a_language(page):
     for block in blocks(page):
         where = f"{page}:{block.line}"
         assert block.language in ("sh", "python", "yaml", "text"), f"{where}: a block is one of these"
@@ -161,7 +161,7 @@ def test_links_lead_somewhere(page):
 
 
 def fill(place: Path) -> None:
-    """Make what a reader would have: a folder with classes, shards in a bucket, photographs."""
+    """Make the reader's data: a folder with classes, shards in a bucket, photographs."""
     data = place / "data"
     for number in range(16):
         part = "val" if number % 4 == 3 else "train"
@@ -187,7 +187,7 @@ def fill(place: Path) -> None:
 
 
 class Reader:
-    """Types what the pages say, in a checkout of its own; each command once."""
+    """Runs the commands of the pages in its own checkout; each command once."""
 
     def __init__(self, place: Path) -> None:
         self.place = copy(place, tracked())
@@ -195,7 +195,7 @@ class Reader:
         for path, changes in QUICK.items():
             if path.endswith(".py"):
                 (place / path).write_text(self._changed((place / path).read_text(), changes))
-        venv = place / "venv"  # what make finds there is this Python, and nothing to set up
+        venv = place / "venv"  # make finds this Python there, and nothing to install
         (venv / "bin").mkdir(parents=True)
         (venv / "bin" / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
         (venv / "bin" / "python").chmod(0o755)
@@ -207,7 +207,7 @@ class Reader:
 
     def _changed(self, text: str, changes: dict[str, str]) -> str:
         for old, new in changes.items():
-            assert old in text, f"QUICK: nothing says {old!r} any more"
+            assert old in text, f"QUICK: {old!r} is not there any more"
             text = text.replace(old, new)
         return text
 
@@ -253,7 +253,7 @@ def reader(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", REDUCED)
-def test_a_command_does_what_it_says(reader, command):
+def test_a_command_works(reader, command):
     done = reader.type(command)
     assert done.status == 0, done.output
     if "train.py" in command and "--help" not in command:
