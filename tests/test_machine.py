@@ -1,4 +1,4 @@
-"""Whoever trains on a CPU is told once of OpenMP's threads, which spin on the cores that decoding needs."""
+"""Warning about OpenMP's spinning threads. Container limits: tests/diagnostics/test_doctor.py."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from tarpeg import machine
 
 
 @pytest.mark.parametrize(
-    ("policy", "engine", "told"),
-    [
-        (None, {"workers": 0, "threads": 1}, 1),
-        ("PASSIVE", {"workers": 0, "threads": 1}, 0),
-        (None, {"workers": 0, "threads": 0}, 0),
-    ],
+    ("policy", "threads", "warnings"),
+    [(None, 1, 1), ("PASSIVE", 1, 0), (None, 0, 0)],
+    ids=["warns once", "policy is set", "no helpers"],
 )
-def test_it_is_told_once(photos, tmp_path, monkeypatch, caplog, policy, engine, told):
+def test_spinning_threads(photos, tmp_path, monkeypatch, caplog, policy, threads, warnings):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     if policy:
         monkeypatch.setenv("OMP_WAIT_POLICY", policy)
@@ -26,5 +23,6 @@ def test_it_is_told_once(photos, tmp_path, monkeypatch, caplog, policy, engine, 
     machine.warn_about_spinning_threads.cache_clear()
     with caplog.at_level(logging.WARNING, "tarpeg.machine"):
         for _ in range(2):
-            trainer(tmp_path, max_epochs=1).fit(Net(), datamodule=module(photos, **engine))
-    assert sum("OMP_WAIT_POLICY=PASSIVE" in record.getMessage() for record in caplog.records) == told
+            data = module(photos, workers=0, threads=threads)
+            trainer(tmp_path, max_epochs=1).fit(Net(), datamodule=data)
+    assert sum("OMP_WAIT_POLICY=PASSIVE" in message for message in caplog.messages) == warnings

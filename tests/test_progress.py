@@ -1,4 +1,4 @@
-"""Progress: a bar where there is a terminal, lines in the log where there is none, silence on other ranks."""
+"""Progress: a bar on a terminal, log lines without one, nothing on other ranks."""
 
 from __future__ import annotations
 
@@ -10,40 +10,35 @@ import sys
 from pathlib import Path
 
 import pytest
+import tarpeg
 from tarpeg import progress
 
-PACKAGE = Path(__file__).parents[1] / "datamodules"
-LONG = """
+SCRIPT = """
 import sys
-sys.path.insert(0, {package!r})
-from tarpeg import bars
+sys.path.insert(0, sys.argv[1])
+from tarpeg import progress
 
-progress._SOON = {soon}
-with progress.progress("shards", 3) as show:
+progress._BAR_AFTER = float(sys.argv[2])
+with progress.progress("shards", 3) as update:
     for done in (1, 2, 3):
-        show(done, f"{{done * 7}} images/s")
+        update(done, f"{done * 7} images/s")
 print("rich" in sys.modules)
 """
 
 
-def on_a_terminal(soon: float, **environment: str) -> tuple[str, str]:
-    """What is printed, and what the terminal shows that standard error is."""
+def on_a_terminal(bar_after: float, **environment: str) -> tuple[str, str]:
+    """Run SCRIPT with a terminal as standard error; return its standard output and the terminal's text."""
     ours, theirs = pty.openpty()
-    code = LONG.format(package=str(PACKAGE), soon=soon)
+    command = [sys.executable, "-c", SCRIPT, str(Path(tarpeg.__file__).parents[1]), str(bar_after)]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", **environment}
-    run = subprocess.run(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=theirs, env=environment, check=True
-    )
+    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, env=environment, check=True)
     os.close(theirs)
     shown = b""
-    while True:
-        try:
-            part = os.read(ours, 1 << 16)
-        except OSError:  # the other end is closed, and all is read
-            break
-        if not part:
-            break
-        shown += part
+    try:
+        while part := os.read(ours, 1 << 16):
+            shown += part
+    except OSError:  # Linux's way to report the end of a terminal
+        pass
     os.close(ours)
     return run.stdout.decode().strip(), shown.decode()
 
@@ -54,31 +49,28 @@ def test_a_terminal_has_a_bar():
     assert "shards" in shown and "3/3" in shown and "21 images/s" in shown
 
 
-def test_what_is_done_soon_has_none_and_waits_for_no_import():
-    assert on_a_terminal(60) == ("False", "")
-
-
-def test_other_ranks_are_silent():
-    assert on_a_terminal(0, LOCAL_RANK="1") == ("False", "")
+@pytest.mark.parametrize(("bar_after", "rank"), [(60, "0"), (0, "1")], ids=["short task", "another rank"])
+def test_nothing_is_shown_nor_imported(bar_after, rank):
+    assert on_a_terminal(bar_after, LOCAL_RANK=rank) == ("False", "")
 
 
 @pytest.fixture
-def lines(caplog, monkeypatch):
+def messages(caplog, monkeypatch):
     caplog.set_level(logging.INFO, "tarpeg.progress")
-    monkeypatch.setattr(progress, "_NOW_AND_THEN", 0.0)
-    return lambda: [record.getMessage() for record in caplog.records]
+    monkeypatch.setattr(progress, "_LOG_EVERY", 0.0)
+    return lambda: caplog.messages
 
 
-def test_without_a_terminal_there_are_lines(lines, capsys):
-    with progress.progress("shards") as show:
-        show(1)
-        show(2, "5 images/s", 3)
-    assert lines() == ["shards: 1 of unknown", "shards: 2 of 3, 5 images/s"]
+def test_without_a_terminal_there_are_log_lines(messages, capsys):
+    with progress.progress("shards") as update:
+        update(1)
+        update(2, "5 images/s", 3)
+    assert messages() == ["shards: 1 of unknown", "shards: 2 of 3, 5 images/s"]
     assert capsys.readouterr().err == ""
 
 
-def test_opening_shards_shows_how_far_it_is(photos, lines):
+def test_opening_shards_shows_progress(photos, messages):
     from tarpeg.shards.mapped import Shards
 
     Shards(sorted(photos.glob("*.tar")))
-    assert lines() == ["shards indexed: 1 of 2", "shards indexed: 2 of 2"]
+    assert messages() == ["shards indexed: 1 of 2", "shards indexed: 2 of 2"]

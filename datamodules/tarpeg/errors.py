@@ -1,4 +1,4 @@
-"""Errors and the per-image status. May be imported by every room."""
+"""Exceptions and the status of one image. Every room may import them."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import enum
 
 
 class DecodeError(ValueError):
-    """An image that cannot be decoded. The message names the reason, and shard and key where known."""
+    """An image cannot be decoded. The message has the reason and, if available, shard and key."""
 
 
 class ShardError(RuntimeError):
-    """A shard that is missing, broken or not what was asked for. The message names the file."""
+    """A shard is missing, damaged or not as required. The message has its path."""
 
 
 class CacheError(ShardError):
-    """A cache that cannot be built, or is not whole. The message names the folder or file, and what to do."""
+    """A cache cannot be built, or is incomplete. The message has the folder or file, and a remedy."""
 
 
 class BuildError(RuntimeError):
-    """The native operators could not be compiled or loaded. The message holds the compiler's words."""
+    """The native operators cannot be compiled or loaded. The message has the compiler's output."""
 
 
 class Status(enum.IntEnum):
-    """What became of one image of a batch; the same numbers as ``enum class Status`` in native/status.h."""
+    """Result of one image of a batch; the same values as ``enum class Status`` in native/base/status.h."""
 
     OK = 0
-    EMPTY = 1  # no bytes at all
-    NOT_AN_IMAGE = 2  # neither JPEG nor PPM: another format, or no image
+    EMPTY = 1  # no bytes
+    NOT_AN_IMAGE = 2  # neither JPEG nor PPM
     TRUNCATED = 3  # the data ends before the image does
     CORRUPT = 4  # the header or the entropy-coded data is damaged
-    UNSUPPORTED = 5  # a JPEG that Pillow would refuse too: 12 bits, lossless, two components
+    UNSUPPORTED = 5  # a JPEG that Pillow refuses too: 12 bits, lossless, two components
     TOO_LARGE = 6  # more pixels than max_pixels

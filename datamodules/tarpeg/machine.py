@@ -1,7 +1,4 @@
-"""The machine as this process sees it: cores, memory, and the limits that a container sets.
-
-Without torch: processes that draw photographs import this, and the doctor where torch is broken.
-"""
+"""Resources of this machine: cores, memory and container limits. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,16 +11,16 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-_GROUPS = Path("/sys/fs/cgroup")
-_NO_LIMIT = 1 << 60  # bytes; version 1 of cgroups writes a number near 2**63 where there is none
+_CGROUPS = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 60  # bytes; without a limit, version 1 of cgroups has a number near 2**63
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What there is of it. Bytes; None where it cannot be told, or where there is no limit.
+    """Resources that this process may use. Memory in bytes; None if unknown, or if there is no limit.
 
-    cores: that this process may run on. core_limit: how many of them it may keep busy, as a container says.
-    load: of the last minute.
+    cores: that this process may run on. core_limit: how many of them a container may keep busy, a fraction.
+    load: average over the last minute.
     """
 
     cores: int
@@ -36,70 +33,81 @@ class Machine:
 
     @property
     def usable_cores(self) -> int:
-        """How many threads can run at once, at least 1."""
+        """Number of threads that can run at once, at least 1."""
         return self.cores if self.core_limit is None else max(1, min(self.cores, int(self.core_limit)))
 
+    @property
+    def usable_memory(self) -> int | None:
+        """Physical memory within the container's limit, in bytes."""
+        return min((size for size in (self.memory, self.memory_limit) if size is not None), default=None)
 
-def read_machine(groups: Path = _GROUPS, proc: Path = Path("/proc")) -> Machine:
-    """Look around."""
+
+def read_machine(cgroups: Path = _CGROUPS, proc: Path = Path("/proc")) -> Machine:
+    """Read CPU, memory and container limits."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = _memory(proc)
     shared = Path("/dev/shm")
     return Machine(
         cores=cores,
-        core_limit=_core_limit(groups, proc),
+        core_limit=_core_limit(cgroups, proc),
         memory=memory.get("MemTotal"),
         memory_free=memory.get("MemAvailable"),
-        memory_limit=_memory_limit(groups, proc),
+        memory_limit=_memory_limit(cgroups, proc),
         shared_free=shutil.disk_usage(shared).free if shared.is_dir() else None,
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     )
 
 
 def usable_cores() -> int:
-    """Count the threads that can run at once: this process's cores, as far as a container lets it."""
+    """Return the number of threads that can run at once: cores within the container's limit."""
     return read_machine().usable_cores
 
 
+@functools.cache
+def warn_about_spinning_threads() -> None:
+    """Log once per process that OpenMP's threads spin while they wait, unless OMP_WAIT_POLICY is set."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        log.warning(
+            "OpenMP's threads spin while they wait, on cores that decoding needs: training on a CPU may take "
+            "several times as long. Set OMP_WAIT_POLICY=PASSIVE in the environment, or at the top of the "
+            "script before torch is imported."
+        )
+
+
 def _memory(proc: Path) -> dict[str, int]:
-    found = {}
+    sizes = {}
     for line in _text(proc / "meminfo").splitlines():
         name, _, rest = line.partition(":")
         if rest.endswith(" kB"):
-            found[name] = 1024 * int(rest.split()[0])
-    return found
+            sizes[name] = 1024 * int(rest.split()[0])
+    return sizes
 
 
-def _core_limit(groups: Path, proc: Path) -> float | None:
-    limits = []
-    for place in _places(groups, proc, ""):
-        quota, _, period = _text(place / "cpu.max").partition(" ")
-        if quota not in ("", "max"):
-            limits.append(int(quota) / int(period))
-    for place in _places(groups / "cpu", proc, "cpu"):
-        quota, period = _text(place / "cpu.cfs_quota_us"), _text(place / "cpu.cfs_period_us")
-        if quota and period and int(quota) > 0:
-            limits.append(int(quota) / int(period))
-    return min(limits, default=None)
+def _core_limit(cgroups: Path, proc: Path) -> float | None:
+    quotas = [_text(folder / "cpu.max").split() for folder in _folders(cgroups, proc, "")]
+    for folder in _folders(cgroups / "cpu", proc, "cpu"):
+        quotas.append(f"{_text(folder / 'cpu.cfs_quota_us')} {_text(folder / 'cpu.cfs_period_us')}".split())
+    # [quota, period] in microseconds; without a limit the quota is "max" or "-1".
+    return min((int(q[0]) / int(q[1]) for q in quotas if len(q) == 2 and q[0].isdigit()), default=None)
 
 
-def _memory_limit(groups: Path, proc: Path) -> int | None:
-    told = [_text(place / "memory.max") for place in _places(groups, proc, "")]
-    told += [_text(place / "memory.limit_in_bytes") for place in _places(groups / "memory", proc, "memory")]
-    limits = [int(limit) for limit in told if limit not in ("", "max") and int(limit) < _NO_LIMIT]
-    return min(limits, default=None)
+def _memory_limit(cgroups: Path, proc: Path) -> int | None:
+    texts = [_text(folder / "memory.max") for folder in _folders(cgroups, proc, "")]
+    old = _folders(cgroups / "memory", proc, "memory")
+    texts += [_text(folder / "memory.limit_in_bytes") for folder in old]
+    return min((int(t) for t in texts if t.isdigit() and int(t) < _UNLIMITED), default=None)
 
 
-def _places(root: Path, proc: Path, controller: str) -> list[Path]:
-    """Return the directories whose limits hold: this process's group and all above it.
+def _folders(root: Path, proc: Path, controller: str) -> list[Path]:
+    """Return the folders whose limits apply: this process's group and all groups above it.
 
-    In a container the group's name may be that of the host, under which there is nothing here.
+    In a container the group's name may be the host's; no such folder exists in the container.
     """
     for line in _text(proc / "self" / "cgroup").splitlines():
-        _, names, path = line.split(":", 2)
-        if controller in names.split(","):
-            place = root / path.lstrip("/")
-            return [place, *(above for above in place.parents if above.is_relative_to(root))]
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            folder = root / path.lstrip("/")
+            return [folder, *(parent for parent in folder.parents if parent.is_relative_to(root))]
     return [root]
 
 
@@ -108,14 +116,3 @@ def _text(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
-
-
-@functools.cache
-def warn_about_spinning_threads() -> None:
-    """Tell once that OpenMP's threads, which spin while they wait, are in the way of those that decode."""
-    if "OMP_WAIT_POLICY" not in os.environ:
-        log.warning(
-            "OpenMP's threads spin while they wait, on cores that decoding needs, so that training on a CPU "
-            "may take several times as long: set OMP_WAIT_POLICY=PASSIVE in the environment, or on top of "
-            "the script before torch is imported"
-        )

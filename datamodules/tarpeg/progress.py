@@ -1,4 +1,4 @@
-"""How far something long is: a bar on a terminal, elsewhere a line in the log now and then."""
+"""Progress of a long task: a bar on a terminal, otherwise a log line now and then."""
 
 from __future__ import annotations
 
@@ -12,44 +12,43 @@ from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 
-# Seconds before a bar is shown: what is done by then needs none. Seconds between two lines of a log.
-_SOON, _NOW_AND_THEN = 1.0, 30.0
+_BAR_AFTER, _LOG_EVERY = 1.0, 30.0  # seconds; a shorter task needs no bar
 
 
-class Show(Protocol):
-    """Tells how far it is."""
+class Update(Protocol):
+    """Function that reports progress."""
 
     def __call__(self, done: int, note: str = "", total: int | None = None) -> None:
-        """``done`` of ``total``, which may be said here first; ``note``: how fast, for example."""
+        """``done`` of ``total`` items are done; ``note``: for example their rate."""
 
 
 @contextlib.contextmanager
-def progress(what: str, total: int | None = None) -> Iterator[Show]:
-    """Show on standard error how many of ``what`` are done; of the ranks of a node, the first one does."""
+def progress(what: str, total: int | None = None) -> Iterator[Update]:
+    """Show on standard error how many of ``what`` are done; only on the first rank of each node."""
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"
     is_terminal = sys.stderr.isatty()
-    started = told = time.monotonic()
-    with contextlib.ExitStack() as shown:
+    started = logged = time.monotonic()
+    with contextlib.ExitStack() as stack:
         bar: Any = None
 
-        def show(done: int, note: str = "", total: int | None = total) -> None:
-            nonlocal bar, told
+        def update(done: int, note: str = "", total: int | None = total) -> None:
+            nonlocal bar, logged
             now = time.monotonic()
             if not is_first:
                 return
-            if is_terminal and bar is None and now - started >= _SOON:
-                bar = shown.enter_context(_bar(what))
+            if is_terminal and bar is None and now - started >= _BAR_AFTER:
+                bar = stack.enter_context(_bar(what))
             if bar is not None:
                 bar.update(0, completed=done, total=total, note=note)
-            if not is_terminal and now - told >= _NOW_AND_THEN:
-                told = now
+            if not is_terminal and now - logged >= _LOG_EVERY:
+                logged = now
                 log.info("%s: %d of %s%s", what, done, total or "unknown", f", {note}" * bool(note))
 
-        yield show
+        yield update
 
 
 def _bar(what: str) -> Any:
-    # Not above: what is done soon need not wait for these imports.
+    # Imported here because short tasks need no bar.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -11,6 +11,7 @@ from helpers.loaders import digest, load
 from tarpeg import Split
 from tarpeg.loader import loader as room
 from tarpeg.loader.loader import ahead, depth_of, will_need
+from tarpeg.machine import Machine
 from tarpeg.sampling.crops import CenterCrop
 from tarpeg.sampling.sampler import Request
 from test_engines import ENGINES, NAMES
@@ -67,5 +68,7 @@ def test_it_changes_no_byte(photos, engine):
 def test_by_default_it_is_for_shards_larger_than_the_memory(photos, monkeypatch):
     shards = Split(photos, CenterCrop(8)).open()
     assert depth_of(shards, None) == 0 and depth_of(shards, 5) == 5
-    monkeypatch.setattr(room.os, "sysconf", lambda name: 4096 if name == "SC_PAGE_SIZE" else 4)
-    assert depth_of(shards, None) == 8 and depth_of(shards, 0) == 0
+    for memory, limit in ((16_000, None), (1 << 60, 16_000)):
+        machine = Machine(1, None, memory, None, limit, None, None)
+        monkeypatch.setattr(room, "read_machine", lambda machine=machine: machine)
+        assert depth_of(shards, None) == 8 and depth_of(shards, 0) == 0

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DecodeError, ShardError
+from ..machine import read_machine
 from ..sampling.batches import BatchPlan, EpochCounter, Requests
 from ..sampling.sampler import Request
 from ..shards.labels import Samples
@@ -40,8 +41,8 @@ def depth_of(shards: Samples, wish: int | None) -> int:
         return 0
     if wish is not None:
         return wish
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return _BATCHES if shards.total_bytes > memory / 2 else 0
+    memory = read_machine().usable_memory
+    return _BATCHES if memory is not None and shards.total_bytes > memory / 2 else 0
 
 
 def ahead(requests: Iterable[Request], depth: int, soon: Callable[[Request], None]) -> Iterator[Request]:
