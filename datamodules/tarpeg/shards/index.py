@@ -1,5 +1,7 @@
-"""Where the members of a tar lie: built once with Python's tarfile, saved, and checked on every load."""
-# MERGED: The samples of many shards as one struct of arrays, small enough for millions of them.
+"""Positions of samples in tars: the saved index of one tar, and the joined index of all shards.
+
+A tar is walked once with Python's tarfile; its index is saved beside it and checked on every load.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,13 @@ import hashlib
 import io
 import json
 import os
-import secrets
 import stat
 import struct
 import threading
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,37 +24,37 @@ import numpy.typing as npt
 import platformdirs
 
 from ..errors import ShardError
+from ..files import renamed
+from .pillow import IMAGE_EXTENSIONS, image_extension
 from .tar import grouped, regular_members
 
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "ppm", "gif")
-# Pillow's other plugins are not for data from anywhere: that for EPS runs Ghostscript on it.
-PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "TIFF", "PPM", "GIF")
 SAVED_SUFFIX = ".tarpeg.npz"
 
 _VERSION = 1
-# Note [One parser]: numpy parses the header of an array as Python, and CPython 3.11 fails now and then where
-# two threads parse at once ("AST constructor recursion depth mismatch", its issue 106905).
+# Note [One parser]: numpy parses the header of an array as Python code, and CPython 3.11 fails now and then
+# if two threads parse at once ("AST constructor recursion depth mismatch", its issue 106905).
 _one_parser = threading.Lock()
-# A damaged saved index reaches numpy's innards, which raise more than their own exceptions.
+# A damaged saved index reaches the internals of numpy, which raise more than its own exceptions.
 _BROKEN_SAVED = (
     *(OSError, ValueError, TypeError, KeyError, IndexError, EOFError, OverflowError, MemoryError),
     *(SyntaxError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error),
 )
 
 Int64 = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True)
 class TarIndex:
-    """The samples of one tar that have an image, as a struct of arrays (S samples, M members).
+    """The samples of one tar that have an image, as saved on disk (S samples, M members).
 
-    keys: uint8, all keys in UTF-8 (surrogateescape), one after another. samples: int64 [3, S], rows KEY_END
-    (where the key ends in keys), MEMBER_END (one past its last member), IMAGE (the member that is its image).
-    members: int64 [3, M], rows EXTENSION (an index into extensions), OFFSET and SIZE (bytes in the tar).
-    left_out counts the samples without an image; first_left_out is the key of the first.
+    keys: uint8, all keys in UTF-8 (surrogateescape), joined. samples: int64 [3, S], rows KEY_END (end of the
+    key in keys), MEMBER_END (one past its last member), IMAGE (the member that is its image).
+    members: int64 [3, M], rows EXTENSION (an index into extensions), OFFSET and NBYTES (in the tar).
+    left_out: number of samples without an image; first_left_out: key of the first of them.
     """
 
-    tar_size: int
+    tar_nbytes: int
     tar_mtime_ns: int
     keys: npt.NDArray[np.uint8]
     samples: Int64
@@ -64,13 +65,13 @@ class TarIndex:
 
 
 KEY_END, MEMBER_END, IMAGE = range(3)
-EXTENSION, OFFSET, SIZE = range(3)
+EXTENSION, OFFSET, NBYTES = range(3)
 
 
 def load_or_build(path: Path) -> TarIndex:
-    """Index the tar at path: the saved index where it still fits, otherwise a new one, saved where possible.
+    """Index the tar at path: load its saved index if that is still valid, else build and save a new one.
 
-    Raises ShardError where the tar is missing, unreadable, no uncompressed tar, truncated or without images.
+    Raises ShardError if the tar is missing, unreadable, compressed, not a tar, truncated or without images.
     """
     try:
         found = path.stat()
@@ -84,7 +85,7 @@ def load_or_build(path: Path) -> TarIndex:
         if index is not None:
             return index
     index = build(path)
-    # Without a place to write there is nothing to tell: the next process indexes again.
+    # If no place is writable, the next process indexes again: not an error.
     any(save(index, place) for place in places)
     return index
 
@@ -99,17 +100,17 @@ def build(path: Path) -> TarIndex:
         raise ShardError(f"shard {path} cannot be read: {error}. Check permissions and disk.") from error
 
 
-def build_from(file: BinaryIO, path: object, size: int, mtime_ns: int) -> TarIndex:
-    """Index a tar of `size` bytes that is read forwards, but for a block at a time; `path` is its name."""
+def build_from(file: BinaryIO, path: object, nbytes: int, mtime_ns: int) -> TarIndex:
+    """Index a tar of nbytes that is read forwards, with seeks within one block; path: its name in errors."""
     keys: list[bytes] = []
     samples: list[tuple[int, int, int]] = []
     members: list[tuple[int, int, int]] = []
     codes: dict[str, int] = {}
     left_out: list[str] = []
     key_end = 0
-    found = ((name, (offset, length)) for name, offset, length in regular_members(file, path, size))
+    found = ((name, (offset, length)) for name, offset, length in regular_members(file, path, nbytes))
     for key, sample in grouped(found, path):
-        image = image_of(sample)
+        image = image_extension(sample)
         if image is None:
             left_out.append(key)
             continue
@@ -121,11 +122,11 @@ def build_from(file: BinaryIO, path: object, size: int, mtime_ns: int) -> TarInd
     if not samples:
         seen = f"its first key is {left_out[0]!r}" if left_out else "it has no key.extension members at all"
         raise ShardError(
-            f"shard {path} holds no image: {seen}. Images are named KEY.EXTENSION, with an extension of "
+            f"shard {path} has no image: {seen}. Images are named KEY.EXTENSION, with an extension of "
             f"{', '.join(IMAGE_EXTENSIONS)}, and the key ends at the first dot of the file name."
         )
     return TarIndex(
-        tar_size=size,
+        tar_nbytes=nbytes,
         tar_mtime_ns=mtime_ns,
         keys=np.frombuffer(b"".join(keys), np.uint8),
         samples=np.array(samples, np.int64).T.copy(),
@@ -136,13 +137,8 @@ def build_from(file: BinaryIO, path: object, size: int, mtime_ns: int) -> TarInd
     )
 
 
-def image_of(extensions: Collection[str]) -> str | None:
-    """Choose the member that is the sample's image; None where it has none."""
-    return next((extension for extension in IMAGE_EXTENSIONS if extension in extensions), None)
-
-
 def _places(path: Path) -> tuple[Path, Path]:
-    """Where the index of the tar at path may be saved: beside it, or in the user's cache directory."""
+    """Return the paths of a tar's saved index: beside the tar, and in the user's cache directory."""
     name = path.stem if path.suffix == ".tar" else path.name
     digest = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:32]
     cache = platformdirs.user_cache_path("tarpeg") / "index"
@@ -150,49 +146,44 @@ def _places(path: Path) -> tuple[Path, Path]:
 
 
 def save(index: TarIndex, place: Path) -> bool:
-    """Save the index, whole or not at all: another process may read at any time. False where it cannot."""
+    """Save the index atomically, because other processes may be reading; return False if it cannot be."""
     texts = json.dumps({"extensions": index.extensions, "first_left_out": index.first_left_out})
-    # Not tempfile: its mode 0600 would keep the index from others who share the shards.
-    aside = place.with_name(f".{place.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with aside.open("xb") as file:
-                np.savez(
-                    file,
-                    head=np.array([_VERSION, index.tar_size, index.tar_mtime_ns, index.left_out], np.int64),
-                    keys=index.keys,
-                    samples=index.samples,
-                    members=index.members,
-                    texts=np.frombuffer(texts.encode("ascii"), np.uint8),
-                )
-            aside.replace(place)
-        finally:
-            aside.unlink(missing_ok=True)
+        # Not durable: an index that a power failure damages is detected and built again.
+        with renamed(place, durable=False) as file:
+            np.savez(
+                file,
+                head=np.array([_VERSION, index.tar_nbytes, index.tar_mtime_ns, index.left_out], np.int64),
+                keys=index.keys,
+                samples=index.samples,
+                members=index.members,
+                texts=np.frombuffer(texts.encode("ascii"), np.uint8),
+            )
     except OSError:
         return False
     return True
 
 
-def load(place: Path, size: int, mtime_ns: int) -> TarIndex | None:
-    """Load a saved index; None where there is none, or it is damaged, or of a tar of another size or time."""
+def load(place: Path, nbytes: int, mtime_ns: int) -> TarIndex | None:
+    """Load a saved index; None if there is none, if it is damaged, or if the tar's size or time differ."""
     try:
         data = io.BytesIO(place.read_bytes())
         with _one_parser, np.load(data, allow_pickle=False) as saved:
-            version, tar_size, tar_mtime_ns, left_out = saved["head"].tolist()
-            if (version, tar_size, tar_mtime_ns) != (_VERSION, size, mtime_ns):
+            version, tar_nbytes, tar_mtime_ns, left_out = saved["head"].tolist()
+            if (version, tar_nbytes, tar_mtime_ns) != (_VERSION, nbytes, mtime_ns):
                 return None
             texts = json.loads(saved["texts"].tobytes())
             arrays = (saved["keys"], saved["samples"], saved["members"])
             names = tuple(texts["extensions"])
-            index = TarIndex(tar_size, tar_mtime_ns, *arrays, names, left_out, texts["first_left_out"])
+            index = TarIndex(tar_nbytes, tar_mtime_ns, *arrays, names, left_out, texts["first_left_out"])
             return index if _is_sound(index) else None
     except _BROKEN_SAVED:
         return None
 
 
 def _is_sound(index: TarIndex) -> bool:
-    """Say whether all numbers stay inside the tar and the tables: they are about to address memory."""
+    """Check that all numbers stay inside the tar and the arrays: they will address memory."""
     samples, members = index.samples, index.members
     if any(rows.dtype != np.int64 or rows.ndim != 2 or rows.shape[0] != 3 for rows in (samples, members)):
         return False
@@ -208,107 +199,91 @@ def _is_sound(index: TarIndex) -> bool:
         and ((samples[IMAGE] >= starts) & (samples[IMAGE] < ends)).all()
         and ((members[EXTENSION] >= 0) & (members[EXTENSION] < len(index.extensions))).all()
         and (members[OFFSET:] >= 0).all()
-        and (members[OFFSET] <= index.tar_size - members[SIZE]).all()
+        and (members[OFFSET] <= index.tar_nbytes - members[NBYTES]).all()
     )
 
 
-Ints = npt.NDArray[np.integer]
-
-_COLUMNS = ("samples", "keys", "key_sizes", "members", "image", "extension", "offset", "size")
-
-
 @dataclass(frozen=True)
-class Run:
-    """The samples of consecutive shards (N shards, S samples, M members), in the smallest integers that do.
+class ShardIndex:
+    """The samples of consecutive shards (S samples, M members), compact enough for millions of them.
 
-    samples: [N], of each shard. keys: uint8, one after another; key_sizes: [S], bytes of each. members: [S],
-    how many a sample has; image: [S], which of them is its image, from 0. extension: [M], an index into
-    extensions. offset, size: [M], bytes in the tar.
+    shard: [S], number of the shard, from 0. keys: uint8, joined; sample s has keys[key_ends[s]:key_ends[s +
+    1]], key_ends being int64 [S + 1]. member_ends: int64 [S + 1], likewise for the members. image: [S], which
+    of its members is the sample's image, from 0. extension: [M], an index into extensions. offset, nbytes:
+    [M], position and length in the tar. Without a dtype here: the smallest unsigned type for the values.
     """
 
-    samples: Ints
-    keys: npt.NDArray[np.uint8]
-    key_sizes: Ints
-    members: Ints
-    image: Ints
-    extensions: tuple[str, ...]
-    extension: Ints
-    offset: Ints
-    size: Ints
-
-    @classmethod
-    def of(cls, index: TarIndex) -> Run:
-        """Take over the index of one tar."""
-        ends = index.samples[MEMBER_END]
-        members = np.diff(ends, prepend=0)
-        return cls(
-            samples=np.array([len(ends)]),
-            keys=index.keys,
-            key_sizes=small(np.diff(index.samples[KEY_END], prepend=0)),
-            members=small(members),
-            image=small(index.samples[IMAGE] - (ends - members)),
-            extensions=index.extensions,
-            extension=small(index.members[EXTENSION]),
-            offset=index.members[OFFSET].copy(),
-            size=small(index.members[SIZE]),
-        )
-
-
-@dataclass(frozen=True)
-class Table:
-    """The samples of all shards, S samples and M members.
-
-    shard: int32 [S]. key_ends: int64 [S + 1], sample s has keys[key_ends[s]:key_ends[s + 1]]. member_ends:
-    int64 [S + 1], likewise among the members. image, extension, offset, size: as in Run.
-    """
-
-    shard: npt.NDArray[np.int32]
+    shard: Ints
     keys: npt.NDArray[np.uint8]
     key_ends: Int64
     member_ends: Int64
     image: Ints
-    extensions: dict[str, int]
+    extensions: tuple[str, ...]
     extension: Ints
     offset: Ints
-    size: Ints
+    nbytes: Ints
 
+    def __len__(self) -> int:
+        return len(self.shard)
 
-def join(runs: Iterable[Run], shards: int = 1) -> Table:
-    """Join runs. shards: how many they have together, which says how much room will be needed.
+    def key(self, sample: int) -> str:
+        """Key of a sample."""
+        start, stop = self.key_ends[sample : sample + 2].tolist()
+        return self.keys[start:stop].tobytes().decode("utf-8", "surrogateescape")
 
-    Each is copied to its final place as it comes: to collect them first would take twice the memory.
-    """
-    codes: dict[str, int] = {}
-    columns = {name: _Column() for name in _COLUMNS}
-    for run in runs:
-        renumbered = np.array([codes.setdefault(name, len(codes)) for name in run.extensions])
-        share = len(run.samples) / shards
-        for name, column in columns.items():
-            values = getattr(run, name)
-            column.extend(small(renumbered[values]) if name == "extension" else values, share)
-    samples: Ints = columns["samples"].values()
-    return Table(
-        shard=np.repeat(np.arange(len(samples), dtype=np.int32), samples),
-        keys=columns["keys"].values(),
-        key_ends=_ends(columns.pop("key_sizes").values()),
-        member_ends=_ends(columns.pop("members").values()),
-        image=columns["image"].values(),
-        extensions=codes,
-        extension=columns["extension"].values(),
-        offset=columns["offset"].values(),
-        size=columns["size"].values(),
-    )
+    @classmethod
+    def of(cls, index: TarIndex) -> ShardIndex:
+        """Convert the index of one tar."""
+        member_ends = _from_zero(index.samples[MEMBER_END])
+        return cls(
+            shard=np.zeros(index.samples.shape[1], np.uint8),
+            keys=index.keys,
+            key_ends=_from_zero(index.samples[KEY_END]),
+            member_ends=member_ends,
+            image=compact(index.samples[IMAGE] - member_ends[:-1]),
+            extensions=index.extensions,
+            extension=compact(index.members[EXTENSION]),
+            offset=index.members[OFFSET].copy(),
+            nbytes=compact(index.members[NBYTES]),
+        )
+
+    @classmethod
+    def join(cls, parts: Iterable[ShardIndex], shards: int) -> ShardIndex:
+        """Join the indexes of consecutive groups of shards. shards: their total, from which memory is planned.
+
+        Each part is copied to its final position as it arrives: collecting all first doubles the memory.
+        """
+        codes: dict[str, int] = {}
+        columns = {field.name: _Column() for field in fields(cls) if field.name != "extensions"}
+        before = 0
+        for part in parts:
+            count = int(part.shard[-1]) + 1
+            renumbered = np.array([codes.setdefault(name, len(codes)) for name in part.extensions])
+            first = min(before, 1)  # only the first part's ends begin with the 0
+            changed = {
+                "shard": compact(part.shard.astype(np.int64) + before),
+                "key_ends": part.key_ends[first:] + len(columns["keys"]),
+                "member_ends": part.member_ends[first:] + len(columns["offset"]),
+                "extension": compact(renumbered[part.extension]),
+            }
+            for name, column in columns.items():
+                column.extend(changed[name] if name in changed else getattr(part, name), count / shards)
+            before += count
+        return cls(extensions=tuple(codes), **{name: column.values() for name, column in columns.items()})
 
 
 class _Column:
-    """An array that grows. Room that is never written to takes no memory."""
+    """An array that grows. Reserved elements that are never written to take no memory."""
 
     def __init__(self) -> None:
         self._array: npt.NDArray[Any] = np.empty(0, np.uint8)
         self._count = 0
 
+    def __len__(self) -> int:
+        return self._count
+
     def extend(self, values: npt.NDArray[Any], share: float) -> None:
-        """Add values, which are about that share of all there will be."""
+        """Append values, which are about that share of the final length."""
         stop = self._count + len(values)
         dtype = np.promote_types(self._array.dtype, values.dtype)
         if stop > len(self._array) or dtype != self._array.dtype:
@@ -323,12 +298,10 @@ class _Column:
         return self._array[: self._count]
 
 
-def small(numbers: Ints) -> Ints:
+def compact(values: Ints) -> Ints:
     """Copy non-negative integers into the smallest unsigned type that holds them all."""
-    return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
+    return values.astype(np.min_scalar_type(int(values.max(initial=0))))
 
 
-def _ends(sizes: Ints) -> Int64:
-    ends = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=ends[1:])
-    return ends
+def _from_zero(ends: Int64) -> Int64:
+    return np.concatenate([np.zeros(1, np.int64), ends])

@@ -1,4 +1,4 @@
-"""What goes with an image: integers, fields of JSON members, and members for a function of the user's."""
+"""Labels and other members of a sample: integers, fields of JSON, and members for a function of the user."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,68 +19,67 @@ from ..errors import ShardError
 
 Int64 = npt.NDArray[np.int64]
 
-_INTEGER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 LONGEST = 64
-"""Bytes of a label, at most."""
+"""Largest size of a label, in bytes."""
 _LONGEST_JSON = 1 << 20
+_INTEGER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _LIMIT = 1 << 63
-# What a function of the user's raises over data that it did not expect; its other errors are its own.
+# Errors of the user's function that unexpected data may cause; its other errors pass unchanged.
 _BROKEN = (
     *(ValueError, LookupError, TypeError, ArithmeticError, AttributeError, AssertionError, RuntimeError),
     *(OSError, EOFError, struct.error, zlib.error),
 )
 
-
 Target = str | Sequence[str] | None
 Decode = Callable[[str, dict[str, bytes]], Any]
 
 
-def where_of(samples: Samples, id: int) -> str:
-    """Name a sample, for messages."""
-    return f"shard {samples.shard(id)}, key {samples.key(id)!r}"
-
-
 class Samples(Protocol):
-    """What samples are read from, numbered 0..len-1: see ``Shards`` and ``Pictures``."""
+    """Samples numbered 0..len-1, as in ``Shards`` and ``UnlabelledImages``."""
 
     def __len__(self) -> int: ...
 
     def images(self, ids: npt.ArrayLike) -> list[Tensor]:
-        """Take the images' bytes: uint8 ``[n]`` each."""
+        """Return the encoded images of samples ids: uint8 ``[n]`` each."""
 
     def labels(self, ids: npt.ArrayLike, extension: str = "cls") -> Tensor:
-        """Read the integers in the members of that extension: int64 ``[B]``."""
+        """Read the integers in the samples' members of that extension: int64 ``[B]``."""
 
     def member(self, id: int, extension: str) -> bytes | None:
-        """Read a member; None where the sample has none of that extension."""
+        """Read the sample's member of that extension; None if it has none."""
 
     def extensions(self, id: int) -> list[str]:
-        """List the extensions of the sample's members."""
+        """Extensions of the sample's members."""
 
     def key(self, id: int) -> str:
-        """Name the sample."""
+        """Key of the sample."""
 
     def shard(self, id: int) -> Path | str:
-        """Name what holds the sample."""
+        """Path or URL of the shard with the sample."""
+
+
+def where_of(samples: Samples, id: int) -> str:
+    """Format shard and key of a sample, for messages."""
+    return f"shard {samples.shard(id)}, key {samples.key(id)!r}"
 
 
 def check_target(target: Target) -> None:
-    """Raise ValueError for what names no label: an extension, or a field as in "json:field.sub"."""
+    """Raise ValueError unless each target is an extension, or a field such as "json:field.sub"."""
     names = [target] if isinstance(target, str) else [] if target is None else list(target)
     for name in names:
         if not isinstance(name, str) or not re.fullmatch(r"[^/:]+(:[^.]+(\.[^.]+)*)?", name):
             raise ValueError(
-                f"target={target!r}: {name!r} names no label. Give the extension of a member that holds an "
-                'integer, such as "cls", or a field of a JSON member, such as "json:object.label".'
+                f"target={target!r}: {name!r} must be the extension of a member that is an integer, such as "
+                '"cls", or a field of a JSON member, such as "json:object.label".'
             )
     if target is not None and not names:
-        raise ValueError(f"target={target!r} names no label; None is for samples without")
+        raise ValueError(f"target={target!r} must have at least one label; give None for samples without")
 
 
 def read_labels(samples: Samples, ids: Int64, target: Target) -> Tensor:
     """Read the labels of samples ids [B]: int64 [B], -1 without a target, [B, n] for a list of n targets.
 
-    Raises ShardError, with shard, key and member, for whatever is missing or no 64-bit integer.
+    Raises ShardError, with shard, key and member, for a label that is missing or not a 64-bit integer.
     """
     if target is None:
         return torch.full((len(ids),), -1)
@@ -90,47 +89,56 @@ def read_labels(samples: Samples, ids: Int64, target: Target) -> Tensor:
     return torch.stack([_column(samples, ids, name, documents) for name in target], dim=1)
 
 
-def integer(text: bytes) -> int | None:
-    """Read a 64-bit integer in ASCII digits; None for what is none."""
-    if len(text) < 19 and text.isdigit():  # as nearly all are, and a third of the time
-        return int(text)
-    if len(text) > LONGEST or not _INTEGER.fullmatch(text) or not -_LIMIT <= int(text) < _LIMIT:
-        return None
-    return int(text)
+def integers(samples: Samples, ids: Iterable[int], extension: str, texts: Iterable[bytes | None]) -> Tensor:
+    """Parse the texts of samples' members of that extension, None for a missing one: int64 [B].
 
-
-def no_integer(samples: Samples, id: int, extension: str, text: bytes) -> ShardError:
-    """Make the error for a member that holds something else."""
-    shown = text[:32].decode("utf-8", "replace") + ("..." if len(text) > 32 else "")
-    return ShardError(
-        f"{where_of(samples, id)}: member {extension!r} is {shown!r}, not a 64-bit "
-        "integer. A label is an integer in ASCII digits, such as 7."
-    )
+    Raises ShardError, with shard and key, for a member that is missing or not a 64-bit integer.
+    """
+    labels = []
+    for id, text in zip(ids, texts, strict=True):
+        if text is None:
+            raise missing(samples, id, extension)
+        if len(text) < 19 and text.isdigit():  # nearly all labels, in a third of the time
+            labels.append(int(text))
+        elif len(text) <= LONGEST and _INTEGER.fullmatch(text) and -_LIMIT <= int(text) < _LIMIT:
+            labels.append(int(text))
+        else:
+            shown = text[:32].decode("utf-8", "replace") + ("..." if len(text) > 32 else "")
+            raise ShardError(
+                f"{where_of(samples, id)}: member {plain(extension)!r} is {shown!r}, not a 64-bit integer. "
+                "A label is an integer in ASCII digits, such as 7."
+            )
+    return torch.tensor(labels, dtype=torch.int64)
 
 
 def missing(samples: Samples, id: int, extension: str) -> ShardError:
-    """Make the error for a sample without that member."""
+    """Return the error for a sample without that member."""
     return ShardError(
-        f"{where_of(samples, id)} has no member {extension!r}, only {samples.extensions(id)}. "
-        "Write its label as KEY.cls, or name the extension that holds it."
+        f"{where_of(samples, id)} has no member {plain(extension)!r}, only {samples.extensions(id)}. "
+        "Write its label as KEY.cls, or give the extension of the member with the label."
     )
 
 
-def read_extra(samples: Samples, ids: Int64, members: tuple[str, ...], decode: Decode | None) -> list[Any]:
-    """Hand the members of each sample to decode(key, {extension: bytes}); without decode, give the members.
+def plain(extension: str) -> str:
+    """Normalise an extension: lowercase, without the dot."""
+    return extension.removeprefix(".").lower()
 
-    Members that a sample lacks are left out. Raises ShardError, with shard and key, where decode raises over
-    its data.
+
+def read_extra(samples: Samples, ids: Int64, members: tuple[str, ...], decode: Decode | None) -> list[Any]:
+    """Return decode(key, {extension: bytes}) of the given members of each sample, or that dict without decode.
+
+    Members that a sample does not have are left out. Raises ShardError, with shard and key, if decode fails
+    on its data.
     """
     extras: list[Any] = []
     for id in ids.tolist():
-        found = ((name, samples.member(id, name)) for name in members)
-        held = {name: content for name, content in found if content is not None}
+        contents = ((name, samples.member(id, name)) for name in members)
+        found = {name: content for name, content in contents if content is not None}
         try:
-            extras.append(held if decode is None else decode(samples.key(id), held))
+            extras.append(found if decode is None else decode(samples.key(id), found))
         except _BROKEN as error:
             raise ShardError(
-                f"{where_of(samples, id)}: decode={decode!r} failed on the members {sorted(held)}: "
+                f"{where_of(samples, id)}: decode={decode!r} failed on the members {sorted(found)}: "
                 f"{type(error).__name__}: {error}"
             ) from error
     return extras
@@ -155,14 +163,14 @@ def _document(samples: Samples, id: int, extension: str) -> Any:
     where = f"{where_of(samples, id)}: member {extension!r}"
     if len(text) > _LONGEST_JSON:
         raise ShardError(
-            f"{where} has {len(text)} bytes, more than the {_LONGEST_JSON} that are read for labels"
+            f"{where} has {len(text)} bytes, and labels are read from members of up to {_LONGEST_JSON}"
         )
     try:
         return json.loads(text)
     except RecursionError:
         raise ShardError(f"{where} is nested too deeply") from None
     except ValueError as error:
-        raise ShardError(f"{where} is no JSON: {error}") from error
+        raise ShardError(f"{where} is not JSON: {error}") from error
 
 
 def _field(samples: Samples, id: int, extension: str, document: Any, field: str) -> int:
@@ -173,10 +181,10 @@ def _field(samples: Samples, id: int, extension: str, document: Any, field: str)
         elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
             value = value[int(name)]
         else:
-            has = f"fields {list(value)[:8]}" if isinstance(value, dict) else f"a {type(value).__name__}"
+            found = f"fields {list(value)[:8]}" if isinstance(value, dict) else f"a {type(value).__name__}"
             raise ShardError(
                 f"{where_of(samples, id)}: member {extension!r} has no field {field!r}: "
-                f"at {name!r} it holds {has}"
+                f"at {name!r} it has {found}"
             )
     if not isinstance(value, int) or isinstance(value, bool) or not -_LIMIT <= value < _LIMIT:
         shown = json.dumps(value)

@@ -1,4 +1,4 @@
-"""What a cache folder says of itself: ``manifest.json``, written last, and checked strictly when read."""
+"""The manifest of a cache folder: ``manifest.json``, written last and checked strictly when read."""
 
 from __future__ import annotations
 
@@ -6,49 +6,53 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypedDict
+
+import msgspec
+from msgspec import Meta
 
 from ..errors import CacheError
 from ..files import write_json
 
-MANIFEST, BUILDING = "manifest.json", ".building"  # what a finished cache has, and an unfinished one
+MANIFEST, BUILDING = "manifest.json", ".building"  # in a finished cache; in an unfinished one
 FORMAT, VERSION = "tarpeg-cache", 1
 
 _NAME = re.compile(r"[^\s/\\.][^/\\\x00-\x1f]*\.tar")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _WIDTH = re.compile(r"[1-9][0-9]{0,5}")
-_LIMIT = 1 << 63
-_KINDS = {dict: "an object", list: "a list", str: "a string", int: "an integer"}
-_T = TypeVar("_T")
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 
 @dataclass(frozen=True)
 class ShardEntry:
     """One shard of a cache: DEST/NAME, with NAME ending in .tar.
 
-    bytes: of the tar. fingerprint: of the samples and the codec it was made of. source_bytes: of a tar of the
-    samples as they came. tiles: images by width of tile in pixels; untiled: images by the reason why they
-    have none; together as many as there are samples, of which there is at least one: a shard that lost all
-    of its samples to the quarantine has neither files nor an entry.
+    bytes: of the tar. fingerprint: of its source samples and the codec. source_bytes: of a tar of the source
+    samples. tiles: number of images by tile width in pixels; untiled: number of images without tiles by
+    reason; together they are samples, at least one: a shard whose samples are all in quarantine has neither
+    files nor an entry.
     """
 
     name: str
-    samples: int
-    bytes: int
+    samples: Positive
+    bytes: Positive
     sha256: str
     idx_sha256: str
     fingerprint: str
-    source_bytes: int
-    tiles: dict[str, int]
-    untiled: dict[str, int]
+    source_bytes: Count
+    tiles: dict[str, Positive]
+    untiled: dict[str, Positive]
 
 
 @dataclass(frozen=True)
 class Quarantined:
-    """A sample that was left out: the source shard, its key, and why. part: the cache's shard it lacks in."""
+    """A sample that was left out: its source shard, key and reason. part: the cache's shard that lacks it."""
 
     shard: str
     key: str
@@ -56,39 +60,46 @@ class Quarantined:
     part: str
 
 
+class CodecEntry(TypedDict):
+    """A codec's class and its parameters."""
+
+    name: str
+    parameters: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Manifest:
-    """A finished cache. Nothing in it depends on when, where or by how many processes it was built.
+    """A finished cache. Its content does not depend on when, where or by how many processes it was built.
 
-    tarpeg: the version that wrote it. fingerprint: of the source's listing and all parameters. source: what
-    it was made from. codec: {"name": ..., "parameters": {...}}. layout: how samples were distributed.
-    samples, bytes, tiles, untiled: sums over the shards, which are in the order of the samples.
+    tarpeg: the version that wrote it. fingerprint: of the source's listing and all parameters. source: as
+    given to the builder. layout: distribution of the samples over shards. samples, bytes, tiles, untiled:
+    sums over the shards, which are in the order of the samples.
     """
 
     tarpeg: str
     fingerprint: str
     source: list[Any]
-    codec: dict[str, Any]
+    codec: CodecEntry
     layout: dict[str, Any]
-    samples: int
-    bytes: int
+    samples: Count
+    bytes: Count
     shards: list[ShardEntry]
-    quarantine: list[Quarantined] = field(default_factory=list)
-    tiles: dict[str, int] = field(default_factory=dict)
-    untiled: dict[str, int] = field(default_factory=dict)
+    quarantine: list[Quarantined]
+    tiles: dict[str, Positive]
+    untiled: dict[str, Positive]
 
     def write(self, folder: str | os.PathLike[str]) -> None:
-        """Write folder/manifest.json, whole or not at all. Raises CacheError for one it would not read."""
+        """Write folder/manifest.json atomically. Raises CacheError if it could not be read again."""
         path = Path(folder) / MANIFEST
         content = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        _manifest(_Fields(content, str(path)))
+        _decoded(content, path)
         write_json(path, content)
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest | None:
-    """Read folder/manifest.json; None where there is none.
+    """Read folder/manifest.json; None if there is none.
 
-    Raises CacheError where it is damaged, of another format or of a newer version.
+    Raises CacheError if it is damaged, of another format or of a newer version.
     """
     path = Path(folder) / MANIFEST
     try:
@@ -98,132 +109,100 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest | None:
     except OSError as error:
         raise CacheError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from error
     except (ValueError, RecursionError) as error:
-        raise CacheError(f"{path} is damaged or no manifest of a cache: {error}. Build anew.") from error
-    fields = _Fields(content, str(path))
-    found = fields.content.get("format")
-    if found != FORMAT:
+        raise CacheError(f"{path} is damaged: it is not JSON: {error}. Build the cache again.") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        found = content.get("format") if isinstance(content, dict) else type(content).__name__
         raise CacheError(
-            f"{path} is no manifest of a tarpeg cache: its format is {found!r}, not {FORMAT!r}. If these are "
-            "ordinary shards, rename that file or move it elsewhere."
+            f"{path} is not the manifest of a tarpeg cache: its format is {found!r}, not {FORMAT!r}. If these "
+            "are ordinary shards, rename that file or move it elsewhere."
         )
-    version = fields.integer("version", 1)
+    version = content.get("version")
+    if type(version) is not int or version < 1:  # not isinstance: true is not a version
+        raise _damaged(path, f"version: expected an integer of at least 1, found {version!r}")
     if version > VERSION:
         raise CacheError(
             f"{path} has version {version}, and this tarpeg reads up to {VERSION}: tarpeg "
-            f"{fields.content.get('tarpeg')!r} wrote it. Update tarpeg, or build the cache anew."
+            f"{content.get('tarpeg')!r} wrote it. Update tarpeg, or build the cache again."
         )
-    return _manifest(fields)
+    return _decoded(content, path)
+
+
+def entries(folder: Path) -> dict[str, ShardEntry] | None:
+    """Shards in the manifest of a folder, by name; None if the folder is not a cache.
+
+    Raises CacheError for a manifest that is damaged, newer or not of a cache, and for an unfinished build.
+    """
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        return {entry.name: entry for entry in manifest.shards}
+    if (folder / BUILDING).exists():
+        raise CacheError(
+            f"{folder} is a cache whose build was not finished (there is {BUILDING}, but no {MANIFEST}): run "
+            "the same build again, which continues it or reports the reason why it cannot."
+        )
+    return None
+
+
+def listed(folder: Path) -> list[Path]:
+    """Paths of the shards in a cache's manifest; empty if the folder is not a cache. Raises as entries()."""
+    return [folder / name for name in entries(folder) or ()]
 
 
 def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Add up counts by name, the largest first."""
+    """Add up counts by name, the largest sum first."""
     total: Counter[str] = Counter()
     for count in counts:
         total.update(count)
     return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _manifest(fields: _Fields) -> Manifest:
-    codec = _Fields(fields.get("codec", dict), fields.place("codec"))
-    codec.text("name")
-    codec.get("parameters", dict)
-    manifest = Manifest(
-        tarpeg=fields.text("tarpeg"),
-        fingerprint=fields.text("fingerprint"),
-        source=fields.get("source", list),
-        codec=codec.content,
-        layout=fields.get("layout", dict),
-        samples=fields.integer("samples"),
-        bytes=fields.integer("bytes"),
-        shards=fields.each("shards", _entry),
-        quarantine=fields.each("quarantine", _quarantined),
-        tiles=fields.counts("tiles"),
-        untiled=fields.counts("untiled"),
-    )
+def _decoded(content: dict[str, Any], path: Path) -> Manifest:
+    try:
+        manifest = msgspec.convert(content, Manifest)
+    except msgspec.ValidationError as error:
+        expected, _, place = str(error).partition(" - at `$.")
+        value: Any = content
+        for name, number in _STEP.findall(f".{place}"):
+            value = value[name or int(number)]
+        found = f", found {_shown(value)}" if expected.startswith("Expected") else ""
+        raise _damaged(path, f"{place.rstrip('`') or 'top level'}: {expected}{found}") from error
+    for number, entry in enumerate(manifest.shards):
+        problem = _problem(entry)
+        if problem is not None:
+            raise _damaged(path, f"shards[{number}].{problem}")
     names = Counter(entry.name for entry in manifest.shards)
     twice = [name for name, count in names.items() if count > 1]
     if twice:
-        raise fields.error("shards", f"{twice[0]!r} is there twice")
-    for name in ("samples", "bytes"):
-        sum_of = sum(getattr(entry, name) for entry in manifest.shards)
-        if sum_of != getattr(manifest, name):
-            raise fields.error(name, f"{getattr(manifest, name)} is not the sum over its shards, {sum_of}")
-    for name in ("tiles", "untiled"):
-        counts = summed(getattr(entry, name) for entry in manifest.shards)
-        if counts != getattr(manifest, name):
-            raise fields.error(name, f"{getattr(manifest, name)} is not the sum over its shards, {counts}")
+        raise _damaged(path, f"shards: {twice[0]!r} is there twice")
+    for name in ("samples", "bytes", "tiles", "untiled"):
+        values = [getattr(entry, name) for entry in manifest.shards]
+        total = sum(values) if name in ("samples", "bytes") else summed(values)
+        if total != getattr(manifest, name):
+            raise _damaged(path, f"{name}: {getattr(manifest, name)} is not the sum over its shards, {total}")
     return manifest
 
 
-def _entry(fields: _Fields) -> ShardEntry:
-    entry = ShardEntry(
-        name=fields.text("name"),
-        samples=fields.integer("samples", 1),
-        bytes=fields.integer("bytes", 1),
-        sha256=fields.text("sha256"),
-        idx_sha256=fields.text("idx_sha256"),
-        fingerprint=fields.text("fingerprint"),
-        source_bytes=fields.integer("source_bytes"),
-        tiles=fields.counts("tiles"),
-        untiled=fields.counts("untiled"),
-    )
+def _problem(entry: ShardEntry) -> str | None:
+    """Describe what is wrong in an entry, beginning with the field; None if it is good."""
     # The name addresses files: it must not lead out of the folder.
     if not _NAME.fullmatch(entry.name):
-        raise fields.error("name", f"{entry.name!r} is no plain file name ending in .tar")
+        return f"name: {entry.name!r} is not a plain file name ending in .tar"
     for name in ("sha256", "idx_sha256"):
         if not _SHA256.fullmatch(getattr(entry, name)):
-            raise fields.error(name, f"{getattr(entry, name)!r} is no sha256 in hexadecimal digits")
+            return f"{name}: {getattr(entry, name)!r} is not a sha256 in hexadecimal digits"
     odd = [width for width in entry.tiles if not _WIDTH.fullmatch(width)]
     if odd:
-        raise fields.error("tiles", f"{odd[0]!r} is no width in pixels")
+        return f"tiles: {odd[0]!r} is not a width in pixels"
     images = sum(entry.tiles.values()) + sum(entry.untiled.values())
     if images != entry.samples:
-        raise fields.error("samples", f"{entry.samples}, but tiles and untiled add up to {images}")
-    return entry
+        return f"samples: {entry.samples}, but tiles and untiled add up to {images}"
+    return None
 
 
-def _quarantined(fields: _Fields) -> Quarantined:
-    return Quarantined(fields.text("shard"), fields.text("key"), fields.text("reason"), fields.text("part"))
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
-class _Fields:
-    """The fields of one JSON object; every reading of one says what it must be."""
-
-    def __init__(self, content: object, place: str) -> None:
-        if not isinstance(content, dict):
-            raise CacheError(f"{place} is damaged: expected an object, found {type(content).__name__}.")
-        self.content: dict[str, Any] = content
-        self._place = place
-
-    def place(self, name: str) -> str:
-        return f"{self._place}: {name}"
-
-    def error(self, name: str, what: str) -> CacheError:
-        return CacheError(f"{self._place} is damaged: {name}: {what}. Build the cache anew.")
-
-    def get(self, name: str, kind: type) -> Any:
-        if name not in self.content:
-            raise self.error(name, "missing")
-        value = self.content[name]
-        # Not isinstance: true is no integer here.
-        if type(value) is not kind:
-            raise self.error(name, f"expected {_KINDS[kind]}, found {type(value).__name__}")
-        return value
-
-    def text(self, name: str) -> str:
-        value: str = self.get(name, str)
-        return value
-
-    def integer(self, name: str, least: int = 0) -> int:
-        value: int = self.get(name, int)
-        if not least <= value < _LIMIT:
-            raise self.error(name, f"{value} is not in {least}..2**63-1")
-        return value
-
-    def each(self, name: str, read: Callable[[_Fields], _T]) -> list[_T]:
-        values = enumerate(self.get(name, list))
-        return [read(_Fields(value, self.place(f"{name}[{number}]"))) for number, value in values]
-
-    def counts(self, name: str) -> dict[str, int]:
-        fields = _Fields(self.get(name, dict), self.place(name))
-        return {key: fields.integer(key, 1) for key in fields.content}
+def _damaged(path: Path, what: str) -> CacheError:
+    return CacheError(f"{path} is damaged: {what}. Build the cache again.")

@@ -1,32 +1,47 @@
-"""Images that are no JPEG, by way of Pillow: decoded here, cropped and resized by the native operator."""
+"""Image formats: their extensions, and images that are not JPEG, which Pillow decodes."""
 
 from __future__ import annotations
 
 import io
 import struct
 import zlib
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
-from torch import Tensor
 
-from .index import PILLOW_FORMATS
+if TYPE_CHECKING:
+    from torch import Tensor
 
-JPEG = bytes([0xFF, 0xD8, 0xFF])  # what every JPEG begins with
-# Damaged data reaches the innards of Pillow's plugins, which raise more than OSError.
+# In the order of preference: if a sample has several of these members, the first one is its image.
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "ppm", "gif")
+# Also taken from a folder without classes, where no other member can be meant.
+FILE_EXTENSIONS = (*IMAGE_EXTENSIONS, "jpe", "jfif", "dib", "pgm", "pbm", "pnm")
+# Pillow's other plugins are unsafe for untrusted data: EPS runs Ghostscript on it.
+PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "TIFF", "PPM", "GIF")
+JPEG = bytes([0xFF, 0xD8, 0xFF])
+"""First bytes of every JPEG."""
+# Damaged data reaches the internals of Pillow's plugins, which raise more than OSError.
 _BROKEN = (
     *(OSError, EOFError, ValueError, TypeError, LookupError, SyntaxError, ArithmeticError, RuntimeError),
     *(AttributeError, AssertionError, MemoryError, struct.error, zlib.error, Image.DecompressionBombError),
 )
 
 
-def to_ppm(data: Tensor) -> Tensor | None:
-    """Turn a PNG, WebP, BMP, TIFF, PNM or GIF (its first frame) into a binary PPM, by way of Pillow.
+def image_extension(extensions: Collection[str]) -> str | None:
+    """Return the extension of the member that is a sample's image; None without an image."""
+    return next((extension for extension in IMAGE_EXTENSIONS if extension in extensions), None)
 
-    ``data``: uint8 ``[n]``. Returns uint8 ``[m]``, upright RGB, for ``tarpeg.decode_batch``; None where
-    Pillow cannot decode it, and for JPEGs, which the native decoder has already judged.
+
+def to_ppm(data: Tensor) -> Tensor | None:
+    """Convert a PNG, WebP, BMP, TIFF, PNM or GIF (its first frame) to a binary PPM.
+
+    ``data``: uint8 ``[n]``. Returns uint8 ``[m]``, upright RGB, for ``tarpeg.decode_batch``; None if Pillow
+    cannot decode it, and for JPEGs, which the native decoder has already judged.
     """
+    import torch  # here, because the torch-free part of the package uses the tables above
+
     content = data.numpy().tobytes()
     image = None if content.startswith(JPEG) else open_rgb(content)
     return None if image is None else torch.from_numpy(np.frombuffer(ppm(image), dtype=np.uint8).copy())
@@ -42,5 +57,5 @@ def open_rgb(content: bytes) -> Image.Image | None:
 
 
 def ppm(image: Image.Image) -> bytes:
-    """Write an RGB image as a binary PPM."""
+    """Encode an RGB image as a binary PPM."""
     return b"P6 %d %d 255\n" % image.size + image.tobytes()

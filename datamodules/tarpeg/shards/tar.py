@@ -1,7 +1,7 @@
-"""The members of a tar: of a file, by where they lie; of a stream, as they come by; and samples of them.
+"""Members of a tar, by position in a file or in the order of a stream, and their grouping into samples.
 
 Samples are grouped as in webdataset 1.0.2 (its ``tariterators.py``): consecutive members of equal key form a
-sample, and the first dot of the basename parts the key from the extension.
+sample, and the first dot of the basename separates the key from the extension.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from ..errors import ShardError
 _BLOCK = 512
 _KEY_AND_EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
-# A damaged tar reaches tarfile's innards, which raise more than their own exceptions.
+# A damaged tar reaches the internals of tarfile, which raise more than its own exceptions.
 _BROKEN_TAR = (tarfile.TarError, ValueError, OverflowError, EOFError, IndexError, MemoryError, RecursionError)
-_PACKED = "is compressed; shards are memory-mapped and must be uncompressed: run {} on it"
-_FOREIGN = (
-    (b"\x1f\x8b", _PACKED.format("gunzip")),
-    (b"BZh", _PACKED.format("bunzip2")),
-    (b"\xfd7zXZ", _PACKED.format("unxz")),
-    (b"\x28\xb5\x2f\xfd", _PACKED.format("unzstd")),
+_COMPRESSED = "is compressed; shards are memory-mapped and must be uncompressed: run {} on it"
+# First bytes of common files that are not tars, and the end of the message.
+_OTHER_FORMATS = (
+    (b"\x1f\x8b", _COMPRESSED.format("gunzip")),
+    (b"BZh", _COMPRESSED.format("bunzip2")),
+    (b"\xfd7zXZ", _COMPRESSED.format("unxz")),
+    (b"\x28\xb5\x2f\xfd", _COMPRESSED.format("unzstd")),
     (b"PK\x03\x04", "is a zip file, not a tar: repack it as an uncompressed tar"),
     (b"version https://git-lfs", "is a git-lfs pointer, not the tar itself: run git lfs pull"),
     (b"<", "is not a tar but looks like HTML or XML (a failed download?): download it again"),
@@ -33,10 +34,10 @@ _T = TypeVar("_T")
 
 
 def grouped(members: Iterable[tuple[str, _T]], path: object) -> Iterator[tuple[str, dict[str, _T]]]:
-    """Group members, (name, anything), into samples: (key, {lowercase extension: that thing})."""
+    """Group members (name, value) into samples (key, {lowercase extension: value})."""
     current: str | None = None
     sample: dict[str, _T] = {}
-    for name, found in members:
+    for name, value in members:
         match = _KEY_AND_EXTENSION.match(name)
         if match is None or _META.match(name):
             continue
@@ -50,13 +51,13 @@ def grouped(members: Iterable[tuple[str, _T]], path: object) -> Iterator[tuple[s
                 f"shard {path}: key {key!r} has two members {extension!r}. "
                 "Write each member once; a key ends at the first dot of the file name."
             )
-        sample[extension] = found
+        sample[extension] = value
     if current is not None:
         yield current, sample
 
 
-def regular_members(file: BinaryIO, path: object, tar_size: int) -> Iterator[tuple[str, int, int]]:
-    """Yield name, offset and size (bytes) of all regular members; ShardError where the tar is not whole."""
+def regular_members(file: BinaryIO, path: object, tar_nbytes: int) -> Iterator[tuple[str, int, int]]:
+    """Yield name, offset and size (bytes) of all regular members; ShardError if the tar is not complete."""
     head = file.read(32)
     file.seek(0)
     if not head:
@@ -64,7 +65,7 @@ def regular_members(file: BinaryIO, path: object, tar_size: int) -> Iterator[tup
     try:
         with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
             while (member := tar.next()) is not None:
-                # TarFile remembers each member (about 2 kB), which a tar of millions would feel.
+                # TarFile keeps every member (about 2 kB each), which is too much for millions.
                 tar.members = []  # type: ignore[attr-defined]
                 if not member.isreg():
                     _check_no_link(member, path)
@@ -73,26 +74,28 @@ def regular_members(file: BinaryIO, path: object, tar_size: int) -> Iterator[tup
                     raise ShardError(
                         f"shard {path}: {member.name!r} is stored sparse. Repack without --sparse."
                     )
-                if member.size < 0 or member.offset_data + member.size > tar_size:
+                if member.size < 0 or member.offset_data + member.size > tar_nbytes:
                     raise ShardError(
-                        f"shard {path} is truncated or damaged: member {member.name!r} is said to be "
-                        f"{member.size} bytes at {member.offset_data}, but the file has {tar_size}. "
+                        f"shard {path} is truncated or damaged: the header of {member.name!r} has "
+                        f"{member.size} bytes at {member.offset_data}, but the file ends at {tar_nbytes}. "
                         "Copy or download it again."
                     )
                 yield member.name, member.offset_data, member.size
             end = tar.offset
     except _BROKEN_TAR as error:
-        for magic, what in _FOREIGN:
+        for magic, what in _OTHER_FORMATS:
             if head.lstrip().startswith(magic):
                 raise ShardError(f"shard {path} {what}.") from error
-        what = "another format, or truncated or damaged: write or download it again"
-        raise ShardError(f"shard {path} is not a whole tar ({error}). It is {what}.") from error
-    # tarfile takes a broken header behind the first member for the end, so look what it stopped at.
+        raise ShardError(
+            f"shard {path} is not a complete tar ({error}). It has another format, or is truncated or "
+            "damaged: write or download it again."
+        ) from error
+    # tarfile takes a broken header after the first member for the end of the tar: check that it is the end.
     file.seek(end)
     block = file.read(_BLOCK)
     if len(block) < _BLOCK:
         raise ShardError(
-            f"shard {path} is truncated: it ends at byte {tar_size} without the end-of-archive block. "
+            f"shard {path} is truncated: it ends at byte {tar_nbytes} without the end-of-archive block. "
             "Copy or download it again."
         )
     if any(block):
@@ -100,16 +103,16 @@ def regular_members(file: BinaryIO, path: object, tar_size: int) -> Iterator[tup
     while rest := file.read(1 << 20):
         if rest.count(0) != len(rest):
             raise ShardError(
-                f"shard {path} goes on behind its end-of-archive block at byte {end} (tars joined with "
-                "cat?); readers would stop there. Use the tars apart, or join them with tar --concatenate."
+                f"shard {path} continues after its end-of-archive block at byte {end} (tars joined with "
+                "cat?); readers would stop there. Use separate tars, or join them with tar --concatenate."
             )
 
 
 def streamed_members(stream: BinaryIO, url: str) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of all regular members of a tar, or compressed tar, that is read once, forwards.
 
-    Raises tarfile.ReadError, or what the decompressor raises, where the tar is not whole; ShardError, naming
-    the URL, where it holds what would get lost.
+    Raises tarfile.ReadError, or the decompressor's errors, if the tar is not complete; ShardError, with the
+    URL, for a hard link that would lose its content.
     """
     with tarfile.open(
         fileobj=stream, mode="r|*", tarinfo=_Strict, encoding="utf-8", errors="surrogateescape"
@@ -126,12 +129,12 @@ def streamed_members(stream: BinaryIO, url: str) -> Iterator[tuple[str, bytes]]:
         while rest := tar.fileobj.read(1 << 20):
             if rest.count(0) != len(rest):
                 raise tarfile.ReadError(
-                    "it goes on behind its end-of-archive block (tars joined with cat?), where readers stop"
+                    "it continues after its end-of-archive block (tars joined with cat?); readers stop there"
                 )
 
 
 class _Strict(tarfile.TarInfo):
-    """Headers behind the first that are damaged or cut are errors; tarfile takes them for the end."""
+    """Raises for damaged or cut headers after the first, which tarfile takes for the end of the tar."""
 
     @classmethod
     def frombuf(cls, buf: Any, encoding: str, errors: str) -> Any:
@@ -145,7 +148,7 @@ class _Strict(tarfile.TarInfo):
 
 
 def _check_no_link(member: tarfile.TarInfo, path: object) -> None:
-    """Refuse a hard link that would be a sample's member: without its content the sample is another."""
+    """Refuse a hard link that belongs to a sample: the sample would lose that member's content."""
     if member.islnk() and _KEY_AND_EXTENSION.match(member.name) and not _META.match(member.name):
         raise ShardError(
             f"shard {path}: {member.name!r} is stored as a hard link to {member.linkname!r}, without content "

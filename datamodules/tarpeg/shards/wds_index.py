@@ -1,8 +1,8 @@
 """The index beside each shard of a cache: the text format v1.2 of DALI's wds2idx.
 
-A line ``v1.2 SAMPLES``, then one line a sample: ``EXTENSION OFFSET SIZE NAME`` for each of its members, the
-offset being that of its data in the tar, all parted by single spaces. White space in an extension or a name
-would end it there: it is written as %20, and % as %25.
+A line ``v1.2 SAMPLES``, then one line per sample: ``EXTENSION OFFSET SIZE NAME`` for each of its members,
+OFFSET being the position of its data in the tar, all separated by single spaces. White space in an extension
+or a name would end it: it is written as %20, and % as %25.
 """
 
 from __future__ import annotations
@@ -17,71 +17,82 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CacheError
-from .index import IMAGE_EXTENSIONS, Ints, Run, small
+from .index import Int64, Ints, ShardIndex, compact
+from .pillow import IMAGE_EXTENSIONS
 
 _VERSION = "v1.2"
 _HEAD = re.compile(rb"v1\.2 ([1-9][0-9]{0,17})\Z")
 _ODD = re.compile(r"[\s%]")
 _BLOCK = 512
 _SPACE, _NEWLINE, _DOT, _ZEROS = 0x20, 0x0A, 0x2E, 0x3030303030303030
-# Room before the text and after it, for words of 8 bytes that reach over its ends.
+# Padding before and after the text, for 8-byte words that reach over its ends.
 _PAD = bytes(16)
 
-Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]
 
 
 class Component(NamedTuple):
-    """A member of a sample as the index has it: offset and size of its data, in bytes, and its name."""
+    """A member of a sample in the index: position and length of its data, in bytes, and its name in the tar."""
 
     extension: str
     offset: int
-    size: int
+    nbytes: int
     name: str
 
 
+def index_path(shard: Path) -> Path:
+    """Path of the index of a shard: NAME.idx for NAME.tar."""
+    return shard.with_suffix(".idx")
+
+
 def index_text(samples: Sequence[Sequence[Component]]) -> bytes:
-    """Write the index of a shard's samples as text; members without an extension have no place in it."""
+    """Format the index of one shard. Members without an extension cannot be in it and are left out."""
     lines = [" ".join(_entry(component) for component in sample if component.extension) for sample in samples]
     return "\n".join([f"{_VERSION} {len(samples)}", *lines, ""]).encode("utf-8", "surrogateescape")
 
 
 def _entry(component: Component) -> str:
-    extension, offset, size, name = component
-    return f"{_quoted(extension)} {offset} {size} {_quoted(name)}"
+    extension, offset, nbytes, name = component
+    return f"{_quoted(extension)} {offset} {nbytes} {_quoted(name)}"
 
 
 def _quoted(text: str) -> str:
     return _ODD.sub(lambda found: quote(found[0]), text)
 
 
-def parse(texts: Sequence[bytes], paths: Sequence[Path], tar_sizes: Sequence[int]) -> Run:
-    """Read the indexes of some shards at once: arrays of a megabyte or two are what numpy is quick with.
+def parse(texts: Sequence[bytes], paths: Sequence[Path], tar_nbytes: Sequence[int]) -> ShardIndex:
+    """Parse the indexes of consecutive shards together: numpy is fastest with arrays of 1 to 2 MB.
 
-    paths: where the texts are from; tar_sizes: bytes of their tars, which no member may exceed. Raises
-    CacheError, with path and line, for anything but such an index with an image in every sample.
+    paths: origin of each text, for messages; tar_nbytes: sizes of the tars, which bound all members. Raises
+    CacheError, with path and line, for any other text and for a sample without an image.
     """
     counts, bodies = [], []
     for text, path in zip(texts, paths, strict=True):
         head, _, body = text.partition(b"\n")
         found = _HEAD.match(head)
         if found is None:
-            raise CacheError(f"{path} is no index of version v1.2: it begins with {head[:32]!r}. Build anew.")
-        if body[-1:] != b"\n" or body.count(b"\n") != int(found[1]):
-            raise CacheError(f"{path} is damaged: it has not the {int(found[1])} lines it says. Build anew.")
-        counts.append(int(found[1]))
+            raise CacheError(
+                f"{path} is not an index of version v1.2: it begins with {head[:32]!r}. Build the cache again."
+            )
+        lines, expected = body.count(b"\n"), int(found[1])
+        if body[-1:] != b"\n" or lines != expected:
+            raise CacheError(
+                f"{path} is damaged: it has {lines} complete lines of samples, its first line has {expected}. "
+                "Build the cache again."
+            )
+        counts.append(expected)
         bodies.append(body)
-    return _Parser(b"".join([_PAD, *bodies, _PAD]), np.array(counts), paths, tar_sizes).run()
+    return _Parser(b"".join([_PAD, *bodies, _PAD]), np.array(counts), paths, tar_nbytes).parsed()
 
 
 class _Parser:
-    """The lines of some indexes: T tokens, 4 for each of M members, of S samples."""
+    """Parser of joined index lines: T tokens, 4 for each of M members, of S samples."""
 
-    def __init__(self, text: bytes, samples: Int64, paths: Sequence[Path], tar_sizes: Sequence[int]) -> None:
-        self._samples, self._paths, self._tar_sizes = samples, paths, tar_sizes
+    def __init__(self, text: bytes, samples: Int64, paths: Sequence[Path], tar_nbytes: Sequence[int]) -> None:
+        self._samples, self._paths, self._tar_nbytes = samples, paths, tar_nbytes
         self._text = text
         self._bytes = np.frombuffer(text, np.uint8)
-        # The 8 bytes from each place on, as one little-endian number.
+        # The 8 bytes from each position on, as one little-endian number.
         self._words: UInt64 = np.ndarray((len(text) - 7,), "<u8", text, strides=(1,))
         body = self._bytes[: -len(_PAD)]
         stops = np.flatnonzero((body == _SPACE) | (body == _NEWLINE))
@@ -97,27 +108,27 @@ class _Parser:
         self._check_members(is_full, "a field is empty")
         self._starts, self._stops = starts.reshape(-1, 4).T, stops.reshape(-1, 4).T
 
-    def run(self) -> Run:
+    def parsed(self) -> ShardIndex:
         extensions, extension = self._extensions()
-        offset, size = self._integers(1), self._integers(2)
+        offset, nbytes = self._integers(1), self._integers(2)
         shard_members = np.add.reduceat(self._members, np.cumsum(self._samples) - self._samples)
-        room = np.repeat(np.array(self._tar_sizes, np.int64), shard_members) - size
-        self._check_members((offset <= room) & (offset % _BLOCK == 0), "a member lies outside of the tar")
-        keys, key_sizes = self._keys()
-        return Run(
-            samples=self._samples,
+        largest = np.repeat(np.array(self._tar_nbytes, np.int64), shard_members) - nbytes
+        self._check_members((offset <= largest) & (offset % _BLOCK == 0), "a member is outside of the tar")
+        keys, key_ends = self._keys()
+        return ShardIndex(
+            shard=np.repeat(compact(np.arange(len(self._samples))), self._samples),
             keys=keys,
-            key_sizes=key_sizes,
-            members=small(self._members),
+            key_ends=key_ends,
+            member_ends=np.append(self._first, len(extension)),
             image=self._images(extensions, extension),
             extensions=extensions,
-            extension=small(extension),
+            extension=compact(extension),
             offset=offset,
-            size=small(size),
+            nbytes=compact(nbytes),
         )
 
     def _integers(self, column: int) -> Int64:
-        """Turn tokens of at most 16 digits into numbers, 8 digits at a time."""
+        """Convert tokens of at most 16 digits to integers, 8 digits at a time."""
         starts, stops = self._starts[column], self._stops[column]
         widths = stops - starts
         self._check_members(widths <= 16, "a number is too long")
@@ -127,46 +138,46 @@ class _Parser:
         return numbers
 
     def _eight_digits(self, stops: Int64, widths: Int64) -> Int64:
-        # The last digit is the highest byte; what is no part of the token is shifted out, and zeros come in.
-        # (A shift by 64 does nothing, hence two.)
+        # The last digit is the highest byte; bytes outside of the token are shifted out, and zeros come in.
+        # Two shifts by half, because a shift by 64 does nothing.
         shift = (4 * (8 - widths)).astype(np.uint64)
         digits = ((self._words[stops - 8] ^ np.uint64(_ZEROS)) >> shift >> shift) << shift << shift
         sixes = np.uint64(0x0606060606060606)
         odd = (digits | (digits + sixes)) & np.uint64(0xF0F0F0F0F0F0F0F0)
-        self._check_members(odd == 0, "an offset or size is no number")
-        # Pairs of digits, then of pairs, then of fours, all of a word at once.
+        self._check_members(odd == 0, "an offset or size is not a number")
+        # Join digits to pairs, pairs to fours and fours to eights, for a whole word at once.
         digits = digits * np.uint64(10) + (digits >> np.uint64(8))
         low = (digits & np.uint64(0x000000FF000000FF)) * np.uint64(0x000F424000000064)
         high = ((digits >> np.uint64(16)) & np.uint64(0x000000FF000000FF)) * np.uint64(0x0000271000000001)
         return ((low + high) >> np.uint64(32)).view(np.int64)
 
     def _extensions(self) -> tuple[tuple[str, ...], Int64]:
-        """Name the extensions, in lower case, and say which each member has."""
+        """Return the different extensions, in lower case, and the index of each member's extension."""
         starts = self._starts[0]
         widths = self._stops[0] - starts
         words = [self._words[starts] << _high(8 - widths) << _high(8 - widths)]
         for at in range(8, int(widths.max()), 8):
             part = np.clip(widths - at, 0, 8)
-            # Places behind the end of short ones may be behind the text's: their part is empty anyway.
+            # Positions after a short token may be after the text: their part is empty, so read at 0.
             words.append(
                 self._words[np.where(part > 0, starts + at, 0)] << _high(8 - part) << _high(8 - part)
             )
         codes: dict[str, int] = {}
         extension = np.full(len(starts), -1)
-        left = np.arange(len(starts))
-        while len(left):
-            one = left[0]
-            same = widths[left] == widths[one]
+        todo = np.arange(len(starts))
+        while len(todo):
+            one = todo[0]
+            same = widths[todo] == widths[one]
             for word in words:
-                same &= word[left] == word[one]
+                same &= word[todo] == word[one]
             text = unquote_to_bytes(self._text[starts[one] : starts[one] + widths[one]])
             name = text.decode("utf-8", "surrogateescape").lower()
-            extension[left[same]] = codes.setdefault(name, len(codes))
-            left = left[~same]
+            extension[todo[same]] = codes.setdefault(name, len(codes))
+            todo = todo[~same]
         return tuple(codes), extension
 
-    def _keys(self) -> tuple[npt.NDArray[np.uint8], Ints]:
-        """Gather the keys: the names up to the extension."""
+    def _keys(self) -> tuple[npt.NDArray[np.uint8], Int64]:
+        """Return the keys, joined, and their ends: a key is the name up to the extension."""
         sizes = self._stops[3] - self._starts[3] - (self._stops[0] - self._starts[0]) - 1
         starts, key_sizes = self._starts[3][self._first], sizes[self._first]
         self._check(key_sizes > 0, "a name is not KEY.EXTENSION")
@@ -177,20 +188,22 @@ class _Parser:
         if b"%" in self._text:
             spans = zip(starts.tolist(), (starts + key_sizes).tolist(), strict=True)
             keys = [unquote_to_bytes(self._text[start:stop]) for start, stop in spans]
-            return np.frombuffer(b"".join(keys), np.uint8), small(np.array([len(key) for key in keys]))
-        places = np.repeat(starts - (np.cumsum(key_sizes) - key_sizes), key_sizes)
+            ends = np.cumsum([0, *map(len, keys)])
+            return np.frombuffer(b"".join(keys), np.uint8), ends
+        ends = np.cumsum(np.append(0, key_sizes))
+        places = np.repeat(starts - ends[:-1], key_sizes)
         places += np.arange(len(places))
-        return self._bytes[places], small(key_sizes)
+        return self._bytes[places], ends
 
     def _images(self, extensions: Sequence[str], extension: Int64) -> Ints:
-        """Choose each sample's image: the first of its members in the order of IMAGE_EXTENSIONS."""
+        """Find each sample's image: the first of its members in the order of IMAGE_EXTENSIONS."""
         ranks = {name: rank for rank, name in enumerate(IMAGE_EXTENSIONS)}
         none = len(ranks)
         rank = np.array([ranks.get(name, none) for name in extensions])[extension]
         place = np.arange(len(rank)) - np.repeat(self._first, self._members)
         best = np.minimum.reduceat((rank << 32) + place, self._first)
         self._check((best >> 32) < none, "a sample has no image")
-        return small(best & 0xFFFFFFFF)
+        return compact(best & 0xFFFFFFFF)
 
     def _check_members(self, is_good: npt.NDArray[np.bool_], what: str) -> None:
         if not is_good.all():
@@ -205,9 +218,9 @@ class _Parser:
         ends = np.cumsum(self._samples)
         number = int(np.searchsorted(ends, sample, side="right"))
         line = sample - int(ends[number] - self._samples[number]) + 2
-        raise CacheError(f"{self._paths[number]} is damaged in line {line}: {what}. Build anew.")
+        raise CacheError(f"{self._paths[number]} is damaged in line {line}: {what}. Build the cache again.")
 
 
 def _high(spare: Int64) -> UInt64:
-    """Half the shift, in bits, that drops the highest bytes of a word."""
+    """Return half of the shift, in bits, that drops that many of the highest bytes of a word."""
     return (4 * spare).astype(np.uint64)
