@@ -118,7 +118,7 @@ def test_a_shard_that_was_cut_off(cache):
 def test_a_damaged_header_with_an_index_that_still_leads_to_the_images(cache):
     change(cache / "train-0.tar", 0, b"\xff" * 100)
     checksum, header = found(cache)
-    assert "its checksum is not" in checksum and "is not a whole tar" in header
+    assert "its checksum is not" in checksum and "is not a complete tar" in header
 
 
 def test_indexes_that_are_not_of_the_tar(cache):

@@ -49,6 +49,7 @@ def add_manifest(folder: Path, quarantine: tuple[Quarantined, ...] = ()) -> Mani
         shards=entries,
         quarantine=list(quarantine),
         tiles=summed(entry.tiles for entry in entries),
+        untiled={},
     )
     manifest.write(folder)
     return manifest

@@ -260,9 +260,9 @@ def test_files_that_are_missing_or_no_shards(tmp_path, shard_of):
         load(tmp_path / "empty.tar")
     with tarfile.open(tmp_path / "hollow.tar", "w"):
         pass
-    with pytest.raises(ShardError, match=r"hollow\.tar holds no image"):
+    with pytest.raises(ShardError, match=r"hollow\.tar has no image"):
         load(tmp_path / "hollow.tar")
-    with pytest.raises(ShardError, match=r"text\.tar holds no image: its first key is 'a'"):
+    with pytest.raises(ShardError, match=r"text\.tar has no image: its first key is 'a'"):
         load(shard_of([("a.txt", b"hello")], name="text.tar"))
     (tmp_path / "half.tar").write_bytes(shard_of(sample(0), sample(1)).read_bytes()[:3000])
     with pytest.raises(ShardError, match=r"half\.tar is (truncated|not a whole tar)"):

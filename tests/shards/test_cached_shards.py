@@ -85,7 +85,7 @@ def test_a_shard_of_another_size(cache):
     with (cache / "train-2.tar").open("ab") as file:
         file.write(bytes(512))
     with pytest.raises(
-        tarpeg.CacheError, match=r"train-2\.tar has 10752 bytes, and manifest\.json says 10240"
+        tarpeg.CacheError, match=r"train-2\.tar has 10752 bytes, but 10240 in manifest\.json"
     ):
         Shards(expand(cache))
 
@@ -101,16 +101,16 @@ def test_a_shard_that_is_not_listed(cache):
 def test_an_index_of_another_shard(cache):
     text = (cache / "train-2.idx").read_bytes().replace(b"v1.2 3", b"v1.2 2")
     (cache / "train-2.idx").write_bytes(text.rsplit(b"\n", 2)[0] + b"\n")
-    with pytest.raises(tarpeg.CacheError, match=r"train-2\.idx lists 2 samples, and manifest\.json says 3"):
+    with pytest.raises(tarpeg.CacheError, match=r"train-2\.idx has 2 samples, but 3 in manifest\.json"):
         Shards(expand(cache))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "other"}, "no manifest of a tarpeg cache: its format is 'other'.*rename that file"),
+        ({"format": "other"}, "not the manifest of a tarpeg cache: its format is 'other'.*rename that file"),
         ({"version": 2}, "version 2, and this tarpeg reads up to 1.*Update tarpeg"),
-        ({"shards": 5}, "shards: expected a list"),
+        ({"shards": 5}, "shards: Expected `array`"),
     ],
 )
 def test_a_foreign_or_newer_manifest(cache, change, message):
@@ -139,8 +139,8 @@ import json, os, sys, time
 import numpy, torch
 sys.path[:0] = sys.argv[2:]
 import tarpeg
-from tarpeg.delivery import Delivery
-from tarpeg.loader import Loader
+from tarpeg.loader.config import LoaderConfig
+from tarpeg.loader.loader import Loader
 
 def memory(name):
     lines = open("/proc/self/status").read().splitlines()
@@ -151,8 +151,8 @@ before = memory("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")  # VmHWM starts anew
 started = time.process_time()  # of all threads: what an idle machine needs at most, whoever else is busy
 split = tarpeg.Split(sys.argv[1], tarpeg.RandomResizedCrop(8))
-delivery = Delivery(64, workers=0, threads=2)
-loader = Loader(split.open(), split, delivery, shuffle=True, keys=True, rank=0, world=1)
+config = LoaderConfig(64, workers=0, threads=2)
+loader = Loader(split.open(), split, config, shuffle=True, keys=True, rank=0, world=1)
 batch = next(iter(loader))
 seconds = time.process_time() - started
 measured = {"seconds": seconds, "before": before, "added": memory("VmHWM") - before}

@@ -15,9 +15,9 @@ from helpers.pictures import jpeg, pixels, tensor
 from helpers.small_tars import plain
 from PIL import Image
 from tarpeg import CenterCrop, KeyedBatch, ShardDataModule, ShardError, Split
-from tarpeg.loader.config import Delivery
+from tarpeg.loader.config import LoaderConfig
 from tarpeg.loader.loader import Loader
-from tarpeg.shards.folder import Pictures, find_pictures
+from tarpeg.shards.folder import UnlabelledImages, find_images
 
 FORMATS = {
     "a.jpg": ("JPEG", "RGB"),
@@ -55,8 +55,8 @@ def album(tmp_path):
 
 def predicted(source, workers=0, **options):
     split = Split(source, CenterCrop(48, shorter=56), **{"target": None, **options})
-    delivery = Delivery(batch_size=4, workers=workers)
-    loader = Loader(split.open(), split, delivery, shuffle=False, keys=True, rank=0, world=1)
+    config = LoaderConfig(batch_size=4, workers=workers)
+    loader = Loader(split.open(), split, config, shuffle=False, keys=True, rank=0, world=1)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* is no JPEG")
         batches = list(loader)
@@ -92,7 +92,7 @@ def test_a_data_module_predicts_on_a_folder(album):
 
 
 def test_globs_paths_and_lists(album, monkeypatch):
-    keys = lambda source: [find_pictures(source).key(id) for id in range(len(find_pictures(source)))]  # noqa: E731
+    keys = lambda source: [find_images(source).key(id) for id in range(len(find_images(source)))]  # noqa: E731
     assert keys(f"{album}/**/*.p?m") == ["d/g/i.ppm", "d/g/j.pgm", "d/g/k.pbm"]
     assert keys(f"{album}/d/*") == ["e.bmp", "f.tiff"]
     assert keys(str(album / "a.jpg")) == ["a.jpg"]
@@ -118,11 +118,11 @@ def test_what_means_shards_stays_with_shards(tmp_path, album):
         "nowhere",
         "x-{0..3}.tar",
     ):
-        assert find_pictures(source) is None
+        assert find_images(source) is None
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ShardError, match=r"holds no \.tar file"):
+    with pytest.raises(ShardError, match=r"has no \.tar file"):
         Split(tmp_path / "empty", CenterCrop(8)).open()
-    with pytest.raises(ShardError, match="cannot be read together"):
+    with pytest.raises(ShardError, match="cannot be read: .* has images and .* has shards"):
         Split([album, tmp_path / "x.tar"], CenterCrop(8)).open()
 
 
@@ -158,7 +158,7 @@ def test_no_file_is_kept_open(tmp_path):
     for number in range(300):
         (tmp_path / f"{number:03d}.jpg").write_bytes(jpeg("420", 24, 24, number))
     before = len(list(Path("/proc/self/fd").iterdir()))
-    pictures = pickle.loads(pickle.dumps(find_pictures(tmp_path)))
-    assert isinstance(pictures, Pictures) and len(pictures.images(np.arange(300))) == 300
+    pictures = pickle.loads(pickle.dumps(find_images(tmp_path)))
+    assert isinstance(pictures, UnlabelledImages) and len(pictures.images(np.arange(300))) == 300
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert (pictures.key(7), pictures.extensions(7), pictures.shard(7)) == ("007.jpg", ["jpg"], tmp_path)

@@ -26,8 +26,8 @@ from tarpeg.shards.mapped import Shards
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
         (b"PK\x03\x04" + b"." * 600, "zip"),
         (b"\xff\xd8\xff" + b"." * 2000, "another format"),
-        (b"k", "another format, or truncated"),
-        (b"\0" * 10240, "holds no image"),
+        (b"k", "another format, or is truncated"),
+        (b"\0" * 10240, "has no image"),
     ],
 )
 def test_files_that_are_no_tar(tmp_path, data, message):
@@ -45,12 +45,12 @@ def test_missing_folder_fifo_and_no_paths(tmp_path):
     for path in (tmp_path, tmp_path / "pipe.tar"):
         with pytest.raises(ShardError, match="not a regular file"):
             Shards([path])
-    with pytest.raises(ShardError, match="names no shard"):
+    with pytest.raises(ShardError, match="has no shards"):
         Shards([])
 
 
 def test_a_tar_without_images_says_what_it_saw(tmp_path):
-    with pytest.raises(ShardError, match=r"t\.tar holds no image: its first key is 'a'.*first dot"):
+    with pytest.raises(ShardError, match=r"t\.tar has no image: its first key is 'a'.*first dot"):
         Shards([write_tar(tmp_path / "t.tar", [("a.0001.jpg", b"."), ("a.0002.jpg", b".")])])
     with pytest.raises(ShardError, match=r"no key\.extension members at all"):
         Shards([write_tar(tmp_path / "u.tar", [("README", b".")])])
@@ -75,7 +75,7 @@ def test_joined_tars_and_a_damaged_header_are_errors(tmp_path):
     a, b = plain(tmp_path / "a.tar"), plain(tmp_path / "b.tar")
     joined, damaged = tmp_path / "j.tar", bytearray(a.read_bytes())
     joined.write_bytes(a.read_bytes() + b.read_bytes())
-    with pytest.raises(ShardError, match=r"j\.tar goes on behind its end"):
+    with pytest.raises(ShardError, match=r"j\.tar continues after its end"):
         build(joined)
     damaged[1024 + 3] ^= 1  # the second member's name: its checksum is off
     joined.write_bytes(damaged)

@@ -60,7 +60,7 @@ def test_a_damaged_header_and_what_comes_behind_the_end_are_errors(whole):
         damaged[header + 3] ^= 1
         with pytest.raises(tarfile.ReadError, match="damaged"):
             streamed(bytes(damaged))
-    with pytest.raises(tarfile.ReadError, match="goes on behind its end-of-archive block"):
+    with pytest.raises(tarfile.ReadError, match="continues after its end-of-archive block"):
         streamed(data + data)
 
 

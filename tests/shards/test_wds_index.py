@@ -13,7 +13,7 @@ from helpers.small_tars import images, write_tar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tarpeg.shards import index
-from tarpeg.shards.index import Run, join
+from tarpeg.shards.index import ShardIndex
 from tarpeg.shards.mapped import Shards
 from tarpeg.shards.paths import expand
 from tarpeg.shards.wds_index import Component, index_text, parse
@@ -53,20 +53,19 @@ MEMBERS = [
 ]
 
 
-def same(one: Run, other: Run) -> None:
-    assert [one.extensions[code] for code in one.extension] == [
-        other.extensions[code] for code in other.extension
-    ]
-    for name in ("samples", "keys", "key_sizes", "members", "image", "offset", "size"):
+def assert_same(one: ShardIndex, other: ShardIndex) -> None:
+    names = [[index.extensions[code] for code in index.extension] for index in (one, other)]
+    assert names[0] == names[1]
+    for name in ("shard", "keys", "key_ends", "member_ends", "image", "offset", "nbytes"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name), name)
 
 
 def test_an_index_says_what_the_headers_say(tmp_path):
     tar = write_tar(tmp_path / "a.tar", MEMBERS)
     idx = add_index(tar)
-    run = parse([idx.read_bytes()], [idx], [tar.stat().st_size])
-    same(run, Run.of(index.build(tar)))
-    assert run.size.dtype == np.uint32 and run.image.dtype == np.uint8
+    parsed = parse([idx.read_bytes()], [idx], [tar.stat().st_size])
+    assert_same(parsed, ShardIndex.of(index.build(tar)))
+    assert parsed.nbytes.dtype == np.uint32 and parsed.image.dtype == np.uint8
 
 
 def test_several_indexes_at_once(tmp_path):
@@ -74,10 +73,11 @@ def test_several_indexes_at_once(tmp_path):
     texts, sizes = [add_index(tar).read_bytes() for tar in tars], [tar.stat().st_size for tar in tars]
     together = parse(texts, [PATHS[0]] * 3, sizes)
     alone = [parse([text], PATHS[:1], [size]) for text, size in zip(texts, sizes, strict=True)]
-    one, other = join([together]), join(alone)
-    assert one.extensions == other.extensions
-    for name in ("shard", "keys", "key_ends", "member_ends", "image", "extension", "offset", "size"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), name)
+    joined = ShardIndex.join(alone, 3)
+    assert joined.extensions == together.extensions
+    assert_same(together, joined)
+    assert_same(together, ShardIndex.join([together], 3))
+    assert np.bincount(joined.shard).tolist() == [len(index) for index in alone]
 
 
 @settings(deadline=None)
@@ -90,11 +90,11 @@ def test_several_indexes_at_once(tmp_path):
 )
 def test_numbers_and_names_of_any_length(drawn):
     samples = [[Component("jpg", 512 * at, size, f"k{key.replace('.', '')}.jpg")] for at, size, key in drawn]
-    run = parse([index_text(samples)], PATHS[:1], [10**16])
+    parsed = parse([index_text(samples)], PATHS[:1], [10**16])
     keys = [sample[0].name.removesuffix(".jpg").encode() for sample in samples]
-    assert run.offset.tolist() == [sample[0].offset for sample in samples]
-    assert run.size.tolist() == [sample[0].size for sample in samples]
-    assert run.keys.tobytes() == b"".join(keys) and run.key_sizes.tolist() == [len(key) for key in keys]
+    assert parsed.offset.tolist() == [sample[0].offset for sample in samples]
+    assert parsed.nbytes.tolist() == [sample[0].nbytes for sample in samples]
+    assert parsed.keys.tobytes() == b"".join(keys) and np.diff(parsed.key_ends).tolist() == [len(key) for key in keys]
 
 
 GOOD = b"v1.2 2\njpg 512 9 a.jpg cls 1536 1 a.cls\npng 2560 9 b.png\n"
@@ -103,26 +103,26 @@ GOOD = b"v1.2 2\njpg 512 9 a.jpg cls 1536 1 a.cls\npng 2560 9 b.png\n"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "no index of version v1.2"),
-        (b"v1.1 2\njpg 512 9\n", "no index of version v1.2: it begins with b'v1.1 2'"),
-        (b"v1.2 0\n", "no index of version"),
-        (b"v1.2 2 \n", "no index of version"),
-        (b"v1.2 " + b"9" * 50 + b"\n", "no index of version"),
-        (GOOD[:-1], "has not the 2 lines"),
-        (GOOD[:-20], "has not the 2 lines"),
-        (GOOD + b"png 2560 9 b.png\n", "has not the 2 lines"),
+        (b"", "not an index of version v1.2"),
+        (b"v1.1 2\njpg 512 9\n", "not an index of version v1.2: it begins with b'v1.1 2'"),
+        (b"v1.2 0\n", "not an index of version"),
+        (b"v1.2 2 \n", "not an index of version"),
+        (b"v1.2 " + b"9" * 50 + b"\n", "not an index of version"),
+        (GOOD[:-1], "exactly 2 complete lines must follow"),
+        (GOOD[:-20], "exactly 2 complete lines must follow"),
+        (GOOD + b"png 2560 9 b.png\n", "exactly 2 complete lines must follow"),
         (b"v1.2 1\n\n", "line 2: its fields do not come in fours"),
         (GOOD.replace(b"9 b.png", b"b.png"), "line 3: its fields do not come in fours"),
         (GOOD.replace(b"a.jpg cls", b"a.jpg  cls"), "line 2: its fields do not come in fours"),
         (GOOD.replace(b"png 2560 9 b", b"png  9 b"), "line 3: a field is empty"),
-        (GOOD.replace(b"2560", b"+512"), "line 3: an offset or size is no number"),
-        (GOOD.replace(b"2560", b"-512"), "line 3: an offset or size is no number"),
-        (GOOD.replace(b"2560", b"12a4567890"), "line 3: an offset or size is no number"),
-        (GOOD.replace(b"2560", b"\xb2\xb3"), "line 3: an offset or size is no number"),
+        (GOOD.replace(b"2560", b"+512"), "line 3: an offset or size is not a number"),
+        (GOOD.replace(b"2560", b"-512"), "line 3: an offset or size is not a number"),
+        (GOOD.replace(b"2560", b"12a4567890"), "line 3: an offset or size is not a number"),
+        (GOOD.replace(b"2560", b"\xb2\xb3"), "line 3: an offset or size is not a number"),
         (GOOD.replace(b"2560", b"9" * 17), "line 3: a number is too long"),
-        (GOOD.replace(b"2560", b"2561"), "line 3: a member lies outside of the tar"),
-        (GOOD.replace(b"2560", b"1024000"), "line 3: a member lies outside of the tar"),
-        (GOOD.replace(b"512 9", b"512 9999999999999999"), "line 2: a member lies outside of the tar"),
+        (GOOD.replace(b"2560", b"2561"), "line 3: a member is outside of the tar"),
+        (GOOD.replace(b"2560", b"1024000"), "line 3: a member is outside of the tar"),
+        (GOOD.replace(b"512 9", b"512 9999999999999999"), "line 2: a member is outside of the tar"),
         (GOOD.replace(b"b.png", b".png"), "line 3: a name is not KEY.EXTENSION"),
         (GOOD.replace(b"b.png", b"p"), "line 3: a name is not KEY.EXTENSION"),
         (GOOD.replace(b"a.cls", b"aa.cls"), "line 2: a name is not KEY.EXTENSION"),
@@ -141,11 +141,11 @@ def test_anything_else_is_refused(text, message, place):
 def test_no_text_does_anything_but_raise(noise):
     for text in (b"v1.2 1\n" + noise, b"v1.2 1\njpg 512 9 a.jpg " + noise + b"\n"):
         try:
-            run = parse([text], PATHS[:1], [10240])
+            parsed = parse([text], PATHS[:1], [10240])
         except tarpeg.CacheError:
             continue
-        assert (run.offset >= 0).all() and (run.offset + run.size.astype(np.int64) <= 10240).all()
-        assert (run.image < run.members).all()
+        assert (parsed.offset >= 0).all() and (parsed.offset + parsed.nbytes.astype(np.int64) <= 10240).all()
+        assert (parsed.image < np.diff(parsed.member_ends)).all()
 
 
 def read_by_dali(tars: list[Path], samples: int) -> list[tuple[bytes, bytes]]:

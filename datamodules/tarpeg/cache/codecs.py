@@ -12,7 +12,7 @@ from PIL import Image
 
 from ..errors import DecodeError, Status
 from ..shards import pillow
-from ..shards.index import PILLOW_FORMATS
+from ..shards.pillow import PILLOW_FORMATS
 
 RAW = "stored raw"  # why an image is not tiled
 _SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")

@@ -25,8 +25,9 @@ from filelock import FileLock
 
 from ..errors import CacheError, DecodeError
 from ..files import write_json
-from ..shards.index import build_from, image_of, save
-from ..shards.manifest import BUILDING, MANIFEST
+from ..shards.index import build_from, save
+from ..shards.manifest import BUILDING, MANIFEST, CodecEntry
+from ..shards.pillow import image_extension
 from ..shards.wds_index import Component, index_text
 from .codecs import Codec
 from .sources import Input, Sample, Shard
@@ -128,15 +129,15 @@ def _write(job: Job, record: Record, tar: BinaryIO, idx: BinaryIO) -> None:
 
 def _encoded(codec: Codec, sample: Sample, record: Record) -> dict[str, bytes]:
     """Give the sample's members with the image encoded, in their order."""
-    image = image_of(sample.members)
+    image = image_extension(sample.members)
     if image is None:
         raise DecodeError(f"there is no image among its members {list(sample.members)}")
     data, extension, tile, untiled = codec.encode(sample.members[image], image)
     members = {extension if name == image else name: content for name, content in sample.members.items()}
-    if len(members) < len(sample.members) or image_of(members) != extension:
+    if len(members) < len(sample.members) or image_extension(members) != extension:
         raise CacheError(
             f"shard {sample.shard}, key {sample.key!r}: as KEY.{extension} its image would be mistaken: "
-            f"there is a member {image_of(members)!r} too. Take another codec, or rename it."
+            f"there is a member {image_extension(members)!r} too. Take another codec, or rename it."
         )
     members[extension] = data
     counts, name = (record.untiled, untiled) if tile is None else (record.tiles, str(tile))
@@ -269,7 +270,7 @@ def stamp_of(shard: Shard) -> int:
     return int(digest(shard.stamp)[:15], 16)
 
 
-def describe(codec: Codec) -> dict[str, Any]:
+def describe(codec: Codec) -> CodecEntry:
     """Name a codec and its parameters in plain values."""
     return {"name": type(codec).__name__, "parameters": asdict(codec)}  # type: ignore[call-overload]
 

@@ -17,7 +17,7 @@ from .. import processes
 from ..errors import CacheError
 from ..sampling import rng
 from ..shards.folder import Folder
-from ..shards.index import EXTENSION, KEY_END, MEMBER_END, OFFSET, SIZE, TarIndex, load, load_or_build
+from ..shards.index import EXTENSION, KEY_END, MEMBER_END, NBYTES, OFFSET, TarIndex, load, load_or_build
 from ..shards.manifest import BUILDING, Quarantined
 from . import job
 from .job import tar_size
@@ -201,7 +201,7 @@ def cuts(sizes: Int64, samples: int | None, limit: int | None) -> Iterator[tuple
 
 
 def _sample_sizes(index: TarIndex) -> Int64:
-    ends = np.concatenate([[0], np.cumsum(tar_size(index.members[SIZE]))])
+    ends = np.concatenate([[0], np.cumsum(tar_size(index.members[NBYTES]))])
     bounds = np.concatenate([[0], index.samples[MEMBER_END]])
     sizes: Int64 = np.diff(ends[bounds])
     return sizes
@@ -212,7 +212,7 @@ def _row(shard: int, index: TarIndex, sample: int) -> Row:
     key_end, stop = index.samples[[KEY_END, MEMBER_END], sample].tolist()
     members = index.members[:, start:stop]
     names = [index.extensions[code] for code in members[EXTENSION].tolist()]
-    places = zip(names, members[OFFSET].tolist(), members[SIZE].tolist(), strict=True)
+    places = zip(names, members[OFFSET].tolist(), members[NBYTES].tolist(), strict=True)
     return Row(
         shard, index.keys[key_start:key_end].tobytes().decode("utf-8", "surrogateescape"), tuple(places)
     )

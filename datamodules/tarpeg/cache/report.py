@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import processes
 from ..progress import progress
-from ..shards import index, pillow
+from ..shards import pillow
 from ..shards.mapped import Shards
 from . import verify
 from .build import CacheReport, Progress, build_cache
@@ -130,7 +130,7 @@ def speedup(report: CacheReport, images: int = 64, rounds: int = 7) -> Speedup |
     ids = {shards.key(id): id for id in reversed(range(len(shards)))}
     before, after = [], []
     for sample in islice(report.example.source.read(), images):
-        image = index.image_of(sample.members)
+        image = pillow.image_extension(sample.members)
         if image is not None and sample.key in ids:
             before.append(torch.frombuffer(bytearray(sample.members[image]), dtype=torch.uint8))
             after.append(shards.images([ids[sample.key]])[0].clone())

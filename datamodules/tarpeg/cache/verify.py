@@ -17,10 +17,9 @@ import torch
 from .. import processes
 from ..errors import CacheError, ShardError, Status
 from ..ops import library
-from ..shards.index import Run, Table, build, join
+from ..shards.index import ShardIndex, build
 from ..shards.manifest import BUILDING, MANIFEST, ShardEntry, read_manifest
-from ..shards.mapped import index_path
-from ..shards.wds_index import parse
+from ..shards.wds_index import index_path, parse
 from .build import Progress
 
 _SMALL = 200 << 20  # bytes that are checked in the time that processes take to start
@@ -131,13 +130,13 @@ def _problems(folder: Path, entry: ShardEntry) -> Iterator[Problem]:
     except OSError as error:
         yield Problem(entry.name, "", f"it cannot be read: {error.strerror}")
         return
-    headers: Run | ShardError
+    headers: ShardIndex | ShardError
     try:
-        headers = Run.of(build(tar))
+        headers = ShardIndex.of(build(tar))
     except ShardError as error:
         headers = error
         yield Problem(entry.name, "", str(error))
-    index: Run | None = None
+    index: ShardIndex | None = None
     try:
         text = idx.read_bytes()
         if hashlib.sha256(text).hexdigest() != entry.idx_sha256:
@@ -147,15 +146,15 @@ def _problems(folder: Path, entry: ShardEntry) -> Iterator[Problem]:
         yield Problem(entry.name, "", str(error))
     except OSError as error:
         yield Problem(entry.name, "", f"its index {idx.name} cannot be read: {error.strerror}")
-    if isinstance(headers, Run) and index is not None:
-        yield from _compare(entry, join([headers]), join([index]))
-    run = headers if isinstance(headers, Run) else index
-    if run is None:
+    if isinstance(headers, ShardIndex) and index is not None:
+        yield from _compare(entry, headers, index)
+    readable = headers if isinstance(headers, ShardIndex) else index
+    if readable is None:
         return
-    count = len(run.members)
+    count = len(readable)
     if count != entry.samples:
         yield Problem(entry.name, "", f"it has {count} samples, and {MANIFEST} says {entry.samples}")
-    yield from _undecodable(tar, entry, join([run]))
+    yield from _undecodable(tar, entry, readable)
 
 
 def _sha256(path: Path) -> str:
@@ -166,38 +165,35 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _compare(entry: ShardEntry, headers: Table, index: Table) -> Iterator[Problem]:
+def _compare(entry: ShardEntry, headers: ShardIndex, index: ShardIndex) -> Iterator[Problem]:
     """Name the first sample that the index tells otherwise than the headers."""
-    for row in range(min(len(headers.shard), len(index.shard))):
+    for row in range(min(len(headers), len(index))):
         one, other = _sample(headers, row), _sample(index, row)
         if one != other:
             yield Problem(entry.name, one[0], f"the index says {other[0]!r} {other[1]}, the tar {one[1]}")
             return
-    if len(headers.shard) != len(index.shard):
-        counts = f"the index lists {len(index.shard)} samples, the tar has {len(headers.shard)}"
+    if len(headers) != len(index):
+        counts = f"the index lists {len(index)} samples, the tar has {len(headers)}"
         yield Problem(entry.name, "", counts)
 
 
-def _sample(table: Table, row: int) -> tuple[str, list[tuple[str, int, int]]]:
-    names, (start, stop) = list(table.extensions), table.member_ends[row : row + 2].tolist()
-    extensions = [names[code] for code in table.extension[start:stop].tolist()]
-    places = zip(extensions, table.offset[start:stop].tolist(), table.size[start:stop].tolist(), strict=True)
+def _sample(index: ShardIndex, row: int) -> tuple[str, list[tuple[str, int, int]]]:
+    start, stop = index.member_ends[row : row + 2].tolist()
+    extensions = [index.extensions[code] for code in index.extension[start:stop].tolist()]
+    places = zip(
+        extensions, index.offset[start:stop].tolist(), index.nbytes[start:stop].tolist(), strict=True
+    )
     # Members without an extension have no place in the index.
-    return _key(table, row), [place for place in places if place[0]]
+    return index.key(row), [place for place in places if place[0]]
 
 
-def _key(table: Table, row: int) -> str:
-    start, stop = table.key_ends[row : row + 2].tolist()
-    return table.keys[start:stop].tobytes().decode("utf-8", "surrogateescape")
-
-
-def _undecodable(tar: Path, entry: ShardEntry, table: Table) -> Iterator[Problem]:
+def _undecodable(tar: Path, entry: ShardEntry, index: ShardIndex) -> Iterator[Problem]:
     from ..ops import decode
 
     # Mapped as Shards does; members were checked to lie inside of what the file has.
     data = torch.from_file(str(tar), shared=False, size=tar.stat().st_size, dtype=torch.uint8)
-    members = table.member_ends[:-1] + table.image
-    places = zip(table.offset[members].tolist(), table.size[members].tolist(), strict=True)
+    members = index.member_ends[:-1] + index.image
+    places = zip(index.offset[members].tolist(), index.nbytes[members].tolist(), strict=True)
     for row, (offset, size) in enumerate(places):
         image = data.narrow(0, offset, size)
         sides = np.maximum(decode.image_sizes([image]).numpy(), 1)
@@ -205,7 +201,7 @@ def _undecodable(tar: Path, entry: ShardEntry, table: Table) -> Iterator[Problem
         # The mean of the whole image: every coefficient takes part in it.
         status = Status(int(decode.decode_batch([image], box, 1)[1]))
         if status != Status.OK:
-            yield Problem(entry.name, _key(table, row), f"image is {status.name} ({int(status)})")
+            yield Problem(entry.name, index.key(row), f"image is {status.name} ({int(status)})")
 
 
 def summary(report: VerifyReport) -> list[str]:

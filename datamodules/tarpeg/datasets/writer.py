@@ -22,7 +22,7 @@ from ..machine import usable_cores
 from ..processes import map_in_processes
 from ..progress import progress
 from ..shards.folder import Folder
-from ..shards.index import PILLOW_FORMATS
+from ..shards.pillow import PILLOW_FORMATS
 from .synthetic import Photos, photograph
 
 _OWNER = "tarpeg"  # every member's user: how a shard of ours is told from somebody's own

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ..sampling.crops import Crop, Progressive, crop_at
 from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fraction, shown, subset_ids
-from ..shards.folder import find_pictures
+from ..shards.folder import find_images
 from ..shards.labels import Decode, Samples, Target, check_target
 from ..shards.mapped import Shards
 from ..shards.paths import expand
@@ -22,7 +22,7 @@ class Split:
     """Which shards, and what to take of each image.
 
     ``shards``: a folder, a path, a glob, a brace pattern ("train-{000..009}.tar") or a list of these; or a
-    folder of images, searched with those below it, or a glob of images (see ``Pictures``).
+    folder of images, searched with those below it, or a glob of images (see ``UnlabelledImages``).
     ``crop``: ``RandomResizedCrop``, ``RandomCrop``, ``CenterCrop`` or ``Whole``, or one of these in
     ``Progressive``.
     ``flip``: the probability, 0 to 1, of mirroring left to right.
@@ -104,7 +104,7 @@ class Split:
 
     def open(self) -> Samples:
         """Index the shards, or list the images; ``ShardError`` names what is missing or broken."""
-        pictures = find_pictures(self.shards)
+        pictures = find_images(self.shards)
         if pictures is None:
             return Shards(expand(self.shards))
         if self.target is not None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import DecodeError, ShardError
 from ..sampling.batches import BatchPlan, EpochCounter
 from ..sampling.sampler import Request
-from ..shards.stream import Stream, Streamed, Streaming, expand_urls
+from ..shards.stream import Stream, StreamRequest, Streaming, expand_urls
 from .batch import FetchResult
 from .config import LoaderConfig
 from .loader import Loader, engine_of
@@ -168,8 +168,8 @@ class _StreamFetcher:
     def nbytes(self, request: Request) -> int:
         return self.fetcher.nbytes(request)
 
-    def fetch(self, request: Streamed, out: Tensor | None = None, threads: int = 1) -> FetchResult:
-        fetcher = replace(self.fetcher, shards=request.held, candidates=request.ids)
+    def fetch(self, request: StreamRequest, out: Tensor | None = None, threads: int = 1) -> FetchResult:
+        fetcher = replace(self.fetcher, shards=request.samples, candidates=request.ids)
         plain = Request(request.epoch, request.ids, request.occurrence)
         return fetcher.fetch(plain, out, threads)._replace(notes=request.notes)
 
@@ -193,7 +193,7 @@ class _Pulling:
     workers: int
     _turn: int | None = None
     _size: int = 0
-    _requests: Iterator[Streamed] = field(default_factory=lambda: iter(()))
+    _requests: Iterator[StreamRequest] = field(default_factory=lambda: iter(()))
 
     def __call__(self, pull: _Pull) -> Any:
         if pull.turn != self._turn:

@@ -74,11 +74,11 @@ def parse(texts: Sequence[bytes], paths: Sequence[Path], tar_nbytes: Sequence[in
             raise CacheError(
                 f"{path} is not an index of version v1.2: it begins with {head[:32]!r}. Build the cache again."
             )
-        lines, expected = body.count(b"\n"), int(found[1])
-        if body[-1:] != b"\n" or lines != expected:
+        expected = int(found[1])
+        if body[-1:] != b"\n" or body.count(b"\n") != expected:
             raise CacheError(
-                f"{path} is damaged: it has {lines} complete lines of samples, its first line has {expected}. "
-                "Build the cache again."
+                f"{path} is damaged: exactly {expected} complete lines must follow its first line. Build the "
+                "cache again."
             )
         counts.append(expected)
         bodies.append(body)
