@@ -112,7 +112,7 @@ def test_a_shard_that_was_cut_off(cache):
     size, headers, index = found(cache)
     assert size.startswith("shard train-0.tar: it has 5000 bytes, and manifest.json says ")
     assert "truncated" in headers
-    assert "train-0.idx is damaged in line 3: a member lies outside of the tar" in index
+    assert "train-0.idx is damaged in line 3: a member is outside of the tar" in index
 
 
 def test_a_damaged_header_with_an_index_that_still_leads_to_the_images(cache):

@@ -150,7 +150,7 @@ def test_a_folder_with_train_and_val_becomes_shards_of_both(tmp_path):
     with pytest.raises(tarpeg.ShardError, match="holds train and val, which are no classes"):
         tarpeg.make_shards(tmp_path / "shards", tarpeg.Folder(str(root)))
     (root / "val" / "cow").mkdir()
-    with pytest.raises(tarpeg.ShardError, match="cow: no such class in training"):
+    with pytest.raises(tarpeg.ShardError, match="cow is not one of the"):
         CachedShards(str(root), tmp_path / "other", workers=0)()
 
 

@@ -154,21 +154,21 @@ def test_keys_stay_unique(tmp_path):
 
 
 def test_folder_errors(tmp_path, images):
-    with pytest.raises(ShardError, match=r"there is no directory .*nowhere"):
+    with pytest.raises(ShardError, match=r"nowhere. is not a directory"):
         make_shards(tmp_path / "o", Folder(tmp_path / "nowhere"))
     (tmp_path / "flat").mkdir()
     (tmp_path / "flat" / "a.jpg").write_bytes(b"")
-    with pytest.raises(ShardError, match=r"flat holds no sub-directory"):
+    with pytest.raises(ShardError, match=r"flat.* has no sub-directory"):
         make_shards(tmp_path / "o", Folder(tmp_path / "flat"))
     (tmp_path / "flat" / "empty").mkdir()
-    with pytest.raises(ShardError, match=r"no image .* in the sub-directories of .*flat"):
+    with pytest.raises(ShardError, match=r"flat.* has no image .* in its sub-directories"):
         make_shards(tmp_path / "o", Folder(tmp_path / "flat"))
     with pytest.raises(ValueError, match=r"samples: expected at most the 25 images"):
         make_shards(tmp_path / "o", Folder(images), 26)
     with pytest.raises(ValueError, match=r"out: .* lies inside"):
         make_shards(images / "shards", Folder(images))
     (images / "ant" / ("n" * 120 + ".jpg")).write_bytes(b"")
-    with pytest.raises(ShardError, match="tar takes names of 100 bytes"):
+    with pytest.raises(ShardError, match="names in a tar have at most 100 bytes"):
         make_shards(tmp_path / "o", Folder(images))
 
 
@@ -263,9 +263,9 @@ def test_folder_shards_split_evenly(tmp_path, images):
     make()
     with pytest.raises(ShardError, match=r"val_share \(0\.25 there, 0\.5 wished\)"):
         FolderShards(root=images, out=tmp_path / "o", val_share=0.5)()
-    with pytest.raises(ShardError, match=r"val_share: 0\.01 of the 25 images .* leaves none for val"):
+    with pytest.raises(ShardError, match=r"val_share=0\.01 of the 25 images .* leaves no image for val"):
         FolderShards(root=images, out=tmp_path / "p", val_share=0.01, workers=0)()
-    with pytest.raises(ValueError, match="val_share: expected a share between 0 and 1, got 1"):
+    with pytest.raises(ValueError, match="val_share=1 must be between 0 and 1"):
         FolderShards(root=images, out=tmp_path / "p", val_share=1)
 
 
@@ -303,7 +303,7 @@ def test_folder_shards_take_train_and_val_as_they_are(tmp_path, images):
     assert _members(root / "shards" / "val-000000.tar")["cat/one.cls"] == b"2"
     assert len(_members(root / "shards" / "train-000000.tar")) == 50
     (root / "val" / "dog").mkdir()
-    with pytest.raises(ShardError, match=r"dog: no such class in training"):
+    with pytest.raises(ShardError, match=r"dog is not one of the"):
         FolderShards(root=root, out=tmp_path / "o", workers=0)()
 
 
@@ -331,7 +331,7 @@ def test_tool_draws_and_packs(tmp_path, images):
     [
         (["samples=3"], "make_shards: out: which directory? give out=DIR"),
         (["out=o", "source=folder"], "make_shards: root: which directory? give root=DIR"),
-        (["out=o", "source=folder", "root=nowhere"], "make_shards: root: there is no directory nowhere"),
+        (["out=o", "source=folder", "root=nowhere"], "make_shards: root='nowhere' is not a directory"),
         (["out=o", "source=web"], "make_shards: source: expected synthetic or folder, got 'web'"),
         (["out=o", "gray=2"], "make_shards: gray: expected a share in 0..1, got 2"),
     ],
