@@ -1,4 +1,4 @@
-"""Train: compose the configuration, instantiate, fit. ``python train.py --help`` lists the groups."""
+"""Train a classifier from the composed configuration. ``python train.py --help`` lists the groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "datamodules"))
-# OpenMP's threads spin while they wait, on cores that the workers need: five times slower on two busy cores.
+# OpenMP's threads would spin while they wait, on cores that the workers need: 5 times slower on two cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import hydra
@@ -21,12 +21,12 @@ import torch
 import torchmetrics
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
+from hydra_hints import check_braces, in_overrides
 from lightning.pytorch.profilers import PyTorchProfiler
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue
 from rich.console import Console
-from tarpeg.hints import check_braces
 from torch import Tensor, nn
 
 
@@ -45,7 +45,7 @@ class Classifier(lightning.LightningModule):
 
     def on_before_batch_transfer(self, batch: tarpeg.Batch, _: int) -> tarpeg.Batch:
         low, high = (int(bound) for bound in batch[1].aminmax())
-        if low < 0 or high >= self.classes:  # on a GPU this would be an assertion without a name
+        if low < 0 or high >= self.classes:  # on a GPU this would be an assertion without a message
             hint = ": -1 is an image without a label; data=folder takes a folder of images" * (low == -1)
             raise ConfigError(f"labels {low}..{high} do not fit model.net.num_classes={self.classes}{hint}")
         return batch
@@ -69,23 +69,35 @@ class Classifier(lightning.LightningModule):
 
 
 class ConfigError(ValueError):
-    """Settings that do not fit each other."""
+    """Settings that do not fit together."""
 
 
 @hydra.main(config_path="conf", config_name="train", version_base="1.3")
 def main(config: DictConfig) -> None:
-    """Fit, then print one line; where a setting or a file is at fault, one line that names it."""
+    """Fit, then print a summary; if a setting or a file is wrong, print one line with its name instead."""
     _quiet()
     try:
         _fit(config)
     except InstantiationException as error:
         key, cause = re.search(r"full_key: (\S+)", str(error)), error.__cause__ or error
         kind = "" if isinstance(cause, ValueError) else f"{type(cause).__name__}: "
-        raise SystemExit(f"train: {f'{key[1]}: ' if key else ''}{kind}{cause}") from None
+        raise SystemExit(f"train: {f'{key[1]}: ' if key else ''}{kind}{cause}{_hint(cause)}") from None
     except MissingMandatoryValue as error:
         raise SystemExit(f"train: {error.full_key} is not set: give {error.full_key}=...") from None
     except (tarpeg.ShardError, tarpeg.DecodeError, tarpeg.BuildError, ConfigError) as error:
-        raise SystemExit(f"train: {error}") from None
+        raise SystemExit(f"train: {error}{_hint(error)}") from None
+
+
+# Messages of tarpeg, and what they mean for overrides.
+_HINTS = {
+    r"^(\w+)=.* must be a (tarpeg\.\w+)": r" (+augment.\1._target_=\2)",
+    r"choose another out": " (data.prepare.out=...)",
+}
+
+
+def _hint(error: BaseException) -> str:
+    matches = ((re.search(pattern, str(error)), hint) for pattern, hint in _HINTS.items())
+    return next((match.expand(hint) for match, hint in matches if match), "")
 
 
 def _fit(config: DictConfig) -> None:
@@ -109,8 +121,10 @@ def _fit(config: DictConfig) -> None:
         trainer.fit(model, datamodule=data, ckpt_path=config.ckpt_path)
     except SystemExit:  # Lightning's end after Ctrl-C
         if trainer.is_global_zero:
-            way = _way_on(trainer) or "there is no checkpoint yet: one is written after each validation"
-            Console().print(f"interrupted; {way}", highlight=False, markup=False, soft_wrap=True)
+            resume = (
+                _resume_hint(trainer) or "there is no checkpoint yet: one is written after each validation"
+            )
+            Console().print(f"interrupted; {resume}", highlight=False, markup=False, soft_wrap=True)
         raise
     if trainer.is_global_zero:
         for line in _summary(trainer, callbacks, trainer.profiler.dirpath if config.profiler else None):
@@ -127,31 +141,31 @@ def _summary(trainer: lightning.Trainer, callbacks: dict[str, object], profile: 
     parts = [f"{trainer.global_step} steps"]
     for callback in callbacks.values():
         if isinstance(callback, tarpeg.DataStallMonitor):
-            if callback.images_per_second:  # 0 where no step was measured
+            if callback.images_per_second:  # 0 if no step was measured
                 parts.append(f"{callback.images_per_second:.0f} images/s")
                 parts.append(f"{callback.wait_share:.0%} of the time waiting for data")
-            if callback.verdict:  # none where nothing was trained, or in processes that are gone
-                yield f"data: {callback.verdict}"
+            if callback.advice:  # empty if nothing was trained, or only in processes that ended
+                yield f"data: {in_overrides(callback.advice)}"
     if "val/accuracy" in trainer.callback_metrics:
         parts.append(f"validation accuracy {trainer.callback_metrics['val/accuracy']:.3f}")
-    if way := _way_on(trainer):
-        yield way
+    if resume := _resume_hint(trainer):
+        yield resume
     yield "trained: " + ", ".join(parts)
 
 
-def _way_on(trainer: lightning.Trainer) -> str:
+def _resume_hint(trainer: lightning.Trainer) -> str:
     last = getattr(trainer.checkpoint_callback, "last_model_path", "")
     return f"to go on from here: ckpt_path={os.path.relpath(last)}" if last else ""
 
 
 def _quiet() -> None:
-    """Keep advertisements, and warnings that nobody here can act on, off the terminal."""
+    """Hide advertisements, and warnings that need no action here."""
     log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    # "data: " is the verdict, which comes with the last lines.
+    # "data: " is the monitor's verdict, which is printed with overrides at the end.
     log.addFilter(lambda record: not record.getMessage().startswith(("💡 Tip", "TPU available", "data: ")))
     for text in (".*LeafSpec", "You have overridden `on_before_batch_transfer`", "Grad strides do not match"):
         warnings.filterwarnings("ignore", message=text)
-    if rank_zero_only.rank:  # whatever there is to tell, rank 0 tells
+    if rank_zero_only.rank:  # rank 0 prints the same
         warnings.simplefilter("ignore")
         logging.disable(logging.WARNING)
 

@@ -9,10 +9,10 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
+from tarpeg.datasets.synthetic import Photos
+from tarpeg.datasets.writer import make_shards
 from tarpeg.errors import ShardError
 from tarpeg.shards.folder import Folder
-from tarpeg.datasets.writer import make_shards
-from tarpeg.datasets.synthetic import Photos
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="make_shards")

@@ -12,9 +12,9 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
+from hydra_hints import check_braces
 from tarpeg import contact_sheet
 from tarpeg.errors import BuildError, ShardError
-from tarpeg.hints import check_braces
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="preview")

@@ -1,4 +1,4 @@
-"""Where the time goes in real training runs, each slow in one place."""
+"""Shares of time in real training runs, each slow in one place, and the clocks with simulated time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 import torch
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 from tarpeg import Augment, CenterCrop, DataStallMonitor, ShardDataModule, Split
-from tarpeg.diagnostics.monitor import _length, _Watch, _workers
+from tarpeg.diagnostics import monitor
+from tarpeg.diagnostics.monitor import DeviceTimeline, Timeline, _length, _Watch, _workers
 from tarpeg.machine import Machine
 from torch.utils.data import DataLoader
 
@@ -20,7 +21,7 @@ LOGGER = "lightning.pytorch.utilities.rank_zero"
 
 
 class Model(lightning.LightningModule):
-    """A network that takes as long as it is told."""
+    """A network whose steps take the given seconds."""
 
     def __init__(self, compute=0.0, augment=0.0, validate=0.0, fail_at=None):
         super().__init__()
@@ -47,7 +48,7 @@ class Augmenting(Model):
 
 
 class Sleepy(torch.utils.data.Dataset):
-    """Batches of four that take their time."""
+    """Batches of four, each of which takes ``seconds``."""
 
     def __init__(self, count=12, seconds=0.0):
         self.batches, self.seconds = [(torch.zeros(4, 2), torch.zeros(4))] * count, seconds
@@ -87,7 +88,7 @@ def sleepy(seconds=0.0, count=12):
     return DataLoader(Sleepy(count, seconds), batch_size=None)
 
 
-def test_before_anything_ran():
+def test_before_training():
     stall = DataStallMonitor()
     assert (stall.wait_share, stall.images_per_second, stall.verdict) == (0.0, 0.0, "")
     with pytest.raises(ValueError, match="sample_seconds=-1 must not be negative"):
@@ -99,13 +100,13 @@ def test_a_slow_loader(caplog):
         stall, trainer = fit(Model(), loader=sleepy(0.02))
     assert stall.wait_share > 0.7
     assert "give the DataLoader num_workers=" in stall.verdict
-    assert f"data: {stall.verdict}" in caplog.messages, "told without anybody asking"
+    assert f"data: {stall.verdict}" in caplog.messages, "logged without a logger"
     assert sum(stall.shares.values()) == pytest.approx(1)
     assert 50 < stall.images_per_second < 4 / 0.02
     logged = trainer.callback_metrics
     assert logged["data/wait_share"] == pytest.approx(stall.wait_share, abs=0.05)
     assert logged["data/images_per_second"] == pytest.approx(stall.images_per_second, rel=0.2)
-    assert "data/substituted" not in logged, "this loader counts none"
+    assert "data/substituted" not in logged, "this loader does not count them"
 
 
 def test_two_loaders_at_once():
@@ -115,7 +116,7 @@ def test_two_loaders_at_once():
     assert stall.images_per_second and "data/images_per_second" in trainer.callback_metrics
 
 
-def test_batches_that_hold_nothing_to_count():
+def test_batches_without_a_length():
     stall, trainer = fit(Model(), loader=DataLoader(["x"] * 12, batch_size=2))
     assert (stall.images_per_second, stall.verdict[:7]) == (0.0, "5 steps")
     assert "data/images_per_second" not in trainer.callback_metrics
@@ -124,7 +125,7 @@ def test_batches_that_hold_nothing_to_count():
 def test_slow_compute():
     stall, _ = fit(Model(compute=0.1), loader=sleepy())
     assert stall.shares["compute"] > 0.8
-    assert "the data keeps up, nothing to gain" in stall.verdict
+    assert "the data keeps up, there is nothing to gain" in stall.verdict
 
 
 def test_slow_augmentation():
@@ -141,20 +142,21 @@ def module(photos, **settings):
     )
 
 
-def test_a_slow_loader_of_ours_and_the_setting_that_helps(photos, monkeypatch):
+def test_a_slow_shard_loader_and_the_setting_that_helps(photos, monkeypatch):
     machine = Machine(8, 4.0, None, None, None, None, None)
     monkeypatch.setattr("tarpeg.machine.read_machine", lambda: machine)
     torch.set_num_threads(1)
     data = module(photos, workers=0, threads=0, members=["cls"], decode=busy)
     stall, trainer = fit(Model(), data=data)
     assert stall.wait_share > 0.5
-    assert "data.workers=4 decodes on the cores that are idle; expected" in stall.verdict
+    assert "ShardDataModule(workers=4) decodes on the idle cores; expected" in stall.verdict
     assert trainer.callback_metrics["data/substituted"] == 0
     stall, _ = fit(Model(), data=module(photos, workers=0, threads=0, members=["cls"], decode=asleep))
-    assert "waits for the disk or comes in bursts: data.readahead=16" in stall.verdict, "not the decoder"
+    assert "waits for the disk or delivers in bursts: ShardDataModule(readahead=16)" in stall.verdict
+    assert "".join(map(str, stall.advice)) == stall.verdict
 
 
-def test_a_slow_augmentation_of_ours(photos):
+def test_a_slow_augment_module(photos):
     class Slow(Augment):
         def transform(self, *arguments, **named):
             time.sleep(0.02)
@@ -162,10 +164,10 @@ def test_a_slow_augmentation_of_ours(photos):
 
     stall, _ = fit(Model(), data=module(photos, workers=0, threads=1, augment=Slow(flip=0.5)))
     assert stall.shares["augment"] > 0.7
-    assert "Slow takes it; tarpeg.Augment is one pass" in stall.verdict
+    assert "Slow takes it; tarpeg.Augment needs one pass" in stall.verdict
 
 
-def test_validation_and_the_first_step_count_for_nothing():
+def test_validation_and_the_first_step_are_not_counted():
     class First(Model):
         def training_step(self, batch, number):
             time.sleep(0.5 if self.trainer.global_step == 0 else 0.005)
@@ -184,7 +186,7 @@ def test_steps_are_batches(settings):
     assert "give the DataLoader" in stall.verdict
 
 
-def test_what_is_resumed_is_measured(photos, tmp_path):
+def test_resumed_runs_are_measured(photos, tmp_path):
     saver = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=5, save_top_k=-1)
     fit(Model(), data=module(photos, workers=0), enable_checkpointing=True, callbacks=[saver])
     (path,) = tmp_path.glob("*step=5.ckpt")
@@ -196,7 +198,7 @@ def test_what_is_resumed_is_measured(photos, tmp_path):
 
 
 @pytest.mark.parametrize("fail_at", [None, 3])
-def test_the_profiler_of_the_trainer_goes_on(fail_at):
+def test_the_trainers_profiler_continues(fail_at):
     profiler, seen = SimpleProfiler("/d", "hooks"), []
 
     class Look(lightning.Callback):
@@ -218,7 +220,7 @@ def test_the_profiler_of_the_trainer_goes_on(fail_at):
 
 
 @pytest.mark.parametrize("fail_at", [None, 3])
-def test_two_monitors_give_the_profiler_back(fail_at):
+def test_two_monitors_restore_the_profiler(fail_at):
     first, second, found = DataStallMonitor(0), DataStallMonitor(0), []
     profiler = SimpleProfiler()
 
@@ -230,18 +232,18 @@ def test_two_monitors_give_the_profiler_back(fail_at):
         fit(Model(fail_at=fail_at), first, sleepy(), profiler=profiler, callbacks=[second, Look()])
     assert found[0].profiler is profiler
     assert bool(first.verdict) == bool(second.verdict) == (fail_at is None)
-    assert "profiler=" not in first.verdict, "one is on"
+    assert "profiler=" not in first.verdict, "it has one already"
 
 
-def test_a_run_that_fails_has_no_verdict_of_the_run_before():
+def test_a_failed_run_does_not_keep_the_previous_verdict():
     stall, _ = fit(Model(), loader=sleepy())
     assert stall.verdict
     with pytest.raises(ZeroDivisionError):
         fit(Model(fail_at=3), stall, sleepy())
-    assert stall.verdict == ""
+    assert stall.verdict == "" and stall.advice == ()
 
 
-def test_a_lightning_that_calls_things_otherwise(monkeypatch):
+def test_a_lightning_with_other_action_names(monkeypatch):
     monkeypatch.setattr("tarpeg.diagnostics.monitor._ACTIONS", {})
     stall, _ = fit(Model(compute=0.01), loader=sleepy(0.04))
     assert stall.wait_share > 0.5 and stall.shares["compute"] > 0.05
@@ -281,3 +283,151 @@ def test_a_hook_costs_microseconds():
             with watch.profile(name):
                 pass
     assert (time.process_time() - started) / 1000 < 1e-3, "of a step with 43 actions, contexts included"
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(monitor, "time", clock)
+    return clock
+
+
+def stage_seconds(timeline):
+    timeline.read(wait=True)
+    return {stage: taken for stage, taken in timeline.seconds.items() if taken}
+
+
+def test_stages_nest_and_other_time_is_other(clock):
+    timeline = Timeline()
+    clock.now += 50  # before it begins
+    timeline.begin()
+    clock.now += 1
+    timeline.enter("compute")
+    clock.now += 2
+    timeline.enter("wait")  # a step that fetches its batch itself
+    clock.now += 4
+    timeline.leave()
+    clock.now += 8
+    timeline.leave()
+    clock.now += 16
+    assert stage_seconds(timeline) == {"other": 17, "compute": 10, "wait": 4}
+
+
+def test_stages_do_not_count_while_it_is_stopped(clock):
+    timeline = Timeline()
+    timeline.leave()  # a stage that was entered before the timeline existed
+    timeline.enter("transfer")
+    clock.now += 1
+    timeline.leave()
+    timeline.begin()
+    clock.now += 2
+    timeline.pause()
+    for stage in ("transfer", "augment"):  # validation
+        timeline.enter(stage)
+        clock.now += 50
+        timeline.leave()
+    assert not timeline.is_running
+    timeline.begin()
+    timeline.enter("wait")
+    clock.now += 4
+    timeline.leave()
+    assert stage_seconds(timeline) == {"other": 2, "wait": 4}
+
+
+def test_reset(clock):
+    timeline = Timeline()
+    timeline.begin("compute")
+    clock.now += 5
+    timeline.reset()
+    clock.now += 1
+    assert stage_seconds(timeline) == {"compute": 1}
+
+
+class Device:
+    """A GPU with a queue: a mark is passed when the work before it is done."""
+
+    def __init__(self):
+        self.host = self.free = 0.0  # milliseconds: the program's time, and when the GPU becomes idle
+
+    def work(self, milliseconds):
+        self.free = max(self.free, self.host) + milliseconds
+
+    def event(self):
+        return Mark(self)
+
+
+class Mark:
+    def __init__(self, device):
+        self.device, self.at = device, None
+
+    def record(self):
+        self.at = self.device.free = max(self.device.free, self.device.host)
+
+    def query(self):
+        return self.at <= self.device.host
+
+    def synchronize(self):
+        self.device.host = max(self.device.host, self.at)
+
+    def elapsed_time(self, end):
+        assert self.query() and end.query()
+        return end.at - self.at
+
+
+def step(device, timeline, wait, compute):
+    timeline.enter("wait")
+    device.host += wait
+    timeline.leave()
+    timeline.enter("compute")
+    device.work(compute)
+    timeline.leave()
+
+
+def test_waiting_while_the_gpu_is_busy_does_not_count():
+    device = Device()
+    timeline = DeviceTimeline(device.event)
+    timeline.begin()
+    for _ in range(10):  # the program waits 6 ms while the GPU is busy for 10
+        step(device, timeline, wait=6, compute=10)
+    timeline.read()
+    assert timeline.seconds["compute"] < 0.1, "read() does not wait for the GPU"
+    taken = stage_seconds(timeline)
+    assert taken == pytest.approx({"wait": 0.006, "compute": 0.1}), "only the first batch is waited for"
+
+
+def test_waiting_while_the_gpu_is_idle_counts():
+    device = Device()
+    timeline = DeviceTimeline(device.event)
+    timeline.begin()
+    step(device, timeline, wait=50, compute=10)
+    timeline.reset()
+    for _ in range(10):
+        step(device, timeline, wait=30, compute=10)
+    # In the first of these waits the GPU is idle for 20 ms: it still works 10 ms on the step before.
+    assert stage_seconds(timeline) == pytest.approx({"wait": 0.2, "compute": 0.11}, abs=0.011)
+    marks = len(timeline._spare) + len(timeline._pending)
+    for _ in range(10):
+        step(device, timeline, wait=30, compute=10)
+        timeline.read()
+    assert len(timeline._spare) + len(timeline._pending) <= marks, "marks are reused"
+
+
+@pytest.mark.gpu
+def test_cuda_events():
+    timeline = DeviceTimeline()
+    images = torch.zeros(4096, 4096, device="cuda")
+    timeline.begin()
+    timeline.enter("compute")
+    for _ in range(20):
+        images = images @ images
+    timeline.leave()
+    timeline.read(wait=True)
+    assert timeline.seconds["compute"] > 10 * timeline.seconds["other"]

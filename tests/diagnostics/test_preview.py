@@ -151,7 +151,10 @@ def test_the_tool(tmp_path):
     [
         (["data=shards"], "data.train.shards is not set"),
         (["data=shards", "data.train.shards=/nothing/a.tar", "data.val.shards=/x"], "shard /nothing/a.tar"),
-        (["augment=heavy", "augment.erase.probability=2"], "probability=2 of Erase must be a probability in 0..1"),
+        (
+            ["augment=heavy", "augment.erase.probability=2"],
+            "probability=2 of Erase must be a probability in 0..1",
+        ),
     ],
 )
 def test_mistakes_end_in_one_line(tmp_path, arguments, message):
