@@ -176,7 +176,7 @@ def test_a_hook_that_takes_images_away_is_told(photos, tmp_path):
                 else batch
             )
 
-    with pytest.raises(ValueError, match="the batch has 2 images and 2 labels where 4 were delivered"):
+    with pytest.raises(ValueError, match="the batch has 2 images and 2 labels, but 4 were delivered"):
         trainer(tmp_path).fit(Half(), datamodule=module(photos, augment=heavy()))
 
 

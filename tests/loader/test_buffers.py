@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
 
 import pytest
 import torch
-from tarpeg.loader.buffers import MOST_LENT, BatchBuffers, image_bytes
+from tarpeg.loader.buffers import MOST_LENT, BatchBuffers
 
 SHAPE = (2, 3, 4, 5)
-SIZE = image_bytes(SHAPE, torch.uint8)
+SIZE = math.prod(SHAPE)
 
 
 def lent(slots: BatchBuffers, value: int) -> torch.Tensor:
@@ -97,7 +98,7 @@ def test_tensors_outlive_the_slots() -> None:
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", [(3, 3, 8, 6), (2, 3, 3, 8, 6), (0, 3, 8, 6), (1, 3, 1, 1)])
 def test_shapes_and_types(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    slots = BatchBuffers(image_bytes(shape, dtype), 0, shared=False)
+    slots = BatchBuffers(math.prod(shape) * dtype.itemsize, 0, shared=False)
     images = slots.lend(slots.acquire(), shape, dtype)
     assert images.shape == shape and images.dtype == dtype
     assert images.movedim(-3, -1).is_contiguous()

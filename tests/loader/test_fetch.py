@@ -55,7 +55,7 @@ def worst(one, other):
 )
 def test_other_formats_come_through_pillow(shard_of, extension, kind):
     data = picture(kind)
-    with pytest.warns(UserWarning, match=r"x\.tar, key 'k0001' is no JPEG"):
+    with pytest.warns(UserWarning, match=r"x\.tar, key 'k0001' is not a JPEG"):
         batch = only(load(shard_of(sample(0), sample(1, data, extension), sample(2))))
     assert batch.key == ["k0000", "k0001", "k0002"]
     assert worst(batch.image[1], expected(data)) <= 1
@@ -65,10 +65,10 @@ def test_other_formats_come_through_pillow(shard_of, extension, kind):
 def test_a_png_named_jpg_is_decoded_and_told_once(shard_of, workers):
     data = [picture("PNG", number) for number in range(6)]
     loader = load(shard_of(*(sample(n, data[n]) for n in range(6))), batch_size=2, workers=workers)
-    with pytest.warns(UserWarning, match="is no JPEG") as told:
+    with pytest.warns(UserWarning, match="is not a JPEG") as told:
         images = torch.cat([batch.image for _ in range(2) for batch in loader])
     loader.close()
-    assert len([entry for entry in told if "is no JPEG" in str(entry.message)]) == 1
+    assert len([entry for entry in told if "is not a JPEG" in str(entry.message)]) == 1
     assert told[0].filename == __file__, "the warning is the caller's"
     for number, image in enumerate(images):
         assert worst(image, expected(data[number % 6])) <= 1
@@ -177,7 +177,7 @@ def test_raise_names_shard_and_key(shard_of, status, workers):
 
 
 def test_where_nothing_can_be_decoded_it_ends(shard_of):
-    with pytest.raises(DecodeError, match=r"key 'k0000': image is EMPTY \(1\), and none of 20 drawn"):
+    with pytest.raises(DecodeError, match=r"key 'k0000': image is EMPTY \(1\), and none of 20 others"):
         list(load(shard_of(sample(0, b""), sample(1, b""))))
 
 

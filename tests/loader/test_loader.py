@@ -177,7 +177,7 @@ def test_a_loader_that_is_forgotten_ends_its_workers(photos, children):
 
 
 @pytest.mark.parametrize(
-    ("number", "name"), [(signal.SIGKILL, "SIGKILL, by"), (signal.SIGRTMIN, "signal 34")]
+    ("number", "name"), [(signal.SIGKILL, "SIGKILL, usually"), (signal.SIGRTMIN, "signal 34")]
 )
 def test_a_killed_worker_is_an_error_and_one_may_go_on(photos, children, number, name):
     loader = load(photos, workers=2, batch_size=1)
@@ -308,7 +308,7 @@ def test_the_next_epoch_begins_while_this_one_ends(photos):
     loader.close()
     still = load(photos, workers=0, threads=1, shuffle=False)
     list(still)
-    assert still._engine._team.pending == 0, "validation ends with its last batch"
+    assert still._engine._pool.pending == 0, "validation ends with its last batch"
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ sys.path[:0] = {paths!r}
 from helpers.loaders import load
 from tarpeg.loader import workers
 
-workers._PATIENCE = (0.5, 0.5)
+workers._START_TIMEOUTS = (0.5, 0.5)
 hung = Path({folder!r})
 
 def hang():
@@ -61,13 +61,13 @@ def run(
 def test_one_that_hangs_is_replaced(photos, tmp_path):
     result = run(photos, tmp_path, 1)
     assert result.stdout.splitlines() == ["23", "no child is left"], result.stderr
-    assert "was not heard of for 0.5 s before it began: another is started" in result.stderr
+    assert "did not answer within 0.5 s at its start: another is started" in result.stderr
 
 
 def test_one_that_dies_is_replaced_and_nobody_waits(photos, tmp_path):
     result = run(photos, tmp_path, 1, "os._exit(3)")
     assert result.stdout.splitlines() == ["23", "no child is left"], result.stderr
-    assert "died before it began: another is started" in result.stderr
+    assert "died at its start: another is started" in result.stderr
 
 
 def test_one_that_is_too_slow_leaves_no_lock_behind(photos, tmp_path):
@@ -85,7 +85,7 @@ def test_a_process_with_many_files_open(photos, tmp_path):
 def test_where_all_hang_it_says_what_to_do(photos, tmp_path):
     result = run(photos, tmp_path, 9)
     assert result.returncode == 1
-    assert "did not begin to work; the last was not heard of for 0.5 s" in result.stderr
+    assert "did not start; the last did not answer within 0.5 s" in result.stderr
 
 
 TEAMS = {"processes": ProcessPool, "threads": ThreadPool}
@@ -222,14 +222,14 @@ def test_one_that_is_forgotten_ends(kind, children):
 
 
 def test_where_a_later_process_cannot_start_none_is_left(monkeypatch, children):
-    started = workers._started
+    started = workers._start_process
 
     def fails(work, number):
         if number == 2:
             raise OSError("no more processes")
         return started(work, number)
 
-    monkeypatch.setattr(workers, "_started", fails)
+    monkeypatch.setattr(workers, "_start_process", fails)
     with pytest.raises(OSError, match="no more processes") as caught:
         ProcessPool(lambda job: job, 3)
     assert children() == set(), caught

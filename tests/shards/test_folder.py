@@ -58,7 +58,7 @@ def predicted(source, workers=0, **options):
     config = LoaderConfig(batch_size=4, workers=workers)
     loader = Loader(split.open(), split, config, shuffle=False, keys=True, rank=0, world=1)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".* is no JPEG")
+        warnings.filterwarnings("ignore", message=".* is not a JPEG")
         batches = list(loader)
     loader.close()
     return batches
@@ -86,7 +86,7 @@ def test_a_data_module_predicts_on_a_folder(album):
     module = ShardDataModule(
         predict=Split(album, CenterCrop(32), target=None), batch_size=3, workers=0, seed=1
     )
-    with pytest.warns(UserWarning, match=r"shard .*album, key '.*' is no JPEG: .* by Pillow"):
+    with pytest.warns(UserWarning, match=r"shard .*album, key '.*' is not a JPEG: .* by Pillow"):
         keys = [key for batch in module.predict_dataloader() for key in batch.key]
     assert keys == sorted(FORMATS)
 

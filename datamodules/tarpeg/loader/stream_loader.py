@@ -171,7 +171,7 @@ class _StreamFetcher:
     def fetch(self, request: StreamRequest, out: Tensor | None = None, threads: int = 1) -> FetchResult:
         fetcher = replace(self.fetcher, shards=request.samples, candidates=request.ids)
         plain = Request(request.epoch, request.ids, request.occurrence)
-        return fetcher.fetch(plain, out, threads)._replace(notes=request.notes)
+        return fetcher.fetch(plain, out, threads)._replace(notes=request.notes, request=plain)
 
 
 class _Pull(NamedTuple):

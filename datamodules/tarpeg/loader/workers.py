@@ -1,24 +1,25 @@
-"""Who works beside the caller: threads here, processes in ``crew``. Both answer in the order of asking.
+"""Pools of worker threads or forked worker processes, and the runners that have them fetch batches.
 
-Note [Ctrl-C and locks]: the main thread handles Ctrl-C between any two instructions, so also where Python
-code has taken a lock (a Condition's, a Future's, a multiprocessing.Queue's) and the ``with`` does not know of
-it yet. Nobody releases it then, and whoever needs it, be it to end, waits for ever. (Seen within a thousand
-interrupted loops over small batches: so with torch's DataLoader, an error of the lock's own with
-ThreadPoolExecutor.) So who asks here uses ``SimpleQueue``, which is C throughout, and sockets, which need no
-lock; and a team that was interrupted in the midst of something is ended, not used again.
+Note [Ctrl-C and locks]: Python handles Ctrl-C in the main thread between any two instructions, hence also
+between acquiring a lock (of a Condition, a Future, a multiprocessing.Queue) and entering the ``with`` block
+that releases it. The lock then stays taken, and everything that needs it later, even to shut down, waits for
+ever. (Seen within a thousand interrupted loops over small batches, with torch's DataLoader too;
+ThreadPoolExecutor failed with an error of its lock.) The thread that submits jobs therefore uses only
+``SimpleQueue``, which is written in C, and sockets, which need no lock; a pool that was interrupted is closed
+and never used again.
 """
-# MERGED: Forked processes that answer jobs over sockets.
-# MERGED: Who answers the requests for batches: worker processes, threads, or the caller itself.
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import logging
+import multiprocessing.util  # noqa: F401 - its exit hook has to be registered before _close_all
 import os
 import pickle
 import queue
 import random
+import select
 import signal
 import socket
 import threading
@@ -26,13 +27,13 @@ import time
 import traceback
 import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from multiprocessing import Pipe, get_context
-from multiprocessing.connection import Connection
+from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,128 +42,152 @@ from ..sampling.sampler import Request
 from .batch import FetchResult
 from .buffers import BatchBuffers
 
-if TYPE_CHECKING:
-    from .fetch import Fetcher
+log = logging.getLogger(__name__)
 
 Work = Callable[[Any], Any]
 
+# Seconds that each attempt to start a process may take. A child needs milliseconds; one of a large process
+# on a busy machine, seconds.
+_START_TIMEOUTS = (3.0, 15.0, 60.0)
+# Grace period before a worker process is killed, in seconds.
+_GRACE = 5.0
+# Seconds between checks that the process at the other end of a socket is alive: the socket alone does not
+# show its end while another process holds a copy of it.
+_CHECK_INTERVAL = 5.0
+_READY = b"ready"
+# Threads of this process that fetch batches: while one waits for the native threads, or runs the Python part
+# of a batch, the other keeps them busy.
+_FETCHING_THREADS = 2
 
-class WorkerPool(Protocol):
-    """Answers jobs in the order of asking; one thread asks."""
 
-    pending: int  # jobs that were asked and not answered
+class WorkerPool(ABC):
+    """Workers that run ``work(job)``; results come in the order of submission. One thread submits."""
 
+    def __init__(self) -> None:
+        self.pending = 0  # jobs that were submitted and whose results were not returned
+        self._returned = 0
+
+    @abstractmethod
     def submit(self, job: Any) -> None:
-        """Have somebody do the job."""
+        """Add a job."""
 
     def result(self) -> Any:
-        """Wait for the oldest pending job; return or raise what came of it."""
+        """Wait for the oldest pending job; return its result or raise its error."""
+        result = self._next()
+        if isinstance(result, _Failure):
+            try:
+                if result.origin:
+                    raise result.error from RuntimeError(result.origin)
+                raise result.error
+            finally:
+                del result  # the error refers to this frame, which must not refer to the error
+        return result
 
     def drain(self) -> None:
-        """Give up all pending jobs; when it returns, nobody works at one."""
+        """Discard all pending jobs; when this returns, no worker runs one."""
+        while self.pending:
+            self._next()
 
+    @abstractmethod
     def close(self) -> None:
-        """End all, and wait for their end. Idempotent; a team that is forgotten ends too, by and by."""
+        """End all workers and wait until they have ended. Idempotent.
+
+        The workers of a pool that is garbage-collected end too, but nothing waits for them.
+        """
+
+    @abstractmethod
+    def _next(self) -> Any:
+        """Wait for the oldest pending job; return its result or its _Failure."""
 
 
-class ThreadPool:
-    """``count`` threads that call ``work(job)``."""
+class _Failure(NamedTuple):
+    error: Exception
+    origin: str = ""  # the traceback of another process
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """Wrap SystemExit, KeyboardInterrupt and the like, which would end the thread that takes the result."""
+    if isinstance(error, Exception):
+        return error
+    wrapper = RuntimeError(f"{type(error).__name__} was raised while a batch was fetched: {error}")
+    wrapper.__cause__ = error
+    return wrapper
+
+
+_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+# Called before multiprocessing's own exit hook, which would wait for processes after a signal that they
+# ignore. A thread that returns from native code while the interpreter ends is unwound through C++: an abort.
+@atexit.register
+def _close_all() -> None:
+    for pool in list(_pools):
+        pool.close()
+    for thread in list(_threads):
+        thread.join()
+
+
+class ThreadPool(WorkerPool):
+    """``count`` threads of this process; each takes the next job when it is free."""
 
     def __init__(self, work: Work, count: int) -> None:
-        self.pending = 0
-        self._answered = 0
+        super().__init__()
         self._jobs: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._early: dict[int, Any] = {}
-        arguments = (work, self._jobs, self._done)
+        arguments = (work, self._jobs, self._results)
         self._threads = [
-            threading.Thread(target=_serve_queue, args=arguments, name=f"tarpeg-feeder-{k}", daemon=True)
+            threading.Thread(target=_run_thread, args=arguments, name=f"tarpeg-worker-{k}", daemon=True)
             for k in range(count)
         ]
-        # A finalizer waits for nobody: it may run in any thread, and Ctrl-C would be lost in it.
-        self._end = weakref.finalize(self, _told_to_end, self._jobs, count)
-        _teams.add(self)
+        # A finalizer must not wait: it may run in any thread, and Ctrl-C would be lost in it.
+        self._stop = weakref.finalize(self, _stop_threads, self._jobs, count)
+        _pools.add(self)
         for thread in self._threads:
             thread.start()
             _threads.add(thread)
 
     def submit(self, job: Any) -> None:
-        """Put the job into the queue."""
-        self._jobs.put((self._answered + self.pending, job))
+        """Queue the job for the next free thread."""
+        self._jobs.put((self._returned + self.pending, job))
         self.pending += 1
 
-    def result(self) -> Any:
-        """Wait for the oldest pending job."""
-        answer = self._next()
-        if isinstance(answer, _Failed):
-            try:
-                raise answer.error
-            finally:
-                del answer  # the error holds this frame, which must not hold the error
-        return answer
-
     def drain(self) -> None:
-        """Take back what nobody has begun, and wait for the rest."""
-        self.pending -= emptied(self._jobs)
-        while self.pending:
-            self._next()
+        """Remove the jobs that no thread has begun, and wait for the others."""
+        self.pending -= _empty(self._jobs)
+        super().drain()
 
     def close(self) -> None:
-        """End the threads, and wait for their end."""
-        self._end()
+        """End the threads and wait until they have ended."""
+        self._stop()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
 
     def _next(self) -> Any:
-        while self._answered not in self._early:
-            number, answer = self._done.get()
-            self._early[number] = answer
-            del answer
+        while self._returned not in self._early:
+            number, result = self._results.get()
+            self._early[number] = result
+            del result
         self.pending -= 1
-        self._answered += 1
-        return self._early.pop(self._answered - 1)
+        self._returned += 1
+        return self._early.pop(self._returned - 1)
 
 
-_teams: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
-_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-
-
-@atexit.register
-def _wait_for_all() -> None:
-    # One that comes back from native code while the interpreter ends is unwound through C++, which aborts.
-    for team in list(_teams):
-        team.close()
-    for thread in list(_threads):
-        thread.join()
-
-
-def failure(error: BaseException) -> Exception:
-    """Return the error itself, or, of one that means something to the asking thread, another about it."""
-    if isinstance(error, Exception):
-        return error
-    said = RuntimeError(f"{type(error).__name__} was raised where a batch is made: {error}")
-    said.__cause__ = error
-    return said
-
-
-class _Failed(NamedTuple):
-    error: Exception
-
-
-def _serve_queue(work: Work, jobs: queue.SimpleQueue[Any], done: queue.SimpleQueue[tuple[int, Any]]) -> None:
+def _run_thread(work: Work, jobs: queue.SimpleQueue[Any], results: queue.SimpleQueue[Any]) -> None:
     for number, job in iter(jobs.get, None):
-        answer: Any
+        result: Any
         try:
-            answer = work(job)
-        except BaseException as error:  # noqa: BLE001 - raised again where the answer is asked for
-            answer = _Failed(failure(error))
-        done.put((number, answer))
-        del answer, job
+            result = work(job)
+        except BaseException as error:  # noqa: BLE001 - raised again by result()
+            result = _Failure(_as_exception(error))
+        results.put((number, result))
+        del result, job
 
 
-def emptied(jobs: queue.SimpleQueue[Any]) -> int:
-    """Take out all that waits; return how many that were."""
+def _empty(jobs: queue.SimpleQueue[Any]) -> int:
+    """Remove everything from the queue; return how many items that were."""
     count = 0
     with contextlib.suppress(queue.Empty):
         while True:
@@ -171,412 +196,405 @@ def emptied(jobs: queue.SimpleQueue[Any]) -> int:
     return count
 
 
-def _told_to_end(jobs: queue.SimpleQueue[Any], threads: int) -> None:
-    emptied(jobs)
-    for _ in range(threads):
+def _stop_threads(jobs: queue.SimpleQueue[Any], count: int) -> None:
+    _empty(jobs)
+    for _ in range(count):
         jobs.put(None)
 
 
-log = logging.getLogger(__name__)
+class ProcessPool(WorkerPool):
+    """``count`` forked processes; job k after a ``drain()`` runs in process k modulo ``count``.
 
-# Seconds to wait for each try. A child needs milliseconds; one of a large process on a busy machine, seconds.
-_PATIENCE = (3.0, 15.0, 60.0)
-# Seconds in which who is told to end has done so.
-_GRACE = 5.0
-# Seconds between two looks at whether the other side still lives, where its socket does not tell.
-_LOOK = 5.0
-_HELLO = b"."
-
-
-class ProcessPool:
-    """``count`` forked processes that call ``work(job)``, each at the jobs that it has the turn for.
-
-    They are forked: a process that is spawned imports torch anew, which takes seconds. They end with this
-    process, however it ends, and mind no signal but SIGKILL. What ``work`` raises is raised here, where it
-    cannot be pickled as a ``RuntimeError`` of the same words; and so is the death of a process.
+    They are forked because a spawned process imports torch again, which takes seconds. They end with this
+    process, however it ends, and ignore every signal that can be ignored. An error of ``work`` is raised
+    by ``result()``, as a ``RuntimeError`` of the same text if it cannot be pickled; the death of a process is
+    a ``RuntimeError``.
     """
 
     def __init__(self, work: Work, count: int) -> None:
-        self.pending = 0
-        self._answered = 0
-        self._members: list[_Member] = []
-        # A finalizer waits for nobody: it may run in any thread, and Ctrl-C would be lost in it.
-        self._end = weakref.finalize(self, _processes_told_to_end, self._members, os.getpid())
-        _crews.add(self)
+        super().__init__()
+        self._workers: list[_Worker] = []
+        # A finalizer must not wait: it may run in any thread, and Ctrl-C would be lost in it.
+        self._stop = weakref.finalize(self, _stop_processes, self._workers, os.getpid())
+        _pools.add(self)
         try:
             for number in range(count):
-                self._members.append(_started(work, number))
+                self._workers.append(_start_process(work, number))
         except BaseException:
             self.close()
             raise
 
     def submit(self, job: Any) -> None:
-        """Send the job to the process whose turn it is."""
-        member = self._members[(self._answered + self.pending) % len(self._members)]
+        """Send the job to the next process in turn."""
+        worker = self._workers[(self._returned + self.pending) % len(self._workers)]
         try:
-            member.line.send_bytes(pickle.dumps(job))
+            worker.channel.send(pickle.dumps(job))
         except OSError as error:
-            raise self._death_of(member) from error
+            raise self._death_of(worker) from error
         self.pending += 1
 
-    def result(self) -> Any:
-        """Receive the oldest pending job's answer."""
-        answer = self._next()
-        if isinstance(answer, _FailedProcess):
-            try:
-                raise answer.error from RuntimeError(answer.told)
-            finally:
-                del answer  # the error holds this frame, which must not hold the error
-        return answer
-
     def drain(self) -> None:
-        """Wait for all that was asked; the next job is the first process's."""
-        while self.pending:
-            self._next()
-        self._answered = 0
+        """Wait for all pending jobs; the next job goes to the first process."""
+        super().drain()
+        self._returned = 0
 
     def close(self) -> None:
-        """End the processes, and wait for their end."""
-        if self._end() is None:  # it has been called, or this is a fork of the process whose they are
+        """End the processes and wait until they have ended."""
+        if not self._stop():  # closed before, or this is a fork of the process that owns the workers
             return
-        for member in self._members:
-            member.process.join(_GRACE)
-            if member.process.is_alive():
-                member.process.kill()
-                member.process.join()
-            member.line.close()
+        for process, _ in self._workers:
+            process.join(_GRACE)
+            if process.is_alive():
+                process.kill()
+                process.join()
 
     def _next(self) -> Any:
-        member = self._members[self._answered % len(self._members)]
+        worker = self._workers[self._returned % len(self._workers)]
         try:
-            while not member.line.poll(_LOOK):
-                if not member.process.is_alive() and not member.line.poll():
-                    raise self._death_of(member)
-            answer = pickle.loads(member.line.recv_bytes())
+            result = pickle.loads(worker.channel.receive(worker.process.is_alive))
         except (EOFError, OSError) as error:
-            raise self._death_of(member) from error
+            raise self._death_of(worker) from error
         self.pending -= 1
-        self._answered += 1
-        return answer
+        self._returned += 1
+        return result
 
-    def _death_of(self, member: _Member) -> RuntimeError:
-        member.process.join(_GRACE)
-        status = member.process.exitcode
+    def _death_of(self, worker: _Worker) -> RuntimeError:
+        worker.process.join(_GRACE)
+        status = worker.process.exitcode
         if status == -signal.SIGKILL:
-            fate = "was killed by SIGKILL, by the system most often for want of memory"
+            cause = "was killed by SIGKILL, usually because memory ran out"
         elif status is not None and status < 0:
-            fate = f"was killed by signal {-status} ({signal.strsignal(-status)})"
+            cause = f"was killed by signal {-status} ({signal.strsignal(-status)})"
         elif status == 0:
-            fate = "was ended, as close() does"
+            cause = "was ended by close()"
         else:
-            fate = f"ended with status {status}; what it had to say stands above"
-        who = f"worker process {self._members.index(member)} of {len(self._members)}"
+            cause = f"ended with status {status}; its own messages are above"
+        name = f"worker process {self._workers.index(worker)} of {len(self._workers)}"
         return RuntimeError(
-            f"{who} {fate}. Try fewer workers, a smaller batch, or threads in this process (workers=0)."
+            f"{name} {cause}. Use fewer workers, a smaller batch, or threads of this process (workers=0)."
         )
 
 
-_crews: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
+class _Channel:
+    """One end of a socket pair. A message is its length in 8 bytes, followed by its bytes."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.settimeout(None)  # whatever socket.setdefaulttimeout() was called with
+        self._end = end
+        self._poll = select.poll()
+        self._poll.register(end, select.POLLIN)
+
+    def send(self, message: bytes) -> None:
+        self._end.sendall(len(message).to_bytes(8, "little") + message)
+
+    def receive(self, is_alive: Callable[[], bool]) -> bytearray:
+        """Wait for a message. EOFError or OSError if the other end is closed, or its process not alive."""
+        return self._read(int.from_bytes(self._read(8, is_alive), "little"), is_alive)
+
+    def is_readable(self, seconds: float) -> bool:
+        """Wait at most ``seconds`` for a message or the end."""
+        return bool(self._poll.poll(seconds * 1000))
+
+    def close(self, *, shut_down: bool = False) -> None:
+        """Close this copy of the end; ``shut_down``: the copies in other processes too."""
+        with contextlib.suppress(OSError):
+            if shut_down:
+                self._end.shutdown(socket.SHUT_RDWR)
+        self._end.close()
+
+    def _read(self, count: int, is_alive: Callable[[], bool]) -> bytearray:
+        content = bytearray(count)
+        rest = memoryview(content)
+        while len(rest):
+            if not self._poll.poll(_CHECK_INTERVAL * 1000) and not is_alive() and not self._poll.poll(0):
+                raise EOFError
+            length = self._end.recv_into(rest)
+            if not length:
+                raise EOFError
+            rest = rest[length:]
+        return content
 
 
-# Registered after multiprocessing's own hook, so called before it: that sends a signal which they ignore.
-@atexit.register
-def _end_all() -> None:
-    for crew in list(_crews):
-        crew.close()
-
-
-class _Member(NamedTuple):
+class _Worker(NamedTuple):
     process: ForkProcess
-    line: Connection
+    channel: _Channel
 
 
-def _started(work: Work, number: int) -> _Member:
-    """Fork a process that has been heard of: see Note [Children that hang at birth]."""
+def _start_process(work: Work, number: int) -> _Worker:
+    """Fork a process and wait for its first message.
+
+    Note [Children that hang at birth]: a fork copies locks as they are. If another thread is just attaching
+    itself to the interpreter, as the threads of gloo and NCCL do when they release a tensor, CPython before
+    3.12.1 lets the child wait for ever in ``PyOS_AfterFork_Child`` (its issue 112275; seen now and then with
+    two ranks on two busy cores), and the parent for its first batch. A child that sends nothing in time is
+    therefore killed and replaced.
+    """
     fate = ""
-    for seconds in _PATIENCE:
-        ours, theirs = Pipe()
+    for seconds in _START_TIMEOUTS:
+        ours, theirs = (_Channel(end) for end in socket.socketpair())
         arguments = (work, number, ours, theirs, os.getpid())
-        process = get_context("fork").Process(target=_serve_line, args=arguments, daemon=True)
-        is_heard = False
+        process = get_context("fork").Process(target=_run_process, args=arguments, daemon=True)
+        is_ready = False
         try:
-            with _ctrl_c_waits():
+            with _postpone_ctrl_c():
                 process.start()
             theirs.close()
-            fate = f"was not heard of for {seconds:g} s"
-            if ours.poll(seconds):
+            fate = f"did not answer within {seconds:g} s"
+            if ours.is_readable(seconds):
                 fate = "died"
-                with contextlib.suppress(EOFError):
-                    is_heard = ours.recv_bytes() == _HELLO
+                with contextlib.suppress(EOFError, ConnectionResetError):
+                    is_ready = ours.receive(process.is_alive) == _READY
         finally:
             theirs.close()
-            if not is_heard:  # Ctrl-C while one waits is a reason too
+            if not is_ready:  # after Ctrl-C too
                 ours.close()
                 if process.pid is not None:
                     process.kill()
                     process.join()
-        if is_heard:
-            return _Member(process, ours)
-        log.warning("a worker process %s before it began: another is started", fate)
+        if is_ready:
+            return _Worker(process, ours)
+        log.warning("a worker process %s at its start: another is started", fate)
     raise RuntimeError(
-        f"{len(_PATIENCE)} worker processes in turn did not begin to work; the last {fate}. They may "
-        "hang where other threads are at work (CPython before 3.12.1), or die for want of memory. Use "
-        "threads (workers=0), or a newer Python."
+        f"{len(_START_TIMEOUTS)} worker processes in a row did not start; the last {fate}. They may hang if "
+        "other threads run (CPython before 3.12.1), or die if memory runs out. Use threads (workers=0), or a "
+        "newer Python."
     )
 
 
 @contextlib.contextmanager
-def _ctrl_c_waits() -> Iterator[None]:
-    """Handle Ctrl-C afterwards: Python drops what is raised in the hooks of a fork."""
+def _postpone_ctrl_c() -> Iterator[None]:
+    """Handle Ctrl-C at the end of the block: Python discards what is raised in the hooks of a fork."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
-    heard: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: heard.append((number, frame)))
+    received: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: received.append((number, frame)))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if heard:
-            handler(*heard[0])
+        if received:
+            handler(*received[0])
 
 
-def _serve_line(work: Work, number: int, ours: Connection, theirs: Connection, parent: int) -> None:
-    """FetchResult jobs until nobody sends any more; runs in the child."""
-    _leave_signals_to_the_parent()
+def _run_process(work: Work, number: int, ours: _Channel, theirs: _Channel, parent: int) -> None:
+    """Run jobs until the parent closes the socket; called in the child."""
+    _ignore_signals()
     ours.close()
-    torch.set_num_threads(1)  # the pool of the parent's threads did not come along
+    torch.set_num_threads(1)  # the threads of the parent's pool do not exist in a fork
     for seed in (random.seed, np.random.seed, torch.manual_seed):
-        seed(number)  # a user's function that draws numbers draws others in each process
+        seed(number)  # so that a user's function draws different numbers in each process
     jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    # A thread of its own takes the jobs, so that the parent never waits where it sends one while this
-    # process waits to be rid of an answer.
-    threading.Thread(target=_receive, args=(theirs, jobs, parent), daemon=True).start()
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody waits any more
-        theirs.send_bytes(_HELLO)
+    # A thread receives the jobs, so that the parent can always send one while this process sends a result.
+    threading.Thread(target=_receive_jobs, args=(theirs, jobs, parent), daemon=True).start()
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has closed the socket
+        theirs.send(_READY)
         for job in iter(jobs.get, None):
             try:
-                # Not send(): torch would have each tensor travel as a file descriptor.
-                answer = pickle.dumps(work(job))
-            except BaseException as error:  # noqa: BLE001 - raised again where the answer is asked for
-                answer = _failed(error, number)
-            theirs.send_bytes(answer)
-            del answer, job
+                # Plain pickle: torch's pickler would send each tensor as a file descriptor.
+                result = pickle.dumps(work(job))
+            except BaseException as error:  # noqa: BLE001 - raised again by result()
+                result = _pickle_failure(error, number)
+            theirs.send(result)
+            del result, job
 
 
-def _leave_signals_to_the_parent() -> None:
-    """Mind nothing that reaches the whole group (Ctrl-C, a batch system's): the parent decides."""
+def _ignore_signals() -> None:
+    """Ignore signals sent to the process group (Ctrl-C, a batch system's); the parent handles them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGINT}:
         if callable(signal.getsignal(number)) or number == signal.SIGTERM:
-            # Not SIG_IGN, which a command that a user's function runs would inherit: none could terminate it.
+            # Commands that a user's function runs would inherit SIG_IGN, and could not be terminated.
             signal.signal(number, lambda *_: None)
 
 
-class _FailedProcess(NamedTuple):
-    error: Exception
-    told: str
-
-
-def _failed(error: BaseException, number: int) -> bytes:
-    told = f"in worker process {number}:\n" + "".join(
-        traceback.format_exception(type(error), error, error.__traceback__)
-    )
+def _pickle_failure(error: BaseException, number: int) -> bytes:
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    origin = f"in worker process {number}:\n" + "".join(lines)
     try:
-        content = pickle.dumps(_FailedProcess(failure(error), told))
+        content = pickle.dumps(_Failure(_as_exception(error), origin))
         pickle.loads(content)
-    except Exception:  # noqa: BLE001 - of a local class, or one that is not made of its message
-        content = pickle.dumps(_FailedProcess(RuntimeError(f"{type(error).__name__}: {error}"), told))
+    except Exception:  # noqa: BLE001 - of a local class, or of one whose arguments are not its message
+        content = pickle.dumps(_Failure(RuntimeError(f"{type(error).__name__}: {error}"), origin))
     return content
 
 
-def _receive(line: Connection, jobs: queue.SimpleQueue[Any], parent: int) -> None:
+def _receive_jobs(channel: _Channel, jobs: queue.SimpleQueue[Any], parent: int) -> None:
     try:
-        while os.getppid() == parent:
-            if line.poll(_LOOK):
-                jobs.put(pickle.loads(line.recv_bytes()))
+        while True:
+            jobs.put(pickle.loads(channel.receive(lambda: os.getppid() == parent)))
     except (EOFError, OSError):
-        pass  # the parent has ended, or wishes this to end
+        pass  # the parent has ended, or has closed the pool
     finally:
-        emptied(jobs)
+        _empty(jobs)
         jobs.put(None)
         time.sleep(_GRACE)
-        os._exit(1)  # the job at hand may wait for a network that does not answer
+        os._exit(1)  # the current job may wait for a network that does not answer
 
 
-def _processes_told_to_end(members: Sequence[_Member], owner: int) -> bool | None:
-    if os.getpid() != owner:
-        return None
-    for member in members:
-        # Children that were forked later hold the line too: closing it would not tell.
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(member.line.fileno())) as line:
-            line.shutdown(socket.SHUT_RDWR)
-    return True
+def _stop_processes(workers: Sequence[_Worker], owner: int) -> bool:
+    """Close the sockets; whether this process owns the workers: if it is a fork, they are the parent's."""
+    is_owner = os.getpid() == owner
+    for worker in workers:
+        # Workers that were forked later hold copies of the end, so closing it alone has no effect.
+        worker.channel.close(shut_down=is_owner)
+    return is_owner
 
 
-# While one waits for the native threads, or is at the Python part of a batch, another keeps them busy.
-_FEEDERS = 2
+class Runner(ABC):
+    """Fetches the batches of a series of requests by a ``Fetcher``, or by an object with its methods."""
 
-
-Taken = Callable[[Any], Request | FetchResult]
-
-
-class Runner(Protocol):
-    """Answers requests."""
-
-    def run(self, requests: Iterable[Request], size: int) -> Iterator[FetchResult]:
-        """FetchResult each request, in order; images take at most ``size`` bytes. Retires the iterator before."""
-
-    def close(self) -> None:
-        """End processes and threads, and wait for their end. Idempotent; asking again starts new ones."""
-
-
-class SerialRunner:
-    """Decodes in the thread that asks, one batch when it is asked for: slow, and easy to debug."""
-
-    def __init__(self, fetcher: Fetcher) -> None:
+    def __init__(self, fetcher: Any) -> None:
         self._fetcher = fetcher
-        self._slots: BatchBuffers | None = None
+        self._buffers: BatchBuffers | None = None
 
-    def run(self, requests: Iterable[Request], size: int) -> Iterator[FetchResult]:
-        """FetchResult each request when it is asked for."""
-        slots = self._slots
-        if slots is None or slots.nbytes < size:
-            slots = self._slots = BatchBuffers(size, 0, shared=False)
-        slots.release_acquired()
+    @abstractmethod
+    def run(self, requests: Iterable[Any], nbytes: int) -> Iterator[FetchResult]:
+        """Yield the result of each request, in order; the images of a batch take at most ``nbytes``.
+
+        Stops the iterator that was returned before.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all workers and wait until they have ended. Idempotent; ``run`` starts new ones."""
+
+
+class SerialRunner(Runner):
+    """Fetches in the calling thread, each batch when it is requested: slow, and easy to debug."""
+
+    def run(self, requests: Iterable[Any], nbytes: int) -> Iterator[FetchResult]:
+        """Fetch each batch when the iterator is advanced."""
+        buffers = self._buffers
+        if buffers is None or buffers.nbytes < nbytes:
+            buffers = self._buffers = BatchBuffers(nbytes, 0, shared=False)
+        buffers.release_acquired()
         for request in requests:
-            slot = slots.acquire()
-            yield _lent(slots, _answered(self._fetcher, slots, 1, (slot, request)))
+            job = buffers.acquire(), request
+            yield _lend(_fetch_into(self._fetcher, buffers, 1, None, job), buffers, self._fetcher.dtype, *job)
 
     def close(self) -> None:
-        """Give the memory back."""
-        self._slots = None
+        """Free the buffers."""
+        self._buffers = None
 
 
-class _PrefetchRunner(ABC):
-    """Keeps a team busy with the requests to come, ``ahead`` of the one that is answered."""
+class _PrefetchRunner(Runner):
+    """Keeps a pool busy with the next ``depth`` requests."""
 
-    def __init__(self, fetcher: Any, ahead: int) -> None:
-        self._fetcher = fetcher
-        self._ahead = ahead
-        self._slots: BatchBuffers | None = None
-        self._team: WorkerPool | None = None
+    def __init__(self, fetcher: Any, depth: int) -> None:
+        super().__init__(fetcher)
+        self._depth = depth
+        self._pool: WorkerPool | None = None
         self._owner = 0
 
     @abstractmethod
-    def _started(self, size: int) -> tuple[BatchBuffers, WorkerPool]:
-        """Make the memory and those who fill it."""
+    def _start(self, nbytes: int) -> tuple[BatchBuffers, WorkerPool]:
+        """Allocate the buffers and start the pool that fills them."""
 
-    def run(self, requests: Iterable[Request], size: int) -> Iterator[FetchResult]:
-        """FetchResult each request; starts a team, or a new one where a batch outgrew the memory."""
-        is_inherited = self._owner != os.getpid()  # by a fork: those who work belong to the parent
-        if self._slots is not None and (self._slots.nbytes < size or is_inherited):
+    def run(self, requests: Iterable[Any], nbytes: int) -> Iterator[FetchResult]:
+        """Fetch ahead; starts a pool, or a new one if the batches have outgrown the buffers."""
+        is_inherited = self._owner != os.getpid()  # by a fork: the workers belong to the parent
+        if self._buffers is not None and (self._buffers.nbytes < nbytes or is_inherited):
             self.close()
         self._owner = os.getpid()
-        with _ended_if_interrupted(self):
-            if self._slots is None or self._team is None:
-                self._slots, self._team = self._started(size)
-            slots, team = self._slots, self._team
-            team.drain()
-            slots.release_acquired()
+        try:
+            if self._buffers is None or self._pool is None:
+                self._buffers, self._pool = self._start(nbytes)
+            buffers, pool, dtype = self._buffers, self._pool, self._fetcher.dtype
+            pool.drain()
+            buffers.release_acquired()
+            jobs: deque[tuple[int, Any]] = deque()
             for request in requests:
-                team.submit((slots.acquire(), request))
-                if team.pending > self._ahead:
-                    yield _lent(slots, team.result())
-            while team.pending:
-                yield _lent(slots, team.result())
+                jobs.append((buffers.acquire(), request))
+                pool.submit(jobs[-1])
+                if pool.pending > self._depth:
+                    yield _lend(pool.result(), buffers, dtype, *jobs.popleft())
+            while jobs:
+                yield _lend(pool.result(), buffers, dtype, *jobs.popleft())
+        except GeneratorExit:
+            raise
+        except BaseException:
+            # Ctrl-C may come within a message or between two counters, or leave a job whose result nobody
+            # takes and that still fills its buffer. The next run, as in a notebook, starts a new pool.
+            self.close()
+            raise
 
     def close(self) -> None:
-        """End the team."""
-        team, self._team, self._slots = self._team, None, None
-        if team is not None:
-            team.close()
+        """End the pool and free the buffers."""
+        pool, self._pool, self._buffers = self._pool, None, None
+        if pool is not None:
+            pool.close()
 
 
 class ThreadRunner(_PrefetchRunner):
-    """Decodes ``prefetch`` batches ahead in this process, on ``threads`` native threads."""
+    """Fetches ``prefetch`` batches ahead in this process, decoding on ``threads`` native threads."""
 
     def __init__(self, fetcher: Any, threads: int, prefetch: int) -> None:
-        super().__init__(fetcher, max(prefetch, _FEEDERS))
+        super().__init__(fetcher, max(prefetch, _FETCHING_THREADS))
         self._threads = threads
 
-    def _started(self, size: int) -> tuple[BatchBuffers, WorkerPool]:
-        slots = BatchBuffers(size, self._ahead, shared=False)
-        return slots, ThreadPool(partial(_answered, self._fetcher, slots, self._threads), _FEEDERS)
+    def _start(self, nbytes: int) -> tuple[BatchBuffers, WorkerPool]:
+        buffers = BatchBuffers(nbytes, self._depth, shared=False)
+        work = partial(_fetch_into, self._fetcher, buffers, self._threads, None)
+        return buffers, ThreadPool(work, _FETCHING_THREADS)
+
+
+ToRequest = Callable[[Any], Request | FetchResult]
 
 
 class ProcessRunner(_PrefetchRunner):
-    """Decodes ``prefetch`` batches ahead in each of ``workers`` processes, into memory shared with this one.
+    """Fetches ``prefetch`` batches ahead in each of ``workers`` processes, into memory shared with this one.
 
-    The processes take turns at the requests, beginning with the first. ``taken``: called where a request is
-    answered, makes the request itself of what was sent, or the answer at once.
+    Request k runs in process k modulo ``workers``. ``to_request``: called in the worker process with what
+    ``run`` was given; returns the request for the fetcher, or the result itself.
     """
 
-    def __init__(self, fetcher: Any, workers: int, prefetch: int, taken: Taken | None = None) -> None:
+    def __init__(
+        self, fetcher: Any, workers: int, prefetch: int, to_request: ToRequest | None = None
+    ) -> None:
         super().__init__(fetcher, workers * max(1, prefetch))
-        self._workers, self._taken = workers, taken
+        self._workers, self._to_request = workers, to_request
 
-    def _started(self, size: int) -> tuple[BatchBuffers, WorkerPool]:
-        slots = BatchBuffers(size, self._ahead, shared=True)
-        return slots, ProcessPool(partial(_sent, self._fetcher, self._taken, slots), self._workers)
-
-
-@contextlib.contextmanager
-def _ended_if_interrupted(engine: Runner) -> Iterator[None]:
-    """End the engine's processes and threads where it is left by an exception.
-
-    Ctrl-C may come in the midst of a message or of a queue's own accounts, or leave a job behind that nobody
-    waits for any more, and that still fills its slot. Who goes on, as one does in a notebook, gets new ones.
-    """
-    try:
-        yield
-    except GeneratorExit:
-        raise
-    except BaseException:
-        engine.close()
-        raise
+    def _start(self, nbytes: int) -> tuple[BatchBuffers, WorkerPool]:
+        buffers = BatchBuffers(nbytes, self._depth, shared=True)
+        work = partial(_fetch_into, self._fetcher, buffers, 1, self._to_request)
+        return buffers, ProcessPool(work, self._workers)
 
 
-class _Filled(NamedTuple):
-    """An answer whose images are in a slot."""
-
-    slot: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    answer: FetchResult
+# A FetchResult without its images, which are in a buffer: their shape, the type of the batch (None: no batch),
+# its fields after the images, and the result's fields after the batch. A plain tuple is unpickled without
+# calls of Python code; the label is an array because torch pickles tensors slowly.
+_Packed = tuple[Any, ...]
 
 
-def _answered(fetcher: Any, slots: BatchBuffers, threads: int, job: tuple[int, Any]) -> _Filled:
-    slot, request = job
-    shape, dtype = fetcher.shape(request), fetcher.dtype
-    answer = fetcher.fetch(request, slots.view(slot, shape, dtype), threads)
-    batch: Any = answer.batch
-    if batch is not None:
-        answer = answer._replace(batch=batch._replace(image=None))
-    return _Filled(slot, shape, dtype, answer)
-
-
-def _sent(fetcher: Any, taken: Taken | None, slots: BatchBuffers, job: tuple[int, Any]) -> _Filled:
-    if taken is not None:
-        slot, request = job[0], taken(job[1])
+def _fetch_into(
+    fetcher: Any, buffers: BatchBuffers, threads: int, to_request: ToRequest | None, job: tuple[int, Any]
+) -> _Packed:
+    """Fetch a batch into its buffer; called by a worker."""
+    number, request = job
+    if to_request is not None:
+        request = to_request(request)
         if isinstance(request, FetchResult):
-            return _Filled(slot, (), fetcher.dtype, request)
-        job = slot, request
-    filled = _answered(fetcher, slots, 1, job)
-    batch: Any = filled.answer.batch
+            return (), None, (), *request[1:]
+    shape = fetcher.shape(request)
+    result = fetcher.fetch(request, buffers.view(number, shape, fetcher.dtype), threads)
+    batch = result.batch
     if batch is None:
-        return filled
-    # A tensor would travel in shared memory of its own, under a file descriptor of its own.
-    return filled._replace(answer=filled.answer._replace(batch=batch._replace(label=batch.label.numpy())))
+        return shape, None, (), *result[1:]
+    return shape, type(batch), (batch.label.numpy(), *batch[2:]), *result[1:]
 
 
-def _lent(slots: BatchBuffers, filled: _Filled) -> FetchResult:
-    answer = filled.answer
-    if answer.batch is None:
-        slots.release(filled.slot)
-        return answer
-    image = slots.lend(filled.slot, filled.shape, filled.dtype)
-    label = torch.as_tensor(answer.batch.label)
-    return answer._replace(batch=answer.batch._replace(image=image, label=label))
+def _lend(
+    packed: _Packed, buffers: BatchBuffers, dtype: torch.dtype, number: int, request: Any
+) -> FetchResult:
+    """Complete a worker's result by the images in buffer ``number`` and by the request."""
+    shape, kind, fields, substituted, non_jpeg, error, notes, own_request = packed
+    if kind is None:
+        buffers.release(number)
+        batch = None
+    else:
+        label, *rest = fields
+        batch = kind(buffers.lend(number, shape, dtype), torch.from_numpy(label), *rest)
+    return FetchResult(batch, substituted, non_jpeg, error, notes, own_request or request)
