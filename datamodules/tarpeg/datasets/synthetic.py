@@ -1,9 +1,8 @@
-"""Draw a scene that looks like a photograph: a pile of shaded, textured stones, most of them of one hue.
+"""Synthetic labelled photographs: piles of shaded, textured stones whose hue is the class, encoded as JPEG.
 
-Texture and soft edges are measured in pixels, so that JPEG quality 90 with 4:2:0 costs about 1.5 bits a pixel
-at any size from 128x160 to 2000x1500.
+Texture and soft edges are defined in pixels, so that JPEG quality 90 with 4:2:0 costs about 1.5 bits per
+pixel at any size from 128x160 to 2000x1500. Imports no torch: processes that draw must start quickly.
 """
-# MERGED: Synthetic labelled photographs: piles of shaded stones whose hue is the class, encoded as JPEG.
 
 from __future__ import annotations
 
@@ -21,26 +20,240 @@ from PIL import Image, ImageDraw, ImageFilter
 
 _Field = NDArray[np.float32]
 
-# Amplitudes of the texture's octaves, in levels, for cells of 1, 2, 4 ... 64 pixels: nearly 1/f, as
-# photographs have it, with less in the finest, as a lens leaves them. Found by measuring bits a pixel.
+# Preset -> ((height, width), weight); _ODD holds the ranges of height and width, drawn for each picture.
+_ODD = ((190, 688), (236, 800))
+_PRESETS: dict[str, tuple[tuple[Any, float], ...]] = {
+    "article": (((533, 800), 1.0),),
+    "big": (((1500, 2000), 1.0),),
+    "imagenet": (
+        ((375, 500), 0.40),
+        ((500, 375), 0.15),
+        ((333, 500), 0.12),
+        ((500, 333), 0.05),
+        (_ODD, 0.28),
+    ),
+}
+_SUBSAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
+# Smaller pictures show no stones; larger ones (JPEG allows 65500) may not fit in memory.
+_SIDES = (16, 16384)
+
+# Operation before storing, so that EXIF orientation 2..8 turns the picture upright: the tag's inverse.
+_STORED = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+_ORIENTATION = 0x0112
+
+# Amplitudes of the texture's octaves, in levels, for cells of 1, 2, 4 ... 64 pixels: nearly 1/f, as in
+# photographs, with less in the finest, because lenses blur it. Found by measuring bits per pixel.
 _OCTAVES = (5.7, 15.2, 24.7, 32.3, 38.0, 41.8, 45.6)
-_STRANGERS = 3  # one stone in three has any hue at all
+_RANDOM_HUE = 3  # one stone in three has a random hue
 
 
-def draw_scene(rng: np.random.Generator, height: int, width: int, hue: float, spread: float) -> Image.Image:
-    """Draw a picture in YCbCr whose stones are of `hue` plus or minus `spread`, in radians around CbCr."""
-    # Colours are composed at half size: four times cheaper, and edges come out as soft as a lens draws them.
+@dataclass(frozen=True)
+class Photos:
+    """Parameters of synthetic photographs; hashable. Equal parameters give equal pictures.
+
+    size: an int (a square), (height, width), "article" (533, 800), "imagenet" (a mixture, on average 413 high
+    and 478 wide), "big" (1500, 2000), or a list of these, drawn evenly. Two ints are always one
+    (height, width). Sides in 16..16384.
+    quality: 1..100. subsampling: "4:4:4", "4:2:2" or "4:2:0". classes: 1..65536, which differ in hue.
+    progressive, gray, exif, corrupt: probability that a picture is a progressive JPEG, is grayscale (which
+    hides its class), is stored rotated or mirrored with an EXIF orientation of 2..8, or is corrupt:
+    truncated, with flipped bits, or empty.
+
+    Raises:
+        ValueError: for a value out of range.
+    """
+
+    size: Any = 256
+    quality: int = 90
+    subsampling: str = "4:2:0"
+    classes: int = 10
+    seed: int = 0
+    progressive: float = 0.0
+    gray: float = 0.0
+    exif: float = 0.0
+    corrupt: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _sizes(self.size))
+        for name, low, high in (("quality", 1, 100), ("classes", 1, 65536), ("seed", 0, 2**63)):
+            check_integer(name, getattr(self, name), low, high)
+        if self.subsampling not in _SUBSAMPLINGS:
+            raise ValueError(f"subsampling={self.subsampling!r} must be one of {', '.join(_SUBSAMPLINGS)}")
+        for name in ("progressive", "gray", "exif", "corrupt"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1:
+                raise ValueError(f"{name}={value!r} must be a probability in 0..1")
+
+    @classmethod
+    def of(cls, value: Photos | Mapping[str, Any]) -> Photos:
+        """Return `value` itself, or build it from a mapping of the fields, as in a config."""
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise ValueError(f"photos={value!r} must be Photos or a mapping of its fields")
+        fields = cls.__dataclass_fields__
+        for name in value:
+            if name not in fields:
+                raise ValueError(f"photos has no field {name!r}; the fields are {', '.join(fields)}")
+        return cls(**{str(name): field for name, field in value.items()})
+
+
+class Photograph(NamedTuple):
+    """An encoded picture: its bytes, its class, and its number of pixels (0 if it was corrupted)."""
+
+    jpeg: bytes
+    label: int
+    pixels: int
+
+
+class _Plan(NamedTuple):
+    height: int
+    width: int
+    progressive: bool
+    gray: bool
+    orientation: int  # EXIF's; 1 is upright
+    corrupt: bool
+
+
+def photograph(photos: Photos, index: int, split: str = "train") -> Photograph:
+    """Draw and encode picture `index` of `split`; another split has other pictures."""
+    plan = _plan(photos, index, split)
+    picture = draw(photos, index, split)
+    if plan.gray:
+        picture = picture.getchannel("Y")
+    options: dict[str, Any] = {"quality": photos.quality, "subsampling": photos.subsampling}
+    if plan.orientation != 1:
+        picture = picture.transpose(_STORED[plan.orientation])
+        exif = Image.Exif()
+        exif[_ORIENTATION] = plan.orientation
+        options["exif"] = exif
+    stream = io.BytesIO()
+    picture.save(stream, "JPEG", progressive=plan.progressive, **options)
+    jpeg, label = stream.getvalue(), label_of(photos, index, split)
+    if plan.corrupt:
+        return Photograph(_corrupted(jpeg, _generator(photos, split, index, "corrupt")), label, 0)
+    return Photograph(jpeg, label, plan.height * plan.width)
+
+
+def label_of(photos: Photos, index: int, split: str = "train") -> int:
+    """Return the class of picture `index`; `classes` consecutive pictures contain every class once."""
+    block, offset = divmod(index, photos.classes)
+    return int(_labels(photos, split, block)[offset])
+
+
+def draw(photos: Photos, index: int, split: str = "train") -> Image.Image:
+    """Draw picture `index` upright and in colour, mode YCbCr, before grayscale, EXIF and compression."""
+    plan = _plan(photos, index, split)
+    step = math.tau / photos.classes
+    rng = _generator(photos, split, index, "draw")
+    return _draw_scene(rng, plan.height, plan.width, step * label_of(photos, index, split), 0.3 * step)
+
+
+def check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
+    """Raise ValueError unless `value` is an int, but no bool, in low..high."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low or value > (high or value):
+        limits = f"of at least {low}" if high is None else f"in {low}..{high}"
+        raise ValueError(f"{name}={value!r} must be an integer {limits}")
+
+
+def _corrupted(jpeg: bytes, rng: np.random.Generator) -> bytes:
+    kind = rng.integers(3)
+    if kind == 0:
+        return jpeg[: int(len(jpeg) * rng.uniform(0.02, 0.98))]
+    if kind == 1:
+        return b""
+    flipped = np.frombuffer(jpeg, dtype=np.uint8).copy()
+    positions = rng.integers(0, len(jpeg), 16)
+    flipped[positions] ^= np.left_shift(1, rng.integers(0, 8, 16)).astype(np.uint8)
+    return flipped.tobytes()
+
+
+def _generator(photos: Photos, split: str, index: int, purpose: str) -> np.random.Generator:
+    # One stream per purpose, so that EXIF or corruption does not change the pictures.
+    words = [photos.seed, zlib.crc32(split.encode()), zlib.crc32(purpose.encode()), index]
+    return np.random.Generator(np.random.SFC64(np.random.SeedSequence(words)))
+
+
+@functools.lru_cache(maxsize=64)
+def _labels(photos: Photos, split: str, block: int) -> NDArray[np.int64]:
+    return _generator(photos, split, block, "label").permutation(photos.classes)
+
+
+def _plan(photos: Photos, index: int, split: str) -> _Plan:
+    rng = _generator(photos, split, index, "plan")
+    progressive, gray, exif, corrupt = rng.random(4).tolist()
+    orientation = int(rng.integers(2, 9))
+    height, width = _pick_size(photos.size, rng)
+    return _Plan(
+        height=height,
+        width=width,
+        progressive=progressive < photos.progressive,
+        gray=gray < photos.gray,
+        orientation=orientation if exif < photos.exif else 1,
+        corrupt=corrupt < photos.corrupt,
+    )
+
+
+def _pick_size(sizes: tuple[Any, ...], rng: np.random.Generator) -> tuple[int, int]:
+    entry = sizes[int(rng.integers(len(sizes)))]
+    if isinstance(entry, str):
+        choices, weights = zip(*_PRESETS[entry], strict=True)
+        entry = choices[int(rng.choice(len(choices), p=weights))]
+        if entry is _ODD:
+            entry = tuple(int(rng.integers(low, high + 1)) for low, high in _ODD)
+    height, width = entry
+    return height, width
+
+
+def _sizes(size: Any) -> tuple[Any, ...]:
+    """Return `size` as a tuple of preset names and (height, width)."""
+    if isinstance(size, str) or not isinstance(size, Sequence) or _is_pair(size):
+        return (_one_size(size, size),)
+    if not size:
+        raise ValueError(f"size={size!r} must not be empty")
+    return tuple(_one_size(entry, size) for entry in size)
+
+
+def _one_size(entry: Any, size: Any) -> str | tuple[int, int]:
+    if isinstance(entry, str) and entry in _PRESETS:
+        return entry
+    pair = (entry, entry) if isinstance(entry, int) else entry
+    if not _is_pair(pair):
+        kinds = f"an int, (height, width), one of {', '.join(_PRESETS)}, or a list of these"
+        raise ValueError(f"size={size!r} must be {kinds}")
+    if any(not _SIDES[0] <= side <= _SIDES[1] for side in pair):
+        raise ValueError(f"size={size!r} must have sides in {_SIDES[0]}..{_SIDES[1]} pixels")
+    return int(pair[0]), int(pair[1])
+
+
+def _is_pair(value: Any) -> bool:
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
+        return False
+    return all(isinstance(side, int) and not isinstance(side, bool) for side in value)
+
+
+def _draw_scene(rng: np.random.Generator, height: int, width: int, hue: float, spread: float) -> Image.Image:
+    """Draw a picture in YCbCr with stones of `hue` plus or minus `spread`, in radians in the CbCr plane."""
+    # The scene is composed at half size: four times cheaper, and edges become as soft as in a photograph.
     scene = _Scene(rng, (height + 1) // 2, (width + 1) // 2)
     scene.fill(hue, spread)
     texture = _texture(rng, height, width)
-    # A small file pays relatively more for its header and edges: less texture keeps the bits a pixel even.
+    # In a small file header and edges weigh more: less texture keeps the bits per pixel constant.
     gain = np.float32(max(0.4, 1 - 10000 / (height * width)))
     coarse = texture[::2, ::2] * np.float32(0.01)
-    luma = texture * _doubled(scene.detail * gain, height, width)
-    luma += _doubled(scene.luma, height, width)
+    luma = texture * _upsample(scene.detail * gain, height, width)
+    luma += _upsample(scene.luma, height, width)
     chroma = [_to_image(128 + field + field * coarse) for field in (scene.blue, scene.red)]
-    whole = [c.resize((2 * c.width, 2 * c.height), Image.Resampling.BILINEAR) for c in chroma]
-    return Image.merge("YCbCr", [_to_image(luma), *(c.crop((0, 0, width, height)) for c in whole)])
+    full = [c.resize((2 * c.width, 2 * c.height), Image.Resampling.BILINEAR) for c in chroma]
+    return Image.merge("YCbCr", [_to_image(luma), *(c.crop((0, 0, width, height)) for c in full)])
 
 
 @dataclass(frozen=True)
@@ -54,7 +267,7 @@ class _Stone:
 
 
 class _Scene:
-    """Half-size fields [height, width]: luma in levels, chroma around 0 in levels, the texture's strength."""
+    """Half-size fields [height, width]: luma and chroma (around 0) in levels, strength of the texture."""
 
     def __init__(self, rng: np.random.Generator, height: int, width: int) -> None:
         self.rng, self.height, self.width = rng, height, width
@@ -69,16 +282,16 @@ class _Scene:
         return np.array(image, dtype=np.float32)
 
     def fill(self, hue: float, spread: float) -> None:
-        """Lay stones on a jittered grid: two in three of the hue, the others of any, more muted and below."""
+        """Lay stones on a jittered grid: first those of random, muted hues, then two in three of `hue`."""
         rng, side = self.rng, min(self.height, self.width)
         across = min(6, max(3, round(side / 62)))
-        # Bounded, so that a strip of 16 x 16384 takes no thousands of stones.
+        # Without a bound, a strip of 16 x 16384 would need thousands of stones.
         rows = min(32, round(across * self.height / side))
         columns = min(32, round(across * self.width / side))
         cells = rng.permutation(rows * columns)
-        for place, cell in enumerate(cells.tolist()):
+        for number, cell in enumerate(cells.tolist()):
             row, column = divmod(cell, columns)
-            if place < len(cells) // _STRANGERS:
+            if number < len(cells) // _RANDOM_HUE:
                 angle, colour = rng.uniform(0, math.tau), rng.uniform(8, 40)
             else:
                 angle, colour = hue + spread * rng.uniform(-1, 1), rng.uniform(34, 62)
@@ -103,7 +316,7 @@ class _Scene:
             [(x - left + rx * px, y - top + ry * py) for px, py in outline], fill=255
         )
         mask = np.asarray(image.filter(ImageFilter.BoxBlur(2)), dtype=np.float32) * np.float32(1 / 255)
-        # Light falls from the upper left: a shadow to the lower right, then the stone, round under the light.
+        # Light comes from the upper left: first a shadow at the lower right, then the rounded stone.
         offset = max(1, int(0.12 * ry))
         shadow = Image.new("L", image.size)
         shadow.paste(image, (offset, offset))
@@ -136,19 +349,19 @@ def _texture(rng: np.random.Generator, height: int, width: int) -> _Field:
     """Return noise around 0 of nearly 1/f spectrum, in levels, [height, width]."""
     total = np.zeros((0, 0), dtype=np.float32)
     for octave in reversed(range(len(_OCTAVES))):
-        # One cell more on every side than the picture needs, so that doubling never meets an edge.
+        # One extra cell on every side, so that upsampling has no edge inside the picture.
         rows, columns = (-(-side // 2**octave) + 2 for side in (height, width))
         noise = rng.random((rows, columns), dtype=np.float32)
         noise -= np.float32(0.5)
         noise *= np.float32(_OCTAVES[octave])
         if total.size:
-            noise += _doubled(total, rows + 1, columns + 1)[1:, 1:]
+            noise += _upsample(total, rows + 1, columns + 1)[1:, 1:]
         total = noise
     return total[1 : height + 1, 1 : width + 1]
 
 
-def _doubled(field: _Field, height: int, width: int) -> _Field:
-    """Upsample by two, bilinearly, and cut to [height, width]: faster than Pillow on floats."""
+def _upsample(field: _Field, height: int, width: int) -> _Field:
+    """Upsample by two, bilinearly, and crop to [height, width]; faster than Pillow on floats."""
     rows, columns = field.shape
     near, far = field * np.float32(0.75), field * np.float32(0.25)
     tall = np.empty((rows, 2, columns), dtype=np.float32)
@@ -168,220 +381,3 @@ def _to_image(levels: _Field) -> Image.Image:
     rounded = np.clip(levels, 0, 255)
     rounded += np.float32(0.5)
     return Image.fromarray(rounded.astype(np.uint8))
-
-
-# (height, width) and weight; the last entry of "imagenet" is drawn anew for each picture, see _pick_size.
-_ODD = ((190, 688), (236, 800))
-_PRESETS: dict[str, tuple[tuple[Any, float], ...]] = {
-    "article": (((533, 800), 1.0),),
-    "big": (((1500, 2000), 1.0),),
-    "imagenet": (
-        ((375, 500), 0.40),
-        ((500, 375), 0.15),
-        ((333, 500), 0.12),
-        ((500, 333), 0.05),
-        (_ODD, 0.28),
-    ),
-}
-_SUBSAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
-# The smallest that still shows stones; the largest (JPEG allows 65500) so that one picture fits in memory.
-_SIDES = (16, 16384)
-
-# How a picture is stored so that EXIF orientation 2..8 turns it upright: the inverse of what the tag says.
-_STORED = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_90,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_270,
-}
-_ORIENTATION = 0x0112
-
-
-@dataclass(frozen=True)
-class Photos:
-    """What synthetic photographs are like; hashable, and the same numbers give the same pictures.
-
-    size: an int (a square), (height, width), "article" (800 wide, 533 high), "imagenet" (a mix, on average
-    478 wide and 413 high), "big" (2000 wide, 1500 high), or a list of these, drawn from evenly. Two ints are
-    always one (height, width). Sides in 16..16384.
-    quality: 1..100; subsampling: "4:4:4", "4:2:2" or "4:2:0"; classes: 1..65536, told apart by hue.
-    progressive, gray, exif, corrupt: the chance in 0..1 that a picture is a progressive JPEG, a grayscale one
-    (which hides its class), stored turned or mirrored under an EXIF orientation of 2..8, or broken: cut off,
-    with flipped bits, or empty.
-
-    Raises:
-        ValueError: for a value out of range; the message names it.
-    """
-
-    size: Any = 256
-    quality: int = 90
-    subsampling: str = "4:2:0"
-    classes: int = 10
-    seed: int = 0
-    progressive: float = 0.0
-    gray: float = 0.0
-    exif: float = 0.0
-    corrupt: float = 0.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", _sizes(self.size))
-        for name, low, high in (("quality", 1, 100), ("classes", 1, 65536), ("seed", 0, 2**63)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise ValueError(f"{name}: expected an integer in {low}..{high}, got {value!r}")
-        if self.subsampling not in _SUBSAMPLINGS:
-            raise ValueError(
-                f"subsampling: expected one of {', '.join(_SUBSAMPLINGS)}, got {self.subsampling!r}"
-            )
-        for name in ("progressive", "gray", "exif", "corrupt"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1:
-                raise ValueError(f"{name}: expected a share in 0..1, got {value!r}")
-
-    @classmethod
-    def of(cls, value: Photos | Mapping[str, Any]) -> Photos:
-        """Return `value` itself, or build it from a mapping of the fields, as a config gives it."""
-        if isinstance(value, cls):
-            return value
-        if not isinstance(value, Mapping):
-            raise ValueError(f"photos: expected Photos or a mapping of its fields, got {value!r}")
-        fields = cls.__dataclass_fields__
-        for name in value:
-            if name not in fields:
-                raise ValueError(f"photos: no field {name!r}; there are {', '.join(fields)}")
-        return cls(**{str(name): field for name, field in value.items()})
-
-
-class Photograph(NamedTuple):
-    """One encoded picture: its bytes, its class, and its number of pixels (0 where it was corrupted)."""
-
-    jpeg: bytes
-    label: int
-    pixels: int
-
-
-class _Plan(NamedTuple):
-    height: int
-    width: int
-    progressive: bool
-    gray: bool
-    orientation: int  # 1: stored as it is
-    corrupt: bool
-
-
-def photograph(photos: Photos, index: int, split: str = "train") -> Photograph:
-    """Draw and encode picture `index` of `split`; other splits are other pictures."""
-    plan = _plan(photos, index, split)
-    picture = draw(photos, index, split)
-    if plan.gray:
-        picture = picture.getchannel("Y")
-    options: dict[str, Any] = {"quality": photos.quality, "subsampling": photos.subsampling}
-    if plan.orientation != 1:
-        picture = picture.transpose(_STORED[plan.orientation])
-        exif = Image.Exif()
-        exif[_ORIENTATION] = plan.orientation
-        options["exif"] = exif
-    stream = io.BytesIO()
-    picture.save(stream, "JPEG", progressive=plan.progressive, **options)
-    jpeg, label = stream.getvalue(), label_of(photos, index, split)
-    if plan.corrupt:
-        return Photograph(_corrupted(jpeg, _generator(photos, split, index, "corrupt")), label, 0)
-    return Photograph(jpeg, label, plan.height * plan.width)
-
-
-def label_of(photos: Photos, index: int, split: str = "train") -> int:
-    """Return the class of picture `index`: each class once in every run of `classes` pictures."""
-    block, place = divmod(index, photos.classes)
-    return int(_labels(photos.seed, photos.classes, split, block)[place])
-
-
-def draw(photos: Photos, index: int, split: str = "train") -> Image.Image:
-    """Draw picture `index` as it is meant to be seen: upright, in colour, mode YCbCr, before any loss."""
-    plan = _plan(photos, index, split)
-    step = math.tau / photos.classes
-    rng = _generator(photos, split, index, "draw")
-    return draw_scene(rng, plan.height, plan.width, step * label_of(photos, index, split), 0.3 * step)
-
-
-def _corrupted(jpeg: bytes, rng: np.random.Generator) -> bytes:
-    kind = rng.integers(3)
-    if kind == 0:
-        return jpeg[: int(len(jpeg) * rng.uniform(0.02, 0.98))]
-    if kind == 1:
-        return b""
-    flipped = np.frombuffer(jpeg, dtype=np.uint8).copy()
-    places = rng.integers(0, len(jpeg), 16)
-    flipped[places] ^= np.left_shift(1, rng.integers(0, 8, 16)).astype(np.uint8)
-    return flipped.tobytes()
-
-
-def _generator(photos: Photos, split: str, index: int, purpose: str) -> np.random.Generator:
-    # One stream per purpose, so that asking for EXIF or corruption leaves the pictures as they were.
-    words = [photos.seed, zlib.crc32(split.encode()), zlib.crc32(purpose.encode()), index]
-    return np.random.Generator(np.random.SFC64(np.random.SeedSequence(words)))
-
-
-@functools.lru_cache(maxsize=64)
-def _labels(seed: int, classes: int, split: str, block: int) -> NDArray[np.int64]:
-    words = [seed, zlib.crc32(split.encode()), zlib.crc32(b"label"), block]
-    return np.random.Generator(np.random.SFC64(np.random.SeedSequence(words))).permutation(classes)
-
-
-def _plan(photos: Photos, index: int, split: str) -> _Plan:
-    rng = _generator(photos, split, index, "plan")
-    progressive, gray, exif, corrupt = rng.random(4).tolist()
-    orientation = int(rng.integers(2, 9))
-    height, width = _pick_size(photos.size, rng)
-    return _Plan(
-        height=height,
-        width=width,
-        progressive=progressive < photos.progressive,
-        gray=gray < photos.gray,
-        orientation=orientation if exif < photos.exif else 1,
-        corrupt=corrupt < photos.corrupt,
-    )
-
-
-def _pick_size(sizes: tuple[Any, ...], rng: np.random.Generator) -> tuple[int, int]:
-    entry = sizes[int(rng.integers(len(sizes)))]
-    if isinstance(entry, str):
-        choices, weights = zip(*_PRESETS[entry], strict=True)
-        entry = choices[int(rng.choice(len(choices), p=weights))]
-        if entry is _ODD:
-            entry = tuple(int(rng.integers(low, high + 1)) for low, high in _ODD)
-    height, width = entry
-    return height, width
-
-
-def _sizes(size: Any) -> tuple[Any, ...]:
-    """`size` in its plainest form: a tuple of preset names and (height, width)."""
-    if isinstance(size, str) or not isinstance(size, Sequence):
-        return (_one_size(size, size),)
-    if _is_pair(size):
-        return (_one_size(size, size),)
-    if not size:
-        raise ValueError(f"size: expected at least one size, got {size!r}")
-    return tuple(_one_size(entry, size) for entry in size)
-
-
-def _one_size(entry: Any, size: Any) -> str | tuple[int, int]:
-    if isinstance(entry, str) and entry in _PRESETS:
-        return entry
-    pair = (entry, entry) if isinstance(entry, int) else entry
-    if not _is_pair(pair):
-        presets = ", ".join(_PRESETS)
-        raise ValueError(
-            f"size: expected an int, (height, width), one of {presets}, or a list of these, got {size!r}"
-        )
-    if any(not _SIDES[0] <= side <= _SIDES[1] for side in pair):
-        raise ValueError(f"size: sides must be {_SIDES[0]}..{_SIDES[1]} pixels, got {size!r}")
-    return int(pair[0]), int(pair[1])
-
-
-def _is_pair(value: Any) -> bool:
-    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
-        return False
-    return all(isinstance(side, int) and not isinstance(side, bool) for side in value)
