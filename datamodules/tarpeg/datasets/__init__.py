@@ -1,4 +1,4 @@
-"""Making data: synthetic photographs, the shard writer, and callables that prepare a data set.
+"""Data sets: synthetic photographs, the shard writer, and callables that prepare shards or a cache.
 
-It does not belong here: encoding for a cache (``cache``).
+Not here: encoding for a cache (``cache``).
 """

@@ -1,4 +1,4 @@
-"""Write shards: synthetic photographs or the images of a folder, through webdataset's own writer."""
+"""The shard writer: synthetic photographs or a folder's images, through webdataset's TarWriter."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 import re
 import tarfile
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from PIL import Image
 
@@ -23,15 +23,15 @@ from ..processes import map_in_processes
 from ..progress import progress
 from ..shards.folder import Folder
 from ..shards.pillow import PILLOW_FORMATS
-from .synthetic import Photos, photograph
+from .synthetic import Photos, check_integer, photograph
 
-_OWNER = "tarpeg"  # every member's user: how a shard of ours is told from somebody's own
-_BLOCK = 16  # samples that a worker process hands over at once
+_OWNER = "tarpeg"  # user and group of each member; marks the shards that make_shards may replace
+_BLOCK = 16  # samples per task of a worker process
 
 
 @dataclass(frozen=True)
 class ShardReport:
-    """What make_shards wrote: shard paths, samples, bytes of images, bits a pixel (whole images), seconds."""
+    """Result of make_shards: paths, samples, bytes of images, bits per pixel of readable images, seconds."""
 
     shards: tuple[Path, ...]
     samples: int
@@ -45,13 +45,7 @@ class _Record(NamedTuple):
     extension: str
     data: bytes
     label: int
-    pixels: int  # 0 where unknown
-
-
-class _Item(Protocol):
-    """A sample yet to be made; pickled to a worker process."""
-
-    def read(self) -> _Record: ...
+    pixels: int  # 0 if unknown
 
 
 @dataclass(frozen=True)
@@ -79,60 +73,51 @@ class _FileItem:
         return _Record(self.key, Path(self.path).suffix[1:].lower(), data, self.label, _pixels(data))
 
 
+_Items = Sequence[_PhotoItem] | Sequence[_FileItem]
+
+
 def make_shards(
     out: str | os.PathLike[str],
-    source: Photos | Folder | Mapping[str, Any],
+    source: Photos | Folder | Mapping[str, object],
     samples: int | None = None,
     *,
     prefix: str = "train",
     samples_per_shard: int = 1000,
     workers: int | None = None,
 ) -> ShardReport:
-    """Write `source` as shards `out/{prefix}-000000.tar` and on, of `key.jpg` and `key.cls` each.
+    """Write `source` to shards `out/{prefix}-000000.tar` and following, with `key.jpg` and `key.cls`.
 
-    source: Photos (or a mapping of its fields) to draw, or a Folder to pack, which leaves `classes.json` too.
-    samples: how many; None means 1000 photographs, or every file. Another prefix draws other photographs.
-    workers: processes; 0 works in this one, None chooses. The shards are the same bytes for any number.
+    source: Photos (or a mapping of its fields) to draw, or a Folder to pack, with its `classes.json`.
+    samples: None means 1000 photographs, or all files. prefix: another one has other photographs.
+    workers: processes; 0 works in this process, None chooses. The bytes do not depend on it.
 
-    Shards are named only once they are whole. Shards of ours under the same prefix are replaced.
+    A shard gets its name when it is complete. Shards that make_shards wrote under this prefix are replaced.
 
     Raises:
         ValueError: for an argument out of range.
-        ShardError: for a folder without images, a file that cannot be read, or shards that are not ours.
+        ShardError: for a folder without images, an unreadable file, or shards that others wrote.
     """
     if not isinstance(prefix, str) or not re.fullmatch(r"[\w][\w.-]*", prefix):
-        raise ValueError(f"prefix: expected letters, digits, '_', '.' or '-', got {prefix!r}")
-    _check_count("samples", samples, 1, optional=True)
-    _check_count("samples_per_shard", samples_per_shard, 1)
-    _check_count("workers", workers, 0, optional=True)
+        raise ValueError(f"prefix={prefix!r} must consist of letters, digits, '_', '.' and '-'")
+    if samples is not None:
+        check_integer("samples", samples, 1)
+    check_integer("samples_per_shard", samples_per_shard, 1)
+    if workers is not None:
+        check_integer("workers", workers, 0)
     directory = Path(out)
-    items: Sequence[_Item]
+    items: _Items
     if isinstance(source, Folder):
-        if source.directory().resolve() in directory.resolve().parents:
-            raise ValueError(
-                f"out: {directory} lies inside {source.directory()} and would become a class there"
-            )
-        if "train" in source.parts():
-            raise ShardError(
-                f"root: {source.root} holds train and val, which are no classes: give Folder(split=...) or "
-                "FolderShards, which keep them apart, or build a cache of it with tarpeg.build_cache"
-            )
-        files = source.files()
-        if samples is not None and samples > len(files):
-            raise ValueError(
-                f"samples: expected at most the {len(files)} images of {source.root}, got {samples}"
-            )
-        items = [_FileItem(*file) for file in files[:samples]]
+        items = _files(source, directory, samples)
     else:
         photos = Photos.of(source)
         items = [_PhotoItem(photos, prefix, index) for index in range(1000 if samples is None else samples)]
     if workers is None:
-        # Starting processes takes a second or so: not worth it for a handful.
+        # Starting a process takes about a second.
         workers = min(usable_cores(), len(items) // 64)
         workers = workers if workers > 1 else 0
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _clear(directory, prefix)
+        _remove_old(directory, prefix)
         report = _write(directory, prefix, items, samples_per_shard, workers)
         if isinstance(source, Folder):
             write_json(directory / "classes.json", source.classes())
@@ -141,64 +126,67 @@ def make_shards(
     return report
 
 
-def _write(
-    directory: Path, prefix: str, items: Sequence[_Item], samples_per_shard: int, workers: int
-) -> ShardReport:
-    from webdataset.writer import TarWriter  # imports torch: two seconds that worker processes need not spend
+def _files(folder: Folder, out: Path, samples: int | None) -> list[_FileItem]:
+    if folder.directory().resolve() in out.resolve().parents:
+        raise ValueError(f"out={str(out)!r} must not be inside {folder.directory()}: it would become a class")
+    if "train" in folder.parts():
+        raise ShardError(
+            f"root={folder.root!r} has folders train and val, which are not classes: pass Folder(split=...), "
+            "use FolderShards, which packs them separately, or build a cache of it with tarpeg.build_cache"
+        )
+    files = folder.files()
+    if samples is not None and samples > len(files):
+        raise ValueError(f"samples={samples} must be at most {len(files)}, the images of {folder.root}")
+    return [_FileItem(*file) for file in files[:samples]]
+
+
+def _write(directory: Path, prefix: str, items: _Items, samples_per_shard: int, workers: int) -> ShardReport:
+    from webdataset.writer import TarWriter  # imports torch, which worker processes need not
 
     started = time.monotonic()
-    shards = []
-    total = whole = pixels = 0
-    with contextlib.closing(_records(items, workers)) as made:
-        records = _shown(made, len(items), prefix)
+    paths = []
+    done = nbytes = readable = pixels = 0
+    with progress(prefix, len(items)) as update, contextlib.closing(_records(items, workers)) as records:
         for number in range(-(-len(items) // samples_per_shard)):
-            path = directory / f"{prefix}-{number:06d}.tar"
+            paths.append(directory / f"{prefix}-{number:06d}.tar")
             options = {"user": _OWNER, "group": _OWNER, "mode": 0o644, "mtime": 0, "encoder": False}
-            with renamed(path) as stream, TarWriter(stream, **options) as tar:
+            with renamed(paths[-1]) as stream, TarWriter(stream, **options) as tar:
                 for record in islice(records, samples_per_shard):
                     label = str(record.label).encode("ascii")
                     tar.write({"__key__": record.key, record.extension: record.data, "cls": label})
-                    total += len(record.data)
-                    whole += len(record.data) if record.pixels else 0
+                    nbytes += len(record.data)
+                    readable += len(record.data) if record.pixels else 0
                     pixels += record.pixels
-            shards.append(path)
-    seconds = time.monotonic() - started
-    return ShardReport(tuple(shards), len(items), total, 8 * whole / pixels if pixels else 0.0, seconds)
+                    done += 1
+                    update(done, f"{done / max(time.monotonic() - started, 1e-3):.0f} images/s")
+    bits = 8 * readable / pixels if pixels else 0.0
+    return ShardReport(tuple(paths), len(items), nbytes, bits, time.monotonic() - started)
 
 
-def _records(items: Sequence[_Item], workers: int) -> Generator[_Record, None, None]:
-    """Yield the items' records in order."""
+def _records(items: _Items, workers: int) -> Generator[_Record, None, None]:
+    """Yield the records of the items in order."""
     if workers == 0:
         yield from (item.read() for item in items)
         return
     blocks = (items[start : start + _BLOCK] for start in range(0, len(items), _BLOCK))
-    with contextlib.closing(map_in_processes(_read_block, blocks, workers)) as made:
-        for records in made:
+    with contextlib.closing(map_in_processes(_read_block, blocks, workers)) as results:
+        for records in results:
             yield from records
 
 
-def _read_block(items: Sequence[_Item]) -> list[_Record]:
+def _read_block(items: _Items) -> list[_Record]:
     return [item.read() for item in items]
 
 
-def _shown(records: Iterator[_Record], count: int, what: str) -> Iterator[_Record]:
-    """Pass records on while it is shown how far that is."""
-    with progress(what, count) as show:
-        started = time.monotonic()
-        for done, record in enumerate(records, start=1):
-            yield record
-            show(done, f"{done / max(time.monotonic() - started, 1e-3):.0f} images/s")
-
-
-def _clear(directory: Path, prefix: str) -> None:
-    """Remove what an earlier run left under `prefix`; ShardError for shards that are not ours."""
+def _remove_old(directory: Path, prefix: str) -> None:
+    """Remove shards and temporary files of an earlier run; ShardError if a shard is not from make_shards."""
     name = re.compile(rf"(\.?){re.escape(prefix)}-\d{{6}}\.tar((\.[\w-]+)?\.tmp)?")
     old = sorted(path for path in directory.iterdir() if name.fullmatch(path.name))
     for path in old:
         if path.suffix == ".tar" and not _is_ours(path):
             raise ShardError(
-                f"{path} is in the way and was not written by make_shards: choose another out= or prefix=, "
-                "or move it away"
+                f"{path} was not written by make_shards, which does not replace it: choose another out or "
+                "prefix, or move the file away"
             )
     for path in old:
         path.unlink()
@@ -218,11 +206,4 @@ def _pixels(data: bytes) -> int:
         with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
             return image.width * image.height
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return 0  # packed as it is all the same: whoever reads it has a policy for bad images
-
-
-def _check_count(name: str, value: Any, least: int, *, optional: bool = False) -> None:
-    if optional and value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name}: expected an integer of {least} or more, got {value!r}")
+        return 0  # packed unchanged; its readers have a policy for bad images
