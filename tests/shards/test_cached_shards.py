@@ -84,9 +84,7 @@ def test_an_index_that_is_missing(cache):
 def test_a_shard_of_another_size(cache):
     with (cache / "train-2.tar").open("ab") as file:
         file.write(bytes(512))
-    with pytest.raises(
-        tarpeg.CacheError, match=r"train-2\.tar has 10752 bytes, but 10240 in manifest\.json"
-    ):
+    with pytest.raises(tarpeg.CacheError, match=r"train-2\.tar has 10752 bytes, but 10240 in manifest\.json"):
         Shards(expand(cache))
 
 

@@ -94,7 +94,9 @@ def test_numbers_and_names_of_any_length(drawn):
     keys = [sample[0].name.removesuffix(".jpg").encode() for sample in samples]
     assert parsed.offset.tolist() == [sample[0].offset for sample in samples]
     assert parsed.nbytes.tolist() == [sample[0].nbytes for sample in samples]
-    assert parsed.keys.tobytes() == b"".join(keys) and np.diff(parsed.key_ends).tolist() == [len(key) for key in keys]
+    assert parsed.keys.tobytes() == b"".join(keys) and np.diff(parsed.key_ends).tolist() == [
+        len(key) for key in keys
+    ]
 
 
 GOOD = b"v1.2 2\njpg 512 9 a.jpg cls 1536 1 a.cls\npng 2560 9 b.png\n"
@@ -103,11 +105,11 @@ GOOD = b"v1.2 2\njpg 512 9 a.jpg cls 1536 1 a.cls\npng 2560 9 b.png\n"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "not an index of version v1.2"),
-        (b"v1.1 2\njpg 512 9\n", "not an index of version v1.2: it begins with b'v1.1 2'"),
-        (b"v1.2 0\n", "not an index of version"),
-        (b"v1.2 2 \n", "not an index of version"),
-        (b"v1.2 " + b"9" * 50 + b"\n", "not an index of version"),
+        (b"", "not a v1.2 index"),
+        (b"v1.1 2\njpg 512 9\n", "not a v1.2 index: it begins with b'v1.1 2'"),
+        (b"v1.2 0\n", "not a v1.2 index"),
+        (b"v1.2 2 \n", "not a v1.2 index"),
+        (b"v1.2 " + b"9" * 50 + b"\n", "not a v1.2 index"),
         (GOOD[:-1], "exactly 2 complete lines must follow"),
         (GOOD[:-20], "exactly 2 complete lines must follow"),
         (GOOD + b"png 2560 9 b.png\n", "exactly 2 complete lines must follow"),

@@ -1,4 +1,4 @@
-"""Reading samples, by number or as a stream: paths, tars, their indexes, labels, other image formats.
+"""Samples of shards, by number or as a stream: paths, tars, their indexes, manifests, labels, image formats.
 
-It does not belong here: decoding JPEGs (``ops``), batches (``loader``), writing shards (``datasets``, ``cache``).
+Not here: decoding of JPEGs (``ops``), batches (``loader``), writing of shards (``datasets``, ``cache``).
 """

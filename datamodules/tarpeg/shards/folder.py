@@ -1,4 +1,4 @@
-"""Folders of images: with one sub-directory per class, to pack into shards, or without labels, to predict on."""
+"""Folders of images: one sub-directory per class, to pack into shards; or without labels, to predict on."""
 
 from __future__ import annotations
 
@@ -226,7 +226,9 @@ def _classes(root: Path) -> dict[str, int]:
         entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")
     )
     if not names:
-        raise ShardError(f"root={str(root)!r} has no sub-directory. Put the images into one directory per class.")
+        raise ShardError(
+            f"root={str(root)!r} has no sub-directory. Put the images into one directory per class."
+        )
     return {name: number for number, name in enumerate(names)}
 
 
@@ -234,7 +236,9 @@ def _scan(root: Path, classes: dict[str, int]) -> list[ImageFile]:
     files, keys = [], set()
     for name in _classes(root):
         if name not in classes:
-            raise ShardError(f"{root / name} is not one of the {len(classes)} classes of train. Rename it, or add it there.")
+            raise ShardError(
+                f"{root / name} is not one of the {len(classes)} classes of train. Rename or add it."
+            )
         for path in _below(root / name, IMAGE_EXTENSIONS):
             relative = os.path.relpath(path, root)
             key = os.path.splitext(relative)[0].replace(os.sep, "/").replace(".", "_")  # noqa: PTH122
@@ -273,12 +277,9 @@ def _check_name(path: str, key: str) -> None:
 
 def _evenly(files: list[ImageFile]) -> list[ImageFile]:
     """Order the files so that every prefix has each class in proportion."""
-    sizes: dict[int, int] = {}
-    for file in files:
-        sizes[file.label] = sizes.get(file.label, 0) + 1
-    seen = dict.fromkeys(sizes, 0)
+    counts, seen = Counter(file.label for file in files), Counter[int]()
     ranks = []
     for file in files:
         seen[file.label] += 1
-        ranks.append(((seen[file.label] - 0.5) / sizes[file.label], file.label, file))
+        ranks.append(((seen[file.label] - 0.5) / counts[file.label], file.label, file))
     return [file for _, _, file in sorted(ranks)]

@@ -249,7 +249,7 @@ class ShardIndex:
 
     @classmethod
     def join(cls, parts: Iterable[ShardIndex], shards: int) -> ShardIndex:
-        """Join the indexes of consecutive groups of shards. shards: their total, from which memory is planned.
+        """Join the indexes of consecutive groups of shards. shards: their total, to estimate the memory.
 
         Each part is copied to its final position as it arrives: collecting all first doubles the memory.
         """

@@ -98,16 +98,17 @@ def integers(samples: Samples, ids: Iterable[int], extension: str, texts: Iterab
     for id, text in zip(ids, texts, strict=True):
         if text is None:
             raise missing(samples, id, extension)
-        if len(text) < 19 and text.isdigit():  # nearly all labels, in a third of the time
-            labels.append(int(text))
-        elif len(text) <= LONGEST and _INTEGER.fullmatch(text) and -_LIMIT <= int(text) < _LIMIT:
-            labels.append(int(text))
-        else:
+        # Nearly all labels pass the first test, in a third of the time.
+        is_good = (len(text) < 19 and text.isdigit()) or (
+            len(text) <= LONGEST and _INTEGER.fullmatch(text) and -_LIMIT <= int(text) < _LIMIT
+        )
+        if not is_good:
             shown = text[:32].decode("utf-8", "replace") + ("..." if len(text) > 32 else "")
             raise ShardError(
                 f"{where_of(samples, id)}: member {plain(extension)!r} is {shown!r}, not a 64-bit integer. "
                 "A label is an integer in ASCII digits, such as 7."
             )
+        labels.append(int(text))
     return torch.tensor(labels, dtype=torch.int64)
 
 
@@ -125,7 +126,7 @@ def plain(extension: str) -> str:
 
 
 def read_extra(samples: Samples, ids: Int64, members: tuple[str, ...], decode: Decode | None) -> list[Any]:
-    """Return decode(key, {extension: bytes}) of the given members of each sample, or that dict without decode.
+    """Return decode(key, {extension: bytes}) of the members of each sample; without decode, that dict.
 
     Members that a sample does not have are left out. Raises ShardError, with shard and key, if decode fails
     on its data.

@@ -20,13 +20,12 @@ from ..files import write_json
 MANIFEST, BUILDING = "manifest.json", ".building"  # in a finished cache; in an unfinished one
 FORMAT, VERSION = "tarpeg-cache", 1
 
-_NAME = re.compile(r"[^\s/\\.][^/\\\x00-\x1f]*\.tar")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_WIDTH = re.compile(r"[1-9][0-9]{0,5}")
-_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
-
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+Width = Annotated[str, Meta(pattern=r"\A[1-9][0-9]{0,5}\Z")]
+# The name addresses files: it must not lead out of the folder.
+TarName = Annotated[str, Meta(pattern=r"\A[^\s/\\.][^/\\\x00-\x1f]*\.tar\Z")]
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,14 @@ class ShardEntry:
     files nor an entry.
     """
 
-    name: str
+    name: TarName
     samples: Positive
     bytes: Positive
-    sha256: str
-    idx_sha256: str
+    sha256: Sha256
+    idx_sha256: Sha256
     fingerprint: str
     source_bytes: Count
-    tiles: dict[str, Positive]
+    tiles: dict[Width, Positive]
     untiled: dict[str, Positive]
 
 
@@ -113,8 +112,8 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest | None:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
         raise CacheError(
-            f"{path} is not the manifest of a tarpeg cache: its format is {found!r}, not {FORMAT!r}. If these "
-            "are ordinary shards, rename that file or move it elsewhere."
+            f"{path} is not the manifest of a tarpeg cache: its format is {found!r}, not {FORMAT!r}. If "
+            "these are ordinary shards, rename that file or move it elsewhere."
         )
     version = content.get("version")
     if type(version) is not int or version < 1:  # not isinstance: true is not a version
@@ -160,16 +159,19 @@ def _decoded(content: dict[str, Any], path: Path) -> Manifest:
     try:
         manifest = msgspec.convert(content, Manifest)
     except msgspec.ValidationError as error:
-        expected, _, place = str(error).partition(" - at `$.")
+        expected, _, place = str(error).partition(" - at ")
+        place = place.removeprefix("`key` in ").strip("`$.")
         value: Any = content
-        for name, number in _STEP.findall(f".{place}"):
+        for name, number in re.findall(r"\.(\w+)|\[(\d+)\]", f".{place}"):
             value = value[name or int(number)]
-        found = f", found {_shown(value)}" if expected.startswith("Expected") else ""
-        raise _damaged(path, f"{place.rstrip('`') or 'top level'}: {expected}{found}") from error
+        shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}..."
+        found = f", found {shown}" if expected.startswith("Expected") else ""
+        raise _damaged(path, f"{place}: {expected}{found}".removeprefix(": ")) from error
     for number, entry in enumerate(manifest.shards):
-        problem = _problem(entry)
-        if problem is not None:
-            raise _damaged(path, f"shards[{number}].{problem}")
+        images = sum(entry.tiles.values()) + sum(entry.untiled.values())
+        if images != entry.samples:
+            what = f"{entry.samples}, but tiles and untiled add up to {images}"
+            raise _damaged(path, f"shards[{number}].samples: {what}")
     names = Counter(entry.name for entry in manifest.shards)
     twice = [name for name, count in names.items() if count > 1]
     if twice:
@@ -180,28 +182,6 @@ def _decoded(content: dict[str, Any], path: Path) -> Manifest:
         if total != getattr(manifest, name):
             raise _damaged(path, f"{name}: {getattr(manifest, name)} is not the sum over its shards, {total}")
     return manifest
-
-
-def _problem(entry: ShardEntry) -> str | None:
-    """Describe what is wrong in an entry, beginning with the field; None if it is good."""
-    # The name addresses files: it must not lead out of the folder.
-    if not _NAME.fullmatch(entry.name):
-        return f"name: {entry.name!r} is not a plain file name ending in .tar"
-    for name in ("sha256", "idx_sha256"):
-        if not _SHA256.fullmatch(getattr(entry, name)):
-            return f"{name}: {getattr(entry, name)!r} is not a sha256 in hexadecimal digits"
-    odd = [width for width in entry.tiles if not _WIDTH.fullmatch(width)]
-    if odd:
-        return f"tiles: {odd[0]!r} is not a width in pixels"
-    images = sum(entry.tiles.values()) + sum(entry.untiled.values())
-    if images != entry.samples:
-        return f"samples: {entry.samples}, but tiles and untiled add up to {images}"
-    return None
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _damaged(path: Path, what: str) -> CacheError:

@@ -5,7 +5,6 @@ Shards of a cache are opened by its manifest and their .idx files, all others by
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -67,7 +66,7 @@ class Shards:
         return {**self.__dict__, "_maps": unmapped, "_views": unmapped.copy(), "_columns": {}}
 
     def images(self, ids: npt.ArrayLike) -> list[torch.Tensor]:
-        """Return the encoded images of samples ids [B]: uint8 [n] each, views on the map (read-only by contract).
+        """Return the encoded images of samples ids [B]: uint8 [n] each, views on the map (never write).
 
         A member of 0 bytes gives an empty tensor. Raises IndexError for an id outside 0..len-1.
         """

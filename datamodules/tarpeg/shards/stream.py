@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import lzma
-import os
 import random
 import shutil
 import subprocess
@@ -76,7 +75,7 @@ def expand_urls(source: Source) -> tuple[str, ...]:
     """
     names: list[str] = []
     for part in parts_of(source):
-        names += braceexpand(part) if is_url(part) else [str(path.absolute()) for path in expand(part)]
+        names += braceexpand(part) if is_url(part) else map(str, (path.absolute() for path in expand(part)))
     if not names:
         raise ShardError(f"source={source!r} has no shards. Give URLs or paths.")
     refuse_twice(names, source)
@@ -87,7 +86,7 @@ class StreamedSamples:
     """Samples in memory, in webdataset's form; numbered by hashes of their URLs and positions there."""
 
     def __init__(self, samples: Sequence[dict[str, Any]]) -> None:
-        """Number the samples: ``ids``, int64 [B]."""
+        """Compute ``ids``, the numbers of the samples: int64 [B]."""
         self.ids = np.array([_number(sample) for sample in samples], np.int64)
         self._samples = dict(zip(self.ids.tolist(), samples, strict=True))
 
@@ -133,15 +132,6 @@ class StreamRequest(NamedTuple):
     notes: list[str]
 
 
-class _Share(NamedTuple):
-    """The part of an epoch that one worker of a rank reads, if the epoch starts at batch ``first``."""
-
-    epoch: int
-    first: int
-    worker: int
-    workers: int
-
-
 @dataclass(frozen=True)
 class Stream:
     """The shards of one rank, for all its worker processes; pickles."""
@@ -162,7 +152,9 @@ class Stream:
         ``first``: number of the first batch in the epoch; another one draws other samples.
         """
         notes: list[str] = []
-        samples = self._samples(_Share(epoch, first, worker, workers), notes)
+        # webdataset's splitters would ask torch and the environment, which have neither worker nor rank.
+        urls = self._urls(epoch, first)[worker::workers]
+        samples = self._samples(urls, f"{epoch} {first} {{}} {self.rank} {worker}", notes)
         for size in sizes:
             batch = list(itertools.islice(samples, size))
             if not batch or (len(batch) < size and drop_last):
@@ -172,12 +164,14 @@ class Stream:
             yield StreamRequest(epoch, streamed.ids, occurrence, streamed, notes[:])
             notes.clear()
 
-    def _samples(self, share: _Share, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _samples(
+        self, urls: list[str], stream: str, notes: list[str]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield samples that have an image, with the number of their pass over the shards."""
         is_noted = False
         for number in itertools.count() if self.is_endless else (0,):
             count = 0
-            for sample in self._pass(share, number):
+            for sample in self._pass(urls[:], random.Random(f"tarpeg {self.seed} {stream.format(number)}")):
                 if image_extension(sample) is not None:
                     count += 1
                     yield number, sample
@@ -190,30 +184,27 @@ class Stream:
             if not count:
                 raise ShardError(
                     f"there is no image in the shards of rank {self.rank}, such as "
-                    f"{self._mine(share.epoch, share.first)[0]}. Images are named KEY.EXTENSION."
+                    f"{urls[0]}. Images are named KEY.EXTENSION."
                 )
 
-    def _mine(self, epoch: int, first: int) -> list[str]:
+    def _urls(self, epoch: int, first: int) -> list[str]:
         """URLs of the rank's shards: all ranks draw the same permutation, and each takes its part."""
         places = np.arange(len(self.urls))
         if self.shuffle:
             places = rng.permutation(self.seed, epoch, len(self.urls), _SHARDS + first)
         return [self.urls[place] for place in places[self.rank :: self.world]]
 
-    def _pass(self, share: _Share, number: int) -> Iterator[dict[str, Any]]:
+    def _pass(self, urls: list[str], order: random.Random) -> Iterator[dict[str, Any]]:
+        """Read the shards once, shuffled by order."""
         import webdataset
         from webdataset.tariterators import group_by_keys
 
         opener = _Opener()
-        epoch, first, worker, workers = share
-        # webdataset's splitters would ask torch and the environment, which have neither worker nor rank.
-        urls = self._mine(epoch, first)[worker::workers]
-        random_order = random.Random(f"tarpeg {self.seed} {epoch} {first} {number} {self.rank} {worker}")
         if self.shuffle:
-            random_order.shuffle(urls)
+            order.shuffle(urls)
         samples = _placed(group_by_keys(opener.members(urls)))
         if self.shuffle:
-            samples = webdataset.shuffle(self.buffer, rng=random_order)(samples)
+            samples = webdataset.shuffle(self.buffer, rng=order)(samples)
         while True:
             try:
                 sample = next(samples, None)

@@ -32,7 +32,7 @@ UInt64 = npt.NDArray[np.uint64]
 
 
 class Component(NamedTuple):
-    """A member of a sample in the index: position and length of its data, in bytes, and its name in the tar."""
+    """A member of a sample: position and length of its data in the tar, in bytes, and its name there."""
 
     extension: str
     offset: int
@@ -71,9 +71,8 @@ def parse(texts: Sequence[bytes], paths: Sequence[Path], tar_nbytes: Sequence[in
         head, _, body = text.partition(b"\n")
         found = _HEAD.match(head)
         if found is None:
-            raise CacheError(
-                f"{path} is not an index of version v1.2: it begins with {head[:32]!r}. Build the cache again."
-            )
+            begin = head[:32]
+            raise CacheError(f"{path} is not a v1.2 index: it begins with {begin!r}. Build the cache again.")
         expected = int(found[1])
         if body[-1:] != b"\n" or body.count(b"\n") != expected:
             raise CacheError(
