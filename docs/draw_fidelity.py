@@ -22,9 +22,9 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
 from tarpeg import decode_batch
-from tarpeg.benchmarks.contestants import decode_jpeg, functional
-from tarpeg.ops.decode import Fidelity
+from tarpeg.benchmarks.decode_peers import decode_jpeg, functional
 from tarpeg.datasets.synthetic import Photos, photograph
+from tarpeg.ops.decode import Fidelity
 
 PHOTOS, COUNT = Photos(size="big"), 12
 SIDE = 1440  # of the crops that are measured; offsets that no mean begins at

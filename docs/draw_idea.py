@@ -20,8 +20,8 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
 from tarpeg import decode_crop, tile_jpeg
-from tarpeg.benchmarks.report import machine
-from tarpeg.benchmarks.contestants import decode_jpeg
+from tarpeg.benchmarks.decode_peers import decode_jpeg
+from tarpeg.benchmarks.report import machine_name
 from tarpeg.datasets.synthetic import Photos, photograph
 
 TOP, LEFT, SIDE = 232, 440, 256
@@ -126,7 +126,7 @@ def main() -> None:
         f"bit for bit what Pillow decodes; still an ordinary JPEG, {size:.2f} times the size."
     )
     figure.text(0.015, 0.035, claim, fontsize=10, color=GRAY, va="center")
-    figure.text(0.985, 0.035, machine(), fontsize=8, color=GRAY, va="center", ha="right")
+    figure.text(0.985, 0.035, machine_name(), fontsize=8, color=GRAY, va="center", ha="right")
     path = Path(__file__).with_name("idea.png")
     stream = io.BytesIO()
     figure.savefig(stream, format="png")

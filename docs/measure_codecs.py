@@ -18,7 +18,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
 from tarpeg import RandomResizedCrop, Raw, Resized, Tiled, decode_batch, image_sizes
-from tarpeg.benchmarks.report import machine
+from tarpeg.benchmarks.report import machine_name
 from tarpeg.datasets.synthetic import Photos, photograph
 
 CODECS = {
@@ -70,7 +70,7 @@ def main() -> None:
     torch.set_num_threads(1)
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     found = {size: measured(size, max(1, int(count * share))) for size, share in SETS.items()}
-    table = Table(title=f"RandomResizedCrop(224), {machine()}, {time.strftime('%Y-%m-%d')}")
+    table = Table(title=f"RandomResizedCrop(224), {machine_name()}, {time.strftime('%Y-%m-%d')}")
     for head in ("codec", *(f"{size}: {what}" for size in SETS for what in ("bytes", "ms to build", "us"))):
         table.add_column(head, no_wrap=True)
     for name in CODECS:

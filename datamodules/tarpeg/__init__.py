@@ -117,6 +117,8 @@ _HOME = {
     "warp_affine": "ops.augment",
 }
 
+_MODULES = {"codecs", "matrices"}  # public names that are modules
+
 __all__ = sorted(_HOME)
 
 
@@ -124,7 +126,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'tarpeg' has no attribute {name!r}")
     home = importlib.import_module(f".{_HOME[name]}", __name__)
-    return home if _HOME[name].endswith(f".{name}") else getattr(home, name)
+    return home if name in _MODULES else getattr(home, name)
 
 
 def __dir__() -> list[str]:

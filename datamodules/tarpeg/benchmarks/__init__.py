@@ -1,1 +1,4 @@
-"""What tools/bench.py measures: ourselves beside others. Nothing of the library imports it."""
+"""Other libraries and this one, measured on the same photographs: ``tarpeg.measure`` and tools/bench.py.
+
+No other room imports this one. It does not belong here: diagnosis of one installation (``diagnostics``).
+"""

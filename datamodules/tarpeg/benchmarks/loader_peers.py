@@ -1,15 +1,16 @@
-"""Competitors of the loader, each set up as its own documentation does, on two cores' worth of the CPU.
+"""Other loaders in the loader suite, each set up as its own documentation recommends.
 
-Each gives batches for ever: RandomResizedCrop(224) to uint8, or the same flipped and normalised to float32.
-What is imported stays inside, so that whoever is missing is left out.
+Each makes endless batches: RandomResizedCrop(224) to uint8, or the same flipped and normalised to float32.
+A peer imports its package inside its function: a peer that is not installed is left out of the table.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,15 +18,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..sampling.crops import RandomResizedCrop
-from .contestants import BATCH, MEAN, SIZE, STD, decode_jpeg
-from .loader import LoaderData
+from .decode_peers import BATCH, MEAN, SIZE, STD, decode_jpeg, jpeg_tensor
+from .loader_data import LoaderData
+from .report import INSTALL_ERRORS, left_out
 
 Batches = Iterator[Any]
 _SHUFFLED = 1000  # samples in a shuffle buffer, where there is one
 
 
 class Transform:
-    """torchvision's: bytes of a JPEG -> [3, 224, 224]; pickles, for those who send it to a process."""
+    """torchvision's transform of the bytes of a JPEG to [3, 224, 224]; it can be pickled for a worker."""
 
     def __init__(self, group: str) -> None:
         v2 = importlib.import_module("torchvision.transforms.v2")
@@ -37,11 +39,11 @@ class Transform:
 
     def __call__(self, jpeg: bytes) -> Tensor:
         """Decode, crop and resize."""
-        image: Tensor = self._steps(decode_jpeg(torch.frombuffer(bytearray(jpeg), dtype=torch.uint8)))
+        image: Tensor = self._steps(decode_jpeg(jpeg_tensor(jpeg)))
         return image
 
 
-# Some of them ask for others as they are imported, which a class of this file's own would not survive.
+# Some peers change the default start method at import; classes made in functions cannot be pickled for it.
 _FORKED = {"multiprocessing_context": "fork"}
 
 
@@ -62,7 +64,7 @@ def _webdataset(data: LoaderData, group: str, workers: int) -> Batches:
 def from_webdataset(
     data: LoaderData, workers: int, transform: Callable[[bytes], Tensor], **batching: Any
 ) -> Batches:
-    """Give batches of what ``transform`` makes of a JPEG's bytes; ``batching``: options of ``batched``."""
+    """Endless batches of ``transform`` of each JPEG's bytes; ``batching``: options of ``batched``."""
     wds = importlib.import_module("webdataset")
     urls = [str(path) for path in data.shards("ordinary")]
     pipeline = wds.WebDataset(urls, resampled=True, shardshuffle=False).shuffle(_SHUFFLED)
@@ -72,7 +74,7 @@ def from_webdataset(
 
 class _Files(Dataset[tuple[Tensor, int]]):
     def __init__(self, data: LoaderData, group: str) -> None:
-        self._files, self._epoch, self._transform = _loose(data), data.epoch, Transform(group)
+        self._files, self._epoch, self._transform = _loose(data), data.samples_per_epoch, Transform(group)
 
     def __len__(self) -> int:
         return self._epoch
@@ -89,7 +91,7 @@ def _loose(data: LoaderData) -> list[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(jpeg)
 
-    return sorted(data.made("files", make).glob("*/*.jpg"))
+    return sorted(data.cached("files", make).glob("*/*.jpg"))
 
 
 def _files(data: LoaderData, group: str, workers: int) -> Batches:
@@ -101,7 +103,7 @@ def _litdata(data: LoaderData, group: str, workers: int) -> Batches:
 
     def make(folder: Path) -> None:
         cache = importlib.import_module("litdata.streaming.cache").Cache(str(folder), chunk_bytes="64MB")
-        for number, (jpeg, label) in enumerate(list(data.samples()) * (data.epoch // data.images)):
+        for number, (jpeg, label) in enumerate(list(data.samples()) * data.repeats):
             cache[number] = {"image": jpeg, "label": label}
         cache.done()
         cache.merge()
@@ -111,7 +113,7 @@ def _litdata(data: LoaderData, group: str, workers: int) -> Batches:
             sample = super().__getitem__(index)
             return transform(sample["image"]), sample["label"]
 
-    dataset = Samples(str(data.made("litdata", make)), shuffle=True, drop_last=True)
+    dataset = Samples(str(data.cached("litdata", make)), shuffle=True, drop_last=True)
     loader = litdata.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=workers, **_FORKED)
     return _for_ever(loader)
 
@@ -129,15 +131,15 @@ def _streaming(data: LoaderData, group: str, workers: int) -> Batches:
             sample = super().__getitem__(index)
             return transform(sample["image"]), sample["label"]
 
-    folder = str(data.made("streaming", make))
-    dataset = Samples(local=folder, shuffle=True, batch_size=BATCH, epoch_size=data.epoch)
+    folder = str(data.cached("streaming", make))
+    dataset = Samples(local=folder, shuffle=True, batch_size=BATCH, epoch_size=data.samples_per_epoch)
     return _loaded(dataset, workers, batch_size=BATCH, drop_last=True)
 
 
 def _spdl(data: LoaderData, group: str, workers: int) -> Batches:
     io, pipeline = importlib.import_module("spdl.io"), importlib.import_module("spdl.pipeline")
     crop, generator, files = RandomResizedCrop(SIZE), np.random.default_rng(0), _loose(data)
-    io.demux_image(str(files[0]))  # raises without FFmpeg's libraries; the pipeline would only log it
+    io.demux_image(str(files[0]))  # raises without FFmpeg's libraries; the pipeline would only log that
     scale = 1 / (255 * torch.tensor(STD).reshape(3, 1, 1))
     shift = -torch.tensor(MEAN).reshape(3, 1, 1) / torch.tensor(STD).reshape(3, 1, 1)
 
@@ -185,7 +187,7 @@ def _dali(data: LoaderData, group: str, workers: int) -> Batches:
 
 
 def from_dali(data: LoaderData, workers: int, graph: Callable[[Any, Any, Any], Any]) -> Batches:
-    """Give batches of what ``graph(fn, types, jpegs)`` makes of JPEGs that DALI reads from the shards."""
+    """Endless batches of ``graph(fn, types, jpegs)``, for JPEGs that DALI reads from the shards."""
     dali, fn = importlib.import_module("nvidia.dali"), importlib.import_module("nvidia.dali.fn")
     types, plugin = (importlib.import_module(f"nvidia.dali.{name}") for name in ("types", "plugin.pytorch"))
     paths = data.shards("ordinary")
@@ -197,7 +199,7 @@ def from_dali(data: LoaderData, workers: int, graph: Callable[[Any, Any, Any], A
             with index.IndexCreator(str(path), str(folder / f"{path.stem}.idx"), verbose=False) as creator:
                 creator.create_index()
 
-    folder = data.made("dali", make)
+    folder = data.cached("dali", make)
     indexes = [str(folder / f"{path.stem}.idx") for path in paths]
     pipeline = dali.Pipeline(batch_size=BATCH, num_threads=workers, device_id=None, prefetch_queue_depth=2)
     with pipeline:
@@ -231,12 +233,12 @@ def _ffcv(kind: str) -> Callable[[LoaderData, str, int], Batches]:
         images += [transforms.ToTensor(), transforms.ToTorchImage()]
         labels = [decoders.IntDecoder(), transforms.ToTensor(), transforms.Squeeze()]
         loader = ffcv.Loader(
-            str(data.made(f"ffcv-{kind}.beton", make)),
+            str(data.cached(f"ffcv-{kind}.beton", make)),
             batch_size=BATCH,
             num_workers=workers,
             order=ffcv.OrderOption.RANDOM,
             os_cache=True,
-            indices=np.arange(data.epoch) % data.images,
+            indices=np.arange(data.samples_per_epoch) % data.images,
             pipelines={"image": images, "label": labels},
         )
         return _for_ever(loader)
@@ -253,7 +255,7 @@ class _Pictures:
 
     def __getitem__(self, number: int) -> tuple[Any, int]:
         jpeg, label = self._samples[number]
-        image = decode_jpeg(torch.frombuffer(bytearray(jpeg), dtype=torch.uint8))
+        image = decode_jpeg(jpeg_tensor(jpeg))
         return image.permute(1, 2, 0).contiguous().numpy(), label
 
 
@@ -262,25 +264,42 @@ _FFCV_PACKAGES = (
     "libturbojpeg0-dev libopencv-dev pkg-config, pip install --no-deps ffcv==1.0.2"
 )
 
-# What to install, the module that must be there, and what makes the batches of data, group and workers.
-PEERS: dict[str, tuple[str, str, Callable[[LoaderData, str, int], Batches]]] = {
-    "webdataset + torchvision": ("webdataset torchvision", "webdataset", _webdataset),
-    "files + DataLoader + torchvision": ("torchvision", "torchvision", _files),
-    "LitData + torchvision": ("litdata", "litdata", _litdata),
-    "Streaming + torchvision": ("mosaicml-streaming", "streaming", _streaming),
-    "SPDL": ("spdl spdl-io", "spdl.io", _spdl),
-    "DALI, antialiased": ("nvidia-dali-cuda130", "nvidia.dali", _dali),
-    "FFCV, JPEG": (_FFCV_PACKAGES, "ffcv", _ffcv("jpg")),
-    "FFCV, raw pixels": (_FFCV_PACKAGES, "ffcv", _ffcv("raw")),
+
+class Peer(NamedTuple):
+    """A loader: packages that pip installs for it, its module, and make(data, group, workers) -> batches."""
+
+    packages: str
+    module: str
+    make: Callable[[LoaderData, str, int], Batches]
+
+
+PEERS = {
+    "webdataset + torchvision": Peer("webdataset torchvision", "webdataset", _webdataset),
+    "files + DataLoader + torchvision": Peer("torchvision", "torchvision", _files),
+    "LitData + torchvision": Peer("litdata", "litdata", _litdata),
+    "Streaming + torchvision": Peer("mosaicml-streaming", "streaming", _streaming),
+    "SPDL": Peer("spdl spdl-io", "spdl.io", _spdl),
+    "DALI, antialiased": Peer("nvidia-dali-cuda130", "nvidia.dali", _dali),
+    "FFCV, JPEG": Peer(_FFCV_PACKAGES, "ffcv", _ffcv("jpg")),
+    "FFCV, raw pixels": Peer(_FFCV_PACKAGES, "ffcv", _ffcv("raw")),
 }
+"""By name; the first is the reference."""
 
 
 def absent(name: str) -> str | None:
-    """Say what to install where peer ``name`` is not; None where it is, and for whoever is no peer."""
-    packages, module, _ = PEERS.get(name, ("", "", None))
-    try:
-        importlib.import_module(module or "torch")
-    except (ImportError, OSError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        return f"left out: {name}: pip install {packages} ({reason})"
+    """Return a note with the packages to install if peer ``name`` is not installed, otherwise None."""
+    if name in PEERS:
+        try:
+            importlib.import_module(PEERS[name].module)
+        except INSTALL_ERRORS as error:
+            return left_out(error, PEERS[name].packages, name)
     return None
+
+
+@contextlib.contextmanager
+def as_value_error() -> Iterator[None]:
+    """Re-raise the errors of a peer that does not work here as ValueError: the suite goes on without it."""
+    try:
+        yield
+    except (ImportError, RuntimeError, AttributeError, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from error

@@ -1,15 +1,20 @@
-"""The others of the article and dali suites, on torch: webdataset, a decoder and torchvision's transforms."""
-# MERGED: DALI in the article and dali suites: the same graphs, with random numbers or with given ones.
+"""Other libraries in the article and dali suites: webdataset with torchvision or Pillow, libjpeg-turbo, DALI.
+
+Also the pipelines' constants, and the batch with given boxes and flips that all contestants make alike.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import hashlib
 import importlib
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,14 +22,19 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from . import crop_skip
-from .augment import normalised
-from .contestants import MEAN, SIZE, STD, decode_jpeg, functional
-from .loader import LoaderData
+from ..ops import library as native
+from .decode_peers import MEAN, SIZE, STD, decode_jpeg, functional, jpeg_tensor, normalised
+from .loader_data import LoaderData
 from .loader_peers import Batches, from_dali, from_webdataset
-from .replay import CELLS, CROP, MASKED, RATIO, SCALE, SHORTER, Numbers
 
-# (Y, Cb, Cr) of (R, G, B), both in 0..1 but for a half that Cb and Cr are moved by: BT.601, full range.
+SCALE, RATIO = (0.6, 1.0), (0.8, 1.25)
+"""Area and aspect ratio of DALI's crops in training."""
+SHORTER = 256
+"""Shorter side after the resize of the validation, in pixels."""
+CROP, CELLS, MASKED = 256, 16, 0.25
+"""The article's crop in pixels, cells of its mask per side, and the probability that a cell is drawn."""
+
+# (Y, Cb, Cr) of (R, G, B), all in 0..1 before a half is added to Cb and Cr: BT.601, full range.
 YCBCR = (
     (0.299, 0.587, 0.114),
     (-0.299 / 1.772, -0.587 / 1.772, 0.886 / 1.772),
@@ -32,13 +42,25 @@ YCBCR = (
 )
 BLACK = (0.0, 128 / 255, 128 / 255)
 
-Cropped = Callable[[bytes, float, float], Tensor]
-"""Decodes a crop of CROP x CROP; where among all places: down and across, each from 0 to below 1."""
+
+class GivenBatch(NamedTuple):
+    """A batch that all contestants make alike: ordinary JPEGs, and the parameters of each image."""
+
+    ids: list[int]
+    jpegs: list[bytes]
+    sizes: Tensor  # int32 [B, 2]: height, width
+    boxes: Tensor  # int32 [B, 4]: top, left, height, width
+    flips: Tensor  # bool [B]
+    masks: Tensor | None  # bool [B, CELLS, CELLS]: the drawn cells, without their neighbours
+
+
+Cropper = Callable[[bytes, float, float], Tensor]
+"""Decodes a crop of CROP x CROP, uint8; its place from the top and from the left as fractions in [0, 1)."""
 
 
 def by_torchvision(jpeg: bytes, down: float, across: float) -> Tensor:
     """Decode everything, then crop."""
-    return _cut(_decoded(jpeg), down, across)
+    return _cut(decode_jpeg(jpeg_tensor(jpeg)), down, across)
 
 
 def by_pillow(jpeg: bytes, down: float, across: float) -> Tensor:
@@ -49,58 +71,90 @@ def by_pillow(jpeg: bytes, down: float, across: float) -> Tensor:
 
 @dataclass(frozen=True)
 class BySkipping:
-    """libjpeg-turbo's crop and skip, the article's way."""
+    """libjpeg-turbo's jpeg_crop_scanline and jpeg_skip_scanlines, as in the article.
+
+    library: the path that ``compile_crop_skip`` returns.
+    """
 
     library: Path
 
     def __call__(self, jpeg: bytes, down: float, across: float) -> Tensor:
         """Decode the crop."""
-        return crop_skip.decode(self.library, jpeg, (CROP, CROP), down, across)
+        return decode_by_skipping(self.library, jpeg, (CROP, CROP), down, across)
+
+
+def compile_crop_skip(folder: Path) -> Path:
+    """Compile crop_skip.cpp into ``folder`` unless it is there; BuildError without a compiler."""
+    source = Path(__file__).with_name("crop_skip.cpp")
+    name = f"libcropskip-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}.so"
+    return native.build_once(name, lambda scratch, library: native.compile_alone(source, library), [folder])
+
+
+def decode_by_skipping(
+    library: Path, jpeg: bytes, size: tuple[int, int], down: float, across: float
+) -> Tensor:
+    """Decode a crop of ``size`` (height, width): uint8 [3, height, width], RGB.
+
+    ``down`` and ``across``: its place from the top and from the left, as fractions in [0, 1). Pixels at its
+    edges may differ from those of a full decode. ValueError if the JPEG is damaged or too small.
+    """
+    out = torch.empty((*size, 3), dtype=torch.uint8)
+    if _crop_skip(library)(jpeg, len(jpeg), *size, down, across, out.data_ptr()):
+        raise ValueError(f"libjpeg cannot decode a crop of {size[0]} x {size[1]} of this JPEG")
+    return out.permute(2, 0, 1)
+
+
+@functools.cache
+def _crop_skip(library: Path) -> ctypes._NamedFuncPointer:
+    function = ctypes.CDLL(str(library)).crop_skip
+    function.argtypes = [ctypes.c_char_p, ctypes.c_size_t, *[ctypes.c_int] * 2, *[ctypes.c_double] * 2]
+    function.argtypes = [*function.argtypes, ctypes.c_void_p]
+    return function
 
 
 class _EachImage(ABC):
-    """A pipeline that makes one image after the other, in webdataset's workers."""
+    """A pipeline that makes single images in webdataset's workers."""
 
     def batches(self, data: LoaderData, workers: int) -> Batches:
-        """Give batches for ever."""
-        # torch's collation writes straight into the memory that the worker shares; webdataset's costs a copy.
+        """Endless batches."""
+        # torch's collation writes directly into shared memory; webdataset's needs another copy.
         return from_webdataset(data, workers, self, collation_fn=default_collate)
 
     @abstractmethod
     def __call__(self, jpeg: bytes) -> Tensor:
-        """Make what goes into the batch."""
+        """Make one image of the batch."""
 
 
 @dataclass(frozen=True)
 class Article(_EachImage):
-    """The article's step on torch, image by image in the worker: by batches it takes twice as long."""
+    """The article's step on torch, per image in the worker: per batch it takes twice as long."""
 
-    cropped: Cropped
+    cropper: Cropper
 
     def __call__(self, jpeg: bytes) -> Tensor:
-        """Take a random crop, converted, scaled and masked."""
+        """Random crop, converted, scaled and masked."""
         down, across = torch.rand(2).tolist()
-        return _converted(self.cropped(jpeg, down, across), torch.rand(CELLS, CELLS) < MASKED)
+        return _converted(self.cropper(jpeg, down, across), torch.rand(CELLS, CELLS) < MASKED)
 
-    def made(self, numbers: Numbers) -> Tensor:
-        """Make the batch of those numbers."""
-        assert numbers.masks is not None
+    def replay(self, given: GivenBatch) -> Tensor:
+        """Make the given batch."""
+        assert given.masks is not None
         images = []
-        for jpeg, size, box, mask in zip(*numbers[1:4], numbers.masks, strict=True):
-            images.append(_converted(self.cropped(jpeg, *shares(size, box)), mask))
+        for jpeg, size, box, mask in zip(*given[1:4], given.masks, strict=True):
+            images.append(_converted(self.cropper(jpeg, *place_fractions(size, box)), mask))
         return torch.stack(images)
 
 
 @dataclass(frozen=True)
 class Imagenet(_EachImage):
-    """One of the dali suite's pipelines by torchvision v2: training, validation or prediction."""
+    """A pipeline of the dali suite by torchvision v2: training, validation or prediction."""
 
     group: str
 
     def __call__(self, jpeg: bytes) -> Tensor:
         """Decode, crop, resize and normalise."""
         v2: Any = importlib.import_module("torchvision.transforms.v2")
-        image = _decoded(jpeg)
+        image = decode_jpeg(jpeg_tensor(jpeg))
         if self.group == "training":
             image = v2.RandomResizedCrop(SIZE, SCALE, RATIO, antialias=True)(image)
             return normalised(v2.RandomHorizontalFlip()(image))
@@ -110,25 +164,22 @@ class Imagenet(_EachImage):
         how = functional.InterpolationMode.NEAREST_EXACT
         return normalised(functional.resize(image, [SIZE, SIZE], how))
 
-    def made(self, numbers: Numbers) -> Tensor:
-        """Make the batch of those numbers."""
+    def replay(self, given: GivenBatch) -> Tensor:
+        """Make the given batch."""
         if self.group != "training":
-            return torch.stack([self(jpeg) for jpeg in numbers.jpegs])
+            return torch.stack([self(jpeg) for jpeg in given.jpegs])
         images = []
-        for jpeg, box, flip in zip(numbers.jpegs, numbers.boxes.tolist(), numbers.flips, strict=True):
-            image = functional.resized_crop(_decoded(jpeg), *box, [SIZE, SIZE], antialias=True)
+        for jpeg, box, flip in zip(given.jpegs, given.boxes.tolist(), given.flips, strict=True):
+            image = decode_jpeg(jpeg_tensor(jpeg))
+            image = functional.resized_crop(image, *box, [SIZE, SIZE], antialias=True)
             images.append(normalised(functional.horizontal_flip(image) if flip else image))
         return torch.stack(images)
 
 
-def shares(size: Tensor, box: Tensor) -> tuple[float, float]:
-    """Say where among all places a box of CROP x CROP is, down and across."""
+def place_fractions(size: Tensor, box: Tensor) -> tuple[float, float]:
+    """Place of a box of CROP x CROP from the top and from the left, as fractions in [0, 1)."""
     down, across = ((box[:2] + 0.5) / (size - CROP + 1)).tolist()
     return down, across
-
-
-def _decoded(jpeg: bytes) -> Tensor:
-    return decode_jpeg(torch.frombuffer(bytearray(jpeg), dtype=torch.uint8))
 
 
 def _cut(image: Tensor, down: float, across: float) -> Tensor:
@@ -138,7 +189,7 @@ def _cut(image: Tensor, down: float, across: float) -> Tensor:
 
 
 def _converted(image: Tensor, drawn: Tensor) -> Tensor:
-    """Convert [3, CROP, CROP] to YCbCr in 0..1; cells that were drawn and their neighbours become black."""
+    """Convert [3, CROP, CROP] to YCbCr in 0..1; drawn cells and their neighbours become black."""
     near = torch.nn.functional.pad(drawn, (1, 1, 1, 1))
     masked = near[1:-1, 1:-1] | near[:-2, 1:-1] | near[2:, 1:-1] | near[1:-1, :-2] | near[1:-1, 2:]
     side = CROP // CELLS
@@ -148,61 +199,61 @@ def _converted(image: Tensor, drawn: Tensor) -> Tensor:
     return torch.where(masked, black[..., None], values.view(3, CROP, CROP))
 
 
-Given = Callable[[str], Any]
-Graph = Callable[[Any, Any, Any, Given | None], Any]
-"""Of fn, types, JPEGs, and what gives a number of each image by name, where DALI does not draw its own."""
+Feed = Callable[[str], Any]
+Graph = Callable[[Any, Any, Any, Feed | None], Any]
+"""Builds a graph from fn, types, JPEGs and a source of each image's parameters by name; None: DALI draws."""
 
 
 @dataclass(frozen=True)
 class Dali:
-    """One of DALI's pipelines."""
+    """A pipeline of DALI."""
 
     graph: Graph
 
     def batches(self, data: LoaderData, workers: int) -> Batches:
-        """Give batches for ever, from shards that DALI reads."""
+        """Endless batches of shards that DALI reads."""
         return from_dali(data, workers, lambda fn, types, jpegs: self.graph(fn, types, jpegs, None))
 
-    def made(self, numbers: Numbers) -> Tensor:
-        """Make the batch of those numbers."""
+    def replay(self, given: GivenBatch) -> Tensor:
+        """Make the given batch."""
         dali, fn = importlib.import_module("nvidia.dali"), importlib.import_module("nvidia.dali.fn")
         types = importlib.import_module("nvidia.dali.types")
-        feeds = {"jpegs": [np.frombuffer(jpeg, np.uint8) for jpeg in numbers.jpegs]}
+        feeds = {"jpegs": [np.frombuffer(jpeg, np.uint8) for jpeg in given.jpegs]}
 
-        def given(name: str) -> Any:
-            feeds[name] = _values(name, numbers)
+        def feed(name: str) -> Any:
+            feeds[name] = _values(name, given)
             first = feeds[name][0]
             return fn.external_source(name=name, dtype=types.to_dali_type(first.dtype), ndim=first.ndim)
 
         options = {"exec_pipelined": False, "exec_async": False, "prefetch_queue_depth": 1}
-        pipeline = dali.Pipeline(batch_size=len(numbers.ids), num_threads=1, device_id=None, **options)
+        pipeline = dali.Pipeline(batch_size=len(given.ids), num_threads=1, device_id=None, **options)
         with pipeline:
             jpegs = fn.external_source(name="jpegs", dtype=types.UINT8, ndim=1)
-            pipeline.set_outputs(self.graph(fn, types, jpegs, given))
+            pipeline.set_outputs(self.graph(fn, types, jpegs, feed))
         pipeline.build()
         for name, values in feeds.items():
             pipeline.feed_input(name, values)
         return torch.from_numpy(pipeline.run()[0].as_array().copy())
 
 
-def _values(name: str, numbers: Numbers) -> list[Any]:
-    boxes = numbers.boxes.numpy()
+def _values(name: str, given: GivenBatch) -> list[Any]:
+    boxes = given.boxes.numpy()
     if name in ("down", "across"):
-        places = [shares(*pair) for pair in zip(numbers.sizes, numbers.boxes, strict=True)]
+        places = [place_fractions(*pair) for pair in zip(given.sizes, given.boxes, strict=True)]
         return [np.float32(place[name == "across"]) for place in places]
     if name == "mask":
-        assert numbers.masks is not None
-        return list(numbers.masks.numpy().astype(np.uint8))
-    return list({"start": boxes[:, :2], "shape": boxes[:, 2:], "flip": numbers.flips.int().numpy()}[name])
+        assert given.masks is not None
+        return list(given.masks.numpy().astype(np.uint8))
+    return list({"start": boxes[:, :2], "shape": boxes[:, 2:], "flip": given.flips.int().numpy()}[name])
 
 
-def article(fn: Any, types: Any, jpegs: Any, given: Given | None) -> Any:
-    """Build the article's step, of whose conversion and mask DALI has the parts alone."""
-    if given is None:
+def article(fn: Any, types: Any, jpegs: Any, feed: Feed | None) -> Any:
+    """Build the article's step; DALI has no operator for its conversion and mask, only the parts."""
+    if feed is None:
         down, across = (fn.random.uniform(range=[0.0, 1.0]) for _ in range(2))
         drawn = fn.random.coin_flip(probability=MASKED, shape=[CELLS, CELLS], dtype=types.UINT8)
     else:
-        down, across, drawn = given("down"), given("across"), given("mask")
+        down, across, drawn = feed("down"), feed("across"), feed("mask")
     images = fn.decoders.image_crop(
         jpegs, crop=(CROP, CROP), crop_pos_x=across, crop_pos_y=down, output_type=types.RGB
     )
@@ -214,33 +265,33 @@ def article(fn: Any, types: Any, jpegs: Any, given: Given | None) -> Any:
     kept = fn.resize(kept, size=[CROP, CROP], interp_type=types.INTERP_NN)
     matrix = [number / 255 for row in YCBCR for number in row]
     values = fn.coord_transform(images, M=matrix, dtype=types.FLOAT) * kept
-    # Black is also what the conversion adds: added last, it is there where a cell is masked as well.
+    # Black equals the offset of the conversion: adding it last makes masked cells black, too.
     return fn.crop_mirror_normalize(values, mean=[-level for level in BLACK], std=[1, 1, 1], **_planes(types))
 
 
-def training(fn: Any, types: Any, jpegs: Any, given: Given | None, antialias: bool = True) -> Any:
-    """Take a box of random area and shape, resize it, mirror by half, normalise."""
-    if given is None:
+def training(fn: Any, types: Any, jpegs: Any, feed: Feed | None, antialias: bool = True) -> Any:
+    """Crop a random area and aspect ratio, resize, flip with probability one half, normalise."""
+    if feed is None:
         images = fn.decoders.image_random_crop(
             jpegs, random_area=list(SCALE), random_aspect_ratio=list(RATIO), output_type=types.RGB
         )
         flip = fn.random.coin_flip()
     else:
         images = fn.decoders.image_slice(
-            jpegs, given("start"), given("shape"), axes=(0, 1), output_type=types.RGB
+            jpegs, feed("start"), feed("shape"), axes=(0, 1), output_type=types.RGB
         )
-        flip = given("flip")
+        flip = feed("flip")
     return _normalised(fn, types, fn.resize(images, size=[SIZE, SIZE], antialias=antialias), flip)
 
 
-def validation(fn: Any, types: Any, jpegs: Any, given: Given | None, antialias: bool = True) -> Any:
+def validation(fn: Any, types: Any, jpegs: Any, feed: Feed | None, antialias: bool = True) -> Any:
     """Resize the shorter side, crop the centre, normalise."""
     images = fn.decoders.image(jpegs, output_type=types.RGB)
     return _normalised(fn, types, fn.resize(images, resize_shorter=SHORTER, antialias=antialias), 0)
 
 
-def prediction(fn: Any, types: Any, jpegs: Any, given: Given | None) -> Any:
-    """Resize all of the image by nearest neighbours, normalise."""
+def prediction(fn: Any, types: Any, jpegs: Any, feed: Feed | None) -> Any:
+    """Resize the whole image by nearest neighbours, normalise."""
     images = fn.decoders.image(jpegs, output_type=types.RGB)
     return _normalised(fn, types, fn.resize(images, size=[SIZE, SIZE], interp_type=types.INTERP_NN), 0)
 

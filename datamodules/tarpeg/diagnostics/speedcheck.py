@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..benchmarks.contestants import decode_jpeg
+from ..benchmarks.decode_peers import decode_jpeg
 from ..datasets.synthetic import Photos, photograph
 from ..ops import decode
 from ..sampling.crops import RandomCrop

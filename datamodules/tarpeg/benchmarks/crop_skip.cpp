@@ -1,5 +1,5 @@
-// What libjpeg-turbo itself offers for a crop, as operators of this kind use it: jpeg_crop_scanline for the
-// columns, jpeg_skip_scanlines for the rows. tools/bench.py suite=article compiles it, to have it measured.
+// libjpeg-turbo's own crop, as in the article: jpeg_crop_scanline for the columns, jpeg_skip_scanlines for
+// the rows. tools/bench.py suite=article compiles and measures it; the library does not use it.
 
 #include <csetjmp>
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace {
 
-// Note [libjpeg error handling] in ../jpeg_errors.h: what jumps, and what is jumped over, owns nothing.
+// See Note [libjpeg error handling]: frames that longjmp leaves must own nothing.
 struct Errors {
   jpeg_error_mgr base;
   jmp_buf jump;
@@ -24,7 +24,7 @@ void keep_silent(j_common_ptr, int) {}
 
 struct Crop {
   JDIMENSION height, width;
-  double down, across;  // where among all places, 0 to 1
+  double down, across;  // place from the top and from the left, as fractions in [0, 1)
 };
 
 bool decode(jpeg_decompress_struct* info, Errors* errors, const uint8_t* data, size_t size, const Crop& crop,
@@ -54,8 +54,8 @@ bool decode(jpeg_decompress_struct* info, Errors* errors, const uint8_t* data, s
 
 }  // namespace
 
-// Decodes a crop of a JPEG into out[height][width][3], RGB; `down` and `across`: where among all places, from
-// 0 to below 1. Returns 0, or -1 where that cannot be done.
+// Decodes a crop of a JPEG into out[height][width][3], RGB; `down` and `across`: its place from the top and
+// from the left, as fractions in [0, 1). Returns 0, or -1 if the JPEG is damaged or smaller than the crop.
 extern "C" __attribute__((visibility("default"))) int crop_skip(const uint8_t* data, size_t size, int height,
                                                                 int width, double down, double across,
                                                                 uint8_t* out) {

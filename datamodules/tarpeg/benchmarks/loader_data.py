@@ -1,0 +1,139 @@
+"""Settings of the loader, article and dali suites, and the photographs that they read."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ..cache.build import build_cache
+from ..cache.codecs import Raw, Tiled
+from ..datasets.synthetic import Photos
+from ..datasets.writer import make_shards
+from ..shards.mapped import Shards
+
+Advance = Callable[[str, float], None]
+"""Callback of the progress bar: what is being done, and the finished fraction of it."""
+
+_REPEATS = 8
+_SHARDS = 4
+
+
+@dataclass(frozen=True)
+class LoaderSettings:
+    """Further settings of the loader, article and dali suites.
+
+    data: folder of the photographs, which are kept for the next run. workers: processes or threads of each
+    contestant. seconds: length of one measurement. epochs: length of the loader suite's memory check; 0 skips
+    it. only: measure a contestant if its name contains one of these; the first one is always measured.
+    """
+
+    data: str = "outputs/bench/data"
+    workers: int = 2
+    seconds: float = 1.0
+    epochs: int = 20
+    only: tuple[str, ...] | list[str] = field(default_factory=tuple)
+
+    def __post_init__(self) -> None:
+        for name, low in (("workers", 1), ("epochs", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < low:
+                raise ValueError(f"loader.{name}={value!r} must be an integer of at least {low}")
+        if not isinstance(self.seconds, (int, float)) or not self.seconds > 0:
+            raise ValueError(f"loader.seconds={self.seconds!r} must be a positive number")
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> LoaderSettings:
+        """Return settings from a mapping; ValueError for an unknown key."""
+        known = [one.name for one in fields(cls)]
+        for name in value:
+            if name not in known:
+                raise ValueError(f"loader has no setting {name!r}; it has {', '.join(known)}")
+        return cls(**value)
+
+    def selects(self, name: str) -> bool:
+        """Whether ``only`` includes this contestant."""
+        return not self.only or any(part in name for part in self.only)
+
+
+@dataclass(frozen=True)
+class LoaderData:
+    """``images`` photographs drawn by ``photos``, under ``folder``; each form is made at its first use.
+
+    tile: requested width of tiles in pixels. An epoch has every photograph eight times, each time as another
+    sample: with fewer samples the work between epochs would have more weight than in real training.
+    """
+
+    folder: Path
+    photos: Photos
+    images: int
+    tile: int
+
+    @property
+    def repeats(self) -> int:
+        """Samples per photograph."""
+        return _REPEATS
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Samples per epoch."""
+        return self.repeats * self.images
+
+    def make(self, kinds: Sequence[str], advance: Advance) -> None:
+        """Make the missing shards of these kinds."""
+        for done, kind in enumerate(kinds):
+            advance(f"making {kind} shards", done / len(kinds))
+            self.shards(kind)
+
+    def shards(self, kind: str, repeats: int = _REPEATS) -> list[Path]:
+        """Paths of the shards that hold every photograph ``repeats`` times, made if they are missing.
+
+        ``kind``: "ordinary" JPEGs, "tiled" JPEGs or "raw" pixels (binary PPM).
+        """
+        folder = self.cached(f"{kind}-{self.tile}" if kind == "tiled" else kind, self._writer(kind))
+        return sorted(folder.glob(f"[0-{repeats - 1}]-*.tar"))
+
+    def samples(self) -> Iterator[tuple[bytes, int]]:
+        """JPEG and label of each photograph."""
+        shards = Shards(self.shards("ordinary", 1))
+        labels = shards.labels(range(len(shards))).tolist()
+        for number, label in enumerate(labels):
+            yield bytes(shards.images([number])[0].numpy()), label
+
+    def cached(self, name: str, make: Callable[[Path], object]) -> Path:
+        """Path of the folder or file ``name``, written by ``make`` under a temporary name if missing."""
+        label = "-".join(_size_label(size) for size in self.photos.size)
+        path = self.folder / f"{self.images}-{label}-seed{self.photos.seed}" / name
+        if not path.exists():
+            temporary = path.with_name(f".{name}")
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            make(temporary)
+            temporary.rename(path)
+        return path
+
+    def _writer(self, kind: str) -> Callable[[Path], None]:
+        def write(folder: Path) -> None:
+            within = folder / kind
+            if kind == "ordinary":
+                make_shards(within, self.photos, self.images, samples_per_shard=-(-self.images // _SHARDS))
+            else:
+                codec = Tiled(self.tile) if kind == "tiled" else Raw()
+                build_cache(self.shards("ordinary", 1), within, codec)
+            # Links under other names are other samples that share the file's pages in memory.
+            for path in within.glob("*.tar"):
+                for number in range(_REPEATS):
+                    folder.joinpath(f"{number}-{path.name}").symlink_to(path.relative_to(folder))
+
+        return write
+
+
+def size_label(photos: Photos) -> str:
+    """First size of the photographs as text, such as "article" or "300x200"."""
+    return _size_label(photos.size[0])
+
+
+def _size_label(size: str | tuple[int, int]) -> str:
+    return size if isinstance(size, str) else "x".join(map(str, size))
