@@ -51,8 +51,8 @@ _HEADINGS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "ratio": ("speed", "{:.2f}x".format),
     "processor": ("CPU us/image", "{:.0f}".format),
     "first": ("s to first batch", lambda seconds: f"{seconds:.2f}" if seconds else "-"),
-    "mean": ("mean difference", "{:.2f}".format),
-    "maximum": ("largest", "{:.0f}".format),
+    "mean": ("mean diff.", "{:.2f}".format),
+    "maximum": ("max diff.", "{:.0f}".format),
 }
 
 
