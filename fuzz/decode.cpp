@@ -10,13 +10,15 @@
 // coefficients overflow 16 bits, and PlaneReader follows the vector code: with JSIMD_FORCENONE=1, which lets
 // the sanitisers see more of libjpeg, it is not compared.
 
+#include "image/decode.h"
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <vector>
 
-#include "image/decode.h"
+#include "jpeg/libjpeg.h"
 #include "jpeg/transcode.h"
 
 namespace {
@@ -37,7 +39,7 @@ void require(bool holds, const char* promise) {
 Status decode(const std::vector<uint8_t>& file, const Request& request, std::vector<uint8_t>* out) {
   Header header;
   out->assign(3 * static_cast<size_t>(request.height) * request.width, 0xA5);
-  return decode_sample(file.data(), file.size(), request, &header, out->data());
+  return decode_image(file.data(), file.size(), request, &header, out->data());
 }
 
 Request whole(const Header& header) {
@@ -54,7 +56,7 @@ Request whole(const Header& header) {
 Status decode_by_libjpeg(const std::vector<uint8_t>& file, const Header& header, std::vector<uint8_t>* out) {
   const Box box{0, 0, header.height, header.width};
   JpegReader rows;
-  Status status = rows.open(file.data(), file.size(), header.height, header.width, box, Layout::kRgb);
+  Status status = rows.open(file.data(), file.size(), header.height, header.width, box, PixelFormat::kRgb);
   if (status != Status::kOk) return status;
   const size_t bytes = 3 * static_cast<size_t>(header.width);
   std::vector<uint8_t> row(rows.stride());
@@ -101,7 +103,7 @@ void check(const std::vector<uint8_t>& file, Header header, const Request& crop,
   }
 
   std::vector<uint8_t> tiled, again;
-  if (tile_jpeg(file.data(), file.size(), tile, kMaxPixels, &tiled) != Status::kOk) return;
+  if (tile_jpeg(file.data(), file.size(), header, tile, kMaxPixels, &tiled) != Status::kOk) return;
   if (tiled == file) return;
   require(full == Status::kOk && cropped == Status::kOk && shrunk == Status::kOk,
           "what can be tiled decodes");
@@ -113,7 +115,8 @@ void check(const std::vector<uint8_t>& file, Header header, const Request& crop,
   const bool tiled_is_regular = is_regular(tiled, twin);
   require(!source_is_regular || tiled_is_regular, "tiling keeps a file regular");
   if (thorough) {
-    require(tile_jpeg(tiled.data(), tiled.size(), tile, kMaxPixels, &again) == Status::kOk && again == tiled,
+    require(tile_jpeg(tiled.data(), tiled.size(), twin, tile, kMaxPixels, &again) == Status::kOk &&
+                again == tiled,
             "tiling twice is tiling once");
   }
   require(decode(tiled, crop, &others) == Status::kOk, "a tiled file decodes");
@@ -137,7 +140,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     request.box = {0, 0, request.height, request.width};
     const Status status = decode(file, request, &out);
     require(status != Status::kOk, "without a good header there is no image");
-    tile_jpeg(file.data(), file.size(), 1 + data[6], kMaxPixels, &out);
+    tile_jpeg(file.data(), file.size(), header, 1 + data[6], kMaxPixels, &out);
     return 0;
   }
   Box& box = request.box;

@@ -1,12 +1,9 @@
 #include "batch/rows.h"
 
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
-
 #include <algorithm>
 
 #include "base/simd.h"
-#include "batch/rows_simd.h"
+#include "image/lanes.h"
 
 namespace tarpeg {
 namespace {
@@ -58,7 +55,7 @@ TARPEG_HD void colour_of(const Plan& plan, int n, Row* row) {
   if (plan.parts & kColour) recolour_of(plan, n, row);
 }
 
-// The same loops for two processors: what is inlined into the second of each pair is compiled for AVX2.
+// The same loops compiled twice: inlined into a function for AVX2, they become vector code for it.
 void brightness_portable(const Plan& plan, int n, Row* row) { brightness_of(plan, n, row); }
 int64_t gray_sum_portable(int n, const Row& row) { return gray_sum_of(n, row); }
 void colour_portable(const Plan& plan, int n, Row* row) { colour_of(plan, n, row); }
@@ -68,29 +65,153 @@ TARPEG_AVX2 int64_t gray_sum_avx2(int n, const Row& row) { return gray_sum_of(n,
 TARPEG_AVX2 void colour_avx2(const Plan& plan, int n, Row* row) { colour_of(plan, n, row); }
 #endif
 
-void fill_part(const float* fill, int64_t begin, int64_t end, Row* row) {
-  if (end <= begin) return;
-  std::fill(row->r + begin, row->r + end, fill[0]);
-  std::fill(row->g + begin, row->g + end, fill[1]);
-  std::fill(row->b + begin, row->b + end, fill[2]);
-}
-
-template <class T>
-void store_as(const Row& row, const float* scale, const float* shift, int64_t x, int64_t y, int begin, int n,
-              const Target& target) {
-  T* out = static_cast<T*>(target.data);
+template <Number kType>
+void store_portable(const Row& row, const Normalisation& how, int64_t pixel, int begin, int n,
+                    const Target& target) {
   const float* channels[3] = {row.r, row.g, row.b};
-  const int64_t pixel = y * target.width + x, plane = target.height * target.width;
+  const int64_t plane = target.height * target.width;
   for (int64_t c = 0; c < 3; ++c) {
     for (int i = begin; i < n; ++i) {
       const int64_t at = target.planar ? c * plane + pixel + i : 3 * (pixel + i) + c;
-      if constexpr (std::is_same_v<T, uint8_t>) {
-        out[at] = to_level(channels[c][i]);
+      if constexpr (kType == Number::kUint8) {
+        static_cast<uint8_t*>(target.data)[at] = to_level(channels[c][i]);
       } else {
-        out[at] = static_cast<T>(channels[c][i] * scale[c] + shift[c]);
+        put_number<kType>(channels[c][i] * how.scale[c] + how.shift[c], target.data, at);
       }
     }
   }
+}
+
+#if defined(TARPEG_X86)
+
+TARPEG_AVX2 inline void widen(__m128i bytes, float* out) {
+  _mm256_storeu_ps(out, _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)));
+}
+
+TARPEG_AVX2 int direct_avx2(const uint8_t* pixel, const Picture<uint8_t>& from, bool backwards, int count,
+                            int at, Row* row) {
+  float* out[3] = {row->r + at, row->g + at, row->b + at};
+  int i = 0;
+  if (from.pixel_stride == 1) {
+    const __m128i order = backwards ? _mm_setr_epi8(7, 6, 5, 4, 3, 2, 1, 0, -1, -1, -1, -1, -1, -1, -1, -1)
+                                    : _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -1, -1, -1, -1, -1, -1, -1, -1);
+    for (; i + 8 <= count; i += 8) {
+      const uint8_t* first = backwards ? pixel - i - 7 : pixel + i;
+      for (int c = 0; c < 3; ++c) {
+        fetch_ahead(first + c * from.channel_stride);
+        widen(_mm_shuffle_epi8(load8(first + c * from.channel_stride), order), out[c] + i);
+      }
+    }
+    return i;
+  }
+  const Picks picks = picks_of(kChannels[backwards]);
+  for (; i + 8 <= count; i += 8) {
+    const uint8_t* first = backwards ? pixel - 3 * (i + 7) : pixel + 3 * i;
+    fetch_ahead(first);
+    const __m128i low = load16(first), high = load8(first + 16);
+    for (int c = 0; c < 3; ++c) {
+      const __m128i bytes =
+          _mm_or_si128(_mm_shuffle_epi8(low, picks.low[c]), _mm_shuffle_epi8(high, picks.high[c]));
+      widen(bytes, out[c] + i);
+    }
+  }
+  return i;
+}
+
+// As to_level() in augment.h, to eight bytes.
+TARPEG_AVX2 inline __m128i levels8(const float* values) {
+  const __m256 above = _mm256_max_ps(_mm256_loadu_ps(values), _mm256_setzero_ps());
+  const __m256 held = _mm256_min_ps(above, _mm256_set1_ps(255));
+  const __m256i whole = _mm256_cvttps_epi32(_mm256_add_ps(held, _mm256_set1_ps(0.5f)));
+  const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+  return _mm_packus_epi16(words, words);
+}
+
+template <Number kType, bool kStreams>
+TARPEG_AVX2_F16C int store_avx2(const Row& row, const Normalisation& how, int64_t pixel, int n,
+                                const Target& target) {
+  const int64_t plane = target.height * target.width;
+  const float* channels[3] = {row.r, row.g, row.b};
+  // Interleaved, number p of vector k belongs to pixel (8 k + p) / 3 and channel (8 k + p) % 3.
+  const __m256i order[3] = {_mm256_setr_epi32(0, 0, 0, 1, 1, 1, 2, 2),
+                            _mm256_setr_epi32(2, 3, 3, 3, 4, 4, 4, 5),
+                            _mm256_setr_epi32(5, 5, 6, 6, 6, 7, 7, 7)};
+  int i = 0;
+  for (; i + 8 <= n; i += 8) {
+    __m256 value[3];
+    for (int c = 0; c < 3; ++c) {
+      value[c] = _mm256_add_ps(_mm256_mul_ps(_mm256_loadu_ps(channels[c] + i), _mm256_set1_ps(how.scale[c])),
+                               _mm256_set1_ps(how.shift[c]));
+      if (target.planar) put8<kType, kStreams>(value[c], target.data, c * plane + pixel + i);
+    }
+    if (target.planar) continue;
+    const int64_t at = 3 * (pixel + i);
+    __m256 mixed[9];
+    for (int k = 0; k < 3; ++k) {
+      for (int c = 0; c < 3; ++c) mixed[3 * k + c] = _mm256_permutevar8x32_ps(value[c], order[k]);
+    }
+    put8<kType, kStreams>(_mm256_blend_ps(_mm256_blend_ps(mixed[0], mixed[1], 0x92), mixed[2], 0x24),
+                          target.data, at);
+    put8<kType, kStreams>(_mm256_blend_ps(_mm256_blend_ps(mixed[3], mixed[4], 0x24), mixed[5], 0x49),
+                          target.data, at + 8);
+    put8<kType, kStreams>(_mm256_blend_ps(_mm256_blend_ps(mixed[6], mixed[7], 0x49), mixed[8], 0x92),
+                          target.data, at + 16);
+  }
+  return i;
+}
+
+TARPEG_AVX2 int store_levels_avx2(const Row& row, int64_t pixel, int n, const Target& target) {
+  uint8_t* out = static_cast<uint8_t*>(target.data);
+  const int64_t plane = target.height * target.width;
+  int i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m128i r = levels8(row.r + i), g = levels8(row.g + i), b = levels8(row.b + i);
+    if (target.planar) {
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(out + pixel + i), r);
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(out + plane + pixel + i), g);
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(out + 2 * plane + pixel + i), b);
+      continue;
+    }
+    const __m128i rg = _mm_unpacklo_epi8(r, g);  // r0 g0 r1 g1 ...
+    const __m128i first = _mm_or_si128(
+        _mm_shuffle_epi8(rg, _mm_setr_epi8(0, 1, -1, 2, 3, -1, 4, 5, -1, 6, 7, -1, 8, 9, -1, 10)),
+        _mm_shuffle_epi8(b, _mm_setr_epi8(-1, -1, 0, -1, -1, 1, -1, -1, 2, -1, -1, 3, -1, -1, 4, -1)));
+    const __m128i last = _mm_or_si128(
+        _mm_shuffle_epi8(rg, _mm_setr_epi8(11, -1, 12, 13, -1, 14, 15, -1, -1, -1, -1, -1, -1, -1, -1, -1)),
+        _mm_shuffle_epi8(b, _mm_setr_epi8(-1, 5, -1, -1, 6, -1, -1, 7, -1, -1, -1, -1, -1, -1, -1, -1)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 3 * (pixel + i)), first);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(out + 3 * (pixel + i) + 16), last);
+  }
+  return i;
+}
+
+#endif
+
+// Reads `count` pixels from `pixel` on (backwards: leftwards) into row[at..] and returns how many are done.
+int direct_simd([[maybe_unused]] const uint8_t* pixel, [[maybe_unused]] const Picture<uint8_t>& from,
+                [[maybe_unused]] bool backwards, [[maybe_unused]] int count, [[maybe_unused]] int at,
+                [[maybe_unused]] Row* row) {
+#if defined(TARPEG_X86)
+  if (has_avx2()) return direct_avx2(pixel, from, backwards, count, at, row);
+#endif
+  return 0;
+}
+
+template <Number kType>
+void store_as(const Row& row, const Normalisation& how, int64_t pixel, int n, const Target& target) {
+  int done = 0;
+#if defined(TARPEG_X86)
+  if (has_avx2()) {
+    if constexpr (kType == Number::kUint8) {
+      done = store_levels_avx2(row, pixel, n, target);
+    } else if (may_stream(target, pixel)) {
+      done = store_avx2<kType, true>(row, how, pixel, n, target);
+    } else {
+      done = store_avx2<kType, false>(row, how, pixel, n, target);
+    }
+  }
+#endif
+  store_portable<kType>(row, how, pixel, done, n, target);
 }
 
 }  // namespace
@@ -105,8 +226,8 @@ void fetch_direct(const Source& source, const Affine& map, const float* fill, in
   begin = std::min<int64_t>(std::max<int64_t>(begin, 0), n);
   end = std::max(begin, std::min<int64_t>(end, n));
   if (source_y < 0 || source_y >= source.height) end = begin = 0;
-  fill_part(fill, 0, begin, row);
-  fill_part(fill, end, n, row);
+  fill_row(fill, 0, begin, row);
+  fill_row(fill, end, n, row);
   if (begin == end) return;
   const Picture<uint8_t> from = source.picture();
   const uint8_t* pixel = from.data + source_y * from.row_stride + (first + step * begin) * from.pixel_stride;
@@ -117,19 +238,6 @@ void fetch_direct(const Source& source, const Affine& map, const float* fill, in
     row->r[i] = static_cast<float>(pixel[0]);
     row->g[i] = static_cast<float>(pixel[from.channel_stride]);
     row->b[i] = static_cast<float>(pixel[2 * from.channel_stride]);
-  }
-}
-
-void fetch_warped(const Source& source, const Affine& map, bool nearest, const float* fill, int64_t x,
-                  int64_t y, int n, Row* row) {
-  if (!map.usable) return fill_part(fill, 0, n, row);
-  const Picture<uint8_t> from = source.picture();
-  const Span span = span_at(map, x, y);
-  for (int i = warped_simd(source, span, nearest, fill, n, row); i < n; ++i) {
-    const Place place = place_in(span, i, nearest ? 0.5f : 0.0f);
-    row->r[i] = sampled(from, 0, place, nearest, fill[0]);
-    row->g[i] = sampled(from, 1, place, nearest, fill[1]);
-    row->b[i] = sampled(from, 2, place, nearest, fill[2]);
   }
 }
 
@@ -156,18 +264,17 @@ void apply_colour(const Plan& plan, int n, Row* row) {
   colour_portable(plan, n, row);
 }
 
-void store(const Row& row, const float* scale, const float* shift, int64_t x, int64_t y, int n,
-           const Target& target) {
-  const int done = store_simd(row, scale, shift, x, y, n, target);
+void store(const Row& row, const Normalisation& how, int64_t x, int64_t y, int n, const Target& target) {
+  const int64_t pixel = y * target.width + x;
   switch (target.type) {
     case Number::kUint8:
-      return store_as<uint8_t>(row, scale, shift, x, y, done, n, target);
+      return store_as<Number::kUint8>(row, how, pixel, n, target);
     case Number::kFloat32:
-      return store_as<float>(row, scale, shift, x, y, done, n, target);
+      return store_as<Number::kFloat32>(row, how, pixel, n, target);
     case Number::kFloat16:
-      return store_as<torch::headeronly::Half>(row, scale, shift, x, y, done, n, target);
+      return store_as<Number::kFloat16>(row, how, pixel, n, target);
     case Number::kBFloat16:
-      return store_as<torch::headeronly::BFloat16>(row, scale, shift, x, y, done, n, target);
+      return store_as<Number::kBFloat16>(row, how, pixel, n, target);
   }
 }
 

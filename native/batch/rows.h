@@ -1,16 +1,14 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "batch/augment.h"
+#include "image/normalise.h"
 
-// Stages of augment_batch and warp_affine on the CPU: a span of one row at a time, as three arrays of float32
-// that stay in the first-level cache.
+// The stages of augment_batch and warp_affine on the CPU. Each processes a span of one row, as three arrays
+// of float32 that stay in the first-level cache.
 namespace tarpeg {
-
-enum class Number { kUint8, kFloat32, kFloat16, kBFloat16 };
-
-inline int64_t size_of(Number type) { return type == Number::kUint8 ? 1 : type == Number::kFloat32 ? 4 : 2; }
 
 struct Row {
   float r[kSpan], g[kSpan], b[kSpan];
@@ -28,32 +26,29 @@ struct Source {
   }
 };
 
-// One image of the output; strides in elements.
-struct Target {
-  void* data;
-  Number type;
-  int64_t height, width;
-  bool planar;
-  bool streams;  // written past the caches: what is larger than they are would only push other things out
-};
-
-// Fills the first n of `row` with what belongs to the target pixels (x.., y); x is a multiple of kSpan.
+// Fills the first n of `row` with the source's values at the target pixels (x.., y); x is a multiple of
+// kSpan. fetch_direct: the map takes whole pixels to whole pixels along rows; fetch_warped (warp_rows.cpp):
+// interpolated or nearest.
 void fetch_direct(const Source& source, const Affine& map, const float* fill, int64_t x, int64_t y, int n,
                   Row* row);
 void fetch_warped(const Source& source, const Affine& map, bool nearest, const float* fill, int64_t x,
                   int64_t y, int n, Row* row);
 
+// Sets the pixels from `begin` up to `end` to the fill colour.
+inline void fill_row(const float* fill, int64_t begin, int64_t end, Row* row) {
+  if (end <= begin) return;
+  std::fill(row->r + begin, row->r + end, fill[0]);
+  std::fill(row->g + begin, row->g + end, fill[1]);
+  std::fill(row->b + begin, row->b + end, fill[2]);
+}
+
 void apply_brightness(const Plan& plan, int n, Row* row);
-// Of brightened rows.
+// Gray, in 1/1024 level, over rows after brightness.
 int64_t sum_gray(int n, const Row& row);
-// All that comes after brightness.
+// Contrast, saturation, hue and the colour matrix.
 void apply_colour(const Plan& plan, int n, Row* row);
 
-// Before another thread reads what was streamed.
-void finish_stores();
-
-// value * scale + shift; for uint8 rounded instead, and held between 0 and 255.
-void store(const Row& row, const float* scale, const float* shift, int64_t x, int64_t y, int n,
-           const Target& target);
+// Writes value * scale + shift; for uint8 the value itself, rounded and held between 0 and 255.
+void store(const Row& row, const Normalisation& how, int64_t x, int64_t y, int n, const Target& target);
 
 }  // namespace tarpeg

@@ -4,7 +4,7 @@
 
 #include "cuda/launch.h"
 #include "cuda/quads.h"
-#include "ops/augment_job.h"
+#include "ops/batch_checks.h"
 
 namespace tarpeg {
 namespace {
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kThreads)
   if (job.mask) mask(job, image, quad, v);
   if (job.type != Number::kUint8) {
     TARPEG_UNROLL for (int c = 0; c < 3; ++c) {
-      TARPEG_UNROLL for (int i = 0; i < 4; ++i) v[c][i] = v[c][i] * job.scale[c] + job.shift[c];
+      TARPEG_UNROLL for (int i = 0; i < 4; ++i) v[c][i] = v[c][i] * job.how.scale[c] + job.how.shift[c];
     }
   }
   put_rgb(static_cast<T*>(job.out) + image * job.to.numbers(), job.to, quad, v);

@@ -4,7 +4,6 @@
 
 #include "cuda/launch.h"
 #include "ops/batch_checks.h"
-#include "ops/warp_job.h"
 
 // How images are divided among threads: each takes a quad, four pixels of a row that begin at a multiple of
 // four, and so never cross a span. Images are the grid's second dimension.

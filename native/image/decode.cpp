@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "image/ppm.h"
+#include "jpeg/libjpeg.h"
 
 namespace tarpeg {
 namespace {
@@ -62,7 +63,7 @@ Status decode(const uint8_t* data, size_t size, const Request& request, Scratch*
   const Box box = orientation.stored(request.box, header->height, header->width);
   const Placement place = Placement::upright(out, request.height, request.width, orientation, request.mirror);
   const bool is_copy = request.box.height == request.height && request.box.width == request.width;
-  const Layout layout = is_copy ? Layout::kRgb : Layout::kRgbx;
+  const PixelFormat format = is_copy ? PixelFormat::kRgb : PixelFormat::kRgbx;
   const int out_rows = orientation.swap ? request.width : request.height;
   const int out_columns = orientation.swap ? request.height : request.width;
   const auto deliver = [&](RowSource& rows, int reduction) {
@@ -72,7 +73,7 @@ Status decode(const uint8_t* data, size_t size, const Request& request, Scratch*
     return is_copy ? copy_rows(rows, box, place, &scratch->row) : scratch->resampler.run(rows, resize, place);
   };
   if (header->format == Format::kPpm) {
-    PpmReader rows(data + header->body, header->width, box, layout);
+    PpmReader rows(data + header->body, header->width, box, format);
     return deliver(rows, 1);
   }
   // See Note [end of image].
@@ -84,22 +85,30 @@ Status decode(const uint8_t* data, size_t size, const Request& request, Scratch*
   // Reductions are made in the planes either way, so that a file and its tiled copy give the same pixels.
   const int reduction = reduction_of(request, box, out_rows, out_columns);
   PlaneReader& planes = scratch->planes;
-  if (scratch->stream.parse(data, size, *header) && planes.decode(scratch->stream, box, reduction, layout)) {
+  if (scratch->stream.parse(data, size, *header) && planes.decode(scratch->stream, box, reduction, format)) {
     return deliver(planes, reduction);
   }
   if (reduction > 1) {
-    const Status status = planes.decode(data, size, *header, box, reduction, layout);
+    const Status status = planes.decode(data, size, *header, box, reduction, format);
     if (status == Status::kOk) return deliver(planes, reduction);
     if (status != Status::kUnsupported) return status;
   }
   JpegReader rows;
-  const Status status = rows.open(data, size, header->height, header->width, box, layout);
+  const Status status = rows.open(data, size, header->height, header->width, box, format);
   return status == Status::kOk ? deliver(rows, 1) : status;
 }
 
 }  // namespace
 
-Status decode_sample(const uint8_t* data, size_t size, const Request& request, Header* header, uint8_t* out) {
+Header read_header(const uint8_t* data, size_t size) noexcept {
+  if (size >= 3 && std::memcmp(data, "\xFF\xD8\xFF", 3) == 0) return read_jpeg_header(data, size);
+  if (size >= 3 && std::memcmp(data, "P6", 2) == 0) return read_ppm_header(data, size);
+  Header header;
+  if (size == 0) header.status = Status::kEmpty;
+  return header;
+}
+
+Status decode_image(const uint8_t* data, size_t size, const Request& request, Header* header, uint8_t* out) {
   static thread_local Scratch scratch;
   const Status status = decode(data, size, request, &scratch, header, out);
   if (static_cast<int64_t>(request.box.height) * request.box.width >= kLargeBox) scratch = Scratch();

@@ -10,6 +10,11 @@
 
 namespace tarpeg {
 
+// Reads the header of a JPEG or a binary PPM. Never reads past `size`, never allocates. kNotAnImage if it is
+// neither.
+Header read_header(const uint8_t* data, size_t size) noexcept;
+
+// A crop and its resizing.
 struct Request {
   Box box;  // upright pixels
   int height, width;
@@ -20,8 +25,8 @@ struct Request {
 };
 
 // Decodes `box` of one image, resized to height x width, upright RGB, into out[height][width][3].
-// Keeps its memory from image to image, for each thread, but for that of very large boxes. Throws for want of
-// memory only; `header` tells the size even where the status is not kOk.
-Status decode_sample(const uint8_t* data, size_t size, const Request& request, Header* header, uint8_t* out);
+// Each thread keeps its memory from image to image, except that of very large boxes. Throws only if memory
+// runs out. `header` is set, with the image's size, even if the status is not kOk.
+Status decode_image(const uint8_t* data, size_t size, const Request& request, Header* header, uint8_t* out);
 
 }  // namespace tarpeg

@@ -1,9 +1,10 @@
 #pragma once
 
+#include "base/number.h"
 #include "base/simd.h"
-#include "batch/rows.h"
+#include "image/normalise.h"
 
-// Eight pixels at a time, in and out.
+// Vector code that reads and writes eight RGB pixels at a time.
 #if defined(TARPEG_X86)
 namespace tarpeg {
 
@@ -15,8 +16,9 @@ TARPEG_AVX2 inline __m128i load16(const uint8_t* at) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
 }
 
-// Some rows ahead, past the caches' higher levels: a batch is read once, and the processor by itself stops at
-// the end of every page (22 us an image of 224 x 224 without, 15 with). Beyond the end nothing is read.
+// Prefetches some rows ahead, not into the higher cache levels: a batch is read once, and the processor's own
+// prefetcher stops at the end of every page (22 us per image of 224 x 224 without, 15 with). A prefetch
+// beyond the end reads nothing.
 inline void fetch_ahead(const uint8_t* at) {
   _mm_prefetch(reinterpret_cast<const char*>(at + 1536), _MM_HINT_NTA);
 }
@@ -59,7 +61,7 @@ inline constexpr PickBytes kChannels[2] = {pick_bytes([](int c, int i) { return 
                                            pick_bytes([](int c, int i) { return 3 * (7 - i) + c; })};
 
 // Rounded to nearest even, as torch rounds. Streaming goes past the caches, which saves reading the memory
-// first; it wants aligned memory.
+// first; it needs aligned memory.
 template <Number kType, bool kStreams>
 TARPEG_AVX2_F16C inline void put8(__m256 value, void* data, int64_t at) {
   if constexpr (kType == Number::kFloat32) {
@@ -91,8 +93,7 @@ TARPEG_AVX2_F16C inline void put8(__m256 value, void* data, int64_t at) {
   }
 }
 
-// Whether a row from `pixel` on may be streamed: eight numbers on, every store is as aligned as the first
-// one.
+// Whether a row from `pixel` on may be streamed: every store of eight numbers is aligned if the first one is.
 inline bool may_stream(const Target& target, int64_t pixel) {
   const int64_t size = size_of(target.type), first = (target.planar ? pixel : 3 * pixel) * size;
   const int64_t plane = target.planar ? target.height * target.width * size : 0;

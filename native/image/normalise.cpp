@@ -1,147 +1,139 @@
 #include "image/normalise.h"
 
-#include <cmath>
-#include <cstring>
-
-#include "base/simd.h"
+#include "image/lanes.h"
 
 namespace tarpeg {
 namespace {
 
-uint16_t to_bfloat16(float value) noexcept {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  if (std::isnan(value)) return 0x7FC0;
-  return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
-// IEEE 754 binary16, round to nearest even, as the F16C instructions convert.
-uint16_t to_float16(float value) noexcept {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  const uint32_t sign = bits >> 16 & 0x8000;
-  bits &= 0x7FFFFFFF;
-  if (bits > 0x7F800000) return static_cast<uint16_t>(sign | 0x7E00);
-  if (bits >= 0x477FF000) return static_cast<uint16_t>(sign | 0x7C00);  // rounds to infinity
-  if (bits >= 0x38800000) {                                             // a normal number
-    const uint32_t odd = bits >> 13 & 1;
-    return static_cast<uint16_t>(sign | ((bits - 0x38000000 + 0xFFF + odd) >> 13));
-  }
-  // Subnormal: adding 0.5 puts the rounded digits into the lowest bits.
-  float magnitude;
-  std::memcpy(&magnitude, &bits, 4);
-  magnitude += 0.5f;
-  std::memcpy(&bits, &magnitude, 4);
-  return static_cast<uint16_t>(sign | (bits - 0x3F000000));
-}
-
-void store(float value, Type type, void* out, size_t at) noexcept {
-  if (type == Type::kFloat32) {
-    static_cast<float*>(out)[at] = value;
-  } else {
-    static_cast<uint16_t*>(out)[at] = type == Type::kFloat16 ? to_float16(value) : to_bfloat16(value);
-  }
-}
-
-void normalise_portable(const uint8_t* rgb, size_t begin, size_t pixels, const Normalisation& how,
-                        void* out) noexcept {
-  for (size_t i = begin; i < pixels; ++i) {
-    for (size_t c = 0; c < 3; ++c) {
-      const float product = static_cast<float>(rgb[3 * i + c]) * how.scale[c];
-      store(product + how.shift[c], how.type, out, how.planar ? c * pixels + i : 3 * i + c);
+template <Number kType>
+void normalise_portable(const RgbRow& row, const Normalisation& how, int64_t begin, int64_t at, int64_t n,
+                        const Target& target) noexcept {
+  const int64_t step = row.backwards ? -row.pixel_stride : row.pixel_stride;
+  const int64_t plane = target.height * target.width;
+  for (int64_t i = begin; i < n; ++i) {
+    for (int64_t c = 0; c < 3; ++c) {
+      const float product = static_cast<float>(row.first[i * step + c * row.channel_stride]) * how.scale[c];
+      put_number<kType>(product + how.shift[c], target.data,
+                        target.planar ? c * plane + at + i : 3 * (at + i) + c);
     }
   }
 }
 
 #if defined(TARPEG_X86)
 
-// Eight numbers from eight bytes; a multiplication and an addition, not a fused one, which would round
-// otherwise.
-template <Type kType>
-TARPEG_AVX2_F16C inline void store8(__m128i bytes, __m256 scale, __m256 shift, void* out,
-                                    size_t at) noexcept {
-  const __m256 value =
-      _mm256_add_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)), scale), shift);
-  if constexpr (kType == Type::kFloat32) {
-    _mm256_storeu_ps(static_cast<float*>(out) + at, value);
-  } else if constexpr (kType == Type::kFloat16) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(static_cast<uint16_t*>(out) + at),
-                     _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
-  } else {
-    const __m256i bits = _mm256_castps_si256(value);
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i rounded =
-        _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))), 16);
-    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded, rounded), 0x08);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(static_cast<uint16_t*>(out) + at),
-                     _mm256_castsi256_si128(packed));
-  }
+// Eight numbers from eight bytes.
+template <Number kType, bool kStreams>
+TARPEG_AVX2_F16C inline void normalise8(__m128i bytes, __m256 scale, __m256 shift, void* data, int64_t at) {
+  const __m256 value = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+  put8<kType, kStreams>(_mm256_add_ps(_mm256_mul_ps(value, scale), shift), data, at);
 }
 
-// Eight pixels at a time; returns how many were done.
-template <Type kType>
-TARPEG_AVX2_F16C size_t normalise_avx2(const uint8_t* rgb, size_t pixels, const Normalisation& how,
-                                       void* out) noexcept {
-  __m256 scale[3], shift[3];
-  for (int v = 0; v < 3; ++v) {
-    alignas(32) float s[8], t[8];
-    for (int i = 0; i < 8; ++i) {
-      s[i] = how.scale[how.planar ? v : (8 * v + i) % 3];
-      t[i] = how.shift[how.planar ? v : (8 * v + i) % 3];
+// Part k is bytes 8 k to 8 k + 7 of eight pixels RGBRGB... in order ([0]) or reversed ([1]).
+constexpr PickBytes kThirds[2] = {
+    pick_bytes([](int k, int i) { return 8 * k + i; }),
+    pick_bytes([](int k, int i) { return 3 * (7 - (8 * k + i) / 3) + (8 * k + i) % 3; })};
+
+// Number i of vector k is that of channel (8 k + i) % 3.
+TARPEG_AVX2 inline void repeat_channels(const float* channels, __m256* vectors) {
+  const __m256 r = _mm256_set1_ps(channels[0]), g = _mm256_set1_ps(channels[1]),
+               b = _mm256_set1_ps(channels[2]);
+  vectors[0] = _mm256_blend_ps(_mm256_blend_ps(r, g, 0x92), b, 0x24);
+  vectors[1] = _mm256_blend_ps(_mm256_blend_ps(r, g, 0x24), b, 0x49);
+  vectors[2] = _mm256_blend_ps(_mm256_blend_ps(r, g, 0x49), b, 0x92);
+}
+
+template <Number kType, bool kStreams>
+TARPEG_AVX2_F16C int64_t normalise_avx2(const RgbRow& row, const Normalisation& how, int64_t at, int64_t n,
+                                        const Target& target) noexcept {
+  // Vector k: of channel k if the target is planar, otherwise the k-th of three with the channels in turn.
+  __m256 scales[3], shifts[3];
+  if (target.planar) {
+    for (int c = 0; c < 3; ++c) {
+      scales[c] = _mm256_set1_ps(how.scale[c]);
+      shifts[c] = _mm256_set1_ps(how.shift[c]);
     }
-    scale[v] = _mm256_load_ps(s);
-    shift[v] = _mm256_load_ps(t);
+  } else {
+    repeat_channels(how.scale, scales);
+    repeat_channels(how.shift, shifts);
   }
-  size_t i = 0;
-  for (; i + 8 <= pixels; i += 8) {
-    const uint8_t* at = rgb + 3 * i;
-    if (!how.planar) {
-      for (size_t v = 0; v < 3; ++v) {
-        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at + 8 * v));
-        store8<kType>(bytes, scale[v], shift[v], out, 3 * i + 8 * v);
+  const Picks picks = picks_of((target.planar ? kChannels : kThirds)[row.backwards]);
+  const __m128i order = row.backwards ? _mm_setr_epi8(7, 6, 5, 4, 3, 2, 1, 0, -1, -1, -1, -1, -1, -1, -1, -1)
+                                      : _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -1, -1, -1, -1, -1, -1, -1, -1);
+  const int64_t step = target.planar ? target.height * target.width : 8, width = target.planar ? 1 : 3;
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const uint8_t* first = row.first + (row.backwards ? -(i + 7) : i) * row.pixel_stride;
+    const int64_t out = width * (at + i);
+    if (row.pixel_stride == 1) {
+      for (int k = 0; k < 3; ++k) {
+        fetch_ahead(first + k * row.channel_stride);
+        const __m128i bytes = _mm_shuffle_epi8(load8(first + k * row.channel_stride), order);
+        normalise8<kType, kStreams>(bytes, scales[k], shifts[k], target.data, out + k * step);
       }
       continue;
     }
-    const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
-    const __m128i high = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at + 16));
-    const __m128i red = _mm_or_si128(
-        _mm_shuffle_epi8(low, _mm_setr_epi8(0, 3, 6, 9, 12, 15, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1)),
-        _mm_shuffle_epi8(high, _mm_setr_epi8(-1, -1, -1, -1, -1, -1, 2, 5, -1, -1, -1, -1, -1, -1, -1, -1)));
-    const __m128i green = _mm_or_si128(
-        _mm_shuffle_epi8(low, _mm_setr_epi8(1, 4, 7, 10, 13, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1)),
-        _mm_shuffle_epi8(high, _mm_setr_epi8(-1, -1, -1, -1, -1, 0, 3, 6, -1, -1, -1, -1, -1, -1, -1, -1)));
-    const __m128i blue = _mm_or_si128(
-        _mm_shuffle_epi8(low, _mm_setr_epi8(2, 5, 8, 11, 14, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1)),
-        _mm_shuffle_epi8(high, _mm_setr_epi8(-1, -1, -1, -1, -1, 1, 4, 7, -1, -1, -1, -1, -1, -1, -1, -1)));
-    store8<kType>(red, scale[0], shift[0], out, i);
-    store8<kType>(green, scale[1], shift[1], out, pixels + i);
-    store8<kType>(blue, scale[2], shift[2], out, 2 * pixels + i);
+    fetch_ahead(first);
+    const __m128i low = load16(first), high = load8(first + 16);
+    for (int k = 0; k < 3; ++k) {
+      const __m128i bytes =
+          _mm_or_si128(_mm_shuffle_epi8(low, picks.low[k]), _mm_shuffle_epi8(high, picks.high[k]));
+      normalise8<kType, kStreams>(bytes, scales[k], shifts[k], target.data, out + k * step);
+    }
   }
   return i;
+}
+
+template <Number kType>
+int64_t normalise_vectors(const RgbRow& row, const Normalisation& how, int64_t at, int64_t n,
+                          const Target& target) noexcept {
+  return may_stream(target, at) ? normalise_avx2<kType, true>(row, how, at, n, target)
+                                : normalise_avx2<kType, false>(row, how, at, n, target);
 }
 
 #endif
 
 }  // namespace
 
-void normalise(const uint8_t* rgb, size_t pixels, const Normalisation& how, void* out) noexcept {
-  size_t done = 0;
+int64_t normalise_simd([[maybe_unused]] const RgbRow& row, [[maybe_unused]] const Normalisation& how,
+                       [[maybe_unused]] int64_t at, [[maybe_unused]] int64_t n,
+                       [[maybe_unused]] const Target& target) noexcept {
 #if defined(TARPEG_X86)
-  if (has_avx2()) {
-    switch (how.type) {
-      case Type::kFloat32:
-        done = normalise_avx2<Type::kFloat32>(rgb, pixels, how, out);
-        break;
-      case Type::kFloat16:
-        done = normalise_avx2<Type::kFloat16>(rgb, pixels, how, out);
-        break;
-      default:
-        done = normalise_avx2<Type::kBFloat16>(rgb, pixels, how, out);
-        break;
+  const bool is_known = row.pixel_stride == 3 || (row.pixel_stride == 1 && target.planar);
+  if (is_known && has_avx2()) {
+    switch (target.type) {
+      case Number::kUint8:
+        return 0;
+      case Number::kFloat32:
+        return normalise_vectors<Number::kFloat32>(row, how, at, n, target);
+      case Number::kFloat16:
+        return normalise_vectors<Number::kFloat16>(row, how, at, n, target);
+      case Number::kBFloat16:
+        return normalise_vectors<Number::kBFloat16>(row, how, at, n, target);
     }
   }
 #endif
-  normalise_portable(rgb, done, pixels, how, out);
+  return 0;
+}
+
+void normalise(const RgbRow& row, const Normalisation& how, int64_t at, int64_t n,
+               const Target& target) noexcept {
+  const int64_t done = normalise_simd(row, how, at, n, target);
+  switch (target.type) {
+    case Number::kUint8:
+      return;
+    case Number::kFloat32:
+      return normalise_portable<Number::kFloat32>(row, how, done, at, n, target);
+    case Number::kFloat16:
+      return normalise_portable<Number::kFloat16>(row, how, done, at, n, target);
+    case Number::kBFloat16:
+      return normalise_portable<Number::kBFloat16>(row, how, done, at, n, target);
+  }
+}
+
+void finish_stores() noexcept {
+#if defined(TARPEG_X86)
+  _mm_sfence();
+#endif
 }
 
 }  // namespace tarpeg

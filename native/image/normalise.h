@@ -1,24 +1,43 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
+#include "base/number.h"
+
+// From RGB bytes to normalised numbers: value * scale + shift for each channel, in float32 with two roundings
+// (no fused multiply-add), then rounded to nearest even if the type has fewer bits.
 namespace tarpeg {
 
-enum class Type { kUint8, kFloat32, kFloat16, kBFloat16 };
-
-inline size_t size_of(Type type) noexcept {
-  return type == Type::kUint8 ? 1 : type == Type::kFloat32 ? 4 : 2;
-}
-
-// value * scale + shift, for each of R, G, B: in 32 bits, rounded to nearest even where the type has fewer.
-struct Normalisation {
-  Type type = Type::kUint8;
-  float scale[3] = {1, 1, 1}, shift[3] = {0, 0, 0};
-  bool planar = false;  // three planes one after the other; otherwise pixel by pixel
+// A row of RGB pixels, from `first` on to the right, or to the left if `backwards`; strides in bytes.
+struct RgbRow {
+  const uint8_t* first;
+  int64_t pixel_stride, channel_stride;
+  bool backwards;
 };
 
-// Turns `pixels` RGB bytes triples into numbers of `normalisation.type`, which is not kUint8.
-void normalise(const uint8_t* rgb, size_t pixels, const Normalisation& normalisation, void* out) noexcept;
+struct Normalisation {
+  float scale[3] = {1, 1, 1}, shift[3] = {0, 0, 0};
+};
+
+// One image of the output; strides in elements.
+struct Target {
+  void* data;
+  Number type;
+  int64_t height, width;
+  bool planar;   // three planes; otherwise interleaved
+  bool streams;  // written past the caches, which an output larger than they are would only empty
+};
+
+// Normalises the first n pixels of a row to the target's pixel `at` and those after it. The target's type is
+// not kUint8.
+void normalise(const RgbRow& row, const Normalisation& how, int64_t at, int64_t n,
+               const Target& target) noexcept;
+
+// The same with vector code, for as many of the pixels as it takes; returns how many are done, 0 for kUint8.
+int64_t normalise_simd(const RgbRow& row, const Normalisation& how, int64_t at, int64_t n,
+                       const Target& target) noexcept;
+
+// Call before another thread reads what was streamed.
+void finish_stores() noexcept;
 
 }  // namespace tarpeg

@@ -3,12 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace tarpeg {
+#include "base/rows.h"
 
-// A rectangle in pixels.
-struct Box {
-  int top, left, height, width;
-};
+namespace tarpeg {
 
 // EXIF orientation (tag 0x0112, values 1 to 8) as three switches. The pixel (y, x) of the upright image is
 // the stored pixel (row, column) with a = swap ? x : y, b = swap ? y : x, row = flip_rows ? H - 1 - a : a and

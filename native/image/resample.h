@@ -4,7 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "jpeg/libjpeg.h"
+#include "base/rows.h"
+#include "image/orientation.h"
 
 namespace tarpeg {
 

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "image/orientation.h"
 #include "jpeg/header.h"
 #include "jpeg/huffman.h"
 

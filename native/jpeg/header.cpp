@@ -127,83 +127,9 @@ Header read_jpeg(Bytes file) noexcept {
   return header;
 }
 
-// Reads one decimal number of a PPM header, after white space and comments; -1 where there is none.
-int ppm_number(Bytes file, size_t* at) noexcept {
-  while (*at < file.size) {
-    const uint8_t c = file.data[*at];
-    if (c == '#') {
-      while (*at < file.size && file.data[*at] != '\n') ++*at;
-    } else if (c == ' ' || (c >= '\t' && c <= '\r')) {
-      ++*at;
-    } else {
-      break;
-    }
-  }
-  int value = -1;
-  for (; *at < file.size && file.data[*at] >= '0' && file.data[*at] <= '9'; ++*at) {
-    value = (value < 0 ? 0 : value) * 10 + (file.data[*at] - '0');
-    if (value > 10000000) return -1;
-  }
-  return value;
-}
-
-Header read_ppm(Bytes file) noexcept {
-  Header header;
-  header.format = Format::kPpm;
-  size_t at = 2;
-  header.width = ppm_number(file, &at);
-  header.height = ppm_number(file, &at);
-  const int peak = ppm_number(file, &at);
-  header.body = at + 1;  // exactly one white-space byte ends the header
-  const bool is_ended =
-      at < file.size && (file.data[at] == ' ' || (file.data[at] >= '\t' && file.data[at] <= '\r'));
-  if (header.width < 1 || header.height < 1 || peak < 1 || !is_ended)
-    header.status = Status::kCorrupt;
-  else if (peak != 255)
-    header.status = Status::kUnsupported;
-  else if (header.body + 3ull * header.width * header.height > file.size)
-    header.status = Status::kTruncated;
-  else
-    header.status = Status::kOk;
-  return header;
-}
-
 }  // namespace
 
-const char* describe(Status status) noexcept {
-  switch (status) {
-    case Status::kOk:
-      return "ok";
-    case Status::kEmpty:
-      return "no bytes at all";
-    case Status::kNotAnImage:
-      return "neither a JPEG nor a PPM";
-    case Status::kTruncated:
-      return "the data ends before the image does";
-    case Status::kCorrupt:
-      return "the header or the coded data is damaged";
-    case Status::kUnsupported:
-      return "a kind of JPEG that is not supported (12 bits, lossless, two components)";
-    case Status::kTooLarge:
-      return "more pixels than max_pixels";
-    case Status::kBoxOutside:
-      return "the box is outside the image";
-  }
-  return "unknown";
-}
-
-Header read_header(const uint8_t* data, size_t size) noexcept {
-  const Bytes file{data, size};
-  Header header;
-  if (size == 0) {
-    header.status = Status::kEmpty;
-  } else if (file.starts_with("\xFF\xD8\xFF", 3)) {
-    header = read_jpeg(file);
-  } else if (file.starts_with("P6", 2) && size > 2) {
-    header = read_ppm(file);
-  }
-  return header;
-}
+Header read_jpeg_header(const uint8_t* data, size_t size) noexcept { return read_jpeg({data, size}); }
 
 // Note [end of image]
 // A complete file ends with EOI, often followed by nothing; some cameras append a second picture or zeros.

@@ -9,7 +9,7 @@ namespace tarpeg {
 
 enum class Format { kJpeg, kPpm };
 
-// What can be told of an image without decoding it. Sizes are as stored, before `orientation` is applied.
+// The header of an image. Sizes are as stored, before `orientation` is applied.
 struct Header {
   Status status = Status::kNotAnImage;
   Format format = Format::kJpeg;
@@ -21,9 +21,9 @@ struct Header {
   int upright_width() const noexcept { return orientation >= 5 ? height : width; }
 };
 
-// Reads the header of a JPEG or a binary PPM (P6, 8 bits). Never reads past `size`, never allocates.
-// A status other than kOk leaves height and width at what was found, if anything.
-Header read_header(const uint8_t* data, size_t size) noexcept;
+// Reads the header of a JPEG, which begins with FF D8 FF. Never reads past `size`, never allocates.
+// With a status other than kOk, height and width may be unset or those of a broken header.
+Header read_jpeg_header(const uint8_t* data, size_t size) noexcept;
 
 // Whether an EOI marker follows the first scan. Its absence means that the file was cut.
 bool has_end_marker(const uint8_t* data, size_t size, size_t first_scan) noexcept;

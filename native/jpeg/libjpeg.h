@@ -4,25 +4,11 @@
 #include <cstdint>
 #include <memory>
 
-#include "base/status.h"
-#include "image/orientation.h"
+#include "base/rows.h"
+#include "jpeg/baseline.h"
 
+// libjpeg-turbo, for the files that are not regular baseline streams: see Note [two decoders].
 namespace tarpeg {
-
-// Bytes a pixel of the rows that a source hands out: RGB, or RGB and a byte to ignore.
-enum class Layout { kRgb = 3, kRgbx = 4 };
-
-// A rectangle of an image, row by row, from the top.
-class RowSource {
- public:
-  virtual ~RowSource() = default;
-  // Writes the next row, of `stride()` bytes; the rectangle begins `skip()` pixels into it.
-  virtual Status next(uint8_t* row) noexcept = 0;
-  // Goes past a row that nobody looks at; `row` may be written to.
-  virtual Status pass(uint8_t* row) noexcept { return next(row); }
-  virtual size_t stride() const noexcept = 0;
-  virtual int skip() const noexcept = 0;
-};
 
 // libjpeg-turbo, reading one rectangle of one JPEG. Identical to decoding everything and cropping.
 class JpegReader final : public RowSource {
@@ -35,10 +21,35 @@ class JpegReader final : public RowSource {
   // `data` must outlive the reader; `box` is in stored pixels and inside the stored size, which must be
   // `height` x `width`. To be called once.
   Status open(const uint8_t* data, size_t size, int height, int width, const Box& box,
-              Layout layout) noexcept;
+              PixelFormat format) noexcept;
   Status next(uint8_t* row) noexcept override;
   size_t stride() const noexcept override;
   int skip() const noexcept override;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// libjpeg-turbo, reading the samples of a whole image before upsampling and colour conversion, one row of
+// MCUs at a time. For files that are no regular baseline stream, such as progressive ones.
+class RawReader {
+ public:
+  RawReader();
+  ~RawReader();
+  RawReader(const RawReader&) = delete;
+  RawReader& operator=(const RawReader&) = delete;
+
+  // Fills `frame`; blocks are halved as it says for `reduction`. kUnsupported for colours other than gray and
+  // YCbCr, or a frame that cannot be derived.
+  Status open(const uint8_t* data, size_t size, int height, int width, int reduction, Frame* frame);
+  // Reads the next row of MCUs.
+  Status next() noexcept;
+  // The first sample of block (y, x) of a component within the row of MCUs, and the distance of its rows.
+  const uint8_t* block(int component, int y, int x) const noexcept;
+  ptrdiff_t stride(int component) const noexcept;
+  // How many rows of the frame's MCUs one next() reads: 1 but for gray images that claim sampling factors.
+  int blocks_down() const noexcept;
 
  private:
   struct State;

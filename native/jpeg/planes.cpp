@@ -6,18 +6,18 @@
 #include "jpeg/color.h"
 #include "jpeg/entropy.h"
 #include "jpeg/idct.h"
+#include "jpeg/libjpeg.h"
 #include "jpeg/means.h"
-#include "jpeg/raw.h"
 
 namespace tarpeg {
 
 // Note [margin]
 // Chroma upsampling mixes each sample with its neighbours, so the pixels next to the box take part: whatever
 // MCU they are in is decoded too.
-void PlaneReader::prepare(const Frame& frame, const Box& box, int reduction, Layout layout) {
+void PlaneReader::prepare(const Frame& frame, const Box& box, int reduction, PixelFormat format) {
   component_count_ = frame.component_count;
   reduction_ = reduction;
-  layout_ = layout;
+  format_ = format;
   box_ = reduced(box, reduction);
   y_ = box_.top;
   // Every sample of a reduced pixel counts, whether it is in the box or next to it.
@@ -53,8 +53,8 @@ void PlaneReader::prepare(const Frame& frame, const Box& box, int reduction, Lay
   }
 }
 
-bool PlaneReader::decode(const BaselineStream& stream, const Box& box, int reduction, Layout layout) {
-  prepare(stream, box, reduction, layout);
+bool PlaneReader::decode(const BaselineStream& stream, const Box& box, int reduction, PixelFormat format) {
+  prepare(stream, box, reduction, format);
   BlockPlan* plan = plans_;
   for (int i = 0; i < stream.component_count; ++i) {
     const Component& component = stream.components[i];
@@ -76,12 +76,12 @@ bool PlaneReader::decode(const BaselineStream& stream, const Box& box, int reduc
 }
 
 Status PlaneReader::decode(const uint8_t* data, size_t size, const Header& header, const Box& box,
-                           int reduction, Layout layout) {
+                           int reduction, PixelFormat format) {
   RawReader raw;
   Frame frame;
   Status status = raw.open(data, size, header.height, header.width, reduction, &frame);
   if (status != Status::kOk) return status;
-  prepare(frame, box, reduction, layout);
+  prepare(frame, box, reduction, format);
   // A gray image that claims sampling factors has rows of several blocks in libjpeg, of one block in its
   // frame.
   const int blocks_down = raw.blocks_down();
@@ -240,7 +240,7 @@ const uint8_t* PlaneReader::upsampled(int index, int y) {
 Status PlaneReader::next(uint8_t* out) noexcept {
   const int y = y_++;
   const uint8_t* luma = upsampled(0, y) + box_.left;
-  const int step = static_cast<int>(layout_);
+  const int step = static_cast<int>(format_);
   if (component_count_ == 1) {
     gray_to_rgb(luma, box_.width, step, out);
   } else {

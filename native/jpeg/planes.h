@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/rows.h"
 #include "jpeg/baseline.h"
 #include "jpeg/entropy.h"
-#include "jpeg/libjpeg.h"
 
 namespace tarpeg {
 
@@ -44,22 +44,22 @@ class PlaneReader final : public RowSource {
  public:
   // Decodes what lies under `box`, in stored pixels, and then hands out the rows of reduced(box, reduction).
   // False where the data turn out irregular: libjpeg has the last word on the file.
-  bool decode(const BaselineStream& stream, const Box& box, int reduction, Layout layout);
+  bool decode(const BaselineStream& stream, const Box& box, int reduction, PixelFormat format);
 
   // The same for files that only libjpeg reads, in gray or YCbCr: same pixels, if the file were a regular
   // stream. kUnsupported where it has other colours, or sampling factors that no regular stream has.
   Status decode(const uint8_t* data, size_t size, const Header& header, const Box& box, int reduction,
-                Layout layout);
+                PixelFormat format);
   Status next(uint8_t* row) noexcept override;
   Status pass(uint8_t*) noexcept override {
     ++y_;
     return Status::kOk;
   }
-  size_t stride() const noexcept override { return static_cast<size_t>(layout_) * box_.width; }
+  size_t stride() const noexcept override { return static_cast<size_t>(format_) * box_.width; }
   int skip() const noexcept override { return 0; }
 
  private:
-  void prepare(const Frame& frame, const Box& box, int reduction, Layout layout);
+  void prepare(const Frame& frame, const Box& box, int reduction, PixelFormat format);
   int transform(const BaselineStream& stream, int index, bool with_next, int first, int row,
                 int column) noexcept;
   void store(const Component& component, Plane* plane, int row, int column, uint8_t* block) noexcept;
@@ -75,7 +75,7 @@ class PlaneReader final : public RowSource {
   alignas(32) uint8_t samples_[10][64];
   std::vector<uint8_t> segment_;  // without its stuffing
   Box box_{};
-  Layout layout_ = Layout::kRgb;
+  PixelFormat format_ = PixelFormat::kRgb;
   int y_ = 0;
   std::vector<int16_t> sums_;
   std::vector<uint8_t> lines_[3];

@@ -63,7 +63,7 @@ struct Transcoder {
 
 // Note [laundering]
 // Writing back what was read would turn a damaged file into a clean one. Every warning that touches pixels
-// fails (install()), a missing EOI fails before. A progressive file whose scans do not refine every
+// fails (on_message()), a missing EOI fails before. A progressive file whose scans do not refine every
 // coefficient fully is shown smoothed by libjpeg, a baseline one is not: such a source stays as it is. So
 // does one whose MCU would hold more blocks than one scan may interleave, whose components were quantised by
 // tables since overwritten, or whose coefficients are too large for a baseline file.
@@ -136,8 +136,8 @@ Status Transcoder::run(const uint8_t* data, size_t size, int tile) noexcept {
 
 }  // namespace
 
-Status tile_jpeg(const uint8_t* data, size_t size, int tile, int64_t max_pixels, std::vector<uint8_t>* out) {
-  const Header header = read_header(data, size);
+Status tile_jpeg(const uint8_t* data, size_t size, const Header& header, int tile, int64_t max_pixels,
+                 std::vector<uint8_t>* out) {
   if (header.status != Status::kOk) return header.status;
   if (header.format != Format::kJpeg) return Status::kNotAnImage;
   if (static_cast<int64_t>(header.height) * header.width > max_pixels) return Status::kTooLarge;

@@ -5,12 +5,14 @@
 #include <vector>
 
 #include "base/status.h"
+#include "jpeg/header.h"
 
 namespace tarpeg {
 
 // Rewrites a JPEG, losslessly, as a baseline one in tiles about `tile` pixels wide: the coefficients are
 // copied. A source that cannot be tiled with exactly the same pixels comes back as it is (see Note
-// [laundering]); one that is damaged gives a status.
-Status tile_jpeg(const uint8_t* data, size_t size, int tile, int64_t max_pixels, std::vector<uint8_t>* out);
+// [laundering]); one that is damaged gives a status. `header` is that of `data`.
+Status tile_jpeg(const uint8_t* data, size_t size, const Header& header, int tile, int64_t max_pixels,
+                 std::vector<uint8_t>* out);
 
 }  // namespace tarpeg

@@ -5,28 +5,14 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <cstdint>
-#include <string>
+#include <optional>
 #include <vector>
 
-#include "batch/warp.h"
+#include "batch/jobs.h"
+#include "ops/checks.h"
 
-// Memory of batches of images, checked for warp_affine and augment_batch on any device.
+// The memory checks of warp_affine and augment_batch, for the CPU and for CUDA.
 namespace tarpeg {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-
-// [B, C, H, W] in one of two dense orders; strides in elements.
-struct BatchLayout {
-  int64_t count, channels, height, width;
-  bool planar;
-
-  TARPEG_HD int64_t pixels() const { return height * width; }
-  TARPEG_HD int64_t numbers() const { return channels * height * width; }  // of an image
-  TARPEG_HD int64_t channel_stride() const { return planar ? pixels() : 1; }
-  TARPEG_HD int64_t row_stride() const { return planar ? width : channels * width; }
-  TARPEG_HD int64_t pixel_stride() const { return planar ? 1 : channels; }
-};
 
 inline BatchLayout layout_of(const Tensor& images, const char* name) {
   STD_TORCH_CHECK(images.dim() == 4, name, " must be a tensor [B, C, H, W]");
@@ -74,6 +60,76 @@ inline Tensor new_sums(const Tensor& images, int64_t count) {
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, &count, &stride, aoti_torch_dtype_int64(), device,
                                                          images.get_device_index(), &handle));
   return Tensor(handle);
+}
+
+// constants: fill, scale and shift, three numbers each.
+inline AugmentJob check_augment(const Tensor& images, const Tensor& numbers, int64_t parts,
+                                const std::optional<Tensor>& boxes, const std::optional<Tensor>& mask,
+                                const std::vector<double>& constants, const Tensor& out) {
+  STD_TORCH_CHECK(images.scalar_type() == ScalarType::Byte, "images must be a uint8 tensor");
+  AugmentJob job = {};
+  job.from = layout_of(images, "images");
+  job.to = layout_of(out, "out");
+  job.type = number_of(out.scalar_type(), "out");
+  const int64_t count = job.from.count;
+  STD_TORCH_CHECK(job.from.channels == 3 && job.to.channels == 3 && job.to.count == count,
+                  "images and out must be of as many images, of 3 channels");
+  STD_TORCH_CHECK(same_device(images, out), "out must be on the device of images");
+  check_apart(images, count * job.from.numbers(), out, count * job.to.numbers() * size_of(job.type));
+  job.numbers = check_table(numbers, {count, kColumns}, images, "numbers");
+  job.parts = static_cast<int>(parts);
+  if (boxes) {
+    STD_TORCH_CHECK(boxes->dim() == 3 && boxes->size(0) == count && boxes->size(2) == 4 &&
+                        boxes->scalar_type() == ScalarType::Int && boxes->is_contiguous() &&
+                        same_device(*boxes, images),
+                    "boxes must be a contiguous int32 tensor [", count, ", n, 4] on the device of images");
+    job.boxes = static_cast<const int32_t*>(boxes->const_data_ptr());
+    job.box_count = boxes->size(1);
+  }
+  if (mask) {
+    STD_TORCH_CHECK(mask->dim() == 3 && mask->size(0) == count && mask->size(1) > 0 && mask->size(2) > 0 &&
+                        mask->scalar_type() == ScalarType::Bool && mask->is_contiguous() &&
+                        same_device(*mask, images),
+                    "mask must be a contiguous bool tensor [", count, ", h, w] on the device of images");
+    job.mask = static_cast<const uint8_t*>(mask->const_data_ptr());
+    job.mask_height = mask->size(1);
+    job.mask_width = mask->size(2);
+  }
+  STD_TORCH_CHECK(constants.size() == 9, "constants must be 9 numbers, got ", constants.size());
+  for (int i = 0; i < 3; ++i) {
+    job.fill[i] = static_cast<float>(constants[i]);
+    job.how.scale[i] = static_cast<float>(constants[3 + i]);
+    job.how.shift[i] = static_cast<float>(constants[6 + i]);
+  }
+  job.images = static_cast<const uint8_t*>(images.const_data_ptr());
+  job.out = out.mutable_data_ptr();
+  return job;
+}
+
+inline WarpJob check_warp(const Tensor& images, const Tensor& matrices, const std::vector<float>& fill,
+                          bool nearest, bool inverse, const Tensor& out) {
+  WarpJob job = {};
+  job.from = layout_of(images, "images");
+  job.to = layout_of(out, "out");
+  job.type = number_of(images.scalar_type(), "images");
+  STD_TORCH_CHECK(out.scalar_type() == images.scalar_type(), "out must have the dtype of images");
+  const int64_t count = job.from.count;
+  STD_TORCH_CHECK(job.to.count == count && job.to.channels == job.from.channels,
+                  "out must be of as many images and channels as images");
+  STD_TORCH_CHECK(same_device(images, out), "out must be on the device of images");
+  check_apart(images, count * job.from.numbers() * size_of(job.type), out,
+              count * job.to.numbers() * size_of(job.type));
+  job.matrices = check_table(matrices, {count, 2, 3}, images, "matrices");
+  job.fill_count = static_cast<int64_t>(fill.size());
+  STD_TORCH_CHECK(job.fill_count == 1 || (job.fill_count == job.from.channels && job.fill_count <= kFills),
+                  "fill must be one number, or one for each of at most ", kFills, " channels, got ",
+                  fill.size());
+  for (int64_t i = 0; i < job.fill_count; ++i) job.fill[i] = fill[i];
+  job.nearest = nearest;
+  job.inverse = inverse;
+  job.images = images.const_data_ptr();
+  job.out = out.mutable_data_ptr();
+  return job;
 }
 
 }  // namespace tarpeg

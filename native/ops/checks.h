@@ -9,9 +9,10 @@
 #include <limits>
 #include <vector>
 
+#include "base/number.h"
 #include "image/decode.h"
 
-// Memory is checked here, meaning in ops.py. Every message names the argument.
+// Memory is checked here, meaning in Python (tarpeg/ops). Every message contains the name of the argument.
 namespace tarpeg {
 
 using torch::headeronly::ScalarType;
@@ -29,7 +30,16 @@ inline int check_size(int64_t value, const char* name) {
   return static_cast<int>(value);
 }
 
-// A new uint8 tensor of [..., height, width] in channels_last order.
+inline Number number_of(ScalarType type, const char* name) {
+  if (type == ScalarType::Byte) return Number::kUint8;
+  if (type == ScalarType::Float) return Number::kFloat32;
+  if (type == ScalarType::Half) return Number::kFloat16;
+  STD_TORCH_CHECK(type == ScalarType::BFloat16, name,
+                  " must be a uint8, float32, float16 or bfloat16 tensor");
+  return Number::kBFloat16;
+}
+
+// A new uint8 or int32 tensor on the CPU, by default of images; strides in elements.
 inline Tensor new_images(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
                          ScalarType type = ScalarType::Byte) {
   AtenTensorHandle handle;

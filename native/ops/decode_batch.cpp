@@ -64,22 +64,27 @@ std::vector<Job> plan(const std::vector<Tensor>& jpegs, const Tensor& boxes, int
 // Where the images of a batch go, one after the other.
 struct Output {
   uint8_t* data;
-  size_t pixels;  // an image
-  Normalisation how;
+  int64_t height, width;
+  Number type = Number::kUint8;
+  Normalisation how = {};  // of floating-point types
+  bool planar = false;
 
-  size_t image_bytes() const noexcept { return 3 * pixels * size_of(how.type); }
+  size_t pixels() const noexcept { return static_cast<size_t>(height * width); }
+  size_t image_bytes() const noexcept { return 3 * pixels() * static_cast<size_t>(size_of(type)); }
 };
 
 Status decode_into(Job* job, const Output& output, uint8_t* image) {
   static thread_local std::vector<uint8_t> bytes;
-  if (output.how.type == Type::kUint8) {
-    return decode_sample(job->data, job->size, job->request, &job->header, image);
+  if (output.type == Number::kUint8) {
+    return decode_image(job->data, job->size, job->request, &job->header, image);
   }
   // The bytes of one image stay in the cache until they are normalised.
-  if (bytes.size() < 3 * output.pixels) bytes.resize(3 * output.pixels);
-  const Status status = decode_sample(job->data, job->size, job->request, &job->header, bytes.data());
-  if (status == Status::kOk) normalise(bytes.data(), output.pixels, output.how, image);
-  return status;
+  if (bytes.size() < 3 * output.pixels()) bytes.resize(3 * output.pixels());
+  const Status status = decode_image(job->data, job->size, job->request, &job->header, bytes.data());
+  if (status != Status::kOk) return status;
+  const Target target = {image, output.type, output.height, output.width, output.planar, false};
+  normalise({bytes.data(), 3, 1, false}, output.how, 0, output.height * output.width, target);
+  return Status::kOk;
 }
 
 // What the threads of one batch share.
@@ -126,19 +131,10 @@ Tensor run(std::vector<Job>& jobs, const Output& output, int64_t threads) {
   return statuses;
 }
 
-Type type_of(ScalarType type) {
-  if (type == ScalarType::Byte) return Type::kUint8;
-  if (type == ScalarType::Float) return Type::kFloat32;
-  if (type == ScalarType::Half) return Type::kFloat16;
-  STD_TORCH_CHECK(type == ScalarType::BFloat16, "out must be a uint8, float32, float16 or bfloat16 tensor");
-  return Type::kBFloat16;
-}
-
 // scale and shift, float32 [6] on the CPU: three of each.
-Normalisation normalisation_of(const std::optional<Tensor>& numbers, ScalarType type) {
+Normalisation normalisation_of(const std::optional<Tensor>& numbers, Number type) {
   Normalisation how;
-  how.type = type_of(type);
-  STD_TORCH_CHECK(numbers.has_value() == (how.type != Type::kUint8),
+  STD_TORCH_CHECK(numbers.has_value() == (type != Number::kUint8),
                   "scale_shift must be given for floating-point output, and only there");
   if (!numbers) return how;
   STD_TORCH_CHECK(numbers->is_cpu() && numbers->scalar_type() == ScalarType::Float &&
@@ -156,7 +152,7 @@ std::tuple<Tensor, Tensor> decode_batch(std::vector<Tensor> jpegs, Tensor boxes,
       plan(jpegs, boxes, height, width, flip, filter_of(interpolation, antialias), exact, max_pixels);
   const int64_t count = static_cast<int64_t>(jobs.size()), pixels = height * width;
   Tensor images = new_images({count, 3, height, width}, {3 * pixels, 1, 3 * width, 3});
-  Tensor statuses = run(jobs, {images.mutable_data_ptr<uint8_t>(), static_cast<size_t>(pixels), {}}, threads);
+  Tensor statuses = run(jobs, {images.mutable_data_ptr<uint8_t>(), height, width}, threads);
   return {images, statuses};
 }
 
@@ -167,16 +163,17 @@ Tensor decode_batch_out(std::vector<Tensor> jpegs, Tensor boxes, std::optional<T
       out.is_cpu() && out.dim() == 4 && out.size(0) == static_cast<int64_t>(jpegs.size()) && out.size(1) == 3,
       "out must be a tensor [", jpegs.size(), ", 3, height, width] on the CPU");
   const int64_t height = out.size(2), width = out.size(3);
-  Normalisation how = normalisation_of(scale_shift, out.scalar_type());
+  Output output = {static_cast<uint8_t*>(out.mutable_data_ptr()), height, width};
+  output.type = number_of(out.scalar_type(), "out");
+  output.how = normalisation_of(scale_shift, output.type);
   const bool dense = out.stride(0) == 3 * width * height;
   const bool last = dense && out.stride(1) == 1 && out.stride(3) == 3 && out.stride(2) == 3 * width;
-  how.planar = !last && how.type != Type::kUint8 && out.is_contiguous();
-  STD_TORCH_CHECK(out.numel() == 0 || last || how.planar,
-                  "out must be dense in channels_last order, or, where it is floating point, contiguous");
+  output.planar = !last && output.type != Number::kUint8 && out.is_contiguous();
+  STD_TORCH_CHECK(out.numel() == 0 || last || output.planar,
+                  "out must be dense in channels_last order, or, if it is floating point, contiguous");
   std::vector<Job> jobs =
       plan(jpegs, boxes, height, width, flip, filter_of(interpolation, antialias), exact, max_pixels);
-  return run(jobs, {static_cast<uint8_t*>(out.mutable_data_ptr()), static_cast<size_t>(height * width), how},
-             threads);
+  return run(jobs, output, threads);
 }
 
 }  // namespace

@@ -8,9 +8,11 @@ namespace {
 
 Tensor tile_jpeg_operator(Tensor jpeg, int64_t tile, int64_t max_pixels) {
   check_bytes(jpeg, "jpeg", 0);
+  const uint8_t* data = jpeg.const_data_ptr<uint8_t>();
+  const size_t size = static_cast<size_t>(jpeg.numel());
   std::vector<uint8_t> bytes;
-  const Status status = tile_jpeg(jpeg.const_data_ptr<uint8_t>(), static_cast<size_t>(jpeg.numel()),
-                                  check_size(tile, "tile"), max_pixels, &bytes);
+  const Status status =
+      tile_jpeg(data, size, read_header(data, size), check_size(tile, "tile"), max_pixels, &bytes);
   STD_TORCH_CHECK(status == Status::kOk, "[decode] cannot tile the image: ", describe(status));
   const int64_t length = static_cast<int64_t>(bytes.size());
   Tensor tiled = new_images({length}, {1});

@@ -1,10 +1,13 @@
-#include "base/simd.h"
-#include "batch/rows_simd.h"
+#include "batch/warp_rows.h"
 
+#include "base/simd.h"
+#include "batch/rows.h"
+
+// Sampling of a warped image, a span of one row at a time.
 namespace tarpeg {
+namespace {
 
 #if defined(TARPEG_X86)
-namespace {
 
 // As floored() in warp.h.
 TARPEG_AVX2 inline __m256i floored8(__m256 value, __m256* behind) {
@@ -195,19 +198,55 @@ TARPEG_AVX2 int warped_avx2(const Source& source, const Span& span, bool nearest
   return i;
 }
 
-}  // namespace
+#endif
 
-int warped_simd(const Source& source, const Span& span, bool nearest, const float* fill, int n, Row* row) {
-  // Offsets are 32 bits; the gathers want an image of two rows and columns.
+// Samples the first pixels of a span and returns how many are done.
+int warped_simd([[maybe_unused]] const Source& source, [[maybe_unused]] const Span& span,
+                [[maybe_unused]] bool nearest, [[maybe_unused]] const float* fill, [[maybe_unused]] int n,
+                [[maybe_unused]] Row* row) {
+#if defined(TARPEG_X86)
+  // Offsets are 32 bits; the gathers need an image of two rows and columns.
   const bool fits =
       source.height >= 2 && source.width >= 2 && source.height * source.width < (int64_t{1} << 29);
-  return fits && has_avx2() ? warped_avx2(source, span, nearest, fill, n, row) : 0;
+  if (fits && has_avx2()) return warped_avx2(source, span, nearest, fill, n, row);
+#endif
+  return 0;
 }
 
-#else
+}  // namespace
 
-int warped_simd(const Source&, const Span&, bool, const float*, int, Row*) { return 0; }
+void fetch_warped(const Source& source, const Affine& map, bool nearest, const float* fill, int64_t x,
+                  int64_t y, int n, Row* row) {
+  if (!map.usable) return fill_row(fill, 0, n, row);
+  const Picture<uint8_t> from = source.picture();
+  const Span span = span_at(map, x, y);
+  for (int i = warped_simd(source, span, nearest, fill, n, row); i < n; ++i) {
+    const Place place = place_in(span, i, nearest ? 0.5f : 0.0f);
+    row->r[i] = sampled(from, 0, place, nearest, fill[0]);
+    row->g[i] = sampled(from, 1, place, nearest, fill[1]);
+    row->b[i] = sampled(from, 2, place, nearest, fill[2]);
+  }
+}
 
-#endif
+void warp_rgb(const WarpJob& job, const Affine& map, int64_t image, int64_t begin, int64_t end) {
+  const BatchLayout &from = job.from, &to = job.to;
+  const Source source = {static_cast<const uint8_t*>(job.images) + image * from.numbers(), from.height,
+                         from.width, from.planar};
+  const Target target = {static_cast<uint8_t*>(job.out) + image * to.numbers(),
+                         Number::kUint8,
+                         to.height,
+                         to.width,
+                         to.planar,
+                         false};
+  const float fill[3] = {job.fill_of(0), job.fill_of(1), job.fill_of(2)};
+  Row row;
+  for (int64_t y = begin; y < end; ++y) {
+    for (int64_t x = 0; x < to.width; x += kSpan) {
+      const int n = static_cast<int>(std::min<int64_t>(kSpan, to.width - x));
+      fetch_warped(source, map, job.nearest, fill, x, y, n, &row);
+      store(row, {}, x, y, n, target);
+    }
+  }
+}
 
 }  // namespace tarpeg

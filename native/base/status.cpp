@@ -1,0 +1,27 @@
+#include "base/status.h"
+
+namespace tarpeg {
+
+const char* describe(Status status) noexcept {
+  switch (status) {
+    case Status::kOk:
+      return "ok";
+    case Status::kEmpty:
+      return "no bytes at all";
+    case Status::kNotAnImage:
+      return "neither a JPEG nor a PPM";
+    case Status::kTruncated:
+      return "the data ends before the image does";
+    case Status::kCorrupt:
+      return "the header or the coded data is damaged";
+    case Status::kUnsupported:
+      return "a kind of JPEG that is not supported (12 bits, lossless, two components)";
+    case Status::kTooLarge:
+      return "more pixels than max_pixels";
+    case Status::kBoxOutside:
+      return "the box is outside the image";
+  }
+  return "unknown";
+}
+
+}  // namespace tarpeg

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "base/number.h"
+#include "batch/augment.h"
+#include "image/normalise.h"
+
+namespace tarpeg {
+
+// [B, C, H, W] in one of two dense orders; strides in elements.
+struct BatchLayout {
+  int64_t count, channels, height, width;
+  bool planar;
+
+  TARPEG_HD int64_t pixels() const { return height * width; }
+  TARPEG_HD int64_t numbers() const { return channels * height * width; }  // of an image
+  TARPEG_HD int64_t channel_stride() const { return planar ? pixels() : 1; }
+  TARPEG_HD int64_t row_stride() const { return planar ? width : channels * width; }
+  TARPEG_HD int64_t pixel_stride() const { return planar ? 1 : channels; }
+};
+
+// The arguments of augment_batch as plain pointers, checked; the same for the CPU and for CUDA.
+struct AugmentJob {
+  BatchLayout from, to;
+  const uint8_t* images;
+  const double* numbers;  // [B, kColumns]
+  int parts;
+  const int32_t* boxes;  // [B, box_count, 4] (top, left, height, width), or null
+  int64_t box_count;
+  const uint8_t* mask;  // [B, mask_height, mask_width], or null
+  int64_t mask_height, mask_width;
+  float fill[3];
+  Normalisation how;
+  Number type;
+  void* out;
+};
+
+constexpr int64_t kFills = 16;  // channels that may have a fill of their own
+
+// The arguments of warp_affine as plain pointers, checked; the same for the CPU and for CUDA.
+struct WarpJob {
+  BatchLayout from, to;
+  const void* images;
+  const double* matrices;  // [B, 2, 3]
+  float fill[kFills];
+  int64_t fill_count;  // 1: the same for all channels
+  bool nearest, inverse;
+  Number type;
+  void* out;
+
+  TARPEG_HD float fill_of(int64_t channel) const { return fill[fill_count == 1 ? 0 : channel]; }
+
+  template <class T>
+  TARPEG_HD Picture<T> picture(int64_t image) const {
+    return {static_cast<const T*>(images) + image * from.numbers(),
+            from.height,
+            from.width,
+            from.channel_stride(),
+            from.row_stride(),
+            from.pixel_stride()};
+  }
+};
+
+template <class T>
+TARPEG_HD T number_from(float value) {
+  if constexpr (std::is_same_v<T, uint8_t>) {
+    return to_level(value);
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
+}  // namespace tarpeg
