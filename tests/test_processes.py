@@ -1,31 +1,72 @@
-"""Worker processes: order, errors, and deaths."""
+"""Child processes as an executor: order, errors, deaths, and the bound on waiting calls."""
 
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tarpeg import CacheError
 from tarpeg.errors import ShardError
-from tarpeg.processes import map_in_processes
+from tarpeg.processes import completed, dask_executor, map_in_processes, max_pending, open_executor
 
 
 def test_results_come_in_order():
     assert list(map_in_processes(abs, range(-40, 0), 3)) == list(range(40, 0, -1))
 
 
-def test_errors_are_raised_here():
+def test_errors_are_raised_in_the_caller():
     results = map_in_processes(int, ["1", "2", "x", "4"], 1)
     assert [next(results), next(results)] == [1, 2]
     with pytest.raises(ValueError, match="invalid literal"):
         next(results)
 
 
-def test_a_death_is_told():
+def test_the_death_of_a_child_is_an_error():
     with pytest.raises(ShardError, match="a worker process died with status 3"):
         list(map_in_processes(os._exit, [3, 3, 3], 2))
 
 
-def test_an_abandoned_run_ends():
+def test_an_abandoned_iteration_ends():
     results = map_in_processes(abs, range(1000), 2)
     assert next(results) == 0
     results.close()
+
+
+@pytest.mark.parametrize(("workers", "limit"), [(0, 3), (1, 3), (2, 6), (3, 9)])
+def test_few_calls_wait_for_our_own_processes(workers, limit):
+    submitted = finished = 0
+
+    def calls():
+        nonlocal submitted
+        for number in range(50):
+            submitted += 1
+            # The call that is being created is not in the queue yet.
+            assert submitted - finished <= limit + 1
+            yield (-number,)
+
+    with open_executor(workers, 50) as executor:
+        assert max_pending(executor) == limit
+        for _ in completed(executor, abs, calls(), lambda: None):
+            finished += 1
+    assert finished == 50
+
+
+def test_more_calls_wait_in_the_executor_of_the_caller():
+    with ThreadPoolExecutor(1) as mine, open_executor(mine, 5) as executor:
+        assert executor is mine and max_pending(executor) == 256
+
+
+def test_the_address_of_a_dask_scheduler_is_required():
+    with (
+        pytest.raises(ValueError, match="address=None must be that of a Dask scheduler"),
+        dask_executor(None),
+    ):
+        pass
+
+
+@pytest.mark.slow
+def test_a_dask_scheduler_must_answer():
+    pytest.importorskip("distributed")
+    with pytest.raises(CacheError, match="no Dask scheduler answers"), dask_executor("tcp://127.0.0.1:9"):
+        pass

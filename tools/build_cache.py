@@ -1,6 +1,9 @@
-"""Turn shards, wherever they are, into a local cache, quick to decode. Settings: conf/build_cache.yaml."""
+"""Convert local or remote shards into a local cache that decodes quickly. Settings: conf/build_cache.yaml."""
 
+import contextlib
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Executor
 from pathlib import Path
 
 import hydra
@@ -13,19 +16,45 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
 from hydra_hints import check_braces
-from tarpeg.cache.report import built, verified
+from tarpeg import Layout, build_cache, verify_cache
+from tarpeg.cache.report import progress_bar, summarise_build, summarise_check
 from tarpeg.errors import ShardError
+from tarpeg.processes import dask_executor
+
+
+@contextlib.contextmanager
+def open_executor(cfg: DictConfig) -> Iterator[Executor | int | None]:
+    """Yield the executor of the configuration, or the number of local processes."""
+    if cfg.executor == "local":
+        yield cfg.workers
+    elif cfg.executor == "dask":
+        with dask_executor(cfg.address) as executor:
+            yield executor
+    else:
+        raise ValueError(f"executor={cfg.executor} must be local or dask")
+
+
+def build(cfg: DictConfig) -> list[str]:
+    """Build the cache of the configuration and return its summary."""
+    settings = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    layout = Layout(**{name: settings[name] for name in Layout.__dataclass_fields__})
+    options = {"codec": instantiate(cfg.codec), "layout": layout, "max_bad": cfg.max_bad}
+    with open_executor(cfg) as executor, progress_bar() as show:
+        report = build_cache(settings["source"], cfg.dest, executor=executor, progress=show, **options)
+    return summarise_build(report, cfg.measure)
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="build_cache")
 def main(cfg: DictConfig) -> None:
-    """Build what `cfg` describes, and say in a few lines what is there; or check what is there already."""
+    """Build or verify a cache and print a summary; exit with 1 if something is wrong."""
+    is_good = True
     try:
         if cfg.verify:
-            lines, is_good = verified(cfg)
+            with open_executor(cfg) as executor, progress_bar() as show:
+                report = verify_cache(cfg.dest, executor, progress=show)
+            lines, is_good = summarise_check(report), report.is_good
         else:
-            settings = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-            lines, is_good = built({**settings, "codec": instantiate(cfg.codec)}), True
+            lines = build(cfg)
     except MissingMandatoryValue as error:
         sys.exit(f"build_cache: {error.full_key} is not set: give {error.full_key}=...")
     except (ShardError, ValueError) as error:

@@ -1,10 +1,11 @@
-"""Processes that make samples: plain children that import this package and nothing of the caller's.
+"""Child processes as an Executor, and a bound on the calls that wait in an executor.
 
-Neither fork (the caller may hold threads and locks, torch's and CUDA's, that break in a forked child) nor
-multiprocessing's spawn (it runs the caller's script again: seconds for a training script, an error for one
-without a main guard or read from standard input). A child ends with its pipe: a killed caller leaves none.
+Note [Plain children]: the children are new interpreters that import this package and nothing of the caller.
+fork is unsafe: the caller may hold threads and locks (torch's, CUDA's) that break in a forked child. The
+spawn method of multiprocessing runs the caller's script again: seconds for a training script, an error for
+one without a main guard or one read from standard input. A child ends when its pipe is closed, so a killed
+caller leaves no children behind.
 """
-# MERGED: Where the jobs of a build run: any Executor, or processes of our own.
 
 from __future__ import annotations
 
@@ -28,6 +29,9 @@ from .machine import usable_cores
 _Block = TypeVar("_Block")
 _Result = TypeVar("_Result")
 
+# Calls that wait or run at once; the job of a shard that is cut anew holds about 460 bytes per sample.
+_PENDING = 256  # in the caller's executor, which may be a cluster of unknown size
+_PENDING_EACH = 3  # per process of ours
 _CHILD = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from tarpeg.processes import serve; serve()"
 )
@@ -36,32 +40,104 @@ _CHILD = (
 def map_in_processes(
     function: Callable[[_Block], _Result], blocks: Iterable[_Block], workers: int
 ) -> Generator[_Result, None, None]:
-    """Yield `function(block)` in order, made by `workers` processes a few blocks ahead; raise what it raises.
+    """Yield `function(block)` in order, computed a few blocks ahead by `workers` processes.
 
-    `function` is a module's own function, found by name in the child.
+    function: defined at the top level of a module. What it raises is raised here.
     """
     pending: deque[Future[_Result]] = deque()
-    pool = Processes(workers)
+    executor = ProcessExecutor(workers)
     try:
         for block in blocks:
-            pending.append(pool.submit(function, block))
+            pending.append(executor.submit(function, block))
             if len(pending) > 4 * workers:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
     finally:
-        pool.shutdown(cancel_futures=True)
+        executor.shutdown(cancel_futures=True)
 
 
-class Processes(Executor):
-    """Child processes as an Executor, for modules' own functions, of positional arguments that pickle."""
+def completed(
+    executor: Executor,
+    function: Callable[..., _Result],
+    calls: Iterable[tuple[Any, ...]],
+    on_abandon: Callable[[], None],
+) -> Iterator[_Result]:
+    """Yield `function(*call)` for each of the calls, in the order of completion; raise what they raise.
+
+    After an exception, or if the caller stops iterating, waiting calls are cancelled and running ones are
+    waited for, because they write files. on_abandon: called first if more calls than cores are still running.
+    """
+    pending: set[Future[_Result]] = set()
+    limit = max_pending(executor)
+    try:
+        for call in calls:
+            pending.add(executor.submit(function, *call))
+            done, pending = wait(pending, 0 if len(pending) < limit else None, FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+        while pending:
+            done, pending = wait(pending, None, FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+    finally:
+        running = [future for future in pending if not future.cancel()]
+        if len(running) > usable_cores():
+            on_abandon()
+        wait(running)
+
+
+def max_pending(executor: Executor) -> int:
+    """Return how many calls may wait or run at once: few per process of ours, more in another executor."""
+    if isinstance(executor, ProcessExecutor):
+        return _PENDING_EACH * executor.workers
+    return _PENDING_EACH if isinstance(executor, _OneThread) else _PENDING
+
+
+@contextlib.contextmanager
+def open_executor(executor: Executor | int | None, jobs: int) -> Iterator[Executor]:
+    """Yield the executor itself, or one with so many child processes, at most one per job.
+
+    None: one process per core. With 0 or 1 processes a thread of this process does the work.
+    """
+    if isinstance(executor, Executor):
+        yield executor
+        return
+    workers = min(usable_cores() if executor is None else executor, jobs)
+    own = ProcessExecutor(workers) if workers > 1 else _OneThread(1)
+    try:
+        yield own
+    finally:
+        own.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def dask_executor(address: str | None) -> Iterator[Executor]:
+    """Yield the workers of a Dask cluster as an executor. address: of its scheduler, tcp://HOST:PORT."""
+    if not address:
+        raise ValueError(f"address={address!r} must be that of a Dask scheduler, such as tcp://HOST:8786")
+    try:
+        client = importlib.import_module("distributed").Client(address)
+    except ImportError as error:
+        raise CacheError("Dask is not installed: pip install 'tarpeg[cluster]'") from error
+    except OSError as error:
+        raise CacheError(f"address={address!r}: no Dask scheduler answers there: {error}") from error
+    with client:
+        yield client.get_executor(pure=False)
+
+
+class ProcessExecutor(Executor):
+    """Child processes as an Executor, see Note [Plain children].
+
+    Functions must be defined at the top level of a module; arguments are positional and must pickle.
+    """
 
     def __init__(self, workers: int) -> None:
         """Start `workers` processes."""
         self.workers = workers
         self._idle: queue.SimpleQueue[_Child] = queue.SimpleQueue()
         self._children: list[_Child] = []
-        self._pool = ThreadPoolExecutor(workers)
+        self._threads = ThreadPoolExecutor(workers)
         try:
             for _ in range(workers):
                 self._children.append(_Child())
@@ -71,14 +147,14 @@ class Processes(Executor):
             raise
 
     def submit(self, fn: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        """Have the next idle process call `fn`."""
+        """Call `fn` in the next idle process."""
         if named:
             raise TypeError("positional arguments only")
-        return self._pool.submit(self._call, fn, arguments)
+        return self._threads.submit(self._call, fn, arguments)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the processes when their calls are done; it always waits for those."""
-        self._pool.shutdown(cancel_futures=cancel_futures)
+        """End the processes after their calls; always waits for running calls."""
+        self._threads.shutdown(cancel_futures=cancel_futures)
         for child in self._children:
             child.close()
 
@@ -90,7 +166,13 @@ class Processes(Executor):
             self._idle.put(child)
 
 
+class _OneThread(ThreadPoolExecutor):
+    """One thread of this process, used instead of a single child process."""
+
+
 class _Child:
+    """One child process that runs `serve`."""
+
     def __init__(self) -> None:
         command = [sys.executable, "-c", _CHILD, json.dumps(sys.path)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -104,21 +186,21 @@ class _Child:
         except (EOFError, BrokenPipeError, pickle.UnpicklingError) as broken:
             code = self._process.wait()
             raise ShardError(
-                f"a worker process died with status {code} (-9: killed, most often for want of memory); "
-                "try fewer workers, or workers=0 to do the work in this process"
+                f"a worker process died with status {code} (-9: killed, usually for lack of memory); "
+                "use fewer workers, or workers=0 to work in this process"
             ) from broken
         if error is not None:
             raise error
         return result
 
     def close(self) -> None:
-        # communicate() closes the pipe to the child, which ends it, and drains what it may still be writing.
+        # communicate() closes the pipe to the child, which ends it, and reads what it may still write.
         self._process.communicate()
 
 
 def serve() -> None:
-    """Answer calls read from standard input until it ends; runs in the child."""
-    # Ctrl-C reaches the whole group: the parent decides, and closes the pipe.
+    """Answer calls from standard input until it is closed; runs in the child."""
+    # Ctrl-C reaches the whole process group: the parent handles it and closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr
@@ -127,7 +209,7 @@ def serve() -> None:
             function, arguments = pickle.load(requests)
         except EOFError:
             sys.stderr.flush()
-            # The interpreter would take half a second to take torch apart, one child after the other.
+            # A normal exit spends half a second on unloading torch, one child after the other.
             os._exit(0)
         reply: tuple[Exception | None, Any]
         try:
@@ -139,78 +221,3 @@ def serve() -> None:
             replies.flush()
         except BrokenPipeError:
             return
-
-
-# Calls that are handed over at once: a job of a cache cut anew holds some 460 bytes a sample.
-_WINDOW = 256  # to an executor, which may be a cluster: it does not tell its size
-_WINDOW_EACH = 3  # to each process of our own
-
-
-@contextlib.contextmanager
-def pool(executor: Executor | int | None, jobs: int) -> Iterator[Executor]:
-    """Give the executor, or one of local processes: that many, or one a core; 0 or 1: this one."""
-    if isinstance(executor, Executor):
-        yield executor
-        return
-    count = min(usable_cores() if executor is None else executor, jobs)
-    own = Processes(count) if count > 1 else _Here(1)
-    try:
-        yield own
-    finally:
-        own.shutdown(cancel_futures=True)
-
-
-@contextlib.contextmanager
-def dask(address: str | None) -> Iterator[Executor]:
-    """Give the workers of a Dask cluster as an executor; address: of its scheduler, tcp://HOST:PORT."""
-    if not address:
-        raise ValueError("address: which Dask scheduler? give address=tcp://HOST:PORT")
-    try:
-        client = importlib.import_module("distributed").Client(address)
-    except ImportError as error:
-        raise CacheError("executor=dask needs Dask: pip install 'tarpeg[cluster]'") from error
-    except OSError as error:
-        raise CacheError(f"address={address}: no Dask scheduler answers there: {error}") from error
-    with client:
-        yield client.get_executor(pure=False)
-
-
-def results(
-    executor: Executor,
-    function: Callable[..., _Result],
-    calls: Iterable[tuple[Any, ...]],
-    withdraw: Callable[[], None],
-) -> Iterator[_Result]:
-    """Yield the results of the calls as they come; raise what they raise.
-
-    When that happens, or the caller stops, those that wait are cancelled, and those under way are waited for,
-    since they write. withdraw: called where they cannot be cancelled, and are many.
-    """
-    pending: set[Future[_Result]] = set()
-    most = window(executor)
-    try:
-        for call in calls:
-            pending.add(executor.submit(function, *call))
-            done, pending = wait(pending, 0 if len(pending) < most else None, FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
-        while pending:
-            done, pending = wait(pending, None, FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
-    finally:
-        left = [future for future in pending if not future.cancel()]
-        if len(left) > usable_cores():
-            withdraw()
-        wait(left)
-
-
-def window(executor: Executor) -> int:
-    """Tell how many calls wait or run at once: some for each process of our own, more for an executor."""
-    if isinstance(executor, Processes):
-        return _WINDOW_EACH * executor.workers
-    return _WINDOW_EACH if isinstance(executor, _Here) else _WINDOW
-
-
-class _Here(ThreadPoolExecutor):
-    """The one thread of this process that stands for processes."""

@@ -89,7 +89,7 @@ def test_headers_are_those_of_tarfile():
     names = ["a.jpg", "a" * 100, "a" * 101, "é.jpg", "x/y z.cls", "\udcff.jpg"]
     for name in names:
         for size in (0, 1, 511, 10**6, 8**11 - 1, 8**11):
-            assert job.header(name, size) == job._slow_header(name, size)
+            assert job.tar_header(name, size) == job._tarfile_header(name, size)
 
 
 def test_the_same_bytes_from_any_number_of_processes(source, tmp_path):
@@ -113,7 +113,7 @@ def test_other_codecs(source, tmp_path, codec):
 def test_a_second_run_does_nothing(source, tmp_path, monkeypatch):
     build_cache(source, tmp_path / "cache", executor=0)
     before = {path: path.stat() for path in (tmp_path / "cache").iterdir()}
-    monkeypatch.setattr(job, "run", None)
+    monkeypatch.setattr(job, "run_job", None)
     report = build_cache(source, tmp_path / "cache", executor=0)
     assert (report.built, report.shards, report.samples) == (0, 2, 23)
     assert {path: path.stat() for path in (tmp_path / "cache").iterdir()} == before
@@ -148,6 +148,22 @@ def test_names_of_shards_in_several_folders(tmp_path):
         write_tar(tmp_path / folder / "000.tar", sample(len(folder)))
     build_cache([tmp_path / "one", tmp_path / "two"], tmp_path / "cache", executor=0)
     assert {path.name for path in (tmp_path / "cache").glob("*.tar")} == {"000.tar", "000-2.tar"}
+
+
+@pytest.mark.parametrize("name", ["build", "manifest", "finished", "build.fingerprint"])
+def test_a_shard_may_have_the_name_of_a_file_of_the_builder(tmp_path, name):
+    folder = tmp_path / "source"
+    folder.mkdir()
+    paths = [
+        write_tar(folder / f"{name}.tar", [m for n in range(3) for m in sample(n)]),
+        write_tar(folder / "z.tar", [m for n in range(3, 6) for m in sample(n)]),
+    ]
+    for _ in range(2):
+        build_cache(paths, tmp_path / "cache", executor=0)
+    names = [shard.name for shard in read_manifest(tmp_path / "cache").shards]
+    assert names == [f"{name}.tar", "z.tar"]
+    shards = Shards([tmp_path / "cache" / name for name in names])
+    assert [shards.key(id) for id in range(6)] == [f"k{n:04d}" for n in range(6)]
 
 
 # --- bad input
@@ -205,7 +221,7 @@ def test_neighbours_of_one_key_stay_apart(tmp_path):
 
 def test_an_image_that_readers_would_overlook_is_an_error(shard_of, tmp_path):
     path = shard_of([("k.jpg", jpeg("420", 64, 80)), ("k.png", b"mask")])
-    with pytest.raises(CacheError, match=r"key 'k': as KEY.ppm .* a member 'png' too"):
+    with pytest.raises(CacheError, match=r"key 'k': the encoded image 'ppm' clashes with the member 'png'"):
         build_cache(path, tmp_path / "cache", Raw(), 0)
     assert build_cache(path, tmp_path / "cache", Tiled(), 0).samples == 1
 
@@ -227,7 +243,7 @@ def test_broken_sources(shard_of, tmp_path):
         ({"codec": "tiled"}, "codec='tiled' must be"),
         ({"codec": Tiled}, "codec=.* must be"),
         ({"executor": -1}, "executor=-1 must be"),
-        ({"max_bad": 2}, "max_bad=2 must be a share"),
+        ({"max_bad": 2}, "max_bad=2 must be a fraction"),
     ],
 )
 def test_bad_arguments(source, tmp_path, arguments, message):
@@ -238,9 +254,9 @@ def test_bad_arguments(source, tmp_path, arguments, message):
 
 
 def test_dest_must_be_a_folder_of_its_own(source, photos, tmp_path):
-    with pytest.raises(ValueError, match="where the source lies"):
+    with pytest.raises(ValueError, match="inside the source"):
         build_cache(source, source)
-    with pytest.raises(CacheError, match=r"no part of a cache, such as a\.tar"):
+    with pytest.raises(CacheError, match=r"do not belong to a cache, such as a\.tar"):
         build_cache(photos, source, executor=0)
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(CacheError, match="delete the folder"):
@@ -277,7 +293,7 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(source, tmp_path, monkey
     folder = tmp_path / "cache"
     room = [(tmp_path / "whole" / "a.tar").stat().st_size + 3000]
     with monkeypatch.context() as patch:
-        patch.setattr(job, "create", lambda path: Full(path, room))
+        patch.setattr(job, "create_file", lambda path: Full(path, room))
         with pytest.raises(CacheError, match=r"cannot write .*b\.tar: No space left on device.*make room"):
             build_cache(source, folder, executor=0)
     assert {path.name for path in folder.glob("*.tar")} == {"a.tar"}
@@ -293,7 +309,7 @@ def test_a_full_disk_leaves_the_cache_that_was_there(source, tmp_path, monkeypat
     build_cache(source, folder, executor=0)
     old, pixels = contents(folder), decoded(open_cache(folder))
     room = [100]
-    monkeypatch.setattr(job, "create", lambda path: Full(path, room))
+    monkeypatch.setattr(job, "create_file", lambda path: Full(path, room))
     with pytest.raises(CacheError, match="No space left"):
         build_cache(source, folder, Tiled(tile=64), executor=0)
     assert {name: old[name] for name in contents_of_files(folder)} == contents_of_files(folder)
@@ -329,7 +345,7 @@ def test_temporaries_of_dead_builders_are_removed_and_those_of_living_ones_are_n
     dead = folder / ".building" / "a.tar.123-abc.tmp"
     dead.write_bytes(b"half a shard")
     (folder / ".building" / "build.fingerprint").write_text(json.dumps({"fingerprint": "another"}))
-    alive = job.temporary(folder, "b.tar")
+    alive = job.locked_temporary(folder, "b.tar")
     with alive as file:
         job.remove_temporaries(folder)
         assert not dead.exists() and Path(file.name).exists()

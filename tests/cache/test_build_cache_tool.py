@@ -1,4 +1,4 @@
-"""tools/build_cache.py: what it says, and how it fails."""
+"""tools/build_cache.py and the texts of tarpeg.cache.report: summaries, progress, one-line errors."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 from helpers.small_tars import sample
-from tarpeg.cache import report
-from tarpeg.cache.build import Progress
+from tarpeg import Raw, build_cache
+from tarpeg.cache.build import CacheReport, Progress
+from tarpeg.cache.report import progress_bar, summarise_build
 
 ROOT = Path(__file__).resolve().parents[2]
-SETTINGS = {"samples_per_shard": None, "bytes_per_shard": None, "shuffle": False, "seed": 0, "max_bad": 0.01}
-SETTINGS |= {"executor": "local", "workers": 0, "address": None, "measure": False}
 
 
 def tool(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -43,8 +42,8 @@ def test_build_and_summary(photos, tmp_path):
         (["source=/nothing/a.tar", "dest=x"], "shard /nothing/a.tar does not exist"),
         (["source=x", "dest=x", "codec=resized"], "codec.shorter is not set"),
         (["source=x", "dest=x", "codec=raw", "codec.shorter=0"], "codec: shorter=0 must be"),
-        (["source=x", "dest=x", "executor=dask"], "address: which Dask scheduler?"),
-        (["source=x", "dest=x", "executor=slurm"], "executor: expected local or dask, got 'slurm'"),
+        (["source=x", "dest=x", "executor=dask"], "address=None must be that of a Dask scheduler"),
+        (["source=x", "dest=x", "executor=slurm"], "executor=slurm must be local or dask"),
     ],
 )
 def test_mistakes_end_in_one_line(tmp_path, arguments, message):
@@ -54,12 +53,10 @@ def test_mistakes_end_in_one_line(tmp_path, arguments, message):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_summary_names_what_is_not_tiled_and_what_is_left_out(shard_of, tmp_path):
-    from tarpeg import Raw
-
+def test_the_summary_contains_untiled_and_excluded_images(shard_of, tmp_path):
     path = shard_of(*[sample(n) for n in range(5)], sample(5, b"no image"))
-    settings = {**SETTINGS, "source": str(path), "dest": str(tmp_path / "c"), "codec": Raw(), "max_bad": 0.5}
-    lines = report.built({**settings, "measure": True})
+    report = build_cache(path, tmp_path / "c", Raw(), 0, max_bad=0.5)
+    lines = summarise_build(report, measure=True)
     assert lines[2] == "stored as pixels: 5 images (100.0%)"
     assert lines[3] == (
         "left out: 1 samples, listed in manifest.json, such as key 'k0005' "
@@ -68,19 +65,15 @@ def test_the_summary_names_what_is_not_tiled_and_what_is_left_out(shard_of, tmp_
     assert "(5 images, one thread)" in lines[4]
 
 
-def test_many_widths_of_tiles_are_told_in_one_line(tmp_path):
-    from tarpeg.cache.build import CacheReport
-
+def test_many_widths_of_tiles_take_one_line(tmp_path):
     tiles = {**dict.fromkeys(range(100, 110), 1), 32: 90}
-    report = CacheReport(tmp_path, 1, 1, 100, 1000, 1010, tiles, {}, (), 1.0)
-    line = report.summary(report)[2]
-    assert line.startswith("images by width of tile: 32 px: 90.0%, 100 px: 1.0%") and line.endswith(
-        "107 to 109 px: 3.0%"
-    )
+    line = summarise_build(CacheReport(tmp_path, 1, 1, 100, 1000, 1010, tiles, {}, (), 1.0))[2]
+    assert line.startswith("images by width of tile: 32 px: 90.0%, 100 px: 1.0%")
+    assert line.endswith("107 to 109 px: 3.0%")
 
 
-def test_the_bar_counts_what_this_run_makes(capsys):
-    with report.progress_bar() as show:
+def test_the_progress_bar_leaves_standard_output_alone(capsys):
+    with progress_bar() as show:
         show(Progress(1, 3, 1, 10, 1000, 3000, 0))
         show(Progress(2, 3, 1, 20, 2000, 3000, 0))
     assert capsys.readouterr().out == ""

@@ -122,19 +122,19 @@ def test_http_cut_anew(serve, local, tmp_path, shuffle, monkeypatch):
     url = serve(Ranges)
     build_cache(url + "/t-{000..002}.tar", tmp_path / "cache", executor=0, layout=layout)
     assert only_shards(tmp_path / "cache") == local(layout=layout)
-    with pytest.raises(ShardError, match=r"t-000\.tar: the server sends whole files only"):
+    with pytest.raises(ShardError, match=r"t-000\.tar: the server sends only whole files"):
         build_cache(serve(Plain) + "/t-{000..002}.tar", tmp_path / "none", executor=0, layout=layout)
 
 
 def test_a_shard_is_read_in_chunks_and_ahead(serve, shards, monkeypatch):
     Ranges.requests = []
     monkeypatch.setattr(remote, "_CHUNK", 5000)
-    (shard,) = sources.find(serve(Ranges) + "/t-000.tar")
-    (here,) = sources.find(shards / "t-000.tar")
-    there = [sample.members for sample in sources.Whole(shard).read()]
-    assert there == [sample.members for sample in sources.Whole(here).read()]
-    assert len(Ranges.requests) > shard.size // 5000
-    reader = sources.Whole(shard).read()
+    (shard,) = sources.list_source(serve(Ranges) + "/t-000.tar")
+    (here,) = sources.list_source(shards / "t-000.tar")
+    there = [sample.members for sample in sources.WholeShard(shard).read()]
+    assert there == [sample.members for sample in sources.WholeShard(here).read()]
+    assert len(Ranges.requests) > shard.nbytes // 5000
+    reader = sources.WholeShard(shard).read()
     next(reader)
     reader.close()
 
@@ -164,8 +164,8 @@ def test_an_object_replaced_by_one_of_equal_size_meanwhile_is_an_error(
 
 def test_a_shard_here_that_is_written_to_meanwhile_is_an_error(shards, tmp_path):
     (tmp_path / "t.tar").write_bytes((shards / "t-000.tar").read_bytes())
-    (shard,) = sources.find(tmp_path / "t.tar")
-    reader = sources.Whole(shard).read()
+    (shard,) = sources.list_source(tmp_path / "t.tar")
+    reader = sources.WholeShard(shard).read()
     next(reader)
     os.utime(tmp_path / "t.tar", ns=(0, 0))
     with pytest.raises(ShardError, match=r"t\.tar changed while it was read"):
@@ -203,7 +203,7 @@ def test_a_connection_that_breaks_is_an_error_that_names_the_shard(shards, serve
         ("http://127.0.0.1:9/a.tar", r"127\.0\.0\.1:9/a\.tar cannot be read"),
         ("http://u:secret@127.0.0.1:9/a.tar?k=secret", r"127\.0\.0\.1:9/a\.tar cannot be read"),
         ("nonsense://a/b.tar", "nonsense.* cannot be opened"),
-        ("memory://empty/a-*.tar", "no shard is there"),
+        ("memory://empty/a-*.tar", "matches no shard"),
         ("http://x/a-{000.tar", "braces do not match"),
     ],
 )

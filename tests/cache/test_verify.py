@@ -16,7 +16,8 @@ from helpers.small_caches import add_index, add_manifest, make_cache
 from helpers.small_tars import cache_home as cache_home
 from helpers.small_tars import plain, write_tar
 from PIL import Image
-from tarpeg.cache.verify import Problem, summary, verify_cache
+from tarpeg.cache.report import summarise_check
+from tarpeg.cache.verify import Problem, verify_cache
 
 
 def jpeg(seed: int) -> bytes:
@@ -66,7 +67,7 @@ def test_a_good_cache(cache):
     assert report.is_good and not report.problems and not report.extra
     size = sum(tar.stat().st_size for tar in cache.glob("*.tar"))
     assert (report.dest, report.shards, report.samples, report.bytes) == (cache, 3, 10, size)
-    assert summary(report)[0].startswith(f"{cache}: 3 shards, all good (10 samples")
+    assert summarise_check(report)[0].startswith(f"{cache}: 3 shards, all good (10 samples")
 
 
 def test_a_flipped_bit_in_an_image(cache):
@@ -76,14 +77,14 @@ def test_a_flipped_bit_in_an_image(cache):
     scan = content.index(b"\xff\xda", place)
     change(tar, scan + 40, b"\xff\xff\xff\xff")
     damaged, undecodable = verify_cache(cache, 0).problems
-    assert damaged == Problem("train-1.tar", "", "its checksum is not the one in manifest.json")
+    assert damaged == Problem("train-1.tar", "", "its checksum differs from manifest.json")
     assert undecodable.key == "f/k11" and undecodable.what.startswith("image is ")
 
 
 def test_a_changed_label(cache):
     tar = cache / "train-0.tar"
     change(tar, tar.read_bytes().index(b"7" + bytes(511)), b"8")
-    assert found(cache) == ["shard train-0.tar: its checksum is not the one in manifest.json"]
+    assert found(cache) == ["shard train-0.tar: its checksum differs from manifest.json"]
 
 
 def test_an_image_that_was_bad_all_along(tmp_path):
@@ -110,7 +111,7 @@ def test_a_shard_that_was_cut_off(cache):
     tar = cache / "train-0.tar"
     tar.write_bytes(tar.read_bytes()[:5000])
     size, headers, index = found(cache)
-    assert size.startswith("shard train-0.tar: it has 5000 bytes, and manifest.json says ")
+    assert size.startswith("shard train-0.tar: it has 5000 bytes instead of ")
     assert "truncated" in headers
     assert "train-0.idx is damaged in line 3: a member is outside of the tar" in index
 
@@ -118,7 +119,7 @@ def test_a_shard_that_was_cut_off(cache):
 def test_a_damaged_header_with_an_index_that_still_leads_to_the_images(cache):
     change(cache / "train-0.tar", 0, b"\xff" * 100)
     checksum, header = found(cache)
-    assert "its checksum is not" in checksum and "is not a complete tar" in header
+    assert "its checksum differs" in checksum and "is not a complete tar" in header
 
 
 def test_indexes_that_are_not_of_the_tar(cache):
@@ -132,15 +133,15 @@ def test_indexes_that_are_not_of_the_tar(cache):
         *[("train-0.tar", ""), ("train-0.tar", "f/k01")],
         *[("train-1.tar", ""), ("train-1.tar", "f/k10")],
     ]
-    assert problems[1].what.startswith("the index says 'f/k01' [('jpg', ")
-    assert problems[3].what.startswith("the index says 'f/k20' [('jpg', ")
+    assert problems[1].what.startswith("the index has 'f/k01' [('jpg', ")
+    assert problems[3].what.startswith("the index has 'f/k20' [('jpg', ")
 
 
 def test_an_index_that_lacks_samples(cache):
     idx = cache / "train-2.idx"
     lines = idx.read_bytes().replace(b"v1.2 4", b"v1.2 3").split(b"\n")
     idx.write_bytes(b"\n".join([*lines[:-2], b""]))
-    assert found(cache)[1] == "shard train-2.tar: the index lists 3 samples, the tar has 4"
+    assert found(cache)[1] == "shard train-2.tar: the index has 3 samples, the tar 4"
 
 
 def test_counts_that_are_wrong(cache):
@@ -151,7 +152,7 @@ def test_counts_that_are_wrong(cache):
     content["shards"][1]["samples"] += 1
     content["shards"][1]["tiles"]["32"] += 1
     path.write_text(json.dumps(content))
-    assert found(cache) == ["shard train-1.tar: it has 3 samples, and manifest.json says 4"]
+    assert found(cache) == ["shard train-1.tar: it has 3 samples instead of 4 as in manifest.json"]
 
 
 def test_files_that_do_not_belong_there(cache):
@@ -159,7 +160,7 @@ def test_files_that_do_not_belong_there(cache):
     (cache / "notes.txt").touch()
     report = verify_cache(cache, 0)
     assert report.bad_shards == ("extra.tar",) and report.extra == ("notes.txt",)
-    lines = summary(report)
+    lines = summarise_check(report)
     assert lines[0] == "shard extra.tar: it is in the folder, but not in manifest.json"
     assert "notes.txt" in lines[1] and "3 shards, 1 BAD" in lines[2]
 
@@ -179,7 +180,7 @@ def test_no_finished_cache(tmp_path):
     with pytest.raises(tarpeg.CacheError, match="holds no cache"):
         verify_cache(tmp_path)
     (tmp_path / ".building").mkdir()
-    with pytest.raises(tarpeg.CacheError, match="holds a build that was not finished"):
+    with pytest.raises(tarpeg.CacheError, match="holds an unfinished build"):
         verify_cache(tmp_path)
 
 

@@ -82,16 +82,16 @@ def test_several_at_once(source, tmp_path):
 KILLED = """
 import sys, time
 sys.path[:0] = sys.argv[1:2]
-from tarpeg import cachejob
-from tarpeg.prepare import CachedShards
+from tarpeg.cache import job as cachejob
+from tarpeg.datasets.prepare import CachedShards
 
-run = cachejob.run
+run = cachejob.run_job
 def slow(job):
     record = run(job)
     print(job.name, flush=True)
     time.sleep(60 if job.name.startswith("val") or job.name.endswith("1") else 0)
     return record
-cachejob.run = slow
+cachejob.run_job = slow
 CachedShards(sys.argv[2], sys.argv[3], workers=0)()
 """
 

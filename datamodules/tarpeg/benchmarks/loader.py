@@ -1,6 +1,6 @@
 """The loader suite: images per second from shards to batches, each contestant in a process of its own.
 
-The first half runs in this process. The second half runs in the only child of ``Processes(1)``, where what
+The first half runs in this process. The second half runs in the only child of ``ProcessExecutor(1)``, where what
 was opened stays open from call to call.
 """
 
@@ -25,7 +25,7 @@ from ..loader.config import LoaderConfig, PixelFormat
 from ..loader.loader import Loader
 from ..loader.split import Split
 from ..ops import decode
-from ..processes import Processes
+from ..processes import ProcessExecutor
 from ..sampling.crops import RandomResizedCrop
 from ..shards.mapped import Shards
 from .decode_peers import BATCH, GROUPS, MEAN, SIZE, STD
@@ -95,7 +95,7 @@ class LoaderContestant(Contestant):
         return Loader(split.open(), split, config, shuffle=True, keys=False, rank=0, world=1)
 
 
-Compare = Callable[[Any, Processes], tuple[float, float]]
+Compare = Callable[[Any, ProcessExecutor], tuple[float, float]]
 """Mean and largest difference of an opened contestant's pixels from the reference."""
 
 
@@ -130,7 +130,7 @@ class LoaderRun:
             children = {}
             for done, who in enumerate(contestants):
                 self.advance(f"opening {who.name}, {who.group}", done / len(contestants))
-                child = stack.enter_context(Processes(1))
+                child = stack.enter_context(ProcessExecutor(1))
                 try:
                     child.submit(open_contestant, who).result()
                     first = child.submit(time_first_batch, who).result()
@@ -249,12 +249,12 @@ def _first_and_memory(run: LoaderRun) -> Iterator[tuple[str, str]]:
         seconds = []
         for number in range(run.rounds):
             run.advance(f"first batch, {engine}", number / run.rounds)
-            with Processes(1) as child:
+            with ProcessExecutor(1) as child:
                 seconds.append(child.submit(time_data_module, who).result())
         yield f"first batch after setup, {engine}", f"{statistics.median(seconds):.2f} s"
         if epochs:
             run.advance(f"memory over {epochs} epochs, {engine}", 0.0)
-            with Processes(1) as child:
+            with ProcessExecutor(1) as child:
                 kept = child.submit(memory_by_epoch, who, epochs).result()
             later = kept[1:] or kept
             growth = f"at most {100 * (max(later) / later[0] - 1):+.1f}% after the second"
@@ -349,7 +349,7 @@ class _OperatorAlone:
     """The bound: processes that only read sizes, draw boxes and decode, each for itself."""
 
     def __init__(self, who: LoaderContestant) -> None:
-        self._children = [Processes(1) for _ in range(who.workers)]
+        self._children = [ProcessExecutor(1) for _ in range(who.workers)]
         for number, child in enumerate(self._children):
             child.submit(open_decoder, who, number).result()
 

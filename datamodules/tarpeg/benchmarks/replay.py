@@ -24,7 +24,7 @@ from ..loader.config import LoaderConfig
 from ..loader.loader import Loader
 from ..loader.split import Split
 from ..ops import decode
-from ..processes import Processes
+from ..processes import ProcessExecutor
 from ..sampling.crops import CenterCrop, Crop, RandomCrop, RandomResizedCrop, Whole
 from ..sampling.sampler import Request
 from . import replay_peers
@@ -269,7 +269,7 @@ def _comparison(suite: str, group: str, data: LoaderData) -> Compare:
     recipe, given = RECIPES[suite][group], given_batch(suite, group, data)
     reference: Tensor | None = None
 
-    def compare(who: ReplayContestant, child: Processes) -> tuple[float, float]:
+    def compare(who: ReplayContestant, child: ProcessExecutor) -> tuple[float, float]:
         nonlocal reference
         images: Tensor = child.submit(replay_in_process, who, given).result()
         reference = images if reference is None else reference

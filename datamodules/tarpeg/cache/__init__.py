@@ -1,4 +1,4 @@
 """The offline cache builder: read a source, encode its images, write shards, verify them.
 
-It does not belong here: reading a finished cache for training (``shards``).
+Not here: reading a finished cache for training (``shards``).
 """

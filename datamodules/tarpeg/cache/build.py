@@ -1,9 +1,9 @@
-"""What a cache build leaves on disk while it lasts: one record a finished shard, in DEST/.building.
+"""Building a cache: plan the shards, run one job per shard, write the manifest at the end.
 
-A finished cache has a manifest and no such folder. A build turns the manifest into records first, and the
-first job that replaces a shard removes it: there is a manifest only where every shard is what it says.
+A finished cache has a manifest. While it is built, DEST/.building holds one NAME.json per finished shard.
+A build turns an existing manifest into such results, and the first job that replaces a shard removes it:
+there is a manifest only if every shard is as it describes.
 """
-# MERGED: Building the offline cache: plan the shards, run a job for each, and write the manifest at the end.
 
 from __future__ import annotations
 
@@ -22,159 +22,27 @@ from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from .. import __version__, processes
+from .. import __version__
 from ..errors import CacheError
 from ..files import write_json
 from ..machine import usable_cores
 from ..ops import library
+from ..processes import completed, open_executor
 from ..shards.folder import Folder
 from ..shards.manifest import BUILDING, MANIFEST, Manifest, Quarantined, ShardEntry, read_manifest, summed
-from . import job, sources
+from . import job
 from .codecs import Codec, Tiled
-from .job import BUILD, COMMIT_LOCK, Job, Record, lock, remove_temporaries
-from .plan import FolderPlan, Layout, OneToOne, Plan, Recut, indexes
-from .sources import Input, Shard, Source
+from .job import COMMIT_LOCK, CURRENT_BUILD, ShardJob, ShardResult
+from .plan import CopyPlan, FolderPlan, Layout, Plan, ReshardPlan, index_shards
+from .sources import ShardInput, Source, SourceShard, list_source
 
-BUILD_LOCK = ".build.lock"
-
-
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Keep other builders waiting. A lock ends with its process, however that ends."""
-    with (folder / BUILD_LOCK).open("ab") as probe:
-        lock(probe)
-    waiting = FileLock(folder / BUILD_LOCK)
-    try:
-        waiting.acquire(timeout=1)
-    except Timeout:
-        warnings.warn(f"another builder is at work in {folder}: waiting for it", UserWarning, stacklevel=4)
-        waiting.acquire()
-    try:
-        yield
-    finally:
-        waiting.release()
-
-
-def unchanged(folder: Path, fingerprint: str) -> Manifest | None:
-    """Give the manifest where the folder holds just that cache, all shards in place; otherwise None."""
-    manifest = _manifest(folder)
-    if manifest is None or manifest.fingerprint != fingerprint or (folder / BUILDING).exists():
-        return None
-    places = [(folder / entry.name, entry.bytes) for entry in manifest.shards]
-    return manifest if all(_size(p) == n and p.with_suffix(".idx").is_file() for p, n in places) else None
-
-
-def begin(folder: Path, fingerprint: str) -> dict[str, Record]:
-    """Take the folder over for a build, clear what dead ones left; give the records of whole shards by name.
-
-    Raises CacheError where there are shards that no builder of ours wrote.
-    """
-    with FileLock(folder / COMMIT_LOCK):
-        building = folder / BUILDING
-        manifest = _manifest(folder)
-        records = _records(building) if manifest is None else _from_manifest(folder, manifest)
-        strangers = sorted(path.name for path in folder.glob("*.tar") if path.stem not in records)
-        if strangers:
-            raise CacheError(
-                f"{folder} holds shards that are no part of a cache, such as {strangers[0]}: choose another "
-                "dest=, or move them away"
-            )
-        building.mkdir(exist_ok=True)
-        remove_temporaries(folder)
-        if manifest is not None:
-            for record in records.values():
-                write_json(building / f"{record.name}.json", asdict(record))
-        write_json(building / BUILD, {"fingerprint": fingerprint})
-    return {name: record for name, record in records.items() if _is_in_place(folder, record)}
-
-
-def withdraw(folder: Path) -> None:
-    """End the build without a cache: jobs still under way find that it is theirs no more, and stop."""
-    with FileLock(folder / COMMIT_LOCK):
-        (folder / BUILDING / BUILD).unlink(missing_ok=True)
-
-
-def finish(folder: Path, manifest: Manifest) -> None:
-    """Remove shards that are no part of the cache any more, and write the manifest."""
-    with FileLock(folder / COMMIT_LOCK):
-        # Aside first: a disk that is full then takes nothing that was there.
-        aside = folder / BUILDING / "finished"
-        aside.mkdir(exist_ok=True)
-        manifest.write(aside)
-        (folder / MANIFEST).unlink(missing_ok=True)
-        for name in _records(folder / BUILDING).keys() - {Path(entry.name).stem for entry in manifest.shards}:
-            for kind in ("tar", "idx"):
-                (folder / f"{name}.{kind}").unlink(missing_ok=True)
-        (aside / MANIFEST).replace(folder / MANIFEST)
-        shutil.rmtree(folder / BUILDING)
-
-
-def entry_of(record: Record) -> ShardEntry:
-    """Give a record as the manifest has it."""
-    values = {name.name: getattr(record, name.name) for name in fields(ShardEntry)}
-    return ShardEntry(**{**values, "name": f"{record.name}.tar"})
-
-
-def _manifest(folder: Path) -> Manifest | None:
-    try:
-        return read_manifest(folder)
-    except CacheError as error:
-        raise CacheError(f"{error} (To build there all the same, delete the folder {folder}.)") from error
-
-
-def _from_manifest(folder: Path, manifest: Manifest) -> dict[str, Record]:
-    bad: dict[str, list[tuple[str, str, str]]] = {}
-    for entry in manifest.quarantine:
-        bad.setdefault(entry.part, []).append((entry.shard, entry.key, entry.reason))
-    records = {}
-    for shard in manifest.shards:
-        name, path = Path(shard.name).stem, folder / shard.name
-        mtime_ns = path.stat().st_mtime_ns if _size(path) == shard.bytes else -1
-        values = {**asdict(shard), "name": name, "quarantine": bad.get(shard.name, []), "mtime_ns": mtime_ns}
-        records[name] = Record(**values)
-    return records
-
-
-def _records(building: Path) -> dict[str, Record]:
-    records = {}
-    for path in sorted(building.glob("*.json")):
-        try:
-            record = Record(**json.loads(path.read_bytes()))
-        except (ValueError, TypeError) as error:
-            raise CacheError(f"{path} is damaged: delete the folder {building.parent}.") from error
-        records[record.name] = record
-    return records
-
-
-def _is_in_place(folder: Path, record: Record) -> bool:
-    if not record.samples:
-        return True
-    try:
-        found = (folder / f"{record.name}.tar").stat()
-    except FileNotFoundError:
-        return False
-    is_same = (found.st_size, found.st_mtime_ns) == (record.bytes, record.mtime_ns)
-    return is_same and (folder / f"{record.name}.idx").is_file()
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return -1
-
-
-def quarantine_of(record: Record) -> list[Quarantined]:
-    """Give what a shard lost as the manifest has it."""
-    return [Quarantined(*entry, f"{record.name}.tar") for entry in record.quarantine]
-
-
-_FORMAT = 1  # raise it when the same source and parameters give other shards
+_BUILD_LOCK = ".build.lock"
+_FORMAT = 1  # to be raised if the same source and parameters give other shards
 _SHOWN = 5  # reasons in an error
 
 
 class Progress(NamedTuple):
-    """How far a build is. kept: shards that were there already; bytes: of the source."""
+    """Progress of a build. kept: shards that existed already; bytes: of the source."""
 
     shards: int
     shards_total: int
@@ -187,12 +55,12 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True)
 class CacheReport:
-    """What a cache holds and what this run did for it.
+    """Contents of a cache, and what this build added.
 
-    shards, samples, bytes: of the cache; source_bytes: of the same samples before; built: shards written by
-    this run. tiles: images by width of tile in pixels; untiled: images by reason; quarantine: what was left
-    out. example: the job of the first shard, to compare the cache with its source; None where the source
-    would have to be indexed for it.
+    shards, samples, bytes: of the cache; source_bytes: of the same samples in the source; built: shards
+    written by this build. tiles: images by width of tile in pixels; untiled: images by reason; quarantine:
+    samples that were left out. example: the job of the first shard, to compare the cache with its source;
+    None if the source would have to be indexed for it.
     """
 
     dest: Path
@@ -205,7 +73,7 @@ class CacheReport:
     untiled: dict[str, int]
     quarantine: tuple[Quarantined, ...]
     seconds: float
-    example: Job | None = field(default=None, repr=False)
+    example: ShardJob | None = field(default=None, repr=False)
 
 
 def build_cache(
@@ -218,41 +86,41 @@ def build_cache(
     max_bad: float = 0.01,
     progress: Callable[[Progress], object] | None = None,
 ) -> CacheReport:
-    """Rewrite a source into a cache: local shards, with an index each and a manifest, quick to decode.
+    """Rewrite a source into a cache: local shards that decode quickly, their indexes, and a manifest.
 
     source: shards, as a folder, paths, globs, brace patterns or URLs (fsspec's), or a folder of images with
     one sub-directory per class, or with these in ``train`` and ``val``, which become shards ``train-*`` and
-    ``val-*``. codec: ``Tiled()`` unless told. executor: where jobs run, one a shard; or a
-    number of local processes (0: this one), by default one a core. max_bad: the share of samples, 0 to 1,
-    that may be undecodable; they are left out and listed. progress: called after each shard.
+    ``val-*``. codec: default ``Tiled()``. executor: runs the jobs, one per shard; or a number of local
+    processes (0: this process); default one per core. max_bad: largest fraction of undecodable samples, 0 to
+    1; these are left out and listed in the manifest. progress: called after each shard.
 
-    The shards are the same bytes however often the build was killed and whatever ran it; a second run does
-    only what is missing or changed. A second builder on the same folder waits for the first.
+    The shards are the same bytes for any executor and after any number of killed builds; a second build
+    writes only missing or changed shards. A second builder of the same folder waits for the first.
 
     Raises:
         ValueError: for an argument out of range.
-        ShardError: where the source cannot be read.
-        CacheError: where too much of it is undecodable, or the cache cannot be written.
+        ShardError: if the source cannot be read.
+        CacheError: if too many samples are undecodable, or the cache cannot be written.
     """
     started = time.monotonic()
     codec = Tiled() if codec is None else codec
     layout = Layout() if layout is None else layout
     _check_codec(codec)
     if not 0 <= max_bad <= 1:
-        raise ValueError(f"max_bad={max_bad!r} must be a share, from 0 to 1")
+        raise ValueError(f"max_bad={max_bad!r} must be a fraction from 0 to 1")
     if isinstance(executor, int) and executor < 0:
         raise ValueError(f"executor={executor!r} must be an Executor, or a number of processes, 0 or more")
     folder = Path(dest).expanduser().absolute()
-    listing = sources.find(source)
+    listing = list_source(source)
     _check_apart(listing, folder)
-    library.load()  # builds the operators where that has not happened: once, not in every worker
+    library.load()  # compiles the operators if necessary: once, not in every worker
     builder = _Builder(folder, listing, codec, layout, max_bad, progress)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with alone(folder):
-            manifest = builder.run(executor)
+        with _exclusive(folder):
+            manifest = builder.build(executor)
     except OSError as error:
-        raise CacheError(f"cannot write to {folder}: {error}. Whatever is finished is kept.") from error
+        raise CacheError(f"cannot write to {folder}: {error}. Finished shards are kept.") from error
     return CacheReport(
         dest=folder,
         shards=len(manifest.shards),
@@ -268,85 +136,103 @@ def build_cache(
     )
 
 
+def _check_codec(codec: object) -> None:
+    if not is_dataclass(codec) or isinstance(codec, type) or not hasattr(codec, "encode"):
+        raise ValueError(f"codec={codec!r} must be a codec such as Tiled(), Resized(256) or Raw()")
+
+
+def _check_apart(listing: list[SourceShard] | Folder, folder: Path) -> None:
+    """Refuse a cache inside its own source, which would then contain it."""
+    target = folder.resolve()
+    if isinstance(listing, Folder):
+        inside = Path(listing.root).resolve() in (target, *target.parents)
+    else:
+        inside = any(not s.is_remote and Path(s.location).resolve().parent == target for s in listing)
+    if inside:
+        raise ValueError(f"dest={str(folder)!r} is inside the source: choose another folder")
+
+
 @dataclass
 class _Builder:
+    """One build: arguments, and what is known so far."""
+
     folder: Path
-    listing: list[Shard] | Folder
+    listing: list[SourceShard] | Folder
     codec: Codec
     layout: Layout
     max_bad: float
     progress: Callable[[Progress], object] | None
     built: int = 0
-    example: Job | None = None
+    example: ShardJob | None = None
     names: list[str] = field(default_factory=list)  # of all shards, in order
-    records: dict[str, Record] = field(default_factory=dict)
+    results: dict[str, ShardResult] = field(default_factory=dict)
     samples: int = 0
-    read: int = 0  # bytes of the source
+    source_bytes: int = 0
     bad: list[Quarantined] = field(default_factory=list)
 
-    def run(self, executor: Executor | int | None) -> Manifest:
-        """Bring the folder up to date, doing what is missing."""
+    def build(self, executor: Executor | int | None) -> Manifest:
+        """Write what is missing in the folder, and return its manifest."""
         plan, identity = self._plan()
-        fingerprint = job.digest([_FORMAT, identity, job.describe(self.codec), asdict(self.layout)])
-        manifest = unchanged(self.folder, fingerprint)
+        fingerprint = job.hash_of([_FORMAT, identity, job.describe_codec(self.codec), asdict(self.layout)])
+        manifest = _finished_manifest(self.folder, fingerprint)
         if manifest is not None:
             self.samples, self.bad = manifest.samples, list(manifest.quarantine)
             self._check_bad(manifest.samples + len(manifest.quarantine), self.max_bad)
             self.example = None if plan is None else self._job(*next(plan.inputs()), fingerprint)
             return manifest
-        known = begin(self.folder, fingerprint)
-        stop = partial(withdraw, self.folder)
-        with processes.pool(executor, plan.shards if plan else usable_cores()) as pool:
+        done = _start_build(self.folder, fingerprint)
+        on_abandon = partial(_withdraw_build, self.folder)
+        with open_executor(executor, plan.shards if plan else usable_cores()) as pool:
             if plan is None:
-                plan = Recut(self._shards(), indexes(self._shards(), self.folder, pool, stop), self.layout)
+                assert isinstance(self.listing, list)
+                indexes = index_shards(self.listing, self.folder, pool, on_abandon)
+                plan = ReshardPlan(self.listing, indexes, self.layout)
             self.bad += plan.left_out
-            calls = ((job,) for job in self._missing(plan, known, fingerprint))
-            for record in processes.results(pool, job.run, calls, stop):
+            calls = ((missing,) for missing in self._missing(plan, done, fingerprint))
+            for result in completed(pool, job.run_job, calls, on_abandon):
                 self.built += 1
-                self._add(plan, record)
+                self._add(plan, result)
         self._check_bad(self.samples + len(self.bad), self.max_bad)
         manifest = self._manifest(fingerprint)
-        finish(self.folder, manifest)
+        _finish_build(self.folder, manifest)
         return manifest
 
     def _plan(self) -> tuple[Plan | None, list[object]]:
-        """Plan the shards, if that takes no indexing; and tell what the source is."""
+        """Return the plan, None if it takes indexing, and plain values that identify the source."""
         if isinstance(self.listing, Folder):
             plan = FolderPlan(self.listing, self.layout)
             return plan, [source.identity() for _, source in plan.inputs()]
-        is_recut = self.layout.is_cut or self.layout.shuffle
-        return None if is_recut else OneToOne(self.listing), [shard.identity for shard in self.listing]
+        is_resharded = self.layout.is_cut or self.layout.shuffle
+        return None if is_resharded else CopyPlan(self.listing), [shard.identity for shard in self.listing]
 
-    def _shards(self) -> list[Shard]:
-        assert isinstance(self.listing, list)
-        return self.listing
+    def _job(self, name: str, source: ShardInput, fingerprint: str) -> ShardJob:
+        return ShardJob(str(self.folder), name, source, self.codec, fingerprint)
 
-    def _job(self, name: str, source: Input, fingerprint: str) -> Job:
-        return Job(str(self.folder), name, source, self.codec, fingerprint)
-
-    def _missing(self, plan: Plan, known: dict[str, Record], fingerprint: str) -> Iterator[Job]:
+    def _missing(self, plan: Plan, done: dict[str, ShardResult], fingerprint: str) -> Iterator[ShardJob]:
+        """Yield the jobs of shards that are missing or changed; add the results of the others."""
         for name, source in plan.inputs():
-            job = self._job(name, source, fingerprint)
-            self.example = self.example or job
+            shard_job = self._job(name, source, fingerprint)
+            self.example = self.example or shard_job
             self.names.append(name)
-            record = known.get(name)
-            if record is not None and record.fingerprint == job.fingerprint:
-                self._add(plan, record)
+            result = done.get(name)
+            if result is not None and result.fingerprint == shard_job.fingerprint:
+                self._add(plan, result)
             else:
-                yield job
+                yield shard_job
 
-    def _add(self, plan: Plan, record: Record) -> None:
-        self.records[record.name] = record
-        self.samples += record.samples
-        self.read += record.source_bytes
-        self.bad += quarantine_of(record)
-        # How many samples there are is only guessed so far: not before twice the limit.
-        seen, share = self.samples + len(self.bad), min(1.0, self.read / max(plan.source_bytes, 1))
+    def _add(self, plan: Plan, result: ShardResult) -> None:
+        self.results[result.name] = result
+        self.samples += result.samples
+        self.source_bytes += result.source_bytes
+        self.bad += _quarantined(result)
+        # The number of all samples is only estimated so far: fail early only beyond twice the limit.
+        seen = self.samples + len(self.bad)
+        share = min(1.0, self.source_bytes / max(plan.source_bytes, 1))
         self._check_bad(seen / max(share, 1e-9), 2 * self.max_bad)
         if self.progress is not None:
-            kept, total = len(self.records) - self.built, max(plan.source_bytes, self.read)
-            counts = (len(self.records), plan.shards, kept, self.samples, self.read, total, len(self.bad))
-            self.progress(Progress(*counts))
+            kept, total = len(self.results) - self.built, max(plan.source_bytes, self.source_bytes)
+            shards, bad = (len(self.results), plan.shards, kept), len(self.bad)
+            self.progress(Progress(*shards, self.samples, self.source_bytes, total, bad))
 
     def _check_bad(self, samples: float, limit: float) -> None:
         if len(self.bad) <= limit * samples:
@@ -355,21 +241,20 @@ class _Builder:
         more = f"; and {len(self.bad) - _SHOWN} more" * (len(self.bad) > _SHOWN)
         seen = self.samples + len(self.bad)
         enough = next(share for share in (n / 100 for n in range(1, 101)) if len(self.bad) <= share * seen)
-        remedy = f", or give max_bad={enough}" if self.samples else ""
+        remedy = f", or set max_bad={enough}" if self.samples else ""
         raise CacheError(
-            f"{len(self.bad)} of {seen} samples cannot be used, more than "
-            f"max_bad={self.max_bad} allows: {'; '.join(shown)}{more}. Repair the source{remedy}; "
-            "what is finished is kept."
+            f"{len(self.bad)} of {seen} samples cannot be used, more than max_bad={self.max_bad} allows: "
+            f"{'; '.join(shown)}{more}. Repair the source{remedy}; finished shards are kept."
         )
 
     def _manifest(self, fingerprint: str) -> Manifest:
         if not self.samples:
-            raise CacheError("the source has no sample that can be decoded: there is nothing to cache.")
-        records = [self.records[name] for name in self.names]
-        shards = [entry_of(record) for record in records if record.samples]
+            raise CacheError("the source has no decodable sample: there is nothing to cache.")
+        results = [self.results[name] for name in self.names]
+        shards = [_entry(result) for result in results if result.samples]
         quarantine = [bad for bad in self.bad if not bad.part]
-        for record in records:
-            quarantine += quarantine_of(record)
+        for result in results:
+            quarantine += _quarantined(result)
         source: list[object] = (
             [{"folder": self.listing.root, "classes": next(iter(self.listing.parts().values())).classes()}]
             if isinstance(self.listing, Folder)
@@ -379,7 +264,7 @@ class _Builder:
             tarpeg=__version__,
             fingerprint=fingerprint,
             source=source,
-            codec=job.describe(self.codec),
+            codec=job.describe_codec(self.codec),
             layout=asdict(self.layout),
             samples=self.samples,
             bytes=sum(shard.bytes for shard in shards),
@@ -390,17 +275,132 @@ class _Builder:
         )
 
 
-def _check_codec(codec: object) -> None:
-    if not is_dataclass(codec) or isinstance(codec, type) or not hasattr(codec, "encode"):
-        raise ValueError(f"codec={codec!r} must be Tiled(...), Resized(...), Raw(...) or such a dataclass")
+@contextlib.contextmanager
+def _exclusive(folder: Path) -> Iterator[None]:
+    """Make other builders of the folder wait. The lock ends with its process, even if that is killed."""
+    with (folder / _BUILD_LOCK).open("ab") as probe:
+        job.try_lock(probe)  # raises if there are no locks
+    waiting = FileLock(folder / _BUILD_LOCK)
+    try:
+        waiting.acquire(timeout=1)
+    except Timeout:
+        warnings.warn(f"another builder is at work in {folder}: waiting for it", UserWarning, stacklevel=4)
+        waiting.acquire()
+    try:
+        yield
+    finally:
+        waiting.release()
 
 
-def _check_apart(listing: list[Shard] | Folder, folder: Path) -> None:
-    """Refuse a cache inside its own source, which it would become a part of."""
-    target = folder.resolve()
-    if isinstance(listing, Folder):
-        inside = Path(listing.root).resolve() in (target, *target.parents)
-    else:
-        inside = any(not s.is_remote and Path(s.place).resolve().parent == target for s in listing)
-    if inside:
-        raise ValueError(f"dest={str(folder)!r} is where the source lies: choose another folder")
+def _finished_manifest(folder: Path, fingerprint: str) -> Manifest | None:
+    """Return the manifest if the folder holds exactly that cache, with all shards in place."""
+    manifest = _read_manifest(folder)
+    if manifest is None or manifest.fingerprint != fingerprint or (folder / BUILDING).exists():
+        return None
+    places = [(folder / entry.name, entry.bytes) for entry in manifest.shards]
+    is_whole = all(_nbytes(tar) == nbytes and tar.with_suffix(".idx").is_file() for tar, nbytes in places)
+    return manifest if is_whole else None
+
+
+def _start_build(folder: Path, fingerprint: str) -> dict[str, ShardResult]:
+    """Take the folder over for a build, remove temporaries of dead builders; return results by name.
+
+    Only results of shards that are in place. Raises CacheError if there are shards of another origin.
+    """
+    with FileLock(folder / COMMIT_LOCK):
+        building = folder / BUILDING
+        manifest = _read_manifest(folder)
+        results = _saved_results(building) if manifest is None else _results_of(folder, manifest)
+        foreign = sorted(path.name for path in folder.glob("*.tar") if path.stem not in results)
+        if foreign:
+            raise CacheError(
+                f"{folder} holds shards that do not belong to a cache, such as {foreign[0]}: choose another "
+                "dest=, or move them away"
+            )
+        building.mkdir(exist_ok=True)
+        job.remove_temporaries(folder)
+        if manifest is not None:
+            for result in results.values():
+                write_json(building / f"{result.name}.json", asdict(result))
+        write_json(building / CURRENT_BUILD, {"fingerprint": fingerprint})
+    return {name: result for name, result in results.items() if _is_in_place(folder, result)}
+
+
+def _withdraw_build(folder: Path) -> None:
+    """End the build without a cache: running jobs find that it is not theirs any more, and stop."""
+    with FileLock(folder / COMMIT_LOCK):
+        (folder / BUILDING / CURRENT_BUILD).unlink(missing_ok=True)
+
+
+def _finish_build(folder: Path, manifest: Manifest) -> None:
+    """Remove shards that are no longer part of the cache, and write the manifest."""
+    with FileLock(folder / COMMIT_LOCK):
+        # Written elsewhere first, so that a full disk destroys nothing.
+        aside = folder / BUILDING / "finished"
+        aside.mkdir(exist_ok=True)
+        manifest.write(aside)
+        (folder / MANIFEST).unlink(missing_ok=True)
+        for name in _saved_results(folder / BUILDING).keys() - {Path(e.name).stem for e in manifest.shards}:
+            for kind in ("tar", "idx"):
+                (folder / f"{name}.{kind}").unlink(missing_ok=True)
+        (aside / MANIFEST).replace(folder / MANIFEST)
+        shutil.rmtree(folder / BUILDING)
+
+
+def _read_manifest(folder: Path) -> Manifest | None:
+    try:
+        return read_manifest(folder)
+    except CacheError as error:
+        raise CacheError(f"{error} (To build there anyway, delete the folder {folder}.)") from error
+
+
+def _entry(result: ShardResult) -> ShardEntry:
+    values = {entry.name: getattr(result, entry.name) for entry in fields(ShardEntry)}
+    return ShardEntry(**{**values, "name": f"{result.name}.tar"})
+
+
+def _quarantined(result: ShardResult) -> list[Quarantined]:
+    return [Quarantined(*bad, f"{result.name}.tar") for bad in result.quarantine]
+
+
+def _results_of(folder: Path, manifest: Manifest) -> dict[str, ShardResult]:
+    """Return the results that a manifest was made of."""
+    bad: dict[str, list[tuple[str, str, str]]] = {}
+    for lost in manifest.quarantine:
+        bad.setdefault(lost.part, []).append((lost.shard, lost.key, lost.reason))
+    results = {}
+    for entry in manifest.shards:
+        name, path = Path(entry.name).stem, folder / entry.name
+        mtime_ns = path.stat().st_mtime_ns if _nbytes(path) == entry.bytes else -1
+        values = {**asdict(entry), "name": name, "quarantine": bad.get(entry.name, []), "mtime_ns": mtime_ns}
+        results[name] = ShardResult(**values)
+    return results
+
+
+def _saved_results(building: Path) -> dict[str, ShardResult]:
+    results = {}
+    for path in sorted(building.glob("*.json")):
+        try:
+            result = ShardResult(**json.loads(path.read_bytes()))
+        except (ValueError, TypeError) as error:
+            raise CacheError(f"{path} is damaged: delete the folder {building.parent}.") from error
+        results[result.name] = result
+    return results
+
+
+def _is_in_place(folder: Path, result: ShardResult) -> bool:
+    if not result.samples:
+        return True
+    try:
+        found = (folder / f"{result.name}.tar").stat()
+    except FileNotFoundError:
+        return False
+    is_same = (found.st_size, found.st_mtime_ns) == (result.bytes, result.mtime_ns)
+    return is_same and (folder / f"{result.name}.idx").is_file()
+
+
+def _nbytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1

@@ -1,4 +1,4 @@
-"""What the cache builder makes of an image: Tiled, Resized or Raw. All are read back by ``decode_batch``."""
+"""The codecs of a cache: Tiled, Resized and Raw. ``decode_batch`` reads the images of all of them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from PIL import Image
 
 from ..errors import DecodeError, Status
 from ..shards import pillow
-from ..shards.pillow import PILLOW_FORMATS
 
-RAW = "stored raw"  # why an image is not tiled
+RAW = "stored raw"  # a reason why an image has no tiles
 _SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
 _BASELINE, _OTHER_FRAMES = (
     (0xC0, 0xC1),
@@ -26,7 +25,7 @@ _DRI, _SOS = 0xDD, 0xDA
 class Encoded(NamedTuple):
     """An image as the cache stores it.
 
-    tile: the width of its tiles in pixels, or None where it has none; untiled: why not, in a few words.
+    tile: the width of its tiles in pixels, or None if it has none; untiled: the reason, in a few words.
     """
 
     data: bytes
@@ -36,10 +35,10 @@ class Encoded(NamedTuple):
 
 
 class Codec(Protocol):
-    """A frozen dataclass of plain values: they go into the manifest and tell one cache from another."""
+    """A frozen dataclass of plain values, which go into the manifest and the fingerprint of a cache."""
 
     def encode(self, data: bytes, extension: str) -> Encoded:
-        """Rewrite one image file. Raises DecodeError where it cannot be decoded."""
+        """Rewrite one image file. Raises DecodeError if it cannot be decoded."""
         ...
 
 
@@ -47,9 +46,9 @@ class Codec(Protocol):
 class Tiled:
     """Rewrite JPEGs losslessly into tiles of about ``tile`` pixels, see ``tarpeg.tile_jpeg``.
 
-    A JPEG that cannot be tiled with the same pixels stays as it is. Other formats become upright RGB JPEGs of
-    that ``quality`` (1 to 100) and chroma ``subsampling`` ("4:4:4", "4:2:2" or "4:2:0"), then tiled; alpha is
-    dropped, an RGB colour profile is kept, of a GIF the first frame is taken. ``quality=None`` stores them
+    A JPEG that cannot be tiled with the same pixels is kept as it is. Other formats are converted to upright
+    RGB JPEGs of that ``quality`` (1 to 100) and chroma ``subsampling`` ("4:4:4", "4:2:2" or "4:2:0"), then
+    tiled: without alpha, with an RGB colour profile, of a GIF the first frame. ``quality=None`` stores them
     as binary PPM instead, without loss.
     """
 
@@ -62,23 +61,23 @@ class Tiled:
         _check_jpeg_settings(self.quality, self.subsampling, optional=True)
 
     def encode(self, data: bytes, extension: str) -> Encoded:
-        """Rewrite one image file. Raises DecodeError where it cannot be decoded."""
+        """Rewrite one image file. Raises DecodeError if it cannot be decoded."""
         if data.startswith(pillow.JPEG):
-            return _tiled(data, _jpeg_extension(extension), self.tile)
-        image = _opened(data)
+            return _tile(data, _jpeg_extension(extension), self.tile)
+        image = _decode(data)
         if self.quality is None:
             return Encoded(pillow.ppm(image), "ppm", None, RAW)
-        return _tiled(_saved(image, self.quality, self.subsampling), _jpeg_extension(extension), self.tile)
+        return _tile(_to_jpeg(image, self.quality, self.subsampling), _jpeg_extension(extension), self.tile)
 
 
 @dataclass(frozen=True)
 class Resized:
-    """Reduce images whose shorter side is above ``shorter`` pixels to that, as tiled JPEGs; never enlarge.
+    """Reduce images to a shorter side of at most ``shorter`` pixels, as tiled JPEGs; never enlarge.
 
     Pillow reduces the upright image, antialiased (Lanczos, from all of its pixels), and saves it with that
-    ``quality`` (1 to 100) and chroma ``subsampling``; gray stays gray, an RGB colour profile is kept,
-    other metadata is not. Smaller JPEGs are tiled without loss; smaller images of other formats become
-    JPEGs.
+    ``quality`` (1 to 100) and chroma ``subsampling``. Gray stays gray; an RGB colour profile is kept, other
+    metadata is dropped. Smaller JPEGs are tiled without loss; smaller images of other formats are converted
+    to JPEG.
     """
 
     shorter: int
@@ -92,20 +91,20 @@ class Resized:
         _check_jpeg_settings(self.quality, self.subsampling)
 
     def encode(self, data: bytes, extension: str) -> Encoded:
-        """Rewrite one image file. Raises DecodeError where it cannot be decoded."""
-        image = _opened(data)
-        reduced = _reduced(image, self.shorter)
+        """Rewrite one image file. Raises DecodeError if it cannot be decoded."""
+        image = _decode(data)
+        reduced = _reduce(image, self.shorter)
         if reduced is image and data.startswith(pillow.JPEG):
-            return _tiled(data, _jpeg_extension(extension), self.tile)
-        return _tiled(_saved(reduced, self.quality, self.subsampling), _jpeg_extension(extension), self.tile)
+            return _tile(data, _jpeg_extension(extension), self.tile)
+        return _tile(_to_jpeg(reduced, self.quality, self.subsampling), _jpeg_extension(extension), self.tile)
 
 
 @dataclass(frozen=True)
 class Raw:
-    """Store the pixels themselves, upright RGB, as binary PPM: large, and nothing is left to decode.
+    """Store the pixels, upright RGB, as binary PPM: large files without any decoding.
 
-    ``shorter``: reduce images whose shorter side is above that many pixels, as ``Resized`` does. PPM has no
-    place for a colour profile or other metadata.
+    ``shorter``: reduce images to a shorter side of at most that many pixels, as ``Resized`` does. PPM cannot
+    contain a colour profile or other metadata.
     """
 
     shorter: int | None = None
@@ -115,14 +114,14 @@ class Raw:
             _check("shorter", self.shorter, 1, 65535)
 
     def encode(self, data: bytes, extension: str) -> Encoded:
-        """Rewrite one image file. Raises DecodeError where it cannot be decoded."""
-        image = _opened(data)
-        image = image if self.shorter is None else _reduced(image, self.shorter)
+        """Rewrite one image file. Raises DecodeError if it cannot be decoded."""
+        image = _decode(data)
+        image = image if self.shorter is None else _reduce(image, self.shorter)
         return Encoded(pillow.ppm(image.convert("RGB")), "ppm", None, RAW)
 
 
-def _tiled(data: bytes, extension: str, tile: int) -> Encoded:
-    from ..ops import decode  # loads the operators, which naming a codec must not
+def _tile(data: bytes, extension: str, tile: int) -> Encoded:
+    from ..ops import decode  # loads the operators: not when a codec is only constructed
 
     source = _tensor(data)
     tiled = decode.tile_jpeg(source, tile)
@@ -134,7 +133,7 @@ def _tiled(data: bytes, extension: str, tile: int) -> Encoded:
 
 
 def _check_decodes(jpeg: torch.Tensor) -> None:
-    """Raise DecodeError unless the whole image decodes: nothing has looked at its pixels so far."""
+    """Raise DecodeError unless the whole image decodes: its pixels were not decoded so far."""
     from ..ops import decode
 
     height, width = decode.image_sizes([jpeg])[0].tolist()
@@ -146,8 +145,8 @@ def _check_decodes(jpeg: torch.Tensor) -> None:
         raise DecodeError(f"the image is {Status(int(status)).name.lower().replace('_', ' ')}")
 
 
-def _opened(data: bytes) -> Image.Image:
-    """Decode an image, upright, RGB or (for a gray JPEG) L; its colour profile, if RGB, in ``info``."""
+def _decode(data: bytes) -> Image.Image:
+    """Decode an image: upright, RGB or (for a gray JPEG) L, with its colour profile in ``info``."""
     from ..ops import decode
 
     if not data:
@@ -157,7 +156,7 @@ def _opened(data: bytes) -> Image.Image:
         if image is None:
             raise DecodeError("Pillow cannot decode it")
         return image
-    # Our own decoder: the same pixels as Pillow's, but damage that Pillow would pass over is an error.
+    # Our decoder: the same pixels as Pillow's, but damage that Pillow ignores is an error.
     jpeg = _tensor(data)
     height, width = decode.image_sizes([jpeg])[0].tolist()
     if not height:
@@ -167,7 +166,7 @@ def _opened(data: bytes) -> Image.Image:
     gray, profile = False, None
     with (
         contextlib.suppress(OSError, SyntaxError),
-        Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as header,
+        Image.open(io.BytesIO(data), formats=pillow.PILLOW_FORMATS) as header,
     ):
         gray, profile = header.mode == "L", header.info.get("icc_profile")
     image = image.getchannel(0) if gray else image
@@ -175,19 +174,19 @@ def _opened(data: bytes) -> Image.Image:
     return image
 
 
-def _reduced(image: Image.Image, shorter: int) -> Image.Image:
-    least = min(image.size)
-    if least <= shorter:
+def _reduce(image: Image.Image, shorter: int) -> Image.Image:
+    shortest = min(image.size)
+    if shortest <= shorter:
         return image
-    width, height = (max(1, round(side * shorter / least)) for side in image.size)
+    width, height = (max(1, round(side * shorter / shortest)) for side in image.size)
     reduced = image.resize((width, height), Image.Resampling.LANCZOS)
     reduced.info = image.info
     return reduced
 
 
-def _saved(image: Image.Image, quality: int, subsampling: str) -> bytes:
+def _to_jpeg(image: Image.Image, quality: int, subsampling: str) -> bytes:
     profile = image.info.get("icc_profile") or b""
-    # The profile of a CMYK or gray source does not describe the RGB that was made of it.
+    # The profile of a CMYK or gray source does not describe the RGB that it was converted to.
     keep = image.mode == "RGB" and profile[16:20] == b"RGB "
     buffer = io.BytesIO()
     try:
@@ -199,7 +198,7 @@ def _saved(image: Image.Image, quality: int, subsampling: str) -> bytes:
 
 
 def tile_width(jpeg: bytes) -> tuple[int | None, str]:
-    """Read the width of a JPEG's tiles, in pixels, out of its header; None and the reason where none."""
+    """Return the width of a JPEG's tiles, in pixels, from its header; or None and the reason."""
     at, interval, columns, across = 2, 0, 0, 0
     while at + 4 <= len(jpeg) and jpeg[at] == 0xFF:
         marker = jpeg[at + 1]

@@ -1,8 +1,9 @@
-"""What one job of a cache build does: read its samples, encode the images, put one whole shard in place.
+"""One job of a cache build: read samples, encode the images, write one shard.
 
-Jobs run in other processes, perhaps on other machines that share the folder, and may outlive the builder that
-sent them. What they write lies in DEST/.building, locked while its writer lives; only under the commit lock,
-and only while the build there is still theirs, is a record written and the shard renamed.
+Jobs run in other processes, possibly on other machines that share the folder, and may outlive the builder
+that submitted them. They write to temporary files in DEST/.building that are locked while they are written.
+Under the commit lock, and only if the build in the folder is still theirs, they write the shard's result and
+rename the shard to its place.
 """
 
 from __future__ import annotations
@@ -30,36 +31,36 @@ from ..shards.manifest import BUILDING, MANIFEST, CodecEntry
 from ..shards.pillow import image_extension
 from ..shards.wds_index import Component, index_text
 from .codecs import Codec
-from .sources import Input, Sample, Shard
+from .sources import Sample, ShardInput, SourceShard
 
-COMMIT_LOCK, BUILD = ".commit.lock", "build.fingerprint"
-OWNER = "tarpeg"  # every member's user, as in shards of make_shards
+COMMIT_LOCK, CURRENT_BUILD = ".commit.lock", "build.fingerprint"
+OWNER = "tarpeg"  # the user of every member, as in shards of make_shards
 _BLOCK = 512
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 @dataclass(frozen=True)
-class Job:
-    """One shard to write: DEST/NAME.tar, of what source reads. build: the fingerprint of the whole build."""
+class ShardJob:
+    """One shard to write, DEST/NAME.tar, from the samples of `source`. build: the build's fingerprint."""
 
     dest: str
     name: str
-    source: Input
+    source: ShardInput
     codec: Codec
     build: str
 
     @property
     def fingerprint(self) -> str:
-        """Tell what this shard is made of, and how."""
-        return digest([self.source.identity(), describe(self.codec)])
+        """Hash of the samples, as far as known without reading them, and of the codec."""
+        return hash_of([self.source.identity(), describe_codec(self.codec)])
 
 
 @dataclass
-class Record:
-    """What became of a job: the shard, and how its images fared.
+class ShardResult:
+    """Result of one job; DEST/.building/NAME.json has the same fields.
 
-    bytes: of the tar; source_bytes: of a tar of the samples as they came. tiles: images by width of tile in
-    pixels; untiled: images by reason; quarantine: (source shard, key, reason).
+    bytes: of the tar; source_bytes: of a tar of the samples before encoding. tiles: images by width of tile
+    in pixels; untiled: images by reason; quarantine: (source shard, key, reason).
     """
 
     name: str
@@ -75,60 +76,92 @@ class Record:
     mtime_ns: int = 0
 
 
-def run(job: Job) -> Record:
-    """Write the shard of one job; the same bytes wherever and however often it runs.
+def run_job(job: ShardJob) -> ShardResult:
+    """Write the shard of one job; the bytes do not depend on where and how often it runs.
 
-    Raises ShardError where the source cannot be read, and CacheError where the shard cannot be written.
+    Raises ShardError if the source cannot be read, and CacheError if the shard cannot be written.
     """
     folder = Path(job.dest)
-    record = Record(job.name, job.fingerprint)
+    result = ShardResult(job.name, job.fingerprint)
     _check_current(job)
     try:
-        with temporary(folder, f"{job.name}.tar") as tar, temporary(folder, f"{job.name}.idx") as idx:
-            _write(job, record, tar, idx)
+        with (
+            locked_temporary(folder, f"{job.name}.tar") as tar,
+            locked_temporary(folder, f"{job.name}.idx") as idx,
+        ):
+            _write_shard(job, result, tar, idx)
             with FileLock(folder / COMMIT_LOCK):
                 _check_current(job)
-                record.mtime_ns = os.fstat(tar.fileno()).st_mtime_ns
-                write_json(folder / BUILDING / f"{job.name}.json", asdict(record))
-                # From here on the folder is not what an earlier manifest says.
+                result.mtime_ns = os.fstat(tar.fileno()).st_mtime_ns
+                write_json(folder / BUILDING / f"{job.name}.json", asdict(result))
+                # From here on an earlier manifest does not describe the folder.
                 (folder / MANIFEST).unlink(missing_ok=True)
-                # The index first: a shard under its final name has one. Of no samples there is neither.
+                # The index first, so that every shard in place has one. Without samples there is neither.
                 for file, kind in ((idx, "idx"), (tar, "tar")):
                     path = folder / f"{job.name}.{kind}"
-                    Path(file.name).replace(path) if record.samples else path.unlink(missing_ok=True)
+                    Path(file.name).replace(path) if result.samples else path.unlink(missing_ok=True)
     except OSError as error:
         raise CacheError(
-            f"cannot write {folder / job.name}.tar: {error.strerror or error}. Whatever is finished is kept: "
-            "make room, or see to the disk, and start again."
+            f"cannot write {folder / job.name}.tar: {error.strerror or error}. Finished shards are kept: "
+            "make room or check the disk, then start again."
         ) from error
-    return record
+    return result
 
 
-def _write(job: Job, record: Record, tar: BinaryIO, idx: BinaryIO) -> None:
-    writer, written, last = _Writer(tar), [], None
+def index_remote_shard(shard: SourceShard, path: str) -> None:
+    """Index a remote shard by reading it through, and save the index at `path`."""
+    with shard.open() as file:
+        index = build_from(file, shard.name, shard.nbytes, version_number(shard))
+    if not save(index, Path(path)):
+        raise CacheError(f"cannot write {path}: make room or check the disk, then start again.")
+
+
+def version_number(shard: SourceShard) -> int:
+    """Hash of a shard's version, saved in the place where the index of a local tar has a time."""
+    return int(hash_of(shard.version)[:15], 16)
+
+
+def describe_codec(codec: Codec) -> CodecEntry:
+    """Return name and parameters of a codec as plain values."""
+    return {"name": type(codec).__name__, "parameters": asdict(codec)}  # type: ignore[call-overload]
+
+
+def hash_of(content: object) -> str:
+    """Return the sha256 of plain values in hexadecimal digits."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def tar_nbytes(nbytes: Any) -> Any:
+    """Return the bytes that a member of so many bytes takes in a tar, with its header; also for arrays."""
+    return _BLOCK - (-nbytes // _BLOCK) * _BLOCK
+
+
+def _write_shard(job: ShardJob, result: ShardResult, tar: BinaryIO, idx: BinaryIO) -> None:
+    writer, written, last = _TarWriter(tar), [], None
     for sample in job.source.read():
-        record.source_bytes += sum(tar_size(len(data)) for data in sample.members.values())
+        result.source_bytes += sum(tar_nbytes(len(data)) for data in sample.members.values())
         try:
-            members = _encoded(job.codec, sample, record)
+            members = _encode(job.codec, sample, result)
         except DecodeError as error:
-            record.quarantine.append((sample.shard, _plain(sample.key), str(error)))
+            key = sample.key.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            result.quarantine.append((sample.shard, key, str(error)))
             continue
-        # Readers take neighbours of one key for one sample: cut anew, or beside one in quarantine.
+        # Consecutive members of one key are one sample; a cut or a quarantined sample may join two samples.
         key = sample.key if sample.key != last else f"{sample.key}_2"
         last = key
         written.append([writer.add(key, extension, data) for extension, data in members.items()])
     writer.end()
-    record.samples, record.bytes, record.sha256 = len(written), writer.position, writer.digest()
+    result.samples, result.bytes, result.sha256 = len(written), writer.position, writer.sha256()
     text = index_text(written)
     idx.write(text)
-    record.idx_sha256 = hashlib.sha256(text).hexdigest()
+    result.idx_sha256 = hashlib.sha256(text).hexdigest()
     for file in (tar, idx):
         file.flush()
         os.fsync(file.fileno())
 
 
-def _encoded(codec: Codec, sample: Sample, record: Record) -> dict[str, bytes]:
-    """Give the sample's members with the image encoded, in their order."""
+def _encode(codec: Codec, sample: Sample, result: ShardResult) -> dict[str, bytes]:
+    """Return the sample's members, in order, with the image encoded; count it in `result`."""
     image = image_extension(sample.members)
     if image is None:
         raise DecodeError(f"there is no image among its members {list(sample.members)}")
@@ -136,26 +169,27 @@ def _encoded(codec: Codec, sample: Sample, record: Record) -> dict[str, bytes]:
     members = {extension if name == image else name: content for name, content in sample.members.items()}
     if len(members) < len(sample.members) or image_extension(members) != extension:
         raise CacheError(
-            f"shard {sample.shard}, key {sample.key!r}: as KEY.{extension} its image would be mistaken: "
-            f"there is a member {image_extension(members)!r} too. Take another codec, or rename it."
+            f"shard {sample.shard}, key {sample.key!r}: the encoded image {extension!r} clashes with the "
+            f"member {image_extension(members)!r}, which readers would take for the image. Choose another "
+            "codec, or rename that member."
         )
     members[extension] = data
-    counts, name = (record.untiled, untiled) if tile is None else (record.tiles, str(tile))
+    counts, name = (result.untiled, untiled) if tile is None else (result.tiles, str(tile))
     counts[name] = counts.get(name, 0) + 1
     return members
 
 
-class _Writer:
-    """A tar in the making: headers that depend on names and sizes alone, and a checksum on the way."""
+class _TarWriter:
+    """Writes a tar whose bytes depend only on names and contents, and computes its checksum."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.position = 0
         self._file, self._sha = file, hashlib.sha256()
 
     def add(self, key: str, extension: str, data: bytes) -> Component:
-        """Write one member; returns where it lies."""
+        """Write one member and return its place in the tar."""
         name = f"{key}.{extension}"
-        self._put(header(name, len(data)))
+        self._put(tar_header(name, len(data)))
         component = Component(extension, self.position, len(data), name)
         self._put(data)
         self._put(bytes(-len(data) % _BLOCK))
@@ -164,7 +198,7 @@ class _Writer:
     def end(self) -> None:
         self._put(bytes(2 * _BLOCK))
 
-    def digest(self) -> str:
+    def sha256(self) -> str:
         return self._sha.hexdigest()
 
     def _put(self, data: bytes) -> None:
@@ -173,61 +207,61 @@ class _Writer:
         self.position += len(data)
 
 
-def header(name: str, size: int) -> bytes:
-    """Make the header of a member in a tar; it depends on name and size alone.
+def tar_header(name: str, nbytes: int) -> bytes:
+    """Return the header of a member in a tar; it depends only on name and size.
 
-    What fits into plain ustar is filled in here: tarfile takes 40 us for the same bytes.
+    Plain ustar headers are filled in here: tarfile takes 40 us for the same bytes.
     """
-    if name.isascii() and len(name) <= _LONGEST_NAME and size < 8**11:
+    if name.isascii() and len(name) <= _LONGEST_NAME and nbytes < 8**11:
         filled = bytearray(_EMPTY)
-        plain, digits = name.encode("ascii"), b"%011o" % size
+        plain, digits = name.encode("ascii"), b"%011o" % nbytes
         filled[: len(plain)], filled[124:135] = plain, digits
         filled[148:154] = b"%06o" % (_EMPTY_SUM + sum(plain) + sum(digits) - 11 * ord("0"))
         return bytes(filled)
-    return _slow_header(name, size)
+    return _tarfile_header(name, nbytes)
 
 
-def _slow_header(name: str, size: int) -> bytes:
+def _tarfile_header(name: str, nbytes: int) -> bytes:
     info = tarfile.TarInfo(name)
-    info.size, info.mode, info.uname, info.gname = size, 0o644, OWNER, OWNER
+    info.size, info.mode, info.uname, info.gname = nbytes, 0o644, OWNER, OWNER
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
 _LONGEST_NAME = 100
-_EMPTY = _slow_header("", 0)
+_EMPTY = _tarfile_header("", 0)
 _EMPTY_SUM = int(_EMPTY[148:154], 8)
 
 
 @contextlib.contextmanager
-def temporary(folder: Path, name: str) -> Iterator[BinaryIO]:
-    """Open a file in DEST/.building that is locked, so that others see it is in the making, until the end."""
+def locked_temporary(folder: Path, name: str) -> Iterator[BinaryIO]:
+    """Open a temporary file in DEST/.building; its lock shows other builders that its writer lives."""
     path = folder / BUILDING / f"{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
-    file = create(path)
+    file = create_file(path)
     try:
         with file:
-            # Between creation and lock somebody may have taken it for a dead builder's: gone, then.
-            if not lock(file) or not path.exists():
+            # Before it was locked, another builder may have removed it as the file of a dead one.
+            if not try_lock(file) or not path.exists():
                 raise FileNotFoundError(errno.ENOENT, "another builder removed a temporary file", str(path))
             yield file
     finally:
         path.unlink(missing_ok=True)
 
 
-def create(path: Path) -> BinaryIO:
-    """Create a file to write."""
-    return path.open("xb", buffering=32 << 10)  # images go past the buffer, headers do not
+def create_file(path: Path) -> BinaryIO:
+    """Create a file for writing; headers are buffered, images are written directly."""
+    return path.open("xb", buffering=32 << 10)
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove what dead builders have left: files that nobody has locked. Call under the commit lock."""
+    """Remove files of dead builders, which nobody has locked. Call under the commit lock."""
     for path in (folder / BUILDING).glob("*.tmp"):
         with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
-            if lock(file):
+            if try_lock(file):
                 path.unlink()
 
 
-def lock(file: BinaryIO) -> bool:
-    """Lock a file while it is open; False where another has it. CacheError where there are no locks."""
+def try_lock(file: BinaryIO) -> bool:
+    """Lock a file until it is closed; False if another has the lock. CacheError if there are no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -235,55 +269,22 @@ def lock(file: BinaryIO) -> bool:
     except OSError as error:
         if error.errno in _NO_LOCKS:
             raise CacheError(
-                f"{file.name}: this file system has no file locks (flock), without which builders cannot "
-                "tell each other's files. Build the cache on another, and copy it."
+                f"{file.name}: this file system has no file locks (flock), which builders need to share a "
+                "folder. Build the cache on another file system, then copy it."
             ) from error
         raise
     return True
 
 
-def _check_current(job: Job) -> None:
-    """Raise CacheError unless the build in the folder is the job's: its builder may have died meanwhile."""
-    path = Path(job.dest) / BUILDING / BUILD
+def _check_current(job: ShardJob) -> None:
+    """Raise CacheError unless the build in the folder is the job's: its builder may have died."""
+    path = Path(job.dest) / BUILDING / CURRENT_BUILD
     try:
         build = json.loads(path.read_bytes()).get("fingerprint")
     except FileNotFoundError as error:
         raise CacheError(
-            f"{path} is not there on {socket.gethostname()}: the build has ended, or this machine does not "
+            f"{path} does not exist on {socket.gethostname()}: the build has ended, or this machine does not "
             "share the folder, as all workers must."
         ) from error
     if build != job.build:
-        raise CacheError(f"{path}: another build has taken over; this one's shard {job.name} is dropped.")
-
-
-def index(shard: Shard, place: str) -> None:
-    """Index a source shard behind a URL, and save the index at place."""
-    stamp = stamp_of(shard)
-    with shard.opened() as file:
-        found = build_from(file, shard.name, shard.size, stamp)
-    if not save(found, Path(place)):
-        raise CacheError(f"cannot write {place}: make room, or see to the disk, and start again.")
-
-
-def stamp_of(shard: Shard) -> int:
-    """Turn what tells a shard's version into a number, where a local index has a time of modification."""
-    return int(digest(shard.stamp)[:15], 16)
-
-
-def describe(codec: Codec) -> CodecEntry:
-    """Name a codec and its parameters in plain values."""
-    return {"name": type(codec).__name__, "parameters": asdict(codec)}  # type: ignore[call-overload]
-
-
-def digest(content: object) -> str:
-    """Hash plain values: sha256, in hexadecimal digits."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _plain(key: str) -> str:
-    return key.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def tar_size(size: Any) -> Any:
-    """Count the bytes that a member of that size takes in a tar, its header included; for arrays too."""
-    return _BLOCK - (-size // _BLOCK) * _BLOCK
+        raise CacheError(f"{path}: another build has taken over; shard {job.name} of this one is dropped.")

@@ -1,4 +1,4 @@
-"""What a person sees of a cache build: a progress bar, a summary, and what the cache is worth."""
+"""Text for people: the progress of a build, summaries of its result, and the measured speedup of decoding."""
 
 from __future__ import annotations
 
@@ -6,28 +6,25 @@ import contextlib
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .. import processes
 from ..progress import progress
 from ..shards import pillow
 from ..shards.mapped import Shards
-from . import verify
-from .build import CacheReport, Progress, build_cache
+from .build import CacheReport, Progress
 from .codecs import RAW
-from .plan import Layout
+from .verify import VerifyReport
 
 _CROP = 256
 
 
 class Speedup(NamedTuple):
-    """Microseconds that a random crop takes, before and after: medians of rounds, one thread."""
+    """Microseconds per random crop in the source and in the cache: medians of rounds, one thread."""
 
     images: int
     before: float
@@ -36,58 +33,23 @@ class Speedup(NamedTuple):
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[Progress], None]]:
-    """Show how far a build is, with images/s and MB/s; gives what ``build_cache`` calls."""
+    """Yield a callback for ``build_cache`` that shows shards, images/s and MB/s."""
     with progress("shards") as show:
         started, kept = time.monotonic(), (0, 0)
 
-        def told(now: Progress) -> None:
+        def update(now: Progress) -> None:
             nonlocal kept
-            if now.shards == now.kept:  # nothing was made yet: no part of the speed
+            if now.shards == now.kept:  # nothing was written yet: shards from before do not count as speed
                 kept = (now.samples, now.bytes)
             seconds = max(time.monotonic() - started, 1e-3)
             images, megabytes = (now.samples - kept[0]) / seconds, (now.bytes - kept[1]) / 1e6 / seconds
             show(now.shards, f"{images:.0f} images/s, {megabytes:.1f} MB/s", now.shards_total)
 
-        yield told
+        yield update
 
 
-def built(settings: Mapping[str, Any]) -> list[str]:
-    """Do what conf/build_cache.yaml describes, with ``codec`` made; gives the summary."""
-    layout = Layout(**{name: settings[name] for name in Layout.__dataclass_fields__})
-    with contextlib.ExitStack() as stack:
-        executor = stack.enter_context(_executor(settings))
-        report = build_cache(
-            settings["source"],
-            settings["dest"],
-            settings["codec"],
-            executor,
-            layout=layout,
-            max_bad=settings["max_bad"],
-            progress=stack.enter_context(progress_bar()),
-        )
-    return summary(report, settings["measure"])
-
-
-def verified(settings: Mapping[str, Any]) -> tuple[list[str], bool]:
-    """Check the cache at ``dest``; gives what to say of it, and whether it is good."""
-    with _executor(settings) as executor, progress_bar() as show:
-        report = verify.verify_cache(settings["dest"], executor, progress=show)
-    return verify.summary(report), report.is_good
-
-
-@contextlib.contextmanager
-def _executor(settings: Mapping[str, Any]) -> Iterator[Executor | int | None]:
-    if settings["executor"] not in ("local", "dask"):
-        raise ValueError(f"executor: expected local or dask, got {settings['executor']!r}")
-    if settings["executor"] == "local":
-        yield settings["workers"]
-        return
-    with processes.dask(settings["address"]) as executor:
-        yield executor
-
-
-def summary(report: CacheReport, measure: bool = False) -> list[str]:
-    """Say in a few lines what the cache holds; and, measured, how much faster it decodes."""
+def summarise_build(report: CacheReport, measure: bool = False) -> list[str]:
+    """Return a few lines about the contents of a cache; measure: and about its speedup."""
     share = report.bytes / max(report.source_bytes, 1)
     images = max(report.samples, 1)
     lines = [
@@ -104,25 +66,35 @@ def summary(report: CacheReport, measure: bool = False) -> list[str]:
     if shown:
         lines.append(f"images by width of tile: {', '.join(shown)}")
     for reason, count in report.untiled.items():
-        told = f"{count} image{'s' * (count != 1)} ({count / images:.1%})"
-        lines.append(f"stored as pixels: {told}" if reason == RAW else f"not tiled: {told}, {reason}")
+        counted = f"{count} image{'s' * (count != 1)} ({count / images:.1%})"
+        lines.append(f"stored as pixels: {counted}" if reason == RAW else f"not tiled: {counted}, {reason}")
     if report.quarantine:
         first = report.quarantine[0]
         lines.append(
             f"left out: {len(report.quarantine)} samples, listed in manifest.json, such as key {first.key!r} "
             f"of {first.shard}: {first.reason}"
         )
-    measured = speedup(report) if measure else None
-    if measured is not None:
-        before, after = f"{measured.before:.0f} us before", f"{measured.after:.0f} us after"
-        times = f"{measured.before / measured.after:.1f} times as fast"
-        of = f"{measured.images} images, one thread"
+    speedup = measure_speedup(report) if measure else None
+    if speedup is not None:
+        before, after = f"{speedup.before:.0f} us before", f"{speedup.after:.0f} us after"
+        times = f"{speedup.before / speedup.after:.1f} times as fast"
+        of = f"{speedup.images} images, one thread"
         lines.append(f"a random {_CROP} x {_CROP} crop: {before}, {after}, {times} ({of})")
     return lines
 
 
-def speedup(report: CacheReport, images: int = 64, rounds: int = 7) -> Speedup | None:
-    """Decode a random crop of the same images, before and after, side by side, in turns; None without any."""
+def summarise_check(report: VerifyReport) -> list[str]:
+    """Return a few lines about a verified cache, with every problem."""
+    totals = f"{report.samples} samples, {report.bytes / 1e6:.1f} MB, {report.seconds:.1f} s"
+    bad = f"{len(report.bad_shards)} BAD" if report.problems else "all good"
+    lines = [str(problem) for problem in report.problems]
+    if report.extra:
+        lines.append(f"also in the folder, not part of the cache: {', '.join(report.extra)}")
+    return [*lines, f"{report.dest}: {report.shards} shards, {bad} ({totals})"]
+
+
+def measure_speedup(report: CacheReport, images: int = 64, rounds: int = 7) -> Speedup | None:
+    """Decode a random crop of the same images of source and cache, interleaved; None without such images."""
     path = report.dest / f"{report.example.name}.tar" if report.example else report.dest
     if report.example is None or not path.is_file():
         return None
@@ -138,21 +110,24 @@ def speedup(report: CacheReport, images: int = 64, rounds: int = 7) -> Speedup |
         return None
     draw = random.Random(0)
     places = [(draw.random(), draw.random()) for _ in before]
-    times = [(_decode(before, places), _decode(after, places)) for _ in range(rounds + 1)][1:]
+    times = [(_seconds(before, places), _seconds(after, places)) for _ in range(rounds + 1)][1:]
     medians = [statistics.median(column) * 1e6 / len(places) for column in zip(*times, strict=True)]
     return Speedup(len(places), medians[0], medians[1])
 
 
-def _decode(files: Sequence[Tensor], places: Sequence[tuple[float, float]]) -> float:
-    """Decode a crop of each, of the same share of every image; gives seconds of processor time."""
+def _seconds(files: Sequence[Tensor], places: Sequence[tuple[float, float]]) -> float:
+    """Decode one crop of each file and return the processor time in seconds.
+
+    places: (down, across) of each crop, 0 to 1, as a fraction of the free height and width.
+    """
     from ..ops import decode
 
     started = time.thread_time()
     for file, (down, across) in zip(files, places, strict=True):
         height, width = decode.image_sizes([file])[0].tolist()
-        if not height:  # no JPEG: what a loader does with it
+        if not height:  # not a JPEG: converted, as a loader does
             converted = pillow.to_ppm(file)
-            assert converted is not None, "what is in the cache could be decoded"
+            assert converted is not None, "the builder has decoded it"
             file = converted
             height, width = decode.image_sizes([file])[0].tolist()
         side = min(_CROP, height, width)

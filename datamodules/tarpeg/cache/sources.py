@@ -1,4 +1,4 @@
-"""Where a cache comes from: shards, here or behind a URL, or a folder of images; read sample by sample."""
+"""Sources of a cache: local or remote shards, or a folder of images; each job reads its samples from one."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ..shards.tar import grouped, regular_members
 from . import remote
 
 _BATCH_BYTES, _BATCH_SAMPLES = 32 << 20, 256
-_GAP = 16 << 10  # bytes between two ranges that are cheaper read than skipped
+_GAP = 16 << 10  # bytes between two ranges that are faster to read than to skip
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Folder
 
 
 class Sample(NamedTuple):
-    """One sample: the shard (or folder) and key it has there, and its members by lowercase extension."""
+    """One sample: the name of its source shard (or folder), its key there, its members by extension."""
 
     shard: str
     key: str
@@ -34,59 +34,59 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shard:
-    """A source shard. place: absolute path or URL; name: what it is called in words and in the manifest.
+class SourceShard:
+    """A shard of the source. location: absolute path or URL; name: for messages and the manifest.
 
-    size in bytes; stamp: changes when the content does (time of modification, ETag).
+    version: changes with the content (time of modification, ETag).
     """
 
-    place: str
+    location: str
     name: str
-    size: int
-    stamp: str
+    nbytes: int
+    version: str
 
     @property
     def is_remote(self) -> bool:
-        """Say whether it lies behind a URL."""
-        return remote.URL.match(self.place) is not None
+        """Whether the location is a URL."""
+        return remote.URL.match(self.location) is not None
 
     @property
     def identity(self) -> tuple[str, int, str]:
-        """Tell it from others, and from itself after a change; the same wherever a local folder is moved."""
-        return (self.name if self.is_remote else Path(self.name).name, self.size, self.stamp)
+        """Name, size and version; of a local shard without its folder, which may be moved."""
+        return (self.name if self.is_remote else Path(self.name).name, self.nbytes, self.version)
 
     @property
-    def found(self) -> remote.Found:
-        """Name the object behind the URL, with the version that is meant."""
-        return remote.Found(self.place, self.size, self.stamp)
+    def object(self) -> remote.RemoteObject:
+        """The object behind the URL, with the expected version."""
+        return remote.RemoteObject(self.location, self.nbytes, self.version)
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[BinaryIO]:
-        """Open it to be read forwards. ShardError where it cannot be, or has changed, at the end too."""
+    def open(self) -> Iterator[BinaryIO]:
+        """Open the shard for reading forwards. ShardError if it cannot be read, or changes meanwhile."""
         if self.is_remote:
-            with remote.opened(self.place, self.size) as ahead:
-                yield cast(BinaryIO, ahead)
-            remote.check_unchanged([self.found])
+            with remote.open_object(self.location, self.nbytes) as reader:
+                yield cast(BinaryIO, reader)
+            remote.check_unchanged([self.object])
             return
         try:
-            with Path(self.place).open("rb") as file:
+            with Path(self.location).open("rb") as file:
                 self._check(file)
                 yield file
                 self._check(file)
         except OSError as error:
-            raise ShardError(f"shard {self.place} cannot be read: {error}. Check its disk.") from error
+            raise ShardError(f"shard {self.location} cannot be read: {error}. Check its disk.") from error
 
     def _check(self, file: BinaryIO) -> None:
         now = os.fstat(file.fileno())
-        if (now.st_size, str(now.st_mtime_ns)) != (self.size, self.stamp):
-            raise ShardError(f"shard {self.place} changed while it was read. Start again.")
+        if (now.st_size, str(now.st_mtime_ns)) != (self.nbytes, self.version):
+            raise ShardError(f"shard {self.location} changed while it was read. Start again.")
 
 
-class Input(Protocol):
-    """What one job reads; pickled to wherever the job runs."""
+class ShardInput(Protocol):
+    """The samples of one shard of the cache; pickled to the process that runs the job."""
 
     def identity(self) -> object:
-        """Give plain values that differ where the samples may."""
+        """Return plain values that change if the samples may have changed."""
         ...
 
     def read(self) -> Iterator[Sample]:
@@ -95,26 +95,26 @@ class Input(Protocol):
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeShard:
     """All samples of one shard, in its order."""
 
-    shard: Shard
+    shard: SourceShard
 
     def identity(self) -> object:
-        """Give plain values that differ where the samples may."""
+        """Return plain values that change if the samples may have changed."""
         return ["whole", *self.shard.identity]
 
     def read(self) -> Iterator[Sample]:
-        """Read the samples in order, one pass forwards. Raises ShardError."""
-        with self.shard.opened() as file:
-            members = regular_members(file, self.shard.name, self.shard.size)
-            read = ((name, _read_at(file, offset, size)) for name, offset, size in members)
-            for key, sample in grouped(read, self.shard.name):
+        """Read the samples in order, in one pass forwards. Raises ShardError."""
+        with self.shard.open() as file:
+            members = regular_members(file, self.shard.name, self.shard.nbytes)
+            contents = ((name, _read_at(file, offset, nbytes)) for name, offset, nbytes in members)
+            for key, sample in grouped(contents, self.shard.name):
                 yield Sample(self.shard.name, key, sample)
 
 
-class Row(NamedTuple):
-    """A sample inside a shard: the shard's number, the key, and (extension, offset, size) of its members."""
+class SampleRanges(NamedTuple):
+    """A sample in a tar: number of the shard, key, and (extension, offset, bytes) of each member."""
 
     shard: int
     key: str
@@ -122,71 +122,73 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Picked:
-    """Some samples of some shards, in any order, by where they lie. shards: those that are used."""
+class PickedSamples:
+    """Some samples of some shards, in any order. shards: the used ones by number."""
 
-    shards: dict[int, Shard]
-    rows: tuple[Row, ...]
+    shards: dict[int, SourceShard]
+    samples: tuple[SampleRanges, ...]
 
     def identity(self) -> object:
-        """Give plain values that differ where the samples may."""
+        """Return plain values that change if the samples may have changed."""
         names = {number: self.shards[number].identity for number in sorted(self.shards)}
-        return ["picked", *((names[row.shard], row.key, row.members) for row in self.rows)]
+        return ["picked", *((names[sample.shard], sample.key, sample.members) for sample in self.samples)]
 
     def read(self) -> Iterator[Sample]:
-        """Read the samples in order, some megabytes at a time. Raises ShardError."""
-        far = [shard for shard in self.shards.values() if shard.is_remote]
-        if far:
-            remote.check_ranges(far[0].place, far[0].size)
+        """Read the samples in order, up to 32 MB at once. Raises ShardError."""
+        remote_shards = [shard for shard in self.shards.values() if shard.is_remote]
+        if remote_shards:
+            remote.check_ranges(remote_shards[0].location, remote_shards[0].nbytes)
         start = total = 0
-        for stop, row in enumerate(self.rows, 1):
-            total += sum(size for _, _, size in row.members)
-            if total >= _BATCH_BYTES or stop - start >= _BATCH_SAMPLES or stop == len(self.rows):
-                yield from self._batch(self.rows[start:stop])
+        for stop, sample in enumerate(self.samples, 1):
+            total += sum(nbytes for _, _, nbytes in sample.members)
+            if total >= _BATCH_BYTES or stop - start >= _BATCH_SAMPLES or stop == len(self.samples):
+                yield from self._read_batch(self.samples[start:stop])
                 start, total = stop, 0
-        remote.check_unchanged([shard.found for shard in far])
+        remote.check_unchanged([shard.object for shard in remote_shards])
 
-    def _batch(self, rows: Sequence[Row]) -> Iterator[Sample]:
+    def _read_batch(self, samples: Sequence[SampleRanges]) -> Iterator[Sample]:
+        """Read samples through (shard, start, stop) spans, joined if they are close together."""
         spans = [
-            (row.shard, min(m[1] for m in row.members), max(m[1] + m[2] for m in row.members)) for row in rows
+            (shard, min(start for _, start, _ in members), max(start + count for _, start, count in members))
+            for shard, _, members in samples
         ]
         joined: list[tuple[int, int, int]] = []
-        place = [0] * len(rows)
-        for at in sorted(range(len(rows)), key=spans.__getitem__):
-            shard, start, stop = spans[at]
+        span_of = [0] * len(samples)
+        for row in sorted(range(len(samples)), key=spans.__getitem__):
+            shard, start, stop = spans[row]
             if joined and joined[-1][0] == shard and start - joined[-1][2] <= _GAP:
                 joined[-1] = (shard, joined[-1][1], max(stop, joined[-1][2]))
             else:
                 joined.append((shard, start, stop))
-            place[at] = len(joined) - 1
-        blobs = self._blobs(joined)
-        for row, at in zip(rows, place, strict=True):
-            blob, base = blobs[at], joined[at][1]
-            members = {name: blob[offset - base : offset - base + size] for name, offset, size in row.members}
-            yield Sample(self.shards[row.shard].name, row.key, members)
+            span_of[row] = len(joined) - 1
+        blobs = self._read_spans(joined)
+        for sample, span in zip(samples, span_of, strict=True):
+            blob, base = blobs[span], joined[span][1]
+            members = {name: blob[at - base : at - base + count] for name, at, count in sample.members}
+            yield Sample(self.shards[sample.shard].name, sample.key, members)
 
-    def _blobs(self, spans: Sequence[tuple[int, int, int]]) -> list[bytes]:
+    def _read_spans(self, spans: Sequence[tuple[int, int, int]]) -> list[bytes]:
         far = [span for span in spans if self.shards[span[0]].is_remote]
-        read = remote.read_ranges([(self.shards[number].place, a, b) for number, a, b in far])
-        blobs = dict(zip(far, read, strict=True))
+        ranges = [(self.shards[number].location, start, stop) for number, start, stop in far]
+        blobs = dict(zip(far, remote.read_ranges(ranges), strict=True))
         for number, near in itertools.groupby((s for s in spans if s not in blobs), lambda span: span[0]):
-            with self.shards[number].opened() as file:
+            with self.shards[number].open() as file:
                 blobs.update({span: _read_at(file, span[1], span[2] - span[1]) for span in near})
         return [blobs[span] for span in spans]
 
 
 @dataclass(frozen=True)
-class Files:
-    """Images of a folder, each with its label. stamps: (size in bytes, time of modification in ns)."""
+class ImageFiles:
+    """Images of a folder with their labels. stats: (bytes, time of modification in ns) of each."""
 
     root: str
     files: tuple[ImageFile, ...]
-    stamps: tuple[tuple[int, int], ...]
+    stats: tuple[tuple[int, int], ...]
 
     def identity(self) -> object:
-        """Give plain values that differ where the samples may."""
-        rows = zip(self.files, self.stamps, strict=True)
-        return ["files", *((file.key, Path(file.path).suffix, file.label, *stamp) for file, stamp in rows)]
+        """Return plain values that change if the samples may have changed."""
+        rows = zip(self.files, self.stats, strict=True)
+        return ["files", *((file.key, Path(file.path).suffix, file.label, *stat) for file, stat in rows)]
 
     def read(self) -> Iterator[Sample]:
         """Read the samples in order. Raises ShardError."""
@@ -199,19 +201,21 @@ class Files:
             yield Sample(self.root, file.key, {extension: data, "cls": b"%d" % file.label})
 
 
-def _read_at(file: BinaryIO, offset: int, size: int) -> bytes:
+def _read_at(file: BinaryIO, offset: int, nbytes: int) -> bytes:
     file.seek(offset)
-    data = file.read(size)
-    if len(data) != size:
-        raise ShardError(f"a shard ended at byte {offset + len(data)} while it was read. Has it changed?")
+    data = file.read(nbytes)
+    if len(data) != nbytes:
+        raise ShardError(
+            f"a shard ended at byte {offset + len(data)} while it was read. It may have changed: start again."
+        )
     return data
 
 
-def find(source: Source) -> list[Shard] | Folder:
+def list_source(source: Source) -> list[SourceShard] | Folder:
     """List the shards of a source in order, or recognise a folder of images.
 
-    source: a folder of shards, a path, a glob, a brace pattern, a URL or a pattern of those, or a list of
-    these; a directory with one sub-directory of images per class and no shard in it; or a Folder. Raises
+    source: a folder of shards, a path, a glob, a brace pattern, a URL or a pattern of URLs, or a list of
+    these; a directory without shards and with one sub-directory of images per class; or a Folder. Raises
     ShardError.
     """
     if isinstance(source, Folder):
@@ -219,44 +223,46 @@ def find(source: Source) -> list[Shard] | Folder:
     parts = [source] if isinstance(source, (str, os.PathLike)) else list(source)
     if len(parts) == 1 and not remote.URL.match(os.fspath(parts[0])):
         root = Path(parts[0]).expanduser()
-        # Path.glob gives nothing for what is no directory.
+        # Path.glob yields nothing if root is not a directory.
         if not any(root.glob("*.tar")) and any(entry.is_dir() for entry in root.glob("[!.]*")):
             return Folder(str(root))
     if not parts:
-        expand([])
-    shards: list[Shard] = []
+        expand([])  # raises
+    shards: list[SourceShard] = []
     for part in [os.fspath(part) for part in parts]:
-        shards += _behind(part) if remote.URL.match(part) else [_local(path) for path in expand(part)]
+        is_remote = remote.URL.match(part) is not None
+        shards += _remote_shards(part) if is_remote else [_local_shard(path) for path in expand(part)]
     seen: set[str] = set()
     for shard in shards:
-        if shard.place in seen:
-            raise ShardError(f"shard {shard.name} is named twice by source={source!r}.")
-        seen.add(shard.place)
-    unknown = [shard.name for shard in shards if not shard.stamp]
+        if shard.location in seen:
+            raise ShardError(f"source={source!r} contains shard {shard.name} twice. Remove one of the two.")
+        seen.add(shard.location)
+    unknown = [shard.name for shard in shards if not shard.version]
     if unknown:
         warnings.warn(
-            f"{len(unknown)} shards, such as {unknown[0]}: the server tells neither an ETag nor a time of "
-            "modification. Where one is replaced by another of equal size, no build will notice.",
+            f"{len(unknown)} shards, such as {unknown[0]}: the server sends neither an ETag nor a time of "
+            "modification. A shard that is replaced by another of equal size will not be built again.",
             stacklevel=2,
         )
     return shards
 
 
-def _local(path: Path) -> Shard:
+def _local_shard(path: Path) -> SourceShard:
     try:
         found = path.stat()
     except OSError as error:
         raise ShardError(f"shard {path} cannot be read: {error.strerror}. Check the path.") from error
-    place = os.path.normpath(path.absolute())
-    return Shard(place, str(path), found.st_size, str(found.st_mtime_ns))
+    location = os.path.normpath(path.absolute())
+    return SourceShard(location, str(path), found.st_size, str(found.st_mtime_ns))
 
 
-def _behind(url: str) -> list[Shard]:
+def _remote_shards(url: str) -> list[SourceShard]:
     try:
         urls = list(braceexpand(url)) if "{" in url else [url]
     except ValueError as error:
         raise ShardError(
-            f"source={remote.public(url)!r}: the braces do not match. Write it like train-{{000..009}}.tar."
+            f"source={remote.public_url(url)!r}: the braces do not match. Write it like "
+            "train-{000..009}.tar."
         ) from error
-    found = [shard for one in urls for shard in remote.find(one)]
-    return [Shard(shard.url, remote.public(shard.url), shard.size, shard.stamp) for shard in found]
+    objects = [found for one in urls for found in remote.list_objects(one)]
+    return [SourceShard(each.url, remote.public_url(each.url), *each[1:]) for each in objects]

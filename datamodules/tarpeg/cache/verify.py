@@ -1,4 +1,4 @@
-"""Checking a finished cache to the last byte: checksums, indexes, and every image decoded."""
+"""Verification of a finished cache: checksums, indexes, and every image decoded."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .. import processes
 from ..errors import CacheError, ShardError, Status
 from ..ops import library
+from ..processes import completed, open_executor
 from ..shards.index import ShardIndex, build
 from ..shards.manifest import BUILDING, MANIFEST, ShardEntry, read_manifest
 from ..shards.wds_index import index_path, parse
 from .build import Progress
 
-_SMALL = 200 << 20  # bytes that are checked in the time that processes take to start
+_SMALL = 200 << 20  # bytes that one process checks before others have started
 _LOCK = re.compile(r"\..*lock|\.lock")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with a shard; with one sample of it, where key is not empty."""
+    """A problem of a shard, or of one sample if the key is not empty."""
 
     shard: str
     key: str
     what: str
 
     def __str__(self) -> str:
-        """Name shard and key, and what is wrong."""
+        """Shard, key and problem."""
         return f"shard {self.shard}{f', key {self.key!r}' if self.key else ''}: {self.what}"
 
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What a check has found. shards, samples, bytes: what the manifest lists.
+    """Result of a check. shards, samples, bytes: in the manifest.
 
-    problems: of shards, in their order. extra: names of other files in the folder, which do no harm.
+    problems: in the order of shards. extra: names of other files in the folder, which are harmless.
     """
 
     dest: Path
@@ -56,12 +56,12 @@ class VerifyReport:
 
     @property
     def is_good(self) -> bool:
-        """Say whether everything is as it was built."""
+        """Whether there are no problems."""
         return not self.problems
 
     @property
     def bad_shards(self) -> tuple[str, ...]:
-        """Name the shards with problems, in their order."""
+        """Names of the shards with problems, in order."""
         return tuple(dict.fromkeys(problem.shard for problem in self.problems))
 
 
@@ -71,33 +71,36 @@ def verify_cache(
     *,
     progress: Callable[[Progress], object] | None = None,
 ) -> VerifyReport:
-    """Check every shard of a cache: its size and checksums, its index against its headers, each image whole.
+    """Check size and checksums of every shard, its index against its headers, and decode each whole image.
 
-    executor: where to check, a shard at a time; or a number of local processes (0: this one), by default one
-    a core where they pay. progress: called after each shard.
+    executor: runs the checks, one call per shard; or a number of local processes (0: this process); default
+    one per core, or this process for a small cache. progress: called after each shard.
 
-    Raises CacheError where the folder holds no finished cache, or its manifest is damaged.
+    Raises CacheError if the folder holds no finished cache, or its manifest is damaged.
     """
     started = time.monotonic()
     folder = Path(dest).expanduser().absolute()
     manifest = read_manifest(folder)
     if manifest is None:
-        what = "a build that was not finished: run it again" if (folder / BUILDING).exists() else "no cache"
-        raise CacheError(f"{folder} holds {what} (there is no {MANIFEST}).")
+        found = "an unfinished build: run it again" if (folder / BUILDING).exists() else "no cache"
+        raise CacheError(f"{folder} holds {found} (there is no {MANIFEST}).")
     if executor is None and manifest.bytes < _SMALL:
         executor = 0
-    library.load()  # builds the operators where that has not happened: once, not in every worker
-    found: dict[str, list[Problem]] = {}
-    samples = size = 0
-    with processes.pool(executor, len(manifest.shards)) as pool:
+    library.load()  # compiles the operators if necessary: once, not in every worker
+    problems_of: dict[str, list[Problem]] = {}
+    samples = nbytes = 0
+    with open_executor(executor, len(manifest.shards)) as pool:
         calls = ((str(folder), entry) for entry in manifest.shards)
-        for entry, problems in processes.results(pool, check, calls, lambda: None):
-            found[entry.name] = problems
-            samples, size = samples + entry.samples, size + entry.bytes
+        for entry, problems in completed(pool, check_shard, calls, lambda: None):
+            problems_of[entry.name] = problems
+            samples, nbytes = samples + entry.samples, nbytes + entry.bytes
             if progress is not None:
-                bad = sum(map(bool, found.values()))
-                progress(Progress(len(found), len(manifest.shards), 0, samples, size, manifest.bytes, bad))
-    problems = [problem for entry in manifest.shards for problem in found[entry.name]]
+                shards, bad = (
+                    (len(problems_of), len(manifest.shards), 0),
+                    sum(map(bool, problems_of.values())),
+                )
+                progress(Progress(*shards, samples, nbytes, manifest.bytes, bad))
+    problems = [problem for entry in manifest.shards for problem in problems_of[entry.name]]
     extra = []
     known = {MANIFEST} | {name for entry in manifest.shards for name in _files(entry)}
     for name in sorted(path.name for path in folder.iterdir() if path.name not in known):
@@ -110,8 +113,8 @@ def verify_cache(
     return VerifyReport(folder, *counts, tuple(problems), tuple(extra), seconds)
 
 
-def check(dest: str, entry: ShardEntry) -> tuple[ShardEntry, list[Problem]]:
-    """Check one shard; runs in a worker."""
+def check_shard(dest: str, entry: ShardEntry) -> tuple[ShardEntry, list[Problem]]:
+    """Return the problems of one shard; runs in a worker."""
     return entry, list(_problems(Path(dest), entry))
 
 
@@ -122,11 +125,11 @@ def _files(entry: ShardEntry) -> tuple[str, str]:
 def _problems(folder: Path, entry: ShardEntry) -> Iterator[Problem]:
     tar, idx = (folder / name for name in _files(entry))
     try:
-        size = tar.stat().st_size
-        if size != entry.bytes:
-            yield Problem(entry.name, "", f"it has {size} bytes, and {MANIFEST} says {entry.bytes}")
+        nbytes = tar.stat().st_size
+        if nbytes != entry.bytes:
+            yield Problem(entry.name, "", f"it has {nbytes} bytes instead of {entry.bytes} as in {MANIFEST}")
         elif _sha256(tar) != entry.sha256:
-            yield Problem(entry.name, "", f"its checksum is not the one in {MANIFEST}")
+            yield Problem(entry.name, "", f"its checksum differs from {MANIFEST}")
     except OSError as error:
         yield Problem(entry.name, "", f"it cannot be read: {error.strerror}")
         return
@@ -140,8 +143,8 @@ def _problems(folder: Path, entry: ShardEntry) -> Iterator[Problem]:
     try:
         text = idx.read_bytes()
         if hashlib.sha256(text).hexdigest() != entry.idx_sha256:
-            yield Problem(entry.name, "", f"the checksum of {idx.name} is not the one in {MANIFEST}")
-        index = parse([text], [idx], [size])
+            yield Problem(entry.name, "", f"the checksum of {idx.name} differs from {MANIFEST}")
+        index = parse([text], [idx], [nbytes])
     except CacheError as error:
         yield Problem(entry.name, "", str(error))
     except OSError as error:
@@ -153,7 +156,7 @@ def _problems(folder: Path, entry: ShardEntry) -> Iterator[Problem]:
         return
     count = len(readable)
     if count != entry.samples:
-        yield Problem(entry.name, "", f"it has {count} samples, and {MANIFEST} says {entry.samples}")
+        yield Problem(entry.name, "", f"it has {count} samples instead of {entry.samples} as in {MANIFEST}")
     yield from _undecodable(tar, entry, readable)
 
 
@@ -166,14 +169,14 @@ def _sha256(path: Path) -> str:
 
 
 def _compare(entry: ShardEntry, headers: ShardIndex, index: ShardIndex) -> Iterator[Problem]:
-    """Name the first sample that the index tells otherwise than the headers."""
+    """Yield the first sample that differs between headers and index, or a difference in their number."""
     for row in range(min(len(headers), len(index))):
         one, other = _sample(headers, row), _sample(index, row)
         if one != other:
-            yield Problem(entry.name, one[0], f"the index says {other[0]!r} {other[1]}, the tar {one[1]}")
+            yield Problem(entry.name, one[0], f"the index has {other[0]!r} {other[1]}, the tar {one[1]}")
             return
     if len(headers) != len(index):
-        counts = f"the index lists {len(index)} samples, the tar has {len(headers)}"
+        counts = f"the index has {len(index)} samples, the tar {len(headers)}"
         yield Problem(entry.name, "", counts)
 
 
@@ -183,32 +186,22 @@ def _sample(index: ShardIndex, row: int) -> tuple[str, list[tuple[str, int, int]
     places = zip(
         extensions, index.offset[start:stop].tolist(), index.nbytes[start:stop].tolist(), strict=True
     )
-    # Members without an extension have no place in the index.
+    # The index has no members without an extension.
     return index.key(row), [place for place in places if place[0]]
 
 
 def _undecodable(tar: Path, entry: ShardEntry, index: ShardIndex) -> Iterator[Problem]:
     from ..ops import decode
 
-    # Mapped as Shards does; members were checked to lie inside of what the file has.
+    # Mapped as in Shards; members were checked to lie inside the file.
     data = torch.from_file(str(tar), shared=False, size=tar.stat().st_size, dtype=torch.uint8)
     members = index.member_ends[:-1] + index.image
     places = zip(index.offset[members].tolist(), index.nbytes[members].tolist(), strict=True)
-    for row, (offset, size) in enumerate(places):
-        image = data.narrow(0, offset, size)
+    for row, (offset, nbytes) in enumerate(places):
+        image = data.narrow(0, offset, nbytes)
         sides = np.maximum(decode.image_sizes([image]).numpy(), 1)
         box = torch.from_numpy(np.concatenate([np.zeros_like(sides), sides], axis=1))
-        # The mean of the whole image: every coefficient takes part in it.
+        # Reduced to one pixel: every coefficient of the image is decoded.
         status = Status(int(decode.decode_batch([image], box, 1)[1]))
         if status != Status.OK:
             yield Problem(entry.name, index.key(row), f"image is {status.name} ({int(status)})")
-
-
-def summary(report: VerifyReport) -> list[str]:
-    """Say in a few lines what a check has found; every problem is named."""
-    what = f"{report.samples} samples, {report.bytes / 1e6:.1f} MB, {report.seconds:.1f} s"
-    bad = f"{len(report.bad_shards)} BAD" if report.problems else "all good"
-    lines = [str(problem) for problem in report.problems]
-    if report.extra:
-        lines.append(f"also in the folder, no part of the cache: {', '.join(report.extra)}")
-    return [*lines, f"{report.dest}: {report.shards} shards, {bad} ({what})"]

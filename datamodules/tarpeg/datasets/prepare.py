@@ -156,11 +156,11 @@ class CachedShards:
 
     def _is_complete(self) -> bool:
         from ..cache.codecs import Tiled
-        from ..cache.job import describe
+        from ..cache.job import describe_codec
         from ..cache.plan import Layout
 
         manifest = read_manifest(self.out)
-        requested = [describe(self.codec or Tiled()), dataclasses.asdict(self.layout or Layout())]
+        requested = [describe_codec(self.codec or Tiled()), dataclasses.asdict(self.layout or Layout())]
         return manifest is not None and [manifest.codec, manifest.layout] == requested
 
 
