@@ -1,4 +1,4 @@
-"""tarpeg.diagnose and tools/doctor.py: what they find here, and what they say of what is broken."""
+"""tarpeg.diagnose and tools/doctor.py: the facts of this machine, and reports of what is broken."""
 
 from __future__ import annotations
 
@@ -12,23 +12,21 @@ from pathlib import Path
 import pytest
 import tarpeg
 import torch
+from helpers.checkouts import ROOT
+from helpers.pictures import jpeg
 from packaging.requirements import Requirement
-from tarpeg import machine
 from tarpeg.diagnostics import doctor
-from tarpeg.diagnostics.speedcheck import SpeedCheck
-from tarpeg.loader.config import LoaderConfig
+from tarpeg.diagnostics.doctor import SpeedCheck
 from tarpeg.ops import decode, library
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def tool(*settings: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "tools" / "doctor.py"), *settings]
-    settings_of_ours = {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, env=settings_of_ours, timeout=200)
+    environment = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
 
 
-def test_what_is_found_here():
+def test_this_machine():
     found = tarpeg.diagnose(speed=False)
     assert found.is_well and found.speed is None, found.problems
     assert list(found.facts) == ["installed", "native operators", "CUDA", "machine"]
@@ -42,7 +40,7 @@ def test_what_is_found_here():
         assert f"\n  {name}: " in page
 
 
-def test_the_operator_behind_it():
+def test_the_operator_native_facts():
     operator = torch.ops.tarpeg.native_facts.default
     torch.library.opcheck(operator, (), test_utils=("test_schema", "test_faketensor"))
     facts = decode.native_facts()
@@ -50,7 +48,7 @@ def test_the_operator_behind_it():
     assert Path(facts["libjpeg_file"]).is_file()
 
 
-def test_portable_code_is_odd_and_without_a_checkout_the_same_is_told():
+def test_portable_code_is_odd_also_without_the_tool():
     code = "import tarpeg; print(tarpeg.diagnose(speed=False))"
     settings = {**os.environ, "TARPEG_PORTABLE": "1", "PYTHONPATH": str(ROOT / "datamodules")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=settings)
@@ -60,16 +58,16 @@ def test_portable_code_is_odd_and_without_a_checkout_the_same_is_told():
     assert done.stdout.endswith("it works, but see what is odd\n")
 
 
-def test_no_library_and_none_may_be_built(tmp_path):
+def test_no_library_and_compiling_forbidden(tmp_path):
     done = tool(TARPEG_NO_BUILD="1", TARPEG_LIB_DIR=str(tmp_path / "none"))
     assert (done.returncode, done.stderr) == (1, "")
     assert "  library:        not loaded\n" in done.stdout
-    assert "; TARPEG_NO_BUILD forbids to use one\n" in done.stdout
+    assert "; TARPEG_NO_BUILD forbids compiling\n" in done.stdout
     assert re.search(r"^broken\n  the native operators are not built .*Unset it, or build", done.stdout, re.M)
     assert done.stdout.endswith("see what is broken\n") and "speed" not in done.stdout
 
 
-def test_libjpegs_headers_are_missing(tmp_path):
+def test_missing_libjpeg_headers(tmp_path):
     compiler = tmp_path / "compiler"
     words = "jpeg.h:1:10: fatal error: jpeglib.h: No such file or directory"
     compiler.write_text(f"#!/bin/sh\necho '{words}' >&2; exit 1\n")
@@ -80,7 +78,7 @@ def test_libjpegs_headers_are_missing(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_speed_check_and_its_verdict():
+def test_the_speed_check():
     done = tool()
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(
@@ -90,7 +88,7 @@ def test_the_speed_check_and_its_verdict():
 
 
 @pytest.mark.parametrize(
-    ("version", "told"),
+    ("version", "problem"),
     [
         (None, r"webdataset is missing: pip install 'webdataset>=\d"),
         (
@@ -99,7 +97,7 @@ def test_the_speed_check_and_its_verdict():
         ),
     ],
 )
-def test_packages_that_are_missing_or_too_old(monkeypatch, version, told):
+def test_missing_and_old_packages(monkeypatch, version, problem):
     real = metadata.version
 
     def pretend(name: str) -> str:
@@ -112,11 +110,11 @@ def test_packages_that_are_missing_or_too_old(monkeypatch, version, told):
     monkeypatch.setattr(metadata, "version", pretend)
     found = tarpeg.diagnose(speed=False)
     assert not found.is_well
-    assert re.match(told, found.problems[0])
+    assert re.match(problem, found.problems[0])
     assert found.facts["installed"]["webdataset"] == (version or "missing")
 
 
-def test_the_compromised_releases_of_lightning_are_named(monkeypatch):
+def test_compromised_releases_of_lightning_are_refused(monkeypatch):
     monkeypatch.setattr(doctor, "_version", lambda name: "2.6.3" if name == "lightning" else "999")
     problems = tarpeg.diagnose(speed=False).problems
     assert [
@@ -124,20 +122,17 @@ def test_the_compromised_releases_of_lightning_are_named(monkeypatch):
     ]
 
 
-def test_a_torch_that_cannot_be_imported(monkeypatch):
-    real = doctor.importlib.import_module
-
-    def broken(name: str, package: str | None = None):
-        if name == "..ops.decode":
-            raise ImportError("libtorch_cpu.so: cannot open shared object file")
-        return real(name, package)
-
-    monkeypatch.setattr(doctor.importlib, "import_module", broken)
-    found = tarpeg.diagnose()
-    assert found.problems == (
+@pytest.mark.parametrize("error", ["ImportError", "OSError"])
+def test_a_broken_torch(tmp_path, error):
+    (tmp_path / "torch.py").write_text(f"raise {error}('libtorch_cpu.so: cannot open shared object file')")
+    code = "import tarpeg; print(*tarpeg.diagnose().problems)"
+    path = os.pathsep.join((str(tmp_path), str(ROOT / "datamodules")))
+    settings = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=settings)
+    assert done.stdout == (
         "torch is installed but cannot be imported: libtorch_cpu.so: cannot open shared object file. "
-        "Install it anew",
-    )
+        "Reinstall it\n"
+    ), done.stderr
 
 
 @pytest.mark.parametrize("reason", [None, "the CUDA operators do not compile: nvcc said no. Do this."])
@@ -158,7 +153,7 @@ def test_a_machine_with_gpus(monkeypatch, reason):
         assert found.oddities == (f"there is a GPU, but images on it will be refused: {reason}",)
 
 
-def test_the_extras_are_those_that_pip_knows():
+def test_extras_are_those_of_pyproject():
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     known = {
@@ -169,52 +164,11 @@ def test_the_extras_are_those_that_pip_knows():
     assert {name: set(packages) for name, (_, packages) in doctor.EXTRAS.items()} == known
 
 
-def group(root: Path, cgroup: str, **files: str) -> machine.Machine:
-    """Look around where /proc/self/cgroup says `cgroup` and files, / as __, hold what is given."""
-    (root / "proc" / "self").mkdir(parents=True)
-    (root / "proc" / "self" / "cgroup").write_text(cgroup)
-    (root / "proc" / "meminfo").write_text(
-        "MemTotal:  2000000 kB\nHugePages_Total:  0\nMemAvailable:  1000 kB\n"
-    )
-    for name, content in files.items():
-        path = root / "groups" / name.replace("__", "/").replace("_DOT_", ".")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    return machine.read_machine(root / "groups", root / "proc")
-
-
-def test_limits_of_a_container(tmp_path, monkeypatch):
-    second = group(
-        tmp_path / "2",
-        "0::/pod/me\n",
-        cpu_DOT_max="max 100000\n",
-        pod__cpu_DOT_max="150000 100000\n",
-        pod__me__cpu_DOT_max="max 100000\n",
-        pod__me__memory_DOT_max="4000000000\n",
-    )
-    assert (second.core_limit, second.memory_limit) == (1.5, 4_000_000_000)
-    assert (second.usable_cores, second.memory, second.memory_free) == (1, 2_048_000_000, 1_024_000)
-    first = group(
-        tmp_path / "1",
-        "4:memory:/host/name\n3:cpu,cpuacct:/host/name\n",
-        **{"cpu__cpu_DOT_cfs_quota_us": "50000\n", "cpu__cpu_DOT_cfs_period_us": "100000\n"},
-        memory__memory_DOT_limit_in_bytes="9223372036854771712\n",
-    )
-    assert (first.core_limit, first.memory_limit, first.usable_cores) == (0.5, None, 1)
-    none = group(tmp_path / "0", "")
-    assert (none.core_limit, none.memory_limit, none.usable_cores) == (None, None, none.cores)
-
-    monkeypatch.setattr(machine, "read_machine", lambda: machine.Machine(64, 2.0, 1, 1, 1, 1, 0.1))
-    found = tarpeg.diagnose(speed=False)
-    assert found.facts["machine"]["cores"] == "64, of which the container may use 2.0"
-    assert LoaderConfig().workers_and_threads == (2, 0), "as many workers as the container may keep busy"
-
-
-def test_verdicts():
+def test_results_of_the_speed_check():
     good = SpeedCheck(1100, 350, 160, 165, 45, cores=4)
     assert good.lines()[1:] == [
         "a crop of a tiled 800x533 photograph: 160 us, 6.9 times torchvision",
-        "on 4 cores: 22222 tiled crops a second, 3.7 times one core",
+        "on 4 cores: 22222 tiled crops per second, 3.7 times one core",
     ]
     assert good.oddities() == []
     assert SpeedCheck(1100, 350, 160, 160, 160, cores=1).oddities() == []
@@ -224,3 +178,13 @@ def test_verdicts():
         "slow path: a crop of ordinary photographs takes 900 us, torchvision 1000 us",
         "slow path: a crop of tiled photographs takes 880 us, of ordinary ones 900 us",
     ]
+
+
+def test_without_torchvisions_decoder_pillow_is_the_reference(monkeypatch):
+    photo = torch.frombuffer(bytearray(jpeg("444", 48, 64)), dtype=torch.uint8)
+    name, decode_whole = doctor._peer()
+    assert name == "torchvision"
+    expected = decode_whole(photo)
+    monkeypatch.delattr("torchvision.io.decode_jpeg")
+    name, decode_whole = doctor._peer()
+    assert name == "Pillow" and torch.equal(decode_whole(photo), expected)

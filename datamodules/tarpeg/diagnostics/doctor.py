@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 
-from .. import __version__
+from .. import __version__, machine
 from ..errors import BuildError
-from ..machine import Machine, read_machine
 from ..ops import library
 
 if TYPE_CHECKING:
@@ -95,8 +94,8 @@ class Diagnosis:
 class SpeedCheck:
     """Microseconds for a 256x256 crop of an 800x533 photograph, in the best of the rounds.
 
-    reference, ordinary, tiled: processor time on one thread. The reference, torchvision or Pillow, decodes all
-    of the photograph and crops; the others are ours, on the same file and on its tiled copy. alone, together:
+    reference, ordinary, tiled: processor time on one thread. The reference, torchvision or Pillow, decodes
+    everything and crops; the others are ours, on the same file and on its tiled copy. alone, together:
     elapsed time for tiled files, on one thread and on ``cores`` threads.
     """
 
@@ -163,17 +162,17 @@ def diagnose(speed: bool = True) -> Diagnosis:
     """
     report, measured = _Report(), None
     _packages(report)
-    machine = read_machine()
+    this = machine.read_machine()
     is_loaded = _load_library(report)
     _compiler(report)
     if is_loaded:
         _cuda(report)
-    _machine(report, machine)
+    _machine(report, this)
     if is_loaded and speed and not report.problems:
-        measured = _check_speed(machine.usable_cores)
+        measured = _check_speed(this.usable_cores)
         report.oddities += measured.oddities()
-        if machine.load is not None and machine.load > 0.75 * machine.cores:
-            busy = f"other processes use this machine (load {machine.load:.1f})"
+        if this.load is not None and this.load > 0.75 * this.cores:
+            busy = f"other processes use this machine (load {this.load:.1f})"
             report.oddities.append(f"{busy}: the measurements are not reliable")
     return Diagnosis(report.facts, measured, tuple(report.oddities), tuple(report.problems))
 
@@ -282,20 +281,20 @@ def _cuda(report: _Report) -> None:
         report.oddities.append(f"there is a GPU, but images on it will be refused: {reason}")
 
 
-def _machine(report: _Report, machine: Machine) -> None:
+def _machine(report: _Report, this: machine.Machine) -> None:
     rows = report.facts["machine"] = {
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
-        "cores": f"{machine.cores}",
+        "cores": f"{this.cores}",
     }
-    if machine.core_limit is not None:
-        rows["cores"] += f", of which the container may use {machine.core_limit:.1f}"
-    if machine.load is not None:
-        rows["load"] = f"{machine.load:.1f} in the last minute"
-    rows["memory"] = f"{_gigabytes(machine.memory)}, {_gigabytes(machine.memory_free)} free"
-    if machine.memory_limit is not None:
-        rows["memory"] += f", the container may use {_gigabytes(machine.memory_limit)}"
-    if machine.shared_free is not None:
-        rows["/dev/shm"] = f"{_gigabytes(machine.shared_free)} free (tarpeg needs none of it)"
+    if this.core_limit is not None:
+        rows["cores"] += f", of which the container may use {this.core_limit:.1f}"
+    if this.load is not None:
+        rows["load"] = f"{this.load:.1f} in the last minute"
+    rows["memory"] = f"{_gigabytes(this.memory)}, {_gigabytes(this.memory_free)} free"
+    if this.memory_limit is not None:
+        rows["memory"] += f", the container may use {_gigabytes(this.memory_limit)}"
+    if this.shared_free is not None:
+        rows["/dev/shm"] = f"{_gigabytes(this.shared_free)} free (tarpeg needs none of it)"
 
 
 def _gigabytes(nbytes: int | None) -> str:
