@@ -122,7 +122,7 @@ def test_what_means_shards_stays_with_shards(tmp_path, album):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ShardError, match=r"has no \.tar file"):
         Split(tmp_path / "empty", CenterCrop(8)).open()
-    with pytest.raises(ShardError, match="cannot be read: .* has images and .* has shards"):
+    with pytest.raises(ShardError, match=r"cannot be read: .* has images and .* has shards"):
         Split([album, tmp_path / "x.tar"], CenterCrop(8)).open()
 
 

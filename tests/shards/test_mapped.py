@@ -1,5 +1,8 @@
+"""Samples by number: grouping as webdataset's, access to mapped tars, and caches opened by their manifest."""
+
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import pickle
@@ -11,20 +14,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.big_cache import make as make_big_cache
+from helpers.small_caches import add_manifest, make_cache
 from helpers.small_tars import cache_home as cache_home
 from helpers.small_tars import images, plain, write_tar
-from tarpeg.errors import ShardError
+from tarpeg import CacheError, ShardError
 from tarpeg.shards.mapped import Shards
+from tarpeg.shards.paths import expand
+
+PACKAGE = str(Path(__file__).parents[2] / "datamodules")
 
 # --- grouping
 
 
-def test_reads_what_webdataset_reads(tmp_path):
+def test_reads_the_samples_that_webdataset_reads(tmp_path):
     webdataset = pytest.importorskip("webdataset")
-    long = "f/" * 80 + "deep"
-    folder = tarfile.TarInfo("f")
+    folder, link = tarfile.TarInfo("f"), tarfile.TarInfo("f/link.jpg")
     folder.type = tarfile.DIRTYPE
-    link = tarfile.TarInfo("f/link.jpg")
     link.type, link.linkname = tarfile.SYMTYPE, "a.jpg"
     members = [
         ("__meta__", b"skipped"),
@@ -39,7 +45,7 @@ def test_reads_what_webdataset_reads(tmp_path):
         ("b.png", b"image of b"),
         ("f/a.jpg", b"the key again, not consecutive"),
         ("./v.1/dot.jpeg", b"dot in the folder"),
-        (long + ".webp", b"long name"),
+        ("f/" * 80 + "deep.webp", b"long name"),
         ("ünï.cls", b"9"),
         ("ünï.tif", b"unicode"),
         ("zero.jpg", b""),
@@ -75,12 +81,11 @@ def test_samples_without_image_are_left_out_with_one_warning_each_time(tmp_path)
     for _ in range(2):  # built, then loaded
         with pytest.warns(UserWarning, match=r"a\.tar: 2 samples have no image .* 'a'") as caught:
             shards = Shards([path])
-        assert len(caught) == 1
-        assert images(shards) == [b"B", b"D"]
-        assert shards.member(1, "cls") == b"4"
+        assert len(caught) == 1 and caught[0].filename == __file__
+        assert images(shards) == [b"B", b"D"] and shards.member(1, "cls") == b"4"
 
 
-def test_duplicate_extension_names_shard_and_key(tmp_path):
+def test_a_duplicate_extension_is_an_error_with_shard_and_key(tmp_path):
     path = write_tar(tmp_path / "dup.tar", [("x/k.jpg", b"1"), ("x/k.JPG", b"2")])
     with pytest.raises(ShardError, match=r"dup\.tar: key 'x/k' has two members 'jpg'"):
         Shards([path])
@@ -89,7 +94,7 @@ def test_duplicate_extension_names_shard_and_key(tmp_path):
 # --- access
 
 
-def test_ids_run_through_the_shards_in_order(tmp_path):
+def test_ids_number_the_samples_of_all_shards_in_order(tmp_path):
     paths = [plain(tmp_path / "b.tar", 3), plain(tmp_path / "a.tar", 2, start=10)]
     shards = Shards(paths)
     assert len(shards) == 5
@@ -100,16 +105,23 @@ def test_ids_run_through_the_shards_in_order(tmp_path):
     labels = shards.labels(torch.tensor([3, 1]))
     assert labels.tolist() == [10, 1] and labels.dtype == torch.int64
     assert shards.member(3, "cls") == shards.member(3, ".CLS") == b"10"
-    assert shards.member(3, "json") is None
-    assert shards.extensions(3) == ["jpg", "cls"]
+    assert shards.member(3, "json") is None and shards.extensions(3) == ["jpg", "cls"]
     assert shards.images([]) == [] and shards.labels([]).shape == (0,)
+
+
+def test_many_shards_opened_by_several_threads_stay_in_order(tmp_path):
+    paths = [plain(tmp_path / f"{i}.tar", 1 + i % 3, start=3 * i) for i in range(300)]
+    shards = Shards(paths)
+    numbers = [3 * i + n for i in range(300) for n in range(1 + i % 3)]
+    assert shards.labels(range(len(shards))).tolist() == numbers
+    assert images(shards) == [b"J%d" % number for number in numbers]
+    assert [shards.shard(id) for id in (0, len(shards) - 1)] == [paths[0], paths[-1]]
 
 
 def test_images_are_views_not_copies(tmp_path):
     shards = Shards([plain(tmp_path / "a.tar")])
     first, again = shards.images([1])[0], shards.images([1])[0]
-    assert first.dtype == torch.uint8 and first.dim() == 1
-    assert first.data_ptr() == again.data_ptr()
+    assert first.dtype == torch.uint8 and first.dim() == 1 and first.data_ptr() == again.data_ptr()
     open_files = [os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()]
     assert not [name for name in open_files if name.endswith("a.tar")]
 
@@ -133,32 +145,16 @@ def test_labels_of_different_extensions_and_forms(tmp_path):
         shards.labels([0])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"cat",
-        b"",
-        b"1.0",
-        b"1_0",
-        b"1 2",
-        b"9223372036854775808",
-        b"x" * 5000,
-        b"7" * 100,
-        b"\xff\xfe",
-        b"\x00",
-    ],
-)
-def test_labels_that_are_no_integer(tmp_path, text):
+NOT_INTEGERS = [b"cat", b"", b"1.0", b"1_0", b"1 2", b"9223372036854775808", b"\xff\xfe", b"\x00"]
+
+
+@pytest.mark.parametrize("text", [*NOT_INTEGERS, b"x" * 5000, b"7" * 100])
+def test_labels_that_are_not_integers(tmp_path, text):
     path = write_tar(tmp_path / "a.tar", [("g/k.jpg", b"."), ("g/k.cls", text)])
-    with pytest.raises(
-        ShardError, match=r"a\.tar, key 'g/k': member 'cls' is '.*', not a 64-bit integer"
-    ) as error:
+    message = r"a\.tar, key 'g/k': member 'cls' is '.*', not a 64-bit integer"
+    with pytest.raises(ShardError, match=message) as error:
         Shards([path]).labels([0])
     assert len(str(error.value)) < 300 + len(str(path))
-
-
-def _read_all(shards):
-    return images(shards)
 
 
 def test_pickles_without_maps_and_works_in_a_spawned_process(tmp_path):
@@ -168,13 +164,12 @@ def test_pickles_without_maps_and_works_in_a_spawned_process(tmp_path):
     assert len(pickle.dumps(shards)) < 50 * 100 + 3000
     assert images(pickle.loads(pickle.dumps(shards))) == expected
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(_read_all, (shards,)) == expected
+        assert pool.apply(images, (shards,)) == expected
 
 
-def test_many_extensions_and_shards_of_different_tables(tmp_path):
-    a = write_tar(
-        tmp_path / "a.tar", [("a.jpg", b"A"), ("a.cls", b"1"), *((f"a.x{i}", b"") for i in range(300))]
-    )
+def test_shards_with_many_and_with_different_extensions(tmp_path):
+    many = [(f"a.x{i}", b"") for i in range(300)]
+    a = write_tar(tmp_path / "a.tar", [("a.jpg", b"A"), ("a.cls", b"1"), *many])
     b = write_tar(tmp_path / "b.tar", [("b.x7", b"seven"), ("b.cls", b"2"), ("b.png", b"B")])
     shards = Shards([a, b])
     assert images(shards) == [b"A", b"B"] and shards.labels([1, 0]).tolist() == [2, 1]
@@ -182,7 +177,7 @@ def test_many_extensions_and_shards_of_different_tables(tmp_path):
     assert len(shards.extensions(0)) == 302
 
 
-def test_a_tar_that_changed_or_went_after_indexing_is_an_error(tmp_path):
+def test_a_tar_that_changed_or_was_removed_after_indexing_is_an_error(tmp_path):
     path = plain(tmp_path / "a.tar", 30)
     shards = Shards([path])
     plain(path, 3)
@@ -201,10 +196,168 @@ def test_a_relative_path_survives_a_change_of_folder(tmp_path, monkeypatch):
     assert images(shards, [2]) == [b"J2"] and shards.shard(0) == tmp_path / "a.tar"
 
 
-def test_shards_import_neither_the_operators_nor_lightning():
-    code = "import sys, tarpeg.shards.mapped; print(*sorted({'lightning', 'hydra', 'tarpeg.ops'} & set(sys.modules)))"
-    root = str(Path(__file__).parents[2] / "datamodules")
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root}, capture_output=True
-    )
-    assert done.returncode == 0 and not done.stdout.strip(), done
+def test_opening_shards_imports_nothing_else():
+    """No operators, no painter of synthetic scenes, no cache builder."""
+    code = "import sys, tarpeg.shards.mapped as mapped, tarpeg.shards.paths; print(*sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": PACKAGE}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, check=True, text=True)
+    imported = set(done.stdout.split())
+    rooms = {f"tarpeg.{room}" for room in ("datasets", "cache", "ops", "loader", "sampling")}
+    assert not imported & {*rooms, "lightning", "hydra", "PIL.ImageDraw", "PIL.ImageFont"}
+
+
+# --- caches
+
+
+MEMBERS = {
+    f"train-{shard}": [
+        (f"f/k{shard}{n}.{name}", data)
+        for n in range(3)
+        for name, data in (("jpg", b"J%d%d" % (shard, n)), ("cls", b"7"))
+    ]
+    for shard in range(20)
+}
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return make_cache(tmp_path / "cache", MEMBERS)
+
+
+def test_a_cache_reads_like_the_tars_in_it(cache, tmp_path):
+    shards = Shards(expand(cache))
+    plainly = tmp_path / "plain"
+    plainly.mkdir()
+    for tar in cache.glob("*.tar"):
+        os.link(tar, plainly / tar.name)
+    others = Shards(expand(plainly))
+    assert len(shards) == len(others) == 60
+    assert images(shards) == images(others)
+    assert shards.labels(range(60)).tolist() == others.labels(range(60)).tolist() == [7] * 60
+    for id in range(60):
+        assert shards.key(id) == others.key(id)
+        assert shards.shard(id).name == others.shard(id).name
+        assert shards.extensions(id) == others.extensions(id) == ["jpg", "cls"]
+        assert shards.member(id, "cls") == b"7"
+
+
+def test_opening_a_cache_reads_no_tar_and_writes_nothing(cache, cache_home):
+    tar = cache / "train-0.tar"
+    tar.write_bytes(bytes(tar.stat().st_size))
+    assert len(Shards(expand(cache))) == 60
+    assert not list(cache.glob("*.npz")) and not list(cache_home.rglob("*.npz"))
+
+
+def test_caches_and_ordinary_shards_together(cache, tmp_path):
+    other = plain(tmp_path / "other.tar")
+    shards = Shards([cache / "train-1.tar", other, cache / "train-0.tar"])
+    assert [shards.key(id) for id in (0, 3, 6)] == ["f/k10", "k0000", "f/k00"]
+
+
+def test_a_part_of_a_cache_may_be_copied(cache):
+    for name in ("train-2.tar", "train-2.idx"):
+        (cache / name).unlink()
+    assert len(Shards(expand(f"{cache}/train-{{0..1}}.tar"))) == 6
+    for source in (cache, f"{cache}/*.tar", f"{cache}/train-*"):
+        with pytest.raises(CacheError, match=r"train-2\.tar, which manifest\.json lists, cannot be read"):
+            Shards(expand(source))
+    assert len(Shards(expand(f"{cache}/train-1*"))) == 33
+
+
+def grow(cache):
+    with (cache / "train-2.tar").open("ab") as file:
+        file.write(bytes(512))
+
+
+def shorten(cache):
+    text = (cache / "train-2.idx").read_bytes().replace(b"v1.2 3", b"v1.2 2")
+    (cache / "train-2.idx").write_bytes(text.rsplit(b"\n", 2)[0] + b"\n")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda cache: (cache / "train-2.idx").unlink(), r"train-2\.idx, which .* run its build again"),
+        (grow, r"train-2\.tar has 10752 bytes, but 10240 in manifest\.json"),
+        (shorten, r"train-2\.idx has 2 samples, but 3 in manifest\.json"),
+        (
+            lambda cache: plain(cache / "train-extra.tar"),
+            r"train-extra\.tar is not in .*manifest\.json, which lists the 20",
+        ),
+    ],
+    ids=["no index", "size", "index of another shard", "not listed"],
+)
+def test_files_that_do_not_match_the_manifest(cache, damage, message):
+    damage(cache)
+    with pytest.raises(CacheError, match=message):
+        Shards(expand(cache))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "other"}, "not the manifest of a tarpeg cache: its format is 'other'.*rename that file"),
+        ({"version": 2}, "version 2, and this tarpeg reads up to 1.*Update tarpeg"),
+        ({"shards": 5}, "shards: Expected `array`"),
+    ],
+)
+def test_a_foreign_or_newer_manifest(cache, change, message):
+    path = cache / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | change))
+    for source in (cache, f"{cache}/*.tar"):
+        with pytest.raises(CacheError, match=message):
+            expand(source)
+    with pytest.raises(CacheError, match=message):
+        Shards([cache / "train-0.tar"])
+
+
+def test_a_build_that_was_not_finished(cache):
+    (cache / "manifest.json").unlink()
+    (cache / ".building").mkdir()
+    with pytest.raises(CacheError, match=r"a cache whose build was not finished .*run the same build again"):
+        expand(cache)
+    add_manifest(cache)
+    assert len(Shards(expand(cache))) == 60
+
+
+MEASURE = """
+import json, os, sys, time
+import numpy, torch
+sys.path[:0] = sys.argv[2:]
+import tarpeg
+from tarpeg.loader.config import LoaderConfig
+from tarpeg.loader.loader import Loader
+
+def memory(name):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+
+tarpeg.decode_batch
+before = memory("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")  # resets VmHWM
+started = time.process_time()  # of all threads: independent of other load on the machine
+split = tarpeg.Split(sys.argv[1], tarpeg.RandomResizedCrop(8))
+config = LoaderConfig(64, workers=0, threads=2)
+loader = Loader(split.open(), split, config, shuffle=True, keys=True, rank=0, world=1)
+batch = next(iter(loader))
+seconds = time.process_time() - started
+measured = {"seconds": seconds, "before": before, "added": memory("VmHWM") - before}
+loader.close()
+print(json.dumps(measured | {"files": len(os.listdir("/proc/self/fd")), "keys": batch.key}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads its memory from /proc")
+def test_a_cache_as_large_as_imagenet_opens_at_once(tmp_path):
+    make_big_cache(tmp_path / "cache")
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "cache"), PACKAGE]
+    runs = [
+        json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        for _ in range(3)
+    ]
+    assert len(set(runs[0]["keys"])) > 50
+    assert min(run["seconds"] for run in runs) < 2, runs
+    assert max(run["added"] for run in runs) < 200, runs
+    assert max(run["files"] for run in runs) < 24, runs

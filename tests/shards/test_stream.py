@@ -1,4 +1,4 @@
-"""Shards read as streams: what is delivered, what is weaker, what is refused, and what goes wrong."""
+"""Shards read as streams: batches, weaker guarantees, refused options, and errors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import http.server
 import itertools
 import re
+import tarfile
 import threading
 import time
 import warnings
@@ -16,6 +17,7 @@ import pytest
 import torch
 from helpers.pictures import jpeg
 from helpers.small_tars import sample, write_tar
+from helpers.training import Net, trainer
 from tarpeg import (
     Blocks,
     CenterCrop,
@@ -25,10 +27,12 @@ from tarpeg import (
     ShardError,
     Split,
     Streaming,
+    build_cache,
 )
 from tarpeg.loader.config import LoaderConfig
 from tarpeg.loader.loader import Loader
 from tarpeg.loader.stream_loader import StreamingLoader
+from tarpeg.shards.index import build
 from tarpeg.shards.stream import expand_urls
 
 ALL = [f"k{number:04d}" for number in range(24)]
@@ -46,7 +50,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(folder):
-    """The folder's address on a web server; it cuts s-cut.tar short, and stalls in s-stall.tar."""
+    """URL of the folder on a web server, which truncates s-cut.tar and stalls in s-stall.tar."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_):
@@ -101,7 +105,7 @@ def test_a_pass_over_all_shards_is_every_sample_once(server, config):
 
 
 def test_the_same_pixels_as_from_an_index(folder):
-    """Crops are drawn for other numbers, so a crop without draws is what can be compared."""
+    """Compared with a crop without randomness, because sample numbers differ."""
     split = Split(folder, CenterCrop(32))
     indexed = Loader(
         split.open(), split, LoaderConfig(4, workers=0, threads=0), shuffle=False, keys=True, rank=0, world=1
@@ -135,7 +139,7 @@ def test_a_length_is_kept_by_all_ranks(folder, samples, world, workers):
 
 
 @pytest.mark.parametrize("config", ENGINES, ids=str)
-def test_seed_and_epoch_say_what_comes(folder, config):
+def test_batches_are_a_function_of_seed_and_epoch(folder, config):
     runs = []
     for _ in range(2):
         loader = load(folder, streaming=Streaming(24, buffer=6), config=config)
@@ -152,7 +156,7 @@ def test_seed_and_epoch_say_what_comes(folder, config):
     assert keys_of(another) != keys_of(runs[0][0])
 
 
-def test_a_crop_is_the_samples_own_wherever_it_is_read(folder):
+def test_the_crop_of_a_sample_is_equal_in_any_process(folder):
     images = []
     for config in ENGINES:
         batches = taken(load(folder, config=config))
@@ -178,7 +182,7 @@ def test_views_members_and_targets(folder):
     assert first.extra == [{"cls": b"%d" % n} for n in range(4)]
 
 
-def test_nothing_in_a_shard_is_unpickled_or_run(tmp_path):
+def test_members_are_not_unpickled_or_executed(tmp_path):
     evil = b"cos\nsystem\n(S'touch " + str(tmp_path / "evil").encode() + b"'\ntR."
     extensions = ("pyd", "pickle", "pth", "npy", "ten")
     members = [*sample(0), *((f"k0000.{extension}", evil) for extension in extensions)]
@@ -196,7 +200,7 @@ def test_pipes_and_file_urls(folder):
     )
 
 
-def test_what_webdataset_cannot_open_goes_through_fsspec(folder):
+def test_other_protocols_are_opened_by_fsspec(folder):
     import fsspec
 
     with fsspec.open("memory://shards/a.tar", "wb") as file:
@@ -204,13 +208,13 @@ def test_what_webdataset_cannot_open_goes_through_fsspec(folder):
     assert sorted(keys_of(taken(load("memory://shards/a.tar")))) == ALL[12:16]
 
 
-def test_without_curl_http_goes_through_fsspec(server, monkeypatch):
+def test_without_curl_http_is_opened_by_fsspec(server, monkeypatch):
     pytest.importorskip("aiohttp")
     monkeypatch.setattr("tarpeg.shards.stream.shutil.which", lambda _: None)
     assert sorted(keys_of(taken(load(server + "/s-2.tar")))) == ALL[8:12]
 
 
-# --- what goes wrong
+# --- errors
 
 
 @pytest.mark.parametrize(
@@ -257,7 +261,54 @@ def test_a_broken_shard_is_named(folder, server, name, text, workers):
             (folder / other).unlink()
 
 
-def test_what_cannot_be_opened_is_named():
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("where", ["between", "inside", "damaged"])
+def test_a_stream_that_is_not_complete_is_an_error(tmp_path, where, workers):
+    path = write_tar(tmp_path / "t.tar", [member for n in range(10) for member in sample(n)])
+    with tarfile.open(path) as tar:
+        middle = tar.getmember("k0005.jpg").offset
+    data = bytearray(path.read_bytes())
+    data[middle + 3] ^= where == "damaged"
+    path.write_bytes(data[: {"between": middle, "inside": middle + 100}.get(where, len(data))])
+    what = "damaged" if where == "damaged" else "truncated"
+    for url in (str(path), f"pipe:cat {path}"):
+        with pytest.raises(ShardError, match=rf"t\.tar cannot be read as a stream: it is {what}"):
+            taken(load(url, shuffle=False, config={"workers": workers}))
+
+
+def linked(name, target):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = tarfile.LNKTYPE, target
+    return info
+
+
+def test_a_hard_linked_member_is_an_error(tmp_path):
+    """GNU tar writes samples that share a file for their label so."""
+    members = [*sample(0), sample(1)[0], linked("k0001.cls", "k0000.cls")]
+    path = write_tar(tmp_path / "t.tar", members)
+    text = r"t\.tar: 'k0001\.cls' is stored as a hard link to 'k0000\.cls'.*--hard-dereference"
+    for read in (
+        build,
+        lambda path: taken(load(path)),
+        lambda path: build_cache(path, tmp_path / "c", executor=0),
+    ):
+        with pytest.raises(ShardError, match=text):
+            read(path)
+    members = [*sample(0), linked("README", "k0000.jpg"), linked("__meta__/a.jpg", "k0000.jpg")]
+    path = write_tar(tmp_path / "t.tar", members)
+    assert build(path).samples.shape == (3, 1) and keys_of(taken(load(path))) == ["k0000"]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_samples_of_one_key_are_separate_samples(tmp_path, shuffle):
+    members = [m for n, label in ((0, 0), (1, 1), (0, 2), (2, 3)) for m in sample(n, label=b"%d" % label)]
+    (batch,) = taken(load(write_tar(tmp_path / "t.tar", members), shuffle=shuffle))
+    pairs = list(zip(batch.key, batch.label.tolist(), strict=True))
+    assert sorted(pairs) == [("k0000", 0), ("k0000", 2), ("k0001", 1), ("k0002", 3)]
+    assert shuffle or batch.label.tolist() == [0, 1, 2, 3]
+
+
+def test_errors_of_opening_have_the_url():
     for url in ("nonsense://host/a.tar", "pipe:exit 3"):
         with pytest.raises(ShardError, match=rf"shard {re.escape(url)} cannot be read as a stream"):
             taken(load(url))
@@ -269,7 +320,7 @@ def test_what_cannot_be_opened_is_named():
         load([])
 
 
-def test_a_server_that_stalls_does_not_keep_us(server):
+def test_a_stalled_server_does_not_delay_closing(server):
     loader = load([server + "/s-0.tar", server + "/s-stall.tar"], shuffle=False)
     iterator = iter(loader)
     assert len(next(iterator).key) == 4
@@ -291,7 +342,7 @@ def test_broken_images_and_samples_without_one(tmp_path, workers):
     assert any(re.search(r"x\.tar: key 'k0002' has no image and is left out", text) for text in texts)
 
 
-def test_a_label_that_is_none(tmp_path):
+def test_labels_that_are_missing_or_not_integers(tmp_path):
     write_tar(tmp_path / "x.tar", [*sample(0), *sample(1, label=b"cat")])
     with pytest.raises(ShardError, match=r"x\.tar, key 'k0001': member 'cls' is 'cat'"):
         taken(load(tmp_path))
@@ -300,7 +351,7 @@ def test_a_label_that_is_none(tmp_path):
         taken(load(tmp_path))
 
 
-def test_what_streaming_does_without_is_refused():
+def test_options_that_need_an_index_are_refused():
     for options, text in (
         ({"subset": 0.5}, "subset=0.5 needs an index"),
         ({"weights": [1.0]}, r"weights=\[1\.0\] needs an index"),
@@ -315,11 +366,11 @@ def test_what_streaming_does_without_is_refused():
             Streaming(**settings)
 
 
-# --- the life of a loader
+# --- life cycle of a loader
 
 
 @pytest.mark.parametrize("samples", [24, None])
-def test_going_on_within_an_epoch_warns_and_keeps_the_count(folder, samples):
+def test_resuming_within_an_epoch_warns_and_keeps_the_count(folder, samples):
     loader = load(folder, streaming=Streaming(samples))
     iterator = iter(loader)
     begun = keys_of([next(iterator), next(iterator)])
@@ -343,7 +394,7 @@ def test_going_on_within_an_epoch_warns_and_keeps_the_count(folder, samples):
     assert another.sampler.begin() == (1, 0), "the end of an epoch is the beginning of the next"
 
 
-def test_an_unsized_epoch_may_drop_what_is_not_full(folder):
+def test_an_unsized_epoch_may_drop_its_last_batch(folder):
     sizes = [len(b.key) for b in taken(load(folder, config={"batch_size": 5, "drop_last": True}))]
     assert sizes == [5, 5, 5, 5]
     sizes = [len(b.key) for b in taken(load(folder, config={"batch_size": 5}))]
@@ -378,8 +429,6 @@ def test_a_data_module_streams(server):
 
 @pytest.mark.parametrize("samples", [24, None])
 def test_lightning_fits_on_a_stream(folder, tmp_path, samples):
-    from helpers.training import Net, trainer
-
     split = Split(folder, RandomResizedCrop(16), streaming=Streaming(samples))
     net = Net()
     run = trainer(tmp_path, max_epochs=2)
@@ -389,8 +438,8 @@ def test_lightning_fits_on_a_stream(folder, tmp_path, samples):
     assert run.global_step == 12 and len(net.seen["validate"]) == 12 + 2
 
 
-def test_neighbours_part(folder):
-    """A buffer of 1 does not mix; a large one mixes what is read together."""
+def test_the_buffer_shuffles(folder):
+    """A buffer of 1 does not shuffle; a large one separates neighbours."""
     runs = {
         buffer: [int(k[1:]) for k in keys_of(taken(load(folder, streaming=Streaming(24, buffer))))]
         for buffer in (1, 24)
