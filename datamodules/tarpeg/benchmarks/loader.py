@@ -1,7 +1,7 @@
 """The loader suite: images per second from shards to batches, each contestant in a process of its own.
 
-The first half runs in this process. The second half runs in the only child of ``ProcessExecutor(1)``, where what
-was opened stays open from call to call.
+The first half runs in this process. The second half runs in the only child of ``ProcessExecutor(1)``, where
+what was opened stays open from call to call.
 """
 
 from __future__ import annotations
