@@ -31,3 +31,20 @@ def digest(batches):
         sha.update(batch.image.movedim(-3, -1).contiguous().numpy().tobytes())
         sha.update(batch.label.numpy().tobytes() + repr(batch[2:]).encode())
     return sha.hexdigest()
+
+
+RUNNERS = [
+    {"workers": 0, "threads": 0},
+    {"workers": 0, "threads": 1},
+    {"workers": 0, "threads": 2, "prefetch": 1},
+    {"workers": 0, "threads": 3, "prefetch": 5},
+    {"workers": 1},
+    {"workers": 2, "prefetch": 1},
+    {"workers": 3, "prefetch": 4},
+]
+"""Settings of a loader: in the calling thread, in threads, in processes."""
+
+
+def name_of(settings):
+    """The id of a test with these settings, such as w2-p1."""
+    return "-".join(f"{name[0]}{value}" for name, value in settings.items())

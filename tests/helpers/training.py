@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import lightning
 import torch
-from tarpeg import CenterCrop, RandomResizedCrop, ShardDataModule, Split
+from tarpeg import Affine, Augment, CenterCrop, Color, Erase, Mask, RandomResizedCrop, ShardDataModule, Split
 from torch import nn
 
 
@@ -13,6 +13,12 @@ def module(photos, **settings):
     train = Split(photos, RandomResizedCrop(16), flip=0.5)
     val = Split(photos, CenterCrop(16))
     return ShardDataModule(train, val, val, val, **{"batch_size": 4, "workers": 0, "keys": True, **settings})
+
+
+def heavy(**settings):
+    """An Augment with all kinds of distortions."""
+    parts = {"affine": Affine(30, translate=0.1), "color": Color(0.4, hue=0.1), "erase": Erase(), "flip": 0.5}
+    return Augment(**{**parts, "mask": Mask(0.1, 4), **settings})
 
 
 class Net(lightning.LightningModule):

@@ -1,4 +1,4 @@
-"""Augment on the loaders' batches: the same numbers for the same samples, wherever and whenever."""
+"""Augmentation of batches: the same params for the same samples, wherever and whenever it runs."""
 
 from __future__ import annotations
 
@@ -6,22 +6,16 @@ import hashlib
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from helpers.training import Net, module, trainer
+from helpers.scripts import PATHS
+from helpers.training import Net, heavy, module, trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from tarpeg import Affine, Augment, CenterCrop, Color, Erase, Mask, Mix, ShardDataModule, Split, Streaming
+from tarpeg import Augment, CenterCrop, Mix, ShardDataModule, Split, Streaming
 from torch import nn
 
-HERE = Path(__file__).parent
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
-
-
-def heavy(**settings):
-    parts = {"affine": Affine(30, translate=0.1), "color": Color(0.4, hue=0.1), "erase": Erase(), "flip": 0.5}
-    return Augment(**{**parts, "mask": Mask(0.1, 4), **settings})
 
 
 def digest(batch):
@@ -30,7 +24,7 @@ def digest(batch):
 
 
 def trained(data, folder, **settings):
-    """What a network is shown in training, batch by batch."""
+    """The digests of the batches that a network gets in training."""
     net = Net()
     trainer(folder, **{"max_epochs": 2, **settings}).fit(net, datamodule=data)
     return [digest(batch) for batch in net.seen["train"]]
@@ -51,7 +45,7 @@ def plainly(photos):
     [{"workers": 0, "threads": 0}, {"workers": 0, "threads": 2}, {"workers": 1}, {"workers": 2}],
     ids=str,
 )
-def test_the_same_bytes_wherever_it_is_done(photos, tmp_path, plainly, engine):
+def test_the_same_bytes_in_any_process_and_loop(photos, tmp_path, plainly, engine):
     data = module(photos, augment=heavy(), **engine)
     assert trained(data, tmp_path) == plainly
     data = module(photos, augment=heavy(), **engine)
@@ -75,7 +69,7 @@ def test_validation_in_between_changes_nothing(photos, tmp_path, plainly, settin
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_resumed_run_draws_what_the_other_would_have(photos, tmp_path, plainly, workers):
+def test_a_resumed_run_draws_the_same_params(photos, tmp_path, plainly, workers):
     saving = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
     data = module(photos, augment=heavy(), workers=workers)
     trained(data, tmp_path, callbacks=[saving], enable_checkpointing=True, max_steps=8)
@@ -84,7 +78,7 @@ def test_a_resumed_run_draws_what_the_other_would_have(photos, tmp_path, plainly
     assert [digest(batch) for batch in net.seen["train"]] == plainly[4:]
 
 
-def test_what_is_validated_is_normalised_only(photos, tmp_path):
+def test_validation_only_normalises(photos, tmp_path):
     shown = []
     for augment, workers in (
         (heavy(space="ycbcr"), 0),
@@ -113,8 +107,8 @@ def test_images_that_lightning_casts_are_not_augmented_twice(photos, tmp_path, p
     assert all(torch.equal(one, other) for one, other in zip(shown, expected, strict=True))
 
 
-def test_a_stream_that_is_fetched_ahead(photos, tmp_path):
-    # Without a length Lightning fetches a batch before it hands out the one before.
+def test_a_stream_that_lightning_fetches_ahead(photos, tmp_path):
+    # Without a length Lightning fetches each batch before it returns the previous one.
     def data(workers):
         split = Split(photos, CenterCrop(16), streaming=True)
         return ShardDataModule(split, batch_size=4, workers=workers, keys=True, augment=heavy())
@@ -128,7 +122,7 @@ def test_a_stream_that_is_fetched_ahead(photos, tmp_path):
     assert trained(sized, tmp_path) == trained(again, tmp_path)
 
 
-def test_views_and_occurrences_have_numbers_of_their_own(photos, tmp_path):
+def test_views_and_occurrences_have_their_own_params(photos, tmp_path):
     split = Split(photos, CenterCrop(16), views=2)
     shown = []
     for workers in (0, 1):
@@ -141,7 +135,7 @@ def test_views_and_occurrences_have_numbers_of_their_own(photos, tmp_path):
     assert first.shape == (4, 3, 16, 16) and not torch.equal(first, second)
     single = ShardDataModule(Split(photos, CenterCrop(16)), batch_size=4, workers=0, augment=heavy())
     alone = next(iter(single.augmented(single.train_dataloader())))
-    assert torch.equal(alone.image, first), "the first view is what there is without views"
+    assert torch.equal(alone.image, first), "the first view equals that of a split without views"
 
     often = Split(photos, CenterCrop(16), weights=[1.0] + [0.0] * 22, shuffle=False)
     data = ShardDataModule(often, batch_size=4, workers=0, augment=heavy())
@@ -155,7 +149,7 @@ class Views(Net):
         return super()._see(batch._replace(image=batch.image[0]))
 
 
-def test_a_module_of_ones_own_is_called_with_images_alone(photos, tmp_path):
+def test_another_module_is_called_with_images_alone(photos, tmp_path):
     class Own(nn.Module):
         def forward(self, images):
             return images.half() if self.training else images.double()
@@ -167,7 +161,7 @@ def test_a_module_of_ones_own_is_called_with_images_alone(photos, tmp_path):
     )
 
 
-def test_a_hook_that_takes_images_away_is_told(photos, tmp_path):
+def test_a_hook_that_removes_images_is_an_error(photos, tmp_path):
     class Half(Net):
         def on_before_batch_transfer(self, batch, _):
             return (
@@ -200,14 +194,12 @@ def test_mixed_batches(photos, tmp_path):
     torch.manual_seed(3)
     data = module(photos, augment=Augment(mix=Mix(5)))
     list(data.augmented(data.train_dataloader()))
-    assert torch.equal(torch.rand(1), expected), "torch's own generator is left as it was"
+    assert torch.equal(torch.rand(1), expected), "torch's generator is not touched"
 
 
 DDP = """
-import json, sys
-sys.path[:0] = {path!r}
-from test_batch import heavy
-from helpers.training import Net, module, trainer
+import json
+from helpers.training import Net, heavy, module, trainer
 
 net = Net()
 run = trainer({out!r}, devices=2, strategy="ddp", max_epochs=2)
@@ -219,10 +211,9 @@ open({out!r} + "/rank" + str(run.global_rank) + ".json", "w").write(json.dumps(s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
-def test_two_ranks_draw_what_one_would(photos, tmp_path, workers):
+def test_two_ranks_draw_the_params_of_one(photos, tmp_path, workers):
     script = tmp_path / "ddp.py"
-    path = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "datamodules")]
-    script.write_text(DDP.format(path=path, out=str(tmp_path), photos=str(photos), workers=workers))
+    script.write_text(PATHS + DDP.format(out=str(tmp_path), photos=str(photos), workers=workers))
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]

@@ -11,23 +11,23 @@ import torch
 from tarpeg.loader.buffers import MOST_LENT, BatchBuffers
 
 SHAPE = (2, 3, 4, 5)
-SIZE = math.prod(SHAPE)
+NBYTES = math.prod(SHAPE)
 
 
-def lent(slots: BatchBuffers, value: int) -> torch.Tensor:
-    slot = slots.acquire()
-    slots.view(slot, SHAPE, torch.uint8).fill_(value)
-    return slots.lend(slot, SHAPE, torch.uint8)
+def lent(buffers: BatchBuffers, value: int) -> torch.Tensor:
+    number = buffers.acquire()
+    buffers.view(number, SHAPE, torch.uint8).fill_(value)
+    return buffers.lend(number, SHAPE, torch.uint8)
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_memory_is_used_again_when_the_tensor_is_gone(shared: bool) -> None:
-    slots = BatchBuffers(SIZE, 0, shared)
-    first = lent(slots, 1)
+    buffers = BatchBuffers(NBYTES, 0, shared)
+    first = lent(buffers, 1)
     place = first.data_ptr()
     assert first.is_contiguous(memory_format=torch.channels_last) and (first == 1).all()
     del first
-    assert lent(slots, 2).data_ptr() == place
+    assert lent(buffers, 2).data_ptr() == place
 
 
 @pytest.mark.parametrize(
@@ -41,55 +41,63 @@ def test_memory_is_used_again_when_the_tensor_is_gone(shared: bool) -> None:
         lambda images: images.detach().view(torch.int8),
         lambda images: torch.utils.data.TensorDataset(images),
     ],
-    ids=["itself", "a row", "a view", "an array", "the storage", "another type", "something that holds it"],
+    ids=[
+        "itself",
+        "a row",
+        "a view",
+        "an array",
+        "the storage",
+        "another type",
+        "an object that refers to it",
+    ],
 )
-def test_whatever_is_kept_of_a_batch_keeps_it(part) -> None:
-    slots = BatchBuffers(SIZE, 0, shared=False)
-    first = lent(slots, 7)
+def test_any_reference_to_a_batch_keeps_it(part) -> None:
+    buffers = BatchBuffers(NBYTES, 0, shared=False)
+    first = lent(buffers, 7)
     place, kept = first.data_ptr(), part(first)
     del first
     gc.collect()
     for _ in range(5):
-        assert lent(slots, 9).data_ptr() != place
+        assert lent(buffers, 9).data_ptr() != place
     del kept
     gc.collect()
-    assert place in {lent(slots, 9).data_ptr() for _ in range(5)}
+    assert place in {lent(buffers, 9).data_ptr() for _ in range(5)}
 
 
-def test_a_consumer_that_keeps_all_is_given_copies() -> None:
-    slots = BatchBuffers(SIZE, 2, shared=False)
-    batches = [lent(slots, value) for value in range(50)]
+def test_a_consumer_that_keeps_all_batches_gets_copies() -> None:
+    buffers = BatchBuffers(NBYTES, 2, shared=False)
+    batches = [lent(buffers, value) for value in range(50)]
     assert all((batch == value).all() for value, batch in enumerate(batches))
     assert all(batch.is_contiguous(memory_format=torch.channels_last) for batch in batches)
     assert len({batch.data_ptr() for batch in batches}) == 50
-    ahead = [slots.acquire() for _ in range(3)]
-    assert len(set(ahead)) == 3, "there are always slots to fill"
+    ahead = [buffers.acquire() for _ in range(3)]
+    assert len(set(ahead)) == 3, "there are always buffers to fill"
 
 
-def test_what_was_taken_comes_back_what_was_lent_does_not() -> None:
-    slots = BatchBuffers(SIZE, 1, shared=False)
-    kept = [lent(slots, value) for value in range(MOST_LENT)]
+def test_release_acquired_leaves_lent_buffers_alone() -> None:
+    buffers = BatchBuffers(NBYTES, 1, shared=False)
+    kept = [lent(buffers, value) for value in range(MOST_LENT)]
     for _ in range(3):
-        assert slots.acquire() != slots.acquire()
-        slots.release_acquired()
+        assert buffers.acquire() != buffers.acquire()
+        buffers.release_acquired()
     assert [int(batch.max()) for batch in kept] == list(range(MOST_LENT))
 
 
 def test_tensors_may_die_in_any_thread() -> None:
-    slots = BatchBuffers(SIZE, 2, shared=False)
+    buffers = BatchBuffers(NBYTES, 2, shared=False)
     box: list[torch.Tensor] = []
     for value in range(200):
-        box.append(lent(slots, value % 251))
+        box.append(lent(buffers, value % 251))
         assert (box[0] == value % 251).all()
         thread = threading.Thread(target=box.clear)
         thread.start()
         thread.join()
 
 
-def test_tensors_outlive_the_slots() -> None:
-    slots = BatchBuffers(SIZE, 0, shared=False)
-    kept = lent(slots, 5)
-    del slots
+def test_tensors_outlive_the_buffers() -> None:
+    buffers = BatchBuffers(NBYTES, 0, shared=False)
+    kept = lent(buffers, 5)
+    del buffers
     gc.collect()
     assert (kept == 5).all()
     kept.fill_(6)
@@ -98,7 +106,7 @@ def test_tensors_outlive_the_slots() -> None:
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", [(3, 3, 8, 6), (2, 3, 3, 8, 6), (0, 3, 8, 6), (1, 3, 1, 1)])
 def test_shapes_and_types(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    slots = BatchBuffers(math.prod(shape) * dtype.itemsize, 0, shared=False)
-    images = slots.lend(slots.acquire(), shape, dtype)
+    buffers = BatchBuffers(math.prod(shape) * dtype.itemsize, 0, shared=False)
+    images = buffers.lend(buffers.acquire(), shape, dtype)
     assert images.shape == shape and images.dtype == dtype
     assert images.movedim(-3, -1).is_contiguous()

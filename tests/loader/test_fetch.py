@@ -1,4 +1,4 @@
-"""From ids to a decoded batch: foreign formats, and every kind of bad input."""
+"""From ids to a decoded batch: other image formats, and every kind of bad input."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from helpers.pictures import jpeg, pixels, tensor
 from helpers.small_tars import sample
 from PIL import Image
 from tarpeg import CenterCrop, DecodeError, ShardError, Split
+from tarpeg.loader import fetch
 from tarpeg.loader.config import LoaderConfig
 from tarpeg.loader.loader import Loader
+from tarpeg.ops.decode import image_sizes
 from tarpeg.shards.pillow import to_ppm
 
 FULL = CenterCrop(64)
@@ -62,16 +64,31 @@ def test_other_formats_come_through_pillow(shard_of, extension, kind):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_png_named_jpg_is_decoded_and_told_once(shard_of, workers):
+def test_a_png_named_jpg_is_decoded_with_one_warning(shard_of, workers):
     data = [picture("PNG", number) for number in range(6)]
     loader = load(shard_of(*(sample(n, data[n]) for n in range(6))), batch_size=2, workers=workers)
-    with pytest.warns(UserWarning, match="is not a JPEG") as told:
+    with pytest.warns(UserWarning, match="is not a JPEG") as warned:
         images = torch.cat([batch.image for _ in range(2) for batch in loader])
     loader.close()
-    assert len([entry for entry in told if "is not a JPEG" in str(entry.message)]) == 1
-    assert told[0].filename == __file__, "the warning is the caller's"
+    assert len([entry for entry in warned if "is not a JPEG" in str(entry.message)]) == 1
+    assert warned[0].filename == __file__, "the warning points to the caller"
     for number, image in enumerate(images):
         assert worst(image, expected(data[number % 6])) <= 1
+
+
+def test_headers_are_read_again_for_converted_images_only(shard_of, monkeypatch):
+    counts = []
+
+    def counted(files):
+        counts.append(len(files))
+        return image_sizes(files)
+
+    monkeypatch.setattr(fetch, "image_sizes", counted)
+    samples = [sample(n, picture("PNG", n) if n in (1, 4) else None) for n in range(6)]
+    with pytest.warns(UserWarning, match="key 'k0001' is not a JPEG"):
+        batch = only(load(shard_of(*samples), threads=0))
+    assert counts == [6, 2]
+    assert worst(batch.image[4], expected(picture("PNG", 4))) <= 1
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "1", "I;16", "CMYK"])
@@ -108,8 +125,8 @@ def test_damaged_pictures_are_none_or_pixels(kind):
             to_ppm(tensor(bytes(data)))
 
 
-def test_pillow_is_not_let_loose_on_what_runs_programs(tmp_path, monkeypatch):
-    # Pillow hands PostScript to Ghostscript; a shard is data, nothing in it is to be run.
+def test_pillow_runs_no_programs(tmp_path, monkeypatch):
+    # Pillow passes PostScript to Ghostscript; a shard is data, and nothing in it may run.
     ran = tmp_path / "ran"
     program = tmp_path / "gs"
     program.write_text(f"#!/bin/sh\ntouch {ran}\n")
@@ -129,7 +146,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("status", BROKEN)
-def test_substitute_takes_another_and_tells_shard_and_key(shard_of, status, workers):
+def test_a_substitute_is_reported_with_shard_and_key(shard_of, status, workers):
     path = shard_of(*(sample(n) for n in range(5)), sample(5, BROKEN[status]))
     text = (
         rf"shard {re.escape(str(path))}, key 'k0005': image is {status} \(\d\); 'k000[0-4]' takes its place"
@@ -137,7 +154,7 @@ def test_substitute_takes_another_and_tells_shard_and_key(shard_of, status, work
     with pytest.warns(UserWarning, match=text):
         batch = only(load(path, workers=workers))
     other = int(batch.key[5][1:])
-    assert 0 <= other < 5, "the key is that of what is shown"
+    assert 0 <= other < 5, "the key is that of the substitute"
     assert batch.label[5] == other % 5
     assert torch.equal(batch.image[5], batch.image[other])
 
@@ -155,17 +172,17 @@ def test_substitutes_are_the_same_for_any_worker_and_differ_by_epoch(shard_of):
     assert runs[0][0] != runs[0][1]
 
 
-def test_many_substitutes_do_not_fill_the_terminal(shard_of):
+def test_warnings_about_substitutes_are_limited(shard_of):
     loader = load(shard_of(*(sample(n, None if n < 20 else b"") for n in range(60))), max_bad=1.0)
-    with pytest.warns(UserWarning, match="takes its place") as told:
+    with pytest.warns(UserWarning, match="takes its place") as warned:
         assert sum(len(batch.key) for batch in loader) == 60
-    assert len(told) == 20 and loader.substituted == 40
-    assert "counts the others in silence" in str(told[-1].message)
+    assert len(warned) == 20 and loader.substituted == 40
+    assert "counts the others in silence" in str(warned[-1].message)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("status", BROKEN)
-def test_raise_names_shard_and_key(shard_of, status, workers):
+def test_an_error_has_shard_and_key(shard_of, status, workers):
     path = shard_of(sample(0), sample(1, BROKEN[status]))
     loader = load(path, workers=workers, on_error="raise")
     with pytest.raises(DecodeError) as caught:
@@ -176,7 +193,7 @@ def test_raise_names_shard_and_key(shard_of, status, workers):
     assert "Traceback" not in message
 
 
-def test_where_nothing_can_be_decoded_it_ends(shard_of):
+def test_an_error_if_nothing_can_be_decoded(shard_of):
     with pytest.raises(DecodeError, match=r"key 'k0000': image is EMPTY \(1\), and none of 20 others"):
         list(load(shard_of(sample(0, b""), sample(1, b""))))
 
@@ -197,7 +214,7 @@ def test_damage_inside_the_pixels_never_crashes(shard_of):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("label", [b"cat", b"", b"1.5", b"9" * 30])
-def test_a_label_that_is_no_integer(shard_of, label, workers):
+def test_a_label_that_is_not_an_integer(shard_of, label, workers):
     path = shard_of(sample(0), sample(1, label=label))
     with pytest.raises(ShardError, match=rf"^shard {re.escape(str(path))}, key 'k0001': member 'cls' is '"):
         list(load(path, workers=workers))
@@ -218,7 +235,7 @@ def test_labels_in_another_member(shard_of):
 
 @dataclass(frozen=True)
 class Off:
-    """A crop of one's own that asks for too much."""
+    """A user's crop that returns a fixed box."""
 
     box: tuple[int, int, int, int]
     size: tuple[int, int] = (8, 8)
@@ -232,7 +249,7 @@ class Off:
 @pytest.mark.parametrize(
     "box", [(0, 0, 65, 10), (-1, 0, 4, 4), (0, 73, 8, 8), (0, 0, 0, 4), (2**31, 0, 1, 1)]
 )
-def test_a_box_outside_its_image_names_shard_and_key(shard_of, box, workers):
+def test_a_box_outside_its_image_is_an_error_with_shard_and_key(shard_of, box, workers):
     path = shard_of(sample(0), sample(3))
     text = (
         rf"^shard {re.escape(str(path))}, key 'k0000': Off.*{re.escape(str(box))}, which is outside .*64 x 80"
@@ -246,13 +263,13 @@ def test_boxes_of_the_wrong_shape(shard_of):
         list(load(shard_of(sample(0)), crop=Off((0, 0, 1))))
 
 
-def test_a_failed_image_is_not_judged_by_its_box(shard_of):
+def test_the_box_of_a_failed_image_is_not_checked(shard_of):
     with pytest.warns(UserWarning, match="EMPTY"):
         batch = only(load(shard_of(sample(0), sample(1, b"")), crop=Off((0, 0, 60, 70))))
     assert batch.key == ["k0000", "k0000"]
 
 
-def test_files_that_are_missing_or_no_shards(tmp_path, shard_of):
+def test_files_that_are_missing_or_not_shards(tmp_path, shard_of):
     with pytest.raises(ShardError, match=r"nowhere\.tar does not exist"):
         load(tmp_path / "nowhere.tar")
     (tmp_path / "empty.tar").write_bytes(b"")

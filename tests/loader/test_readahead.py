@@ -7,14 +7,13 @@ import os
 import time
 
 import pytest
-from helpers.loaders import digest, load
+from helpers.loaders import RUNNERS, digest, load, name_of
 from tarpeg import Split
 from tarpeg.loader import loader as room
 from tarpeg.loader.loader import ahead, depth_of, will_need
 from tarpeg.machine import Machine
 from tarpeg.sampling.crops import CenterCrop
 from tarpeg.sampling.sampler import Request
-from test_engines import ENGINES, NAMES
 
 
 def cached(path, offset, size):
@@ -57,7 +56,7 @@ def test_requests_come_in_order_after_what_was_asked_for():
     assert list(ahead(range(2), 5, told.append)) == [0, 1]
 
 
-@pytest.mark.parametrize("engine", [ENGINES[0], ENGINES[2], ENGINES[5]], ids=[NAMES[0], NAMES[2], NAMES[5]])
+@pytest.mark.parametrize("engine", [RUNNERS[0], RUNNERS[2], RUNNERS[5]], ids=name_of)
 def test_it_changes_no_byte(photos, engine):
     plain, reading = load(photos, **engine), load(photos, readahead=3, **engine)
     assert [digest(plain) for _ in range(2)] == [digest(reading) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""However a run ends, it leaves no process and no shared memory behind."""
+"""However a run ends, it leaves no process and no shared memory."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.scripts import PATHS
 
-HERE = Path(__file__).parent
 ENGINES = {"threads": {"workers": 0, "threads": 2}, "workers": {"workers": 2}}
-# Whoever runs the tests in the background has them ignore SIGINT, and what they start too.
-HEADER = f"""
-import faulthandler, pathlib, signal, sys, time
+# If the tests run in the background, they and what they start inherit an ignored SIGINT.
+HEADER = f"""{PATHS}
+import faulthandler, pathlib, signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
-faulthandler.dump_traceback_later(120)  # a run that hangs says where
-sys.path[:0] = {[str(HERE), str(HERE.parent), str(HERE.parents[1] / "datamodules")]!r}
+faulthandler.dump_traceback_later(120)  # shows where a run hangs
 """
 
 
 def members(leader: int) -> list[int]:
-    """The processes that live in the session of that leader."""
+    """The live processes in the session of that leader."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -37,7 +36,7 @@ def members(leader: int) -> list[int]:
 
 
 def named_memory(processes: list[int]) -> list[str]:
-    """The files in /dev/shm that these have mapped and that will not go by themselves."""
+    """Files in /dev/shm that these processes have mapped and that would stay."""
     found = []
     for process in processes:
         try:
@@ -49,7 +48,7 @@ def named_memory(processes: list[int]) -> list[str]:
 
 
 class Run:
-    """A process in a session of its own, which says when it is ready by a file of that name."""
+    """A process in a session of its own, which creates the file ``ready`` when it is."""
 
     def __init__(self, folder: Path, code: str) -> None:
         script = folder / "run.py"
@@ -99,7 +98,7 @@ while True:
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_plain_loop(photos, tmp_path, engine, end):
+def test_a_plain_loop_that_is_ended_by_a_signal(photos, tmp_path, engine, end):
     run = Run(tmp_path, LOOP.format(photos=str(photos), engine=ENGINES[engine]))
     run.wait_until_ready()
     run.process.send_signal(end)
@@ -113,40 +112,42 @@ from helpers.loaders import digest, load
 
 loader = load({photos!r}, batch_size=1, seed=5, **{engine!r})
 expected = digest(loader)
-told, tell = os.pipe()
+waiting, start = os.pipe()
 parent = os.getpid()
 if os.fork() == 0:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.close(tell)
-    while os.read(told, 1):
+    os.close(start)
+    while os.read(waiting, 1):
         time.sleep(random.random() * 0.1)
         os.kill(parent, signal.SIGINT)
     os._exit(0)
-os.close(told)
-heard = 0
+os.close(waiting)
+received = 0
 for _ in range({times}):
     try:
-        os.write(tell, b".")
+        os.write(start, b".")
         end = time.monotonic() + 20
         while time.monotonic() < end:
             for batch in loader:
                 pass
     except KeyboardInterrupt:
-        heard += 1
+        received += 1
     loader.sampler.set_epoch(0)
     assert digest(loader) == expected
-assert heard == {times}, heard
+assert received == {times}, received
 loader.close()
 """
 
 
 @pytest.mark.parametrize("engine", [*ENGINES, "caller"])
-def test_ctrl_c_is_always_heard_and_one_may_go_on(photos, tmp_path, engine):
+def test_ctrl_c_is_never_lost_and_the_loader_can_go_on(photos, tmp_path, engine):
     settings = ENGINES.get(engine, {"workers": 0, "threads": 0})
     run = Run(tmp_path, INTERRUPTED.format(photos=str(photos), engine=settings, times=40))
     run.assert_nothing_is_left(100)
     assert run.process.returncode == 0, run.log.read_text()
-    assert "Exception ignored" not in run.log.read_text(), "nothing was raised where Python can but drop it"
+    assert "Exception ignored" not in run.log.read_text(), (
+        "nothing was raised where Python can only discard it"
+    )
 
 
 TRAINED = """
@@ -159,7 +160,7 @@ class Ending(Net):
         if self.trainer.is_global_zero:
             pathlib.Path("ready").touch()
         if {fails!r} == "SIGTERM":
-            # Lightning's handler broadcasts: with a rank that is in another collective, it waits for ever.
+            # Lightning's handler broadcasts: if another rank is in another collective, it waits for ever.
             time.sleep(5)
 
     def training_step(self, batch, number):
@@ -198,10 +199,10 @@ def test_under_lightning(photos, tmp_path, ranks, engine, end):
     run = Run(tmp_path, code)
     run.wait_until_ready()
     if end.startswith("SIG"):
-        # As a terminal does: Ctrl-C reaches every process of the group. SIGTERM is sent to the first alone.
+        # Like a terminal: Ctrl-C reaches every process of the group. SIGTERM is sent to the first alone.
         targets = members(run.process.pid) if end == "SIGINT" else [run.process.pid]
         for target in targets:
             subprocess.run(["kill", f"-{end[3:]}", str(target)], check=False)
     run.assert_nothing_is_left(120)
-    if end != "SIGTERM":  # which Lightning takes for a reason to stop, not for a failure
+    if end != "SIGTERM":  # which Lightning treats as a reason to stop, not as a failure
         assert (run.process.returncode == 0) == (end == "success"), run.log.read_text()

@@ -1,10 +1,10 @@
-"""Teams: answers in order, errors with their words, no trace left; children that hang at birth replaced."""
+"""Worker pools and runners: order, errors, memory, ends of processes and threads, and the same bytes."""
 
 from __future__ import annotations
 
 import gc
 import os
-import subprocess
+import pickle
 import sys
 import threading
 import time
@@ -12,18 +12,167 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.loaders import ALL, RUNNERS, digest, keys_of, load, name_of
+from helpers.scripts import run_script
+from helpers.small_tars import sample
+from tarpeg import Augment, DecodeError, Progressive, RandomResizedCrop, ShardError, Split
 from tarpeg.loader import workers
+from tarpeg.loader.config import LoaderConfig, PixelFormat
 from tarpeg.loader.workers import ProcessPool, ThreadPool
 
-HERE = Path(__file__).parent
+POOLS = {"processes": ProcessPool, "threads": ThreadPool}
 
-# Hooks of a fork cannot be taken back: in a process of its own. {hang} children of it hang at birth.
+
+@pytest.fixture(params=POOLS)
+def pool_of(request, children):
+    """A function that makes a pool, which is closed after the test."""
+    made = []
+
+    def make(work, count=2):
+        made.append(POOLS[request.param](work, count))
+        return made[-1]
+
+    yield make
+    for pool in made:
+        pool.close()
+    assert children() == set()
+
+
+def results(pool, jobs):
+    for job in jobs:
+        pool.submit(job)
+    return [pool.result() for _ in jobs]
+
+
+def test_results_come_in_the_order_of_submission(pool_of):
+    def work(job):
+        time.sleep(0.01 * (job % 3))
+        return job
+
+    pool = pool_of(work, 3)
+    assert results(pool, range(12)) == list(range(12))
+    for job in range(5):
+        pool.submit(job)
+    pool.drain()
+    assert pool.pending == 0 and results(pool, range(4)) == [0, 1, 2, 3]
+
+
+def test_processes_run_jobs_in_turn_and_begin_with_the_first():
+    pool = ProcessPool(lambda job: os.getpid(), 3)
+    first = results(pool, range(6))
+    assert first[:3] == first[3:] and len(set(first)) == 3
+    pool.submit(0)
+    pool.drain()
+    assert results(pool, range(3)) == first[:3]
+    pool.close()
+
+
+class PlainError(Exception):
+    """Made of its message, as most are."""
+
+
+class OddError(Exception):
+    """Not made of its message: unpickling it fails."""
+
+    def __init__(self, shard, key):
+        super().__init__(f"shard {shard}, key {key}")
+
+
+def raising(kind):
+    def work(job):
+        if kind == "local":
+
+            class LocalError(Exception):
+                pass
+
+            raise LocalError("the cause")
+        makers = {"plain": PlainError, "odd": lambda text: OddError("a", text), "exit": SystemExit}
+        raise makers[kind]("the cause")
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("plain", "^the cause"),
+        ("odd", "shard a, key the cause"),
+        ("local", "the cause"),
+        ("exit", "SystemExit was raised while a batch was fetched: the cause"),
+    ],
+)
+def test_errors_keep_their_text_and_the_pool_can_go_on(pool_of, kind, text):
+    pool = pool_of(raising(kind))
+    for _ in range(3):
+        with pytest.raises(Exception, match=text) as caught:
+            results(pool, [0])
+        if kind == "plain":
+            assert caught.type is PlainError
+        if isinstance(pool, ProcessPool):
+            assert "in worker process 0" in str(caught.value.__cause__)
+            assert "in work" in str(caught.value.__cause__), "with the place in the user's code"
+        pool.drain()
+
+
+def test_a_result_that_cannot_be_pickled_is_an_error():
+    pool = ProcessPool(lambda job: [job] if job else lambda: None, 1)
+    with pytest.raises(Exception, match="lambda"):
+        results(pool, [0])
+    assert results(pool, [1]) == [[1]]
+    pool.close()
+
+
+def test_tensors_hold_no_file_descriptors():
+    pool = ProcessPool(lambda job: [torch.full((5,), number) for number in range(job)], 2)
+    descriptors = Path("/proc/self/fd")
+    gc.collect()  # descriptors of the processes of other tests
+    before = len(list(descriptors.iterdir()))
+    lists = results(pool, [200, 200])
+    assert len(list(descriptors.iterdir())) == before
+    assert all(int(tensor[0]) == number for tensors in lists for number, tensor in enumerate(tensors))
+    pool.close()
+    assert len(list(descriptors.iterdir())) < before, "close() closes the sockets"
+
+
+def test_large_jobs_and_results_do_not_block_each_other(pool_of):
+    pool = pool_of(lambda job: job + b"x")
+    jobs = [bytes([number]) * 3_000_000 for number in range(8)]
+    assert results(pool, jobs) == [job + b"x" for job in jobs]
+
+
+@pytest.mark.parametrize("kind", POOLS)
+def test_a_pool_that_is_garbage_collected_ends(kind, children):
+    threads = set(threading.enumerate())
+    pool = POOLS[kind](lambda job: job, 2)
+    results(pool, range(4))
+    del pool
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while (children() or set(threading.enumerate()) - threads) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert children() == set() == set(threading.enumerate()) - threads
+
+
+def test_if_a_later_process_cannot_start_none_is_left(monkeypatch, children):
+    start = workers._start_process
+
+    def fails(work, number):
+        if number == 2:
+            raise OSError("no more processes")
+        return start(work, number)
+
+    monkeypatch.setattr(workers, "_start_process", fails)
+    with pytest.raises(OSError, match="no more processes") as caught:
+        ProcessPool(lambda job: job, 3)
+    assert children() == set(), caught
+
+
+# Hooks of a fork cannot be removed: in a process of its own. {hang} of its children hang at birth.
 LOOP = """
-import faulthandler, os, sys, time
+import faulthandler, os, time
 from pathlib import Path
 
 faulthandler.dump_traceback_later(100, exit=True)
-sys.path[:0] = {paths!r}
 from helpers.loaders import load
 from tarpeg.loader import workers
 
@@ -48,199 +197,41 @@ try:
 except ChildProcessError:
     print("no child is left")
 """
-
-
-def run(
-    photos, folder: Path, hang: int, does: str = "time.sleep(1000)", first: str = ""
-) -> subprocess.CompletedProcess:
-    paths = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "datamodules")]
-    code = LOOP.format(paths=paths, folder=str(folder), photos=str(photos), hang=hang, does=does, first=first)
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-
-
-def test_one_that_hangs_is_replaced(photos, tmp_path):
-    result = run(photos, tmp_path, 1)
-    assert result.stdout.splitlines() == ["23", "no child is left"], result.stderr
-    assert "did not answer within 0.5 s at its start: another is started" in result.stderr
-
-
-def test_one_that_dies_is_replaced_and_nobody_waits(photos, tmp_path):
-    result = run(photos, tmp_path, 1, "os._exit(3)")
-    assert result.stdout.splitlines() == ["23", "no child is left"], result.stderr
-    assert "died at its start: another is started" in result.stderr
-
-
-def test_one_that_is_too_slow_leaves_no_lock_behind(photos, tmp_path):
-    result = run(photos, tmp_path, 1, "time.sleep(0.5)")
-    assert result.stdout.splitlines() == ["23", "no child is left"], result.stderr
-
-
-def test_a_process_with_many_files_open(photos, tmp_path):
-    many = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (2000, 2000)); "
-    many += "held = [os.dup(0) for _ in range(1100)]"
-    result = run(photos, tmp_path, 0, "pass", many)
-    assert result.stdout.splitlines() == ["23", "no child is left"], result.stderr
-
-
-def test_where_all_hang_it_says_what_to_do(photos, tmp_path):
-    result = run(photos, tmp_path, 9)
-    assert result.returncode == 1
-    assert "did not start; the last did not answer within 0.5 s" in result.stderr
-
-
-TEAMS = {"processes": ProcessPool, "threads": ThreadPool}
-
-
-@pytest.fixture(params=TEAMS)
-def team(request, children):
-    """A function that makes a team, which is ended afterwards."""
-    made = []
-
-    def make(work, count=2):
-        made.append(TEAMS[request.param](work, count))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-    assert children() == set()
-
-
-def asked(team, jobs):
-    for job in jobs:
-        team.submit(job)
-    return [team.result() for _ in jobs]
-
-
-def test_answers_come_in_the_order_of_asking(team):
-    def work(job):
-        time.sleep(0.01 * (job % 3))
-        return job, os.getpid()
-
-    one = team(work, 3)
-    answers = asked(one, range(12))
-    assert [job for job, _ in answers] == list(range(12))
-    for job in range(5):
-        one.submit(job)
-    one.drain()
-    assert one.pending == 0 and [job for job, _ in asked(one, range(4))] == [0, 1, 2, 3]
-
-
-def test_processes_take_turns_and_begin_with_the_first():
-    one = ProcessPool(lambda job: os.getpid(), 3)
-    first = asked(one, range(6))
-    assert first[:3] == first[3:] and len(set(first)) == 3
-    one.submit(0)
-    one.drain()
-    assert asked(one, range(3)) == first[:3]
-    one.close()
-
-
-class PlainError(Exception):
-    """Made of its message, as most are."""
-
-
-class OddError(Exception):
-    """Not made of its message: unpickling it fails."""
-
-    def __init__(self, shard, key):
-        super().__init__(f"shard {shard}, key {key}")
-
-
-def raising(kind):
-    def work(job):
-        if kind == "local":
-
-            class LocalError(Exception):
-                pass
-
-            raise LocalError("the cause")
-        raise {"plain": PlainError, "odd": lambda text: OddError("a", text), "exit": SystemExit}[kind](
-            "the cause"
-        )
-
-    return work
+MANY_FILES = (
+    "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (2000, 2000)); "
+    "held = [os.dup(0) for _ in range(1100)]"
+)
 
 
 @pytest.mark.parametrize(
-    ("kind", "text"),
+    ("settings", "message"),
     [
-        ("plain", "^the cause"),
-        ("odd", "shard a, key the cause"),
-        ("local", "the cause"),
-        ("exit", "SystemExit.*the cause"),
+        ({"does": "time.sleep(1000)"}, "did not answer within 0.5 s at its start: another is started"),
+        ({"does": "os._exit(3)"}, "died at its start: another is started"),
+        ({"does": "time.sleep(0.5)"}, ""),
+        ({"hang": 0, "does": "pass", "first": MANY_FILES}, ""),
     ],
+    ids=["hangs", "dies", "is slow, and leaves no lock", "has many files open"],
 )
-def test_errors_keep_their_words_and_the_team_goes_on(team, kind, text):
-    one = team(raising(kind))
-    for _ in range(3):
-        with pytest.raises(Exception, match=text) as caught:
-            asked(one, [0])
-        if kind == "plain":
-            assert caught.type is PlainError
-        if isinstance(one, ProcessPool):
-            assert "in worker process 0" in str(caught.value.__cause__)
-            assert "in work" in str(caught.value.__cause__), "with the place in the user's code"
-        one.drain()
+def test_a_process_that_does_not_start_is_replaced(photos, tmp_path, settings, message):
+    settings = {"hang": 1, "first": "", **settings}
+    done = run_script(LOOP.format(folder=str(tmp_path), photos=str(photos), **settings))
+    assert done.stdout.splitlines() == ["23", "no child is left"], done.stderr
+    assert message in done.stderr
 
 
-def test_what_cannot_be_pickled_is_an_error_that_says_so():
-    one = ProcessPool(lambda job: [job] if job else lambda: None, 1)
-    with pytest.raises(Exception, match="lambda"):
-        asked(one, [0])
-    assert asked(one, [1]) == [[1]]
-    one.close()
-
-
-def test_tensors_hold_no_file_descriptors():
-    one = ProcessPool(lambda job: [torch.full((5,), number) for number in range(job)], 2)
-    descriptors = Path("/proc/self/fd")
-    before = len(list(descriptors.iterdir()))
-    answers = asked(one, [200, 200])
-    assert len(list(descriptors.iterdir())) == before
-    assert all(int(tensor[0]) == number for answer in answers for number, tensor in enumerate(answer))
-    one.close()
-
-
-def test_large_jobs_and_answers_do_not_wait_for_each_other(team):
-    one = team(lambda job: job + b"x")
-    jobs = [bytes([number]) * 3_000_000 for number in range(8)]
-    assert asked(one, jobs) == [job + b"x" for job in jobs]
-
-
-@pytest.mark.parametrize("kind", TEAMS)
-def test_one_that_is_forgotten_ends(kind, children):
-    threads = set(threading.enumerate())
-    one = TEAMS[kind](lambda job: job, 2)
-    asked(one, range(4))
-    del one
-    gc.collect()
-    deadline = time.monotonic() + 10
-    while (children() or set(threading.enumerate()) - threads) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert children() == set() == set(threading.enumerate()) - threads
-
-
-def test_where_a_later_process_cannot_start_none_is_left(monkeypatch, children):
-    started = workers._start_process
-
-    def fails(work, number):
-        if number == 2:
-            raise OSError("no more processes")
-        return started(work, number)
-
-    monkeypatch.setattr(workers, "_start_process", fails)
-    with pytest.raises(OSError, match="no more processes") as caught:
-        ProcessPool(lambda job: job, 3)
-    assert children() == set(), caught
+def test_if_all_processes_hang_the_error_has_a_remedy(photos, tmp_path):
+    code = LOOP.format(folder=str(tmp_path), photos=str(photos), hang=9, does="time.sleep(1000)", first="")
+    done = run_script(code)
+    assert done.returncode == 1
+    assert "did not start; the last did not answer within 0.5 s" in done.stderr
+    assert "Use threads (workers=0)" in done.stderr
 
 
 BUSY = """
-import sys, time
-sys.path[:0] = [{package!r}]
+import time
 import torch
-from tarpeg.loader.workers import ProcessPool
-from tarpeg.loader.workers import ThreadPool
+from tarpeg.loader.workers import ProcessPool, ThreadPool
 
 def work(job):
     end = time.monotonic() + 1.5
@@ -248,30 +239,28 @@ def work(job):
     while time.monotonic() < end:
         a = (a @ a).clamp(0, 1)
 
-team = {team}(work, 2)
-team.submit(0)
-team.submit(1)
+pool = {pool}(work, 2)
+pool.submit(0)
+pool.submit(1)
 time.sleep(0.2)
 {ends}
 """
 
 
-@pytest.mark.parametrize("ends", ["", "del team", "raise SystemExit(0)"])
-@pytest.mark.parametrize("kind", ["ProcessPool", "ThreadPool"])
-def test_a_process_that_ends_meanwhile_ends_well(kind, ends):
-    code = BUSY.format(package=str(HERE.parents[1] / "datamodules"), team=kind, ends=ends)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+@pytest.mark.parametrize("ends", ["", "del pool", "raise SystemExit(0)"])
+@pytest.mark.parametrize("pool", ["ProcessPool", "ThreadPool"])
+def test_a_program_can_end_while_workers_are_busy(pool, ends):
+    done = run_script(BUSY.format(pool=pool, ends=ends), timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 FORKED = """
-import os, sys
-sys.path[:0] = {paths!r}
+import os
 import torch
 from helpers.loaders import digest, load
 
-torch.set_num_threads(1)  # OpenMP's threads do not come along
-loader = load({photos!r}, batch_size=2, seed=5, **{engine!r})
+torch.set_num_threads(1)  # OpenMP's threads do not exist in a fork
+loader = load({photos!r}, batch_size=2, seed=5, **{settings!r})
 expected = [digest(loader) for _ in range(2)]
 loader.sampler.set_epoch(0)
 iterator = iter(loader)
@@ -292,10 +281,205 @@ loader.close()
 
 
 @pytest.mark.parametrize(
-    "engine", [{"workers": 2}, {"workers": 0, "threads": 2}, {"workers": 0, "threads": 0}], ids=str
+    "settings", [{"workers": 2}, {"workers": 0, "threads": 2}, {"workers": 0, "threads": 0}], ids=name_of
 )
-def test_a_fork_that_goes_on_with_a_loader_has_workers_of_its_own(photos, engine):
-    paths = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "datamodules")]
-    code = FORKED.format(paths=paths, photos=str(photos), engine=engine)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+def test_a_fork_that_goes_on_with_a_loader_starts_its_own_workers(photos, settings):
+    done = run_script(FORKED.format(photos=str(photos), settings=settings), timeout=100)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def expected(photos):
+    loader = load(photos, seed=5, workers=0, threads=0)
+    return [digest(loader) for _ in range(3)]
+
+
+@pytest.fixture(params=RUNNERS, ids=name_of)
+def runner(request):
+    return request.param
+
+
+def test_every_runner_yields_the_same_bytes(photos, runner, expected):
+    loader = load(photos, seed=5, **runner)
+    assert [digest(loader) for _ in range(3)] == expected
+    loader.close()
+
+
+def test_images_are_normalised_on_request(photos, runner):
+    pixels = PixelFormat((0.1, 0.5, 0.9), (0.2, 0.25, 1.0), torch.float32)
+    plain, loader = load(photos, seed=5, workers=0, threads=0), load(photos, seed=5, pixels=pixels, **runner)
+    for integers, floats in zip(plain, loader, strict=True):
+        assert floats.image.dtype == torch.float32
+        assert floats.image.is_contiguous(memory_format=torch.channels_last)
+        normalised = Augment(pixels.mean, pixels.std)(integers.image)
+        assert torch.allclose(floats.image, normalised, atol=2e-6) and floats.key == integers.key
+    loader.close()
+
+
+def test_batches_that_are_kept_are_never_overwritten(photos, runner, expected):
+    loader = load(photos, seed=5, **runner)
+    epochs = [list(loader) for _ in range(3)]
+    assert [digest(epoch) for epoch in epochs] == expected
+    loader.close()
+    assert [digest(epoch) for epoch in epochs] == expected, "nor when the loader ends"
+
+
+def test_memory_is_used_again(photos, runner):
+    loader, places = load(photos, **runner), set()
+    for _ in range(10):
+        for batch in loader:
+            places.add(batch.image.data_ptr())
+            del batch
+    loader.close()
+    assert len(places) <= 4 + max(1, runner.get("workers", 0)) * max(2, runner.get("prefetch", 2))
+
+
+def test_an_epoch_can_be_abandoned(photos, runner, expected):
+    loader = load(photos, seed=5, **runner)
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)
+        kept = [batch for batch, _ in zip(loader, range(1 + epoch), strict=False)]
+        loader.sampler.set_epoch(epoch)
+        assert digest(loader) == expected[epoch]
+        assert len(kept) == 1 + epoch
+    loader.close()
+
+
+def test_close_leaves_no_thread_and_no_process(photos, runner, children):
+    threads = set(threading.enumerate())
+    loader = load(photos, **runner)
+    next(iter(loader))
+    loader.close()
+    loader.close()
+    assert children() == set()
+    assert_no_thread_but(threads)
+    assert sorted(keys_of(loader)) == ALL, "and it starts again"
+    loader.close()
+
+
+def assert_no_thread_but(threads):
+    deadline = time.monotonic() + 10
+    while set(threading.enumerate()) - threads and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert set(threading.enumerate()) - threads == set()
+
+
+def test_a_loader_that_is_garbage_collected_leaves_nothing(photos, runner, children):
+    threads = set(threading.enumerate())
+    loader = load(photos, **runner)
+    next(iter(loader))
+    del loader
+    gc.collect()
+    assert_no_thread_but(threads)
+    assert children() == set()
+
+
+def test_errors_of_samples_keep_their_text(shard_of, runner):
+    path = shard_of(sample(0), sample(1, b"<html>"), sample(2, label=b"cat"))
+    loader = load(path, on_error="raise", batch_size=1, shuffle=False, **runner)
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(DecodeError, match=r"x\.tar, key 'k0001': image is NOT_AN_IMAGE"):
+        next(iterator)
+    loader = load(path, batch_size=1, shuffle=False, **runner)
+    with (
+        pytest.warns(UserWarning, match="takes its place"),
+        pytest.raises(ShardError, match="'cat', not a 64-bit"),
+    ):
+        list(loader)
+
+
+@pytest.fixture(scope="module")
+def growing(photos):
+    """A split whose images grow and then shrink, and the digests of its epochs."""
+    split = Split(photos, Progressive(RandomResizedCrop(16), {1: 48, 2: 64, 3: 8}), views=2)
+    loader = load(photos, split=split, workers=0, threads=0)
+    return split, [digest(loader) for _ in range(4)]
+
+
+def test_buffers_grow_with_the_batches(photos, runner, growing):
+    split, expected = growing
+    loader = load(photos, split=split, **runner)
+    kept = [list(loader) for _ in range(4)]
+    loader.close()
+    assert [digest(epoch) for epoch in kept] == expected
+    assert kept[2][0].image.shape == (2, 4, 3, 64, 64)
+
+
+def test_workers_and_threads_of_a_config():
+    cores = LoaderConfig(workers=0).workers_and_threads[1]
+    assert 1 <= cores <= min(8, os.cpu_count())
+    assert LoaderConfig(workers=3).workers_and_threads == (3, 0)
+    for config in (LoaderConfig(threads=3), LoaderConfig(workers=0, threads=3)):
+        assert config.workers_and_threads == (0, 3)
+    assert LoaderConfig(workers=0, threads=0).workers_and_threads == (0, 0)
+    assert sum(LoaderConfig().workers_and_threads) == cores
+    with pytest.raises(ValueError, match="workers=2 and threads=2"):
+        LoaderConfig(workers=2, threads=2)
+
+
+def test_a_worker_does_not_send_the_request_back(photos, monkeypatch):
+    messages, receive = [], workers._Channel.receive
+
+    def recorded(channel, is_alive):
+        messages.append(receive(channel, is_alive))
+        return messages[-1]
+
+    monkeypatch.setattr(workers._Channel, "receive", recorded)
+    loader = load(photos, workers=1)
+    for batch in loader:
+        ids = loader.claim().ids
+        assert batch.key == [ALL[id] for id in ids], "the loader still returns the request of each batch"
+        assert batch.label.tolist() == (ids % 5).tolist()
+    loader.close()
+    parts = [pickle.loads(message) for message in messages if message != workers._READY]
+    assert len(parts) == len(loader) and not any(isinstance(part, tuple) and part[-1] for part in parts)
+    assert not any(b"Request" in message for message in messages)
+
+
+@pytest.mark.parametrize("settings", [{"workers": 2}, {"workers": 0, "threads": 2}], ids=name_of)
+def test_the_training_process_makes_few_calls_per_batch(photos, settings):
+    loader = load(photos, batch_size=2, **settings)
+    list(loader)
+    calls = [0]
+
+    def count(frame, event, arg):
+        calls[0] += event == "call"
+
+    for number, _ in enumerate(loader):
+        if number == 1:
+            sys.setprofile(count)
+        if number == 9:
+            sys.setprofile(None)
+    loader.close()
+    assert 8 <= calls[0] <= 50 * 8
+
+
+MEMORY = """
+from pathlib import Path
+from helpers.loaders import load
+
+def held():  # KiB of memory that is not backed by a file: private and shared
+    status = Path("/proc/self/status").read_text()
+    lines = [line for line in status.splitlines() if line.startswith(("RssAnon", "RssShmem"))]
+    return sum(int(line.split()[1]) for line in lines)
+
+loader = load({photos!r}, **{runner!r})
+sizes = []
+for epoch in range(24):
+    for batch in loader:
+        batch.image.float().sum()
+    sizes.append(held())
+loader.close()
+early, late = max(sizes[2:5]), max(sizes[-3:])
+print(sizes)
+assert late <= 1.02 * early, sizes
+"""
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_20_epochs(photos, runner):
+    before = set(Path("/dev/shm").iterdir())
+    done = run_script(MEMORY.format(photos=str(photos), runner=runner))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(Path("/dev/shm").iterdir()) <= before
