@@ -1,40 +1,187 @@
-"""CachedShards: a cache in prepare_data, made once, kept up to date, and trained from."""
+"""SyntheticShards, FolderShards and CachedShards: made once, checked, completed after a kill."""
 
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import tarpeg
-from helpers.checkouts import SMALL, copy, library, tracked, train
+from helpers.checkouts import ROOT, copy, library, tracked, train
+from helpers.checkouts import SMALL as SMALL_RUN
 from helpers.pictures import jpeg
+from helpers.small_shards import SMALL, members, tars
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
-from tarpeg.datasets.prepare import CachedShards, SyntheticShards
+from tarpeg.datasets.prepare import CachedShards, FolderShards, SyntheticShards
+from tarpeg.datasets.synthetic import Photos, photograph
+from tarpeg.errors import ShardError
 from tarpeg.shards.manifest import read_manifest
 from tarpeg.shards.paths import expand
-
-PHOTOS = {"size": 48}
-
-
-@pytest.fixture
-def source(tmp_path):
-    return SyntheticShards(
-        tmp_path / "shards", train=12, val=4, photos=PHOTOS, samples_per_shard=4, workers=0
-    )
 
 
 def stamps(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
-def test_it_makes_the_shards_and_their_cache_once(source, tmp_path):
+def test_synthetic_shards_are_made_once(tmp_path):
+    out = tmp_path / "s"
+    make = SyntheticShards(out=out, train=6, val=3, photos={"size": 32}, samples_per_shard=4, workers=0)
+    make = pickle.loads(pickle.dumps(make))
+    assert make() == out
+    made, before = tars(out), stamps(out)
+    assert set(made) == {"train-000000.tar", "train-000001.tar", "val-000000.tar"}
+    assert made["train-000000.tar"][:20000] != made["val-000000.tar"][:20000]
+    assert make() == out and stamps(out) == before
+    other = SyntheticShards(out=out, train=7, val=3, photos={"size": 48}, samples_per_shard=4)
+    with pytest.raises(
+        ShardError, match=r"photos\.size .*, train \(6 there, 7 requested\)\. Choose another out"
+    ):
+        other()
+    (out / "val-000000.tar").unlink()
+    make()
+    assert tars(out) == made
+    (out / "shards.json").write_text("{")
+    with pytest.raises(
+        ShardError, match=r"shards\.json is damaged: delete the folder, or choose another out"
+    ):
+        make()
+
+
+def test_an_incomplete_set_is_made_again(tmp_path):
+    make = SyntheticShards(out=tmp_path, train=6, val=3, photos=SMALL, samples_per_shard=2, workers=0)
+    make()
+    made = tars(tmp_path)
+    (tmp_path / "shards.json").unlink()
+    (tmp_path / "train-000002.tar").rename(tmp_path / "train-000007.tar")
+    (tmp_path / ".val-000000.tar.tmp").write_bytes(b"half")
+    make()
+    assert tars(tmp_path) == made
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_config_nodes_are_accepted(tmp_path):
+    node = {"out": str(tmp_path), "train": 2, "val": 1, "photos": {"size": [[32, 40], 48], "classes": 3}}
+    config = OmegaConf.create({"_target_": "tarpeg.SyntheticShards", **node})
+    made = instantiate(config)
+    assert made.photos == Photos(size=((32, 40), 48), classes=3)
+    assert pickle.loads(pickle.dumps(made)) == made
+    made()
+    instantiate(config)()
+
+
+@pytest.mark.parametrize("bad", [{"train": 0}, {"val": "x"}, {"photos": {"hue": 3}}, {"photos": {"size": 1}}])
+def test_synthetic_shards_check_when_constructed(tmp_path, bad):
+    with pytest.raises(ValueError, match=r"train=0 must|val='x' must|no field 'hue'|size=1 must"):
+        SyntheticShards(out=str(tmp_path), **bad)
+
+
+def test_a_file_in_place_of_out_raises(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ShardError, match=r"cannot make shards in .*file"):
+        SyntheticShards(out=tmp_path / "file", train=1, val=1)()
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_completed_by_the_next_and_leaves_no_process(tmp_path):
+    script = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'datamodules')!r})\n"
+        "from tarpeg.datasets.prepare import SyntheticShards\n"
+        "photos = {'size': 128}\n"
+        "SyntheticShards('s', 400, 20, photos, samples_per_shard=20, workers=2)()\n"
+    )
+    (tmp_path / "script.py").write_text(script)
+    process = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "s" / "train-000002.tar").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert len(children) >= 2
+    while any(Path(f"/proc/{child}/cmdline").exists() for child in children) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert time.monotonic() < deadline
+    assert not (tmp_path / "s" / "shards.json").exists()
+    photos = {"size": 128}
+    SyntheticShards(out=tmp_path / "s", train=400, val=20, photos=photos, samples_per_shard=20)()
+    assert len(tars(tmp_path / "s")) == 21
+    assert all(len(members(path)) == 40 for path in (tmp_path / "s").glob("*.tar"))
+    assert not list((tmp_path / "s").glob(".*.tmp"))
+
+
+def test_folder_shards_split_evenly(tmp_path, images):
+    make = FolderShards(root=images, out=tmp_path / "o", val_share=0.25, workers=0)
+    make()
+    training, val = (members(tmp_path / "o" / f"{split}-000000.tar") for split in ("train", "val"))
+    assert not set(training) & set(val)
+    labels = [int(data) for name, data in val.items() if name.endswith(".cls")]
+    assert len(training) + len(val) == 50
+    assert [labels.count(label) for label in range(3)] == [1, 2, 3]
+    make()
+    with pytest.raises(ShardError, match=r"val_share \(0\.25 there, 0\.5 requested\)"):
+        FolderShards(root=images, out=tmp_path / "o", val_share=0.5)()
+    with pytest.raises(ShardError, match=r"val_share=0\.01 of the 25 images .* leaves no image for val"):
+        FolderShards(root=images, out=tmp_path / "p", val_share=0.01, workers=0)()
+    with pytest.raises(ValueError, match="val_share=1 must be between 0 and 1"):
+        FolderShards(root=images, out=tmp_path / "p", val_share=1)
+
+
+def test_folder_shards_of_a_changed_folder(tmp_path, images, caplog):
+    make = FolderShards(root=images, out=tmp_path / "o", workers=0)
+    make()
+    make()
+    assert caplog.messages == [f"packing the images of {images} into {tmp_path / 'o'} (once)"]
+    os.utime(images / "ant" / "0.v1.JPG", (0, 0))
+    with pytest.raises(
+        ShardError, match=r"packed into .*o \(other names, sizes or dates of files\)\. Choose"
+    ):
+        make()
+    (images / "dog").mkdir()
+    (images / "dog" / "one.jpg").write_bytes(photograph(SMALL, 0).jpeg)
+    message = r"images in .*images have changed .* \(dog: 0 then, 1 now\)\. Choose another out, or delete /"
+    with pytest.raises(ShardError, match=message):
+        make()
+    made = tmp_path / "o" / "shards.json"
+    content = json.loads(made.read_text())
+    made.write_text(json.dumps({name: content[name] for name in ("parameters", "shards")}))
+    make()  # as packed by a version without this check
+    made.write_text(json.dumps(content))
+    images.rename(tmp_path / "elsewhere")
+    assert make() == tmp_path / "o"
+
+
+def test_folder_shards_keep_existing_train_and_val(tmp_path, images):
+    root = tmp_path / "root"
+    root.mkdir()
+    images.rename(root / "train")
+    (root / "val" / "cat").mkdir(parents=True)
+    (root / "val" / "cat" / "one.jpg").write_bytes(photograph(SMALL, 0).jpeg)
+    FolderShards(root=root, out=root / "shards", workers=0)()
+    assert members(root / "shards" / "val-000000.tar")["cat/one.cls"] == b"2"
+    assert len(members(root / "shards" / "train-000000.tar")) == 50
+    (root / "val" / "dog").mkdir()
+    with pytest.raises(ShardError, match=r"dog is not one of the"):
+        FolderShards(root=root, out=tmp_path / "o", workers=0)()
+
+
+@pytest.fixture
+def source(tmp_path):
+    photos = {"size": 48}
+    return SyntheticShards(
+        tmp_path / "shards", train=12, val=4, photos=photos, samples_per_shard=4, workers=0
+    )
+
+
+def test_shards_and_their_cache_are_made_once(source, tmp_path):
     prepare = CachedShards(source, tmp_path / "cache", workers=0)
     out = prepare()
     assert out == tmp_path / "cache"
@@ -44,7 +191,7 @@ def test_it_makes_the_shards_and_their_cache_once(source, tmp_path):
     assert prepare() == out and stamps(out) == before
 
 
-def test_another_codec_or_source_builds_anew(source, tmp_path):
+def test_another_codec_or_source_builds_again(source, tmp_path):
     out = CachedShards(source(), tmp_path / "cache", workers=0)()
     CachedShards(source(), out, tarpeg.Tiled(16), workers=0)()
     assert read_manifest(out).codec["parameters"]["tile"] == 16
@@ -60,59 +207,65 @@ def test_without_refresh_the_source_may_be_gone(source, tmp_path):
     before = stamps(out)
 
     def gone():
-        raise AssertionError("asked for the source")
+        raise AssertionError("the source was called")
 
     assert CachedShards(gone, out, refresh=False)() == out
     assert CachedShards("s3://nowhere/a.tar", out, tarpeg.Tiled(), tarpeg.Layout(), refresh=False)() == out
     assert stamps(out) == before
-    with pytest.raises(AssertionError, match="asked"):
+    with pytest.raises(AssertionError, match="was called"):
         CachedShards(gone, out, tarpeg.Tiled(16), refresh=False)()
-    with pytest.raises(tarpeg.ShardError, match="does not exist"):
+    with pytest.raises(ShardError, match="does not exist"):
         CachedShards(str(tmp_path / "shards" / "a.tar"), out)()
 
 
-def test_several_at_once(source, tmp_path):
-    prepare = CachedShards(source, tmp_path / "cache", workers=0)
-    with ThreadPoolExecutor(3) as pool:
-        calls = [pool.submit(prepare) for _ in range(3)]
-        assert [call.result() for call in calls] == [tmp_path / "cache"] * 3
-    assert read_manifest(tmp_path / "cache").samples == 16
+@pytest.mark.parametrize("kind", ["shards", "cache"])
+def test_of_several_callers_one_works(source, tmp_path, kind):
+    out = tmp_path / kind
+    prepare = source if kind == "shards" else CachedShards(source, out, workers=0)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: prepare(), range(4))) == [out] * 4
+    assert list(tars(out)) == [*(f"train-{n:06d}.tar" for n in range(3)), "val-000000.tar"]
 
 
 KILLED = """
 import sys, time
 sys.path[:0] = sys.argv[1:2]
-from tarpeg.cache import job as cachejob
+from tarpeg.cache import report
 from tarpeg.datasets.prepare import CachedShards
 
-run = cachejob.run_job
-def slow(job):
-    record = run(job)
-    print(job.name, flush=True)
-    time.sleep(60 if job.name.startswith("val") or job.name.endswith("1") else 0)
-    return record
-cachejob.run_job = slow
+class Stall:  # in place of the progress bar
+    def __enter__(self):
+        return self
+    def __exit__(self, *error):
+        pass
+    def __call__(self, progress):
+        print(progress.shards, flush=True)
+        time.sleep(60 if progress.shards == 2 else 0)
+
+report.progress_bar = Stall
 CachedShards(sys.argv[2], sys.argv[3], workers=0)()
 """
 
 
-def test_a_build_that_was_killed_goes_on(source, tmp_path):
-    shards, out = source(), tmp_path / "cache"
-    command = [sys.executable, "-c", KILLED, str(Path(tarpeg.__file__).parents[1]), str(shards), str(out)]
+def test_a_killed_build_is_completed(tmp_path):
+    shards, out = tmp_path / "shards", tmp_path / "cache"
+    SyntheticShards(shards, train=12, val=4, photos={"size": 48}, samples_per_shard=1, workers=0)()
+    command = [sys.executable, "-c", KILLED, str(ROOT / "datamodules"), str(shards), str(out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert [process.stdout.readline().strip() for _ in range(2)] == ["train-000000", "train-000001"]
+        while process.stdout.readline().strip() != "2":
+            assert process.poll() is None
         process.send_signal(signal.SIGKILL)
     with pytest.raises(tarpeg.CacheError, match="build was not finished"):
         expand(f"{out}/train-*.tar")
-    kept = stamps(out)
+    kept = {name: stamp for name, stamp in stamps(out).items() if name.endswith(".tar")}
+    assert 2 <= len(kept) < 16
     CachedShards(str(shards), out, workers=0)()
-    assert len(expand(out)) == 4
-    same = {name for name, stamp in stamps(out).items() if kept.get(name) == stamp}
-    assert {name for name in same if name.endswith(".tar")} == {"train-000000.tar", "train-000001.tar"}
+    assert len(expand(out)) == 16
+    assert kept.items() <= stamps(out).items()
 
 
-def test_the_config_is_made_by_hydra(tmp_path):
-    content = OmegaConf.load(Path(tarpeg.__file__).parents[2] / "conf" / "data" / "cached.yaml")
+def test_the_config_of_cached_data():
+    content = OmegaConf.load(ROOT / "conf" / "data" / "cached.yaml")
     made = instantiate(content.prepare)
     assert isinstance(made.source, SyntheticShards) and made.codec == tarpeg.Tiled(32)
     content.prepare.source = "/data/shards"
@@ -123,10 +276,10 @@ def test_a_data_module_trains_from_it(source, tmp_path):
     prepare = CachedShards(source, tmp_path / "cache", workers=0)
     crop = tarpeg.RandomCrop(32)
     common = {"batch_size": 4, "workers": 0, "seed": 3}
-    cached = tarpeg.ShardDataModule(
-        tarpeg.Split(f"{tmp_path}/cache/train-*.tar", crop), prepare=prepare, **common
+    cached, plain = (
+        tarpeg.ShardDataModule(tarpeg.Split(f"{tmp_path}/{kind}/train-*.tar", crop), **settings, **common)
+        for kind, settings in (("cache", {"prepare": prepare}), ("shards", {}))
     )
-    plain = tarpeg.ShardDataModule(tarpeg.Split(f"{tmp_path}/shards/train-*.tar", crop), **common)
     one, other = list(cached.train_dataloader()), list(plain.train_dataloader())
     assert len(one) == len(other) == 3
     for a, b in zip(one, other, strict=True):
@@ -139,18 +292,18 @@ def test_a_folder_with_train_and_val_becomes_shards_of_both(tmp_path):
         (root / name).mkdir(parents=True, exist_ok=True)
         (root / name / f"{number}.jpg").write_bytes(jpeg("420", 64, 80, seed=number))
     out = CachedShards(str(root), tmp_path / "cache", workers=0)()
-    assert sorted(path.name for path in Path(out).glob("*.tar")) == ["train-000000.tar", "val-000000.tar"]
+    assert list(tars(out)) == ["train-000000.tar", "val-000000.tar"]
     assert read_manifest(out).source == [{"folder": str(root), "classes": {"cat": 0, "dog": 1}}]
     crop = tarpeg.CenterCrop(32)
     splits = {name: tarpeg.Split(f"{out}/{name}-*.tar", crop) for name in ("train", "val")}
     data = tarpeg.ShardDataModule(**splits, workers=0, threads=0)
-    # val has no cat: its dogs have the number that training gave them.
+    # val has no cat: its dogs have the number from training.
     assert next(iter(data.val_dataloader())).label.tolist() == [1]
     assert sorted(next(iter(data.train_dataloader())).label.tolist()) == [0, 0, 1]
-    with pytest.raises(tarpeg.ShardError, match="holds train and val, which are no classes"):
+    with pytest.raises(ShardError, match="has folders train and val, which are not classes"):
         tarpeg.make_shards(tmp_path / "shards", tarpeg.Folder(str(root)))
     (root / "val" / "cow").mkdir()
-    with pytest.raises(tarpeg.ShardError, match="cow is not one of the"):
+    with pytest.raises(ShardError, match="cow is not one of the"):
         CachedShards(str(root), tmp_path / "other", workers=0)()
 
 
@@ -158,17 +311,17 @@ def test_a_folder_with_train_and_val_becomes_shards_of_both(tmp_path):
 def test_train_py_with_data_cached(tmp_path):
     checkout = copy(tmp_path / "checkout", tracked())
     few = ("data.prepare.source.train=24", "data.prepare.source.val=8", "data.batch_size=8")
-    done = train(checkout, "data=cached", *few, *SMALL, TARPEG_LIB_DIR=library())
+    done = train(checkout, "data=cached", *few, *SMALL_RUN, TARPEG_LIB_DIR=library())
     assert done.returncode == 0, done.stdout + done.stderr
     assert "trained: 3 steps" in done.stdout
     first = read_manifest(checkout / "data" / "cached")
     assert first.samples == 32 and first.codec["name"] == "Tiled"
     own = (f"data.prepare.source={checkout}/data/synthetic", "data.prepare.out=data/own", "data.batch_size=8")
-    done = train(checkout, "data=cached", *own, *SMALL, TARPEG_LIB_DIR=library())
+    done = train(checkout, "data=cached", *own, *SMALL_RUN, TARPEG_LIB_DIR=library())
     assert done.returncode == 0, done.stdout + done.stderr
     assert read_manifest(checkout / "data" / "own").samples == 32
     path = checkout / "data" / "own" / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_bytes()) | {"version": 2}))
-    done = train(checkout, "data=cached", *own, *SMALL, TARPEG_LIB_DIR=library())
+    done = train(checkout, "data=cached", *own, *SMALL_RUN, TARPEG_LIB_DIR=library())
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert "has version 2, and this tarpeg reads up to 1" in done.stderr.strip().splitlines()[-1]

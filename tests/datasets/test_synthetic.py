@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 from tarpeg.datasets.synthetic import Photos, draw, label_of, photograph
 
 
-def _opened(jpeg: bytes) -> Image.Image:
+def opened(jpeg: bytes) -> Image.Image:
     image = Image.open(io.BytesIO(jpeg))
     image.load()
     return image
@@ -61,17 +61,17 @@ def test_labels_are_even_and_shuffled():
 
 
 @pytest.mark.parametrize(
-    ("name", "tell"),
+    ("name", "is_so"),
     [
         ("progressive", lambda image: bool(image.info.get("progressive"))),
         ("gray", lambda image: image.mode == "L"),
         ("exif", lambda image: image.getexif().get(0x0112, 1) != 1),
     ],
 )
-def test_shares(name, tell):
+def test_probabilities(name, is_so):
     def share(value):
         photos = Photos(size=16, **{name: value})
-        return np.mean([tell(_opened(photograph(photos, index).jpeg)) for index in range(100)])
+        return np.mean([is_so(opened(photograph(photos, index).jpeg)) for index in range(100)])
 
     assert share(0.0) == 0.0
     assert 0.15 < share(0.3) < 0.45
@@ -93,7 +93,7 @@ def test_exif_pictures_stand_upright():
     turned, plain = Photos(size=(96, 160), exif=1.0, subsampling="4:4:4"), Photos(size=(96, 160))
     seen = set()
     for index in range(40):
-        image = _opened(photograph(turned, index).jpeg)
+        image = opened(photograph(turned, index).jpeg)
         orientation = image.getexif()[0x0112]
         seen.add(orientation)
         assert image.size == ((96, 160) if orientation >= 5 else (160, 96))
@@ -112,14 +112,14 @@ def test_subsampling(subsampling, factors):
 
 
 def test_sizes():
-    assert _opened(photograph(Photos(size="article"), 0).jpeg).size == (800, 533)
-    assert _opened(photograph(Photos(size=[48, 40]), 0).jpeg).size == (40, 48)
+    assert opened(photograph(Photos(size="article"), 0).jpeg).size == (800, 533)
+    assert opened(photograph(Photos(size=[48, 40]), 0).jpeg).size == (40, 48)
     mix = Photos(size=[32, [48, 40], 64])
-    seen = {_opened(photograph(mix, index).jpeg).size for index in range(30)}
+    seen = {opened(photograph(mix, index).jpeg).size for index in range(30)}
     assert seen == {(32, 32), (40, 48), (64, 64)}
     for odd in (16, 17, (16, 700), (61, 33)):
         height, width = (odd, odd) if isinstance(odd, int) else odd
-        assert _opened(photograph(Photos(size=odd), 0).jpeg).size == (width, height)
+        assert opened(photograph(Photos(size=odd), 0).jpeg).size == (width, height)
 
 
 def test_imagenet_mix_has_imagenets_mean():
@@ -143,15 +143,15 @@ def test_imagenet_mix_has_imagenets_mean():
     ],
 )  # fmt: skip
 def test_bad_values_are_named(field, value):
-    with pytest.raises(ValueError, match=f"^{field}: .*got "):
+    with pytest.raises(ValueError, match=f"^{field}=.* must "):
         Photos(**{field: value})
 
 
 def test_photos_of_a_mapping():
     assert Photos.of({"size": 64, "gray": 0.5}) == Photos(size=64, gray=0.5)
-    with pytest.raises(ValueError, match="no field 'sise'; there are size, quality"):
+    with pytest.raises(ValueError, match="no field 'sise'; the fields are size, quality"):
         Photos.of({"sise": 64})
-    with pytest.raises(ValueError, match="photos: expected Photos or a mapping"):
+    with pytest.raises(ValueError, match="photos=3 must be Photos or a mapping"):
         Photos.of(3)
 
 
