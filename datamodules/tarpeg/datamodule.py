@@ -17,7 +17,7 @@ from torch import nn
 from .errors import ShardError
 from .loader.batch import AnyBatch, Batch, ExtraBatch, KeyedBatch, augmented, pixels_of
 from .loader.config import LoaderConfig, OnError, PixelFormat
-from .loader.loader import Loader
+from .loader.loader import BaseLoader, Loader
 from .loader.split import Split
 from .loader.stream_loader import StreamingLoader
 from .machine import warn_about_spinning_threads
@@ -97,8 +97,8 @@ class ShardDataModule(lightning.LightningDataModule):
         self._prepare = prepare
         self._is_prepared = False
         self._shards: dict[str, Samples] = {}
-        self._loaders: list[tuple[str, Loader]] = []
-        self._train: Loader | None = None
+        self._loaders: list[tuple[str, BaseLoader]] = []
+        self._train: BaseLoader | None = None
         self._resume: dict[str, int] | None = None
 
     def prepare_data(self) -> None:
@@ -115,7 +115,7 @@ class ShardDataModule(lightning.LightningDataModule):
             if split is not None and not split.streaming and (stage is None or name in wanted):
                 self._open(name)
 
-    def train_dataloader(self) -> Loader:
+    def train_dataloader(self) -> BaseLoader:
         """Return the loader of the train split; it goes on where the checkpoint that is resumed was made."""
         loader = self._train = self._loader("train")
         if self._resume is not None:
@@ -125,15 +125,15 @@ class ShardDataModule(lightning.LightningDataModule):
             loader.sampler.on_epoch = partial(_forget_a_finished_epoch, weakref.proxy(self.trainer))
         return loader
 
-    def val_dataloader(self) -> Loader | list[Loader]:
+    def val_dataloader(self) -> BaseLoader | list[BaseLoader]:
         """Return the loader of the val split; none where there is no such split."""
         return self._loader("val") if self.splits["val"] is not None else []
 
-    def test_dataloader(self) -> Loader:
+    def test_dataloader(self) -> BaseLoader:
         """Return the loader of the test split."""
         return self._loader("test")
 
-    def predict_dataloader(self) -> Loader:
+    def predict_dataloader(self) -> BaseLoader:
         """Return the loader of the predict split; its batches carry keys."""
         return self._loader("predict")
 
@@ -145,7 +145,7 @@ class ShardDataModule(lightning.LightningDataModule):
         loader = self._train if is_training else None
         return self._augmented(batch, is_training, None if loader is None else loader.claim())
 
-    def augmented(self, loader: Loader, device: torch.device | str | None = None) -> Iterator[AnyBatch]:
+    def augmented(self, loader: BaseLoader, device: torch.device | str | None = None) -> Iterator[AnyBatch]:
         """Yield the loader's next epoch, augmented on ``device``: for loops that are not Lightning's.
 
         ``for images, labels in data.augmented(data.train_dataloader(), "cuda"): ...``. Batches of the train
@@ -223,7 +223,7 @@ class ShardDataModule(lightning.LightningDataModule):
             return torch.distributed.get_rank(), torch.distributed.get_world_size()
         return 0, 1
 
-    def _loader(self, name: str) -> Loader:
+    def _loader(self, name: str) -> BaseLoader:
         split = self.splits[name]
         if split is None:
             raise ValueError(f"there is no {name} split: pass ShardDataModule({name}=Split(...))")
@@ -236,7 +236,7 @@ class ShardDataModule(lightning.LightningDataModule):
         config = replace(self._config, drop_last=self._drop_last and is_train, pixels=self._pixels(is_train))
         keys, shuffle = self._keys or name == "predict", is_train and not is_overfitting
         if split.streaming:
-            loader: Loader = StreamingLoader(
+            loader: BaseLoader = StreamingLoader(
                 split, config, shuffle=shuffle, keys=keys, rank=rank, world=world
             )
         else:
@@ -254,7 +254,7 @@ class ShardDataModule(lightning.LightningDataModule):
         return loader
 
 
-def _compare_over_ranks(loader: Loader, name: str, rank: int, world: int) -> None:
+def _compare_over_ranks(loader: BaseLoader, name: str, rank: int, world: int) -> None:
     """Raise where ranks would make other batches: unequal numbers of them pair wrong collectives, or hang."""
     if world == 1 or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return

@@ -277,24 +277,24 @@ def test_the_callers_random_numbers_are_left_alone(photos, workers):
 
 def test_after_an_error_nobody_expected_it_begins_anew(photos):
     loader = load(photos, workers=0, threads=0)
-    answer = loader._fetcher.fetch
+    answer = loader.fetcher.fetch
 
     def failing(request, *rest):
         if len(request.ids) == 3:  # the last batch
             raise RuntimeError("as asked")
         return answer(request, *rest)
 
-    loader._fetcher.fetch = failing
+    loader.fetcher.fetch = failing
     with pytest.raises(RuntimeError, match="as asked"):
         list(loader)
-    loader._fetcher.fetch = answer
+    loader.fetcher.fetch = answer
     assert sorted(keys_of(loader)) == ALL
 
 
 def test_the_next_epoch_begins_while_this_one_ends(photos):
     loader = load(photos, workers=0, threads=1, prefetch=2)
     asked = []
-    fetcher = loader._fetcher
+    fetcher = loader.fetcher
     answer = fetcher.fetch
     fetcher.fetch = lambda request, *rest: asked.append(request.epoch) or answer(request, *rest)
     list(loader)
@@ -308,7 +308,7 @@ def test_the_next_epoch_begins_while_this_one_ends(photos):
     loader.close()
     still = load(photos, workers=0, threads=1, shuffle=False)
     list(still)
-    assert still._engine._pool.pending == 0, "validation ends with its last batch"
+    assert still._runner._pool.pending == 0, "validation ends with its last batch"
 
 
 @pytest.mark.parametrize(

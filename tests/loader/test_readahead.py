@@ -10,7 +10,7 @@ import pytest
 from helpers.loaders import RUNNERS, digest, load, name_of
 from tarpeg import Split
 from tarpeg.loader import loader as room
-from tarpeg.loader.loader import ahead, depth_of, will_need
+from tarpeg.loader.loader import read_ahead, readahead_depth, will_need
 from tarpeg.machine import Machine
 from tarpeg.sampling.crops import CenterCrop
 from tarpeg.sampling.sampler import Request
@@ -51,9 +51,9 @@ def test_bytes_that_were_asked_for_are_read(tmp_path, photos):
 
 def test_requests_come_in_order_after_what_was_asked_for():
     told = []
-    passed = [(request, len(told)) for request in ahead(range(10), 3, told.append)]
+    passed = [(request, len(told)) for request in read_ahead(range(10), 3, told.append)]
     assert passed == [(number, min(number + 4, 10)) for number in range(10)]
-    assert list(ahead(range(2), 5, told.append)) == [0, 1]
+    assert list(read_ahead(range(2), 5, told.append)) == [0, 1]
 
 
 @pytest.mark.parametrize("engine", [RUNNERS[0], RUNNERS[2], RUNNERS[5]], ids=name_of)
@@ -66,8 +66,8 @@ def test_it_changes_no_byte(photos, engine):
 
 def test_by_default_it_is_for_shards_larger_than_the_memory(photos, monkeypatch):
     shards = Split(photos, CenterCrop(8)).open()
-    assert depth_of(shards, None) == 0 and depth_of(shards, 5) == 5
+    assert readahead_depth(shards, None) == 0 and readahead_depth(shards, 5) == 5
     for memory, limit in ((16_000, None), (1 << 60, 16_000)):
         machine = Machine(1, None, memory, None, limit, None, None)
         monkeypatch.setattr(room, "read_machine", lambda machine=machine: machine)
-        assert depth_of(shards, None) == 8 and depth_of(shards, 0) == 0
+        assert readahead_depth(shards, None) == 8 and readahead_depth(shards, 0) == 0

@@ -44,9 +44,9 @@ def test_a_plain_loop_goes_on_at_any_batch(photos, engine, at):
 def test_nothing_is_replayed(photos, monkeypatch):
     loader = load(photos, workers=0, threads=0)
     read = []
-    answer = type(loader._fetcher).fetch
+    answer = type(loader.fetcher).fetch
     monkeypatch.setattr(
-        type(loader._fetcher),
+        type(loader.fetcher),
         "fetch",
         lambda self, request, *rest: read.append(1) or answer(self, request, *rest),
     )

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tarpeg.errors import ShardError
-from tarpeg.sampling.batches import BatchPlan
+from tarpeg.sampling.batches import DistributedBatchSampler
 from tarpeg.sampling.rng import first_draw, flips, permutation, uniforms
 
 MASK = (1 << 64) - 1
@@ -164,9 +164,9 @@ def check_plan(plan):
 def test_plan_over_worlds_and_prime_sizes(world, samples):
     for global_batch in (world, world + 1, 1031, 2 * world + 1, 20011):
         if global_batch >= world:
-            check_plan(BatchPlan(samples, global_batch, world))
+            check_plan(DistributedBatchSampler(samples, global_batch, world))
             if global_batch <= samples:
-                check_plan(BatchPlan(samples, global_batch, world, drop_last=True))
+                check_plan(DistributedBatchSampler(samples, global_batch, world, drop_last=True))
 
 
 @settings(deadline=None, max_examples=200)
@@ -174,18 +174,20 @@ def test_plan_over_worlds_and_prime_sizes(world, samples):
 def test_plan_any(world, extra_batch, extra_samples, drop_last):
     global_batch, samples = world + extra_batch, world + extra_samples
     if not (drop_last and samples < global_batch):
-        check_plan(BatchPlan(samples, global_batch, world, drop_last))
+        check_plan(DistributedBatchSampler(samples, global_batch, world, drop_last))
 
 
 def test_plan_exact():
-    cut = lambda *a, **k: [BatchPlan(*a, **k).bounds(i) for i in range(len(BatchPlan(*a, **k)))]  # noqa: E731
+    cut = lambda *a, **k: [
+        DistributedBatchSampler(*a, **k).bounds(i) for i in range(len(DistributedBatchSampler(*a, **k)))
+    ]  # noqa: E731
     assert cut(10, 4) == [(0, 4), (4, 8), (8, 10)]
     assert cut(10, 4, 2) == [(0, 4), (4, 8), (8, 10)]
     assert cut(9, 4, 2) == [(0, 4), (4, 9)]
     assert cut(9, 4, 2, drop_last=True) == [(0, 4), (4, 8)]
     assert cut(8, 4, 2) == cut(8, 4, 2, drop_last=True) == [(0, 4), (4, 8)]
     assert cut(3, 100, 3) == [(0, 3)]
-    plan = BatchPlan(9, 4, 2)
+    plan = DistributedBatchSampler(9, 4, 2)
     assert [plan.rank_bounds(1, rank) for rank in (0, 1)] == [(4, 6), (6, 9)]
     for k, rank, error in ((2, 0, "k=2"), (-1, 0, "k=-1"), (0, 2, "rank=2"), (0, -1, "rank=-1")):
         with pytest.raises(IndexError, match=error):
@@ -205,7 +207,7 @@ def test_plan_exact():
 )
 def test_plan_refuses(arguments, error, message):
     with pytest.raises(error, match=message):
-        BatchPlan(*arguments)
+        DistributedBatchSampler(*arguments)
 
 
 def test_sampling_needs_only_numpy():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tarpeg import Blocks
-from tarpeg.sampling.batches import BatchPlan
+from tarpeg.sampling.batches import DistributedBatchSampler
 from tarpeg.sampling.rng import permutation
 from tarpeg.sampling.sampler import Sampler, checked_weights, subset_ids
 
@@ -20,9 +20,9 @@ def order(samples, shuffle=True, subset=None, weights=None, seed=0):
 
 
 def test_a_full_permutation_is_samplings():
-    assert order(50, seed=3).ids(2).tolist() == permutation(3, 2, 50).tolist()
-    assert order(5, shuffle=False).ids(9).tolist() == [0, 1, 2, 3, 4]
-    assert order(5).request(0, 1, 3).occurrence is None
+    assert order(50, seed=3).draw_epoch(2)[0].tolist() == permutation(3, 2, 50).tolist()
+    assert order(5, shuffle=False).draw_epoch(9)[0].tolist() == [0, 1, 2, 3, 4]
+    assert order(5).draw_epoch(0)[1] is None
 
 
 def test_a_request_is_a_slice_of_the_epoch():
@@ -30,7 +30,7 @@ def test_a_request_is_a_slice_of_the_epoch():
     asked = [plain.request(epoch, 10, 20) for epoch in (0, 1, 0)]
     assert [request.epoch for request in asked] == [0, 1, 0]
     for request in asked:
-        assert request.ids.tolist() == order(30).ids(request.epoch)[10:20].tolist()
+        assert request.ids.tolist() == order(30).draw_epoch(request.epoch)[0][10:20].tolist()
 
 
 # --- blocks
@@ -40,7 +40,7 @@ def test_a_request_is_a_slice_of_the_epoch():
 @given(st.integers(1, 5000), st.integers(1, 300), st.integers(1, 20), st.integers(0, 5))
 def test_blocks_are_permutations(samples, size, buffer, epoch):
     shuffled = order(samples, Blocks(size, buffer))
-    assert np.sort(shuffled.ids(epoch)).tolist() == list(range(samples))
+    assert np.sort(shuffled.draw_epoch(epoch)[0]).tolist() == list(range(samples))
 
 
 @pytest.mark.parametrize("buffer", [4, 16, 64])
@@ -48,7 +48,7 @@ def test_how_well_blocks_mix(buffer):
     samples, size = 100_003, 64
     pairs = same = 0
     for epoch in range(4):
-        ids = order(samples, Blocks(size, buffer)).ids(epoch)
+        ids = order(samples, Blocks(size, buffer)).draw_epoch(epoch)[0]
         # Neighbours in the epoch that come from the same block are less than `size` apart on the disk.
         near = np.abs(np.diff(ids)) < size
         pairs, same = pairs + near.size, same + int(near.sum())
@@ -60,7 +60,7 @@ def test_how_well_blocks_mix(buffer):
 
 def test_what_blocks_read_at_a_time_lies_together():
     size, buffer, samples = 32, 8, 32 * 8 * 100
-    ids = order(samples, Blocks(size, buffer)).ids(0)
+    ids = order(samples, Blocks(size, buffer)).draw_epoch(0)[0]
     for start in range(0, samples, size * buffer):
         # Such a window touches two groups at most, of 8 or 9 blocks, each of which lies in two stretches.
         stretches = np.unique(ids[start : start + size * buffer] // size)
@@ -69,15 +69,15 @@ def test_what_blocks_read_at_a_time_lies_together():
 
 def test_blocks_differ_by_epoch_and_seed_in_their_cuts_too():
     plain = Blocks(16, 2)
-    assert order(640, plain).ids(0).tolist() != order(640, plain).ids(1).tolist()
-    assert order(640, plain).ids(0).tolist() != order(640, plain, seed=1).ids(0).tolist()
-    cuts = {int(order(640, plain, seed=seed).ids(0)[:32].min()) % 16 for seed in range(40)}
+    assert order(640, plain).draw_epoch(0)[0].tolist() != order(640, plain).draw_epoch(1)[0].tolist()
+    assert order(640, plain).draw_epoch(0)[0].tolist() != order(640, plain, seed=1).draw_epoch(0)[0].tolist()
+    cuts = {int(order(640, plain, seed=seed).draw_epoch(0)[0][:32].min()) % 16 for seed in range(40)}
     assert len(cuts) > 4
-    assert order(640, plain).ids(3).tolist() == order(640, plain).ids(3).tolist()
+    assert order(640, plain).draw_epoch(3)[0].tolist() == order(640, plain).draw_epoch(3)[0].tolist()
 
 
 def test_few_samples_in_blocks_are_a_full_permutation():
-    orders = np.array([order(5, Blocks(), seed=seed).ids(0) for seed in range(3000)])
+    orders = np.array([order(5, Blocks(), seed=seed).draw_epoch(0)[0] for seed in range(3000)])
     for place in range(5):
         counts = np.bincount(orders[:, place], minlength=5)
         assert abs(counts - 600).max() < 6 * math.sqrt(600)
@@ -96,7 +96,7 @@ def test_a_fraction_is_the_same_for_every_seed_and_part_of_a_larger_one():
     small, large = subset_ids(0.1, 1000), subset_ids(0.25, 1000)
     assert (len(small), len(large)) == (100, 250)
     assert set(small) <= set(large) and small.tolist() == sorted(small)
-    assert sorted(order(1000, subset=0.1, seed=7).ids(3)) == small.tolist()
+    assert sorted(order(1000, subset=0.1, seed=7).draw_epoch(3)[0]) == small.tolist()
     assert subset_ids(1, 10) is None and subset_ids(1.0, 10) is None and subset_ids(None, 10) is None
     assert len(subset_ids(1e-9, 10)) == 1
     # As many of each stretch as chance allows.
@@ -104,7 +104,7 @@ def test_a_fraction_is_the_same_for_every_seed_and_part_of_a_larger_one():
 
 
 def test_indices_keep_their_order_without_shuffling(tmp_path):
-    assert order(10, shuffle=False, subset=[7, 2, 5]).ids(0).tolist() == [7, 2, 5]
+    assert order(10, shuffle=False, subset=[7, 2, 5]).draw_epoch(0)[0].tolist() == [7, 2, 5]
     np.save(tmp_path / "some.npy", np.array([1, 3], np.int32))
     for subset in (str(tmp_path / "some.npy"), tmp_path / "some.npy", np.array([1, 3]), (1, 3)):
         assert subset_ids(subset, 10).tolist() == [1, 3]
@@ -137,7 +137,7 @@ def test_subsets_that_are_none(subset, text):
 
 
 def counts_of(plain, epoch):
-    return np.bincount(plain.ids(epoch), minlength=plain.samples)
+    return np.bincount(plain.draw_epoch(epoch)[0], minlength=plain.samples)
 
 
 @settings(deadline=None, max_examples=200)
@@ -158,8 +158,8 @@ def test_each_sample_comes_the_floor_or_the_ceiling_of_its_share(weights, epoch)
 @pytest.mark.parametrize("weight", [0.1, 1 / 3, 1, 7e300 / 1e5])
 def test_equal_weights_are_every_sample_once(weight):
     plain = order(1009, weights=[weight] * 1009)
-    assert sorted(plain.ids(0)) == list(range(1009))
-    assert not plain.request(0, 0, 1009).occurrence.any()
+    assert sorted(plain.draw_epoch(0)[0]) == list(range(1009))
+    assert not plain.draw_epoch(0)[1].any()
 
 
 def test_over_many_epochs_the_shares_are_the_weights():
@@ -189,13 +189,13 @@ def test_weights_and_a_subset():
     plain = order(10, subset=[1, 2, 9], weights=range(10))
     assert len(plain) == 3 and plain.candidates().tolist() == [1, 2, 9]
     for epoch in range(20):
-        assert set(plain.ids(epoch)) <= {1, 2, 9}
+        assert set(plain.draw_epoch(epoch)[0]) <= {1, 2, 9}
         assert counts_of(plain, epoch)[9] in (2, 3)  # 9 / 12 * 3 = 2.25
 
 
 def test_weights_from_a_file(tmp_path):
     np.save(tmp_path / "weights.npy", np.array([0, 1], np.float32))
-    assert order(2, weights=tmp_path / "weights.npy").ids(0).tolist() == [1, 1]
+    assert order(2, weights=tmp_path / "weights.npy").draw_epoch(0)[0].tolist() == [1, 1]
     np.save(tmp_path / "objects.npy", np.array([object()]), allow_pickle=True)
     with pytest.raises(ValueError, match=r"weights='.*objects.npy' cannot be read as a .npy file"):
         checked_weights(tmp_path / "objects.npy", 1, None)
@@ -247,13 +247,13 @@ def test_the_planned_multiset_over_all_ranks(world, kind):
         "weighted subset": {"subset": 0.7, "weights": np.arange(samples) % 5, "shuffle": Blocks(32, 4)},
     }[kind]
     for global_batch in (world, 2 * world + 1, 1031 + world):
-        plan = BatchPlan(len(order(samples, **options)), global_batch, world)
+        plan = DistributedBatchSampler(len(order(samples, **options)), global_batch, world)
         shared, requests = order(samples, **options), []
         for rank in range(world):
             plain = shared if world > 10 else order(samples, **options)
             requests += [plain.request(5, *plan.rank_bounds(k, rank)) for k in range(len(plan))]
         given = np.concatenate([request.ids for request in requests])
-        assert np.sort(given).tolist() == np.sort(order(samples, **options).ids(5)).tolist()
+        assert np.sort(given).tolist() == np.sort(order(samples, **options).draw_epoch(5)[0]).tolist()
         if options.get("weights") is not None:
             occurrence = np.concatenate([request.occurrence for request in requests])
             pairs = set(zip(given.tolist(), occurrence.tolist(), strict=True))

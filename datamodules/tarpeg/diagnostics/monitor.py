@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from .. import machine
-from ..loader.loader import Loader
+from ..loader.loader import BaseLoader
 from ..ops import library
 from .advice import Advice, RunFacts, advise, measure_costs
 
@@ -393,7 +393,7 @@ def _run_facts(trainer: lightning.Trainer, seconds: float) -> RunFacts:
     run = RunFacts(device, cores, torch.get_num_threads())
     run = run._replace(is_profiled=not isinstance(profiler, PassThroughProfiler))
     loader = trainer.train_dataloader
-    if not isinstance(loader, Loader):
+    if not isinstance(loader, BaseLoader):
         return run._replace(other_workers=_workers(loader))
     split, (workers, threads) = loader.split, loader.config.workers_and_threads
     augment = getattr(getattr(trainer, "datamodule", None), "augment", None)

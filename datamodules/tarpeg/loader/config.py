@@ -1,4 +1,4 @@
-"""How batches are cut, made and handed over."""
+"""Settings of the loaders: how batches are cut, decoded and delivered."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ if TYPE_CHECKING:
 
 OnError = Literal["substitute", "raise"]
 
-_NEEDED = ("batch_size", "seed", "prefetch")  # integers; others may be None
+_MOST_WORKERS = 8
+# The smallest value of each integer, or None.
+_INTEGERS = {"batch_size": 1, "global_batch_size": 1, "seed": None, "workers": 0, "threads": 0}
+_INTEGERS |= {"prefetch": 1, "readahead": 0}
+_REQUIRED = ("batch_size", "seed", "prefetch")  # the others may be None
 
 
 @dataclass(frozen=True)
 class PixelFormat:
-    """What images are delivered as: uint8, or (value / 255 - mean) / std in a floating-point ``dtype``.
+    """Format of delivered images: uint8, or (value / 255 - mean) / std in a floating-point ``dtype``.
 
     ``mean`` and ``std``: one number for each of R, G, B, for values in 0..1; None with uint8. ``augment``:
-    makes the images of that ``dtype`` from uint8 ones, in the process that decoded them; where it
-    ``distorts``, by the samples' numbers.
+    makes images of that ``dtype`` from uint8 ones in the process that decodes them; ``distorts``: with random
+    distortions of each sample.
     """
 
     mean: tuple[float, ...] | None = None
@@ -36,19 +40,19 @@ class PixelFormat:
 
     @property
     def decoded(self) -> torch.dtype:
-        """The type that the decoder writes."""
+        """Type of the decoder's output."""
         return self.dtype if self.augment is None else torch.uint8
 
 
 @dataclass(frozen=True)
 class LoaderConfig:
-    """How batches are cut and made; the same for all splits of a data module.
+    """How batches are cut and decoded; the same for all splits of a data module.
 
-    ``batch_size`` is per rank; ``global_batch_size`` fixes the sum over all ranks instead. ``workers``:
-    processes that decode; with 0 of them, ``threads`` in this process do, and with 0 of both the caller
-    itself. None: see ``workers_and_threads``. ``prefetch``: batches that each worker, or the threads together, are ahead.
-    ``readahead``: batches, for shards larger than the memory: see ``readahead.depth_of``. ``max_bad``: the
-    share of an epoch's samples that others may stand in for.
+    ``batch_size`` is per rank; ``global_batch_size`` sets the sum over all ranks instead. ``workers``:
+    processes that decode; if it is 0, ``threads`` of this process decode; if both are 0, the caller's thread
+    does. None: see ``workers_and_threads``. ``prefetch``: batches prefetched per worker (in total, for
+    threads). ``readahead``: batches, see ``loader.readahead_depth``. ``max_bad``: largest fraction of
+    undecodable images per epoch; ten are always allowed.
     """
 
     batch_size: int = 64
@@ -64,47 +68,31 @@ class LoaderConfig:
     pixels: PixelFormat = PixelFormat()
 
     def __post_init__(self) -> None:
-        for name in (*_NEEDED, "global_batch_size", "workers", "threads", "readahead"):
+        for name, least in _INTEGERS.items():
             value: Any = getattr(self, name)
-            if value is None and name not in _NEEDED:
+            if value is None and name not in _REQUIRED:
                 continue
             if isinstance(value, bool) or not isinstance(value, Integral):
                 raise ValueError(f"{name}={value!r} must be an integer")
-        for name in ("batch_size", "global_batch_size", "prefetch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value!r} must be at least 1")
-        for name in ("workers", "threads", "readahead"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name}={value!r} must not be negative")
+            if least is not None and int(value) < least:
+                raise ValueError(f"{name}={value!r} must be at least {least}")
         if self.workers and self.threads:
             raise ValueError(
                 f"workers={self.workers!r} and threads={self.threads!r}: each worker process decodes on one "
-                "thread. Give workers=0 for threads, or leave threads out."
+                "thread. Set workers=0 to use threads, or leave threads out."
             )
         if self.on_error not in ("substitute", "raise"):
             raise ValueError(f"on_error={self.on_error!r} must be 'substitute' or 'raise'")
         if not isinstance(self.max_bad, (int, float)) or not 0 <= self.max_bad <= 1:
-            raise ValueError(f"max_bad={self.max_bad!r} is a share of the samples, from 0 to 1")
+            raise ValueError(f"max_bad={self.max_bad!r} must be a fraction of the samples, from 0 to 1")
 
     @cached_property
     def workers_and_threads(self) -> tuple[int, int]:
-        """Numbers of worker processes and of threads, at least one of them 0, with defaults filled in.
+        """Numbers of worker processes and of threads, at least one of them 0.
 
-        Cached, because a default reads the container's limits, which takes 0.3 ms.
+        Default: one worker per usable core (one thread with ``workers=0``), at most 8. Cached, because
+        reading the container's limits takes 0.3 ms.
         """
-        if self.workers is not None:
-            return self.workers, 0 if self.workers else _or_cores(self.threads)
-        if self.threads is not None:
-            return 0, self.threads
-        return _cores(), 0
-
-
-def _or_cores(threads: int | None) -> int:
-    return _cores() if threads is None else threads
-
-
-def _cores() -> int:
-    """Count the cores this process may keep busy, at most 8."""
-    return min(8, usable_cores())
+        if self.workers or (self.workers is None and self.threads is None):
+            return self.workers or min(_MOST_WORKERS, usable_cores()), 0
+        return 0, min(_MOST_WORKERS, usable_cores()) if self.threads is None else self.threads

@@ -1,4 +1,4 @@
-"""What a data module reads: which shards, and what to take of each image."""
+"""Split: a data set, and how its samples are chosen, cropped and labelled."""
 
 from __future__ import annotations
 
@@ -19,39 +19,38 @@ from ..shards.stream import Streaming
 
 @dataclass(frozen=True)
 class Split:
-    """Which shards, and what to take of each image.
+    """Shards, and how their samples are chosen, cropped and labelled.
 
     ``shards``: a folder, a path, a glob, a brace pattern ("train-{000..009}.tar") or a list of these; or a
-    folder of images, searched with those below it, or a glob of images (see ``UnlabelledImages``).
+    folder of images, searched with its sub-folders, or a glob of images (see ``UnlabelledImages``).
     ``crop``: ``RandomResizedCrop``, ``RandomCrop``, ``CenterCrop`` or ``Whole``, or one of these in
     ``Progressive``.
-    ``flip``: the probability, 0 to 1, of mirroring left to right.
-    ``interpolation``: how a crop is resized: "bilinear" (antialiased), "nearest" or "nearest-exact" (the
-    sample under the centre of each pixel: Pillow's and DALI's nearest), by torchvision's names.
+    ``flip``: probability, 0 to 1, of mirroring left to right.
+    ``interpolation``: how a crop is resized, by torchvision's names: "bilinear" (antialiased), "nearest" or
+    "nearest-exact" (the sample under the centre of each pixel, as in Pillow and DALI).
 
-    ``shuffle``: True, a new permutation every epoch; False; or "blocks", for disks where random access is
-    slow (``tarpeg.Blocks`` says what that is, and sets its sizes). By default True for training, False for
-    everything else.
+    ``shuffle``: True, a new permutation per epoch; False; or "blocks", for disks with slow random access
+    (``tarpeg.Blocks`` sets the sizes of the blocks). Default: True for training, otherwise False.
 
-    ``target``: where the integer label is: the extension of a member, "cls"; a field of a JSON member,
-    "json:label" or "json:object.0.id"; a list of n such names, for labels ``[B, n]``; or None where there is
-    none (labels are then -1).
+    ``target``: the integer label: the extension of a member, "cls"; a field of a JSON member, "json:label" or
+    "json:object.0.id"; a list of n such names, for labels ``[B, n]``; or None if there is none (labels are
+    then -1).
 
-    ``subset``: a part of the samples, as a list, array or .npy file of sample numbers, or as a fraction above
-    0 and up to 1 (the same part whatever the seed; a smaller fraction is part of a larger one). ``weights``:
-    a number for each sample of the shards, as a list, array or .npy file: an epoch keeps its length, and
-    holds each sample the floor or the ceiling of its expected count, every time with another crop.
+    ``subset``: a part of the samples: a list, array or .npy file of sample numbers, or a fraction above 0 and
+    up to 1 (the same part for every seed; a smaller fraction is part of a larger one). ``weights``: a number
+    for each sample of the shards, as a list, array or .npy file: an epoch keeps its length, and has each
+    sample the floor or the ceiling of its expected count, every time with another crop.
 
-    ``views``: n crops of each image from one reading of its bytes; images are then ``[n, B, 3, H, W]``, where
-    ``image[v]`` is an ordinary batch. A list of n crops, all of one size, gives each view its own. Views of
-    different sizes are not supported: a batch has one tensor of images.
+    ``views``: n crops of each image, of which the bytes are read once; images are then ``[n, B, 3, H, W]``,
+    where ``image[v]`` is an ordinary batch. A list of n crops, all of one size, is one crop per view. Views
+    of different sizes are not supported: a batch has one tensor of images.
 
-    ``members``: extensions of members whose bytes go to ``decode(key, {extension: bytes})``, a function that
-    pickles where there are worker processes; what it returns comes in ``extra``, a list of B (batches are
-    ``ExtraBatch``). Without ``decode`` the bytes themselves come. Nothing from a shard is unpickled here.
+    ``members``: extensions of members whose bytes are passed to ``decode(key, {extension: bytes})``, a
+    function that pickles if there are worker processes; its results are in ``extra``, a list of B (batches
+    are ``ExtraBatch``). Without ``decode`` they are the bytes. Nothing from a shard is unpickled here.
 
-    ``streaming``: read shards that are not local (http, s3, "pipe:curl ...") as streams, by webdataset; True
-    or ``tarpeg.Streaming``, which says what is promised then, and how long an epoch is.
+    ``streaming``: read shards that are not local (http, s3, "pipe:curl ...") as streams, by webdataset: True
+    or ``tarpeg.Streaming``, which documents the guarantees and sets the length of an epoch.
     """
 
     shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -69,7 +68,7 @@ class Split:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.flip <= 1.0:
-            raise ValueError(f"flip={self.flip!r} is a probability, from 0 to 1")
+            raise ValueError(f"flip={self.flip!r} must be a probability, from 0 to 1")
         self._check_crops()
         if self.interpolation not in ("bilinear", "nearest", "nearest-exact"):
             raise ValueError(
@@ -78,7 +77,7 @@ class Split:
         if not (self.shuffle in (None, True, False, "blocks") or isinstance(self.shuffle, Blocks)):
             raise ValueError(f"shuffle={self.shuffle!r} must be True, False, 'blocks' or tarpeg.Blocks(...)")
         check_target(self.target)
-        is_fraction(self.subset)  # raises for one that is out of range
+        is_fraction(self.subset)  # raises if out of range
         if isinstance(self.members, str) or not all(isinstance(name, str) for name in self.members):
             raise ValueError(
                 f"members={self.members!r} must be a list of extensions, such as ['json', 'txt']"
@@ -86,49 +85,49 @@ class Split:
         if self.decode is not None and not (callable(self.decode) and self.members):
             raise ValueError(
                 f"decode={self.decode!r} must be a function (key, {{extension: bytes}}), and members= "
-                "must name the extensions that it is given"
+                "must list the extensions that are passed to it"
             )
-
         if self.streaming:
-            for name, value in (("subset", self.subset), ("weights", self.weights)):
-                if value is not None:
-                    raise ValueError(
-                        f"{name}={shown(value)} needs an index, which streaming=True does without"
-                    )
-            if not isinstance(self.shuffle, (bool, type(None))):
-                raise ValueError(
-                    f"shuffle={self.shuffle!r}: streams are shuffled within a buffer; True or False"
-                )
-            if not isinstance(self.streaming, (bool, Streaming)):
-                raise ValueError(f"streaming={self.streaming!r} must be True, False or tarpeg.Streaming(...)")
+            self._check_streaming()
 
     def open(self) -> Samples:
-        """Index the shards, or list the images; ``ShardError`` names what is missing or broken."""
-        pictures = find_images(self.shards)
-        if pictures is None:
+        """Index the shards, or list the images. Raises ``ShardError`` if any is missing or damaged."""
+        images = find_images(self.shards)
+        if images is None:
             return Shards(expand(self.shards))
         if self.target is not None:
             warnings.warn(
                 f"shards={self.shards!r} is a folder of images, which have no labels: they will be -1. "
-                "Say so with target=None; tarpeg.FolderShards packs a folder with a sub-directory per class.",
+                "Set target=None to confirm; tarpeg.FolderShards packs a folder with a sub-directory per class.",
                 stacklevel=2,
             )
-        return pictures
+        return images
 
     def sampler(self, shards: Samples, seed: int, shuffle: bool) -> Sampler:
-        """Say in which order the samples come; ``shuffle`` counts where the split does not say."""
-        wish = shuffle if self.shuffle is None else self.shuffle
+        """Return the sampler of this split; ``shuffle`` is the default of the split's own setting."""
+        wanted = shuffle if self.shuffle is None else self.shuffle
         subset = subset_ids(self.subset, len(shards))
         weights = checked_weights(self.weights, len(shards), subset)
-        return Sampler(len(shards), seed, Blocks() if isinstance(wish, str) else wish, subset, weights)
+        return Sampler(len(shards), seed, Blocks() if isinstance(wanted, str) else wanted, subset, weights)
 
     def view_crops(self) -> tuple[Crop | Progressive, ...]:
-        """Tell the crop of each view."""
+        """Return the crop of each view."""
         return tuple(self.crop) if isinstance(self.crop, Sequence) else (self.crop,) * self.views
+
+    def _check_streaming(self) -> None:
+        for name, value in (("subset", self.subset), ("weights", self.weights)):
+            if value is not None:
+                raise ValueError(f"{name}={shown(value)} needs an index, which streaming=True does not have")
+        if not isinstance(self.shuffle, (bool, type(None))):
+            raise ValueError(
+                f"shuffle={self.shuffle!r} must be True or False: streams are shuffled within a buffer"
+            )
+        if not isinstance(self.streaming, (bool, Streaming)):
+            raise ValueError(f"streaming={self.streaming!r} must be True, False or tarpeg.Streaming(...)")
 
     def _check_crops(self) -> None:
         if not isinstance(self.views, int) or self.views < 1:
-            raise ValueError(f"views={self.views!r} must be a whole number of at least 1")
+            raise ValueError(f"views={self.views!r} must be an integer of at least 1")
         if isinstance(self.crop, Sequence) and (not self.crop or self.views not in (1, len(self.crop))):
             raise ValueError(
                 f"views={self.views!r}, but crop= has {len(self.crop)} crops: give one for each view"
@@ -139,8 +138,8 @@ class Split:
                 epochs |= set(crop.sizes)
             elif not (hasattr(crop, "boxes") and hasattr(crop, "draws") and hasattr(crop, "size")):
                 raise ValueError(
-                    f"crop={crop!r} is no crop, such as RandomResizedCrop, RandomCrop, CenterCrop or Whole: "
-                    "something with size, draws and boxes(sizes, draws)"
+                    f"crop={crop!r} must have size, draws and boxes(sizes, draws); for example "
+                    "RandomResizedCrop(224)"
                 )
         for epoch in epochs:
             sizes = {crop_at(crop, epoch).size for crop in self.view_crops()}

@@ -1,4 +1,4 @@
-"""Which samples come when, and which box of each: pure functions of numbers.
+"""Which samples come in which batch, and which box of each image: pure functions of integers.
 
-It does not belong here: anything that imports torch, reads a file or calls an operator.
+Modules that import torch, read image files or call an operator belong in other rooms.
 """

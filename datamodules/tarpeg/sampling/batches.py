@@ -1,24 +1,23 @@
-"""What one rank asks for: which samples, in which batch, from which batch on."""
+"""Epochs cut into batches over ranks, from any batch on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from ..errors import ShardError
 from .sampler import Request, Sampler
 
 
 @dataclass(frozen=True)
-class BatchPlan:
-    """How an epoch is cut into global batches, and each of these into one slice per rank.
+class DistributedBatchSampler:
+    """An epoch cut into global batches, and each global batch into one slice per rank.
 
-    All counts are samples. Every sample belongs to exactly one slice; ranks see equally many batches, and in
-    each at least one sample and at most one more than another rank. A tail smaller than the world joins the
-    batch before it; drop_last drops any incomplete batch. Raises ValueError where a number is out of range
-    and ShardError where there are too few samples.
+    ``samples`` and ``global_batch``: samples per epoch and per batch, over all ranks. Every sample belongs to
+    exactly one slice. All ranks have the same number of batches; in each batch a rank has at least one sample
+    and at most one more than another rank. A tail smaller than ``world`` joins the batch before it;
+    ``drop_last`` drops an incomplete batch. Raises ValueError for arguments out of range, and ShardError if
+    there are too few samples.
     """
 
     samples: int
@@ -37,7 +36,7 @@ class BatchPlan:
         if self.samples < self.world:
             raise ShardError(
                 f"samples={self.samples} are too few for world={self.world} ranks: each needs at least one. "
-                "Give more shards or use fewer ranks."
+                "Add shards or use fewer ranks."
             )
         if self.drop_last and self.samples < self.global_batch:
             raise ShardError(
@@ -50,91 +49,74 @@ class BatchPlan:
         return full if self.drop_last else full + (tail >= self.world)
 
     def bounds(self, k: int) -> tuple[int, int]:
-        """Start and stop of global batch k in the epoch's order. Raises IndexError outside 0..len-1."""
+        """Start and stop of global batch k in the epoch's samples. Raises IndexError outside 0..len-1."""
         if not 0 <= k < len(self):
             raise IndexError(f"k={k} must be in 0..{len(self) - 1}")
         start = k * self.global_batch
-        is_open_end = k == len(self) - 1 and not self.drop_last
-        return start, self.samples if is_open_end else start + self.global_batch
+        takes_the_tail = k == len(self) - 1 and not self.drop_last
+        return start, self.samples if takes_the_tail else start + self.global_batch
 
     def rank_bounds(self, k: int, rank: int) -> tuple[int, int]:
-        """Start and stop of the rank's slice of global batch k in the epoch's order."""
+        """Start and stop of the rank's slice of global batch k in the epoch's samples."""
         if not 0 <= rank < self.world:
             raise IndexError(f"rank={rank} must be in 0..{self.world - 1}")
         start, stop = self.bounds(k)
         count = stop - start
         return start + count * rank // self.world, start + count * (rank + 1) // self.world
 
+    def largest(self, rank: int) -> int:
+        """Count the samples of the rank's largest batch: the first, or the last one with its tail."""
+        bounds = (self.rank_bounds(k, rank) for k in (0, len(self) - 1))
+        return max(stop - start for start, stop in bounds)
+
+    def requests(
+        self, sampler: Sampler, rank: int, epoch: int, first: int, continues: Callable[[int], bool]
+    ) -> Iterator[Request]:
+        """Yield one rank's requests from batch ``first`` of an epoch on.
+
+        At the end of an epoch, the next one follows if ``continues(next epoch)`` is true.
+        """
+        count = len(self)
+        low, high = (self.global_batch * r // self.world for r in (rank, rank + 1))
+        while True:
+            ids, occurrence = sampler.draw_epoch(epoch)
+            for k in range(first, count):
+                start, stop = k * self.global_batch + low, k * self.global_batch + high
+                if k == count - 1:
+                    start, stop = self.rank_bounds(k, rank)
+                yield Request(epoch, ids[start:stop], None if occurrence is None else occurrence[start:stop])
+            epoch, first = epoch + 1, 0
+            if not continues(epoch):
+                return
+
 
 class EpochCounter:
-    """Which epoch comes next, and which batch of it first.
+    """Epoch and first batch of the next iteration: the object behind ``loader.sampler``.
 
-    Lightning calls ``set_epoch`` on a loader's ``sampler``, for the next ``iter()`` only. ``on_epoch`` is
-    called before.
+    Lightning calls ``set_epoch``, which holds for the next ``iter()`` only. ``on_epoch``: called first.
     """
 
     def __init__(self) -> None:
-        self.epoch = 0
         self.on_epoch: Callable[[], None] | None = None
-        self._said: int | None = None
-        self._resume: tuple[int, int] | None = None
+        self._next = 0
+        self._set: int | None = None
+        self._resumed: tuple[int, int] | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next ``iter()`` is."""
+        """Set the epoch of the next ``iter()``."""
         if self.on_epoch is not None:
             self.on_epoch()
-        self._said = epoch
+        self._set = epoch
 
     def resume(self, epoch: int, batch: int, is_end: bool) -> None:
-        """Go on at that batch where the next epoch is that epoch, which it is unless this is its end."""
-        self.epoch = epoch + is_end
-        self._resume = (epoch, batch)
+        """Begin that epoch at that batch. ``is_end``: the next ``iter()`` is the epoch after it."""
+        self._next = epoch + is_end
+        self._resumed = (epoch, batch)
 
     def begin(self) -> tuple[int, int]:
-        """Return the epoch that begins now, and its first batch."""
-        epoch = self.epoch if self._said is None else self._said
-        resumed, first = self._resume or (epoch, 0)
-        self._said = self._resume = None
-        self.epoch = epoch + 1
+        """Return the epoch that begins now and its first batch, and advance."""
+        epoch = self._next if self._set is None else self._set
+        resumed, first = self._resumed or (epoch, 0)
+        self._set = self._resumed = None
+        self._next = epoch + 1
         return epoch, first if resumed == epoch else 0
-
-
-@dataclass
-class Requests:
-    """One rank's requests, in order, from the batch on that ``begin`` named.
-
-    ``bytes_of``: how many bytes the images take that a request is answered with. Where it ``continues``, the
-    epochs after follow: what begins the next is decoded while this one ends.
-    """
-
-    plan: BatchPlan
-    order: Sampler
-    rank: int
-    bytes_of: Callable[[Request], int]
-    continues: bool
-    size: int = 0
-    _epoch: int = 0
-    _first: int = 0
-
-    def begin(self, epoch: int, first: int) -> None:
-        """Begin at that batch of that epoch; ``size`` is then what its largest batch takes."""
-        self._epoch, self._first = epoch, first
-        self.size = self._largest(epoch)
-
-    def follow(self, epoch: int) -> bool:
-        """Say whether that later epoch's requests follow, as they do while its batches are no larger."""
-        return self.continues and self._largest(epoch) <= self.size
-
-    def __iter__(self) -> Iterator[Request]:
-        epoch, first = self._epoch, self._first
-        while True:
-            for k in range(first, len(self.plan)):
-                yield self.order.request(epoch, *self.plan.rank_bounds(k, self.rank))
-            epoch, first = epoch + 1, 0
-            if not self.follow(epoch):
-                return
-
-    def _largest(self, epoch: int) -> int:
-        bounds = [self.plan.rank_bounds(k, self.rank) for k in (0, len(self.plan) - 1)]
-        ids = np.zeros(max(stop - start for start, stop in bounds), np.int64)
-        return self.bytes_of(Request(epoch, ids))

@@ -1,7 +1,7 @@
-"""Order of samples, random numbers and how an epoch is cut: pure functions, the same on every machine.
+"""Counter-based random numbers: pure functions of integers, equal on every machine.
 
-Randomness is counter-based: a draw is a hash of (seed, epoch, stream, sample id, index of the draw), so it
-never depends on who draws, in which order, or on what was drawn before. The crops live in crops.
+A number is a hash of (seed, epoch, stream, sample id, index), so it does not depend on the process that draws
+it, on the order of drawing, or on what was drawn before.
 """
 
 from __future__ import annotations
@@ -11,37 +11,60 @@ import operator
 import numpy as np
 import numpy.typing as npt
 
-from .crops import CenterCrop as CenterCrop
-from .crops import Crop as Crop
-from .crops import RandomCrop as RandomCrop
-from .crops import RandomResizedCrop as RandomResizedCrop
-
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]
 
 _LIMIT = 1 << 63
-# uniforms() cannot reach these streams, so the order never shares a hash with a crop.
-_ORDER = _LIMIT
-# Of a sample's draws, those of its next view come behind those of this one, and those of its next occurrence
-# in the epoch behind all views: the first view of the first occurrence is what there is without either.
+# uniforms() cannot reach these streams, so a permutation never shares a hash with a crop.
+_PERMUTATIONS = _LIMIT
+# Bit positions of view and occurrence in the index of a number. View 0 of occurrence 0 begins at index 0: it
+# has the same numbers as in a run without views and weights.
 _VIEW, _OCCURRENCE = 16, 32
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
-def _absorb(state: UInt64, words: UInt64) -> UInt64:
-    """Compute output number `words` of the SplitMix64 generator with that state; uint64 arrays, broadcast.
+def uniforms(
+    seed: int, epoch: int, ids: npt.ArrayLike, count: int, stream: int = 0, first: npt.ArrayLike = 0
+) -> Float64:
+    """Draw ``count`` numbers for each sample: float64 [B, count] in [0, 1), multiples of 2**-53.
 
-    Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators" (OOPSLA 2014), with the finaliser of
-    Sebastiano Vigna's public-domain splitmix64.c (Stafford's Mix13).
+    ids: non-negative integers [B]. seed, epoch and stream: 0..2**63-1, otherwise ValueError. first: index of
+    the first number, non-negative, one for all samples or [B]. Equal arguments always return equal numbers,
+    column j does not depend on count, and streams are independent of each other.
     """
-    z: UInt64 = state + _GAMMA * (words + np.uint64(1))
-    z ^= z >> np.uint64(30)
-    z *= np.uint64(0xBF58476D1CE4E5B9)
-    z ^= z >> np.uint64(27)
-    z *= np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
-    return z
+    hashes = _hashes(seed, epoch, _word("stream", stream), ids)
+    index = np.reshape(np.asarray(first, np.uint64), (-1, 1)) + np.arange(count, dtype=np.uint64)[None, :]
+    return (_absorb(hashes[:, None], index) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def first_draw(occurrence: Int64, view: int = 0) -> Int64:
+    """Argument ``first`` of ``uniforms`` for one view of each sample's occurrence [B] in its epoch.
+
+    Each view has room for 2**16 numbers per stream.
+    """
+    first: Int64 = (occurrence << _OCCURRENCE) + (view << _VIEW)
+    return first
+
+
+def permutation(seed: int, epoch: int, n: int, use: int = 0) -> Int64:
+    """Shuffle 0..n-1 for an epoch: int64 [n], the numbers in the order of their hashes.
+
+    use: 0..2**63-1; permutations for different uses are independent of each other.
+    """
+    hashes = _hashes(seed, epoch, _PERMUTATIONS + _word("use", use), np.arange(n, dtype=np.int64))
+    # For one state, _absorb is a bijection: no two hashes are equal, so the sort need not be stable.
+    return np.argsort(hashes).astype(np.int64, copy=False)
+
+
+def flips(uniforms: npt.ArrayLike, probability: float) -> npt.NDArray[np.bool_]:
+    """Whether each image is mirrored: bool [B] from uniform numbers [B].
+
+    Raises ValueError for a probability outside 0..1.
+    """
+    if not 0 <= probability <= 1:
+        raise ValueError(f"probability={probability} must be in 0..1")
+    return np.asarray(uniforms, np.float64) < probability
 
 
 def _hashes(seed: int, epoch: int, stream: int, ids: npt.ArrayLike) -> UInt64:
@@ -57,51 +80,23 @@ def _hashes(seed: int, epoch: int, stream: int, ids: npt.ArrayLike) -> UInt64:
     return _absorb(state, rows.astype(np.uint64))
 
 
+def _absorb(state: UInt64, words: UInt64) -> UInt64:
+    """Output number ``words`` of the SplitMix64 generator with that state; uint64 arrays, broadcast.
+
+    Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators" (OOPSLA 2014), with the finaliser of
+    Sebastiano Vigna's public-domain splitmix64.c (Stafford's Mix13).
+    """
+    z: UInt64 = state + _GAMMA * (words + np.uint64(1))
+    z ^= z >> np.uint64(30)
+    z *= np.uint64(0xBF58476D1CE4E5B9)
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return z
+
+
 def _word(name: str, value: int) -> int:
     number = operator.index(value)
     if not 0 <= number < _LIMIT:
         raise ValueError(f"{name}={value} must be in 0..2**63-1")
     return number
-
-
-def uniforms(
-    seed: int, epoch: int, ids: npt.ArrayLike, count: int, stream: int = 0, first: npt.ArrayLike = 0
-) -> Float64:
-    """Draw count numbers for each sample: float64 [B, count] in [0, 1), multiples of 2**-53.
-
-    ids: non-negative integers [B]. seed, epoch and stream: 0..2**63-1, otherwise ValueError. first: the index
-    of the first draw, one for all or [B], non-negative. Equal arguments give equal numbers for ever, column j
-    does not depend on count, and streams are independent of each other.
-    """
-    hashes = _hashes(seed, epoch, _word("stream", stream), ids)
-    index = np.reshape(np.asarray(first, np.uint64), (-1, 1)) + np.arange(count, dtype=np.uint64)[None, :]
-    return (_absorb(hashes[:, None], index) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def first_draw(occurrence: Int64, view: int = 0) -> Int64:
-    """Tell the ``first`` of ``uniforms`` for that occurrence [B] of each sample in its epoch, and that view.
-
-    A use of a sample's numbers takes at most 2**16 draws for each view.
-    """
-    first: Int64 = (occurrence << _OCCURRENCE) + (view << _VIEW)
-    return first
-
-
-def permutation(seed: int, epoch: int, n: int, use: int = 0) -> Int64:
-    """Shuffle 0..n-1 for an epoch: int64 [n], the numbers in the order of their hashes.
-
-    use: 0..2**63-1; permutations for different uses are independent of each other.
-    """
-    hashes = _hashes(seed, epoch, _ORDER + _word("use", use), np.arange(n, dtype=np.int64))
-    # For one state, _absorb is a bijection: no two hashes are equal, so a sort need not be stable.
-    return np.argsort(hashes).astype(np.int64, copy=False)
-
-
-def flips(draws: npt.ArrayLike, probability: float) -> npt.NDArray[np.bool_]:
-    """Say which samples are flipped: bool [B] from uniform draws [B].
-
-    Raises ValueError for a probability outside 0..1.
-    """
-    if not 0 <= probability <= 1:
-        raise ValueError(f"probability={probability} must be in 0..1")
-    return np.asarray(draws, np.float64) < probability

@@ -1,11 +1,11 @@
-"""Which samples an epoch consists of, and in which order."""
+"""The samples of each epoch, in order: permutations, blocks, subsets and weights."""
 
 from __future__ import annotations
 
 import os
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -17,34 +17,35 @@ Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
 Numbers = Sequence[float] | npt.NDArray[np.generic] | str | os.PathLike[str]
 
-# What a permutation is drawn for: see rng.permutation.
+# Uses of rng.permutation.
 _EPOCH, _BLOCKS, _WITHIN, _RESAMPLING, _SUBSET = range(5)
-_START, _OFFSET = 0, 1  # draws of a whole epoch, which are those of sample 0 in a stream of their own
+# Random numbers of a whole epoch: those of sample 0 and sample 1 in a stream that no sample uses.
+_START, _OFFSET = 0, 1
 _STREAM = 1 << 32
-# An expected count this close to a whole number is one: 0.1 / 0.3 * 3 is not 1 in floating point.
-_WHOLE = 1e-9
+# An expected count this close to an integer is that integer: 0.1 / 0.3 * 3 is not 1 in floating point.
+_TOLERANCE = 1e-9
 
 
 class Request(NamedTuple):
-    """One rank's part of one batch: what the parent process hands to a worker.
+    """One rank's slice of one batch, as sent to a worker: sample ids, int64 ``[B]``.
 
-    ``occurrence``: where samples may come more than once an epoch, which occurrence each is, from 0.
+    ``occurrence``: int64 ``[B]``, how often each sample came before in the epoch; None if none repeats.
     """
 
     epoch: int
-    ids: npt.NDArray[np.int64]
-    occurrence: npt.NDArray[np.int64] | None = None
+    ids: Int64
+    occurrence: Int64 | None = None
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Shuffling for disks where random access is slow: blocks of neighbours, mixed within a buffer.
+    """Shuffling for disks with slow random access: blocks of neighbours, mixed within a buffer.
 
-    Every epoch the samples are cut into blocks of ``size`` neighbours, at other places each time; the blocks
-    are shuffled, and each ``buffer`` of them together are shuffled sample by sample. What is read at a time
-    lies in ``buffer`` runs of ``size`` samples. How well it mixes: of two samples that come one after another
-    at most 1 in ``buffer`` are from the same block (a full permutation: 1 in as many as there are blocks),
-    and the place in the epoch says nothing about the place on the disk.
+    In every epoch the samples are cut into blocks of ``size`` neighbours, at different places each time. The
+    blocks are shuffled, and each group of ``buffer`` blocks is shuffled sample by sample. Reads at any time
+    fall into ``buffer`` runs of ``size`` samples. Quality of the mix: of two consecutive samples at most 1 in
+    ``buffer`` is from the same block (in a full permutation: 1 in the number of blocks), and the position in
+    the epoch is independent of the position on the disk.
     """
 
     size: int = 256
@@ -54,18 +55,18 @@ class Blocks:
         for name in ("size", "buffer"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r} of Blocks must be a whole number of at least 1")
+                raise ValueError(f"{name}={value!r} of Blocks must be an integer of at least 1")
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """The samples of every epoch of one split: a pure function of (seed, epoch).
+    """The samples of every epoch of one split, over all ranks: a pure function of (seed, epoch).
 
-    ``samples``: how many there are to choose from. ``shuffle``: a new permutation every epoch, none, or
-    ``Blocks``. ``subset``: the sample ids that take part, int64, all where it is None. ``weights``: float64
-    ``[samples]``; an epoch then holds each sample the floor or the ceiling of
+    ``samples``: number of samples in the shards. ``shuffle``: a new permutation per epoch, none, or
+    ``Blocks``. ``subset``: int64, ids of the samples that take part; None for all. ``weights``: float64
+    ``[samples]``; an epoch then has each sample the floor or the ceiling of
     ``len * weight / sum of the weights`` times, and exactly ``len`` samples in all (systematic resampling
-    over a permutation of the epoch's own).
+    over another permutation per epoch).
     """
 
     samples: int
@@ -73,24 +74,22 @@ class Sampler:
     shuffle: bool | Blocks
     subset: Int64 | None = None
     weights: Float64 | None = None
-    _latest: list[tuple[int, Int64, Int64 | None]] = field(
-        default_factory=list, init=False, repr=False, compare=False
-    )
 
     def __len__(self) -> int:
         return self.samples if self.subset is None else len(self.subset)
 
-    def ids(self, epoch: int) -> Int64:
-        """List the epoch's sample ids, int64 ``[len]``, over all ranks."""
-        return self._drawn(epoch)[0]
-
-    def request(self, epoch: int, start: int, stop: int) -> Request:
-        """Ask for the samples from ``start`` to ``stop`` of the epoch's order."""
-        ids, occurrence = self._drawn(epoch)
-        return Request(epoch, ids[start:stop], None if occurrence is None else occurrence[start:stop])
+    def draw_epoch(self, epoch: int) -> tuple[Int64, Int64 | None]:
+        """Return an epoch's sample ids in order, int64 ``[len]``, and their occurrence as in ``Request``."""
+        places = self._places(epoch)
+        if self.subset is None and self.weights is None:
+            return (np.arange(self.samples, dtype=np.int64) if places is None else places), None
+        ids, occurrence = self._resampled(epoch)
+        if places is None:
+            return ids, occurrence
+        return ids[places], None if occurrence is None else occurrence[places]
 
     def fingerprint(self) -> int:
-        """Sum up what, beside seed and epoch, says which samples come and when: equal where that is equal."""
+        """Checksum of shuffle, subset and weights; equal settings have equal fingerprints."""
         parts = [
             repr(self.shuffle).encode(),
             *(b"" if a is None else a.tobytes() for a in (self.subset, self.weights)),
@@ -98,82 +97,48 @@ class Sampler:
         return zlib.crc32(b"/".join(parts))
 
     def candidates(self) -> Int64 | None:
-        """List the ids of the samples that may come at all, int64; None where all may."""
+        """Ids of the samples that an epoch may contain, int64; None for all."""
         if self.weights is None:
             return self.subset
         taking_part: Int64 = np.arange(self.samples) if self.subset is None else self.subset
         return taking_part[self.weights[taking_part] > 0]
 
-    def _drawn(self, epoch: int) -> tuple[Int64, Int64 | None]:
-        """Tell the epoch's ids, and which occurrence of its sample each is; the latest are kept."""
-        for known, ids, occurrence in list(self._latest):
-            if known == epoch:
-                return ids, occurrence
-        place = self._places(epoch)
-        if place is not None and self.subset is None and self.weights is None:
-            ids, occurrence = place, None
-        else:
-            ids, occurrence = self._occurrences(epoch)
-            if place is not None:
-                ids, occurrence = ids[place], None if occurrence is None else occurrence[place]
-        self._latest[:] = [(epoch, ids, occurrence)]
-        return ids, occurrence
-
-    def _occurrences(self, epoch: int) -> tuple[Int64, Int64 | None]:
-        chosen = np.arange(self.samples, dtype=np.int64) if self.subset is None else self.subset
+    def _resampled(self, epoch: int) -> tuple[Int64, Int64 | None]:
+        """Unshuffled ids of an epoch, and their occurrence."""
+        ids = np.arange(self.samples, dtype=np.int64) if self.subset is None else self.subset
         if self.weights is None:
-            return chosen, None
-        # Over a permutation: in the order of the shards equal weights of 1/2 would take every other sample.
-        place = rng.permutation(self.seed, epoch, len(chosen), _RESAMPLING)
+            return ids, None
+        # Over a permutation: in the order of the shards, equal weights of 1/2 would take every other sample.
+        places = rng.permutation(self.seed, epoch, len(ids), _RESAMPLING)
         (start,) = rng.uniforms(self.seed, epoch, [_START], 1, _STREAM)[0]
-        counts = np.empty(len(chosen), np.int64)
-        counts[place] = _systematic(self.weights[chosen][place], float(start))
-        occurrence = np.arange(len(chosen)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return np.repeat(chosen, counts), occurrence
+        counts = np.empty(len(ids), np.int64)
+        counts[places] = _systematic(self.weights[ids][places], float(start))
+        occurrence = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.repeat(ids, counts), occurrence
 
     def _places(self, epoch: int) -> Int64 | None:
-        """Shuffle the places 0..len-1 of the epoch; None where they stay."""
+        """Shuffled positions 0..len-1 of an epoch; None without shuffling."""
         n = len(self)
-        if isinstance(self.shuffle, Blocks):
-            (draw,) = rng.uniforms(self.seed, epoch, [_OFFSET], 1, _STREAM)[0]
-            block = (np.arange(n) + int(draw * self.shuffle.size)) // self.shuffle.size
-            count = int(block[-1]) + 1 if n else 0
-            turn = np.argsort(rng.permutation(self.seed, epoch, count, _BLOCKS))
-            # As many groups as hold `buffer` blocks each; what is left over is spread among them.
-            groups = max(1, n // (self.shuffle.size * self.shuffle.buffer))
-            group = turn[block] * groups // max(1, count)
-            places = rng.permutation(self.seed, epoch, n, _WITHIN)
-            # numpy sorts short integers by radix.
-            mixed: Int64 = places[np.argsort(group.astype(np.min_scalar_type(groups))[places], kind="stable")]
-            return mixed
-        return rng.permutation(self.seed, epoch, n, _EPOCH) if self.shuffle else None
-
-
-def _systematic(weights: Float64, start: float) -> Int64:
-    """Say how often each comes when as many are drawn as there are weights: floor or ceiling of its share.
-
-    weights: non-negative, not all 0. start: where the comb begins, in [0, 1).
-    """
-    expected = weights / weights.sum() * len(weights)
-    counts: Int64 = np.floor(expected + _WHOLE).astype(np.int64)
-    rest = np.where(expected - counts < _WHOLE, 0.0, expected - counts)
-    left = len(weights) - int(counts.sum())
-    if left:
-        # Whole shares get nothing more, whatever the sum's rounding says.
-        open_to_more = np.flatnonzero(rest)
-        ends = np.cumsum(rest[open_to_more])
-        ends *= left / ends[-1]
-        ends[-1] = left
-        teeth = np.minimum(np.floor(ends + start), left).astype(np.int64)
-        counts[open_to_more] += np.diff(teeth, prepend=0)
-    return counts
+        if not isinstance(self.shuffle, Blocks):
+            return rng.permutation(self.seed, epoch, n, _EPOCH) if self.shuffle else None
+        (offset,) = rng.uniforms(self.seed, epoch, [_OFFSET], 1, _STREAM)[0]
+        block = (np.arange(n) + int(offset * self.shuffle.size)) // self.shuffle.size
+        count = int(block[-1]) + 1 if n else 0
+        rank = np.argsort(rng.permutation(self.seed, epoch, count, _BLOCKS))
+        # As many groups as hold `buffer` blocks each; the remaining blocks are spread among them.
+        groups = max(1, n // (self.shuffle.size * self.shuffle.buffer))
+        group = rank[block] * groups // max(1, count)
+        places = rng.permutation(self.seed, epoch, n, _WITHIN)
+        # numpy sorts short integers by radix.
+        mixed: Int64 = places[np.argsort(group.astype(np.min_scalar_type(groups))[places], kind="stable")]
+        return mixed
 
 
 def subset_ids(subset: float | Numbers | None, samples: int) -> Int64 | None:
-    """Turn a split's ``subset`` into the ids that take part, int64; None for all of them.
+    """Return the sample ids of a split's ``subset``, int64; None for all samples.
 
-    A fraction takes the samples with the smallest hashes of their numbers: the same for every seed, and a
-    smaller fraction is part of a larger one. Raises ValueError for what is no subset of 0..samples-1.
+    A fraction takes the samples with the smallest hashes of their ids: the same for every seed, and a smaller
+    fraction is part of a larger one. Raises ValueError unless it is a subset of 0..samples-1.
     """
     if subset is None:
         return None
@@ -192,26 +157,26 @@ def subset_ids(subset: float | Numbers | None, samples: int) -> Int64 | None:
         )
     unique, counts = np.unique(ids, return_counts=True)
     if len(unique) < len(ids):
-        twice = int(unique[counts > 1][0])
+        repeated = int(unique[counts > 1][0])
         raise ValueError(
-            f"subset={shown(subset)} names sample {twice} more than once; weights= repeats samples"
+            f"subset={shown(subset)} contains sample {repeated} more than once; weights= repeats samples"
         )
     return ids.astype(np.int64)
 
 
 def is_fraction(subset: object) -> TypeGuard[float]:
-    """Say whether a subset is a number; ValueError where that is not above 0 and at most 1."""
+    """Whether a subset is a number. Raises ValueError for a number that is not above 0 and at most 1."""
     if not isinstance(subset, (int, float)) or isinstance(subset, bool):
         return False
     if not 0 < subset <= 1:
-        raise ValueError(f"subset={subset!r} is a fraction of the samples, above 0 and up to 1")
+        raise ValueError(f"subset={subset!r} must be above 0 and at most 1, as a fraction of the samples")
     return True
 
 
 def checked_weights(weights: Numbers | None, samples: int, subset: Int64 | None) -> Float64 | None:
-    """Turn a split's ``weights`` into float64 ``[samples]``, the sum over the subset being positive.
+    """Return a split's ``weights`` as float64 ``[samples]``; their sum over the subset is positive.
 
-    Raises ValueError, naming the argument, for another length, negative or not finite weights, or all 0.
+    Raises ValueError for another length, for negative or infinite weights or NaN, and if all are 0.
     """
     if weights is None:
         return None
@@ -229,8 +194,37 @@ def checked_weights(weights: Numbers | None, samples: int, subset: Int64 | None)
     with np.errstate(over="ignore"):
         total = float(np.sum(values if subset is None else values[subset]))
     if not 0 < total < float("inf"):
-        raise ValueError(f"weights={shown(weights)} of the samples that take part have the sum {total}")
+        raise ValueError(
+            f"weights={shown(weights)} must have a positive, finite sum over the samples that take part, "
+            f"not {total}"
+        )
     return values
+
+
+def shown(value: object) -> str:
+    """Representation of an argument for a message, at most 60 characters."""
+    text = repr(os.fspath(value) if isinstance(value, os.PathLike) else value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _systematic(weights: Float64, start: float) -> Int64:
+    """How often each item is drawn, in as many draws as there are items: floor or ceiling of its share.
+
+    weights: non-negative, not all 0. start: offset of the comb of systematic resampling, in [0, 1).
+    """
+    expected = weights / weights.sum() * len(weights)
+    counts: Int64 = np.floor(expected + _TOLERANCE).astype(np.int64)
+    rest = np.where(expected - counts < _TOLERANCE, 0.0, expected - counts)
+    left = len(weights) - int(counts.sum())
+    if left:
+        # Integer shares get nothing more, whatever the rounding of the sum is.
+        open_to_more = np.flatnonzero(rest)
+        ends = np.cumsum(rest[open_to_more])
+        ends *= left / ends[-1]
+        ends[-1] = left
+        teeth = np.minimum(np.floor(ends + start), left).astype(np.int64)
+        counts[open_to_more] += np.diff(teeth, prepend=0)
+    return counts
 
 
 def _array(name: str, value: object) -> npt.NDArray[Any]:
@@ -243,9 +237,3 @@ def _array(name: str, value: object) -> npt.NDArray[Any]:
         return np.asarray(value)
     except ValueError as error:
         raise ValueError(f"{name} must be a list of numbers: {error}") from error
-
-
-def shown(value: object) -> str:
-    """Write a value for a message, cut where it is long."""
-    text = repr(os.fspath(value) if isinstance(value, os.PathLike) else value)
-    return text if len(text) <= 60 else text[:57] + "..."
