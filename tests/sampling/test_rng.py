@@ -1,6 +1,7 @@
+"""Random numbers: fixed for ever, independent of each other, and uniform."""
+
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import subprocess
@@ -9,14 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tarpeg.errors import ShardError
-from tarpeg.sampling.batches import DistributedBatchSampler
 from tarpeg.sampling.rng import first_draw, flips, permutation, uniforms
 
 MASK = (1 << 64) - 1
-# Written down once: these must never change, or trainings could not be repeated.
+# These must never change, or a training could not be repeated with a later version.
 GOLDEN_ZERO = [[0.47141042966848024, 0.7247520786262142], [0.7816823175847682, 0.19231829513312926]]
 GOLDEN_LARGE = [[0.2858539518537274, 0.08200343772358154, 0.5667493828820281]]
 GOLDEN_ORDER = [4, 6, 0, 7, 2, 9, 3, 1, 5, 8]
@@ -24,15 +21,12 @@ GOLDEN_ORDER_42 = [5, 6, 4, 1, 9, 7, 8, 2, 0, 3]
 
 
 def splitmix64(state, number):
-    """Output `number` of Vigna's splitmix64.c, in Python's unbounded integers, step by step."""
+    """Output `number` of Vigna's splitmix64.c, step by step in Python's unbounded integers."""
     for _ in range(number + 1):
         state = (state + 0x9E3779B97F4A7C15) & MASK
     z = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
     return z ^ (z >> 31)
-
-
-# --- random numbers
 
 
 def test_the_mixer_is_splitmix64():
@@ -139,81 +133,11 @@ def test_flips():
             flips(draws, probability)
 
 
-# --- cutting an epoch
-
-
-def check_plan(plan):
-    """Every sample exactly once (but for a dropped tail), ranks equal within one sample and never empty."""
-    at = 0
-    for k in range(len(plan)):
-        start, stop = plan.bounds(k)
-        assert start == at
-        slices = [plan.rank_bounds(k, rank) for rank in range(plan.world)]
-        assert slices[0][0] == start and slices[-1][1] == stop
-        assert all(a[1] == b[0] for a, b in itertools.pairwise(slices))
-        counts = {stop - start for start, stop in slices}
-        assert min(counts) >= 1 and max(counts) - min(counts) <= 1
-        at = stop
-    left = plan.samples - at
-    assert left == 0 if not plan.drop_last else 0 <= left < plan.global_batch
-    assert len(plan) >= 1
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 7, 8, 64, 1000, 1023, 1024])
-@pytest.mark.parametrize("samples", [1031, 4099, 10007])
-def test_plan_over_worlds_and_prime_sizes(world, samples):
-    for global_batch in (world, world + 1, 1031, 2 * world + 1, 20011):
-        if global_batch >= world:
-            check_plan(DistributedBatchSampler(samples, global_batch, world))
-            if global_batch <= samples:
-                check_plan(DistributedBatchSampler(samples, global_batch, world, drop_last=True))
-
-
-@settings(deadline=None, max_examples=200)
-@given(st.integers(1, 1024), st.integers(0, 3000), st.integers(0, 3000), st.booleans())
-def test_plan_any(world, extra_batch, extra_samples, drop_last):
-    global_batch, samples = world + extra_batch, world + extra_samples
-    if not (drop_last and samples < global_batch):
-        check_plan(DistributedBatchSampler(samples, global_batch, world, drop_last))
-
-
-def test_plan_exact():
-    cut = lambda *a, **k: [
-        DistributedBatchSampler(*a, **k).bounds(i) for i in range(len(DistributedBatchSampler(*a, **k)))
-    ]  # noqa: E731
-    assert cut(10, 4) == [(0, 4), (4, 8), (8, 10)]
-    assert cut(10, 4, 2) == [(0, 4), (4, 8), (8, 10)]
-    assert cut(9, 4, 2) == [(0, 4), (4, 9)]
-    assert cut(9, 4, 2, drop_last=True) == [(0, 4), (4, 8)]
-    assert cut(8, 4, 2) == cut(8, 4, 2, drop_last=True) == [(0, 4), (4, 8)]
-    assert cut(3, 100, 3) == [(0, 3)]
-    plan = DistributedBatchSampler(9, 4, 2)
-    assert [plan.rank_bounds(1, rank) for rank in (0, 1)] == [(4, 6), (6, 9)]
-    for k, rank, error in ((2, 0, "k=2"), (-1, 0, "k=-1"), (0, 2, "rank=2"), (0, -1, "rank=-1")):
-        with pytest.raises(IndexError, match=error):
-            plan.rank_bounds(k, rank)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((5, 8, 8), ShardError, "samples=5 are too few for world=8"),
-        ((0, 8, 1), ShardError, "samples=0 are too few"),
-        ((100, 3, 4), ValueError, "global_batch=3 is smaller than world=4"),
-        ((100, 3, 0), ValueError, "world=0"),
-        ((100, 0, 1), ValueError, "global_batch=0"),
-        ((7, 8, 1, True), ShardError, "drop_last=True leaves no batch"),
-    ],
-)
-def test_plan_refuses(arguments, error, message):
-    with pytest.raises(error, match=message):
-        DistributedBatchSampler(*arguments)
-
-
 def test_sampling_needs_only_numpy():
-    # The package's own __init__ imports nothing, so what is loaded is what sampling asked for.
+    # The package's own __init__ imports nothing, so only imports of sampling are loaded.
     code = (
-        "import sys, tarpeg.sampling.rng; names = {m.split('.')[0] for m in sys.modules}; "
+        "import sys, tarpeg.sampling.batches, tarpeg.sampling.crops; "
+        "names = {m.split('.')[0] for m in sys.modules}; "
         "print(*sorted(names & {'torch', 'lightning', 'hydra', 'omegaconf'}), 'tarpeg.ops' in sys.modules)"
     )
     root = str(Path(__file__).parents[2] / "datamodules")
@@ -223,7 +147,7 @@ def test_sampling_needs_only_numpy():
     assert done.stdout.split() == [b"False"], done
 
 
-def test_views_and_turns_have_draws_of_their_own():
+def test_views_and_occurrences_have_numbers_of_their_own():
     occurrence = np.array([0, 1, 2])
     firsts = np.concatenate([first_draw(occurrence, view) for view in range(3)])
     assert len(set(firsts.tolist())) == 9 and firsts[0] == 0

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import ShardError
 from ..sampling.sampler import Request
-from ..shards.stream import Held, Stream, StreamRequest, Streaming, expand_urls
+from ..shards.stream import Stream, StreamedSamples, Streaming, StreamRequest, expand_urls
 from .batch import FetchResult
 from .config import LoaderConfig
 from .loader import BaseLoader, make_runner
@@ -51,7 +51,7 @@ class StreamingLoader(BaseLoader):
         )
         self._is_underway = self._is_done = False
         samples = streaming.samples
-        super().__init__(Held([]), split, config, None, samples, keys=keys, rank=rank, world=world)
+        super().__init__(StreamedSamples([]), split, config, None, samples, keys=keys, rank=rank, world=world)
 
     def __len__(self) -> int:
         """Batches per epoch; TypeError without ``samples``."""

@@ -1,0 +1,146 @@
+"""Epochs cut into batches over ranks: every sample exactly once, equal counts, no empty slice."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tarpeg import Blocks
+from tarpeg.errors import ShardError
+from tarpeg.sampling.batches import DistributedBatchSampler as Batches
+from tarpeg.sampling.sampler import Sampler, checked_weights, subset_ids
+
+
+def check(batches):
+    """Every sample exactly once (but for a dropped tail), ranks equal within one sample and never empty."""
+    at = 0
+    for k in range(len(batches)):
+        start, stop = batches.bounds(k)
+        assert start == at
+        slices = [batches.rank_bounds(k, rank) for rank in range(batches.world)]
+        assert slices[0][0] == start and slices[-1][1] == stop
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(slices))
+        counts = {stop - start for start, stop in slices}
+        assert min(counts) >= 1 and max(counts) - min(counts) <= 1
+        at = stop
+    left = batches.samples - at
+    assert left == 0 if not batches.drop_last else 0 <= left < batches.global_batch
+    assert len(batches) >= 1
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7, 8, 64, 1000, 1023, 1024])
+@pytest.mark.parametrize("samples", [1031, 4099, 10007])
+def test_worlds_and_prime_sizes(world, samples):
+    for global_batch in (world, world + 1, 1031, 2 * world + 1, 20011):
+        if global_batch >= world:
+            check(Batches(samples, global_batch, world))
+            if global_batch <= samples:
+                check(Batches(samples, global_batch, world, drop_last=True))
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(1, 1024), st.integers(0, 3000), st.integers(0, 3000), st.booleans())
+def test_any_sizes(world, extra_batch, extra_samples, drop_last):
+    global_batch, samples = world + extra_batch, world + extra_samples
+    if not (drop_last and samples < global_batch):
+        check(Batches(samples, global_batch, world, drop_last))
+
+
+def test_exact_bounds():
+    def cut(*args, **options):
+        batches = Batches(*args, **options)
+        return [batches.bounds(k) for k in range(len(batches))]
+
+    assert cut(10, 4) == [(0, 4), (4, 8), (8, 10)]
+    assert cut(10, 4, 2) == [(0, 4), (4, 8), (8, 10)]
+    assert cut(9, 4, 2) == [(0, 4), (4, 9)]
+    assert cut(9, 4, 2, drop_last=True) == [(0, 4), (4, 8)]
+    assert cut(8, 4, 2) == cut(8, 4, 2, drop_last=True) == [(0, 4), (4, 8)]
+    assert cut(3, 100, 3) == [(0, 3)]
+    batches = Batches(9, 4, 2)
+    assert [batches.rank_bounds(1, rank) for rank in (0, 1)] == [(4, 6), (6, 9)]
+    assert [batches.largest(rank) for rank in (0, 1)] == [2, 3]
+    for k, rank, error in ((2, 0, "k=2"), (-1, 0, "k=-1"), (0, 2, "rank=2"), (0, -1, "rank=-1")):
+        with pytest.raises(IndexError, match=error):
+            batches.rank_bounds(k, rank)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((5, 8, 8), ShardError, "samples=5 are too few for world=8"),
+        ((0, 8, 1), ShardError, "samples=0 are too few"),
+        ((100, 3, 4), ValueError, "global_batch=3 is smaller than world=4"),
+        ((100, 3, 0), ValueError, "world=0"),
+        ((100, 0, 1), ValueError, "global_batch=0"),
+        ((7, 8, 1, True), ShardError, "drop_last=True leaves no batch"),
+    ],
+)
+def test_refused_sizes(arguments, error, message):
+    with pytest.raises(error, match=message):
+        Batches(*arguments)
+
+
+KINDS = {
+    "full": {},
+    "blocks": {"shuffle": Blocks(32, 4)},
+    "subset": {"subset": np.arange(1, 4099, 2)},
+    "weights": {"weights": np.arange(4099) % 5},
+    "weighted subset": {"subset": 0.7, "weights": np.arange(4099) % 5, "shuffle": Blocks(32, 4)},
+}
+
+
+def make_sampler(samples, shuffle=True, subset=None, weights=None):
+    subset = subset_ids(subset, samples)
+    return Sampler(samples, 0, shuffle, subset, checked_weights(weights, samples, subset))
+
+
+def requests(batches, sampler, rank, epoch, first=0):
+    return list(batches.requests(sampler, rank, epoch, first, lambda epoch: False))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7, 64, 1000, 1024])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_planned_multiset_over_all_ranks(world, kind):
+    sampler = make_sampler(4099, **KINDS[kind])
+    for global_batch in (world, 2 * world + 1, 1031 + world):
+        batches = Batches(len(sampler), global_batch, world)
+        drawn = SimpleNamespace(draw_epoch=functools.cache(sampler.draw_epoch))  # 1,024 ranks, one machine
+        asked = [request for rank in range(world) for request in requests(batches, drawn, rank, 5)]
+        ids = np.concatenate([request.ids for request in asked])
+        assert np.sort(ids).tolist() == np.sort(sampler.draw_epoch(5)[0]).tolist()
+        if "weights" in kind:
+            occurrence = np.concatenate([request.occurrence for request in asked])
+            pairs = set(zip(ids.tolist(), occurrence.tolist(), strict=True))
+            assert len(pairs) == len(ids), "each occurrence comes once"
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("kind", ["full", "weights"])
+def test_requests_are_slices_of_the_epoch_from_any_batch_on(kind, drop_last):
+    options = {"weights": np.arange(35) % 5} if kind == "weights" else {}
+    batches, sampler = Batches(35, 8, 3, drop_last), make_sampler(35, **options)
+    ids, occurrence = sampler.draw_epoch(2)
+    for rank in range(3):
+        every = requests(batches, sampler, rank, 2)
+        assert len(every) == len(batches)
+        for k, request in enumerate(every):
+            place = slice(*batches.rank_bounds(k, rank))
+            assert request.epoch == 2 and request.ids.tolist() == ids[place].tolist()
+            assert (request.occurrence is None) == (occurrence is None)
+            assert occurrence is None or request.occurrence.tolist() == occurrence[place].tolist()
+        for first in range(len(batches) + 1):
+            rest = requests(batches, sampler, rank, 2, first)
+            assert [request.ids.tolist() for request in rest] == [r.ids.tolist() for r in every[first:]]
+
+
+def test_epochs_follow_while_the_callers_condition_holds():
+    batches, sampler = Batches(10, 4), make_sampler(10)
+    asked = list(batches.requests(sampler, 0, 3, 1, lambda epoch: epoch < 5))
+    assert [request.epoch for request in asked] == [3, 3, 4, 4, 4]
+    assert asked[2].ids.tolist() == sampler.draw_epoch(4)[0][:4].tolist()
