@@ -225,11 +225,11 @@ def test_signals_to_the_whole_group_are_the_parents_to_handle(photos, children):
         ({"batch_size": "abc"}, "batch_size='abc' must be an integer"),
         ({"batch_size": None}, "batch_size=None must be an integer"),
         ({"workers": True}, "workers=True must be an integer"),
-        ({"max_bad": "abc"}, "max_bad='abc' is a share"),
-        ({"workers": -1}, "workers=-1 must not be negative"),
-        ({"threads": -1}, "threads=-1 must not be negative"),
+        ({"max_bad": "abc"}, "max_bad='abc' must be a fraction"),
+        ({"workers": -1}, "workers=-1 must be at least 0"),
+        ({"threads": -1}, "threads=-1 must be at least 0"),
         ({"prefetch": 0}, "prefetch=0 must be at least 1"),
-        ({"max_bad": 2}, "max_bad=2 is a share"),
+        ({"max_bad": 2}, "max_bad=2 must be a fraction"),
         ({"on_error": "ignore"}, "on_error='ignore' must be 'substitute' or 'raise'"),
     ],
 )
@@ -239,9 +239,9 @@ def test_settings_out_of_range_are_named(settings, text):
 
 
 def test_a_split_names_what_is_wrong_with_it():
-    with pytest.raises(ValueError, match=r"flip=1\.5 is a probability"):
+    with pytest.raises(ValueError, match=r"flip=1\.5 must be a probability"):
         Split("x", CenterCrop(8), flip=1.5)
-    with pytest.raises(ValueError, match="crop=224 is no crop"):
+    with pytest.raises(ValueError, match=r"crop=224 must have size, draws and boxes"):
         Split("x", 224)
 
 

@@ -159,7 +159,7 @@ def test_views_that_cannot_be(photos):
         Split("x", [CenterCrop(32)] * 2, views=3)
     with pytest.raises(ValueError, match="views=0"):
         Split("x", CenterCrop(32), views=0)
-    with pytest.raises(ValueError, match="crop=224 is no crop"):
+    with pytest.raises(ValueError, match="crop=224 must have size, draws and boxes"):
         Split("x", [CenterCrop(8), 224])
 
 
@@ -240,12 +240,12 @@ class Plain:
 @pytest.mark.parametrize(
     ("crop", "sizes", "text"),
     [
-        (SMALL, {}, "sizes={} must say"),
-        (SMALL, 128, "sizes=128 must say"),
-        (SMALL, {-1: 8}, "-1 is no epoch"),
-        (SMALL, {"0": 8}, "'0' is no epoch"),
+        (SMALL, {}, "sizes={} must map epochs"),
+        (SMALL, 128, "sizes=128 must map epochs"),
+        (SMALL, {-1: 8}, "epoch -1 must be an int"),
+        (SMALL, {"0": 8}, "epoch '0' must be an int"),
         (SMALL, {0: 0}, "size=0 must be positive"),
-        (Plain(), {0: 8}, "cannot be given another size"),
+        (Plain(), {0: 8}, "must be a frozen dataclass with a field size"),
     ],
 )
 def test_progressions_that_are_none(crop, sizes, text):
@@ -305,7 +305,7 @@ def test_a_function_that_fails_names_shard_and_key(photos):
 def test_wrong_members_are_named():
     with pytest.raises(ValueError, match="members='json' must be a list"):
         Split("x", SMALL, members="json")
-    with pytest.raises(ValueError, match=r"decode=.*members= must name"):
+    with pytest.raises(ValueError, match=r"decode=.*members= must list"):
         Split("x", SMALL, decode=print)
 
 

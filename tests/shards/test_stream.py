@@ -355,8 +355,8 @@ def test_options_that_need_an_index_are_refused():
     for options, text in (
         ({"subset": 0.5}, "subset=0.5 needs an index"),
         ({"weights": [1.0]}, r"weights=\[1\.0\] needs an index"),
-        ({"shuffle": "blocks"}, "shuffle='blocks': streams"),
-        ({"shuffle": Blocks()}, "shuffle=Blocks.*: streams"),
+        ({"shuffle": "blocks"}, "shuffle='blocks' must be True or False: streams"),
+        ({"shuffle": Blocks()}, "shuffle=Blocks.* must be True or False: streams"),
         ({"streaming": 5}, "streaming=5 must be"),
     ):
         with pytest.raises(ValueError, match=text):

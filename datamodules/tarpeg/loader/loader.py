@@ -24,7 +24,7 @@ from ..shards.mapped import Shards
 from .batch import AnyBatch, FetchResult
 from .config import LoaderConfig
 from .split import Split
-from .workers import ProcessRunner, Runner, SerialRunner, Taken, ThreadRunner
+from .workers import ProcessRunner, Runner, SerialRunner, ThreadRunner, ToRequest
 
 if TYPE_CHECKING:
     pass
@@ -295,14 +295,14 @@ class Loader(BaseLoader):
             raise
 
 
-def make_runner(fetcher: Any, config: LoaderConfig, taken: Taken | None = None) -> Runner:
+def make_runner(fetcher: Any, config: LoaderConfig, to_request: ToRequest | None = None) -> Runner:
     """Start nothing yet: worker processes, threads, or the caller's thread, as configured.
 
-    ``taken``: see ``ProcessRunner``.
+    ``to_request``: see ``ProcessRunner``.
     """
     workers, threads = config.workers_and_threads
     if workers:
-        return ProcessRunner(fetcher, workers, config.prefetch, taken)
+        return ProcessRunner(fetcher, workers, config.prefetch, to_request)
     if threads:
         return ThreadRunner(fetcher, threads, config.prefetch)
     return SerialRunner(fetcher)

@@ -97,8 +97,8 @@ class Split:
             return Shards(expand(self.shards))
         if self.target is not None:
             warnings.warn(
-                f"shards={self.shards!r} is a folder of images, which have no labels: they will be -1. Confirm "
-                "with target=None; tarpeg.FolderShards packs a folder with a sub-directory per class.",
+                f"shards={self.shards!r} is a folder of images, which have no labels: they will be -1. "
+                "Confirm with target=None; tarpeg.FolderShards packs a folder with a sub-directory per class.",
                 stacklevel=2,
             )
         return images
