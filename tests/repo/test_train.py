@@ -248,7 +248,7 @@ WRONG = {
     ),
     "value out of range": (
         ["data.train.flip=2"],
-        r"^train: data\.train: flip=2 must be a probability, from 0 to 1$",
+        r"^train: data\.train: flip=2 must be a probability in 0\.\.1$",
     ),
     "no such checkpoint": (["ckpt_path=nope.ckpt"], r"^train: ckpt_path=nope\.ckpt: there is no such file$"),
     "unknown policy": (

@@ -68,7 +68,7 @@ class Split:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.flip <= 1.0:
-            raise ValueError(f"flip={self.flip!r} must be a probability, from 0 to 1")
+            raise ValueError(f"flip={self.flip!r} must be a probability in 0..1")
         self._check_crops()
         if self.interpolation not in ("bilinear", "nearest", "nearest-exact"):
             raise ValueError(
@@ -98,7 +98,8 @@ class Split:
         if self.target is not None:
             warnings.warn(
                 f"shards={self.shards!r} is a folder of images, which have no labels: they will be -1. "
-                "Confirm with target=None; tarpeg.FolderShards packs a folder with a sub-directory per class.",
+                "Confirm with target=None; tarpeg.FolderShards packs a folder with a sub-directory per "
+                "class.",
                 stacklevel=2,
             )
         return images
