@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers.checkouts import ROOT
 from helpers.small_tars import sample
 from helpers.training import module
 from PIL import Image
@@ -26,10 +26,8 @@ from tarpeg import (
     contact_sheet,
 )
 from tarpeg.diagnostics import preview
-from tarpeg.diagnostics.preview import captions
 from tarpeg.sampling.sampler import Request
 
-ROOT = Path(__file__).resolve().parents[2]
 ORANGE = (0xE4, 0x57, 0x2E)
 
 
@@ -53,14 +51,14 @@ def test_a_sheet(photos, tmp_path):
     assert wide.width > first.width and wide.height > first.height
 
 
-def test_the_box_is_what_the_crop_shows(photos):
+def test_the_box_matches_the_crop(photos):
     data = module(photos, augment=Augment(), workers=0)
     _, batch, loader = cards(data)
     loader.sampler.set_epoch(0)
     batch = next(iter(loader))
     request = loader.claim()
     for row, id in enumerate(request.ids.tolist()):
-        source = preview._opened(loader.fetcher.shards.images([id])[0])
+        source = preview._decoded(loader.fetcher.shards.images([id])[0])
         size = np.array([[source.height, source.width]], np.int32)
         (box,), (flip,) = loader.fetcher.boxes_and_flips(Request(request.epoch, request.ids[[row]]), size)
         top, left, height, width = box[0].tolist()
@@ -76,11 +74,11 @@ def test_normalisation_is_undone(photos):
         for card, image in zip(found, batch.image, strict=True):
             before, after = (np.asarray(picture, int) for picture in card.pictures[1:])
             assert np.abs(before - after).max() <= 1 and card.texts[1:] == ["crop", "to the network"]
-            shown = preview._shown(augment, augment(image[None])[0])
+            shown = preview._picture(augment, augment(image[None])[0])
             assert np.abs(np.asarray(shown, int) - image.permute(1, 2, 0).numpy()).max() <= 1
 
 
-def test_keys_labels_views_and_what_is_broken(photos, shard_of):
+def test_keys_labels_views_and_undecodable_images(photos, shard_of):
     found, batch, _ = cards(module(photos, augment=Augment(mix=Mix(5, mixup=0))))
     assert [card.key for card in found] == batch.key and " of " in "".join(card.label for card in found)
     split = Split(photos, RandomResizedCrop(16), views=2)
@@ -90,21 +88,24 @@ def test_keys_labels_views_and_what_is_broken(photos, shard_of):
     data = ShardDataModule(val=Split(path, CenterCrop(16)), workers=0, augment=Augment())
     with pytest.warns(UserWarning, match="takes its place"):
         found, _, _ = cards(data, "val")
-    assert found[2].texts[0] == "cannot be decoded: another sample took its place"
+    assert found[2].texts[0] == "cannot be decoded: replaced by another sample"
 
 
 def test_captions():
     augment = Augment(
         flip=1.0, affine=Affine((90, 90), translate=(0.25, 0.25)), color=Color((1.5, 1.5), hue=(0.25, 0.25))
     )
-    text = captions(augment.params([0], (40, 40)), 0, (40, 40))
+    text = preview._caption(augment.params([0], (40, 40)), 0, (40, 40))
     assert text == "mirrored, +90°, x1.00, by +10, +10\nbrightness 1.50\nhue +90°"
-    assert captions(Augment(color=Color(0.4, probability=0)).params([0], (8, 8)), 0, (8, 8)) == "as it is"
+    assert (
+        preview._caption(Augment(color=Color(0.4, probability=0)).params([0], (8, 8)), 0, (8, 8))
+        == "unchanged"
+    )
     masked = Augment(erase=Erase(1.0), mask=Mask(1.0, 4)).params([0], (40, 40))
-    assert captions(masked, 0, (40, 40)) == "erased, 100% masked"
+    assert preview._caption(masked, 0, (40, 40)) == "erased, 100% masked"
 
 
-def test_a_module_of_ones_own_and_none(photos, tmp_path):
+def test_other_modules_and_none(photos, tmp_path):
     for augment in (torch.nn.Identity(), None):
         path = contact_sheet(module(photos, augment=augment), tmp_path / "x.png", samples=1, split="val")
         assert Image.open(path).width > 300
@@ -113,20 +114,20 @@ def test_a_module_of_ones_own_and_none(photos, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"samples": 0}, "samples=0 must be a whole number of at least 1"),
+        ({"samples": 0}, "samples=0 must be an integer of at least 1"),
         ({"epoch": -1}, "epoch=-1 must be"),
-        ({"split": "predict"}, "split='predict' is not one of those that the data has: train"),
+        ({"split": "predict"}, "split='predict' must be a split of the data: train"),
     ],
 )
-def test_settings_out_of_range_are_named(photos, tmp_path, settings, text):
+def test_settings_out_of_range(photos, tmp_path, settings, text):
     data = ShardDataModule(Split(photos, CenterCrop(16)), workers=0)
     with pytest.raises(ValueError, match=text):
         contact_sheet(data, tmp_path / "x.png", **settings)
 
 
-def test_a_stream_cannot_be_shown(photos, tmp_path):
+def test_streamed_splits_are_refused(photos, tmp_path):
     data = ShardDataModule(Split(photos, CenterCrop(16), streaming=True), workers=0)
-    with pytest.raises(ValueError, match="the train split is streamed"):
+    with pytest.raises(ValueError, match="split='train' must not be streamed"):
         contact_sheet(data, tmp_path / "x.png")
 
 
