@@ -21,8 +21,9 @@ def renamed(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """
     # Not tempfile: its mode 0600 would keep the file from other users of the folder.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    stream = temporary.open("xb")
     try:
-        with temporary.open("xb") as stream:
+        with stream:
             yield stream
             stream.flush()
             if durable:

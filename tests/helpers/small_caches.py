@@ -1,4 +1,4 @@
-"""Small caches for tests: written here from tars, not by the builder that they stand in for."""
+"""Small caches for tests, written from tars without the builder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helpers.small_tars import write_tar
 
 
 def add_index(tar: Path) -> Path:
-    """Write NAME.idx for NAME.tar, whose samples all have an image."""
+    """Write NAME.idx for NAME.tar; every sample must have an image."""
     samples, last = [], None
     with tarfile.open(tar) as file:
         for member in file:
@@ -35,22 +35,16 @@ def entry_of(tar: Path) -> ShardEntry:
     return ShardEntry(tar.name, samples, tar.stat().st_size, *sums, "f", 0, {"32": samples}, {})
 
 
+def manifest_of(entries: list[ShardEntry], quarantine: tuple[Quarantined, ...] = ()) -> Manifest:
+    codec = {"name": "Tiled", "parameters": {"tile": 32, "quality": None}}
+    totals = (sum(entry.samples for entry in entries), sum(entry.bytes for entry in entries))
+    counts = (summed(entry.tiles for entry in entries), summed(entry.untiled for entry in entries))
+    return Manifest("0.1.0", "f", ["source"], codec, {}, *totals, entries, list(quarantine), *counts)
+
+
 def add_manifest(folder: Path, quarantine: tuple[Quarantined, ...] = ()) -> Manifest:
-    """Write the manifest of the tars and indexes that are in the folder."""
-    entries = [entry_of(tar) for tar in sorted(folder.glob("*.tar"))]
-    manifest = Manifest(
-        tarpeg="0.1.0",
-        fingerprint="f",
-        source=["source"],
-        codec={"name": "Tiled", "parameters": {"tile": 32}},
-        layout={},
-        samples=sum(entry.samples for entry in entries),
-        bytes=sum(entry.bytes for entry in entries),
-        shards=entries,
-        quarantine=list(quarantine),
-        tiles=summed(entry.tiles for entry in entries),
-        untiled={},
-    )
+    """Write the manifest of the tars and indexes in the folder."""
+    manifest = manifest_of([entry_of(tar) for tar in sorted(folder.glob("*.tar"))], quarantine)
     manifest.write(folder)
     return manifest
 
@@ -65,5 +59,5 @@ def make_cache(folder: Path, shards: dict[str, list[tuple[str, bytes]]]) -> Path
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Everything in a cache but the locks."""
+    """The files of a cache, except locks."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".lock"}

@@ -13,14 +13,14 @@ from helpers.pictures import jpeg
 
 @pytest.fixture(autouse=True)
 def cache_home(tmp_path_factory, monkeypatch):
-    """The user's cache directory is a fresh folder, so that no test sees another's index."""
+    """A new folder as the user's cache directory: no test finds the index of another."""
     home = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     return home
 
 
 def write_tar(path, members, format=tarfile.PAX_FORMAT):
-    """members: (name, bytes) pairs, or TarInfo for members without data."""
+    """Write a tar of members: (name, bytes) pairs, or TarInfo for members without data."""
     with tarfile.open(path, "w", format=format) as tar:
         for member in members:
             if isinstance(member, tarfile.TarInfo):
@@ -33,7 +33,7 @@ def write_tar(path, members, format=tarfile.PAX_FORMAT):
 
 
 def plain(path, count=3, start=0):
-    """A shard of count samples k<number> with .jpg and .cls."""
+    """Write a shard of samples k0000, k0001, ... with .jpg (not an image) and .cls."""
     pairs = [(f"k{i:04d}", i) for i in range(start, start + count)]
     return write_tar(path, [m for k, i in pairs for m in ((k + ".jpg", b"J%d" % i), (k + ".cls", b"%d" % i))])
 

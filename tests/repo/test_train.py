@@ -244,7 +244,7 @@ WRONG = {
     ),
     "shard missing": (
         ["data=shards", "data.train.shards=/nowhere/x.tar", "data.val.shards=/nowhere"],
-        r"^train: shard /nowhere/x\.tar does not exist, nor does its folder /nowhere\. Check the path\.$",
+        r"^train: shard /nowhere/x\.tar does not exist; there is no folder /nowhere\. Check the path\.$",
     ),
     "value out of range": (
         ["data.train.flip=2"],

@@ -1,4 +1,4 @@
-"""Folders of images as they are: which files, which keys, every format, what goes wrong."""
+"""Folders of unlabelled images: files, keys, formats, errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def picture(kind, mode, number=0):
 
 @pytest.fixture
 def album(tmp_path):
-    """A folder with an image of each format, and what is none."""
+    """A folder with an image of each format, and other files."""
     for number, (name, (kind, mode)) in enumerate(FORMATS.items()):
         path = tmp_path / "album" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def test_globs_paths_and_lists(album, monkeypatch):
     assert keys("*.gif") == ["l.m.gif"]
 
 
-def test_what_means_shards_stays_with_shards(tmp_path, album):
+def test_sources_that_mean_shards(tmp_path, album):
     plain(tmp_path / "x.tar")
     for source in (
         tmp_path,
@@ -126,7 +126,7 @@ def test_what_means_shards_stays_with_shards(tmp_path, album):
         Split([album, tmp_path / "x.tar"], CenterCrop(8)).open()
 
 
-def test_labels_that_a_folder_does_not_have(album):
+def test_a_folder_has_no_labels(album):
     with pytest.warns(UserWarning, match="has no labels|have no labels: they will be -1"):
         pictures = Split(album, CenterCrop(8)).open()
     assert pictures.labels([0, 1]).tolist() == [-1, -1]
@@ -142,7 +142,7 @@ def test_labels_that_a_folder_does_not_have(album):
         predicted(album, target="json:label")
 
 
-def test_a_broken_image_and_one_that_went_away(album):
+def test_a_broken_image_and_a_removed_one(album):
     (album / "c.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
     with pytest.warns(UserWarning, match=r"key 'c\.png': image is NOT_AN_IMAGE .* takes its place"):
         batches = predicted(album)

@@ -1,4 +1,4 @@
-"""Labels: integers, fields of JSON members, several at once; the rest is an error with shard and key."""
+"""Labels: integers, fields of JSON members, several together; all else is an error with shard and key."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_an_array_or_another_extension(tmp_path):
         ({"a": 1}, "json", "member 'json' is '.*', not a 64-bit integer"),
     ],
 )
-def test_what_is_no_label_names_shard_and_key(tmp_path, document, target, text):
+def test_errors_of_labels_have_shard_and_key(tmp_path, document, target, text):
     source = shards(tmp_path, document)
     where = re.escape(f"shard {tmp_path / 'x.tar'}, key 'k0'")
     with pytest.raises(ShardError, match=f"^{where}:? .*{text}"):
@@ -87,6 +87,6 @@ def test_what_is_no_label_names_shard_and_key(tmp_path, document, target, text):
 
 
 @pytest.mark.parametrize("target", ["", "json:", "json:a..b", ":a", "a/b", [], [""], ["cls", 3], 7])
-def test_targets_that_name_nothing(target):
+def test_targets_that_are_not_labels(target):
     with pytest.raises((ValueError, TypeError), match=r"target=|not iterable"):
         Split("x", CenterCrop(8), target=target)

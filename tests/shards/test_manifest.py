@@ -1,4 +1,4 @@
-"""manifest.json: what is written is read back, and whatever is not exactly a manifest is refused."""
+"""manifest.json: a manifest survives writing and reading, and everything else is refused."""
 
 from __future__ import annotations
 
@@ -6,36 +6,26 @@ import json
 
 import pytest
 import tarpeg
-from tarpeg.shards.manifest import Manifest, Quarantined, ShardEntry, read_manifest, summed
+from helpers.small_caches import manifest_of
+from tarpeg.shards.manifest import Quarantined, ShardEntry, read_manifest
 
 SHA = "0123456789abcdef" * 4
 
 
 def an_entry(name="000000.tar", **changed):
     counts = {"tiles": {"32": 1, "80": 1}, "untiled": {"progressive": 1}}
-    sums = {"sha256": SHA, "idx_sha256": SHA, "fingerprint": "f"}
-    sizes = {"samples": 3, "bytes": 10240, "source_bytes": 9000}
-    return ShardEntry(**{"name": name, **sizes, **sums, **counts, **changed})
+    values = {"samples": 3, "bytes": 10240, "source_bytes": 9000, "sha256": SHA, "idx_sha256": SHA}
+    return ShardEntry(**{"name": name, "fingerprint": "f", **values, **counts, **changed})
 
 
 def a_manifest(shards=None):
     shards = shards or [an_entry(), an_entry("000001.tar", tiles={"32": 3}, untiled={})]
-    return Manifest(
-        tarpeg="0.1.0",
-        fingerprint=SHA,
-        source=["/data/train-*.tar"],
-        codec={"name": "Tiled", "parameters": {"tile": 32, "quality": None}},
-        layout={"shuffle": False},
-        samples=sum(entry.samples for entry in shards),
-        bytes=sum(entry.bytes for entry in shards),
-        shards=shards,
-        quarantine=[Quarantined("/data/train-0.tar", "a\udcff/b", "TRUNCATED (3)", "000000.tar")],
-        tiles=summed(entry.tiles for entry in shards),
-        untiled=summed(entry.untiled for entry in shards),
+    return manifest_of(
+        shards, (Quarantined("/data/train-0.tar", "a\udcff/b", "TRUNCATED (3)", "000000.tar"),)
     )
 
 
-def test_what_is_written_is_read_back(tmp_path):
+def test_a_manifest_is_read_as_it_was_written(tmp_path):
     manifest = a_manifest()
     manifest.write(tmp_path)
     assert read_manifest(tmp_path) == manifest
@@ -116,7 +106,7 @@ def change(content, place, value):
         ("quarantine.0.key", 5, r"quarantine\[0\]\.key: Expected `str`, got `int`, found 5"),
     ],
 )
-def test_whatever_is_no_manifest_is_refused(tmp_path, place, value, message):
+def test_damaged_manifests_are_refused(tmp_path, place, value, message):
     a_manifest().write(tmp_path)
     path = tmp_path / "manifest.json"
     content = json.loads(path.read_bytes())
@@ -130,7 +120,7 @@ def test_whatever_is_no_manifest_is_refused(tmp_path, place, value, message):
 @pytest.mark.parametrize(
     "text", [b"", b"{", b"[1, 2]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"format": NaN}', b"1" * 5000]
 )
-def test_whatever_is_no_json_object_is_refused(tmp_path, text):
+def test_files_that_are_not_json_objects_are_refused(tmp_path, text):
     path = tmp_path / "manifest.json"
     path.write_bytes(text)
     with pytest.raises(tarpeg.CacheError, match=r"manifest\.json"):

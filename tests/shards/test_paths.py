@@ -1,4 +1,4 @@
-"""Which shards a source names."""
+"""The shards of a source."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_expand_folder_glob_braces_path_and_list(tmp_path):
     assert expand(f"{tmp_path}/**/p-009.tar") == [tmp_path / "below" / "p-009.tar"]
 
 
-def test_expand_keeps_relative_paths_and_knows_home(tmp_path, monkeypatch):
+def test_expand_keeps_relative_paths_and_expands_home(tmp_path, monkeypatch):
     plain(tmp_path / "a.tar")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -55,8 +55,8 @@ def test_glob_leaves_out_saved_indexes(tmp_path):
     [
         ([], "has no shards"),
         ("", "has no shards"),
-        ("{dir}/absent.tar", "absent.tar does not exist; its folder .* has 1 .tar"),
-        ("{dir}/nowhere/a.tar", "does not exist, nor does its folder"),
+        ("{dir}/absent.tar", "absent.tar does not exist; its folder .* has a-000.tar, empty"),
+        ("{dir}/nowhere/a.tar", "does not exist; there is no folder"),
         ("{dir}/q-*.tar", r"q-\*.tar.*no file matches this pattern; its folder .* has a-000.tar, empty\."),
         ("{dir}/a-{{000..001}}.tar", r"a-001.tar does not exist"),
         ("{dir}/a-{{000.tar", "braces do not match"),

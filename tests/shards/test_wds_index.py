@@ -1,4 +1,4 @@
-"""The index of a shard: written as wds2idx does, read as the tar's own headers say, and refused otherwise."""
+"""The index of a shard: written as by wds2idx, equal to the headers of the tar, or refused."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def assert_same(one: ShardIndex, other: ShardIndex) -> None:
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name), name)
 
 
-def test_an_index_says_what_the_headers_say(tmp_path):
+def test_an_index_has_the_samples_of_the_headers(tmp_path):
     tar = write_tar(tmp_path / "a.tar", MEMBERS)
     idx = add_index(tar)
     parsed = parse([idx.read_bytes()], [idx], [tar.stat().st_size])
@@ -132,7 +132,7 @@ GOOD = b"v1.2 2\njpg 512 9 a.jpg cls 1536 1 a.cls\npng 2560 9 b.png\n"
     ],
 )
 @pytest.mark.parametrize("place", [0, 1])
-def test_anything_else_is_refused(text, message, place):
+def test_other_texts_are_refused(text, message, place):
     texts = [text, GOOD] if place == 0 else [GOOD, text]
     with pytest.raises(tarpeg.CacheError, match=f"^{PATHS[place]}.*{message}"):
         parse(texts, PATHS, [10240, 10240])
@@ -140,7 +140,7 @@ def test_anything_else_is_refused(text, message, place):
 
 @settings(deadline=None)
 @given(st.binary(max_size=60))
-def test_no_text_does_anything_but_raise(noise):
+def test_random_text_raises_nothing_but_a_cache_error(noise):
     for text in (b"v1.2 1\n" + noise, b"v1.2 1\njpg 512 9 a.jpg " + noise + b"\n"):
         try:
             parsed = parse([text], PATHS[:1], [10240])
@@ -151,7 +151,7 @@ def test_no_text_does_anything_but_raise(noise):
 
 
 def read_by_dali(tars: list[Path], samples: int) -> list[tuple[bytes, bytes]]:
-    """What DALI's reader makes of tars and their indexes: the bytes of .jpg and .cls of each sample."""
+    """Read tars with their indexes by DALI: the bytes of .jpg and .cls of each sample."""
     pytest.importorskip("nvidia.dali")
     from nvidia.dali import fn, pipeline_def
 

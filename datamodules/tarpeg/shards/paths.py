@@ -56,12 +56,6 @@ def is_url(text: str) -> bool:
     return _URL.match(text) is not None
 
 
-def is_visible_tar(path: Path) -> bool:
-    """Return whether the path is a .tar file that is not hidden."""
-    # Dot files are left by macOS ("._a.tar") and by unfinished copies.
-    return path.suffix == ".tar" and not path.name.startswith(".") and path.is_file()
-
-
 def _expand_one(text: str) -> Iterator[Path]:
     if is_url(text):
         raise ShardError(
@@ -101,7 +95,7 @@ def _expand_existing(text: str) -> Iterator[Path]:
         yield path
         return
     try:
-        found = {entry for entry in path.iterdir() if is_visible_tar(entry)}
+        found = {entry for entry in path.iterdir() if _is_visible_tar(entry)}
     except OSError as error:
         raise ShardError(f"source={text!r}: the folder cannot be read: {error.strerror}.") from error
     files = sorted(found | set(listed(path)))
@@ -111,6 +105,11 @@ def _expand_existing(text: str) -> Iterator[Path]:
             "build_cache and FolderShards only, one sub-directory per class with its images."
         )
     yield from files
+
+
+def _is_visible_tar(path: Path) -> bool:
+    # Dot files are left by macOS ("._a.tar") and by unfinished copies.
+    return path.suffix == ".tar" and not path.name.startswith(".") and path.is_file()
 
 
 def _expand_braces(text: str) -> Iterator[Path]:
@@ -126,6 +125,10 @@ def _expand_braces(text: str) -> Iterator[Path]:
         yield from _expand_one(name)
 
 
+def _missing(text: str) -> str:
+    return f"shard {text} does not exist; {_content(Path(text).absolute().parent)}. Check the path."
+
+
 def _content(folder: Path) -> str:
     if glob.has_magic(str(folder)):
         return "check each part of it"
@@ -134,11 +137,3 @@ def _content(folder: Path) -> str:
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     more = f" and {len(names) - _SHOWN} more" * (len(names) > _SHOWN)
     return f"its folder {folder} has {', '.join(names[:_SHOWN]) or 'no files'}{more}"
-
-
-def _missing(text: str) -> str:
-    folder = Path(text).absolute().parent
-    if not folder.is_dir():
-        return f"shard {text} does not exist, nor does its folder {folder}. Check the path."
-    count = sum(1 for entry in folder.iterdir() if is_visible_tar(entry))
-    return f"shard {text} does not exist; its folder {folder} has {count} .tar files. Check the name."
