@@ -22,6 +22,7 @@ from tarpeg import (
     ShardDataModule,
     ShardError,
     Split,
+    machine,
 )
 from torch import nn
 
@@ -29,14 +30,14 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_fit_sees_every_sample_once_an_epoch(photos, tmp_path, workers, children):
+def test_fit_sees_every_sample_once_per_epoch(photos, tmp_path, workers, children):
     net, data = Net(), module(photos, workers=workers)
     trainer(tmp_path, max_epochs=3).fit(net, datamodule=data)
     epochs = net.keys("train", 3)
     assert [sorted(epoch) for epoch in epochs] == [ALL] * 3
     assert epochs[0] != epochs[1] != epochs[2]
     validated = [key for batch in net.seen["validate"] for key in batch.key]
-    assert validated == ALL[:8] + ALL * 3, "two sanity batches, then every epoch, in order"
+    assert validated == ALL[:8] + ALL * 3, "two sanity batches, then all epochs in order"
     assert children() == set()
     # The same epochs as a plain loop's.
     plain = module(photos, workers=workers).train_dataloader()
@@ -85,7 +86,7 @@ def test_validating_within_the_epoch(photos, tmp_path):
     assert net.keys("validate", 3) == [ALL] * 3
 
 
-def test_resume_at_an_epochs_end_goes_on_with_the_next_epoch(photos, tmp_path):
+def test_resume_at_an_epochs_end_continues_with_the_next_epoch(photos, tmp_path):
     whole, first, second = Net(), Net(), Net()
     trainer(tmp_path, max_epochs=3).fit(whole, datamodule=module(photos))
     run = trainer(tmp_path, max_epochs=1)
@@ -111,7 +112,7 @@ def test_a_fit_after_a_fit(photos, tmp_path):
         assert sorted(net.keys("train")[0]) == ALL
 
 
-def test_the_loader_itself_may_be_handed_to_the_trainer(photos, tmp_path):
+def test_a_loader_may_be_passed_to_the_trainer(photos, tmp_path):
     loader, nets = module(photos, workers=1).train_dataloader(), (Net(), Net())
     for net in nets:
         trainer(tmp_path).fit(net, train_dataloaders=loader)
@@ -145,7 +146,7 @@ def test_augment_runs_after_the_transfer_in_the_right_mode(photos, tmp_path):
     assert net.seen["train"][0].image.dtype == torch.uint8
 
 
-def test_the_decoder_normalises_where_the_cpu_trains(photos, tmp_path):
+def test_the_decoder_normalises_if_the_cpu_trains(photos, tmp_path):
     class Own(Augment):
         def forward(self, images):
             calls.append(images.dtype)
@@ -161,7 +162,19 @@ def test_the_decoder_normalises_where_the_cpu_trains(photos, tmp_path):
         assert fused.dtype == torch.float32 and torch.allclose(fused, apart, atol=2e-6)
 
 
-def test_a_hook_of_ones_own_is_given_what_it_was(photos, tmp_path):
+def test_limits_of_the_machine_are_read_per_loader_not_per_batch(photos, tmp_path, monkeypatch):
+    reads, read_machine = [], machine.read_machine
+    monkeypatch.setattr(machine, "read_machine", lambda: reads.append(1) or read_machine())
+    counts = []
+    for batch_size in (23, 2):
+        data = module(photos, workers=None, augment=Augment(), batch_size=batch_size)
+        trainer(tmp_path).fit(Net(), datamodule=data)
+        counts.append(len(reads))
+        reads.clear()
+    assert counts[0] == counts[1] <= 3, "once for the data module and for each of its loaders"
+
+
+def test_an_overridden_hook_gets_uint8(photos, tmp_path):
     class Hooked(ShardDataModule):
         def on_after_batch_transfer(self, batch, dataloader_idx):
             assert batch.image.dtype == torch.uint8
@@ -208,8 +221,8 @@ def test_settings_reach_the_loaders(photos):
     assert next(iter(module(photos, keys=False).train_dataloader()))._fields == ("image", "label")
 
 
-def test_errors_name_the_thing(photos, tmp_path):
-    with pytest.raises(ValueError, match="no split"):
+def test_errors(photos, tmp_path):
+    with pytest.raises(ValueError, match="needs at least one split"):
         ShardDataModule()
     with pytest.raises(ValueError, match="there is no predict split"):
         ShardDataModule(Split(photos, CenterCrop(16))).predict_dataloader()
@@ -262,7 +275,7 @@ run.fit(Net(), datamodule=module({photos!r}, workers=0, seed=int(os.environ.get(
 
 
 @pytest.mark.slow
-def test_ranks_that_would_make_other_batches_are_told(photos, tmp_path):
+def test_ranks_with_different_batches_raise(photos, tmp_path):
     here = Path(__file__).parent
     path = [str(here), str(here.parent / "datamodules")]
     script = tmp_path / "unequal.py"

@@ -1,4 +1,4 @@
-"""Lightning hooks -> loaders."""
+"""The LightningDataModule: Lightning's hooks create, resume and close the loaders."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ from .shards.labels import Samples
 
 
 class ShardDataModule(lightning.LightningDataModule):
-    """Feed a Lightning run, or a plain loop, from WebDataset shards.
+    """Read WebDataset shards for a Lightning run or a plain loop.
 
     Args:
-        train: what to train on: shuffled, every sample once an epoch over all ranks.
-        val: what to validate on, in order.
-        test: what to test on, in order.
-        predict: what to predict on, in order; batches are ``KeyedBatch``, labels are -1 with ``target=None``.
-        batch_size: samples a rank and batch.
-        global_batch_size: samples a batch over all ranks; takes precedence over ``batch_size``.
-        seed: of order, crops and flips.
-        workers: worker processes; by default one for each core, at most 8.
-        threads: with workers=0, threads of this process that decode; by default one for each core, at most 8.
-            0 decodes in the thread that asks for the batch.
-        prefetch: batches that each worker, or the threads together, are ahead.
-        readahead: batches ahead for which the disk is asked to begin reading; by default 8 where the shards
-            take more than half of the memory, otherwise 0.
-        augment: a module called with the uint8 images on their device, e.g. ``tarpeg.Augment``, whose random
-            numbers are a function of seed, epoch and sample.
-        on_error: what becomes of an image that cannot be decoded: ``"substitute"`` takes another sample,
-            chosen deterministically, with a warning; ``"raise"`` raises ``DecodeError``.
-        max_bad: the share of an epoch's samples, beyond ten, that others may stand in for.
-        drop_last: leave out a last batch that is not full. Training only.
+        train: split for training: shuffled, every sample once per epoch over all ranks.
+        val: split for validation, in order.
+        test: split for testing, in order.
+        predict: split for prediction, in order, as ``KeyedBatch``; labels are -1 with ``target=None``.
+        batch_size: samples per rank and batch.
+        global_batch_size: samples per batch over all ranks; overrides ``batch_size``.
+        seed: seed of order, crops, flips and augmentation.
+        workers: worker processes; one per core by default, at most 8.
+        threads: decoding threads of this process if ``workers=0``; one per core by default, at most 8. 0:
+            the thread that requests a batch decodes it.
+        prefetch: batches prefetched per worker (in total, for threads).
+        readahead: batches for which the disk is asked ahead; by default 8 if the shards take more than half
+            of the memory, otherwise 0.
+        augment: module called with the uint8 images on their device. The random params of
+            ``tarpeg.Augment`` are a function of seed, epoch and sample.
+        on_error: ``"substitute"`` replaces an undecodable image by another sample, chosen deterministically,
+            with a warning; ``"raise"`` raises ``DecodeError``.
+        max_bad: largest fraction of undecodable images per epoch; ten are always allowed.
+        drop_last: leave out an incomplete last batch, in training only.
         keys: add the samples' keys to every batch.
-        prepare: called before anything is opened, e.g. ``tarpeg.SyntheticShards``: once a node under
-            Lightning, otherwise once a process.
+        prepare: called before shards are opened, e.g. ``tarpeg.SyntheticShards``: once per node under
+            Lightning, otherwise once per process.
 
-    On several ranks rank 0 alone warns; the others count what they substituted (``data/substituted``).
+    With several ranks only rank 0 warns; substituted images of all ranks are counted (``data/substituted``).
 
-    A batch is ``(image, label)``: uint8 ``[B, 3, H, W]`` and int64 ``[B]``; after ``augment`` the image is
-    what that made of it. Where the CPU trains, the decoder does what a ``tarpeg.Augment`` does that only
-    normalises, and worker processes do all else; hooks before it then see float32. Outside Lightning: ``for
+    A batch is ``(image, label)``: uint8 ``[B, 3, H, W]`` and int64 ``[B]``; ``augment`` replaces the image.
+    If the CPU trains, the decoder normalises for a ``tarpeg.Augment`` that does nothing else, and worker
+    processes do any other ``tarpeg.Augment``; hooks before it then get float32. Outside Lightning: ``for
     images, labels in dm.train_dataloader(): ...``, or ``dm.augmented(dm.train_dataloader())``.
     """
 
@@ -86,7 +86,7 @@ class ShardDataModule(lightning.LightningDataModule):
         self.splits = {"train": train, "val": val, "test": test, "predict": predict}
         if all(split is None for split in self.splits.values()):
             raise ValueError(
-                "ShardDataModule was given no split: pass train=, val=, test= or predict=Split(...)"
+                "ShardDataModule() needs at least one split: pass train=, val=, test= or predict=Split(...)"
             )
         self.augment = augment
         self._config = LoaderConfig(
@@ -102,21 +102,21 @@ class ShardDataModule(lightning.LightningDataModule):
         self._resume: dict[str, int] | None = None
 
     def prepare_data(self) -> None:
-        """Build the native operators, and make the shards where ``prepare`` is given. Once a node."""
+        """Load or compile the native operators and call ``prepare``; once per node."""
         library.load()
         if self._prepare is not None:
             self._prepare()
         self._is_prepared = True
 
     def setup(self, stage: str | None = None) -> None:
-        """Index the shards of the splits that ``stage`` uses; all of them where it is None."""
+        """Index the shards of the splits of ``stage``; of all splits if it is None."""
         wanted = {"train", "val"} if stage == "fit" else {"val" if stage == "validate" else stage}
         for name, split in self.splits.items():
             if split is not None and not split.streaming and (stage is None or name in wanted):
                 self._open(name)
 
     def train_dataloader(self) -> BaseLoader:
-        """Return the loader of the train split; it goes on where the checkpoint that is resumed was made."""
+        """Return the loader of the train split; it continues at the position of a resumed checkpoint."""
         loader = self._train = self._loader("train")
         if self._resume is not None:
             loader.load_state_dict(self._resume)
@@ -126,7 +126,7 @@ class ShardDataModule(lightning.LightningDataModule):
         return loader
 
     def val_dataloader(self) -> BaseLoader | list[BaseLoader]:
-        """Return the loader of the val split; none where there is no such split."""
+        """Return the loader of the val split; an empty list if there is no such split."""
         return self._loader("val") if self.splits["val"] is not None else []
 
     def test_dataloader(self) -> BaseLoader:
@@ -138,7 +138,7 @@ class ShardDataModule(lightning.LightningDataModule):
         return self._loader("predict")
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Augment the images on the device where they are now."""
+        """Augment the images on their device."""
         if self.augment is None or not isinstance(batch, (Batch, KeyedBatch, ExtraBatch)):
             return batch
         is_training = self.augment.training if self.trainer is None else self.trainer.training
@@ -146,10 +146,10 @@ class ShardDataModule(lightning.LightningDataModule):
         return self._augmented(batch, is_training, None if loader is None else loader.claim())
 
     def augmented(self, loader: BaseLoader, device: torch.device | str | None = None) -> Iterator[AnyBatch]:
-        """Yield the loader's next epoch, augmented on ``device``: for loops that are not Lightning's.
+        """Yield the loader's next epoch, augmented on ``device``: for loops without Lightning.
 
         ``for images, labels in data.augmented(data.train_dataloader(), "cuda"): ...``. Batches of the train
-        split are augmented as in training, with the same numbers as under Lightning; others are normalised.
+        split are distorted with the same params as under Lightning; those of other splits are not.
         """
         is_training = any(name == "train" and known is loader for name, known in self._loaders)
         for batch in loader:
@@ -157,29 +157,29 @@ class ShardDataModule(lightning.LightningDataModule):
             yield self._augmented(batch._replace(image=image, label=label), is_training, loader.claim())
 
     def state_dict(self) -> dict[str, Any]:
-        """Say which batch of the train split comes next; Lightning saves it in its checkpoints."""
+        """Return the position in the train split; Lightning saves it in its checkpoints."""
         return {} if self._train is None else {"train": self._train.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on training where the state was made; validating or testing a checkpoint is no such thing.
+        """Continue training at the position of a state; ignored if a checkpoint is validated or tested.
 
-        Lightning saves and restores the loader's own state too, but loses it when
-        ``trainer.estimated_stepping_batches`` is read before (its issue 20550); this comes before all that.
+        Lightning saves and restores the loader's own state too, but loses it if
+        ``trainer.estimated_stepping_batches`` is read first (its issue 20550); this method is called earlier.
         """
         state = state_dict.get("train")
         if state is None or self.trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
             return
-        # The loader that there is may be that of a run before; a strategy may load when there is one already.
+        # An existing loader may be from a previous run; some strategies load after the loader is created.
         self._resume = state
         if self._train is not None:
             self._train.load_state_dict(state)
 
     def teardown(self, stage: str | None = None) -> None:
-        """End the worker processes."""
+        """Stop the worker processes."""
         self._close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """End the worker processes when the run fails."""
+        """Stop the worker processes after a failure."""
         self._close()
 
     def _augmented(self, batch: AnyBatch, is_training: bool, request: Request | None) -> AnyBatch:
@@ -201,12 +201,12 @@ class ShardDataModule(lightning.LightningDataModule):
         if name not in self._shards:
             with warnings.catch_warnings():
                 if self._rank_and_world()[0]:
-                    warnings.simplefilter("ignore")  # rank 0 has the same shards
+                    warnings.simplefilter("ignore")  # rank 0 warns about the same shards
                 self._shards[name] = split.open()
         return self._shards[name]
 
     def _pixels(self, is_train: bool) -> PixelFormat:
-        """Say what the loader makes of the images; more than uint8 where the CPU trains."""
+        """Return the format of the loader's images: uint8, unless the CPU trains."""
         own = type(self).on_after_batch_transfer is ShardDataModule.on_after_batch_transfer
         if not own or not self._trains_on_cpu:
             return PixelFormat()
@@ -228,52 +228,50 @@ class ShardDataModule(lightning.LightningDataModule):
         if split is None:
             raise ValueError(f"there is no {name} split: pass ShardDataModule({name}=Split(...))")
         if self.trainer is None and not self._is_prepared:
-            self.prepare_data()  # in a plain loop nobody else does
+            self.prepare_data()  # Lightning calls it, a plain loop does not
         rank, world = self._rank_and_world()
         is_train = name == "train"
-        # Lightning warns that overfit_batches turns shuffling off, and leaves that to us.
+        # Lightning warns that overfit_batches turns shuffling off, but does not do it.
         is_overfitting = getattr(self.trainer, "overfit_batches", 0) > 0
         config = replace(self._config, drop_last=self._drop_last and is_train, pixels=self._pixels(is_train))
-        keys, shuffle = self._keys or name == "predict", is_train and not is_overfitting
+        options: dict[str, Any] = {"shuffle": is_train and not is_overfitting, "rank": rank, "world": world}
+        options["keys"] = self._keys or name == "predict"
+        loader: BaseLoader
         if split.streaming:
-            loader: BaseLoader = StreamingLoader(
-                split, config, shuffle=shuffle, keys=keys, rank=rank, world=world
-            )
+            loader = StreamingLoader(split, config, **options)
         else:
-            loader = Loader(
-                self._open(name), split, config, shuffle=shuffle, keys=keys, rank=rank, world=world
-            )
-        for of, other in self._loaders:
-            if of == name and self.trainer is not None:
-                other.close()  # Lightning asks for another with reload_dataloaders_every_n_epochs
+            loader = Loader(self._open(name), split, config, **options)
+        for known, other in self._loaders:
+            if known == name and self.trainer is not None:
+                other.close()  # replaced, with reload_dataloaders_every_n_epochs
         self._loaders.append((name, loader))
         has_helpers = any(config.workers_and_threads) and torch.get_num_threads() > 1
         if is_train and not rank and self._trains_on_cpu and has_helpers:
             warn_about_spinning_threads()
-        _compare_over_ranks(loader, name, rank, world)
+        _compare_over_ranks(loader, name, world)
         return loader
 
 
-def _compare_over_ranks(loader: BaseLoader, name: str, rank: int, world: int) -> None:
-    """Raise where ranks would make other batches: unequal numbers of them pair wrong collectives, or hang."""
+def _compare_over_ranks(loader: BaseLoader, name: str, world: int) -> None:
+    """Raise if ranks would not agree on the batches: different counts deadlock or corrupt collectives."""
     if world == 1 or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
     mine = {"batches": len(loader), **loader.facts()}
-    all_of_them: list[Any] = [None] * world
-    torch.distributed.all_gather_object(all_of_them, mine)
-    for other, theirs in enumerate(all_of_them):
-        if theirs != all_of_them[0]:
+    ranks: list[Any] = [None] * world
+    torch.distributed.all_gather_object(ranks, mine)
+    for rank, theirs in enumerate(ranks):
+        if theirs != ranks[0]:
             raise ShardError(
-                f"the {name} split is {all_of_them[0]} on rank 0 but {theirs} on rank {other}. "
+                f"the {name} split is {ranks[0]} on rank 0 but {theirs} on rank {rank}. "
                 "Give every rank the same shards, seed and batch size."
             )
 
 
 def _forget_a_finished_epoch(trainer: lightning.Trainer) -> None:
-    """Let a checkpoint of an epoch's end go on with the next epoch where ``max_steps`` is set.
+    """Continue a checkpoint of an epoch's end with the next epoch also if ``max_steps`` is set.
 
-    Lightning 2.6.6 takes such a run for one that stopped within its epoch (``_FitLoop.restarting``) and
-    counts an epoch that has no batches. What is looked at is private: left alone where it looks different.
+    Lightning 2.6.6 restarts such a run within the finished epoch (``_FitLoop.restarting``), which then has no
+    batches. These attributes are private: nothing is changed in a version without them.
     """
     loop = trainer.fit_loop
     progress = getattr(getattr(loop, "epoch_progress", None), "current", None)
