@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import fields
 
 from tarpeg import RandomResizedCrop, Split
 from tarpeg.loader.config import LoaderConfig
@@ -12,9 +13,13 @@ ALL = [f"k{number:04d}" for number in range(23)]
 """The keys of ``photos``, in the order of its shards."""
 
 
-def load(source, crop=None, *, rank=0, world=1, shuffle=True, keys=True, split=None, **config):
-    """A loader of batches of 4 of ``split``, by default random crops of 32 pixels, half of them flipped."""
-    split = split or Split(source, crop or RandomResizedCrop(32), flip=0.5)
+def load(source, crop=None, *, rank=0, world=1, shuffle=True, keys=True, split=None, **options):
+    """A loader of batches of 4; by default random crops of 32 pixels, half of them flipped.
+
+    ``options``: of ``LoaderConfig`` and of ``Split``.
+    """
+    config = {field.name: options.pop(field.name) for field in fields(LoaderConfig) if field.name in options}
+    split = split or Split(source, crop or RandomResizedCrop(32), **{"flip": 0.5, **options})
     config = LoaderConfig(**{"batch_size": 4, **config})
     return Loader(split.open(), split, config, shuffle=shuffle, keys=keys, rank=rank, world=world)
 

@@ -1,17 +1,23 @@
-"""Batches in order: determinism, epochs, ranks, and the life of worker processes."""
+"""Loaders: the order of batches, epochs, ranks, and the life of worker processes."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 import time
 
 import pytest
 import torch
 from helpers.loaders import ALL, digest, keys_of, load
 from helpers.small_tars import sample
-from tarpeg import CenterCrop, DecodeError, ShardError, Split
+from helpers.training import Net, module, trainer
+from tarpeg import Augment, CenterCrop, DecodeError, RandomResizedCrop, ShardError, Split, Streaming, machine
 from tarpeg.loader.config import LoaderConfig
+from tarpeg.loader.loader import Loader
+from tarpeg.loader.stream_loader import StreamingLoader
+from tarpeg.sampling.sampler import Request
 
 
 def test_a_batch_unpacks_as_images_and_labels(photos):
@@ -330,3 +336,67 @@ def test_it_tells_which_samples_a_batch_consists_of(photos, engine):
     iterator = iter(late)
     first = next(iterator)
     assert first.key == [ALL[id] for id in late.claim().ids], "a new iterator forgets what was before"
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
+def test_the_machine_is_not_read_again_for_each_batch(photos, tmp_path, monkeypatch):
+    """Where the CPU trains, every batch asks whether workers augment: reading /proc takes 0.3 ms."""
+    read, reads = machine.read_machine, []
+    monkeypatch.setattr(machine, "read_machine", lambda *args: reads.append(1) or read(*args))
+
+    counts = []
+
+    class Counting(Net):
+        def training_step(self, batch, number):
+            counts.append(len(reads))
+            return super().training_step(batch, number)
+
+    data = module(photos, workers=None, augment=Augment())
+    trainer(tmp_path, max_epochs=2).fit(Counting(), datamodule=data)
+    assert len(counts) == 12 and reads
+    assert len(set(counts)) == 1, "read before the first batch only"
+
+
+@pytest.mark.parametrize(("runner", "most"), [({"workers": 2}, 32), ({"workers": 0, "threads": 2}, 24)])
+def test_few_python_calls_per_batch_in_the_training_process(photos, runner, most):
+    """24 and 18 in the steady state, of which 6 are the loader's own; the rest is for a new epoch."""
+    calls = []
+    loader = load(photos, batch_size=1, keys=False, **runner)
+    list(loader)
+    gc.disable()
+    sys.setprofile(lambda frame, event, argument: calls.append(event) if event == "call" else None)
+    try:
+        batches = sum(1 for _ in loader)
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    loader.close()
+    assert len(calls) / batches < most
+
+
+@pytest.mark.parametrize("samples", [None, 20])
+def test_a_streaming_loader_has_every_member_of_a_loader(photos, samples):
+    split = Split(photos, RandomResizedCrop(32), streaming=Streaming(samples))
+    config = LoaderConfig(4, workers=0, threads=0)
+    plain = load(photos, workers=0, threads=0)
+    loader = StreamingLoader(split, config, shuffle=True, keys=True, rank=0, world=1)
+    public = {name for name in {*dir(plain), *vars(plain)} if not name.startswith("_")}
+    assert public == {name for name in {*dir(loader), *vars(loader)} if not name.startswith("_")}
+    assert public >= {"split", "config", "fetcher", "sampler", "substituted", "claim", "state_dict", "close"}
+    for name in public:
+        getattr(loader, name)
+    assert loader.fetcher.shape(Request(0, [1, 2])) == plain.fetcher.shape(Request(0, [1, 2]))
+    assert loader.batch_sampler is None and loader.claim() is None and loader.substituted == 0
+    batch = next(iter(loader))
+    assert loader.claim().ids.shape == (4,) and len(batch.key) == 4
+    assert loader.facts().keys() < loader.state_dict().keys()
+    loader.load_state_dict({**loader.state_dict(), "batches": 0})
+    loader.sampler.set_epoch(3)
+    assert len(list(loader)) == (6 if samples is None else 5) and loader.state_dict()["epoch"] == 3
+    loader._iterator = None  # as Lightning ends a loader
+    if samples is None:
+        with pytest.raises(TypeError, match=r"no length unless Streaming\(samples="):
+            len(loader)
+    else:
+        assert len(loader) == 5
+    assert isinstance(plain, Loader) and not isinstance(loader, Loader)
