@@ -69,8 +69,9 @@ def test_an_incomplete_set_is_made_again(tmp_path):
 
 
 def test_config_nodes_are_accepted(tmp_path):
-    node = {"out": str(tmp_path), "train": 2, "val": 1, "photos": {"size": [[32, 40], 48], "classes": 3}}
-    config = OmegaConf.create({"_target_": "tarpeg.SyntheticShards", **node})
+    photos = {"size": [[32, 40], 48], "classes": 3}
+    settings = {"out": str(tmp_path), "train": 2, "val": 1, "photos": photos}
+    config = OmegaConf.create({"_target_": "tarpeg.SyntheticShards", **settings})
     made = instantiate(config)
     assert made.photos == Photos(size=((32, 40), 48), classes=3)
     assert pickle.loads(pickle.dumps(made)) == made

@@ -1,4 +1,4 @@
-"""Synthetic photographs: what they cost, how they are stored, that numbers fix every byte."""
+"""Synthetic photographs: bits per pixel, storage, and that the parameters determine every byte."""
 
 from __future__ import annotations
 
@@ -11,23 +11,19 @@ from PIL import Image, ImageOps
 from tarpeg.datasets.synthetic import Photos, draw, label_of, photograph
 
 
-def opened(jpeg: bytes) -> Image.Image:
-    image = Image.open(io.BytesIO(jpeg))
+def opened(photos: Photos, index: int = 0) -> Image.Image:
+    image = Image.open(io.BytesIO(photograph(photos, index).jpeg))
     image.load()
     return image
 
 
+BIG = pytest.param("big", 6, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    ("size", "count"),
-    [
-        ((128, 160), 24),
-        (256, 16),
-        ((375, 500), 12),
-        ("article", 8),
-        pytest.param("big", 6, marks=pytest.mark.slow),
-    ],
+    ("size", "count"), [((128, 160), 24), (256, 16), ((375, 500), 12), ("article", 8), BIG]
 )
-def test_bits_a_pixel_are_a_photographs(size, count):
+def test_bits_per_pixel_are_as_in_photographs(size, count):
     pictures = [photograph(Photos(size=size), index) for index in range(count)]
     bits = np.array([8 * len(picture.jpeg) / picture.pixels for picture in pictures])
     assert 1.35 < bits.mean() < 1.75
@@ -41,7 +37,7 @@ def test_pictures_are_neither_flat_nor_noise():
     assert 0.9 < neighbours < 0.999
 
 
-def test_same_numbers_same_bytes_and_others_differ():
+def test_equal_parameters_give_equal_bytes_and_others_differ():
     photos = Photos(size=96, seed=7, exif=0.5, corrupt=0.2)
     first = [photograph(photos, index) for index in range(10)]
     again = [photograph(photos, index) for index in reversed(range(10))]
@@ -71,16 +67,16 @@ def test_labels_are_even_and_shuffled():
 def test_probabilities(name, is_so):
     def share(value):
         photos = Photos(size=16, **{name: value})
-        return np.mean([is_so(opened(photograph(photos, index).jpeg)) for index in range(100)])
+        return np.mean([is_so(opened(photos, index)) for index in range(100)])
 
     assert share(0.0) == 0.0
     assert 0.15 < share(0.3) < 0.45
     assert share(1.0) == 1.0
 
 
-def test_corrupt_share_holds_all_kinds():
-    photos, whole = Photos(size=32, corrupt=0.5), Photos(size=32)
-    pairs = [(photograph(photos, i).jpeg, photograph(whole, i).jpeg) for i in range(120)]
+def test_corruption_is_of_all_kinds():
+    photos, intact = Photos(size=32, corrupt=0.5), Photos(size=32)
+    pairs = [(photograph(photos, i).jpeg, photograph(intact, i).jpeg) for i in range(120)]
     broken = [(bad, good) for bad, good in pairs if bad != good]
     assert 40 < len(broken) < 80
     empty = sum(not bad for bad, _ in broken)
@@ -89,11 +85,11 @@ def test_corrupt_share_holds_all_kinds():
     assert min(empty, cut, flipped) > 5
 
 
-def test_exif_pictures_stand_upright():
-    turned, plain = Photos(size=(96, 160), exif=1.0, subsampling="4:4:4"), Photos(size=(96, 160))
+def test_exif_orientation_turns_pictures_upright():
+    rotated, plain = Photos(size=(96, 160), exif=1.0, subsampling="4:4:4"), Photos(size=(96, 160))
     seen = set()
     for index in range(40):
-        image = opened(photograph(turned, index).jpeg)
+        image = opened(rotated, index)
         orientation = image.getexif()[0x0112]
         seen.add(orientation)
         assert image.size == ((96, 160) if orientation >= 5 else (160, 96))
@@ -112,17 +108,15 @@ def test_subsampling(subsampling, factors):
 
 
 def test_sizes():
-    assert opened(photograph(Photos(size="article"), 0).jpeg).size == (800, 533)
-    assert opened(photograph(Photos(size=[48, 40]), 0).jpeg).size == (40, 48)
-    mix = Photos(size=[32, [48, 40], 64])
-    seen = {opened(photograph(mix, index).jpeg).size for index in range(30)}
-    assert seen == {(32, 32), (40, 48), (64, 64)}
-    for odd in (16, 17, (16, 700), (61, 33)):
-        height, width = (odd, odd) if isinstance(odd, int) else odd
-        assert opened(photograph(Photos(size=odd), 0).jpeg).size == (width, height)
+    for size, expected in (("article", (800, 533)), ([48, 40], (40, 48)), (16, (16, 16)), (17, (17, 17))):
+        assert opened(Photos(size=size)).size == expected
+    for height, width in ((16, 700), (61, 33)):
+        assert opened(Photos(size=(height, width))).size == (width, height)
+    mixture = Photos(size=[32, [48, 40], 64])
+    assert {opened(mixture, index).size for index in range(30)} == {(32, 32), (40, 48), (64, 64)}
 
 
-def test_imagenet_mix_has_imagenets_mean():
+def test_imagenet_sizes_have_the_mean_of_imagenet():
     from tarpeg.datasets import synthetic
 
     photos = Photos(size="imagenet")
@@ -142,7 +136,7 @@ def test_imagenet_mix_has_imagenets_mean():
         ("progressive", True),
     ],
 )  # fmt: skip
-def test_bad_values_are_named(field, value):
+def test_values_out_of_range_raise(field, value):
     with pytest.raises(ValueError, match=f"^{field}=.* must "):
         Photos(**{field: value})
 
@@ -156,8 +150,8 @@ def test_photos_of_a_mapping():
 
 
 @pytest.mark.slow
-def test_hue_tells_the_class_in_most_crops():
-    # The nearest class by the mean hue of the coloured pixels: far less than a network can use.
+def test_the_hue_predicts_the_class_in_most_crops():
+    # The class nearest to the mean hue of the coloured pixels: a network can use much more.
     photos, right = Photos(size=160), 0
     rng = np.random.default_rng(0)
     for index in range(200):

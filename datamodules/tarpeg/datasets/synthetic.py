@@ -25,13 +25,7 @@ _ODD = ((190, 688), (236, 800))
 _PRESETS: dict[str, tuple[tuple[Any, float], ...]] = {
     "article": (((533, 800), 1.0),),
     "big": (((1500, 2000), 1.0),),
-    "imagenet": (
-        ((375, 500), 0.40),
-        ((500, 375), 0.15),
-        ((333, 500), 0.12),
-        ((500, 333), 0.05),
-        (_ODD, 0.28),
-    ),
+    "imagenet": (((375, 500), 0.4), ((500, 375), 0.15), ((333, 500), 0.12), ((500, 333), 0.05), (_ODD, 0.28)),
 }
 _SUBSAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
 # Smaller pictures show no stones; larger ones (JPEG allows 65500) may not fit in memory.
@@ -144,7 +138,7 @@ def photograph(photos: Photos, index: int, split: str = "train") -> Photograph:
 
 
 def label_of(photos: Photos, index: int, split: str = "train") -> int:
-    """Return the class of picture `index`; `classes` consecutive pictures contain every class once."""
+    """Return the class of picture `index`; each block of `classes` pictures contains every class once."""
     block, offset = divmod(index, photos.classes)
     return int(_labels(photos, split, block)[offset])
 
