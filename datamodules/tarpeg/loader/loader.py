@@ -24,7 +24,7 @@ from ..shards.mapped import Shards
 from .batch import AnyBatch, FetchResult
 from .config import LoaderConfig
 from .split import Split
-from .workers import ProcessRunner, Runner, SerialRunner, ThreadRunner, ToRequest
+from .workers import PrefetchRunner, Runner, ToRequest
 
 if TYPE_CHECKING:
     pass
@@ -298,14 +298,12 @@ class Loader(BaseLoader):
 def make_runner(fetcher: Any, config: LoaderConfig, to_request: ToRequest | None = None) -> Runner:
     """Start nothing yet: worker processes, threads, or the caller's thread, as configured.
 
-    ``to_request``: see ``ProcessRunner``.
+    ``to_request``: see ``PrefetchRunner``.
     """
     workers, threads = config.workers_and_threads
-    if workers:
-        return ProcessRunner(fetcher, workers, config.prefetch, to_request)
-    if threads:
-        return ThreadRunner(fetcher, threads, config.prefetch)
-    return SerialRunner(fetcher)
+    if workers or threads:
+        return PrefetchRunner(fetcher, workers, threads, config.prefetch, to_request)
+    return Runner(fetcher)
 
 
 def readahead_depth(shards: Samples, readahead: int | None) -> int:

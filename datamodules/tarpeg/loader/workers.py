@@ -443,58 +443,57 @@ def _stop_processes(workers: Sequence[_Worker], owner: int) -> bool:
     return is_owner
 
 
-class Runner(ABC):
-    """Fetches the batches of a series of requests by a ``Fetcher``, or by an object with its methods."""
+ToRequest = Callable[[Any], Request | FetchResult]
+
+
+class Runner:
+    """Fetches the batches of a series of requests in the calling thread: slow, and easy to debug.
+
+    ``fetcher``: a ``Fetcher``, or an object with its ``dtype``, ``shape`` and ``fetch`` for other requests.
+    """
 
     def __init__(self, fetcher: Any) -> None:
         self._fetcher = fetcher
         self._buffers: BatchBuffers | None = None
 
-    @abstractmethod
     def run(self, requests: Iterable[Any], nbytes: int) -> Iterator[FetchResult]:
         """Yield the result of each request, in order; the images of a batch take at most ``nbytes``.
 
-        Stops the iterator that was returned before.
+        Invalidates the iterator that was returned before.
         """
-
-    @abstractmethod
-    def close(self) -> None:
-        """End all workers and wait until they have ended. Idempotent; ``run`` starts new ones."""
-
-
-class SerialRunner(Runner):
-    """Fetches in the calling thread, each batch when it is requested: slow, and easy to debug."""
-
-    def run(self, requests: Iterable[Any], nbytes: int) -> Iterator[FetchResult]:
-        """Fetch each batch when the iterator is advanced."""
-        buffers = self._buffers
-        if buffers is None or buffers.nbytes < nbytes:
-            buffers = self._buffers = BatchBuffers(nbytes, 0, shared=False)
+        if self._buffers is None or self._buffers.nbytes < nbytes:
+            self._buffers = BatchBuffers(nbytes, 0, shared=False)
+        buffers, dtype = self._buffers, self._fetcher.dtype
         buffers.release_acquired()
         for request in requests:
             job = buffers.acquire(), request
-            yield _lend(_fetch_into(self._fetcher, buffers, 1, None, job), buffers, self._fetcher.dtype, *job)
+            yield _lend(_fetch_into(self._fetcher, buffers, 1, None, job), buffers, dtype, *job)
 
     def close(self) -> None:
-        """Free the buffers."""
+        """End all workers, wait until they have ended, and free the buffers. ``run`` starts new ones."""
         self._buffers = None
 
 
-class _PrefetchRunner(Runner):
-    """Keeps a pool busy with the next ``depth`` requests."""
+class PrefetchRunner(Runner):
+    """Fetches in ``workers`` processes, ``prefetch`` batches ahead in each, or in this process if it is 0.
 
-    def __init__(self, fetcher: Any, depth: int) -> None:
+    The buffers are shared with the processes, each of which decodes on one thread; request k is sent to
+    process k modulo ``workers``. Otherwise ``threads`` native threads decode, ``prefetch`` batches ahead.
+    ``to_request``: called by the worker with each item of ``requests``; returns the request for the fetcher,
+    or the result itself.
+    """
+
+    def __init__(
+        self, fetcher: Any, workers: int, threads: int, prefetch: int, to_request: ToRequest | None = None
+    ) -> None:
         super().__init__(fetcher)
-        self._depth = depth
+        self._workers, self._threads, self._to_request = workers, threads, to_request
+        self._depth = workers * max(1, prefetch) if workers else max(prefetch, _FETCHING_THREADS)
         self._pool: WorkerPool | None = None
         self._owner = 0
 
-    @abstractmethod
-    def _start(self, nbytes: int) -> tuple[BatchBuffers, WorkerPool]:
-        """Allocate the buffers and start the pool that fills them."""
-
     def run(self, requests: Iterable[Any], nbytes: int) -> Iterator[FetchResult]:
-        """Fetch ahead; starts a pool, or a new one if the batches have outgrown the buffers."""
+        """Yield the result of each request; starts a new pool if the batches have outgrown the buffers."""
         is_inherited = self._owner != os.getpid()  # by a fork: the workers belong to the parent
         if self._buffers is not None and (self._buffers.nbytes < nbytes or is_inherited):
             self.close()
@@ -522,50 +521,22 @@ class _PrefetchRunner(Runner):
             raise
 
     def close(self) -> None:
-        """End the pool and free the buffers."""
+        """End all workers, wait until they have ended, and free the buffers. ``run`` starts new ones."""
         pool, self._pool, self._buffers = self._pool, None, None
         if pool is not None:
             pool.close()
 
-
-class ThreadRunner(_PrefetchRunner):
-    """Fetches ``prefetch`` batches ahead in this process, decoding on ``threads`` native threads."""
-
-    def __init__(self, fetcher: Any, threads: int, prefetch: int) -> None:
-        super().__init__(fetcher, max(prefetch, _FETCHING_THREADS))
-        self._threads = threads
-
     def _start(self, nbytes: int) -> tuple[BatchBuffers, WorkerPool]:
-        buffers = BatchBuffers(nbytes, self._depth, shared=False)
-        work = partial(_fetch_into, self._fetcher, buffers, self._threads, None)
+        buffers = BatchBuffers(nbytes, self._depth, shared=self._workers > 0)
+        work = partial(_fetch_into, self._fetcher, buffers, self._threads or 1, self._to_request)
+        if self._workers:
+            return buffers, ProcessPool(work, self._workers)
         return buffers, ThreadPool(work, _FETCHING_THREADS)
 
 
-ToRequest = Callable[[Any], Request | FetchResult]
-
-
-class ProcessRunner(_PrefetchRunner):
-    """Fetches ``prefetch`` batches ahead in each of ``workers`` processes, into memory shared with this one.
-
-    Request k runs in process k modulo ``workers``. ``to_request``: called in the worker process with what
-    ``run`` was given; returns the request for the fetcher, or the result itself.
-    """
-
-    def __init__(
-        self, fetcher: Any, workers: int, prefetch: int, to_request: ToRequest | None = None
-    ) -> None:
-        super().__init__(fetcher, workers * max(1, prefetch))
-        self._workers, self._to_request = workers, to_request
-
-    def _start(self, nbytes: int) -> tuple[BatchBuffers, WorkerPool]:
-        buffers = BatchBuffers(nbytes, self._depth, shared=True)
-        work = partial(_fetch_into, self._fetcher, buffers, 1, self._to_request)
-        return buffers, ProcessPool(work, self._workers)
-
-
-# A FetchResult without its images, which are in a buffer: their shape, the type of the batch (None: no batch),
-# its fields after the images, and the result's fields after the batch. A plain tuple is unpickled without
-# calls of Python code; the label is an array because torch pickles tensors slowly.
+# A FetchResult without its images, which are in a buffer: their shape, the type of the batch (None: there is
+# none), its fields after the images, and the result's fields after the batch. A plain tuple is unpickled
+# without calls of Python code; the label is an array because torch pickles tensors slowly.
 _Packed = tuple[Any, ...]
 
 
