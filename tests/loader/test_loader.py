@@ -12,8 +12,7 @@ import pytest
 import torch
 from helpers.loaders import ALL, digest, keys_of, load
 from helpers.small_tars import sample
-from helpers.training import Net, module, trainer
-from tarpeg import Augment, CenterCrop, DecodeError, RandomResizedCrop, ShardError, Split, Streaming, machine
+from tarpeg import CenterCrop, DecodeError, RandomResizedCrop, ShardError, Split, Streaming
 from tarpeg.loader.config import LoaderConfig
 from tarpeg.loader.loader import Loader
 from tarpeg.loader.stream_loader import StreamingLoader
@@ -77,7 +76,7 @@ def test_a_global_batch_is_the_same_for_any_world(photos, world):
         assert [key for part in parts for key in part.key][:count] == whole.key[:count]
 
 
-def test_each_iter_is_the_next_epoch_unless_said_otherwise(photos):
+def test_each_iter_is_the_next_epoch_unless_it_was_set(photos):
     loader = load(photos)
     epochs = [keys_of(loader) for _ in range(3)]
     assert len({tuple(keys) for keys in epochs}) == 3
@@ -121,7 +120,7 @@ def test_without_shuffle_samples_come_in_order(photos):
     loader = load(photos, shuffle=False)
     assert keys_of(loader) == keys_of(loader) == ALL
     split = Split(photos, CenterCrop(32), shuffle=False)
-    assert keys_of(load(photos, shuffle=True, split=split)) == ALL, "the split's word counts"
+    assert keys_of(load(photos, shuffle=True, split=split)) == ALL, "the split's own setting wins"
 
 
 def test_a_centre_crop_is_the_same_every_epoch(photos):
@@ -172,7 +171,7 @@ def test_workers_stay_from_epoch_to_epoch(photos, children):
     loader.close()
 
 
-def test_a_loader_that_is_forgotten_ends_its_workers(photos, children):
+def test_a_deleted_loader_ends_its_workers(photos, children):
     loader = load(photos, workers=2)
     next(iter(loader))
     del loader
@@ -199,7 +198,7 @@ def test_a_killed_worker_is_an_error_and_one_may_go_on(photos, children, number,
 
 
 def test_signals_to_the_whole_group_are_the_parents_to_handle(photos, children):
-    """As a terminal or a batch system sends them: a graceful stop must not fail for want of workers."""
+    """As sent by a terminal or a batch system: a graceful stop needs its workers."""
     got = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     before = [
@@ -239,12 +238,12 @@ def test_signals_to_the_whole_group_are_the_parents_to_handle(photos, children):
         ({"on_error": "ignore"}, "on_error='ignore' must be 'substitute' or 'raise'"),
     ],
 )
-def test_settings_out_of_range_are_named(settings, text):
+def test_settings_out_of_range(settings, text):
     with pytest.raises(ValueError, match=text):
         LoaderConfig(**settings)
 
 
-def test_a_split_names_what_is_wrong_with_it():
+def test_wrong_splits():
     with pytest.raises(ValueError, match=r"flip=1\.5 must be a probability"):
         Split("x", CenterCrop(8), flip=1.5)
     with pytest.raises(ValueError, match=r"crop=224 must have size, draws and boxes"):
@@ -281,7 +280,7 @@ def test_the_callers_random_numbers_are_left_alone(photos, workers):
     loader.close()
 
 
-def test_after_an_error_nobody_expected_it_begins_anew(photos):
+def test_after_an_unexpected_error_it_starts_again(photos):
     loader = load(photos, workers=0, threads=0)
     answer = loader.fetcher.fetch
 
@@ -310,7 +309,7 @@ def test_the_next_epoch_begins_while_this_one_ends(photos):
     assert sorted(asked) == [0] * 6 + [1] * 2
     loader.sampler.set_epoch(7)
     list(loader)
-    assert asked.count(7) == 6, "which was for nothing where another epoch is wanted"
+    assert asked.count(7) == 6, "the two batches of epoch 1 were for nothing"
     loader.close()
     still = load(photos, workers=0, threads=1, shuffle=False)
     list(still)
@@ -320,7 +319,7 @@ def test_the_next_epoch_begins_while_this_one_ends(photos):
 @pytest.mark.parametrize(
     "engine", [{"workers": 0, "threads": 0}, {"workers": 0, "threads": 2}, {"workers": 2}]
 )
-def test_it_tells_which_samples_a_batch_consists_of(photos, engine):
+def test_claim_returns_the_samples_of_each_batch(photos, engine):
     loader = load(photos, **engine)
     assert loader.claim() is None
     for epoch in range(2):
@@ -336,25 +335,6 @@ def test_it_tells_which_samples_a_batch_consists_of(photos, engine):
     iterator = iter(late)
     first = next(iterator)
     assert first.key == [ALL[id] for id in late.claim().ids], "a new iterator forgets what was before"
-
-
-@pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
-def test_the_machine_is_not_read_again_for_each_batch(photos, tmp_path, monkeypatch):
-    """Where the CPU trains, every batch asks whether workers augment: reading /proc takes 0.3 ms."""
-    read, reads = machine.read_machine, []
-    monkeypatch.setattr(machine, "read_machine", lambda *args: reads.append(1) or read(*args))
-
-    counts = []
-
-    class Counting(Net):
-        def training_step(self, batch, number):
-            counts.append(len(reads))
-            return super().training_step(batch, number)
-
-    data = module(photos, workers=None, augment=Augment())
-    trainer(tmp_path, max_epochs=2).fit(Counting(), datamodule=data)
-    assert len(counts) == 12 and reads
-    assert len(set(counts)) == 1, "read before the first batch only"
 
 
 @pytest.mark.parametrize(("runner", "most"), [({"workers": 2}, 32), ({"workers": 0, "threads": 2}, 24)])

@@ -1,4 +1,4 @@
-"""Reading ahead: what is asked for, when, and that the system then has it."""
+"""Reading ahead: which bytes the system is asked for, when, and that it then has them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tarpeg.sampling.sampler import Request
 
 
 def cached(path, offset, size):
-    """Whether the system holds these bytes of a file in memory; None where it does not say."""
+    """Whether these bytes of a file are in memory; None if the file system cannot answer."""
     with path.open("rb") as file:
         try:
             return os.preadv(file.fileno(), [bytearray(size)], offset, os.RWF_NOWAIT) == size
@@ -36,12 +36,12 @@ def test_bytes_that_were_asked_for_are_read(tmp_path, photos):
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     shards = Split(path, CenterCrop(8)).open()
-    # Indexing has read some of it again.
+    # Indexing has read some of it.
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     size = path.stat().st_size
     if cached(path, 0, size) is not False:
-        pytest.skip("this file system keeps its pages, or does not say")
+        pytest.skip("this file system keeps its pages, or cannot answer")
     will_need(shards, Request(0, range(len(shards))))
     deadline = time.monotonic() + 20
     while not cached(path, 1024, size // 2) and time.monotonic() < deadline:
@@ -49,11 +49,11 @@ def test_bytes_that_were_asked_for_are_read(tmp_path, photos):
     assert cached(path, 1024, size // 2)
 
 
-def test_requests_come_in_order_after_what_was_asked_for():
-    told = []
-    passed = [(request, len(told)) for request in read_ahead(range(10), 3, told.append)]
+def test_requests_follow_the_advice_by_the_depth():
+    advised = []
+    passed = [(request, len(advised)) for request in read_ahead(range(10), 3, advised.append)]
     assert passed == [(number, min(number + 4, 10)) for number in range(10)]
-    assert list(read_ahead(range(2), 5, told.append)) == [0, 1]
+    assert list(read_ahead(range(2), 5, advised.append)) == [0, 1]
 
 
 @pytest.mark.parametrize("engine", [RUNNERS[0], RUNNERS[2], RUNNERS[5]], ids=name_of)

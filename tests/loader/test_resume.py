@@ -1,4 +1,4 @@
-"""Going on where a run stopped: at any batch, on any number of ranks, after any end."""
+"""Resuming: at any batch, on any number of ranks, however the run ended."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_another_number_of_ranks(photos, before, after):
     assert [key for keys in seen for key in keys] == [key for batch in expected[2:] for key in batch.key]
 
 
-def test_a_tail_smaller_than_the_new_ranks_is_told(photos):
+def test_a_warning_for_a_tail_smaller_than_the_new_ranks(photos):
     alone = load(photos, global_batch_size=22, workers=0)
     next(iter(alone))
     assert len(alone) == 2
@@ -81,7 +81,7 @@ def test_a_tail_smaller_than_the_new_ranks_is_told(photos):
         first.load_state_dict(alone.state_dict())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        second.load_state_dict(alone.state_dict())  # told by rank 0
+        second.load_state_dict(alone.state_dict())  # rank 0 has warned
     assert sorted(keys_of(load(photos, global_batch_size=22, workers=0))) == ALL
 
 
@@ -98,7 +98,7 @@ def test_what_would_make_other_batches_is_an_error_within_an_epoch_only(photos, 
     loader = load(photos, workers=0)
     next(iter(loader))
     other = load(photos, **{"workers": 0, **settings})
-    with pytest.raises(ValueError, match=rf"cannot go on at batch 1 of epoch 0: {text}"):
+    with pytest.raises(ValueError, match=rf"cannot resume at batch 1 of epoch 0: {text}"):
         other.load_state_dict(loader.state_dict())
     list(loader)
     other.load_state_dict(loader.state_dict())
@@ -107,7 +107,7 @@ def test_what_would_make_other_batches_is_an_error_within_an_epoch_only(photos, 
 
 
 class Every(Callback):
-    """Saves a checkpoint after every step, and at the end of every epoch."""
+    """Saves a checkpoint after every step and every epoch."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -120,7 +120,7 @@ class Every(Callback):
 
 
 class Early(Net):
-    """Reads how many steps there will be before the loop begins, as schedulers do."""
+    """Reads the number of steps before the loop begins, as schedulers do."""
 
     def configure_optimizers(self):
         self.steps = self.trainer.estimated_stepping_batches
@@ -230,7 +230,7 @@ sys.path[:0] = {path!r}
 from lightning.pytorch.callbacks import ModelCheckpoint
 from helpers.training import Net, module, trainer
 
-class Noting(Net):
+class Recording(Net):
     def training_step(self, batch, number):
         with open({out!r} + "/seen.jsonl", "a") as file:
             file.write(json.dumps([self.global_step, batch.key]) + "\\n")
@@ -238,7 +238,7 @@ class Noting(Net):
 
 torch.manual_seed(0)
 saving = ModelCheckpoint({out!r}, every_n_train_steps=1, filename="last", enable_version_counter=False)
-net, data = Noting(), module({photos!r}, workers=2)
+net, data = Recording(), module({photos!r}, workers=2)
 run = trainer({out!r}, max_epochs=200, callbacks=[saving], enable_checkpointing=True)
 run.fit(net, datamodule=data, ckpt_path={ckpt!r})
 """

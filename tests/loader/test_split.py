@@ -71,7 +71,7 @@ def test_the_planned_samples_over_all_ranks(photos, name, world):
 # --- subsets and weights
 
 
-def test_a_subset_is_all_there_is(photos):
+def test_only_the_subset_comes(photos):
     loader = load(photos, subset=[3, 5, 8], shuffle=False)
     assert keys_of(loader) == ["k0003", "k0005", "k0008"]
     assert len(keys_of(load(photos, subset=0.5))) == 12  # round(11.5)
@@ -95,7 +95,7 @@ def test_another_occurrence_is_another_crop(shard_of):
     )
 
 
-def test_wrong_subsets_and_weights_are_named(photos):
+def test_wrong_subsets_and_weights(photos):
     with pytest.raises(ValueError, match=r"subset=1\.5"):
         Split("x", SMALL, subset=1.5)
     with pytest.raises(ValueError, match=r"subset=\[23\] must be within 0\.\.22"):
@@ -134,7 +134,7 @@ def test_each_view_may_have_a_crop_of_its_own(photos):
         assert not torch.equal(batch.image[1], still.image)
 
 
-def test_views_that_cannot_be(photos):
+def test_wrong_views(photos):
     with pytest.raises(ValueError, match=r"views of the sizes \[\(24, 24\), \(32, 32\)\] in epoch 0"):
         Split("x", [CenterCrop(24), CenterCrop(32)])
     with pytest.raises(ValueError, match=r"sizes \[\(8, 8\), \(32, 32\)\] in epoch 7"):
@@ -158,7 +158,7 @@ def test_a_broken_image_is_replaced_in_all_its_views(shard_of):
 
 
 @pytest.mark.parametrize("views", [1, 2])
-def test_images_are_written_where_they_are_told_to(photos, views):
+def test_images_are_written_into_out(photos, views):
     split = Split(photos, SMALL, views=views)
     shards = split.open()
     fetcher = Fetcher.of(shards, split, split.sampler(shards, 0, True), seed=0, on_error="raise", keys=False)
@@ -182,7 +182,7 @@ def test_what_views_read_is_read_once(photos, monkeypatch):
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "nearest", "nearest-exact"])
-def test_a_split_says_how_a_crop_is_resized(photos, interpolation):
+def test_interpolation(photos, interpolation):
     split = Split(photos, Whole((24, 40)), interpolation=interpolation)
     shards = split.open()
     (batch,) = list(
@@ -232,7 +232,7 @@ class Plain:
         (Plain(), {0: 8}, "must be a frozen dataclass with a field size"),
     ],
 )
-def test_progressions_that_are_none(crop, sizes, text):
+def test_wrong_progressions(crop, sizes, text):
     with pytest.raises(ValueError, match=text):
         Progressive(crop, sizes)
 
@@ -260,8 +260,8 @@ def test_progressive_from_hydra():
 # --- members
 
 
-def told(prefix, key, members):
-    """A function as a user would write it."""
+def described(prefix, key, members):
+    """A function ``decode`` as a user would write it."""
     return prefix + key + ":" + ",".join(f"{name}={content.decode()}" for name, content in members.items())
 
 
@@ -269,7 +269,7 @@ def told(prefix, key, members):
 def test_members_reach_a_function(shard_of, workers):
     members = [("a.jpg", jpeg("420", 40, 40)), ("a.cls", b"3"), ("a.txt", b"cat"), ("a.pyd", b"\x80evil")]
     path = shard_of(members, sample(1))
-    decode = functools.partial(told, ">")
+    decode = functools.partial(described, ">")
     (batch,) = load(path, shuffle=False, members=["cls", "txt"], decode=decode, keys=False, workers=workers)
     assert type(batch) is ExtraBatch and batch._fields == ("image", "label", "key", "extra")
     assert batch.extra == [">a:cls=3,txt=cat", ">k0001:cls=1"] and batch.key == ["a", "k0001"]
@@ -277,7 +277,7 @@ def test_members_reach_a_function(shard_of, workers):
     assert batch.extra == [{"pyd": b"\x80evil", "txt": b"cat"}, {}], "bytes as they are, and never unpickled"
 
 
-def test_a_function_that_fails_names_shard_and_key(photos):
+def test_an_error_of_decode_contains_shard_and_key(photos):
     def decode(key, members):
         return {}["field"]
 
@@ -286,7 +286,7 @@ def test_a_function_that_fails_names_shard_and_key(photos):
         list(load(photos, shuffle=False, members=["cls"], decode=decode))
 
 
-def test_wrong_members_are_named():
+def test_wrong_members():
     with pytest.raises(ValueError, match="members='json' must be a list"):
         Split("x", SMALL, members="json")
     with pytest.raises(ValueError, match=r"decode=.*members= must list"):

@@ -35,7 +35,7 @@ def check(batches):
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7, 8, 64, 1000, 1023, 1024])
 @pytest.mark.parametrize("samples", [1031, 4099, 10007])
-def test_worlds_and_prime_sizes(world, samples):
+def test_plan_over_worlds_and_prime_sizes(world, samples):
     for global_batch in (world, world + 1, 1031, 2 * world + 1, 20011):
         if global_batch >= world:
             check(Batches(samples, global_batch, world))
@@ -45,13 +45,13 @@ def test_worlds_and_prime_sizes(world, samples):
 
 @settings(deadline=None, max_examples=200)
 @given(st.integers(1, 1024), st.integers(0, 3000), st.integers(0, 3000), st.booleans())
-def test_any_sizes(world, extra_batch, extra_samples, drop_last):
+def test_plan_any(world, extra_batch, extra_samples, drop_last):
     global_batch, samples = world + extra_batch, world + extra_samples
     if not (drop_last and samples < global_batch):
         check(Batches(samples, global_batch, world, drop_last))
 
 
-def test_exact_bounds():
+def test_plan_exact():
     def cut(*args, **options):
         batches = Batches(*args, **options)
         return [batches.bounds(k) for k in range(len(batches))]

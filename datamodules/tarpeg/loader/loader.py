@@ -237,7 +237,7 @@ class Loader(BaseLoader):
         for name, value in self.facts().items():
             if batches and not is_end and state[name] != value:
                 raise ValueError(
-                    f"cannot go on at batch {batches} of epoch {epoch}: {name} was {state[name]} when the "
+                    f"cannot resume at batch {batches} of epoch {epoch}: {name} was {state[name]} when the "
                     f"checkpoint was made and is {value} now, which makes other batches. Restore it"
                     f"{_REMEDIES.get(name, '')}, or use a checkpoint from the end of an epoch."
                 )
