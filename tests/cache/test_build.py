@@ -1,4 +1,4 @@
-"""Building a cache from local shards and folders: what is in it, what a second run does, what fails."""
+"""Building a cache from local shards and folders: contents, repeated builds, errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def decoded(shards: Shards) -> list[tuple[str, bytes]]:
 
 @pytest.fixture
 def source(photos, tmp_path) -> Path:
-    """The shards of photos, alone in a folder of their own."""
+    """A folder with only the shards of photos."""
     folder = tmp_path / "source"
     folder.mkdir()
     for path in photos.glob("*.tar"):
@@ -110,7 +110,7 @@ def test_other_codecs(source, tmp_path, codec):
     assert bool(report.untiled) == isinstance(codec, Raw)
 
 
-def test_a_second_run_does_nothing(source, tmp_path, monkeypatch):
+def test_a_second_build_does_nothing(source, tmp_path, monkeypatch):
     build_cache(source, tmp_path / "cache", executor=0)
     before = {path: path.stat() for path in (tmp_path / "cache").iterdir()}
     monkeypatch.setattr(job, "run_job", None)
@@ -119,7 +119,7 @@ def test_a_second_run_does_nothing(source, tmp_path, monkeypatch):
     assert {path: path.stat() for path in (tmp_path / "cache").iterdir()} == before
 
 
-def test_a_second_run_does_what_is_missing_or_changed(source, tmp_path):
+def test_a_second_build_writes_missing_and_changed_shards(source, tmp_path):
     folder = tmp_path / "cache"
     build_cache(source, folder, executor=0)
     whole, seen = contents(folder), []
@@ -253,7 +253,7 @@ def test_bad_arguments(source, tmp_path, arguments, message):
         Layout(samples_per_shard=0)
 
 
-def test_dest_must_be_a_folder_of_its_own(source, photos, tmp_path):
+def test_dest_must_not_hold_other_shards(source, photos, tmp_path):
     with pytest.raises(ValueError, match="inside the source"):
         build_cache(source, source)
     with pytest.raises(CacheError, match=r"do not belong to a cache, such as a\.tar"):
@@ -267,7 +267,7 @@ def test_dest_must_be_a_folder_of_its_own(source, photos, tmp_path):
 
 
 class Full:
-    """A file on a disk with room for so many bytes."""
+    """A file on a disk with room[0] free bytes."""
 
     def __init__(self, path: Path, room: list[int]) -> None:
         self.file, self.name, self.room = path.open("xb"), str(path), room
@@ -313,7 +313,7 @@ def test_a_full_disk_leaves_the_cache_that_was_there(source, tmp_path, monkeypat
     with pytest.raises(CacheError, match="No space left"):
         build_cache(source, folder, Tiled(tile=64), executor=0)
     assert {name: old[name] for name in contents_of_files(folder)} == contents_of_files(folder)
-    assert decoded(open_cache(folder)) == pixels  # nothing was replaced: still a cache
+    assert decoded(open_cache(folder)) == pixels  # no shard was replaced: still a cache
 
     room[0] = (folder / "a.tar").stat().st_size + 3000
     with pytest.raises(CacheError, match="No space left"):
@@ -353,7 +353,7 @@ def test_temporaries_of_dead_builders_are_removed_and_those_of_living_ones_are_n
     assert not list(folder.rglob("*.tmp"))
 
 
-# --- folders of images, and cutting anew
+# --- folders of images, and other layouts
 
 
 def test_a_folder_of_images(tmp_path):
@@ -380,7 +380,7 @@ def test_a_folder_of_images(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_cut_anew(source, tmp_path, workers):
+def test_shards_of_another_number_of_samples(source, tmp_path, workers):
     report = build_cache(source, tmp_path / "cache", None, workers, layout=Layout(samples_per_shard=9))
     assert [entry.samples for entry in read_manifest(tmp_path / "cache").shards] == [9, 9, 5]
     assert {path.name for path in (tmp_path / "cache").glob("*.tar")} == {f"{n:06d}.tar" for n in range(3)}
@@ -388,14 +388,14 @@ def test_cut_anew(source, tmp_path, workers):
     assert report.samples == 23
 
 
-def test_cut_by_bytes(source, tmp_path):
+def test_shards_of_a_number_of_bytes(source, tmp_path):
     build_cache(source, tmp_path / "cache", executor=0, layout=Layout(bytes_per_shard=30_000))
     entries = read_manifest(tmp_path / "cache").shards
     assert len(entries) > 2 and all(entry.source_bytes <= 30_000 for entry in entries)
     assert decoded(open_cache(tmp_path / "cache")) == decoded(Shards(expand(source)))
 
 
-def test_shuffled(source, tmp_path):
+def test_shuffled_samples(source, tmp_path):
     def keys(name, **layout):
         build_cache(source, tmp_path / name, executor=0, layout=Layout(shuffle=True, **layout))
         shards = open_cache(tmp_path / name)

@@ -1,4 +1,4 @@
-"""Builds that are killed, builds side by side, builds on other executors: always the same bytes."""
+"""Killed builds, concurrent builds, other executors, bounded memory: always the same bytes."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def source(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory) -> Path:
-    """More shards than ten builders that are killed can finish, however quick the machine is."""
+    """More shards than ten killed builders can finish, even on a fast machine."""
     return shards_in(tmp_path_factory.mktemp("many"), 64)
 
 
 def shards_in(folder: Path, count: int) -> Path:
-    """Shards of the same forty photographs, each time beginning with another."""
+    """Write shards of the same forty photographs, rotated by one from shard to shard."""
     photos = [jpeg("420", 400, 600, seed) for seed in range(40)]
     for shard in range(count):
-        turned = photos[shard % 40 :] + photos[: shard % 40]
+        rotated = photos[shard % 40 :] + photos[: shard % 40]
         names = [f"{shard:02d}/{number:04d}" for number in range(40)]
         members = [
-            m for n, p in zip(names, turned, strict=True) for m in ((f"{n}.jpg", p), (f"{n}.cls", b"1"))
+            m for n, p in zip(names, rotated, strict=True) for m in ((f"{n}.jpg", p), (f"{n}.cls", b"1"))
         ]
         write_tar(folder / f"s{shard:02d}.tar", members)
     return folder
@@ -59,7 +59,7 @@ def shards_in(folder: Path, count: int) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(source, tmp_path_factory):
-    """What an undisturbed build makes: whole(tile=32, **layout) -> contents."""
+    """Contents of the cache of an undisturbed build: whole(tile=32, **layout)."""
     built: dict[str, dict[str, bytes]] = {}
 
     def undisturbed(tile: int = 32, **layout) -> dict[str, bytes]:
@@ -74,7 +74,7 @@ def whole(source, tmp_path_factory):
 
 
 def start(source: Path, dest: Path, tile: int = 32, **layout) -> subprocess.Popen[str]:
-    """Begin to build in a process, and a process group, of its own."""
+    """Start a build in a new process and process group."""
     arguments = [json.dumps(sys.path), json.dumps([str(source), str(dest), tile, layout])]
     command = [sys.executable, "-c", BUILD, *arguments]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
@@ -94,19 +94,19 @@ def test_kill_9_at_ten_moments(many, tmp_path, layout):
     build_cache(many, tmp_path / "whole", Tiled(32), 2, layout=Layout(**layout))
     folder, reference, draw = tmp_path / "cache", contents(tmp_path / "whole"), random.Random(len(layout))
     finished: set[str] = set()
-    for turn in range(10):
+    for attempt in range(10):
         builder = start(many, folder, **layout)
         seen = set((folder / ".building").glob("*.tmp"))
         wait_for(lambda seen=seen: set((folder / ".building").glob("*.tmp")) - seen, builder)
         moment = time.monotonic() + draw.uniform(0, 0.25)
-        enough = len(finished) + 3  # a quick machine has other moments, not more of the work done
+        enough = len(finished) + 3  # a fast machine is killed earlier, not after more work
         wait_for(
             lambda at=moment, most=enough: time.monotonic() > at or len(list(folder.glob("*.tar"))) > most,
             builder,
         )
-        if turn % 2:
+        if attempt % 2:
             os.killpg(builder.pid, signal.SIGKILL)
-        else:  # the workers live on for a while, and the next builder meets what they do
+        else:  # the workers live on for a while, beside the next builder
             builder.kill()
         builder.communicate()
         now = {path.name for path in folder.glob("*.tar")}
@@ -114,7 +114,7 @@ def test_kill_9_at_ten_moments(many, tmp_path, layout):
         assert all((folder / name).read_bytes() == reference[name] for name in now), "a shard is not whole"
         assert not (folder / "manifest.json").exists()
         finished = now
-    assert len(finished) < len(reference) // 2, "all was done before the last of the ten"
+    assert len(finished) < len(reference) // 2, "the build ended before the last of the ten"
     last = start(many, folder, **layout)
     out, error = last.communicate()
     assert last.returncode == 0, error
@@ -132,14 +132,14 @@ def test_two_builders_at_once(source, whole, tmp_path):
     assert contents(tmp_path / "cache") == whole()
 
 
-def test_two_builders_that_want_different_things(source, whole, tmp_path):
+def test_two_builders_with_different_codecs(source, whole, tmp_path):
     builders = [start(source, tmp_path / "cache", tile) for tile in (32, 16)]
     results = [builder.communicate() for builder in builders]
     assert [builder.returncode for builder in builders] == [0, 0], results
     assert contents(tmp_path / "cache") in (whole(32), whole(16))
 
 
-def test_workers_of_a_killed_builder_do_not_spoil_another_cache(source, whole, tmp_path):
+def test_workers_of_a_killed_builder_do_not_damage_the_next_cache(source, whole, tmp_path):
     folder = tmp_path / "cache"
     for _ in range(3):
         builder = start(source, folder, 64)
@@ -165,7 +165,7 @@ print(*peaks)
 """
 
 
-def test_memory_is_bounded_whatever_the_size_of_the_source(tmp_path):
+def test_memory_does_not_grow_with_the_source(tmp_path):
     """Two shards of 20 MB, then thirty: 600 MB."""
     members = []
     for number in range(20):
@@ -229,7 +229,7 @@ def test_dask(source, whole, tmp_path, cluster):
         assert contents(tmp_path / "shuffled") == whole(**layout)
 
 
-def test_dask_tells_errors_and_goes_on(source, whole, tmp_path, cluster):
+def test_errors_on_dask_and_another_build(source, whole, tmp_path, cluster):
     broken = tmp_path / "broken.tar"
     broken.write_bytes((source / "s03.tar").read_bytes()[:30_000])
     with dask_executor(cluster.scheduler_address) as executor:

@@ -1,4 +1,4 @@
-"""Codecs: what becomes of every kind of image, and that it is read back as Pillow reads it."""
+"""Codecs: the result for every kind of image, and that its pixels are those of Pillow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def saved(image: Image.Image, kind: str, **options) -> bytes:
 
 
 def full(data: bytes) -> np.ndarray:
-    """Decode everything with our operator: uint8 [height, width, 3]."""
+    """Decode the whole image with our operator: uint8 [height, width, 3]."""
     height, width = image_sizes([tensor(data)])[0].tolist()
     box = torch.tensor([[0, 0, height, width]], dtype=torch.int32)
     images, status = decode_batch([tensor(data)], box, (height, width))
@@ -31,7 +31,7 @@ def full(data: bytes) -> np.ndarray:
     return images[0].permute(1, 2, 0).numpy()
 
 
-def theirs(data: bytes) -> np.ndarray:
+def pillow(data: bytes) -> np.ndarray:
     return np.asarray(open_rgb(data))
 
 
@@ -59,7 +59,7 @@ def half_of_the_scans() -> bytes:
     return data[: scans[len(scans) // 2]] + b"\xff\xd9"
 
 
-def test_what_cannot_be_tiled_stays_untouched_and_says_why():
+def test_untiled_jpegs_stay_untouched_with_a_reason():
     source = half_of_the_scans()
     data, extension, tile, untiled = Tiled().encode(source, "jpg")
     assert (data, extension, tile) == (source, "jpg", None)
@@ -87,13 +87,13 @@ def test_other_formats(kind):
     source = FOREIGN[kind](Image.fromarray(pixels(97, 160)))
     raw = Raw().encode(source, kind.rpartition(".")[2])
     assert raw.extension == "ppm" and raw.tile is None
-    assert (full(raw.data) == theirs(source)).all() and (theirs(raw.data) == theirs(source)).all()
+    assert (full(raw.data) == pillow(source)).all() and (pillow(raw.data) == pillow(source)).all()
     assert raw.data == bytes(to_ppm(tensor(source)).numpy())
     assert Tiled(quality=None).encode(source, "png")[:2] == raw[:2]
     tiled = Tiled(quality=95, subsampling="4:4:4").encode(source, "png")
     assert tiled.extension == "jpg" and tiled.tile
-    assert (full(tiled.data) == theirs(tiled.data)).all()
-    assert abs(full(tiled.data).astype(int) - theirs(source)).mean() < 5
+    assert (full(tiled.data) == pillow(tiled.data)).all()
+    assert abs(full(tiled.data).astype(int) - pillow(source)).mean() < 5
     with Image.open(io.BytesIO(tiled.data)) as image:
         assert image.format == "JPEG" and image.layer[0][1:3] == (1, 1)
     with Image.open(io.BytesIO(Tiled().encode(source, "png").data)) as image:
@@ -102,7 +102,7 @@ def test_other_formats(kind):
 
 @pytest.mark.parametrize("kind", ["420", "gray", "cmyk", "ycck", "progressive", "rgb"])
 @pytest.mark.parametrize("orientation", [1, 6])
-def test_resized_is_what_pillow_makes_of_the_upright_image(kind, orientation):
+def test_resized_equals_pillow_on_the_upright_image(kind, orientation):
     source = bytearray(jpeg(kind, 97, 160))
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -112,25 +112,25 @@ def test_resized_is_what_pillow_makes_of_the_upright_image(kind, orientation):
     assert upright.size == ((160, 97) if orientation == 1 else (97, 160))
     data, extension, tile, _ = Resized(shorter=48, quality=92).encode(source, "jpg")
     size = (79, 48) if orientation == 1 else (48, 79)
-    wished = upright.resize(size, Image.Resampling.LANCZOS)
+    expected = upright.resize(size, Image.Resampling.LANCZOS)
     if kind == "gray":
-        wished = wished.convert("L")
-    untiled = encoded(wished, quality=92)
+        expected = expected.convert("L")
+    untiled = encoded(expected, quality=92)
     assert extension == "jpg" and tile
-    assert (full(data) == theirs(untiled)).all() and (full(data) == theirs(data)).all()
+    assert (full(data) == pillow(untiled)).all() and (full(data) == pillow(data)).all()
     raw = Raw(shorter=48).encode(source, "jpg")
-    assert (full(raw.data) == np.asarray(wished.convert("RGB"))).all()
+    assert (full(raw.data) == np.asarray(expected.convert("RGB"))).all()
 
 
 def test_resized_never_enlarges():
     source = jpeg("420", 97, 160)
     assert Resized(shorter=97).encode(source, "jpg") == Tiled().encode(source, "jpg")
-    assert theirs(Raw(shorter=500).encode(source, "jpg").data).shape == (97, 160, 3)
+    assert pillow(Raw(shorter=500).encode(source, "jpg").data).shape == (97, 160, 3)
     png = saved(Image.fromarray(pixels(40, 50)), "PNG")
-    assert theirs(Resized(shorter=64).encode(png, "png").data).shape == (40, 50, 3)
+    assert pillow(Resized(shorter=64).encode(png, "png").data).shape == (40, 50, 3)
 
 
-def test_colour_profiles_are_kept_where_they_still_hold():
+def test_valid_colour_profiles_are_kept():
     image = Image.fromarray(pixels(97, 160))
 
     def profile(data):
@@ -182,7 +182,7 @@ def test_bad_settings(make, message):
         make()
 
 
-def test_naming_a_codec_does_not_load_the_operators(tmp_path):
+def test_constructing_a_codec_does_not_load_the_operators(tmp_path):
     import os
     import subprocess
     import sys
@@ -192,7 +192,7 @@ def test_naming_a_codec_does_not_load_the_operators(tmp_path):
     assert subprocess.run([sys.executable, "-c", code], env=env).returncode == 0
 
 
-def test_a_header_that_is_cut_or_damaged_has_no_tiles():
+def test_a_truncated_or_damaged_header_has_no_tiles():
     data = jpeg("420", 64, 80)
     for end in range(len(data)):
         tile_width(data[:end])

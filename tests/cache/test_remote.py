@@ -1,4 +1,4 @@
-"""Sources behind URLs, with real servers on loopback: S3 (moto), http with and without ranges."""
+"""Sources behind URLs, on servers on this machine: S3 (moto), http with and without ranges."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytest.importorskip("fsspec")
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory) -> Path:
-    """Three shards of 11 samples, of several chunks of what is read at once."""
+    """Three shards of 11 samples."""
     folder = tmp_path_factory.mktemp("shards")
     for name, first in (("t-000", 0), ("t-001", 11), ("t-002", 22)):
         write_tar(folder / f"{name}.tar", [m for n in range(first, first + 11) for m in sample(n)])
@@ -33,7 +33,7 @@ def shards(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def local(shards, tmp_path):
-    """Build the same from the files themselves, to compare: local(layout=...) -> its shards."""
+    """Build the same cache from local files, to compare: local(layout=...) -> its shards."""
 
     def build(**options) -> dict[str, bytes]:
         build_cache(shards, tmp_path / "local", executor=0, **options)
@@ -50,7 +50,7 @@ def only_shards(folder: Path) -> dict[str, bytes]:
 
 
 class Ranges(http.server.SimpleHTTPRequestHandler):
-    """Python's server, which knows no ranges, with the ranges that most others have."""
+    """Python's server, which lacks ranges, with the ranges of most other servers."""
 
     requests: list[tuple[str, str]]
 
@@ -116,7 +116,7 @@ def test_http_in_worker_processes_and_a_second_run(serve, local, tmp_path):
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_http_cut_anew(serve, local, tmp_path, shuffle, monkeypatch):
+def test_http_with_other_layouts(serve, local, tmp_path, shuffle, monkeypatch):
     Ranges.requests = []
     layout = Layout(samples_per_shard=7, shuffle=shuffle)
     url = serve(Ranges)
@@ -141,10 +141,8 @@ def test_a_shard_is_read_in_chunks_and_ahead(serve, shards, monkeypatch):
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(samples_per_shard=7, shuffle=True)], ids=str)
 @pytest.mark.parametrize("executor", [0, 2])
-def test_an_object_replaced_by_one_of_equal_size_meanwhile_is_an_error(
-    shards, serve, tmp_path, layout, executor
-):
-    """As another ETag tells, from the first byte that is read."""
+def test_an_object_that_is_replaced_while_it_is_read_is_an_error(shards, serve, tmp_path, layout, executor):
+    """The ETag changes after the first byte was read."""
     Ranges.requests = []
     tag = "one"
 
@@ -153,7 +151,7 @@ def test_an_object_replaced_by_one_of_equal_size_meanwhile_is_an_error(
             nonlocal tag
             super().send_response(code, message)
             self.send_header("ETag", tag)
-            # The second of a file's bytes is asked for to see whether ranges are known.
+            # The second byte is requested to find out whether the server has ranges.
             if self.command == "GET" and self.headers.get("Range") == "bytes=1-1":
                 tag = "two"
 
@@ -162,7 +160,7 @@ def test_an_object_replaced_by_one_of_equal_size_meanwhile_is_an_error(
     assert not list((tmp_path / "cache").glob("*.tar"))
 
 
-def test_a_shard_here_that_is_written_to_meanwhile_is_an_error(shards, tmp_path):
+def test_a_local_shard_that_changes_while_it_is_read_is_an_error(shards, tmp_path):
     (tmp_path / "t.tar").write_bytes((shards / "t-000.tar").read_bytes())
     (shard,) = sources.list_source(tmp_path / "t.tar")
     reader = sources.WholeShard(shard).read()
@@ -172,20 +170,20 @@ def test_a_shard_here_that_is_written_to_meanwhile_is_an_error(shards, tmp_path)
         list(reader)
 
 
-def test_a_server_that_tells_no_version_is_told_of_once(serve, tmp_path):
+def test_one_warning_if_the_server_sends_no_version(serve, tmp_path):
     class Silent(Ranges):
         def send_header(self, keyword, value):
             if keyword != "Last-Modified":
                 super().send_header(keyword, value)
 
     Silent.requests = []
-    with pytest.warns(UserWarning, match=r"3 shards, such as .*t-000\.tar: .* neither an ETag") as told:
+    with pytest.warns(UserWarning, match=r"3 shards, such as .*t-000\.tar: .* neither an ETag") as warned:
         build_cache(serve(Silent) + "/t-{000..002}.tar", tmp_path / "cache", executor=0)
-    assert len(told) == 1
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize("cut", [500, 20_000])
-def test_a_connection_that_breaks_is_an_error_that_names_the_shard(shards, serve, tmp_path, cut):
+def test_a_broken_connection_is_an_error_with_the_shard(shards, serve, tmp_path, cut):
     class Broken(Plain):
         def copyfile(self, source, outputfile):
             outputfile.write(source.read(cut))
@@ -207,7 +205,7 @@ def test_a_connection_that_breaks_is_an_error_that_names_the_shard(shards, serve
         ("http://x/a-{000.tar", "braces do not match"),
     ],
 )
-def test_what_is_not_there(tmp_path, url, message):
+def test_urls_that_cannot_be_read(tmp_path, url, message):
     with pytest.raises(ShardError, match=message) as caught:
         build_cache(url, tmp_path / "cache", executor=0)
     assert "secret" not in str(caught.value)
@@ -234,7 +232,7 @@ def test_any_file_system_of_fsspec(shards, local, tmp_path):
 
 @pytest.fixture(scope="module")
 def s3(shards):
-    """A bucket "photos" with the shards below train/, on a moto server; sets what fsspec needs to find it."""
+    """A bucket "photos" with the shards below train/, on a moto server; sets the environment for fsspec."""
     pytest.importorskip("moto")
     boto3 = pytest.importorskip("boto3")
     pytest.importorskip("s3fs")
@@ -277,7 +275,7 @@ def test_s3(s3, local, tmp_path, pattern):
 
 
 @pytest.mark.slow
-def test_s3_in_worker_processes_cut_anew_and_again_after_a_change(s3, shards, local, tmp_path):
+def test_s3_in_worker_processes_with_another_layout_and_after_a_change(s3, shards, local, tmp_path):
     layout, folder = Layout(samples_per_shard=10, shuffle=True), tmp_path / "cache"
     report = build_cache("s3://photos/train", folder, Resized(shorter=40), 2, layout=layout)
     assert (report.shards, report.samples) == (4, 33)

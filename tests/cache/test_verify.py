@@ -1,4 +1,4 @@
-"""verify_cache: whatever is bad in a cache is named, with the shard, and the key where it is known."""
+"""verify_cache finds every kind of damage, with the shard, and with the key if it is known."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_changed_label(cache):
     assert found(cache) == ["shard train-0.tar: its checksum differs from manifest.json"]
 
 
-def test_an_image_that_was_bad_all_along(tmp_path):
+def test_images_that_were_damaged_when_the_cache_was_built(tmp_path):
     good = jpeg(0)
     members = [("a.jpg", good), ("b.jpg", good[:-200]), ("c.jpg", b""), ("d.jpg", b"text"), ("e.jpg", good)]
     cache = make_cache(tmp_path / "cache", {"a": members})
@@ -116,13 +116,13 @@ def test_a_shard_that_was_cut_off(cache):
     assert "train-0.idx is damaged in line 3: a member is outside of the tar" in index
 
 
-def test_a_damaged_header_with_an_index_that_still_leads_to_the_images(cache):
+def test_a_damaged_header_with_an_intact_index(cache):
     change(cache / "train-0.tar", 0, b"\xff" * 100)
     checksum, header = found(cache)
     assert "its checksum differs" in checksum and "is not a complete tar" in header
 
 
-def test_indexes_that_are_not_of_the_tar(cache):
+def test_indexes_of_another_tar(cache):
     idx = cache / "train-0.idx"
     lines = idx.read_bytes().split(b"\n")
     lines[2] = lines[2].replace(b" 7 ", b" 8 ").replace(b" 1 ", b" 2 ")
@@ -165,7 +165,7 @@ def test_files_that_do_not_belong_there(cache):
     assert "notes.txt" in lines[1] and "3 shards, 1 BAD" in lines[2]
 
 
-def test_every_bad_shard_is_named_by_any_number_of_processes(cache):
+def test_the_problems_do_not_depend_on_the_number_of_processes(cache):
     for name in ("train-0", "train-2"):
         change(cache / f"{name}.tar", 700, b"\xff" * 9)
     seen = []
@@ -184,7 +184,7 @@ def test_no_finished_cache(tmp_path):
         verify_cache(tmp_path)
 
 
-def test_a_key_that_comes_twice_in_a_row_is_told(tmp_path):
+def test_a_key_twice_in_a_row_is_a_problem(tmp_path):
     tar = write_tar(tmp_path / "a.tar", [("a.jpg", jpeg(0)), ("a.jpg", jpeg(1))])
     add_index(tar)
     add_manifest(tmp_path)
@@ -198,12 +198,12 @@ def test_the_command_line(cache, tmp_path):
         done = subprocess.run(command, capture_output=True, text=True)
         return done.returncode, done.stdout.splitlines(), done.stderr.splitlines()
 
-    code, said, errors = tool(f"dest={cache}", "workers=0")
-    assert (code, errors) == (0, []) and said[0].startswith(f"{cache}: 3 shards, all good")
+    code, lines, errors = tool(f"dest={cache}", "workers=0")
+    assert (code, errors) == (0, []) and lines[0].startswith(f"{cache}: 3 shards, all good")
     (cache / "train-1.tar").unlink()
-    code, said, errors = tool(f"dest={cache}")
-    assert (code, errors) == (1, []) and "3 shards, 1 BAD" in said[1]
-    assert said[0] == "shard train-1.tar: it cannot be read: No such file or directory"
-    code, said, errors = tool(f"dest={tmp_path}/nowhere")
-    assert (code, said) == (1, []) and errors[0].startswith("build_cache: ") and "no cache" in errors[0]
+    code, lines, errors = tool(f"dest={cache}")
+    assert (code, errors) == (1, []) and "3 shards, 1 BAD" in lines[1]
+    assert lines[0] == "shard train-1.tar: it cannot be read: No such file or directory"
+    code, lines, errors = tool(f"dest={tmp_path}/nowhere")
+    assert (code, lines) == (1, []) and errors[0].startswith("build_cache: ") and "no cache" in errors[0]
     assert tool() == (1, [], ["build_cache: dest is not set: give dest=..."])

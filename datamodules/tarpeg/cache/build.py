@@ -33,7 +33,7 @@ from ..shards.manifest import BUILDING, MANIFEST, Manifest, Quarantined, ShardEn
 from . import job
 from .codecs import Codec, Tiled
 from .job import COMMIT_LOCK, CURRENT_BUILD, ShardJob, ShardResult
-from .plan import CopyPlan, FolderPlan, Layout, Plan, ReshardPlan, index_shards
+from .plan import Layout, Plan, copy_plan, folder_plan, index_shards, reshard_plan
 from .sources import ShardInput, Source, SourceShard, list_source
 
 _BUILD_LOCK = ".build.lock"
@@ -178,7 +178,7 @@ class _Builder:
         if manifest is not None:
             self.samples, self.bad = manifest.samples, list(manifest.quarantine)
             self._check_bad(manifest.samples + len(manifest.quarantine), self.max_bad)
-            self.example = None if plan is None else self._job(*next(plan.inputs()), fingerprint)
+            self.example = None if plan is None else self._job(*next(iter(plan.inputs)), fingerprint)
             return manifest
         done = _start_build(self.folder, fingerprint)
         on_abandon = partial(_withdraw_build, self.folder)
@@ -186,7 +186,7 @@ class _Builder:
             if plan is None:
                 assert isinstance(self.listing, list)
                 indexes = index_shards(self.listing, self.folder, pool, on_abandon)
-                plan = ReshardPlan(self.listing, indexes, self.layout)
+                plan = reshard_plan(self.listing, indexes, self.layout)
             self.bad += plan.left_out
             calls = ((missing,) for missing in self._missing(plan, done, fingerprint))
             for result in completed(pool, job.run_job, calls, on_abandon):
@@ -200,17 +200,17 @@ class _Builder:
     def _plan(self) -> tuple[Plan | None, list[object]]:
         """Return the plan, None if it takes indexing, and plain values that identify the source."""
         if isinstance(self.listing, Folder):
-            plan = FolderPlan(self.listing, self.layout)
-            return plan, [source.identity() for _, source in plan.inputs()]
+            plan = folder_plan(self.listing, self.layout)
+            return plan, [source.identity() for _, source in plan.inputs]
         is_resharded = self.layout.is_cut or self.layout.shuffle
-        return None if is_resharded else CopyPlan(self.listing), [shard.identity for shard in self.listing]
+        return None if is_resharded else copy_plan(self.listing), [shard.identity for shard in self.listing]
 
     def _job(self, name: str, source: ShardInput, fingerprint: str) -> ShardJob:
         return ShardJob(str(self.folder), name, source, self.codec, fingerprint)
 
     def _missing(self, plan: Plan, done: dict[str, ShardResult], fingerprint: str) -> Iterator[ShardJob]:
         """Yield the jobs of shards that are missing or changed; add the results of the others."""
-        for name, source in plan.inputs():
+        for name, source in plan.inputs:
             shard_job = self._job(name, source, fingerprint)
             self.example = self.example or shard_job
             self.names.append(name)

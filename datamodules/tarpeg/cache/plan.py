@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -55,104 +54,79 @@ class Layout:
         return self.samples_per_shard is not None or self.bytes_per_shard is not None
 
 
-class Plan(Protocol):
-    """Shards to write: their number, and the bytes of the source that go into them.
+@dataclass(frozen=True)
+class Plan:
+    """Shards to write.
 
-    left_out: samples without an image that indexing has found; the results of jobs contain the others.
+    shards: their number; source_bytes: of the source that go into them; inputs: name, without .tar, and input
+    of each shard, in order; may be a generator. left_out: samples without an image that indexing has found;
+    the results of jobs contain the others.
     """
 
     shards: int
     source_bytes: int
-    left_out: tuple[Quarantined, ...]
-
-    def inputs(self) -> Iterator[tuple[str, ShardInput]]:
-        """Yield name, without .tar, and input of each shard, in order."""
-        ...
+    inputs: Iterable[tuple[str, ShardInput]]
+    left_out: tuple[Quarantined, ...] = ()
 
 
-class CopyPlan:
+def copy_plan(listing: Sequence[SourceShard]) -> Plan:
     """One shard of the same name for each shard of the source."""
-
-    left_out: tuple[Quarantined, ...] = ()
-
-    def __init__(self, listing: Sequence[SourceShard]) -> None:
-        self._listing = listing
-        self.shards = len(listing)
-        self.source_bytes = sum(shard.nbytes for shard in listing)
-
-    def inputs(self) -> Iterator[tuple[str, ShardInput]]:
-        """Yield name and input of each shard, in order."""
-        taken: set[str] = set()
-        for shard in self._listing:
-            plain = re.sub(r"[^\w.-]+", "_", posixpath.basename(shard.name).removesuffix(".tar")).lstrip(".")
-            name, copies = plain or "shard", 1
-            while name in taken:
-                copies += 1
-                name = f"{plain}-{copies}"
-            taken.add(name)
-            yield name, WholeShard(shard)
+    inputs: dict[str, ShardInput] = {}
+    for shard in listing:
+        plain = re.sub(r"[^\w.-]+", "_", posixpath.basename(shard.name).removesuffix(".tar")).lstrip(".")
+        name, copies = plain or "shard", 1
+        while name in inputs:
+            copies += 1
+            name = f"{plain}-{copies}"
+        inputs[name] = WholeShard(shard)
+    return Plan(len(listing), sum(shard.nbytes for shard in listing), inputs.items())
 
 
-class FolderPlan:
+def folder_plan(folder: Folder, layout: Layout) -> Plan:
     """Shards of the images of a folder, in its shuffled order; train and val apart, if it has these."""
-
-    left_out: tuple[Quarantined, ...] = ()
-
-    def __init__(self, folder: Folder, layout: Layout) -> None:
-        samples = _FOLDER_SHARD if not layout.is_cut else layout.samples_per_shard
-        self._inputs: list[tuple[str, ImageFiles]] = []
-        self.source_bytes = 0
-        for split, part in folder.parts().items():
-            files = part.files()
-            found = [Path(file.path).stat() for file in files]
-            stats = [(entry.st_size, entry.st_mtime_ns) for entry in found]
-            nbytes = tar_nbytes(np.array([count for count, _ in stats], np.int64)) + tar_nbytes(1)
-            self.source_bytes += int(nbytes.sum())
-            for number, (start, stop) in enumerate(cuts(nbytes, samples, layout.bytes_per_shard)):
-                name = f"{split}-{number:06d}" if split else f"{number:06d}"
-                images = ImageFiles(str(part.directory()), tuple(files[start:stop]), tuple(stats[start:stop]))
-                self._inputs.append((name, images))
-        self.shards = len(self._inputs)
-
-    def inputs(self) -> Iterator[tuple[str, ShardInput]]:
-        """Yield name and input of each shard, in order."""
-        yield from self._inputs
+    samples = layout.samples_per_shard if layout.is_cut else _FOLDER_SHARD
+    inputs: list[tuple[str, ShardInput]] = []
+    source_bytes = 0
+    for split, part in folder.parts().items():
+        files = part.files()
+        found = [Path(file.path).stat() for file in files]
+        stats = [(entry.st_size, entry.st_mtime_ns) for entry in found]
+        nbytes = tar_nbytes(np.array([count for count, _ in stats], np.int64)) + tar_nbytes(1)
+        source_bytes += int(nbytes.sum())
+        for number, (start, stop) in enumerate(cuts(nbytes, samples, layout.bytes_per_shard)):
+            name = f"{split}-{number:06d}" if split else f"{number:06d}"
+            images = ImageFiles(str(part.directory()), tuple(files[start:stop]), tuple(stats[start:stop]))
+            inputs.append((name, images))
+    return Plan(len(inputs), source_bytes, inputs)
 
 
-class ReshardPlan:
-    """The samples of indexed shards in shards of another size, shuffled or not.
+def reshard_plan(listing: Sequence[SourceShard], indexes: Sequence[TarIndex], layout: Layout) -> Plan:
+    """Distribute the samples of indexed shards over shards of another size, shuffled or not.
 
     Takes about 100 bytes per sample, and 460 per sample of the waiting jobs, see processes.max_pending.
     """
+    first = np.cumsum([0, *(index.samples.shape[1] for index in indexes)])
+    total = int(first[-1])
+    order = rng.permutation(layout.seed, 0, total) if layout.shuffle else np.arange(total, dtype=np.int64)
+    nbytes = np.concatenate([_sample_nbytes(index) for index in indexes])
+    per_shard = layout.samples_per_shard if layout.is_cut else -(-total // len(listing))
+    bounds = list(cuts(nbytes[order], per_shard, layout.bytes_per_shard))
 
-    def __init__(self, listing: Sequence[SourceShard], indexes: Sequence[TarIndex], layout: Layout) -> None:
-        self._listing, self._indexes = listing, indexes
-        counts = [index.samples.shape[1] for index in indexes]
-        self._first = np.cumsum([0, *counts])
-        total = int(self._first[-1])
-        self._order = (
-            rng.permutation(layout.seed, 0, total) if layout.shuffle else np.arange(total, dtype=np.int64)
-        )
-        nbytes = np.concatenate([_sample_nbytes(index) for index in indexes])
-        self.source_bytes = int(nbytes.sum())
-        samples = layout.samples_per_shard if layout.is_cut else -(-total // len(listing))
-        self._cuts = list(cuts(nbytes[self._order], samples, layout.bytes_per_shard))
-        self.shards = len(self._cuts)
-        self.left_out = tuple(
-            Quarantined(shard.name, index.first_left_out, f"{_NO_IMAGE} (number {number})", "")
-            for shard, index in zip(listing, indexes, strict=True)
-            for number in range(1, index.left_out + 1)
-        )
-
-    def inputs(self) -> Iterator[tuple[str, ShardInput]]:
-        """Yield name and input of each shard, in order."""
-        for number, (start, stop) in enumerate(self._cuts):
-            samples = self._order[start:stop]
-            shards = np.searchsorted(self._first, samples, side="right") - 1
-            places = zip(shards.tolist(), (samples - self._first[shards]).tolist(), strict=True)
-            ranges = tuple(_sample_ranges(shard, self._indexes[shard], sample) for shard, sample in places)
-            used = {shard: self._listing[shard] for shard in sorted({sample.shard for sample in ranges})}
+    def inputs() -> Iterator[tuple[str, ShardInput]]:
+        for number, (start, stop) in enumerate(bounds):
+            samples = order[start:stop]
+            shards = np.searchsorted(first, samples, side="right") - 1
+            places = zip(shards.tolist(), (samples - first[shards]).tolist(), strict=True)
+            ranges = tuple(_sample_ranges(shard, indexes[shard], sample) for shard, sample in places)
+            used = {shard: listing[shard] for shard in sorted({sample.shard for sample in ranges})}
             yield f"{number:06d}", PickedSamples(used, ranges)
+
+    left_out = tuple(
+        Quarantined(shard.name, index.first_left_out, f"{_NO_IMAGE} (number {number})", "")
+        for shard, index in zip(listing, indexes, strict=True)
+        for number in range(1, index.left_out + 1)
+    )
+    return Plan(len(bounds), int(nbytes.sum()), inputs(), left_out)
 
 
 def index_shards(
