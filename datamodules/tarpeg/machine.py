@@ -75,12 +75,8 @@ def warn_about_spinning_threads() -> None:
 
 
 def _memory(proc: Path) -> dict[str, int]:
-    sizes = {}
-    for line in _text(proc / "meminfo").splitlines():
-        name, _, rest = line.partition(":")
-        if rest.endswith(" kB"):
-            sizes[name] = 1024 * int(rest.split()[0])
-    return sizes
+    lines = (line.split() for line in _text(proc / "meminfo").splitlines())
+    return {words[0].rstrip(":"): 1024 * int(words[1]) for words in lines if words[2:] == ["kB"]}
 
 
 def _core_limit(cgroups: Path, proc: Path) -> float | None:

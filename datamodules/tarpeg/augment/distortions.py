@@ -135,7 +135,7 @@ class Erase:
         """``erase_boxes`` from draws [B, 23]."""
         height, width = size
         areas = height * width * _between(self.area, uniforms[:, : self.tries])
-        low, high = _pair(self.aspect)
+        low, high = self.aspect  # type: ignore[misc]  # a pair, see _set_range
         ratios = np.exp(_between((math.log(low), math.log(high)), uniforms[:, self.tries : 2 * self.tries]))
         sides = np.rint(np.stack([np.sqrt(areas * ratios), np.sqrt(areas / ratios)], axis=-1))
         fits = ((sides >= 1) & (sides <= size)).all(-1)
@@ -199,13 +199,8 @@ def check_probabilities(owner: object, *names: str) -> None:
 
 
 def _between(bounds: Range, uniforms: Float64) -> Float64:
-    low, high = _pair(bounds)
-    return low + uniforms * (high - low)
-
-
-def _pair(bounds: Range) -> tuple[float, float]:
     low, high = bounds  # type: ignore[misc]  # a pair, see _set_range
-    return low, high
+    return low + uniforms * (high - low)
 
 
 def _around(name: str, value: Range, neutral: float) -> Range:

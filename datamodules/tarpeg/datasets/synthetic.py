@@ -229,9 +229,12 @@ def _one_size(entry: Any, size: Any) -> str | tuple[int, int]:
 
 
 def _is_pair(value: Any) -> bool:
-    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
-        return False
-    return all(isinstance(side, int) and not isinstance(side, bool) for side in value)
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    return (
+        is_list
+        and len(value) == 2
+        and all(type(side) is not bool and isinstance(side, int) for side in value)
+    )
 
 
 def _draw_scene(rng: np.random.Generator, height: int, width: int, hue: float, spread: float) -> Image.Image:
@@ -248,16 +251,6 @@ def _draw_scene(rng: np.random.Generator, height: int, width: int, hue: float, s
     chroma = [_to_image(128 + field + field * coarse) for field in (scene.blue, scene.red)]
     full = [c.resize((2 * c.width, 2 * c.height), Image.Resampling.BILINEAR) for c in chroma]
     return Image.merge("YCbCr", [_to_image(luma), *(c.crop((0, 0, width, height)) for c in full)])
-
-
-@dataclass(frozen=True)
-class _Stone:
-    y: float
-    x: float
-    radius_y: float
-    radius_x: float
-    blue: float
-    red: float
 
 
 class _Scene:
@@ -289,19 +282,15 @@ class _Scene:
                 angle, colour = rng.uniform(0, math.tau), rng.uniform(8, 40)
             else:
                 angle, colour = hue + spread * rng.uniform(-1, 1), rng.uniform(34, 62)
-            stone = _Stone(
-                y=(row + rng.uniform(0.2, 0.8)) * self.height / rows,
-                x=(column + rng.uniform(0.2, 0.8)) * self.width / columns,
-                radius_y=rng.uniform(0.45, 0.75) * self.height / rows,
-                radius_x=rng.uniform(0.45, 0.75) * self.width / columns,
-                blue=colour * math.cos(angle),
-                red=colour * math.sin(angle),
-            )
-            self._lay(stone)
+            y = (row + rng.uniform(0.2, 0.8)) * self.height / rows
+            x = (column + rng.uniform(0.2, 0.8)) * self.width / columns
+            radius_y = rng.uniform(0.45, 0.75) * self.height / rows
+            radius_x = rng.uniform(0.45, 0.75) * self.width / columns
+            self._lay(y, x, radius_y, radius_x, colour * math.cos(angle), colour * math.sin(angle))
 
-    def _lay(self, stone: _Stone) -> None:
-        rng, y, x, ry, rx = self.rng, stone.y, stone.x, stone.radius_y, stone.radius_x
-        outline = _outline(rng)
+    def _lay(self, y: float, x: float, ry: float, rx: float, blue: float, red: float) -> None:
+        """Draw a stone at (y, x) with radii ry and rx, of this chroma."""
+        rng, outline = self.rng, _outline(self.rng)
         level, detail = rng.uniform(70, 185), rng.uniform(0.3, 1.6)
         top, left = max(int(y - 1.3 * ry) - 3, 0), max(int(x - 1.3 * rx) - 3, 0)
         bottom, right = min(int(y + 1.4 * ry) + 4, self.height), min(int(x + 1.4 * rx) + 4, self.width)
@@ -321,7 +310,7 @@ class _Scene:
         dx = (np.arange(left, right, dtype=np.float32)[None] - np.float32(x)) / np.float32(rx)
         light = np.float32(level) - dy * (28 + 16 * dy) - dx * (20 + 16 * dx)
         self.luma[part] += mask * (light - self.luma[part])
-        for field, value in ((self.blue, stone.blue), (self.red, stone.red), (self.detail, detail)):
+        for field, value in ((self.blue, blue), (self.red, red), (self.detail, detail)):
             field[part] += mask * (np.float32(value) - field[part])
 
 
