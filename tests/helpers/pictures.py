@@ -1,4 +1,4 @@
-"""Pictures for the tests: every kind of JPEG that libjpeg writes, small, and never flat."""
+"""Small images for the tests: every kind of JPEG that libjpeg writes, and batches of pixels."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import simplejpeg
 import torch
 from PIL import Image
+from tarpeg.ops import matrices as mx
 from torch import Tensor
 
 SAMPLINGS = ("444", "422", "420", "440", "411", "gray")
@@ -45,7 +46,7 @@ def encoded(image: Image.Image, **options: Any) -> bytes:
 
 
 def assert_portable_is_equal(script: str) -> None:
-    """Run a script that writes bytes with vector code and without: they must be equal, and some."""
+    """Run a script that writes bytes, with vector code and without: they must be equal, not empty."""
     path = os.pathsep.join(sys.path)
     results = []
     for extra in ({}, {"TARPEG_PORTABLE": "1"}):
@@ -88,3 +89,68 @@ def _jpeg(kind: str, rgb: np.ndarray) -> bytes:
     assert kind == "odd_markers", kind  # a comment, fill bytes before a marker, bytes behind the end
     data = encoded(image, comment=b"\xff\xd9 not the end \xff\xc0")
     return data[:2] + b"\xff\xff\xff" + data[3:] + b"\0\0trailing"
+
+
+# Batches of pixels, and the numbers of warp_affine and augment_batch.
+ORDERS = (torch.contiguous_format, torch.channels_last)
+# Half a level, or half a unit in the last place of values to 255; and what positions to 1/1000 pixel add.
+TOLERANCE = {torch.uint8: 0.51, torch.float32: 0.01, torch.float16: 0.08, torch.bfloat16: 0.6}
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# RGB to YCbCr, BT.601, full range.
+YCBCR = torch.tensor(
+    [
+        [0.299, 0.587, 0.114, 0],
+        [-0.168736, -0.331264, 0.5, 128],
+        [0.5, -0.418688, -0.081312, 128],
+    ]
+)
+
+
+def noise(*shape: int, dtype: torch.dtype = torch.uint8, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(dtype)
+
+
+def drawn(count: int, height: int, width: int, seed: int = 0) -> torch.Tensor:
+    """A different matrix per image: rotation, scale, shear and translation."""
+    numbers = torch.rand(count, 5, generator=torch.Generator().manual_seed(seed)).double()
+    center = ((width - 1) / 2, (height - 1) / 2)
+    return mx.compose(
+        mx.rotation(numbers[:, 0] * 360, center),
+        mx.scale(0.6 + numbers[:, 1], center=center),
+        mx.shear(numbers[:, 2] * 40 - 20),
+        mx.translation(numbers[:, 3] * 9 - 4, numbers[:, 4] * 9 - 4),
+    )
+
+
+def shrinking() -> torch.Tensor:
+    """Matrices that shrink an image to 1e-3 down to 1e-17 of its size."""
+    sizes = torch.logspace(-3, -17, 57, dtype=torch.float64)
+    where = torch.linspace(0, 290, 57, dtype=torch.float64)
+    both = mx.compose(mx.scale(sizes), mx.rotation(where), mx.translation(where, where / 10))
+    across = mx.scale(sizes * torch.tensor([1.0, -1.0, 1.0]).repeat(19), 1.0, (15.5, 15.5))
+    down = mx.compose(mx.scale(1.0, sizes), mx.translation(0.0, where / 10))
+    return torch.cat((both, across, down))
+
+
+def parts(count: int, height: int, width: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Arguments of augment_batch for every part, different for each image."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def rand(*shape: int) -> torch.Tensor:
+        return torch.rand(count, *shape, generator=generator)
+
+    begin = (rand(2, 2) * torch.tensor([height, width])).int()
+    extent = (rand(2, 2) * (torch.tensor([height, width]) - begin + 1)).int()
+    extent = torch.minimum(extent, torch.tensor([height, width], dtype=torch.int32) - begin)
+    return {
+        "flip": rand() < 0.5,
+        "matrix": drawn(count, height, width, seed),
+        "brightness": rand() + 0.5,
+        "contrast": rand() + 0.5,
+        "saturation": rand() * 2,
+        "hue": rand() - 0.5,
+        "colour_matrix": YCBCR.expand(count, 3, 4) * (0.5 + rand(1, 1)),
+        "erase_boxes": torch.cat((begin, extent), -1),
+        "mask": rand((height + 1) // 2, (width + 2) // 3) < 0.25,
+    }

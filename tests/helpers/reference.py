@@ -1,4 +1,4 @@
-"""A slow, readable twin of every operator, on Pillow and torch: the tests' oracle. Only tests import it."""
+"""A slow, readable twin of every operator, on Pillow and torch: the oracle of the tests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from PIL import Image, ImageOps
+from tarpeg.ops import matrices as mx
 from torch import Tensor
 
 
@@ -79,6 +80,22 @@ def warp_affine(
         place = back[:2] @ torch.stack((x.flatten(), y.flatten(), torch.ones(x.numel()))).double()
         warped[index] = _sample(image, place[0], place[1], interpolation, levels).reshape(channels, *size)
     return warped
+
+
+def inverse(matrix: Tensor) -> Tensor:
+    """Invert affine matrices ``[..., 2, 3]``."""
+    last = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64).expand(*matrix.shape[:-2], 1, 3)
+    return torch.linalg.inv(torch.cat((matrix.double(), last), -2))[..., :2, :]
+
+
+def theta(matrix: Tensor, source: tuple[int, int], target: tuple[int, int]) -> Tensor:
+    """Return the argument of ``affine_grid(align_corners=False)`` for a warp; sizes: (height, width)."""
+
+    def to_pixels(size: tuple[int, int]) -> Tensor:  # from -1..1
+        height, width = size
+        return mx.compose(mx.scale(width / 2, height / 2), mx.translation((width - 1) / 2, (height - 1) / 2))
+
+    return mx.compose(to_pixels(target), inverse(matrix), inverse(to_pixels(source)))
 
 
 def _sample(image: Tensor, x: Tensor, y: Tensor, interpolation: str, fill: Tensor) -> Tensor:

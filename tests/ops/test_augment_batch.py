@@ -6,48 +6,16 @@ import pytest
 import tarpeg
 import torch
 from helpers import pictures, reference
+from helpers.pictures import MEAN, ORDERS, STD, YCBCR, drawn, noise, parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tarpeg.ops import augment
 from tarpeg.ops import matrices as mx
-from test_warp_affine import ORDERS, drawn, noise
 from torch.overrides import TorchFunctionMode
 from torchvision.transforms.v2 import functional
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Half a unit in the last place of the type, relative.
 DTYPES = {torch.float32: 0.0, torch.float16: 2**-11, torch.bfloat16: 2**-8}
-# RGB to YCbCr, BT.601, full range.
-YCBCR = torch.tensor(
-    [
-        [0.299, 0.587, 0.114, 0],
-        [-0.168736, -0.331264, 0.5, 128],
-        [0.5, -0.418688, -0.081312, 128],
-    ]
-)
-
-
-def parts(count: int, height: int, width: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Numbers for every part, each image its own."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def rand(*shape: int) -> torch.Tensor:
-        return torch.rand(count, *shape, generator=generator)
-
-    begin = (rand(2, 2) * torch.tensor([height, width])).int()
-    extent = (rand(2, 2) * (torch.tensor([height, width]) - begin + 1)).int()
-    extent = torch.minimum(extent, torch.tensor([height, width], dtype=torch.int32) - begin)
-    return {
-        "flip": rand() < 0.5,
-        "matrix": drawn(count, height, width, seed),
-        "brightness": rand() + 0.5,
-        "contrast": rand() + 0.5,
-        "saturation": rand() * 2,
-        "hue": rand() - 0.5,
-        "colour_matrix": YCBCR.expand(count, 3, 4) * (0.5 + rand(1, 1)),
-        "erase_boxes": torch.cat((begin, extent), -1),
-        "mask": rand((height + 1) // 2, (width + 2) // 3) < 0.25,
-    }
 
 
 def apart(made: torch.Tensor, images: torch.Tensor, **arguments) -> float:
@@ -361,9 +329,10 @@ def test_the_operator_checks_memory():
 
 
 PORTABLE = """
-import sys, torch, tarpeg, test_augment_batch as t
+import sys, torch, tarpeg
+from helpers import pictures as t
 for order in t.ORDERS:
-    for dtype in (*t.DTYPES, torch.uint8):
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.uint8):
         for size in ((33, 47), (5, 600), (2, 2)):
             images = t.noise(3, 3, *size).contiguous(memory_format=order)
             given = t.parts(3, *size)

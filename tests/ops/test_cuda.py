@@ -12,11 +12,10 @@ import pytest
 import tarpeg
 import torch
 from helpers import reference
+from helpers.pictures import MEAN, ORDERS, STD, TOLERANCE, drawn, noise, parts, shrinking
 from tarpeg.errors import BuildError
 from tarpeg.ops import library
 from tarpeg.ops import matrices as mx
-from test_augment_batch import MEAN, STD, parts
-from test_warp_affine import ORDERS, TOLERANCE, drawn, noise, shrinking
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent

@@ -1,14 +1,17 @@
-"""decode_batch: crop, resize and flip, beside torchvision; a status for each image."""
+"""decode_batch: equal to its twin, to torchvision's resize; both fidelities; floating-point output."""
 
 from __future__ import annotations
+
+import functools
 
 import pytest
 import tarpeg
 import torch
-from helpers import pictures, reference
+from helpers import crafted, pictures, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tarpeg.datasets.synthetic import Photos, photograph
 from tarpeg.ops import decode
 from torchvision.transforms import v2
 
@@ -248,3 +251,167 @@ def test_compiles_with_inductor() -> None:
 
     compiled = torch.compile(step, fullgraph=True)
     assert torch.allclose(compiled([jpeg], whole(30, 40)), step([jpeg], whole(30, 40)))
+
+
+# fidelity="fast": how far from torchvision v2, and the same for a file and its tiled copy.
+@functools.cache
+def photographs() -> list[torch.Tensor]:
+    return [pictures.tensor(photograph(Photos(size="imagenet"), index).jpeg) for index in range(12)]
+
+
+def middle(files: list[torch.Tensor], share: float) -> torch.Tensor:
+    """A box around the middle of each image, `share` of its sides."""
+    boxes = []
+    for height, width in tarpeg.image_sizes(files).tolist():
+        box = int(height * share), int(width * share)
+        boxes.append(((height - box[0]) // 2, (width - box[1]) // 3, *box))
+    return torch.tensor(boxes, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("size", [120, 64, 40, 20])
+def test_the_mean_difference_over_photographs_is_small(size: int) -> None:
+    files = photographs()
+    boxes = middle(files, 0.9)
+    images, _ = tarpeg.decode_batch(files, boxes, size)
+    expected = reference.decode_batch(files, boxes, (size, size))
+    assert (images.int() - expected.int()).abs().float().mean() <= 0.6
+
+
+def test_below_twice_the_size_it_is_exact() -> None:
+    files = photographs()
+    boxes = middle(files, 0.3)
+    fast, _ = tarpeg.decode_batch(files, boxes, 100)
+    exact, _ = tarpeg.decode_batch(files, boxes, 100, fidelity="exact")
+    assert torch.equal(fast, exact)
+
+
+@pytest.mark.parametrize("fidelity", ["fast", "exact"])
+@pytest.mark.parametrize("kind", pictures.KINDS)
+def test_a_file_and_its_tiled_copy_give_the_same_pixels(kind: str, fidelity: tarpeg.ops.Fidelity) -> None:
+    for seed, (height, width) in enumerate([(75, 101), (160, 128), (97, 210), (65, 64)]):
+        source = pictures.tensor(pictures.jpeg(kind, height, width, seed))
+        tiled = tarpeg.tile_jpeg(source, 16)
+        box = torch.tensor([[1, 3, height - 2, width - 8]], dtype=torch.int32)
+        for size in [(30, 31), (15, 14), (7, 8), (3, 2), (50, 60)]:
+            first, status = tarpeg.decode_batch([source], box, size, fidelity=fidelity)
+            second, _ = tarpeg.decode_batch([tiled], box, size, fidelity=fidelity)
+            assert status.tolist() == [0]
+            assert torch.equal(first, second), (height, width, size)
+
+
+def test_a_flat_picture_stays_flat() -> None:
+    for kind in ("420", "411", "440", "gray", "progressive"):
+        source = pictures.tensor(pictures.flat(kind, 123, 245))
+        expected = reference.decode(source)[:, 60, 100]
+        for size in [(61, 122), (30, 61), (15, 30), (1, 1)]:
+            images, _ = tarpeg.decode_batch(
+                [source], torch.tensor([[0, 0, 123, 245]], dtype=torch.int32), size
+            )
+            assert torch.equal(images[0], expected[:, None, None].expand_as(images[0])), (kind, size)
+
+
+@pytest.mark.parametrize("sampling", [(3, 1), (1, 3), (3, 2), (4, 1), (1, 4), (2, 4)])
+def test_unusual_samplings_are_reduced_within_their_memory(sampling: tuple[int, int]) -> None:
+    picture = crafted.Jpeg(96, 400, (sampling, (1, 1), (1, 1)), ids=(1, 2, 3)).noise()
+    source = pictures.tensor(picture.bytes())
+    box = torch.tensor([[0, 0, 96, 400]], dtype=torch.int32)
+    for size in [(48, 200), (40, 90), (16, 60), (4, 18)]:
+        fast, status = tarpeg.decode_batch([source], box, size)
+        exact, _ = tarpeg.decode_batch([source], box, size, fidelity="exact")
+        assert status.tolist() == [0]
+        assert (fast.int() - exact.int()).abs().float().mean() < 12  # of noise; wrong planes differ by 40
+        if 3 in sampling:  # libjpeg's, unreduced
+            assert torch.equal(fast, exact)
+
+
+# decode_batch with mean, std and a floating-point dtype: the uint8 result, normalised.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+DTYPES = {torch.float32: 1e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
+
+
+def batch(count: int = 5) -> tuple[list[torch.Tensor], torch.Tensor]:
+    files = [pictures.tensor(pictures.jpeg("420", 60 + seed, 64, seed)) for seed in range(count)]
+    return files, torch.tensor([[seed, 4, 40, 50] for seed in range(count)], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [(33, 21), (1, 1), (8, 8), (40, 50)])
+def test_it_is_the_uint8_result_normalised(dtype: torch.dtype, size: tuple[int, int]) -> None:
+    files, boxes = batch()
+    flip = torch.tensor([True, False, True, False, True])
+    plain, _ = tarpeg.decode_batch(files, boxes, size, flip)
+    expected = reference.normalise(plain, MEAN, STD)
+    images, status = tarpeg.decode_batch(files, boxes, size, flip, mean=MEAN, std=STD, dtype=dtype)
+    assert images.dtype == dtype and status.tolist() == [0] * 5
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    # Half a unit in the last place of the type, and what float32 arithmetic adds.
+    assert torch.all((images.double() - expected).abs() <= DTYPES[dtype] * expected.abs() + 2e-6)
+    rounded = (plain.float() * scale() + shift()).to(dtype)
+    assert torch.equal(images, rounded)
+
+
+def scale() -> torch.Tensor:
+    return torch.tensor([1 / (255 * std) for std in STD]).reshape(1, 3, 1, 1)
+
+
+def shift() -> torch.Tensor:
+    return torch.tensor([-mean / std for mean, std in zip(MEAN, STD, strict=True)]).reshape(1, 3, 1, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_out_may_be_contiguous_or_channels_last(dtype: torch.dtype) -> None:
+    files, boxes = batch()
+    expected, _ = tarpeg.decode_batch(files, boxes, (17, 19), mean=MEAN, std=STD, dtype=dtype)
+    for order in (torch.contiguous_format, torch.channels_last):
+        out = torch.full((5, 3, 17, 19), 9, dtype=dtype).contiguous(memory_format=order)
+        images, _ = tarpeg.decode_batch(files, boxes, (17, 19), mean=MEAN, std=STD, dtype=dtype, out=out)
+        assert images is out
+        assert torch.equal(images, expected)
+
+
+def test_without_mean_and_std_values_are_in_0_to_1() -> None:
+    files, boxes = batch()
+    plain, _ = tarpeg.decode_batch(files, boxes, 16)
+    images, _ = tarpeg.decode_batch(files, boxes, 16, dtype=torch.float32)
+    assert torch.allclose(images, plain.float() / 255)
+
+
+def test_a_failed_image_is_zero() -> None:
+    files, boxes = batch(2)
+    files[1] = files[1][:100]
+    images, status = tarpeg.decode_batch(files, boxes, 16, mean=MEAN, std=STD, dtype=torch.float32)
+    assert status.tolist() == [0, tarpeg.Status.TRUNCATED]
+    assert not images[1].any() and images[0].any()
+
+
+PORTABLE_NORMALISED = """
+import sys, tarpeg, test_decode_batch as t
+files, boxes = t.batch()
+for dtype in t.DTYPES:
+    for std in (t.STD, (1e-4, 1.0, 3e4), (1e-6, 1e3, 1e5)):
+        images, _ = tarpeg.decode_batch(files, boxes, (33, 21), mean=(0.5, 0.1, 0.2), std=std, dtype=dtype)
+        sys.stdout.buffer.write(images.float().contiguous().numpy().tobytes())
+"""
+
+
+def test_portable_code_gives_the_same_bits() -> None:
+    pictures.assert_portable_is_equal(PORTABLE_NORMALISED)
+
+
+def test_compiles_into_one_graph_normalised() -> None:
+    files, boxes = batch(2)
+
+    def step(data: list[torch.Tensor]) -> torch.Tensor:
+        return tarpeg.decode_batch(data, boxes, 8, mean=MEAN, std=STD, dtype=torch.float32)[0] * 2
+
+    assert torch.equal(torch.compile(step, fullgraph=True, backend="aot_eager")(files), step(files))
+
+
+def test_the_profiler_shows_the_operators_by_name() -> None:
+    files, boxes = batch(2)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        tarpeg.decode_batch(files, boxes, 8)
+        tarpeg.decode_crop(files[0], 0, 0, 8, 8)
+        tarpeg.tile_jpeg(files[0])
+    names = {event.key for event in profile.key_averages()}
+    assert {"tarpeg::decode_batch", "tarpeg::decode_crop", "tarpeg::tile_jpeg"} <= names

@@ -1,8 +1,11 @@
-"""decode_crop: equal to decoding everything with Pillow and cropping, for every kind of file."""
+"""decode_crop and image_sizes on JPEG and PPM: Pillow's pixels, and a status for bad files."""
 
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 
 import pytest
 import tarpeg
@@ -12,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from tarpeg.ops import decode
+from torchvision.transforms.v2 import InterpolationMode, functional
 
 
 def assert_equal_crops(jpeg: torch.Tensor, boxes: list[tuple[int, int, int, int]]) -> None:
@@ -189,3 +193,112 @@ def test_damaged_files_never_crash_or_hang(kind: str) -> None:
         except ValueError:
             pass
     assert 0 < decoded < 300
+
+
+# image_sizes: from the header alone, upright.
+def test_every_kind() -> None:
+    files = [pictures.tensor(pictures.jpeg(kind, 20 + i, 41 - i)) for i, kind in enumerate(pictures.KINDS)]
+    sizes = tarpeg.image_sizes(files)
+    assert sizes.dtype == torch.int32
+    assert torch.equal(sizes, reference.image_sizes(files))
+
+
+def test_upright() -> None:
+    image = Image.fromarray(pictures.pixels(30, 40))
+    files = [pictures.tensor(pictures.encoded(image, orientation=value)) for value in range(1, 9)]
+    assert tarpeg.image_sizes(files).tolist() == [[30, 40]] * 4 + [[40, 30]] * 4
+
+
+def test_a_thumbnail_is_not_the_image() -> None:
+    thumbnail = pictures.encoded(Image.fromarray(pictures.pixels(8, 9)))
+    plain = pictures.encoded(Image.fromarray(pictures.pixels(30, 40)))
+    segment = b"Exif\0\0" + thumbnail
+    data = plain[:2] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + plain[2:]
+    assert tarpeg.image_sizes([pictures.tensor(data)]).tolist() == [[30, 40]]
+
+
+def test_only_the_header_is_read() -> None:
+    data = pictures.jpeg("420", 30, 40)
+    scan = data.index(b"\xff\xda")
+    assert tarpeg.image_sizes([pictures.tensor(data[: scan + 2])]).tolist() == [[30, 40]]
+
+
+def test_no_usable_header_is_zero() -> None:
+    good = pictures.jpeg("420", 30, 40)
+    height = good.index(b"\xff\xc0") + 5
+    no_height = good[:height] + b"\0\0" + good[height + 2 :]
+    files = [b"", b"\xff", b"\xff\xd8", good[:40], b"GIF89a" + bytes(40), b"P6", b"P6 0 5 255\n", no_height]
+    assert tarpeg.image_sizes([pictures.tensor(data) for data in files]).tolist() == [[0, 0]] * len(files)
+    assert tarpeg.image_sizes([]).shape == (0, 2)
+
+
+def test_wrong_arguments_are_named_image_sizes() -> None:
+    good = pictures.tensor(pictures.jpeg("420", 30, 40))
+    with pytest.raises(ValueError, match=r"jpegs\[1\] must be a file's bytes"):
+        tarpeg.image_sizes([good, good.int()])
+
+
+def test_opcheck_image_sizes() -> None:
+    good = pictures.tensor(pictures.jpeg("420", 30, 40))
+    torch.library.opcheck(torch.ops.tarpeg.image_sizes.default, ([good, good],))
+
+
+def test_compiles_into_one_graph_image_sizes() -> None:
+    good = pictures.tensor(pictures.jpeg("420", 30, 40))
+    compiled = torch.compile(lambda files: tarpeg.image_sizes(files) * 2, fullgraph=True, backend="aot_eager")
+    assert compiled([good, good]).tolist() == [[60, 80]] * 2
+
+
+# Binary PPM, the raw cache's format: every width, and never a byte beyond the file.
+GUARDED = """
+import ctypes, mmap, numpy, torch, tarpeg
+from helpers import pictures
+page, libc = mmap.PAGESIZE, ctypes.CDLL(None, use_errno=True)
+memory = mmap.mmap(-1, 4 * page)
+bytes_ = numpy.frombuffer(memory, numpy.uint8)
+guard = ctypes.c_void_p(bytes_.ctypes.data + 3 * page)
+assert libc.mprotect(guard, page, 0) == 0, "the last page is not to be read"
+for width in range(1, 70):
+    rgb = pictures.pixels(9, width)
+    ppm = b"P6\\n%d 9\\n255\\n" % width + rgb.tobytes()
+    bytes_[3 * page - len(ppm) : 3 * page] = numpy.frombuffer(ppm, numpy.uint8)
+    file = torch.from_numpy(bytes_[3 * page - len(ppm) : 3 * page])
+    boxes = torch.tensor([[2, width // 3, 7, width - width // 3]], dtype=torch.int32)
+    images, status = tarpeg.decode_batch([file], boxes, (5, 11))
+    assert status.tolist() == [0]
+print("unharmed")
+"""
+
+PORTABLE = """
+import sys, torch, tarpeg
+from helpers import pictures
+for width in range(1, 70):
+    file = pictures.tensor(b"P6\\n%d 30\\n255\\n" % width + pictures.pixels(30, width).tobytes())
+    boxes = torch.tensor([[3, 0, 27, width]], dtype=torch.int32)
+    images, _ = tarpeg.decode_batch([file], boxes, (13, 17))
+    sys.stdout.buffer.write(images.contiguous().numpy().tobytes())
+"""
+
+
+@pytest.mark.parametrize("left", [0, 1, 5])
+def test_every_width(left: int) -> None:
+    for width in range(1, 40):
+        rgb = pictures.pixels(21, left + width)
+        file = pictures.tensor(b"P6\n%d 21\n255\n" % (left + width) + rgb.tobytes())
+        boxes = torch.tensor([[4, left, 17, width]], dtype=torch.int32)
+        crop = torch.from_numpy(rgb).permute(2, 0, 1)[:, 4:, left:]
+        nearest, _ = tarpeg.decode_batch([file], boxes, (29, 31), interpolation="nearest")
+        assert torch.equal(nearest[0], functional.resize(crop, [29, 31], InterpolationMode.NEAREST))
+        smooth, _ = tarpeg.decode_batch([file], boxes, (10, 12), fidelity="exact")
+        expected = functional.resize(crop, [10, 12], antialias=True)
+        assert (smooth[0].int() - expected.int()).abs().max() <= 1
+
+
+def test_nothing_beyond_the_file_is_read() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", GUARDED], env=environment, capture_output=True, text=True)
+    assert done.stdout == "unharmed\n", (done.returncode, done.stderr)
+
+
+def test_portable_code_gives_the_same_bytes() -> None:
+    pictures.assert_portable_is_equal(PORTABLE)

@@ -1,4 +1,4 @@
-"""Each trap of regular streams (DESIGN, section 1): Pillow's pixels, and the status that libjpeg gives."""
+"""Regular baseline streams: special cases, Huffman codes, half size; Pillow's pixels and libjpeg's status."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import tarpeg
 import torch
 from helpers import crafted, pictures, reference
-from helpers.crafted import Jpeg
+from helpers.crafted import Code, Jpeg
 from PIL import Image
 
 BASE = Jpeg(50, 70).noise()
@@ -371,3 +371,214 @@ def test_portable_code_gives_the_same_bytes() -> None:
         assert done.returncode == 0, done.stderr
         results.append(done.stdout)
     assert len(results[0].strip()) == hashlib.sha256().digest_size * 2 and results[0] == results[1]
+
+
+# Two coefficients by one lookup: blocks that end where a pair begins, long codes, runs out of the block.
+ALL = (0, 0, 32, 48)
+
+
+def shortest(*symbols: int) -> tuple[Code, Code]:
+    """A code in which these AC symbols have 1, 2, ... bits and all others many."""
+    rest = [symbol for symbol in crafted.AC_SYMBOLS if symbol not in symbols]
+    return Code(crafted.DC_SYMBOLS, 3, 8), Code(
+        [*symbols, *rest], len(symbols), 12 if len(symbols) <= 4 else 15
+    )
+
+
+CODES = {
+    "ones": shortest(0x01, 0x00),
+    "end": shortest(0x00, 0x01),
+    "runs": shortest(0xF0, 0x00, 0x11),
+    "twos": shortest(0x02, 0x12, 0x00, 0x01),
+    "large": shortest(0x06, 0x07, 0x00),  # values that fill the lookup
+    "mixed": shortest(0x11, 0x21, 0x01, 0x00, 0x02, 0xF0, 0xF1),
+    "long": crafted.LONG,
+}
+
+
+def picture(codes: str, interval: int = 0) -> Jpeg:
+    return Jpeg(32, 48, codes=CODES[codes], interval=interval, tables=((2,) * 64,) * 2).noise()
+
+
+@pytest.mark.parametrize("codes", CODES)
+@pytest.mark.parametrize("interval", [0, 1])
+def test_any_code(codes: str, interval: int) -> None:
+    for strength in (3, 40, 300):
+        check(picture(codes, interval).noise(strength=strength).bytes(), [ALL])
+
+
+@pytest.mark.parametrize("codes", CODES)
+@pytest.mark.parametrize("interval", [0, 1])
+def test_blocks_that_end_at_every_coefficient(codes: str, interval: int) -> None:
+    """The last may be the first or the second of a pair; behind the 64th there is no end-of-block code."""
+    source = picture(codes, interval)
+    rng = np.random.default_rng(7)
+    for values in source.coefficients:
+        values[..., 1:] = rng.choice([-1, 1, 1, 2], values[..., 1:].shape)
+        last = rng.choice([0, 1, 2, 30, 59, 60, 61, 62, 63, 63, 63], values.shape[:2])
+        values[np.arange(64) > last[..., None]] = 0
+    check(source.bytes(), [ALL])
+
+
+@pytest.mark.parametrize("codes", ["runs", "mixed", "long", "end"])
+def test_sparse_blocks_up_to_the_last_coefficient(codes: str) -> None:
+    source = picture(codes)
+    rng = np.random.default_rng(8)
+    for values in source.coefficients:
+        values[..., 1:] *= rng.random(values[..., 1:].shape) < 0.05
+        values[..., 63] = rng.choice([-1, 0, 1], values.shape[:2])
+    check(source.bytes(), [ALL])
+
+
+@pytest.mark.parametrize("symbols", [[0xF0] * 4, [0x01] * 60 + [0xF1], [0x01] * 62 + [0x11]])
+@pytest.mark.parametrize("behind", [0x00, 0x01])
+def test_runs_that_lead_out_of_the_block(symbols: list[int], behind: int) -> None:
+    """Whatever comes behind such a run, a pair must not hide it: libjpeg decides."""
+    for codes in ("ones", "end", "runs", "mixed"):
+        source = Jpeg(8, 8, ((1, 1),), ids=(1,), codes=CODES[codes])
+        bits = crafted.Bits()
+        bits.put(*CODES[codes][0].codes[0])
+        for symbol in [*symbols, behind]:
+            bits.put(*CODES[codes][1].codes[symbol])
+            bits.put(1, symbol & 15)
+        source = replace(source, coefficients=[np.zeros((1, 1, 64), int)])
+        header = source.scan([0])[: 2 + 8]
+        data = source.head() + header + bits.take() + b"\xff\xd9"
+        if status_of(data, (0, 0, 8, 8)) == tarpeg.Status.OK:
+            check(data, [(0, 0, 8, 8)])
+
+
+@pytest.mark.parametrize("codes", CODES)
+def test_data_that_end_too_early_are_a_status(codes: str) -> None:
+    for interval in (0, 1):
+        data = picture(codes, interval).bytes()
+        for cut in range(8, 60, 3):
+            short = data[:-cut] + b"\xff\xd9"
+            assert status_of(short, ALL) in (tarpeg.Status.CORRUPT, tarpeg.Status.TRUNCATED), cut
+
+
+# Means for strong reductions: tarpeg's own decoder and libjpeg at half size give the same samples.
+SIZES = [
+    (0.45, 0.49),
+    (0.3, 0.2),
+    (0.16, 0.15),
+    (0.1, 0.13),
+    (0.04, 0.05),
+]  # of the box: means of 2, 2, 4, 4, 8
+
+
+def outputs(data: bytes, boxes: list[tuple[int, int, int, int]]) -> list[torch.Tensor]:
+    jpeg = pictures.tensor(data)
+    found = []
+    for box in boxes:
+        for down, across in SIZES:
+            size = max(1, int(box[2] * down)), max(1, int(box[3] * across))
+            images, status = tarpeg.decode_batch([jpeg], torch.tensor([box], dtype=torch.int32), size)
+            assert status.tolist() == [0]
+            found.append(images)
+    return found
+
+
+def check_half_size(source: Jpeg, boxes: list[tuple[int, int, int, int]] | None = None) -> None:
+    """One scan is read by tarpeg alone; a scan for each component, the same coefficients, by libjpeg."""
+    height, width = source.height, source.width
+    boxes = boxes or [(0, 0, height, width), (height // 5, width // 3, height // 2, width // 2)]
+    if len(source.sampling) == 1:
+        regular = source.head() + source.scan([0]) + EOI
+        irregular = source.head() + source.scan([0]) + source.scan([0]) + EOI  # the same scan again
+    else:
+        regular = source.bytes()
+        irregular = source.head() + b"".join(source.scan([c]) for c in range(len(source.sampling))) + EOI
+    for ours, theirs in zip(outputs(regular, boxes), outputs(irregular, boxes), strict=True):
+        assert torch.equal(ours, theirs), (height, width, source.sampling)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[:-2], ids=str)
+@pytest.mark.parametrize("size", [(64, 96), (41, 67), (18, 33)])
+def test_any_sampling_half_size(sampling: tuple[tuple[int, int], ...], size: tuple[int, int]) -> None:
+    ids = tuple(range(1, len(sampling) + 1))
+    check_half_size(Jpeg(*size, sampling, ids, interval=2).noise(strength=120))
+
+
+@pytest.mark.parametrize("residue", range(16))
+def test_every_residue_of_width_and_height(residue: int) -> None:
+    for height, width in [(33, 32 + residue), (32 + residue, 33), (32 + residue, 48 - residue)]:
+        check_half_size(Jpeg(height, width, interval=1).noise(residue))
+        check_half_size(Jpeg(height, width, ((1, 1),), ids=(1,)).noise(residue))
+
+
+@pytest.mark.parametrize("used", [1, 2, 9, 64])
+@pytest.mark.parametrize("quantiser", [1, 8, 16, 100, 255])
+def test_coefficients_at_the_extremes_half_size(used: int, quantiser: int) -> None:
+    source = Jpeg(48, 64, tables=((quantiser,) * 64,) * 2).noise()
+    rng = np.random.default_rng(used)
+    # The first row of the block; the first and the fifth, of which the means take the first alone.
+    places = {2: [0, 1, 5, 6, 14, 15, 27, 28], 9: [0, 1, 5, 6, 10, 19, 23, 32, 39]}.get(used, range(used))
+    for values in source.coefficients:
+        values[...] = 0
+        for k in places:
+            values[..., k] = rng.choice([-1023, 1023, 512, 0], values.shape[:2])
+    check_half_size(source)
+
+
+def test_a_half_is_the_mean_of_what_is_decoded() -> None:
+    """Gray, with no resampling to speak of: every output is a mean of 2x2 but for two of its neighbours."""
+    source = Jpeg(64, 64, ((1, 1),), ids=(1,), tables=((4,) * 64,) * 2).noise(strength=25)
+    jpeg = pictures.tensor(source.head() + source.scan([0]) + EOI)
+    box = torch.tensor([[0, 0, 64, 64]], dtype=torch.int32)
+    fast, exact = (tarpeg.decode_batch([jpeg], box, 32, fidelity=how)[0] for how in ("fast", "exact"))
+    whole = tarpeg.decode_crop(jpeg, 0, 0, 64, 64).float()
+    means = torch.nn.functional.avg_pool2d(whole, 2)
+    kernel = torch.tensor([1.0, 6.0, 1.0]) / 8  # a triangle over four samples, summed by twos
+    padded = torch.nn.functional.pad(means[None], (1, 1, 1, 1), mode="replicate")
+    kernel2d = (kernel[:, None] * kernel).expand(3, 1, 3, 3)
+    expected = torch.nn.functional.conv2d(padded, kernel2d, groups=3)
+    inner = (..., slice(1, -1), slice(1, -1))
+    assert (fast.float() - expected)[inner].abs().max() <= 1.2
+    assert (exact.float() - expected)[inner].abs().max() > 2
+
+
+def test_progressive_files_are_halved_too() -> None:
+    for seed, kind in enumerate(("progressive", "420", "444", "422", "gray")):
+        data = pictures.jpeg(kind, 101, 135, seed)
+        progressive = pictures.jpeg("progressive", 101, 135, seed)
+        for jpeg in (data, progressive):
+            tiled = tarpeg.tile_jpeg(pictures.tensor(jpeg), 16).numpy().tobytes()
+            boxes = [(0, 0, 101, 135), (3, 5, 90, 121)]
+            for ours, theirs in zip(outputs(tiled, boxes), outputs(jpeg, boxes), strict=True):
+                assert torch.equal(ours, theirs), kind
+
+
+def test_what_lies_beyond_the_picture_is_never_far() -> None:
+    """Odd sides: the last mean takes one sample that the encoder made up, which repeats the last."""
+    image = pictures.pixels(75, 95)
+    jpeg = pictures.tensor(pictures.encoded(Image.fromarray(image), quality=95, subsampling=2))
+    box = torch.tensor([[0, 0, 75, 95]], dtype=torch.int32)
+    fast, exact = (tarpeg.decode_batch([jpeg], box, (30, 38), fidelity=how)[0] for how in ("fast", "exact"))
+    edge = (fast.int() - exact.int()).abs()[..., -1, :], (fast.int() - exact.int()).abs()[..., :, -1]
+    middle = (fast.int() - exact.int()).abs().float().mean()
+    assert max(float(side.float().mean()) for side in edge) < 3 * middle + 1
+
+
+PORTABLE_HALF_SIZE = """
+import sys, torch, tarpeg
+from helpers import pictures
+from helpers.crafted import Jpeg
+for kind in ("420", "444", "422", "gray", "progressive"):
+    for seed, (height, width) in enumerate([(64, 64), (97, 121), (50, 33)]):
+        box = torch.tensor([[1, 2, height - 3, width - 2]], dtype=torch.int32)
+        for size in [(height // 3, width // 3), (height // 8, width // 7), (2, 1)]:
+            jpeg = pictures.tensor(pictures.jpeg(kind, height, width, seed))
+            images, _ = tarpeg.decode_batch([jpeg], box, size)
+            sys.stdout.buffer.write(images.numpy().tobytes())
+for quantiser in (1, 16, 255):
+    for strength in (30, 3000):
+        source = Jpeg(50, 70, tables=((quantiser,) * 64,) * 2).noise(strength=strength)
+        box = torch.tensor([[0, 0, 50, 70]], dtype=torch.int32)
+        images, _ = tarpeg.decode_batch([pictures.tensor(source.bytes())], box, (25, 35))
+        sys.stdout.buffer.write(images.numpy().tobytes())
+"""
+
+
+def test_portable_code_gives_the_same_bytes_half_size() -> None:
+    pictures.assert_portable_is_equal(PORTABLE_HALF_SIZE)

@@ -10,40 +10,10 @@ import pytest
 import tarpeg
 import torch
 from helpers import pictures, reference
+from helpers.pictures import ORDERS, TOLERANCE, drawn, noise, shrinking
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tarpeg.ops import matrices as mx
-
-ORDERS = (torch.contiguous_format, torch.channels_last)
-# Half a level, or half a unit in the last place of values to 255; and what positions to 1/1000 pixel add.
-TOLERANCE = {torch.uint8: 0.51, torch.float32: 0.01, torch.float16: 0.08, torch.bfloat16: 0.6}
-
-
-def noise(*shape: int, dtype: torch.dtype = torch.uint8, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(dtype)
-
-
-def drawn(count: int, height: int, width: int, seed: int = 0) -> torch.Tensor:
-    """Matrices that turn, scale, slant and move, each its own."""
-    numbers = torch.rand(count, 5, generator=torch.Generator().manual_seed(seed)).double()
-    center = ((width - 1) / 2, (height - 1) / 2)
-    return mx.compose(
-        mx.rotation(numbers[:, 0] * 360, center),
-        mx.scale(0.6 + numbers[:, 1], center=center),
-        mx.shear(numbers[:, 2] * 40 - 20),
-        mx.translation(numbers[:, 3] * 9 - 4, numbers[:, 4] * 9 - 4),
-    )
-
-
-def shrinking() -> torch.Tensor:
-    """Matrices that leave almost nothing of an image, more and more so: 1e-3 to 1e-17 times as large."""
-    sizes = torch.logspace(-3, -17, 57, dtype=torch.float64)
-    where = torch.linspace(0, 290, 57, dtype=torch.float64)
-    both = mx.compose(mx.scale(sizes), mx.rotation(where), mx.translation(where, where / 10))
-    across = mx.scale(sizes * torch.tensor([1.0, -1.0, 1.0]).repeat(19), 1.0, (15.5, 15.5))
-    down = mx.compose(mx.scale(1.0, sizes), mx.translation(0.0, where / 10))
-    return torch.cat((both, across, down))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -137,7 +107,7 @@ def test_it_agrees_with_opencv():
 def test_it_agrees_with_grid_sample(interpolation):
     images = noise(4, 3, 31, 47, dtype=torch.float32)
     matrices, size = drawn(4, 31, 47), (29, 61)
-    theta = mx.to_theta(matrices, (31, 47), size).float()
+    theta = reference.theta(matrices, (31, 47), size).float()
     grid = torch.nn.functional.affine_grid(theta, [4, 3, *size], align_corners=False)
     theirs = torch.nn.functional.grid_sample(images, grid, interpolation, "zeros", align_corners=False)
     apart = (tarpeg.warp_affine(images, matrices, size, interpolation) - theirs).abs()
@@ -264,7 +234,8 @@ def test_the_operator_checks_memory():
 
 
 PORTABLE = """
-import sys, tarpeg, test_warp_affine as t
+import sys, tarpeg
+from helpers import pictures as t
 for order in t.ORDERS:
     for dtype in t.TOLERANCE:
         for way in ("bilinear", "nearest"):

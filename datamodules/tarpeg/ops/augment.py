@@ -1,9 +1,8 @@
-"""What warp_affine and augment_batch ask of their arguments.
+"""Operators on batches of pixels, on the device of the images: warp, augment, and their argument checks.
 
-Numbers are checked where they lie on the CPU and outside ``torch.compile``; numbers on a GPU are not looked
-at, which would wait for it, and have a defined result whatever they are.
+Numbers on the CPU are checked, except inside ``torch.compile``. Numbers on a GPU are not read, because that
+would wait for the GPU; every value has a defined result.
 """
-# MERGED: The operators on a batch of images, on its device: arguments checked, then ``torch.ops.tarpeg``.
 
 from __future__ import annotations
 
@@ -20,138 +19,6 @@ MAX_SIDE = 1 << 28
 """The longest side of an image, in pixels."""
 
 Number = float | Sequence[float] | Tensor
-
-
-def check_images(images: Tensor, dtypes: Sequence[torch.dtype]) -> None:
-    """Refuse what is no batch of images of one of `dtypes` on a device that has the operators."""
-    if not isinstance(images, Tensor) or images.ndim != 4 or images.dtype not in dtypes:
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        got = f"{images.dtype} {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-        raise ValueError(f"images must be {names} [B, C, H, W], got {got}")
-    if images.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"images must be on the CPU or on a CUDA device, got {images.device}")
-    if images.device.type == "cuda" and not torch.compiler.is_compiling():
-        library.require_cuda(images.device)
-
-
-def dense(images: Tensor) -> Tensor:
-    """Return `images` in one of the two dense orders, themselves where they are."""
-    if images.is_contiguous() or images.is_contiguous(memory_format=torch.channels_last):
-        return images
-    return images.contiguous()
-
-
-def on_device(numbers: Tensor, device: torch.device) -> Tensor:
-    """Return `numbers`, dense, on the device of the images, ready for an operator."""
-    # To a GPU the copy is in its stream, ahead of the kernel; the CPU's operators would read before it ends.
-    return numbers.to(device, non_blocking=device.type == "cuda").contiguous()
-
-
-def check_out(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype, images: Tensor) -> None:
-    """Refuse an `out` that is not what would be returned, or that overlaps `images`."""
-    if tuple(out.shape) != shape or out.dtype != dtype or out.device != images.device:
-        raise ValueError(
-            f"out must be {dtype} {list(shape)} on {images.device}, "
-            f"got {out.dtype} {list(out.shape)} on {out.device}"
-        )
-    if not (out.is_contiguous() or out.is_contiguous(memory_format=torch.channels_last)):
-        raise ValueError(f"out must be contiguous or channels_last, got strides {list(out.stride())}")
-    if torch.compiler.is_compiling() or not out.numel() or not images.numel():
-        return
-    (first, size), (second, room) = ((t.data_ptr(), t.numel() * t.element_size()) for t in (images, out))
-    if first < second + room and second < first + size:
-        raise ValueError("out must not share memory with images")
-
-
-def target_size(size: int | Sequence[int]) -> tuple[int, int]:
-    """Return (height, width) from an int or a pair."""
-    pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or not all(0 <= side <= MAX_SIDE for side in pair):
-        raise ValueError(f"size must be (height, width) or an int, each from 0 to {MAX_SIDE}, got {size!r}")
-    return pair[0], pair[1]
-
-
-def constants_of(
-    fill: float | Sequence[float],
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-    dtype: torch.dtype,
-) -> list[float]:
-    """Return fill, scale and shift, three numbers each."""
-    fills = [float(fill)] * 3 if isinstance(fill, (int, float)) else [float(level) for level in fill]
-    if len(fills) != 3 or not all(0 <= level <= 255 for level in fills):
-        raise ValueError(f"fill must be a level of 0 to 255, or three, got {fill!r}")
-    return fills + (scale_and_shift(mean, std, dtype) or [1.0] * 3 + [0.0] * 3)
-
-
-def per_image(name: str, value: Number | Sequence[bool], count: int, shape: tuple[int, ...]) -> Tensor:
-    """Return `value`, given once or for each image, as ``[count, *shape]``."""
-    tensor = torch.as_tensor(value)
-    if tuple(tensor.shape) not in (shape, (count, *shape)):
-        wanted = f"{list(shape)} or {[count, *shape]}" if shape else f"one number or [{count}]"
-        raise ValueError(f"{name} must be {wanted}, got {list(tensor.shape)}")
-    return tensor.expand(count, *shape)
-
-
-def _refuse(name: str, values: Tensor, fits: Tensor, wanted: str) -> None:
-    """Raise for the first image where `fits`, bool ``[B, ...]``, is not all true."""
-    if bool(fits.all()):
-        return
-    index = int((~fits.flatten(1).all(1) if fits.ndim > 1 else ~fits).nonzero()[0, 0])
-    raise ValueError(f"{name}[{index}] must be {wanted}, got {values[index].tolist()}")
-
-
-def _is_readable(values: Tensor) -> bool:
-    return values.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def check_range(name: str, values: Tensor, low: float, high: float) -> None:
-    """Refuse numbers that are not finite and within the bounds, where they can be read."""
-    if not _is_readable(values):
-        return
-    fits = torch.isfinite(values) & (values >= low) & (values <= high)
-    bounds = {0.0: "finite and at least 0", -0.5: "from -0.5 to 0.5"}
-    _refuse(name, values, fits, bounds.get(low, "finite"))
-
-
-def check_matrices(name: str, matrices: Tensor, inverse: bool) -> None:
-    """Refuse matrices ``[B, 2, 3]`` that are not finite, or not invertible though `inverse` is not set."""
-    if not _is_readable(matrices):
-        return
-    _refuse(name, matrices, torch.isfinite(matrices), "finite")
-    if not inverse:
-        m = matrices.double()
-        determinant = m[:, 0, 0] * m[:, 1, 1] - m[:, 0, 1] * m[:, 1, 0]
-        _refuse(name, matrices, torch.isfinite(1 / determinant), "invertible")
-
-
-def checked_boxes(boxes: Tensor | None, target: tuple[int, int, int], device: torch.device) -> Tensor | None:
-    """Return the boxes to erase on the device of the images. target: count, height, width."""
-    if boxes is None:
-        return None
-    count, height, width = target
-    if boxes.dtype != torch.int32 or boxes.ndim != 3 or boxes.shape[0] != count or boxes.shape[2] != 4:
-        raise ValueError(f"erase_boxes must be int32 [{count}, n, 4], got {boxes.dtype} {list(boxes.shape)}")
-    if _is_readable(boxes):
-        begin, extent = boxes[..., :2].long(), boxes[..., 2:].long()
-        end = begin + extent
-        fits = (begin >= 0) & (extent >= 0) & (end <= torch.tensor([height, width]))
-        _refuse("erase_boxes", boxes, fits, f"(top, left, height, width) inside {height} x {width}")
-    return on_device(boxes, device)
-
-
-def checked_mask(mask: Tensor | None, target: tuple[int, int, int], device: torch.device) -> Tensor | None:
-    """Return the mask on the device of the images. target: count, height, width."""
-    if mask is None:
-        return None
-    count, height, width = target
-    fits = mask.dtype == torch.bool and mask.ndim == 3 and mask.shape[0] == count
-    if not fits or not (1 <= mask.shape[1] <= max(height, 1) and 1 <= mask.shape[2] <= max(width, 1)):
-        raise ValueError(
-            f"mask must be bool [{count}, h, w] with h from 1 to {height} and w from 1 to {width}, "
-            f"got {mask.dtype} {list(mask.shape)}"
-        )
-    return on_device(mask, device)
 
 
 _DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
@@ -191,31 +58,31 @@ def warp_affine(
     Raises ``ValueError`` for a matrix that is not finite or, where it has to be inverted, singular; on a GPU
     and inside ``torch.compile`` that image is all ``fill`` instead.
     """
-    check_images(images, _DTYPES)
+    _check_images(images, _DTYPES)
     if interpolation not in ("bilinear", "nearest"):
         raise ValueError(f"interpolation must be 'bilinear' or 'nearest', got {interpolation!r}")
-    height, width = target_size(size)
+    height, width = _target_size(size)
     count, channels = images.shape[:2]
     if matrices.dtype not in (torch.float32, torch.float64) or tuple(matrices.shape) != (count, 2, 3):
         raise ValueError(
             f"matrices must be float32 or float64 [{count}, 2, 3], "
             f"got {matrices.dtype} {list(matrices.shape)}"
         )
-    check_matrices("matrices", matrices, inverse)
+    _check_matrices("matrices", matrices, inverse)
     fills = [float(fill)] if isinstance(fill, (int, float)) else [float(level) for level in fill]
     if len(fills) not in (1, channels) or len(fills) > 16 or not all(abs(level) <= 3.4e38 for level in fills):
         raise ValueError(
             f"fill must be one finite number, or one for each of {channels} channels, of at most 3.4e38 "
             f"(float32), got {fill!r}"
         )
-    images = dense(images)
+    images = _dense(images)
     fresh, shape = out is None, (count, channels, height, width)
     if out is None:
         order = torch.contiguous_format if images.is_contiguous() else torch.channels_last
         out = torch.empty(shape, dtype=images.dtype, device=images.device, memory_format=order)
     else:
-        check_out(out, shape, images.dtype, images)
-    table = on_device(matrices.double(), images.device)
+        _check_out(out, shape, images.dtype, images)
+    table = _on_device(matrices.double(), images.device)
     torch.ops.tarpeg.warp_affine(images, table, fills, interpolation == "nearest", inverse, fresh, out)
     return out
 
@@ -240,7 +107,7 @@ def augment_batch(
     memory_format: torch.memory_format | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Turn a batch of uint8 images into what the network eats, in one pass, on the device of `images`.
+    """Augment and normalise a batch of uint8 images in one pass, on the device of `images`.
 
     ``images``: uint8 ``[B, 3, H, W]``, RGB, contiguous or channels_last (others are copied first). Each of
     these is one for all images, or one for each ``[B]``; what is left out costs nothing. They are done in
@@ -276,50 +143,50 @@ def augment_batch(
     boxes are clipped, a NaN ``brightness``, ``contrast`` or ``saturation`` gives level 0, a NaN ``hue`` gray,
     the least of R, G and B, and a NaN in ``colour_matrix`` NaN (0 in uint8).
     """
-    check_images(images, (torch.uint8,))
+    _check_images(images, (torch.uint8,))
     if images.shape[1] != 3:
         raise ValueError(f"images must be RGB, [B, 3, H, W], got {list(images.shape)}")
     count, _, *image_size = images.shape
-    height, width = target_size(image_size if size is None else size)
-    constants = constants_of(fill, mean, std, dtype)
+    height, width = _target_size(image_size if size is None else size)
+    constants = _constants_of(fill, mean, std, dtype)
     given = (flip, matrix, brightness, contrast, saturation, hue, colour_matrix)
     is_there = any(isinstance(value, Tensor) and value.device == images.device for value in given)
     numbers = torch.zeros((count, _COLUMNS), dtype=torch.float64, device=images.device if is_there else "cpu")
     parts = 0
     if matrix is not None:
-        rows = per_image("matrix", matrix, count, (2, 3))
-        check_matrices("matrix", rows, False)
+        rows = _per_image("matrix", matrix, count, (2, 3))
+        _check_matrices("matrix", rows, False)
         numbers[:, :6] = rows.flatten(1)
         parts |= _MATRIX
     if flip is not None:
         flips = torch.as_tensor(flip)
         if flips.dtype != torch.bool:
             raise ValueError(f"flip must be bool [{count}], got {flips.dtype} {list(flips.shape)}")
-        numbers[:, 6] = per_image("flip", flips, count, ())
+        numbers[:, 6] = _per_image("flip", flips, count, ())
         parts |= _FLIP
     factors = (brightness, contrast, saturation, hue)
     for column, (name, bit, factor) in enumerate(zip(_FACTORS, _BITS, factors, strict=True), start=7):
         if factor is not None:
-            values = per_image(name, factor, count, ())
-            check_range(name, values, *((-0.5, 0.5) if bit == _HUE else (0.0, torch.inf)))
+            values = _per_image(name, factor, count, ())
+            _check_range(name, values, *((-0.5, 0.5) if bit == _HUE else (0.0, torch.inf)))
             numbers[:, column] = values
             parts |= bit
     if colour_matrix is not None:
-        rows = per_image("colour_matrix", colour_matrix, count, (3, 4))
-        check_range("colour_matrix", rows, -torch.inf, torch.inf)
+        rows = _per_image("colour_matrix", colour_matrix, count, (3, 4))
+        _check_range("colour_matrix", rows, -torch.inf, torch.inf)
         numbers[:, 11:] = rows.flatten(1)
         parts |= _COLOUR
-    images, target = dense(images), (count, height, width)
-    table = on_device(numbers, images.device)
-    boxes = checked_boxes(erase_boxes, target, images.device)
-    cells = checked_mask(mask, target, images.device)
+    images, target = _dense(images), (count, height, width)
+    table = _on_device(numbers, images.device)
+    boxes = _checked_boxes(erase_boxes, target, images.device)
+    cells = _checked_mask(mask, target, images.device)
     fresh = out is None
     shape = (count, 3, height, width)
     if out is None:
         order = memory_format or (torch.contiguous_format if images.is_contiguous() else torch.channels_last)
         out = torch.empty(shape, dtype=dtype, device=images.device, memory_format=order)
     else:
-        check_out(out, shape, dtype, images)
+        _check_out(out, shape, dtype, images)
         if memory_format is not None and not out.is_contiguous(memory_format=memory_format):
             raise ValueError(f"out must be in memory_format={memory_format}")
     torch.ops.tarpeg.augment_batch(images, table, parts, boxes, cells, constants, fresh, out)
@@ -336,3 +203,162 @@ def dilate(mask: Tensor) -> Tensor:
     grown[..., :, 1:] |= mask[..., :, :-1]
     grown[..., :, :-1] |= mask[..., :, 1:]
     return grown
+
+
+def _check_images(images: Tensor, dtypes: Sequence[torch.dtype]) -> None:
+    """Raise ValueError unless `images` is a batch of one of `dtypes`, on a device that has the operators."""
+    if not isinstance(images, Tensor) or images.ndim != 4 or images.dtype not in dtypes:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        got = f"{images.dtype} {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise ValueError(f"images must be {names} [B, C, H, W], got {got}")
+    if images.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"images must be on the CPU or on a CUDA device, got {images.device}")
+    if images.device.type == "cuda" and not torch.compiler.is_compiling():
+        library.require_cuda(images.device)
+
+
+def _dense(images: Tensor) -> Tensor:
+    """Return `images` in one of the two dense orders; a copy only if they are in neither."""
+    if images.is_contiguous() or images.is_contiguous(memory_format=torch.channels_last):
+        return images
+    return images.contiguous()
+
+
+def _on_device(numbers: Tensor, device: torch.device) -> Tensor:
+    """Return `numbers`, contiguous, on the device of the images."""
+    # A copy to a GPU is ordered before the kernel by its stream; from a GPU the CPU must wait for it.
+    return numbers.to(device, non_blocking=device.type == "cuda").contiguous()
+
+
+def _check_out(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype, images: Tensor) -> None:
+    """Raise ValueError if `out` differs from the result in shape, dtype or device, or overlaps `images`."""
+    if tuple(out.shape) != shape or out.dtype != dtype or out.device != images.device:
+        raise ValueError(
+            f"out must be {dtype} {list(shape)} on {images.device}, "
+            f"got {out.dtype} {list(out.shape)} on {out.device}"
+        )
+    if not (out.is_contiguous() or out.is_contiguous(memory_format=torch.channels_last)):
+        raise ValueError(f"out must be contiguous or channels_last, got strides {list(out.stride())}")
+    if torch.compiler.is_compiling() or not out.numel() or not images.numel():
+        return
+    (first, size), (second, room) = ((t.data_ptr(), t.numel() * t.element_size()) for t in (images, out))
+    if first < second + room and second < first + size:
+        raise ValueError("out must not share memory with images")
+
+
+def _target_size(size: int | Sequence[int]) -> tuple[int, int]:
+    """Return (height, width) from an int or a pair."""
+    pair = (size, size) if isinstance(size, int) else tuple(size)
+    if len(pair) != 2 or not all(0 <= side <= MAX_SIDE for side in pair):
+        raise ValueError(f"size must be (height, width) or an int, each from 0 to {MAX_SIDE}, got {size!r}")
+    return pair[0], pair[1]
+
+
+def _constants_of(
+    fill: float | Sequence[float],
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    dtype: torch.dtype,
+) -> list[float]:
+    """Return fill, scale and shift, three numbers each."""
+    fills = [float(fill)] * 3 if isinstance(fill, (int, float)) else [float(level) for level in fill]
+    if len(fills) != 3 or not all(0 <= level <= 255 for level in fills):
+        raise ValueError(f"fill must be a level of 0 to 255, or three, got {fill!r}")
+    return fills + (scale_and_shift(mean, std, dtype) or [1.0] * 3 + [0.0] * 3)
+
+
+def _per_image(name: str, value: Number | Sequence[bool], count: int, shape: tuple[int, ...]) -> Tensor:
+    """Return `value`, given once or for each image, as ``[count, *shape]``."""
+    tensor = torch.as_tensor(value)
+    if tuple(tensor.shape) not in (shape, (count, *shape)):
+        wanted = f"{list(shape)} or {[count, *shape]}" if shape else f"one number or [{count}]"
+        raise ValueError(f"{name} must be {wanted}, got {list(tensor.shape)}")
+    return tensor.expand(count, *shape)
+
+
+def _require(name: str, values: Tensor, fits: Tensor, wanted: str) -> None:
+    """Raise ValueError for the first image whose entries of `fits`, bool ``[B, ...]``, are not all true."""
+    if bool(fits.all()):
+        return
+    index = int((~fits.flatten(1).all(1) if fits.ndim > 1 else ~fits).nonzero()[0, 0])
+    raise ValueError(f"{name}[{index}] must be {wanted}, got {values[index].tolist()}")
+
+
+def _is_readable(values: Tensor) -> bool:
+    return values.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _check_range(name: str, values: Tensor, low: float, high: float) -> None:
+    """Raise ValueError for numbers that are not finite or out of bounds, if they can be read."""
+    if not _is_readable(values):
+        return
+    fits = torch.isfinite(values) & (values >= low) & (values <= high)
+    bounds = {0.0: "finite and at least 0", -0.5: "from -0.5 to 0.5"}
+    _require(name, values, fits, bounds.get(low, "finite"))
+
+
+def _check_matrices(name: str, matrices: Tensor, inverse: bool) -> None:
+    """Raise ValueError for a matrix that is not finite or, unless `inverse`, not invertible."""
+    if not _is_readable(matrices):
+        return
+    _require(name, matrices, torch.isfinite(matrices), "finite")
+    if not inverse:
+        m = matrices.double()
+        determinant = m[:, 0, 0] * m[:, 1, 1] - m[:, 0, 1] * m[:, 1, 0]
+        _require(name, matrices, torch.isfinite(1 / determinant), "invertible")
+
+
+def _checked_boxes(boxes: Tensor | None, target: tuple[int, int, int], device: torch.device) -> Tensor | None:
+    """Return the boxes to erase on the device of the images. target: count, height, width."""
+    if boxes is None:
+        return None
+    count, height, width = target
+    if boxes.dtype != torch.int32 or boxes.ndim != 3 or boxes.shape[0] != count or boxes.shape[2] != 4:
+        raise ValueError(f"erase_boxes must be int32 [{count}, n, 4], got {boxes.dtype} {list(boxes.shape)}")
+    if _is_readable(boxes):
+        begin, extent = boxes[..., :2].long(), boxes[..., 2:].long()
+        end = begin + extent
+        fits = (begin >= 0) & (extent >= 0) & (end <= torch.tensor([height, width]))
+        _require("erase_boxes", boxes, fits, f"(top, left, height, width) inside {height} x {width}")
+    return _on_device(boxes, device)
+
+
+def _checked_mask(mask: Tensor | None, target: tuple[int, int, int], device: torch.device) -> Tensor | None:
+    """Return the mask on the device of the images. target: count, height, width."""
+    if mask is None:
+        return None
+    count, height, width = target
+    fits = mask.dtype == torch.bool and mask.ndim == 3 and mask.shape[0] == count
+    if not fits or not (1 <= mask.shape[1] <= max(height, 1) and 1 <= mask.shape[2] <= max(width, 1)):
+        raise ValueError(
+            f"mask must be bool [{count}, h, w] with h from 1 to {height} and w from 1 to {width}, "
+            f"got {mask.dtype} {list(mask.shape)}"
+        )
+    return _on_device(mask, device)
+
+
+@torch.library.register_fake("tarpeg::warp_affine")  # type: ignore[untyped-decorator]
+def _fake_warp_affine(
+    images: Tensor,
+    matrices: Tensor,
+    fill: Sequence[float],
+    nearest: bool,
+    inverse: bool,
+    fresh: bool,
+    out: Tensor,
+) -> None:
+    return None
+
+
+@torch.library.register_fake("tarpeg::augment_batch")  # type: ignore[untyped-decorator]
+def _fake_augment_batch(
+    images: Tensor,
+    numbers: Tensor,
+    parts: int,
+    boxes: Tensor | None,
+    mask: Tensor | None,
+    constants: Sequence[float],
+    fresh: bool,
+    out: Tensor,
+) -> None:
+    return None

@@ -1,15 +1,17 @@
-"""The native operators: arguments checked, then ``torch.ops.tarpeg``, of which this is the only user.
+"""Operators on encoded images: decode a crop, decode a batch, tile a JPEG, read sizes.
 
-Importing this module loads the native library and, where there is none yet, builds it. Every operator has a
+Importing this module loads the native library and, if there is none yet, compiles it. Every operator has a
 fake kernel, so that it traces under ``torch.compile(fullgraph=True)`` and ``torch.export``.
+
+The operators check the memory of their tensors. Python checks the other arguments, and the tensors only after
+an operator refused them, to raise a ``ValueError`` with name and value; while tracing it checks them first.
 """
-# MERGED: The operators' fake kernels: shapes, types and strides without data, for tracing.
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal, get_args
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -20,10 +22,11 @@ from . import library
 library.load()
 
 MAX_PIXELS = 178_956_970
-"""The default bound on the size of an image, in pixels: where Pillow, too, refuses to go on."""
+"""The default bound on the size of an image, in pixels; Pillow refuses larger ones, too."""
 
 Interpolation = Literal["bilinear", "nearest", "nearest-exact"]
 Fidelity = Literal["fast", "exact"]
+T = TypeVar("T")
 
 
 def decode_crop(
@@ -35,61 +38,54 @@ def decode_crop(
     Returns uint8 ``[3, height, width]``, RGB, in channels_last order. Gray, CMYK and YCCK become RGB as
     Pillow's ``convert("RGB")`` makes them.
 
-    Raises ``ValueError`` where the box is outside the image and ``DecodeError`` where the image cannot be
-    decoded. Inside ``torch.compile`` both are a ``RuntimeError`` with the same words.
+    Raises ``ValueError`` if the box is outside the image and ``DecodeError`` if the image cannot be decoded.
+    Inside ``torch.compile`` both are a ``RuntimeError`` with the same message.
     """
-    _check_jpeg(jpeg, "jpeg")
     if height < 1 or width < 1 or top < 0 or left < 0:
         raise ValueError(f"box (top={top}, left={left}, height={height}, width={width}) is empty or negative")
-    if torch.compiler.is_compiling():
-        return _decode_crop(jpeg, top, left, height, width, max_pixels)
-    try:
-        return _decode_crop(jpeg, top, left, height, width, max_pixels)
-    except RuntimeError as error:
-        raise _translated(error) from None
+    image: Tensor = _call(
+        lambda: torch.ops.tarpeg.decode_crop(jpeg, top, left, height, width, max_pixels),
+        lambda: _check_jpeg(jpeg, "jpeg"),
+    )
+    return image
 
 
 def tile_jpeg(jpeg: Tensor, tile: int = 32, *, max_pixels: int = MAX_PIXELS) -> Tensor:
     """Rewrite a JPEG, losslessly, so that a crop of it is decoded without decoding the rest.
 
-    ``jpeg``: uint8 ``[n]``. ``tile``: the wished width of the tiles in pixels, 1 to 65535; narrower tiles
-    waste less around a crop and take more bytes. Returns uint8 ``[m]``: an ordinary baseline JPEG, every
-    pixel of which any decoder decodes as before; restart markers divide its rows of MCUs, its Huffman
-    tables are optimised, EXIF, XMP and the ICC profile are kept. Progressive and arithmetic sources
-    become baseline. A source that cannot be tiled with exactly the same pixels comes back as it is.
+    ``jpeg``: uint8 ``[n]``. ``tile``: the desired width of the tiles in pixels, 1 to 65535; narrower tiles
+    waste less around a crop and take more bytes. Returns uint8 ``[m]``: an ordinary baseline JPEG that every
+    decoder decodes to the same pixels as the source. Restart markers divide its rows of MCUs, its Huffman
+    tables are optimised; EXIF, XMP and the ICC profile are kept. Progressive and arithmetic sources become
+    baseline. A source that cannot be tiled with exactly the same pixels is returned unchanged.
 
-    Raises ``DecodeError`` where the source is damaged: rewriting would hide it.
+    Raises ``DecodeError`` if the source is damaged: rewriting would hide it.
     """
-    _check_jpeg(jpeg, "jpeg")
     if not 1 <= tile <= 65535:
         raise ValueError(f"tile={tile!r} must be from 1 to 65535 pixels")
-    if torch.compiler.is_compiling():
-        return _tile_jpeg(jpeg, tile, max_pixels)
-    try:
-        return _tile_jpeg(jpeg, tile, max_pixels)
-    except RuntimeError as error:
-        raise _translated(error) from None
+    tiled: Tensor = _call(
+        lambda: torch.ops.tarpeg.tile_jpeg(jpeg, tile, max_pixels), lambda: _check_jpeg(jpeg, "jpeg")
+    )
+    return tiled
 
 
 def image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
     """Read the upright size of every image from its header alone.
 
     ``jpegs``: a list of B uint8 ``[n]``. Returns int32 ``[B, 2]``: (height, width), after EXIF orientation;
-    (0, 0) where there is no header that ``decode_batch`` could use.
+    (0, 0) for an image without a header that ``decode_batch`` could use.
     """
-    for index, jpeg in enumerate(jpegs):
-        _check_jpeg(jpeg, "jpegs", index)
     if not jpegs:
         return torch.empty((0, 2), dtype=torch.int32)
-    sizes: Tensor = torch.ops.tarpeg.image_sizes(jpegs)
+    sizes: Tensor = _call(lambda: torch.ops.tarpeg.image_sizes(jpegs), lambda: _check_jpegs(jpegs))
     return sizes
 
 
 def native_facts() -> dict[str, str]:
-    """Return what only the native library knows of itself.
+    """Return facts about the native library.
 
     ``libjpeg_turbo``: the version of its headers; ``libjpeg_file``: the file that its functions came from;
-    ``simd``: ``AVX2`` or ``none``, the portable code.
+    ``simd``: ``AVX2``, or ``none`` for the portable code.
     """
     return dict(line.split("=", 1) for line in torch.ops.tarpeg.native_facts().splitlines())
 
@@ -113,24 +109,23 @@ def decode_batch(
     """Decode one box of each JPEG (or binary PPM) and resize it.
 
     ``jpegs``: a list of B uint8 ``[n]``. ``boxes``: int32 ``[B, 4]``, (top, left, height, width) in upright
-    pixels. ``size``: (height, width), or an int for a square. ``flip``: bool ``[B]``, mirrored left to right
-    where true. Pixels outside a box never contribute.
+    pixels. ``size``: (height, width), or an int for a square. ``flip``: bool ``[B]``, true: mirrored left to
+    right. Pixels outside a box never contribute.
 
     ``fidelity="exact"``: bilinear resizing, antialiased or not, is within one level of torchvision v2's
-    on uint8 at every pixel; nearest and nearest-exact are equal to it. ``"fast"`` differs only where the box
+    on uint8 at every pixel; nearest and nearest-exact are equal to it. ``"fast"`` differs only if the box
     is at least twice ``size`` in both directions and antialiased: means of 2, 4 or 8 samples of Y, Cb and Cr
-    are resampled, which over photographs differs from torchvision v2 by 0.6 level on average at most, and
-    lets up to 7 pixels next to the box take part. Either gives the same pixels for a file and for its
-    tiled copy.
+    are resampled. Over photographs this differs from torchvision v2 by at most 0.6 level on average, and up
+    to 7 pixels next to the box contribute. Either gives the same pixels for a file and for its tiled copy.
 
     Returns images, uint8 ``[B, 3, height, width]`` RGB in channels_last order, and the status of each, int32
     ``[B]``, see ``tarpeg.Status``: 0 is ok, a failed image is all zeros. With ``dtype`` float32, float16 or
     bfloat16 images are (value / 255 - ``mean``) / ``std``, three numbers each for values in 0..1, by default
-    0 and 1. ``out``: a tensor of that shape and type to write to, which is then the one returned, in
-    channels_last order or, where it is floating point, contiguous. ``threads``: how many decode, by default
-    ``torch.get_num_threads()``; they are not torch's and sleep in between.
+    0 and 1. ``out``: a tensor of that shape and type to write to and return, in channels_last order or, if it
+    is floating point, contiguous. ``threads``: number of decoding threads, by default
+    ``torch.get_num_threads()``; they are not torch's and sleep between batches.
 
-    Raises ``ValueError`` where a box is outside its image (a ``RuntimeError`` inside ``torch.compile``).
+    Raises ``ValueError`` if a box is outside its image (a ``RuntimeError`` inside ``torch.compile``).
     """
     height, width = _pair(size)
     if interpolation not in get_args(Interpolation):
@@ -141,64 +136,30 @@ def decode_batch(
         raise ValueError(f"fidelity must be 'fast' or 'exact', got {fidelity!r}")
     if threads is not None and threads < 1:
         raise ValueError(f"threads={threads!r} must be at least 1")
-    exact = fidelity == "exact"
-    for index, jpeg in enumerate(jpegs):
-        _check_jpeg(jpeg, "jpegs", index)
-    if boxes.ndim != 2 or boxes.shape[0] != len(jpegs) or boxes.shape[1] != 4 or boxes.dtype != torch.int32:
-        raise ValueError(
-            f"boxes must be int32 [{len(jpegs)}, 4], one box for each image, "
-            f"got {boxes.dtype} {list(boxes.shape)}"
-        )
-    if flip is not None and (flip.ndim != 1 or flip.shape[0] != len(jpegs) or flip.dtype != torch.bool):
-        raise ValueError(f"flip must be bool [{len(jpegs)}], got {flip.dtype} {list(flip.shape)}")
-    flip = flip if flip is None else flip.contiguous()
-    boxes = boxes.contiguous()
     numbers = scale_and_shift(mean, std, dtype)
     scale_shift = None if numbers is None else torch.tensor(numbers, dtype=torch.float32)
     if out is not None:
         _check_out(out, (len(jpegs), 3, height, width), dtype)
     elif dtype != torch.uint8:
-        out = boxes.new_empty((len(jpegs), height, width, 3), dtype=dtype).permute(0, 3, 1, 2)
-    method = (interpolation, antialias, exact, max_pixels)
-    if torch.compiler.is_compiling():
-        return _decode_batch(jpegs, boxes, (height, width), flip, method, scale_shift, out, threads or 0)
-    try:
-        return _decode_batch(jpegs, boxes, (height, width), flip, method, scale_shift, out, threads or 0)
-    except RuntimeError as error:
-        raise _translated(error) from None
+        shape = (len(jpegs), height, width, 3)
+        out = torch.empty(shape, dtype=dtype, device=boxes.device).permute(0, 3, 1, 2)
+    method = (interpolation, antialias, fidelity == "exact", max_pixels)
 
+    def decode() -> tuple[Tensor, Tensor]:
+        places, flips = boxes.contiguous(), None if flip is None else flip.contiguous()
+        op, count = torch.ops.tarpeg, threads or 0
+        if out is None:
+            images, status = op.decode_batch(jpegs, places, height, width, flips, *method, count)
+            return images, status
+        return out, op.decode_batch_out(jpegs, places, flips, *method, scale_shift, out, count)
 
-def _decode_crop(jpeg: Tensor, top: int, left: int, height: int, width: int, max_pixels: int) -> Tensor:
-    image: Tensor = torch.ops.tarpeg.decode_crop(jpeg, top, left, height, width, max_pixels)
-    return image
-
-
-def _tile_jpeg(jpeg: Tensor, tile: int, max_pixels: int) -> Tensor:
-    tiled: Tensor = torch.ops.tarpeg.tile_jpeg(jpeg, tile, max_pixels)
-    return tiled
-
-
-def _decode_batch(
-    jpegs: Sequence[Tensor],
-    boxes: Tensor,
-    size: tuple[int, int],
-    flip: Tensor | None,
-    method: tuple[str, bool, bool, int],
-    scale_shift: Tensor | None,
-    out: Tensor | None,
-    threads: int,
-) -> tuple[Tensor, Tensor]:
-    if out is None:
-        images, status = torch.ops.tarpeg.decode_batch(jpegs, boxes, *size, flip, *method, threads)
-        return images, status
-    status = torch.ops.tarpeg.decode_batch_out(jpegs, boxes, flip, *method, scale_shift, out, threads)
-    return out, status
+    return _call(decode, lambda: _check_batch(jpegs, boxes, flip))
 
 
 def scale_and_shift(
     mean: Sequence[float] | None, std: Sequence[float] | None, dtype: torch.dtype
 ) -> list[float] | None:
-    """Turn (value / 255 - mean) / std into value * scale + shift, three numbers each; None for uint8."""
+    """Return scale and shift, three numbers each, of (value / 255 - mean) / std; None for uint8."""
     if dtype == torch.uint8:
         if mean is not None or std is not None:
             raise ValueError("mean and std need a floating-point dtype, got dtype=torch.uint8")
@@ -213,6 +174,34 @@ def scale_and_shift(
     scale = [1 / (255 * deviation) for deviation in std]
     shift = [-center / deviation for center, deviation in zip(mean, std, strict=True)]
     return scale + shift
+
+
+def _call(operator: Callable[[], T], check: Callable[[], None]) -> T:
+    """Call an operator; raise an error of the right Python type if it refuses its arguments."""
+    if torch.compiler.is_compiling():
+        check()
+        return operator()
+    try:
+        return operator()
+    except RuntimeError as error:
+        check()
+        raise _translated(error) from None
+
+
+def _check_batch(jpegs: Sequence[Tensor], boxes: Tensor, flip: Tensor | None) -> None:
+    _check_jpegs(jpegs)
+    if boxes.ndim != 2 or boxes.shape[0] != len(jpegs) or boxes.shape[1] != 4 or boxes.dtype != torch.int32:
+        raise ValueError(
+            f"boxes must be int32 [{len(jpegs)}, 4], one box for each image, "
+            f"got {boxes.dtype} {list(boxes.shape)}"
+        )
+    if flip is not None and (flip.ndim != 1 or flip.shape[0] != len(jpegs) or flip.dtype != torch.bool):
+        raise ValueError(f"flip must be bool [{len(jpegs)}], got {flip.dtype} {list(flip.shape)}")
+
+
+def _check_jpegs(jpegs: Sequence[Tensor]) -> None:
+    for index, jpeg in enumerate(jpegs):
+        _check_jpeg(jpeg, "jpegs", index)
 
 
 def _check_jpeg(jpeg: Tensor, name: str, index: int | None = None) -> None:
@@ -252,7 +241,7 @@ def _pair(size: int | Sequence[int]) -> tuple[int, int]:
 
 
 def _translated(error: RuntimeError) -> Exception:
-    """Give the error of a native operator its Python type; the stable ABI knows RuntimeError only."""
+    """Return the error of a native operator with its Python type; the stable ABI has only RuntimeError."""
     message = str(error).partition("\nException raised from")[0]
     if "[decode] " in message:
         return DecodeError(message.partition("[decode] ")[2])
@@ -308,30 +297,3 @@ def _fake_decode_batch_out(
     threads: int,
 ) -> Tensor:
     return boxes.new_empty((len(jpegs),), dtype=torch.int32)
-
-
-@torch.library.register_fake("tarpeg::warp_affine")  # type: ignore[untyped-decorator]
-def _fake_warp_affine(
-    images: Tensor,
-    matrices: Tensor,
-    fill: Sequence[float],
-    nearest: bool,
-    inverse: bool,
-    fresh: bool,
-    out: Tensor,
-) -> None:
-    return None
-
-
-@torch.library.register_fake("tarpeg::augment_batch")  # type: ignore[untyped-decorator]
-def _fake_augment_batch(
-    images: Tensor,
-    numbers: Tensor,
-    parts: int,
-    boxes: Tensor | None,
-    mask: Tensor | None,
-    constants: Sequence[float],
-    fresh: bool,
-    out: Tensor,
-) -> None:
-    return None

@@ -1,7 +1,6 @@
-"""Affine matrices, many at once: made, composed, inverted, applied.
+"""Affine matrices, many at once: made, composed, applied. Public as ``tarpeg.matrices``.
 
-Convention, everywhere: a matrix ``[2, 3]`` maps source pixels to target pixels, as ``cv2.warpAffine`` takes
-it,
+Convention: a matrix ``[2, 3]`` maps source pixels to target pixels, as in ``cv2.warpAffine``,
 
     x' = m[0, 0] x + m[0, 1] y + m[0, 2]        y' = m[1, 0] x + m[1, 1] y + m[1, 2]
 
@@ -23,7 +22,7 @@ Points = Sequence[float] | Sequence[Sequence[float]] | Sequence[Sequence[Sequenc
 
 
 def identity(count: int | None = None) -> Tensor:
-    """Return the matrix that moves nothing: ``[2, 3]``, or ``[count, 2, 3]``."""
+    """Return the identity: ``[2, 3]``, or ``[count, 2, 3]``."""
     matrix = torch.eye(2, 3, dtype=torch.float64)
     return matrix if count is None else matrix.expand(count, 2, 3).contiguous()
 
@@ -36,14 +35,14 @@ def translation(x: Numbers, y: Numbers) -> Tensor:
 
 
 def scale(x: Numbers, y: Numbers | None = None, center: Points = (0.0, 0.0)) -> Tensor:
-    """Make x times as wide and y times as high (by default the same), with `center` staying where it is."""
+    """Scale the width by x and the height by y (by default also x) around `center`."""
     x, y = _numbers(x, x if y is None else y)
     zero = torch.zeros_like(x)
     return _around(_matrix(x, zero, zero, zero, y, zero), center)
 
 
 def rotation(degrees: Numbers, center: Points = (0.0, 0.0)) -> Tensor:
-    """Turn counterclockwise as one sees the image, as cv2.getRotationMatrix2D does, around `center`."""
+    """Rotate counterclockwise around `center`, as cv2.getRotationMatrix2D does."""
     (angle,) = _numbers(degrees)
     angle = torch.deg2rad(angle)
     cos, sin, zero = torch.cos(angle), torch.sin(angle), torch.zeros_like(angle)
@@ -58,27 +57,8 @@ def shear(x_degrees: Numbers, y_degrees: Numbers = 0.0, center: Points = (0.0, 0
     return _around(_matrix(one, x, zero, y, one, zero), center)
 
 
-def from_points(source: Points, target: Points) -> Tensor:
-    """Return the matrix that maps three points to three others: both ``[..., 3, 2]``, (x, y), in pixels.
-
-    Raises ``ValueError`` where three source points lie on a line.
-    """
-    source, target = _points(source, "source"), _points(target, "target")
-    for name, points in (("source", source), ("target", target)):
-        if points.shape[-2:] != (3, 2):
-            raise ValueError(f"{name} must be three points (x, y), [..., 3, 2], got {list(points.shape)}")
-    edges = source[..., 1:, :] - source[..., :1, :]
-    area = (edges[..., 0, 0] * edges[..., 1, 1] - edges[..., 0, 1] * edges[..., 1, 0]).abs()
-    extent = edges.abs().amax((-2, -1)) ** 2
-    if not bool((area > 1e-12 * extent).all()):
-        raise ValueError("source must be three points that do not lie on a line")
-    ones = torch.ones_like(source[..., :1])
-    solved: Tensor = torch.linalg.solve(torch.cat((source, ones), -1), target)
-    return solved.transpose(-1, -2).contiguous()
-
-
 def compose(*matrices: Tensor) -> Tensor:
-    """Return the matrix that does the first, then the second, and so on."""
+    """Return the matrix that applies the first, then the second, and so on."""
     if not matrices:
         raise ValueError("matrices: expected at least one to compose")
     result, *others = (_square(matrix) for matrix in matrices)
@@ -87,36 +67,10 @@ def compose(*matrices: Tensor) -> Tensor:
     return result[..., :2, :].contiguous()
 
 
-def inverse(matrix: Tensor) -> Tensor:
-    """Return the matrix that maps back. Raises ``ValueError`` for one that is singular or not finite."""
-    square = _square(matrix)
-    linear = square[..., :2, :2]
-    determinant = linear[..., 0, 0] * linear[..., 1, 1] - linear[..., 0, 1] * linear[..., 1, 0]
-    if not bool((torch.isfinite(square).all((-2, -1)) & (determinant != 0)).all()):
-        raise ValueError("matrix must be finite and invertible")
-    (a, b, x), (c, d, y) = ([square[..., row, column] for column in range(3)] for row in range(2))
-    a, b, c, d = (value / determinant for value in (d, -b, -c, a))
-    return _matrix(a, b, -(a * x + b * y), c, d, -(c * x + d * y))
-
-
 def apply(matrix: Tensor, points: Points) -> Tensor:
-    """Return where points ``[..., n, 2]``, (x, y), go: float64 of that shape."""
+    """Map points ``[..., n, 2]``, (x, y): float64 of that shape."""
     square, points = _square(matrix), _points(points, "points")
     return points @ square[..., :2, :2].transpose(-1, -2) + square[..., None, :2, 2]
-
-
-def to_theta(matrix: Tensor, source: tuple[int, int], target: tuple[int, int]) -> Tensor:
-    """Return what ``torch.nn.functional.affine_grid(align_corners=False)`` takes for the same warp.
-
-    `source`, `target`: the images' sizes, (height, width). Raises ``ValueError`` as ``inverse`` does.
-    """
-
-    def to_pixels(size: tuple[int, int]) -> Tensor:  # from -1..1
-        height, width = size
-        return compose(scale(width / 2, height / 2), translation((width - 1) / 2, (height - 1) / 2))
-
-    back, device = inverse(matrix), matrix.device
-    return compose(to_pixels(target).to(device), back, inverse(to_pixels(source)).to(device))
 
 
 def _numbers(*values: Numbers) -> list[Tensor]:
@@ -142,7 +96,7 @@ def _broadcast(*tensors: Tensor) -> list[Tensor]:
 
 
 def _around(matrix: Tensor, center: Points) -> Tensor:
-    """Let a linear map leave `center` where it is."""
+    """Add the translation that keeps `center` in place."""
     point = _points(center, "center").to(matrix.device)
     linear = matrix[..., :2]
     moved = point - (linear @ point[..., None])[..., 0]
