@@ -6,10 +6,11 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, cast
+from functools import partial
+from typing import Any, cast
 
-import lightning
 import torch
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from lightning.pytorch.utilities import rank_zero_info
@@ -85,7 +86,7 @@ class DataStallMonitor(Callback):
         total = sum(self._seconds.values())
         return self._rate if self._rate is not None else self._images / total if total else 0.0
 
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start to measure."""
         is_cuda = trainer.strategy.root_device.type == "cuda"
         self._timeline = DeviceTimeline() if is_cuda else Timeline()
@@ -96,19 +97,14 @@ class DataStallMonitor(Callback):
         watched.profiler = self._watch = _Watch(watched.profiler, self._timeline)
 
     def on_train_batch_start(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Start the compute stage if the profiler does not see when waiting ends."""
         if self._watch is None or not self._watch.sees_fetching:
             self._timeline.begin("compute")
 
     def on_train_batch_end(
-        self,
-        trainer: lightning.Trainer,
-        pl_module: lightning.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count the images."""
         self._images += _length(batch, trainer.train_dataloader)
@@ -121,11 +117,11 @@ class DataStallMonitor(Callback):
             self._epoch = self._totals()
         self._timeline.read()
 
-    def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock; fetching the next batch starts it again."""
         self._timeline.pause()
 
-    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the epoch's figures."""
         self._timeline.pause()
         self._timeline.read(wait=True)
@@ -139,7 +135,7 @@ class DataStallMonitor(Callback):
         if hasattr(trainer.train_dataloader, "substituted"):
             pl_module.log("data/substituted", substituted, sync_dist=True)
 
-    def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the verdict on rank 0."""
         self._restore_profiler(trainer)
         self._timeline.pause()
@@ -152,9 +148,7 @@ class DataStallMonitor(Callback):
             self.verdict = "".join(map(str, self.advice))
             rank_zero_info(f"data: {self.verdict}")
 
-    def on_exception(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Stop to measure."""
         self._restore_profiler(trainer)
 
@@ -162,7 +156,7 @@ class DataStallMonitor(Callback):
         """Seconds of each stage, then the number of images."""
         return [*self._timeline.seconds.values(), self._images]
 
-    def _restore_profiler(self, trainer: lightning.Trainer) -> None:
+    def _restore_profiler(self, trainer: Trainer) -> None:
         holder, name = cast(Any, trainer), "profiler"
         # Another monitor may have wrapped the profiler after this one.
         while isinstance(watch := getattr(holder, name), _Watch):
@@ -227,39 +221,21 @@ class Timeline:
         self._mark, self._stage = now, stage
 
 
-class Event(Protocol):
-    """A mark in a device's queue of work, such as ``torch.cuda.Event(enable_timing=True)``."""
-
-    def record(self) -> None:
-        """Put the mark behind all work that is queued now."""
-
-    def query(self) -> bool:
-        """Whether the device has reached the mark; does not wait."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has reached the mark."""
-
-    def elapsed_time(self, end: Event) -> float:
-        """Milliseconds from this mark to ``end``."""
-
-
-def _cuda_event() -> Event:
-    event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    return cast(Event, event)
+_cuda_event = partial(torch.cuda.Event, enable_timing=True)
 
 
 class DeviceTimeline(Timeline):
     """A Timeline of the GPU's time: marks go into its queue and are read after it has passed them.
 
     Nothing waits for the GPU. If the program waits while the GPU is busy with the step before, that wait
-    takes no time here.
+    takes no time here. ``event``: makes a mark with the methods of ``torch.cuda.Event``.
     """
 
-    def __init__(self, event: Callable[[], Event] = _cuda_event) -> None:
+    def __init__(self, event: Callable[[], Any] = _cuda_event) -> None:
         super().__init__()
         self._event = event
-        self._pending: deque[tuple[Event, str | None]] = deque()  # marks, and the stages that begin there
-        self._spare: list[Event] = []
+        self._pending: deque[tuple[Any, str | None]] = deque()  # marks, and the stages that begin there
+        self._spare: list[Any] = []
 
     def read(self, *, wait: bool = False) -> None:
         """Add the time between marks that the GPU has passed."""
@@ -274,10 +250,9 @@ class DeviceTimeline(Timeline):
 
     def reset(self) -> None:
         """Set all seconds to zero and drop what is not read yet."""
-        self._switch(self._stage)
+        super().reset()
         while len(self._pending) > 1:
             self._pending.popleft()
-        self.seconds.update(dict.fromkeys(STAGES, 0.0))
 
     def _switch(self, stage: str | None) -> None:
         mark = self._spare.pop() if self._spare else self._event()
@@ -341,7 +316,7 @@ def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
     return {stage: seconds[stage] / total if total else 0.0 for stage in STAGES}
 
 
-def _over_ranks(measured: list[float], trainer: lightning.Trainer) -> tuple[dict[str, float], float, float]:
+def _over_ranks(measured: list[float], trainer: Trainer) -> tuple[dict[str, float], float, float]:
     """Shares of the rank that waits most; images per second and substituted images, both over all ranks."""
     mine = [*measured, float(getattr(trainer.train_dataloader, "substituted", 0))]
     ranks: list[Any] = [mine]
@@ -383,7 +358,7 @@ def _workers(loader: Any) -> int | None:
     return getattr(loader, "num_workers", None)
 
 
-def _run_facts(trainer: lightning.Trainer, seconds: float) -> RunFacts:
+def _run_facts(trainer: Trainer, seconds: float) -> RunFacts:
     """Collect the facts that advice depends on, apart from the shares."""
     device = trainer.strategy.root_device.type
     cores = max(1, machine.read_machine().usable_cores // trainer.num_devices)
