@@ -29,7 +29,7 @@ from .machine import usable_cores
 _Block = TypeVar("_Block")
 _Result = TypeVar("_Result")
 
-# Calls that wait or run at once; the job of a shard that is cut anew holds about 460 bytes per sample.
+# Calls that wait or run at once; a job of a resharding build holds about 460 bytes per sample.
 _PENDING = 256  # in the caller's executor, which may be a cluster of unknown size
 _PENDING_EACH = 3  # per process of ours
 _CHILD = (

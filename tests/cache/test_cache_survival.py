@@ -106,7 +106,7 @@ def test_kill_9_at_ten_moments(many, tmp_path, layout):
         )
         if attempt % 2:
             os.killpg(builder.pid, signal.SIGKILL)
-        else:  # the workers live on for a while, beside the next builder
+        else:  # the workers live on for a while, while the next builder works
             builder.kill()
         builder.communicate()
         now = {path.name for path in folder.glob("*.tar")}
