@@ -84,7 +84,8 @@ class StreamingLoader(BaseLoader):
         return {"shards": len(stream.urls), "samples": self._batches.samples, "seed": stream.seed}
 
     def _make_runner(self) -> Runner:
-        pulling = _Pulling(self._stream, self.config.drop_last, self._workers)
+        # Worker processes read their own shares; otherwise requests carry the samples that this process read.
+        pulling = _Pulling(self._stream, self.config.drop_last, self._workers) if self._workers else None
         return make_runner(_StreamFetcher(self.fetcher), self.config, pulling)
 
     def _results(self) -> Iterator[FetchResult]:
