@@ -88,10 +88,10 @@ def main(config: DictConfig) -> None:
         raise SystemExit(f"train: {error}{_hint(error)}") from None
 
 
-# Messages of tarpeg, and what they mean for overrides.
+# Messages of tarpeg, and the overrides that follow from them.
 _HINTS = {
-    r"^(\w+)=.* must be a (tarpeg\.\w+)": r" (+augment.\1._target_=\2)",
-    r"choose another out": " (data.prepare.out=...)",
+    r"^(affine|color|erase|mask|mix)=.* must be a (tarpeg\.\w+)": r" (+augment.\1._target_=\2)",
+    r"[Cc]hoose another out": " (data.prepare.out=...)",
 }
 
 

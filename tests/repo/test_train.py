@@ -1,4 +1,4 @@
-"""train.py as a user runs it: a copy of the checkout, without an install."""
+"""train.py as a user runs it: in a copy of the checkout, without an installed package."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def good(checkout, *arguments, **environment):
 
 
 def bad(checkout, *arguments):
-    """The last line of a run that fails, without a traceback; all lines where Hydra speaks."""
+    """The last line of a run that fails without a traceback; all lines if the error is Hydra's own."""
     done = train(checkout, *arguments, TARPEG_LIB_DIR=library())
     assert done.returncode != 0, done.stdout
     assert "Traceback" not in done.stderr, done.stderr
@@ -86,19 +86,19 @@ class Stop(Callback):
 
 
 @pytest.mark.parametrize(
-    ("epoch", "said"),
+    ("epoch", "line"),
     [
         (0, "there is no checkpoint yet: one is written after each validation"),
         (1, "to go on from here: ckpt_path=outputs/stopped/checkpoints/last.ckpt"),
     ],
 )
-def test_ctrl_c_says_how_to_go_on(checkout, epoch, said):
+def test_ctrl_c_ends_with_the_checkpoint_to_resume(checkout, epoch, line):
     (checkout / "stop.py").write_text(STOP)
     stop = ("+callbacks.stop._target_=stop.Stop", f"+callbacks.stop.epoch={epoch}")
     arguments = (*TINY, *stop, "trainer.max_epochs=3", "hydra.run.dir=outputs/stopped")
     done = train(checkout, *arguments, TARPEG_LIB_DIR=library())
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert done.stdout.splitlines()[-1] == f"interrupted; {said}"
+    assert done.stdout.splitlines()[-1] == f"interrupted; {line}"
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_a_trace_names_our_operators(checkout):
     training, *_ = [trace for trace in traces if any("backward" in event["name"] for event in trace)]
     in_steps = {event["tid"] for event in training if event["name"].startswith("ProfilerStep")}
     decoding = {event["tid"] for event in training if event["name"] == "tarpeg::decode_batch_out"}
-    assert decoding and not decoding & in_steps, "in the threads that decode, not in the one that trains"
+    assert decoding and not decoding & in_steps, "in the decoding threads, not in the training thread"
     assert sum(path.stat().st_size for path in (out / "profile").iterdir()) < 40e6
 
 
@@ -125,26 +125,28 @@ def test_ranks_other_than_0_are_quiet(checkout):
     done = good(checkout, *TINY, *broken, "trainer=ddp", "trainer.devices=2", "hydra.run.dir=outputs/ddp")
     assert steps(done) == 2
     assert [line[:5] for line in done.stdout.splitlines()].count("data:") == 1
-    told = [line for line in done.stderr.splitlines() if line.strip(" -")]
-    assert len(told) == len(set(told)) and "GLOBAL_RANK: 1" not in done.stderr, done.stderr
+    printed = [line for line in done.stderr.splitlines() if line.strip(" -")]
+    assert len(printed) == len(set(printed)) and "GLOBAL_RANK: 1" not in done.stderr, done.stderr
     with next((checkout / "outputs" / "ddp").glob("csv/*/metrics.csv")).open() as file:
         (substituted,) = [
             float(row["data/substituted"]) for row in csv.DictReader(file) if row["data/substituted"]
         ]
-    assert substituted > done.stderr.count("train-000000.tar, key") > 0, "counted on both, told on one"
+    assert substituted > done.stderr.count("train-000000.tar, key") > 0, (
+        "counted on both ranks, printed on one"
+    )
 
 
 @pytest.mark.slow
 def test_many_runs_help_and_the_configuration(checkout):
-    told = good(checkout, "--multirun", "augment=none,light", *TINY, "logger=none", "hydra.sweep.dir=sweep")
-    assert [line.split(",")[0] for line in told.stdout.splitlines() if "trained" in line] == [
+    done = good(checkout, "--multirun", "augment=none,light", *TINY, "logger=none", "hydra.sweep.dir=sweep")
+    assert [line.split(",")[0] for line in done.stdout.splitlines() if "trained" in line] == [
         "trained: 3 steps"
     ] * 2
-    assert "profile:" not in told.stdout
+    assert "profile:" not in done.stdout
     assert {path.name for path in (checkout / "sweep").iterdir()} >= {"0", "1", "multirun.yaml"}
-    told = good(checkout, "--help").stdout
+    done = good(checkout, "--help")
     for text in ("\naugment: article, dali, heavy,", "\ndata: article, cached,", "\n  batch_size: 64\n"):
-        assert text in told
+        assert text in done.stdout
     composed = OmegaConf.create(good(checkout, "--cfg", "job", "data.batch_size=7").stdout)
     assert composed.data.batch_size == 7 and list(composed)[:2] == ["data", "augment"]
 
@@ -195,19 +197,28 @@ def script():
     return module
 
 
-def test_what_was_not_measured_is_not_told(script, tmp_path):
+def test_the_summary_leaves_out_what_was_not_measured(script, tmp_path):
     profiler = PyTorchProfiler(tmp_path)
     trainer = types.SimpleNamespace(
         global_step=1, callback_metrics={}, profiler=profiler, checkpoint_callback=None
     )
     stall = tarpeg.DataStallMonitor()
-    stall._timeline.seconds["other"] = 0.1  # what comes after the first step, which does not count
+    stall._timeline.seconds["other"] = 0.1  # after the first step, which is not counted
     lines = list(script._summary(trainer, {"data": stall}, str(tmp_path)))
     assert lines == [f"profile: {tmp_path} (too few steps for a trace)", "trained: 1 steps"]
     (tmp_path / "host.1.pt.trace.json").touch()
     assert "(traces open in" in next(script._summary(trainer, {}, str(tmp_path)))
     trainer.profiler = SimpleProfiler(tmp_path)
     assert next(script._summary(trainer, {}, str(tmp_path))) == f"profile: {tmp_path}"
+
+
+def test_messages_of_the_package_get_overrides(script):
+    error = tarpeg.ShardError("data/x has shards made with other parameters: a. Choose another out, or ...")
+    assert script._hint(error) == " (data.prepare.out=...)"
+    with pytest.raises(ValueError, match=r"erase=.* must be a tarpeg\.Erase") as caught:
+        tarpeg.Augment(erase={"probability": 1})
+    assert script._hint(caught.value) == " (+augment.erase._target_=tarpeg.Erase)"
+    assert script._hint(ValueError("crop=7 must be a crop")) == ""
 
 
 def test_unquoted_braces_end_with_a_hint(script):
@@ -260,7 +271,7 @@ WRONG = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", WRONG)
-def test_settings_that_are_wrong_are_named(checkout, what):
+def test_wrong_settings_end_in_one_line(checkout, what):
     arguments, text = WRONG[what]
     line = bad(checkout, *arguments)
     assert re.search(text, line), line
