@@ -1,6 +1,6 @@
 #include "ops/checks.h"
 
-// All schemas, and nothing else. One operator, one file: NAME.cpp holds its kernel and its registration.
+// All schemas, and nothing else. One operator, one file: ops/NAME.cpp checks its arguments and registers it.
 STABLE_TORCH_LIBRARY(tarpeg, m) {
   m.def("decode_crop(Tensor jpeg, int top, int left, int height, int width, int max_pixels) -> Tensor");
   m.def("tile_jpeg(Tensor jpeg, int tile, int max_pixels) -> Tensor");

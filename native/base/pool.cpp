@@ -30,7 +30,7 @@ class Pool {
     wake_.notify_all();
     call->work(call->context);
     std::unique_lock<std::mutex> lock(mutex_);
-    // The work is done: who has not begun need not.
+    // The work is done: threads that have not begun need not.
     for (auto ticket = tickets_.begin(); ticket != tickets_.end();) {
       ticket = *ticket == call ? tickets_.erase(ticket) : ticket + 1;
     }
@@ -39,13 +39,13 @@ class Pool {
 
  private:
   void grow(int threads) {
-    // Signals are for the threads that Python knows of.
+    // Signals belong to Python's own threads.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
       for (; size_ < threads; ++size_) std::thread([this] { serve(); }).detach();
-    } catch (const std::system_error&) {  // no more to be had: those that are there do it
+    } catch (const std::system_error&) {  // no more threads: the existing ones do the work
     } catch (const std::bad_alloc&) {
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);

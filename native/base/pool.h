@@ -1,6 +1,6 @@
 #pragma once
 
-// Threads that decode; no torch.
+// The threads that decode.
 namespace tarpeg {
 
 // Note [threads of our own]. Torch's parallel_for would do, but for three things. OpenMP's threads spin for a
@@ -8,7 +8,7 @@ namespace tarpeg {
 // own, whose size cannot be set for that thread alone. And in a forked child it hangs.
 //
 // Runs work(context) on `threads` threads at once, the caller's among them, and returns when all are back;
-// with fewer where no more threads can be had. `work` must not throw. Several callers may be at it at once.
+// with fewer if no more threads can be created. `work` must not throw. Several threads may call it at once.
 // The threads sleep between calls and are never joined: they hold nothing when the process ends.
 void run_on_threads(int threads, void (*work)(void*) noexcept, void* context);
 

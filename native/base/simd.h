@@ -9,7 +9,7 @@
 
 namespace tarpeg {
 
-// Whether vector code runs. TARPEG_PORTABLE=1 in the environment says no: the bytes must be the same.
+// Whether vector code runs: AVX2, unless TARPEG_PORTABLE=1 is in the environment. Both give the same bytes.
 bool has_avx2() noexcept;
 
 }  // namespace tarpeg

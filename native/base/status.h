@@ -4,7 +4,7 @@
 
 namespace tarpeg {
 
-// What became of one image; the same numbers as tarpeg.Status in errors.py.
+// The result of decoding one image; the same numbers as tarpeg.Status in errors.py.
 enum class Status : int32_t {
   kOk = 0,
   kEmpty = 1,
@@ -13,7 +13,7 @@ enum class Status : int32_t {
   kCorrupt = 4,
   kUnsupported = 5,
   kTooLarge = 6,
-  // Never handed to a caller: the operator turns it into an error that names the box.
+  // Never returned to Python: the operator raises an error with the box.
   kBoxOutside = -1,
 };
 

@@ -6,11 +6,11 @@
 #include "base/device.h"
 #include "batch/warp.h"
 
-// What becomes of a pixel, in levels of 0 to 255. See Note [one arithmetic] in device.h; the order and the
-// formulas are those of tarpeg.augment_batch's docstring.
+// The arithmetic of a pixel, in levels of 0 to 255. See Note [one arithmetic] in base/device.h; the order and
+// the formulas are those of tarpeg.augment_batch's docstring.
 namespace tarpeg {
 
-// Which numbers are given. The same in augment_ops.py.
+// Bits for the parts that are given. The same in tarpeg/ops/augment.py.
 enum Part : int {
   kMatrix = 1,
   kFlip = 2,
@@ -22,7 +22,7 @@ enum Part : int {
 };
 constexpr int kColourParts = kBrightness | kContrast | kSaturation | kHue | kColour;
 
-// Where they are in an image's row of the table. The same in augment_ops.py.
+// Columns of an image's row of the table. The same in tarpeg/ops/augment.py.
 enum Column : int {
   kMatrixAt = 0,  // 6 numbers
   kFlipAt = 6,
@@ -78,12 +78,12 @@ TARPEG_HD float in_levels(float value) {
 
 TARPEG_HD float gray_of(float r, float g, float b) { return 0.2989f * r + 0.587f * g + 0.114f * b; }
 
-// Gray in 1/1024 level. Integers sum to the same whatever the order.
+// Gray in 1/1024 level. Sums of integers do not depend on the order.
 TARPEG_HD int32_t gray_units(float r, float g, float b) {
   return static_cast<int32_t>(gray_of(r, g, b) * 1024 + 0.5f);
 }
 
-// What contrast adds to every value: the image's mean gray, times 1 - contrast.
+// The number that contrast adds to every value: the image's mean gray, times 1 - contrast.
 TARPEG_HD float mean_part_of(int64_t units, int64_t pixels, float contrast) {
   return static_cast<float>(static_cast<double>(units) / (1024.0 * static_cast<double>(pixels))) *
          (1 - contrast);

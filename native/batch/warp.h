@@ -5,7 +5,7 @@
 
 #include "base/device.h"
 
-// Where a target pixel comes from, and what is found there. See Note [one arithmetic] in device.h.
+// The source position of a target pixel, and the value there. See Note [one arithmetic] in base/device.h.
 namespace tarpeg {
 
 // Note [spans]: a position in the source is needed to about 1/1000 pixel anywhere in a large image, which
@@ -15,7 +15,7 @@ namespace tarpeg {
 // 1/1000 pixel where the image shrinks more than 20 times.
 //
 // Two whole numbers are added, and each is held within bounds of its own: a start that is not near becomes
-// +-kFarStart, a way of more than kFarWay becomes +-kFarWay. Whatever is held back, the sum lies outside of
+// +-kFarStart, a way of more than kFarWay becomes +-kFarWay. In either case the sum lies outside of
 // every image, on either side: kFarWay - kNear and kFarStart - kFarWay are more than kMaxSide, and all of it
 // together is an int32. So where a span goes more than kFarWay, that is from 2 million source pixels for one
 // target pixel on, a pixel that would be met by chance is left open.

@@ -120,7 +120,7 @@ TARPEG_AVX2 inline void nearest8(const Source& source, __m256i pixels, int i, Ro
   for (int c = 0; c < 3; ++c) _mm256_storeu_ps(out[c], channel8(found, 8 * c));
 }
 
-// One tap at each of eight places, or fill where that is outside.
+// One tap at each of eight places, or fill if that is outside.
 TARPEG_AVX2 inline void tap8(const Source& source, __m256i x, __m256i y, const float* fill, __m256* out) {
   const int32_t width = static_cast<int32_t>(source.width), height = static_cast<int32_t>(source.height);
   const __m256i outside = _mm256_or_si256(is_outside(x, 0, width - 1), is_outside(y, 0, height - 1));

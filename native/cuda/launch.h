@@ -1,4 +1,4 @@
-// tests/emulated_cuda.h stands in for this file where there is no GPU.
+// tests/helpers/emulated_cuda.h replaces this file in tests without a GPU.
 #ifndef TARPEG_CUDA_LAUNCH_H
 #define TARPEG_CUDA_LAUNCH_H
 
@@ -15,7 +15,7 @@
 
 namespace tarpeg {
 
-// torch's current stream. Asked for by name: torch 2.11 has no stable call for it, and libtorch_cuda, where
+// torch's current stream, looked up by name: torch 2.11 has no stable call for it, and libtorch_cuda, where
 // the function lies, may not be there to link with where this library is compiled.
 inline cudaStream_t current_stream(int32_t device) {
   using Ask = int32_t (*)(int32_t, void**);

@@ -9,7 +9,7 @@
 namespace tarpeg {
 namespace {
 
-// What one thread keeps from image to image.
+// The memory that one thread keeps from image to image.
 struct Scratch {
   Resampler resampler;
   BaselineStream stream;

@@ -7,7 +7,7 @@
 namespace tarpeg {
 namespace {
 
-// Reads one decimal number of a PPM header, after white space and comments; -1 where there is none.
+// Reads one decimal number of a PPM header, after white space and comments; -1 if there is none.
 int ppm_number(const uint8_t* data, size_t size, size_t* at) noexcept {
   while (*at < size) {
     const uint8_t c = data[*at];

@@ -130,7 +130,7 @@ TARPEG_AVX2 void blend_rows_avx2(const Rows& rows, int16_t* out) noexcept {
 }
 
 // The taps of one pixel, two by two: four channels in the low half, the other pair of taps in the high half.
-// kBlocks is the number of groups of four taps where it is known, which unrolls the loop; 0 where it is not.
+// kBlocks is the number of groups of four taps if it is a constant, which unrolls the loop; otherwise 0.
 template <int kBlocks>
 TARPEG_AVX2 inline __m256i gather(const int16_t* in, const int16_t* weights, int blocks) noexcept {
   const __m256i pairs = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0, 1, 8, 9, 2,
@@ -200,7 +200,7 @@ TARPEG_AVX2 void blend_columns_avx2(const Columns& columns, const int16_t* row, 
 
 #endif
 
-// The same sums in the same integers, whatever the processor.
+// The same integer sums on every processor.
 void blend(const Rows& rows, const Columns& columns, int16_t* between, uint8_t* out) noexcept {
 #if defined(TARPEG_X86)
   if (has_avx2()) {

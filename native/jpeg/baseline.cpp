@@ -39,7 +39,7 @@ TARPEG_AVX2 size_t next_marker_avx2(const uint8_t* data, size_t at, size_t size)
 #endif
 
 // The position of the next marker in entropy-coded data: the last 0xFF before a byte that is neither 0x00
-// (stuffing) nor 0xFF (fill). `size` where there is none.
+// (stuffing) nor 0xFF (fill). `size` if there is none.
 size_t next_marker(const uint8_t* data, size_t at, size_t size) noexcept {
 #if defined(TARPEG_X86)
   if (has_avx2()) return next_marker_avx2(data, at, size);
@@ -198,7 +198,7 @@ bool BaselineStream::parse_huffman(const uint8_t* body, size_t length) {
   return body == end;
 }
 
-// libjpeg's rules for three components (jdapimin.c), where they say YCbCr beyond doubt.
+// libjpeg's rules for three components (jdapimin.c), if they mean YCbCr beyond doubt.
 bool BaselineStream::is_color_known() const noexcept {
   if (component_count == 1 || has_jfif_) return true;
   if (adobe_transform_ >= 0) return adobe_transform_ == 1;
@@ -236,7 +236,7 @@ bool BaselineStream::find_segments(size_t at) {
   if (at > size_ || mcus * blocks > 4 * (size_ - at)) return false;
   // Each segment takes a byte at least, and a marker of two.
   if (count > size_ / 3 + 1) return false;
-  // Each asked for itself: they are used again, also after memory ran out between the two.
+  // Each has its own check: the vectors are reused, also after memory ran out between the two.
   if (starts.size() < count) starts.resize(count);
   if (ends.size() < count) ends.resize(count);
   for (size_t found = 0;; ++found) {

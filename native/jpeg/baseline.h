@@ -40,11 +40,11 @@ struct Frame {
 };
 
 // The structure of a baseline JPEG in one interleaved scan: what a file must be for its parts to be decoded
-// alone. Restart markers cut the scan into segments, which know nothing of each other; a tiled file
+// alone. Restart markers cut the scan into segments, which do not depend on each other; a tiled file
 // (tile_jpeg) has many in each row of MCUs. Keeps its memory from image to image.
 struct BaselineStream : Frame {
   // Reads everything up to the end of the scan, whose markers must be exactly the restart markers that the
-  // frame and the interval ask for, and EOI. False for whatever is not regular in every respect: libjpeg
+  // frame and the interval require, and EOI. False if anything is not regular: libjpeg
   // reads that.
   bool parse(const uint8_t* data, size_t size, const Header& header);
 

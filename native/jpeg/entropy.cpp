@@ -36,7 +36,7 @@ inline bool next_dc(BitReader* reader, const DcTable& table, int* dc) noexcept {
   return true;
 }
 
-// One AC coefficient, of whatever length; `known`: what the table says. Returns the place behind it, or
+// One AC coefficient of any length; `known`: its entry in the table. Returns the place behind it, or
 // nullptr.
 inline const uint8_t* next_single(BitReader* reader, const AcTable& table, AcTable::Entry known,
                                   const uint8_t* at, int16_t* block) noexcept {

@@ -13,8 +13,8 @@ namespace tarpeg {
 constexpr size_t kReadAhead = 320;
 ptrdiff_t remove_stuffing(const uint8_t* data, size_t size, uint8_t* out) noexcept;
 
-// Reads bits from what remove_stuffing() wrote. Taking more than there is gives zeros; overrun() tells. It
-// must be asked at least once a block: a block takes at most 64 * 27 bits, kReadAhead holds more.
+// Reads bits from the output of remove_stuffing(). Beyond the end the bits are zero, and overrun() is true.
+// Call it at least once per block: a block takes at most 64 * 27 bits, kReadAhead holds more.
 class BitReader {
  public:
   BitReader() noexcept = default;

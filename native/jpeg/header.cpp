@@ -41,7 +41,7 @@ int exif_orientation(Bytes tiff) noexcept {
   return orientation;
 }
 
-// The orientation that an XMP packet states, or 0; Pillow looks there where EXIF is silent.
+// The orientation in an XMP packet, or 0; Pillow reads it if EXIF has none.
 int xmp_orientation(Bytes packet) noexcept {
   static const char kTag[] = "tiff:Orientation";
   const size_t length = sizeof kTag - 1;
@@ -134,7 +134,7 @@ Header read_jpeg_header(const uint8_t* data, size_t size) noexcept { return read
 // Note [end of image]
 // A complete file ends with EOI, often followed by nothing; some cameras append a second picture or zeros.
 // Entropy-coded data never holds 0xFF 0xD9, so the last one in the file, searched from the end, is behind the
-// first SOS exactly where the picture was not cut (or where a later one is whole, which decoding tells).
+// first SOS exactly if the picture was not cut (or if a later one is whole, which decoding detects).
 bool has_end_marker(const uint8_t* data, size_t size, size_t first_scan) noexcept {
   for (size_t end = size; end >= first_scan + 2;) {
     const void* found = memrchr(data + first_scan, 0xD9, end - first_scan);

@@ -12,7 +12,7 @@ struct HuffmanCode {
   uint8_t symbols[256];
   int count;
 
-  // What the next bits begin with; a length of 0 where they are no code.
+  // The code that the next bits begin with; its length is 0 if they are not a code.
   struct Symbol {
     int length, value;
   };
@@ -44,7 +44,7 @@ struct DcTable : HuffmanCode {
 };
 
 // Note [pairs]
-// Decoding is a chain of lookups, each of which must wait for the one before to know where it begins. Most AC
+// Decoding is a chain of lookups, each of which waits for the previous one to begin. Most AC
 // codes are short, so that a table of few bits holds two of them, values and all, in most of its entries.
 struct AcTable : HuffmanCode {
   static constexpr int kLookahead = 10;

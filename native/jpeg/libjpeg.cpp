@@ -41,7 +41,7 @@ Status JpegReader::State::open(const uint8_t* data, size_t size, int height, int
   if (setjmp(errors.jump)) return errors.status;
   begin(data, size);
   jpeg_read_header(&info, TRUE);
-  // The caller allocated for the size that read_header() told it.
+  // The caller allocated for the size in its header.
   if (static_cast<int>(info.image_height) != height || static_cast<int>(info.image_width) != width) {
     return Status::kCorrupt;
   }

@@ -40,8 +40,8 @@ class RawReader {
   RawReader(const RawReader&) = delete;
   RawReader& operator=(const RawReader&) = delete;
 
-  // Fills `frame`; blocks are halved as it says for `reduction`. kUnsupported for colours other than gray and
-  // YCbCr, or a frame that cannot be derived.
+  // Fills `frame`; blocks are halved if frame->is_halved() for `reduction`. kUnsupported for colours other
+  // than gray and YCbCr, or a frame that cannot be derived.
   Status open(const uint8_t* data, size_t size, int height, int width, int reduction, Frame* frame);
   // Reads the next row of MCUs.
   Status next() noexcept;

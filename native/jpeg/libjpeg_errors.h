@@ -17,7 +17,7 @@ namespace tarpeg {
 // libjpeg reports an error by calling back, and the callback must not return: it jumps. A jump over a C++
 // frame runs no destructor, so the functions that call setjmp are noexcept, own nothing, and return a status.
 // What owns memory (Decompressor, Transcoder) lives in the caller's frame. Every
-// setjmp's return value is looked at.
+// setjmp's return value is checked.
 struct Errors {
   jpeg_error_mgr base;
   jmp_buf jump;

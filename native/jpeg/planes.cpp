@@ -65,7 +65,7 @@ bool PlaneReader::decode(const BaselineStream& stream, const Box& box, int reduc
   const int64_t first = static_cast<int64_t>(first_row_) * stream.mcu_columns + first_column_;
   const int64_t last = static_cast<int64_t>(last_row_) * stream.mcu_columns + last_column_;
   for (int64_t segment = first / stream.interval; segment <= last / stream.interval; ++segment) {
-    // A segment within one row of MCUs may lie beside the box.
+    // A segment within one row of MCUs may lie to the left or right of the box.
     const int64_t begin = segment * stream.interval, end = begin + stream.interval;
     const int64_t row = begin / stream.mcu_columns, offset = begin % stream.mcu_columns;
     const bool one_row = end <= (row + 1) * stream.mcu_columns;
@@ -217,7 +217,7 @@ const uint8_t* PlaneReader::upsampled(int index, int y) {
   const Plane& plane = planes_[index];
   if (plane.across == 1 && plane.down == 1) return plane.row(y);
   uint8_t* const line = lines_[index].data();
-  // libjpeg mixes only for these ratios, and only where chroma is more than two samples wide (jdsample.c).
+  // libjpeg mixes only for these ratios, and only if chroma is more than two samples wide (jdsample.c).
   const bool fancy = plane.width > 2 && reduction_ == 1;
   const int near = y / plane.down;
   const int far = std::clamp(y % plane.down == 0 ? near - 1 : near + 1, plane.top, plane.height - 1);

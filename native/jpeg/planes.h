@@ -20,10 +20,10 @@ struct Plane {
   ptrdiff_t stride = 0;
   int top = 0, left = 0, columns = 0;
   int down_by = 1, across_by = 1;
-  int side = 8;  // samples of a decoded block in each direction: 4 where it is halved (Note [half size])
+  int side = 8;  // samples of a decoded block in each direction: 4 if it is halved (Note [half size])
   int block_rows = 8, block_columns = 8;  // what is left of a block in the plane
-  int down = 1, across = 1;   // how often a sample is repeated to reach the resolution of the rows handed out
-  int height = 0, width = 0;  // of the whole component, reduced
+  int down = 1, across = 1;               // how often a sample is repeated in the rows returned
+  int height = 0, width = 0;              // of the whole component, reduced
 
   uint8_t* block(int row, int column) noexcept {
     return data.data() + kMargin + (row * block_rows - top) * stride + column * block_columns - left;
@@ -38,11 +38,11 @@ inline Box reduced(const Box& box, int times) noexcept {
           (box.left + box.width + times - 1) / times - left};
 }
 
-// Decodes the MCUs of a regular stream that a box and its margin touch, and hands out RGB rows, identical to
+// Decodes the MCUs of a regular stream that a box and its margin touch, and returns RGB rows, identical to
 // libjpeg's. Only the segments in question are read. Keeps its memory from image to image.
 class PlaneReader final : public RowSource {
  public:
-  // Decodes what lies under `box`, in stored pixels, and then hands out the rows of reduced(box, reduction).
+  // Decodes what lies under `box`, in stored pixels, and then returns the rows of reduced(box, reduction).
   // False where the data turn out irregular: libjpeg has the last word on the file.
   bool decode(const BaselineStream& stream, const Box& box, int reduction, PixelFormat format);
 

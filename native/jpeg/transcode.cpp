@@ -50,7 +50,7 @@ struct Transcoder {
   Transcoder(const Transcoder&) = delete;
   Transcoder& operator=(const Transcoder&) = delete;
   ~Transcoder() {
-    // libjpeg moves the bytes as they grow and says where they are at the end alone: also after a jump.
+    // libjpeg moves the bytes as they grow and reports their place only at the end, also after a jump.
     if (buffer != nullptr && target.dest != nullptr) target.dest->term_destination(&target);
     if (writing) jpeg_destroy_compress(&target);
     std::free(buffer);

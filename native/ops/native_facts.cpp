@@ -6,7 +6,7 @@
 #include "jpeg/libjpeg_errors.h"
 #include "ops/checks.h"
 
-// What only the library itself knows, for ops.native_facts: lines of NAME=VALUE.
+// Facts about the library for tarpeg.ops.decode.native_facts: lines of NAME=VALUE.
 namespace tarpeg {
 namespace {
 
