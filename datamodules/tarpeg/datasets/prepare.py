@@ -213,8 +213,8 @@ def _is_made(directory: Path, requested: dict[str, Any], contents: Callable[[], 
     ]
     if differing:
         raise ShardError(
-            f"{directory} has shards made with other parameters: {', '.join(differing)}. Choose another out, "
-            "or delete the folder."
+            f"{directory} has shards made with other parameters: {', '.join(differing)}: choose another out, "
+            "or delete the folder"
         )
     if not all((directory / name).is_file() for name in names):
         return False
@@ -222,7 +222,7 @@ def _is_made(directory: Path, requested: dict[str, Any], contents: Callable[[], 
     if now and now != then:
         raise ShardError(
             f"the images in {parameters.get('root')} have changed since they were packed into {directory} "
-            f"({_changes(then, now)}). Choose another out, or delete {directory} to pack them again."
+            f"({_changes(then, now)}): choose another out, or delete {directory} to pack them again"
         )
     return True
 
