@@ -161,33 +161,24 @@ class LoaderRun:
         return rows, missing
 
     def report(
-        self,
-        suite: str,
-        work: str,
-        groups: dict[str, str],
-        rows: Sequence[Row],
-        figures: Sequence[str],
-        missing: Sequence[str],
-        load: float,
+        self, suite: str, rows: Sequence[Row], missing: Sequence[str], load: float, **fields: Any
     ) -> Report:
         """Report of this run; load: the load average before it. ValueError if nothing was measured."""
         if not rows:
             raise ValueError(f"suite={suite}: no contestant can be measured: {'; '.join(missing)}")
         return Report(
-            suite,
-            work,
-            size_label(self.photos),
-            self.images,
-            self.rounds,
-            self.clock,
-            self.tile,
-            groups,
-            tuple(rows),
-            f"load average {load:.1f} before, {os.getloadavg()[0]:.1f} after; "
+            suite=suite,
+            size=size_label(self.photos),
+            images=self.images,
+            rounds=self.rounds,
+            clock=self.clock,
+            tile=self.tile,
+            rows=tuple(rows),
+            comparison=f"load average {load:.1f} before, {os.getloadavg()[0]:.1f} after; "
             "speed: median over rounds, relative to the first of the group",
-            tuple(figures),
-            tuple(dict.fromkeys(missing)),
-            self.settings.workers,
+            missing=tuple(dict.fromkeys(missing)),
+            workers=self.settings.workers,
+            **fields,
         )
 
 
@@ -208,22 +199,21 @@ def measure_loaders(run: LoaderRun) -> Report:
         missing += failed
     figures = "; ".join(f"{name}: {value}" for name, value in (*_efficiencies(rows), *_first_and_memory(run)))
     work = f"shards -> RandomResizedCrop({SIZE}) -> batches of {BATCH}"
-    return run.report("loader", work, GROUPS, rows, [figures] if figures else [], missing, load)
+    about = {"work": work, "groups": GROUPS, "figures": (figures,) if figures else ()}
+    return run.report("loader", rows, missing, load, **about)
 
 
 def _contestants(run: LoaderRun) -> tuple[list[LoaderContestant], list[str]]:
     ours = [f"tarpeg, {kind}, {engine}" for kind in _KINDS for engine in ENGINES]
     names = [*PEERS, *ours, *(f"{_BOUND}{kind}" for kind in _KINDS[1:])]
-    found, missing = [], []
-    for number, name in enumerate(names):
-        if number and not run.settings.selects(name):
-            continue
-        note = absent(name)
-        if note is None:
-            found += [LoaderContestant(name, group, run.data, run.settings.workers) for group in GROUPS]
-        else:
-            missing.append(note)
-    return found, missing
+    notes = {name: absent(name) for name in run.settings.selected(names)}
+    found = [
+        LoaderContestant(name, group, run.data, run.settings.workers)
+        for name, note in notes.items()
+        if note is None
+        for group in GROUPS
+    ]
+    return found, [note for note in notes.values() if note is not None]
 
 
 def _efficiencies(rows: list[Row]) -> Iterator[tuple[str, str]]:

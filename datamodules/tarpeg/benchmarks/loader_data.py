@@ -17,7 +17,8 @@ from ..shards.mapped import Shards
 Advance = Callable[[str, float], None]
 """Callback of the progress bar: what is being done, and the finished fraction of it."""
 
-_REPEATS = 8
+REPEATS = 8
+"""Samples of each photograph per epoch."""
 _SHARDS = 4
 
 
@@ -57,6 +58,10 @@ class LoaderSettings:
         """Whether ``only`` includes this contestant."""
         return not self.only or any(part in name for part in self.only)
 
+    def selected(self, names: Sequence[str]) -> list[str]:
+        """First of the names and those that ``only`` includes."""
+        return [name for number, name in enumerate(names) if not number or self.selects(name)]
+
 
 @dataclass(frozen=True)
 class LoaderData:
@@ -72,14 +77,9 @@ class LoaderData:
     tile: int
 
     @property
-    def repeats(self) -> int:
-        """Samples per photograph."""
-        return _REPEATS
-
-    @property
     def samples_per_epoch(self) -> int:
         """Samples per epoch."""
-        return self.repeats * self.images
+        return REPEATS * self.images
 
     def make(self, kinds: Sequence[str], advance: Advance) -> None:
         """Make the missing shards of these kinds."""
@@ -87,7 +87,7 @@ class LoaderData:
             advance(f"making {kind} shards", done / len(kinds))
             self.shards(kind)
 
-    def shards(self, kind: str, repeats: int = _REPEATS) -> list[Path]:
+    def shards(self, kind: str, repeats: int = REPEATS) -> list[Path]:
         """Paths of the shards that hold every photograph ``repeats`` times, made if they are missing.
 
         ``kind``: "ordinary" JPEGs, "tiled" JPEGs or "raw" pixels (binary PPM).
@@ -124,7 +124,7 @@ class LoaderData:
                 build_cache(self.shards("ordinary", 1), within, codec)
             # Links under other names are other samples that share the file's pages in memory.
             for path in within.glob("*.tar"):
-                for number in range(_REPEATS):
+                for number in range(REPEATS):
                     folder.joinpath(f"{number}-{path.name}").symlink_to(path.relative_to(folder))
 
         return write

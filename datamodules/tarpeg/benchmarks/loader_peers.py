@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..sampling.crops import RandomResizedCrop
 from .decode_peers import BATCH, MEAN, SIZE, STD, decode_jpeg, jpeg_tensor
-from .loader_data import LoaderData
+from .loader_data import REPEATS, LoaderData
 from .report import INSTALL_ERRORS, left_out
 
 Batches = Iterator[Any]
@@ -103,7 +103,7 @@ def _litdata(data: LoaderData, group: str, workers: int) -> Batches:
 
     def make(folder: Path) -> None:
         cache = importlib.import_module("litdata.streaming.cache").Cache(str(folder), chunk_bytes="64MB")
-        for number, (jpeg, label) in enumerate(list(data.samples()) * data.repeats):
+        for number, (jpeg, label) in enumerate(list(data.samples()) * REPEATS):
             cache[number] = {"image": jpeg, "label": label}
         cache.done()
         cache.merge()

@@ -236,32 +236,25 @@ def measure_replays(suite: str, run: LoaderRun) -> Report:
     rows: list[Row] = []
     missing: list[str] = []
     for group in RECIPES[suite]:
-        contestants, absent = _contestants(suite, group, run)
+        contestants = []
+        for name in run.settings.selected(contestant_names(suite, group)):
+            who = ReplayContestant(name, group, run.data, run.settings.workers, suite)
+            note = who.absent()
+            if note is None:
+                contestants.append(who)
+            else:
+                missing.append(note)
         measured, failed = run.measure(contestants, _comparison(suite, group, run.data))
         rows += measured
-        missing += [*absent, *failed]
+        missing += failed
     gains = [row.ratio for row in rows if row.name == SKIPPING]
-    figures = [f"speed of the article's own technique, crop and skip: {ratio:.2f}x" for ratio in gains]
+    figures = tuple(f"speed of the article's own technique, crop and skip: {ratio:.2f}x" for ratio in gains)
     groups = {group: f"{group}: {recipe.makes}" for group, recipe in RECIPES[suite].items()}
-    return run.report(suite, _WORK[suite], groups, rows, figures, missing, load)
+    return run.report(suite, rows, missing, load, work=_WORK[suite], groups=groups, figures=figures)
 
 
 def _is_large(size: str | tuple[int, int]) -> bool:
     return size in ("article", "big") if isinstance(size, str) else min(size) >= CROP
-
-
-def _contestants(suite: str, group: str, run: LoaderRun) -> tuple[list[ReplayContestant], list[str]]:
-    found, missing = [], []
-    for number, name in enumerate(contestant_names(suite, group)):
-        if number and not run.settings.selects(name):
-            continue
-        who = ReplayContestant(name, group, run.data, run.settings.workers, suite)
-        note = who.absent()
-        if note is None:
-            found.append(who)
-        else:
-            missing.append(note)
-    return found, missing
 
 
 def _comparison(suite: str, group: str, data: LoaderData) -> Compare:
