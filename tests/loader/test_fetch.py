@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import tarfile
 import warnings
 from dataclasses import dataclass
 
@@ -228,11 +227,6 @@ def test_a_missing_label(shard_of):
     assert batch.label.tolist() == [-1, -1] and batch.label.dtype == torch.int64
 
 
-def test_labels_in_another_member(shard_of):
-    members = [("a.jpg", jpeg("420", 64, 80)), ("a.fine", b" 12\n")]
-    assert only(load(shard_of(members), target="fine")).label.tolist() == [12]
-
-
 @dataclass(frozen=True)
 class Off:
     """A user's crop that returns a fixed box."""
@@ -267,28 +261,3 @@ def test_the_box_of_a_failed_image_is_not_checked(shard_of):
     with pytest.warns(UserWarning, match="EMPTY"):
         batch = only(load(shard_of(sample(0), sample(1, b"")), crop=Off((0, 0, 60, 70))))
     assert batch.key == ["k0000", "k0000"]
-
-
-def test_files_that_are_missing_or_not_shards(tmp_path, shard_of):
-    with pytest.raises(ShardError, match=r"nowhere\.tar does not exist"):
-        load(tmp_path / "nowhere.tar")
-    (tmp_path / "empty.tar").write_bytes(b"")
-    with pytest.raises(ShardError, match=r"empty\.tar is empty"):
-        load(tmp_path / "empty.tar")
-    with tarfile.open(tmp_path / "hollow.tar", "w"):
-        pass
-    with pytest.raises(ShardError, match=r"hollow\.tar has no image"):
-        load(tmp_path / "hollow.tar")
-    with pytest.raises(ShardError, match=r"text\.tar has no image: its first key is 'a'"):
-        load(shard_of([("a.txt", b"hello")], name="text.tar"))
-    (tmp_path / "half.tar").write_bytes(shard_of(sample(0), sample(1)).read_bytes()[:3000])
-    with pytest.raises(ShardError, match=r"half\.tar is (truncated|not a complete tar)"):
-        load(tmp_path / "half.tar")
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_shard_that_changes_underneath(shard_of, workers):
-    loader = load(shard_of(sample(0), sample(1)), workers=workers)
-    shard_of(sample(0), sample(1), sample(2))
-    with pytest.raises(ShardError, match=r"x\.tar changed since it was indexed"):
-        list(loader)
