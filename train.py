@@ -81,23 +81,25 @@ def main(config: DictConfig) -> None:
     except InstantiationException as error:
         key, cause = re.search(r"full_key: (\S+)", str(error)), error.__cause__ or error
         kind = "" if isinstance(cause, ValueError) else f"{type(cause).__name__}: "
-        raise SystemExit(f"train: {f'{key[1]}: ' if key else ''}{kind}{cause}{_hint(cause)}") from None
+        raise SystemExit(f"train: {f'{key[1]}: ' if key else ''}{kind}{_message(cause)}") from None
     except MissingMandatoryValue as error:
         raise SystemExit(f"train: {error.full_key} is not set: give {error.full_key}=...") from None
     except (tarpeg.ShardError, tarpeg.DecodeError, tarpeg.BuildError, ConfigError) as error:
-        raise SystemExit(f"train: {error}{_hint(error)}") from None
+        raise SystemExit(f"train: {_message(error)}") from None
 
 
-# Messages of tarpeg, and the overrides that follow from them.
+# Parts of tarpeg's messages, and the same with the overrides that follow from them.
 _HINTS = {
-    r"^(affine|color|erase|mask|mix)=.* must be a (tarpeg\.\w+)": r" (+augment.\1._target_=\2)",
-    r"[Cc]hoose another out": " (data.prepare.out=...)",
+    r"^((affine|color|erase|mask|mix)=.* must be a (tarpeg\.\w+))": r"\1 (+augment.\2._target_=\3)",
+    r"([Cc]hoose another out)\b": r"\1 (data.prepare.out=...)",
 }
 
 
-def _hint(error: BaseException) -> str:
-    matches = ((re.search(pattern, str(error)), hint) for pattern, hint in _HINTS.items())
-    return next((match.expand(hint) for match, hint in matches if match), "")
+def _message(error: BaseException) -> str:
+    text = str(error)
+    for pattern, hint in _HINTS.items():
+        text = re.sub(pattern, hint, text)
+    return text
 
 
 def _fit(config: DictConfig) -> None:
