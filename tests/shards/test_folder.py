@@ -86,7 +86,7 @@ def test_a_data_module_predicts_on_a_folder(album):
     module = ShardDataModule(
         predict=Split(album, CenterCrop(32), target=None), batch_size=3, workers=0, seed=1
     )
-    with pytest.warns(UserWarning, match=r"shard .*album, key '.*' is not a JPEG: .* by Pillow"):
+    with pytest.warns(UserWarning, match=r"shard .*album, key '.*' is not a JPEG: Pillow decodes"):
         keys = [key for batch in module.predict_dataloader() for key in batch.key]
     assert keys == sorted(FORMATS)
 
@@ -96,13 +96,8 @@ def test_globs_paths_and_lists(album, monkeypatch):
     assert keys(f"{album}/**/*.p?m") == ["d/g/i.ppm", "d/g/j.pgm", "d/g/k.pbm"]
     assert keys(f"{album}/d/*") == ["e.bmp", "f.tiff"]
     assert keys(str(album / "a.jpg")) == ["a.jpg"]
-    assert keys([album / "d" / "g", album / "c.png"]) == [
-        "d/g/h.webp",
-        "d/g/i.ppm",
-        "d/g/j.pgm",
-        "d/g/k.pbm",
-        "c.png",
-    ]
+    below = ["d/g/h.webp", "d/g/i.ppm", "d/g/j.pgm", "d/g/k.pbm"]
+    assert keys([album / "d" / "g", album / "c.png"]) == [*below, "c.png"]
     monkeypatch.chdir(album)
     assert keys("d") == ["e.bmp", "f.tiff", "g/h.webp", "g/i.ppm", "g/j.pgm", "g/k.pbm"]
     assert keys("*.gif") == ["l.m.gif"]
@@ -110,14 +105,8 @@ def test_globs_paths_and_lists(album, monkeypatch):
 
 def test_sources_that_mean_shards(tmp_path, album):
     plain(tmp_path / "x.tar")
-    for source in (
-        tmp_path,
-        tmp_path / "x.tar",
-        f"{tmp_path}/*",
-        f"{tmp_path}/x*.tar",
-        "nowhere",
-        "x-{0..3}.tar",
-    ):
+    patterns = (f"{tmp_path}/*", f"{tmp_path}/x*.tar", "nowhere", "x-{0..3}.tar")
+    for source in (tmp_path, tmp_path / "x.tar", *patterns):
         assert find_images(source) is None
     (tmp_path / "empty").mkdir()
     with pytest.raises(ShardError, match=r"has no \.tar file"):
@@ -135,10 +124,7 @@ def test_a_folder_has_no_labels(album):
         Split(album, CenterCrop(8), target=None).open()
     with pytest.warns(UserWarning, match="no labels"), pytest.raises(ShardError, match="target='fine'"):
         predicted(album, target="fine")
-    with (
-        pytest.warns(UserWarning, match="no labels"),
-        pytest.raises(ShardError, match="has no member 'json'"),
-    ):
+    with pytest.warns(UserWarning, match="no labels"), pytest.raises(ShardError, match="no member 'json'"):
         predicted(album, target="json:label")
 
 
@@ -147,8 +133,7 @@ def test_a_broken_image_and_a_removed_one(album):
     with pytest.warns(UserWarning, match=r"key 'c\.png': image is NOT_AN_IMAGE .* takes its place"):
         batches = predicted(album)
     assert sum(len(batch.key) for batch in batches) == len(FORMATS)
-    split = Split(album, CenterCrop(8), target=None)
-    pictures = split.open()
+    pictures = Split(album, CenterCrop(8), target=None).open()
     (album / "a.jpg").unlink()
     with pytest.raises(ShardError, match=r"image a\.jpg of .*album cannot be read: No such file"):
         pictures.images([0])

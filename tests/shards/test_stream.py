@@ -230,7 +230,9 @@ def test_a_rank_or_worker_without_a_shard_is_an_error(folder, world, workers, te
 
 
 def test_several_ranks_need_a_length(folder):
-    with pytest.raises(ShardError, match=r"streaming on 2 ranks needs the number of samples .* Streaming\(samples="):
+    with pytest.raises(
+        ShardError, match=r"streaming on 2 ranks needs the number of samples .* Streaming\(samples="
+    ):
         load(folder, world=2)
 
 
