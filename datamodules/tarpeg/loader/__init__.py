@@ -1,4 +1,4 @@
-"""From sample ids to batches: what a split asks for, fetching, workers, batch memory, the loaders.
+"""From sample ids to batches: splits, settings, fetching, workers, batch memory and the loaders.
 
-It does not belong here: Lightning (``datamodule``), the format of shards (``shards``).
+Code that imports Lightning belongs in ``datamodule``, formats of shards in ``shards``.
 """
