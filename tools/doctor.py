@@ -1,4 +1,4 @@
-"""Say what is installed, what is loaded and how fast it is. Settings: conf/doctor.yaml."""
+"""Report what is installed, what is loaded and how fast it is. Settings: conf/doctor.yaml."""
 
 import sys
 from pathlib import Path
@@ -14,10 +14,10 @@ from tarpeg import diagnose
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="doctor")
 def main(cfg: DictConfig) -> None:
-    """Show the diagnosis; exit with 1 where something is broken."""
+    """Print the diagnosis; exit with 1 if something is broken."""
     if not isinstance(cfg.speed, bool):
-        sys.exit(f"doctor: speed: expected true or false, got {cfg.speed!r}")
-    with Console(stderr=True).status("looking, and measuring for ten seconds" if cfg.speed else "looking"):
+        sys.exit(f"doctor: speed={cfg.speed!r} must be true or false")
+    with Console(stderr=True).status("inspecting, and measuring for ten seconds" if cfg.speed else "inspecting"):
         found = diagnose(speed=cfg.speed)
     console = Console(soft_wrap=True, highlight=False)
     for line in str(found).splitlines():

@@ -1,4 +1,4 @@
-"""Draw what the network sees, before and after augmentation, as a PNG. Settings: conf/preview.yaml."""
+"""Draw the network's inputs, before and after augmentation, as a PNG. Settings: conf/preview.yaml."""
 
 import sys
 from pathlib import Path
@@ -19,7 +19,7 @@ from tarpeg.errors import BuildError, ShardError
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="preview")
 def main(cfg: DictConfig) -> None:
-    """Draw a contact sheet of what `cfg` describes and say where it is."""
+    """Draw a contact sheet of the data in `cfg` and print its path."""
     try:
         data = instantiate(cfg.data, augment=instantiate(cfg.augment), workers=0)
         path = contact_sheet(data, cfg.out, **{k: cfg[k] for k in ("split", "samples", "epoch", "columns")})
