@@ -17,7 +17,9 @@ def main(cfg: DictConfig) -> None:
     """Print the diagnosis; exit with 1 if something is broken."""
     if not isinstance(cfg.speed, bool):
         sys.exit(f"doctor: speed={cfg.speed!r} must be true or false")
-    with Console(stderr=True).status("inspecting, and measuring for ten seconds" if cfg.speed else "inspecting"):
+    with Console(stderr=True).status(
+        "inspecting, then measuring for ten seconds" if cfg.speed else "inspecting"
+    ):
         found = diagnose(speed=cfg.speed)
     console = Console(soft_wrap=True, highlight=False)
     for line in str(found).splitlines():
