@@ -1,5 +1,5 @@
-"""The operators: their Python faces, their fake kernels, and finding and compiling the native library.
+"""The operators: their Python functions, their fake kernels, and finding and compiling the native library.
 
-Only this room uses ``torch.ops.tarpeg``. It does not belong here: anything that reads shards or draws random
+Only this room uses ``torch.ops.tarpeg``. Not here: anything that reads shards or draws random
 numbers.
 """
