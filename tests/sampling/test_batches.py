@@ -8,16 +8,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers.samplers import make_sampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tarpeg import Blocks
 from tarpeg.errors import ShardError
 from tarpeg.sampling.batches import DistributedBatchSampler as Batches
-from tarpeg.sampling.sampler import Sampler, checked_weights, subset_ids
 
 
-def check(batches):
-    """Every sample exactly once (but for a dropped tail), ranks equal within one sample and never empty."""
+def check(*arguments, **options):
+    """Every sample exactly once (except a dropped tail), ranks equal within one sample and never empty."""
+    batches = Batches(*arguments, **options)
     at = 0
     for k in range(len(batches)):
         start, stop = batches.bounds(k)
@@ -38,9 +39,9 @@ def check(batches):
 def test_plan_over_worlds_and_prime_sizes(world, samples):
     for global_batch in (world, world + 1, 1031, 2 * world + 1, 20011):
         if global_batch >= world:
-            check(Batches(samples, global_batch, world))
+            check(samples, global_batch, world)
             if global_batch <= samples:
-                check(Batches(samples, global_batch, world, drop_last=True))
+                check(samples, global_batch, world, drop_last=True)
 
 
 @settings(deadline=None, max_examples=200)
@@ -48,19 +49,17 @@ def test_plan_over_worlds_and_prime_sizes(world, samples):
 def test_plan_any(world, extra_batch, extra_samples, drop_last):
     global_batch, samples = world + extra_batch, world + extra_samples
     if not (drop_last and samples < global_batch):
-        check(Batches(samples, global_batch, world, drop_last))
+        check(samples, global_batch, world, drop_last)
 
 
 def test_plan_exact():
-    def cut(*args, **options):
-        batches = Batches(*args, **options)
+    def cut(*arguments):
+        batches = Batches(*arguments)
         return [batches.bounds(k) for k in range(len(batches))]
 
-    assert cut(10, 4) == [(0, 4), (4, 8), (8, 10)]
-    assert cut(10, 4, 2) == [(0, 4), (4, 8), (8, 10)]
+    assert cut(10, 4) == cut(10, 4, 2) == [(0, 4), (4, 8), (8, 10)]
     assert cut(9, 4, 2) == [(0, 4), (4, 9)]
-    assert cut(9, 4, 2, drop_last=True) == [(0, 4), (4, 8)]
-    assert cut(8, 4, 2) == cut(8, 4, 2, drop_last=True) == [(0, 4), (4, 8)]
+    assert cut(9, 4, 2, True) == cut(8, 4, 2) == cut(8, 4, 2, True) == [(0, 4), (4, 8)]
     assert cut(3, 100, 3) == [(0, 3)]
     batches = Batches(9, 4, 2)
     assert [batches.rank_bounds(1, rank) for rank in (0, 1)] == [(4, 6), (6, 9)]
@@ -93,11 +92,6 @@ KINDS = {
     "weights": {"weights": np.arange(4099) % 5},
     "weighted subset": {"subset": 0.7, "weights": np.arange(4099) % 5, "shuffle": Blocks(32, 4)},
 }
-
-
-def make_sampler(samples, shuffle=True, subset=None, weights=None):
-    subset = subset_ids(subset, samples)
-    return Sampler(samples, 0, shuffle, subset, checked_weights(weights, samples, subset))
 
 
 def requests(batches, sampler, rank, epoch, first=0):

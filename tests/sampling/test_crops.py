@@ -1,3 +1,5 @@
+"""Crops: boxes inside the image, distributed and placed as torchvision's, and checked options."""
+
 from __future__ import annotations
 
 import copy
@@ -89,27 +91,25 @@ def test_size_of_every_kind(make):
         make()
 
 
-def test_scale_ratio_and_shorter_are_checked():
+def test_scale_and_ratio_become_tuples_of_floats():
     omegaconf = pytest.importorskip("omegaconf")
     crop = RandomResizedCrop(9, scale=omegaconf.ListConfig([0.5, 1]), ratio=[1, 1])
     assert crop.scale == (0.5, 1.0) and crop.ratio == (1.0, 1.0) and hash(crop)
-    for name in ("scale", "ratio"):
-        for wrong in (
-            (1.0, 0.5),
-            (0.0, 1.0),
-            (-1, 1),
-            (0.5,),
-            (1, 2, 3),
-            (math.nan, 1),
-            (1, math.inf),
-            0.5,
-            "ab",
-        ):
-            with pytest.raises(ValueError, match=f"{name}="):
-                RandomResizedCrop(9, **{name: wrong})
-    for wrong in (0, -5, 2.5, "256"):
-        with pytest.raises(ValueError, match="shorter="):
-            CenterCrop(9, shorter=wrong)
+
+
+NOT_RANGES = [(1.0, 0.5), (0.0, 1.0), (-1, 1), (0.5,), (1, 2, 3), (math.nan, 1), (1, math.inf), 0.5, "ab"]
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "wrong"),
+    [
+        *((RandomResizedCrop, name, wrong) for name in ("scale", "ratio") for wrong in NOT_RANGES),
+        *((CenterCrop, "shorter", wrong) for wrong in (0, -5, 2.5, "256")),
+    ],
+)
+def test_wrong_options_are_refused(make, name, wrong):
+    with pytest.raises(ValueError, match=f"{name}="):
+        make(9, **{name: wrong})
 
 
 # --- RandomResizedCrop
@@ -163,8 +163,7 @@ def test_random_resized_crop_is_distributed_as_torchvisions(size, options):
 )
 def test_fallback_is_torchvisions_central_crop(size, box):
     # Shares above 1 never fit, so every row falls back; 2x3 has ratio 1.5 > 4/3: round(2 * 4/3) = 3.
-    crop = RandomResizedCrop(8, scale=(4.0, 5.0))
-    assert boxes_of(crop, size).tolist() == [list(box)]
+    assert boxes_of(RandomResizedCrop(8, scale=(4.0, 5.0)), size).tolist() == [list(box)]
     v2 = pytest.importorskip("torchvision.transforms.v2")
     params = v2.RandomResizedCrop(8, scale=(4.0, 5.0)).make_params([torch.empty(3, *size)])
     assert tuple(params.values()) == box
@@ -220,7 +219,7 @@ def test_largest_box_touches_a_side_and_has_the_shape(height, width, crop_height
 
 @settings(deadline=None)
 @given(st.integers(50, 400), st.integers(50, 400), st.integers(1, 50), st.integers(1, 50))
-def test_center_crop_is_where_torchvisions_is(height, width, crop_height, crop_width):
+def test_center_crop_equals_torchvisions(height, width, crop_height, crop_width):
     functional = pytest.importorskip("torchvision.transforms.v2.functional")
     rows = torch.arange(height * width).reshape(1, height, width)
     first = int(functional.center_crop(rows, [crop_height, crop_width])[0, 0, 0])
@@ -228,18 +227,19 @@ def test_center_crop_is_where_torchvisions_is(height, width, crop_height, crop_w
     assert box == [first // width, first % width, crop_height, crop_width]
 
 
-def test_whole_is_all_of_the_image():
-    assert boxes_of(Whole((7, 9)), (30, 400)).tolist() == [[0, 0, 30, 400]]
-
-
-def test_center_crop_with_shorter():
-    crop = CenterCrop(224, shorter=256)
-    assert crop.boxes([(256, 256), (512, 1024), (375, 500), (1, 1)]).tolist() == [
-        [16, 16, 224, 224],
-        [32, 288, 448, 448],
-        [24, 86, 328, 328],  # 375 * 224 / 256 = 328.125; (375 - 328) / 2 = 23.5, to even
-        [0, 0, 1, 1],
-    ]
-    assert CenterCrop((100, 200), shorter=100).boxes([(50, 200)]).tolist() == [[0, 50, 50, 100]]
-    assert CenterCrop((100, 200), shorter=100).boxes([(60, 60)]).tolist() == [[15, 0, 30, 60]]
-    assert CenterCrop(300, shorter=256).boxes([(512, 600)]).tolist() == [[0, 44, 512, 512]]
+@pytest.mark.parametrize(
+    ("crop", "size", "box"),
+    [
+        (Whole((7, 9)), (30, 400), [0, 0, 30, 400]),
+        (CenterCrop(224, shorter=256), (256, 256), [16, 16, 224, 224]),
+        (CenterCrop(224, shorter=256), (512, 1024), [32, 288, 448, 448]),
+        # 375 * 224 / 256 = 328.125; (375 - 328) / 2 = 23.5, to even
+        (CenterCrop(224, shorter=256), (375, 500), [24, 86, 328, 328]),
+        (CenterCrop(224, shorter=256), (1, 1), [0, 0, 1, 1]),
+        (CenterCrop((100, 200), shorter=100), (50, 200), [0, 50, 50, 100]),
+        (CenterCrop((100, 200), shorter=100), (60, 60), [15, 0, 30, 60]),
+        (CenterCrop(300, shorter=256), (512, 600), [0, 44, 512, 512]),
+    ],
+)
+def test_boxes_of_whole_and_of_center_crop_with_shorter(crop, size, box):
+    assert crop.boxes([size]).tolist() == [box]

@@ -6,16 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from helpers.samplers import make_sampler as sampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tarpeg import Blocks
 from tarpeg.sampling.rng import permutation
-from tarpeg.sampling.sampler import Sampler, checked_weights, subset_ids
-
-
-def sampler(samples, shuffle=True, subset=None, weights=None, seed=0):
-    subset = subset_ids(subset, samples)
-    return Sampler(samples, seed, shuffle, subset, checked_weights(weights, samples, subset))
+from tarpeg.sampling.sampler import checked_weights, subset_ids
 
 
 def epoch_ids(*args, epoch=0, **options):
@@ -64,12 +60,12 @@ def test_what_blocks_read_at_a_time_lies_together():
 
 
 def test_blocks_differ_by_epoch_and_seed_in_their_cuts_too():
-    plain = Blocks(16, 2)
-    assert epoch_ids(640, plain).tolist() != epoch_ids(640, plain, epoch=1).tolist()
-    assert epoch_ids(640, plain).tolist() != epoch_ids(640, plain, seed=1).tolist()
-    cuts = {int(epoch_ids(640, plain, seed=seed)[:32].min()) % 16 for seed in range(40)}
-    assert len(cuts) > 4
-    assert epoch_ids(640, plain, epoch=3).tolist() == epoch_ids(640, plain, epoch=3).tolist()
+    def ids(**options):
+        return epoch_ids(640, Blocks(16, 2), **options).tolist()
+
+    assert ids() != ids(epoch=1) and ids() != ids(seed=1)
+    assert len({min(ids(seed=seed)[:32]) % 16 for seed in range(40)}) > 4
+    assert ids(epoch=3) == ids(epoch=3)
 
 
 def test_few_samples_in_blocks_are_a_full_permutation():
@@ -109,10 +105,7 @@ def test_indices_keep_their_order_without_shuffling(tmp_path):
 @pytest.mark.parametrize(
     ("subset", "text"),
     [
-        (0.0, "subset=0.0 must be above 0"),
-        (1.5, "subset=1.5 must be above 0"),
-        (-1, "subset=-1 must be above 0"),
-        (math.nan, "subset=nan must be above 0"),
+        *((fraction, f"subset={fraction} must be above 0") for fraction in (0.0, 1.5, -1, math.nan)),
         ([], r"subset=\[\] must be sample numbers"),
         ([0.5, 0.5], r"subset=\[0.5, 0.5\] must be sample numbers"),
         ([[1]], r"subset=\[\[1\]\] must be"),
@@ -203,10 +196,7 @@ def test_weights_from_a_file(tmp_path):
         ([1, -1, 1], r"weights\[1\]=-1.0 must be a finite number"),
         ([1, 1, math.nan], r"weights\[2\]=nan must be"),
         ([math.inf, 1, 1], r"weights\[0\]=inf must be"),
-        (
-            [0, 0, 0],
-            r"weights=\[0, 0, 0\] must have a positive, finite sum .* not 0.0",
-        ),
+        ([0, 0, 0], r"weights=\[0, 0, 0\] must have a positive, finite sum .* not 0.0"),
         (["a", "b", "c"], "weights=.* must be one number for each"),
         ([[1], [1, 2], [3]], "weights must be a list of numbers"),
         ([1e308, 1e308, 1e308], "finite sum .* not inf"),
@@ -215,16 +205,15 @@ def test_weights_from_a_file(tmp_path):
 def test_weights_that_are_none(weights, text):
     with pytest.raises(ValueError, match=text):
         checked_weights(weights, 3, None)
-    if weights == [0, 0, 0]:
-        with pytest.raises(ValueError, match=r"sum .* not 0"):
-            checked_weights([0, 1, 1], 3, np.array([0]))
 
 
-def test_a_digest_tells_orders_apart():
-    orders = [
-        *(sampler(9), sampler(9, shuffle=False), sampler(9, Blocks()), sampler(9, Blocks(7))),
-        *(sampler(9, subset=[0, 1]), sampler(9, subset=[1, 0]), sampler(9, weights=range(9))),
-        sampler(9, weights=range(1, 10)),
-    ]
-    assert len({plain.fingerprint() for plain in orders}) == len(orders)
-    assert sampler(9, seed=3).fingerprint() == sampler(9).fingerprint(), "the seed is another matter"
+def test_weights_of_a_subset_need_a_positive_sum():
+    with pytest.raises(ValueError, match=r"sum .* not 0"):
+        checked_weights([0, 1, 1], 3, np.array([0]))
+
+
+def test_different_orders_have_different_fingerprints():
+    orders = [{"shuffle": shuffle} for shuffle in (True, False, Blocks(), Blocks(7))]
+    orders += [{"subset": [0, 1]}, {"subset": [1, 0]}, {"weights": range(9)}, {"weights": range(1, 10)}]
+    assert len({sampler(9, **options).fingerprint() for options in orders}) == len(orders)
+    assert sampler(9, seed=3).fingerprint() == sampler(9).fingerprint(), "the seed is not part of it"
