@@ -48,32 +48,35 @@ def test_damaged_saved_index_is_rebuilt(tmp_path):
             assert images(Shards([path], threads=1)) == expected
 
 
+WRONG = {
+    "members": [(0, 9), (0, -1), (1, -5), (1, 1 << 40), (2, 1 << 62), (2, -1)],
+    "samples": [(0, 99), (0, -1), (1, 0), (1, 99), (2, 0), (2, 99)],
+}
+
+
 @pytest.mark.parametrize(
-    ("array", "row", "column", "value"),
-    [
-        *(
-            ("members", row, 1, value)
-            for row, value in ((0, 9), (0, -1), (1, -5), (1, 1 << 40), (2, 1 << 62), (2, -1))
-        ),
-        *(("samples", row, 1, value) for row, value in ((0, 99), (0, -1), (1, 0), (1, 99), (2, 0), (2, 99))),
-    ],
+    ("array", "row", "value"), [(array, *wrong) for array, values in WRONG.items() for wrong in values]
 )
-def test_wrong_numbers_in_a_saved_index_are_found(tmp_path, array, row, column, value):
+def test_wrong_numbers_in_a_saved_index_are_found(tmp_path, array, row, value):
     path = plain(tmp_path / "a.tar")
     expected = images(Shards([path]))
     saved = tmp_path / "a.tarpeg.npz"
     with np.load(saved) as file:
         arrays = dict(file)
-    arrays[array][row, column] = value
+    arrays[array][row, 1] = value
     np.savez(saved, **arrays)
     assert images(Shards([path])) == expected
 
 
-def test_without_a_writable_folder_the_index_goes_to_the_cache(tmp_path, cache_home):
-    path = plain(tmp_path / "a.tar")
-    # A folder in the index's place: not even root can write there.
+@pytest.fixture
+def path(tmp_path):
+    """A tar whose index cannot be saved beside it, even by root, because a folder is in that place."""
     (tmp_path / "a.tarpeg.npz").mkdir()
     (tmp_path / "a.tarpeg.npz" / "x").touch()
+    return plain(tmp_path / "a.tar")
+
+
+def test_without_a_writable_folder_the_index_goes_to_the_cache(path, tmp_path, cache_home):
     assert len(Shards([path])) == 3
     (saved,) = (cache_home / "tarpeg" / "index").iterdir()
     before = saved.stat().st_mtime_ns
@@ -81,10 +84,7 @@ def test_without_a_writable_folder_the_index_goes_to_the_cache(tmp_path, cache_h
     assert not [entry for entry in tmp_path.iterdir() if entry.suffix == ".tmp"]
 
 
-def test_without_any_place_to_write_it_still_works(tmp_path, monkeypatch):
-    path = plain(tmp_path / "a.tar")
-    (tmp_path / "a.tarpeg.npz").mkdir()
-    (tmp_path / "a.tarpeg.npz" / "x").touch()
+def test_without_any_place_to_write_it_still_works(path, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert images(Shards([path])) == [b"J0", b"J1", b"J2"]

@@ -50,6 +50,9 @@ def test_glob_leaves_out_saved_indexes(tmp_path):
     assert expand(f"{tmp_path}/train-*") == [path]
 
 
+NOT_LOCAL = ["s3://bucket/a-{{000..001}}.tar", ["{dir}/a-000.tar", "https://host/a.tar"], "pipe:cat a.tar"]
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -64,9 +67,7 @@ def test_glob_leaves_out_saved_indexes(tmp_path):
         ("{dir}/empty", r"has no .tar file\. Expected are"),
         (["{dir}/a-000.tar", "{dir}/empty/../a-000.tar"], "is there twice"),
         (["{dir}", "{dir}/a-000.tar"], "is there twice"),
-        ("s3://bucket/a-{{000..001}}.tar", r"is not local\. Give Split\(\.\.\., streaming=True\)"),
-        (["{dir}/a-000.tar", "https://host/a.tar"], r"is not local\. Give Split\(\.\.\., streaming=True\)"),
-        ("pipe:cat a.tar", r"is not local\. Give Split\(\.\.\., streaming=True\)"),
+        *((source, r"is not local\. Give Split\(\.\.\., streaming=True\)") for source in NOT_LOCAL),
     ],
 )
 def test_expand_refuses(tmp_path, source, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +23,9 @@ PATHS = [Path("a.idx"), Path("b.idx")]
 
 
 def test_the_text():
-    samples = [
-        [Component("jpg", 512, 1000, "a/0.jpg"), Component("cls", 2560, 1, "a/0.cls")],
-        [
-            Component("json", 3584, 2, "my photo%.json"),
-            Component("", 4608, 3, "x."),
-            Component("png", 5632, 0, "x.png"),
-        ],
-    ]
-    assert index_text(samples) == (
+    first = [Component("jpg", 512, 1000, "a/0.jpg"), Component("cls", 2560, 1, "a/0.cls")]
+    second = [Component("json", 3584, 2, "my photo%.json"), Component("", 4608, 3, "x.")]
+    assert index_text([first, [*second, Component("png", 5632, 0, "x.png")]]) == (
         b"v1.2 2\njpg 512 1000 a/0.jpg cls 2560 1 a/0.cls\njson 3584 2 my%20photo%25.json png 5632 0 x.png\n"
     )
 
@@ -80,47 +75,39 @@ def test_several_indexes_at_once(tmp_path):
     assert np.bincount(joined.shard).tolist() == [len(index) for index in alone]
 
 
+COMPONENTS = st.tuples(st.integers(0, 10**11), st.integers(0, 10**10), st.text("abc .%\t\u00e9", max_size=12))
+
+
 @settings(deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 10**11), st.integers(0, 10**10), st.text("abc .%\t\u00e9", max_size=12)),
-        min_size=1,
-        max_size=5,
-    )
-)
+@given(st.lists(COMPONENTS, min_size=1, max_size=5))
 def test_numbers_and_names_of_any_length(drawn):
     samples = [[Component("jpg", 512 * at, size, f"k{key.replace('.', '')}.jpg")] for at, size, key in drawn]
     parsed = parse([index_text(samples)], PATHS[:1], [10**16])
     keys = [sample[0].name.removesuffix(".jpg").encode() for sample in samples]
     assert parsed.offset.tolist() == [sample[0].offset for sample in samples]
     assert parsed.nbytes.tolist() == [sample[0].nbytes for sample in samples]
-    assert parsed.keys.tobytes() == b"".join(keys) and np.diff(parsed.key_ends).tolist() == [
-        len(key) for key in keys
-    ]
+    assert parsed.keys.tobytes() == b"".join(keys)
+    assert np.diff(parsed.key_ends).tolist() == [len(key) for key in keys]
 
 
 GOOD = b"v1.2 2\njpg 512 9 a.jpg cls 1536 1 a.cls\npng 2560 9 b.png\n"
+LONGER = GOOD + b"png 2560 9 b.png\n"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "not a v1.2 index"),
         (b"v1.1 2\njpg 512 9\n", "not a v1.2 index: it begins with b'v1.1 2'"),
-        (b"v1.2 0\n", "not a v1.2 index"),
-        (b"v1.2 2 \n", "not a v1.2 index"),
-        (b"v1.2 " + b"9" * 50 + b"\n", "not a v1.2 index"),
-        (GOOD[:-1], "exactly 2 complete lines must follow"),
-        (GOOD[:-20], "exactly 2 complete lines must follow"),
-        (GOOD + b"png 2560 9 b.png\n", "exactly 2 complete lines must follow"),
+        *((text, "not a v1.2 index") for text in (b"", b"v1.2 0\n", b"v1.2 2 \n", b"v1.2 %d\n" % 10**50)),
+        *((text, "exactly 2 complete lines must follow") for text in (GOOD[:-1], GOOD[:-20], LONGER)),
         (b"v1.2 1\n\n", "line 2: its fields do not come in fours"),
         (GOOD.replace(b"9 b.png", b"b.png"), "line 3: its fields do not come in fours"),
         (GOOD.replace(b"a.jpg cls", b"a.jpg  cls"), "line 2: its fields do not come in fours"),
         (GOOD.replace(b"png 2560 9 b", b"png  9 b"), "line 3: a field is empty"),
-        (GOOD.replace(b"2560", b"+512"), "line 3: an offset or size is not a number"),
-        (GOOD.replace(b"2560", b"-512"), "line 3: an offset or size is not a number"),
-        (GOOD.replace(b"2560", b"12a4567890"), "line 3: an offset or size is not a number"),
-        (GOOD.replace(b"2560", b"\xb2\xb3"), "line 3: an offset or size is not a number"),
+        *(
+            (GOOD.replace(b"2560", offset), "line 3: an offset or size is not a number")
+            for offset in (b"+512", b"-512", b"12a4567890", b"\xb2\xb3")
+        ),
         (GOOD.replace(b"2560", b"9" * 17), "line 3: a number is too long"),
         (GOOD.replace(b"2560", b"2561"), "line 3: a member is outside of the tar"),
         (GOOD.replace(b"2560", b"1024000"), "line 3: a member is outside of the tar"),
@@ -168,11 +155,8 @@ def read_by_dali(tars: list[Path], samples: int) -> list[tuple[bytes, bytes]]:
 
 
 def test_dali_reads_it(tmp_path):
-    members = [
-        (f"{n} {n}.{name}", data)
-        for n in range(5)
-        for name, data in (("jpg", b"J%d" % n), ("cls", b"%d" % n))
-    ]
+    pairs = [((f"{n} {n}.jpg", b"J%d" % n), (f"{n} {n}.cls", b"%d" % n)) for n in range(5)]
+    members = list(itertools.chain(*pairs))
     tars = [write_tar(tmp_path / f"{name}.tar", members[start:]) for name, start in (("a", 0), ("b", 4))]
     for tar in tars:
         add_index(tar)
