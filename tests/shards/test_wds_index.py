@@ -38,6 +38,8 @@ MEMBERS = [
     ("b.jpg", b"the image of b"),
     ("b.segmentation.png", b"a long extension"),
     ("b.segmentation_2.png", b"longer, and alike"),
+    ("b.a_labels.json", b"of equal length"),
+    ("b.b_labels.json", b"different in the first 8 bytes only"),
     ("e.jpg", b""),
     ("a b\u00e4%20.jpg", b"white space, percent"),
     ("a b\u00e4%20.my text", b"white space in the extension"),
@@ -64,7 +66,7 @@ def test_an_index_has_the_samples_of_the_headers(tmp_path):
 
 
 def test_several_indexes_at_once(tmp_path):
-    tars = [write_tar(tmp_path / f"{n}.tar", MEMBERS[start:]) for n, start in enumerate((0, 7, 2))]
+    tars = [write_tar(tmp_path / f"{n}.tar", MEMBERS[start:]) for n, start in enumerate((0, 9, 2))]
     texts, sizes = [add_index(tar).read_bytes() for tar in tars], [tar.stat().st_size for tar in tars]
     together = parse(texts, [PATHS[0]] * 3, sizes)
     alone = [parse([text], PATHS[:1], [size]) for text, size in zip(texts, sizes, strict=True)]

@@ -137,8 +137,8 @@ class _Parser:
         return numbers
 
     def _eight_digits(self, stops: Int64, widths: Int64) -> Int64:
-        # The last digit is the highest byte; bytes outside of the token are shifted out, and zeros come in.
-        # Two shifts by half, because a shift by 64 does nothing.
+        # The last digit is the highest byte; bytes outside of the token are shifted out, and zeros come in:
+        # by two shifts by half, because a shift by 64 does nothing.
         shift = (4 * (8 - widths)).astype(np.uint64)
         digits = ((self._words[stops - 8] ^ np.uint64(_ZEROS)) >> shift >> shift) << shift << shift
         sixes = np.uint64(0x0606060606060606)
@@ -154,13 +154,13 @@ class _Parser:
         """Return the different extensions, in lower case, and the index of each member's extension."""
         starts = self._starts[0]
         widths = self._stops[0] - starts
-        words = [self._words[starts] << _high(8 - widths) << _high(8 - widths)]
-        for at in range(8, int(widths.max()), 8):
+        words = []
+        for at in range(0, int(widths.max()), 8):
             part = np.clip(widths - at, 0, 8)
+            # Drop the bytes after the token, by two shifts by half, because a shift by 64 does nothing.
+            shift = (4 * (8 - part)).astype(np.uint64)
             # Positions after a short token may be after the text: their part is empty, so read at 0.
-            words.append(
-                self._words[np.where(part > 0, starts + at, 0)] << _high(8 - part) << _high(8 - part)
-            )
+            words.append(self._words[np.where(part > 0, starts + at, 0)] << shift << shift)
         codes: dict[str, int] = {}
         extension = np.full(len(starts), -1)
         todo = np.arange(len(starts))
@@ -218,8 +218,3 @@ class _Parser:
         number = int(np.searchsorted(ends, sample, side="right"))
         line = sample - int(ends[number] - self._samples[number]) + 2
         raise CacheError(f"{self._paths[number]} is damaged in line {line}: {what}. Build the cache again.")
-
-
-def _high(spare: Int64) -> UInt64:
-    """Return half of the shift, in bits, that drops that many of the highest bytes of a word."""
-    return (4 * spare).astype(np.uint64)
