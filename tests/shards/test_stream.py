@@ -40,11 +40,15 @@ ALL = [f"k{number:04d}" for number in range(24)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Six shards of four samples."""
+    """Six shards of four samples; broken ones in bad/."""
     folder = tmp_path_factory.mktemp("streams")
     for shard in range(6):
         members = [member for n in range(4 * shard, 4 * shard + 4) for member in sample(n)]
         write_tar(folder / f"s-{shard}.tar", members)
+    (folder / "bad").mkdir()
+    (folder / "bad/broken.tar").write_bytes(b"<html>" * 500)
+    write_tar(folder / "bad/twice.tar", [*sample(0), *sample(0)])
+    write_tar(folder / "bad/hollow.tar", [("a.txt", b"hello")])
     return folder
 
 
@@ -157,14 +161,13 @@ def test_batches_are_a_function_of_seed_and_epoch(folder, config):
 
 
 def test_the_crop_of_a_sample_is_equal_in_any_process(folder):
-    images = []
+    runs = []
     for config in ENGINES:
         batches = taken(load(folder, config=config))
-        images.append(
-            {k: image for batch in batches for k, image in zip(batch.key, batch.image, strict=True)}
-        )
-    for key in ALL:
-        assert torch.equal(images[0][key], images[1][key]) and torch.equal(images[0][key], images[2][key])
+        images = torch.cat([batch.image for batch in batches])
+        runs.append(dict(zip(keys_of(batches), images, strict=True)))
+    for run in runs[1:]:
+        assert all(torch.equal(run[key], runs[0][key]) for key in ALL)
 
 
 def test_a_second_pass_is_another_crop(tmp_path):
@@ -230,37 +233,28 @@ def test_a_rank_or_worker_without_a_shard_is_an_error(folder, world, workers, te
 
 
 def test_several_ranks_need_a_length(folder):
-    with pytest.raises(
-        ShardError, match=r"streaming on 2 ranks needs the number of samples .* Streaming\(samples="
-    ):
+    text = r"streaming on 2 ranks needs the number of samples .* Streaming\(samples="
+    with pytest.raises(ShardError, match=text):
         load(folder, world=2)
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     ("name", "text"),
     [
         ("s-9.tar", "exit 22|status 22"),
         ("s-cut.tar", "exit 18|status 18|unexpected end of data"),
-        ("broken.tar", "not a gzip file|could not be opened|invalid header|truncated"),
-        ("twice.tar", "duplicate file name"),
-        ("hollow.tar", "no image in the shards"),
+        ("bad/broken.tar", "not a gzip file|could not be opened|invalid header|truncated"),
+        ("bad/twice.tar", "duplicate file name"),
+        ("bad/hollow.tar", "no image in the shards"),
     ],
 )
-def test_a_broken_shard_is_named(folder, server, name, text, workers):
-    (folder / "broken.tar").write_bytes(b"<html>" * 500)
-    write_tar(folder / "twice.tar", [*sample(0), *sample(0)])
-    write_tar(folder / "hollow.tar", [("a.txt", b"hello")])
-    try:
-        for shuffle in (True, False):
-            loader = load(f"{server}/{name}", config={"workers": workers}, shuffle=shuffle)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*no image and is left out")
-                with pytest.raises(ShardError, match=rf"{re.escape(name)}.*({text})|({text}).*{name}"):
-                    taken(loader)
-    finally:
-        for other in ("broken.tar", "twice.tar", "hollow.tar"):
-            (folder / other).unlink()
+@pytest.mark.filterwarnings("ignore:.*no image and is left out")
+def test_a_broken_shard_is_named(server, name, text, workers, shuffle):
+    loader = load(f"{server}/{name}", config={"workers": workers}, shuffle=shuffle)
+    with pytest.raises(ShardError, match=rf"{re.escape(name)}.*({text})|({text}).*{name}"):
+        taken(loader)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -289,13 +283,12 @@ def test_a_hard_linked_member_is_an_error(tmp_path):
     members = [*sample(0), sample(1)[0], linked("k0001.cls", "k0000.cls")]
     path = write_tar(tmp_path / "t.tar", members)
     text = r"t\.tar: 'k0001\.cls' is stored as a hard link to 'k0000\.cls'.*--hard-dereference"
-    for read in (
-        build,
-        lambda path: taken(load(path)),
-        lambda path: build_cache(path, tmp_path / "c", executor=0),
-    ):
-        with pytest.raises(ShardError, match=text):
-            read(path)
+    with pytest.raises(ShardError, match=text):
+        build(path)
+    with pytest.raises(ShardError, match=text):
+        taken(load(path))
+    with pytest.raises(ShardError, match=text):
+        build_cache(path, tmp_path / "c", executor=0)
     members = [*sample(0), linked("README", "k0000.jpg"), linked("__meta__/a.jpg", "k0000.jpg")]
     path = write_tar(tmp_path / "t.tar", members)
     assert build(path).samples.shape == (3, 1) and keys_of(taken(load(path))) == ["k0000"]
@@ -397,10 +390,9 @@ def test_resuming_within_an_epoch_warns_and_keeps_the_count(folder, samples):
 
 
 def test_an_unsized_epoch_may_drop_its_last_batch(folder):
-    sizes = [len(b.key) for b in taken(load(folder, config={"batch_size": 5, "drop_last": True}))]
-    assert sizes == [5, 5, 5, 5]
-    sizes = [len(b.key) for b in taken(load(folder, config={"batch_size": 5}))]
-    assert sizes == [5, 5, 5, 5, 4]
+    for drop_last, sizes in ((True, [5, 5, 5, 5]), (False, [5, 5, 5, 5, 4])):
+        batches = taken(load(folder, config={"batch_size": 5, "drop_last": drop_last}))
+        assert [len(batch.key) for batch in batches] == sizes
 
 
 @pytest.mark.parametrize("workers", [0, 2])

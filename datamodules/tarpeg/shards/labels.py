@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..errors import ShardError
-
-Int64 = npt.NDArray[np.int64]
+from .index import Int64
 
 LONGEST = 64
 """Largest size of a label, in bytes."""

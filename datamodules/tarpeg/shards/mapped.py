@@ -8,8 +8,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -191,8 +191,7 @@ class Shards:
         return tar
 
 
-@dataclass(frozen=True)
-class _Opened:
+class _Opened(NamedTuple):
     """Consecutive shards. stats: size (bytes) and mtime (ns) of each tar; warning: about samples left out."""
 
     index: ShardIndex
@@ -206,22 +205,18 @@ def _open_all(paths: Sequence[Path], threads: int) -> Iterator[_Opened]:
     groups: list[list[tuple[Path, ShardEntry | None]]] = []
     for path in paths:
         listed = caches[path.parent]
-        entry = None if listed is None else _entry(listed, path)
+        entry = None if listed is None else listed.get(path.name)
+        if listed is not None and entry is None:
+            raise CacheError(
+                f"shard {path} is not in {path.with_name(MANIFEST)}, which lists the {len(listed)} shards of "
+                "this cache: move it elsewhere, or build the cache again."
+            )
         if entry is None or not groups or groups[-1][0][1] is None or len(groups[-1]) == _TOGETHER:
             groups.append([])
         groups[-1].append((path, entry))
     most = threads if None in caches.values() else min(threads, _PARSERS)
     with ThreadPoolExecutor(max(1, min(most, len(groups)))) as pool:
         yield from pool.map(_open, groups)
-
-
-def _entry(listed: dict[str, ShardEntry], path: Path) -> ShardEntry:
-    if path.name not in listed:
-        raise CacheError(
-            f"shard {path} is not in {path.with_name(MANIFEST)}, which lists the {len(listed)} shards of "
-            "this cache: move it elsewhere, or build the cache again."
-        )
-    return listed[path.name]
 
 
 def _open(group: list[tuple[Path, ShardEntry | None]]) -> _Opened:

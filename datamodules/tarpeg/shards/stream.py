@@ -21,12 +21,11 @@ from braceexpand import braceexpand
 
 from ..errors import ShardError
 from ..sampling import rng
+from .index import Int64
 from .labels import integers, plain
 from .paths import Source, expand, is_url, parts_of, refuse_twice
 from .pillow import image_extension
 from .tar import streamed_members
-
-Int64 = npt.NDArray[np.int64]
 
 _SHARDS = 1 << 32  # purpose number of shard permutations; the sampler's own purposes are smaller
 _BROKEN = (
