@@ -8,8 +8,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -191,7 +191,8 @@ class Shards:
         return tar
 
 
-class _Opened(NamedTuple):
+@dataclass(frozen=True)
+class _Opened:
     """Consecutive shards. stats: size (bytes) and mtime (ns) of each tar; warning: about samples left out."""
 
     index: ShardIndex
