@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.packed import Packed
+from helpers.scripts import PARENT, live_processes
 from helpers.small_tars import sample, write_tar
 
 
@@ -50,17 +51,5 @@ def shard_of(tmp_path):
 def children():
     """A function that lists this process's children by number, without those that were there before."""
 
-    def now() -> set[int]:
-        found = set()
-        for entry in Path("/proc").iterdir():
-            try:
-                stat = (entry / "stat").read_text() if entry.name.isdigit() else ""
-            except OSError:
-                continue
-            state, parent = stat.rpartition(")")[2].split()[:2] if stat else ("", "0")
-            if int(parent) == os.getpid() and state != "Z":
-                found.add(int(entry.name))
-        return found
-
-    before = now()
-    return lambda: now() - before
+    before = live_processes(PARENT, os.getpid())
+    return lambda: live_processes(PARENT, os.getpid()) - before

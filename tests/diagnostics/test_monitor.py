@@ -6,10 +6,13 @@ import contextlib
 import logging
 import time
 import warnings
+from functools import partial
+from types import SimpleNamespace
 
 import lightning
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 from tarpeg import Augment, CenterCrop, DataStallMonitor, ShardDataModule, Split
 from tarpeg.diagnostics import monitor
@@ -122,36 +125,38 @@ def test_batches_without_a_length():
     assert "data/images_per_second" not in trainer.callback_metrics
 
 
-def test_slow_compute():
-    stall, _ = fit(Model(compute=0.1), loader=sleepy())
-    assert stall.shares["compute"] > 0.8
-    assert "the data keeps up, there is nothing to gain" in stall.verdict
+@pytest.mark.parametrize(
+    ("model", "slow", "verdict"),
+    [
+        (Model(compute=0.1), "compute", "the data keeps up, there is nothing to gain"),
+        (Augmenting(augment=0.05), "augment", "on_after_batch_transfer takes it"),
+    ],
+)
+def test_a_slow_model(model, slow, verdict):
+    stall, _ = fit(model, loader=sleepy())
+    assert stall.shares[slow] > 0.8 and verdict in stall.verdict
 
 
-def test_slow_augmentation():
-    stall, _ = fit(Augmenting(augment=0.05), loader=sleepy())
-    assert stall.shares["augment"] > 0.8
-    assert "on_after_batch_transfer takes it" in stall.verdict
-
-
-def module(photos, **settings):
+def module(photos, split=None, **settings):
     crop = CenterCrop(32)
-    split = {name: settings.pop(name) for name in ("members", "decode") if name in settings}
-    return ShardDataModule(
-        Split(str(photos), crop, **split), Split(str(photos), crop), batch_size=2, **settings
-    )
+    train, val = Split(str(photos), crop, **(split or {})), Split(str(photos), crop)
+    return ShardDataModule(train, val, batch_size=2, **settings)
 
 
 def test_a_slow_shard_loader_and_the_setting_that_helps(photos, monkeypatch):
     machine = Machine(8, 4.0, None, None, None, None, None)
     monkeypatch.setattr("tarpeg.machine.read_machine", lambda: machine)
     torch.set_num_threads(1)
-    data = module(photos, workers=0, threads=0, members=["cls"], decode=busy)
-    stall, trainer = fit(Model(), data=data)
+
+    def run(decode):
+        data = module(photos, {"members": ["cls"], "decode": decode}, workers=0, threads=0)
+        return fit(Model(), data=data)
+
+    stall, trainer = run(busy)
     assert stall.wait_share > 0.5
     assert "ShardDataModule(workers=4) decodes on the idle cores; expected" in stall.verdict
     assert trainer.callback_metrics["data/substituted"] == 0
-    stall, _ = fit(Model(), data=module(photos, workers=0, threads=0, members=["cls"], decode=asleep))
+    stall, _ = run(asleep)
     assert "waits for the disk or delivers in bursts: ShardDataModule(readahead=16)" in stall.verdict
     assert "".join(map(str, stall.advice)) == stall.verdict
 
@@ -201,15 +206,12 @@ def test_resumed_runs_are_measured(photos, tmp_path):
 def test_the_trainers_profiler_continues(fail_at):
     profiler, seen = SimpleProfiler("/d", "hooks"), []
 
-    class Look(lightning.Callback):
-        def on_train_batch_start(self, trainer, *_):
-            seen.append(trainer.profiler)
+    def look(trainer, *_):
+        seen.append(trainer.profiler)
 
-        def on_exception(self, trainer, *_):
-            seen.append(trainer.profiler)
-
+    looks = [LambdaCallback(on_train_batch_start=look, on_exception=look)]
     try:
-        _, trainer = fit(Model(fail_at=fail_at), loader=sleepy(), profiler=profiler, callbacks=[Look()])
+        _, trainer = fit(Model(fail_at=fail_at), loader=sleepy(), profiler=profiler, callbacks=looks)
         assert trainer.profiler is profiler
     except ZeroDivisionError:
         assert seen[-1] is profiler
@@ -222,14 +224,9 @@ def test_the_trainers_profiler_continues(fail_at):
 @pytest.mark.parametrize("fail_at", [None, 3])
 def test_two_monitors_restore_the_profiler(fail_at):
     first, second, found = DataStallMonitor(0), DataStallMonitor(0), []
-    profiler = SimpleProfiler()
-
-    class Look(lightning.Callback):
-        def on_train_start(self, trainer, *_):
-            found.append(trainer)
-
+    profiler, look = SimpleProfiler(), LambdaCallback(on_train_start=lambda trainer, _: found.append(trainer))
     with contextlib.suppress(ZeroDivisionError):
-        fit(Model(fail_at=fail_at), first, sleepy(), profiler=profiler, callbacks=[second, Look()])
+        fit(Model(fail_at=fail_at), first, sleepy(), profiler=profiler, callbacks=[second, look])
     assert found[0].profiler is profiler
     assert bool(first.verdict) == bool(second.verdict) == (fail_at is None)
     assert "profiler=" not in first.verdict, "it has one already"
@@ -250,16 +247,15 @@ def test_a_lightning_with_other_action_names(monkeypatch):
 
 
 def test_lengths_of_batches(photos):
-    images = torch.zeros(5, 3, 8, 8)
-    for batch in (images, (images, torch.zeros(5)), {"image": images}, [["a"], images]):
+    images, labels = torch.zeros(5, 3, 8, 8), torch.zeros(5)
+    for batch in (images, (images, labels), {"image": images}, [["a"], images]):
         assert _length(batch) == 5
-    pair = [images, torch.zeros(5)]
+    pair = [images, labels]
     assert _length({"a": pair, "b": [pair, None]}, {"a": 0, "b": [0, 0]}) == 10, "of several loaders"
-    assert _length([{"x": images}, {"y": torch.zeros(5)}]) == _length({"in": {"x": images}}) == 5
+    assert _length([{"x": images}, {"y": labels}]) == _length({"in": {"x": images}}) == 5
     assert _length([[images[0], images[1]], [{"boxes": images}]]) == 0, "lists of samples"
     assert _length(object()) == _length(torch.zeros(())) == _length(([], "x")) == 0
-    data = module(photos, workers=0)
-    data.splits["train"] = Split(str(photos), CenterCrop(32), views=3)
+    data = module(photos, {"views": 3}, workers=0)
     assert _length(next(iter(data.train_dataloader()))) == 2, "samples, not views"
 
 
@@ -272,11 +268,8 @@ def test_a_hook_costs_microseconds():
     stall = DataStallMonitor()
     watch = _Watch(PassThroughProfiler(), stall._timeline)
     names = [f"[Callback]C{n}.on_train_batch_start" for n in range(40)]
-    names += [
-        "[_TrainingEpochLoop].train_dataloader_next",
-        "[M].transfer_batch_to_device",
-        "run_training_batch",
-    ]
+    names += ["[_TrainingEpochLoop].train_dataloader_next", "[M].transfer_batch_to_device"]
+    names += ["run_training_batch"]
     started = time.process_time()
     for _ in range(1000):
         for name in names:
@@ -285,70 +278,36 @@ def test_a_hook_costs_microseconds():
     assert (time.process_time() - started) / 1000 < 1e-3, "of a step with 43 actions, contexts included"
 
 
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def perf_counter(self):
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(monitor, "time", clock)
-    return clock
-
-
 def stage_seconds(timeline):
     timeline.read(wait=True)
     return {stage: taken for stage, taken in timeline.seconds.items() if taken}
 
 
-def test_stages_nest_and_other_time_is_other(clock):
-    timeline = Timeline()
-    clock.now += 50  # before it begins
-    timeline.begin()
-    clock.now += 1
-    timeline.enter("compute")
-    clock.now += 2
-    timeline.enter("wait")  # a step that fetches its batch itself
-    clock.now += 4
-    timeline.leave()
-    clock.now += 8
-    timeline.leave()
-    clock.now += 16
-    assert stage_seconds(timeline) == {"other": 17, "compute": 10, "wait": 4}
-
-
-def test_stages_do_not_count_while_it_is_stopped(clock):
-    timeline = Timeline()
-    timeline.leave()  # a stage that was entered before the timeline existed
-    timeline.enter("transfer")
-    clock.now += 1
-    timeline.leave()
-    timeline.begin()
-    clock.now += 2
-    timeline.pause()
-    for stage in ("transfer", "augment"):  # validation
-        timeline.enter(stage)
-        clock.now += 50
-        timeline.leave()
-    assert not timeline.is_running
-    timeline.begin()
-    timeline.enter("wait")
-    clock.now += 4
-    timeline.leave()
-    assert stage_seconds(timeline) == {"other": 2, "wait": 4}
-
-
-def test_reset(clock):
-    timeline = Timeline()
-    timeline.begin("compute")
-    clock.now += 5
-    timeline.reset()
-    clock.now += 1
-    assert stage_seconds(timeline) == {"compute": 1}
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        # A step that fetches its batch itself; the first 50 seconds are before it begins.
+        ("50 begin 1 compute 2 wait 4 leave 8 leave 16", {"other": 17, "compute": 10, "wait": 4}),
+        # A stage that was entered before the timeline existed, and validation while it is stopped.
+        ("leave transfer 1 leave begin 2 pause transfer 50 leave augment 50 leave", {"other": 2}),
+        ("begin 2 pause transfer 50 leave augment 50 leave begin wait 4 leave", {"other": 2, "wait": 4}),
+        ("begin compute 5 reset 1", {"compute": 1}),
+    ],
+    ids=["stages nest", "stopped", "goes on", "reset"],
+)
+def test_seconds_per_stage(monkeypatch, script, expected):
+    """The script: seconds that pass, stages that are entered, and methods of Timeline that are called."""
+    now, timeline = [100.0], Timeline()
+    monkeypatch.setattr(monitor, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    for word in script.split():
+        if word.isdigit():
+            now[0] += int(word)
+        elif word in monitor.STAGES:
+            timeline.enter(word)
+        else:
+            getattr(timeline, word)()
+    assert stage_seconds(timeline) == expected
+    assert timeline.is_running == (script.rfind("begin") > script.rfind("pause"))
 
 
 class Device:
@@ -359,9 +318,6 @@ class Device:
 
     def work(self, milliseconds):
         self.free = max(self.free, self.host) + milliseconds
-
-    def event(self):
-        return Mark(self)
 
 
 class Mark:
@@ -391,10 +347,19 @@ def step(device, timeline, wait, compute):
     timeline.leave()
 
 
-def test_waiting_while_the_gpu_is_busy_does_not_count():
-    device = Device()
-    timeline = DeviceTimeline(device.event)
+@pytest.fixture
+def device():
+    return Device()
+
+
+@pytest.fixture
+def timeline(device):
+    timeline = DeviceTimeline(partial(Mark, device))
     timeline.begin()
+    return timeline
+
+
+def test_waiting_while_the_gpu_is_busy_does_not_count(device, timeline):
     for _ in range(10):  # the program waits 6 ms while the GPU is busy for 10
         step(device, timeline, wait=6, compute=10)
     timeline.read()
@@ -403,10 +368,7 @@ def test_waiting_while_the_gpu_is_busy_does_not_count():
     assert taken == pytest.approx({"wait": 0.006, "compute": 0.1}), "only the first batch is waited for"
 
 
-def test_waiting_while_the_gpu_is_idle_counts():
-    device = Device()
-    timeline = DeviceTimeline(device.event)
-    timeline.begin()
+def test_waiting_while_the_gpu_is_idle_counts(device, timeline):
     step(device, timeline, wait=50, compute=10)
     timeline.reset()
     for _ in range(10):

@@ -45,6 +45,13 @@ def encoded(image: Image.Image, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
+def picture(kind: str, seed: int = 0, **options: Any) -> bytes:
+    """An image of 64 x 80 pixels in a format of Pillow, such as PNG."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels(64, 80, seed)).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
 def assert_portable_is_equal(script: str) -> None:
     """Run a script that writes bytes, with vector code and without: they must be equal, not empty."""
     path = os.pathsep.join(sys.path)

@@ -11,6 +11,24 @@ PATHS = f"import sys\nsys.path[:0] = {[str(TESTS), str(TESTS.parent / 'datamodul
 """The first lines of such a script."""
 
 
+PARENT, SESSION = 1, 3
+"""Fields of /proc/PID/stat, counted from the state of the process."""
+
+
+def live_processes(field: int, number: int) -> set[int]:
+    """The processes, other than zombies, with that parent or session."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            stat = (entry / "stat").read_text() if entry.name.isdigit() else ""
+        except OSError:
+            continue
+        fields = stat.rpartition(")")[2].split()
+        if fields and fields[0] != "Z" and int(fields[field]) == number:
+            found.add(int(entry.name))
+    return found
+
+
 def run_script(code: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     """Run the code and return its status and output."""
     command = [sys.executable, "-c", PATHS + code]

@@ -23,19 +23,34 @@ def digest(batch):
     return hashlib.sha1(image + label).hexdigest()
 
 
-def trained(data, folder, **settings):
-    """The digests of the batches that a network gets in training."""
+def digests(batches):
+    return [digest(batch) for batch in batches]
+
+
+def fitted(data, folder, ckpt_path=None, **settings):
+    """A network that has been trained on the data."""
     net = Net()
-    trainer(folder, **{"max_epochs": 2, **settings}).fit(net, datamodule=data)
-    return [digest(batch) for batch in net.seen["train"]]
+    trainer(folder, **settings).fit(net, datamodule=data, ckpt_path=ckpt_path)
+    return net
+
+
+def trained(data, folder, max_epochs=2, **settings):
+    """The digests of the batches that a network gets in training."""
+    return digests(fitted(data, folder, max_epochs=max_epochs, **settings).seen["train"])
+
+
+def looped(data, epochs=1):
+    """The digests of the batches of a plain loop."""
+    loader = data.train_dataloader()
+    found = [digest(batch) for _ in range(epochs) for batch in data.augmented(loader)]
+    loader.close()
+    return found
 
 
 @pytest.fixture(scope="module")
 def plainly(photos):
     """Two epochs of a plain loop."""
-    data = module(photos, workers=0, threads=0, augment=heavy())
-    loader = data.train_dataloader()
-    seen = [digest(batch) for _ in range(2) for batch in data.augmented(loader)]
+    seen = looped(module(photos, workers=0, threads=0, augment=heavy()), epochs=2)
     assert len(set(seen)) == 12
     return seen
 
@@ -46,12 +61,8 @@ def plainly(photos):
     ids=str,
 )
 def test_the_same_bytes_in_any_process_and_loop(photos, tmp_path, plainly, engine):
-    data = module(photos, augment=heavy(), **engine)
-    assert trained(data, tmp_path) == plainly
-    data = module(photos, augment=heavy(), **engine)
-    loader = data.train_dataloader()
-    assert [digest(batch) for _ in range(2) for batch in data.augmented(loader)] == plainly
-    loader.close()
+    assert trained(module(photos, augment=heavy(), **engine), tmp_path) == plainly
+    assert looped(module(photos, augment=heavy(), **engine), epochs=2) == plainly
 
 
 @pytest.mark.parametrize(
@@ -73,52 +84,43 @@ def test_a_resumed_run_draws_the_same_params(photos, tmp_path, plainly, workers)
     saving = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
     data = module(photos, augment=heavy(), workers=workers)
     trained(data, tmp_path, callbacks=[saving], enable_checkpointing=True, max_steps=8)
-    net, data = Net(), module(photos, augment=heavy(), workers=workers)
-    trainer(tmp_path, max_epochs=2).fit(net, datamodule=data, ckpt_path=tmp_path / "step=4.ckpt")
-    assert [digest(batch) for batch in net.seen["train"]] == plainly[4:]
+    data = module(photos, augment=heavy(), workers=workers)
+    assert trained(data, tmp_path, ckpt_path=tmp_path / "step=4.ckpt") == plainly[4:]
 
 
 def test_validation_only_normalises(photos, tmp_path):
     shown = []
-    for augment, workers in (
-        (heavy(space="ycbcr"), 0),
-        (heavy(space="ycbcr"), 1),
-        (Augment(space="ycbcr"), 0),
-    ):
+    for make, workers in ((heavy, 0), (heavy, 1), (Augment, 0)):
         net = Net()
-        data = module(photos, augment=augment, workers=workers)
+        data = module(photos, augment=make(space="ycbcr"), workers=workers)
         trainer(tmp_path).validate(net, datamodule=data, verbose=False)
-        shown.append([digest(batch) for batch in net.seen["validate"]])
-        plain = data.augmented(data.val_dataloader())
-        assert [digest(batch) for batch in plain] == shown[-1]
+        shown.append(digests(net.seen["validate"]))
+        assert digests(data.augmented(data.val_dataloader())) == shown[-1]
     assert shown[0] == shown[1] == shown[2]
 
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
 @pytest.mark.parametrize("augment", [Augment, heavy], ids=["normalised", "heavy"])
 def test_images_that_lightning_casts_are_not_augmented_twice(photos, tmp_path, precision, augment):
-    data = module(photos, augment=augment(), workers=1)
-    net, single = Net(), Net()
-    trainer(tmp_path, precision=precision, limit_train_batches=2).fit(net, datamodule=data)
-    data = module(photos, augment=augment(), workers=1)
-    trainer(tmp_path, limit_train_batches=2).fit(single, datamodule=data)
-    shown = [batch.image for batch in net.seen["train"]]
-    expected = [batch.image.to(shown[0].dtype) for batch in single.seen["train"]]
-    assert all(torch.equal(one, other) for one, other in zip(shown, expected, strict=True))
+    def images(**settings):
+        data = module(photos, augment=augment(), workers=1)
+        return [
+            batch.image for batch in fitted(data, tmp_path, limit_train_batches=2, **settings).seen["train"]
+        ]
+
+    cast = images(precision=precision)
+    assert all(torch.equal(one, other.to(one.dtype)) for one, other in zip(cast, images(), strict=True))
 
 
 def test_a_stream_that_lightning_fetches_ahead(photos, tmp_path):
     # Without a length Lightning fetches each batch before it returns the previous one.
-    def data(workers):
-        split = Split(photos, CenterCrop(16), streaming=True)
+    def data(workers, streaming=True):
+        split = Split(photos, CenterCrop(16), streaming=streaming)
         return ShardDataModule(split, batch_size=4, workers=workers, keys=True, augment=heavy())
 
-    plain = data(0)
-    shown = [digest(batch) for batch in plain.augmented(plain.train_dataloader())]
+    shown = looped(data(0))
     assert trained(data(0), tmp_path, max_epochs=1) == shown and len(shown) == 6
-    split = Split(photos, CenterCrop(16), streaming=Streaming(samples=20))
-    sized = ShardDataModule(split, batch_size=4, workers=2, keys=True, augment=heavy())
-    again = ShardDataModule(split, batch_size=4, workers=2, keys=True, augment=heavy())
+    sized, again = (data(2, Streaming(samples=20)) for _ in range(2))
     assert trained(sized, tmp_path) == trained(again, tmp_path)
 
 
@@ -130,7 +132,7 @@ def test_views_and_occurrences_have_their_own_params(photos, tmp_path):
         data = ShardDataModule(split, batch_size=4, workers=workers, keys=True, augment=heavy())
         trainer(tmp_path).fit(net, datamodule=data)
         shown.append(net.shown)
-    assert [digest(batch) for batch in shown[0]] == [digest(batch) for batch in shown[1]]
+    assert digests(shown[0]) == digests(shown[1])
     first, second = shown[0][0].image
     assert first.shape == (4, 3, 16, 16) and not torch.equal(first, second)
     single = ShardDataModule(Split(photos, CenterCrop(16)), batch_size=4, workers=0, augment=heavy())
@@ -154,21 +156,16 @@ def test_another_module_is_called_with_images_alone(photos, tmp_path):
         def forward(self, images):
             return images.half() if self.training else images.double()
 
-    net = Net()
-    trainer(tmp_path, fast_dev_run=True).fit(net, datamodule=module(photos, augment=Own()))
-    assert (
-        net.seen["train"][0].image.dtype == torch.half and net.seen["validate"][0].image.dtype == torch.double
-    )
+    seen = fitted(module(photos, augment=Own()), tmp_path, fast_dev_run=True).seen
+    assert seen["train"][0].image.dtype == torch.half and seen["validate"][0].image.dtype == torch.double
 
 
 def test_a_hook_that_removes_images_is_an_error(photos, tmp_path):
     class Half(Net):
         def on_before_batch_transfer(self, batch, _):
-            return (
-                batch._replace(image=batch.image[:2], label=batch.label[:2])
-                if self.trainer.training
-                else batch
-            )
+            if not self.trainer.training:
+                return batch
+            return batch._replace(image=batch.image[:2], label=batch.label[:2])
 
     with pytest.raises(ValueError, match="the batch has 2 images and 2 labels, but 4 were delivered"):
         trainer(tmp_path).fit(Half(), datamodule=module(photos, augment=heavy()))
@@ -180,16 +177,14 @@ def test_mixed_batches(photos, tmp_path):
     shown = []
     for workers in (0, 1):
         torch.manual_seed(3)
-        net, data = Net(), module(photos, augment=heavy(mix=Mix(5)), workers=workers)
-        trainer(tmp_path, max_epochs=2).fit(net, datamodule=data)
-        labels = [batch.label for batch in net.seen["train"]]
-        assert all(
-            label.shape == (len(batch.key), 5) for label, batch in zip(labels, net.seen["train"], strict=True)
-        )
+        data = module(photos, augment=heavy(mix=Mix(5)), workers=workers)
+        seen = fitted(data, tmp_path, max_epochs=2).seen
+        labels = [batch.label for batch in seen["train"]]
+        assert all(batch.label.shape == (len(batch.key), 5) for batch in seen["train"])
         assert all(torch.allclose(label.sum(1), torch.ones(())) for label in labels)
         assert sum(((label > 0).sum(1) > 1).any().item() for label in labels) > 6, "most batches are mixed"
-        assert all(batch.label.dtype == torch.int64 for batch in net.seen["validate"])
-        shown.append([digest(batch) for batch in net.seen["train"]])
+        assert all(batch.label.dtype == torch.int64 for batch in seen["validate"])
+        shown.append(digests(seen["train"]))
     assert shown[0] == shown[1]
     torch.manual_seed(3)
     data = module(photos, augment=Augment(mix=Mix(5)))

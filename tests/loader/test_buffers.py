@@ -1,4 +1,4 @@
-"""BatchBuffers: lent, kept, copied, given back; whatever a consumer does with its tensors."""
+"""BatchBuffers: memory that is lent, kept, copied and reused, for any use of the lent tensors."""
 
 from __future__ import annotations
 
@@ -30,27 +30,18 @@ def test_memory_is_used_again_when_the_tensor_is_gone(shared: bool) -> None:
     assert lent(buffers, 2).data_ptr() == place
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        lambda images: images,
-        lambda images: images[0],
-        lambda images: images.permute(0, 2, 3, 1).reshape(-1),
-        lambda images: images.numpy(),
-        lambda images: images.untyped_storage(),
-        lambda images: images.detach().view(torch.int8),
-        lambda images: torch.utils.data.TensorDataset(images),
-    ],
-    ids=[
-        "itself",
-        "a row",
-        "a view",
-        "an array",
-        "the storage",
-        "another type",
-        "an object that refers to it",
-    ],
-)
+REFERENCES = {
+    "itself": lambda images: images,
+    "a row": lambda images: images[0],
+    "a view": lambda images: images.permute(0, 2, 3, 1).reshape(-1),
+    "an array": lambda images: images.numpy(),
+    "the storage": lambda images: images.untyped_storage(),
+    "another type": lambda images: images.detach().view(torch.int8),
+    "an object that refers to it": lambda images: torch.utils.data.TensorDataset(images),
+}
+
+
+@pytest.mark.parametrize("part", REFERENCES.values(), ids=REFERENCES)
 def test_any_reference_to_a_batch_keeps_it(part) -> None:
     buffers = BatchBuffers(NBYTES, 0, shared=False)
     first = lent(buffers, 7)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.scripts import PATHS
+from helpers.scripts import PATHS, SESSION, live_processes
 
 ENGINES = {"threads": {"workers": 0, "threads": 2}, "workers": {"workers": 2}}
 # If the tests run in the background, they and what they start inherit an ignored SIGINT.
@@ -21,21 +21,12 @@ faulthandler.dump_traceback_later(120)  # shows where a run hangs
 """
 
 
-def members(leader: int) -> list[int]:
+def members(leader: int) -> set[int]:
     """The live processes in the session of that leader."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            stat = (entry / "stat").read_text() if entry.name.isdigit() else ""
-        except OSError:
-            continue
-        fields = stat.rpartition(")")[2].split()
-        if fields and fields[0] != "Z" and int(fields[3]) == leader:
-            found.append(int(entry.name))
-    return found
+    return live_processes(SESSION, leader)
 
 
-def named_memory(processes: list[int]) -> list[str]:
+def named_memory(processes: set[int]) -> list[str]:
     """Files in /dev/shm that these processes have mapped and that would stay."""
     found = []
     for process in processes:
@@ -81,7 +72,7 @@ class Run:
         left = members(self.process.pid)
         for process in left:
             os.kill(process, signal.SIGKILL)
-        assert left == [], self.log.read_text()
+        assert left == set(), self.log.read_text()
 
 
 LOOP = """
@@ -145,9 +136,8 @@ def test_ctrl_c_is_never_lost_and_the_loader_can_go_on(photos, tmp_path, engine)
     run = Run(tmp_path, INTERRUPTED.format(photos=str(photos), engine=settings, times=40))
     run.assert_nothing_is_left(100)
     assert run.process.returncode == 0, run.log.read_text()
-    assert "Exception ignored" not in run.log.read_text(), (
-        "nothing was raised where Python can only discard it"
-    )
+    # Nothing was raised where Python can only discard it.
+    assert "Exception ignored" not in run.log.read_text()
 
 
 TRAINED = """
@@ -200,8 +190,7 @@ def test_under_lightning(photos, tmp_path, ranks, engine, end):
     run.wait_until_ready()
     if end.startswith("SIG"):
         # Like a terminal: Ctrl-C reaches every process of the group. SIGTERM is sent to the first alone.
-        targets = members(run.process.pid) if end == "SIGINT" else [run.process.pid]
-        for target in targets:
+        for target in members(run.process.pid) if end == "SIGINT" else [run.process.pid]:
             subprocess.run(["kill", f"-{end[3:]}", str(target)], check=False)
     run.assert_nothing_is_left(120)
     if end != "SIGTERM":  # which Lightning treats as a reason to stop, not as a failure

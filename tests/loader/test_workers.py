@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
@@ -78,35 +79,25 @@ class OddError(Exception):
         super().__init__(f"shard {shard}, key {key}")
 
 
-def raising(kind):
-    def work(job):
-        if kind == "local":
-
-            class LocalError(Exception):
-                pass
-
-            raise LocalError("the cause")
-        makers = {"plain": PlainError, "odd": lambda text: OddError("a", text), "exit": SystemExit}
-        raise makers[kind]("the cause")
-
-    return work
-
-
 @pytest.mark.parametrize(
-    ("kind", "text"),
+    ("error", "text"),
     [
-        ("plain", "^the cause"),
-        ("odd", "shard a, key the cause"),
-        ("local", "the cause"),
-        ("exit", "SystemExit was raised while a batch was fetched: the cause"),
+        (PlainError("the cause"), "^the cause"),
+        (OddError("a", "the cause"), "shard a, key the cause"),
+        (type("LocalError", (Exception,), {})("the cause"), "the cause"),
+        (SystemExit("the cause"), "SystemExit was raised while a batch was fetched: the cause"),
     ],
+    ids=lambda value: None if isinstance(value, str) else type(value).__name__,
 )
-def test_errors_keep_their_text_and_the_pool_can_go_on(pool_of, kind, text):
-    pool = pool_of(raising(kind))
+def test_errors_keep_their_text_and_the_pool_can_go_on(pool_of, error, text):
+    def work(job):
+        raise error
+
+    pool = pool_of(work)
     for _ in range(3):
         with pytest.raises(Exception, match=text) as caught:
             results(pool, [0])
-        if kind == "plain":
+        if isinstance(error, PlainError):
             assert caught.type is PlainError
         if isinstance(pool, ProcessPool):
             assert "in worker process 0" in str(caught.value.__cause__)
@@ -140,17 +131,27 @@ def test_large_jobs_and_results_do_not_block_each_other(pool_of):
     assert results(pool, jobs) == [job + b"x" for job in jobs]
 
 
+@pytest.fixture
+def assert_nothing_left(children):
+    """A function that waits until the threads and processes that the test started have ended."""
+    before = set(threading.enumerate())
+
+    def check():
+        deadline = time.monotonic() + 10
+        while (left := children() | (set(threading.enumerate()) - before)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert left == set()
+
+    return check
+
+
 @pytest.mark.parametrize("kind", POOLS)
-def test_a_pool_that_is_garbage_collected_ends(kind, children):
-    threads = set(threading.enumerate())
+def test_a_pool_that_is_garbage_collected_ends(kind, assert_nothing_left):
     pool = POOLS[kind](lambda job: job, 2)
     results(pool, range(4))
     del pool
     gc.collect()
-    deadline = time.monotonic() + 10
-    while (children() or set(threading.enumerate()) - threads) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert children() == set() == set(threading.enumerate()) - threads
+    assert_nothing_left()
 
 
 def test_if_a_later_process_cannot_start_none_is_left(monkeypatch, children):
@@ -203,6 +204,10 @@ MANY_FILES = (
 )
 
 
+def run_loop(photos, folder, *, does, hang=1, first=""):
+    return run_script(LOOP.format(folder=str(folder), photos=str(photos), does=does, hang=hang, first=first))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -214,15 +219,13 @@ MANY_FILES = (
     ids=["hangs", "dies", "is slow, and leaves no lock", "has many files open"],
 )
 def test_a_process_that_does_not_start_is_replaced(photos, tmp_path, settings, message):
-    settings = {"hang": 1, "first": "", **settings}
-    done = run_script(LOOP.format(folder=str(tmp_path), photos=str(photos), **settings))
+    done = run_loop(photos, tmp_path, **settings)
     assert done.stdout.splitlines() == ["23", "no child is left"], done.stderr
     assert message in done.stderr
 
 
 def test_if_all_processes_hang_the_error_has_a_remedy(photos, tmp_path):
-    code = LOOP.format(folder=str(tmp_path), photos=str(photos), hang=9, does="time.sleep(1000)", first="")
-    done = run_script(code)
+    done = run_loop(photos, tmp_path, hang=9, does="time.sleep(1000)")
     assert done.returncode == 1
     assert "did not start; the last did not answer within 0.5 s" in done.stderr
     assert "Use threads (workers=0)" in done.stderr
@@ -280,9 +283,10 @@ loader.close()
 """
 
 
-@pytest.mark.parametrize(
-    "settings", [{"workers": 2}, {"workers": 0, "threads": 2}, {"workers": 0, "threads": 0}], ids=name_of
-)
+PARALLEL = [{"workers": 2}, {"workers": 0, "threads": 2}]
+
+
+@pytest.mark.parametrize("settings", [*PARALLEL, {"workers": 0, "threads": 0}], ids=name_of)
 def test_a_fork_that_goes_on_with_a_loader_starts_its_own_workers(photos, settings):
     done = run_script(FORKED.format(photos=str(photos), settings=settings), timeout=100)
     assert done.returncode == 0, done.stderr
@@ -299,10 +303,15 @@ def runner(request):
     return request.param
 
 
-def test_every_runner_yields_the_same_bytes(photos, runner, expected):
-    loader = load(photos, seed=5, **runner)
+@pytest.fixture
+def loader(photos, runner):
+    """A loader with the settings of ``runner`` and the seed of ``expected``; closed after the test."""
+    with contextlib.closing(load(photos, seed=5, **runner)) as loader:
+        yield loader
+
+
+def test_every_runner_yields_the_same_bytes(loader, expected):
     assert [digest(loader) for _ in range(3)] == expected
-    loader.close()
 
 
 def test_images_are_normalised_on_request(photos, runner):
@@ -316,62 +325,49 @@ def test_images_are_normalised_on_request(photos, runner):
     loader.close()
 
 
-def test_batches_that_are_kept_are_never_overwritten(photos, runner, expected):
-    loader = load(photos, seed=5, **runner)
+def test_batches_that_are_kept_are_never_overwritten(loader, expected):
     epochs = [list(loader) for _ in range(3)]
     assert [digest(epoch) for epoch in epochs] == expected
     loader.close()
     assert [digest(epoch) for epoch in epochs] == expected, "nor when the loader ends"
 
 
-def test_memory_is_used_again(photos, runner):
-    loader, places = load(photos, **runner), set()
+def test_memory_is_used_again(loader, runner):
+    places = set()
     for _ in range(10):
         for batch in loader:
             places.add(batch.image.data_ptr())
             del batch
-    loader.close()
     assert len(places) <= 4 + max(1, runner.get("workers", 0)) * max(2, runner.get("prefetch", 2))
 
 
-def test_an_epoch_can_be_abandoned(photos, runner, expected):
-    loader = load(photos, seed=5, **runner)
+def test_an_epoch_can_be_abandoned(loader, expected):
     for epoch in range(3):
         loader.sampler.set_epoch(epoch)
         kept = [batch for batch, _ in zip(loader, range(1 + epoch), strict=False)]
         loader.sampler.set_epoch(epoch)
         assert digest(loader) == expected[epoch]
         assert len(kept) == 1 + epoch
-    loader.close()
 
 
-def test_close_leaves_no_thread_and_no_process(photos, runner, children):
-    threads = set(threading.enumerate())
+def test_close_leaves_no_thread_and_no_process(photos, runner, children, assert_nothing_left):
     loader = load(photos, **runner)
     next(iter(loader))
     loader.close()
     loader.close()
     assert children() == set()
-    assert_no_thread_but(threads)
+    assert_nothing_left()
     assert sorted(keys_of(loader)) == ALL, "and it starts again"
     loader.close()
 
 
-def assert_no_thread_but(threads):
-    deadline = time.monotonic() + 10
-    while set(threading.enumerate()) - threads and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert set(threading.enumerate()) - threads == set()
-
-
-def test_a_loader_that_is_garbage_collected_leaves_nothing(photos, runner, children):
-    threads = set(threading.enumerate())
+def test_a_loader_that_is_garbage_collected_leaves_nothing(photos, runner, children, assert_nothing_left):
     loader = load(photos, **runner)
     next(iter(loader))
     del loader
     gc.collect()
-    assert_no_thread_but(threads)
     assert children() == set()
+    assert_nothing_left()
 
 
 def test_errors_of_samples_keep_their_text(shard_of, runner):
@@ -437,7 +433,7 @@ def test_a_worker_does_not_send_the_request_back(photos, monkeypatch):
     assert not any(b"Request" in message for message in messages)
 
 
-@pytest.mark.parametrize("settings", [{"workers": 2}, {"workers": 0, "threads": 2}], ids=name_of)
+@pytest.mark.parametrize("settings", PARALLEL, ids=name_of)
 def test_the_training_process_makes_few_calls_per_batch(photos, settings):
     loader = load(photos, batch_size=2, **settings)
     list(loader)

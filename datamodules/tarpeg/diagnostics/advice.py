@@ -12,7 +12,7 @@ import re
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -37,20 +37,16 @@ _MAX_IMAGES, _MAX_ROUNDS, _MAX_NBYTES = 32, 5, 64 << 20
 
 
 class Call(NamedTuple):
-    """A proposed change: a public name called with these arguments; ``...``: a value for the user to choose.
-
-    ``str()`` of it is Python, for example ``ShardDataModule(workers=8)``.
-    """
+    """A proposed change, as a call: ``...`` is a value for the user to choose. ``str()`` of it is Python."""
 
     function: str
     arguments: Mapping[str, Any] = {}
 
     def __str__(self) -> str:
-        return f"{self.function}({', '.join(f'{n}={_shown(value)}' for n, value in self.arguments.items())})"
+        def shown(value: object) -> str:
+            return str(value) if isinstance(value, Call) else "..." if value is ... else repr(value)
 
-
-def _shown(value: object) -> str:
-    return str(value) if isinstance(value, Call) else "..." if value is ... else repr(value)
+        return f"{self.function}({', '.join(f'{n}={shown(value)}' for n, value in self.arguments.items())})"
 
 
 Advice = tuple[str | Call, ...]
@@ -151,9 +147,8 @@ def _on_augmentation(share: float, run: RunFacts) -> Advice:
         gain = _capped(1 / max(1 - share, share / workers), share + (1 - share) * run.compute_threads, run)
         if gain >= _MIN_GAIN:
             settings = {"workers": workers} | ({"threads": None} if run.threads else {})
-            return Call(
-                "ShardDataModule", settings
-            ), f" augments in parallel to the training{_expected(gain)}"
+            change = Call("ShardDataModule", settings)
+            return change, f" augments in parallel to the training{_expected(gain)}"
     if not run.is_random:
         return "it only normalises; fewer pixels help: a smaller crop in ", _SMALLER_CROP, limit
     return "fewer distortions help; ", Call("Augment"), f" only normalises{limit}"
@@ -169,11 +164,10 @@ def _on_waiting(wait: float, rate: float, run: RunFacts) -> Advice:
     if run.is_streaming:
         return *_cache(run, streaming=False), limit
     if _is_starved(wait, rate, run):
-        readahead, prefetch = ({name: value} for name, value in (("readahead", 16), ("prefetch", 8)))
         return (
             "decoding is much faster than this, so the loader waits for the disk or delivers in bursts: ",
-            *(Call("ShardDataModule", readahead), " asks the disk earlier, "),
-            *(Call("ShardDataModule", prefetch), f" keeps more batches ready{limit}"),
+            *(Call("ShardDataModule", {"readahead": 16}), " asks the disk earlier, "),
+            *(Call("ShardDataModule", {"prefetch": 8}), f" keeps more batches ready{limit}"),
         )
     gain, advice = max(_options(wait, run), default=(0.0, ()), key=lambda option: option[0])
     if gain >= _MIN_GAIN:
@@ -283,7 +277,8 @@ def _costs(fetcher: Fetcher, epoch: int, end: float, end_of_encoding: float) -> 
     candidates = np.arange(len(fetcher.shards)) if fetcher.candidates is None else fetcher.candidates
     drawn = np.random.default_rng(0).choice(candidates, min(_MAX_IMAGES, len(candidates)), replace=False)
     files = {id: fetcher.shards.images([id])[0] for id in drawn.tolist()}
-    widths = [tile_width(file.numpy().tobytes()) for file in files.values() if _is_jpeg(file)]
+    contents = [file.numpy().tobytes() for file in files.values()]
+    widths = [tile_width(content) for content in contents if content.startswith(JPEG)]
     tiled = sum(width is not None for width, _ in widths) / len(files)
     codec: Codec = Tiled() if tiled < 0.5 else Raw()
     cached: dict[int, Tensor] = {}
@@ -315,10 +310,6 @@ def _cpu_seconds(fetcher: Fetcher, request: Request) -> float | None:
     return None if answer.error is not None else time.thread_time() - started
 
 
-def _is_jpeg(file: Tensor) -> bool:
-    return file[:3].numpy().tobytes() == JPEG
-
-
 def _encoded(codec: Codec, file: Tensor) -> Tensor:
     """Return the image as ``build_cache`` writes it, or as it is if it cannot be decoded."""
     try:
@@ -328,20 +319,18 @@ def _encoded(codec: Codec, file: Tensor) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
+@dataclass
 class _WithImages:
     """Samples with some of their images replaced."""
 
-    def __init__(self, samples: Samples, images: dict[int, Tensor]) -> None:
-        self._samples, self._images = samples, images
+    samples: Samples
+    new: dict[int, Tensor]
 
     def __len__(self) -> int:
-        return len(self._samples)
+        return len(self.samples)
 
     def images(self, ids: Any) -> list[Tensor]:
-        images = self._images
-        return [
-            images[id] if id in images else self._samples.images([id])[0] for id in np.asarray(ids).tolist()
-        ]
+        return [self.new[id] if id in self.new else self.samples.images([id])[0] for id in ids.tolist()]
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._samples, name)
+        return getattr(self.samples, name)

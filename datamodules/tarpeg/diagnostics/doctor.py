@@ -6,7 +6,6 @@ This module imports without torch, so that it can report a torch that is missing
 from __future__ import annotations
 
 import importlib
-import io
 import os
 import platform
 import re
@@ -370,7 +369,7 @@ def _peer() -> tuple[str, Callable[[Tensor], Tensor]]:
 def _decode_with_pillow(jpeg: Tensor) -> Tensor:
     import numpy as np
     import torch
-    from PIL import Image
 
-    image = Image.open(io.BytesIO(jpeg.numpy().tobytes())).convert("RGB")
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    from ..shards.pillow import open_rgb
+
+    return torch.from_numpy(np.array(open_rgb(jpeg.numpy().tobytes()))).permute(2, 0, 1)

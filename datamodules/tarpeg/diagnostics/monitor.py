@@ -6,14 +6,14 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
 from torch import Tensor
 
 from .. import machine
@@ -37,21 +37,18 @@ _ACTIONS = {
 class DataStallMonitor(Callback):
     """Measure the share of the training steps spent waiting for data, and give advice at the end.
 
-    Logs after each epoch ``data/wait_share``, ``data/transfer_share``, ``data/augment_share``,
-    ``data/compute_share`` and ``data/other_share`` (callbacks, loggers; the five add up to 1);
-    ``data/images_per_second`` over all ranks, if the batches' lengths are known; and ``data/substituted``,
-    the number of images so far that were replaced by others. The properties ``shares``, ``wait_share`` and
-    ``images_per_second`` are the same for the whole run. ``verdict``, which is also logged when training
-    ends, is where the time went and one piece of advice; ``advice`` is the same in parts, for programs. For
-    its estimate of the gain, rank 0 then decodes some images of the train split, for about
-    ``sample_seconds`` (0: none).
+    Logs after each epoch ``data/X_share`` for X = wait, transfer, augment, compute and other (callbacks and
+    loggers), which add up to 1; ``data/images_per_second`` over all ranks, if the lengths of batches are
+    known; and ``data/substituted``, the number of images so far that were replaced by others. ``shares``,
+    ``wait_share`` and ``images_per_second`` are of the whole run. ``verdict``, logged at the end, is where
+    the time went and one piece of advice; ``advice`` is the same in parts. To estimate the gain, rank 0 then
+    decodes images of the train split for about ``sample_seconds`` (0: none).
 
-    Validation, work between two epochs and the first step are not counted. Each rank measures itself; the
-    shares are those of the rank that waits most, because the others wait for it. On CUDA they are shares of
-    the GPU's time, by events that are read later: only the ends of epochs synchronise. On other devices it is
-    the time of the training process. Measuring takes 27 microseconds per step (one core of an AMD EPYC). If
-    worker processes or the decoder augment, because the CPU trains, augmentation is a part of waiting. A
-    resumed run is measured from there on.
+    Validation, work between two epochs and the first step are not counted. The shares are those of the rank
+    that waits most, because the others wait for it. On CUDA they are shares of the GPU's time, by events:
+    only the ends of epochs synchronise. On other devices it is the time of the training process. Measuring
+    takes 27 microseconds per step (one core of an AMD EPYC). If the loader augments, because the CPU trains,
+    augmentation is a part of waiting. A resumed run is measured from there on.
 
     Steps are observed through the profiler interface of the Trainer, whose own profiler continues, so this
     works with any data. With a Lightning that uses other names, the time between two steps is waiting.
@@ -272,14 +269,15 @@ class _Watch(Profiler):
         self.inner = inner
         self.sees_fetching = False
         self._timeline = timeline
-        self._stages = _Stages()
+        # The part of a name after the last dot is the action; looked up once per name.
+        self._stage_of = cache(lambda name: _ACTIONS.get(name.rpartition(".")[2]))
         self._passes_on = not isinstance(inner, PassThroughProfiler)
 
     def start(self, action_name: str) -> None:
         """Begin the action's stage, if it has one."""
         if self._passes_on:
             self.inner.start(action_name)
-        stage = self._stages[action_name]
+        stage = self._stage_of(action_name)
         if stage is None:
             return
         if stage == "wait" and not self._timeline.is_running:
@@ -289,7 +287,7 @@ class _Watch(Profiler):
 
     def stop(self, action_name: str) -> None:
         """End the action's stage."""
-        if self._stages[action_name] is not None:
+        if self._stage_of(action_name) is not None:
             self._timeline.leave()
         if self._passes_on:
             self.inner.stop(action_name)
@@ -301,14 +299,6 @@ class _Watch(Profiler):
     def describe(self) -> None:
         """Log the summary of the Trainer's own profiler."""
         self.inner.describe()
-
-
-class _Stages(dict[str, str | None]):
-    """The stage of each of Lightning's actions, or None; looked up once per name."""
-
-    def __missing__(self, action: str) -> str | None:
-        stage = self[action] = _ACTIONS.get(action.rpartition(".")[2])
-        return stage
 
 
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
@@ -340,22 +330,19 @@ def _length(batch: Any, loader: Any = None) -> int:
     if isinstance(loader, (tuple, list)) and isinstance(batch, (tuple, list)):
         return sum(map(_length, batch, loader))
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch
-    if isinstance(parts, (tuple, list)):
-        label = getattr(batch, "label", None)
-        tensors = [part for part in (label, *parts) if isinstance(part, Tensor) and part.ndim]
-        if tensors:
-            return len(tensors[0])
-        # An inner list may as well be one of samples, as in detection.
-        return next(filter(None, (_length(part) for part in parts if isinstance(part, Mapping))), 0)
-    return len(parts) if isinstance(parts, Tensor) and parts.ndim else 0
+    if not isinstance(parts, (tuple, list)):
+        parts = [parts]
+    for part in (getattr(batch, "label", None), *parts):
+        if isinstance(part, Tensor) and part.ndim:
+            return len(part)
+    # An inner list may as well be one of samples, as in detection.
+    return next(filter(None, (_length(part) for part in parts if isinstance(part, Mapping))), 0)
 
 
 def _workers(loader: Any) -> int | None:
     """Return the worker processes of a DataLoader, the fewest of several; None: no such setting."""
-    loaders = list(loader.values()) if isinstance(loader, Mapping) else loader
-    if isinstance(loaders, (tuple, list)):
-        return min((count for each in loaders if (count := _workers(each)) is not None), default=None)
-    return getattr(loader, "num_workers", None)
+    counts = [getattr(each, "num_workers", None) for each in CombinedLoader(loader).flattened]
+    return min((count for count in counts if count is not None), default=None)
 
 
 def _run_facts(trainer: Trainer, seconds: float) -> RunFacts:

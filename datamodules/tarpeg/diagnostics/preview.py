@@ -5,7 +5,6 @@ Drawn with Pillow: torchvision's ``make_grid`` has no captions and needs images 
 
 from __future__ import annotations
 
-import io
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from ..augment.module import Augment
 from ..loader.batch import AnyBatch, augmented, params_of
 from ..ops import matrices
 from ..sampling.sampler import Request
+from ..shards.pillow import open_rgb
 
 _PAGE, _CARD, _INK, _GRAY, _BOX = "#eef0f3", "#ffffff", "#20262d", "#75808c", "#e4572e"
 # In pixels: limits of a source's picture, side of the other pictures, least width of a source's column.
@@ -98,7 +98,7 @@ def _cards(augment: Any, loader: Any, batch: AnyBatch, request: Request, limit: 
     cards = []
     for row, id in enumerate(request.ids[:limit].tolist()):
         card = Card(fetcher.shards.key(id), _label(after.label[row]))
-        source, flips = _decoded(fetcher.shards.images([id])[0]), []
+        source, flips = open_rgb(fetcher.shards.images([id])[0].numpy().tobytes()), []
         if source is None:
             gray = Image.new("RGB", (_SIDE, _SIDE), "#c9ced5")
             card.add(gray, "cannot be decoded: replaced by another sample")
@@ -106,9 +106,8 @@ def _cards(augment: Any, loader: Any, batch: AnyBatch, request: Request, limit: 
             occurrence = None if request.occurrence is None else request.occurrence[[row]]
             one = Request(request.epoch, request.ids[[row]], occurrence)
             boxes, flips = fetcher.boxes_and_flips(one, np.array([[source.height, source.width]], np.int32))
-            card.add(
-                _with_boxes(source, [box[0].tolist() for box in boxes]), f"{source.width} x {source.height}"
-            )
+            framed = _with_boxes(source, [box[0].tolist() for box in boxes])
+            card.add(framed, f"{source.width} x {source.height}")
         for view in range(len(before)):
             is_flipped = bool(flips and flips[view][0])
             card.add(_fitted(_picture(None, before[view, row])), "crop, mirrored" if is_flipped else "crop")
@@ -116,15 +115,6 @@ def _cards(augment: Any, loader: Any, batch: AnyBatch, request: Request, limit: 
             card.add(_fitted(_picture(augment, changed[view, row])), text)
         cards.append(card)
     return cards
-
-
-def _decoded(content: Tensor) -> Image.Image | None:
-    """Decode a whole source, upright; None if Pillow cannot."""
-    try:
-        image = ImageOps.exif_transpose(Image.open(io.BytesIO(content.numpy().tobytes())))
-        return image.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return None
 
 
 def _with_boxes(source: Image.Image, boxes: list[list[int]]) -> Image.Image:
@@ -160,9 +150,8 @@ def _picture(augment: Any, image: Tensor) -> Image.Image:
 def _fitted(picture: Image.Image) -> Image.Image:
     """Resize a picture to the sheet's side; small pictures keep their pixels visible."""
     is_small = max(picture.size) * 2 <= _SIDE
-    return ImageOps.contain(
-        picture, (_SIDE, _SIDE), Image.Resampling.NEAREST if is_small else Image.Resampling.LANCZOS
-    )
+    method = Image.Resampling.NEAREST if is_small else Image.Resampling.LANCZOS
+    return ImageOps.contain(picture, (_SIDE, _SIDE), method)
 
 
 def _label(label: Tensor) -> str:

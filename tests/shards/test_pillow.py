@@ -1,0 +1,60 @@
+"""Images that Pillow decodes: modes, EXIF, damage, and no programs."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from helpers import reference
+from helpers.pictures import picture, pixels, tensor
+from PIL import Image
+from tarpeg.shards.pillow import to_ppm
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "1", "I;16", "CMYK"])
+def test_modes_of_pillow_become_rgb(mode):
+    gray = Image.fromarray(pixels(40, 30)[..., 0])
+    image = Image.fromarray(np.asarray(gray).astype(np.uint16) * 257) if mode == "I;16" else gray
+    image = gray.convert("RGB").convert(mode) if mode != "I;16" else image
+    buffer = io.BytesIO()
+    image.save(buffer, "TIFF" if mode == "CMYK" else "PNG")
+    data = tensor(buffer.getvalue())
+    ppm = to_ppm(data)
+    assert ppm is not None and torch.equal(reference.decode(ppm), reference.decode(data))
+
+
+def test_exif_of_other_formats_is_applied():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    ppm = to_ppm(tensor(picture("PNG", exif=exif)))
+    assert ppm is not None and reference.decode(ppm).shape == (3, 80, 64)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000"])
+def test_damaged_pictures_are_none_or_pixels(kind):
+    whole, rng = picture(kind), np.random.default_rng(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for cut in rng.integers(0, len(whole), 30):
+            to_ppm(tensor(whole[:cut]))
+        for _ in range(60):
+            data = bytearray(whole)
+            for place in rng.integers(0, min(len(data), 400), 4):
+                data[place] = rng.integers(256)
+            to_ppm(tensor(bytes(data)))
+
+
+def test_pillow_runs_no_programs(tmp_path, monkeypatch):
+    # Pillow passes PostScript to Ghostscript; a shard is data, and nothing in it may run.
+    ran = tmp_path / "ran"
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    assert to_ppm(tensor(eps)) is None
+    assert not ran.exists()
