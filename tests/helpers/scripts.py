@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 TESTS = Path(__file__).parents[1]
 PATHS = f"import sys\nsys.path[:0] = {[str(TESTS), str(TESTS.parent / 'datamodules')]!r}\n"
@@ -33,3 +35,17 @@ def run_script(code: str, timeout: float = 240) -> subprocess.CompletedProcess[s
     """Run the code and return its status and output."""
     command = [sys.executable, "-c", PATHS + code]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def run_file(path: Path, code: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+    """Run the code from that file, as Lightning needs to start it once per rank."""
+    path.write_text(PATHS + code)
+    command = [sys.executable, path]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def run_two_ranks(folder: Path, code: str) -> list[Any]:
+    """Run code in which each of two ranks writes ``rank0.json`` or ``rank1.json``; return both contents."""
+    done = run_file(folder / "ddp.py", code)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]

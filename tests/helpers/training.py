@@ -67,3 +67,10 @@ def trainer(tmp_path, **settings):
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     quiet |= {"enable_model_summary": False, "accelerator": "cpu", "devices": 1, "default_root_dir": tmp_path}
     return lightning.Trainer(**{**quiet, "max_epochs": 1, **settings})
+
+
+def fitted(folder, data, net=None, ckpt_path=None, **settings):
+    """Train a network (a new ``Net`` by default) on the data module, and return it."""
+    net = net or Net()
+    trainer(folder, **settings).fit(net, datamodule=data, ckpt_path=ckpt_path)
+    return net

@@ -8,15 +8,14 @@ import signal
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 from helpers.loaders import ALL, digest, keys_of, load
-from helpers.training import Net, module, trainer
+from helpers.scripts import PATHS
+from helpers.training import Net, fitted, module, trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
-HERE = Path(__file__).parent
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
 
 
@@ -43,13 +42,8 @@ def test_a_plain_loop_goes_on_at_any_batch(photos, engine, at):
 
 def test_nothing_is_replayed(photos, monkeypatch):
     loader = load(photos, workers=0, threads=0)
-    read = []
-    answer = type(loader.fetcher).fetch
-    monkeypatch.setattr(
-        type(loader.fetcher),
-        "fetch",
-        lambda self, request, *rest: read.append(1) or answer(self, request, *rest),
-    )
+    read, kind, fetch = [], type(loader.fetcher), type(loader.fetcher).fetch
+    monkeypatch.setattr(kind, "fetch", lambda self, *request: read.append(1) or fetch(self, *request))
     loader.load_state_dict({**loader.state_dict(), "batches": 5})
     assert len(list(loader)) == len(read) == 1
 
@@ -59,13 +53,12 @@ def test_another_number_of_ranks(photos, before, after):
     def ranks(world):
         return [load(photos, rank=rank, world=world, global_batch_size=5, workers=0) for rank in range(world)]
 
-    expected = list(load(photos, global_batch_size=5, workers=0))
-    old = ranks(before)
+    (alone,), old, new = (ranks(world) for world in (1, before, after))
+    expected = list(alone)
     for loader in old:
         for _, _ in zip(range(2), loader, strict=False):
             pass
     assert len({json.dumps(loader.state_dict()) for loader in old}) == 1, "alike on all ranks"
-    new = ranks(after)
     for loader in new:
         loader.load_state_dict(old[0].state_dict())
     seen = [batch.key for batches in zip(*new, strict=True) for batch in batches]
@@ -89,6 +82,7 @@ def test_a_warning_for_a_tail_smaller_than_the_new_ranks(photos):
     ("settings", "text"),
     [
         ({"batch_size": 5}, "global_batch was 4 when .* and is 5 now.*global_batch_size= fixes it"),
+        ({"batch_size": 2}, "global_batch was 4 .* and is 2"),
         ({"seed": 9}, "seed was 0 .* and is 9"),
         ({"world": 2}, "global_batch was 4 .* and is 8"),
         ({"shuffle": False}, r"order was .* \(shuffle=, subset= and weights= of the split\)"),
@@ -102,7 +96,10 @@ def test_what_would_make_other_batches_is_an_error_within_an_epoch_only(photos, 
         other.load_state_dict(loader.state_dict())
     list(loader)
     other.load_state_dict(loader.state_dict())
-    next(iter(other))
+    other.sampler.set_epoch(1)
+    assert not list(other), "the checkpoint is from the end of that epoch"
+    other.load_state_dict(loader.state_dict())
+    assert len(list(other)) == len(other)
     assert other.state_dict()["epoch"] == 2
 
 
@@ -132,8 +129,7 @@ def undisturbed(photos, tmp_path_factory):
     """Three epochs with a checkpoint at every step: the folder, the keys and the weights."""
     folder = tmp_path_factory.mktemp("undisturbed")
     torch.manual_seed(0)
-    net = Net()
-    trainer(folder, max_epochs=3, callbacks=[Every(folder)]).fit(net, datamodule=module(photos, workers=0))
+    net = fitted(folder, module(photos), max_epochs=3, callbacks=[Every(folder)])
     return folder, steps(net), net.net.weight.detach().clone()
 
 
@@ -141,9 +137,8 @@ def undisturbed(photos, tmp_path_factory):
 @pytest.mark.parametrize("at", [1, 3, 5, 6, 7, 11])
 def test_lightning_goes_on_at_the_exact_next_batch(photos, tmp_path, undisturbed, at, net):
     folder, keys, weight = undisturbed
-    resumed = net()
     checkpoint = folder / f"step{at}.ckpt"
-    trainer(tmp_path, max_epochs=3).fit(resumed, datamodule=module(photos, workers=1), ckpt_path=checkpoint)
+    resumed = fitted(tmp_path, module(photos, workers=1), net(), checkpoint, max_epochs=3)
     assert steps(resumed) == keys[at:]
     assert torch.equal(resumed.net.weight, weight)
 
@@ -162,21 +157,16 @@ def test_the_state_is_plain_numbers(undisturbed):
 @pytest.mark.parametrize("name", ["epoch0", "epoch1", "step6", "step12", "step8"])
 def test_max_steps_and_checkpoints_of_an_epochs_end(photos, tmp_path, undisturbed, name, limit, net):
     folder, keys, _ = undisturbed
-    resumed, data = net(), module(photos, workers=0)
-    trainer(tmp_path, **{"max_epochs": 3, **limit}).fit(
-        resumed, datamodule=data, ckpt_path=folder / f"{name}.ckpt"
-    )
+    resumed = fitted(tmp_path, module(photos), net(), folder / f"{name}.ckpt", **{"max_epochs": 3, **limit})
     done = int(name[4:]) if name.startswith("step") else 6 * (int(name[5:]) + 1)
     assert steps(resumed) == keys[done : limit.get("max_steps", 18)]
 
 
 def test_testing_a_checkpoint_moves_nothing(photos, tmp_path, undisturbed):
     folder, keys, _ = undisturbed
-    data = module(photos, workers=0)
+    data = module(photos)
     trainer(tmp_path).test(Net(), datamodule=data, ckpt_path=folder / "step3.ckpt", verbose=False)
-    net = Net()
-    trainer(tmp_path, max_epochs=1).fit(net, datamodule=data)
-    assert steps(net) == keys[:6]
+    assert steps(fitted(tmp_path, data)) == keys[:6]
 
 
 @pytest.mark.parametrize(
@@ -193,40 +183,33 @@ def test_settings_of_the_trainer_change_neither_order_nor_resuming(
     photos, tmp_path, undisturbed, settings, children
 ):
     _, keys, _ = undisturbed
-    net = Net()
+    settings = {"max_epochs": 3, **settings}
     saving = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
-    run = trainer(tmp_path, max_epochs=3, callbacks=[saving], enable_checkpointing=True, **settings)
-    run.fit(net, datamodule=module(photos, workers=1))
-    assert steps(net) == keys and children() == set()
-    resumed, step = Net(), 2 if "accumulate_grad_batches" in settings else 4
     data = module(photos, workers=1)
-    ckpt = tmp_path / f"step={step}.ckpt"
-    trainer(tmp_path, max_epochs=3, **settings).fit(resumed, datamodule=data, ckpt_path=ckpt)
-    assert steps(resumed) == keys[4:]
+    net = fitted(tmp_path, data, callbacks=[saving], enable_checkpointing=True, **settings)
+    assert steps(net) == keys and children() == set()
+    step = 2 if "accumulate_grad_batches" in settings else 4
+    checkpoint = tmp_path / f"step={step}.ckpt"
+    assert steps(fitted(tmp_path, module(photos, workers=1), None, checkpoint, **settings)) == keys[4:]
 
 
 def test_a_data_module_that_was_used_before(photos, tmp_path, undisturbed):
     folder, keys, weight = undisturbed
-    data, resumed = module(photos, workers=0), Early()
-    trainer(tmp_path).fit(Net(), datamodule=data)
-    run = trainer(tmp_path, max_epochs=3)
-    run.fit(resumed, datamodule=data, ckpt_path=folder / "step8.ckpt")
+    data = module(photos)
+    fitted(tmp_path, data)
+    resumed = fitted(tmp_path, data, Early(), folder / "step8.ckpt", max_epochs=3)
     assert steps(resumed) == keys[8:] and torch.equal(resumed.net.weight, weight)
-    again = Net()
-    trainer(tmp_path).fit(again, datamodule=data)
-    assert steps(again) == keys[:6]
+    assert steps(fitted(tmp_path, data)) == keys[:6]
 
 
 def test_overfitting_takes_the_same_batches_every_epoch(photos, tmp_path):
-    net = Net()
-    trainer(tmp_path, max_epochs=2, overfit_batches=2).fit(net, datamodule=module(photos, workers=0))
+    net = fitted(tmp_path, module(photos), max_epochs=2, overfit_batches=2)
     assert steps(net) == [ALL[:4], ALL[4:8]] * 2
 
 
 KILLED = """
-import json, sys
+import json
 import torch
-sys.path[:0] = {path!r}
 from lightning.pytorch.callbacks import ModelCheckpoint
 from helpers.training import Net, module, trainer
 
@@ -240,7 +223,7 @@ torch.manual_seed(0)
 saving = ModelCheckpoint({out!r}, every_n_train_steps=1, filename="last", enable_version_counter=False)
 net, data = Recording(), module({photos!r}, workers=2)
 run = trainer({out!r}, max_epochs=200, callbacks=[saving], enable_checkpointing=True)
-run.fit(net, datamodule=data, ckpt_path={ckpt!r})
+run.fit(net, datamodule=data)
 """
 
 
@@ -248,8 +231,7 @@ run.fit(net, datamodule=data, ckpt_path={ckpt!r})
 def test_killed_with_9_within_an_epoch(photos, tmp_path):
     folder = tmp_path / "killed"
     folder.mkdir()
-    path = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "datamodules")]
-    code = KILLED.format(path=path, out=str(folder), photos=str(photos), ckpt=None)
+    code = PATHS + KILLED.format(out=str(folder), photos=str(photos))
     log = folder / "seen.jsonl"
     with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as process:
         while not log.exists() or len(log.read_text().splitlines()) < 15:
@@ -262,9 +244,8 @@ def test_killed_with_9_within_an_epoch(photos, tmp_path):
     torch.manual_seed(0)
     net, resumed = Net(), Net()
     epochs = stopped // 6 + 2
-    trainer(tmp_path, max_epochs=epochs).fit(net, datamodule=module(photos, workers=1))
-    data = module(photos, workers=0, threads=2)
-    trainer(tmp_path, max_epochs=epochs).fit(resumed, datamodule=data, ckpt_path=checkpoint)
+    fitted(tmp_path, module(photos, workers=1), net, max_epochs=epochs)
+    fitted(tmp_path, module(photos, threads=2), resumed, checkpoint, max_epochs=epochs)
     seen = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("]")]
     assert [keys for _, keys in seen[:stopped]] + steps(resumed) == steps(net)
     assert torch.equal(resumed.net.weight, net.net.weight)

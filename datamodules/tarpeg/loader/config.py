@@ -93,6 +93,9 @@ class LoaderConfig:
         Default: one worker per usable core (one thread with ``workers=0``), at most 8. Cached, because
         reading the container's limits takes 0.3 ms.
         """
-        if self.workers or (self.workers is None and self.threads is None):
-            return self.workers or min(_MOST_WORKERS, usable_cores()), 0
-        return 0, min(_MOST_WORKERS, usable_cores()) if self.threads is None else self.threads
+        if self.workers:
+            return self.workers, 0
+        if self.threads is not None:
+            return 0, self.threads
+        most = min(_MOST_WORKERS, usable_cores())
+        return (most, 0) if self.workers is None else (0, most)

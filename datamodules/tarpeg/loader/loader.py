@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +25,6 @@ from .batch import AnyBatch, FetchResult
 from .config import LoaderConfig
 from .split import Split
 from .workers import PrefetchRunner, Runner, ToRequest
-
-if TYPE_CHECKING:
-    pass
 
 # A data set in which every tenth image is broken must not flood the terminal.
 _MOST_WARNINGS = 20
@@ -79,10 +76,9 @@ class BaseLoader(ABC):
         self._batches = DistributedBatchSampler(samples or total, total, world, config.drop_last)
         self.fetcher = Fetcher.of(shards, split, order, seed=config.seed, on_error=config.on_error, keys=keys)
         self.fetcher.pixels = config.pixels
-        self._runner = self._make_runner()
+        self._runner = make_runner(self.fetcher, config)
         self._rank = rank
-        self._epoch = self._delivered = 0
-        self._iterations = 0
+        self._epoch = self._delivered = self._iterations = 0
         self._has_warned_of_non_jpeg = False
         self._unclaimed: deque[Request] = deque(maxlen=0)
 
@@ -155,9 +151,6 @@ class BaseLoader(ABC):
     @_iterator.setter
     def _iterator(self, value: None) -> None:
         self.close()
-
-    def _make_runner(self) -> Runner:
-        return make_runner(self.fetcher, self.config)
 
     @abstractmethod
     def _results(self) -> Iterator[FetchResult]:
@@ -248,13 +241,14 @@ class Loader(BaseLoader):
                 f"{self._batches.world}",
                 stacklevel=2,
             )
-        self._epoch, self._delivered = epoch, min(batches, len(self))
+        # The epoch of a checkpoint from its end is over, also if batches are smaller, and more, by now.
+        self._epoch, self._delivered = epoch, len(self) if is_end else min(batches, len(self))
         self.sampler.resume(epoch, self._delivered, self._delivered == len(self))
 
     def facts(self) -> dict[str, int]:
         """Return what the batches depend on, apart from the samples' content; equal on all ranks."""
-        batches = self._batches
-        facts = {"samples": batches.samples, "global_batch": batches.global_batch, "seed": self.config.seed}
+        samples, global_batch = self._batches.samples, self._batches.global_batch
+        facts = {"samples": samples, "global_batch": global_batch, "seed": self.config.seed}
         return {"order": self._order.fingerprint(), **facts}
 
     def close(self) -> None:
@@ -269,7 +263,8 @@ class Loader(BaseLoader):
                 self._flow = self._started(k)
             is_next_epoch = k + 1 == count and self._continues(self._epoch + 1)
             place = (self._epoch + 1, 0) if is_next_epoch else (self._epoch, k + 1)
-            yield self._next((*place, process()))
+            self._position = (*place, process())
+            yield self._next(self._flow)
 
     def _started(self, k: int) -> Iterator[FetchResult]:
         """Begin to fetch at batch k of the epoch; prefetched batches of another position are dropped."""
@@ -284,12 +279,9 @@ class Loader(BaseLoader):
             requests = read_ahead(requests, self._readahead, partial(will_need, fetcher.shards))
         return self._runner.run(requests, nbytes)
 
-    def _next(self, position: tuple[int, int, int]) -> FetchResult:
-        """Return the next result of the flow; ``position`` is that of the one after it."""
-        assert self._flow is not None
+    def _next(self, flow: Iterator[FetchResult]) -> FetchResult:
         try:
-            self._position = position
-            return next(self._flow)  # without a variable: only the consumer may hold the batch
+            return next(flow)  # without a variable: only the consumer may hold the batch
         except BaseException:
             self._flow = None  # a generator ends at its first exception
             raise
@@ -341,6 +333,5 @@ def will_need(shards: Samples, request: Request) -> None:
         start = view.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
         nbytes = view.data_ptr() + view.numel() - start
         if nbytes and advise(start, nbytes, mmap.MADV_WILLNEED) and ctypes.get_errno() != errno.EAGAIN:
-            raise ShardError(
-                f"reading ahead failed: {os.strerror(ctypes.get_errno())}. Set readahead=0 to turn it off."
-            )
+            reason = os.strerror(ctypes.get_errno())
+            raise ShardError(f"reading ahead failed: {reason}. Set readahead=0 to turn it off.")

@@ -70,18 +70,14 @@ class Split:
         if not 0.0 <= self.flip <= 1.0:
             raise ValueError(f"flip={self.flip!r} must be a probability in 0..1")
         self._check_crops()
-        if self.interpolation not in ("bilinear", "nearest", "nearest-exact"):
-            raise ValueError(
-                f"interpolation={self.interpolation!r} must be 'bilinear', 'nearest' or 'nearest-exact'"
-            )
+        if (mode := self.interpolation) not in ("bilinear", "nearest", "nearest-exact"):
+            raise ValueError(f"interpolation={mode!r} must be 'bilinear', 'nearest' or 'nearest-exact'")
         if not (self.shuffle in (None, True, False, "blocks") or isinstance(self.shuffle, Blocks)):
             raise ValueError(f"shuffle={self.shuffle!r} must be True, False, 'blocks' or tarpeg.Blocks(...)")
         check_target(self.target)
         is_fraction(self.subset)  # raises if out of range
         if isinstance(self.members, str) or not all(isinstance(name, str) for name in self.members):
-            raise ValueError(
-                f"members={self.members!r} must be a list of extensions, such as ['json', 'txt']"
-            )
+            raise ValueError(f"members={self.members!r} must be a list of extensions: ['json', 'txt']")
         if self.decode is not None and not (callable(self.decode) and self.members):
             raise ValueError(
                 f"decode={self.decode!r} must be a function (key, {{extension: bytes}}), and members= "
@@ -130,14 +126,12 @@ class Split:
         if not isinstance(self.views, int) or self.views < 1:
             raise ValueError(f"views={self.views!r} must be an integer of at least 1")
         if isinstance(self.crop, Sequence) and (not self.crop or self.views not in (1, len(self.crop))):
-            raise ValueError(
-                f"views={self.views!r}, but crop= has {len(self.crop)} crops: give one for each view"
-            )
+            raise ValueError(f"views={self.views!r}, but crop= has {len(self.crop)} crops: give one per view")
         epochs = {0}
         for crop in self.view_crops():
             if isinstance(crop, Progressive):
                 epochs |= set(crop.sizes)
-            elif not (hasattr(crop, "boxes") and hasattr(crop, "draws") and hasattr(crop, "size")):
+            elif not all(hasattr(crop, name) for name in ("size", "draws", "boxes")):
                 raise ValueError(
                     f"crop={crop!r} must have size, draws and boxes(sizes, draws); for example "
                     "RandomResizedCrop(224)"

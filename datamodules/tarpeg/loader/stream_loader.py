@@ -6,6 +6,7 @@ import itertools
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,6 @@ from .batch import FetchResult
 from .config import LoaderConfig
 from .loader import BaseLoader, make_runner
 from .split import Split
-from .workers import Runner
 
 if TYPE_CHECKING:
     from .fetch import Fetcher
@@ -52,6 +52,9 @@ class StreamingLoader(BaseLoader):
         self._is_underway = self._is_done = False
         samples = streaming.samples
         super().__init__(StreamedSamples([]), split, config, None, samples, keys=keys, rank=rank, world=world)
+        # Worker processes read their own shares; otherwise requests carry the samples that this process read.
+        pulling = _Pulling(self._stream, config.drop_last, self._workers) if self._workers else None
+        self._runner = make_runner(_StreamFetcher(self.fetcher), config, pulling)
 
     def __len__(self) -> int:
         """Batches per epoch; TypeError without ``samples``."""
@@ -75,7 +78,9 @@ class StreamingLoader(BaseLoader):
                 "samples may come twice in it, or not at all",
                 stacklevel=2,
             )
-        self._epoch, self._delivered = epoch, min(batches, len(self)) if self._is_sized else 0
+        self._epoch, self._delivered = epoch, 0
+        if self._is_sized:
+            self._delivered = len(self) if is_end else min(batches, len(self))
         self.sampler.resume(epoch, self._delivered, is_end)
 
     def facts(self) -> dict[str, int]:
@@ -83,14 +88,9 @@ class StreamingLoader(BaseLoader):
         stream = self._stream
         return {"shards": len(stream.urls), "samples": self._batches.samples, "seed": stream.seed}
 
-    def _make_runner(self) -> Runner:
-        # Worker processes read their own shares; otherwise requests carry the samples that this process read.
-        pulling = _Pulling(self._stream, self.config.drop_last, self._workers) if self._workers else None
-        return make_runner(_StreamFetcher(self.fetcher), self.config, pulling)
-
     def _results(self) -> Iterator[FetchResult]:
         self._is_done = False
-        first, drop_last = self._delivered, self.config.drop_last
+        first = self._delivered
         remaining = range(first, len(self._batches)) if self._is_sized else (0,)
         bounds = [self._batches.rank_bounds(k, self._rank) for k in remaining]
         sizes = [stop - start for start, stop in bounds]
@@ -102,14 +102,10 @@ class StreamingLoader(BaseLoader):
         self._is_underway = True
         nbytes = self.fetcher.nbytes(Request(self._epoch, np.zeros(max(sizes), np.int64)))
         each: Iterable[int] = sizes if self._is_sized else itertools.repeat(sizes[0])
-        requests: Any
+        requests: Any = self._stream.requests(self._epoch, first, each, self.config.drop_last)
         if self._workers:
-            requests = (
-                _Pull(self._iterations, self._epoch, first, size, k % self._workers)
-                for k, size in enumerate(each)
-            )
-        else:
-            requests = self._stream.requests(self._epoch, first, each, drop_last)
+            pull = partial(_Pull, self._iterations, self._epoch, first)
+            requests = (pull(size, k % self._workers) for k, size in enumerate(each))
         ended = 0
         try:
             for result in self._runner.run(requests, nbytes):
@@ -125,11 +121,8 @@ class StreamingLoader(BaseLoader):
         self._is_underway = False
 
     def _expected_samples(self) -> float:
-        return (
-            super()._expected_samples()
-            if self._is_sized
-            else (self._delivered + 1) * self._batches.global_batch
-        )
+        so_far = (self._delivered + 1) * self._batches.global_batch
+        return super()._expected_samples() if self._is_sized else so_far
 
 
 @dataclass(frozen=True)
@@ -178,7 +171,8 @@ class _Pulling:
     def __call__(self, pull: _Pull) -> Any:
         if pull.iteration != self._iteration:
             self._iteration = pull.iteration
-            share = pull.epoch, pull.first, self._sizes(), self.drop_last, pull.worker, self.workers
+            sizes = iter(lambda: self._samples, None)  # of the latest pull
+            share = pull.epoch, pull.first, sizes, self.drop_last, pull.worker, self.workers
             self._requests = self.stream.requests(*share)
         self._samples = pull.samples
         try:
@@ -186,20 +180,15 @@ class _Pulling:
         except ShardError as error:
             return FetchResult(None, [], None, error)
 
-    def _sizes(self) -> Iterator[int]:
-        while True:
-            yield self._samples
-
 
 def _check_shards(shards: int, world: int, workers: int) -> None:
+    too_few = f"{shards} shards are too few to stream on {world} ranks"
     if shards < world:
         raise ShardError(
-            f"{shards} shards are too few to stream on {world} ranks: each reads shards of its own. Write "
-            "more and smaller shards, or use fewer ranks."
+            f"{too_few}: each reads shards of its own. Write more and smaller shards, or use fewer ranks."
         )
     if shards < world * workers:
         raise ShardError(
-            f"{shards} shards are too few to stream on {world} ranks with {workers} worker processes each, "
-            f"which read shards of their own. Give workers={shards // world} or fewer, or write more and "
-            "smaller shards."
+            f"{too_few} with {workers} worker processes each, which read shards of their own. Give "
+            f"workers={shards // world} or fewer, or write more and smaller shards."
         )

@@ -95,10 +95,8 @@ class RandomResizedCrop:
         box = np.take_along_axis(np.stack([heights, widths], axis=-1), first[..., None], axis=1)[:, 0]
 
         shape = np.clip(width / height, self.ratio[0], self.ratio[1])
-        central = np.rint(
-            np.concatenate([np.minimum(height, width / shape), np.minimum(width, height * shape)], 1)
-        )
-        central = np.maximum(central, 1).astype(np.int64)
+        central = np.concatenate([np.minimum(height, width / shape), np.minimum(width, height * shape)], 1)
+        central = np.maximum(np.rint(central), 1).astype(np.int64)
         found = fits.any(axis=1, keepdims=True)
         size = np.where(found, box, central).astype(np.int64)
         return _joined(np.where(found, _placed(image, size, uniforms[:, -2:]), (image - central) // 2), size)
@@ -143,9 +141,7 @@ class CenterCrop:
 
     def boxes(self, sizes: npt.ArrayLike, draws: npt.ArrayLike | None = None) -> Int32:
         """Boxes, int32 [B, 4], from upright image sizes [B, 2]; draws ([B, 0], or None) is not used."""
-        image, _ = _checked(
-            sizes, np.empty((len(np.asarray(sizes)), 0)) if draws is None else draws, self.draws
-        )
+        image, _ = _checked(sizes, draws, self.draws)
         wanted = np.broadcast_to(np.array(self.size, np.int64), image.shape)
         if self.shorter is not None:
             wanted = _divided(wanted * image.min(axis=1, keepdims=True), self.shorter)
@@ -167,9 +163,7 @@ class Whole:
 
     def boxes(self, sizes: npt.ArrayLike, draws: npt.ArrayLike | None = None) -> Int32:
         """Boxes, int32 [B, 4], from upright image sizes [B, 2]; draws ([B, 0], or None) is not used."""
-        image, _ = _checked(
-            sizes, np.empty((len(np.asarray(sizes)), 0)) if draws is None else draws, self.draws
-        )
+        image, _ = _checked(sizes, draws, self.draws)
         return _joined(np.zeros_like(image), image)
 
 
@@ -223,9 +217,10 @@ def _range(name: str, value: Sequence[float]) -> tuple[float, float]:
     raise ValueError(f"{name}={value!r} must be two positive numbers, the lower one first")
 
 
-def _checked(sizes: npt.ArrayLike, draws: npt.ArrayLike, count: int) -> tuple[Int64, Float64]:
-    """Image sizes of at least 1 pixel, int64 [B, 2], and uniform numbers [B, count]."""
-    image, uniforms = np.asarray(sizes), np.asarray(draws, np.float64)
+def _checked(sizes: npt.ArrayLike, draws: npt.ArrayLike | None, count: int) -> tuple[Int64, Float64]:
+    """Image sizes of at least 1 pixel, int64 [B, 2], and uniform numbers [B, count]; draws None: [B, 0]."""
+    image = np.asarray(sizes)
+    uniforms = np.empty((len(image), 0)) if draws is None else np.asarray(draws, np.float64)
     if image.ndim != 2 or image.shape[1] != 2 or image.dtype.kind not in "iu":
         raise ValueError(f"sizes must be integers [B, 2], not {image.dtype} {list(image.shape)}")
     if uniforms.shape != (len(image), count):

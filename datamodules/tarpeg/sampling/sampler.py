@@ -90,11 +90,8 @@ class Sampler:
 
     def fingerprint(self) -> int:
         """Checksum of shuffle, subset and weights; equal settings have equal fingerprints."""
-        parts = [
-            repr(self.shuffle).encode(),
-            *(b"" if a is None else a.tobytes() for a in (self.subset, self.weights)),
-        ]
-        return zlib.crc32(b"/".join(parts))
+        arrays = (b"" if array is None else array.tobytes() for array in (self.subset, self.weights))
+        return zlib.crc32(b"/".join([repr(self.shuffle).encode(), *arrays]))
 
     def candidates(self) -> Int64 | None:
         """Ids of the samples that an epoch may contain, int64; None for all."""
