@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from helpers.loaders import ALL
+from helpers.scripts import run_file, run_two_ranks
 from helpers.small_tars import sample
-from helpers.training import Net, module, trainer
+from helpers.training import Net, fitted, module, trainer
 from tarpeg import (
     Augment,
     Batch,
@@ -31,8 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_fit_sees_every_sample_once_per_epoch(photos, tmp_path, workers, children):
-    net, data = Net(), module(photos, workers=workers)
-    trainer(tmp_path, max_epochs=3).fit(net, datamodule=data)
+    net = fitted(tmp_path, module(photos, workers=workers), max_epochs=3)
     epochs = net.keys("train", 3)
     assert [sorted(epoch) for epoch in epochs] == [ALL] * 3
     assert epochs[0] != epochs[1] != epochs[2]
@@ -57,67 +53,59 @@ def test_test_validate_and_predict(photos, tmp_path):
 
 
 def test_fast_dev_run_and_limits(photos, tmp_path):
-    net = Net()
-    trainer(tmp_path, fast_dev_run=True).fit(net, datamodule=module(photos))
+    net = fitted(tmp_path, module(photos), fast_dev_run=True)
     assert len(net.seen["train"]) == len(net.seen["validate"]) == 1
-    net, data = Net(), module(photos, workers=1)
-    trainer(tmp_path, limit_train_batches=2, max_epochs=2, num_sanity_val_steps=0).fit(net, datamodule=data)
-    assert len(net.seen["train"]) == 4
+    limits = {"limit_train_batches": 2, "max_epochs": 2, "num_sanity_val_steps": 0}
+    net = fitted(tmp_path, module(photos, workers=1), **limits)
     full = module(photos).train_dataloader()
-    for epoch in range(2):
-        expected = [batch.key for batch in full][:2]
-        assert [batch.key for batch in net.seen["train"][2 * epoch : 2 * epoch + 2]] == expected
+    expected = [batch.key for _ in range(2) for batch in list(full)[:2]]
+    assert [batch.key for batch in net.seen["train"]] == expected and len(expected) == 4
 
 
 def test_without_a_val_split(photos, tmp_path):
-    net = Net()
     data = ShardDataModule(Split(photos, CenterCrop(16)), batch_size=23, keys=True, workers=0)
-    trainer(tmp_path).fit(net, datamodule=data)
+    net = fitted(tmp_path, data)
     assert sorted(net.keys("train")[0]) == ALL and not net.seen["validate"]
     with pytest.raises(ValueError, match="there is no test split"):
         trainer(tmp_path).test(net, datamodule=data)
 
 
 def test_validating_within_the_epoch(photos, tmp_path):
-    net = Net()
-    run = trainer(tmp_path, val_check_interval=2, num_sanity_val_steps=0)
-    run.fit(net, datamodule=module(photos, workers=1))
+    net = fitted(tmp_path, module(photos, workers=1), val_check_interval=2, num_sanity_val_steps=0)
     assert sorted(net.keys("train")[0]) == ALL
     assert net.keys("validate", 3) == [ALL] * 3
 
 
 def test_resume_at_an_epochs_end_continues_with_the_next_epoch(photos, tmp_path):
-    whole, first, second = Net(), Net(), Net()
-    trainer(tmp_path, max_epochs=3).fit(whole, datamodule=module(photos))
-    run = trainer(tmp_path, max_epochs=1)
-    run.fit(first, datamodule=module(photos))
-    run.save_checkpoint(tmp_path / "end.ckpt")
-    trainer(tmp_path, max_epochs=3).fit(second, datamodule=module(photos), ckpt_path=tmp_path / "end.ckpt")
+    end = tmp_path / "end.ckpt"
+    whole = fitted(tmp_path, module(photos), max_epochs=3)
+    first = fitted(tmp_path, module(photos))
+    first.trainer.save_checkpoint(end)
+    second = fitted(tmp_path, module(photos), ckpt_path=end, max_epochs=3)
     assert first.keys("train") + second.keys("train", 2) == whole.keys("train", 3)
 
 
 @pytest.mark.parametrize("stage", ["train", "validate"])
 def test_an_exception_in_training_leaves_no_worker(photos, tmp_path, children, stage):
-    data = module(photos, workers=2)
     with pytest.raises(ArithmeticError):
-        trainer(tmp_path).fit(Net(fails_at=stage), datamodule=data)
+        fitted(tmp_path, module(photos, workers=2), Net(fails_at=stage))
     assert children() == set()
 
 
-def test_a_fit_after_a_fit(photos, tmp_path):
+def test_two_fits_by_one_data_module_or_one_loader(photos, tmp_path):
     data = module(photos, workers=1)
-    for _ in range(2):
+    loader = module(photos, workers=1).train_dataloader()
+    for source in 2 * [{"datamodule": data}] + 2 * [{"train_dataloaders": loader}]:
         net = Net()
-        trainer(tmp_path).fit(net, datamodule=data)
-        assert sorted(net.keys("train")[0]) == ALL
-
-
-def test_a_loader_may_be_passed_to_the_trainer(photos, tmp_path):
-    loader, nets = module(photos, workers=1).train_dataloader(), (Net(), Net())
-    for net in nets:
-        trainer(tmp_path).fit(net, train_dataloaders=loader)
+        trainer(tmp_path).fit(net, **source)
         assert sorted(net.keys("train")[0]) == ALL
     loader.close()
+
+
+def first_images(tmp_path, data):
+    """The images of the first batch in training, and in validation."""
+    net = fitted(tmp_path, data, fast_dev_run=True)
+    return [net.seen[stage][0].image for stage in ("train", "validate")]
 
 
 class Mode(nn.Module):
@@ -131,19 +119,14 @@ class Mode(nn.Module):
 
 
 def test_augment_runs_after_the_transfer_in_the_right_mode(photos, tmp_path):
-    net, augment = Net(), Mode()
-    data = module(photos, augment=augment)
-    trainer(tmp_path, num_sanity_val_steps=0, limit_train_batches=2, limit_val_batches=1).fit(
-        net, datamodule=data
-    )
+    augment = Mode()
+    limits = {"num_sanity_val_steps": 0, "limit_train_batches": 2, "limit_val_batches": 1}
+    net = fitted(tmp_path, module(photos, augment=augment), **limits)
     assert augment.modes == [True, True, False]
     assert net.seen["train"][0].image.dtype == torch.float32
-    net = Net()
-    trainer(tmp_path, fast_dev_run=True).fit(net, datamodule=module(photos, augment=Augment()))
-    assert net.seen["train"][0].image.abs().max() < 3
-    net = Net()
-    trainer(tmp_path, fast_dev_run=True).fit(net, datamodule=module(photos))
-    assert net.seen["train"][0].image.dtype == torch.uint8
+    normalised, plain = (first_images(tmp_path, module(photos, augment=a))[0] for a in (Augment(), None))
+    assert normalised.abs().max() < 3
+    assert plain.dtype == torch.uint8
 
 
 def test_the_decoder_normalises_if_the_cpu_trains(photos, tmp_path):
@@ -152,11 +135,8 @@ def test_the_decoder_normalises_if_the_cpu_trains(photos, tmp_path):
             calls.append(images.dtype)
             return super().forward(images)
 
-    seen, calls = [], []
-    for augment in (Own(), Augment()):
-        net = Net()
-        trainer(tmp_path, fast_dev_run=True).fit(net, datamodule=module(photos, augment=augment))
-        seen.append([net.seen[step][0].image for step in ("train", "validate")])
+    calls = []
+    seen = [first_images(tmp_path, module(photos, augment=augment)) for augment in (Own(), Augment())]
     assert calls == [torch.uint8] * 2
     for apart, fused in zip(*seen, strict=True):
         assert fused.dtype == torch.float32 and torch.allclose(fused, apart, atol=2e-6)
@@ -168,7 +148,7 @@ def test_limits_of_the_machine_are_read_per_loader_not_per_batch(photos, tmp_pat
     counts = []
     for batch_size in (23, 2):
         data = module(photos, workers=None, augment=Augment(), batch_size=batch_size)
-        trainer(tmp_path).fit(Net(), datamodule=data)
+        fitted(tmp_path, data)
         counts.append(len(reads))
         reads.clear()
     assert counts[0] == counts[1] <= 3, "once for the data module and for each of its loaders"
@@ -180,10 +160,9 @@ def test_an_overridden_hook_gets_uint8(photos, tmp_path):
             assert batch.image.dtype == torch.uint8
             return super().on_after_batch_transfer(batch, dataloader_idx)
 
-    net, split = Net(), Split(photos, CenterCrop(16))
-    data = Hooked(split, batch_size=4, workers=0, augment=Augment())
-    trainer(tmp_path, fast_dev_run=True).fit(net, datamodule=data)
-    assert net.seen["train"][0].image.dtype == torch.float32
+    split = Split(photos, CenterCrop(16))
+    data = Hooked(split, split, batch_size=4, workers=0, augment=Augment())
+    assert first_images(tmp_path, data)[0].dtype == torch.float32
 
 
 def test_a_plain_loop_needs_no_setup(photos):
@@ -208,8 +187,7 @@ def test_prepare_runs_before_anything_is_opened(shard_of, tmp_path):
     assert len(list(plain.train_dataloader())) == len(list(plain.val_dataloader())) == 1
     assert len(calls) == 1, "once, for all loaders"
     (tmp_path / "late.tar").unlink()
-    net = Net()
-    trainer(tmp_path).fit(net, datamodule=data())
+    net = fitted(tmp_path, data())
     assert sorted(net.keys("train")[0]) == ["k0000", "k0001"]
 
 
@@ -227,13 +205,11 @@ def test_errors(photos, tmp_path):
     with pytest.raises(ValueError, match="there is no predict split"):
         ShardDataModule(Split(photos, CenterCrop(16))).predict_dataloader()
     with pytest.raises(ShardError, match=r"nowhere\.tar does not exist"):
-        trainer(tmp_path).fit(Net(), datamodule=module(tmp_path / "nowhere.tar"))
+        fitted(tmp_path, module(tmp_path / "nowhere.tar"))
 
 
 DDP = """
-import json, sys
-import lightning, torch
-sys.path[:0] = {path!r}
+import json
 from helpers.training import Net, module, trainer
 
 net, folder, out = Net(), {photos!r}, {out!r}
@@ -246,13 +222,7 @@ open(out + "/rank" + str(run.global_rank) + ".json", "w").write(json.dumps(keys)
 
 @pytest.mark.slow
 def test_two_processes_see_every_sample_exactly_once(photos, tmp_path):
-    here = Path(__file__).parent
-    path = [str(here), str(here.parent / "datamodules")]
-    script = tmp_path / "ddp.py"
-    script.write_text(DDP.format(path=path, photos=str(photos), out=str(tmp_path)))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
-    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    ranks = run_two_ranks(tmp_path, DDP.format(photos=str(photos), out=str(tmp_path)))
     alone = module(photos, global_batch_size=8).train_dataloader()
     train = [batches for batches, _ in ranks]
     assert len(train[0]) == len(train[1]) == 6
@@ -264,9 +234,7 @@ def test_two_processes_see_every_sample_exactly_once(photos, tmp_path):
 
 
 UNEQUAL = """
-import os, sys
-import lightning, torch
-sys.path[:0] = {path!r}
+import os
 from helpers.training import Net, module, trainer
 
 run = trainer({out!r}, devices=2, strategy="ddp", num_sanity_val_steps=0)
@@ -276,20 +244,15 @@ run.fit(Net(), datamodule=module({photos!r}, workers=0, seed=int(os.environ.get(
 
 @pytest.mark.slow
 def test_ranks_with_different_batches_raise(photos, tmp_path):
-    here = Path(__file__).parent
-    path = [str(here), str(here.parent / "datamodules")]
-    script = tmp_path / "unequal.py"
-    script.write_text(UNEQUAL.format(path=path, photos=str(photos), out=str(tmp_path)))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    done = run_file(tmp_path / "unequal.py", UNEQUAL.format(photos=str(photos), out=str(tmp_path)), 120)
     assert done.returncode != 0
-    assert re.search(
-        r"ShardError: the train split is \{.*'seed': 0\} on rank 0 but \{.*'seed': 1\} on rank 1", done.stderr
-    )
+    text = r"ShardError: the train split is \{.*'seed': 0\} on rank 0 but \{.*'seed': 1\} on rank 1"
+    assert re.search(text, done.stderr)
 
 
 def test_substituted_images_are_logged(shard_of, tmp_path):
     path = shard_of(*(sample(number, b"" if number == 3 else None) for number in range(8)))
-    run = trainer(tmp_path, callbacks=[DataStallMonitor()])
+    data = ShardDataModule(Split(path, CenterCrop(16)), batch_size=4, workers=1)
     with pytest.warns(UserWarning, match="takes its place"):
-        run.fit(Net(), datamodule=ShardDataModule(Split(path, CenterCrop(16)), batch_size=4, workers=1))
-    assert run.callback_metrics["data/substituted"] == 1
+        net = fitted(tmp_path, data, callbacks=[DataStallMonitor()])
+    assert net.trainer.callback_metrics["data/substituted"] == 1

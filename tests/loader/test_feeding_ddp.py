@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from helpers.pictures import jpeg
+from helpers.scripts import run_two_ranks
 from helpers.small_tars import sample, write_tar
 from tarpeg import RandomResizedCrop, Split
 
-HERE = Path(__file__).parent
-
 SCRIPT = """
-import faulthandler, json, sys, warnings
+import faulthandler, json, warnings
 faulthandler.dump_traceback_later(200, exit=True)  # a run that hangs prints its stacks
-import lightning, torch
-sys.path[:0] = {path!r}
 from tarpeg import Blocks, CenterCrop, RandomResizedCrop, ShardDataModule, Split, Streaming
 from helpers.training import Net, trainer
 
@@ -67,20 +59,11 @@ def test_two_processes_get_what_was_planned(tmp_path):
         write_tar(folder / f"s-{shard}.tar", members)
     for number in range(7):
         (pictures / f"{number}.jpg").write_bytes(jpeg("420", 20, 30, number))
-    script = tmp_path / "ddp.py"
     paths = {"folder": str(folder), "pictures": str(pictures), "out": str(tmp_path)}
-    script.write_text(
-        SCRIPT.format(path=[str(HERE), str(HERE.parent), str(HERE.parents[1] / "datamodules")], **paths)
-    )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-3000:]
-    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    ranks = run_two_ranks(tmp_path, SCRIPT.format(**paths))
 
-    options = {
-        "weights": {"weights": [float(n % 4) for n in range(24)]},
-        "subset": {"subset": 0.5},
-        "views": {},
-    }
+    weights = [float(n % 4) for n in range(24)]
+    options = {"weights": {"weights": weights}, "subset": {"subset": 0.5}, "views": {}}
     for name, choice in options.items():
         split = Split(folder, RandomResizedCrop(16), **choice)
         sampler = split.sampler(split.open(), 0, True)

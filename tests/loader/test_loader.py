@@ -1,7 +1,8 @@
-"""Loaders: the order of batches, epochs, ranks, and the life of worker processes."""
+"""Loaders: order of batches, epochs, ranks, life of worker processes, reading ahead."""
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -10,13 +11,22 @@ import time
 
 import pytest
 import torch
-from helpers.loaders import ALL, digest, keys_of, load
+from helpers.loaders import ALL, RUNNERS, digest, keys_of, load, name_of
 from helpers.small_tars import sample
 from tarpeg import CenterCrop, DecodeError, RandomResizedCrop, ShardError, Split, Streaming
+from tarpeg.loader import loader as room
 from tarpeg.loader.config import LoaderConfig
-from tarpeg.loader.loader import Loader
+from tarpeg.loader.loader import Loader, read_ahead, readahead_depth, will_need
 from tarpeg.loader.stream_loader import StreamingLoader
+from tarpeg.machine import Machine
 from tarpeg.sampling.sampler import Request
+
+
+def wait_until(is_done, seconds=10):
+    """Wait for a condition; the caller asserts it."""
+    deadline = time.monotonic() + seconds
+    while not is_done() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def test_a_batch_unpacks_as_images_and_labels(photos):
@@ -34,22 +44,12 @@ def test_labels_and_keys_are_those_of_the_images(photos):
         assert batch.label.tolist() == [int(key[1:]) % 5 for key in batch.key]
 
 
-def test_the_same_bytes_for_any_number_of_workers(photos):
-    digests = []
-    for workers in (0, 1, 2):
-        loader = load(photos, workers=workers, seed=5)
-        digests.append([digest(loader), digest(loader)])
-        loader.close()
-    assert digests[0] == digests[1] == digests[2]
-    assert digests[0][0] != digests[0][1], "another epoch, other batches"
-
-
 def test_another_seed_is_another_order_and_other_crops(photos):
     first, second = (list(load(photos, seed=seed)) for seed in (0, 1))
     assert [batch.key for batch in first] != [batch.key for batch in second]
-    still = [list(load(photos, seed=seed, shuffle=False)) for seed in (0, 1)]
-    assert [batch.key for batch in still[0]] == [batch.key for batch in still[1]]
-    assert not torch.equal(still[0][0].image, still[1][0].image)
+    first, second = (list(load(photos, seed=seed, shuffle=False)) for seed in (0, 1))
+    assert [batch.key for batch in first] == [batch.key for batch in second]
+    assert not torch.equal(first[0].image, second[0].image)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
@@ -120,18 +120,9 @@ def test_without_shuffle_samples_come_in_order(photos):
     loader = load(photos, shuffle=False)
     assert keys_of(loader) == keys_of(loader) == ALL
     split = Split(photos, CenterCrop(32), shuffle=False)
-    assert keys_of(load(photos, shuffle=True, split=split)) == ALL, "the split's own setting wins"
-
-
-def test_a_centre_crop_is_the_same_every_epoch(photos):
-    loader = load(photos, shuffle=False, split=Split(photos, CenterCrop(32)))
-    assert digest(loader) == digest(loader)
-
-
-def test_fewer_samples_than_a_batch_are_one_batch(photos):
-    loader = load(photos, batch_size=64)
-    assert len(loader) == 1
-    assert sorted(keys_of(loader)) == ALL
+    loader = load(photos, shuffle=True, split=split)
+    assert keys_of(loader) == ALL, "the split's own setting wins"
+    assert digest(loader) == digest(loader), "a central crop is the same in every epoch"
 
 
 def test_drop_last_drops_what_is_not_full(photos):
@@ -147,11 +138,13 @@ def test_more_ranks_than_samples_is_an_error(shard_of):
         load(shard_of(sample(0)), rank=0, world=2)
 
 
-def test_close_ends_the_workers_and_iterating_starts_new_ones(photos, children):
+def test_workers_stay_until_close_and_iterating_starts_new_ones(photos, children):
     loader = load(photos, workers=2)
+    keys_of(loader)
+    before = children()
     iterator = iter(loader)
     next(iterator)
-    assert len(children()) == 2
+    assert children() == before and len(before) == 2
     loader.close()
     loader.close()
     assert children() == set()
@@ -162,22 +155,11 @@ def test_close_ends_the_workers_and_iterating_starts_new_ones(photos, children):
     assert children() == set()
 
 
-def test_workers_stay_from_epoch_to_epoch(photos, children):
-    loader = load(photos, workers=1)
-    keys_of(loader)
-    before = children()
-    keys_of(loader)
-    assert children() == before != set()
-    loader.close()
-
-
 def test_a_deleted_loader_ends_its_workers(photos, children):
     loader = load(photos, workers=2)
     next(iter(loader))
     del loader
-    deadline = time.monotonic() + 10
-    while children() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: not children())
     assert children() == set()
 
 
@@ -201,9 +183,11 @@ def test_signals_to_the_whole_group_are_the_parents_to_handle(photos, children):
     """As sent by a terminal or a batch system: a graceful stop needs its workers."""
     got = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    before = [
-        signal.signal(number, lambda number, _: got.append((number, os.getpid()))) for number in numbers
-    ]
+
+    def handler(number, _):
+        got.append((number, os.getpid()))
+
+    before = [signal.signal(number, handler) for number in numbers]
     try:
         loader = load(photos, workers=2, batch_size=1)
         iterator = iter(loader)
@@ -243,29 +227,20 @@ def test_settings_out_of_range(settings, text):
         LoaderConfig(**settings)
 
 
-def test_wrong_splits():
-    with pytest.raises(ValueError, match=r"flip=1\.5 must be a probability"):
-        Split("x", CenterCrop(8), flip=1.5)
-    with pytest.raises(ValueError, match=r"crop=224 must have size, draws and boxes"):
-        Split("x", 224)
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_too_many_broken_images_end_the_epoch(shard_of, workers):
-    path = shard_of(*(sample(number, b"" if number < 12 else None) for number in range(40)))
-    loader = load(path, workers=workers)
-    with (
-        pytest.warns(UserWarning, match="takes its place"),
-        pytest.raises(DecodeError, match=r"11 images of epoch 0 .* max_bad=0\.01 of the 40 .* last: shard "),
-    ):
-        list(loader)
-    patient = load(path, workers=workers, max_bad=0.3)
-    with pytest.warns(UserWarning, match="takes its place"):
-        assert len(list(patient)) == 10
-    patient.close()
-    few = load(shard_of(*(sample(number, b"" if number < 10 else None) for number in range(40))), workers=0)
-    with pytest.warns(UserWarning, match="takes its place"):
-        assert len(list(few)) == 10, "ten may be broken however small the set"
+    def batches(broken, **settings):
+        path = shard_of(*(sample(number, b"" if number < broken else None) for number in range(40)))
+        loader = load(path, workers=workers, **settings)
+        with pytest.warns(UserWarning, match="takes its place"):
+            count = len(list(loader))
+        loader.close()
+        return count
+
+    with pytest.raises(DecodeError, match=r"11 images of epoch 0 .* max_bad=0\.01 of the 40 .* last: shard "):
+        batches(12)
+    assert batches(12, max_bad=0.3) == 10
+    assert batches(10) == 10, "ten may be broken however small the set"
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -282,17 +257,17 @@ def test_the_callers_random_numbers_are_left_alone(photos, workers):
 
 def test_after_an_unexpected_error_it_starts_again(photos):
     loader = load(photos, workers=0, threads=0)
-    answer = loader.fetcher.fetch
+    fetch = loader.fetcher.fetch
 
     def failing(request, *rest):
         if len(request.ids) == 3:  # the last batch
             raise RuntimeError("as asked")
-        return answer(request, *rest)
+        return fetch(request, *rest)
 
     loader.fetcher.fetch = failing
     with pytest.raises(RuntimeError, match="as asked"):
         list(loader)
-    loader.fetcher.fetch = answer
+    loader.fetcher.fetch = fetch
     assert sorted(keys_of(loader)) == ALL
 
 
@@ -303,9 +278,7 @@ def test_the_next_epoch_begins_while_this_one_ends(photos):
     answer = fetcher.fetch
     fetcher.fetch = lambda request, *rest: asked.append(request.epoch) or answer(request, *rest)
     list(loader)
-    deadline = time.monotonic() + 10
-    while len(asked) < len(loader) + 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: len(asked) >= len(loader) + 2)
     assert sorted(asked) == [0] * 6 + [1] * 2
     loader.sampler.set_epoch(7)
     list(loader)
@@ -332,9 +305,8 @@ def test_claim_returns_the_samples_of_each_batch(photos, engine):
     batches = list(late)  # a consumer may be behind
     assert [batch.key for batch in batches] == [[ALL[id] for id in late.claim().ids] for _ in batches]
     next(iter(late))
-    iterator = iter(late)
-    first = next(iterator)
-    assert first.key == [ALL[id] for id in late.claim().ids], "a new iterator forgets what was before"
+    first = next(iter(late))
+    assert first.key == [ALL[id] for id in late.claim().ids], "a new iterator forgets earlier batches"
 
 
 @pytest.mark.parametrize(("runner", "most"), [({"workers": 2}, 32), ({"workers": 0, "threads": 2}, 24)])
@@ -380,3 +352,58 @@ def test_a_streaming_loader_has_every_member_of_a_loader(photos, samples):
     else:
         assert len(loader) == 5
     assert isinstance(plain, Loader) and not isinstance(loader, Loader)
+
+
+# --- reading ahead
+
+
+def cached(path, offset, size):
+    """Whether these bytes of a file are in memory; None if the file system cannot answer."""
+    with path.open("rb") as file:
+        try:
+            return os.preadv(file.fileno(), [bytearray(size)], offset, os.RWF_NOWAIT) == size
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP:
+                return None
+            raise
+
+
+def test_bytes_that_were_asked_for_are_read(tmp_path, photos):
+    path = tmp_path / "big.tar"
+    path.write_bytes((photos / "a.tar").read_bytes())
+    shards = Split(path, CenterCrop(8)).open()
+    with path.open("rb") as file:  # writing and indexing have left pages in memory
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    size = path.stat().st_size
+    if cached(path, 0, size) is not False:
+        pytest.skip("this file system keeps its pages, or cannot answer")
+    will_need(shards, Request(0, range(len(shards))))
+    wait_until(lambda: cached(path, 1024, size // 2), 20)
+    assert cached(path, 1024, size // 2)
+
+
+def test_requests_follow_the_advice_by_the_depth():
+    advised = []
+    passed = [(request, len(advised)) for request in read_ahead(range(10), 3, advised.append)]
+    assert passed == [(number, min(number + 4, 10)) for number in range(10)]
+    assert list(read_ahead(range(2), 5, advised.append)) == [0, 1]
+
+
+@pytest.mark.parametrize("engine", [RUNNERS[0], RUNNERS[2], RUNNERS[5]], ids=name_of)
+def test_it_changes_no_byte(photos, engine):
+    plain, reading = load(photos, **engine), load(photos, readahead=3, **engine)
+    assert [digest(plain) for _ in range(2)] == [digest(reading) for _ in range(2)]
+    plain.close()
+    reading.close()
+
+
+def test_by_default_it_is_for_shards_larger_than_the_memory(photos, monkeypatch):
+    shards = Split(photos, CenterCrop(8)).open()
+    assert readahead_depth(shards, None) == 0 and readahead_depth(shards, 5) == 5
+    for memory, limit in ((16_000, None), (1 << 60, 16_000)):
+        machine = Machine(1, None, memory, None, limit, None, None)
+        monkeypatch.setattr(room, "read_machine", lambda machine=machine: machine)
+        assert readahead_depth(shards, None) == 8 and readahead_depth(shards, 0) == 0

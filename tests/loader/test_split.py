@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import pickle
 import re
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +14,17 @@ from helpers import loaders
 from helpers.loaders import digest, keys_of
 from helpers.pictures import jpeg
 from helpers.small_tars import sample
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 from tarpeg import (
+    Augment,
     Blocks,
     CenterCrop,
     ExtraBatch,
     Progressive,
     RandomCrop,
     RandomResizedCrop,
+    ShardDataModule,
     ShardError,
     Split,
     Whole,
@@ -30,6 +33,7 @@ from tarpeg import (
 )
 from tarpeg.loader.fetch import Fetcher
 from tarpeg.sampling.sampler import Request
+from tarpeg.shards.mapped import Shards
 
 SMALL = RandomResizedCrop(32)
 
@@ -68,7 +72,36 @@ def test_the_planned_samples_over_all_ranks(photos, name, world):
     assert sorted(key for loader in ranks for key in keys_of(loader)) == whole
 
 
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"flip": 1.5}, r"flip=1\.5 must be a probability"),
+        ({"crop": 224}, "crop=224 must have size, draws and boxes"),
+        ({"crop": [CenterCrop(8), 224]}, "crop=224 must have size, draws and boxes"),
+        ({"subset": 1.5}, r"subset=1\.5"),
+        ({"shuffle": "block"}, "shuffle='block' must be"),
+        ({"crop": [CenterCrop(24), SMALL]}, r"views of the sizes \[\(24, 24\), \(32, 32\)\] in epoch 0"),
+        ({"crop": [SMALL, Progressive(SMALL, {7: 8})]}, r"sizes \[\(8, 8\), \(32, 32\)\] in epoch 7"),
+        ({"crop": [SMALL] * 2, "views": 3}, "views=3, but crop= has 2 crops"),
+        ({"views": 0}, "views=0"),
+        ({"interpolation": "cubic"}, "interpolation='cubic' must be 'bilinear', 'nearest' or"),
+        ({"members": "json"}, "members='json' must be a list"),
+        ({"decode": print}, r"decode=.*members= must list"),
+    ],
+)
+def test_wrong_settings(settings, text):
+    with pytest.raises(ValueError, match=text):
+        Split(**{"shards": "x", "crop": SMALL, **settings})
+
+
 # --- subsets and weights
+
+
+def test_subsets_and_weights_must_fit_the_shards(photos):
+    with pytest.raises(ValueError, match=r"subset=\[23\] must be within 0\.\.22"):
+        load(photos, subset=[23])
+    with pytest.raises(ValueError, match=r"weights=.* one number for each of the 23 samples"):
+        load(photos, weights=[1.0] * 22)
 
 
 def test_only_the_subset_comes(photos):
@@ -90,20 +123,8 @@ def test_another_occurrence_is_another_crop(shard_of):
     assert batch.key == ["k0000", "k0000"]
     assert not torch.equal(batch.image[0], batch.image[1])
     (alone,) = load(path, subset=[0])
-    assert sum(torch.equal(image, alone.image[0]) for image in batch.image) == 1, (
-        "the first is as without weights"
-    )
-
-
-def test_wrong_subsets_and_weights(photos):
-    with pytest.raises(ValueError, match=r"subset=1\.5"):
-        Split("x", SMALL, subset=1.5)
-    with pytest.raises(ValueError, match=r"subset=\[23\] must be within 0\.\.22"):
-        load(photos, subset=[23])
-    with pytest.raises(ValueError, match=r"weights=.* one number for each of the 23 samples"):
-        load(photos, weights=[1.0] * 22)
-    with pytest.raises(ValueError, match="shuffle='block' must be"):
-        Split("x", SMALL, shuffle="block")
+    same = [torch.equal(image, alone.image[0]) for image in batch.image]
+    assert sum(same) == 1, "the first is as without weights"
 
 
 # --- views
@@ -111,18 +132,16 @@ def test_wrong_subsets_and_weights(photos):
 
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_views_are_crops_of_the_same_images(photos, batch_size):
-    for several, single in zip(
-        load(photos, views=3, batch_size=batch_size), load(photos, batch_size=batch_size), strict=True
-    ):
+    loaders = (load(photos, views=views, batch_size=batch_size) for views in (3, 1))
+    for several, single in zip(*loaders, strict=True):
         count = len(single.key)
         assert several.image.shape == (3, count, 3, 32, 32) and several.image.dtype == torch.uint8
         assert several.key == single.key and several.label.tolist() == single.label.tolist()
         assert torch.equal(several.image[0], single.image), "the first view is what there is without views"
         for view in several.image:
             assert view.is_contiguous(memory_format=torch.channels_last)
-        for row in range(count):
-            assert not torch.equal(several.image[0, row], several.image[1, row])
-            assert not torch.equal(several.image[1, row], several.image[2, row])
+        for first, second, third in several.image.movedim(1, 0):
+            assert not torch.equal(first, second) and not torch.equal(second, third)
 
 
 def test_each_view_may_have_a_crop_of_its_own(photos):
@@ -132,19 +151,6 @@ def test_each_view_may_have_a_crop_of_its_own(photos):
     ):
         assert torch.equal(batch.image[0], still.image) and torch.equal(batch.image[2], still.image)
         assert not torch.equal(batch.image[1], still.image)
-
-
-def test_wrong_views(photos):
-    with pytest.raises(ValueError, match=r"views of the sizes \[\(24, 24\), \(32, 32\)\] in epoch 0"):
-        Split("x", [CenterCrop(24), CenterCrop(32)])
-    with pytest.raises(ValueError, match=r"sizes \[\(8, 8\), \(32, 32\)\] in epoch 7"):
-        Split("x", [CenterCrop(32), Progressive(CenterCrop(32), {7: 8})])
-    with pytest.raises(ValueError, match="views=3, but crop= has 2 crops"):
-        Split("x", [CenterCrop(32)] * 2, views=3)
-    with pytest.raises(ValueError, match="views=0"):
-        Split("x", CenterCrop(32), views=0)
-    with pytest.raises(ValueError, match="crop=224 must have size, draws and boxes"):
-        Split("x", [CenterCrop(8), 224])
 
 
 def test_a_broken_image_is_replaced_in_all_its_views(shard_of):
@@ -172,8 +178,6 @@ def test_images_are_written_into_out(photos, views):
 
 
 def test_what_views_read_is_read_once(photos, monkeypatch):
-    from tarpeg.shards.mapped import Shards
-
     asked = []
     images = Shards.images
     monkeypatch.setattr(Shards, "images", lambda self, ids: asked.append(len(ids)) or images(self, ids))
@@ -185,14 +189,10 @@ def test_what_views_read_is_read_once(photos, monkeypatch):
 def test_interpolation(photos, interpolation):
     split = Split(photos, Whole((24, 40)), interpolation=interpolation)
     shards = split.open()
-    (batch,) = list(
-        load(photos, split.crop, flip=0.0, shuffle=False, interpolation=interpolation, batch_size=23)
-    )
+    (batch,) = load(photos, split=split, shuffle=False, batch_size=23)
     files = shards.images(range(23))
     boxes = torch.cat((torch.zeros(23, 2, dtype=torch.int32), image_sizes(files)), 1)
     assert torch.equal(batch.image, decode_batch(files, boxes, (24, 40), interpolation=interpolation)[0])
-    with pytest.raises(ValueError, match="interpolation='cubic' must be 'bilinear', 'nearest' or"):
-        Split(photos, SMALL, interpolation="cubic")
 
 
 # --- sizes by epoch
@@ -206,41 +206,7 @@ def test_the_size_follows_the_epoch(photos):
     assert next(iter(loader)).image.shape[2:] == (40, 40)
 
 
-def test_only_the_size_changes():
-    crop = Progressive(RandomResizedCrop(224, scale=(0.3, 1.0)), {0: 128, 4: 192})
-    assert crop.at(3) == RandomResizedCrop(128, scale=(0.3, 1.0))
-    assert pickle.loads(pickle.dumps(crop)).at(4).size == (192, 192)
-    sizes, draws = np.array([[300, 400]]), np.full((1, RandomResizedCrop.draws), 0.4)
-    assert (crop.at(0).boxes(sizes, draws) == crop.at(9).boxes(sizes, draws)).all()
-
-
-class Plain:
-    size, draws = (8, 8), 0
-
-    def boxes(self, sizes, draws):
-        return np.tile([0, 0, 8, 8], (len(sizes), 1))
-
-
-@pytest.mark.parametrize(
-    ("crop", "sizes", "text"),
-    [
-        (SMALL, {}, "sizes={} must map epochs"),
-        (SMALL, 128, "sizes=128 must map epochs"),
-        (SMALL, {-1: 8}, "epoch -1 must be an int"),
-        (SMALL, {"0": 8}, "epoch '0' must be an int"),
-        (SMALL, {0: 0}, "size=0 must be positive"),
-        (Plain(), {0: 8}, "must be a frozen dataclass with a field size"),
-    ],
-)
-def test_wrong_progressions(crop, sizes, text):
-    with pytest.raises(ValueError, match=text):
-        Progressive(crop, sizes)
-
-
 def test_progressive_from_hydra():
-    from hydra.utils import instantiate
-    from omegaconf import OmegaConf
-
     text = """
     _target_: tarpeg.Split
     _convert_: all
@@ -286,25 +252,14 @@ def test_an_error_of_decode_contains_shard_and_key(photos):
         list(load(photos, shuffle=False, members=["cls"], decode=decode))
 
 
-def test_wrong_members():
-    with pytest.raises(ValueError, match="members='json' must be a list"):
-        Split("x", SMALL, members="json")
-    with pytest.raises(ValueError, match=r"decode=.*members= must list"):
-        Split("x", SMALL, decode=print)
-
-
 def test_views_are_augmented_like_images(photos):
-    import tarpeg
-
     split = Split(photos, RandomCrop(16), views=2)
-    module = tarpeg.ShardDataModule(train=split, batch_size=4, workers=0, augment=tarpeg.Augment())
+    module = ShardDataModule(train=split, batch_size=4, workers=0, augment=Augment())
     batch = next(iter(module.train_dataloader()))
     augmented = module.on_after_batch_transfer(batch, 0).image
     assert augmented.shape == (2, 4, 3, 16, 16) and augmented.dtype == torch.float32
     assert torch.equal(augmented[1], module.augment(batch.image[1]))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module.teardown()
+    module.teardown()
 
 
 def test_the_examples_of_the_documentation():

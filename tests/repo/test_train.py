@@ -38,7 +38,7 @@ def good(checkout, *arguments, **environment):
 
 
 def bad(checkout, *arguments):
-    """The last line of a run that fails without a traceback; all lines if the error is Hydra's own."""
+    """The last line of a run that fails without a traceback; all lines if the error is Hydra's."""
     done = train(checkout, *arguments, TARPEG_LIB_DIR=library())
     assert done.returncode != 0, done.stdout
     assert "Traceback" not in done.stderr, done.stderr
@@ -85,13 +85,11 @@ class Stop(Callback):
 """
 
 
-@pytest.mark.parametrize(
-    ("epoch", "line"),
-    [
-        (0, "there is no checkpoint yet: one is written after each validation"),
-        (1, "to go on from here: ckpt_path=outputs/stopped/checkpoints/last.ckpt"),
-    ],
-)
+NONE_YET = "there is no checkpoint yet: one is written after each validation"
+LAST = "to go on from here: ckpt_path=outputs/stopped/checkpoints/last.ckpt"
+
+
+@pytest.mark.parametrize(("epoch", "line"), [(0, NONE_YET), (1, LAST)])
 def test_ctrl_c_ends_with_the_checkpoint_to_resume(checkout, epoch, line):
     (checkout / "stop.py").write_text(STOP)
     stop = ("+callbacks.stop._target_=stop.Stop", f"+callbacks.stop.epoch={epoch}")
@@ -102,16 +100,14 @@ def test_ctrl_c_ends_with_the_checkpoint_to_resume(checkout, epoch, line):
 
 
 @pytest.mark.slow
-def test_a_trace_names_our_operators(checkout):
+def test_a_trace_contains_our_operators(checkout):
     out = checkout / "outputs" / "traced"
-    done = good(
-        checkout, *TINY, "profiler=torch", "data.workers=0", "data.batch_size=5", f"hydra.run.dir={out}"
-    )
+    settings = ("profiler=torch", "data.workers=0", "data.batch_size=5", f"hydra.run.dir={out}")
+    done = good(checkout, *TINY, *settings)
     assert steps(done) == 12
     assert f"profile: {out / 'profile'} (traces open in" in done.stdout
-    traces = [
-        json.loads(path.read_text())["traceEvents"] for path in (out / "profile").glob("*.pt.trace.json")
-    ]
+    files = (out / "profile").glob("*.pt.trace.json")
+    traces = [json.loads(path.read_text())["traceEvents"] for path in files]
     training, *_ = [trace for trace in traces if any("backward" in event["name"] for event in trace)]
     in_steps = {event["tid"] for event in training if event["name"].startswith("ProfilerStep")}
     decoding = {event["tid"] for event in training if event["name"] == "tarpeg::decode_batch_out"}
@@ -128,20 +124,16 @@ def test_ranks_other_than_0_are_quiet(checkout):
     printed = [line for line in done.stderr.splitlines() if line.strip(" -")]
     assert len(printed) == len(set(printed)) and "GLOBAL_RANK: 1" not in done.stderr, done.stderr
     with next((checkout / "outputs" / "ddp").glob("csv/*/metrics.csv")).open() as file:
-        (substituted,) = [
-            float(row["data/substituted"]) for row in csv.DictReader(file) if row["data/substituted"]
-        ]
-    assert substituted > done.stderr.count("train-000000.tar, key") > 0, (
-        "counted on both ranks, printed on one"
-    )
+        (substituted,) = filter(None, (row["data/substituted"] for row in csv.DictReader(file)))
+    printed = done.stderr.count("train-000000.tar, key")
+    assert float(substituted) > printed > 0, "counted on both ranks, printed on one"
 
 
 @pytest.mark.slow
 def test_many_runs_help_and_the_configuration(checkout):
     done = good(checkout, "--multirun", "augment=none,light", *TINY, "logger=none", "hydra.sweep.dir=sweep")
-    assert [line.split(",")[0] for line in done.stdout.splitlines() if "trained" in line] == [
-        "trained: 3 steps"
-    ] * 2
+    trained = [line.split(",")[0] for line in done.stdout.splitlines() if "trained" in line]
+    assert trained == ["trained: 3 steps"] * 2
     assert "profile:" not in done.stdout
     assert {path.name for path in (checkout / "sweep").iterdir()} >= {"0", "1", "multirun.yaml"}
     done = good(checkout, "--help")
@@ -151,16 +143,14 @@ def test_many_runs_help_and_the_configuration(checkout):
     assert composed.data.batch_size == 7 and list(composed)[:2] == ["data", "augment"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["light", "dali", "heavy", "mix"])
-def test_every_augmentation_trains(checkout, name):
-    assert steps(good(checkout, *TINY, f"augment={name}")) == 3
+ARTICLE = ("experiment=article", "data.prepare.train=24", "data.prepare.val=16", "data.batch_size=8", *SMALL)
+AUGMENTED = [(f"augment={name}", *TINY) for name in ("light", "dali", "heavy", "mix")]
 
 
 @pytest.mark.slow
-def test_the_article(checkout):
-    photos = ("data.prepare.train=24", "data.prepare.val=16", "data.batch_size=8")
-    assert steps(good(checkout, "experiment=article", *photos, *SMALL)) == 3
+@pytest.mark.parametrize("arguments", [ARTICLE, *AUGMENTED], ids=lambda arguments: arguments[0])
+def test_every_configuration_trains(checkout, arguments):
+    assert steps(good(checkout, *arguments)) == 3
 
 
 @pytest.mark.slow
@@ -169,11 +159,8 @@ def test_a_folder_of_images(checkout, tmp_path):
         folder = tmp_path / "photos" / f"class{number % 3}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{number}.jpg").write_bytes(jpeg("420", 64, 80, seed=number))
-    folder = (
-        "data=folder",
-        f"data.prepare.root={tmp_path / 'photos'}",
-        f"data.prepare.out={tmp_path / 'out'}",
-    )
+    paths = (f"data.prepare.root={tmp_path / 'photos'}", f"data.prepare.out={tmp_path / 'out'}")
+    folder = ("data=folder", *paths)
     assert steps(good(checkout, *folder, *SMALL, "model.net.num_classes=3", "data.batch_size=27")) == 2
     line = bad(checkout, *folder, *SMALL, "model.net.num_classes=2")
     assert line == "train: labels 0..2 do not fit model.net.num_classes=2"
@@ -199,9 +186,8 @@ def script():
 
 def test_the_summary_leaves_out_what_was_not_measured(script, tmp_path):
     profiler = PyTorchProfiler(tmp_path)
-    trainer = types.SimpleNamespace(
-        global_step=1, callback_metrics={}, profiler=profiler, checkpoint_callback=None
-    )
+    measured = {"callback_metrics": {}, "profiler": profiler, "checkpoint_callback": None}
+    trainer = types.SimpleNamespace(global_step=1, **measured)
     stall = tarpeg.DataStallMonitor()
     stall._timeline.seconds["other"] = 0.1  # after the first step, which is not counted
     lines = list(script._summary(trainer, {"data": stall}, str(tmp_path)))
@@ -220,58 +206,51 @@ def test_messages_of_the_package_get_overrides(script):
     assert " must be a tarpeg.Erase (+augment.erase._target_=tarpeg.Erase)" in script._message(caught.value)
 
 
-def test_unquoted_braces_end_with_a_hint(script):
-    for arguments in (
-        ["data=shards", "data.train.shards=/d/p-{000..001}.tar"],
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["data.train.shards=/d/p-{000..001}.tar"],
         # What a shell makes of it; Hydra would take the last.
-        ["data=shards", "data.train.shards=/d/p-000.tar", "data.train.shards=/d/p-001.tar"],
-    ):
-        with pytest.raises(SystemExit) as caught:
-            script.check_braces("train", arguments)
-        assert str(caught.value).startswith("train: data.train.shards has braces without quotes, or is given")
-        assert str(caught.value).endswith("'data.train.shards=\"/data/train-{000..009}.tar\"'")
+        ["data.train.shards=/d/p-000.tar", "data.train.shards=/d/p-001.tar"],
+    ],
+)
+def test_unquoted_braces_end_with_a_hint(script, arguments):
+    with pytest.raises(SystemExit) as caught:
+        script.check_braces("train", ["data=shards", *arguments])
+    assert str(caught.value).startswith("train: data.train.shards has braces without quotes, or is given")
+    assert str(caught.value).endswith("'data.train.shards=\"/data/train-{000..009}.tar\"'")
 
 
-def test_braces_that_are_right_pass(script):
-    script.check_braces(
-        "train", ['data.train.shards="/d/p-{000..001}.tar"', "data.val.shards=['/d/{0,1}.tar']"]
-    )
-    script.check_braces(
-        "train", ["+model.extra={a: 1}", "data.prepare.out=${oc.env:HOME}/x", "--multirun", "seed=1,2"]
-    )
-    script.check_braces(
-        "train",
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ['data.train.shards="/d/p-{000..001}.tar"', "data.val.shards=['/d/{0,1}.tar']"],
+        ["+model.extra={a: 1}", "data.prepare.out=${oc.env:HOME}/x", "--multirun", "seed=1,2"],
         ["hydra.run.dir=a", "hydra.run.dir=b", "~logger", "+trainer.x=1", "trainer=ddp", "seed=1", "seed=2"],
-    )
+    ],
+)
+def test_braces_that_are_right_pass(script, arguments):
+    script.check_braces("train", arguments)
 
 
-WRONG = {
-    "unknown key": (["data.trian=1"], r"Key 'trian' is not in struct"),
-    "unknown option": (["data=nonsense"], r"Could not find 'data/nonsense'"),
-    "shards not given": (
-        ["data=shards"],
-        r"^train: data\.train\.shards is not set: give data\.train\.shards=",
-    ),
-    "shard missing": (
-        ["data=shards", "data.train.shards=/nowhere/x.tar", "data.val.shards=/nowhere"],
-        r"^train: shard /nowhere/x\.tar does not exist; there is no folder /nowhere\. Check the path\.$",
-    ),
-    "value out of range": (
-        ["data.train.flip=2"],
-        r"^train: data\.train: flip=2 must be a probability in 0\.\.1$",
-    ),
-    "no such checkpoint": (["ckpt_path=nope.ckpt"], r"^train: ckpt_path=nope\.ckpt: there is no such file$"),
-    "unknown policy": (
-        ["data.on_error=skip"],
-        r"^train: data: on_error='skip' must be 'substitute' or 'raise'$",
-    ),
-}
+NOWHERE = ["data=shards", "data.train.shards=/nowhere/x.tar", "data.val.shards=/nowhere"]
+NO_SHARD = r"shard /nowhere/x\.tar does not exist; there is no folder /nowhere\. Check the path\."
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", WRONG)
-def test_wrong_settings_end_in_one_line(checkout, what):
-    arguments, text = WRONG[what]
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["data.trian=1"], r"Key 'trian' is not in struct"),
+        (["data=nonsense"], r"Could not find 'data/nonsense'"),
+        (["data=shards"], r"^train: data\.train\.shards is not set: give data\.train\.shards="),
+        (NOWHERE, rf"^train: {NO_SHARD}$"),
+        (["data.train.flip=2"], r"^train: data\.train: flip=2 must be a probability in 0\.\.1$"),
+        (["ckpt_path=nope.ckpt"], r"^train: ckpt_path=nope\.ckpt: there is no such file$"),
+        (["data.on_error=skip"], r"^train: data: on_error='skip' must be 'substitute' or 'raise'$"),
+    ],
+)
+def test_wrong_settings_end_in_one_line(checkout, arguments, text):
     line = bad(checkout, *arguments)
     assert re.search(text, line), line
 

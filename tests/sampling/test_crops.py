@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tarpeg.sampling.crops import CenterCrop, RandomCrop, RandomResizedCrop, Whole
+from tarpeg.sampling.crops import CenterCrop, Progressive, RandomCrop, RandomResizedCrop, Whole
 from tarpeg.sampling.rng import uniforms
 
 CROPS = [
@@ -243,3 +243,34 @@ def test_center_crop_equals_torchvisions(height, width, crop_height, crop_width)
 )
 def test_boxes_of_whole_and_of_center_crop_with_shorter(crop, size, box):
     assert crop.boxes([size]).tolist() == [box]
+
+
+def test_only_the_size_changes():
+    crop = Progressive(RandomResizedCrop(224, scale=(0.3, 1.0)), {0: 128, 4: 192})
+    assert crop.at(3) == RandomResizedCrop(128, scale=(0.3, 1.0))
+    assert pickle.loads(pickle.dumps(crop)).at(4).size == (192, 192)
+    sizes, draws = np.array([[300, 400]]), np.full((1, RandomResizedCrop.draws), 0.4)
+    assert (crop.at(0).boxes(sizes, draws) == crop.at(9).boxes(sizes, draws)).all()
+
+
+class Plain:
+    size, draws = (8, 8), 0
+
+    def boxes(self, sizes, draws):
+        return np.tile([0, 0, 8, 8], (len(sizes), 1))
+
+
+@pytest.mark.parametrize(
+    ("crop", "sizes", "text"),
+    [
+        (RandomResizedCrop(32), {}, "sizes={} must map epochs"),
+        (RandomResizedCrop(32), 128, "sizes=128 must map epochs"),
+        (RandomResizedCrop(32), {-1: 8}, "epoch -1 must be an int"),
+        (RandomResizedCrop(32), {"0": 8}, "epoch '0' must be an int"),
+        (RandomResizedCrop(32), {0: 0}, "size=0 must be positive"),
+        (Plain(), {0: 8}, "must be a frozen dataclass with a field size"),
+    ],
+)
+def test_wrong_progressions(crop, sizes, text):
+    with pytest.raises(ValueError, match=text):
+        Progressive(crop, sizes)
