@@ -41,12 +41,12 @@ def test_how_well_blocks_mix(buffer):
     pairs = same = 0
     for epoch in range(4):
         ids = epoch_ids(samples, Blocks(size, buffer), epoch=epoch)
-        # Neighbours in the epoch that come from the same block are less than `size` apart on the disk.
+        # Consecutive samples from the same block are less than `size` apart on the disk.
         near = np.abs(np.diff(ids)) < size
         pairs, same = pairs + near.size, same + int(near.sum())
         correlation = abs(np.corrcoef(ids, np.arange(samples))[0, 1])
-        assert correlation < 6 / math.sqrt(samples / size / 1)
-    # Neighbours of a block that is a neighbour on the disk, too, are near: they add less than 1 per mille.
+        assert correlation < 6 / math.sqrt(samples / size)
+    # So are some from adjacent blocks: they add less than 1 per mille.
     assert same / pairs < 1 / buffer + 6 * math.sqrt(1 / buffer / pairs) + 1e-3
 
 

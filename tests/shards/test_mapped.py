@@ -224,8 +224,7 @@ def test_a_cache_reads_like_the_tars_in_it(cache, tmp_path):
     assert images(shards) == images(others)
     assert shards.labels(range(60)).tolist() == others.labels(range(60)).tolist() == [7] * 60
     for id in range(60):
-        assert shards.key(id) == others.key(id)
-        assert shards.shard(id).name == others.shard(id).name
+        assert (shards.key(id), shards.shard(id).name) == (others.key(id), others.shard(id).name)
         assert shards.extensions(id) == others.extensions(id) == ["jpg", "cls"]
         assert shards.member(id, "cls") == b"7"
 
@@ -271,7 +270,7 @@ def shorten(cache):
         (shorten, r"train-2\.idx has 2 samples, but 3 in manifest\.json"),
         (
             lambda cache: plain(cache / "train-extra.tar"),
-            r"extra\.tar is not in .*manifest\.json, which lists the 20",
+            r"train-extra\.tar is not in .*manifest\.json, which lists the 20",
         ),
     ],
 )
@@ -281,22 +280,16 @@ def test_files_that_do_not_match_the_manifest(cache, damage, message):
         Shards(expand(cache))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"format": "other"}, "not the manifest of a tarpeg cache: its format is 'other'.*rename that file"),
-        ({"version": 2}, "version 2, and this tarpeg reads up to 1.*Update tarpeg"),
-        ({"shards": 5}, "shards: Expected `array`"),
-    ],
-)
-def test_a_foreign_or_newer_manifest(cache, change, message):
-    path = cache / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | change))
-    for source in (cache, f"{cache}/*.tar"):
-        with pytest.raises(CacheError, match=message):
-            expand(source)
-    with pytest.raises(CacheError, match=message):
-        Shards([cache / "train-0.tar"])
+def test_a_manifest_that_is_refused_is_an_error_of_every_source(cache):
+    """Which manifests are refused, and the messages: test_manifest.py."""
+    (cache / "manifest.json").write_text('{"format": "other"}')
+    for read in (
+        lambda: expand(cache),
+        lambda: expand(f"{cache}/*.tar"),
+        lambda: Shards([cache / "train-0.tar"]),
+    ):
+        with pytest.raises(CacheError, match="not the manifest of a tarpeg cache: its format is 'other'"):
+            read()
 
 
 def test_a_build_that_was_not_finished(cache):

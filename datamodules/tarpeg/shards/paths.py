@@ -95,7 +95,9 @@ def _expand_existing(text: str) -> Iterator[Path]:
         yield path
         return
     try:
-        found = {entry for entry in path.iterdir() if _is_visible_tar(entry)}
+        # Dot files are left by macOS ("._a.tar") and by unfinished copies.
+        tars = (entry for entry in path.iterdir() if entry.suffix == ".tar" and entry.is_file())
+        found = {entry for entry in tars if not entry.name.startswith(".")}
     except OSError as error:
         raise ShardError(f"source={text!r}: the folder cannot be read: {error.strerror}.") from error
     files = sorted(found | set(listed(path)))
@@ -105,11 +107,6 @@ def _expand_existing(text: str) -> Iterator[Path]:
             "build_cache and FolderShards only, one sub-directory per class with its images."
         )
     yield from files
-
-
-def _is_visible_tar(path: Path) -> bool:
-    # Dot files are left by macOS ("._a.tar") and by unfinished copies.
-    return path.suffix == ".tar" and not path.name.startswith(".") and path.is_file()
 
 
 def _expand_braces(text: str) -> Iterator[Path]:

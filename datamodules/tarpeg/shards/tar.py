@@ -100,12 +100,11 @@ def regular_members(file: BinaryIO, path: object, tar_nbytes: int) -> Iterator[t
         )
     if any(block):
         raise ShardError(f"shard {path} is damaged: no tar header at byte {end}. Copy or download it again.")
-    while rest := file.read(1 << 20):
-        if rest.count(0) != len(rest):
-            raise ShardError(
-                f"shard {path} continues after its end-of-archive block at byte {end} (tars joined with "
-                "cat?); readers would stop there. Use separate tars, or join them with tar --concatenate."
-            )
+    if not _rest_is_zero(file):
+        raise ShardError(
+            f"shard {path} continues after its end-of-archive block at byte {end} (tars joined with "
+            "cat?); readers would stop there. Use separate tars, or join them with tar --concatenate."
+        )
 
 
 def streamed_members(stream: BinaryIO, url: str) -> Iterator[tuple[str, bytes]]:
@@ -126,11 +125,14 @@ def streamed_members(stream: BinaryIO, url: str) -> Iterator[tuple[str, bytes]]:
                 assert content is not None
                 yield member.name, content.read()
         assert tar.fileobj is not None
-        while rest := tar.fileobj.read(1 << 20):
-            if rest.count(0) != len(rest):
-                raise tarfile.ReadError(
-                    "it continues after its end-of-archive block (tars joined with cat?); readers stop there"
-                )
+        if not _rest_is_zero(tar.fileobj):
+            raise tarfile.ReadError(
+                "it continues after its end-of-archive block (tars joined with cat?); readers stop there"
+            )
+
+
+def _rest_is_zero(file: Any) -> bool:
+    return all(rest.count(0) == len(rest) for rest in iter(lambda: file.read(1 << 20), b""))
 
 
 class _Strict(tarfile.TarInfo):
