@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
+from helpers.scripts import run_tool
 from helpers.small_tars import sample
 from tarpeg import Raw, build_cache
 from tarpeg.cache.build import CacheReport, Progress
 from tarpeg.cache.report import progress_bar, summarise_build
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def tool(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "tools" / "build_cache.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+tool = partial(run_tool, "build_cache")
 
 
 @pytest.mark.slow
@@ -34,10 +28,25 @@ def test_build_and_summary(photos, tmp_path):
 
 
 @pytest.mark.slow
+def test_verification(photos, tmp_path):
+    build_cache(photos, tmp_path / "c", executor=0)
+    done = tool("verify=true", f"dest={tmp_path}/c", "workers=0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{tmp_path}/c: 2 shards, all good")
+    (tmp_path / "c" / "b.tar").unlink()
+    done = tool("verify=true", f"dest={tmp_path}/c")
+    problem, summary = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (1, "") and "2 shards, 1 BAD" in summary
+    assert problem == "shard b.tar: it cannot be read: No such file or directory"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["dest=x"], "source is not set: give source=..."),
+        (["verify=true"], "dest is not set: give dest=..."),
+        (["verify=true", "dest=nowhere"], "nowhere holds no cache"),
         (["source=/x/a-{000..009}.tar", "dest=x"], "source has braces without quotes"),
         (["source=/nothing/a.tar", "dest=x"], "shard /nothing/a.tar does not exist"),
         (["source=x", "dest=x", "codec=resized"], "codec.shorter is not set"),
@@ -47,7 +56,7 @@ def test_build_and_summary(photos, tmp_path):
     ],
 )
 def test_mistakes_end_in_one_line(tmp_path, arguments, message):
-    done = tool(*arguments)
+    done = tool(*arguments, cwd=tmp_path)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("build_cache: ") and message in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -58,10 +67,8 @@ def test_the_summary_contains_untiled_and_excluded_images(shard_of, tmp_path):
     report = build_cache(path, tmp_path / "c", Raw(), 0, max_bad=0.5)
     lines = summarise_build(report, measure=True)
     assert lines[2] == "stored as pixels: 5 images (100.0%)"
-    assert lines[3] == (
-        "left out: 1 samples, listed in manifest.json, such as key 'k0005' "
-        f"of {path}: Pillow cannot decode it"
-    )
+    left_out = "left out: 1 samples, listed in manifest.json, such as key 'k0005'"
+    assert lines[3] == f"{left_out} of {path}: Pillow cannot decode it"
     assert "(5 images, one thread)" in lines[4]
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import os
 import re
 import socket
-import subprocess
-import sys
 import threading
-import time
-import urllib.request
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from helpers.small_caches import contents
@@ -26,8 +25,9 @@ pytest.importorskip("fsspec")
 def shards(tmp_path_factory) -> Path:
     """Three shards of 11 samples."""
     folder = tmp_path_factory.mktemp("shards")
-    for name, first in (("t-000", 0), ("t-001", 11), ("t-002", 22)):
-        write_tar(folder / f"{name}.tar", [m for n in range(first, first + 11) for m in sample(n)])
+    for shard in range(3):
+        numbers = range(11 * shard, 11 * shard + 11)
+        write_tar(folder / f"t-{shard:03d}.tar", [m for n in numbers for m in sample(n)])
     return folder
 
 
@@ -49,10 +49,17 @@ def only_shards(folder: Path) -> dict[str, bytes]:
 # --- http
 
 
-class Ranges(http.server.SimpleHTTPRequestHandler):
-    """Python's server, which lacks ranges, with the ranges of most other servers."""
+class Plain(http.server.SimpleHTTPRequestHandler):
+    """Python's server, which lacks ranges."""
 
-    requests: list[tuple[str, str]]
+    def log_message(self, *_):
+        pass
+
+
+class Ranges(Plain):
+    """With the ranges of most other servers. requests: path and range of each, of the current test."""
+
+    requests: ClassVar[list[tuple[str, str]]] = []
 
     def send_head(self):
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
@@ -71,38 +78,26 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
                 self.wfile.write(file.read(stop - start))
         return None
 
-    def log_message(self, *_):
-        pass
-
-
-class Plain(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
 
 @pytest.fixture
 def serve(shards):
     """Serve the shards over http: serve(handler) -> URL of the folder."""
-    servers = []
+    Ranges.requests.clear()
+    with contextlib.ExitStack() as stack:
 
-    def start(handler) -> str:
-        def make(*arguments):
-            return handler(*arguments, directory=str(shards))
+        def start(handler) -> str:
+            handler = partial(handler, directory=str(shards))
+            server = stack.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            stack.callback(server.shutdown)
+            return f"http://127.0.0.1:{server.server_port}"
 
-        servers.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), make))
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{servers[-1].server_port}"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield start
 
 
 @pytest.mark.parametrize("handler", [Plain, Ranges])
 @pytest.mark.parametrize("pattern", ["/t-{000..002}.tar", "/", "/t-*.tar"])
 def test_http(serve, local, tmp_path, handler, pattern):
-    handler.requests = []
     report = build_cache(serve(handler) + pattern, tmp_path / "cache", executor=0)
     assert report.samples == 33 and only_shards(tmp_path / "cache") == local()
 
@@ -116,18 +111,15 @@ def test_http_in_worker_processes_and_a_second_run(serve, local, tmp_path):
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_http_with_other_layouts(serve, local, tmp_path, shuffle, monkeypatch):
-    Ranges.requests = []
+def test_http_with_other_layouts(serve, local, tmp_path, shuffle):
     layout = Layout(samples_per_shard=7, shuffle=shuffle)
-    url = serve(Ranges)
-    build_cache(url + "/t-{000..002}.tar", tmp_path / "cache", executor=0, layout=layout)
+    build_cache(serve(Ranges) + "/t-{000..002}.tar", tmp_path / "cache", executor=0, layout=layout)
     assert only_shards(tmp_path / "cache") == local(layout=layout)
     with pytest.raises(ShardError, match=r"t-000\.tar: the server sends only whole files"):
         build_cache(serve(Plain) + "/t-{000..002}.tar", tmp_path / "none", executor=0, layout=layout)
 
 
 def test_a_shard_is_read_in_chunks_and_ahead(serve, shards, monkeypatch):
-    Ranges.requests = []
     monkeypatch.setattr(remote, "_CHUNK", 5000)
     (shard,) = sources.list_source(serve(Ranges) + "/t-000.tar")
     (here,) = sources.list_source(shards / "t-000.tar")
@@ -143,7 +135,6 @@ def test_a_shard_is_read_in_chunks_and_ahead(serve, shards, monkeypatch):
 @pytest.mark.parametrize("executor", [0, 2])
 def test_an_object_that_is_replaced_while_it_is_read_is_an_error(shards, serve, tmp_path, layout, executor):
     """The ETag changes after the first byte was read."""
-    Ranges.requests = []
     tag = "one"
 
     class Replaced(Ranges):
@@ -176,7 +167,6 @@ def test_one_warning_if_the_server_sends_no_version(serve, tmp_path):
             if keyword != "Last-Modified":
                 super().send_header(keyword, value)
 
-    Silent.requests = []
     with pytest.warns(UserWarning, match=r"3 shards, such as .*t-000\.tar: .* neither an ETag") as warned:
         build_cache(serve(Silent) + "/t-{000..002}.tar", tmp_path / "cache", executor=0)
     assert len(warned) == 1
@@ -233,38 +223,25 @@ def test_any_file_system_of_fsspec(shards, local, tmp_path):
 @pytest.fixture(scope="module")
 def s3(shards):
     """A bucket "photos" with the shards below train/, on a moto server; sets the environment for fsspec."""
-    pytest.importorskip("moto")
     boto3 = pytest.importorskip("boto3")
     pytest.importorskip("s3fs")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-c", f"from moto.server import main; main(['-H', '127.0.0.1', '-p', '{port}'])"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    endpoint = f"http://127.0.0.1:{port}"
-    settings = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
-    settings["AWS_DEFAULT_REGION"] = "us-east-1"
-    with pytest.MonkeyPatch.context() as patch:
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    settings = {
+        "AWS_ENDPOINT_URL": "http://{}:{}".format(*server.get_host_and_port()),
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        stack.callback(server.stop)
         for name, value in settings.items():
             patch.setenv(name, value)
-        try:
-            for _ in range(300):
-                try:
-                    urllib.request.urlopen(endpoint, timeout=1).close()
-                    break
-                except OSError:
-                    time.sleep(0.1)
-            client = boto3.client("s3")
-            client.create_bucket(Bucket="photos")
-            for path in shards.glob("*.tar"):
-                client.upload_file(str(path), "photos", f"train/{path.name}")
-            yield client
-        finally:
-            server.kill()
-            server.wait()
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="photos")
+        for path in shards.glob("*.tar"):
+            client.upload_file(str(path), "photos", f"train/{path.name}")
+        yield client
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Python scripts in processes of their own, which import tarpeg and the helpers of this checkout."""
+"""Python scripts and the tools of this checkout, in processes of their own."""
 
 from __future__ import annotations
 
@@ -49,3 +49,9 @@ def run_two_ranks(folder: Path, code: str) -> list[Any]:
     done = run_file(folder / "ddp.py", code)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def run_tool(name: str, *arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run tools/NAME.py with the arguments and return its status and output."""
+    command = [sys.executable, str(TESTS.parent / "tools" / f"{name}.py"), *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
