@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.pictures import KINDS, encoded, jpeg, pixels, tensor
+from helpers.scripts import run_script
 from PIL import Image, ImageCms
 from tarpeg import DecodeError, Raw, Resized, Tiled, decode_batch, image_sizes
 from tarpeg.cache.codecs import tile_width
@@ -53,14 +54,10 @@ def test_the_width_of_tiles_is_the_restart_interval():
     assert Tiled(tile=16).encode(jpeg("444", 64, 16 * 8), "jpg").tile == 16
 
 
-def half_of_the_scans() -> bytes:
-    data = jpeg("progressive", 64, 80)
-    scans = [at for at in range(len(data)) if data[at : at + 2] == b"\xff\xda"]
-    return data[: scans[len(scans) // 2]] + b"\xff\xd9"
-
-
 def test_untiled_jpegs_stay_untouched_with_a_reason():
-    source = half_of_the_scans()
+    source = jpeg("progressive", 64, 80)
+    scans = [at for at in range(len(source)) if source[at : at + 2] == b"\xff\xda"]
+    source = source[: scans[len(scans) // 2]] + b"\xff\xd9"
     data, extension, tile, untiled = Tiled().encode(source, "jpg")
     assert (data, extension, tile) == (source, "jpg", None)
     assert "progressive" in untiled
@@ -103,16 +100,15 @@ def test_other_formats(kind):
 @pytest.mark.parametrize("kind", ["420", "gray", "cmyk", "ycck", "progressive", "rgb"])
 @pytest.mark.parametrize("orientation", [1, 6])
 def test_resized_equals_pillow_on_the_upright_image(kind, orientation):
-    source = bytearray(jpeg(kind, 97, 160))
+    source = jpeg(kind, 97, 160)
     exif = Image.Exif()
     exif[0x0112] = orientation
-    segment = b"Exif\0\0" + exif.tobytes().removeprefix(b"Exif\0\0")
-    source = bytes(source[:2] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + source[2:])
+    segment = exif.tobytes()
+    source = source[:2] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + source[2:]
     upright = open_rgb(source)
     assert upright.size == ((160, 97) if orientation == 1 else (97, 160))
     data, extension, tile, _ = Resized(shorter=48, quality=92).encode(source, "jpg")
-    size = (79, 48) if orientation == 1 else (48, 79)
-    expected = upright.resize(size, Image.Resampling.LANCZOS)
+    expected = upright.resize((79, 48) if orientation == 1 else (48, 79), Image.Resampling.LANCZOS)
     if kind == "gray":
         expected = expected.convert("L")
     untiled = encoded(expected, quality=92)
@@ -139,11 +135,8 @@ def test_valid_colour_profiles_are_kept():
     for source in (encoded(image, icc_profile=SRGB), saved(image, "PNG", icc_profile=SRGB)):
         assert profile(Resized(shorter=48).encode(source, "jpg").data) == SRGB
         assert profile(Tiled().encode(source, "jpg").data) == SRGB
-    cmyk = SRGB[:16] + b"CMYK" + SRGB[20:]
-    assert (
-        profile(Resized(shorter=48).encode(encoded(image.convert("CMYK"), icc_profile=cmyk), "jpg").data)
-        is None
-    )
+    cmyk = encoded(image.convert("CMYK"), icc_profile=SRGB[:16] + b"CMYK" + SRGB[20:])
+    assert profile(Resized(shorter=48).encode(cmyk, "jpg").data) is None
 
 
 @pytest.mark.parametrize(
@@ -167,29 +160,24 @@ def test_damage_is_an_error(codec, damage):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("codec", "settings", "message"),
     [
-        (lambda: Tiled(tile=0), "tile=0 must be an integer from 1"),
-        (lambda: Tiled(quality=101), "quality=101"),
-        (lambda: Tiled(subsampling="420"), "subsampling='420' must be one of"),
-        (lambda: Resized(shorter=0), "shorter=0"),
-        (lambda: Resized(shorter=256, quality=None), "quality=None"),
-        (lambda: Raw(shorter=2.5), "shorter=2.5"),
+        (Tiled, {"tile": 0}, "tile=0 must be an integer from 1"),
+        (Tiled, {"quality": 101}, "quality=101"),
+        (Tiled, {"subsampling": "420"}, "subsampling='420' must be one of"),
+        (Resized, {"shorter": 0}, "shorter=0"),
+        (Resized, {"shorter": 256, "quality": None}, "quality=None"),
+        (Raw, {"shorter": 2.5}, "shorter=2.5"),
     ],
 )
-def test_bad_settings(make, message):
+def test_bad_settings(codec, settings, message):
     with pytest.raises(ValueError, match=message):
-        make()
+        codec(**settings)
 
 
-def test_constructing_a_codec_does_not_load_the_operators(tmp_path):
-    import os
-    import subprocess
-    import sys
-
+def test_constructing_a_codec_does_not_load_the_operators():
     code = "import tarpeg, sys; tarpeg.codecs.Tiled(), tarpeg.Raw(); assert 'tarpeg.ops' not in sys.modules"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    assert subprocess.run([sys.executable, "-c", code], env=env).returncode == 0
+    assert run_script(code).returncode == 0
 
 
 def test_a_truncated_or_damaged_header_has_no_tiles():
