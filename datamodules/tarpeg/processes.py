@@ -74,12 +74,10 @@ def completed(
         for call in calls:
             pending.add(executor.submit(function, *call))
             done, pending = wait(pending, 0 if len(pending) < limit else None, FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
+            yield from (future.result() for future in done)
         while pending:
             done, pending = wait(pending, None, FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
+            yield from (future.result() for future in done)
     finally:
         running = [future for future in pending if not future.cancel()]
         if len(running) > usable_cores():

@@ -18,6 +18,7 @@ import tarpeg
 from helpers.checkouts import ROOT, copy, library, tracked, train
 from helpers.checkouts import SMALL as SMALL_RUN
 from helpers.pictures import jpeg
+from helpers.scripts import PATHS
 from helpers.small_shards import SMALL, members, tars
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
@@ -34,25 +35,22 @@ def stamps(folder: Path) -> dict[str, int]:
 
 def test_synthetic_shards_are_made_once(tmp_path):
     out = tmp_path / "s"
-    make = SyntheticShards(out=out, train=6, val=3, photos={"size": 32}, samples_per_shard=4, workers=0)
-    make = pickle.loads(pickle.dumps(make))
+    settings = {"val": 3, "samples_per_shard": 4, "workers": 0}
+    make = pickle.loads(pickle.dumps(SyntheticShards(out, train=6, photos={"size": 32}, **settings)))
     assert make() == out
     made, before = tars(out), stamps(out)
     assert set(made) == {"train-000000.tar", "train-000001.tar", "val-000000.tar"}
     assert made["train-000000.tar"][:20000] != made["val-000000.tar"][:20000]
     assert make() == out and stamps(out) == before
-    other = SyntheticShards(out=out, train=7, val=3, photos={"size": 48}, samples_per_shard=4)
-    with pytest.raises(
-        ShardError, match=r"photos\.size .*, train \(6 there, 7 requested\): choose another out"
-    ):
-        other()
+    message = r"photos\.size .*, train \(6 there, 7 requested\): choose another out"
+    with pytest.raises(ShardError, match=message):
+        SyntheticShards(out, train=7, photos={"size": 48}, **settings)()
     (out / "val-000000.tar").unlink()
     make()
     assert tars(out) == made
     (out / "shards.json").write_text("{")
-    with pytest.raises(
-        ShardError, match=r"shards\.json is damaged: delete the folder, or choose another out"
-    ):
+    message = r"shards\.json is damaged: delete the folder, or choose another out"
+    with pytest.raises(ShardError, match=message):
         make()
 
 
@@ -69,8 +67,7 @@ def test_an_incomplete_set_is_made_again(tmp_path):
 
 
 def test_config_nodes_are_accepted(tmp_path):
-    photos = {"size": [[32, 40], 48], "classes": 3}
-    settings = {"out": str(tmp_path), "train": 2, "val": 1, "photos": photos}
+    settings = {"out": str(tmp_path), "train": 2, "val": 1, "photos": {"size": [[32, 40], 48], "classes": 3}}
     config = OmegaConf.create({"_target_": "tarpeg.SyntheticShards", **settings})
     made = instantiate(config)
     assert made.photos == Photos(size=((32, 40), 48), classes=3)
@@ -93,16 +90,12 @@ def test_a_file_in_place_of_out_raises(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_run_is_completed_by_the_next_and_leaves_no_process(tmp_path):
-    script = (
-        f"import sys; sys.path.insert(0, {str(ROOT / 'datamodules')!r})\n"
-        "from tarpeg.datasets.prepare import SyntheticShards\n"
-        "photos = {'size': 128}\n"
-        "SyntheticShards('s', 400, 20, photos, samples_per_shard=20, workers=2)()\n"
-    )
-    (tmp_path / "script.py").write_text(script)
+    out, settings = tmp_path / "s", {"train": 400, "val": 20, "photos": {"size": 128}, "samples_per_shard": 20}
+    script = f"from tarpeg.datasets.prepare import SyntheticShards; SyntheticShards('s', **{settings}, workers=2)()"
+    (tmp_path / "script.py").write_text(PATHS + script)
     process = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path)
     deadline = time.monotonic() + 60
-    while not (tmp_path / "s" / "train-000002.tar").exists() and time.monotonic() < deadline:
+    while not (out / "train-000002.tar").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(process.pid, signal.SIGKILL)
@@ -111,12 +104,11 @@ def test_a_killed_run_is_completed_by_the_next_and_leaves_no_process(tmp_path):
     while any(Path(f"/proc/{child}/cmdline").exists() for child in children) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert time.monotonic() < deadline
-    assert not (tmp_path / "s" / "shards.json").exists()
-    photos = {"size": 128}
-    SyntheticShards(out=tmp_path / "s", train=400, val=20, photos=photos, samples_per_shard=20)()
-    assert len(tars(tmp_path / "s")) == 21
-    assert all(len(members(path)) == 40 for path in (tmp_path / "s").glob("*.tar"))
-    assert not list((tmp_path / "s").glob(".*.tmp"))
+    assert not (out / "shards.json").exists()
+    SyntheticShards(out, **settings)()
+    assert len(tars(out)) == 21
+    assert all(len(members(path)) == 40 for path in out.glob("*.tar"))
+    assert not list(out.glob(".*.tmp"))
 
 
 def test_folder_shards_split_evenly(tmp_path, images):
@@ -174,10 +166,8 @@ def test_folder_shards_keep_existing_train_and_val(tmp_path, images):
 
 @pytest.fixture
 def source(tmp_path):
-    photos = {"size": 48}
-    return SyntheticShards(
-        tmp_path / "shards", train=12, val=4, photos=photos, samples_per_shard=4, workers=0
-    )
+    settings = {"train": 12, "val": 4, "samples_per_shard": 4, "workers": 0}
+    return SyntheticShards(tmp_path / "shards", photos={"size": 48}, **settings)
 
 
 def test_shards_and_their_cache_are_made_once(source, tmp_path):
@@ -228,7 +218,6 @@ def test_of_several_callers_one_works(source, tmp_path, kind):
 
 KILLED = """
 import sys, time
-sys.path[:0] = sys.argv[1:2]
 from tarpeg.cache import report
 from tarpeg.datasets.prepare import CachedShards
 
@@ -242,14 +231,14 @@ class Stall:  # in place of the progress bar
         time.sleep(60 if progress.shards == 2 else 0)
 
 report.progress_bar = Stall
-CachedShards(sys.argv[2], sys.argv[3], workers=0)()
+CachedShards(*sys.argv[1:], workers=0)()
 """
 
 
 def test_a_killed_build_is_completed(tmp_path):
     shards, out = tmp_path / "shards", tmp_path / "cache"
     SyntheticShards(shards, train=12, val=4, photos={"size": 48}, samples_per_shard=1, workers=0)()
-    command = [sys.executable, "-c", KILLED, str(ROOT / "datamodules"), str(shards), str(out)]
+    command = [sys.executable, "-c", PATHS + KILLED, str(shards), str(out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         while process.stdout.readline().strip() != "2":
             assert process.poll() is None

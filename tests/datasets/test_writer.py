@@ -7,10 +7,10 @@ import json
 import subprocess
 import sys
 import tarfile
-from pathlib import Path
+from functools import partial
 
 import pytest
-from helpers.checkouts import ROOT
+from helpers.scripts import PATHS, run_script, run_tool
 from helpers.small_shards import SMALL, members, tars
 from tarpeg.datasets.synthetic import Photos, label_of, photograph
 from tarpeg.datasets.writer import make_shards
@@ -29,11 +29,7 @@ def test_the_same_bytes_for_any_number_of_processes(tmp_path, workers):
 
 
 def test_scripts_need_no_main_guard_and_no_file(tmp_path):
-    script = (
-        f"import sys; sys.path.insert(0, {str(ROOT / 'datamodules')!r})\n"
-        "from tarpeg.datasets.writer import make_shards\n"
-        "make_shards('o', {'size': 16}, 40, workers=2)\n"
-    )
+    script = PATHS + "import tarpeg; tarpeg.make_shards('o', {'size': 16}, 40, workers=2)"
     done = subprocess.run([sys.executable, "-"], input=script, cwd=tmp_path, text=True, capture_output=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(members(tmp_path / "o" / "train-000000.tar")) == 80
@@ -41,7 +37,7 @@ def test_scripts_need_no_main_guard_and_no_file(tmp_path):
 
 def test_processes_that_draw_import_no_torch():
     code = "import sys, tarpeg.datasets.prepare, tarpeg.processes; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"], check=True)
+    assert run_script(code).returncode == 0
 
 
 def test_report_and_members(tmp_path):
@@ -84,14 +80,7 @@ def test_earlier_shards_are_replaced_and_shards_of_others_are_not(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("samples", 0),
-        ("samples", "9"),
-        ("samples_per_shard", 0),
-        ("workers", -1),
-        ("prefix", "a/b"),
-        ("prefix", ""),
-    ],
+    [("samples", 0), ("samples", "9"), ("samples_per_shard", 0), ("workers", -1), ("prefix", "a/b"), ("prefix", "")],
 )
 def test_arguments_out_of_range_raise(tmp_path, name, value):
     with pytest.raises(ValueError, match=f"^{name}={value!r} must "):
@@ -103,7 +92,7 @@ def test_a_folder_is_packed_unchanged(tmp_path, images):
     report = make_shards(out, Folder(images), samples_per_shard=10, workers=0)
     assert report.samples == 25
     assert json.loads((out / "classes.json").read_text()) == {"ant": 0, "bee": 1, "cat": 2}
-    together = {name: data for path in report.shards for name, data in members(path).items()}
+    together = all_members(report)
     assert together["bee/0_v1.jpg"] == (images / "bee" / "0.v1.JPG").read_bytes()
     assert together["cat/deep/3_v1.jpg"] == (images / "cat" / "deep" / "3.v1.JPG").read_bytes()
     assert together["ant/flat.png"] == (images / "ant" / "flat.png").read_bytes()
@@ -159,18 +148,17 @@ def test_a_file_in_place_of_out_raises(tmp_path):
         make_shards(tmp_path / "file", SMALL, 2)
 
 
-def tool(cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "tools" / "make_shards.py"), *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+tool = partial(run_tool, "make_shards")
 
 
 def test_tool_draws_and_packs(tmp_path, images):
-    done = tool(tmp_path, "out=a", "samples=10", "size=32", "samples_per_shard=4", "seed=3", "exif=0.5")
+    photos = ("samples=10", "size=32", "samples_per_shard=4", "seed=3", "exif=0.5")
+    done = tool("out=a", *photos, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("3 shards in a: 10 samples, ") and "bits per pixel" in done.stdout
     make_shards(tmp_path / "b", Photos(size=32, seed=3, exif=0.5), 10, samples_per_shard=4)
     assert tars(tmp_path / "a") == tars(tmp_path / "b")
-    done = tool(tmp_path, "out=c", "source=folder", f"root={images}")
+    done = tool("out=c", "source=folder", f"root={images}", cwd=tmp_path)
     assert done.stdout.startswith("1 shards in c: 25 samples, ")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c", "images"]
 
@@ -187,7 +175,7 @@ def test_tool_draws_and_packs(tmp_path, images):
     ],
 )
 def test_tool_errors_are_one_line(tmp_path, arguments, message):
-    done = tool(tmp_path, *arguments)
+    done = tool(*arguments, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
@@ -196,9 +184,9 @@ def test_tool_errors_are_one_line(tmp_path, arguments, message):
 
 @SLOW
 def test_tool_unknown_key_and_help(tmp_path):
-    done = tool(tmp_path, "out=o", "sice=3")
+    done = tool("out=o", "sice=3", cwd=tmp_path)
     assert done.returncode == 1
     assert "'sice'" in done.stderr
-    done = tool(tmp_path, "--help")
+    done = tool("--help", cwd=tmp_path)
     assert "python tools/make_shards.py out=DIR" in done.stdout
     assert list(tmp_path.iterdir()) == []

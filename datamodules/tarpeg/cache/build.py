@@ -231,8 +231,8 @@ class _Builder:
         self._check_bad(seen / max(share, 1e-9), 2 * self.max_bad)
         if self.progress is not None:
             kept, total = len(self.results) - self.built, max(plan.source_bytes, self.source_bytes)
-            shards, bad = (len(self.results), plan.shards, kept), len(self.bad)
-            self.progress(Progress(*shards, self.samples, self.source_bytes, total, bad))
+            counts = (len(self.results), plan.shards, kept, self.samples, self.source_bytes, total)
+            self.progress(Progress(*counts, len(self.bad)))
 
     def _check_bad(self, samples: float, limit: float) -> None:
         if len(self.bad) <= limit * samples:
@@ -240,7 +240,7 @@ class _Builder:
         shown = [f"shard {bad.shard}, key {bad.key!r}: {bad.reason}" for bad in self.bad[:_SHOWN]]
         more = f"; and {len(self.bad) - _SHOWN} more" * (len(self.bad) > _SHOWN)
         seen = self.samples + len(self.bad)
-        enough = next(share for share in (n / 100 for n in range(1, 101)) if len(self.bad) <= share * seen)
+        enough = next(n / 100 for n in range(1, 101) if len(self.bad) <= n / 100 * seen)
         remedy = f", or set max_bad={enough}" if self.samples else ""
         raise CacheError(
             f"{len(self.bad)} of {seen} samples cannot be used, more than max_bad={self.max_bad} allows: "
@@ -253,8 +253,7 @@ class _Builder:
         results = [self.results[name] for name in self.names]
         shards = [_entry(result) for result in results if result.samples]
         quarantine = [bad for bad in self.bad if not bad.part]
-        for result in results:
-            quarantine += _quarantined(result)
+        quarantine += [bad for result in results for bad in _quarantined(result)]
         source: list[object] = (
             [{"folder": self.listing.root, "classes": next(iter(self.listing.parts().values())).classes()}]
             if isinstance(self.listing, Folder)
@@ -297,9 +296,11 @@ def _finished_manifest(folder: Path, fingerprint: str) -> Manifest | None:
     manifest = _read_manifest(folder)
     if manifest is None or manifest.fingerprint != fingerprint or (folder / BUILDING).exists():
         return None
-    places = [(folder / entry.name, entry.bytes) for entry in manifest.shards]
-    is_whole = all(_nbytes(tar) == nbytes and tar.with_suffix(".idx").is_file() for tar, nbytes in places)
-    return manifest if is_whole else None
+    for entry in manifest.shards:
+        tar = folder / entry.name
+        if _size_and_time(tar)[0] != entry.bytes or not tar.with_suffix(".idx").is_file():
+            return None
+    return manifest
 
 
 def _start_build(folder: Path, fingerprint: str) -> dict[str, ShardResult]:
@@ -370,10 +371,9 @@ def _results_of(folder: Path, manifest: Manifest) -> dict[str, ShardResult]:
         bad.setdefault(lost.part, []).append((lost.shard, lost.key, lost.reason))
     results = {}
     for entry in manifest.shards:
-        name, path = Path(entry.name).stem, folder / entry.name
-        mtime_ns = path.stat().st_mtime_ns if _nbytes(path) == entry.bytes else -1
-        values = {**asdict(entry), "name": name, "quarantine": bad.get(entry.name, []), "mtime_ns": mtime_ns}
-        results[name] = ShardResult(**values)
+        name, (nbytes, mtime_ns) = Path(entry.name).stem, _size_and_time(folder / entry.name)
+        values = {**asdict(entry), "name": name, "quarantine": bad.get(entry.name, [])}
+        results[name] = ShardResult(**values, mtime_ns=mtime_ns if nbytes == entry.bytes else -1)
     return results
 
 
@@ -389,18 +389,15 @@ def _saved_results(building: Path) -> dict[str, ShardResult]:
 
 
 def _is_in_place(folder: Path, result: ShardResult) -> bool:
-    if not result.samples:
-        return True
-    try:
-        found = (folder / f"{result.name}.tar").stat()
-    except FileNotFoundError:
-        return False
-    is_same = (found.st_size, found.st_mtime_ns) == (result.bytes, result.mtime_ns)
-    return is_same and (folder / f"{result.name}.idx").is_file()
+    tar = folder / f"{result.name}.tar"
+    is_same = _size_and_time(tar) == (result.bytes, result.mtime_ns) and tar.with_suffix(".idx").is_file()
+    return is_same or not result.samples
 
 
-def _nbytes(path: Path) -> int:
+def _size_and_time(path: Path) -> tuple[int, int]:
+    """Return bytes and time of modification in ns; -1 for both without a file."""
     try:
-        return path.stat().st_size
+        found = path.stat()
     except FileNotFoundError:
-        return -1
+        return -1, -1
+    return found.st_size, found.st_mtime_ns

@@ -15,10 +15,8 @@ from ..shards import pillow
 
 RAW = "stored raw"  # a reason why an image has no tiles
 _SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
-_BASELINE, _OTHER_FRAMES = (
-    (0xC0, 0xC1),
-    (0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)),
-)
+_BASELINE = (0xC0, 0xC1)
+_OTHER_FRAMES = (0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0))
 _DRI, _SOS = 0xDD, 0xDA
 
 
@@ -58,16 +56,16 @@ class Tiled:
 
     def __post_init__(self) -> None:
         _check("tile", self.tile, 1, 65535)
-        _check_jpeg_settings(self.quality, self.subsampling, optional=True)
+        _check_jpeg_settings(90 if self.quality is None else self.quality, self.subsampling)
 
     def encode(self, data: bytes, extension: str) -> Encoded:
         """Rewrite one image file. Raises DecodeError if it cannot be decoded."""
         if data.startswith(pillow.JPEG):
-            return _tile(data, _jpeg_extension(extension), self.tile)
+            return _tile(data, extension, self.tile)
         image = _decode(data)
         if self.quality is None:
             return Encoded(pillow.ppm(image), "ppm", None, RAW)
-        return _tile(_to_jpeg(image, self.quality, self.subsampling), _jpeg_extension(extension), self.tile)
+        return _tile(_to_jpeg(image, self.quality, self.subsampling), extension, self.tile)
 
 
 @dataclass(frozen=True)
@@ -95,8 +93,8 @@ class Resized:
         image = _decode(data)
         reduced = _reduce(image, self.shorter)
         if reduced is image and data.startswith(pillow.JPEG):
-            return _tile(data, _jpeg_extension(extension), self.tile)
-        return _tile(_to_jpeg(reduced, self.quality, self.subsampling), _jpeg_extension(extension), self.tile)
+            return _tile(data, extension, self.tile)
+        return _tile(_to_jpeg(reduced, self.quality, self.subsampling), extension, self.tile)
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ def _tile(data: bytes, extension: str, tile: int) -> Encoded:
     width, untiled = tile_width(result)
     if width is None:
         _check_decodes(source)
-    return Encoded(result, extension, width, untiled)
+    return Encoded(result, extension if extension in ("jpg", "jpeg") else "jpg", width, untiled)
 
 
 def _check_decodes(jpeg: torch.Tensor) -> None:
@@ -228,17 +226,12 @@ def _tensor(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def _jpeg_extension(extension: str) -> str:
-    return extension if extension in ("jpg", "jpeg") else "jpg"
-
-
 def _check(name: str, value: object, least: int, most: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ValueError(f"{name}={value!r} must be an integer from {least} to {most}")
 
 
-def _check_jpeg_settings(quality: int | None, subsampling: str, *, optional: bool = False) -> None:
-    if not (quality is None and optional):
-        _check("quality", quality, 1, 100)
+def _check_jpeg_settings(quality: int, subsampling: str) -> None:
+    _check("quality", quality, 1, 100)
     if subsampling not in _SAMPLINGS:
         raise ValueError(f"subsampling={subsampling!r} must be one of {', '.join(_SAMPLINGS)}")

@@ -105,26 +105,25 @@ def open_object(url: str, nbytes: int) -> Iterator[ReadAhead]:
 
 def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
     """Read ranges of objects, (url, start, stop) in bytes, many at once. Raises ShardError."""
-    results: list[bytes] = [b""] * len(ranges)
-    systems: dict[int, tuple[Any, list[int], list[str]]] = {}
-    for number, (url, _, _) in enumerate(ranges):
-        system, path = _file_system(url)
-        _, numbers, paths = systems.setdefault(id(system), (system, [], []))
-        numbers.append(number)
+    systems: dict[int, tuple[Any, list[tuple[str, int, int]], list[str]]] = {}
+    for one in ranges:
+        system, path = _file_system(one[0])
+        _, asked, paths = systems.setdefault(id(system), (system, [], []))
+        asked.append(one)
         paths.append(path)
-    for system, numbers, paths in systems.values():
-        starts, stops = ([ranges[number][i] for number in numbers] for i in (1, 2))
-        with _shard_errors(ranges[numbers[0]][0]):
-            blobs = system.cat_ranges(paths, starts, stops, on_error="raise")
-        for number, blob in zip(numbers, blobs, strict=True):
-            results[number] = blob
-    for (url, start, stop), blob in zip(ranges, results, strict=True):
+    found: dict[tuple[str, int, int], bytes] = {}
+    for system, asked, paths in systems.values():
+        urls, starts, stops = zip(*asked, strict=True)
+        with _shard_errors(urls[0]):
+            blobs = system.cat_ranges(paths, list(starts), list(stops), on_error="raise")
+        found.update(zip(asked, blobs, strict=True))
+    for (url, start, stop), blob in found.items():
         if len(blob) != stop - start:
             raise ShardError(
                 f"shard {public_url(url)}: {len(blob)} bytes arrived instead of those from {start} to "
                 f"{stop}. It may have changed: start again."
             )
-    return results
+    return [found[one] for one in ranges]
 
 
 def check_ranges(url: str, nbytes: int) -> None:

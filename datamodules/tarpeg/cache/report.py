@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -57,12 +57,11 @@ def summarise_build(report: CacheReport, measure: bool = False) -> list[str]:
         f"{report.built} of them written now, in {report.seconds:.1f} s",
         f"size: {report.source_bytes / 1e6:.1f} MB before, {report.bytes / 1e6:.1f} MB after ({share:.3f})",
     ]
-    widest = sorted(report.tiles.items(), key=lambda item: -item[1])
-    shown = [f"{width} px: {count / images:.1%}" for width, count in widest[:8]]
-    others = sum(count for _, count in widest[8:])
-    if others:
-        widths = [width for width, _ in widest[8:]]
-        shown.append(f"{min(widths)} to {max(widths)} px: {others / images:.1%}")
+    widths = sorted(report.tiles, key=lambda width: -report.tiles[width])
+    shown = [f"{width} px: {report.tiles[width] / images:.1%}" for width in widths[:8]]
+    if others := widths[8:]:
+        share_of_others = sum(report.tiles[width] for width in others) / images
+        shown.append(f"{min(others)} to {max(others)} px: {share_of_others:.1%}")
     if shown:
         lines.append(f"images by width of tile: {', '.join(shown)}")
     for reason, count in report.untiled.items():
@@ -76,10 +75,11 @@ def summarise_build(report: CacheReport, measure: bool = False) -> list[str]:
         )
     speedup = measure_speedup(report) if measure else None
     if speedup is not None:
-        before, after = f"{speedup.before:.0f} us before", f"{speedup.after:.0f} us after"
-        times = f"{speedup.before / speedup.after:.1f} times as fast"
-        of = f"{speedup.images} images, one thread"
-        lines.append(f"a random {_CROP} x {_CROP} crop: {before}, {after}, {times} ({of})")
+        count, before, after = speedup
+        lines.append(
+            f"a random {_CROP} x {_CROP} crop: {before:.0f} us before, {after:.0f} us after, "
+            f"{before / after:.1f} times as fast ({count} images, one thread)"
+        )
     return lines
 
 
@@ -95,8 +95,7 @@ def summarise_check(report: VerifyReport) -> list[str]:
 
 def measure_speedup(report: CacheReport, images: int = 64, rounds: int = 7) -> Speedup | None:
     """Decode a random crop of the same images of source and cache, interleaved; None without such images."""
-    path = report.dest / f"{report.example.name}.tar" if report.example else report.dest
-    if report.example is None or not path.is_file():
+    if report.example is None or not (path := report.dest / f"{report.example.name}.tar").is_file():
         return None
     shards = Shards([path])
     ids = {shards.key(id): id for id in reversed(range(len(shards)))}
@@ -125,10 +124,8 @@ def _seconds(files: Sequence[Tensor], places: Sequence[tuple[float, float]]) -> 
     started = time.thread_time()
     for file, (down, across) in zip(files, places, strict=True):
         height, width = decode.image_sizes([file])[0].tolist()
-        if not height:  # not a JPEG: converted, as a loader does
-            converted = pillow.to_ppm(file)
-            assert converted is not None, "the builder has decoded it"
-            file = converted
+        if not height:  # not a JPEG: converted, as a loader does; the builder has decoded it
+            file = cast(Tensor, pillow.to_ppm(file))
             height, width = decode.image_sizes([file])[0].tolist()
         side = min(_CROP, height, width)
         decode.decode_crop(file, int(down * (height - side)), int(across * (width - side)), side, side)

@@ -228,23 +228,22 @@ def list_source(source: Source) -> list[SourceShard] | Folder:
             return Folder(str(root))
     if not parts:
         expand([])  # raises
-    shards: list[SourceShard] = []
+    shards: dict[str, SourceShard] = {}
     for part in [os.fspath(part) for part in parts]:
-        is_remote = remote.URL.match(part) is not None
-        shards += _remote_shards(part) if is_remote else [_local_shard(path) for path in expand(part)]
-    seen: set[str] = set()
-    for shard in shards:
-        if shard.location in seen:
-            raise ShardError(f"source={source!r} contains shard {shard.name} twice. Remove one of the two.")
-        seen.add(shard.location)
-    unknown = [shard.name for shard in shards if not shard.version]
+        found = _remote_shards(part) if remote.URL.match(part) else map(_local_shard, expand(part))
+        for shard in found:
+            if shards.setdefault(shard.location, shard) is not shard:
+                raise ShardError(
+                    f"source={source!r} contains shard {shard.name} twice. Remove one of the two."
+                )
+    unknown = [shard.name for shard in shards.values() if not shard.version]
     if unknown:
         warnings.warn(
             f"{len(unknown)} shards, such as {unknown[0]}: the server sends neither an ETag nor a time of "
             "modification. A shard that is replaced by another of equal size will not be built again.",
             stacklevel=2,
         )
-    return shards
+    return list(shards.values())
 
 
 def _local_shard(path: Path) -> SourceShard:

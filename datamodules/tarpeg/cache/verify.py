@@ -95,11 +95,8 @@ def verify_cache(
             problems_of[entry.name] = problems
             samples, nbytes = samples + entry.samples, nbytes + entry.bytes
             if progress is not None:
-                shards, bad = (
-                    (len(problems_of), len(manifest.shards), 0),
-                    sum(map(bool, problems_of.values())),
-                )
-                progress(Progress(*shards, samples, nbytes, manifest.bytes, bad))
+                counts = (len(problems_of), len(manifest.shards), 0, samples, nbytes, manifest.bytes)
+                progress(Progress(*counts, quarantined=sum(map(bool, problems_of.values()))))
     problems = [problem for entry in manifest.shards for problem in problems_of[entry.name]]
     extra = []
     known = {MANIFEST} | {name for entry in manifest.shards for name in _files(entry)}
@@ -108,8 +105,7 @@ def verify_cache(
             problems.append(Problem(name, "", f"it is in the folder, but not in {MANIFEST}"))
         elif not _LOCK.fullmatch(name):
             extra.append(name)
-    seconds = time.monotonic() - started
-    counts = (len(manifest.shards), manifest.samples, manifest.bytes)
+    counts, seconds = (len(manifest.shards), manifest.samples, manifest.bytes), time.monotonic() - started
     return VerifyReport(folder, *counts, tuple(problems), tuple(extra), seconds)
 
 
@@ -176,16 +172,13 @@ def _compare(entry: ShardEntry, headers: ShardIndex, index: ShardIndex) -> Itera
             yield Problem(entry.name, one[0], f"the index has {other[0]!r} {other[1]}, the tar {one[1]}")
             return
     if len(headers) != len(index):
-        counts = f"the index has {len(index)} samples, the tar {len(headers)}"
-        yield Problem(entry.name, "", counts)
+        yield Problem(entry.name, "", f"the index has {len(index)} samples, the tar {len(headers)}")
 
 
 def _sample(index: ShardIndex, row: int) -> tuple[str, list[tuple[str, int, int]]]:
     start, stop = index.member_ends[row : row + 2].tolist()
-    extensions = [index.extensions[code] for code in index.extension[start:stop].tolist()]
-    places = zip(
-        extensions, index.offset[start:stop].tolist(), index.nbytes[start:stop].tolist(), strict=True
-    )
+    columns = (column[start:stop].tolist() for column in (index.extension, index.offset, index.nbytes))
+    places = [(index.extensions[code], offset, nbytes) for code, offset, nbytes in zip(*columns, strict=True)]
     # The index has no members without an extension.
     return index.key(row), [place for place in places if place[0]]
 
