@@ -97,9 +97,8 @@ def test_params_depend_on_the_sample_only():
     augment, ids = random(), np.array([7, 3, 900, 4])
     settings = {"seed": 5, "epoch": 2}
     params = augment.params(ids, (24, 24), **settings)
-    assert set(params) == {
-        *("flip", "matrix", "brightness", "contrast", "saturation", "hue", "erase_boxes", "mask")
-    }
+    colours = {"brightness", "contrast", "saturation", "hue"}
+    assert set(params) == {"flip", "matrix", *colours, "erase_boxes", "mask"}
     reversed_ = augment.params(ids[::-1], (24, 24), **settings)
     assert all(torch.equal(reversed_[name].flip(0), params[name]) for name in params)
     for other in ({"seed": 6}, {"epoch": 3}, {"occurrence": [1, 1, 1, 1]}):
@@ -164,10 +163,8 @@ def test_normalisation_alone_works_without_operators(images):
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in PRESETS.glob("*.yaml")))
 def test_every_preset_returns_network_input(name, images):
-    preset = OmegaConf.load(PRESETS / f"{name}.yaml")
-    augment = instantiate(
-        OmegaConf.create({"augment": preset, "model": {"net": {"num_classes": 10}}}).augment
-    )
+    config = {"augment": OmegaConf.load(PRESETS / f"{name}.yaml"), "model": {"net": {"num_classes": 10}}}
+    augment = instantiate(OmegaConf.create(config).augment)
     trained, evaluated = augment(images), augment.eval()(images)
     assert trained.dtype == evaluated.dtype == torch.float32 and torch.isfinite(trained).all()
     assert torch.equal(trained, evaluated) == (name in ("none", "imagenet", "mix"))

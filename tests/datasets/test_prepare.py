@@ -55,7 +55,7 @@ def test_synthetic_shards_are_made_once(tmp_path):
 
 
 def test_an_incomplete_set_is_made_again(tmp_path):
-    make = SyntheticShards(out=tmp_path, train=6, val=3, photos=SMALL, samples_per_shard=2, workers=0)
+    make = SyntheticShards(tmp_path, train=6, val=3, photos=SMALL, samples_per_shard=2, workers=0)
     make()
     made = tars(tmp_path)
     (tmp_path / "shards.json").unlink()
@@ -90,7 +90,10 @@ def test_a_file_in_place_of_out_raises(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_run_is_completed_by_the_next_and_leaves_no_process(tmp_path):
-    out, settings = tmp_path / "s", {"train": 400, "val": 20, "photos": {"size": 128}, "samples_per_shard": 20}
+    out, settings = (
+        tmp_path / "s",
+        {"train": 400, "val": 20, "photos": {"size": 128}, "samples_per_shard": 20},
+    )
     script = f"from tarpeg.datasets.prepare import SyntheticShards; SyntheticShards('s', **{settings}, workers=2)()"
     (tmp_path / "script.py").write_text(PATHS + script)
     process = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path)

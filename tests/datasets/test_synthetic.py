@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from tarpeg.datasets import synthetic
 from tarpeg.datasets.synthetic import Photos, draw, label_of, photograph
 
 
@@ -52,8 +53,7 @@ def test_labels_are_even_and_shuffled():
     photos = Photos(classes=10)
     labels = [label_of(photos, index) for index in range(200)]
     assert np.bincount(labels).tolist() == [20] * 10
-    assert labels[:10] != sorted(labels[:10])
-    assert labels[:10] != labels[10:20]
+    assert labels[:10] != sorted(labels[:10]) and labels[:10] != labels[10:20]
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,7 @@ def test_probabilities(name, is_so):
         photos = Photos(size=16, **{name: value})
         return np.mean([is_so(opened(photos, index)) for index in range(100)])
 
-    assert share(0.0) == 0.0
-    assert 0.15 < share(0.3) < 0.45
-    assert share(1.0) == 1.0
+    assert share(0.0) == 0.0 and 0.15 < share(0.3) < 0.45 and share(1.0) == 1.0
 
 
 def test_corruption_is_of_all_kinds():
@@ -95,8 +93,7 @@ def test_exif_orientation_turns_pictures_upright():
         assert image.size == ((96, 160) if orientation >= 5 else (160, 96))
         upright = np.asarray(ImageOps.exif_transpose(image).convert("RGB"), dtype=int)
         drawn = np.asarray(draw(plain, index).convert("RGB"), dtype=int)
-        assert upright.shape == (96, 160, 3)
-        assert np.abs(upright - drawn).mean() < 3
+        assert upright.shape == (96, 160, 3) and np.abs(upright - drawn).mean() < 3
     assert seen == {2, 3, 4, 5, 6, 7, 8}
 
 
@@ -108,22 +105,18 @@ def test_subsampling(subsampling, factors):
 
 
 def test_sizes():
-    for size, expected in (("article", (800, 533)), ([48, 40], (40, 48)), (16, (16, 16)), (17, (17, 17))):
-        assert opened(Photos(size=size)).size == expected
-    for height, width in ((16, 700), (61, 33)):
-        assert opened(Photos(size=(height, width))).size == (width, height)
+    expected = {"article": (800, 533), 16: (16, 16), 17: (17, 17), (16, 700): (700, 16), (61, 33): (33, 61)}
+    for size, width_and_height in expected.items():
+        assert opened(Photos(size=size)).size == width_and_height
+    assert opened(Photos(size=[48, 40])).size == (40, 48)
     mixture = Photos(size=[32, [48, 40], 64])
     assert {opened(mixture, index).size for index in range(30)} == {(32, 32), (40, 48), (64, 64)}
 
 
 def test_imagenet_sizes_have_the_mean_of_imagenet():
-    from tarpeg.datasets import synthetic
-
     photos = Photos(size="imagenet")
     sizes = np.array([synthetic._plan(photos, index, "train")[:2] for index in range(3000)])
-    height, width = sizes.mean(axis=0)
-    assert abs(width - 478) < 10
-    assert abs(height - 413) < 10
+    assert (abs(sizes.mean(axis=0) - (413, 478)) < 10).all()
     assert len(np.unique(sizes, axis=0)) > 500
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
-import tarfile
 from functools import partial
 
 import pytest
 from helpers.scripts import PATHS, run_script, run_tool
 from helpers.small_shards import SMALL, members, tars
+from helpers.small_tars import write_tar
 from tarpeg.datasets.synthetic import Photos, label_of, photograph
 from tarpeg.datasets.writer import make_shards
 from tarpeg.errors import ShardError
@@ -69,9 +68,7 @@ def test_earlier_shards_are_replaced_and_shards_of_others_are_not(tmp_path):
         (tmp_path / left_by_a_kill).write_bytes(b"half")
     make_shards(tmp_path, SMALL, 4, samples_per_shard=3, workers=0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train-000000.tar", "train-000001.tar"]
-    foreign = tmp_path / "val-000000.tar"
-    with tarfile.open(foreign, "w") as tar:
-        tar.addfile(tarfile.TarInfo("a.txt"), io.BytesIO())
+    foreign = write_tar(tmp_path / "val-000000.tar", [("a.txt", b"")])
     before = foreign.read_bytes()
     with pytest.raises(ShardError, match=r"val-000000\.tar was not written by make_shards.* another out"):
         make_shards(tmp_path, SMALL, 4, prefix="val", workers=0)
@@ -80,7 +77,14 @@ def test_earlier_shards_are_replaced_and_shards_of_others_are_not(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("samples", 0), ("samples", "9"), ("samples_per_shard", 0), ("workers", -1), ("prefix", "a/b"), ("prefix", "")],
+    [
+        ("samples", 0),
+        ("samples", "9"),
+        ("samples_per_shard", 0),
+        ("workers", -1),
+        ("prefix", "a/b"),
+        ("prefix", ""),
+    ],
 )
 def test_arguments_out_of_range_raise(tmp_path, name, value):
     with pytest.raises(ValueError, match=f"^{name}={value!r} must "):
@@ -92,14 +96,13 @@ def test_a_folder_is_packed_unchanged(tmp_path, images):
     report = make_shards(out, Folder(images), samples_per_shard=10, workers=0)
     assert report.samples == 25
     assert json.loads((out / "classes.json").read_text()) == {"ant": 0, "bee": 1, "cat": 2}
-    together = all_members(report)
+    together = {name: data for path in report.shards for name, data in members(path).items()}
     assert together["bee/0_v1.jpg"] == (images / "bee" / "0.v1.JPG").read_bytes()
     assert together["cat/deep/3_v1.jpg"] == (images / "cat" / "deep" / "3.v1.JPG").read_bytes()
     assert together["ant/flat.png"] == (images / "ant" / "flat.png").read_bytes()
     assert together["bee/0_v1.cls"] == b"1"
     keys = [name for name in together if name.endswith(".cls")]
-    assert len(keys) == 25
-    assert keys != sorted(keys)
+    assert len(keys) == 25 and keys != sorted(keys)
     make_shards(tmp_path / "two", Folder(images), samples_per_shard=10, workers=2)
     assert tars(out) == tars(tmp_path / "two")
     make_shards(tmp_path / "other", Folder(images, seed=1), samples_per_shard=10, workers=0)
@@ -177,16 +180,14 @@ def test_tool_draws_and_packs(tmp_path, images):
 def test_tool_errors_are_one_line(tmp_path, arguments, message):
     done = tool(*arguments, cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.startswith(message)
-    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
 @SLOW
 def test_tool_unknown_key_and_help(tmp_path):
     done = tool("out=o", "sice=3", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "'sice'" in done.stderr
+    assert done.returncode == 1 and "'sice'" in done.stderr
     done = tool("--help", cwd=tmp_path)
     assert "python tools/make_shards.py out=DIR" in done.stdout
     assert list(tmp_path.iterdir()) == []
