@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from helpers.pictures import jpeg
+from helpers.scripts import PATHS, run_script
 from helpers.small_caches import contents
 from helpers.small_tars import write_tar
 from tarpeg import CacheError, Layout, ShardError, Tiled, build_cache
@@ -25,10 +26,9 @@ from tarpeg.processes import dask_executor
 pytestmark = pytest.mark.slow
 # Without a main guard, as scripts of users.
 BUILD = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
+import json
 from tarpeg import Layout, Tiled, build_cache
-source, dest, tile, layout = json.loads(sys.argv[2])
+source, dest, tile, layout = json.loads(sys.argv[1])
 print(build_cache(source, dest, Tiled(tile), 2, layout=Layout(**layout)).built)
 """
 
@@ -75,8 +75,7 @@ def whole(source, tmp_path_factory):
 
 def start(source: Path, dest: Path, tile: int = 32, **layout) -> subprocess.Popen[str]:
     """Start a build in a new process and process group."""
-    arguments = [json.dumps(sys.path), json.dumps([str(source), str(dest), tile, layout])]
-    command = [sys.executable, "-c", BUILD, *arguments]
+    command = [sys.executable, "-c", PATHS + BUILD, json.dumps([str(source), str(dest), tile, layout])]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     return subprocess.Popen(command, **options)
 
@@ -154,13 +153,12 @@ def test_workers_of_a_killed_builder_do_not_damage_the_next_cache(source, whole,
 
 
 MEMORY = """
-import json, resource, sys
-sys.path[:] = json.loads(sys.argv[1])
+import resource
 from tarpeg import Layout, build_cache
 peaks = []
-for shards in json.loads(sys.argv[2]):
+for shards in sources:
     for name, layout in (("whole", Layout()), ("cut", Layout(samples_per_shard=20, shuffle=True))):
-        build_cache(shards, f"{sys.argv[3]}/{name}{len(shards)}", executor=0, layout=layout)
+        build_cache(shards, f"{folder}/{name}{len(shards)}", executor=0, layout=layout)
     peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 print(*peaks)
 """
@@ -176,8 +174,7 @@ def test_memory_does_not_grow_with_the_source(tmp_path):
         paths.append(tmp_path / f"{number:02d}.tar")
         os.link(paths[0], paths[-1])
     sources = [[str(path) for path in paths[:count]] for count in (2, 30)]
-    arguments = [json.dumps(sys.path), json.dumps(sources), str(tmp_path)]
-    done = subprocess.run([sys.executable, "-c", MEMORY, *arguments], capture_output=True, text=True)
+    done = run_script(f"sources, folder = {sources!r}, {str(tmp_path)!r}\n{MEMORY}")
     small, large = map(int, done.stdout.split())
     assert large - small < 64, (small, large, done.stderr)
 

@@ -90,11 +90,8 @@ def test_a_file_in_place_of_out_raises(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_run_is_completed_by_the_next_and_leaves_no_process(tmp_path):
-    out, settings = (
-        tmp_path / "s",
-        {"train": 400, "val": 20, "photos": {"size": 128}, "samples_per_shard": 20},
-    )
-    script = f"from tarpeg.datasets.prepare import SyntheticShards; SyntheticShards('s', **{settings}, workers=2)()"
+    settings = {"train": 400, "val": 20, "photos": {"size": 128}, "samples_per_shard": 20}
+    out, script = tmp_path / "s", f"import tarpeg; tarpeg.SyntheticShards('s', **{settings}, workers=2)()"
     (tmp_path / "script.py").write_text(PATHS + script)
     process = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path)
     deadline = time.monotonic() + 60

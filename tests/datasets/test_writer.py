@@ -78,12 +78,8 @@ def test_earlier_shards_are_replaced_and_shards_of_others_are_not(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("samples", 0),
-        ("samples", "9"),
-        ("samples_per_shard", 0),
-        ("workers", -1),
-        ("prefix", "a/b"),
-        ("prefix", ""),
+        *(("samples", 0), ("samples", "9"), ("samples_per_shard", 0)),
+        *(("workers", -1), ("prefix", "a/b"), ("prefix", "")),
     ],
 )
 def test_arguments_out_of_range_raise(tmp_path, name, value):

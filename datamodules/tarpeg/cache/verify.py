@@ -95,8 +95,8 @@ def verify_cache(
             problems_of[entry.name] = problems
             samples, nbytes = samples + entry.samples, nbytes + entry.bytes
             if progress is not None:
-                counts = (len(problems_of), len(manifest.shards), 0, samples, nbytes, manifest.bytes)
-                progress(Progress(*counts, quarantined=sum(map(bool, problems_of.values()))))
+                done = (len(problems_of), len(manifest.shards), 0, samples, nbytes, manifest.bytes)
+                progress(Progress(*done, quarantined=sum(map(bool, problems_of.values()))))
     problems = [problem for entry in manifest.shards for problem in problems_of[entry.name]]
     extra = []
     known = {MANIFEST} | {name for entry in manifest.shards for name in _files(entry)}
