@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import lightning
 import pytest
 import torch
+from helpers import training
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 from tarpeg import Augment, CenterCrop, DataStallMonitor, ShardDataModule, Split
@@ -24,7 +25,7 @@ LOGGER = "lightning.pytorch.utilities.rank_zero"
 
 
 class Model(lightning.LightningModule):
-    """A network whose steps take the given seconds."""
+    """A network whose stages take the given seconds."""
 
     def __init__(self, compute=0.0, augment=0.0, validate=0.0, fail_at=None):
         super().__init__()
@@ -37,17 +38,15 @@ class Model(lightning.LightningModule):
         time.sleep(self.compute)
         return self.weight.sum()
 
+    def on_after_batch_transfer(self, batch, _):
+        time.sleep(self.augment)
+        return batch
+
     def validation_step(self, batch, number):
         time.sleep(self.validate)
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)
-
-
-class Augmenting(Model):
-    def on_after_batch_transfer(self, batch, _):
-        time.sleep(self.augment)
-        return batch
 
 
 class Sleepy(torch.utils.data.Dataset):
@@ -60,8 +59,7 @@ class Sleepy(torch.utils.data.Dataset):
         return len(self.batches)
 
     def __getitem__(self, number):
-        if self.seconds:
-            time.sleep(self.seconds)
+        time.sleep(self.seconds)
         return self.batches[number]
 
 
@@ -75,16 +73,14 @@ def asleep(key, members):
     time.sleep(0.015)
 
 
-def fit(model, stall=None, loader=None, data=None, ckpt_path=None, **settings):
+def fit(model, stall=None, loader=None, data=None, ckpt_path=None, callbacks=(), **settings):
+    """Train the model; return its monitor and its trainer."""
     stall = stall or DataStallMonitor(0.2)
-    options = {"max_epochs": 1, "accelerator": "cpu", "devices": 1, "logger": False}
-    options |= {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    callbacks = [stall, *settings.pop("callbacks", [])]
-    trainer = lightning.Trainer(**{**options, **settings}, callbacks=callbacks)
+    run = training.trainer(None, **settings, callbacks=[stall, *callbacks])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer.fit(model, loader, datamodule=data, ckpt_path=ckpt_path)
-    return stall, trainer
+        run.fit(model, loader, datamodule=data, ckpt_path=ckpt_path)
+    return stall, run
 
 
 def sleepy(seconds=0.0, count=12):
@@ -113,7 +109,7 @@ def test_a_slow_loader(caplog):
 
 
 def test_two_loaders_at_once():
-    loader = DataLoader(Sleepy(4, 0.001), batch_size=None)
+    loader = sleepy(0.001, count=4)
     stall, trainer = fit(Model(), loader={"a": loader, "b": loader})
     assert stall._images == 3 * 8
     assert stall.images_per_second and "data/images_per_second" in trainer.callback_metrics
@@ -129,7 +125,7 @@ def test_batches_without_a_length():
     ("model", "slow", "verdict"),
     [
         (Model(compute=0.1), "compute", "the data keeps up, there is nothing to gain"),
-        (Augmenting(augment=0.05), "augment", "on_after_batch_transfer takes it"),
+        (Model(augment=0.05), "augment", "on_after_batch_transfer takes it"),
     ],
 )
 def test_a_slow_model(model, slow, verdict):
@@ -198,7 +194,7 @@ def test_resumed_runs_are_measured(photos, tmp_path):
     stall, trainer = fit(Model(compute=0.01), data=module(photos, workers=0), ckpt_path=path, max_epochs=2)
     assert trainer.global_step == 24
     assert stall.shares["compute"] > 0.5 and "compute" in stall.verdict
-    again, _ = fit(Augmenting(augment=0.02), stall, sleepy())
+    again, _ = fit(Model(augment=0.02), stall, sleepy())
     assert again.shares["augment"] > 0.5, "a second run is measured by itself"
 
 

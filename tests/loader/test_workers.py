@@ -69,11 +69,11 @@ def test_processes_run_jobs_in_turn_and_begin_with_the_first():
 
 
 class PlainError(Exception):
-    """Made of its message, as most are."""
+    """An error whose only argument is its message."""
 
 
 class OddError(Exception):
-    """Not made of its message: unpickling it fails."""
+    """An error with two arguments: unpickling it fails."""
 
     def __init__(self, shard, key):
         super().__init__(f"shard {shard}, key {key}")

@@ -72,11 +72,10 @@ class Costs(NamedTuple):
 class RunFacts(NamedTuple):
     """Facts about a training run; those with a default are of tarpeg's loader, except the last two.
 
-    device: type of the network's device. cores: of this machine, per rank. compute_threads: of torch. source:
-    the train split's shards. workers, threads: see ``LoaderConfig.workers_and_threads``; None for another
-    loader. augment: name of the augmentation's class; is_random: it distorts; has_operators: for that device.
-    is_profiled: the Trainer has a profiler. other_workers: worker processes of another loader; None if it has
-    no such setting.
+    device: type of the network's device. cores: per rank. compute_threads: of torch. source: the train
+    split's shards. workers, threads: of ``LoaderConfig``; workers is None for another loader. augment: name
+    of its class; is_random: it distorts; has_operators: for that device. is_profiled: the Trainer has a
+    profiler. other_workers: worker processes of another loader; None without such a setting.
     """
 
     device: str

@@ -194,7 +194,7 @@ def _motion(matrix: Tensor, size: Sequence[int]) -> list[str]:
 def _header(data: Any, split: str, epoch: int, count: int) -> list[str]:
     """Return a title, the crops, and the augmentation."""
     shown, augment = data.splits[split], data.augment
-    crops = shown.view_crops() if shown.views > 1 else shown.view_crops()[:1]
+    crops = shown.view_crops()[: shown.views]
     flip = f", flip {shown.flip:g}" if shown.flip else ""
     if isinstance(augment, Augment):
         parts = []
