@@ -6,10 +6,12 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import simplejpeg
+import tarpeg
 import torch
 from PIL import Image
 from tarpeg.ops import matrices as mx
@@ -52,14 +54,40 @@ def picture(kind: str, seed: int = 0, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
+PORTABLE = """
+import sys, torch, tarpeg
+from helpers import pictures
+from helpers.crafted import Jpeg
+from helpers.pictures import ORDERS, drawn, jpeg, noise, parts, resized, shrinking, tensor
+def write(values):
+    sys.stdout.buffer.write(values.float().contiguous().numpy().tobytes())
+"""
+
+
 def assert_portable_is_equal(script: str) -> None:
-    """Run a script that writes bytes, with vector code and without: they must be equal, not empty."""
-    path = os.pathsep.join(sys.path)
-    results = []
-    for extra in ({}, {"TARPEG_PORTABLE": "1"}):
-        environment = {**os.environ, "PYTHONPATH": path, **extra}
-        results.append(subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True))
-    assert results[0].stdout and results[0].stdout == results[1].stdout, results[1].stderr.decode()
+    """Run a script that passes tensors to write(), with and without vector code: the values must be equal."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    vector, portable = (
+        subprocess.run(
+            [sys.executable, "-c", PORTABLE + script], env=environment | extra, capture_output=True
+        )
+        for extra in ({}, {"TARPEG_PORTABLE": "1"})
+    )
+    assert vector.stdout and vector.stdout == portable.stdout, (vector.stderr + portable.stderr).decode()
+    assert (vector.returncode, portable.returncode) == (0, 0), (vector.stderr + portable.stderr).decode()
+
+
+def assert_one_graph(function: Callable[..., Tensor], *arguments: Any) -> None:
+    """The function compiles into one graph, which computes the same values."""
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*arguments), function(*arguments))
+
+
+def resized(jpeg: Tensor, box: Sequence[int], size: int | tuple[int, int], **options: Any) -> Tensor:
+    """One image of decode_batch: [3, height, width]; its status must be 0."""
+    images, status = tarpeg.decode_batch([jpeg], torch.tensor([box], dtype=torch.int32), size, **options)
+    assert status.tolist() == [0]
+    return images[0]
 
 
 def flat(kind: str, height: int, width: int) -> bytes:
@@ -105,11 +133,7 @@ TOLERANCE = {torch.uint8: 0.51, torch.float32: 0.01, torch.float16: 0.08, torch.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # RGB to YCbCr, BT.601, full range.
 YCBCR = torch.tensor(
-    [
-        [0.299, 0.587, 0.114, 0],
-        [-0.168736, -0.331264, 0.5, 128],
-        [0.5, -0.418688, -0.081312, 128],
-    ]
+    [[0.299, 0.587, 0.114, 0], [-0.168736, -0.331264, 0.5, 128], [0.5, -0.418688, -0.081312, 128]]
 )
 
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
 
 import pytest
 import tarpeg
 import torch
 from helpers import pictures, reference
+from helpers.crafted import segment
+from helpers.pictures import resized
+from helpers.scripts import run_script
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from tarpeg.ops import decode
 from torchvision.transforms.v2 import InterpolationMode, functional
+
+
+def with_app1(data: bytes, body: bytes) -> bytes:
+    """The file with an APP1 segment behind SOI."""
+    return data[:2] + segment(0xE1, body) + data[2:]
 
 
 def assert_equal_crops(jpeg: torch.Tensor, boxes: list[tuple[int, int, int, int]]) -> None:
@@ -32,9 +37,8 @@ def test_every_residue_of_position_and_size(kind: str) -> None:
     jpeg = pictures.tensor(pictures.jpeg(kind, 75, 101))
     boxes = [(top, (7 * top) % 60, 17 + top % 16, 23 + top % 17) for top in range(42)]
     boxes += [((5 * left) % 40, left, 20 + left % 15, 9 + left % 33) for left in range(60)]
-    assert_equal_crops(
-        jpeg, [*boxes, (0, 0, 75, 101), (74, 100, 1, 1), (0, 0, 1, 1), (0, 50, 75, 1), (40, 0, 1, 101)]
-    )
+    boxes += [(0, 0, 75, 101), (74, 100, 1, 1), (0, 0, 1, 1), (0, 50, 75, 1), (40, 0, 1, 101)]
+    assert_equal_crops(jpeg, boxes)
 
 
 @pytest.mark.parametrize("kind", pictures.KINDS)
@@ -44,9 +48,8 @@ def test_every_residue_of_position_and_size(kind: str) -> None:
 def test_odd_image_sizes(kind: str, size: tuple[int, int]) -> None:
     height, width = size
     jpeg = pictures.tensor(pictures.jpeg(kind, height, width))
-    boxes = [
-        (top, left, height - top, width - left) for top in range(0, height, 5) for left in range(0, width, 3)
-    ]
+    corners = [(top, left) for top in range(0, height, 5) for left in range(0, width, 3)]
+    boxes = [(top, left, height - top, width - left) for top, left in corners]
     boxes += [(0, 0, max(1, height - 3), max(1, width - 3)), (height // 2, width // 2, 1, 1)]
     assert_equal_crops(jpeg, boxes)
 
@@ -68,31 +71,26 @@ def test_exif_orientation(orientation: int) -> None:
     assert_equal_crops(jpeg, [(0, 0, height, width), (3, 5, 20, 17), (height - 9, width - 4, 9, 4)])
 
 
-def xmp(orientation: int, style: str) -> bytes:
-    body = (
-        f'tiff:Orientation="{orientation}"' if style == "attribute" else f"<tiff:Orientation>{orientation}</"
-    )
-    return b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta " + body.encode() + b"/>"
-
-
-@pytest.mark.parametrize("style", ["attribute", "element"])
-def test_orientation_in_xmp_counts_where_exif_is_silent(style: str) -> None:
-    for exif in (None, 3):
-        plain = pictures.encoded(Image.fromarray(pictures.pixels(30, 40)), orientation=exif)
-        segment = xmp(6, style)
-        data = plain[:2] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + plain[2:]
-        with Image.open(io.BytesIO(data)) as image:
-            assert ImageOps.exif_transpose(image).size == ((30, 40) if exif is None else (40, 30))
-        assert_equal_crops(pictures.tensor(data), [(1, 2, 20, 25)])
+@pytest.mark.parametrize("style", ['tiff:Orientation="6"', "<tiff:Orientation>6</"])
+@pytest.mark.parametrize("exif", [None, 3])
+def test_orientation_in_xmp_counts_without_exif(style: str, exif: int | None) -> None:
+    plain = pictures.encoded(Image.fromarray(pictures.pixels(30, 40)), orientation=exif)
+    data = with_app1(plain, f"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta {style}/>".encode())
+    with Image.open(io.BytesIO(data)) as image:
+        assert ImageOps.exif_transpose(image).size == ((30, 40) if exif is None else (40, 30))
+    assert_equal_crops(pictures.tensor(data), [(1, 2, 20, 25)])
 
 
 @pytest.mark.parametrize(
-    "exif", [b"", b"II*\0", b"MM\0*\xff\xff\xff\xff", b"II*\0\x08\0\0\0\xff\xff\x12\x01"]
+    "exif",
+    [
+        *(b"", b"II*\0", b"MM\0*\xff\xff\xff\xff", b"II*\0\x08\0\0\0\xff\xff\x12\x01"),
+        pictures.encoded(Image.fromarray(pictures.pixels(8, 9))),  # a thumbnail
+    ],
 )
-def test_broken_exif_means_upright(exif: bytes) -> None:
+def test_broken_exif_and_thumbnails_are_ignored(exif: bytes) -> None:
     plain = pictures.encoded(Image.fromarray(pictures.pixels(30, 40)))
-    segment = b"Exif\0\0" + exif
-    data = plain[:2] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + plain[2:]
+    data = with_app1(plain, b"Exif\0\0" + exif)
     assert tarpeg.image_sizes([pictures.tensor(data)]).tolist() == [[30, 40]]
 
 
@@ -106,14 +104,8 @@ def test_ppm() -> None:
 
 def test_a_box_outside_its_image() -> None:
     jpeg = pictures.tensor(pictures.jpeg("420", 30, 40))
-    for box in [
-        (0, 0, 31, 40),
-        (0, 0, 30, 41),
-        (30, 0, 1, 1),
-        (25, 0, 6, 1),
-        (0, 2**31, 1, 1),
-        (2**40, 0, 1, 1),
-    ]:
+    outside = [(0, 0, 31, 40), (0, 0, 30, 41), (30, 0, 1, 1), (25, 0, 6, 1)]
+    for box in [*outside, (0, 2**31, 1, 1), (2**40, 0, 1, 1)]:
         with pytest.raises(ValueError, match=r"box \(.*outside the image") as caught:
             tarpeg.decode_crop(jpeg, *box)
         assert not isinstance(caught.value, tarpeg.DecodeError)
@@ -126,7 +118,7 @@ def test_a_box_outside_its_image() -> None:
         tarpeg.decode_crop(rotated, 0, 0, 30, 40)
 
 
-def test_what_cannot_be_decoded_says_why() -> None:
+def test_decode_errors_contain_the_reason() -> None:
     good = pictures.jpeg("420", 64, 64)
     cases = {
         b"": "no bytes",
@@ -156,26 +148,21 @@ def test_a_bound_on_the_image_size() -> None:
         tarpeg.decode_crop(pictures.tensor(bytes(huge)), 0, 0, 8, 8)
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_errors_contain_the_name_of_the_argument() -> None:
     jpeg = pictures.tensor(pictures.jpeg("420", 30, 40))
     for wrong in (jpeg.float(), jpeg[None], bytes(4)):
         with pytest.raises(ValueError, match="jpeg must be a file's bytes"):
             tarpeg.decode_crop(wrong, 0, 0, 8, 8)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"jpegs\[1\] must be a file's bytes"):
+        tarpeg.image_sizes([jpeg, jpeg.int()])
 
 
-def test_opcheck() -> None:
+def test_opcheck_and_one_graph() -> None:
     jpeg = pictures.tensor(pictures.jpeg("420", 30, 40))
     torch.library.opcheck(torch.ops.tarpeg.decode_crop.default, (jpeg, 3, 4, 10, 20, decode.MAX_PIXELS))
-
-
-def test_compiles_into_one_graph() -> None:
-    jpeg = pictures.tensor(pictures.jpeg("420", 30, 40))
-
-    def brighter(data: torch.Tensor) -> torch.Tensor:
-        return tarpeg.decode_crop(data, 3, 4, 10, 20).float() + 1
-
-    compiled = torch.compile(brighter, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(jpeg), brighter(jpeg))
+    torch.library.opcheck(torch.ops.tarpeg.image_sizes.default, ([jpeg, jpeg],))
+    pictures.assert_one_graph(lambda data: tarpeg.decode_crop(data, 3, 4, 10, 20).float() + 1, jpeg)
+    pictures.assert_one_graph(lambda files: tarpeg.image_sizes(files) * 2, [jpeg, jpeg])
 
 
 @pytest.mark.parametrize("kind", ["420", "progressive", "cmyk", "restarts"])
@@ -203,20 +190,6 @@ def test_every_kind() -> None:
     assert torch.equal(sizes, reference.image_sizes(files))
 
 
-def test_upright() -> None:
-    image = Image.fromarray(pictures.pixels(30, 40))
-    files = [pictures.tensor(pictures.encoded(image, orientation=value)) for value in range(1, 9)]
-    assert tarpeg.image_sizes(files).tolist() == [[30, 40]] * 4 + [[40, 30]] * 4
-
-
-def test_a_thumbnail_is_not_the_image() -> None:
-    thumbnail = pictures.encoded(Image.fromarray(pictures.pixels(8, 9)))
-    plain = pictures.encoded(Image.fromarray(pictures.pixels(30, 40)))
-    segment = b"Exif\0\0" + thumbnail
-    data = plain[:2] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + plain[2:]
-    assert tarpeg.image_sizes([pictures.tensor(data)]).tolist() == [[30, 40]]
-
-
 def test_only_the_header_is_read() -> None:
     data = pictures.jpeg("420", 30, 40)
     scan = data.index(b"\xff\xda")
@@ -232,73 +205,41 @@ def test_no_usable_header_is_zero() -> None:
     assert tarpeg.image_sizes([]).shape == (0, 2)
 
 
-def test_wrong_arguments_are_named_image_sizes() -> None:
-    good = pictures.tensor(pictures.jpeg("420", 30, 40))
-    with pytest.raises(ValueError, match=r"jpegs\[1\] must be a file's bytes"):
-        tarpeg.image_sizes([good, good.int()])
-
-
-def test_opcheck_image_sizes() -> None:
-    good = pictures.tensor(pictures.jpeg("420", 30, 40))
-    torch.library.opcheck(torch.ops.tarpeg.image_sizes.default, ([good, good],))
-
-
-def test_compiles_into_one_graph_image_sizes() -> None:
-    good = pictures.tensor(pictures.jpeg("420", 30, 40))
-    compiled = torch.compile(lambda files: tarpeg.image_sizes(files) * 2, fullgraph=True, backend="aot_eager")
-    assert compiled([good, good]).tolist() == [[60, 80]] * 2
-
-
-# Binary PPM, the raw cache's format: every width, and never a byte beyond the file.
-GUARDED = """
-import ctypes, mmap, numpy, torch, tarpeg
-from helpers import pictures
-page, libc = mmap.PAGESIZE, ctypes.CDLL(None, use_errno=True)
-memory = mmap.mmap(-1, 4 * page)
-bytes_ = numpy.frombuffer(memory, numpy.uint8)
-guard = ctypes.c_void_p(bytes_.ctypes.data + 3 * page)
-assert libc.mprotect(guard, page, 0) == 0, "the last page is not to be read"
-for width in range(1, 70):
-    rgb = pictures.pixels(9, width)
-    ppm = b"P6\\n%d 9\\n255\\n" % width + rgb.tobytes()
-    bytes_[3 * page - len(ppm) : 3 * page] = numpy.frombuffer(ppm, numpy.uint8)
-    file = torch.from_numpy(bytes_[3 * page - len(ppm) : 3 * page])
-    boxes = torch.tensor([[2, width // 3, 7, width - width // 3]], dtype=torch.int32)
-    images, status = tarpeg.decode_batch([file], boxes, (5, 11))
-    assert status.tolist() == [0]
-print("unharmed")
-"""
-
-PORTABLE = """
-import sys, torch, tarpeg
-from helpers import pictures
-for width in range(1, 70):
-    file = pictures.tensor(b"P6\\n%d 30\\n255\\n" % width + pictures.pixels(30, width).tobytes())
-    boxes = torch.tensor([[3, 0, 27, width]], dtype=torch.int32)
-    images, _ = tarpeg.decode_batch([file], boxes, (13, 17))
-    sys.stdout.buffer.write(images.contiguous().numpy().tobytes())
-"""
-
-
+# Binary PPM, the raw cache's format: every width, and no read beyond the end of the file.
 @pytest.mark.parametrize("left", [0, 1, 5])
 def test_every_width(left: int) -> None:
     for width in range(1, 40):
         rgb = pictures.pixels(21, left + width)
         file = pictures.tensor(b"P6\n%d 21\n255\n" % (left + width) + rgb.tobytes())
-        boxes = torch.tensor([[4, left, 17, width]], dtype=torch.int32)
+        box = (4, left, 17, width)
         crop = torch.from_numpy(rgb).permute(2, 0, 1)[:, 4:, left:]
-        nearest, _ = tarpeg.decode_batch([file], boxes, (29, 31), interpolation="nearest")
-        assert torch.equal(nearest[0], functional.resize(crop, [29, 31], InterpolationMode.NEAREST))
-        smooth, _ = tarpeg.decode_batch([file], boxes, (10, 12), fidelity="exact")
+        nearest = resized(file, box, (29, 31), interpolation="nearest")
+        assert torch.equal(nearest, functional.resize(crop, [29, 31], InterpolationMode.NEAREST))
+        smooth = resized(file, box, (10, 12), fidelity="exact")
         expected = functional.resize(crop, [10, 12], antialias=True)
-        assert (smooth[0].int() - expected.int()).abs().max() <= 1
+        assert (smooth.int() - expected.int()).abs().max() <= 1
 
 
 def test_nothing_beyond_the_file_is_read() -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", GUARDED], env=environment, capture_output=True, text=True)
+    done = run_script("""
+import ctypes, mmap, numpy, torch, tarpeg
+from helpers.pictures import pixels, resized
+end = 3 * mmap.PAGESIZE
+memory = numpy.frombuffer(mmap.mmap(-1, end + mmap.PAGESIZE), numpy.uint8)
+guard = ctypes.c_void_p(memory.ctypes.data + end)
+assert ctypes.CDLL(None, use_errno=True).mprotect(guard, mmap.PAGESIZE, 0) == 0, "reads of this page crash"
+for width in range(1, 70):
+    ppm = b"P6\\n%d 9\\n255\\n" % width + pixels(9, width).tobytes()
+    memory[end - len(ppm) : end] = numpy.frombuffer(ppm, numpy.uint8)
+    resized(torch.from_numpy(memory[end - len(ppm) : end]), (2, width // 3, 7, width - width // 3), (5, 11))
+print("unharmed")
+""")
     assert done.stdout == "unharmed\n", (done.returncode, done.stderr)
 
 
 def test_portable_code_gives_the_same_bytes() -> None:
-    pictures.assert_portable_is_equal(PORTABLE)
+    pictures.assert_portable_is_equal("""
+for width in range(1, 70):
+    file = tensor(b"P6\\n%d 30\\n255\\n" % width + pictures.pixels(30, width).tobytes())
+    write(resized(file, (3, 0, 27, width), (13, 17)))
+""")

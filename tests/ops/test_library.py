@@ -1,4 +1,4 @@
-"""_build.py and library.py: fingerprints, locks, killed builders, and what a user is told when a build fails.
+"""library.py: fingerprints, locks, killed builders, fallback directories and the errors of a failed build.
 
 Most tests compile a stand-in of two small files, in a copy of the package that holds nothing else.
 """
@@ -28,46 +28,49 @@ LOAD = "from tarpeg.ops import library; library.load(); print(library.library_pa
 WAIT_S = 60
 
 
+def start(code: str, *prefix: str, path: Path = PACKAGE.parent, **env: str | Path) -> subprocess.Popen[str]:
+    """Start Python with no variables of tarpeg but those given."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("TARPEG_")}
+    env = clean | {"PYTHONPATH": str(path)} | {key: str(value) for key, value in env.items()}
+    command, pipe = [*prefix, sys.executable, "-c", code], subprocess.PIPE
+    return subprocess.Popen(command, env=env, cwd="/", stdout=pipe, stderr=pipe, text=True)
+
+
+def finish(process: subprocess.Popen[str], timeout: float = WAIT_S) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=timeout)
+    return process.returncode, out.strip(), err
+
+
 class Site:
-    """A copy of the package's loading half over a stand-in for the native sources, and a way to run it."""
+    """A copy of the package's loading half with a stand-in for the native sources, and a way to run it."""
 
     def __init__(self, home: Path) -> None:
         self.home, self.package = home, home / "site" / "tarpeg"
         self.native, self.lib, self.calls = self.package / "native", self.package / "_lib", home / "calls"
         self.native.mkdir(parents=True)
         (self.package / "ops").mkdir()
-        for name in (
-            "__init__.py",
-            "errors.py",
-            "ops/__init__.py",
-            "ops/library.py",
-        ):
+        for name in ("__init__.py", "errors.py", "ops/__init__.py", "ops/library.py"):
             shutil.copy(PACKAGE / name, self.package / name)
         (self.native / "one.h").write_text("int two();\n")
         (self.native / "one.cpp").write_text('#include "one.h"\nextern "C" int one() { return two() - 1; }\n')
-        (self.native / "two.cpp").write_text(
-            "#include <cstdio>\n#include <jpeglib.h>\nint two() { return 2; }\n"
-        )
+        two = "#include <cstdio>\n#include <jpeglib.h>\nint two() { return 2; }\n"
+        (self.native / "two.cpp").write_text(two)
 
     def start(self, code: str, *prefix: str, **env: str) -> subprocess.Popen[str]:
-        clean = {key: value for key, value in os.environ.items() if not key.startswith("TARPEG_")}
-        paths = {"PYTHONPATH": str(self.home / "site"), "XDG_CACHE_HOME": str(self.home / "cache")}
-        return subprocess.Popen(
-            [*prefix, sys.executable, "-c", code],
-            env={**clean, **paths, **env},
-            cwd=self.home,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        cache = {"XDG_CACHE_HOME": self.home / "cache"}
+        return start(code, *prefix, path=self.home / "site", **cache, **env)
 
     def run(self, code: str, *prefix: str, **env: str) -> tuple[int, str, str]:
-        process = self.start(code, *prefix, **env)
-        out, err = process.communicate(timeout=WAIT_S)
-        return process.returncode, out.strip(), err
+        return finish(self.start(code, *prefix, **env))
+
+    def error(self, code: str = BUILD, **env: str) -> str:
+        """The standard error of a run that must fail with a BuildError."""
+        status, _, err = self.run(code, **env)
+        assert status != 0 and "tarpeg.errors.BuildError: " in err
+        return err
 
     def compiler(self, script: str) -> str:
-        """A compiler that notes each call and then does as the script says."""
+        """A compiler that records each call and then runs the script."""
         path = self.home / "compiler"
         path.write_text(f'#!/bin/bash\necho "$$" >> {self.calls}\n{script}\n')
         path.chmod(0o755)
@@ -95,41 +98,35 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def wait_for(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + WAIT_S
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        assert time.monotonic() < deadline, f"did not happen within {WAIT_S} s: {what}"
         time.sleep(0.02)
 
 
 def test_fingerprint_follows_sources_flags_and_switches(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = [library.library_name(site.native)]
+    names = [library.library_name(site.native)]
 
-    def changed() -> bool:
-        seen.append(library.library_name(site.native))
-        return len(set(seen)) == len(seen)
+    def assert_changed(what: str) -> None:
+        names.append(library.library_name(site.native))
+        assert len(set(names)) == len(names), what
 
-    (site.native / "one.cpp").write_text("int one() { return 1; }\n")
-    assert changed()
-    (site.native / "one.h").write_text("int three();\n")
-    assert changed()
-    (site.native / "three.cpp").write_text("")
-    assert changed()
-    for variable, value in [
-        ("TARPEG_DEBUG", "1"),
-        ("TARPEG_SANITIZE", "address"),
-        ("TARPEG_SANITIZE", "thread"),
-    ]:
-        monkeypatch.setenv(variable, value)
-        assert changed(), variable
+    changes = {"one.cpp": "int one() { return 1; }\n", "one.h": "int three();\n", "three.cpp": ""}
+    for name, text in changes.items():
+        (site.native / name).write_text(text)
+        assert_changed(name)
+    for switch in ("TARPEG_DEBUG=1", "TARPEG_SANITIZE=address", "TARPEG_SANITIZE=thread"):
+        monkeypatch.setenv(*switch.split("="))
+        assert_changed(switch)
     monkeypatch.setattr(library, "COMPILE_FLAGS", (*library.COMPILE_FLAGS, "-g"))
-    assert changed()
+    assert_changed("flags")
     monkeypatch.setattr(platform, "machine", lambda: "abacus")
-    assert changed()
+    assert_changed("machine")
 
-    monkeypatch.setenv("CXXFLAGS", "-isystem /elsewhere")  # a wheel is found outside the shell that made it
+    monkeypatch.setenv("CXXFLAGS", "-isystem /elsewhere")  # a wheel is used outside the shell that built it
     (site.native / "README").write_text("not compiled")
-    assert library.library_name(site.native) == seen[-1]
+    assert library.library_name(site.native) == names[-1]
 
 
-def test_builds_once_says_so_once_and_leaves_nothing_else(site: Site) -> None:
+def test_builds_once_with_one_line_of_log_and_no_other_files(site: Site) -> None:
     status, out, err = site.run(BUILD)
     assert (status, out) == (0, str(site.libraries()[0])), err
     assert re.search(r"^compiling the native operators \(once, about \d+ s\) into \S+/_lib$", err, re.M)
@@ -142,13 +139,17 @@ def test_builds_once_says_so_once_and_leaves_nothing_else(site: Site) -> None:
     assert len(site.libraries()) == 2
 
 
+def assert_one_built(ends: list[tuple[int, str, str]]) -> None:
+    """All processes succeeded with the same output, and one of them compiled."""
+    assert len({out for _, out, _ in ends}) == 1
+    assert [status for status, *_ in ends] == [0] * len(ends), ends
+    assert sum("compiling" in err for *_, err in ends) == 1
+
+
 def test_eight_processes_build_once(site: Site) -> None:
     compiler = site.compiler('sleep 0.5; exec c++ "$@"')
     started = [site.start(BUILD, CXX=compiler) for _ in range(8)]
-    ends = [(*process.communicate(timeout=WAIT_S), process.returncode) for process in started]
-    assert [code for *_, code in ends] == [0] * 8, ends
-    assert len({out for out, *_ in ends}) == 1
-    assert sum("compiling" in err for _, err, _ in ends) == 1
+    assert_one_built([finish(process) for process in started])
     assert len(site.calls.read_text().split()) == 3  # two files and the link
     assert not site.leftovers()
 
@@ -161,9 +162,8 @@ def test_killed_builder_neither_blocks_nor_breaks_the_next(site: Site) -> None:
         time.sleep(1)
         assert waiting.poll() is None, "two builders at once"
         stuck.send_signal(signal.SIGKILL)
-        out, err = waiting.communicate(timeout=WAIT_S)
-        assert waiting.returncode == 0, err
-        assert [Path(out.strip())] == site.libraries()
+        status, out, err = finish(waiting)
+        assert (status, [Path(out)]) == (0, site.libraries()), err
         assert not site.leftovers()
     finally:
         stuck.kill()
@@ -176,7 +176,7 @@ def test_killed_builder_neither_blocks_nor_breaks_the_next(site: Site) -> None:
 def test_unwritable_package_falls_back_to_the_users_cache(site: Site, how: str) -> None:
     prefix: list[str] = []
     if how == "in the way":
-        site.lib.write_text("a file where the directory should be")
+        site.lib.write_text("a file instead of the directory")
     elif os.geteuid() == 0:  # permissions do not bind root: mount
         site.lib.mkdir()
         mounts = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
@@ -195,52 +195,40 @@ def test_unwritable_package_falls_back_to_the_users_cache(site: Site, how: str) 
 
 
 def test_no_writable_directory_at_all(site: Site) -> None:
-    _, _, err = site.run(BUILD, TARPEG_LIB_DIR="/proc/nowhere")
+    err = site.error(TARPEG_LIB_DIR="/proc/nowhere")
     assert re.search(r"BuildError: no directory for the native library .*/proc/nowhere.*TARPEG_LIB_DIR", err)
 
 
-def test_compiler_error_is_shown(site: Site) -> None:
+def test_errors_of_compiler_and_linker_are_shown(site: Site) -> None:
     (site.native / "two.cpp").write_text('int two() { return "no number"; }\n')
-    status, _, err = site.run(BUILD)
-    assert status != 0
-    assert re.search(r"BuildError: the native operators do not compile", err)
+    err = site.error()
+    assert "BuildError: the native operators do not compile" in err
     assert "two.cpp:1:" in err and "error: invalid conversion" in err
     assert "The command was: " in err and "-DTORCH_TARGET_VERSION" in err
     assert not site.libraries() and not site.leftovers()
-
-
-def test_linker_error_is_shown(site: Site) -> None:
     (site.native / "two.cpp").write_text("")
-    _, _, err = site.run(BUILD)
-    assert "BuildError" in err and "undefined reference to `two()'" in err
+    assert "undefined reference to `two()'" in site.error()
 
 
-def test_missing_compiler(site: Site) -> None:
-    for env in ({"CXX": "/nonexistent/g++ -m64"}, {"PATH": "/nonexistent"}):
-        status, _, err = site.run(BUILD, **env)
-        assert status != 0
-        last = err.strip().splitlines()[-1]
-        assert (
-            last.startswith("tarpeg.errors.BuildError: no C++ compiler: ") and "apt-get install g++" in last
-        )
+@pytest.mark.parametrize("env", [{"CXX": "/nonexistent/g++ -m64"}, {"PATH": "/nonexistent"}])
+def test_missing_compiler(site: Site, env: dict[str, str]) -> None:
+    last = site.error(**env).strip().splitlines()[-1]
+    assert last.startswith("tarpeg.errors.BuildError: no C++ compiler: ") and "apt-get install g++" in last
 
 
 def test_missing_jpeg_headers_are_one_clear_line(site: Site) -> None:
-    """The compiler is real, and sees a /usr/include from which jpeglib.h is gone."""
-    told = subprocess.run(
-        ["c++", "-E", "-v", "-xc++", "/dev/null"], capture_output=True, text=True, check=True
-    ).stderr
-    searched = re.findall(r"^ (/\S+)$", told[told.index("search starts here") :], re.M)
+    """With a real compiler and a copy of /usr/include without jpeglib.h."""
+    command = ["c++", "-E", "-v", "-xc++", "/dev/null"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    searched = re.findall(r"^ (/\S+)$", listed[listed.index("search starts here") :], re.M)
     (home,) = {path.parent for place in searched for path in [Path(place) / "jpeglib.h"] if path.exists()}
     shadow = site.home / "include"
     shadow.mkdir()
     for path in home.iterdir():
         if path.name != "jpeglib.h":
             (shadow / path.name).symlink_to(path)
-    places = [str(shadow) if Path(place) == home else place for place in searched]
-    flags = " ".join(f"-isystem {place}" for place in places)
-    status, _, err = site.run(BUILD, CXX=site.compiler(f'exec c++ -nostdinc -nostdinc++ "$@" {flags}'))
-    assert status != 0
+    flags = " ".join(f"-isystem {shadow if Path(place) == home else place}" for place in searched)
+    err = site.error(CXX=site.compiler(f'exec c++ -nostdinc -nostdinc++ "$@" {flags}'))
     last = err.strip().splitlines()[-1]
     assert last == f"tarpeg.errors.BuildError: {library.NO_JPEG}", err
     for command in ("apt-get install libjpeg62-turbo-dev", "dnf install", "conda install", "brew install"):
@@ -256,7 +244,7 @@ def test_missing_jpeg_headers_are_one_clear_line(site: Site) -> None:
         "ld: library not found for -ljpeg",
     ],
 )
-def test_compilers_ways_to_say_that_libjpeg_is_missing(words: str) -> None:
+def test_compiler_messages_about_a_missing_libjpeg(words: str) -> None:
     assert library.JPEG_MISSING.search(words)
     assert not library.JPEG_MISSING.search(words.replace("jpeg", "gif"))
 
@@ -297,37 +285,30 @@ def test_load_is_done_once_by_one_of_many_threads(monkeypatch: pytest.MonkeyPatc
     assert (len(calls), library.library_path()) == (1, Path("library.so"))
 
 
-def test_library_that_does_not_load_is_built_anew(site: Site) -> None:
+def test_library_that_does_not_load_is_rebuilt(site: Site) -> None:
     """As in a home directory shared by machines with different system libraries."""
     site.lib.mkdir()
     path = site.lib / library.library_name(site.native)
     path.write_text("built elsewhere")
-    _, _, err = site.run(LOAD, TARPEG_NO_BUILD="1")
+    err = site.error(LOAD, TARPEG_NO_BUILD="1")
     assert "not built" in err and f"{path}: file too short" in err
     status, out, err = site.run(LOAD)
     assert (status, out) == (0, str(path)), err
 
 
-def test_sources_are_found_where_the_symlink_was_lost(site: Site) -> None:
+def test_sources_are_found_without_the_symlink(site: Site) -> None:
     shutil.move(site.native, site.home / "native")
     site.native.write_text("../../native")  # what some archives make of a symlink
     code = "from tarpeg.ops import library; print(library.native_dir())"
     assert site.run(code) == (0, str(site.home / "native"), "")
     shutil.rmtree(site.home / "native")
-    assert "BuildError: the native sources are missing" in site.run(code)[2]
+    assert "BuildError: the native sources are missing" in site.error(code)
 
 
 def test_import_neither_compiles_nor_prints_nor_imports_torch(tmp_path: Path) -> None:
     heavy = {"torch", "lightning", "numpy", "filelock"}
     code = f"import sys, tarpeg; tarpeg.Status; print(*{heavy} & {{*sys.modules}})"
-    env = {
-        **os.environ,
-        "PYTHONPATH": str(PACKAGE.parent),
-        "TARPEG_LIB_DIR": str(tmp_path / "lib"),
-        "CXX": "/bin/false",
-    }
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+    assert finish(start(code, TARPEG_LIB_DIR=tmp_path / "lib", CXX="/bin/false")) == (0, "", "")
     assert not (tmp_path / "lib").exists()
 
 
@@ -345,35 +326,24 @@ def test_real_sources_build_within_30_seconds_of_one_job(
 @pytest.mark.slow
 def test_eight_processes_import_the_real_operators(tmp_path: Path) -> None:
     code = "import tarpeg, torch; tarpeg.decode_crop; print(torch.ops.tarpeg.decode_crop.default)"
-    env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), "TARPEG_LIB_DIR": str(tmp_path)}
-    pipe = subprocess.PIPE
-    started = [
-        subprocess.Popen([sys.executable, "-c", code], env=env, stdout=pipe, stderr=pipe, text=True)
-        for _ in range(8)
-    ]
-    ends = [(*process.communicate(timeout=240), process.returncode) for process in started]
-    assert {(out.strip(), code) for out, _, code in ends} == {("tarpeg.decode_crop.default", 0)}, ends
-    assert sum("compiling" in err for _, err, _ in ends) == 1
+    started = [start(code, TARPEG_LIB_DIR=tmp_path) for _ in range(8)]
+    ends = [finish(process, 240) for process in started]
+    assert_one_built(ends)
+    assert ends[0][1] == "tarpeg.decode_crop.default"
     assert len(list(tmp_path.glob("*.so"))) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitizers", ["", "address,undefined"])
 def test_debug_and_sanitized_builds_of_the_real_operators_load(tmp_path: Path, sanitizers: str) -> None:
-    env = {
-        **os.environ,
-        "PYTHONPATH": str(PACKAGE.parent),
-        "TARPEG_LIB_DIR": str(tmp_path),
-        "TARPEG_DEBUG": "1",
-    }
-    code = LOAD
+    env: dict[str, str | Path] = {"TARPEG_LIB_DIR": tmp_path, "TARPEG_DEBUG": "1"}
     if sanitizers:
-        runtime = subprocess.run(
-            ["c++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
-        )
+        command = ["c++", "-print-file-name=libasan.so"]
+        runtime = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
         env |= {"TARPEG_SANITIZE": sanitizers, "ASAN_OPTIONS": "detect_leaks=0"}
-        subprocess.run([sys.executable, "-c", BUILD], env=env, check=True)
-        env["LD_PRELOAD"] = runtime.stdout.strip()
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+        status, _, err = finish(start(BUILD, **env), 600)
+        assert status == 0, err
+        env["LD_PRELOAD"] = runtime
+    status, _, err = finish(start(LOAD, **env), 600)
+    assert status == 0, err
     assert len(list(tmp_path.glob("*.so"))) == 1
