@@ -54,6 +54,24 @@ SHORT = Code(DC_SYMBOLS, 0, 4), Code(AC_SYMBOLS, 0, 8)
 LONG = Code(DC_SYMBOLS, 4, 16), Code(AC_SYMBOLS, 7, 16)
 
 
+def shortest(*symbols: int) -> tuple[Code, Code]:
+    """A code in which these AC symbols have 1, 2, ... bits and all others many."""
+    rest = [symbol for symbol in AC_SYMBOLS if symbol not in symbols]
+    length = 12 if len(symbols) <= 4 else 15
+    return Code(DC_SYMBOLS, 3, 8), Code([*symbols, *rest], len(symbols), length)
+
+
+CODES = {
+    "ones": shortest(0x01, 0x00),
+    "end": shortest(0x00, 0x01),
+    "runs": shortest(0xF0, 0x00, 0x11),
+    "twos": shortest(0x02, 0x12, 0x00, 0x01),
+    "large": shortest(0x06, 0x07, 0x00),  # values that fill the lookup
+    "mixed": shortest(0x11, 0x21, 0x01, 0x00, 0x02, 0xF0, 0xF1),
+    "long": LONG,
+}
+
+
 class Bits:
     def __init__(self) -> None:
         self.text: list[str] = []
@@ -176,3 +194,13 @@ class Jpeg:
     def bytes(self) -> bytes:
         """The file, in one interleaved scan."""
         return self.head() + self.scan(range(len(self.sampling))) + self.behind_scan
+
+
+def segments_of(data: bytes) -> list[tuple[int, bytes]]:
+    """Marker and body of everything before the first scan of a file."""
+    found, at = [], 2
+    while data[at + 1] != 0xDA:
+        length = int.from_bytes(data[at + 2 : at + 4], "big")
+        found.append((data[at + 1], data[at + 4 : at + 2 + length]))
+        at += 2 + length
+    return found

@@ -83,6 +83,12 @@ def assert_one_graph(function: Callable[..., Tensor], *arguments: Any) -> None:
     assert torch.equal(compiled(*arguments), function(*arguments))
 
 
+def batch(count: int = 5) -> tuple[list[Tensor], Tensor]:
+    """Files of different height, and a box for each."""
+    files = [tensor(jpeg("420", 60 + seed, 64, seed)) for seed in range(count)]
+    return files, torch.tensor([[seed, 4, 40, 50] for seed in range(count)], dtype=torch.int32)
+
+
 def resized(jpeg: Tensor, box: Sequence[int], size: int | tuple[int, int], **options: Any) -> Tensor:
     """One image of decode_batch: [3, height, width]; its status must be 0."""
     images, status = tarpeg.decode_batch([jpeg], torch.tensor([box], dtype=torch.int32), size, **options)

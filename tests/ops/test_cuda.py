@@ -1,8 +1,8 @@
-"""The CUDA operators: compiled wherever nvcc is, run on the CPU, and on a GPU where there is one."""
+"""The CUDA operators: compiled if there is nvcc, emulated on the CPU, and run on a GPU if there is one."""
 
 from __future__ import annotations
 
-import os
+import itertools
 import resource
 import subprocess
 import sys
@@ -18,61 +18,55 @@ from tarpeg.ops import library
 from tarpeg.ops import matrices as mx
 
 HERE = Path(__file__).parent
-TESTS = HERE.parent
+PATHS = f"import sys\nsys.path[:0] = {[str(HERE), str(HERE.parent), *sys.path]!r}\n"
 TYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
+WAYS = ("bilinear", "nearest")
 SHAPES = ((37, 53), (64, 64), (1, 1), (5, 600), (2, 7))
 
 
-def nvcc() -> str | None:
+def has_nvcc() -> bool:
     try:
-        return library.find_nvcc()
+        return bool(library.find_nvcc())
     except BuildError:
-        return None
+        return False
+
+
+def run(code: str, argument: Path) -> str:
+    """The output of Python code, which must succeed, with one argument."""
+    done = subprocess.run([sys.executable, "-c", PATHS + code, str(argument)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def augmented(device: str, size: tuple[int, int], seed: int):
-    """What augment_batch makes of every kind of input there is, on the CPU's memory."""
+    """Results of augment_batch for every kind of input, copied to the CPU."""
     given = parts(3, *size, seed)
-    for names in ((), ("flip",), ("matrix",), ("contrast",), [*given][2:6], ("erase_boxes", "mask"), given):
-        for order in ORDERS:
-            images = noise(3, 3, *size, seed=seed).contiguous(memory_format=order).to(device)
-            for dtype in TYPES:
-                for memory_format in ORDERS:
-                    chosen = {name: given[name].to(device) for name in names}
-                    constants = {} if dtype == torch.uint8 else {"mean": MEAN, "std": STD}
-                    made = tarpeg.augment_batch(
-                        images,
-                        dtype=dtype,
-                        memory_format=memory_format,
-                        fill=(9, 8, 7),
-                        **chosen,
-                        **constants,
-                    )
-                    yield (tuple(names), order, dtype, memory_format), made.cpu()
+    subsets = ((), ("flip",), ("matrix",), ("contrast",), [*given][2:6], ("erase_boxes", "mask"), given)
+    for names, order, dtype, memory_format in itertools.product(subsets, ORDERS, TYPES, ORDERS):
+        images = noise(3, 3, *size, seed=seed).contiguous(memory_format=order).to(device)
+        options = {name: given[name].to(device) for name in names} | {"fill": (9, 8, 7), "dtype": dtype}
+        options |= {} if dtype == torch.uint8 else {"mean": MEAN, "std": STD}
+        result = tarpeg.augment_batch(images, memory_format=memory_format, **options)
+        yield (tuple(names), order, dtype, memory_format), result.cpu()
 
 
 def warped(device: str, size: tuple[int, int], seed: int):
-    """Likewise for warp_affine."""
+    """Results of warp_affine for every kind of input, copied to the CPU."""
     matrices = drawn(3, *size, seed).to(device)
-    for channels in (1, 3, 5):
-        for order in ORDERS:
-            for dtype in TYPES:
-                images = noise(3, channels, *size, dtype=dtype, seed=seed).contiguous(memory_format=order)
-                for way in ("bilinear", "nearest"):
-                    made = tarpeg.warp_affine(images.to(device), matrices, (size[0] + 3, 270), way, 5)
-                    yield (channels, order, dtype, way), made.cpu()
+    for channels, order, dtype, way in itertools.product((1, 3, 5), ORDERS, TYPES, WAYS):
+        images = noise(3, channels, *size, dtype=dtype, seed=seed).contiguous(memory_format=order)
+        result = tarpeg.warp_affine(images.to(device), matrices, (size[0] + 3, 270), way, 5)
+        yield (channels, order, dtype, way), result.cpu()
 
 
 def shrunk(device: str):
-    """Both, with matrices that leave the numbers of a span behind."""
+    """Results of both for matrices whose positions leave the range of a span's numbers."""
     matrices = shrinking().to(device)
     for order in ORDERS:
         images = noise(len(matrices), 3, 32, 40).contiguous(memory_format=order).to(device)
         yield (order, "augment_batch"), tarpeg.augment_batch(images, matrix=matrices, size=(33, 300)).cpu()
-        for dtype in TYPES:
-            for way in ("bilinear", "nearest"):
-                made = tarpeg.warp_affine(images.to(dtype), matrices, (33, 300), way)
-                yield (order, dtype, way), made.cpu()
+        for dtype, way in itertools.product(TYPES, WAYS):
+            yield (order, dtype, way), tarpeg.warp_affine(images.to(dtype), matrices, (33, 300), way).cpu()
 
 
 def everything(device: str):
@@ -83,71 +77,51 @@ def everything(device: str):
 
 
 EMULATED = """
-import ctypes, sys, torch, tarpeg, test_cuda
+import ctypes, torch, tarpeg, test_cuda
 expected = list(test_cuda.everything("cpu"))
 torch.ops.load_library(sys.argv[1])
-count = 0
-for (what, made), (_, wished) in zip(test_cuda.everything("cpu"), expected, strict=True):
-    assert torch.equal(made, wished), (what, made.shape, (made.double() - wished.double()).abs().max())
-    count += 1
+for (what, result), (_, values) in zip(test_cuda.everything("cpu"), expected, strict=True):
+    assert torch.equal(result, values), (what, result.shape, (result.double() - values.double()).abs().max())
 launches = ctypes.c_int64.in_dll(ctypes.CDLL(sys.argv[1]), "tarpeg_launches").value
-assert launches >= count, "the CPU's operators were called"
-print(count)
+assert launches >= len(expected), "the CPU's operators were called"
+print(len(expected))
 """
 
 
 @pytest.mark.slow
-def test_the_kernels_run_on_the_cpu_give_the_bits_of_the_cpus_operators(tmp_path):
+def test_emulated_kernels_give_the_bits_of_the_cpu(tmp_path):
     native, torch_home = library.native_dir(), library.torch_dir()
     emulated = tmp_path / "emulated.so"
     flags = [flag for flag in library.COMPILE_FLAGS if not flag.startswith("-W")]
-    command = [
-        "c++",
-        *flags,
-        f"-I{native}",
-        "-isystem",
-        f"{torch_home}/include",
-        "-include",
-        f"{TESTS}/helpers/emulated_cuda.h",
-    ]
+    flags += [f"-I{native}", "-isystem", f"{torch_home}/include"]
+    flags += ["-include", f"{HERE.parent}/helpers/emulated_cuda.h"]
     files = [word for file in library.sources(native, "cu") for word in ("-x", "c++", str(file))]
     link = ["-shared", "-o", str(emulated), f"-L{torch_home}/lib", "-ltorch_cpu"]
-    subprocess.run([*command, *files, *link], check=True)
-    path = os.pathsep.join([str(HERE), str(TESTS), str(TESTS.parent / "datamodules"), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", EMULATED, str(emulated)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 2 * 9 + len(SHAPES) * (7 * 2 * 4 * 2 + 3 * 2 * 4 * 2)
+    subprocess.run(["c++", *flags, *files, *link], check=True)
+    assert int(run(EMULATED, emulated)) == 2 * 9 + len(SHAPES) * (7 * 2 * 4 * 2 + 3 * 2 * 4 * 2)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(nvcc() is None, reason="needs nvcc")
-def test_it_compiles_in_a_minute_and_loads_without_a_gpu(tmp_path):
+@pytest.mark.skipif(not has_nvcc(), reason="needs nvcc")
+def test_compiles_in_a_minute_and_loads_without_a_gpu(tmp_path):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     built = library.build_cuda(directories=[tmp_path])
     after = resource.getrusage(resource.RUSAGE_CHILDREN)  # processor time: others may share the machine
     assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 60
     assert built.name == library.cuda_library_name(library.native_dir())
     assert library.build_cuda(directories=[tmp_path]) == built, "once"
-    code = (
-        "import sys, torch, tarpeg; tarpeg.warp_affine; torch.ops.load_library(sys.argv[1])\n"
+    run(
+        "import torch, tarpeg; tarpeg.warp_affine; torch.ops.load_library(sys.argv[1])\n"
         "for name in ('warp_affine', 'augment_batch'):\n"
-        "    assert torch._C._dispatch_has_kernel_for_dispatch_key('tarpeg::' + name, 'CUDA'), name\n"
-    )
-    path = os.pathsep.join(sys.path)
-    subprocess.run(
-        [sys.executable, "-c", code, str(built)], env={**os.environ, "PYTHONPATH": path}, check=True
+        "    assert torch._C._dispatch_has_kernel_for_dispatch_key('tarpeg::' + name, 'CUDA'), name\n",
+        built,
     )
     needed = subprocess.run(["readelf", "-d", str(built)], capture_output=True, text=True, check=True).stdout
     assert "libcudart" not in needed and "libtorch_cuda" not in needed
 
 
-def test_nvcc_is_looked_for_where_it_is_named_and_must_work(tmp_path, monkeypatch):
+def test_nvcc_is_searched_in_the_environment_and_must_work(tmp_path, monkeypatch):
     empty, broken, old = (tmp_path / name for name in ("empty", "broken", "old"))
     for home, script in ((broken, "echo no >&2; exit 1"), (old, "echo release 11.4, V11.4.1")):
         (home / "bin").mkdir(parents=True)
@@ -159,16 +133,13 @@ def test_nvcc_is_looked_for_where_it_is_named_and_must_work(tmp_path, monkeypatc
     monkeypatch.setattr(library, "USUAL_NVCC", str(empty / "nvcc"))
     with pytest.raises(BuildError) as caught:
         library.find_nvcc()
-    for words in (
-        "empty/bin/nvcc is not there",
-        "broken/bin/nvcc does not work (no)",
-        "old/bin/nvcc is of CUDA 11.4",
-    ):
-        assert words in str(caught.value)
+    message = str(caught.value)
+    assert "empty/bin/nvcc is not there" in message and "broken/bin/nvcc does not work (no)" in message
+    assert "old/bin/nvcc is of CUDA 11.4" in message
 
 
 @pytest.mark.parametrize(
-    ("switch", "gpus", "told", "reason"),
+    ("switch", "gpus", "warns", "reason"),
     [
         (None, 0, False, "torch sees no GPU"),
         ("0", 1, False, "TARPEG_CUDA=0"),
@@ -176,7 +147,7 @@ def test_nvcc_is_looked_for_where_it_is_named_and_must_work(tmp_path, monkeypatc
         ("1", 1, None, "TARPEG_NO_BUILD forbids"),
     ],
 )
-def test_a_gpu_without_its_library_is_told_once(tmp_path, monkeypatch, caplog, switch, gpus, told, reason):
+def test_gpu_without_cuda_library_warns_once(tmp_path, monkeypatch, caplog, switch, gpus, warns, reason):
     monkeypatch.setenv("TARPEG_LIB_DIR", str(tmp_path))
     monkeypatch.setenv("TARPEG_NO_BUILD", "1")
     monkeypatch.delenv("TARPEG_CUDA", raising=False)
@@ -184,15 +155,14 @@ def test_a_gpu_without_its_library_is_told_once(tmp_path, monkeypatch, caplog, s
         monkeypatch.setenv("TARPEG_CUDA", switch)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    if told is None:
+    if warns is None:
         with pytest.raises(BuildError, match=reason):
             library._find_or_build_cuda()
         return
     monkeypatch.setattr(library, "_no_cuda", library._find_or_build_cuda())
-    assert ("images on it will be refused" in caplog.text) is told
-    with pytest.raises(
-        BuildError, match=f"images are on a GPU, but the CUDA operators are not there: .*{reason}"
-    ):
+    assert ("images on it will be refused" in caplog.text) is warns
+    refused = f"images are on a GPU, but the CUDA operators are missing: .*{reason}"
+    with pytest.raises(BuildError, match=refused):
         library.require_cuda(torch.device("cuda"))
 
 
@@ -211,36 +181,30 @@ def test_a_gpu_that_is_too_old_is_refused(monkeypatch):
 
 
 @pytest.mark.gpu
-def test_a_gpu_gives_the_bits_of_the_cpu():
-    made = 0
-    for (what, ours), (_, theirs) in zip(everything("cuda"), everything("cpu"), strict=True):
-        assert torch.equal(ours, theirs), what
-        made += 1
-    assert made > 500
+def test_gpu_gives_the_bits_of_the_cpu():
+    count = 0
+    for (what, ours), (_, expected) in zip(everything("cuda"), everything("cpu"), strict=True):
+        assert torch.equal(ours, expected), what
+        count += 1
+    assert count > 500
 
 
 @pytest.mark.gpu
-def test_numbers_may_lie_on_the_cpu():
+def test_params_may_be_on_another_device_than_images():
     images, given = noise(3, 3, 20, 30), parts(3, 20, 30)
-    expected = tarpeg.augment_batch(images, mean=MEAN, std=STD, **given)
-    assert torch.equal(tarpeg.augment_batch(images.cuda(), mean=MEAN, std=STD, **given).cpu(), expected)
-    expected = tarpeg.warp_affine(images, given["matrix"], 16)
-    assert torch.equal(tarpeg.warp_affine(images.cuda(), given["matrix"], 16).cpu(), expected)
-
-
-@pytest.mark.gpu
-def test_numbers_may_lie_on_a_gpu_and_images_on_the_cpu():
-    images, given = noise(3, 3, 20, 30), parts(3, 20, 30)
+    augmented = tarpeg.augment_batch(images, mean=MEAN, std=STD, **given)
+    warped = tarpeg.warp_affine(images, given["matrix"], 16)
+    assert torch.equal(tarpeg.augment_batch(images.cuda(), mean=MEAN, std=STD, **given).cpu(), augmented)
+    assert torch.equal(tarpeg.warp_affine(images.cuda(), given["matrix"], 16).cpu(), warped)
     there = {name: value.cuda() for name, value in given.items()}
     torch.cuda._sleep(50_000_000)
-    assert torch.equal(tarpeg.augment_batch(images, **there), tarpeg.augment_batch(images, **given))
+    assert torch.equal(tarpeg.augment_batch(images, mean=MEAN, std=STD, **there), augmented)
     torch.cuda._sleep(50_000_000)
-    made = tarpeg.warp_affine(images, there["matrix"], 16)
-    assert torch.equal(made, tarpeg.warp_affine(images, given["matrix"], 16))
+    assert torch.equal(tarpeg.warp_affine(images, there["matrix"], 16), warped)
 
 
 @pytest.mark.gpu
-def test_it_runs_on_the_current_stream_and_never_waits():
+def test_runs_on_the_current_stream_without_waiting():
     images = noise(8, 3, 224, 224).cuda()
     given = {name: value.cuda() for name, value in parts(8, 224, 224).items()}
     expected = tarpeg.augment_batch(images, **given)
@@ -250,16 +214,16 @@ def test_it_runs_on_the_current_stream_and_never_waits():
     try:
         with torch.cuda.stream(stream):
             torch.cuda._sleep(50_000_000)
-            made = tarpeg.augment_batch(images, **given)
+            result = tarpeg.augment_batch(images, **given)
             assert not stream.query(), "it waited"
     finally:
         torch.cuda.set_sync_debug_mode("default")
     stream.synchronize()
-    assert torch.equal(made, expected)
+    assert torch.equal(result, expected)
 
 
 @pytest.mark.gpu
-def test_a_cuda_graph_captures_it():
+def test_cuda_graphs_capture_the_operators():
     images = noise(4, 3, 64, 48).cuda()
     given = {name: value.cuda() for name, value in parts(4, 64, 48).items()}
     matrices = given["matrix"]
@@ -280,12 +244,12 @@ def test_a_cuda_graph_captures_it():
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_bad_numbers_have_a_defined_result():
+def test_unchecked_params_on_a_gpu_have_a_defined_result():
     images = noise(2, 3, 9, 9).cuda()
     matrix = mx.identity(2).cuda()
     matrix[0] = torch.nan
-    made = tarpeg.augment_batch(images, matrix=matrix, dtype=torch.uint8, fill=7)
-    assert bool((made[0] == 7).all()) and torch.equal(made[1], images[1])
+    result = tarpeg.augment_batch(images, matrix=matrix, dtype=torch.uint8, fill=7)
+    assert bool((result[0] == 7).all()) and torch.equal(result[1], images[1])
     compiled = torch.compile(lambda x: tarpeg.augment_batch(x, flip=True) + 1, fullgraph=True)
     assert torch.equal(compiled(images), tarpeg.augment_batch(images, flip=True) + 1)
     with pytest.raises(ValueError, match=r"out must be .* on cuda:0"):

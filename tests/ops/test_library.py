@@ -12,75 +12,18 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.stand_in import WAIT_S, Site, finish, start
 from tarpeg.errors import BuildError
 from tarpeg.ops import library
 
-PACKAGE = Path(library.__file__).parents[1]
 BUILD = "from tarpeg.ops import library; print(library.build())"
 LOAD = "from tarpeg.ops import library; library.load(); print(library.library_path())"
-WAIT_S = 60
-
-
-def start(code: str, *prefix: str, path: Path = PACKAGE.parent, **env: str | Path) -> subprocess.Popen[str]:
-    """Start Python with no variables of tarpeg but those given."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("TARPEG_")}
-    env = clean | {"PYTHONPATH": str(path)} | {key: str(value) for key, value in env.items()}
-    command, pipe = [*prefix, sys.executable, "-c", code], subprocess.PIPE
-    return subprocess.Popen(command, env=env, cwd="/", stdout=pipe, stderr=pipe, text=True)
-
-
-def finish(process: subprocess.Popen[str], timeout: float = WAIT_S) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=timeout)
-    return process.returncode, out.strip(), err
-
-
-class Site:
-    """A copy of the package's loading half with a stand-in for the native sources, and a way to run it."""
-
-    def __init__(self, home: Path) -> None:
-        self.home, self.package = home, home / "site" / "tarpeg"
-        self.native, self.lib, self.calls = self.package / "native", self.package / "_lib", home / "calls"
-        self.native.mkdir(parents=True)
-        (self.package / "ops").mkdir()
-        for name in ("__init__.py", "errors.py", "ops/__init__.py", "ops/library.py"):
-            shutil.copy(PACKAGE / name, self.package / name)
-        (self.native / "one.h").write_text("int two();\n")
-        (self.native / "one.cpp").write_text('#include "one.h"\nextern "C" int one() { return two() - 1; }\n')
-        two = "#include <cstdio>\n#include <jpeglib.h>\nint two() { return 2; }\n"
-        (self.native / "two.cpp").write_text(two)
-
-    def start(self, code: str, *prefix: str, **env: str) -> subprocess.Popen[str]:
-        cache = {"XDG_CACHE_HOME": self.home / "cache"}
-        return start(code, *prefix, path=self.home / "site", **cache, **env)
-
-    def run(self, code: str, *prefix: str, **env: str) -> tuple[int, str, str]:
-        return finish(self.start(code, *prefix, **env))
-
-    def error(self, code: str = BUILD, **env: str) -> str:
-        """The standard error of a run that must fail with a BuildError."""
-        status, _, err = self.run(code, **env)
-        assert status != 0 and "tarpeg.errors.BuildError: " in err
-        return err
-
-    def compiler(self, script: str) -> str:
-        """A compiler that records each call and then runs the script."""
-        path = self.home / "compiler"
-        path.write_text(f'#!/bin/bash\necho "$$" >> {self.calls}\n{script}\n')
-        path.chmod(0o755)
-        return str(path)
-
-    def libraries(self) -> list[Path]:
-        return sorted(self.lib.glob("*.so"))
-
-    def leftovers(self) -> list[Path]:
-        return sorted(self.lib.glob(".build-*"))
 
 
 @pytest.fixture
@@ -194,25 +137,22 @@ def test_unwritable_package_falls_back_to_the_users_cache(site: Site, how: str) 
         site.package.chmod(0o755)
 
 
-def test_no_writable_directory_at_all(site: Site) -> None:
-    err = site.error(TARPEG_LIB_DIR="/proc/nowhere")
+def test_errors_of_directories_compiler_and_linker(site: Site) -> None:
+    err = site.error(BUILD, TARPEG_LIB_DIR="/proc/nowhere")
     assert re.search(r"BuildError: no directory for the native library .*/proc/nowhere.*TARPEG_LIB_DIR", err)
-
-
-def test_errors_of_compiler_and_linker_are_shown(site: Site) -> None:
     (site.native / "two.cpp").write_text('int two() { return "no number"; }\n')
-    err = site.error()
+    err = site.error(BUILD)
     assert "BuildError: the native operators do not compile" in err
     assert "two.cpp:1:" in err and "error: invalid conversion" in err
     assert "The command was: " in err and "-DTORCH_TARGET_VERSION" in err
     assert not site.libraries() and not site.leftovers()
     (site.native / "two.cpp").write_text("")
-    assert "undefined reference to `two()'" in site.error()
+    assert "undefined reference to `two()'" in site.error(BUILD)
 
 
 @pytest.mark.parametrize("env", [{"CXX": "/nonexistent/g++ -m64"}, {"PATH": "/nonexistent"}])
 def test_missing_compiler(site: Site, env: dict[str, str]) -> None:
-    last = site.error(**env).strip().splitlines()[-1]
+    last = site.error(BUILD, **env).strip().splitlines()[-1]
     assert last.startswith("tarpeg.errors.BuildError: no C++ compiler: ") and "apt-get install g++" in last
 
 
@@ -228,7 +168,7 @@ def test_missing_jpeg_headers_are_one_clear_line(site: Site) -> None:
         if path.name != "jpeglib.h":
             (shadow / path.name).symlink_to(path)
     flags = " ".join(f"-isystem {shadow if Path(place) == home else place}" for place in searched)
-    err = site.error(CXX=site.compiler(f'exec c++ -nostdinc -nostdinc++ "$@" {flags}'))
+    err = site.error(BUILD, CXX=site.compiler(f'exec c++ -nostdinc -nostdinc++ "$@" {flags}'))
     last = err.strip().splitlines()[-1]
     assert last == f"tarpeg.errors.BuildError: {library.NO_JPEG}", err
     for command in ("apt-get install libjpeg62-turbo-dev", "dnf install", "conda install", "brew install"):

@@ -1,4 +1,4 @@
-"""matrices: what each does to points, against OpenCV where it has the same, and the laws of composition."""
+"""matrices: effect on points, equality with OpenCV, laws of composition."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tarpeg.ops import matrices as mx
 
-number = st.floats(-50, 50)
-factor = st.floats(0.1, 10)
-angle = st.floats(-720, 720)
-pair = st.tuples(number, number)
+factor, angle, slope = st.floats(0.1, 10), st.floats(-720, 720), st.floats(-60, 60)
+pair = st.tuples(st.floats(-50, 50), st.floats(-50, 50))
 
 
 def moved(matrix: torch.Tensor, *point: float) -> list[float]:
     return mx.apply(matrix, [list(point)])[0].tolist()
 
 
-def test_what_each_does_to_a_point():
+def test_effect_on_a_point():
     assert moved(mx.identity(), 3, 4) == [3, 4]
     assert moved(mx.translation(2, -1), 3, 4) == [5, 3]
     assert moved(mx.scale(2), 3, 4) == [6, 8]
@@ -33,22 +31,21 @@ def test_what_each_does_to_a_point():
 
 @settings(deadline=None)
 @given(angle, factor, pair)
-def test_rotation_is_that_of_opencv(degrees, scale, center):
+def test_rotation_equals_opencv(degrees, scale, center):
     ours = mx.compose(mx.rotation(degrees, center), mx.scale(scale, center=center))
-    np.testing.assert_allclose(
-        ours, cv2.getRotationMatrix2D(center, degrees, scale), atol=1e-4
-    )  # float32 centre
+    expected = cv2.getRotationMatrix2D(center, degrees, scale)
+    np.testing.assert_allclose(ours, expected, atol=1e-4)  # float32 centre
 
 
 @settings(deadline=None)
-@given(angle, factor, factor, st.floats(-60, 60), pair)
-def test_a_centre_stays_where_it_is(degrees, x, y, slant, center):
+@given(angle, factor, factor, slope, pair)
+def test_the_centre_is_a_fixed_point(degrees, x, y, slant, center):
     for matrix in (mx.rotation(degrees, center), mx.scale(x, y, center), mx.shear(slant, -slant / 2, center)):
         assert moved(matrix, *center) == pytest.approx(center, abs=1e-9)
 
 
 @settings(max_examples=50, deadline=None)
-@given(angle, factor, st.floats(-60, 60), pair, pair)
+@given(angle, factor, slope, pair, pair)
 def test_composition_and_inverse(degrees, scale, slant, move, point):
     parts = (mx.rotation(degrees, move), mx.scale(scale), mx.shear(slant), mx.translation(*move))
     whole, place = mx.compose(*parts), list(point)
@@ -65,11 +62,9 @@ def test_many_at_once():
     for index in range(count):
         one = mx.compose(mx.rotation(float(degrees[index]), (3, 4)), mx.scale(2.0, 3.0), mx.translation(1, 2))
         torch.testing.assert_close(many[index], one)
-    torch.testing.assert_close(
-        mx.compose(many, reference.inverse(many)), mx.identity(count), atol=1e-12, rtol=0
-    )
-    points = torch.rand(7, 3, 2)
-    assert mx.apply(many, points).shape == (7, 3, 2)
+    composed = mx.compose(many, reference.inverse(many))
+    torch.testing.assert_close(composed, mx.identity(count), atol=1e-12, rtol=0)
+    assert mx.apply(many, torch.rand(7, 3, 2)).shape == (7, 3, 2)
     centers = torch.rand(7, 2).double()
     kept = mx.apply(mx.rotation(30, centers), centers[:, None])[:, 0]
     torch.testing.assert_close(kept, centers)
@@ -84,6 +79,6 @@ def test_many_at_once():
         (lambda: mx.compose(), "at least one"),
     ],
 )
-def test_what_is_refused_is_named(call, text):
+def test_errors_contain_the_name_of_the_argument(call, text):
     with pytest.raises(ValueError, match=text):
         call()

@@ -1,25 +1,25 @@
-"""The threads that decode: any number of them, many callers at once, and a forked child."""
+"""The decoding threads: any number of them, many callers at once, and a forked child."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tarpeg
 import torch
 from helpers import pictures
+from helpers.scripts import run_script
 
-FILES = [pictures.tensor(pictures.jpeg("420", 60 + seed, 64, seed)) for seed in range(9)]
-BOXES = torch.tensor([[seed, 4, 40, 50] for seed in range(9)], dtype=torch.int32)
+BATCH = pictures.batch(9)
+IMAGES, PARTS = pictures.noise(5, 3, 100, 300), pictures.parts(5, 100, 300)
 
 
 def decode(threads: int | None = None) -> torch.Tensor:
-    return tarpeg.decode_batch(FILES, BOXES, (33, 21), threads=threads)[0]
+    return tarpeg.decode_batch(*BATCH, (33, 21), threads=threads)[0]
 
 
 def test_any_number_of_threads_gives_the_same_bytes() -> None:
@@ -28,8 +28,18 @@ def test_any_number_of_threads_gives_the_same_bytes() -> None:
         assert torch.equal(decode(threads), expected)
 
 
+@pytest.mark.parametrize("operator", [decode, lambda: tarpeg.augment_batch(IMAGES, **PARTS)])
+def test_any_number_of_threads_of_torch_gives_the_same_bytes(operator: Callable[[], torch.Tensor]) -> None:
+    before, results = torch.get_num_threads(), []
+    for threads in (1, 2, 3, 5):
+        torch.set_num_threads(threads)
+        results.append(operator())
+    torch.set_num_threads(before)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
 @pytest.mark.parametrize("threads", [0, -1])
-def test_threads_out_of_range_are_named(threads: int) -> None:
+def test_threads_out_of_range(threads: int) -> None:
     with pytest.raises(ValueError, match=f"threads={threads} must be at least 1"):
         decode(threads)
 
@@ -49,15 +59,13 @@ def test_many_callers_at_once() -> None:
 
 
 FORKED = """
-import os, sys, threading
-sys.path[:0] = {path!r}
+import os, threading
 from test_pool import decode
-
 expected = decode(4)
 busy = [threading.Thread(target=lambda: [decode(4) for _ in range(300)]) for _ in range(3)]
 for thread in busy:
     thread.start()
-for _ in range(20):  # while threads hold what they hold
+for _ in range(20):  # while the threads may hold locks
     child = os.fork()
     if child == 0:
         os._exit(0 if decode(4).equal(expected) and decode(2).equal(expected) else 3)
@@ -67,10 +75,8 @@ for thread in busy:
 """
 
 
-def test_a_forked_child_has_threads_of_its_own() -> None:
-    here = Path(__file__).parent
-    code = FORKED.format(path=[str(here), str(here.parent), str(here.parents[1] / "datamodules")])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+def test_forked_child_has_its_own_threads() -> None:
+    done = run_script(f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n" + FORKED, timeout=120)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,4 +1,4 @@
-"""tile_jpeg: the same pixels in tiles; what matters of the metadata; damage is never laundered."""
+"""tile_jpeg: same pixels, in tiles; metadata that decoding needs is kept; damaged files are refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import tarpeg
 import torch
 from helpers import crafted, pictures, reference
-from helpers.crafted import Jpeg
+from helpers.crafted import Jpeg, segments_of
 from PIL import Image
 from tarpeg.ops import decode
 
@@ -39,22 +39,12 @@ def assert_lossless(data: bytes, tile: int = 32) -> bytes:
     return result
 
 
-def segments(data: bytes) -> list[tuple[int, bytes]]:
-    """Marker and body of everything up to the first scan."""
-    found, at = [], 2
-    while data[at + 1] != 0xDA:
-        length = int.from_bytes(data[at + 2 : at + 4], "big")
-        found.append((data[at + 1], data[at + 4 : at + 2 + length]))
-        at += 2 + length
-    return found
-
-
 def interval(data: bytes) -> int:
-    return int.from_bytes(dict(segments(data))[0xDD], "big")
+    return int.from_bytes(dict(segments_of(data))[0xDD], "big")
 
 
 def is_baseline(data: bytes) -> bool:
-    markers = [marker for marker, _ in segments(data)]
+    markers = [marker for marker, _ in segments_of(data)]
     return 0xC0 in markers and data.count(b"\xff\xda") == 1
 
 
@@ -67,12 +57,12 @@ def test_every_pixel_is_kept(kind: str, size: tuple[int, int]) -> None:
         assert is_baseline(result)
 
 
-def expected_interval(columns: int, rows: int, wish: int, size: int) -> int:
-    """The rule of native/transcode.cpp, anew: `size` is the source's, a tile costs 4 bytes."""
+def expected_interval(columns: int, rows: int, target: int, nbytes: int) -> int:
+    """The rule of native/jpeg/transcode.cpp: nbytes are the source's, a tile costs 4 bytes."""
     divisors = [n for n in range(1, columns + 1) if columns % n == 0]
-    above = [n for n in divisors if wish <= n <= 4 * wish]
-    cheap = [n for n in above if 30 * 4 * rows * columns // n <= size]
-    below = [n for n in divisors if 1 < n < wish]
+    above = [n for n in divisors if target <= n <= 4 * target]
+    cheap = [n for n in above if 30 * 4 * rows * columns // n <= nbytes]
+    below = [n for n in divisors if 1 < n < target]
     return [*cheap, *above[-1:], *below[-1:], columns][0]
 
 
@@ -91,17 +81,13 @@ def test_the_interval_divides_the_row() -> None:
     assert {(97, 97), (97, 1), (50, 50), (50, 25), (50, 2), (13, 13)} <= found
 
 
-def test_intervals_by_hand() -> None:
-    for columns, tile, expected in [
-        (25, 32, 5),
-        (23, 32, 23),
-        (13, 96, 13),
-        (34, 80, 17),
-        (35, 144, 35),
-        (6, 999, 6),
-    ]:
-        data = pictures.encoded(Image.fromarray(pictures.pixels(8, 16 * columns)), quality=95)
-        assert interval(tiled(data, tile)) == expected
+@pytest.mark.parametrize(
+    "columns, tile, expected",
+    [(25, 32, 5), (23, 32, 23), (13, 96, 13), (34, 80, 17), (35, 144, 35), (6, 999, 6)],
+)
+def test_intervals_by_hand(columns: int, tile: int, expected: int) -> None:
+    data = pictures.encoded(Image.fromarray(pictures.pixels(8, 16 * columns)), quality=95)
+    assert interval(tiled(data, tile)) == expected
 
 
 def test_gray_marked_2x2_has_mcus_of_one_block() -> None:
@@ -111,13 +97,14 @@ def test_gray_marked_2x2_has_mcus_of_one_block() -> None:
 
 
 def test_metadata_is_kept() -> None:
-    image = Image.fromarray(pictures.pixels(40, 60))
     exif = Image.Exif()
-    exif[0x0112] = 6
-    exif[0x010E] = "a description"
-    icc = bytes(range(256)) * 300  # two segments
-    packet = b"<x tiff:Orientation='3'/>"
-    data = pictures.encoded(image, exif=exif, icc_profile=icc, dpi=(300, 150), xmp=packet)
+    exif[0x0112], exif[0x010E] = 6, "a description"
+    options = {
+        "icc_profile": bytes(range(256)) * 300,
+        "xmp": b"<x tiff:Orientation='3'/>",
+    }  # ICC: two segments
+    image = Image.fromarray(pictures.pixels(40, 60))
+    data = pictures.encoded(image, exif=exif, dpi=(300, 150), **options)
     result = assert_lossless(data)
     kept, source = opened(result), opened(data)
     assert kept.getexif() == source.getexif() and kept.getexif()[0x0112] == 6
@@ -127,25 +114,25 @@ def test_metadata_is_kept() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*malformed MPO")
-def test_what_no_longer_holds_is_dropped() -> None:
+def test_metadata_that_would_be_wrong_is_dropped() -> None:
     plain = pictures.jpeg("420", 40, 60)
     extra = crafted.segment(0xE2, b"MPF\0" + bytes(40)) + crafted.segment(0xE5, b"maker" * 9)
     data = plain[:20] + extra + crafted.segment(0xFE, b"a comment") + plain[20:] + plain
     result = assert_lossless(data)
-    assert {marker for marker, _ in segments(result)} == {0xE0, 0xDB, 0xC0, 0xC4, 0xDD}
+    assert {marker for marker, _ in segments_of(result)} == {0xE0, 0xDB, 0xC0, 0xC4, 0xDD}
     assert result == tiled(plain), "neither MPF nor a second picture"
 
 
 @pytest.mark.parametrize(("kind", "transform"), [("cmyk", 0), ("ycck", 2), ("rgb", 0)])
 def test_the_adobe_transform_is_kept(kind: str, transform: int) -> None:
     result = assert_lossless(pictures.jpeg(kind, 40, 60))
-    assert dict(segments(result))[0xEE][11] == transform
+    assert dict(segments_of(result))[0xEE][11] == transform
 
 
 @pytest.mark.parametrize("transform", [0, 1, 2, None])
 @pytest.mark.parametrize("jfif", [b"", crafted.JFIF])
 @pytest.mark.parametrize("ids", [(1, 2, 3), (82, 71, 66), (0, 1, 2), (1, 1, 1)])
-def test_colours_stay_what_they_were(transform: int | None, jfif: bytes, ids: tuple[int, ...]) -> None:
+def test_colour_spaces_are_kept(transform: int | None, jfif: bytes, ids: tuple[int, ...]) -> None:
     markers = jfif + (b"" if transform is None else crafted.adobe(transform))
     assert_lossless(Jpeg(24, 40, markers=markers, ids=ids).noise().bytes())
 
@@ -161,7 +148,7 @@ def test_any_sampling_and_16_bit_quantisers(sampling: tuple[tuple[int, int], ...
     table = tuple(1 + 9 * k for k in range(64))
     data = Jpeg(50, 70, sampling, tables=(table, table), frame=0xC1).noise(strength=12).bytes()
     result = assert_lossless(data)
-    assert 0xC1 in dict(segments(result))
+    assert 0xC1 in dict(segments_of(result))
 
 
 @pytest.mark.parametrize("tables", ["same", "changed"])
@@ -169,7 +156,7 @@ def test_several_scans(tables: str) -> None:
     source = Jpeg(50, 70).noise()
     between = crafted.quantisers(1, [5] * 64) if tables == "changed" else b""
     data = source.head() + source.scan([0]) + source.scan([1]) + between + source.scan([2]) + b"\xff\xd9"
-    if tables == "changed":  # one slot held two tables: a single scan cannot say so
+    if tables == "changed":  # one slot held two tables: impossible in a single scan
         assert tiled(data) == data
     else:
         assert is_baseline(assert_lossless(data))
@@ -184,8 +171,7 @@ def test_arithmetic_becomes_baseline(size: tuple[int, int], options: list[str]) 
     program = shutil.which("cjpeg")
     if program is None:
         pytest.skip("cjpeg (Debian: libjpeg-turbo-progs) writes arithmetic JPEGs, no Python package does")
-    rgb = pictures.pixels(*size)
-    ppm = b"P6 %d %d 255\n" % (size[1], size[0]) + rgb.tobytes()
+    ppm = b"P6 %d %d 255\n" % size[::-1] + pictures.pixels(*size).tobytes()
     data = subprocess.run([program, *options], input=ppm, capture_output=True, check=True).stdout
     result = tiled(data)
     assert is_baseline(result)
@@ -193,38 +179,34 @@ def test_arithmetic_becomes_baseline(size: tuple[int, int], options: list[str]) 
     assert torch.equal(whole, reference.decode(pictures.tensor(result)))
 
 
-def test_an_incomplete_progressive_file_comes_back_untouched() -> None:
+def test_incomplete_progressive_files_are_returned_unchanged() -> None:
     data = pictures.jpeg("progressive", 75, 101)
     scans = [at for at in range(len(data) - 1) if data[at : at + 2] == b"\xff\xda"]
     assert len(scans) > 5
     for at in scans[1:]:
         cut = data[:at] + b"\xff\xd9"
-        assert tiled(cut) == cut  # libjpeg smooths it, and would not its baseline twin
+        assert tiled(cut) == cut  # libjpeg smooths it, but not its baseline copy
 
 
-def test_what_cannot_be_tiled_comes_back_untouched() -> None:
-    # Four components whose MCU would hold 16 blocks are legal in scans of their own only.
+def test_files_that_cannot_be_tiled_are_returned_unchanged() -> None:
+    # Four components whose MCU would hold 16 blocks are legal only in separate scans.
+    # libjpeg treats the sampling as 1x1, but keeps the factors of the header.
     source = Jpeg(32, 48, ((2, 2),) * 4, ids=(1, 2, 3, 4), markers=crafted.adobe(0)).noise()
-    # libjpeg reads them as 1x1 in effect, but keeps what the header says
     data = source.head() + b"".join(source.scan([c]) for c in range(4)) + b"\xff\xd9"
     assert tiled(data) == data
-    # Coefficients beyond what a baseline file holds: DC differences of 12 bits.
-    big = Jpeg(16, 16, ((1, 1),), (1,), tables=((1,) * 64,)).noise()
-    for index, value in enumerate((1500, -1500, 1500, -1500)):
-        big.coefficients[0][index // 2, index % 2, 0] = value
-    wide = Jpeg(
-        16, 16, ((1, 1),), (1,), tables=((1,) * 64,), codes=(crafted.Code(range(13), 0, 4), crafted.SHORT[1])
-    )
-    wide.coefficients = big.coefficients
-    assert tiled(wide.bytes()) == wide.bytes()
-    # libjpeg finds that out when its output has grown already.
-    exif = crafted.segment(0xE1, b"Exif\0\0" + bytes(20000))
+    # Coefficients beyond the range of a baseline file: DC differences of 12 bits.
+    codes = crafted.Code(range(13), 0, 4), crafted.SHORT[1]
+    wide = Jpeg(16, 16, ((1, 1),), (1,), tables=((1,) * 64,), codes=codes).noise()
+    wide.coefficients[0][..., 0] = [[1500, -1500], [1500, -1500]]
     data = wide.bytes()
-    assert tiled(data[:2] + exif + data[2:]) == data[:2] + exif + data[2:]
+    assert tiled(data) == data
+    # libjpeg detects it only after its output has grown.
+    data = data[:2] + crafted.segment(0xE1, b"Exif\0\0" + bytes(20000)) + data[2:]
+    assert tiled(data) == data
 
 
 @pytest.mark.parametrize("kind", ["420", "gray", "progressive", "cmyk", "restarts"])
-def test_damage_is_not_laundered(kind: str) -> None:
+def test_damaged_files_are_refused(kind: str) -> None:
     data = pictures.jpeg(kind, 48, 64)
     for length in (3, 100, len(data) // 2, len(data) - 20, len(data) - 2, len(data) - 1):
         with pytest.raises(tarpeg.DecodeError, match="cannot tile"):
@@ -233,16 +215,16 @@ def test_damage_is_not_laundered(kind: str) -> None:
         tiled(data[: len(data) * 2 // 3] + b"\xff\xd9")
 
 
-def complaints(data: bytes) -> str:
-    """What libjpeg says of the file, but for bytes too many before a marker: those touch no pixel."""
+def warnings_of_libjpeg(data: bytes) -> str:
+    """The warnings of libjpeg, except surplus bytes before a marker, which change no pixel."""
     program = shutil.which("djpeg")
     if program is None:
         return ""
-    said = subprocess.run([program], input=data, capture_output=True).stderr.decode()
-    return "".join(line for line in said.splitlines() if "extraneous bytes before marker" not in line)
+    output = subprocess.run([program], input=data, capture_output=True).stderr.decode()
+    return "".join(line for line in output.splitlines() if "extraneous bytes before marker" not in line)
 
 
-def test_a_flipped_bit_that_libjpeg_notices_fails() -> None:
+def test_flipped_bits_that_libjpeg_notices_are_refused() -> None:
     data = pictures.jpeg("restarts", 48, 64)
     begin = data.index(b"\xff\xda") + 14
     failed = 0
@@ -255,12 +237,12 @@ def test_a_flipped_bit_that_libjpeg_notices_fails() -> None:
             except tarpeg.DecodeError:
                 failed += 1
                 continue
-            assert complaints(bytes(flipped)) == ""
+            assert warnings_of_libjpeg(bytes(flipped)) == ""
             assert np.array_equal(pixels(result), pixels(bytes(flipped)))
     assert failed > 3
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_errors_contain_the_name_of_the_argument() -> None:
     jpeg = pictures.tensor(pictures.jpeg("420", 30, 40))
     for tile in (0, -1, 65536):
         with pytest.raises(ValueError, match="tile="):
@@ -276,16 +258,9 @@ def test_wrong_arguments_are_named() -> None:
         torch.ops.tarpeg.tile_jpeg(jpeg[::2], 32, decode.MAX_PIXELS)
 
 
-def test_opcheck() -> None:
+def test_opcheck_and_one_graph() -> None:
     jpeg = pictures.tensor(pictures.jpeg("420", 30, 40))
     torch.library.opcheck(torch.ops.tarpeg.tile_jpeg.default, (jpeg, 32, decode.MAX_PIXELS))
-
-
-def test_compiles_into_one_graph() -> None:
-    jpeg = pictures.tensor(pictures.jpeg("420", 30, 40))
-
-    def step(data: torch.Tensor) -> torch.Tensor:
-        return tarpeg.decode_crop(tarpeg.tile_jpeg(data, 16), 3, 4, 10, 20).float() + 1
-
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(jpeg), step(jpeg))
+    pictures.assert_one_graph(
+        lambda data: tarpeg.decode_crop(tarpeg.tile_jpeg(data, 16), 3, 4, 10, 20) + 1, jpeg
+    )

@@ -1,4 +1,4 @@
-"""warp_affine: equal to its twin, to OpenCV and to grid_sample; every type and order; bad input."""
+"""warp_affine: equal to its reference, to OpenCV and to grid_sample; types and orders; wrong input."""
 
 from __future__ import annotations
 
@@ -19,119 +19,117 @@ from tarpeg.ops import matrices as mx
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_it_is_its_twin(dtype, order, channels):
+def test_equals_the_reference(dtype, order, channels):
     for size, target in (((37, 53), (41, 38)), ((1, 1), (3, 9)), ((2, 300), (20, 520)), ((8, 8), (8, 8))):
         images = noise(3, channels, *size, dtype=dtype).contiguous(memory_format=order)
         matrices = drawn(3, *size)
         fill = [7.0, 99.0, 150.0, 200.0][:channels]
-        made = tarpeg.warp_affine(images, matrices, target, fill=fill)
-        assert made.dtype == dtype
-        assert size == (1, 1) or made.is_contiguous(memory_format=order)  # one pixel is in both orders
+        result = tarpeg.warp_affine(images, matrices, target, fill=fill)
+        assert result.dtype == dtype
+        assert size == (1, 1) or result.is_contiguous(memory_format=order)  # one pixel is in both orders
         expected = reference.warp_affine(images, matrices, target, fill=fill)
-        assert (made.double() - expected).abs().max() <= TOLERANCE[dtype], (size, target)
-        made = tarpeg.warp_affine(images, matrices, target, "nearest", 5, True)
+        assert (result.double() - expected).abs().max() <= TOLERANCE[dtype], (size, target)
+        result = tarpeg.warp_affine(images, matrices, target, "nearest", 5, True)
         expected = reference.warp_affine(images, matrices, target, "nearest", 5, True)
-        assert (made.double() != expected).double().mean() < 0.002  # halves, and 1/1000 pixel beside them
+        assert (
+            result.double() != expected
+        ).double().mean() < 0.002  # positions within 1/1000 pixel of a half
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.integers(1, 40), st.integers(1, 70), st.integers(0, 40), st.integers(0, 300), st.integers(0, 10_000)
+    *(st.integers(1, 40), st.integers(1, 70)),
+    *(st.tuples(st.integers(0, 40), st.integers(0, 300)), st.integers(0, 10_000)),
 )
-def test_any_shape(height, width, target_height, target_width, seed):
-    images = noise(2, 3, height, width, seed=seed)
-    matrices = drawn(2, height, width, seed)
+def test_any_shape(height, width, size, seed):
+    images, matrices = noise(2, 3, height, width, seed=seed), drawn(2, height, width, seed)
+    expected = reference.warp_affine(images, matrices, size)
     for order in ORDERS:
-        made = tarpeg.warp_affine(
-            images.contiguous(memory_format=order), matrices, (target_height, target_width)
-        )
-        expected = reference.warp_affine(images, matrices, (target_height, target_width))
-        assert made.shape == expected.shape
-        assert torch.all((made - expected).abs() <= 0.53)
+        result = tarpeg.warp_affine(images.contiguous(memory_format=order), matrices, size)
+        assert result.shape == expected.shape
+        assert torch.all((result - expected).abs() <= 0.53)
 
 
 def test_positions_stay_exact_in_wide_images():
     images = torch.arange(65_536, dtype=torch.float32).expand(1, 1, 2, 65_536).contiguous()
     matrix = mx.translation(0.25, 0)[None]
-    made = tarpeg.warp_affine(images, matrix, (1, 65_000))[0, 0, 0, 1:]
-    assert (made.double() - (torch.arange(1, 65_000) - 0.25)).abs().max() <= 0.004  # float32 of 65000
+    result = tarpeg.warp_affine(images, matrix, (1, 65_000))[0, 0, 0, 1:]
+    assert (result.double() - (torch.arange(1, 65_000) - 0.25)).abs().max() <= 0.004  # float32 of 65000
 
 
 @pytest.mark.parametrize("step", [2.3, 19.7, 50.3, 100.7, 301.9])
-def test_positions_are_exact_to_a_share_of_the_step(step):
-    images = (
-        (torch.arange(90_000) % 2).float().expand(1, 1, 2, -1).contiguous()
-    )  # up and down by 1 each pixel
+def test_positions_are_exact_relative_to_the_step(step):
+    alternating = (torch.arange(90_000) % 2).float()
+    images = alternating.expand(1, 1, 2, -1).contiguous()
     matrix = torch.tensor([[[step, 0, 0.3], [0, 1, 0]]], dtype=torch.float64)
-    made = tarpeg.warp_affine(images, matrix, (1, 290), inverse=True)
+    result = tarpeg.warp_affine(images, matrix, (1, 290), inverse=True)
     expected = reference.warp_affine(images, matrix, (1, 290), inverse=True)
-    assert (made - expected).abs().max() <= max(1e-3, step / 20_000)
+    assert (result - expected).abs().max() <= max(1e-3, step / 20_000)
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_shrinks_to_nothing_paints_nothing(order):
-    """Where a span's steps leave every int32, its pixels lie outside, as they do for the twin."""
+def test_images_that_shrink_to_nothing(order):
+    """If a span's steps leave the range of int32, its pixels lie outside, as in the reference."""
     image = torch.full((1, 3, 32, 32), 200, dtype=torch.uint8)
     across = mx.scale(math.cos(math.pi / 2), 1.0, (15.5, 15.5))
     point = mx.compose(mx.scale(1e-9), mx.translation(100, 100))
     matrices, size = torch.cat((across[None], point[None], shrinking())), (33, 256)
     images = image.expand(len(matrices), -1, -1, -1).contiguous(memory_format=order)
     for way in ("bilinear", "nearest"):
-        wished = reference.warp_affine(images, matrices, size, way) >= 0.5
-        for dtype in (torch.uint8, torch.float32):  # in registers, and not
-            made = tarpeg.warp_affine(images.to(dtype), matrices, size, way)
-            assert torch.equal(made >= 0.5, wished)
+        covered = reference.warp_affine(images, matrices, size, way) >= 0.5
+        for dtype in (torch.uint8, torch.float32):
+            result = tarpeg.warp_affine(images.to(dtype), matrices, size, way)
+            assert torch.equal(result >= 0.5, covered)
         if way == "bilinear":
-            made = tarpeg.augment_batch(images, matrix=matrices, size=size, dtype=torch.uint8)
-            assert torch.equal(made >= 0.5, wished)
+            result = tarpeg.augment_batch(images, matrix=matrices, size=size, dtype=torch.uint8)
+            assert torch.equal(result >= 0.5, covered)
 
 
-def test_it_agrees_with_opencv():
-    """On smooth images within 4 levels and 0.2 on average: cv2 takes positions to 1/32 pixel."""
+def test_agrees_with_opencv():
+    """On smooth images within 4 levels and 0.2 on average: cv2 rounds positions to 1/32 pixel."""
     image = cv2.GaussianBlur(noise(90, 120, 3).numpy(), (0, 0), 4)
     image = cv2.normalize(image, None, 0, 255, cv2.NORM_MINMAX)
-    ours = torch.from_numpy(image).permute(2, 0, 1)[None].expand(4, -1, -1, -1).contiguous()
+    images = torch.from_numpy(image).permute(2, 0, 1)[None].expand(4, -1, -1, -1).contiguous()
     matrices = drawn(4, 90, 120)
     for inverse in (False, True):
-        made = tarpeg.warp_affine(ours, matrices, (80, 130), fill=30, inverse=inverse)
-        for index in range(4):
-            flags = cv2.INTER_LINEAR | (cv2.WARP_INVERSE_MAP if inverse else 0)
-            theirs = cv2.warpAffine(
-                image, matrices[index].numpy(), (130, 80), flags=flags, borderValue=(30, 30, 30)
-            )
-            apart = np.abs(made[index].permute(1, 2, 0).numpy().astype(int) - theirs)
-            assert apart.max() <= 4 and apart.mean() < 0.2
+        result = tarpeg.warp_affine(images, matrices, (80, 130), fill=30, inverse=inverse)
+        options = {
+            "flags": cv2.INTER_LINEAR | (cv2.WARP_INVERSE_MAP if inverse else 0),
+            "borderValue": (30,) * 3,
+        }
+        for ours, matrix in zip(result.permute(0, 2, 3, 1).numpy(), matrices.numpy(), strict=True):
+            difference = np.abs(ours.astype(int) - cv2.warpAffine(image, matrix, (130, 80), **options))
+            assert difference.max() <= 4 and difference.mean() < 0.2
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "nearest"])
-def test_it_agrees_with_grid_sample(interpolation):
+def test_agrees_with_grid_sample(interpolation):
     images = noise(4, 3, 31, 47, dtype=torch.float32)
     matrices, size = drawn(4, 31, 47), (29, 61)
     theta = reference.theta(matrices, (31, 47), size).float()
     grid = torch.nn.functional.affine_grid(theta, [4, 3, *size], align_corners=False)
-    theirs = torch.nn.functional.grid_sample(images, grid, interpolation, "zeros", align_corners=False)
-    apart = (tarpeg.warp_affine(images, matrices, size, interpolation) - theirs).abs()
+    expected = torch.nn.functional.grid_sample(images, grid, interpolation, "zeros", align_corners=False)
+    difference = (tarpeg.warp_affine(images, matrices, size, interpolation) - expected).abs()
     if interpolation == "bilinear":
-        assert apart.max() < 0.05  # their grid is float32
+        assert difference.max() < 0.05  # their grid is float32
     else:
-        assert (apart > 0).float().mean() < 0.002  # positions half-way
+        assert (difference > 0).float().mean() < 0.002  # positions half-way
 
 
 def test_whole_pixels_are_exact_and_borders_are_floored():
     images = noise(1, 3, 9, 13)
     for x, y in ((0, 0), (4, -3), (-20, 2)):
-        made = tarpeg.warp_affine(images, mx.translation(x, y)[None], (9, 13), fill=77)
+        result = tarpeg.warp_affine(images, mx.translation(x, y)[None], (9, 13), fill=77)
         expected = torch.full_like(images, 77)
         for row in range(9):
             for column in range(13):
                 if 0 <= row - y < 9 and 0 <= column - x < 13:
                     expected[0, :, row, column] = images[0, :, row - y, column - x]
-        assert torch.equal(made, expected)
-    # At -0.5 half of the fill shines through; truncation would take pixel 0 alone.
+        assert torch.equal(result, expected)
+    # At -0.5 the result is half fill; truncation would use pixel 0 alone.
     white = torch.full((1, 3, 1, 4), 200, dtype=torch.uint8)
-    assert tarpeg.warp_affine(white, mx.translation(0.5, 0)[None], (1, 6))[0, 0, 0].tolist() == [
-        *(100, 200, 200, 200, 100, 0)
-    ]
+    blended = tarpeg.warp_affine(white, mx.translation(0.5, 0)[None], (1, 6))
+    assert blended[0, 0, 0].tolist() == [100, 200, 200, 200, 100, 0]
     nearest = tarpeg.warp_affine(white, mx.translation(0.7, 0)[None], (1, 6), "nearest")
     assert nearest[0, 0, 0].tolist() == [0, 200, 200, 200, 200, 0]
 
@@ -153,12 +151,9 @@ def test_out_is_written_and_returned():
 
 
 def test_a_view_is_a_crop():
-    images = noise(2, 3, 20, 30)
-    view = images[:, :, 3:17, 5:25]
-    matrices = drawn(2, 14, 20)
-    assert torch.equal(
-        tarpeg.warp_affine(view, matrices, 16), tarpeg.warp_affine(view.contiguous(), matrices, 16)
-    )
+    view, matrices = noise(2, 3, 20, 30)[:, :, 3:17, 5:25], drawn(2, 14, 20)
+    expected = tarpeg.warp_affine(view.contiguous(), matrices, 16)
+    assert torch.equal(tarpeg.warp_affine(view, matrices, 16), expected)
 
 
 @pytest.mark.parametrize(
@@ -189,25 +184,22 @@ def test_a_view_is_a_crop():
         ({"out": noise(1, 3, 4, 8)[..., ::2]}, "out must be contiguous or channels_last"),
     ],
 )
-def test_bad_input_is_named(change, text):
+def test_errors_contain_the_name_of_the_argument(change, text):
     arguments = {"images": noise(1, 3, 4, 4), "matrices": mx.identity(1), "size": 4, **change}
     with pytest.raises(ValueError, match=text):
         tarpeg.warp_affine(**arguments)
 
 
-def test_out_must_be_elsewhere():
+def test_out_must_not_overlap_images():
     images = noise(2, 3, 8, 8)
     with pytest.raises(ValueError, match="out must not share memory with images"):
         tarpeg.warp_affine(images, mx.identity(2), 8, out=images)
 
 
-def test_what_is_not_checked_is_defined():
-    """The operator itself, as a GPU's numbers and torch.compile reach it: fill, whatever the matrix."""
-    images = noise(5, 3, 6, 300)
-    matrices = mx.identity(5)
-    matrices[0] = torch.nan
-    matrices[1, 0, 0] = torch.inf
-    matrices[2] = 0
+def test_unchecked_matrices_have_a_defined_result():
+    """Matrices on a GPU and inside torch.compile reach the operator unchecked: the result is fill."""
+    images, matrices = noise(5, 3, 6, 300), mx.identity(5)
+    matrices[0], matrices[1, 0, 0], matrices[2] = torch.nan, torch.inf, 0
     matrices[3] = torch.tensor([[1e300, 0, 0], [0, 1e300, 0]], dtype=torch.float64)
     out = torch.zeros(5, 3, 6, 300, dtype=torch.uint8)
     torch.ops.tarpeg.warp_affine(images, matrices, [9.0], False, False, False, out)
@@ -221,7 +213,7 @@ def test_what_is_not_checked_is_defined():
             assert bool((out[:, :, 1:, 1:] == 9).all())
 
 
-def test_the_operator_checks_memory():
+def test_operator_checks_memory():
     images, out = noise(2, 3, 8, 8), noise(2, 3, 8, 8)
     good = mx.identity(2)
     for matrices in (good.float(), good[:1], good.transpose(1, 2), good.expand(2, 2, 3)[..., ::2]):
@@ -233,41 +225,23 @@ def test_the_operator_checks_memory():
         torch.ops.tarpeg.warp_affine(images, good, [0.0, 1.0], False, False, False, out)
 
 
-PORTABLE = """
-import sys, tarpeg
-from helpers import pictures as t
-for order in t.ORDERS:
-    for dtype in t.TOLERANCE:
+def test_portable_code_gives_the_same_bits():
+    pictures.assert_portable_is_equal("""
+for order in ORDERS:
+    for dtype in pictures.TOLERANCE:
         for way in ("bilinear", "nearest"):
             for size in ((33, 47), (5, 600), (2, 2)):
-                images = t.noise(3, 3, *size, dtype=dtype).contiguous(memory_format=order)
-                made = tarpeg.warp_affine(images, t.drawn(3, *size), (40, 530), way, (1, 2, 3))
-                sys.stdout.buffer.write(made.float().contiguous().numpy().tobytes())
-            many = t.noise(len(t.shrinking()), 3, 32, 40, dtype=dtype).contiguous(memory_format=order)
-            made = tarpeg.warp_affine(many, t.shrinking(), (9, 300), way)
-            sys.stdout.buffer.write(made.float().contiguous().numpy().tobytes())
-"""
+                images = noise(3, 3, *size, dtype=dtype).contiguous(memory_format=order)
+                write(tarpeg.warp_affine(images, drawn(3, *size), (40, 530), way, (1, 2, 3)))
+            many = noise(len(shrinking()), 3, 32, 40, dtype=dtype).contiguous(memory_format=order)
+            write(tarpeg.warp_affine(many, shrinking(), (9, 300), way))
+""")
 
 
-def test_portable_code_gives_the_same_bits():
-    pictures.assert_portable_is_equal(PORTABLE)
-
-
-def test_it_is_an_operator():
+def test_opcheck_and_one_graph():
     matrices = drawn(2, 20, 30)
     for dtype in (torch.uint8, torch.float32):
-        images = noise(2, 3, 20, 30, dtype=dtype)
-        out = torch.zeros(2, 3, 16, 16, dtype=dtype)
-        torch.library.opcheck(
-            torch.ops.tarpeg.warp_affine.default, (images, matrices, [1.0], False, False, True, out)
-        )
-
-
-def test_compiles_into_one_graph():
-    images, matrices = noise(2, 3, 20, 30), drawn(2, 20, 30)
-
-    def step(images: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
-        return tarpeg.warp_affine(images, matrices, (16, 24), fill=4).float() * 2
-
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(images, matrices), step(images, matrices))
+        images, out = noise(2, 3, 20, 30, dtype=dtype), torch.zeros(2, 3, 16, 16, dtype=dtype)
+        arguments = (images, matrices, [1.0], False, False, True, out)
+        torch.library.opcheck(torch.ops.tarpeg.warp_affine.default, arguments)
+    pictures.assert_one_graph(lambda x, m: tarpeg.warp_affine(x, m, (16, 24), fill=4) / 2, images, matrices)
