@@ -1,6 +1,6 @@
 """Operators on batches of pixels, on the device of the images: warp, augment, and their argument checks.
 
-Numbers on the CPU are checked, except inside ``torch.compile``. Numbers on a GPU are not read, because that
+Values on the CPU are checked, except inside ``torch.compile``. Values on a GPU are not read, because that
 would wait for the GPU; every value has a defined result.
 """
 
@@ -20,10 +20,9 @@ MAX_SIDE = 1 << 28
 
 Number = float | Sequence[float] | Tensor
 
-
 _DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
 
-# Bits and columns: the same as Part and Column in native/augment.h.
+# Bits and columns: the same as Part and Column in native/batch/augment.h.
 _MATRIX, _FLIP, _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE, _COLOUR = (1 << bit for bit in range(7))
 _COLUMNS = 23
 _FACTORS = ("brightness", "contrast", "saturation", "hue")
@@ -40,23 +39,23 @@ def warp_affine(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Warp each image by a matrix of its own, on the device of `images`.
+    """Warp each image by its own matrix, on the device of `images`.
 
     ``images``: uint8, float32, float16 or bfloat16 ``[B, C, H, W]``, contiguous or channels_last (others are
-    copied first). ``matrices``: float32 or float64 ``[B, 2, 3]``, source pixels to target pixels as
-    ``cv2.warpAffine`` takes them, see ``tarpeg.matrices``; with ``inverse`` target to source. ``size``:
-    (height, width) of the result, or an int for a square, 0 to 2^28. ``fill``: what is outside of an image,
-    one number or one for each of up to 16 channels; bilinear interpolation blends with it at the edges.
-    Nearest takes the pixel at floor(position + 0.5).
+    copied first). ``matrices``: float32 or float64 ``[B, 2, 3]``, source pixels to target pixels as for
+    ``cv2.warpAffine``, see ``tarpeg.matrices``; target to source if ``inverse``. ``size``: (height, width) of
+    the result, or an int for a square, 0 to 2^28. ``fill``: value outside of an image, one number or one per
+    channel for up to 16 channels; bilinear interpolation blends with it at the edges. Nearest uses the pixel
+    at floor(position + 0.5).
 
     Returns ``[B, C, height, width]`` in the type and memory order of ``images``; uint8 is rounded to the
-    nearest level. Positions are exact to 1/1000 source pixel, or to 1/20,000 of the way between two target
-    pixels where the image shrinks more than 20 times; from 2 million source pixels for each target pixel on,
-    a pixel met by chance may stay ``fill``. ``out``: a tensor of that shape and type, contiguous or
-    channels_last, to write to, which is then the one returned. CPU and CUDA give the same bits.
+    nearest level. Positions are exact to 1/1000 source pixel, or to 1/20,000 of the distance between two
+    target pixels if the image shrinks more than 20 times; from 2 million source pixels per target pixel on,
+    single pixels may remain ``fill``. ``out``: a tensor of that shape and type, contiguous or channels_last,
+    to write to and return. CPU and CUDA compute the same bits.
 
-    Raises ``ValueError`` for a matrix that is not finite or, where it has to be inverted, singular; on a GPU
-    and inside ``torch.compile`` that image is all ``fill`` instead.
+    Raises ``ValueError`` for a matrix that is not finite or, unless ``inverse``, singular; on a GPU and
+    inside ``torch.compile`` that image is all ``fill`` instead.
     """
     _check_images(images, _DTYPES)
     if interpolation not in ("bilinear", "nearest"):
@@ -64,10 +63,8 @@ def warp_affine(
     height, width = _target_size(size)
     count, channels = images.shape[:2]
     if matrices.dtype not in (torch.float32, torch.float64) or tuple(matrices.shape) != (count, 2, 3):
-        raise ValueError(
-            f"matrices must be float32 or float64 [{count}, 2, 3], "
-            f"got {matrices.dtype} {list(matrices.shape)}"
-        )
+        got = f"{matrices.dtype} {list(matrices.shape)}"
+        raise ValueError(f"matrices must be float32 or float64 [{count}, 2, 3], got {got}")
     _check_matrices("matrices", matrices, inverse)
     fills = [float(fill)] if isinstance(fill, (int, float)) else [float(level) for level in fill]
     if len(fills) not in (1, channels) or len(fills) > 16 or not all(abs(level) <= 3.4e38 for level in fills):
@@ -109,39 +106,39 @@ def augment_batch(
 ) -> Tensor:
     """Augment and normalise a batch of uint8 images in one pass, on the device of `images`.
 
-    ``images``: uint8 ``[B, 3, H, W]``, RGB, contiguous or channels_last (others are copied first). Each of
-    these is one for all images, or one for each ``[B]``; what is left out costs nothing. They are done in
-    this order, in float32 on levels of 0 to 255, with no rounding in between. Formulas are torchvision v2's
-    for floating point:
+    ``images``: uint8 ``[B, 3, H, W]``, RGB, contiguous or channels_last (others are copied first). Each
+    parameter below has one value for all images or one per image, ``[B]``; omitted ones cost nothing. They
+    apply in this order, in float32 on levels of 0 to 255, without rounding in between. Formulas are those of
+    torchvision v2 for floating point:
 
-    1. ``flip``: mirrored left to right where true.
+    1. ``flip``: mirrored left to right if true.
     2. ``matrix``, ``[2, 3]`` or ``[B, 2, 3]``: as in ``warp_affine``, bilinear. With ``size`` (height,
        width), by default that of ``images``, ``tarpeg.matrices.translation(-left, -top)`` is a crop; whole
        pixels stay exact.
-    3. ``brightness`` f, at least 0: f x, held in 0..255. As ``adjust_brightness``.
-    4. ``contrast`` f, at least 0: f x + (1 - f) m, held in 0..255, with m the mean over the image, as it is
-       by now, of gray = 0.2989 R + 0.587 G + 0.114 B. As ``adjust_contrast``. This alone takes a second look
-       at the image.
-    5. ``saturation`` f, at least 0: f x + (1 - f) gray, held in 0..255. As ``adjust_saturation``.
-    6. ``hue``, -0.5 to 0.5 of a turn, added to the hue of HSV. As ``adjust_hue``.
-    7. ``colour_matrix``, ``[3, 4]`` or ``[B, 3, 4]``: M[:, :3] (R, G, B) + M[:, 3]; not held in 0..255.
+    3. ``brightness`` f, at least 0: f x, clamped to 0..255. As ``adjust_brightness``.
+    4. ``contrast`` f, at least 0: f x + (1 - f) m, clamped to 0..255, with m the mean of gray =
+       0.2989 R + 0.587 G + 0.114 B over the image after step 3. As ``adjust_contrast``. Only contrast needs
+       a second pass over the image.
+    5. ``saturation`` f, at least 0: f x + (1 - f) gray, clamped to 0..255. As ``adjust_saturation``.
+    6. ``hue``, -0.5 to 0.5 of a full circle, added to the hue of HSV. As ``adjust_hue``.
+    7. ``colour_matrix``, ``[3, 4]`` or ``[B, 3, 4]``: M[:, :3] (R, G, B) + M[:, 3]; not clamped.
     8. ``erase_boxes``: int32 ``[B, n, 4]`` (top, left, height, width) in the result; an empty box erases
        nothing.
-    9. ``mask``: bool ``[B, h, w]``, h and w at most the result's: pixel (y, x) is erased where the cell (y h
+    9. ``mask``: bool ``[B, h, w]``, h and w at most the result's: pixel (y, x) is erased if the cell (y h
        // height, x w // width) is true.
     10. (x / 255 - ``mean``) / ``std``, three numbers each for values in 0..1, by default 0 and 1. For
-        ``dtype`` uint8, which takes neither, held in 0..255 and rounded.
+        ``dtype`` uint8, which allows neither: clamped to 0..255 and rounded.
 
-    ``fill``: a level of 0 to 255, or three, for what the matrix leaves open (before the colours) and for what
-    is erased.
+    ``fill``: a level of 0 to 255, or three, for pixels outside the source (before the colours) and for
+    erased pixels. ``out``: a tensor of the result's shape and type to write to and return.
     Returns ``[B, 3, height, width]`` of ``dtype`` (float32, float16, bfloat16, uint8) in ``memory_format``,
-    by default that of ``images``. ``out``: a tensor of that shape and type to write to, which is then the one
-    returned. Results are within 1/255 of exact arithmetic on values in 0..1; CPU and CUDA give the same bits.
+    by default that of ``images``. Results are within 1/255 of exact arithmetic on values in 0..1; CPU and
+    CUDA compute the same bits.
 
-    Raises ``ValueError`` for numbers out of range, or a box outside the result. Where they are not looked at,
-    on a GPU and inside ``torch.compile``, an image whose matrix is not finite and invertible is all ``fill``,
-    boxes are clipped, a NaN ``brightness``, ``contrast`` or ``saturation`` gives level 0, a NaN ``hue`` gray,
-    the least of R, G and B, and a NaN in ``colour_matrix`` NaN (0 in uint8).
+    Raises ``ValueError`` for values out of range, or a box outside the result. On a GPU and inside
+    ``torch.compile`` values are not checked: an image whose matrix is not finite and invertible is all
+    ``fill``, boxes are clipped, a NaN ``brightness``, ``contrast`` or ``saturation`` yields level 0, a NaN
+    ``hue`` gray, the least of R, G and B, and a NaN in ``colour_matrix`` NaN (0 in uint8).
     """
     _check_images(images, (torch.uint8,))
     if images.shape[1] != 3:
@@ -180,8 +177,7 @@ def augment_batch(
     table = _on_device(numbers, images.device)
     boxes = _checked_boxes(erase_boxes, target, images.device)
     cells = _checked_mask(mask, target, images.device)
-    fresh = out is None
-    shape = (count, 3, height, width)
+    fresh, shape = out is None, (count, 3, height, width)
     if out is None:
         order = memory_format or (torch.contiguous_format if images.is_contiguous() else torch.channels_last)
         out = torch.empty(shape, dtype=dtype, device=images.device, memory_format=order)
@@ -219,9 +215,7 @@ def _check_images(images: Tensor, dtypes: Sequence[torch.dtype]) -> None:
 
 def _dense(images: Tensor) -> Tensor:
     """Return `images` in one of the two dense orders; a copy only if they are in neither."""
-    if images.is_contiguous() or images.is_contiguous(memory_format=torch.channels_last):
-        return images
-    return images.contiguous()
+    return images if images.is_contiguous(memory_format=torch.channels_last) else images.contiguous()
 
 
 def _on_device(numbers: Tensor, device: torch.device) -> Tensor:
@@ -233,16 +227,14 @@ def _on_device(numbers: Tensor, device: torch.device) -> Tensor:
 def _check_out(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype, images: Tensor) -> None:
     """Raise ValueError if `out` differs from the result in shape, dtype or device, or overlaps `images`."""
     if tuple(out.shape) != shape or out.dtype != dtype or out.device != images.device:
-        raise ValueError(
-            f"out must be {dtype} {list(shape)} on {images.device}, "
-            f"got {out.dtype} {list(out.shape)} on {out.device}"
-        )
+        got = f"{out.dtype} {list(out.shape)} on {out.device}"
+        raise ValueError(f"out must be {dtype} {list(shape)} on {images.device}, got {got}")
     if not (out.is_contiguous() or out.is_contiguous(memory_format=torch.channels_last)):
         raise ValueError(f"out must be contiguous or channels_last, got strides {list(out.stride())}")
     if torch.compiler.is_compiling() or not out.numel() or not images.numel():
         return
-    (first, size), (second, room) = ((t.data_ptr(), t.numel() * t.element_size()) for t in (images, out))
-    if first < second + room and second < first + size:
+    (begin, end), (low, high) = ((t.data_ptr(), t.data_ptr() + t.nbytes) for t in (images, out))
+    if begin < high and low < end:
         raise ValueError("out must not share memory with images")
 
 
@@ -330,35 +322,12 @@ def _checked_mask(mask: Tensor | None, target: tuple[int, int, int], device: tor
     count, height, width = target
     fits = mask.dtype == torch.bool and mask.ndim == 3 and mask.shape[0] == count
     if not fits or not (1 <= mask.shape[1] <= max(height, 1) and 1 <= mask.shape[2] <= max(width, 1)):
-        raise ValueError(
-            f"mask must be bool [{count}, h, w] with h from 1 to {height} and w from 1 to {width}, "
-            f"got {mask.dtype} {list(mask.shape)}"
-        )
+        wanted = f"bool [{count}, h, w] with h from 1 to {height} and w from 1 to {width}"
+        raise ValueError(f"mask must be {wanted}, got {mask.dtype} {list(mask.shape)}")
     return _on_device(mask, device)
 
 
 @torch.library.register_fake("tarpeg::warp_affine")  # type: ignore[untyped-decorator]
-def _fake_warp_affine(
-    images: Tensor,
-    matrices: Tensor,
-    fill: Sequence[float],
-    nearest: bool,
-    inverse: bool,
-    fresh: bool,
-    out: Tensor,
-) -> None:
-    return None
-
-
 @torch.library.register_fake("tarpeg::augment_batch")  # type: ignore[untyped-decorator]
-def _fake_augment_batch(
-    images: Tensor,
-    numbers: Tensor,
-    parts: int,
-    boxes: Tensor | None,
-    mask: Tensor | None,
-    constants: Sequence[float],
-    fresh: bool,
-    out: Tensor,
-) -> None:
-    return None
+def _fake(*arguments: object) -> None:
+    """Both operators write to their last argument and return nothing."""

@@ -1,10 +1,10 @@
 """Operators on encoded images: decode a crop, decode a batch, tile a JPEG, read sizes.
 
 Importing this module loads the native library and, if there is none yet, compiles it. Every operator has a
-fake kernel, so that it traces under ``torch.compile(fullgraph=True)`` and ``torch.export``.
+fake kernel for ``torch.compile(fullgraph=True)`` and ``torch.export``.
 
-The operators check the memory of their tensors. Python checks the other arguments, and the tensors only after
-an operator refused them, to raise a ``ValueError`` with name and value; while tracing it checks them first.
+The operators check the memory of their tensors. Python checks the other arguments; tensors only if an
+operator refused them, to raise a ``ValueError`` with name and value, or first while tracing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def tile_jpeg(jpeg: Tensor, tile: int = 32, *, max_pixels: int = MAX_PIXELS) -> 
     """Rewrite a JPEG, losslessly, so that a crop of it is decoded without decoding the rest.
 
     ``jpeg``: uint8 ``[n]``. ``tile``: the desired width of the tiles in pixels, 1 to 65535; narrower tiles
-    waste less around a crop and take more bytes. Returns uint8 ``[m]``: an ordinary baseline JPEG that every
+    waste less around a crop and need more bytes. Returns uint8 ``[m]``: an ordinary baseline JPEG that every
     decoder decodes to the same pixels as the source. Restart markers divide its rows of MCUs, its Huffman
     tables are optimised; EXIF, XMP and the ICC profile are kept. Progressive and arithmetic sources become
     baseline. A source that cannot be tiled with exactly the same pixels is returned unchanged.
@@ -109,8 +109,8 @@ def decode_batch(
     """Decode one box of each JPEG (or binary PPM) and resize it.
 
     ``jpegs``: a list of B uint8 ``[n]``. ``boxes``: int32 ``[B, 4]``, (top, left, height, width) in upright
-    pixels. ``size``: (height, width), or an int for a square. ``flip``: bool ``[B]``, true: mirrored left to
-    right. Pixels outside a box never contribute.
+    pixels. ``size``: (height, width), or an int for a square. ``flip``: bool ``[B]``, mirrored left to right
+    if true. Pixels outside a box never contribute.
 
     ``fidelity="exact"``: bilinear resizing, antialiased or not, is within one level of torchvision v2's
     on uint8 at every pixel; nearest and nearest-exact are equal to it. ``"fast"`` differs only if the box
@@ -119,7 +119,7 @@ def decode_batch(
     to 7 pixels next to the box contribute. Either gives the same pixels for a file and for its tiled copy.
 
     Returns images, uint8 ``[B, 3, height, width]`` RGB in channels_last order, and the status of each, int32
-    ``[B]``, see ``tarpeg.Status``: 0 is ok, a failed image is all zeros. With ``dtype`` float32, float16 or
+    ``[B]``, see ``tarpeg.Status``: 0 is OK, a failed image is all zeros. With ``dtype`` float32, float16 or
     bfloat16 images are (value / 255 - ``mean``) / ``std``, three numbers each for values in 0..1, by default
     0 and 1. ``out``: a tensor of that shape and type to write to and return, in channels_last order or, if it
     is floating point, contiguous. ``threads``: number of decoding threads, by default
@@ -191,10 +191,8 @@ def _call(operator: Callable[[], T], check: Callable[[], None]) -> T:
 def _check_batch(jpegs: Sequence[Tensor], boxes: Tensor, flip: Tensor | None) -> None:
     _check_jpegs(jpegs)
     if boxes.ndim != 2 or boxes.shape[0] != len(jpegs) or boxes.shape[1] != 4 or boxes.dtype != torch.int32:
-        raise ValueError(
-            f"boxes must be int32 [{len(jpegs)}, 4], one box for each image, "
-            f"got {boxes.dtype} {list(boxes.shape)}"
-        )
+        got = f"{boxes.dtype} {list(boxes.shape)}"
+        raise ValueError(f"boxes must be int32 [{len(jpegs)}, 4], one box for each image, got {got}")
     if flip is not None and (flip.ndim != 1 or flip.shape[0] != len(jpegs) or flip.dtype != torch.bool):
         raise ValueError(f"flip must be bool [{len(jpegs)}], got {flip.dtype} {list(flip.shape)}")
 
@@ -205,19 +203,12 @@ def _check_jpegs(jpegs: Sequence[Tensor]) -> None:
 
 
 def _check_jpeg(jpeg: Tensor, name: str, index: int | None = None) -> None:
-    if (
-        isinstance(jpeg, Tensor)
-        and jpeg.dtype == torch.uint8
-        and jpeg.ndim == 1
-        and jpeg.device.type == "cpu"
-    ):
-        return
+    got = type(jpeg).__name__
+    if isinstance(jpeg, Tensor):
+        if jpeg.dtype == torch.uint8 and jpeg.ndim == 1 and jpeg.device.type == "cpu":
+            return
+        got = f"{jpeg.dtype} {list(jpeg.shape)} on {jpeg.device}"
     where = name if index is None else f"{name}[{index}]"
-    got = (
-        f"{jpeg.dtype} {list(jpeg.shape)} on {jpeg.device}"
-        if isinstance(jpeg, Tensor)
-        else type(jpeg).__name__
-    )
     raise ValueError(
         f"{where} must be a file's bytes as a uint8 tensor [n] on the CPU, got {got}; "
         "torch.frombuffer(bytearray(data), dtype=torch.uint8) makes one from bytes"
@@ -268,32 +259,12 @@ def _fake_image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
 
 @torch.library.register_fake("tarpeg::decode_batch")  # type: ignore[untyped-decorator]
 def _fake_decode_batch(
-    jpegs: Sequence[Tensor],
-    boxes: Tensor,
-    height: int,
-    width: int,
-    flip: Tensor | None,
-    interpolation: str,
-    antialias: bool,
-    exact: bool,
-    max_pixels: int,
-    threads: int,
+    jpegs: Sequence[Tensor], boxes: Tensor, height: int, width: int, *options: object
 ) -> tuple[Tensor, Tensor]:
     images = boxes.new_empty((len(jpegs), height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
     return images, boxes.new_empty((len(jpegs),), dtype=torch.int32)
 
 
 @torch.library.register_fake("tarpeg::decode_batch_out")  # type: ignore[untyped-decorator]
-def _fake_decode_batch_out(
-    jpegs: Sequence[Tensor],
-    boxes: Tensor,
-    flip: Tensor | None,
-    interpolation: str,
-    antialias: bool,
-    exact: bool,
-    max_pixels: int,
-    scale_shift: Tensor | None,
-    out: Tensor,
-    threads: int,
-) -> Tensor:
+def _fake_decode_batch_out(jpegs: Sequence[Tensor], boxes: Tensor, *options: object) -> Tensor:
     return boxes.new_empty((len(jpegs),), dtype=torch.int32)

@@ -46,8 +46,7 @@ OLDEST_TORCH = (2, 11)
 COMPILE_FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread"),
     *("-Wall", "-Wextra", "-Werror=return-type"),
-    # The same bits from every processor, and vector code for loops over floor and comparisons: Note [one
-    # arithmetic].
+    # Same bits on every processor; vector code for floor and comparisons in loops: Note [one arithmetic].
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
     "-DTORCH_TARGET_VERSION=0x020b000000000000",  # OLDEST_TORCH; newer calls do not compile
 )
@@ -128,9 +127,9 @@ def why_no_cuda() -> str | None:
 def require_cuda(device: torch.device) -> None:
     """Raise BuildError if there are no operators for images on this GPU."""
     if _no_cuda is not None:
-        raise BuildError(f"images are on a GPU, but the CUDA operators are not there: {_no_cuda}")
+        raise BuildError(f"images are on a GPU, but the CUDA operators are missing: {_no_cuda}")
     if (refusal := _too_old(device)) is not None:
-        raise BuildError(f"images are on a GPU that the CUDA operators are not made for: {refusal}")
+        raise BuildError(f"images are on a GPU that the CUDA operators do not support: {refusal}")
 
 
 @functools.cache
@@ -192,12 +191,10 @@ def _first_that_loads(name: str, directories: Sequence[Path], build: Callable[[b
             return path
         refusals.append(refusal)  # built on another machine that shares this directory: compile our own
     if building_forbidden():
-        searched = " or ".join(map(str, directories))
-        reason = "; ".join(refusals) or f"no {name} in {searched}"
+        reason = "; ".join(refusals) or f"no {name} in {' or '.join(map(str, directories))}"
         raise BuildError(
             f"the native operators are not built ({reason}) and TARPEG_NO_BUILD forbids building them. "
-            "Unset it, or build ahead of time, where torch and a compiler are at hand: "
-            "pip install --no-build-isolation ."
+            "Unset it, or build ahead of time, with torch and a compiler: pip install --no-build-isolation ."
         )
     path = build(bool(refusals))
     if (refusal := _load_library(path)) is not None:
@@ -235,9 +232,8 @@ def check_torch(version: str) -> None:
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     if numbers < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
-        raise BuildError(
-            f"tarpeg needs torch >= {oldest}, this is torch {version}: pip install -U torch torchvision"
-        )
+        update = "pip install -U torch torchvision"
+        raise BuildError(f"tarpeg needs torch >= {oldest}, this is torch {version}: {update}")
 
 
 def building_forbidden() -> bool:
@@ -293,10 +289,8 @@ def build(native: Path | None = None, directories: Sequence[Path] | None = None,
     The library goes to the first writable directory of ``directories``. A lock admits one builder at a time;
     the kernel releases it if the builder dies. The file appears complete, by a rename.
 
-    Args:
-        native: the sources, by default the package's own.
-        directories: candidates for the library's directory, by default ``library_dirs()``.
-        force: compile even if the library exists.
+    ``native``: the sources, by default the package's own. ``directories``: candidates for the library's
+    directory, by default ``library_dirs()``. ``force``: compile even if the library exists.
     """
     native = native or native_dir()
     return build_once(
@@ -308,8 +302,7 @@ def build_cuda(
     native: Path | None = None, directories: Sequence[Path] | None = None, force: bool = False
 ) -> Path:
     """Compile the CUDA library unless it exists, as ``build`` does, and return its path."""
-    native = native or native_dir()
-    nvcc = find_nvcc()
+    native, nvcc = native or native_dir(), find_nvcc()
     return build_once(
         cuda_library_name(native),
         lambda scratch, library: _compile_cuda(nvcc, native, scratch, library),
@@ -350,9 +343,7 @@ def _first_writable(directories: Sequence[Path]) -> Path:
         except OSError as error:
             refusals.append(str(error))
     reasons = "; ".join(refusals)
-    raise BuildError(
-        f"no directory for the native library ({reasons}): set TARPEG_LIB_DIR to one that is writable"
-    )
+    raise BuildError(f"no directory for the native library ({reasons}): set TARPEG_LIB_DIR to a writable one")
 
 
 def _compile(native: Path, scratch: Path, library: Path) -> None:
@@ -370,12 +361,10 @@ def _compile(native: Path, scratch: Path, library: Path) -> None:
 
 def _compile_cuda(nvcc: str, native: Path, scratch: Path, library: Path) -> None:
     torch, files = _torch_to_build_with(), sources(native, "cu")
-    jobs = _jobs(native, files, "cu")
-    log.warning(
-        "compiling the CUDA operators (once, about %d s) with %s into %s", CUDA_SECONDS, nvcc, library.parent
-    )
+    what = "compiling the CUDA operators (once, about %d s) with %s into %s"
+    log.warning(what, CUDA_SECONDS, nvcc, library.parent)
     prefix = [nvcc, *CUDA_COMPILE_FLAGS, "-I", str(native), "-isystem", str(torch / "include"), "-c"]
-    objects = _compile_all(prefix, files, scratch, jobs)
+    objects = _compile_all(prefix, files, scratch, _jobs(native, files, "cu"))
     _link([nvcc], objects, [f"-L{torch / 'lib'}", *CUDA_LINK_FLAGS], scratch, library)
 
 
@@ -389,10 +378,8 @@ def _compile_all(prefix: list[str], files: Sequence[Path], scratch: Path, jobs: 
     """Run `jobs` compilers at a time; raise BuildError for the first that fails. Return the object files."""
     objects = [scratch / f"{file.parent.name}-{file.stem}.o" for file in files]
     with ThreadPoolExecutor(jobs) as pool:
-        futures = [
-            pool.submit(_run, [*prefix, str(file), "-o", str(out)])
-            for file, out in zip(files, objects, strict=True)
-        ]
+        commands = ([*prefix, str(file), "-o", str(out)] for file, out in zip(files, objects, strict=True))
+        futures = [pool.submit(_run, command) for command in commands]
         try:
             for future in futures:
                 future.result()
@@ -428,12 +415,9 @@ def compiler() -> list[str]:
 def find_nvcc() -> str:
     """Return an nvcc that can read its toolkit's headers; raise BuildError if there is none."""
     homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    # The one on the PATH may be a wrapper: no directory is derived from its place.
-    candidates = [
-        *(str(Path(home) / "bin" / "nvcc") for home in homes),
-        *filter(None, [shutil.which("nvcc")]),
-        USUAL_NVCC,
-    ]
+    # The nvcc on the PATH may be a wrapper: no directory is derived from its location.
+    on_path = filter(None, [shutil.which("nvcc")])
+    candidates = [*(str(Path(home) / "bin" / "nvcc") for home in homes), *on_path, USUAL_NVCC]
     refusals = {}
     for nvcc in candidates:
         if (refusal := _why_unusable(nvcc)) is None:
@@ -467,16 +451,11 @@ def _output(command: list[str], text: str) -> str:
 def _run(command: list[str]) -> None:
     """Run a compiler; raise BuildError with its output if it fails."""
     shown = shlex.join(command)
-    environment = {**os.environ, "LC_ALL": "C"}  # messages in English, for JPEG_MISSING
+    env = {**os.environ, "LC_ALL": "C"}  # messages in English, for JPEG_MISSING
+    pipe, none = subprocess.PIPE, subprocess.DEVNULL
     try:
         done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env=environment,
-            timeout=TIMEOUT_S,
+            command, stdin=none, stdout=pipe, stderr=pipe, errors="replace", env=env, timeout=TIMEOUT_S
         )
     except OSError as error:
         raise BuildError(NO_COMPILER.format(tried=f"{command[0]!r}")) from error
