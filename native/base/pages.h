@@ -10,7 +10,7 @@
 namespace tarpeg {
 
 // Requests huge pages before memory is touched for the first time: a fresh batch of 38 MB then costs 3 ms of
-// page faults instead of 16 ms. Only advice to the kernel.
+// page faults instead of 16 ms. This is only advice to the kernel.
 inline void want_huge_pages(void* data, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr int64_t kWorthwhile = 4 << 20;

@@ -34,7 +34,7 @@ enum Column : int {
   kColumns = 23
 };
 
-// The numbers of one image, ready for use; parts that would change nothing are gone.
+// The numbers of one image, ready for use; parts that would change nothing are removed.
 struct Plan {
   Affine map;
   bool is_direct;  // the map takes whole pixels to whole pixels along rows: nothing is interpolated
@@ -60,7 +60,7 @@ TARPEG_HD Plan plan_of(const double* numbers, int parts, int64_t source_width) {
   plan.brightness = static_cast<float>(numbers[kBrightnessAt]);
   plan.contrast = static_cast<float>(numbers[kContrastAt]);
   plan.saturation = static_cast<float>(numbers[kSaturationAt]);
-  plan.hue = 6 * static_cast<float>(numbers[kHueAt]);  // in sixths of a turn
+  plan.hue = 6 * static_cast<float>(numbers[kHueAt]);  // in sixths of a circle
   plan.mean_part = 0;
   for (int i = 0; i < 12; ++i) plan.colour[i] = static_cast<float>(numbers[kColourAt + i]);
   plan.parts = parts & kColourParts;
@@ -102,7 +102,7 @@ TARPEG_HD void saturate(float ratio, float* r, float* g, float* b) {
   *b = blended(*b, ratio, part);
 }
 
-// HSV's way back to a channel, with value and chroma: 0 sixths for red is 5, for green 3, for blue 1.
+// From HSV back to a channel, with value and chroma: 0 sixths for red is 5, for green 3, for blue 1.
 TARPEG_HD float channel_of(float sixths, float value, float chroma) {
   const float k = sixths - 6 * floorf(sixths * (1.0f / 6));
   const float falling = 4 - k;

@@ -12,13 +12,13 @@ namespace tarpeg {
 // float32 alone does not give. Each span of kSpan target pixels, aligned in its row, has its start computed
 // in double and split into whole and rest; the pixels after it add a float32 step to the rest. That step and
 // its multiples are wrong by up to 1.5 * 2^-23 of the way gone, at most 1/20,000 of one step: more than
-// 1/1000 pixel where the image shrinks more than 20 times.
+// 1/1000 pixel if the image shrinks more than 20 times.
 //
 // Two whole numbers are added, and each is held within bounds of its own: a start that is not near becomes
-// +-kFarStart, a way of more than kFarWay becomes +-kFarWay. In either case the sum lies outside of
+// +-kFarStart, a way of more than kFarWay becomes +-kFarWay. In either case the sum is outside of
 // every image, on either side: kFarWay - kNear and kFarStart - kFarWay are more than kMaxSide, and all of it
-// together is an int32. So where a span goes more than kFarWay, that is from 2 million source pixels for one
-// target pixel on, a pixel that would be met by chance is left open.
+// together is an int32. So if a span goes more than kFarWay, that is from 2 million source pixels for one
+// target pixel on, single pixels may remain fill.
 constexpr int kSpan = 256;
 constexpr int64_t kMaxSide = int64_t{1} << 28;  // of an image, in pixels
 constexpr int32_t kNear = 1 << 29;
@@ -30,7 +30,7 @@ static_assert(int64_t{kFarStart} + kFarWay < INT32_MAX, "Note [spans]");
 // Maps target pixels to source pixels: x' = xx x + xy y + x0, y' = yx x + yy y + y0.
 struct Affine {
   double xx, xy, x0, yx, yy, y0;
-  bool usable;  // every number finite, and the matrix invertible where it had to be inverted
+  bool usable;  // every number finite, and the matrix invertible if it had to be inverted
 };
 
 TARPEG_HD bool is_finite(double value) { return value - value == 0; }
@@ -81,7 +81,8 @@ TARPEG_HD Span span_at(const Affine& map, int64_t x, int64_t y) {
   return span;
 }
 
-// The floor of a position, and how far behind it the position lies, 0 to 1. See Note [spans] for what is far.
+// The floor of a position, and the distance of the position from it, 0 to 1. See Note [spans] for what is
+// far.
 struct Place {
   int32_t x, y;
   float right, below;
@@ -95,7 +96,7 @@ TARPEG_HD int32_t floored(float value, float* behind) {
   return static_cast<int32_t>(above < far ? above : far);
 }
 
-// shift: 0, or 0.5 where the nearest pixel is wanted.
+// shift: 0, or 0.5 for the nearest pixel.
 TARPEG_HD Place place_in(const Span& span, int offset, float shift) {
   const float steps = static_cast<float>(offset);
   Place place;

@@ -42,8 +42,8 @@ TARPEG_AVX2 inline __m256i gather8(const uint8_t* data, __m256i offsets) {
   return _mm256_i32gather_epi32(reinterpret_cast<const int*>(data), offsets, 1);
 }
 
-// Four bytes at each offset, but none behind the last of `bytes`: what is read in front instead is shifted
-// away.
+// Four bytes at each offset, but none after the last of `bytes`: bytes read before the offset instead are
+// shifted out.
 TARPEG_AVX2 inline __m256i gather_inside(const uint8_t* data, __m256i offsets, int32_t bytes) {
   const __m256i held = _mm256_min_epi32(offsets, _mm256_set1_epi32(bytes - 4));
   return _mm256_srlv_epi32(gather8(data, held), _mm256_slli_epi32(_mm256_sub_epi32(offsets, held), 3));
@@ -76,8 +76,8 @@ TARPEG_AVX2 inline Pairs pairs_at(const uint8_t* data, const int32_t* offsets) {
   return {_mm256_set_m128i(c, a), _mm256_set_m128i(d, b)};
 }
 
-// Four taps around each of eight places, all of them inside. A gather reads four bytes where one, two or
-// three are wanted: the upper row's go on into the lower one, the lower row's begin earlier, so none is
+// Four taps around each of eight places, all of them inside. A gather reads four bytes although one, two or
+// three are needed: the upper row's extend into the lower one, the lower row's begin earlier, so none is
 // outside the image.
 TARPEG_AVX2 inline void bilinear8(const Source& source, __m256i pixels, __m256 right, __m256 below, int i,
                                   Row* row) {

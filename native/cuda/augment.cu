@@ -176,7 +176,8 @@ void augment_batch(Tensor images, Tensor numbers, int64_t parts, std::optional<T
   if (job.to.count == 0 || job.to.pixels() == 0) return;
   const torch::stable::accelerator::DeviceGuard guard(images.get_device_index());
   const cudaStream_t stream = current_stream(images.get_device_index());
-  // One kernel, but for contrast: every pixel then depends on the mean of all, which a first kernel adds up.
+  // One kernel, except for contrast: every pixel then depends on the mean of all, which a first kernel adds
+  // up.
   std::optional<Tensor> sums;
   unsigned long long* sum = nullptr;
   if (job.parts & kContrast) {

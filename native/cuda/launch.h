@@ -15,8 +15,8 @@
 
 namespace tarpeg {
 
-// torch's current stream, looked up by name: torch 2.11 has no stable call for it, and libtorch_cuda, where
-// the function lies, may not be there to link with where this library is compiled.
+// torch's current stream, looked up by name: torch 2.11 has no stable call for it, and libtorch_cuda, which
+// contains the function, may be missing on the machine that compiles this library.
 inline cudaStream_t current_stream(int32_t device) {
   using Ask = int32_t (*)(int32_t, void**);
   static const Ask ask = [] {

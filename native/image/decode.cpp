@@ -17,7 +17,7 @@ struct Scratch {
   std::vector<uint8_t> row;
 };
 
-// Pixels of a box from which on a thread gives its memory back: about 64 MB.
+// Number of pixels of a box from which on a thread frees its memory: about 64 MB.
 constexpr int64_t kLargeBox = 1 << 24;
 
 // The box at its own size: rows are copied, pixels only turned upright.
@@ -44,8 +44,9 @@ bool is_inside(const Box& box, int height, int width) noexcept {
          box.left <= width - box.width;
 }
 
-// By which of 1, 2, 4, 8 the box is reduced before it is resampled. Measured over photographs, the mean
-// difference from torchvision v2 is largest just at these limits: 0.46 level for 2, 0.54 for 4 and for 8.
+// The factor, 1, 2, 4 or 8, by which the box is reduced before it is resampled. Measured over photographs,
+// the mean difference from torchvision v2 is largest just at these limits: 0.46 level for 2, 0.54 for 4 and
+// for 8.
 int reduction_of(const Request& request, const Box& box, int out_rows, int out_columns) noexcept {
   if (request.exact || request.filter != Filter::kAntialias) return 1;
   const int times = std::min(box.height / out_rows, box.width / out_columns);
@@ -79,9 +80,9 @@ Status decode(const uint8_t* data, size_t size, const Request& request, Scratch*
   // See Note [end of image].
   if (!has_end_marker(data, size, header->body)) return Status::kTruncated;
   // Note [two decoders]
-  // Regular baseline files, tiled ones first of all, are decoded by PlaneReader: only what lies under the
-  // box, with pixels identical to libjpeg's. Whatever else a file may be, and whatever is not as it should be
-  // in one that seemed regular, is decoded by libjpeg, which alone decides whether a file is damaged.
+  // Regular baseline files, tiled ones first of all, are decoded by PlaneReader: only the part under the
+  // box, with pixels identical to libjpeg's. All other files, and files that turn out to be irregular, are
+  // decoded by libjpeg, which alone decides whether a file is damaged.
   // Reductions are made in the planes either way, so that a file and its tiled copy give the same pixels.
   const int reduction = reduction_of(request, box, out_rows, out_columns);
   PlaneReader& planes = scratch->planes;

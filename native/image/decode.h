@@ -20,7 +20,7 @@ struct Request {
   int height, width;
   bool mirror;
   Filter filter;
-  bool exact;  // otherwise strong reductions may go by way of means of 2, 4 or 8 samples
+  bool exact;  // otherwise strong reductions may use means of 2, 4 or 8 samples
   int64_t max_pixels;
 };
 

@@ -86,7 +86,7 @@ PpmReader::PpmReader(const uint8_t* pixels, int image_width, const Box& box, Pix
       format_(format) {}
 
 Status PpmReader::next(uint8_t* row) noexcept {
-  // Rows lie apart: the processor's own prefetcher starts over with each.
+  // Rows are not adjacent: the processor's own prefetcher restarts with each.
   const uint8_t* ahead = row_ + kAhead * step_;
   for (size_t at = 0; at < 3 * static_cast<size_t>(width_); at += 64) __builtin_prefetch(ahead + at);
   if (format_ == PixelFormat::kRgb) {

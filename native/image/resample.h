@@ -28,7 +28,7 @@ struct Axis {
                int max_precision);
 };
 
-// What to make of a box: all sizes in stored order. The box has height x width samples before a reduction,
+// The resizing of a box: all sizes in stored order. The box has height x width samples before a reduction,
 // whose first mean begins `top` and `left` samples before it.
 struct Resize {
   int height, width, out_height, out_width;

@@ -22,7 +22,7 @@ size_t next_marker_portable(const uint8_t* data, size_t at, size_t size) noexcep
 
 #if defined(TARPEG_X86)
 
-// memchr() for 0xFF stops at every stuffed byte; comparing pairs passes over those.
+// memchr() for 0xFF stops at every stuffed byte; comparing pairs skips those.
 TARPEG_AVX2 size_t next_marker_avx2(const uint8_t* data, size_t at, size_t size) noexcept {
   const __m256i ones = _mm256_set1_epi8(-1), zero = _mm256_setzero_si256();
   for (; at + 33 <= size; at += 32) {

@@ -11,7 +11,7 @@ namespace tarpeg {
 
 // One component of a frame.
 struct Component {
-  int across, down;         // sampling factors: blocks an MCU
+  int across, down;         // sampling factors: blocks per MCU
   int width, height;        // of its samples in the whole image
   uint16_t quantisers[64];  // natural order
   int dc_table, ac_table;
@@ -24,32 +24,32 @@ struct Frame {
   int across = 1, down = 1;           // the largest sampling factors
   int mcu_height = 8, mcu_width = 8;  // pixels
   int mcu_rows = 0, mcu_columns = 0;
-  int blocks = 0;  // an MCU
+  int blocks = 0;  // per MCU
   Component components[3];
 
-  // Derives everything from height, width, component_count and the components' sampling factors. False for
-  // what no single scan holds, or where a component's resolution is not 1, 1/2 or 1/4 of the image's.
+  // Derives everything from height, width, component_count and the components' sampling factors. False if
+  // no single scan can hold it, or a component's resolution is not 1, 1/2 or 1/4 of the image's.
   bool derive() noexcept;
 
   // Note [half size]
-  // For means of 2, 4 or 8 pixels, blocks become 4x4 samples instead of 8x8 where libjpeg at half size makes
-  // them so: in components less than twice subsampled in either direction, so long as means of two or more of
-  // their samples are wanted both ways. One component that does not fit, and all keep their size.
+  // For means of 2, 4 or 8 pixels, blocks become 4x4 samples instead of 8x8 under the same conditions as in
+  // libjpeg at half size: in components less than twice subsampled in either direction, if means of two or
+  // more of their samples are needed both ways. If one component does not fit, all keep their size.
   bool has_halves(int reduction) const noexcept;
   bool is_halved(int component, int reduction) const noexcept;
 };
 
-// The structure of a baseline JPEG in one interleaved scan: what a file must be for its parts to be decoded
-// alone. Restart markers cut the scan into segments, which do not depend on each other; a tiled file
-// (tile_jpeg) has many in each row of MCUs. Keeps its memory from image to image.
+// The structure of a baseline JPEG in one interleaved scan, which allows its parts to be decoded separately.
+// Restart markers cut the scan into segments, which do not depend on each other; a tiled file (tile_jpeg) has
+// many in each row of MCUs. Keeps its memory from image to image.
 struct BaselineStream : Frame {
   // Reads everything up to the end of the scan, whose markers must be exactly the restart markers that the
-  // frame and the interval require, and EOI. False if anything is not regular: libjpeg
-  // reads that.
+  // frame and the interval require, and EOI. False if anything is not regular:
+  // libjpeg then decodes the file.
   bool parse(const uint8_t* data, size_t size, const Header& header);
 
-  int interval = 0;      // MCUs a segment
-  DcTable dc_tables[4];  // filled where a component uses them
+  int interval = 0;      // MCUs per segment
+  DcTable dc_tables[4];  // filled if a component uses them
   AcTable ac_tables[4];
   std::vector<const uint8_t*> starts;  // of each segment
   std::vector<const uint8_t*> ends;

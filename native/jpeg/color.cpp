@@ -8,7 +8,7 @@
 namespace tarpeg {
 namespace {
 
-// 16 fractional bits. 1.402 = 1 + 0.402, 1.772 = 2 - 0.228, 0.71414 = 1 - 0.28586: what is left fits 16 bits.
+// 16 fractional bits. 1.402 = 1 + 0.402, 1.772 = 2 - 0.228, 0.71414 = 1 - 0.28586: the rest fits 16 bits.
 constexpr int kRed = 26345, kBlue = -14942, kGreenBlue = -22554, kGreenRed = 18734, kHalf = 1 << 15;
 
 inline uint8_t clamped(int value) noexcept { return static_cast<uint8_t>(std::clamp(value, 0, 255)); }

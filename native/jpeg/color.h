@@ -6,8 +6,7 @@
 namespace tarpeg {
 
 // One row of subsampled chroma and the row that it is mixed with. `is_first`, `is_last`: whether the image
-// ends at that side; its outermost sample is then repeated. Where it does not, the outermost results are not
-// to be used.
+// ends at that side; its outermost sample is then repeated. Otherwise the outermost results are invalid.
 struct ChromaRow {
   const uint8_t *near, *far;
   int count;
@@ -22,7 +21,7 @@ void upsample_h1v2(const ChromaRow& row, bool is_lower, uint8_t* out) noexcept;
 // Plain replication, `times` across.
 void replicate(const ChromaRow& row, int times, uint8_t* out) noexcept;
 
-// YCbCr to RGB (BT.601, full range) with libjpeg's rounding (jdcolor.c): `step` is 3 or 4 bytes a pixel.
+// YCbCr to RGB (BT.601, full range) with libjpeg's rounding (jdcolor.c): `step` is 3 or 4 bytes per pixel.
 void ycc_to_rgb(const uint8_t* luma, const uint8_t* cb, const uint8_t* cr, int count, int step,
                 uint8_t* out) noexcept;
 void gray_to_rgb(const uint8_t* luma, int count, int step, uint8_t* out) noexcept;

@@ -8,13 +8,13 @@
 namespace tarpeg {
 
 // Entropy-coded bytes without their stuffing, and zeros behind them: what BitReader reads.
-// Writes at most `size` + kReadAhead bytes to `out` and returns how many of them are data; -1 where a 0xFF is
+// Writes at most `size` + kReadAhead bytes to `out` and returns how many of them are data; -1 if a 0xFF is
 // followed by anything but 0x00.
 constexpr size_t kReadAhead = 320;
 ptrdiff_t remove_stuffing(const uint8_t* data, size_t size, uint8_t* out) noexcept;
 
 // Reads bits from the output of remove_stuffing(). Beyond the end the bits are zero, and overrun() is true.
-// Call it at least once per block: a block takes at most 64 * 27 bits, kReadAhead holds more.
+// Call it at least once per block: a block has at most 64 * 27 bits, kReadAhead holds more.
 class BitReader {
  public:
   BitReader() noexcept = default;
@@ -36,13 +36,13 @@ class BitReader {
     buffer_ <<= count & 63;
     count_ -= count;
   }
-  // Takes back the last drop(): `bits` is what there was before.
+  // Undoes the last drop(): `bits` is the state before it.
   void restore(uint64_t bits, uint64_t count) noexcept {
     buffer_ = bits;
     count_ += count;
   }
   bool overrun() const noexcept { return at_ - (count() >> 3) > end_; }
-  // Whether all is used up but for the padding of the last byte.
+  // Whether only the padding of the last byte remains.
   bool finished() const noexcept {
     const ptrdiff_t left = 8 * (end_ - at_) + count();
     return left >= 0 && left < 8;
@@ -57,19 +57,19 @@ class BitReader {
   uint64_t count_ = 0;  // how many bits of the buffer are filled, in the lowest six bits
 };
 
-// A block of coefficients in natural order, and room for what leads out of it.
+// A block of coefficients in natural order, and room for damaged runs beyond its end.
 constexpr int kBlockSize = 72;
 using Block = int16_t[kBlockSize];
 
-// What a block is decoded with: its tables, and which of the running DC predictions is its own.
+// The tables of a block, and the index of its DC prediction.
 struct BlockPlan {
   const DcTable* dc;
   const AcTable* ac;
   int component;
 };
 
-// Decodes blocks one after another, not yet multiplied by the quantisers; writes only what is not zero. False
-// on damage.
+// Decodes blocks one after another, not yet multiplied by the quantisers; writes only nonzero ones. False if
+// the data are damaged.
 bool decode_blocks(BitReader* reader, const BlockPlan* plans, int count, int* dc, Block* blocks) noexcept;
 
 }  // namespace tarpeg

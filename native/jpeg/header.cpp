@@ -19,7 +19,7 @@ struct Bytes {
   }
 };
 
-// The orientation in the TIFF structure of an EXIF segment, or 0 where it holds none. The last entry of the
+// The orientation in the TIFF structure of an EXIF segment, or 0 if there is none. The last entry of the
 // first directory counts, and only a single integer, as in Pillow.
 int exif_orientation(Bytes tiff) noexcept {
   if (tiff.size < 8) return 0;
@@ -115,7 +115,7 @@ Header read_jpeg(Bytes file) noexcept {
       header.width = static_cast<int>(body.number(3, 2, false));
       if (header.width == 0) return header;
       header.status = Status::kUnsupported;
-      // A height of 0 is given later by a DNL marker, which libjpeg does not read.
+      // A height of 0 is defined later by a DNL marker, which libjpeg does not read.
       const bool known = components == 1 || components == 3 || components == 4;
       if (!is_supported_frame(marker) || body.data[0] != 8 || !known || header.height == 0) return header;
       header.status = Status::kTruncated;
@@ -133,8 +133,8 @@ Header read_jpeg_header(const uint8_t* data, size_t size) noexcept { return read
 
 // Note [end of image]
 // A complete file ends with EOI, often followed by nothing; some cameras append a second picture or zeros.
-// Entropy-coded data never holds 0xFF 0xD9, so the last one in the file, searched from the end, is behind the
-// first SOS exactly if the picture was not cut (or if a later one is whole, which decoding detects).
+// Entropy-coded data never holds 0xFF 0xD9, so the last one in the file, searched from the end, is after the
+// first SOS exactly if the picture was not truncated (or if a later one is whole, which decoding detects).
 bool has_end_marker(const uint8_t* data, size_t size, size_t first_scan) noexcept {
   for (size_t end = size; end >= first_scan + 2;) {
     const void* found = memrchr(data + first_scan, 0xD9, end - first_scan);

@@ -19,7 +19,7 @@ bool HuffmanCode::build(const uint8_t* counts, const uint8_t* values, size_t ava
   for (int length = 1; length <= 16; ++length) {
     const int here = counts[length - 1];
     if (static_cast<size_t>(index) + here > available || index + here > 256) return false;
-    // The code of all ones is reserved: a code that needs it, or more, is damaged.
+    // The code of all ones is reserved: a table that needs it, or more, is damaged.
     if (here > 0 && code + here > (1u << length) - 1) return false;
     offsets[length] = index - static_cast<int>(code);
     for (int i = 0; i < here; ++i, ++code, ++index) {
@@ -46,7 +46,7 @@ int HuffmanCode::codes(int length) const noexcept {
   return static_cast<int>((limits[length] - limits[length - 1]) >> (32 - length));
 }
 
-// The codes of a canonical code come in order, so the entries do.
+// Canonical codes are in ascending order, and so are the entries.
 void DcTable::fill() noexcept {
   Entry* next = entries;
   const uint8_t* symbol = symbols;

@@ -17,7 +17,7 @@ struct HuffmanCode {
     int length, value;
   };
 
-  // From a DHT segment's 16 counts and the symbols behind them. False where the code is overfull, or has a
+  // From a DHT segment's 16 counts and the symbols behind them. False if the code is overfull, or has a
   // symbol that no sequential 8-bit JPEG needs: a DC size above 11, an AC size above 10 or an odd run of
   // zeros.
   bool build(const uint8_t* counts, const uint8_t* values, size_t available, bool is_dc) noexcept;
@@ -44,19 +44,19 @@ struct DcTable : HuffmanCode {
 };
 
 // Note [pairs]
-// Decoding is a chain of lookups, each of which waits for the previous one to begin. Most AC
-// codes are short, so that a table of few bits holds two of them, values and all, in most of its entries.
+// Decoding is a chain of lookups, each of which depends on the previous one. Most AC codes are short,
+// so most entries of a small table hold two of them, including their values.
 struct AcTable : HuffmanCode {
   static constexpr int kLookahead = 10;
-  // The run that stands for the end of a block: it leads out of any block, farther than a damaged run could.
+  // The run that represents the end of a block: it leads out of any block, farther than a damaged run could.
   static constexpr int kEndOfBlock = 128;
 
-  // One coefficient or two that the next bits begin with. The fields of an entry of one coefficient say it
-  // twice.
+  // The first one or two coefficients in the next bits. In an entry of one coefficient the fields of both
+  // describe it.
   class Entry {
    public:
     Entry() noexcept = default;
-    // A coefficient behind `run` zeros, in `bits` bits.
+    // A coefficient after `run` zeros, in `bits` bits.
     Entry(int bits, int run, int value) noexcept
         : word_(byte(bits) | byte(run) << 8 | byte(run) << 16 | byte(run + 1) << 24 | half(value) << 32 |
                 half(value) << 48) {}
@@ -66,7 +66,7 @@ struct AcTable : HuffmanCode {
       entry.word_ = byte(run) << 8 | byte(length) << 24 | half(size) << 32;
       return entry;
     }
-    // This coefficient, and behind it that of `next`.
+    // This coefficient, then that of `next`.
     Entry followed_by(Entry next) const noexcept {
       Entry both;
       both.word_ = (word_ & 0xFFFF0000FF00) | byte(bits() + next.bits()) |
@@ -78,10 +78,8 @@ struct AcTable : HuffmanCode {
     uint64_t word() const noexcept { return word_; }
     int bits() const noexcept { return word_ & 0xFF; }  // 0: the table does not hold the whole coefficient
     int first() const noexcept { return word_ >> 8 & 0xFF; }  // zeros before the first
-    int second() const noexcept {
-      return word_ >> 16 & 0xFF;
-    }  // distance of the second from where all begins
-    int advance() const noexcept { return word_ >> 24 & 0xFF; }  // where the next begins
+    int second() const noexcept { return word_ >> 16 & 0xFF; }  // distance of the second from the start
+    int advance() const noexcept { return word_ >> 24 & 0xFF; }  // to the start of the next
     int16_t value() const noexcept { return static_cast<int16_t>(word_ >> 32); }
     int16_t second_value() const noexcept { return static_cast<int16_t>(word_ >> 48); }
     bool is_pair() const noexcept { return first() != second(); }
@@ -97,8 +95,7 @@ struct AcTable : HuffmanCode {
   void fill() noexcept;
 };
 
-// The coefficient or difference that `size` bits stand for (T.81 F.2.2.1), the first of them the highest of
-// `bits`.
+// The coefficient or difference that `size` bits encode (T.81 F.2.2.1), beginning at the highest of `bits`.
 inline int extended(uint64_t bits, int size) noexcept {
   const int value = static_cast<int>(bits >> 1 >> (63 - size));
   const int is_negative = static_cast<int>(~bits >> 63);

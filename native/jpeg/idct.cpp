@@ -13,7 +13,7 @@ constexpr int k0298 = 2446, k0390 = 3196, k0541 = 4433, k0765 = 6270, k0899 = 73
               k1501 = 12299, k1847 = 15137, k1961 = 16069, k2053 = 16819, k2562 = 20995, k3072 = 25172;
 constexpr int k0211 = 1730, k0509 = 4176, k0601 = 4926, k1061 = 8697, k1451 = 11893, k2172 = 17799;
 constexpr int kConstBits = 13, kPassBits = 2;
-// Of the first pass that makes means of two; the bit more halves the sums.
+// For the first pass of means of two; the additional bit halves the sums.
 constexpr int kHalvedShift = kConstBits - kPassBits + 1;
 
 inline int wrap(int value) noexcept { return static_cast<int16_t>(value); }
@@ -37,8 +37,8 @@ void transform(const int16_t* in, int step, int shift, int16_t* out) noexcept {
   }
 }
 
-// Four means of two neighbours each, of one row or column: what transform() gives, but for the rounding. The
-// fifth coefficient belongs to a wave that cancels out in every pair. Sums wrap.
+// Four means of two neighbours each, of one row or column: equal to those of transform(), except for
+// rounding. The fifth coefficient belongs to a wave that cancels out in every pair. Sums wrap.
 void halve(const int16_t* in, int step, int shift, int16_t* out) noexcept {
   const auto times = [in, step](int k, int factor) { return static_cast<uint32_t>(in[k * step] * factor); };
   const uint32_t center = static_cast<uint32_t>(in[0]) << (kConstBits + 1);
@@ -54,8 +54,9 @@ void halve(const int16_t* in, int step, int shift, int16_t* out) noexcept {
 }
 
 // Note [flat columns]
-// Where a block has nothing below its first row, libjpeg's first pass is a shift. The result is the same but
-// for coefficients that no picture needs, beyond 13 bits: there the shift wraps and the long way saturates.
+// If a block has only zeros below its first row, libjpeg's first pass is a shift. The result is the same
+// except for coefficients that no picture needs, beyond 13 bits: there the shift wraps and the full transform
+// saturates.
 inline bool is_zero(const int16_t* coefficients, int count) noexcept {
   return std::all_of(coefficients, coefficients + count, [](int16_t c) { return c == 0; });
 }
@@ -186,7 +187,7 @@ TARPEG_AVX2 inline __m128i dequantised(const DctBlock& block, int row) noexcept 
                          _mm_loadu_si128(reinterpret_cast<const __m128i*>(block.quantisers) + row));
 }
 
-// False where only the portable code is right: see Note [flat columns].
+// False if only the portable code is correct: see Note [flat columns].
 TARPEG_AVX2 inline bool load_avx2(const DctBlock& first, const DctBlock& second, Rows8* m) noexcept {
   for (int i = 0; i < 8; ++i) m->row[i] = _mm256_set_m128i(dequantised(second, i), dequantised(first, i));
   const __m256i shifted = _mm256_slli_epi16(m->row[0], kPassBits);

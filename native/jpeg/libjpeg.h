@@ -32,7 +32,7 @@ class JpegReader final : public RowSource {
 };
 
 // libjpeg-turbo, reading the samples of a whole image before upsampling and colour conversion, one row of
-// MCUs at a time. For files that are no regular baseline stream, such as progressive ones.
+// MCUs at a time. For files that are not regular baseline streams, such as progressive ones.
 class RawReader {
  public:
   RawReader();
@@ -48,7 +48,8 @@ class RawReader {
   // The first sample of block (y, x) of a component within the row of MCUs, and the distance of its rows.
   const uint8_t* block(int component, int y, int x) const noexcept;
   ptrdiff_t stride(int component) const noexcept;
-  // How many rows of the frame's MCUs one next() reads: 1 but for gray images that claim sampling factors.
+  // How many rows of the frame's MCUs one next() reads: 1 except for gray images with sampling factors
+  // above 1.
   int blocks_down() const noexcept;
 
  private:

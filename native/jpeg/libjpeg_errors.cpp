@@ -29,7 +29,7 @@ constexpr int kMaxScans = 500;
   }
 }
 
-// Warnings about the header's manners leave the pixels alone; every other one means made-up pixels.
+// Warnings about the header do not change pixels; every other warning means invented pixels.
 void on_message(j_common_ptr info, int level) {
   if (level >= 0) return;
   switch (info->err->msg_code) {

@@ -7,7 +7,7 @@
 namespace tarpeg {
 namespace {
 
-// What is added to a sum of `count` before it is divided: halves go up in even columns and down in odd ones,
+// Rounding term of a sum of `count` samples: halves go up in even columns and down in odd ones,
 // so that means of means do not drift upwards.
 constexpr int rounding(int count, int column) noexcept { return count == 1 ? 0 : count / 2 - column % 2; }
 

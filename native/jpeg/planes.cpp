@@ -12,8 +12,8 @@
 namespace tarpeg {
 
 // Note [margin]
-// Chroma upsampling mixes each sample with its neighbours, so the pixels next to the box take part: whatever
-// MCU they are in is decoded too.
+// Chroma upsampling mixes each sample with its neighbours, so the pixels next to the box contribute: the MCUs
+// that contain them are decoded too.
 void PlaneReader::prepare(const Frame& frame, const Box& box, int reduction, PixelFormat format) {
   component_count_ = frame.component_count;
   reduction_ = reduction;
@@ -82,7 +82,7 @@ Status PlaneReader::decode(const uint8_t* data, size_t size, const Header& heade
   Status status = raw.open(data, size, header.height, header.width, reduction, &frame);
   if (status != Status::kOk) return status;
   prepare(frame, box, reduction, format);
-  // A gray image that claims sampling factors has rows of several blocks in libjpeg, of one block in its
+  // A gray image with sampling factors above 1 has rows of several blocks in libjpeg, of one block in its
   // frame.
   const int blocks_down = raw.blocks_down();
   for (int row = 0; row <= last_row_; ++row) {
@@ -128,7 +128,7 @@ bool PlaneReader::decode_segment(const BaselineStream& stream, size_t segment) {
     if (wanted) {
       if (!decode_mcu(stream, &reader, dc, row, column)) return false;
     } else {
-      // Behind the box in its last row of this segment nothing is wanted any more.
+      // After the last block under the box, the rest of this segment is not needed.
       if (column > last_column_ &&
           (row == last_row_ || end <= static_cast<int64_t>(row + 1) * stream.mcu_columns)) {
         return true;
@@ -143,8 +143,8 @@ bool PlaneReader::decode_segment(const BaselineStream& stream, size_t segment) {
   return mcu < end || reader.finished();
 }
 
-// Puts a block into the plane, reduced. Where the image ends in the block its last sample is repeated: what
-// the block holds beyond is not part of the picture.
+// Puts a block into the plane, reduced. If the image ends in the block its last sample is repeated: the rest
+// of the block is not part of the picture.
 void PlaneReader::store(const Component& component, Plane* plane, int row, int column,
                         uint8_t* block) noexcept {
   const int side = plane->side, halved = kBlockSide / side;
@@ -173,8 +173,8 @@ bool PlaneReader::decode_mcu(const BaselineStream& stream, BitReader* reader, in
   return true;
 }
 
-// Turns the blocks of one component of an MCU, from blocks_[first] on, into samples of its plane; returns how
-// many they are. `with_next`: the next component has one block, like this one, and is done too.
+// Turns the blocks of one component of an MCU, from blocks_[first] on, into samples of its plane; returns
+// their number. `with_next`: the next component has one block, like this one, and is done too.
 int PlaneReader::transform(const BaselineStream& stream, int index, bool with_next, int first, int row,
                            int column) noexcept {
   const Component& component = stream.components[index];

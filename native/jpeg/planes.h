@@ -10,10 +10,10 @@
 
 namespace tarpeg {
 
-// The decoded samples of one component around a box, perhaps reduced: each is the mean of down_by x across_by
-// samples of the component. Sample (y, x) of the reduced component is row(y)[x].
+// The decoded samples of one component around a box, perhaps reduced: means of down_by x across_by samples of
+// the component. Sample (y, x) of the reduced component is row(y)[x].
 struct Plane {
-  // Vector code may read, never use, a few bytes before the first and behind the last.
+  // Vector code may read, but does not use, a few bytes before the first and after the last.
   static constexpr int kMargin = 64;
 
   std::vector<uint8_t> data;
@@ -21,7 +21,7 @@ struct Plane {
   int top = 0, left = 0, columns = 0;
   int down_by = 1, across_by = 1;
   int side = 8;  // samples of a decoded block in each direction: 4 if it is halved (Note [half size])
-  int block_rows = 8, block_columns = 8;  // what is left of a block in the plane
+  int block_rows = 8, block_columns = 8;  // size of a block in the plane
   int down = 1, across = 1;               // how often a sample is repeated in the rows returned
   int height = 0, width = 0;              // of the whole component, reduced
 
@@ -31,7 +31,7 @@ struct Plane {
   const uint8_t* row(int y) const noexcept { return data.data() + kMargin + (y - top) * stride - left; }
 };
 
-// The box that reduction by `times` in both directions makes of `box`: every reduced pixel that it touches.
+// `box` reduced by `times` in both directions: every reduced pixel that it touches.
 inline Box reduced(const Box& box, int times) noexcept {
   const int top = box.top / times, left = box.left / times;
   return {top, left, (box.top + box.height + times - 1) / times - top,
@@ -39,15 +39,15 @@ inline Box reduced(const Box& box, int times) noexcept {
 }
 
 // Decodes the MCUs of a regular stream that a box and its margin touch, and returns RGB rows, identical to
-// libjpeg's. Only the segments in question are read. Keeps its memory from image to image.
+// libjpeg's. Only the segments under the box are read. Keeps its memory from image to image.
 class PlaneReader final : public RowSource {
  public:
   // Decodes what lies under `box`, in stored pixels, and then returns the rows of reduced(box, reduction).
-  // False where the data turn out irregular: libjpeg has the last word on the file.
+  // False if the data are irregular: libjpeg then decides about the file.
   bool decode(const BaselineStream& stream, const Box& box, int reduction, PixelFormat format);
 
   // The same for files that only libjpeg reads, in gray or YCbCr: same pixels, if the file were a regular
-  // stream. kUnsupported where it has other colours, or sampling factors that no regular stream has.
+  // stream. kUnsupported if it has other colours, or sampling factors that no regular stream has.
   Status decode(const uint8_t* data, size_t size, const Header& header, const Box& box, int reduction,
                 PixelFormat format);
   Status next(uint8_t* row) noexcept override;

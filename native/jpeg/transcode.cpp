@@ -13,22 +13,22 @@ namespace {
 // Bytes that a tile costs: its marker, padding, and DC values that are not predicted.
 constexpr size_t kTileBytes = 4;
 
-// The restart interval, in MCUs, for tiles of about `wish` MCUs in `rows` rows of `columns` MCUs: the
-// smallest divisor of `columns` not below the wish, up to four times it, with which the tiles cost at most
-// 1/30 of the source's bytes (optimised Huffman tables win about that back), or the largest of these; where
-// there is none, the largest below the wish, but never one MCU unless the wish is one (it costs 3 to 5% in
-// size); otherwise a whole row. A source that has tiles of such a width already, `current`, keeps them:
-// tiling twice is tiling once, though the bytes are fewer the second time.
-int tile_interval(int columns, int rows, int wish, size_t source_bytes, int current) noexcept {
+// The restart interval, in MCUs, for tiles of about `target` MCUs in `rows` rows of `columns` MCUs: the
+// smallest divisor of `columns` from target to 4 * target with which the tiles cost at most 1/30 of the
+// source's bytes (optimised Huffman tables save about as much), or the largest of these; if there is none,
+// the largest below the target, but never one MCU unless the target is one (it costs 3 to 5% in size);
+// otherwise a whole row. A source that already has tiles of such a width, `current`, keeps them: tiling
+// twice equals tiling once, though the source of the second time is smaller.
+int tile_interval(int columns, int rows, int target, size_t source_bytes, int current) noexcept {
   int chosen = 0;
-  if (current >= wish && current <= 4 * wish && columns % current == 0) return current;
-  for (int interval = wish; interval <= 4 * wish && interval <= columns; ++interval) {
+  if (current >= target && current <= 4 * target && columns % current == 0) return current;
+  for (int interval = target; interval <= 4 * target && interval <= columns; ++interval) {
     if (columns % interval != 0) continue;
     chosen = interval;
     if (static_cast<size_t>(rows) * (columns / interval) * kTileBytes * 30 <= source_bytes) break;
   }
   if (chosen > 0) return chosen;
-  for (int interval = std::min(wish - 1, columns); interval > 1; --interval) {
+  for (int interval = std::min(target - 1, columns); interval > 1; --interval) {
     if (columns % interval == 0) return interval;
   }
   return columns;
@@ -36,7 +36,7 @@ int tile_interval(int columns, int rows, int wish, size_t source_bytes, int curr
 
 constexpr int kExif = JPEG_APP0 + 1, kIcc = JPEG_APP0 + 2;
 
-// Both halves of a transcoding and what they own. libjpeg jumps out of run(), so nothing there has a
+// Both halves of a transcoding and the memory they own. libjpeg jumps out of run(), so nothing there has a
 // destructor.
 struct Transcoder {
   Decompressor reader;
@@ -62,10 +62,10 @@ struct Transcoder {
 };
 
 // Note [laundering]
-// Writing back what was read would turn a damaged file into a clean one. Every warning that touches pixels
-// fails (on_message()), a missing EOI fails before. A progressive file whose scans do not refine every
-// coefficient fully is shown smoothed by libjpeg, a baseline one is not: such a source stays as it is. So
-// does one whose MCU would hold more blocks than one scan may interleave, whose components were quantised by
+// Writing back what was read would turn a damaged file into a clean one. Every warning that concerns pixels
+// is an error (on_message()), and so is a missing EOI. libjpeg smooths a progressive file whose scans do not
+// refine every coefficient fully, but not a baseline one: such a source is returned unchanged. So
+// is one whose MCU would hold more blocks than one scan may interleave, whose components were quantised by
 // tables since overwritten, or whose coefficients are too large for a baseline file.
 bool Transcoder::is_tileable() const noexcept {
   int blocks = 0;
@@ -74,7 +74,7 @@ bool Transcoder::is_tileable() const noexcept {
     blocks += component.h_samp_factor * component.v_samp_factor;
     if (source.max_h_samp_factor % component.h_samp_factor != 0) return false;
     if (source.max_v_samp_factor % component.v_samp_factor != 0) return false;
-    const JQUANT_TBL* used = component.quant_table;  // none where no scan held the component
+    const JQUANT_TBL* used = component.quant_table;  // null if no scan contained the component
     if (used == nullptr) return false;
     const JQUANT_TBL* last = source.quant_tbl_ptrs[component.quant_tbl_no];
     if (std::memcmp(used->quantval, last->quantval, sizeof used->quantval) != 0) return false;
@@ -86,7 +86,7 @@ bool Transcoder::is_tileable() const noexcept {
   return source.num_components == 1 || blocks <= D_MAX_BLOCKS_IN_MCU;
 }
 
-// EXIF and XMP (orientation), and the ICC profile. Not MPF, whose offsets no longer hold, nor thumbnails in
+// EXIF and XMP (orientation), and the ICC profile. Not MPF, whose offsets would be wrong, nor thumbnails in
 // APP0.
 void Transcoder::copy_metadata() noexcept {
   for (jpeg_saved_marker_ptr marker = source.marker_list; marker != nullptr; marker = marker->next) {
@@ -101,7 +101,7 @@ void Transcoder::copy_metadata() noexcept {
 Status Transcoder::run(const uint8_t* data, size_t size, int tile) noexcept {
   target.err = source.err;
   if (setjmp(reader.errors.jump)) {
-    // Reading is over when writing begins: the source is sound.
+    // Reading ends before writing begins: the source is not damaged.
     untouched = writing && reader.errors.base.msg_code != JERR_OUT_OF_MEMORY;
     return untouched ? Status::kOk : reader.errors.status;
   }

@@ -73,7 +73,7 @@ inline AugmentJob check_augment(const Tensor& images, const Tensor& numbers, int
   job.type = number_of(out.scalar_type(), "out");
   const int64_t count = job.from.count;
   STD_TORCH_CHECK(job.from.channels == 3 && job.to.channels == 3 && job.to.count == count,
-                  "images and out must be of as many images, of 3 channels");
+                  "images and out must have the same number of images, with 3 channels");
   STD_TORCH_CHECK(same_device(images, out), "out must be on the device of images");
   check_apart(images, count * job.from.numbers(), out, count * job.to.numbers() * size_of(job.type));
   job.numbers = check_table(numbers, {count, kColumns}, images, "numbers");
@@ -115,7 +115,7 @@ inline WarpJob check_warp(const Tensor& images, const Tensor& matrices, const st
   STD_TORCH_CHECK(out.scalar_type() == images.scalar_type(), "out must have the dtype of images");
   const int64_t count = job.from.count;
   STD_TORCH_CHECK(job.to.count == count && job.to.channels == job.from.channels,
-                  "out must be of as many images and channels as images");
+                  "out must have as many images and channels as images");
   STD_TORCH_CHECK(same_device(images, out), "out must be on the device of images");
   check_apart(images, count * job.from.numbers() * size_of(job.type), out,
               count * job.to.numbers() * size_of(job.type));

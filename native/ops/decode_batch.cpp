@@ -87,7 +87,7 @@ Status decode_into(Job* job, const Output& output, uint8_t* image) {
   return Status::kOk;
 }
 
-// What the threads of one batch share.
+// State shared by the threads of one batch.
 struct Batch {
   std::vector<Job>* jobs;
   const Output* output;
@@ -135,7 +135,7 @@ Tensor run(std::vector<Job>& jobs, const Output& output, int64_t threads) {
 Normalisation normalisation_of(const std::optional<Tensor>& numbers, Number type) {
   Normalisation how;
   STD_TORCH_CHECK(numbers.has_value() == (type != Number::kUint8),
-                  "scale_shift must be given for floating-point output, and only there");
+                  "scale_shift must be given if out is floating point, and only then");
   if (!numbers) return how;
   STD_TORCH_CHECK(numbers->is_cpu() && numbers->scalar_type() == ScalarType::Float &&
                       numbers->is_contiguous() && numbers->numel() == 6,
