@@ -1,6 +1,6 @@
 #pragma once
 
-// Note [one arithmetic]: what is computed for a pixel is written once, in batch/warp.h and batch/augment.h,
+// Note [one arithmetic]: the arithmetic of a pixel is written once, in batch/warp.h and batch/augment.h,
 // for the CPU's portable code, for its vector code (these functions are inlined into loops that the compiler
 // turns into AVX2) and for CUDA. All three give the same bits: nothing is contracted to a fused multiply-add
 // (-ffp-contract=off, -fmad=false), sums over an image are of integers, and each comparison defines the

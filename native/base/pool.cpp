@@ -30,7 +30,7 @@ class Pool {
     wake_.notify_all();
     call->work(call->context);
     std::unique_lock<std::mutex> lock(mutex_);
-    // The work is done: threads that have not begun need not.
+    // The work is done: threads that have not begun are not needed.
     for (auto ticket = tickets_.begin(); ticket != tickets_.end();) {
       ticket = *ticket == call ? tickets_.erase(ticket) : ticket + 1;
     }

@@ -9,7 +9,7 @@
 // augment_batch on the CPU, without threads: the operator divides images and bands of rows among them.
 namespace tarpeg {
 
-constexpr int64_t kLarge = 16 << 20;  // bytes of output that no cache keeps until they are read
+constexpr int64_t kLarge = 16 << 20;  // bytes of output: larger than the caches
 
 struct AugmentBatch {
   AugmentJob job;

@@ -14,7 +14,7 @@ constexpr int64_t kMostImages = 65535;  // in one launch
 
 struct Quad {
   int64_t x, y;
-  int n;  // pixels, 1 to 4; 0 behind the image
+  int n;  // pixels, 1 to 4; 0 beyond the image
 };
 
 inline dim3 grid_of(const BatchLayout& to, int64_t images) {

@@ -37,7 +37,7 @@ void normalise(const RgbRow& row, const Normalisation& how, int64_t at, int64_t 
 int64_t normalise_simd(const RgbRow& row, const Normalisation& how, int64_t at, int64_t n,
                        const Target& target) noexcept;
 
-// Call before another thread reads what was streamed.
+// Call before another thread reads streamed data.
 void finish_stores() noexcept;
 
 }  // namespace tarpeg

@@ -232,9 +232,9 @@ bool BaselineStream::find_segments(size_t at) {
   const size_t mcus = static_cast<size_t>(mcu_rows) * mcu_columns;
   if (interval == 0) interval = static_cast<int>(std::min<size_t>(mcus, INT32_MAX));
   const size_t count = (mcus + interval - 1) / interval;
-  // Each block takes a bit for its DC and one for its end at least: no memory for what cannot be there.
+  // Each block has at least one bit for its DC and one for its end: allocate no memory for impossible sizes.
   if (at > size_ || mcus * blocks > 4 * (size_ - at)) return false;
-  // Each segment takes a byte at least, and a marker of two.
+  // Each segment has at least one byte, and a marker of two.
   if (count > size_ / 3 + 1) return false;
   // Each has its own check: the vectors are reused, also after memory ran out between the two.
   if (starts.size() < count) starts.resize(count);

@@ -9,8 +9,8 @@
 namespace tarpeg {
 namespace {
 
-// Zigzag to natural order; whatever leads out of the block goes to the number behind it. The farthest is an
-// end of block behind a damaged run.
+// Zigzag to natural order; coefficients beyond the block go to the element after it. The farthest is an end
+// of block after a damaged run.
 constexpr int kFarthest = 64 + 16 + AcTable::kEndOfBlock + 1;
 constexpr std::array<uint8_t, kFarthest> natural_order() {
   std::array<uint8_t, kFarthest> order{};
@@ -31,12 +31,12 @@ inline bool next_dc(BitReader* reader, const DcTable& table, int* dc) noexcept {
   const int difference = extended(reader->bits() << symbol.length, symbol.value);
   *dc = static_cast<int>(static_cast<unsigned>(*dc) + static_cast<unsigned>(difference));
   reader->drop(static_cast<uint64_t>(total));
-  // 36 bits are left of 56, but for the longest codes.
+  // At least 36 of 56 bits are left, except after the longest codes.
   if (__builtin_expect(total > 20, 0)) reader->refill();
   return true;
 }
 
-// One AC coefficient of any length; `known`: its entry in the table. Returns the place behind it, or
+// One AC coefficient of any length; `known`: its entry in the table. Returns the position after it, or
 // nullptr.
 inline const uint8_t* next_single(BitReader* reader, const AcTable& table, AcTable::Entry known,
                                   const uint8_t* at, int16_t* block) noexcept {

@@ -7,7 +7,7 @@
 
 namespace tarpeg {
 
-// Entropy-coded bytes without their stuffing, and zeros behind them: what BitReader reads.
+// Entropy-coded bytes without their stuffing, followed by zeros: the input of BitReader.
 // Writes at most `size` + kReadAhead bytes to `out` and returns how many of them are data; -1 if a 0xFF is
 // followed by anything but 0x00.
 constexpr size_t kReadAhead = 320;

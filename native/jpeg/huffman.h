@@ -17,7 +17,7 @@ struct HuffmanCode {
     int length, value;
   };
 
-  // From a DHT segment's 16 counts and the symbols behind them. False if the code is overfull, or has a
+  // From a DHT segment's 16 counts and the symbols after them. False if the code is overfull, or has a
   // symbol that no sequential 8-bit JPEG needs: a DC size above 11, an AC size above 10 or an odd run of
   // zeros.
   bool build(const uint8_t* counts, const uint8_t* values, size_t available, bool is_dc) noexcept;
@@ -77,8 +77,8 @@ struct AcTable : HuffmanCode {
 
     uint64_t word() const noexcept { return word_; }
     int bits() const noexcept { return word_ & 0xFF; }  // 0: the table does not hold the whole coefficient
-    int first() const noexcept { return word_ >> 8 & 0xFF; }  // zeros before the first
-    int second() const noexcept { return word_ >> 16 & 0xFF; }  // distance of the second from the start
+    int first() const noexcept { return word_ >> 8 & 0xFF; }     // zeros before the first
+    int second() const noexcept { return word_ >> 16 & 0xFF; }   // distance of the second from the start
     int advance() const noexcept { return word_ >> 24 & 0xFF; }  // to the start of the next
     int16_t value() const noexcept { return static_cast<int16_t>(word_ >> 32); }
     int16_t second_value() const noexcept { return static_cast<int16_t>(word_ >> 48); }

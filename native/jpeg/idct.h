@@ -5,7 +5,8 @@
 
 namespace tarpeg {
 
-// One block to be transformed: 64 coefficients and quantisers in natural order, and where its 8 rows of 8 go.
+// One block to be transformed: 64 coefficients and quantisers in natural order, and the destination of 8 x 8
+// samples.
 struct DctBlock {
   const int16_t* coefficients;
   const uint16_t* quantisers;
@@ -16,8 +17,9 @@ struct DctBlock {
 // Ligtenberg and Moschytz, 1989), as its vector code computes it: sums of 16 bits wrap, results saturate.
 void inverse_dct(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept;
 
-// Four rows of four means of 2x2 samples, made from the coefficients at once: equal bit for bit to libjpeg's
-// at half size (jidctred.c). But for their rounding they are the means of what inverse_dct() gives.
+// Four rows of four means of 2x2 samples, computed directly from the coefficients: equal bit for bit to
+// libjpeg's at half size (jidctred.c). Except for rounding they are the means of the samples of
+// inverse_dct().
 void halved_dct(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept;
 
 }  // namespace tarpeg

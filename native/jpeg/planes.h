@@ -42,7 +42,7 @@ inline Box reduced(const Box& box, int times) noexcept {
 // libjpeg's. Only the segments under the box are read. Keeps its memory from image to image.
 class PlaneReader final : public RowSource {
  public:
-  // Decodes what lies under `box`, in stored pixels, and then returns the rows of reduced(box, reduction).
+  // Decodes the part under `box`, in stored pixels, and then returns the rows of reduced(box, reduction).
   // False if the data are irregular: libjpeg then decides about the file.
   bool decode(const BaselineStream& stream, const Box& box, int reduction, PixelFormat format);
 

@@ -62,7 +62,7 @@ struct Transcoder {
 };
 
 // Note [laundering]
-// Writing back what was read would turn a damaged file into a clean one. Every warning that concerns pixels
+// Rewriting would turn a damaged file into a valid one. Every warning that concerns pixels
 // is an error (on_message()), and so is a missing EOI. libjpeg smooths a progressive file whose scans do not
 // refine every coefficient fully, but not a baseline one: such a source is returned unchanged. So
 // is one whose MCU would hold more blocks than one scan may interleave, whose components were quantised by

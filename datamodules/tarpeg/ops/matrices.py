@@ -1,4 +1,4 @@
-"""Affine matrices, many at once: made, composed, applied. Public as ``tarpeg.matrices``.
+"""Affine matrices, many at once: creation, composition and application. Public as ``tarpeg.matrices``.
 
 Convention: a matrix ``[2, 3]`` maps source pixels to target pixels, as in ``cv2.warpAffine``,
 
