@@ -8,7 +8,10 @@ import pytest
 import tarpeg
 import torch
 from helpers.bench import measured, run_bench
-from tarpeg.benchmarks import decode_peers, loader_peers
+from tarpeg.benchmarks import decode_peers
+from tarpeg.benchmarks.loader import LoaderContestant
+from tarpeg.benchmarks.loader_data import LoaderData
+from tarpeg.datasets.synthetic import Photos
 
 
 @pytest.mark.parametrize(
@@ -61,7 +64,7 @@ def test_the_loader_suite_makes_a_table_a_csv_and_a_chart(tmp_path, only):
     assert {path.name for path in folder.iterdir()} == {"ordinary", "tiled-32", "raw"}
 
 
-def test_a_peer_that_is_not_installed_is_left_out_with_the_package_to_install(monkeypatch):
+def test_a_peer_that_is_not_installed_is_left_out_with_the_package_to_install(tmp_path, monkeypatch):
     for name in ("simplejpeg", "cv2", "turbojpeg", "nvidia.dali", "nvidia.nvimgcodec"):
         monkeypatch.setitem(sys.modules, name, None)
     for peers in (decode_peers.CROP_PEERS, decode_peers.RESIZE_PEERS):
@@ -69,10 +72,11 @@ def test_a_peer_that_is_not_installed_is_left_out_with_the_package_to_install(mo
         assert found == []
         assert any("pip install simplejpeg" in line for line in missing)
         assert any("pip install nvidia-dali-cuda130" in line for line in missing)
-    line = loader_peers.absent("DALI, antialiased")
+    data = LoaderData(tmp_path, Photos(size=300), 8, 32)
+    line = LoaderContestant("DALI, antialiased", "uint8", data, 1).absent()
     assert line is not None
     assert line.startswith("left out: DALI, antialiased: pip install nvidia-dali-cuda130")
-    assert loader_peers.absent("tarpeg, tiled, threads") is None
+    assert LoaderContestant("tarpeg, tiled, threads", "uint8", data, 1).absent() is None
 
 
 @pytest.mark.parametrize(

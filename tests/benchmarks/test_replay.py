@@ -98,14 +98,14 @@ def test_crop_and_skip_equals_a_full_decode_except_at_its_edges(data, tmp_path):
     with Image.open(io.BytesIO(jpeg)) as image:
         whole = torch.from_numpy(np.array(image)).permute(2, 0, 1)
     down, across = 0.4, 0.7
-    made = replay_peers.decode_by_skipping(library, jpeg, (64, 90), down, across)
+    made = replay_peers.decode_by_skipping(library, (64, 90), jpeg, down, across)
     top, left = int(down * (whole.shape[1] - 63)), int(across * (whole.shape[2] - 89))
     expected = whole[:, top : top + 64, left : left + 90]
     assert torch.equal(made[:, :, 2:-2], expected[:, :, 2:-2])
-    assert torch.equal(replay_peers.decode_by_skipping(library, jpeg, whole.shape[1:], 0.0, 0.0), whole)
+    assert torch.equal(replay_peers.decode_by_skipping(library, whole.shape[1:], jpeg, 0.0, 0.0), whole)
     for damaged, size in ((jpeg[:9], (8, 8)), (b"", (8, 8)), (b"no JPEG", (8, 8)), (jpeg, (8, 401))):
         with pytest.raises(ValueError, match="libjpeg cannot decode a crop of 8 x"):
-            replay_peers.decode_by_skipping(library, damaged, size, 0.0, 0.0)
+            replay_peers.decode_by_skipping(library, size, damaged, 0.0, 0.0)
 
 
 def test_crop_and_skip_is_left_out_without_a_compiler(tmp_path, monkeypatch):

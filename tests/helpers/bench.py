@@ -15,7 +15,7 @@ TOOL = Path(__file__).resolve().parents[2] / "tools" / "bench.py"
 def run_bench(folder: Path, *settings: str) -> subprocess.CompletedProcess[str]:
     """Run the tool with its output in ``folder``/out."""
     command = [sys.executable, str(TOOL), f"out={folder}/out", *settings]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=240)
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=400)
 
 
 def measured(folder: Path, suite: str, size: str, *settings: str) -> tuple[str, list[dict[str, str]]]:

@@ -14,7 +14,17 @@ from torch import Tensor
 from ..ops import matrices
 from ..ops.augment import augment_batch
 from ..ops.decode import decode_batch, image_sizes
-from .decode_peers import MEAN, SIZE, STD, InProcessContestant, Peer, functional, jpeg_tensor, normalised
+from .decode_peers import (
+    MEAN,
+    SIZE,
+    STD,
+    InProcessContestant,
+    Peer,
+    functional,
+    jpeg_tensor,
+    normalised,
+    with_buffer,
+)
 
 PLAIN, CHAIN = "flip, normalise", "the whole chain"
 _FACTORS = ("brightness", "contrast", "saturation", "hue")
@@ -128,64 +138,50 @@ def _distorted(
 def _augment_batch(group: str) -> list[InProcessContestant]:
     """augment_batch with one output buffer for all batches, as in training, and with fresh memory."""
 
-    def contestant(kind: str, dtype: torch.dtype, is_reused: bool) -> InProcessContestant:
-        out: Tensor | None = None
-
-        def augment(inputs: AugmentInput) -> Tensor:
-            nonlocal out
+    def contestant(kind: str, dtype: torch.dtype, is_reused: bool = True) -> InProcessContestant:
+        def augment(inputs: AugmentInput, out: Tensor | None = None) -> Tensor:
             images = inputs.last if kind == "channels_last" else inputs.planar
             params: dict[str, Any] = {"flip": inputs.flips}
             if group == CHAIN:
                 params |= {"matrix": inputs.matrix, "erase_boxes": inputs.boxes, **inputs.factors}
-            reused = out[: len(images)] if out is not None and len(out) >= len(images) else None
-            result = augment_batch(images, mean=MEAN, std=STD, dtype=dtype, out=reused, **params)
-            out = result if is_reused and reused is None else out
-            return result
+            return augment_batch(images, mean=MEAN, std=STD, dtype=dtype, out=out, **params)
 
-        name = ", ".join(("tarpeg", kind, str(dtype).removeprefix("torch.")))
-        return _contestant(name + ("" if is_reused else ", fresh memory"), augment, group)
+        name = f"tarpeg, {kind}, {str(dtype).removeprefix('torch.')}"
+        if is_reused:
+            return _contestant(name, with_buffer(augment), group)
+        return _contestant(f"{name}, fresh memory", augment, group)
 
     return [
-        contestant("contiguous", torch.float32, True),
-        contestant("contiguous", torch.float32, False),
-        contestant("channels_last", torch.float32, True),
-        contestant("channels_last", torch.bfloat16, True),
+        contestant("contiguous", torch.float32),
+        contestant("contiguous", torch.float32, is_reused=False),
+        contestant("channels_last", torch.float32),
+        contestant("channels_last", torch.bfloat16),
     ]
 
 
-def _kornia_plain() -> InProcessContestant:
-    enhance = importlib.import_module("kornia.enhance")
-
-    def augment(inputs: AugmentInput) -> Tensor:
-        values = _flipped(inputs)
-        result: Tensor = enhance.normalize(values, torch.tensor(MEAN), torch.tensor(STD))
-        return result
-
-    return _contestant("Kornia", augment, PLAIN)
-
-
-def _kornia_chain() -> InProcessContestant:
+def _kornia(group: str) -> InProcessContestant:
     enhance = importlib.import_module("kornia.enhance")
     transform = importlib.import_module("kornia.geometry.transform")
 
-    def augment(inputs: AugmentInput) -> Tensor:
+    def chain(values: Tensor, inputs: AugmentInput) -> Tensor:
         factors = inputs.factors
-        values = transform.warp_affine(_flipped(inputs), inputs.matrix.float(), (SIZE, SIZE))
+        values = transform.warp_affine(values, inputs.matrix.float(), (SIZE, SIZE))
         values = enhance.adjust_brightness_accumulative(values, factors["brightness"])
         values = enhance.adjust_contrast_with_mean_subtraction(values, factors["contrast"])
         values = enhance.adjust_saturation_with_gray_subtraction(values, factors["saturation"])
         values = enhance.adjust_hue(values, factors["hue"] * (2 * torch.pi))
         for image, (top, left, height, width) in zip(values, inputs.boxes[:, 0].tolist(), strict=True):
             image[:, top : top + height, left : left + width] = 0
+        return values
+
+    def augment(inputs: AugmentInput) -> Tensor:
+        values = inputs.planar.float() / 255
+        values = torch.where(inputs.flips[:, None, None, None], values.flip(-1), values)
+        values = chain(values, inputs) if group == CHAIN else values
         result: Tensor = enhance.normalize(values, torch.tensor(MEAN), torch.tensor(STD))
         return result
 
-    return _contestant("Kornia", augment, CHAIN)
+    return _contestant("Kornia", augment, group)
 
 
-def _flipped(inputs: AugmentInput) -> Tensor:
-    values = inputs.planar.float() / 255
-    return torch.where(inputs.flips[:, None, None, None], values.flip(-1), values)
-
-
-AUGMENT_PEERS: tuple[Peer, ...] = (("kornia", _kornia_plain), ("kornia", _kornia_chain))
+AUGMENT_PEERS: tuple[Peer, ...] = (("kornia", partial(_kornia, PLAIN)), ("kornia", partial(_kornia, CHAIN)))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 import io
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -37,8 +37,12 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 GROUPS = {"uint8": "to uint8", "float32": "to float32, flipped and normalised"}
 """Description of each group."""
 
+FFCV_MISSING = "left out: FFCV (its decoder only reads FFCV's own files; suite=loader measures it)"
+
 Place = tuple[int, int, int, int]
 """Top, left, height and width of a crop in pixels."""
+Graph = Callable[..., Any]
+"""DALI graph of fn, types, JPEGs and a source of each image's parameters by name; None: DALI draws them."""
 
 
 class DecodeInput(NamedTuple):
@@ -144,23 +148,19 @@ def crop_contestants() -> list[InProcessContestant]:
         top, left, height, width = inputs.places[index]
         return decode_jpeg(inputs.tensors[index])[:, top : top + height, left : left + width]
 
-    def pillow(inputs: DecodeInput, index: int) -> NDArray[np.uint8]:
-        return np.asarray(pillow_crop(inputs.jpegs[index], inputs.places[index]))
-
     def bound(inputs: DecodeInput, index: int) -> Tensor:
         return decode.decode_crop(inputs.alone[index], 0, 0, *inputs.places[index][2:])
 
+    def contestant(name: str, image: Callable[[DecodeInput, int], Any]) -> InProcessContestant:
+        return InProcessContestant(name, image=image, compared=not name.startswith("bound"))
+
     return [
-        InProcessContestant("torchvision", image=torchvision),
-        InProcessContestant("Pillow", image=pillow),
-        InProcessContestant(
-            "tarpeg, ordinary", image=lambda b, i: decode.decode_crop(b.tensors[i], *b.places[i])
-        ),
-        InProcessContestant("tarpeg, tiled", image=lambda b, i: decode.decode_crop(b.tiled[i], *b.places[i])),
-        InProcessContestant(
-            "bound: the crop alone, torchvision", image=lambda b, i: decode_jpeg(b.alone[i]), compared=False
-        ),
-        InProcessContestant("bound: the crop alone, tarpeg", image=bound, compared=False),
+        contestant("torchvision", torchvision),
+        contestant("Pillow", lambda b, i: np.asarray(pillow_crop(b.jpegs[i], b.places[i]))),
+        contestant("tarpeg, ordinary", lambda b, i: decode.decode_crop(b.tensors[i], *b.places[i])),
+        contestant("tarpeg, tiled", lambda b, i: decode.decode_crop(b.tiled[i], *b.places[i])),
+        contestant("bound: the crop alone, torchvision", lambda b, i: decode_jpeg(b.alone[i])),
+        contestant("bound: the crop alone, tarpeg", bound),
     ]
 
 
@@ -192,27 +192,35 @@ def resize_contestants() -> list[InProcessContestant]:
     ]
 
 
+def with_buffer(make: Callable[[Any, Tensor | None], Tensor]) -> Callable[[Any], Tensor]:
+    """Pass ``make`` one output tensor for all batches; a smaller last batch uses the first part of it."""
+    buffer: Tensor | None = None
+
+    def batch(inputs: Any) -> Tensor:
+        nonlocal buffer
+        count = len(inputs.jpegs)
+        reused = None if buffer is None or len(buffer) < count else buffer[:count]
+        images = make(inputs, reused)
+        buffer = images if reused is None else buffer
+        return images
+
+    return batch
+
+
 def _decode_batch(group: str) -> list[InProcessContestant]:
     """decode_batch on ordinary and tiled JPEGs, at each fidelity, with one output buffer for all batches."""
-    options: dict[str, Any] = {}
-    if group == "float32":
-        options = {"mean": MEAN, "std": STD, "dtype": torch.float32}
+    is_float = group == "float32"
+    options: dict[str, Any] = {"mean": MEAN, "std": STD, "dtype": torch.float32} if is_float else {}
 
     def contestant(kind: str, fidelity: decode.Fidelity) -> InProcessContestant:
-        out: Tensor | None = None
-
-        def batch(inputs: DecodeInput) -> Tensor:
-            nonlocal out
+        def batch(inputs: DecodeInput, out: Tensor | None) -> Tensor:
             jpegs = inputs.tiled if kind == "tiled" else inputs.tensors
-            flips = inputs.flips if group == "float32" else None
-            reused = None if out is None or len(out) < len(jpegs) else out[: len(jpegs)]
-            images, _ = decode.decode_batch(
-                jpegs, inputs.boxes, SIZE, flips, out=reused, fidelity=fidelity, **options
-            )
-            out = images if reused is None else out
-            return images
+            flips = inputs.flips if is_float else None
+            return decode.decode_batch(
+                jpegs, inputs.boxes, SIZE, flips, out=out, fidelity=fidelity, **options
+            )[0]
 
-        return InProcessContestant(f"tarpeg, {kind}, {fidelity}", group, batch=batch)
+        return InProcessContestant(f"tarpeg, {kind}, {fidelity}", group, batch=with_buffer(batch))
 
     fidelities: tuple[decode.Fidelity, ...] = ("fast", "exact")
     return [contestant(kind, fidelity) for kind in ("ordinary", "tiled") for fidelity in fidelities]
@@ -233,22 +241,18 @@ def installed(peers: Iterable[Peer]) -> tuple[list[InProcessContestant], tuple[s
     return found, tuple(dict.fromkeys(missing))
 
 
-def _simplejpeg_crop() -> InProcessContestant:
-    decode = importlib.import_module("simplejpeg").decode_jpeg
-
-    def image(inputs: DecodeInput, index: int) -> Any:
-        top, left, height, width = inputs.places[index]
-        return decode(inputs.jpegs[index])[top : top + height, left : left + width]
-
-    return InProcessContestant("simplejpeg", image=image)
+def _cut(image: Any, place: Place) -> Any:
+    """Cut a crop out of an array [H, W, 3]."""
+    top, left, height, width = place
+    return image[top : top + height, left : left + width]
 
 
-def _simplejpeg_resize() -> InProcessContestant:
-    crop, cv2 = _simplejpeg_crop().image, _opencv()
+def _opencv_resized(crops: InProcessContestant, name: str) -> InProcessContestant:
+    """Contestant of the resize suite that resizes the output of one of the crop suite."""
+    cv2, crop = _opencv(), crops.image
     assert crop is not None
-    return InProcessContestant(
-        "simplejpeg + OpenCV (no antialias)", image=lambda b, i: cv2.resize(crop(b, i), (SIZE, SIZE))
-    )
+    name = f"{name} + OpenCV (no antialias)"
+    return replace(crops, name=name, image=lambda b, i: cv2.resize(crop(b, i), (SIZE, SIZE)))
 
 
 def _opencv() -> ModuleType:
@@ -257,18 +261,22 @@ def _opencv() -> ModuleType:
     return cv2
 
 
+def _simplejpeg() -> InProcessContestant:
+    decode = importlib.import_module("simplejpeg").decode_jpeg
+    return InProcessContestant("simplejpeg", image=lambda b, i: _cut(decode(b.jpegs[i]), b.places[i]))
+
+
 def _opencv_crop() -> InProcessContestant:
     cv2 = _opencv()
 
     def image(inputs: DecodeInput, index: int) -> Any:
-        top, left, height, width = inputs.places[index]
         decoded = cv2.imdecode(inputs.arrays[index], cv2.IMREAD_COLOR)
-        return cv2.cvtColor(decoded[top : top + height, left : left + width], cv2.COLOR_BGR2RGB)
+        return cv2.cvtColor(_cut(decoded, inputs.places[index]), cv2.COLOR_BGR2RGB)
 
     return InProcessContestant("OpenCV", image=image)
 
 
-def _turbojpeg_crop() -> InProcessContestant:
+def _turbojpeg() -> InProcessContestant:
     module = importlib.import_module("turbojpeg")
     turbo = module.TurboJPEG()
 
@@ -276,19 +284,18 @@ def _turbojpeg_crop() -> InProcessContestant:
         top, left, height, width = inputs.places[index]
         jpeg = inputs.jpegs[index]
         full_width, full_height = turbo.decode_header(jpeg)[:2]
-        if left + width > full_width // 16 * 16 or top + height > full_height // 16 * 16:
-            # A lossless crop drops an incomplete MCU at the end of a row or column.
-            decoded = turbo.decode(jpeg, pixel_format=module.TJPF_RGB)
-            return decoded[top : top + height, left : left + width]
         down, right = top % 16, left % 16  # a lossless crop begins at an MCU
-        cut = turbo.crop(jpeg, left - right, top - down, right + width, down + height)
-        decoded = turbo.decode(cut, pixel_format=module.TJPF_RGB)
-        return decoded[down : down + height, right : right + width]
+        if left + width > full_width // 16 * 16 or top + height > full_height // 16 * 16:
+            # A lossless crop drops an incomplete MCU at the end of a row or column: decode everything.
+            down, right = top, left
+        else:
+            jpeg = turbo.crop(jpeg, left - right, top - down, right + width, down + height)
+        return _cut(turbo.decode(jpeg, pixel_format=module.TJPF_RGB), (down, right, height, width))
 
     return InProcessContestant("PyTurboJPEG, lossless crop", image=image)
 
 
-def _nvimgcodec(name: str, finish: Callable[[Any], Any]) -> InProcessContestant:
+def _nvimgcodec() -> InProcessContestant:
     nv = importlib.import_module("nvidia.nvimgcodec")
     decoder = nv.Decoder(
         device_id=nv.NVIMGCODEC_DEVICE_CPU_ONLY,
@@ -301,79 +308,82 @@ def _nvimgcodec(name: str, finish: Callable[[Any], Any]) -> InProcessContestant:
         top, left, height, width = inputs.places[index]
         region = nv.Region(top, left, top + height, left + width)
         part = nv.CodeStream(inputs.jpegs[index]).get_sub_code_stream(region=region)
-        return finish(np.asarray(decoder.decode(part)))
+        return np.asarray(decoder.decode(part))
 
-    return InProcessContestant(name, image=image)
-
-
-def _nvimgcodec_crop() -> InProcessContestant:
-    return _nvimgcodec("nvImageCodec, ROI", lambda image: image)
+    return InProcessContestant("nvImageCodec, ROI", image=image)
 
 
-def _nvimgcodec_resize() -> InProcessContestant:
-    cv2 = _opencv()
-    return _nvimgcodec("nvImageCodec + OpenCV (no antialias)", lambda image: cv2.resize(image, (SIZE, SIZE)))
+# Type and number of dimensions of each input of a DALI pipeline, per image.
+_DALI_INPUTS = {
+    "jpegs": ("UINT8", 1),
+    "start": ("INT32", 1),
+    "shape": ("INT32", 1),
+    "flip": ("INT32", 0),
+    "down": ("FLOAT", 0),
+    "across": ("FLOAT", 0),
+    "mask": ("UINT8", 2),
+}
 
 
-def _dali(
-    name: str, group: str, finish: Callable[[ModuleType, ModuleType, Any, Any], Any]
-) -> InProcessContestant:
-    dali = importlib.import_module("nvidia.dali")
-    fn, types = importlib.import_module("nvidia.dali.fn"), importlib.import_module("nvidia.dali.types")
+def dali_on_inputs(graph: Graph) -> Callable[[Mapping[str, Any]], Any]:
+    """Build the graph on one thread; return a function of a batch's inputs by name, see ``dali_inputs``."""
+    dali, fn, types = (importlib.import_module(f"nvidia.dali{name}") for name in ("", ".fn", ".types"))
     options = {"exec_pipelined": False, "exec_async": False, "prefetch_queue_depth": 1}
     pipeline = dali.Pipeline(batch_size=BATCH, num_threads=1, device_id=None, **options)
+    names = []
+
+    def feed(name: str) -> Any:
+        names.append(name)
+        dtype, ndim = _DALI_INPUTS[name]
+        return fn.external_source(name=name, dtype=getattr(types, dtype), ndim=ndim)
+
     with pipeline:
-        jpegs = fn.external_source(name="jpegs", dtype=types.UINT8, ndim=1)
-        start, shape = (fn.external_source(name=n, dtype=types.INT32, ndim=1) for n in ("start", "shape"))
-        flip = fn.external_source(name="flip", dtype=types.INT32, ndim=0)
-        images = fn.decoders.image_slice(jpegs, start, shape, axes=(0, 1), output_type=types.RGB)
-        pipeline.set_outputs(finish(fn, types, images, flip))
+        pipeline.set_outputs(graph(fn, types, feed("jpegs"), feed))
     pipeline.build()
 
-    def batch(inputs: DecodeInput) -> Any:
-        boxes = inputs.boxes.numpy()
-        pipeline.feed_input("jpegs", inputs.arrays)
-        pipeline.feed_input("start", np.ascontiguousarray(boxes[:, :2]))
-        pipeline.feed_input("shape", np.ascontiguousarray(boxes[:, 2:]))
-        if group == "float32":
-            pipeline.feed_input("flip", inputs.flips.numpy().astype(np.int32))
+    def run(inputs: Mapping[str, Any]) -> Any:
+        for name in names:
+            pipeline.feed_input(name, inputs[name])
         return pipeline.run()[0]
 
-    return InProcessContestant(name, group, batch=batch)
+    return run
 
 
-def _dali_crop() -> InProcessContestant:
-    return _dali("DALI, image_slice", "uint8", lambda fn, types, images, flip: images)
+def dali_inputs(arrays: list[NDArray[np.uint8]], boxes: Tensor, flips: Tensor) -> dict[str, Any]:
+    """Return inputs of a DALI pipeline: the bytes of the JPEGs, the place of each box, and the flips."""
+    start, shape = (np.ascontiguousarray(part) for part in np.split(boxes.numpy(), 2, axis=1))
+    return {"jpegs": arrays, "start": start, "shape": shape, "flip": flips.numpy().astype(np.int32)}
 
 
-def _dali_resize() -> InProcessContestant:
-    def finish(fn: Any, types: Any, images: Any, flip: Any) -> Any:
-        return fn.resize(images, size=[SIZE, SIZE], antialias=True)
+def dali_normalised(fn: Any, types: Any, images: Any, flip: Any = 0) -> Any:
+    """Central SIZE x SIZE of the images, flipped and normalised: float32 CHW."""
+    mean, std = ([255 * x for x in values] for values in (MEAN, STD))
+    options = {"dtype": types.FLOAT, "output_layout": "CHW", "crop": (SIZE, SIZE)}
+    return fn.crop_mirror_normalize(images, mirror=flip, mean=mean, std=std, **options)
 
-    return _dali("DALI, image_slice + resize", "uint8", finish)
 
+def _dali(name: str, group: str, is_resized: bool = True) -> InProcessContestant:
+    def graph(fn: Any, types: Any, jpegs: Any, feed: Any) -> Any:
+        place = feed("start"), feed("shape")
+        images = fn.decoders.image_slice(jpegs, *place, axes=(0, 1), output_type=types.RGB)
+        if is_resized:
+            images = fn.resize(images, size=[SIZE, SIZE], antialias=True)
+        return dali_normalised(fn, types, images, feed("flip")) if group == "float32" else images
 
-def _dali_normalised() -> InProcessContestant:
-    def finish(fn: Any, types: Any, images: Any, flip: Any) -> Any:
-        small = fn.resize(images, size=[SIZE, SIZE], antialias=True)
-        mean, std = ([255 * x for x in values] for values in (MEAN, STD))
-        layout = {"dtype": types.FLOAT, "output_layout": "CHW"}
-        return fn.crop_mirror_normalize(small, mirror=flip, mean=mean, std=std, **layout)
-
-    return _dali("DALI, image_slice + resize", "float32", finish)
+    run = dali_on_inputs(graph)
+    return InProcessContestant(name, group, batch=lambda b: run(dali_inputs(b.arrays, b.boxes, b.flips)))
 
 
 CROP_PEERS: tuple[Peer, ...] = (
-    ("simplejpeg", _simplejpeg_crop),
+    ("simplejpeg", _simplejpeg),
     ("opencv-python-headless", _opencv_crop),
-    ("'PyTurboJPEG<2'", _turbojpeg_crop),
-    ("nvidia-dali-cuda130", _dali_crop),
-    ("nvidia-nvimgcodec-cu13", _nvimgcodec_crop),
+    ("'PyTurboJPEG<2'", _turbojpeg),
+    ("nvidia-dali-cuda130", lambda: _dali("DALI, image_slice", "uint8", is_resized=False)),
+    ("nvidia-nvimgcodec-cu13", _nvimgcodec),
 )
 RESIZE_PEERS: tuple[Peer, ...] = (
-    ("simplejpeg opencv-python-headless", _simplejpeg_resize),
-    ("nvidia-nvimgcodec-cu13 opencv-python-headless", _nvimgcodec_resize),
-    ("nvidia-dali-cuda130", _dali_resize),
-    ("nvidia-dali-cuda130", _dali_normalised),
+    ("simplejpeg opencv-python-headless", lambda: _opencv_resized(_simplejpeg(), "simplejpeg")),
+    ("nvidia-nvimgcodec-cu13 opencv-python-headless", lambda: _opencv_resized(_nvimgcodec(), "nvImageCodec")),
+    ("nvidia-dali-cuda130", lambda: _dali("DALI, image_slice + resize", "uint8")),
+    ("nvidia-dali-cuda130", lambda: _dali("DALI, image_slice + resize", "float32")),
 )
-FFCV_MISSING = "left out: FFCV (its decoder only reads FFCV's own files; suite=loader measures it)"

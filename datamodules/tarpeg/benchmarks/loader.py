@@ -7,13 +7,15 @@ what was opened stays open from call to call.
 from __future__ import annotations
 
 import contextlib
+import importlib
+import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,9 +31,9 @@ from ..processes import ProcessExecutor
 from ..sampling.crops import RandomResizedCrop
 from ..shards.mapped import Shards
 from .decode_peers import BATCH, GROUPS, MEAN, SIZE, STD
-from .loader_data import Advance, LoaderData, LoaderSettings, size_label
-from .loader_peers import PEERS, absent, as_value_error
-from .report import Contestant, Report, Row
+from .loader_data import Advance, LoaderData, LoaderSettings
+from .loader_peers import PEERS, Peer, as_value_error
+from .report import INSTALL_ERRORS, Contestant, Report, Row, left_out
 
 ENGINES = ("threads", "workers")
 _KINDS = ("ordinary", "tiled", "raw")
@@ -60,13 +62,30 @@ class LoaderContestant(Contestant):
     data: LoaderData
     workers: int
 
+    @property
+    def peer(self) -> Peer | None:
+        """Library of this contestant; None for this library."""
+        return PEERS.get(self.name)
+
+    def absent(self) -> str | None:
+        """Return a note with the packages to install if this contestant cannot run here, otherwise None."""
+        if self.peer is not None:
+            try:
+                importlib.import_module(self.peer.module)
+                if self.peer.prepare is not None:
+                    self.peer.prepare(self.data.folder)
+            except INSTALL_ERRORS as error:
+                return left_out(error, self.peer.packages, self.name)
+        return None
+
     def batches(self) -> Iterator[Any]:
         """Endless batches; ValueError if they cannot be made here."""
-        if self.name in PEERS:
+        if self.peer is not None:
             with as_value_error():
-                return PEERS[self.name].make(self.data, self.group, self.workers)
+                batches: Iterator[Any] = self.peer.make(self.data, self.group, self.workers)
+                return batches
         loader = self.loader(self.data.shards(self.kind))
-        return (batch for _ in iter(int, 1) for batch in loader)
+        return (batch for _ in itertools.count() for batch in loader)
 
     def expects(self, images: Tensor) -> bool:
         """Whether images have the shape and dtype of this suite."""
@@ -101,85 +120,106 @@ Compare = Callable[[Any, ProcessExecutor], tuple[float, float]]
 
 @dataclass(frozen=True)
 class LoaderRun:
-    """Settings of one run of the loader, article or dali suite."""
+    """One run of the loader, article or dali suite; ``report`` has its settings, but no results yet."""
 
+    report: Report
     photos: Photos
-    images: int
-    rounds: int
-    tile: int
-    clock: str
     settings: LoaderSettings
     advance: Advance
 
     @property
     def data(self) -> LoaderData:
         """Photographs of this run."""
-        return LoaderData(Path(self.settings.data).absolute(), self.photos, self.images, self.tile)
+        folder = Path(self.settings.data).absolute()
+        return LoaderData(folder, self.photos, self.report.images, self.report.tile)
 
     def measure(
-        self, contestants: Sequence[LoaderContestant], compare: Compare | None = None
-    ) -> tuple[list[Row], list[str]]:
-        """Open the contestants of a group, the reference first, and measure them in interleaved rounds.
-
-        Returns rows, and a note for each contestant that cannot be opened.
-        """
-        timings: dict[LoaderContestant, list[Timing]] = {}
-        opened: dict[LoaderContestant, tuple[float, float | None, float | None]] = {}
-        missing, seconds = [], self.settings.seconds
-        with contextlib.ExitStack() as stack:
-            children = {}
-            for done, who in enumerate(contestants):
-                self.advance(f"opening {who.name}, {who.group}", done / len(contestants))
-                child = stack.enter_context(ProcessExecutor(1))
-                try:
-                    child.submit(open_contestant, who).result()
-                    first = child.submit(time_first_batch, who).result()
-                    opened[who] = (first, *((None, None) if compare is None else compare(who, child)))
-                except (ShardError, ValueError) as error:
-                    missing.append(f"left out: {who.name}, {who.group}: {error}")
-                    continue
-                children[who], timings[who] = child, []
-                child.submit(time_round, seconds).result()
-            for number in range(self.rounds):
-                # Each round begins with another contestant, so that none always follows the same one.
-                order = list(children)[number % len(children) :] + list(children)[: number % len(children)]
-                for done, who in enumerate(order):
-                    self.advance(f"measuring {who.group}", (number + done / len(order)) / self.rounds)
-                    timings[who].append(children[who].submit(time_round, seconds).result())
-        if not timings:
-            return [], missing
-        rows = []
-        reference = [
-            timing.rate(self.clock, self.settings.workers) for timing in next(iter(timings.values()))
-        ]
-        for who, (first, mean, maximum) in opened.items():
-            rates = [timing.rate(self.clock, who.workers) for timing in timings[who]]
-            processor = statistics.median(1e6 * timing.processor / timing.images for timing in timings[who])
-            ratio, rate = _median_ratio(rates, reference), statistics.median(rates)
-            measured = {"images_per_second": rate, "processor": processor, "first": first}
-            rows.append(Row(who.group, who.name, ratio, mean, maximum, **measured, rates=tuple(rates)))
-        return rows, missing
-
-    def report(
-        self, suite: str, rows: Sequence[Row], missing: Sequence[str], load: float, **fields: Any
+        self,
+        kinds: Sequence[str],
+        groups: Mapping[str, str],
+        contestants: Callable[[str], Sequence[LoaderContestant]],
+        compare: Callable[[str], Compare] | None = None,
     ) -> Report:
-        """Report of this run; load: the load average before it. ValueError if nothing was measured."""
+        """Make shards of these kinds, then measure the selected contestants of each group.
+
+        groups: description by name. contestants, compare: functions of the name of a group. The first
+        contestant of a group is the reference. ValueError if nothing can be measured.
+        """
+        for done, kind in enumerate(kinds):
+            self.advance(f"making {kind} shards", done / len(kinds))
+            self.data.shards(kind)
+        load = os.getloadavg()[0]
+        rows: list[Row] = []
+        missing: list[str] = []
+        for group in groups:
+            present = []
+            for number, who in enumerate(contestants(group)):
+                if not number or self.settings.selects(who.name):
+                    note = who.absent()
+                    present += [who] if note is None else []
+                    missing += [] if note is None else [note]
+            rows += self._measure_group(present, missing, compare(group) if compare else None)
         if not rows:
-            raise ValueError(f"suite={suite}: no contestant can be measured: {'; '.join(missing)}")
-        return Report(
-            suite=suite,
-            size=size_label(self.photos),
-            images=self.images,
-            rounds=self.rounds,
-            clock=self.clock,
-            tile=self.tile,
+            raise ValueError(
+                f"suite={self.report.suite}: no contestant can be measured: {'; '.join(missing)}"
+            )
+        return replace(
+            self.report,
+            groups=dict(groups),
             rows=tuple(rows),
             comparison=f"load average {load:.1f} before, {os.getloadavg()[0]:.1f} after; "
             "speed: median over rounds, relative to the first of the group",
             missing=tuple(dict.fromkeys(missing)),
             workers=self.settings.workers,
-            **fields,
         )
+
+    def _measure_group(
+        self, contestants: Sequence[LoaderContestant], missing: list[str], compare: Compare | None
+    ) -> Iterator[Row]:
+        """Open the contestants, the reference first, and measure them in interleaved rounds.
+
+        A note for each contestant that cannot be opened is added to ``missing``.
+        """
+        opened: dict[LoaderContestant, tuple[float, float | None, float | None]] = {}
+        timings: dict[LoaderContestant, list[Timing]] = {}
+        with contextlib.ExitStack() as stack:
+            children = {who: stack.enter_context(ProcessExecutor(1)) for who in contestants}
+            for child in children.values():
+                child.submit(torch.set_num_threads, 1)  # all of them import torch at the same time
+            for done, (who, child) in enumerate(children.items()):
+                self.advance(f"opening {who.name}, {who.group}", done / len(contestants))
+                try:
+                    child.submit(open_contestant, who).result()
+                    first = child.submit(time_first_batch, who).result()
+                    mean, maximum = compare(who, child) if compare else (None, None)
+                    child.submit(time_round, self.settings.seconds).result()
+                except (ShardError, ValueError) as error:
+                    missing.append(f"left out: {who.name}, {who.group}: {error}")
+                else:
+                    opened[who], timings[who] = (first, mean, maximum), []
+            for number in range(self.report.rounds):
+                # Each round begins with another contestant, so that none always follows the same one.
+                for done, index in enumerate(np.roll(np.arange(len(opened)), -number).tolist()):
+                    who = list(opened)[index]
+                    progress = (number + done / len(opened)) / self.report.rounds
+                    self.advance(f"measuring {who.group}", progress)
+                    timing = children[who].submit(time_round, self.settings.seconds).result()
+                    timings[who].append(timing)
+        reference: list[float] = []
+        for who, (first, mean, maximum) in opened.items():
+            rates = [timing.rate(self.report.clock, who.workers) for timing in timings[who]]
+            reference = reference or rates
+            yield Row(
+                who.group,
+                who.name,
+                _median_ratio(rates, reference),
+                mean,
+                maximum,
+                images_per_second=statistics.median(rates),
+                processor=statistics.median(1e6 * one.processor / one.images for one in timings[who]),
+                first=first,
+                rates=tuple(rates),
+            )
 
 
 def _median_ratio(rates: Sequence[float], others: Sequence[float]) -> float:
@@ -189,34 +229,19 @@ def _median_ratio(rates: Sequence[float], others: Sequence[float]) -> float:
 
 def measure_loaders(run: LoaderRun) -> Report:
     """Measure every loader that is installed."""
-    run.data.make(("ordinary", "tiled", "raw"), run.advance)
-    load = os.getloadavg()[0]
-    contestants, missing = _contestants(run)
-    rows: list[Row] = []
-    for group in GROUPS:
-        measured, failed = run.measure([who for who in contestants if who.group == group])
-        rows += measured
-        missing += failed
-    figures = "; ".join(f"{name}: {value}" for name, value in (*_efficiencies(rows), *_first_and_memory(run)))
-    work = f"shards -> RandomResizedCrop({SIZE}) -> batches of {BATCH}"
-    about = {"work": work, "groups": GROUPS, "figures": (figures,) if figures else ()}
-    return run.report("loader", rows, missing, load, **about)
-
-
-def _contestants(run: LoaderRun) -> tuple[list[LoaderContestant], list[str]]:
     ours = [f"tarpeg, {kind}, {engine}" for kind in _KINDS for engine in ENGINES]
     names = [*PEERS, *ours, *(f"{_BOUND}{kind}" for kind in _KINDS[1:])]
-    notes = {name: absent(name) for name in run.settings.selected(names)}
-    found = [
-        LoaderContestant(name, group, run.data, run.settings.workers)
-        for name, note in notes.items()
-        if note is None
-        for group in GROUPS
-    ]
-    return found, [note for note in notes.values() if note is not None]
+
+    def contestants(group: str) -> list[LoaderContestant]:
+        return [LoaderContestant(name, group, run.data, run.settings.workers) for name in names]
+
+    report = run.measure(_KINDS, GROUPS, contestants)
+    figures = [f"{name}: {value}" for name, value in (*_efficiencies(report.rows), *_first_and_memory(run))]
+    work = f"shards -> RandomResizedCrop({SIZE}) -> batches of {BATCH}"
+    return replace(report, work=work, figures=("; ".join(figures),) if figures else ())
 
 
-def _efficiencies(rows: list[Row]) -> Iterator[tuple[str, str]]:
+def _efficiencies(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
     """Rates of our loaders relative to the operator alone, round by round."""
     by_name = {(row.group, row.name): row for row in rows}
     for (group, name), bound in by_name.items():
@@ -237,8 +262,8 @@ def _first_and_memory(run: LoaderRun) -> Iterator[tuple[str, str]]:
         if not run.settings.selects(who.name):
             continue
         seconds = []
-        for number in range(run.rounds):
-            run.advance(f"first batch, {engine}", number / run.rounds)
+        for number in range(run.report.rounds):
+            run.advance(f"first batch, {engine}", number / run.report.rounds)
             with ProcessExecutor(1) as child:
                 seconds.append(child.submit(time_data_module, who).result())
         yield f"first batch after setup, {engine}", f"{statistics.median(seconds):.2f} s"
@@ -251,24 +276,20 @@ def _first_and_memory(run: LoaderRun) -> Iterator[tuple[str, str]]:
             yield f"memory over {epochs} epochs, {engine}", f"{kept[-1] / 2**20:.0f} MB, {growth}"
 
 
-class _Measured(Protocol):
-    def measure(self, seconds: float) -> Timing: ...
-
-
-# What follows runs in a child process, in which one of these is open.
-_open: list[_Measured] = []
+# What follows runs in a child process, in which one contestant is open.
+_open: list[_Batches | _OperatorAlone] = []
 
 
 def open_contestant(who: LoaderContestant) -> None:
     """Prepare ``who``'s data and batches, but make no batch yet."""
     torch.set_num_threads(1)
-    _open.append(_OperatorAlone(who) if who.name.startswith(_BOUND) else _Batches(who))
+    _open.append(_OperatorAlone(who) if who.name.startswith(_BOUND) else _Batches(who.batches()))
 
 
 def open_decoder(who: LoaderContestant, number: int) -> None:
     """Prepare the operator alone in process ``number`` of the bound."""
     torch.set_num_threads(1)
-    _open.append(_Decoder(who, number))
+    _open.append(_Batches(_decoded(who, number)))
 
 
 def time_first_batch(who: LoaderContestant) -> float:
@@ -319,10 +340,10 @@ def memory_by_epoch(who: LoaderContestant, epochs: int) -> list[int]:
 
 
 class _Batches:
-    """The batches of a contestant."""
+    """Endless batches in this process."""
 
-    def __init__(self, who: LoaderContestant) -> None:
-        self.batches = who.batches()
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self.batches = batches
 
     def measure(self, seconds: float) -> Timing:
         for _ in range(_WARM_UP):
@@ -340,8 +361,9 @@ class _OperatorAlone:
 
     def __init__(self, who: LoaderContestant) -> None:
         self._children = [ProcessExecutor(1) for _ in range(who.workers)]
-        for number, child in enumerate(self._children):
-            child.submit(open_decoder, who, number).result()
+        opening = [child.submit(open_decoder, who, number) for number, child in enumerate(self._children)]
+        for one in opening:
+            one.result()
 
     def measure(self, seconds: float) -> Timing:
         running = [child.submit(time_round, seconds) for child in self._children]
@@ -351,34 +373,22 @@ class _OperatorAlone:
         return Timing(images, images / rate, sum(part.processor for part in parts))
 
 
-class _Decoder:
-    """The operator alone, on batches in an order that depends on ``number``."""
-
-    def __init__(self, who: LoaderContestant, number: int) -> None:
-        shards = Shards(who.data.shards(who.kind))
-        order = np.random.default_rng(number).permutation(len(shards))
-        ids = order[: len(order) // BATCH * BATCH].reshape(-1, BATCH)
-        self._batches = [shards.images(part) for part in ids]
-        self._left = iter(self._batches)
-        is_float = who.group == "float32"
-        self._options: dict[str, Any] = {"mean": MEAN, "std": STD, "dtype": torch.float32} if is_float else {}
-        shape = (BATCH, SIZE, SIZE, 3)
-        self._out = torch.zeros(shape, dtype=getattr(torch, who.group)).permute(0, 3, 1, 2)
-
-    def measure(self, seconds: float) -> Timing:
-        crop, generator, images = RandomResizedCrop(SIZE), np.random.default_rng(0), 0
-        processor, started = time.process_time(), time.perf_counter()
-        while time.perf_counter() - started < seconds or not images:
-            jpegs = next(self._left, None)
-            if jpegs is None:
-                self._left = iter(self._batches)
-                continue
-            boxes = crop.boxes(decode.image_sizes(jpegs).numpy(), generator.random((BATCH, crop.draws)))
-            flips = torch.from_numpy(generator.random(BATCH) < 0.5) if self._options else None
-            boxes_tensor = torch.from_numpy(boxes)
-            decode.decode_batch(jpegs, boxes_tensor, SIZE, flips, out=self._out, threads=1, **self._options)
-            images += BATCH
-        return Timing(images, time.perf_counter() - started, time.process_time() - processor)
+def _decoded(who: LoaderContestant, number: int) -> Iterator[tuple[Tensor]]:
+    """Endless batches of the operator alone, in an order that depends on ``number``."""
+    shards, crop, generator = (
+        Shards(who.data.shards(who.kind)),
+        RandomResizedCrop(SIZE),
+        np.random.default_rng(number),
+    )
+    ids = generator.permutation(len(shards))[: len(shards) // BATCH * BATCH].reshape(-1, BATCH)
+    is_float = who.group == "float32"
+    options: dict[str, Any] = {"mean": MEAN, "std": STD, "dtype": torch.float32} if is_float else {}
+    out = torch.zeros((BATCH, SIZE, SIZE, 3), dtype=getattr(torch, who.group)).permute(0, 3, 1, 2)
+    for jpegs in itertools.cycle([shards.images(part) for part in ids]):
+        boxes = crop.boxes(decode.image_sizes(jpegs).numpy(), generator.random((BATCH, crop.draws)))
+        flips = torch.from_numpy(generator.random(BATCH) < 0.5) if is_float else None
+        decode.decode_batch(jpegs, torch.from_numpy(boxes), SIZE, flips, out=out, threads=1, **options)
+        yield (out,)
 
 
 def _wait_until_idle() -> None:
@@ -394,33 +404,27 @@ def _wait_until_idle() -> None:
 
 def _processor_seconds() -> float:
     """Processor time of this process and its descendants."""
-    total = 0
-    for pid in _family():
-        fields = _read(pid, "stat").rpartition(")")[2].split()
-        total += sum(map(int, fields[11:13]))
-    return total / _TICKS
+    return sum(int(field) for fields in _family().values() for field in fields[11:13]) / _TICKS
 
 
 def _resident() -> int:
     """RssAnon and RssShmem of this process and its descendants, in bytes."""
-    lines = [line.split() for pid in _family() for line in _read(pid, "status").splitlines()]
+    lines = [line.split() for pid in _family() for line in _read(Path(f"/proc/{pid}/status")).splitlines()]
     return sum(1024 * int(line[1]) for line in lines if line[:1] in (["RssAnon:"], ["RssShmem:"]))
 
 
-def _family() -> list[int]:
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            fields = _read(int(entry.name), "stat").rpartition(")")[2].split()
-            parents[int(entry.name)] = int(fields[1]) if fields else 0
+def _family() -> dict[int, list[str]]:
+    """Fields of /proc/PID/stat after the command, of this process and its descendants, by process."""
+    texts = {int(path.parent.name): _read(path) for path in Path("/proc").glob("[0-9]*/stat")}
+    fields = {pid: text.rpartition(")")[2].split() for pid, text in texts.items() if text}
     found = [os.getpid()]
-    for pid in found:
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found
+    for parent in found:
+        found += [pid for pid, values in fields.items() if int(values[1]) == parent]
+    return {pid: fields[pid] for pid in found}
 
 
-def _read(pid: int, name: str) -> str:
+def _read(path: Path) -> str:
     try:
-        return Path(f"/proc/{pid}/{name}").read_text()
+        return path.read_text()
     except OSError:
         return ""  # the process has ended meanwhile

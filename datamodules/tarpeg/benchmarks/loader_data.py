@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ..cache.build import build_cache
 from ..cache.codecs import Raw, Tiled
-from ..datasets.synthetic import Photos
+from ..datasets.synthetic import Photos, check_integer
 from ..datasets.writer import make_shards
 from ..shards.mapped import Shards
 
@@ -38,10 +38,8 @@ class LoaderSettings:
     only: tuple[str, ...] | list[str] = field(default_factory=tuple)
 
     def __post_init__(self) -> None:
-        for name, low in (("workers", 1), ("epochs", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < low:
-                raise ValueError(f"loader.{name}={value!r} must be an integer of at least {low}")
+        check_integer("loader.workers", self.workers, 1)
+        check_integer("loader.epochs", self.epochs, 0)
         if not isinstance(self.seconds, (int, float)) or not self.seconds > 0:
             raise ValueError(f"loader.seconds={self.seconds!r} must be a positive number")
 
@@ -57,10 +55,6 @@ class LoaderSettings:
     def selects(self, name: str) -> bool:
         """Whether ``only`` includes this contestant."""
         return not self.only or any(part in name for part in self.only)
-
-    def selected(self, names: Sequence[str]) -> list[str]:
-        """First of the names and those that ``only`` includes."""
-        return [name for number, name in enumerate(names) if not number or self.selects(name)]
 
 
 @dataclass(frozen=True)
@@ -80,12 +74,6 @@ class LoaderData:
     def samples_per_epoch(self) -> int:
         """Samples per epoch."""
         return REPEATS * self.images
-
-    def make(self, kinds: Sequence[str], advance: Advance) -> None:
-        """Make the missing shards of these kinds."""
-        for done, kind in enumerate(kinds):
-            advance(f"making {kind} shards", done / len(kinds))
-            self.shards(kind)
 
     def shards(self, kind: str, repeats: int = REPEATS) -> list[Path]:
         """Paths of the shards that hold every photograph ``repeats`` times, made if they are missing.

@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader
 
 from ..sampling.crops import RandomResizedCrop
-from .decode_peers import BATCH, MEAN, SIZE, STD, decode_jpeg, jpeg_tensor
+from .decode_peers import BATCH, MEAN, SIZE, STD, dali_normalised, decode_jpeg, jpeg_tensor
 from .loader_data import REPEATS, LoaderData
-from .report import INSTALL_ERRORS, left_out
 
 Batches = Iterator[Any]
 _SHUFFLED = 1000  # samples in a shuffle buffer, where there is one
@@ -72,34 +71,43 @@ def from_webdataset(
     return _loaded(pipeline, workers, batch_size=None)
 
 
-class _Files(Dataset[tuple[Tensor, int]]):
-    def __init__(self, data: LoaderData, group: str) -> None:
-        self._files, self._epoch, self._transform = _loose(data), data.samples_per_epoch, Transform(group)
+def _loose(data: LoaderData) -> Path:
+    """Folder of the photographs as LABEL/NUMBER.jpg."""
 
-    def __len__(self) -> int:
-        return self._epoch
-
-    def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        path = self._files[number % len(self._files)]
-        return self._transform(path.read_bytes()), int(path.parent.name)
-
-
-def _loose(data: LoaderData) -> list[Path]:
     def make(folder: Path) -> None:
         for number, (jpeg, label) in enumerate(data.samples()):
             path = folder / str(label) / f"{number:08d}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(jpeg)
 
-    return sorted(data.cached("files", make).glob("*/*.jpg"))
+    return data.cached("files", make)
 
 
 def _files(data: LoaderData, group: str, workers: int) -> Batches:
-    return _loaded(_Files(data, group), workers, batch_size=BATCH, shuffle=True, drop_last=True)
+    datasets = importlib.import_module("torchvision.datasets")
+    folder = datasets.ImageFolder(_loose(data), Transform(group), loader=_read_bytes)
+    epoch: Any = ConcatDataset([folder] * REPEATS)
+    return _loaded(epoch, workers, batch_size=BATCH, shuffle=True, drop_last=True)
+
+
+def _read_bytes(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+def _transformed(dataset: Any, group: str) -> Any:
+    """Subclass of a dataset of {"image": jpeg, "label": label} that returns transformed samples."""
+    transform = Transform(group)
+
+    class Samples(dataset):  # type: ignore[misc]
+        def __getitem__(self, index: Any) -> Any:
+            sample = super().__getitem__(index)
+            return transform(sample["image"]), sample["label"]
+
+    return Samples
 
 
 def _litdata(data: LoaderData, group: str, workers: int) -> Batches:
-    litdata, transform = importlib.import_module("litdata"), Transform(group)
+    litdata = importlib.import_module("litdata")
 
     def make(folder: Path) -> None:
         cache = importlib.import_module("litdata.streaming.cache").Cache(str(folder), chunk_bytes="64MB")
@@ -108,37 +116,33 @@ def _litdata(data: LoaderData, group: str, workers: int) -> Batches:
         cache.done()
         cache.merge()
 
-    class Samples(litdata.StreamingDataset):  # type: ignore[misc, name-defined]
-        def __getitem__(self, index: Any) -> Any:
-            sample = super().__getitem__(index)
-            return transform(sample["image"]), sample["label"]
-
-    dataset = Samples(str(data.cached("litdata", make)), shuffle=True, drop_last=True)
+    samples = _transformed(litdata.StreamingDataset, group)
+    dataset = samples(str(data.cached("litdata", make)), shuffle=True, drop_last=True)
     loader = litdata.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=workers, **_FORKED)
     return _for_ever(loader)
 
 
 def _streaming(data: LoaderData, group: str, workers: int) -> Batches:
-    streaming, transform = importlib.import_module("streaming"), Transform(group)
+    streaming = importlib.import_module("streaming")
 
     def make(folder: Path) -> None:
         with streaming.MDSWriter(out=str(folder), columns={"image": "bytes", "label": "int"}) as writer:
             for jpeg, label in data.samples():
                 writer.write({"image": jpeg, "label": label})
 
-    class Samples(streaming.StreamingDataset):  # type: ignore[misc, name-defined]
-        def __getitem__(self, index: Any) -> Any:
-            sample = super().__getitem__(index)
-            return transform(sample["image"]), sample["label"]
-
+    samples = _transformed(streaming.StreamingDataset, group)
     folder = str(data.cached("streaming", make))
-    dataset = Samples(local=folder, shuffle=True, batch_size=BATCH, epoch_size=data.samples_per_epoch)
+    dataset = samples(local=folder, shuffle=True, batch_size=BATCH, epoch_size=data.samples_per_epoch)
     return _loaded(dataset, workers, batch_size=BATCH, drop_last=True)
 
 
 def _spdl(data: LoaderData, group: str, workers: int) -> Batches:
     io, pipeline = importlib.import_module("spdl.io"), importlib.import_module("spdl.pipeline")
-    crop, generator, files = RandomResizedCrop(SIZE), np.random.default_rng(0), _loose(data)
+    crop, generator, files = (
+        RandomResizedCrop(SIZE),
+        np.random.default_rng(0),
+        sorted(_loose(data).glob("*/*.jpg")),
+    )
     io.demux_image(str(files[0]))  # raises without FFmpeg's libraries; the pipeline would only log that
     scale = 1 / (255 * torch.tensor(STD).reshape(3, 1, 1))
     shift = -torch.tensor(MEAN).reshape(3, 1, 1) / torch.tensor(STD).reshape(3, 1, 1)
@@ -178,9 +182,7 @@ def _dali(data: LoaderData, group: str, workers: int) -> Batches:
         )
         images = fn.resize(images, size=[SIZE, SIZE], antialias=True)
         if group == "float32":
-            mean, std = ([255 * x for x in values] for values in (MEAN, STD))
-            options = {"dtype": types.FLOAT, "output_layout": "CHW", "mean": mean, "std": std}
-            images = fn.crop_mirror_normalize(images, mirror=fn.random.coin_flip(), **options)
+            images = dali_normalised(fn, types, images, fn.random.coin_flip())
         return images
 
     return from_dali(data, workers, graph)
@@ -266,11 +268,16 @@ _FFCV_PACKAGES = (
 
 
 class Peer(NamedTuple):
-    """A loader: packages that pip installs for it, its module, and make(data, group, workers) -> batches."""
+    """Another library's loader or pipeline, made by ``make``.
+
+    packages: what pip installs for it. module: imported to find out whether it is installed.
+    prepare: called with the folder of the photographs before ``make``; it may raise RuntimeError.
+    """
 
     packages: str
     module: str
-    make: Callable[[LoaderData, str, int], Batches]
+    make: Callable[..., Any]
+    prepare: Callable[[Path], object] | None = None
 
 
 PEERS = {
@@ -283,17 +290,7 @@ PEERS = {
     "FFCV, JPEG": Peer(_FFCV_PACKAGES, "ffcv", _ffcv("jpg")),
     "FFCV, raw pixels": Peer(_FFCV_PACKAGES, "ffcv", _ffcv("raw")),
 }
-"""By name; the first is the reference."""
-
-
-def absent(name: str) -> str | None:
-    """Return a note with the packages to install if peer ``name`` is not installed, otherwise None."""
-    if name in PEERS:
-        try:
-            importlib.import_module(PEERS[name].module)
-        except INSTALL_ERRORS as error:
-            return left_out(error, PEERS[name].packages, name)
-    return None
+"""Peers of the loader suite, made with (data, group, workers); the first is the reference."""
 
 
 @contextlib.contextmanager

@@ -12,8 +12,10 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,19 +50,51 @@ from .report import Report, Row
 
 _CROP = 256
 _CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-# Default size and number of photographs.
+
+
+class _Suite(NamedTuple):
+    """Default size and number of photographs; the rest only for suites that run in this process.
+
+    ours: contestants that are always installed, the first of each group before the others of it.
+    """
+
+    size: str
+    images: int
+    work: str = ""
+    comparison: str = ""
+    ours: Callable[[], list[InProcessContestant]] = list
+    peers: tuple[Peer, ...] = ()
+
+
 _SUITES = {
-    "crop": ("article", 200),
-    "resize": ("imagenet", 200),
-    "augment": ("imagenet", 200),
-    "loader": ("imagenet", 2048),
-    "article": ("article", 2048),
-    "dali": ("imagenet", 2048),
-}
-_IN_PROCESS: dict[str, tuple[Callable[[], list[InProcessContestant]], tuple[Peer, ...]]] = {
-    "crop": (crop_contestants, CROP_PEERS),
-    "resize": (resize_contestants, RESIZE_PEERS),
-    "augment": (augment_contestants, AUGMENT_PEERS),
+    "crop": _Suite(
+        "article",
+        200,
+        f"random {_CROP}x{_CROP} crop",
+        "speed relative to torchvision; pixels compared with Pillow's; the bound has other pixels",
+        crop_contestants,
+        CROP_PEERS,
+    ),
+    "resize": _Suite(
+        "imagenet",
+        200,
+        f"RandomResizedCrop({SIZE}), bilinear",
+        "speed and pixels relative to torchvision v2",
+        resize_contestants,
+        RESIZE_PEERS,
+    ),
+    "augment": _Suite(
+        "imagenet",
+        200,
+        f"batches of {BATCH} at {SIZE}x{SIZE}",
+        "speed and pixels relative to torchvision v2; the whole chain: flip, affine, brightness, contrast, "
+        "saturation, hue, erase, normalise",
+        augment_contestants,
+        AUGMENT_PEERS,
+    ),
+    "loader": _Suite("imagenet", 2048),
+    "article": _Suite("article", 2048),
+    "dali": _Suite("imagenet", 2048),
 }
 
 
@@ -91,100 +125,65 @@ def measure(
     for name, choice, choices in (("suite", suite, _SUITES), ("clock", clock, _CLOCKS)):
         if choice not in choices:
             raise ValueError(f"{name}={choice!r} must be one of {', '.join(choices)}")
-    default_size, default_images = _SUITES[suite]
-    images = default_images if images is None else images
+    images = _SUITES[suite].images if images is None else images
+    in_process = bool(_SUITES[suite].peers)
     # An epoch of the loaders must fill a batch of 64; it has every photograph eight times.
-    for name, value, low in (("images", images, 1 if suite in _IN_PROCESS else 8), ("rounds", rounds, 1)):
+    for name, value, low in (("images", images, 1 if in_process else 8), ("rounds", rounds, 1)):
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise ValueError(f"{name}={value!r} must be an integer of at least {low} for suite={suite}")
     if device != "cpu" and (device != "cuda" or suite != "augment" or not torch.cuda.is_available()):
         raise ValueError(f"device={device!r} must be 'cpu', or 'cuda' for suite=augment if there is a GPU")
-    photos = Photos(size=default_size if size is None else size, seed=seed)
+    photos = Photos(size=_SUITES[suite].size if size is None else size, seed=seed)
     settings = LoaderSettings.of(loader or {})
+    report = Report(suite, size_label(photos), images, rounds, clock, tile)
     with _progress() as advance:
-        if suite in _IN_PROCESS:
+        if in_process:
             with _one_thread():
-                return _measure_in_process(suite, photos, images, rounds, tile, clock, device, advance)
-        run = LoaderRun(photos, images, rounds, tile, clock, settings, advance)
-        return measure_loaders(run) if suite == "loader" else measure_replays(suite, run)
+                return _measure_in_process(report, photos, device, advance)
+        run = LoaderRun(report, photos, settings, advance)
+        return measure_loaders(run) if suite == "loader" else measure_replays(run)
 
 
-def _measure_in_process(
-    suite: str, photos: Photos, images: int, rounds: int, tile: int, clock: str, device: str, advance: Advance
-) -> Report:
-    ours, peers = _IN_PROCESS[suite]
-    jpegs = []
+def _measure_in_process(report: Report, photos: Photos, device: str, advance: Advance) -> Report:
+    suite, images, jpegs = _SUITES[report.suite], report.images, []
+    batches: list[Any] = []
     for jpeg in _photographs(photos, images):
         jpegs.append(jpeg)
         advance("drawing", len(jpegs) / images)
-    crop = RandomCrop(_CROP) if suite == "crop" else RandomResizedCrop(SIZE)
-    batches: list[Any] = []
+    crop = RandomCrop(_CROP) if report.suite == "crop" else RandomResizedCrop(SIZE)
+    is_augment = report.suite == "augment"
     for start in range(0, images, BATCH):
         part, seed = jpegs[start : start + BATCH], photos.seed + start
-        if suite == "augment":
+        if is_augment:
             batches.append(augment_input(part, seed, device))
         else:
-            batches.append(decode_input(part, crop, tile, seed, stores_crops=suite == "crop"))
+            batches.append(decode_input(part, crop, report.tile, seed, stores_crops=report.suite == "crop"))
         advance("tiling", min(1.0, (start + BATCH) / images))
-    always = ours()
-    others, missing = installed(peers)
+    contestants = suite.ours()
+    order = [who.group for who in contestants]
+    others, missing = installed(suite.peers)
     # A stable sort: the first of a group stays first.
-    order = [who.group for who in always]
-    contestants = sorted([*always, *others], key=lambda who: order.index(who.group))
-    differences = _differences(contestants, batches, suite, advance)
-    seconds = _times(contestants, batches, rounds, _CLOCKS[clock], advance)
-    references = {who.group: spent for who, spent in reversed(list(zip(contestants, seconds, strict=True)))}
-    rows = [
-        Row(
-            who.group, who.name, references[who.group] / spent, *difference, microseconds=1e6 * spent / images
-        )
-        for who, spent, difference in zip(contestants, seconds, differences, strict=True)
-    ]
-    work = {
-        "crop": f"random {_CROP}x{_CROP} crop",
-        "resize": f"RandomResizedCrop({SIZE}), bilinear",
-        "augment": f"batches of {BATCH} at {SIZE}x{SIZE} on the {device}",
-    }[suite]
-    comparison = {
-        "crop": "speed relative to torchvision; pixels compared with Pillow's; the bound has other pixels",
-        "resize": "speed and pixels relative to torchvision v2",
-        "augment": "speed and pixels relative to torchvision v2; the whole chain: flip, affine, brightness, "
-        "contrast, saturation, hue, erase, normalise",
-    }[suite]
-    figures: list[str] = []
-    if suite != "augment":
-        missing = (*missing, FFCV_MISSING)
-        figures.append(_file_sizes(jpegs, [jpeg for batch in batches for jpeg in batch.tiled], tile))
-    return Report(
-        suite,
-        work,
-        size_label(photos),
-        images,
-        rounds,
-        clock,
-        tile,
-        {} if suite == "augment" else GROUPS,
-        tuple(rows),
-        comparison,
-        tuple(figures),
-        missing,
-    )
+    contestants = sorted([*contestants, *others], key=lambda who: order.index(who.group))
+    differences = _differences(contestants, batches, report.suite, advance)
+    seconds = _times(contestants, batches, report.rounds, _CLOCKS[report.clock], advance)
+    references: dict[str, float] = {}
+    rows = []
+    for who, spent, difference in zip(contestants, seconds, differences, strict=True):
+        ratio = references.setdefault(who.group, spent) / spent
+        rows.append(Row(who.group, who.name, ratio, *difference, microseconds=1e6 * spent / images))
+    report = replace(report, work=suite.work, rows=tuple(rows), comparison=suite.comparison, missing=missing)
+    if is_augment:
+        return replace(report, work=f"{suite.work} on the {device}")
+    figures = (_file_sizes(jpegs, [jpeg for batch in batches for jpeg in batch.tiled], report.tile),)
+    return replace(report, groups=GROUPS, figures=figures, missing=(*missing, FFCV_MISSING))
 
 
 def _photographs(photos: Photos, count: int) -> Iterator[bytes]:
     """JPEGs of the photographs, drawn in processes if there are enough to outweigh their start."""
-    blocks = [(photos, range(start, min(start + 8, count))) for start in range(0, count, 8)]
-    workers = min(usable_cores(), count // 64)
-    drawn: Iterable[list[bytes]] = map(_draw, blocks)
-    if workers > 1:
-        drawn = map_in_processes(_draw, blocks, workers)
-    for jpegs in drawn:
-        yield from jpegs
-
-
-def _draw(block: tuple[Photos, Sequence[int]]) -> list[bytes]:
-    photos, indices = block
-    return [photograph(photos, index).jpeg for index in indices]
+    workers, draw = min(usable_cores(), count // 64), partial(photograph, photos)
+    drawn = map_in_processes(draw, range(count), workers) if workers > 1 else map(draw, range(count))
+    for one in drawn:
+        yield one.jpeg
 
 
 def _file_sizes(jpegs: Sequence[bytes], tiled: Sequence[Tensor], tile: int) -> str:

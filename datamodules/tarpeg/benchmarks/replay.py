@@ -6,19 +6,17 @@ the loader suite, each contestant runs in a process of its own.
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..augment.distortions import Mask
 from ..augment.module import Augment
-from ..errors import BuildError
 from ..loader.batch import augmented, pixels_of
 from ..loader.config import LoaderConfig
 from ..loader.loader import Loader
@@ -28,12 +26,12 @@ from ..processes import ProcessExecutor
 from ..sampling.crops import CenterCrop, Crop, RandomCrop, RandomResizedCrop, Whole
 from ..sampling.sampler import Request
 from . import replay_peers
-from .decode_peers import BATCH
+from .decode_peers import BATCH, Graph
 from .loader import ENGINES, Compare, LoaderContestant, LoaderRun
-from .loader_data import LoaderData, size_label
-from .loader_peers import Batches, as_value_error
+from .loader_data import LoaderData
+from .loader_peers import Batches, Peer, as_value_error
 from .replay_peers import CELLS, CROP, MASKED, RATIO, SCALE, SHORTER, GivenBatch
-from .report import INSTALL_ERRORS, Report, Row, left_out
+from .report import Report
 
 SKIPPING = "webdataset + crop and skip"
 """Contestant that decodes as the article did."""
@@ -109,19 +107,6 @@ _WORK = {
 }
 
 
-class _Pipeline(Protocol):
-    def batches(self, data: LoaderData, workers: int) -> Batches: ...
-    def replay(self, given: GivenBatch) -> Tensor: ...
-
-
-class _Peer(NamedTuple):
-    """A peer: packages that pip installs for it, its module, and the function that makes its pipeline."""
-
-    packages: str
-    module: str
-    make: Callable[[LoaderData], _Pipeline]
-
-
 @dataclass(frozen=True)
 class ReplayContestant(LoaderContestant):
     """A contestant of ``suite``; the group is one of its recipes."""
@@ -133,11 +118,17 @@ class ReplayContestant(LoaderContestant):
         """Recipe of the group."""
         return RECIPES[self.suite][self.group]
 
+    @property
+    def peer(self) -> Peer | None:
+        """Library of this contestant; None for this library."""
+        return _PEERS[self.suite, self.group].get(self.name)
+
     def batches(self) -> Batches:
         """Endless batches; ValueError if they cannot be made here."""
         with as_value_error():
-            pipeline = self._pipeline()
-            return self._ours() if pipeline is None else pipeline.batches(self.data, self.workers)
+            if self.peer is not None:
+                return _pipeline(self.peer, self.data).batches(self.data, self.workers)
+            return self._ours()
 
     def expects(self, images: Tensor) -> bool:
         """Whether images have the shape and dtype of the recipe."""
@@ -145,9 +136,8 @@ class ReplayContestant(LoaderContestant):
 
     def replay(self, given: GivenBatch) -> Tensor:
         """Make the given batch; ours is the first batch of our loader, as contiguous planes."""
-        pipeline = self._pipeline()
-        if pipeline is not None:
-            return pipeline.replay(given)
+        if self.peer is not None:
+            return _pipeline(self.peer, self.data).replay(given)
         loader = self._loader()
         image, request = next(self._augmented(loader))
         if request is None or request.ids.tolist() != given.ids:
@@ -156,22 +146,7 @@ class ReplayContestant(LoaderContestant):
         loader.close()
         return image
 
-    def absent(self) -> str | None:
-        """Return a note with the packages to install if this contestant cannot run here, otherwise None."""
-        peer = _PEERS[self.suite, self.group].get(self.name)
-        if peer is not None:
-            try:
-                importlib.import_module(peer.module)
-                peer.make(self.data)
-            except (*INSTALL_ERRORS, BuildError) as error:
-                return left_out(error, peer.packages, self.name)
-        return None
-
-    def _pipeline(self) -> _Pipeline | None:
-        peer = _PEERS[self.suite, self.group].get(self.name)
-        return None if peer is None else peer.make(self.data)
-
-    def _ours(self) -> Iterator[tuple[Tensor]]:
+    def _ours(self) -> Batches:
         loader = self._loader()
         while True:
             for image, _ in self._augmented(loader):
@@ -224,33 +199,24 @@ def contestant_names(suite: str, group: str) -> list[str]:
     return [*_PEERS[suite, group], *(f"tarpeg, {kind}, {engine}" for kind in _KINDS for engine in ENGINES)]
 
 
-def measure_replays(suite: str, run: LoaderRun) -> Report:
+def measure_replays(run: LoaderRun) -> Report:
     """Measure every pipeline of the suite with every library that is installed."""
+    suite, data = run.report.suite, run.data
     if suite == "article" and not all(map(_is_large, run.photos.size)):
         raise ValueError(
-            f"size={size_label(run.photos)} must be article, big, or sides of at least {CROP}: "
+            f"size={run.report.size} must be article, big, or sides of at least {CROP}: "
             f"suite=article crops {CROP}x{CROP}"
         )
-    run.data.make(_KINDS, run.advance)
-    load = os.getloadavg()[0]
-    rows: list[Row] = []
-    missing: list[str] = []
-    for group in RECIPES[suite]:
-        contestants = []
-        for name in run.settings.selected(contestant_names(suite, group)):
-            who = ReplayContestant(name, group, run.data, run.settings.workers, suite)
-            note = who.absent()
-            if note is None:
-                contestants.append(who)
-            else:
-                missing.append(note)
-        measured, failed = run.measure(contestants, _comparison(suite, group, run.data))
-        rows += measured
-        missing += failed
-    gains = [row.ratio for row in rows if row.name == SKIPPING]
-    figures = tuple(f"speed of the article's own technique, crop and skip: {ratio:.2f}x" for ratio in gains)
+
+    def contestants(group: str) -> list[ReplayContestant]:
+        names = contestant_names(suite, group)
+        return [ReplayContestant(name, group, data, run.settings.workers, suite) for name in names]
+
     groups = {group: f"{group}: {recipe.makes}" for group, recipe in RECIPES[suite].items()}
-    return run.report(suite, rows, missing, load, work=_WORK[suite], groups=groups, figures=figures)
+    report = run.measure(_KINDS, groups, contestants, lambda group: _comparison(suite, group, data))
+    gains = [row.ratio for row in report.rows if row.name == SKIPPING]
+    figures = tuple(f"speed of the article's own technique, crop and skip: {ratio:.2f}x" for ratio in gains)
+    return replace(report, work=_WORK[suite], figures=figures)
 
 
 def _is_large(size: str | tuple[int, int]) -> bool:
@@ -271,40 +237,42 @@ def _comparison(suite: str, group: str, data: LoaderData) -> Compare:
     return compare
 
 
-def _torch(
-    pipeline: replay_peers.Article | replay_peers.Imagenet, packages: str = "webdataset torchvision"
-) -> _Peer:
-    return _Peer(packages, "webdataset", lambda data: pipeline)
+_Pipeline = replay_peers.Article | replay_peers.Imagenet | replay_peers.Dali
 
 
-def _skipping(data: LoaderData) -> _Pipeline:
-    return replay_peers.Article(replay_peers.BySkipping(replay_peers.compile_crop_skip(data.folder)))
+def _pipeline(peer: Peer, data: LoaderData) -> _Pipeline:
+    pipeline: _Pipeline = peer.make(data.folder)
+    return pipeline
 
 
-def _dali(graph: replay_peers.Graph) -> _Peer:
-    return _Peer("nvidia-dali-cuda130", "nvidia.dali", lambda data: replay_peers.Dali(graph))
+def _torch(pipeline: _Pipeline) -> Peer:
+    return Peer("webdataset torchvision", "webdataset", lambda folder: pipeline)
 
 
-# By suite and group; the first of each is the reference.
-_PEERS: dict[tuple[str, str], dict[str, _Peer]] = {
+def _skipping(folder: Path) -> _Pipeline:
+    return replay_peers.Article(replay_peers.by_skipping(replay_peers.compile_crop_skip(folder)))
+
+
+def _dali(graph: Graph) -> Peer:
+    return Peer("nvidia-dali-cuda130", "nvidia.dali", lambda folder: replay_peers.Dali(graph))
+
+
+def _imagenet(group: str, graph: Graph, has_antialias: bool = True) -> dict[str, Peer]:
+    peers = {"webdataset + torchvision v2": _torch(replay_peers.Imagenet(group)), "DALI": _dali(graph)}
+    if has_antialias:
+        peers["DALI, antialias=False"] = _dali(partial(graph, antialias=False))
+    return peers
+
+
+# By suite and group, made with the folder of the photographs; the first of each is the reference.
+_PEERS: dict[tuple[str, str], dict[str, Peer]] = {
     ("article", "training"): {
         "webdataset + torchvision": _torch(replay_peers.Article(replay_peers.by_torchvision)),
         "webdataset + Pillow": _torch(replay_peers.Article(replay_peers.by_pillow)),
-        SKIPPING: _Peer("", "webdataset", _skipping),
+        SKIPPING: Peer("", "webdataset", _skipping, replay_peers.compile_crop_skip),
         "DALI": _dali(replay_peers.article),
     },
-    ("dali", "training"): {
-        "webdataset + torchvision v2": _torch(replay_peers.Imagenet("training")),
-        "DALI": _dali(replay_peers.training),
-        "DALI, antialias=False": _dali(partial(replay_peers.training, antialias=False)),
-    },
-    ("dali", "validation"): {
-        "webdataset + torchvision v2": _torch(replay_peers.Imagenet("validation")),
-        "DALI": _dali(replay_peers.validation),
-        "DALI, antialias=False": _dali(partial(replay_peers.validation, antialias=False)),
-    },
-    ("dali", "prediction"): {
-        "webdataset + torchvision v2": _torch(replay_peers.Imagenet("prediction")),
-        "DALI": _dali(replay_peers.prediction),
-    },
+    ("dali", "training"): _imagenet("training", replay_peers.training),
+    ("dali", "validation"): _imagenet("validation", replay_peers.validation),
+    ("dali", "prediction"): _imagenet("prediction", replay_peers.prediction, has_antialias=False),
 }

@@ -10,7 +10,6 @@ import functools
 import hashlib
 import importlib
 import io
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,17 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from ..ops import library as native
-from .decode_peers import MEAN, SIZE, STD, decode_jpeg, functional, jpeg_tensor, normalised
+from .decode_peers import (
+    SIZE,
+    Graph,
+    dali_inputs,
+    dali_normalised,
+    dali_on_inputs,
+    decode_jpeg,
+    functional,
+    jpeg_tensor,
+    normalised,
+)
 from .loader_data import LoaderData
 from .loader_peers import Batches, from_dali, from_webdataset
 
@@ -53,6 +62,11 @@ class GivenBatch(NamedTuple):
     flips: Tensor  # bool [B]
     masks: Tensor | None  # bool [B, CELLS, CELLS]: the drawn cells, without their neighbours
 
+    @property
+    def fractions(self) -> Tensor:
+        """Places of boxes of CROP x CROP from the top and from the left, in [0, 1): [B, 2]."""
+        return (self.boxes[:, :2] + 0.5) / (self.sizes - CROP + 1)
+
 
 Cropper = Callable[[bytes, float, float], Tensor]
 """Decodes a crop of CROP x CROP, uint8; its place from the top and from the left as fractions in [0, 1)."""
@@ -69,18 +83,12 @@ def by_pillow(jpeg: bytes, down: float, across: float) -> Tensor:
         return _cut(torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1), down, across)
 
 
-@dataclass(frozen=True)
-class BySkipping:
-    """libjpeg-turbo's jpeg_crop_scanline and jpeg_skip_scanlines, as in the article.
+def by_skipping(library: Path) -> Cropper:
+    """Cropper with libjpeg-turbo's jpeg_crop_scanline and jpeg_skip_scanlines, as in the article.
 
     library: the path that ``compile_crop_skip`` returns.
     """
-
-    library: Path
-
-    def __call__(self, jpeg: bytes, down: float, across: float) -> Tensor:
-        """Decode the crop."""
-        return decode_by_skipping(self.library, jpeg, (CROP, CROP), down, across)
+    return functools.partial(decode_by_skipping, library, (CROP, CROP))
 
 
 def compile_crop_skip(folder: Path) -> Path:
@@ -91,7 +99,7 @@ def compile_crop_skip(folder: Path) -> Path:
 
 
 def decode_by_skipping(
-    library: Path, jpeg: bytes, size: tuple[int, int], down: float, across: float
+    library: Path, size: tuple[int, int], jpeg: bytes, down: float, across: float
 ) -> Tensor:
     """Decode a crop of ``size`` (height, width): uint8 [3, height, width], RGB.
 
@@ -112,17 +120,17 @@ def _crop_skip(library: Path) -> ctypes._NamedFuncPointer:
     return function
 
 
-class _EachImage(ABC):
+class _EachImage:
     """A pipeline that makes single images in webdataset's workers."""
+
+    def __call__(self, jpeg: bytes, *params: Any) -> Tensor:
+        """Make one image of the batch with the given parameters; without them, with random ones."""
+        raise NotImplementedError
 
     def batches(self, data: LoaderData, workers: int) -> Batches:
         """Endless batches."""
         # torch's collation writes directly into shared memory; webdataset's needs another copy.
         return from_webdataset(data, workers, self, collation_fn=default_collate)
-
-    @abstractmethod
-    def __call__(self, jpeg: bytes) -> Tensor:
-        """Make one image of the batch."""
 
 
 @dataclass(frozen=True)
@@ -131,18 +139,16 @@ class Article(_EachImage):
 
     cropper: Cropper
 
-    def __call__(self, jpeg: bytes) -> Tensor:
-        """Random crop, converted, scaled and masked."""
-        down, across = torch.rand(2).tolist()
-        return _converted(self.cropper(jpeg, down, across), torch.rand(CELLS, CELLS) < MASKED)
+    def __call__(self, jpeg: bytes, *params: Any) -> Tensor:
+        """Crop, convert, scale and mask; params: fractions from the top and left, and the drawn cells."""
+        down, across, drawn = params or (*torch.rand(2).tolist(), torch.rand(CELLS, CELLS) < MASKED)
+        return _converted(self.cropper(jpeg, down, across), drawn)
 
     def replay(self, given: GivenBatch) -> Tensor:
         """Make the given batch."""
         assert given.masks is not None
-        images = []
-        for jpeg, size, box, mask in zip(*given[1:4], given.masks, strict=True):
-            images.append(_converted(self.cropper(jpeg, *place_fractions(size, box)), mask))
-        return torch.stack(images)
+        params = zip(given.jpegs, *given.fractions.T.tolist(), given.masks, strict=True)
+        return torch.stack([self(*image) for image in params])
 
 
 @dataclass(frozen=True)
@@ -151,35 +157,29 @@ class Imagenet(_EachImage):
 
     group: str
 
-    def __call__(self, jpeg: bytes) -> Tensor:
-        """Decode, crop, resize and normalise."""
+    def __call__(self, jpeg: bytes, *params: Any) -> Tensor:
+        """Decode, crop, resize and normalise; params: for training, the box and whether it is flipped."""
         v2: Any = importlib.import_module("torchvision.transforms.v2")
         image = decode_jpeg(jpeg_tensor(jpeg))
-        if self.group == "training":
-            image = v2.RandomResizedCrop(SIZE, SCALE, RATIO, antialias=True)(image)
-            return normalised(v2.RandomHorizontalFlip()(image))
         if self.group == "validation":
             image = functional.resize(image, [SHORTER], antialias=True)
-            return normalised(functional.center_crop(image, [SIZE, SIZE]))
-        how = functional.InterpolationMode.NEAREST_EXACT
-        return normalised(functional.resize(image, [SIZE, SIZE], how))
+            image = functional.center_crop(image, [SIZE, SIZE])
+        elif self.group == "prediction":
+            how = functional.InterpolationMode.NEAREST_EXACT
+            image = functional.resize(image, [SIZE, SIZE], how)
+        elif params:
+            box, is_flipped = params
+            image = functional.resized_crop(image, *box, [SIZE, SIZE], antialias=True)
+            image = functional.horizontal_flip(image) if is_flipped else image
+        else:
+            image = v2.RandomResizedCrop(SIZE, SCALE, RATIO, antialias=True)(image)
+            image = v2.RandomHorizontalFlip()(image)
+        return normalised(image)
 
     def replay(self, given: GivenBatch) -> Tensor:
         """Make the given batch."""
-        if self.group != "training":
-            return torch.stack([self(jpeg) for jpeg in given.jpegs])
-        images = []
-        for jpeg, box, flip in zip(given.jpegs, given.boxes.tolist(), given.flips, strict=True):
-            image = decode_jpeg(jpeg_tensor(jpeg))
-            image = functional.resized_crop(image, *box, [SIZE, SIZE], antialias=True)
-            images.append(normalised(functional.horizontal_flip(image) if flip else image))
-        return torch.stack(images)
-
-
-def place_fractions(size: Tensor, box: Tensor) -> tuple[float, float]:
-    """Place of a box of CROP x CROP from the top and from the left, as fractions in [0, 1)."""
-    down, across = ((box[:2] + 0.5) / (size - CROP + 1)).tolist()
-    return down, across
+        params = zip(given.jpegs, given.boxes.tolist(), given.flips.tolist(), strict=True)
+        return torch.stack([self(*image) for image in params])
 
 
 def _cut(image: Tensor, down: float, across: float) -> Tensor:
@@ -200,8 +200,6 @@ def _converted(image: Tensor, drawn: Tensor) -> Tensor:
 
 
 Feed = Callable[[str], Any]
-Graph = Callable[[Any, Any, Any, Feed | None], Any]
-"""Builds a graph from fn, types, JPEGs and a source of each image's parameters by name; None: DALI draws."""
 
 
 @dataclass(frozen=True)
@@ -216,35 +214,13 @@ class Dali:
 
     def replay(self, given: GivenBatch) -> Tensor:
         """Make the given batch."""
-        dali, fn = importlib.import_module("nvidia.dali"), importlib.import_module("nvidia.dali.fn")
-        types = importlib.import_module("nvidia.dali.types")
-        feeds = {"jpegs": [np.frombuffer(jpeg, np.uint8) for jpeg in given.jpegs]}
-
-        def feed(name: str) -> Any:
-            feeds[name] = _values(name, given)
-            first = feeds[name][0]
-            return fn.external_source(name=name, dtype=types.to_dali_type(first.dtype), ndim=first.ndim)
-
-        options = {"exec_pipelined": False, "exec_async": False, "prefetch_queue_depth": 1}
-        pipeline = dali.Pipeline(batch_size=len(given.ids), num_threads=1, device_id=None, **options)
-        with pipeline:
-            jpegs = fn.external_source(name="jpegs", dtype=types.UINT8, ndim=1)
-            pipeline.set_outputs(self.graph(fn, types, jpegs, feed))
-        pipeline.build()
-        for name, values in feeds.items():
-            pipeline.feed_input(name, values)
-        return torch.from_numpy(pipeline.run()[0].as_array().copy())
-
-
-def _values(name: str, given: GivenBatch) -> list[Any]:
-    boxes = given.boxes.numpy()
-    if name in ("down", "across"):
-        places = [place_fractions(*pair) for pair in zip(given.sizes, given.boxes, strict=True)]
-        return [np.float32(place[name == "across"]) for place in places]
-    if name == "mask":
-        assert given.masks is not None
-        return list(given.masks.numpy().astype(np.uint8))
-    return list({"start": boxes[:, :2], "shape": boxes[:, 2:], "flip": given.flips.int().numpy()}[name])
+        inputs = dali_inputs(
+            [np.frombuffer(jpeg, np.uint8) for jpeg in given.jpegs], given.boxes, given.flips
+        )
+        if given.masks is not None:
+            down, across = np.ascontiguousarray(given.fractions.numpy().T)
+            inputs |= {"down": down, "across": across, "mask": given.masks.numpy().astype(np.uint8)}
+        return torch.from_numpy(dali_on_inputs(self.graph)(inputs).as_array().copy())
 
 
 def article(fn: Any, types: Any, jpegs: Any, feed: Feed | None) -> Any:
@@ -266,7 +242,8 @@ def article(fn: Any, types: Any, jpegs: Any, feed: Feed | None) -> Any:
     matrix = [number / 255 for row in YCBCR for number in row]
     values = fn.coord_transform(images, M=matrix, dtype=types.FLOAT) * kept
     # Black equals the offset of the conversion: adding it last makes masked cells black, too.
-    return fn.crop_mirror_normalize(values, mean=[-level for level in BLACK], std=[1, 1, 1], **_planes(types))
+    options = {"dtype": types.FLOAT, "output_layout": "CHW"}
+    return fn.crop_mirror_normalize(values, mean=[-level for level in BLACK], std=[1, 1, 1], **options)
 
 
 def training(fn: Any, types: Any, jpegs: Any, feed: Feed | None, antialias: bool = True) -> Any:
@@ -277,30 +254,19 @@ def training(fn: Any, types: Any, jpegs: Any, feed: Feed | None, antialias: bool
         )
         flip = fn.random.coin_flip()
     else:
-        images = fn.decoders.image_slice(
-            jpegs, feed("start"), feed("shape"), axes=(0, 1), output_type=types.RGB
-        )
+        place = feed("start"), feed("shape")
+        images = fn.decoders.image_slice(jpegs, *place, axes=(0, 1), output_type=types.RGB)
         flip = feed("flip")
-    return _normalised(fn, types, fn.resize(images, size=[SIZE, SIZE], antialias=antialias), flip)
+    return dali_normalised(fn, types, fn.resize(images, size=[SIZE, SIZE], antialias=antialias), flip)
 
 
 def validation(fn: Any, types: Any, jpegs: Any, feed: Feed | None, antialias: bool = True) -> Any:
     """Resize the shorter side, crop the centre, normalise."""
     images = fn.decoders.image(jpegs, output_type=types.RGB)
-    return _normalised(fn, types, fn.resize(images, resize_shorter=SHORTER, antialias=antialias), 0)
+    return dali_normalised(fn, types, fn.resize(images, resize_shorter=SHORTER, antialias=antialias))
 
 
 def prediction(fn: Any, types: Any, jpegs: Any, feed: Feed | None) -> Any:
     """Resize the whole image by nearest neighbours, normalise."""
     images = fn.decoders.image(jpegs, output_type=types.RGB)
-    return _normalised(fn, types, fn.resize(images, size=[SIZE, SIZE], interp_type=types.INTERP_NN), 0)
-
-
-def _normalised(fn: Any, types: Any, images: Any, flip: Any) -> Any:
-    mean, std = ([255 * x for x in values] for values in (MEAN, STD))
-    options = {"crop": (SIZE, SIZE), "mean": mean, "std": std, **_planes(types)}
-    return fn.crop_mirror_normalize(images, mirror=flip, **options)
-
-
-def _planes(types: Any) -> dict[str, Any]:
-    return {"dtype": types.FLOAT, "output_layout": "CHW"}
+    return dali_normalised(fn, types, fn.resize(images, size=[SIZE, SIZE], interp_type=types.INTERP_NN))

@@ -10,7 +10,7 @@ import platform
 import re
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -124,17 +124,17 @@ class Report:
     """
 
     suite: str
-    work: str
     size: str
     images: int
     rounds: int
     clock: str
     tile: int
-    groups: dict[str, str]
-    rows: tuple[Row, ...]
-    comparison: str
-    figures: tuple[str, ...]
-    missing: tuple[str, ...]
+    work: str = ""
+    groups: Mapping[str, str] = field(default_factory=dict)
+    rows: tuple[Row, ...] = ()
+    comparison: str = ""
+    figures: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     workers: int | None = None
     machine: str = field(default_factory=machine_name)
     versions: str = field(default_factory=installed_versions)
