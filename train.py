@@ -21,7 +21,7 @@ import torch
 import torchmetrics
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from hydra_hints import check_braces, in_overrides
+from hydra_hints import check_braces, in_overrides, with_overrides
 from lightning.pytorch.profilers import PyTorchProfiler
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
@@ -81,25 +81,11 @@ def main(config: DictConfig) -> None:
     except InstantiationException as error:
         key, cause = re.search(r"full_key: (\S+)", str(error)), error.__cause__ or error
         kind = "" if isinstance(cause, ValueError) else f"{type(cause).__name__}: "
-        raise SystemExit(f"train: {f'{key[1]}: ' if key else ''}{kind}{_message(cause)}") from None
+        raise SystemExit(f"train: {f'{key[1]}: ' if key else ''}{kind}{with_overrides(cause)}") from None
     except MissingMandatoryValue as error:
         raise SystemExit(f"train: {error.full_key} is not set: give {error.full_key}=...") from None
     except (tarpeg.ShardError, tarpeg.DecodeError, tarpeg.BuildError, ConfigError) as error:
-        raise SystemExit(f"train: {_message(error)}") from None
-
-
-# Parts of tarpeg's messages, and the same with the overrides that follow from them.
-_HINTS = {
-    r"^((affine|color|erase|mask|mix)=.* must be a (tarpeg\.\w+))": r"\1 (+augment.\2._target_=\3)",
-    r"([Cc]hoose another out)\b": r"\1 (data.prepare.out=...)",
-}
-
-
-def _message(error: BaseException) -> str:
-    text = str(error)
-    for pattern, hint in _HINTS.items():
-        text = re.sub(pattern, hint, text)
-    return text
+        raise SystemExit(f"train: {with_overrides(error)}") from None
 
 
 def _fit(config: DictConfig) -> None:

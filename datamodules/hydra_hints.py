@@ -32,6 +32,21 @@ def check_braces(program: str, arguments: Sequence[str]) -> None:
             )
 
 
+# Parts of tarpeg's messages, and the same with the overrides that follow from them.
+_HINTS = {
+    r"^((affine|color|erase|mask|mix)=.* must be a (tarpeg\.\w+))": r"\1 (+augment.\2._target_=\3)",
+    r"([Cc]hoose another out)\b": r"\1 (data.prepare.out=...)",
+}
+
+
+def with_overrides(error: BaseException) -> str:
+    """Return the message of an error of tarpeg, with the Hydra overrides that follow from it."""
+    text = str(error)
+    for pattern, hint in _HINTS.items():
+        text = re.sub(pattern, hint, text)
+    return text
+
+
 def in_overrides(advice: Advice) -> str:
     """Return the sentence of an advice, with commands and overrides in place of Python calls."""
     return "".join(part if isinstance(part, str) else _command(part) for part in advice)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
-from hydra_hints import check_braces
+from hydra_hints import check_braces, with_overrides
 from tarpeg import contact_sheet
 from tarpeg.errors import BuildError, ShardError
 
@@ -26,9 +26,9 @@ def main(cfg: DictConfig) -> None:
     except MissingMandatoryValue as error:
         sys.exit(f"preview: {error.full_key} is not set: give {error.full_key}=...")
     except InstantiationException as error:
-        sys.exit(f"preview: {error.__cause__ or error}")
+        sys.exit(f"preview: {with_overrides(error.__cause__ or error)}")
     except (BuildError, ShardError, ValueError) as error:
-        sys.exit(f"preview: {error}")
+        sys.exit(f"preview: {with_overrides(error)}")
     Console(soft_wrap=True).print(f"written: {path}", markup=False, highlight=False)
 
 

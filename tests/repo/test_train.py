@@ -200,10 +200,12 @@ def test_the_summary_leaves_out_what_was_not_measured(script, tmp_path):
 
 def test_messages_of_the_package_get_overrides(script):
     error = tarpeg.ShardError("data/x has other shards. Choose another out, or delete the folder.")
-    assert "Choose another out (data.prepare.out=...), or" in script._message(error)
+    assert "Choose another out (data.prepare.out=...), or" in script.with_overrides(error)
     with pytest.raises(ValueError, match=r"erase=.* must be a tarpeg\.Erase") as caught:
         tarpeg.Augment(erase={"probability": 1})
-    assert " must be a tarpeg.Erase (+augment.erase._target_=tarpeg.Erase)" in script._message(caught.value)
+    assert " must be a tarpeg.Erase (+augment.erase._target_=tarpeg.Erase)" in script.with_overrides(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize(

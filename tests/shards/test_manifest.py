@@ -92,6 +92,7 @@ def change(content, place, value):
         ("shards.0.tiles", {"32": 0}, r"shards\[0\]\.tiles.*: Expected `int` >= 1, found {'32': 0}"),
         *((field, 7, f"{field}: 7 is not the sum") for field in ("samples", "bytes")),
         *((field, {"32": 1}, f"{field}: .* is not the sum") for field in ("tiles", "untiled")),
+        ("\udc80", 1, "a key is not valid text"),
         ("quarantine", ..., "missing required field `quarantine`"),
         ("quarantine.0.key", 5, r"quarantine\[0\]\.key: Expected `str`, got `int`, found 5"),
     ],

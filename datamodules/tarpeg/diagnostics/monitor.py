@@ -258,6 +258,12 @@ class DeviceTimeline(Timeline):
         self._stage = stage
 
 
+@cache
+def _stage_of(action_name: str) -> str | None:
+    """Stage of an action: the part of its name after the last dot; None if it has no stage."""
+    return _ACTIONS.get(action_name.rpartition(".")[2])
+
+
 class _Watch(Profiler):
     """A profiler that switches the timeline's stages and passes all actions on to the Trainer's profiler.
 
@@ -269,15 +275,13 @@ class _Watch(Profiler):
         self.inner = inner
         self.sees_fetching = False
         self._timeline = timeline
-        # The part of a name after the last dot is the action; looked up once per name.
-        self._stage_of = cache(lambda name: _ACTIONS.get(name.rpartition(".")[2]))
         self._passes_on = not isinstance(inner, PassThroughProfiler)
 
     def start(self, action_name: str) -> None:
         """Begin the action's stage, if it has one."""
         if self._passes_on:
             self.inner.start(action_name)
-        stage = self._stage_of(action_name)
+        stage = _stage_of(action_name)
         if stage is None:
             return
         if stage == "wait" and not self._timeline.is_running:
@@ -287,7 +291,7 @@ class _Watch(Profiler):
 
     def stop(self, action_name: str) -> None:
         """End the action's stage."""
-        if self._stage_of(action_name) is not None:
+        if _stage_of(action_name) is not None:
             self._timeline.leave()
         if self._passes_on:
             self.inner.stop(action_name)

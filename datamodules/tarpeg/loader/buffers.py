@@ -92,7 +92,7 @@ class BatchBuffers:
 
     def _array(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> np.ndarray:
         begin = number * self.nbytes
-        return self._memory[begin : begin + math.prod(shape) * dtype.itemsize]
+        return self._memory[begin : begin + math.prod(map(int, shape)) * dtype.itemsize]
 
 
 def _as_images(array: np.ndarray, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

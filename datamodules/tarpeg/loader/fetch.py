@@ -84,7 +84,7 @@ class Fetcher:
 
     def nbytes(self, request: Request) -> int:
         """Bytes of the images of ``request``."""
-        return math.prod(self.shape(request)) * self.dtype.itemsize
+        return math.prod(map(int, self.shape(request))) * self.dtype.itemsize
 
     def fetch(self, request: Request, out: Tensor | None = None, threads: int = 1) -> FetchResult:
         """Read, decode, crop and resize the samples of ``request``: the same bytes in any process.

@@ -73,7 +73,8 @@ class BaseLoader(ABC):
         self.substituted = 0
         self.split, self.config = split, config
         total = config.global_batch_size or config.batch_size * world
-        self._batches = DistributedBatchSampler(samples or total, total, world, config.drop_last)
+        count = total if samples is None else samples
+        self._batches = DistributedBatchSampler(count, total, world, config.drop_last)
         self.fetcher = Fetcher.of(shards, split, order, seed=config.seed, on_error=config.on_error, keys=keys)
         self.fetcher.pixels = config.pixels
         self._runner = make_runner(self.fetcher, config)

@@ -9,6 +9,7 @@ operator refused them, to raise a ``ValueError`` with name and value, or first w
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar, get_args
@@ -268,3 +269,7 @@ def _fake_decode_batch(
 @torch.library.register_fake("tarpeg::decode_batch_out")  # type: ignore[untyped-decorator]
 def _fake_decode_batch_out(jpegs: Sequence[Tensor], boxes: Tensor, *options: object) -> Tensor:
     return boxes.new_empty((len(jpegs),), dtype=torch.int32)
+
+
+# A traced program may call any operator: importing one module registers all fake kernels.
+importlib.import_module(".augment", __package__)

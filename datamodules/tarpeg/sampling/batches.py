@@ -94,11 +94,12 @@ class EpochCounter:
     """Epoch and first batch of the next iteration: the object behind ``loader.sampler``.
 
     Lightning calls ``set_epoch``, which holds for the next ``iter()`` only. ``on_epoch``: called first.
+    ``epoch``: the next one, if ``set_epoch`` is not called.
     """
 
     def __init__(self) -> None:
         self.on_epoch: Callable[[], None] | None = None
-        self._next = 0
+        self.epoch = 0
         self._set: int | None = None
         self._resumed: tuple[int, int] | None = None
 
@@ -110,13 +111,13 @@ class EpochCounter:
 
     def resume(self, epoch: int, batch: int, is_end: bool) -> None:
         """Begin that epoch at that batch. ``is_end``: the next ``iter()`` is the epoch after it."""
-        self._next = epoch + is_end
+        self.epoch = epoch + is_end
         self._resumed = (epoch, batch)
 
     def begin(self) -> tuple[int, int]:
         """Return the epoch that begins now and its first batch, and advance."""
-        epoch = self._next if self._set is None else self._set
+        epoch = self.epoch if self._set is None else self._set
         resumed, first = self._resumed or (epoch, 0)
         self._set = self._resumed = None
-        self._next = epoch + 1
+        self.epoch = epoch + 1
         return epoch, first if resumed == epoch else 0

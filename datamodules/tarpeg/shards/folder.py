@@ -151,7 +151,7 @@ class UnlabelledImages:
                 f"target={extension!r}: the images of folder {self._root} have no members. Give "
                 "target=None, or pack them into shards."
             )
-        return torch.full((len(np.asarray(ids)),), -1)
+        return torch.full((len(np.asarray(ids)),), -1, device="cpu")
 
     def member(self, id: int, extension: str) -> bytes | None:
         """Return None: an image of a folder has no members."""

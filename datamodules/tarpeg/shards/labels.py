@@ -80,7 +80,7 @@ def read_labels(samples: Samples, ids: Int64, target: Target) -> Tensor:
     Raises ShardError, with shard, key and member, for a label that is missing or not a 64-bit integer.
     """
     if target is None:
-        return torch.full((len(ids),), -1)
+        return torch.full((len(ids),), -1, device="cpu")
     documents: dict[tuple[int, str], Any] = {}
     if isinstance(target, str):
         return _column(samples, ids, target, documents)
@@ -107,7 +107,7 @@ def integers(samples: Samples, ids: Iterable[int], extension: str, texts: Iterab
                 "A label is an integer in ASCII digits, such as 7."
             )
         labels.append(int(text))
-    return torch.tensor(labels, dtype=torch.int64)
+    return torch.tensor(labels, dtype=torch.int64, device="cpu")
 
 
 def missing(samples: Samples, id: int, extension: str) -> ShardError:
@@ -152,7 +152,7 @@ def _column(samples: Samples, ids: Int64, target: str, documents: dict[tuple[int
         if (id, extension) not in documents:
             documents[id, extension] = _document(samples, id, extension)
         values.append(_field(samples, id, extension, documents[id, extension], field))
-    return torch.tensor(values, dtype=torch.int64)
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
 def _document(samples: Samples, id: int, extension: str) -> Any:

@@ -158,6 +158,8 @@ def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def _decoded(content: dict[str, Any], path: Path) -> Manifest:
     try:
         manifest = msgspec.convert(content, Manifest)
+    except UnicodeError as error:
+        raise _damaged(path, f"a key is not valid text: {error}") from error
     except msgspec.ValidationError as error:
         expected, _, place = str(error).partition(" - at ")
         place = place.removeprefix("`key` in ").strip("`$.")

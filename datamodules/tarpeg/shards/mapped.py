@@ -249,8 +249,8 @@ def _open_cached(paths: Sequence[Path], listed: Sequence[ShardEntry]) -> _Opened
             texts.append(place.read_bytes())
         except OSError as error:
             raise CacheError(
-                f"{error.filename}, which {MANIFEST} lists, cannot be read: {error.strerror}. Copy the cache "
-                "again, or run its build again, which writes the missing files."
+                f"{error.filename or place}, which {MANIFEST} lists, cannot be read: {error.strerror}. Copy "
+                "the cache again, or run its build again, which writes the missing files."
             ) from error
     index = parse(texts, indexes, [nbytes for nbytes, _ in stats])
     for place, entry, samples in zip(indexes, listed, np.bincount(index.shard).tolist(), strict=True):
