@@ -126,7 +126,7 @@ class ShardDataModule(lightning.LightningDataModule):
         return loader
 
     def val_dataloader(self) -> BaseLoader | list[BaseLoader]:
-        """Return the loader of the val split; an empty list if there is no such split."""
+        """Return the loader of the val split; an empty list without a val split."""
         return self._loader("val") if self.splits["val"] is not None else []
 
     def test_dataloader(self) -> BaseLoader:

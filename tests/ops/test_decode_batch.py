@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from tarpeg.datasets.synthetic import Photos, photograph
 from tarpeg.ops import decode
+from torch._subclasses import FakeTensorMode
 from torchvision.transforms import v2
 
 SMALL = pictures.tensor(pictures.jpeg("420", 30, 40))
@@ -204,6 +205,23 @@ def normalised(files: list[torch.Tensor], boxes: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("function", [masked, normalised])
 def test_compiles_into_one_graph(function: Callable[..., torch.Tensor]) -> None:
     pictures.assert_one_graph(function, *batch(2))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"boxes": torch.zeros((1, 4), dtype=torch.int64)}, r"boxes must be int32 \[1, 4\]"),
+        ({"boxes": torch.zeros((2, 4), dtype=torch.int32)}, r"boxes must be int32 \[1, 4\]"),
+        ({"flip": torch.zeros(1)}, r"flip must be bool \[1\]"),
+        ({"jpegs": [torch.zeros(4)]}, r"jpegs\[0\] must be a file's bytes"),
+    ],
+)
+def test_fake_tensors_are_checked_like_real_ones(change: dict[str, object], message: str) -> None:
+    arguments = {"jpegs": [SMALL], "boxes": whole(30, 40), "size": 8, **change}
+    with pytest.raises(ValueError, match=message):
+        tarpeg.decode_batch(**arguments)
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(ValueError, match=message):
+        tarpeg.decode_batch(**arguments)
 
 
 @pytest.mark.slow

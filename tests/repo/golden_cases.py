@@ -6,7 +6,6 @@ A case is a function of (sources, **options); what it returns is hashed. Only pu
 from __future__ import annotations
 
 import hashlib
-import io
 import itertools
 import json
 import os
@@ -22,6 +21,7 @@ import numpy as np
 import pytest
 import tarpeg
 import torch
+from helpers.small_tars import write_tar
 from torch import Tensor, nn
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -44,15 +44,10 @@ def case(name: str, /, **options: Any) -> Callable[[Callable[..., object]], Call
 # --- fixtures and hashes
 
 
-def write_tar(path: Path, samples: Iterable[list[tuple[str, bytes]]]) -> Path:
+def write_shard(path: Path, samples: Iterable[list[tuple[str, bytes]]]) -> None:
     """Write a shard of (name, bytes) members; always the same bytes and the same mtime."""
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, data in itertools.chain.from_iterable(samples):
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+    write_tar(path, itertools.chain.from_iterable(samples), tarfile.USTAR_FORMAT)
     os.utime(path, ns=(MTIME, MTIME))
-    return path
 
 
 def sample(number: int, name: str, folder: str = "images") -> list[tuple[str, bytes]]:
@@ -70,11 +65,6 @@ def names_in(folder: str) -> list[str]:
     return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
 
 
-def tensor_of(data: bytes) -> Tensor:
-    """Uint8 [n] tensor of bytes."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-
-
 class Sources:
     """Shards and folders of the fixture pictures, in a temporary folder."""
 
@@ -88,7 +78,7 @@ class Sources:
         folder = self.fresh()
         samples = [sample(number, name) for number, name in enumerate(names_in("images"))]
         for start, name in enumerate("abc"):
-            write_tar(folder / f"{name}.tar", samples[start::3])
+            write_shard(folder / f"{name}.tar", samples[start::3])
         os.environ["GOLDEN_SHARDS"] = str(folder)  # the streams' URLs name it so: they are part of the draws
         return folder
 
@@ -98,7 +88,7 @@ class Sources:
         folder = self.fresh()
         good = [sample(number, name) for number, name in enumerate(names_in("images")[:12])]
         bad = [sample(number, name, "broken") for number, name in enumerate(names_in("broken"), start=12)]
-        write_tar(folder / "d.tar", [*good[:5], *bad, *good[5:]])
+        write_shard(folder / "d.tar", [*good[:5], *bad, *good[5:]])
         return folder
 
     @cached_property

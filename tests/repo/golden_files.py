@@ -12,6 +12,7 @@ import lightning
 import tarpeg
 import torch
 from golden_cases import AUGMENTS, CENTER, GOLDEN, MTIME, RRC, Sources, case, digest, drain, feed, module
+from helpers.training import trainer
 from torch import Tensor, nn
 
 BEFORE = GOLDEN / "before"
@@ -36,13 +37,6 @@ class Net(lightning.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.1)
-
-
-def trainer(folder: Path, **options: Any) -> lightning.Trainer:
-    """Quiet trainer on the CPU."""
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    quiet |= {"enable_model_summary": False, "accelerator": "cpu", "devices": 1, "default_root_dir": folder}
-    return lightning.Trainer(**{**quiet, **options})
 
 
 @case("lightning/normalised_by_the_decoder", name="imagenet")

@@ -7,7 +7,8 @@ from typing import Any
 
 import tarpeg
 import torch
-from golden_cases import GOLDEN, Sources, case, names_in, noise, tensor_of
+from golden_cases import GOLDEN, Sources, case, names_in, noise
+from helpers.pictures import tensor
 from torch import Tensor
 
 NATIVE = [name for name in names_in("images") if name.endswith((".jpg", ".ppm"))]
@@ -15,7 +16,7 @@ NATIVE = [name for name in names_in("images") if name.endswith((".jpg", ".ppm"))
 
 def jpeg(name: str) -> Tensor:
     """Bytes of a picture of images/, uint8 [n]."""
-    return tensor_of((GOLDEN / "images" / name).read_bytes())
+    return tensor((GOLDEN / "images" / name).read_bytes())
 
 
 def crops_of(data: Tensor) -> list[Tensor]:
@@ -43,7 +44,7 @@ for _name in NATIVE:
 
 @case("image_sizes")
 def sizes(sources: Sources) -> object:
-    broken = [tensor_of((GOLDEN / "broken" / name).read_bytes()) for name in names_in("broken")]
+    broken = [tensor((GOLDEN / "broken" / name).read_bytes()) for name in names_in("broken")]
     return tarpeg.image_sizes([*(jpeg(name) for name in names_in("images")), *broken])
 
 
@@ -57,7 +58,7 @@ def sizes(sources: Sources) -> object:
 @case("decode_batch/bfloat16", dtype=torch.bfloat16, mean=(0.1, 0.2, 0.3), std=(1, 2, 3))
 @case("decode_batch/threads", threads=3)
 def decode_batch(sources: Sources, **options: Any) -> object:
-    broken = [tensor_of((GOLDEN / "broken" / name).read_bytes()) for name in names_in("broken")]
+    broken = [tensor((GOLDEN / "broken" / name).read_bytes()) for name in names_in("broken")]
     images = [jpeg(name) for name in NATIVE]
     height, width = tarpeg.image_sizes(images).unbind(1)
     zero, one = torch.zeros_like(height), torch.ones(len(broken), dtype=torch.int32)

@@ -253,7 +253,7 @@ def create_file(path: Path) -> BinaryIO:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove files of dead builders, which nobody has locked. Call under the commit lock."""
+    """Remove files that are not locked: their builders are dead. Call under the commit lock."""
     for path in (folder / BUILDING).glob("*.tmp"):
         with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
             if try_lock(file):

@@ -305,8 +305,8 @@ def _costs(fetcher: Fetcher, epoch: int, end: float, end_of_encoding: float) -> 
 def _cpu_seconds(fetcher: Fetcher, request: Request) -> float | None:
     """Processor time of this thread for one batch: other threads may prepare the next epoch."""
     started = time.thread_time()
-    answer = fetcher.fetch(request)
-    return None if answer.error is not None else time.thread_time() - started
+    result = fetcher.fetch(request)
+    return None if result.error is not None else time.thread_time() - started
 
 
 def _encoded(codec: Codec, file: Tensor) -> Tensor:

@@ -53,6 +53,7 @@ class BaseLoader(ABC):
     # Lightning looks for both; it takes a loader without them for a shuffling one, or crashes.
     batch_sampler = None
     sampler: EpochCounter
+    _runner: Runner
 
     def __init__(
         self,
@@ -77,7 +78,6 @@ class BaseLoader(ABC):
         self._batches = DistributedBatchSampler(count, total, world, config.drop_last)
         self.fetcher = Fetcher.of(shards, split, order, seed=config.seed, on_error=config.on_error, keys=keys)
         self.fetcher.pixels = config.pixels
-        self._runner = make_runner(self.fetcher, config)
         self._rank = rank
         self._epoch = self._delivered = self._iterations = 0
         self._has_warned_of_non_jpeg = False
@@ -212,6 +212,7 @@ class Loader(BaseLoader):
     ) -> None:
         self._order = order = split.sampler(shards, config.seed, shuffle)
         super().__init__(shards, split, config, order, len(order), keys=keys, rank=rank, world=world)
+        self._runner = make_runner(self.fetcher, config)
         self._readahead = readahead_depth(shards, config.readahead)
         # Results in the order of requests, and the position (epoch, batch, process id) of the next one.
         self._flow: Iterator[FetchResult] | None = None

@@ -138,9 +138,6 @@ class _StreamFetcher:
     def shape(self, request: Request) -> tuple[int, ...]:
         return self.fetcher.shape(request)
 
-    def nbytes(self, request: Request) -> int:
-        return self.fetcher.nbytes(request)
-
     def fetch(self, request: StreamRequest, out: Tensor | None = None, threads: int = 1) -> FetchResult:
         fetcher = replace(self.fetcher, shards=request.samples, candidates=request.ids)
         plain = Request(request.epoch, request.ids, request.occurrence)

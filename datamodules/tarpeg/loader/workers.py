@@ -515,8 +515,8 @@ class PrefetchRunner(Runner):
         except GeneratorExit:
             raise
         except BaseException:
-            # Ctrl-C may come within a message or between two counters, or leave a job whose result nobody
-            # takes and that still fills its buffer. The next run, as in a notebook, starts a new pool.
+            # Ctrl-C may come within a message or between two counters, or leave a job whose result is
+            # never taken and that still fills its buffer. The next run, as in a notebook, starts a new pool.
             self.close()
             raise
 

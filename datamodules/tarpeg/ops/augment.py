@@ -6,6 +6,7 @@ would wait for the GPU; every value has a defined result.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 
 from . import library
-from .decode import scale_and_shift
+
+library.load()
 
 MAX_SIDE = 1 << 28
 """The longest side of an image, in pixels."""
@@ -199,6 +201,26 @@ def dilate(mask: Tensor) -> Tensor:
     grown[..., :, 1:] |= mask[..., :, :-1]
     grown[..., :, :-1] |= mask[..., :, 1:]
     return grown
+
+
+def scale_and_shift(
+    mean: Sequence[float] | None, std: Sequence[float] | None, dtype: torch.dtype
+) -> list[float] | None:
+    """Return scale and shift, three numbers each, of (value / 255 - mean) / std; None for uint8."""
+    if dtype == torch.uint8:
+        if mean is not None or std is not None:
+            raise ValueError("mean and std need a floating-point dtype, got dtype=torch.uint8")
+        return None
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise ValueError(f"dtype must be torch.uint8, float32, float16 or bfloat16, got {dtype}")
+    mean = [0.0, 0.0, 0.0] if mean is None else list(mean)
+    std = [1.0, 1.0, 1.0] if std is None else list(std)
+    is_fit = len(mean) == len(std) == 3 and all(map(math.isfinite, (*mean, *std))) and min(std) > 0
+    if not is_fit:
+        raise ValueError(f"mean={mean!r} and std={std!r} must be three numbers each: R, G, B; std positive")
+    scale = [1 / (255 * deviation) for deviation in std]
+    shift = [-center / deviation for center, deviation in zip(mean, std, strict=True)]
+    return scale + shift
 
 
 def _check_images(images: Tensor, dtypes: Sequence[torch.dtype]) -> None:

@@ -9,8 +9,6 @@ operator refused them, to raise a ``ValueError`` with name and value, or first w
 
 from __future__ import annotations
 
-import importlib
-import math
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar, get_args
 
@@ -18,9 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DecodeError
-from . import library
-
-library.load()
+from .augment import scale_and_shift  # its import registers the other fake kernels: traces call any operator
 
 MAX_PIXELS = 178_956_970
 """The default bound on the size of an image, in pixels; Pillow refuses larger ones, too."""
@@ -157,26 +153,6 @@ def decode_batch(
     return _call(decode, lambda: _check_batch(jpegs, boxes, flip))
 
 
-def scale_and_shift(
-    mean: Sequence[float] | None, std: Sequence[float] | None, dtype: torch.dtype
-) -> list[float] | None:
-    """Return scale and shift, three numbers each, of (value / 255 - mean) / std; None for uint8."""
-    if dtype == torch.uint8:
-        if mean is not None or std is not None:
-            raise ValueError("mean and std need a floating-point dtype, got dtype=torch.uint8")
-        return None
-    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise ValueError(f"dtype must be torch.uint8, float32, float16 or bfloat16, got {dtype}")
-    mean = [0.0, 0.0, 0.0] if mean is None else list(mean)
-    std = [1.0, 1.0, 1.0] if std is None else list(std)
-    is_fit = len(mean) == len(std) == 3 and all(map(math.isfinite, (*mean, *std))) and min(std) > 0
-    if not is_fit:
-        raise ValueError(f"mean={mean!r} and std={std!r} must be three numbers each: R, G, B; std positive")
-    scale = [1 / (255 * deviation) for deviation in std]
-    shift = [-center / deviation for center, deviation in zip(mean, std, strict=True)]
-    return scale + shift
-
-
 def _call(operator: Callable[[], T], check: Callable[[], None]) -> T:
     """Call an operator; raise an error of the right Python type if it refuses its arguments."""
     if torch.compiler.is_compiling():
@@ -245,31 +221,34 @@ def _translated(error: RuntimeError) -> Exception:
 
 @torch.library.register_fake("tarpeg::decode_crop")  # type: ignore[untyped-decorator]
 def _fake_decode_crop(jpeg: Tensor, top: int, left: int, height: int, width: int, max_pixels: int) -> Tensor:
+    _check_jpeg(jpeg, "jpeg")
     return jpeg.new_empty((height, width, 3), dtype=torch.uint8).permute(2, 0, 1)
 
 
 @torch.library.register_fake("tarpeg::tile_jpeg")  # type: ignore[untyped-decorator]
 def _fake_tile_jpeg(jpeg: Tensor, tile: int, max_pixels: int) -> Tensor:
+    _check_jpeg(jpeg, "jpeg")
     return jpeg.new_empty((torch.library.get_ctx().new_dynamic_size(),))
 
 
 @torch.library.register_fake("tarpeg::image_sizes")  # type: ignore[untyped-decorator]
 def _fake_image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
+    _check_jpegs(jpegs)
     return jpegs[0].new_empty((len(jpegs), 2), dtype=torch.int32)
 
 
 @torch.library.register_fake("tarpeg::decode_batch")  # type: ignore[untyped-decorator]
 def _fake_decode_batch(
-    jpegs: Sequence[Tensor], boxes: Tensor, height: int, width: int, *options: object
+    jpegs: Sequence[Tensor], boxes: Tensor, height: int, width: int, flip: Tensor | None, *options: object
 ) -> tuple[Tensor, Tensor]:
+    _check_batch(jpegs, boxes, flip)
     images = boxes.new_empty((len(jpegs), height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
     return images, boxes.new_empty((len(jpegs),), dtype=torch.int32)
 
 
 @torch.library.register_fake("tarpeg::decode_batch_out")  # type: ignore[untyped-decorator]
-def _fake_decode_batch_out(jpegs: Sequence[Tensor], boxes: Tensor, *options: object) -> Tensor:
+def _fake_decode_batch_out(
+    jpegs: Sequence[Tensor], boxes: Tensor, flip: Tensor | None, *options: object
+) -> Tensor:
+    _check_batch(jpegs, boxes, flip)
     return boxes.new_empty((len(jpegs),), dtype=torch.int32)
-
-
-# A traced program may call any operator: importing one module registers all fake kernels.
-importlib.import_module(".augment", __package__)
