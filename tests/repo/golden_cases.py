@@ -12,6 +12,7 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,6 @@ class Sources:
         samples = [sample(number, name) for number, name in enumerate(names_in("images"))]
         for start, name in enumerate("abc"):
             write_shard(folder / f"{name}.tar", samples[start::3])
-        os.environ["GOLDEN_SHARDS"] = str(folder)  # the streams' URLs name it so: they are part of the draws
         return folder
 
     @cached_property
@@ -144,112 +144,99 @@ def noise(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
 
 # --- batches
 
+RRC, CENTER = tarpeg.RandomResizedCrop(24), tarpeg.CenterCrop(24)
+OF_SPLIT = {field.name for field in fields(tarpeg.Split)}
 
-def module(split: tarpeg.Split, kind: str = "train", **options: Any) -> tarpeg.ShardDataModule:
-    """Data module of one split, batches of 8 and no helpers unless given."""
+
+def module(shards: Any, kind: str = "train", **options: Any) -> tarpeg.ShardDataModule:
+    """Data module of one split, batches of 8 and no helpers unless given; options of both."""
+    split = {name: options.pop(name) for name in OF_SPLIT & set(options)}
     defaults = {"batch_size": 8, "workers": 0, "threads": None if options.get("workers") else 0, "seed": 5}
-    return tarpeg.ShardDataModule(**{kind: split}, **{**defaults, **options})
+    options[kind] = tarpeg.Split(shards, **{"crop": RRC, **split})
+    return tarpeg.ShardDataModule(**{**defaults, **options})
 
 
-def drain(data: tarpeg.ShardDataModule, kind: str = "train", epochs: int = 2) -> list[object]:
-    """Batches of some epochs, the lengths, the state after each epoch, and the number of substitutes."""
+def drain(data: tarpeg.ShardDataModule, kind: str = "train") -> list[object]:
+    """Batches of two epochs, the lengths, the state after each epoch, and the number of substitutes."""
     loader = getattr(data, f"{kind}_dataloader")()
     is_raw = data.augment is None
     found: list[object] = []
-    for _ in range(epochs):
+    for _ in range(2):
         found += [list(loader if is_raw else data.augmented(loader)), loader.state_dict()]
     data.teardown()
     return [*found, loader.substituted]
 
 
-RRC, CENTER = tarpeg.RandomResizedCrop(24), tarpeg.CenterCrop(24)
-FEEDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "random_resized_crop": ({}, {}),
-    "random_resized_crop_options": (
-        {"crop": tarpeg.RandomResizedCrop((20, 33), scale=(0.3, 0.9), ratio=(0.5, 2.0)), "flip": 1.0},
-        {"keys": True},
-    ),
-    "random_crop": ({"crop": tarpeg.RandomCrop(32), "flip": 0.5}, {}),
-    "random_crop_large": ({"crop": tarpeg.RandomCrop((150, 90))}, {"batch_size": 4}),
-    "center_crop": ({"crop": tarpeg.CenterCrop((31, 17))}, {}),
-    "center_crop_shorter": ({"crop": tarpeg.CenterCrop(24, shorter=29), "flip": 0.3}, {}),
-    "whole": ({"crop": tarpeg.Whole((19, 40))}, {}),
-    "progressive": ({"crop": tarpeg.Progressive(RRC, {0: 12, 1: (16, 20)})}, {}),
-    "nearest": ({"interpolation": "nearest"}, {}),
-    "nearest_exact": ({"interpolation": "nearest-exact"}, {}),
-    "views": ({"views": 3, "flip": 0.5}, {}),
-    "views_of_several_crops": ({"crop": [RRC, tarpeg.RandomCrop(24), CENTER], "flip": 0.5}, {"keys": True}),
-    "subset_fraction": ({"subset": 0.4}, {"keys": True}),
-    "subset_list": ({"subset": [3, 1, 4, 15, 9, 26, 5, 30]}, {"keys": True, "batch_size": 3}),
-    "weights": ({"weights": [0.2 + 0.3 * (n % 4) for n in range(31)], "flip": 0.5}, {"keys": True}),
-    "weights_of_a_subset": (
-        {"weights": [n % 5 for n in range(31)], "subset": list(range(0, 31, 2)), "views": 2},
-        {"keys": True},
-    ),
-    "blocks": ({"shuffle": tarpeg.Blocks(size=4, buffer=3)}, {"keys": True}),
-    "blocks_by_name": ({"shuffle": "blocks"}, {"keys": True}),
-    "no_shuffle": ({"shuffle": False}, {"keys": True}),
-    "threads": ({"flip": 0.5}, {"threads": 2, "prefetch": 3}),
-    "workers": ({"flip": 0.5}, {"workers": 2}),
-    "workers_views": ({"flip": 0.5, "views": 2}, {"workers": 2, "keys": True}),
-    "readahead": ({}, {"threads": 2, "readahead": 4}),
-    "global_batch_size": ({}, {"global_batch_size": 7}),
-    "drop_last": ({}, {"drop_last": True}),
-    "seed_0": ({}, {"seed": 0, "keys": True}),
-    "seed_large": ({}, {"seed": 2**62 + 3, "keys": True}),
-    "label_of_json": ({"target": "json:breed"}, {}),
-    "labels": ({"target": ["cls", "json:object.0.id"]}, {}),
-    "no_label": ({"target": None}, {}),
-    "members": ({"members": ["txt", "json"]}, {}),
-}
-
-
-@case("feed/extra", crop=RRC, members=["txt", "cls"], decode=lambda key, members: [key, len(members["txt"])])
+@case("feed/random_resized_crop")
+@case(
+    "feed/random_resized_crop_options",
+    crop=tarpeg.RandomResizedCrop((20, 33), scale=(0.3, 0.9), ratio=(0.5, 2.0)),
+    flip=1.0,
+    keys=True,
+)
+@case("feed/random_crop", crop=tarpeg.RandomCrop(32), flip=0.5)
+@case("feed/random_crop_large", crop=tarpeg.RandomCrop((150, 90)), batch_size=4)
+@case("feed/center_crop", crop=tarpeg.CenterCrop((31, 17)))
+@case("feed/center_crop_shorter", crop=tarpeg.CenterCrop(24, shorter=29), flip=0.3)
+@case("feed/whole", crop=tarpeg.Whole((19, 40)))
+@case("feed/progressive", crop=tarpeg.Progressive(RRC, {0: 12, 1: (16, 20)}))
+@case("feed/nearest", interpolation="nearest")
+@case("feed/nearest_exact", interpolation="nearest-exact")
+@case("feed/views", views=3, flip=0.5)
+@case("feed/views_of_several_crops", crop=[RRC, tarpeg.RandomCrop(24), CENTER], flip=0.5, keys=True)
+@case("feed/subset_fraction", subset=0.4, keys=True)
+@case("feed/subset_list", subset=[3, 1, 4, 15, 9, 26, 5, 30], keys=True, batch_size=3)
+@case("feed/weights", weights=[0.2 + 0.3 * (n % 4) for n in range(31)], flip=0.5, keys=True)
+@case(
+    "feed/weights_of_a_subset",
+    weights=[n % 5 for n in range(31)],
+    subset=list(range(0, 31, 2)),
+    views=2,
+    keys=True,
+)
+@case("feed/blocks", shuffle=tarpeg.Blocks(size=4, buffer=3), keys=True)
+@case("feed/blocks_by_name", shuffle="blocks", keys=True)
+@case("feed/no_shuffle", shuffle=False, keys=True)
+@case("feed/threads", flip=0.5, threads=2, prefetch=3)
+@case("feed/workers", flip=0.5, workers=2)
+@case("feed/workers_views", flip=0.5, views=2, workers=2, keys=True)
+@case("feed/readahead", threads=2, readahead=4)
+@case("feed/global_batch_size", global_batch_size=7)
+@case("feed/drop_last", drop_last=True)
+@case("feed/seed_0", seed=0, keys=True)
+@case("feed/seed_large", seed=2**62 + 3, keys=True)
+@case("feed/label_of_json", target="json:breed")
+@case("feed/labels", target=["cls", "json:object.0.id"])
+@case("feed/no_label", target=None)
+@case("feed/members", members=["txt", "json"])
+@case("feed/extra", members=["txt", "cls"], decode=lambda key, members: [key, len(members["txt"])])
+@case("feed/val", kind="val", crop=CENTER)
+@case("feed/test", kind="test", crop=CENTER)
+@case("feed/predict", kind="predict", crop=CENTER)
+@case("feed/pictures", source="images", kind="predict", crop=CENTER, target=None)
+@case("feed/broken", source="broken", keys=True, max_bad=1.0)
+@case("feed/broken_workers", source="broken", keys=True, max_bad=1.0, workers=2)
+@case("feed/broken_subset", source="broken", keys=True, max_bad=1.0, subset=[4, 5, 6, 7, 8, 9, 10, 11])
+@case("feed/patterns", pattern="/{a,c}.tar", keys=True)
+@case("feed/glob", pattern="/[ab].tar", keys=True)
 def feed(
-    sources: Sources, *, data: dict[str, Any] | None = None, kind: str = "train", **split: Any
+    sources: Sources, *, source: str = "shards", pattern: str = "", kind: str = "train", **options: Any
 ) -> object:
-    options = {"crop": RRC, **split}
-    return drain(
-        module(tarpeg.Split(options.pop("shards", sources.shards), **options), kind, **data or {}), kind
-    )
-
-
-for _name, (_split, _data) in FEEDS.items():
-    case(f"feed/{_name}", data=_data, **_split)(feed)
-for _kind in ("val", "test", "predict"):
-    case(f"feed/{_kind}", kind=_kind, crop=CENTER)(feed)
-
-
-@case("feed/broken", options={})
-@case("feed/broken_workers", options={"workers": 2})
-@case("feed/broken_subset", options={}, subset=[4, 5, 6, 7, 8, 9, 10, 11])
-def feed_broken(sources: Sources, options: dict[str, Any], **split: Any) -> object:
-    return feed(sources, shards=sources.broken, data={"keys": True, "max_bad": 1.0, **options}, **split)
+    return drain(module(f"{getattr(sources, source)}{pattern}", kind, **options), kind)
 
 
 @case("feed/raise")
 def feed_raise(sources: Sources) -> object:
-    loader = module(tarpeg.Split(sources.broken, RRC), on_error="raise").train_dataloader()
+    loader = module(sources.broken, on_error="raise").train_dataloader()
     found = []
     with pytest.raises(tarpeg.DecodeError):
         found.extend(loader)
     return found
 
 
-@case("feed/pictures")
-def feed_pictures(sources: Sources) -> object:
-    return feed(sources, shards=str(sources.images), kind="predict", crop=CENTER, target=None)
-
-
-@case("feed/patterns", pattern="{a,c}.tar")
-@case("feed/glob", pattern="[ab].tar")
-def feed_patterns(sources: Sources, pattern: str) -> object:
-    return feed(sources, shards=f"{sources.shards}/{pattern}", data={"keys": True})
-
-
-@case("feed/two_ranks", options={})
-@case("feed/two_ranks_global_batch", options={"global_batch_size": 7})
-def feed_two_ranks(sources: Sources, options: dict[str, Any]) -> object:
+@case("feed/two_ranks")
+@case("feed/two_ranks_global_batch", global_batch_size=7)
+def feed_two_ranks(sources: Sources, **options: Any) -> object:
     def gather(found: list[Any], mine: Any) -> None:
         found[:] = [mine] * len(found)
 
@@ -258,21 +245,20 @@ def feed_two_ranks(sources: Sources, options: dict[str, Any]) -> object:
         names = {"is_available": lambda: True, "is_initialized": lambda: True, "get_world_size": lambda: 2}
         names |= {"get_rank": lambda rank=rank: rank, "all_gather_object": gather}
         with mock.patch.multiple(torch.distributed, **names):
-            ranks.append(drain(module(tarpeg.Split(sources.shards, RRC), keys=True, **options)))
+            ranks.append(drain(module(sources.shards, keys=True, **options)))
     return ranks
 
 
-@case("resume/threads", options={"threads": 2})
-@case("resume/workers", options={"workers": 2})
-@case("resume/weights", options={}, weights=[1 + n % 3 for n in range(31)], shuffle=tarpeg.Blocks(4, 2))
-def resume(sources: Sources, options: dict[str, Any], **split: Any) -> object:
+@case("resume/threads", threads=2)
+@case("resume/workers", workers=2)
+@case("resume/weights", weights=[1 + n % 3 for n in range(31)], shuffle=tarpeg.Blocks(4, 2))
+def resume(sources: Sources, **options: Any) -> object:
     found: list[object] = []
     for at in (0, 1, 3, 4):
-        first, second = (module(tarpeg.Split(sources.shards, RRC, **split), **options) for _ in range(2))
+        first, second = (module(sources.shards, **options) for _ in range(2))
         loader = first.train_dataloader()
         list(loader)
-        for _, _ in zip(range(at), loader, strict=False):
-            pass
+        list(itertools.islice(loader, at))
         state = json.loads(json.dumps(loader.state_dict()))
         other = second.train_dataloader()
         other.load_state_dict(state)
@@ -282,25 +268,25 @@ def resume(sources: Sources, options: dict[str, Any], **split: Any) -> object:
     return found
 
 
+def streamed(sources: Sources, names: str = "{a,b,c}", **options: Any) -> tarpeg.ShardDataModule:
+    """Data module of a stream of shards; the text of a sample's URL is part of its draws."""
+    os.environ["GOLDEN_SHARDS"] = str(sources.shards)
+    return module(f"pipe:cat $GOLDEN_SHARDS/{names}.tar", keys=True, **options)
+
+
 @case("stream/pass", streaming=True)
 @case("stream/samples", streaming=tarpeg.Streaming(samples=40, buffer=5))
 @case("stream/no_shuffle", streaming=True, shuffle=False, views=2)
-@case("stream/workers", streaming=tarpeg.Streaming(samples=20, buffer=7), options={"workers": 2})
-@case("stream/threads", streaming=True, options={"threads": 2, "drop_last": True})
-def stream(sources: Sources, options: dict[str, Any] | None = None, **split: Any) -> object:
-    assert sources.shards.is_dir()
-    urls = "pipe:cat $GOLDEN_SHARDS/{a,b,c}.tar"  # a sample's draws depend on the text of its URL
-    data = module(tarpeg.Split(urls, RRC, flip=0.5, **split), keys=True, **options or {})
-    return drain(data)
+@case("stream/workers", streaming=tarpeg.Streaming(samples=20, buffer=7), workers=2)
+@case("stream/threads", streaming=True, threads=2, drop_last=True)
+def stream(sources: Sources, **options: Any) -> object:
+    return drain(streamed(sources, flip=0.5, **options))
 
 
 @case("stream/resume")
 def stream_resume(sources: Sources) -> object:
-    assert sources.shards.is_dir()
-    split = tarpeg.Split(
-        "pipe:cat $GOLDEN_SHARDS/{a,b}.tar", RRC, streaming=tarpeg.Streaming(samples=24, buffer=4)
-    )
-    loader, other = (module(split, keys=True).train_dataloader() for _ in range(2))
+    options = {"streaming": tarpeg.Streaming(samples=24, buffer=4)}
+    loader, other = (streamed(sources, "{a,b}", **options).train_dataloader() for _ in range(2))
     batch = next(iter(loader))
     other.load_state_dict(loader.state_dict())
     return [batch, loader.state_dict(), list(other)]
@@ -339,13 +325,10 @@ AUGMENTS: dict[str, Callable[[], nn.Module]] = {
 
 @case("augment/views", name="all", views=2)
 @case("augment/weights", name="all", weights=[1 + n % 3 for n in range(31)])
-@case("augment/workers", name="mix", options={"workers": 2})
+@case("augment/workers", name="mix", workers=2)
 @case("augment/val", name="mix", kind="val")
-def augment(
-    sources: Sources, name: str, kind: str = "train", options: dict[str, Any] | None = None, **split: Any
-) -> object:
-    data = module(tarpeg.Split(sources.shards, RRC, **split), kind, augment=AUGMENTS[name](), **options or {})
-    return drain(data, kind)
+def augment(sources: Sources, name: str, **options: Any) -> object:
+    return feed(sources, augment=AUGMENTS[name](), **options)
 
 
 for _name in AUGMENTS:

@@ -10,44 +10,35 @@ from typing import Any
 
 import lightning
 import tarpeg
-import torch
-from golden_cases import AUGMENTS, CENTER, GOLDEN, MTIME, RRC, Sources, case, digest, drain, feed, module
-from helpers.training import trainer
-from torch import Tensor, nn
+from golden_cases import AUGMENTS, CENTER, GOLDEN, MTIME, Sources, case, digest, drain, module
+from helpers.training import fitted
+from torch import Tensor
 
 BEFORE = GOLDEN / "before"
 
 # --- Lightning
 
 
-class Net(lightning.LightningModule):
-    """A tiny network that keeps the batches that it receives."""
+class Seen(lightning.Callback):
+    """Copies of the batches that a network receives."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(3, 5)
-        self.seen: list[object] = []
+        self.batches: list[object] = []
 
-    def training_step(self, batch: Any, _: int) -> Tensor:
-        self.seen.append(type(batch)(*(p.clone() if isinstance(p, Tensor) else p for p in batch)))
-        return nn.functional.cross_entropy(self.net(batch.image.float().mean((2, 3))), batch.label)
+    def on_train_batch_start(self, trainer: object, net: object, batch: Any, *_: int) -> None:
+        self.batches.append(type(batch)(*(p.clone() if isinstance(p, Tensor) else p for p in batch)))
 
-    def validation_step(self, batch: Any, number: int) -> None:
-        self.training_step(batch, number)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
+    on_validation_batch_start = on_train_batch_start
 
 
 @case("lightning/normalised_by_the_decoder", name="imagenet")
 @case("lightning/distorted_by_a_worker", name="mix", workers=1)
 @case("lightning/distorted_on_arrival", name="all")
 def fit(sources: Sources, name: str, **options: Any) -> object:
-    train, val = (tarpeg.Split(sources.shards, crop) for crop in (RRC, CENTER))
-    data = module(train, val=val, augment=AUGMENTS[name](), **options)
-    net = Net()
-    trainer(sources.fresh(), max_epochs=2, num_sanity_val_steps=0).fit(net, datamodule=data)
-    return net.seen
+    val, seen = tarpeg.Split(sources.shards, CENTER), Seen()
+    data = module(sources.shards, val=val, augment=AUGMENTS[name](), **options)
+    fitted(sources.fresh(), data, max_epochs=2, num_sanity_val_steps=0, callbacks=[seen])
+    return seen.batches
 
 
 # --- caches and shards
@@ -70,47 +61,41 @@ def files_of(folder: Path) -> object:
 
 
 LOSSLESS = tarpeg.Tiled(quality=None)
-LAYOUTS = {
-    "samples": tarpeg.Layout(samples_per_shard=7),
-    "bytes": tarpeg.Layout(bytes_per_shard=60_000),
-    "shuffle": tarpeg.Layout(shuffle=True, seed=3),
-    "shuffle_and_cut": tarpeg.Layout(shuffle=True, samples_per_shard=9),
-}
 
 
 @case("cache/tiled", codec=LOSSLESS)
 @case("cache/tiled_64", codec=tarpeg.Tiled(64, quality=None))
 @case("cache/raw", codec=tarpeg.Raw())
 @case("cache/quarantine", codec=LOSSLESS, source="broken", max_bad=1.0)
+@case("cache/layout_samples", codec=LOSSLESS, layout=tarpeg.Layout(samples_per_shard=7))
+@case("cache/layout_bytes", codec=LOSSLESS, layout=tarpeg.Layout(bytes_per_shard=60_000))
+@case("cache/layout_shuffle", codec=LOSSLESS, layout=tarpeg.Layout(shuffle=True, seed=3))
+@case("cache/layout_shuffle_and_cut", codec=LOSSLESS, layout=tarpeg.Layout(shuffle=True, samples_per_shard=9))
 @case("cache/folder", codec=LOSSLESS, source="images", layout=tarpeg.Layout(samples_per_shard=10))
 @case("pillow/cache/tiled", codec=tarpeg.Tiled())
 @case("pillow/cache/resized", codec=tarpeg.Resized(40))
 @case("pillow/cache/raw_shorter", codec=tarpeg.Raw(shorter=40))
-def cache(sources: Sources, source: str = "shards", executor: int = 0, **options: Any) -> object:
+def cache(sources: Sources, source: str = "shards", **options: Any) -> object:
     folder = sources.fresh()
-    report = tarpeg.build_cache(getattr(sources, source), folder, executor=executor, **options)
+    report = tarpeg.build_cache(getattr(sources, source), folder, executor=0, **options)
     assert tarpeg.verify_cache(folder, 0).is_good
-    again = tarpeg.build_cache(getattr(sources, source), folder, executor=executor, **options)
+    again = tarpeg.build_cache(getattr(sources, source), folder, executor=0, **options)
     assert (report.built, again.built) == (report.shards, 0)
-    return [files_of(folder), feed(sources, shards=folder, flip=0.5, data={"keys": True})]
-
-
-for _name, _layout in LAYOUTS.items():
-    case(f"cache/layout_{_name}", codec=LOSSLESS, layout=_layout)(cache)
+    return [files_of(folder), drain(module(folder, flip=0.5, keys=True))]
 
 
 @case("cache/data_module")
 def cached_shards(sources: Sources) -> object:
     out = sources.fresh()
     prepare = tarpeg.CachedShards(str(sources.shards), str(out), codec=LOSSLESS, workers=0)
-    return feed(sources, shards=f"{out}/*.tar", data={"prepare": prepare, "keys": True})
+    return drain(module(f"{out}/*.tar", prepare=prepare, keys=True))
 
 
 @case("shards/folder")
 def folder_shards(sources: Sources) -> object:
     out = sources.fresh()
     prepare = tarpeg.FolderShards(str(sources.images), str(out), seed=2, samples_per_shard=10, workers=0)
-    found = feed(sources, shards=f"{out}/train-*.tar", data={"prepare": prepare, "keys": True})
+    found = drain(module(f"{out}/train-*.tar", prepare=prepare, keys=True))
     made = sorted(path for path in out.iterdir() if path.suffix == ".tar" or path.name == "classes.json")
     return [found, made]
 
@@ -138,15 +123,9 @@ STATES: dict[str, dict[str, Any]] = {
 }
 
 
-def before_module(shards: Path, keys: bool = True, **split: Any) -> tarpeg.ShardDataModule:
+def before_module(shards: Path, **split: Any) -> tarpeg.ShardDataModule:
     """Data module that the states and the checkpoint were made with."""
-    split_of = tarpeg.Split(shards, tarpeg.RandomResizedCrop(16), flip=0.5, **split)
-    return module(split_of, batch_size=2, keys=keys)
-
-
-def SYNTHETIC(out: Path) -> tarpeg.SyntheticShards:  # noqa: N802
-    """Synthetic shards of before."""
-    return tarpeg.SyntheticShards(str(out), train=3, val=2, photos={"size": 24}, workers=0)
+    return module(shards, crop=tarpeg.RandomResizedCrop(16), flip=0.5, batch_size=2, keys=True, **split)
 
 
 def copied(sources: Sources) -> Path:
@@ -215,19 +194,18 @@ def before_states(sources: Sources) -> object:
 
 @case("before/checkpoint")
 def before_checkpoint(sources: Sources) -> object:
-    net, data = Net(), before_module(copied(sources))
-    run = trainer(sources.fresh(), max_epochs=3)
-    run.fit(net, datamodule=data, ckpt_path=BEFORE / "run.ckpt")
+    data, seen = before_module(copied(sources)), Seen()
+    fitted(sources.fresh(), data, ckpt_path=BEFORE / "run.ckpt", max_epochs=3, callbacks=[seen])
     whole = before_module(copied(sources)).train_dataloader()
     expected = [batch for _ in range(3) for batch in whole][6:]
-    assert digest(net.seen) == digest(expected), "six steps were done when the checkpoint was saved"
-    return net.seen
+    assert digest(seen.batches) == digest(expected), "six steps were done when the checkpoint was saved"
+    return seen.batches
 
 
 @case("before/synthetic")
 def before_synthetic(sources: Sources) -> object:
     folder = shutil.copytree(BEFORE / "synthetic", sources.fresh() / "synthetic")
     known = stamps(folder)
-    SYNTHETIC(folder)()
+    tarpeg.SyntheticShards(str(folder), train=3, val=2, photos={"size": 24}, workers=0)()
     assert stamps(folder) == known, "the photographs were drawn again"
-    return feed(sources, shards=f"{folder}/train-*.tar", data={"keys": True, "batch_size": 2})
+    return drain(module(f"{folder}/train-*.tar", keys=True, batch_size=2))

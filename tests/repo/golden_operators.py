@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import tarpeg
@@ -14,9 +13,12 @@ from torch import Tensor
 NATIVE = [name for name in names_in("images") if name.endswith((".jpg", ".ppm"))]
 
 
-def jpeg(name: str) -> Tensor:
-    """Bytes of a picture of images/, uint8 [n]."""
-    return tensor((GOLDEN / "images" / name).read_bytes())
+def jpeg(name: str, folder: str = "images") -> Tensor:
+    """Bytes of a picture, uint8 [n]."""
+    return tensor((GOLDEN / folder / name).read_bytes())
+
+
+BROKEN = [jpeg(name, "broken") for name in names_in("broken")]
 
 
 def crops_of(data: Tensor) -> list[Tensor]:
@@ -37,15 +39,14 @@ def tile(sources: Sources, name: str) -> object:
 
 
 for _name in NATIVE:
-    case(f"decode_crop/{_name}")(partial(decode, name=_name))
+    case(f"decode_crop/{_name}", name=_name)(decode)
     if _name.endswith(".jpg"):
-        case(f"tile_jpeg/{_name}")(partial(tile, name=_name))
+        case(f"tile_jpeg/{_name}", name=_name)(tile)
 
 
 @case("image_sizes")
 def sizes(sources: Sources) -> object:
-    broken = [tensor((GOLDEN / "broken" / name).read_bytes()) for name in names_in("broken")]
-    return tarpeg.image_sizes([*(jpeg(name) for name in names_in("images")), *broken])
+    return tarpeg.image_sizes([*(jpeg(name) for name in names_in("images")), *BROKEN])
 
 
 @case("decode_batch/bilinear", interpolation="bilinear")
@@ -58,18 +59,16 @@ def sizes(sources: Sources) -> object:
 @case("decode_batch/bfloat16", dtype=torch.bfloat16, mean=(0.1, 0.2, 0.3), std=(1, 2, 3))
 @case("decode_batch/threads", threads=3)
 def decode_batch(sources: Sources, **options: Any) -> object:
-    broken = [tensor((GOLDEN / "broken" / name).read_bytes()) for name in names_in("broken")]
     images = [jpeg(name) for name in NATIVE]
     height, width = tarpeg.image_sizes(images).unbind(1)
-    zero, one = torch.zeros_like(height), torch.ones(len(broken), dtype=torch.int32)
-    flip = torch.arange(len(images) + len(broken)) % 3 == 0
+    zero, one = torch.zeros_like(height), torch.ones(len(BROKEN), dtype=torch.int32)
+    flip = torch.arange(len(images) + len(BROKEN)) % 3 == 0
     found = []
     for size in ((9, 14), 24, (70, 41), 130):
         for rows in ((zero, zero, height, width), (height // 4, width // 5, height // 2, width // 2)):
             boxes = torch.cat([torch.stack(rows, 1), torch.stack([0 * one, 0 * one, one, one], 1)]).int()
-            found.append(tarpeg.decode_batch([*images, *broken], boxes, size, flip, **options))
-            images_only = tarpeg.decode_batch(images, boxes[: len(images)], size, **options)
-            found.append(images_only)
+            found.append(tarpeg.decode_batch([*images, *BROKEN], boxes, size, flip, **options))
+            found.append(tarpeg.decode_batch(images, boxes[: len(images)], size, **options))
     return found
 
 
