@@ -7,7 +7,6 @@ there is a manifest only if every shard is as it describes.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -15,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -185,8 +185,10 @@ class _Builder:
         with open_executor(executor, plan.shards if plan else usable_cores()) as pool:
             if plan is None:
                 assert isinstance(self.listing, list)
-                indexes = index_shards(self.listing, self.folder, pool, on_abandon)
-                plan = reshard_plan(self.listing, indexes, self.layout)
+                # Not kept in a variable: the plan has a smaller form of these indexes.
+                plan = reshard_plan(
+                    self.listing, index_shards(self.listing, self.folder, pool, on_abandon), self.layout
+                )
             self.bad += plan.left_out
             calls = ((missing,) for missing in self._missing(plan, done, fingerprint))
             for result in completed(pool, job.run_job, calls, on_abandon):
@@ -274,21 +276,16 @@ class _Builder:
         )
 
 
-@contextlib.contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
+def _exclusive(folder: Path) -> AbstractContextManager[object]:
     """Make other builders of the folder wait. The lock ends with its process, even if that is killed."""
     with (folder / _BUILD_LOCK).open("ab") as probe:
         job.try_lock(probe)  # raises if there are no locks
     waiting = FileLock(folder / _BUILD_LOCK)
     try:
-        waiting.acquire(timeout=1)
+        return waiting.acquire(timeout=1)
     except Timeout:
-        warnings.warn(f"another builder is at work in {folder}: waiting for it", UserWarning, stacklevel=4)
-        waiting.acquire()
-    try:
-        yield
-    finally:
-        waiting.release()
+        warnings.warn(f"another builder is at work in {folder}: waiting for it", UserWarning, stacklevel=3)
+        return waiting.acquire()
 
 
 def _finished_manifest(folder: Path, fingerprint: str) -> Manifest | None:
@@ -296,11 +293,8 @@ def _finished_manifest(folder: Path, fingerprint: str) -> Manifest | None:
     manifest = _read_manifest(folder)
     if manifest is None or manifest.fingerprint != fingerprint or (folder / BUILDING).exists():
         return None
-    for entry in manifest.shards:
-        tar = folder / entry.name
-        if _size_and_time(tar)[0] != entry.bytes or not tar.with_suffix(".idx").is_file():
-            return None
-    return manifest
+    results = _results_of(folder, manifest).values()
+    return manifest if all(_is_in_place(folder, result) for result in results) else None
 
 
 def _start_build(folder: Path, fingerprint: str) -> dict[str, ShardResult]:

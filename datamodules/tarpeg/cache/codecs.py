@@ -37,7 +37,6 @@ class Codec(Protocol):
 
     def encode(self, data: bytes, extension: str) -> Encoded:
         """Rewrite one image file. Raises DecodeError if it cannot be decoded."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -150,8 +150,8 @@ def _write_shard(job: ShardJob, result: ShardResult, tar: BinaryIO, idx: BinaryI
         key = sample.key if sample.key != last else f"{sample.key}_2"
         last = key
         written.append([writer.add(key, extension, data) for extension, data in members.items()])
-    writer.end()
-    result.samples, result.bytes, result.sha256 = len(written), writer.position, writer.sha256()
+    result.sha256 = writer.finish()
+    result.samples, result.bytes = len(written), writer.position
     text = index_text(written)
     idx.write(text)
     result.idx_sha256 = hashlib.sha256(text).hexdigest()
@@ -195,10 +195,9 @@ class _TarWriter:
         self._put(bytes(-len(data) % _BLOCK))
         return component
 
-    def end(self) -> None:
+    def finish(self) -> str:
+        """Write the end of the tar and return its sha256."""
         self._put(bytes(2 * _BLOCK))
-
-    def sha256(self) -> str:
         return self._sha.hexdigest()
 
     def _put(self, data: bytes) -> None:

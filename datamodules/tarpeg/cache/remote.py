@@ -5,13 +5,13 @@ Credentials and endpoints are configured for fsspec: environment variables, or ~
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from contextlib import closing, contextmanager
+from typing import Any
 
 from ..errors import ShardError
 
@@ -28,18 +28,11 @@ _VERSION_FIELDS = (
 )
 
 
-class RemoteObject(NamedTuple):
-    """An object behind a URL: its size in bytes and its version, "" if the server sends none."""
-
-    url: str
-    nbytes: int
-    version: str
-
-
-def list_objects(url: str) -> list[RemoteObject]:
+def list_shards(url: str) -> list[tuple[str, int, str]]:
     """List the shards behind a URL, sorted: one object, the matches of a glob, or the *.tar in a folder.
 
-    Raises ShardError if there are none, or the server does not answer.
+    Returns URL, size (bytes) and version of each, "" if the server sends none. Raises ShardError if there are
+    no shards, or the server does not answer.
     """
     with _shard_errors(url):
         system, path = _file_system(url)
@@ -54,32 +47,23 @@ def list_objects(url: str) -> list[RemoteObject]:
             paths = [path]
         if not paths:
             raise ShardError(f"source={public_url(url)!r} matches no shard. Check the URL and the pattern.")
-        with ThreadPoolExecutor(min(16, len(paths))) as threads:
+        with ThreadPoolExecutor(16) as threads:
             infos = list(threads.map(system.info, paths))
-    objects = []
+    shards = []
     for path, info in zip(paths, infos, strict=True):
         nbytes, version = _nbytes_and_version(info)
         if nbytes is None:
             raise ShardError(f"shard {public_url(path)}: the server does not send its size. Copy it first.")
-        objects.append(RemoteObject(system.unstrip_protocol(path), nbytes, version))
-    return objects
+        shards.append((system.unstrip_protocol(path), nbytes, version))
+    return shards
 
 
-def check_unchanged(objects: Sequence[RemoteObject]) -> None:
-    """Raise ShardError if the server now has another version of one of the objects; call after reading."""
-    if not objects:
-        return
-
-    def check(expected: RemoteObject) -> None:
-        with _shard_errors(expected.url):
-            system, path = _file_system(expected.url)
-            system.invalidate_cache()
-            now = _nbytes_and_version(system.info(path))
-        if now != (expected.nbytes, expected.version):
-            raise ShardError(f"shard {public_url(expected.url)} changed while it was read. Start again.")
-
-    with ThreadPoolExecutor(min(16, len(objects))) as threads:
-        list(threads.map(check, objects))
+def nbytes_and_version(url: str) -> tuple[int | None, str]:
+    """Ask the server for the present size and version of an object. Raises ShardError."""
+    with _shard_errors(url):
+        system, path = _file_system(url)
+        system.invalidate_cache()
+        return _nbytes_and_version(system.info(path))
 
 
 def _nbytes_and_version(info: dict[str, Any]) -> tuple[int | None, str]:
@@ -94,13 +78,11 @@ def public_url(url: str) -> str:
     return re.sub(r"(?<=://)[^/@]*@", "", text)
 
 
-@contextlib.contextmanager
+@contextmanager
 def open_object(url: str, nbytes: int) -> Iterator[ReadAhead]:
     """Open an object for reading forwards; the next 8 MB are fetched meanwhile."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_shard_errors(url))
-        file = stack.enter_context(contextlib.closing(_open(url, nbytes)))
-        yield stack.enter_context(contextlib.closing(ReadAhead(file)))
+    with _shard_errors(url), closing(_open(url, nbytes)) as file, closing(ReadAhead(file)) as reader:
+        yield reader
 
 
 def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
@@ -226,7 +208,7 @@ def _file_system(url: str) -> tuple[Any, str]:
         ) from error
 
 
-@contextlib.contextmanager
+@contextmanager
 def _shard_errors(url: str) -> Iterator[None]:
     """Re-raise I/O errors as ShardError with the URL."""
     failures: tuple[type[BaseException], ...] = (OSError, ValueError, EOFError)

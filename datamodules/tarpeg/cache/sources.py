@@ -7,6 +7,7 @@ import itertools
 import os
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol, cast
@@ -15,7 +16,7 @@ from braceexpand import braceexpand
 
 from ..errors import ShardError
 from ..shards.folder import Folder, ImageFile
-from ..shards.paths import expand
+from ..shards.paths import expand, parts_of
 from ..shards.tar import grouped, regular_members
 from . import remote
 
@@ -55,18 +56,13 @@ class SourceShard:
         """Name, size and version; of a local shard without its folder, which may be moved."""
         return (self.name if self.is_remote else Path(self.name).name, self.nbytes, self.version)
 
-    @property
-    def object(self) -> remote.RemoteObject:
-        """The object behind the URL, with the expected version."""
-        return remote.RemoteObject(self.location, self.nbytes, self.version)
-
     @contextlib.contextmanager
     def open(self) -> Iterator[BinaryIO]:
         """Open the shard for reading forwards. ShardError if it cannot be read, or changes meanwhile."""
         if self.is_remote:
             with remote.open_object(self.location, self.nbytes) as reader:
                 yield cast(BinaryIO, reader)
-            remote.check_unchanged([self.object])
+            _check_unchanged([self])
             return
         try:
             with Path(self.location).open("rb") as file:
@@ -87,11 +83,9 @@ class ShardInput(Protocol):
 
     def identity(self) -> object:
         """Return plain values that change if the samples may have changed."""
-        ...
 
     def read(self) -> Iterator[Sample]:
         """Read the samples in order. Raises ShardError."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -144,7 +138,7 @@ class PickedSamples:
             if total >= _BATCH_BYTES or stop - start >= _BATCH_SAMPLES or stop == len(self.samples):
                 yield from self._read_batch(self.samples[start:stop])
                 start, total = stop, 0
-        remote.check_unchanged([shard.object for shard in remote_shards])
+        _check_unchanged(remote_shards)
 
     def _read_batch(self, samples: Sequence[SampleRanges]) -> Iterator[Sample]:
         """Read samples through (shard, start, stop) spans, joined if they are close together."""
@@ -193,12 +187,16 @@ class ImageFiles:
     def read(self) -> Iterator[Sample]:
         """Read the samples in order. Raises ShardError."""
         for file in self.files:
-            try:
-                data = Path(file.path).read_bytes()
-            except OSError as error:
-                raise ShardError(f"cannot read {file.path}: {error.strerror}") from error
-            extension = Path(file.path).suffix[1:].lower()
-            yield Sample(self.root, file.key, {extension: data, "cls": b"%d" % file.label})
+            yield Sample(self.root, file.key, {file.extension: file.read(), "cls": b"%d" % file.label})
+
+
+def _check_unchanged(shards: Sequence[SourceShard]) -> None:
+    """Raise ShardError if the server now has another version of one of the shards; call after reading."""
+    with ThreadPoolExecutor(16) as threads:
+        found = threads.map(remote.nbytes_and_version, [shard.location for shard in shards])
+        for shard, now in zip(shards, found, strict=True):
+            if now != (shard.nbytes, shard.version):
+                raise ShardError(f"shard {shard.name} changed while it was read. Start again.")
 
 
 def _read_at(file: BinaryIO, offset: int, nbytes: int) -> bytes:
@@ -220,8 +218,8 @@ def list_source(source: Source) -> list[SourceShard] | Folder:
     """
     if isinstance(source, Folder):
         return source
-    parts = [source] if isinstance(source, (str, os.PathLike)) else list(source)
-    if len(parts) == 1 and not remote.URL.match(os.fspath(parts[0])):
+    parts = parts_of(source)
+    if len(parts) == 1 and not remote.URL.match(parts[0]):
         root = Path(parts[0]).expanduser()
         # Path.glob yields nothing if root is not a directory.
         if not any(root.glob("*.tar")) and any(entry.is_dir() for entry in root.glob("[!.]*")):
@@ -229,7 +227,7 @@ def list_source(source: Source) -> list[SourceShard] | Folder:
     if not parts:
         expand([])  # raises
     shards: dict[str, SourceShard] = {}
-    for part in [os.fspath(part) for part in parts]:
+    for part in parts:
         found = _remote_shards(part) if remote.URL.match(part) else map(_local_shard, expand(part))
         for shard in found:
             if shards.setdefault(shard.location, shard) is not shard:
@@ -263,5 +261,5 @@ def _remote_shards(url: str) -> list[SourceShard]:
             f"source={remote.public_url(url)!r}: the braces do not match. Write it like "
             "train-{000..009}.tar."
         ) from error
-    objects = [found for one in urls for found in remote.list_objects(one)]
-    return [SourceShard(each.url, remote.public_url(each.url), *each[1:]) for each in objects]
+    found = [entry for one in urls for entry in remote.list_shards(one)]
+    return [SourceShard(one, remote.public_url(one), nbytes, version) for one, nbytes, version in found]

@@ -176,11 +176,8 @@ def _compare(entry: ShardEntry, headers: ShardIndex, index: ShardIndex) -> Itera
 
 
 def _sample(index: ShardIndex, row: int) -> tuple[str, list[tuple[str, int, int]]]:
-    start, stop = index.member_ends[row : row + 2].tolist()
-    columns = (column[start:stop].tolist() for column in (index.extension, index.offset, index.nbytes))
-    places = [(index.extensions[code], offset, nbytes) for code, offset, nbytes in zip(*columns, strict=True)]
-    # The index has no members without an extension.
-    return index.key(row), [place for place in places if place[0]]
+    # The .idx file has no members without an extension.
+    return index.key(row), [member for member in index.members(row) if member[0]]
 
 
 def _undecodable(tar: Path, entry: ShardEntry, index: ShardIndex) -> Iterator[Problem]:

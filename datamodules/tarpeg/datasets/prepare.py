@@ -19,7 +19,7 @@ from ..files import write_json
 from ..shards.folder import Folder
 from ..shards.manifest import read_manifest
 from .synthetic import Photos, check_integer
-from .writer import ShardReport, make_shards
+from .writer import make_shards
 
 if TYPE_CHECKING:
     from ..cache.codecs import Codec
@@ -61,11 +61,8 @@ class SyntheticShards:
     def __call__(self) -> Path:
         """Make the shards if they are missing; return `out`."""
         parameters = {"kind": "synthetic", **dataclasses.asdict(self)}
-        return _make_once(self.out, parameters, self._make, f"drawing {self.train + self.val} photographs")
-
-    def _make(self) -> list[ShardReport]:
-        pack = partial(make_shards, self.out, samples_per_shard=self.samples_per_shard, workers=self.workers)
-        return [pack(self.photos, self.train, prefix="train"), pack(self.photos, self.val, prefix="val")]
+        splits = {"train": (self.photos, self.train), "val": (self.photos, self.val)}
+        return _make_once(parameters, splits, f"drawing {self.train + self.val} photographs")
 
 
 @dataclass(frozen=True)
@@ -97,8 +94,8 @@ class FolderShards:
     def __call__(self) -> Path:
         """Make the shards if they are missing; return `out`."""
         parameters = {"kind": "folder", **dataclasses.asdict(self), "root": os.path.realpath(self.root)}
-        task = f"packing the images of {self.root}"
-        return _make_once(self.out, parameters, self._make, task, self._contents)
+        splits = {split: (self._folder(split), None) for split in ("train", "val")}
+        return _make_once(parameters, splits, f"packing the images of {self.root}", self._contents)
 
     def _folder(self, split: str) -> Folder:
         return Folder(self.root, seed=self.seed, split=split, val_share=self.val_share)
@@ -106,10 +103,6 @@ class FolderShards:
     def _contents(self) -> dict[str, Any]:
         root = Path(self.root)
         return self._folder("all").contents() if root.is_dir() and any(root.iterdir()) else {}
-
-    def _make(self) -> list[ShardReport]:
-        pack = partial(make_shards, self.out, samples_per_shard=self.samples_per_shard, workers=self.workers)
-        return [pack(self._folder(split), prefix=split) for split in ("train", "val")]
 
 
 @dataclass(frozen=True)
@@ -165,17 +158,18 @@ class CachedShards:
 
 
 def _make_once(
-    out: str,
     parameters: dict[str, Any],
-    make: Callable[[], list[ShardReport]],
+    splits: Mapping[str, tuple[Photos | Mapping[str, object] | Folder, int | None]],
     task: str,
     contents: Callable[[], dict[str, Any]] = dict,
 ) -> Path:
-    """Run `make` under a lock unless `out/shards.json`, which is written last, records the same parameters.
+    """Make shards under a lock unless `out/shards.json`, which is written last, records the same parameters.
 
-    contents: returns a description of the source, which must not change later; empty if it is unknown.
+    splits: source and number of samples of each. contents: returns a description of the source, which must
+    not change later; empty if it is unknown.
     """
-    directory = Path(out)
+    directory = Path(parameters["out"])
+    options = {name: parameters[name] for name in ("samples_per_shard", "workers")}
     # The place and the number of processes do not change the shards. JSON turns tuples into lists.
     requested = {name: value for name, value in parameters.items() if name not in ("out", "workers")}
     requested = json.loads(json.dumps({"format": _FORMAT, **requested}))
@@ -187,7 +181,10 @@ def _make_once(
             if not _is_made(directory, requested, contents):
                 log.warning("%s into %s (once)", task, directory)
                 before = contents()  # read first: the next call detects what changes during the packing
-                names = [shard.name for report in make() for shard in report.shards]
+                made = [
+                    make_shards(directory, *source, prefix=name, **options) for name, source in splits.items()
+                ]
+                names = [shard.name for report in made for shard in report.shards]
                 record = {"parameters": requested, "contents": before, "shards": names}
                 write_json(directory / "shards.json", record)
     except OSError as error:

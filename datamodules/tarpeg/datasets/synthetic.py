@@ -153,9 +153,13 @@ def draw(photos: Photos, index: int, split: str = "train") -> Image.Image:
 
 def check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
     """Raise ValueError unless `value` is an int, but no bool, in low..high."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < low or value > (high or value):
+    if not _is_integer(value) or value < low or value > (high or value):
         limits = f"of at least {low}" if high is None else f"in {low}..{high}"
         raise ValueError(f"{name}={value!r} must be an integer {limits}")
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _corrupted(jpeg: bytes, rng: np.random.Generator) -> bytes:
@@ -229,12 +233,7 @@ def _one_size(entry: Any, size: Any) -> str | tuple[int, int]:
 
 
 def _is_pair(value: Any) -> bool:
-    is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    return (
-        is_list
-        and len(value) == 2
-        and all(type(side) is not bool and isinstance(side, int) for side in value)
-    )
+    return isinstance(value, Sequence) and len(value) == 2 and all(map(_is_integer, value))
 
 
 def _draw_scene(rng: np.random.Generator, height: int, width: int, hue: float, spread: float) -> Image.Image:

@@ -21,7 +21,7 @@ from ..files import renamed, write_json
 from ..machine import usable_cores
 from ..processes import map_in_processes
 from ..progress import progress
-from ..shards.folder import Folder
+from ..shards.folder import Folder, ImageFile
 from ..shards.pillow import PILLOW_FORMATS
 from .synthetic import Photos, check_integer, photograph
 
@@ -48,32 +48,15 @@ class _Record(NamedTuple):
     pixels: int  # 0 if unknown
 
 
-@dataclass(frozen=True)
-class _PhotoItem:
+class _Photo(NamedTuple):
+    """Arguments of photograph()."""
+
     photos: Photos
+    number: int
     split: str
-    index: int
-
-    def read(self) -> _Record:
-        photo = photograph(self.photos, self.index, self.split)
-        return _Record(f"{self.index:08d}", "jpg", photo.jpeg, photo.label, photo.pixels)
 
 
-@dataclass(frozen=True)
-class _FileItem:
-    path: str
-    key: str
-    label: int
-
-    def read(self) -> _Record:
-        try:
-            data = Path(self.path).read_bytes()
-        except OSError as error:
-            raise ShardError(f"cannot read {self.path}: {error.strerror}") from error
-        return _Record(self.key, Path(self.path).suffix[1:].lower(), data, self.label, _pixels(data))
-
-
-_Items = Sequence[_PhotoItem] | Sequence[_FileItem]
+_Items = Sequence[_Photo] | Sequence[ImageFile]
 
 
 def make_shards(
@@ -110,7 +93,7 @@ def make_shards(
         items = _files(source, directory, samples)
     else:
         photos = Photos.of(source)
-        items = [_PhotoItem(photos, prefix, index) for index in range(1000 if samples is None else samples)]
+        items = [_Photo(photos, index, prefix) for index in range(1000 if samples is None else samples)]
     if workers is None:
         # Starting a process takes about a second.
         workers = min(usable_cores(), len(items) // 64)
@@ -126,7 +109,7 @@ def make_shards(
     return report
 
 
-def _files(folder: Folder, out: Path, samples: int | None) -> list[_FileItem]:
+def _files(folder: Folder, out: Path, samples: int | None) -> list[ImageFile]:
     if folder.directory().resolve() in out.resolve().parents:
         raise ValueError(f"out={str(out)!r} must not be inside {folder.directory()}: it would become a class")
     if "train" in folder.parts():
@@ -137,7 +120,7 @@ def _files(folder: Folder, out: Path, samples: int | None) -> list[_FileItem]:
     files = folder.files()
     if samples is not None and samples > len(files):
         raise ValueError(f"samples={samples} must be at most {len(files)}, the images of {folder.root}")
-    return [_FileItem(*file) for file in files[:samples]]
+    return files[:samples]
 
 
 def _write(directory: Path, prefix: str, items: _Items, samples_per_shard: int, workers: int) -> ShardReport:
@@ -166,7 +149,7 @@ def _write(directory: Path, prefix: str, items: _Items, samples_per_shard: int, 
 def _records(items: _Items, workers: int) -> Generator[_Record, None, None]:
     """Yield the records of the items in order."""
     if workers == 0:
-        yield from (item.read() for item in items)
+        yield from map(_read, items)
         return
     blocks = (items[start : start + _BLOCK] for start in range(0, len(items), _BLOCK))
     with contextlib.closing(map_in_processes(_read_block, blocks, workers)) as results:
@@ -175,7 +158,15 @@ def _records(items: _Items, workers: int) -> Generator[_Record, None, None]:
 
 
 def _read_block(items: _Items) -> list[_Record]:
-    return [item.read() for item in items]
+    return list(map(_read, items))
+
+
+def _read(item: _Photo | ImageFile) -> _Record:
+    if isinstance(item, ImageFile):
+        data = item.read()
+        return _Record(item.key, item.extension, data, item.label, _pixels(data))
+    photo = photograph(*item)
+    return _Record(f"{item.number:08d}", "jpg", photo.jpeg, photo.label, photo.pixels)
 
 
 def _remove_old(directory: Path, prefix: str) -> None:

@@ -33,6 +33,18 @@ class ImageFile(NamedTuple):
     key: str
     label: int
 
+    @property
+    def extension(self) -> str:
+        """Extension of the file, in lower case."""
+        return Path(self.path).suffix[1:].lower()
+
+    def read(self) -> bytes:
+        """Read the file. ShardError if it cannot be read."""
+        try:
+            return Path(self.path).read_bytes()
+        except OSError as error:
+            raise ShardError(f"cannot read {self.path}: {error.strerror}") from error
+
 
 @dataclass(frozen=True)
 class Folder:

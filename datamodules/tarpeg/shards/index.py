@@ -231,14 +231,22 @@ class ShardIndex:
         start, stop = self.key_ends[sample : sample + 2].tolist()
         return self.keys[start:stop].tobytes().decode("utf-8", "surrogateescape")
 
+    def members(self, sample: int) -> list[tuple[str, int, int]]:
+        """Return the members of a sample: extension, offset and size (bytes), in the tar's order."""
+        start, stop = self.member_ends[sample : sample + 2].tolist()
+        names = [self.extensions[code] for code in self.extension[start:stop].tolist()]
+        return list(
+            zip(names, self.offset[start:stop].tolist(), self.nbytes[start:stop].tolist(), strict=True)
+        )
+
     @classmethod
     def of(cls, index: TarIndex) -> ShardIndex:
         """Convert the index of one tar."""
-        member_ends = _from_zero(index.samples[MEMBER_END])
+        member_ends = np.append(0, index.samples[MEMBER_END])
         return cls(
             shard=np.zeros(index.samples.shape[1], np.uint8),
             keys=index.keys,
-            key_ends=_from_zero(index.samples[KEY_END]),
+            key_ends=np.append(0, index.samples[KEY_END]),
             member_ends=member_ends,
             image=compact(index.samples[IMAGE] - member_ends[:-1]),
             extensions=index.extensions,
@@ -301,7 +309,3 @@ class _Column:
 def compact(values: Ints) -> Ints:
     """Copy non-negative integers into the smallest unsigned type that holds them all."""
     return values.astype(np.min_scalar_type(int(values.max(initial=0))))
-
-
-def _from_zero(ends: Int64) -> Int64:
-    return np.concatenate([np.zeros(1, np.int64), ends])

@@ -117,9 +117,7 @@ class Shards:
     def extensions(self, id: int) -> list[str]:
         """Extensions of the sample's members, lowercase, without the dot, in the tar's order."""
         (row,) = self._checked([id]).tolist()
-        index = self._index
-        codes = index.extension[index.member_ends[row] : index.member_ends[row + 1]]
-        return [index.extensions[code] for code in codes.tolist()]
+        return [extension for extension, _, _ in self._index.members(row)]
 
     def key(self, id: int) -> str:
         """Key of the sample, with its folders."""
