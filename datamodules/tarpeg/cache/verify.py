@@ -11,7 +11,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from ..errors import CacheError, ShardError, Status
@@ -189,8 +188,8 @@ def _undecodable(tar: Path, entry: ShardEntry, index: ShardIndex) -> Iterator[Pr
     places = zip(index.offset[members].tolist(), index.nbytes[members].tolist(), strict=True)
     for row, (offset, nbytes) in enumerate(places):
         image = data.narrow(0, offset, nbytes)
-        sides = np.maximum(decode.image_sizes([image]).numpy(), 1)
-        box = torch.from_numpy(np.concatenate([np.zeros_like(sides), sides], axis=1))
+        sides = decode.image_sizes([image]).clamp(min=1)
+        box = torch.cat([torch.zeros_like(sides), sides], dim=1)
         # Reduced to one pixel: every coefficient of the image is decoded.
         status = Status(int(decode.decode_batch([image], box, 1)[1]))
         if status != Status.OK:

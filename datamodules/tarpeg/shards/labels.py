@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import struct
@@ -81,10 +82,10 @@ def read_labels(samples: Samples, ids: Int64, target: Target) -> Tensor:
     """
     if target is None:
         return torch.full((len(ids),), -1, device="cpu")
-    documents: dict[tuple[int, str], Any] = {}
+    document = functools.cache(functools.partial(_document, samples))
     if isinstance(target, str):
-        return _column(samples, ids, target, documents)
-    return torch.stack([_column(samples, ids, name, documents) for name in target], dim=1)
+        return _column(samples, ids, target, document)
+    return torch.stack([_column(samples, ids, name, document) for name in target], dim=1)
 
 
 def integers(samples: Samples, ids: Iterable[int], extension: str, texts: Iterable[bytes | None]) -> Tensor:
@@ -143,15 +144,11 @@ def read_extra(samples: Samples, ids: Int64, members: tuple[str, ...], decode: D
     return extras
 
 
-def _column(samples: Samples, ids: Int64, target: str, documents: dict[tuple[int, str], Any]) -> Tensor:
+def _column(samples: Samples, ids: Int64, target: str, document: Callable[[int, str], Any]) -> Tensor:
     extension, _, field = target.partition(":")
     if not field:
         return samples.labels(ids, extension)
-    values = []
-    for id in ids.tolist():
-        if (id, extension) not in documents:
-            documents[id, extension] = _document(samples, id, extension)
-        values.append(_field(samples, id, extension, documents[id, extension], field))
+    values = [_field(samples, id, extension, document(id, extension), field) for id in ids.tolist()]
     return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 

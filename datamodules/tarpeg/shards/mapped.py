@@ -45,8 +45,7 @@ class Shards:
         self._paths = [Path(path).absolute() for path in paths]
         self._stats: list[tuple[int, int]] = []
         self._index = ShardIndex.join(self._opened(threads), len(self._paths))
-        self._maps: list[torch.Tensor | None] = [None] * len(self._paths)
-        self._views: list[memoryview | None] = [None] * len(self._paths)
+        self._maps: list[tuple[torch.Tensor, memoryview] | None] = [None] * len(self._paths)
         self._columns: dict[str, npt.NDArray[np.int32]] = {}
 
     def _opened(self, threads: int) -> Iterator[ShardIndex]:
@@ -62,8 +61,7 @@ class Shards:
         return len(self._index)
 
     def __getstate__(self) -> dict[str, object]:
-        unmapped = [None] * len(self._paths)
-        return {**self.__dict__, "_maps": unmapped, "_views": unmapped.copy(), "_columns": {}}
+        return {**self.__dict__, "_maps": [None] * len(self._paths), "_columns": {}}
 
     def images(self, ids: npt.ArrayLike) -> list[torch.Tensor]:
         """Return the encoded images of samples ids [B]: uint8 [n] each, views on the map (never write).
@@ -71,21 +69,9 @@ class Shards:
         A member of 0 bytes gives an empty tensor. Raises IndexError for an id outside 0..len-1.
         """
         rows = self._checked(ids)
-        index = self._index
-        members = index.member_ends[rows] + index.image[rows]
-        maps = self._maps
-        views = []
-        for shard, offset, nbytes in zip(
-            index.shard[rows].tolist(),
-            index.offset[members].tolist(),
-            index.nbytes[members].tolist(),
-            strict=True,
-        ):
-            tar = maps[shard]
-            if tar is None:
-                tar = self._map(shard)
-            views.append(tar.narrow(0, offset, nbytes))
-        return views
+        members = self._index.member_ends[rows] + self._index.image[rows]
+        places = self._places(rows, members)
+        return [self._map(shard)[0].narrow(0, offset, nbytes) for shard, offset, nbytes in places]
 
     def labels(self, ids: npt.ArrayLike, extension: str = "cls") -> torch.Tensor:
         """Read the labels of samples ids [B]: int64 [B], ASCII integers in the members of that extension.
@@ -96,23 +82,15 @@ class Shards:
         members = self._members(rows, extension)
         if (members < 0).any():
             raise missing(self, int(rows[members < 0][0]), extension)
-        index = self._index
-        texts = map(
-            self._bytes,
-            index.shard[rows].tolist(),
-            index.offset[members].tolist(),
-            np.minimum(index.nbytes[members], LONGEST + 1).tolist(),
-        )
+        places = self._places(rows, members)
+        texts = (self._bytes(shard, offset, min(nbytes, LONGEST + 1)) for shard, offset, nbytes in places)
         return integers(self, rows.tolist(), extension, texts)
 
     def member(self, id: int, extension: str) -> bytes | None:
         """Read the sample's member of that extension; None if it has none."""
         rows = self._checked([id])
-        (member,) = self._members(rows, extension).tolist()
-        if member < 0:
-            return None
-        index = self._index
-        return self._bytes(int(index.shard[rows[0]]), int(index.offset[member]), int(index.nbytes[member]))
+        members = self._members(rows, extension)
+        return None if members[0] < 0 else self._bytes(*next(self._places(rows, members)))
 
     def extensions(self, id: int) -> list[str]:
         """Extensions of the sample's members, lowercase, without the dot, in the tar's order."""
@@ -144,9 +122,13 @@ class Shards:
             raise IndexError(f"ids must be in 0..{len(self) - 1}, not {rows.min()}..{rows.max()}")
         return rows.astype(np.int64, copy=False)
 
+    def _places(self, rows: Int64, members: Int64) -> Iterator[tuple[int, int, int]]:
+        """Return shard, offset and size (bytes) of one member of each sample."""
+        columns = self._index.shard[rows], self._index.offset[members], self._index.nbytes[members]
+        return zip(*(column.tolist() for column in columns), strict=True)
+
     def _bytes(self, shard: int, offset: int, nbytes: int) -> bytes:
-        view = self._views[shard] or self._map(shard).numpy().data
-        return bytes(view[offset : offset + nbytes])
+        return bytes(self._map(shard)[1][offset : offset + nbytes])
 
     def _members(self, rows: Int64, extension: str) -> Int64:
         """Positions of the samples' members of that extension; -1 for samples without."""
@@ -169,8 +151,12 @@ class Shards:
             column[start + rows] = members - ends[rows]
         return column
 
-    def _map(self, shard: int) -> torch.Tensor:
-        """Map a tar. Reading beyond the end of a file that shrank is a bus error: check its size first."""
+    def _map(self, shard: int) -> tuple[torch.Tensor, memoryview]:
+        """Return the map of a tar as a tensor, and as a buffer, from which bytes are copied quickly."""
+        mapped = self._maps[shard]
+        if mapped is not None:
+            return mapped
+        # Reading beyond the end of a file that shrank is a bus error: check its size first.
         path = self._paths[shard]
         try:
             found = path.stat()
@@ -184,9 +170,8 @@ class Shards:
             raise ShardError(
                 f"shard {path} cannot be mapped: {error}. Check the file and the free memory."
             ) from error
-        self._views[shard] = tar.numpy().data
-        self._maps[shard] = tar
-        return tar
+        mapped = self._maps[shard] = tar, tar.numpy().data
+        return mapped
 
 
 @dataclass(frozen=True)

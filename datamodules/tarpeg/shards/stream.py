@@ -264,19 +264,17 @@ class _Opener:
         return f" (its command ended with status {status})" if status > 0 else ""
 
 
-def _open(url: str) -> BinaryIO:
+def _open(url: str) -> Any:
     """Open a URL by webdataset's commands (curl, gsutil, pipe:), else by fsspec; a path as a file."""
     from webdataset.gopen import gopen, gopen_schemes
 
     scheme = url.partition(":")[0].lower() if is_url(url) else ""
     is_supported = scheme in ("", "file") or scheme in gopen_schemes
     if is_supported and not (scheme in ("http", "https") and shutil.which("curl") is None):
-        stream: BinaryIO = gopen(url)
-        return stream
+        return gopen(url)
     import fsspec
 
-    opened: BinaryIO = fsspec.open(url, "rb").open()
-    return opened
+    return fsspec.open(url, "rb").open()
 
 
 def _placed(samples: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
