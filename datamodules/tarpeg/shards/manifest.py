@@ -149,9 +149,7 @@ def listed(folder: Path) -> list[Path]:
 
 def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Add up counts by name, the largest sum first."""
-    total: Counter[str] = Counter()
-    for count in counts:
-        total.update(count)
+    total = sum(map(Counter, counts), Counter[str]())
     return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
 
 

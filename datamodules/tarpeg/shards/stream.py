@@ -204,18 +204,14 @@ class Stream:
         samples = _placed(group_by_keys(opener.members(urls)))
         if self.shuffle:
             samples = webdataset.shuffle(self.buffer, rng=order)(samples)
-        while True:
-            try:
-                sample = next(samples, None)
-            except _BROKEN as error:
-                words = ": ".join(str(word) for word in error.args[:1]) or type(error).__name__
-                raise ShardError(
-                    f"shard {opener.url} cannot be read as a stream: {words}{opener.status()}. Check "
-                    "the address, the network, and that it is a complete tar."
-                ) from error
-            if sample is None:
-                return
-            yield sample
+        try:
+            yield from samples
+        except _BROKEN as error:
+            words = ": ".join(str(word) for word in error.args[:1]) or type(error).__name__
+            raise ShardError(
+                f"shard {opener.url} cannot be read as a stream: {words}{opener.status()}. Check "
+                "the address, the network, and that it is a complete tar."
+            ) from error
 
 
 class _Opener:
