@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.pictures import ORDERS, noise
+from helpers.reference import normalise
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from PIL import Image
@@ -20,6 +22,7 @@ GOLDEN = {
     "hue": [-0.02771724902, -0.047674208115, -0.011622264785],
     "rotation": [0.067813348409, -0.039952422888, -0.15815488296],
 }
+NO_IMAGES = r"images must be uint8 \[B, 3, H, W\], got torch"
 PRESETS = Path(__file__).parents[2] / "conf" / "augment"
 
 
@@ -30,34 +33,21 @@ def random(**settings):
 
 @pytest.fixture
 def images():
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (6, 3, 24, 24), dtype=torch.uint8, generator=generator)
-    return images.contiguous(memory_format=torch.channels_last)
+    return noise(6, 3, 24, 24).contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
-def test_normalisation_is_exact(order):
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("mean, std", [((0.1, 0.5, 0.9), (0.2, 0.25, 1.0)), ([0, 0, 0], [1, 1, 1])])
+def test_normalisation_is_exact(order, mean, std):
     images = torch.arange(256, dtype=torch.uint8).repeat(3).reshape(1, 3, 16, 16)
-    images = images.contiguous(memory_format=order)
-    mean, std = (0.1, 0.5, 0.9), (0.2, 0.25, 1.0)
-    result = Augment(mean, std)(images)
-    shift, scale = (torch.tensor(part).reshape(1, 3, 1, 1) for part in (mean, std))
+    result = Augment(mean, std)(images.contiguous(memory_format=order))
     assert result.dtype == torch.float32 and result.is_contiguous(memory_format=order)
-    assert (result - (images.double() / 255 - shift) / scale).abs().max() < 1e-5
-
-
-def test_mean_0_and_std_1_give_values_in_0_to_1():
-    images = torch.tensor([0, 51, 255], dtype=torch.uint8).reshape(1, 1, 1, 3).expand(1, 3, 1, 3)
-    assert torch.allclose(Augment([0, 0, 0], [1, 1, 1])(images)[0, 0, 0], torch.tensor([0.0, 0.2, 1.0]))
-
-
-def test_it_has_neither_weights_nor_state():
-    augment = Augment()
-    assert not list(augment.parameters()) and not augment.state_dict()
+    assert (result - normalise(images, mean, std)).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("augment", [Augment(), random()])
-def test_it_compiles(augment, images):
+def test_it_has_neither_weights_nor_state_and_compiles(augment, images):
+    assert not list(augment.parameters()) and not augment.state_dict()
     given = (images, augment.params(range(6), (24, 24))) if augment.is_random else (images,)
     compiled = torch.compile(augment, fullgraph=True, backend="eager")
     assert torch.equal(compiled(*given), augment(*given))
@@ -77,20 +67,14 @@ def test_it_compiles(augment, images):
         (lambda: Mix(0), r"classes=0 must be the number of classes"),
         (lambda: Mix(10, mixup=-1), r"mixup=-1 must be the alpha"),
         (lambda: Mix(10, probability=1.5), r"probability=1\.5 of Mix must be a probability"),
+        (lambda: Augment()(torch.zeros(1, 3, 4, 4)), NO_IMAGES),
+        (lambda: Augment()(torch.zeros(3, 4, 4).byte()), NO_IMAGES),
+        (lambda: Augment()(torch.zeros(1, 1, 4, 4).byte()), NO_IMAGES),
     ],
 )
-def test_settings_out_of_range_raise(make, message):
+def test_settings_out_of_range_and_other_tensors_raise(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-@pytest.mark.parametrize(
-    "images",
-    [torch.zeros(1, 3, 4, 4), torch.zeros(3, 4, 4, dtype=torch.uint8), torch.zeros(1, 1, 4, 4).byte()],
-)
-def test_other_tensors_raise(images):
-    with pytest.raises(ValueError, match=r"images must be uint8 \[B, 3, H, W\], got torch"):
-        Augment()(images)
 
 
 def test_params_depend_on_the_sample_only():

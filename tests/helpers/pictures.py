@@ -17,6 +17,8 @@ from PIL import Image
 from tarpeg.ops import matrices as mx
 from torch import Tensor
 
+from helpers import reference
+
 SAMPLINGS = ("444", "422", "420", "440", "411", "gray")
 KINDS = (*SAMPLINGS, "cmyk", "ycck", "gray22", "progressive", "restarts", "rgb", "odd_markers")
 
@@ -56,6 +58,7 @@ def picture(kind: str, seed: int = 0, **options: Any) -> bytes:
 
 PORTABLE = """
 import sys, torch, tarpeg
+from itertools import product
 from helpers import pictures
 from helpers.crafted import Jpeg
 from helpers.pictures import ORDERS, drawn, jpeg, noise, parts, resized, shrinking, tensor
@@ -94,6 +97,22 @@ def resized(jpeg: Tensor, box: Sequence[int], size: int | tuple[int, int], **opt
     images, status = tarpeg.decode_batch([jpeg], torch.tensor([box], dtype=torch.int32), size, **options)
     assert status.tolist() == [0]
     return images[0]
+
+
+def check_crops(data: bytes, boxes: Sequence[tuple[int, int, int, int]]) -> None:
+    """Crops of the file equal Pillow's pixels; so do results of decode_batch at their own size, mirrored."""
+    jpeg = tensor(data)
+    whole = reference.decode(jpeg)
+    assert tarpeg.image_sizes([jpeg]).tolist() == [list(whole.shape[1:])]
+    for box in boxes:
+        top, left, height, width = box
+        expected = whole[:, top : top + height, left : left + width]
+        assert torch.equal(tarpeg.decode_crop(jpeg, *box), expected), (box, whole.shape)
+        options = {"size": (height, width), "flip": torch.tensor([False, True])}
+        images, status = tarpeg.decode_batch(
+            [jpeg] * 2, torch.tensor([box] * 2, dtype=torch.int32), **options
+        )
+        assert not status.any() and torch.equal(images, torch.stack((expected, expected.flip(-1)))), box
 
 
 def flat(kind: str, height: int, width: int) -> bytes:

@@ -24,11 +24,6 @@ def decode_crop(jpeg: Tensor, top: int, left: int, height: int, width: int) -> T
     return decode(jpeg)[:, top : top + height, left : left + width]
 
 
-def image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
-    """Twin of ``tarpeg.image_sizes``, for images that Pillow opens."""
-    return torch.tensor([decode(jpeg).shape[1:] for jpeg in jpegs], dtype=torch.int32).reshape(-1, 2)
-
-
 def resize(image: Tensor, size: tuple[int, int], interpolation: str, antialias: bool) -> Tensor:
     """Do what torchvision v2's resize does to a uint8 image: ``interpolate``, in integers."""
     if interpolation.startswith("nearest"):

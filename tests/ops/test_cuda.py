@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import resource
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,12 @@ import tarpeg
 import torch
 from helpers import reference
 from helpers.pictures import MEAN, ORDERS, STD, TOLERANCE, drawn, noise, parts, shrinking
+from helpers.scripts import run_script
 from tarpeg.errors import BuildError
 from tarpeg.ops import library
 from tarpeg.ops import matrices as mx
 
 HERE = Path(__file__).parent
-PATHS = f"import sys\nsys.path[:0] = {[str(HERE), str(HERE.parent), *sys.path]!r}\n"
-TYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
 WAYS = ("bilinear", "nearest")
 SHAPES = ((37, 53), (64, 64), (1, 1), (5, 600), (2, 7))
 
@@ -31,9 +29,9 @@ def has_nvcc() -> bool:
         return False
 
 
-def run(code: str, argument: Path) -> str:
-    """The output of Python code, which must succeed, with one argument."""
-    done = subprocess.run([sys.executable, "-c", PATHS + code, str(argument)], capture_output=True, text=True)
+def run(code: str, path: Path) -> str:
+    """The output of Python code about the library at `path`; it must succeed."""
+    done = run_script(f"sys.path.insert(0, {str(HERE)!r})\npath = {str(path)!r}\n{code}", timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -42,7 +40,7 @@ def augmented(device: str, size: tuple[int, int], seed: int):
     """Results of augment_batch for every kind of input, copied to the CPU."""
     given = parts(3, *size, seed)
     subsets = ((), ("flip",), ("matrix",), ("contrast",), [*given][2:6], ("erase_boxes", "mask"), given)
-    for names, order, dtype, memory_format in itertools.product(subsets, ORDERS, TYPES, ORDERS):
+    for names, order, dtype, memory_format in itertools.product(subsets, ORDERS, TOLERANCE, ORDERS):
         images = noise(3, 3, *size, seed=seed).contiguous(memory_format=order).to(device)
         options = {name: given[name].to(device) for name in names} | {"fill": (9, 8, 7), "dtype": dtype}
         options |= {} if dtype == torch.uint8 else {"mean": MEAN, "std": STD}
@@ -53,7 +51,7 @@ def augmented(device: str, size: tuple[int, int], seed: int):
 def warped(device: str, size: tuple[int, int], seed: int):
     """Results of warp_affine for every kind of input, copied to the CPU."""
     matrices = drawn(3, *size, seed).to(device)
-    for channels, order, dtype, way in itertools.product((1, 3, 5), ORDERS, TYPES, WAYS):
+    for channels, order, dtype, way in itertools.product((1, 3, 5), ORDERS, TOLERANCE, WAYS):
         images = noise(3, channels, *size, dtype=dtype, seed=seed).contiguous(memory_format=order)
         result = tarpeg.warp_affine(images.to(device), matrices, (size[0] + 3, 270), way, 5)
         yield (channels, order, dtype, way), result.cpu()
@@ -65,7 +63,7 @@ def shrunk(device: str):
     for order in ORDERS:
         images = noise(len(matrices), 3, 32, 40).contiguous(memory_format=order).to(device)
         yield (order, "augment_batch"), tarpeg.augment_batch(images, matrix=matrices, size=(33, 300)).cpu()
-        for dtype, way in itertools.product(TYPES, WAYS):
+        for dtype, way in itertools.product(TOLERANCE, WAYS):
             yield (order, dtype, way), tarpeg.warp_affine(images.to(dtype), matrices, (33, 300), way).cpu()
 
 
@@ -79,10 +77,10 @@ def everything(device: str):
 EMULATED = """
 import ctypes, torch, tarpeg, test_cuda
 expected = list(test_cuda.everything("cpu"))
-torch.ops.load_library(sys.argv[1])
+torch.ops.load_library(path)
 for (what, result), (_, values) in zip(test_cuda.everything("cpu"), expected, strict=True):
     assert torch.equal(result, values), (what, result.shape, (result.double() - values.double()).abs().max())
-launches = ctypes.c_int64.in_dll(ctypes.CDLL(sys.argv[1]), "tarpeg_launches").value
+launches = ctypes.c_int64.in_dll(ctypes.CDLL(path), "tarpeg_launches").value
 assert launches >= len(expected), "the CPU's operators were called"
 print(len(expected))
 """
@@ -112,7 +110,7 @@ def test_compiles_in_a_minute_and_loads_without_a_gpu(tmp_path):
     assert built.name == library.cuda_library_name(library.native_dir())
     assert library.build_cuda(directories=[tmp_path]) == built, "once"
     run(
-        "import torch, tarpeg; tarpeg.warp_affine; torch.ops.load_library(sys.argv[1])\n"
+        "import torch, tarpeg; tarpeg.warp_affine; torch.ops.load_library(path)\n"
         "for name in ('warp_affine', 'augment_batch'):\n"
         "    assert torch._C._dispatch_has_kernel_for_dispatch_key('tarpeg::' + name, 'CUDA'), name\n",
         built,

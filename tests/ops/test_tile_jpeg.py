@@ -20,15 +20,9 @@ def tiled(data: bytes, tile: int = 32) -> bytes:
     return tarpeg.tile_jpeg(pictures.tensor(data), tile).numpy().tobytes()
 
 
-def opened(data: bytes) -> Image.Image:
-    image = Image.open(io.BytesIO(data))
-    image.load()
-    return image
-
-
 def pixels(data: bytes) -> np.ndarray:
     """As stored: no orientation, no conversion."""
-    return np.asarray(opened(data))
+    return np.asarray(Image.open(io.BytesIO(data)))
 
 
 def assert_lossless(data: bytes, tile: int = 32) -> bytes:
@@ -53,8 +47,7 @@ def is_baseline(data: bytes) -> bool:
 def test_every_pixel_is_kept(kind: str, size: tuple[int, int]) -> None:
     data = pictures.jpeg(kind, *size)
     for tile in (1, 8, 20, 32, 1000):
-        result = assert_lossless(data, tile)
-        assert is_baseline(result)
+        assert is_baseline(assert_lossless(data, tile))
 
 
 def expected_interval(columns: int, rows: int, target: int, nbytes: int) -> int:
@@ -73,40 +66,36 @@ def test_the_interval_divides_the_row() -> None:
             data = pictures.encoded(Image.fromarray(pictures.pixels(height, width)), quality=quality)
             columns, rows = -(-width // 16), -(-height // 16)
             for tile in (1, 16, 17, 32, 80, 200, 1000, 65535):
-                interval_found = interval(tiled(data, tile))
-                assert columns % interval_found == 0
                 expected = expected_interval(columns, rows, -(-tile // 16), len(data))
-                assert interval_found == expected, (width, tile, quality)
-                found.add((columns, interval_found))
+                assert interval(tiled(data, tile)) == expected, (width, tile, quality)
+                found.add((columns, expected))
     assert {(97, 97), (97, 1), (50, 50), (50, 25), (50, 2), (13, 13)} <= found
 
 
-@pytest.mark.parametrize(
-    "columns, tile, expected",
-    [(25, 32, 5), (23, 32, 23), (13, 96, 13), (34, 80, 17), (35, 144, 35), (6, 999, 6)],
-)
-def test_intervals_by_hand(columns: int, tile: int, expected: int) -> None:
-    data = pictures.encoded(Image.fromarray(pictures.pixels(8, 16 * columns)), quality=95)
-    assert interval(tiled(data, tile)) == expected
-
-
-def test_gray_marked_2x2_has_mcus_of_one_block() -> None:
-    result = assert_lossless(pictures.jpeg("gray22", 40, 100), 24)
-    assert interval(result) == 13  # of 13 blocks across, not of 7
+def test_intervals_by_hand() -> None:
+    for columns, tile, expected in [
+        (25, 32, 5),
+        (23, 32, 23),
+        (13, 96, 13),
+        (34, 80, 17),
+        (35, 144, 35),
+        (6, 999, 6),
+    ]:
+        data = pictures.encoded(Image.fromarray(pictures.pixels(8, 16 * columns)), quality=95)
+        assert interval(tiled(data, tile)) == expected, (columns, tile)
+    # Gray marked 2x2 has MCUs of one block: 13 across, not 7.
+    assert interval(assert_lossless(pictures.jpeg("gray22", 40, 100), 24)) == 13
     assert interval(tiled(pictures.jpeg("gray22", 40, 96), 24)) in (3, 4, 6, 12)
 
 
 def test_metadata_is_kept() -> None:
     exif = Image.Exif()
     exif[0x0112], exif[0x010E] = 6, "a description"
-    options = {
-        "icc_profile": bytes(range(256)) * 300,
-        "xmp": b"<x tiff:Orientation='3'/>",
-    }  # ICC: two segments
+    icc, xmp = bytes(range(256)) * 300, b"<x tiff:Orientation='3'/>"  # ICC: two segments
     image = Image.fromarray(pictures.pixels(40, 60))
-    data = pictures.encoded(image, exif=exif, dpi=(300, 150), **options)
+    data = pictures.encoded(image, exif=exif, dpi=(300, 150), icc_profile=icc, xmp=xmp)
     result = assert_lossless(data)
-    kept, source = opened(result), opened(data)
+    kept, source = (Image.open(io.BytesIO(file)) for file in (result, data))
     assert kept.getexif() == source.getexif() and kept.getexif()[0x0112] == 6
     for key in ("icc_profile", "dpi", "jfif_density", "jfif_unit", "xmp"):
         assert kept.info[key] == source.info[key]
@@ -123,12 +112,6 @@ def test_metadata_that_would_be_wrong_is_dropped() -> None:
     assert result == tiled(plain), "neither MPF nor a second picture"
 
 
-@pytest.mark.parametrize(("kind", "transform"), [("cmyk", 0), ("ycck", 2), ("rgb", 0)])
-def test_the_adobe_transform_is_kept(kind: str, transform: int) -> None:
-    result = assert_lossless(pictures.jpeg(kind, 40, 60))
-    assert dict(segments_of(result))[0xEE][11] == transform
-
-
 @pytest.mark.parametrize("transform", [0, 1, 2, None])
 @pytest.mark.parametrize("jfif", [b"", crafted.JFIF])
 @pytest.mark.parametrize("ids", [(1, 2, 3), (82, 71, 66), (0, 1, 2), (1, 1, 1)])
@@ -137,32 +120,22 @@ def test_colour_spaces_are_kept(transform: int | None, jfif: bytes, ids: tuple[i
     assert_lossless(Jpeg(24, 40, markers=markers, ids=ids).noise().bytes())
 
 
-SAMPLINGS = [
-    *[((2, 2), (1, 1), (1, 1)), ((4, 1), (1, 1), (1, 1)), ((1, 4), (1, 1), (1, 1)), ((1, 1), (2, 2), (1, 1))],
-    *[((2, 2), (2, 1), (1, 2)), ((4, 2), (1, 1), (1, 1)), ((3, 1), (1, 1), (1, 1)), ((1, 1), (1, 1), (1, 1))],
-]
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("sampling", crafted.SAMPLINGS[:-3], ids=str)
 def test_any_sampling_and_16_bit_quantisers(sampling: tuple[tuple[int, int], ...]) -> None:
     table = tuple(1 + 9 * k for k in range(64))
     data = Jpeg(50, 70, sampling, tables=(table, table), frame=0xC1).noise(strength=12).bytes()
-    result = assert_lossless(data)
-    assert 0xC1 in dict(segments_of(result))
+    assert 0xC1 in dict(segments_of(assert_lossless(data)))
 
 
-@pytest.mark.parametrize("tables", ["same", "changed"])
-def test_several_scans(tables: str) -> None:
+def test_several_scans() -> None:
     source = Jpeg(50, 70).noise()
-    between = crafted.quantisers(1, [5] * 64) if tables == "changed" else b""
-    data = source.head() + source.scan([0]) + source.scan([1]) + between + source.scan([2]) + b"\xff\xd9"
-    if tables == "changed":  # one slot held two tables: impossible in a single scan
-        assert tiled(data) == data
-    else:
-        assert is_baseline(assert_lossless(data))
-        assert tiled(data) == tiled(source.bytes())
-    cut = source.head() + source.scan([0]) + source.scan([1]) + b"\xff\xd9"
-    assert tiled(cut) == cut, "a component without a scan"
+    head, scans, end = source.head(), [source.scan([component]) for component in range(3)], b"\xff\xd9"
+    data = head + b"".join(scans) + end
+    assert is_baseline(assert_lossless(data)) and tiled(data) == tiled(source.bytes())
+    # One slot that held two tables: impossible in a single scan. Then a component without a scan.
+    changed = head + scans[0] + scans[1] + crafted.quantisers(1, [5] * 64) + scans[2] + end
+    for unchanged in (changed, head + scans[0] + scans[1] + end):
+        assert tiled(unchanged) == unchanged
 
 
 @pytest.mark.parametrize("size", [(40, 60), (75, 101)])
@@ -261,6 +234,4 @@ def test_errors_contain_the_name_of_the_argument() -> None:
 def test_opcheck_and_one_graph() -> None:
     jpeg = pictures.tensor(pictures.jpeg("420", 30, 40))
     torch.library.opcheck(torch.ops.tarpeg.tile_jpeg.default, (jpeg, 32, decode.MAX_PIXELS))
-    pictures.assert_one_graph(
-        lambda data: tarpeg.decode_crop(tarpeg.tile_jpeg(data, 16), 3, 4, 10, 20) + 1, jpeg
-    )
+    pictures.assert_one_graph(lambda data: tarpeg.decode_crop(tarpeg.tile_jpeg(data), 3, 4, 10, 20) + 1, jpeg)
