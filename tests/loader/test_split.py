@@ -167,7 +167,7 @@ def test_a_broken_image_is_replaced_in_all_its_views(shard_of):
 def test_images_are_written_into_out(photos, views):
     split = Split(photos, SMALL, views=views)
     shards = split.open()
-    fetcher = Fetcher.of(shards, split, split.sampler(shards, 0, True), seed=0, on_error="raise", keys=False)
+    fetcher = Fetcher(shards, split, seed=0, on_error="raise", keys=False)
     request = Request(2, np.array([4, 9, 1]))
     shape = fetcher.shape(request)
     assert shape == ((3, 3, 32, 32) if views == 1 else (2, 3, 3, 32, 32))

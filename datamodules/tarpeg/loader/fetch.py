@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from ..errors import DecodeError, ShardError, Status
-from ..ops.decode import Interpolation, decode_batch, image_sizes
+from ..ops.decode import decode_batch, image_sizes
 from ..sampling import rng
-from ..sampling.crops import Crop, Progressive, crop_at
-from ..sampling.sampler import Request, Sampler
+from ..sampling.crops import Crop, crop_at
+from ..sampling.sampler import Request
 from ..shards import pillow
-from ..shards.labels import Decode, Samples, Target, read_extra, read_labels, where_of
+from ..shards.labels import Samples, read_extra, read_labels, where_of
 from .batch import AnyBatch, Batch, ExtraBatch, FetchResult, KeyedBatch, augment_images
 from .config import OnError, PixelFormat
 from .split import Split
@@ -40,36 +40,12 @@ class Fetcher:
     """
 
     shards: Samples
-    crops: tuple[Crop | Progressive, ...]
-    flip: float
-    target: Target
+    split: Split
     seed: int
     on_error: OnError
     keys: bool
-    members: tuple[str, ...] = ()
-    decode: Decode | None = None
-    candidates: Int64 | None = None
-    interpolation: Interpolation = "bilinear"
     pixels: PixelFormat = field(default_factory=PixelFormat)
-
-    @classmethod
-    def of(
-        cls, shards: Samples, split: Split, order: Sampler | None, *, seed: int, on_error: OnError, keys: bool
-    ) -> Fetcher:
-        """Make the fetcher of a split; ``order`` limits the samples that may replace a broken image."""
-        return cls(
-            shards,
-            split.view_crops(),
-            split.flip,
-            split.target,
-            seed,
-            on_error,
-            keys,
-            tuple(split.members),
-            split.decode,
-            None if order is None else order.candidates(),
-            split.interpolation,
-        )
+    candidates: Int64 | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -111,7 +87,7 @@ class Fetcher:
             first = rng.first_draw(occurrence, view)
             uniforms = rng.uniforms(self.seed, request.epoch, request.ids, crop.draws + 1, _CROP, first)
             boxes.append(self._checked(crop, crop.boxes(sizes, uniforms[:, 1:]), sizes, request.ids))
-            flips.append(rng.flips(uniforms[:, 0], self.flip))
+            flips.append(rng.flips(uniforms[:, 0], self.split.flip))
         return boxes, flips
 
     def _fetch(self, request: Request, out: Tensor | None, threads: int) -> FetchResult:
@@ -132,16 +108,16 @@ class Fetcher:
         return FetchResult(self._batch(images, ids), substituted, non_jpeg)
 
     def _batch(self, images: Tensor, ids: Int64) -> AnyBatch:
-        label = read_labels(self.shards, ids, self.target)
-        if not self.keys and not self.members:
+        members, label = tuple(self.split.members), read_labels(self.shards, ids, self.split.target)
+        if not self.keys and not members:
             return Batch(images, label)
         keys = [self.shards.key(int(id)) for id in ids]
-        if not self.members:
+        if not members:
             return KeyedBatch(images, label, keys)
-        return ExtraBatch(images, label, keys, read_extra(self.shards, ids, self.members, self.decode))
+        return ExtraBatch(images, label, keys, read_extra(self.shards, ids, members, self.split.decode))
 
     def _crops(self, epoch: int) -> list[Crop]:
-        return [crop_at(crop, epoch) for crop in self.crops]
+        return [crop_at(crop, epoch) for crop in self.split.view_crops()]
 
     def _decode(
         self, request: Request, out: Tensor | None = None, threads: int = 1
@@ -163,8 +139,8 @@ class Fetcher:
             files * views,
             torch.from_numpy(np.concatenate(boxes)),
             self._crops(request.epoch)[0].size,
-            torch.from_numpy(np.concatenate(flips)) if self.flip else None,
-            interpolation=self.interpolation,
+            torch.from_numpy(np.concatenate(flips)) if self.split.flip else None,
+            interpolation=self.split.interpolation,
             mean=self.pixels.mean,
             std=self.pixels.std,
             dtype=self.pixels.decoded,

@@ -76,8 +76,8 @@ class BaseLoader(ABC):
         total = config.global_batch_size or config.batch_size * world
         count = total if samples is None else samples
         self._batches = DistributedBatchSampler(count, total, world, config.drop_last)
-        self.fetcher = Fetcher.of(shards, split, order, seed=config.seed, on_error=config.on_error, keys=keys)
-        self.fetcher.pixels = config.pixels
+        candidates = None if order is None else order.candidates()
+        self.fetcher = Fetcher(shards, split, config.seed, config.on_error, keys, config.pixels, candidates)
         self._rank = rank
         self._epoch = self._delivered = self._iterations = 0
         self._has_warned_of_non_jpeg = False
