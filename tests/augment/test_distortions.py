@@ -76,6 +76,11 @@ def test_masks():
     assert plain.shape == (2000, 8, 10) and 0.24 < plain.double().mean() < 0.26
     inner = dilated[:, 1:-1, 1:-1].double().mean()
     assert abs(inner - (1 - 0.75**5)) < 0.01 and (dilated | ~plain).all()
+    draws = np.ones((2, 21))
+    draws[:, 0] = draws[0, 7] = draws[1, 20] = 0  # cells (1, 1) and (3, 4)
+    grown = Mask(cells=(4, 5)).params(draws, SIZE)["mask"]
+    assert grown[0].nonzero().tolist() == [[0, 1], [1, 0], [1, 1], [1, 2], [2, 1]]
+    assert grown[1].nonzero().tolist() == [[2, 4], [3, 3], [3, 4]]
     rare = params(Mask(1.0, 4, probability=0.25))["mask"]
     assert 0.2 < rare.all((1, 2)).double().mean() < 0.3
     assert torch.equal(rare.any((1, 2)), rare.all((1, 2)))

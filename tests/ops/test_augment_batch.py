@@ -11,7 +11,6 @@ from helpers import pictures, reference
 from helpers.pictures import MEAN, ORDERS, STD, YCBCR, drawn, noise, parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tarpeg.ops import augment
 from tarpeg.ops import matrices as mx
 from torch.overrides import TorchFunctionMode
 from torchvision.transforms.v2 import functional
@@ -108,17 +107,6 @@ def test_one_value_may_serve_all_images_and_neutral_ones_change_nothing():
     neutral |= {"mask": torch.zeros(3, 3, 3, dtype=torch.bool), "size": (9, 11)}
     assert torch.equal(tarpeg.augment_batch(images, mean=MEAN, std=STD, **neutral), plain)
     assert torch.equal(tarpeg.augment_batch(images, dtype=torch.uint8), images)
-
-
-def test_dilation_takes_four_neighbours():
-    mask = torch.zeros(2, 4, 5, dtype=torch.bool)
-    mask[0, 1, 1] = mask[1, 3, 4] = True
-    grown = augment.dilate(mask)
-    assert grown[0].nonzero().tolist() == [[0, 1], [1, 0], [1, 1], [1, 2], [2, 1]]
-    assert grown[1].nonzero().tolist() == [[2, 4], [3, 3], [3, 4]]
-    assert mask.sum() == 2
-    with pytest.raises(ValueError, match="mask must be bool"):
-        augment.dilate(mask.float())
 
 
 def test_empty_batches_and_results():

@@ -56,8 +56,8 @@ class Affine:
     def __post_init__(self) -> None:
         check_probabilities(self, "probability")
         for name, limit in (("degrees", math.inf), ("shear", 89.0), ("translate", math.inf)):
-            _set_range(self, name, _around(name, getattr(self, name), 0.0), -limit, limit)
-        _set_range(self, "scale", self.scale, 1e-3, 1e3)
+            _set_range(self, name, -limit, limit, around=0.0)
+        _set_range(self, "scale", 1e-3, 1e3)
 
     def params(self, uniforms: Float64, size: tuple[int, int]) -> Params:
         """``matrix`` from draws [B, 6]."""
@@ -97,8 +97,8 @@ class Color:
     def __post_init__(self) -> None:
         check_probabilities(self, "probability")
         for name in ("brightness", "contrast", "saturation"):
-            _set_range(self, name, _around(name, getattr(self, name), 1.0), 0.0, math.inf)
-        _set_range(self, "hue", _around("hue", self.hue, 0.0), -0.5, 0.5)
+            _set_range(self, name, 0.0, math.inf, around=1.0)
+        _set_range(self, "hue", -0.5, 0.5, around=0.0)
 
     def params(self, uniforms: Float64, size: tuple[int, int]) -> Params:
         """``brightness``, ``contrast``, ``saturation`` and ``hue``, without those that change nothing."""
@@ -128,8 +128,8 @@ class Erase:
 
     def __post_init__(self) -> None:
         check_probabilities(self, "probability")
-        _set_range(self, "area", self.area, 1e-9, 1.0)
-        _set_range(self, "aspect", self.aspect, 1e-9, math.inf)
+        _set_range(self, "area", 1e-9, 1.0)
+        _set_range(self, "aspect", 1e-9, math.inf)
 
     def params(self, uniforms: Float64, size: tuple[int, int]) -> Params:
         """``erase_boxes`` from draws [B, 23]."""
@@ -181,13 +181,10 @@ class Mask:
 
     def params(self, uniforms: Float64, size: tuple[int, int]) -> Params:
         """``mask`` from draws [B, draws]."""
-        # Importing ops.augment loads the native library; importing this module must not.
-        from ..ops.augment import dilate
-
         rows, columns = self.cells  # type: ignore[misc]  # a tuple, see __post_init__
         is_masked = (uniforms[:, 1:] < self.ratio) & (uniforms[:, :1] < self.probability)
         mask = torch.from_numpy(is_masked.reshape(len(uniforms), rows, columns))
-        return {"mask": dilate(mask) if self.dilate else mask}
+        return {"mask": _dilated(mask) if self.dilate else mask}
 
 
 def check_probabilities(owner: object, *names: str) -> None:
@@ -198,23 +195,32 @@ def check_probabilities(owner: object, *names: str) -> None:
             raise ValueError(f"{name}={value!r} of {type(owner).__name__} must be a probability in 0..1")
 
 
+def _dilated(mask: Tensor) -> Tensor:
+    """Grow each true cell of a mask, bool [B, h, w], over its four neighbours."""
+    grown = mask.clone()
+    grown[:, 1:] |= mask[:, :-1]
+    grown[:, :-1] |= mask[:, 1:]
+    grown[..., 1:] |= mask[..., :-1]
+    grown[..., :-1] |= mask[..., 1:]
+    return grown
+
+
 def _between(bounds: Range, uniforms: Float64) -> Float64:
     low, high = bounds  # type: ignore[misc]  # a pair, see _set_range
     return low + uniforms * (high - low)
 
 
-def _around(name: str, value: Range, neutral: float) -> Range:
-    """Turn one number n into the range neutral - n..neutral + n, without negative factors."""
-    if not isinstance(value, (int, float)):
-        return value
-    if not value >= 0:
-        raise ValueError(f"{name}={value!r} must not be negative, or must be a pair (low, high)")
-    return (neutral - value if neutral == 0 else max(0.0, neutral - value), neutral + value)
+def _set_range(owner: object, name: str, least: float, most: float, *, around: float | None = None) -> None:
+    """Store a range as a pair of finite floats, after a check of its bounds.
 
-
-def _set_range(owner: object, name: str, value: Range, least: float, most: float) -> None:
-    """Store a range as a pair of finite floats, after a check of its bounds; a number n means n..n."""
-    if isinstance(value, (int, float)):
+    A number n means n..n or, with ``around``, around - n..around + n without negative factors.
+    """
+    value = getattr(owner, name)
+    if isinstance(value, (int, float)) and around is not None:
+        if not value >= 0:
+            raise ValueError(f"{name}={value!r} must not be negative, or must be a pair (low, high)")
+        value = (around - value if around == 0 else max(0.0, around - value), around + value)
+    elif isinstance(value, (int, float)):
         value = (value, value)
     try:
         low, high = (float(bound) for bound in value)

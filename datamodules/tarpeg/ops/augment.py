@@ -62,7 +62,7 @@ def warp_affine(
     _check_images(images, _DTYPES)
     if interpolation not in ("bilinear", "nearest"):
         raise ValueError(f"interpolation must be 'bilinear' or 'nearest', got {interpolation!r}")
-    height, width = _target_size(size)
+    height, width = checked_size(size)
     count, channels = images.shape[:2]
     if matrices.dtype not in (torch.float32, torch.float64) or tuple(matrices.shape) != (count, 2, 3):
         got = f"{matrices.dtype} {list(matrices.shape)}"
@@ -146,8 +146,11 @@ def augment_batch(
     if images.shape[1] != 3:
         raise ValueError(f"images must be RGB, [B, 3, H, W], got {list(images.shape)}")
     count, _, *image_size = images.shape
-    height, width = _target_size(image_size if size is None else size)
-    constants = _constants_of(fill, mean, std, dtype)
+    height, width = checked_size(image_size if size is None else size)
+    fills = [float(fill)] * 3 if isinstance(fill, (int, float)) else [float(level) for level in fill]
+    if len(fills) != 3 or not all(0 <= level <= 255 for level in fills):
+        raise ValueError(f"fill must be a level of 0 to 255, or three, got {fill!r}")
+    constants = fills + (scale_and_shift(mean, std, dtype) or [1.0] * 3 + [0.0] * 3)
     given = (flip, matrix, brightness, contrast, saturation, hue, colour_matrix)
     is_there = any(isinstance(value, Tensor) and value.device == images.device for value in given)
     numbers = torch.zeros((count, _COLUMNS), dtype=torch.float64, device=images.device if is_there else "cpu")
@@ -189,18 +192,6 @@ def augment_batch(
             raise ValueError(f"out must be in memory_format={memory_format}")
     torch.ops.tarpeg.augment_batch(images, table, parts, boxes, cells, constants, fresh, out)
     return out
-
-
-def dilate(mask: Tensor) -> Tensor:
-    """Grow each true cell of a mask, bool ``[..., h, w]``, over its four neighbours."""
-    if mask.dtype != torch.bool or mask.ndim < 2:
-        raise ValueError(f"mask must be bool [..., h, w], got {mask.dtype} {list(mask.shape)}")
-    grown = mask.clone()
-    grown[..., 1:, :] |= mask[..., :-1, :]
-    grown[..., :-1, :] |= mask[..., 1:, :]
-    grown[..., :, 1:] |= mask[..., :, :-1]
-    grown[..., :, :-1] |= mask[..., :, 1:]
-    return grown
 
 
 def scale_and_shift(
@@ -260,25 +251,12 @@ def _check_out(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype, images: 
         raise ValueError("out must not share memory with images")
 
 
-def _target_size(size: int | Sequence[int]) -> tuple[int, int]:
+def checked_size(size: int | Sequence[int], least: int = 0, most: int = MAX_SIDE) -> tuple[int, int]:
     """Return (height, width) from an int or a pair."""
     pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or not all(0 <= side <= MAX_SIDE for side in pair):
-        raise ValueError(f"size must be (height, width) or an int, each from 0 to {MAX_SIDE}, got {size!r}")
+    if len(pair) != 2 or not all(least <= side <= most for side in pair):
+        raise ValueError(f"size must be (height, width) or an int, each from {least} to {most}, got {size!r}")
     return pair[0], pair[1]
-
-
-def _constants_of(
-    fill: float | Sequence[float],
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-    dtype: torch.dtype,
-) -> list[float]:
-    """Return fill, scale and shift, three numbers each."""
-    fills = [float(fill)] * 3 if isinstance(fill, (int, float)) else [float(level) for level in fill]
-    if len(fills) != 3 or not all(0 <= level <= 255 for level in fills):
-        raise ValueError(f"fill must be a level of 0 to 255, or three, got {fill!r}")
-    return fills + (scale_and_shift(mean, std, dtype) or [1.0] * 3 + [0.0] * 3)
 
 
 def _per_image(name: str, value: Number | Sequence[bool], count: int, shape: tuple[int, ...]) -> Tensor:

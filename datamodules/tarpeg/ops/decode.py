@@ -16,7 +16,10 @@ import torch
 from torch import Tensor
 
 from ..errors import DecodeError
-from .augment import scale_and_shift  # its import registers the other fake kernels: traces call any operator
+from .augment import (
+    checked_size,
+    scale_and_shift,
+)  # its import registers the other fake kernels: traces call any operator
 
 MAX_PIXELS = 178_956_970
 """The default bound on the size of an image, in pixels; Pillow refuses larger ones, too."""
@@ -124,7 +127,7 @@ def decode_batch(
 
     Raises ``ValueError`` if a box is outside its image (a ``RuntimeError`` inside ``torch.compile``).
     """
-    height, width = _pair(size)
+    height, width = checked_size(size, 1, 65535)
     if interpolation not in get_args(Interpolation):
         raise ValueError(
             f"interpolation must be 'bilinear', 'nearest' or 'nearest-exact', got {interpolation!r}"
@@ -176,16 +179,15 @@ def _check_batch(jpegs: Sequence[Tensor], boxes: Tensor, flip: Tensor | None) ->
 
 def _check_jpegs(jpegs: Sequence[Tensor]) -> None:
     for index, jpeg in enumerate(jpegs):
-        _check_jpeg(jpeg, "jpegs", index)
+        _check_jpeg(jpeg, f"jpegs[{index}]")
 
 
-def _check_jpeg(jpeg: Tensor, name: str, index: int | None = None) -> None:
+def _check_jpeg(jpeg: Tensor, where: str) -> None:
     got = type(jpeg).__name__
     if isinstance(jpeg, Tensor):
         if jpeg.dtype == torch.uint8 and jpeg.ndim == 1 and jpeg.device.type == "cpu":
             return
         got = f"{jpeg.dtype} {list(jpeg.shape)} on {jpeg.device}"
-    where = name if index is None else f"{name}[{index}]"
     raise ValueError(
         f"{where} must be a file's bytes as a uint8 tensor [n] on the CPU, got {got}; "
         "torch.frombuffer(bytearray(data), dtype=torch.uint8) makes one from bytes"
@@ -199,13 +201,6 @@ def _check_out(out: Tensor, shape: tuple[int, int, int, int], dtype: torch.dtype
         return
     if dtype == torch.uint8 or not out.is_contiguous():
         raise ValueError("out must be channels_last: torch.empty(..., memory_format=torch.channels_last)")
-
-
-def _pair(size: int | Sequence[int]) -> tuple[int, int]:
-    pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or not all(1 <= side <= 65535 for side in pair):
-        raise ValueError(f"size must be (height, width) or an int, each from 1 to 65535, got {size!r}")
-    return pair[0], pair[1]
 
 
 def _translated(error: RuntimeError) -> Exception:

@@ -151,10 +151,7 @@ def _find_or_build() -> Path:
     import torch
 
     check_torch(torch.__version__)
-    native, directories = native_dir(), library_dirs()
-    return _first_that_loads(
-        library_name(native), directories, lambda force: build(native, directories, force=force)
-    )
+    return _first_that_loads(library_name(native_dir()), build)
 
 
 def _find_or_build_cuda() -> str | None:
@@ -167,11 +164,8 @@ def _find_or_build_cuda() -> str | None:
     # device_count asks the driver's management library: CUDA stays uninitialised, processes may still fork.
     if torch.version.cuda is None or torch.cuda.device_count() == 0:
         return "torch sees no GPU, or was built without CUDA"
-    native, directories = native_dir(), library_dirs()
     try:
-        _first_that_loads(
-            cuda_library_name(native), directories, lambda force: build_cuda(native, directories, force=force)
-        )
+        _first_that_loads(cuda_library_name(native_dir()), build_cuda)
     except BuildError as error:
         if wanted:
             raise
@@ -181,8 +175,8 @@ def _find_or_build_cuda() -> str | None:
     return None
 
 
-def _first_that_loads(name: str, directories: Sequence[Path], build: Callable[[bool], Path]) -> Path:
-    refusals = []
+def _first_that_loads(name: str, build: Callable[..., Path]) -> Path:
+    directories, refusals = library_dirs(), []
     for path in (directory / name for directory in directories):
         if not path.is_file():
             continue
@@ -196,7 +190,7 @@ def _first_that_loads(name: str, directories: Sequence[Path], build: Callable[[b
             f"the native operators are not built ({reason}) and TARPEG_NO_BUILD forbids building them. "
             "Unset it, or build ahead of time, with torch and a compiler: pip install --no-build-isolation ."
         )
-    path = build(bool(refusals))
+    path = build(force=bool(refusals))
     if (refusal := _load_library(path)) is not None:
         raise BuildError(f"the native operators were built but do not load: {refusal}")
     return path
@@ -283,31 +277,24 @@ def library_dirs() -> list[Path]:
     return [PACKAGE / "_lib", platformdirs.user_cache_path("tarpeg") / "lib"]
 
 
-def build(native: Path | None = None, directories: Sequence[Path] | None = None, force: bool = False) -> Path:
+def build(directories: Sequence[Path] | None = None, force: bool = False) -> Path:
     """Compile the CPU library unless it exists, and return its path.
 
     The library goes to the first writable directory of ``directories``. A lock admits one builder at a time;
     the kernel releases it if the builder dies. The file appears complete, by a rename.
 
-    ``native``: the sources, by default the package's own. ``directories``: candidates for the library's
-    directory, by default ``library_dirs()``. ``force``: compile even if the library exists.
+    ``directories``: candidates for the library's directory, by default ``library_dirs()``. ``force``: compile
+    even if the library exists.
     """
-    native = native or native_dir()
-    return build_once(
-        library_name(native), lambda scratch, library: _compile(native, scratch, library), directories, force
-    )
+    native = native_dir()
+    return build_once(library_name(native), functools.partial(_compile, native), directories, force)
 
 
-def build_cuda(
-    native: Path | None = None, directories: Sequence[Path] | None = None, force: bool = False
-) -> Path:
+def build_cuda(directories: Sequence[Path] | None = None, force: bool = False) -> Path:
     """Compile the CUDA library unless it exists, as ``build`` does, and return its path."""
-    native, nvcc = native or native_dir(), find_nvcc()
+    native, nvcc = native_dir(), find_nvcc()
     return build_once(
-        cuda_library_name(native),
-        lambda scratch, library: _compile_cuda(nvcc, native, scratch, library),
-        directories,
-        force,
+        cuda_library_name(native), functools.partial(_compile_cuda, nvcc, native), directories, force
     )
 
 
@@ -452,10 +439,10 @@ def _run(command: list[str]) -> None:
     """Run a compiler; raise BuildError with its output if it fails."""
     shown = shlex.join(command)
     env = {**os.environ, "LC_ALL": "C"}  # messages in English, for JPEG_MISSING
-    pipe, none = subprocess.PIPE, subprocess.DEVNULL
+    none = subprocess.DEVNULL
     try:
         done = subprocess.run(
-            command, stdin=none, stdout=pipe, stderr=pipe, errors="replace", env=env, timeout=TIMEOUT_S
+            command, stdin=none, capture_output=True, errors="replace", env=env, timeout=TIMEOUT_S
         )
     except OSError as error:
         raise BuildError(NO_COMPILER.format(tried=f"{command[0]!r}")) from error

@@ -76,7 +76,8 @@ def apply(matrix: Tensor, points: Points) -> Tensor:
 def _numbers(*values: Numbers) -> list[Tensor]:
     tensors = [torch.as_tensor(value, dtype=torch.float64) for value in values]
     device = next((tensor.device for tensor in tensors if tensor.ndim), tensors[0].device)
-    return _broadcast(*(tensor.to(device) for tensor in tensors))
+    tensors = [tensor.to(device) for tensor in tensors]
+    return list(torch.broadcast_tensors(*tensors))  # type: ignore[no-untyped-call]
 
 
 def _points(value: Points, name: str) -> Tensor:
@@ -87,12 +88,8 @@ def _points(value: Points, name: str) -> Tensor:
 
 
 def _matrix(a: Tensor, b: Tensor, x: Tensor, c: Tensor, d: Tensor, y: Tensor) -> Tensor:
-    rows = torch.stack(_broadcast(a, b, x, c, d, y), -1)
+    rows = torch.stack((a, b, x, c, d, y), -1)
     return rows.reshape(*rows.shape[:-1], 2, 3)
-
-
-def _broadcast(*tensors: Tensor) -> list[Tensor]:
-    return list(torch.broadcast_tensors(*tensors))  # type: ignore[no-untyped-call]
 
 
 def _around(matrix: Tensor, center: Points) -> Tensor:
