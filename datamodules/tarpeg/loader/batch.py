@@ -102,9 +102,8 @@ def augment_images(
 ) -> Tensor:
     """Augment images in a worker as ``augmented`` would later; ``request`` None: without distortions."""
     params = {} if request is None else params_of(augment, images, seed, request)
-    if images.ndim == 4:
-        return augment.transform(images, params, out)
-    flat = augment.transform(images.flatten(0, 1), params, None if out is None else out.flatten(0, 1))
+    # The views of all samples are one batch; flatten(0, -4) returns a batch of one view itself.
+    flat = augment.transform(images.flatten(0, -4), params, None if out is None else out.flatten(0, -4))
     return flat.view(images.shape) if out is None else out
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from ..sampling.crops import Crop, crop_at
 from ..sampling.sampler import Request
 from ..shards import pillow
 from ..shards.labels import Samples, read_extra, read_labels, where_of
+from ..shards.stream import StreamRequest
 from .batch import AnyBatch, Batch, ExtraBatch, FetchResult, KeyedBatch, augment_images
 from .config import OnError, PixelFormat
 from .split import Split
@@ -36,7 +37,8 @@ class BoxError(ValueError):
 class Fetcher:
     """Reads and decodes the samples of one split. Can be pickled.
 
-    ``candidates``: ids of the samples that may replace a broken image, all if it is None.
+    ``candidates``: ids of the samples that may replace a broken image, all if it is None. A
+    ``StreamRequest`` brings its samples; they replace ``shards`` and ``candidates``.
     """
 
     shards: Samples
@@ -52,7 +54,7 @@ class Fetcher:
         """Type of the images."""
         return self.pixels.dtype
 
-    def shape(self, request: Request) -> tuple[int, ...]:
+    def shape(self, request: Request | StreamRequest) -> tuple[int, ...]:
         """Shape of the images of ``request``."""
         crops = self._crops(request.epoch)
         shape = (len(request.ids), 3, *crops[0].size)
@@ -62,13 +64,19 @@ class Fetcher:
         """Bytes of the images of ``request``."""
         return math.prod(map(int, self.shape(request))) * self.dtype.itemsize
 
-    def fetch(self, request: Request, out: Tensor | None = None, threads: int = 1) -> FetchResult:
+    def fetch(
+        self, request: Request | StreamRequest, out: Tensor | None = None, threads: int = 1
+    ) -> FetchResult:
         """Read, decode, crop and resize the samples of ``request``: the same bytes in any process.
 
         ``out``: memory for the images, of ``shape(request)`` and ``dtype``, each in channels_last order.
         ``threads``: decode on so many. A damaged sample or shard, and a box outside its image, are the error
         of the result; other errors are raised.
         """
+        if isinstance(request, StreamRequest):
+            fetcher = replace(self, shards=request.samples, candidates=request.ids)
+            plain = Request(request.epoch, request.ids, request.occurrence)
+            return fetcher.fetch(plain, out, threads)._replace(notes=request.notes, request=plain)
         try:
             return self._fetch(request, out, threads)
         except (DecodeError, ShardError, BoxError) as error:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ..errors import ShardError
 from ..sampling.sampler import Request
@@ -20,9 +18,6 @@ from .batch import FetchResult
 from .config import LoaderConfig
 from .loader import BaseLoader, make_runner
 from .split import Split
-
-if TYPE_CHECKING:
-    from .fetch import Fetcher
 
 
 class StreamingLoader(BaseLoader):
@@ -54,7 +49,7 @@ class StreamingLoader(BaseLoader):
         super().__init__(StreamedSamples([]), split, config, None, samples, keys=keys, rank=rank, world=world)
         # Worker processes read their own shares; otherwise requests carry the samples that this process read.
         pulling = _Pulling(self._stream, config.drop_last, self._workers) if self._workers else None
-        self._runner = make_runner(_StreamFetcher(self.fetcher), config, pulling)
+        self._runner = make_runner(self.fetcher, config, pulling)
 
     def __len__(self) -> int:
         """Batches per epoch; TypeError without ``samples``."""
@@ -123,25 +118,6 @@ class StreamingLoader(BaseLoader):
     def _expected_samples(self) -> float:
         so_far = (self._delivered + 1) * self._batches.global_batch
         return super()._expected_samples() if self._is_sized else so_far
-
-
-@dataclass(frozen=True)
-class _StreamFetcher:
-    """Fetches requests that bring their samples with them."""
-
-    fetcher: Fetcher
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.fetcher.dtype
-
-    def shape(self, request: Request) -> tuple[int, ...]:
-        return self.fetcher.shape(request)
-
-    def fetch(self, request: StreamRequest, out: Tensor | None = None, threads: int = 1) -> FetchResult:
-        fetcher = replace(self.fetcher, shards=request.samples, candidates=request.ids)
-        plain = Request(request.epoch, request.ids, request.occurrence)
-        return fetcher.fetch(plain, out, threads)._replace(notes=request.notes, request=plain)
 
 
 class _Pull(NamedTuple):

@@ -447,10 +447,7 @@ ToRequest = Callable[[Any], Request | FetchResult]
 
 
 class Runner:
-    """Fetches the batches of a series of requests in the calling thread: slow, and easy to debug.
-
-    ``fetcher``: a ``Fetcher``, or an object with its ``dtype``, ``shape`` and ``fetch`` for other requests.
-    """
+    """Fetches the batches of a series of requests in the calling thread: slow, and easy to debug."""
 
     def __init__(self, fetcher: Any) -> None:
         self._fetcher = fetcher

@@ -75,12 +75,7 @@ def warp_affine(
             f"(float32), got {fill!r}"
         )
     images = _dense(images)
-    fresh, shape = out is None, (count, channels, height, width)
-    if out is None:
-        order = torch.contiguous_format if images.is_contiguous() else torch.channels_last
-        out = torch.empty(shape, dtype=images.dtype, device=images.device, memory_format=order)
-    else:
-        _check_out(out, shape, images.dtype, images)
+    fresh, out = out is None, _output(out, (count, channels, height, width), images.dtype, images)
     table = _on_device(matrices.double(), images.device)
     torch.ops.tarpeg.warp_affine(images, table, fills, interpolation == "nearest", inverse, fresh, out)
     return out
@@ -182,14 +177,7 @@ def augment_batch(
     table = _on_device(numbers, images.device)
     boxes = _checked_boxes(erase_boxes, target, images.device)
     cells = _checked_mask(mask, target, images.device)
-    fresh, shape = out is None, (count, 3, height, width)
-    if out is None:
-        order = memory_format or (torch.contiguous_format if images.is_contiguous() else torch.channels_last)
-        out = torch.empty(shape, dtype=dtype, device=images.device, memory_format=order)
-    else:
-        _check_out(out, shape, dtype, images)
-        if memory_format is not None and not out.is_contiguous(memory_format=memory_format):
-            raise ValueError(f"out must be in memory_format={memory_format}")
+    fresh, out = out is None, _output(out, (count, 3, height, width), dtype, images, memory_format)
     torch.ops.tarpeg.augment_batch(images, table, parts, boxes, cells, constants, fresh, out)
     return out
 
@@ -237,18 +225,32 @@ def _on_device(numbers: Tensor, device: torch.device) -> Tensor:
     return numbers.to(device, non_blocking=device.type == "cuda").contiguous()
 
 
-def _check_out(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype, images: Tensor) -> None:
-    """Raise ValueError if `out` differs from the result in shape, dtype or device, or overlaps `images`."""
+def _output(
+    out: Tensor | None,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    images: Tensor,
+    order: torch.memory_format | None = None,
+) -> Tensor:
+    """Return `out`, or a new tensor in `order`, by default that of `images`.
+
+    Raises ValueError if `out` differs from the result in shape, dtype, device or order, or overlaps `images`.
+    """
+    if out is None:
+        order = order or (torch.contiguous_format if images.is_contiguous() else torch.channels_last)
+        return torch.empty(shape, dtype=dtype, device=images.device, memory_format=order)
     if tuple(out.shape) != shape or out.dtype != dtype or out.device != images.device:
         got = f"{out.dtype} {list(out.shape)} on {out.device}"
         raise ValueError(f"out must be {dtype} {list(shape)} on {images.device}, got {got}")
     if not (out.is_contiguous() or out.is_contiguous(memory_format=torch.channels_last)):
         raise ValueError(f"out must be contiguous or channels_last, got strides {list(out.stride())}")
-    if torch.compiler.is_compiling() or not out.numel() or not images.numel():
-        return
-    (begin, end), (low, high) = ((t.data_ptr(), t.data_ptr() + t.nbytes) for t in (images, out))
-    if begin < high and low < end:
-        raise ValueError("out must not share memory with images")
+    if not torch.compiler.is_compiling() and out.numel() and images.numel():
+        (begin, end), (low, high) = ((t.data_ptr(), t.data_ptr() + t.nbytes) for t in (images, out))
+        if begin < high and low < end:
+            raise ValueError("out must not share memory with images")
+    if order is not None and not out.is_contiguous(memory_format=order):
+        raise ValueError(f"out must be in memory_format={order}")
+    return out
 
 
 def checked_size(size: int | Sequence[int], least: int = 0, most: int = MAX_SIDE) -> tuple[int, int]:

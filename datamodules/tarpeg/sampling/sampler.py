@@ -80,10 +80,8 @@ class Sampler:
 
     def draw_epoch(self, epoch: int) -> tuple[Int64, Int64 | None]:
         """Return an epoch's sample ids in order, int64 ``[len]``, and their occurrence as in ``Request``."""
-        places = self._places(epoch)
-        if self.subset is None and self.weights is None:
-            return (np.arange(self.samples, dtype=np.int64) if places is None else places), None
         ids, occurrence = self._resampled(epoch)
+        places = self._places(epoch)
         if places is None:
             return ids, occurrence
         return ids[places], None if occurrence is None else occurrence[places]
@@ -95,14 +93,16 @@ class Sampler:
 
     def candidates(self) -> Int64 | None:
         """Ids of the samples that an epoch may contain, int64; None for all."""
-        if self.weights is None:
-            return self.subset
-        taking_part: Int64 = np.arange(self.samples) if self.subset is None else self.subset
-        return taking_part[self.weights[taking_part] > 0]
+        return self.subset if self.weights is None else self._ids[self.weights[self._ids] > 0]
+
+    @property
+    def _ids(self) -> Int64:
+        """Ids of the samples that take part."""
+        return np.arange(self.samples, dtype=np.int64) if self.subset is None else self.subset
 
     def _resampled(self, epoch: int) -> tuple[Int64, Int64 | None]:
         """Unshuffled ids of an epoch, and their occurrence."""
-        ids = np.arange(self.samples, dtype=np.int64) if self.subset is None else self.subset
+        ids = self._ids
         if self.weights is None:
             return ids, None
         # Over a permutation: in the order of the shards, equal weights of 1/2 would take every other sample.
