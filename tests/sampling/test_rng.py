@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from helpers.scripts import run_script
-from tarpeg.sampling.rng import first_draw, flips, permutation, uniforms
+from tarpeg.sampling.rng import first_draw, permutation, uniforms
 
 MASK = (1 << 64) - 1
 
@@ -115,15 +115,6 @@ def test_order_and_draws_are_independent():
     draws = uniforms(5, 2, np.arange(50000), 1)[:, 0]
     rank = np.argsort(permutation(5, 2, 50000))
     assert abs(np.corrcoef(draws, rank)[0, 1]) < 6 / math.sqrt(50000)
-
-
-def test_flips():
-    draws = uniforms(0, 0, np.arange(10000), 1)[:, 0]
-    assert flips(draws, 0.0).sum() == 0 and flips(draws, 1.0).all() and flips(draws, 0.5).dtype == np.bool_
-    assert abs(flips(draws, 0.3).mean() - 0.3) < 0.03
-    for probability in (-0.1, 1.5, math.nan):
-        with pytest.raises(ValueError, match="probability="):
-            flips(draws, probability)
 
 
 def test_sampling_needs_only_numpy():

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..ops import matrices
+from ..sampling.rng import Float64
 
-Float64 = npt.NDArray[np.float64]
 Range = float | Sequence[float]
 Params = dict[str, Tensor]
 

@@ -122,7 +122,7 @@ class Augment(nn.Module):
 
         params: dict[str, Tensor] = {}
         if self.flip:
-            params["flip"] = torch.from_numpy(rng.flips(uniforms(1, _FLIP)[:, 0], self.flip))
+            params["flip"] = torch.from_numpy(uniforms(1, _FLIP)[:, 0] < self.flip)
         for stream, distortion in self.distortions.items():
             params |= distortion.params(uniforms(distortion.draws, stream), (height, width))
         return params

@@ -14,6 +14,7 @@ from ..errors import DecodeError, ShardError, Status
 from ..ops.decode import decode_batch, image_sizes
 from ..sampling import rng
 from ..sampling.crops import Crop, crop_at
+from ..sampling.rng import Int64
 from ..sampling.sampler import Request
 from ..shards import pillow
 from ..shards.labels import Samples, read_extra, read_labels, where_of
@@ -21,8 +22,6 @@ from ..shards.stream import StreamRequest
 from .batch import AnyBatch, Batch, ExtraBatch, FetchResult, KeyedBatch, augment_images
 from .config import OnError, PixelFormat
 from .split import Split
-
-Int64 = npt.NDArray[np.int64]
 
 # Streams of random numbers: no two uses of a sample's numbers are correlated.
 _CROP, _SUBSTITUTE = 0, 1
@@ -95,7 +94,7 @@ class Fetcher:
             first = rng.first_draw(occurrence, view)
             uniforms = rng.uniforms(self.seed, request.epoch, request.ids, crop.draws + 1, _CROP, first)
             boxes.append(self._checked(crop, crop.boxes(sizes, uniforms[:, 1:]), sizes, request.ids))
-            flips.append(rng.flips(uniforms[:, 0], self.split.flip))
+            flips.append(uniforms[:, 0] < self.split.flip)
         return boxes, flips
 
     def _fetch(self, request: Request, out: Tensor | None, threads: int) -> FetchResult:

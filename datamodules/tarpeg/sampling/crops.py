@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Protocol, SupportsIndex, overload
 import numpy as np
 import numpy.typing as npt
 
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
+from .rng import Float64, Int64
+
 Int32 = npt.NDArray[np.int32]
 
 
@@ -117,7 +117,7 @@ class RandomCrop:
     def boxes(self, sizes: npt.ArrayLike, draws: npt.ArrayLike) -> Int32:
         """Boxes, int32 [B, 4], from upright image sizes [B, 2] and uniform numbers float [B, 2]."""
         image, uniforms = _checked(sizes, draws, self.draws)
-        size = _fitted(image, np.broadcast_to(np.array(self.size, np.int64), image.shape), self.size)
+        size = _fitted(image, np.array(self.size), self.size)
         return _joined(_placed(image, size, uniforms), size)
 
 
@@ -142,7 +142,7 @@ class CenterCrop:
     def boxes(self, sizes: npt.ArrayLike, draws: npt.ArrayLike | None = None) -> Int32:
         """Boxes, int32 [B, 4], from upright image sizes [B, 2]; draws ([B, 0], or None) is not used."""
         image, _ = _checked(sizes, draws, self.draws)
-        wanted = np.broadcast_to(np.array(self.size, np.int64), image.shape)
+        wanted = np.array(self.size)
         if self.shorter is not None:
             wanted = _divided(wanted * image.min(axis=1, keepdims=True), self.shorter)
         size = _fitted(image, wanted, self.size)
@@ -230,7 +230,7 @@ def _checked(sizes: npt.ArrayLike, draws: npt.ArrayLike | None, count: int) -> t
 
 
 def _fitted(image: Int64, wanted: Int64, shape: tuple[int, int]) -> Int64:
-    """Box sizes [B, 2]: ``wanted`` if it fits into the image, else the largest box of that shape."""
+    """Box sizes [B, 2]: ``wanted``, [2] or [B, 2], if it fits, else the largest box of that shape."""
     height, width = image[:, :1], image[:, 1:]
     wide, high = _divided(height * shape[1], shape[0]), _divided(width * shape[0], shape[1])
     largest = np.concatenate([np.minimum(height, high), np.minimum(width, wide)], axis=1)

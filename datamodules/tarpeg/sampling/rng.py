@@ -57,16 +57,6 @@ def permutation(seed: int, epoch: int, n: int, use: int = 0) -> Int64:
     return np.argsort(hashes).astype(np.int64, copy=False)
 
 
-def flips(uniforms: npt.ArrayLike, probability: float) -> npt.NDArray[np.bool_]:
-    """Whether each image is mirrored: bool [B] from uniform numbers [B].
-
-    Raises ValueError for a probability outside 0..1.
-    """
-    if not 0 <= probability <= 1:
-        raise ValueError(f"probability={probability} must be in 0..1")
-    return np.asarray(uniforms, np.float64) < probability
-
-
 def _hashes(seed: int, epoch: int, stream: int, ids: npt.ArrayLike) -> UInt64:
     rows = np.asarray(ids)
     if rows.size == 0:

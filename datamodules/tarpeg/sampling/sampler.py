@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from . import rng
+from .rng import Float64, Int64
 
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
 Numbers = Sequence[float] | npt.NDArray[np.generic] | str | os.PathLike[str]
 
 # Uses of rng.permutation.
