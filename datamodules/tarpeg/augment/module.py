@@ -189,10 +189,8 @@ class Augment(nn.Module):
         factor, term = (
             t.float().reshape(1, 3, 1, 1).to(images.device, non_blocking=True) for t in (scale, shift)
         )
-        normalised = torch.addcmul(term, images.float(), factor).to(self.dtype)
-        if self.memory_format is None:
-            return normalised
-        return normalised.contiguous(memory_format=self.memory_format)
+        normalised = torch.addcmul(term, images.float(), factor)
+        return normalised.to(self.dtype, memory_format=self.memory_format or torch.preserve_format)
 
 
 @dataclass(frozen=True)

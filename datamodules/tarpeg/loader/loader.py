@@ -292,11 +292,11 @@ class Loader(BaseLoader):
 def make_runner(fetcher: Any, config: LoaderConfig, to_request: ToRequest | None = None) -> Runner:
     """Start nothing yet: worker processes, threads, or the caller's thread, as configured.
 
-    ``to_request``: see ``PrefetchRunner``; for worker processes only.
+    ``to_request``: see ``PrefetchRunner``.
     """
     workers, threads = config.workers_and_threads
     if workers or threads:
-        return PrefetchRunner(fetcher, workers, threads, config.prefetch, to_request if workers else None)
+        return PrefetchRunner(fetcher, workers, threads, config.prefetch, to_request)
     return Runner(fetcher)
 
 
