@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -75,55 +74,45 @@ def augment_input(jpegs: list[bytes], seed: int, device: str) -> AugmentInput:
 def augment_contestants() -> list[InProcessContestant]:
     """Contestants that are always installed, torchvision first."""
     return [
-        _contestant("torchvision v2", _torchvision_plain, PLAIN),
-        _contestant("torchvision v2, normalising in place", partial(_torchvision_plain, inplace=True), PLAIN),
+        InProcessContestant("torchvision v2", _torchvision_plain, PLAIN),
+        InProcessContestant(
+            "torchvision v2, normalising in place", partial(_torchvision_plain, inplace=True), PLAIN
+        ),
         *_augment_batch(PLAIN),
-        _contestant("torchvision v2", _torchvision_chain, CHAIN),
-        _contestant("torchvision v2, one draw for all", _torchvision_at_once, CHAIN, compared=False),
+        InProcessContestant("torchvision v2", _torchvision_chain, CHAIN),
+        InProcessContestant("torchvision v2, one draw for all", _torchvision_at_once, CHAIN, compared=False),
         *_augment_batch(CHAIN),
     ]
 
 
-def _contestant(
-    name: str, augment: Callable[[AugmentInput], Tensor], group: str, compared: bool = True
-) -> InProcessContestant:
-    def batch(inputs: AugmentInput) -> Tensor:
-        images = augment(inputs)
-        if images.is_cuda:
-            torch.cuda.synchronize()
-        return images
-
-    return InProcessContestant(name, group, batch=batch, compared=compared)
+def _flipped(inputs: AugmentInput) -> list[Tensor]:
+    pairs = zip(inputs.planar, inputs.flips.tolist(), strict=True)
+    return [functional.horizontal_flip(image) if flip else image for image, flip in pairs]
 
 
 def _torchvision_plain(inputs: AugmentInput, inplace: bool = False) -> Tensor:
-    flips = inputs.flips.tolist()
-    images = [
-        functional.horizontal_flip(image) if flip else image
-        for image, flip in zip(inputs.planar, flips, strict=True)
-    ]
-    return normalised(torch.stack(images), inplace)
+    return normalised(torch.stack(_flipped(inputs)), inplace)
 
 
 def _torchvision_chain(inputs: AugmentInput) -> Tensor:
-    flips, boxes = inputs.flips.tolist(), inputs.boxes[:, 0].tolist()
-    factors = [values.tolist() for values in inputs.factors.values()]
-    images = []
-    for index, image in enumerate(inputs.planar):
-        image = functional.horizontal_flip(image) if flips[index] else image
-        images.append(_distorted(image, inputs, index, [values[index] for values in factors], boxes[index]))
+    boxes = inputs.boxes[:, 0].tolist()
+    factors = list(zip(*(values.tolist() for values in inputs.factors.values()), strict=True))
+    images = [
+        _distorted(image, inputs, index, factors[index], boxes[index])
+        for index, image in enumerate(_flipped(inputs))
+    ]
     return normalised(torch.stack(images))
 
 
 def _torchvision_at_once(inputs: AugmentInput) -> Tensor:
     """Apply the parameters of the first image to the whole batch."""
-    factors = [float(values[0]) for values in inputs.factors.values()]
+    factors = tuple(float(values[0]) for values in inputs.factors.values())
     images = functional.horizontal_flip(inputs.planar)
     return normalised(_distorted(images, inputs, 0, factors, inputs.boxes[0, 0].tolist()))
 
 
 def _distorted(
-    image: Tensor, inputs: AugmentInput, index: int, factors: list[float], box: list[int]
+    image: Tensor, inputs: AugmentInput, index: int, factors: tuple[float, ...], box: list[int]
 ) -> Tensor:
     mode = functional.InterpolationMode.BILINEAR
     angle, scale = -inputs.angles[index], inputs.scales[index]
@@ -148,8 +137,8 @@ def _augment_batch(group: str) -> list[InProcessContestant]:
 
         name = f"tarpeg, {kind}, {str(dtype).removeprefix('torch.')}"
         if is_reused:
-            return _contestant(name, with_buffer(augment), group)
-        return _contestant(f"{name}, fresh memory", augment, group)
+            return InProcessContestant(name, with_buffer(augment), group)
+        return InProcessContestant(f"{name}, fresh memory", augment, group)
 
     return [
         contestant("contiguous", torch.float32),
@@ -163,25 +152,21 @@ def _kornia(group: str) -> InProcessContestant:
     enhance = importlib.import_module("kornia.enhance")
     transform = importlib.import_module("kornia.geometry.transform")
 
-    def chain(values: Tensor, inputs: AugmentInput) -> Tensor:
-        factors = inputs.factors
-        values = transform.warp_affine(values, inputs.matrix.float(), (SIZE, SIZE))
-        values = enhance.adjust_brightness_accumulative(values, factors["brightness"])
-        values = enhance.adjust_contrast_with_mean_subtraction(values, factors["contrast"])
-        values = enhance.adjust_saturation_with_gray_subtraction(values, factors["saturation"])
-        values = enhance.adjust_hue(values, factors["hue"] * (2 * torch.pi))
-        for image, (top, left, height, width) in zip(values, inputs.boxes[:, 0].tolist(), strict=True):
-            image[:, top : top + height, left : left + width] = 0
-        return values
-
     def augment(inputs: AugmentInput) -> Tensor:
-        values = inputs.planar.float() / 255
+        values, factors = inputs.planar.float() / 255, inputs.factors
         values = torch.where(inputs.flips[:, None, None, None], values.flip(-1), values)
-        values = chain(values, inputs) if group == CHAIN else values
+        if group == CHAIN:
+            values = transform.warp_affine(values, inputs.matrix.float(), (SIZE, SIZE))
+            values = enhance.adjust_brightness_accumulative(values, factors["brightness"])
+            values = enhance.adjust_contrast_with_mean_subtraction(values, factors["contrast"])
+            values = enhance.adjust_saturation_with_gray_subtraction(values, factors["saturation"])
+            values = enhance.adjust_hue(values, factors["hue"] * (2 * torch.pi))
+            for image, (top, left, height, width) in zip(values, inputs.boxes[:, 0].tolist(), strict=True):
+                image[:, top : top + height, left : left + width] = 0
         result: Tensor = enhance.normalize(values, torch.tensor(MEAN), torch.tensor(STD))
         return result
 
-    return _contestant("Kornia", augment, group)
+    return InProcessContestant("Kornia", augment, group)
 
 
 AUGMENT_PEERS: tuple[Peer, ...] = (("kornia", partial(_kornia, PLAIN)), ("kornia", partial(_kornia, CHAIN)))

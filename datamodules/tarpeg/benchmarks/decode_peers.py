@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib
 import io
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from ..ops import decode
 from ..sampling.crops import Crop
-from .report import INSTALL_ERRORS, Contestant, left_out
+from .report import INSTALL_ERRORS, left_out
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torchvision 0.29 deprecates its decoders; most projects use them
@@ -36,6 +37,11 @@ SIZE = 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 GROUPS = {"uint8": "to uint8", "float32": "to float32, flipped and normalised"}
 """Description of each group."""
+PIXELS: dict[str, dict[str, Any]] = {
+    "uint8": {},
+    "float32": {"mean": MEAN, "std": STD, "dtype": torch.float32},
+}
+"""Options of the decoder for each group."""
 
 FFCV_MISSING = "left out: FFCV (its decoder only reads FFCV's own files; suite=loader measures it)"
 
@@ -59,34 +65,35 @@ class DecodeInput(NamedTuple):
 
 
 @dataclass(frozen=True)
-class InProcessContestant(Contestant):
-    """A function that decodes or augments in this process: one image, or a whole batch, per call.
+class InProcessContestant:
+    """A function that decodes or augments in this process.
 
-    compared: whether its pixels should be those of the reference.
+    make: returns the images of a batch at once, or an iterator that makes one at a time, see ``each``.
+    group: kind of output; its first contestant is the reference of the others. compared: whether its pixels
+    should be those of the reference.
     """
 
+    name: str
+    make: Callable[[Any], Iterable[Any]]
     group: str = "uint8"
-    image: Callable[[Any, int], Any] | None = None
-    batch: Callable[[Any], Any] | None = None
     compared: bool = True
 
     def run(self, inputs: Any) -> None:
         """Make all images of a batch and drop them; this call is timed."""
-        if self.batch is not None:
-            self.batch(inputs)
-        elif self.image is not None:
-            for index in range(len(inputs.jpegs)):
-                self.image(inputs, index)
+        images = self.make(inputs)
+        if isinstance(images, Iterator):
+            deque(images, maxlen=0)
+        elif isinstance(images, Tensor) and images.is_cuda:
+            torch.cuda.synchronize()
 
     def pixels(self, inputs: Any) -> list[Tensor]:
         """Images of a batch as float32 [3, H, W] in levels of 0 to 255."""
-        images: Iterable[Any]
-        if self.batch is not None:
-            images = self.batch(inputs)
-        else:
-            assert self.image is not None
-            images = (self.image(inputs, index) for index in range(len(inputs.jpegs)))
-        return [_levels(image) for image in images]
+        return [_levels(image) for image in self.make(inputs)]
+
+
+def each(image: Callable[[DecodeInput, int], Any]) -> Callable[[DecodeInput], Iterator[Any]]:
+    """Return a function that makes the images of a batch, each when it is asked for."""
+    return lambda inputs: (image(inputs, index) for index in range(len(inputs.jpegs)))
 
 
 def _levels(image: Any) -> Tensor:
@@ -151,16 +158,17 @@ def crop_contestants() -> list[InProcessContestant]:
     def bound(inputs: DecodeInput, index: int) -> Tensor:
         return decode.decode_crop(inputs.alone[index], 0, 0, *inputs.places[index][2:])
 
-    def contestant(name: str, image: Callable[[DecodeInput, int], Any]) -> InProcessContestant:
-        return InProcessContestant(name, image=image, compared=not name.startswith("bound"))
-
+    images: dict[str, Callable[[DecodeInput, int], Any]] = {
+        "torchvision": torchvision,
+        "Pillow": lambda b, i: np.asarray(pillow_crop(b.jpegs[i], b.places[i])),
+        "tarpeg, ordinary": lambda b, i: decode.decode_crop(b.tensors[i], *b.places[i]),
+        "tarpeg, tiled": lambda b, i: decode.decode_crop(b.tiled[i], *b.places[i]),
+        "bound: the crop alone, torchvision": lambda b, i: decode_jpeg(b.alone[i]),
+        "bound: the crop alone, tarpeg": bound,
+    }
     return [
-        contestant("torchvision", torchvision),
-        contestant("Pillow", lambda b, i: np.asarray(pillow_crop(b.jpegs[i], b.places[i]))),
-        contestant("tarpeg, ordinary", lambda b, i: decode.decode_crop(b.tensors[i], *b.places[i])),
-        contestant("tarpeg, tiled", lambda b, i: decode.decode_crop(b.tiled[i], *b.places[i])),
-        contestant("bound: the crop alone, torchvision", lambda b, i: decode_jpeg(b.alone[i])),
-        contestant("bound: the crop alone, tarpeg", bound),
+        InProcessContestant(name, each(image), compared=not name.startswith("bound"))
+        for name, image in images.items()
     ]
 
 
@@ -184,10 +192,10 @@ def resize_contestants() -> list[InProcessContestant]:
         return np.asarray(crop.resize((SIZE, SIZE), Image.Resampling.BILINEAR))
 
     return [
-        InProcessContestant("torchvision v2", image=torchvision),
-        InProcessContestant("Pillow", image=pillow),
+        InProcessContestant("torchvision v2", each(torchvision)),
+        InProcessContestant("Pillow", each(pillow)),
         *_decode_batch("uint8"),
-        InProcessContestant("torchvision v2", "float32", image=torchvision_normalised),
+        InProcessContestant("torchvision v2", each(torchvision_normalised), "float32"),
         *_decode_batch("float32"),
     ]
 
@@ -209,18 +217,15 @@ def with_buffer(make: Callable[[Any, Tensor | None], Tensor]) -> Callable[[Any],
 
 def _decode_batch(group: str) -> list[InProcessContestant]:
     """decode_batch on ordinary and tiled JPEGs, at each fidelity, with one output buffer for all batches."""
-    is_float = group == "float32"
-    options: dict[str, Any] = {"mean": MEAN, "std": STD, "dtype": torch.float32} if is_float else {}
 
     def contestant(kind: str, fidelity: decode.Fidelity) -> InProcessContestant:
         def batch(inputs: DecodeInput, out: Tensor | None) -> Tensor:
             jpegs = inputs.tiled if kind == "tiled" else inputs.tensors
-            flips = inputs.flips if is_float else None
-            return decode.decode_batch(
-                jpegs, inputs.boxes, SIZE, flips, out=out, fidelity=fidelity, **options
-            )[0]
+            flips = inputs.flips if group == "float32" else None
+            options = {**PIXELS[group], "out": out, "fidelity": fidelity}
+            return decode.decode_batch(jpegs, inputs.boxes, SIZE, flips, **options)[0]
 
-        return InProcessContestant(f"tarpeg, {kind}, {fidelity}", group, batch=with_buffer(batch))
+        return InProcessContestant(f"tarpeg, {kind}, {fidelity}", with_buffer(batch), group)
 
     fidelities: tuple[decode.Fidelity, ...] = ("fast", "exact")
     return [contestant(kind, fidelity) for kind in ("ordinary", "tiled") for fidelity in fidelities]
@@ -249,10 +254,11 @@ def _cut(image: Any, place: Place) -> Any:
 
 def _opencv_resized(crops: InProcessContestant, name: str) -> InProcessContestant:
     """Contestant of the resize suite that resizes the output of one of the crop suite."""
-    cv2, crop = _opencv(), crops.image
-    assert crop is not None
-    name = f"{name} + OpenCV (no antialias)"
-    return replace(crops, name=name, image=lambda b, i: cv2.resize(crop(b, i), (SIZE, SIZE)))
+    cv2 = _opencv()
+    return InProcessContestant(
+        f"{name} + OpenCV (no antialias)",
+        lambda inputs: (cv2.resize(crop, (SIZE, SIZE)) for crop in crops.make(inputs)),
+    )
 
 
 def _opencv() -> ModuleType:
@@ -263,7 +269,7 @@ def _opencv() -> ModuleType:
 
 def _simplejpeg() -> InProcessContestant:
     decode = importlib.import_module("simplejpeg").decode_jpeg
-    return InProcessContestant("simplejpeg", image=lambda b, i: _cut(decode(b.jpegs[i]), b.places[i]))
+    return InProcessContestant("simplejpeg", each(lambda b, i: _cut(decode(b.jpegs[i]), b.places[i])))
 
 
 def _opencv_crop() -> InProcessContestant:
@@ -273,7 +279,7 @@ def _opencv_crop() -> InProcessContestant:
         decoded = cv2.imdecode(inputs.arrays[index], cv2.IMREAD_COLOR)
         return cv2.cvtColor(_cut(decoded, inputs.places[index]), cv2.COLOR_BGR2RGB)
 
-    return InProcessContestant("OpenCV", image=image)
+    return InProcessContestant("OpenCV", each(image))
 
 
 def _turbojpeg() -> InProcessContestant:
@@ -292,7 +298,7 @@ def _turbojpeg() -> InProcessContestant:
             jpeg = turbo.crop(jpeg, left - right, top - down, right + width, down + height)
         return _cut(turbo.decode(jpeg, pixel_format=module.TJPF_RGB), (down, right, height, width))
 
-    return InProcessContestant("PyTurboJPEG, lossless crop", image=image)
+    return InProcessContestant("PyTurboJPEG, lossless crop", each(image))
 
 
 def _nvimgcodec() -> InProcessContestant:
@@ -310,7 +316,7 @@ def _nvimgcodec() -> InProcessContestant:
         part = nv.CodeStream(inputs.jpegs[index]).get_sub_code_stream(region=region)
         return np.asarray(decoder.decode(part))
 
-    return InProcessContestant("nvImageCodec, ROI", image=image)
+    return InProcessContestant("nvImageCodec, ROI", each(image))
 
 
 # Type and number of dimensions of each input of a DALI pipeline, per image.
@@ -325,8 +331,11 @@ _DALI_INPUTS = {
 }
 
 
-def dali_on_inputs(graph: Graph) -> Callable[[Mapping[str, Any]], Any]:
-    """Build the graph on one thread; return a function of a batch's inputs by name, see ``dali_inputs``."""
+def dali_on_inputs(graph: Graph) -> Callable[..., Any]:
+    """Build the graph on one thread; return a function that makes a batch.
+
+    It takes the bytes of the JPEGs, their boxes [B, 4] and flips [B], and further inputs by name.
+    """
     dali, fn, types = (importlib.import_module(f"nvidia.dali{name}") for name in ("", ".fn", ".types"))
     options = {"exec_pipelined": False, "exec_async": False, "prefetch_queue_depth": 1}
     pipeline = dali.Pipeline(batch_size=BATCH, num_threads=1, device_id=None, **options)
@@ -341,18 +350,15 @@ def dali_on_inputs(graph: Graph) -> Callable[[Mapping[str, Any]], Any]:
         pipeline.set_outputs(graph(fn, types, feed("jpegs"), feed))
     pipeline.build()
 
-    def run(inputs: Mapping[str, Any]) -> Any:
+    def run(arrays: list[NDArray[np.uint8]], boxes: Tensor, flips: Tensor, **more: Any) -> Any:
+        start, shape = (np.ascontiguousarray(part) for part in np.split(boxes.numpy(), 2, axis=1))
+        flip = flips.numpy().astype(np.int32)
+        inputs = {"jpegs": arrays, "start": start, "shape": shape, "flip": flip, **more}
         for name in names:
             pipeline.feed_input(name, inputs[name])
         return pipeline.run()[0]
 
     return run
-
-
-def dali_inputs(arrays: list[NDArray[np.uint8]], boxes: Tensor, flips: Tensor) -> dict[str, Any]:
-    """Return inputs of a DALI pipeline: the bytes of the JPEGs, the place of each box, and the flips."""
-    start, shape = (np.ascontiguousarray(part) for part in np.split(boxes.numpy(), 2, axis=1))
-    return {"jpegs": arrays, "start": start, "shape": shape, "flip": flips.numpy().astype(np.int32)}
 
 
 def dali_normalised(fn: Any, types: Any, images: Any, flip: Any = 0) -> Any:
@@ -371,7 +377,7 @@ def _dali(name: str, group: str, is_resized: bool = True) -> InProcessContestant
         return dali_normalised(fn, types, images, feed("flip")) if group == "float32" else images
 
     run = dali_on_inputs(graph)
-    return InProcessContestant(name, group, batch=lambda b: run(dali_inputs(b.arrays, b.boxes, b.flips)))
+    return InProcessContestant(name, lambda b: run(b.arrays, b.boxes, b.flips), group)
 
 
 CROP_PEERS: tuple[Peer, ...] = (

@@ -30,10 +30,10 @@ from ..ops import decode
 from ..processes import ProcessExecutor
 from ..sampling.crops import RandomResizedCrop
 from ..shards.mapped import Shards
-from .decode_peers import BATCH, GROUPS, MEAN, SIZE, STD
+from .decode_peers import BATCH, GROUPS, PIXELS, SIZE
 from .loader_data import Advance, LoaderData, LoaderSettings
-from .loader_peers import PEERS, Peer, as_value_error
-from .report import INSTALL_ERRORS, Contestant, Report, Row, left_out
+from .loader_peers import PEERS, Peer, as_value_error, for_ever
+from .report import INSTALL_ERRORS, Report, Row, left_out
 
 ENGINES = ("threads", "workers")
 _KINDS = ("ordinary", "tiled", "raw")
@@ -56,9 +56,14 @@ class Timing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LoaderContestant(Contestant):
-    """A loader with the photographs and the number of processes or threads that it may use."""
+class LoaderContestant:
+    """A loader with the photographs and the number of processes or threads that it may use.
 
+    group: kind of output; its first contestant is the reference of the others.
+    """
+
+    name: str
+    group: str
     data: LoaderData
     workers: int
 
@@ -84,8 +89,7 @@ class LoaderContestant(Contestant):
             with as_value_error():
                 batches: Iterator[Any] = self.peer.make(self.data, self.group, self.workers)
                 return batches
-        loader = self.loader(self.data.shards(self.kind))
-        return (batch for _ in itertools.count() for batch in loader)
+        return for_ever(self.loader(self.data.shards(self.kind)))
 
     def expects(self, images: Tensor) -> bool:
         """Whether images have the shape and dtype of this suite."""
@@ -109,7 +113,7 @@ class LoaderContestant(Contestant):
     def loader(self, shards: list[Path]) -> Loader:
         """Loader of this library's contestant."""
         split, (workers, threads) = self.split(shards), self.engine
-        pixels = PixelFormat(MEAN, STD, torch.float32) if self.group == "float32" else PixelFormat()
+        pixels = PixelFormat(**PIXELS[self.group])
         config = LoaderConfig(BATCH, workers=workers, threads=threads, pixels=pixels)
         return Loader(split.open(), split, config, shuffle=True, keys=False, rank=0, world=1)
 
@@ -236,12 +240,12 @@ def measure_loaders(run: LoaderRun) -> Report:
         return [LoaderContestant(name, group, run.data, run.settings.workers) for name in names]
 
     report = run.measure(_KINDS, GROUPS, contestants)
-    figures = [f"{name}: {value}" for name, value in (*_efficiencies(report.rows), *_first_and_memory(run))]
+    figures = [*_efficiencies(report.rows), *_first_and_memory(run)]
     work = f"shards -> RandomResizedCrop({SIZE}) -> batches of {BATCH}"
     return replace(report, work=work, figures=("; ".join(figures),) if figures else ())
 
 
-def _efficiencies(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
+def _efficiencies(rows: Sequence[Row]) -> Iterator[str]:
     """Rates of our loaders relative to the operator alone, round by round."""
     by_name = {(row.group, row.name): row for row in rows}
     for (group, name), bound in by_name.items():
@@ -251,10 +255,10 @@ def _efficiencies(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
                 row = by_name.get((group, f"tarpeg, {kind}, {engine}"))
                 if row is not None:
                     share = _median_ratio(row.rates, bound.rates)
-                    yield f"efficiency, {kind}, {group}, {engine}", f"{100 * share:.0f}%"
+                    yield f"efficiency, {kind}, {group}, {engine}: {100 * share:.0f}%"
 
 
-def _first_and_memory(run: LoaderRun) -> Iterator[tuple[str, str]]:
+def _first_and_memory(run: LoaderRun) -> Iterator[str]:
     """Time to the first batch of a data module, and memory over epochs, of our loaders."""
     epochs = run.settings.epochs
     for engine in ENGINES:
@@ -266,38 +270,46 @@ def _first_and_memory(run: LoaderRun) -> Iterator[tuple[str, str]]:
             run.advance(f"first batch, {engine}", number / run.report.rounds)
             with ProcessExecutor(1) as child:
                 seconds.append(child.submit(time_data_module, who).result())
-        yield f"first batch after setup, {engine}", f"{statistics.median(seconds):.2f} s"
+        yield f"first batch after setup, {engine}: {statistics.median(seconds):.2f} s"
         if epochs:
-            run.advance(f"memory over {epochs} epochs, {engine}", 0.0)
+            what = f"memory over {epochs} epochs, {engine}"
+            run.advance(what, 0.0)
             with ProcessExecutor(1) as child:
                 kept = child.submit(memory_by_epoch, who, epochs).result()
             later = kept[1:] or kept
             growth = f"at most {100 * (max(later) / later[0] - 1):+.1f}% after the second"
-            yield f"memory over {epochs} epochs, {engine}", f"{kept[-1] / 2**20:.0f} MB, {growth}"
+            yield f"{what}: {kept[-1] / 2**20:.0f} MB, {growth}"
 
 
 # What follows runs in a child process, in which one contestant is open.
-_open: list[_Batches | _OperatorAlone] = []
+_open: list[Iterator[Any]] = []  # its endless batches
+_decoders: list[ProcessExecutor] = []  # of the bound, instead: each reads sizes, draws boxes and decodes
 
 
 def open_contestant(who: LoaderContestant) -> None:
     """Prepare ``who``'s data and batches, but make no batch yet."""
     torch.set_num_threads(1)
-    _open.append(_OperatorAlone(who) if who.name.startswith(_BOUND) else _Batches(who.batches()))
+    if who.name.startswith(_BOUND):
+        _decoders.extend(ProcessExecutor(1) for _ in range(who.workers))
+        opening = [child.submit(open_decoder, who, number) for number, child in enumerate(_decoders)]
+        for one in opening:
+            one.result()
+    else:
+        _open.append(who.batches())
 
 
 def open_decoder(who: LoaderContestant, number: int) -> None:
     """Prepare the operator alone in process ``number`` of the bound."""
     torch.set_num_threads(1)
-    _open.append(_Batches(_decoded(who, number)))
+    _open.append(_decoded(who, number))
 
 
 def time_first_batch(who: LoaderContestant) -> float:
     """Seconds that the first batch takes; ValueError if it has another shape or dtype than the suite's."""
-    if not isinstance(_open[-1], _Batches):
+    if not _open:
         return 0.0
     started = time.perf_counter()
-    images = next(_open[-1].batches)[0]
+    images = next(_open[0])[0]
     seconds = time.perf_counter() - started
     if not who.expects(images):
         raise ValueError(f"{who.name} makes {images.dtype} {list(images.shape)}, other than the suite's")
@@ -306,7 +318,7 @@ def time_first_batch(who: LoaderContestant) -> float:
 
 def time_round(seconds: float) -> Timing:
     """Make batches for ``seconds``."""
-    return _open[-1].measure(seconds)
+    return _time_decoders(seconds) if _decoders else _time_batches(_open[0], seconds)
 
 
 def time_data_module(who: LoaderContestant) -> float:
@@ -339,55 +351,36 @@ def memory_by_epoch(who: LoaderContestant, epochs: int) -> list[int]:
     return kept
 
 
-class _Batches:
-    """Endless batches in this process."""
-
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self.batches = batches
-
-    def measure(self, seconds: float) -> Timing:
-        for _ in range(_WARM_UP):
-            next(self.batches)
-        images, processor, started = 0, _processor_seconds(), time.perf_counter()
-        while time.perf_counter() - started < seconds or not images:
-            images += len(next(self.batches)[0])
-        passed, spent = time.perf_counter() - started, _processor_seconds() - processor
-        _wait_until_idle()
-        return Timing(images, passed, spent)
+def _time_batches(batches: Iterator[Any], seconds: float) -> Timing:
+    for _ in range(_WARM_UP):
+        next(batches)
+    images, processor, started = 0, _processor_seconds(), time.perf_counter()
+    while time.perf_counter() - started < seconds or not images:
+        images += len(next(batches)[0])
+    passed, spent = time.perf_counter() - started, _processor_seconds() - processor
+    _wait_until_idle()
+    return Timing(images, passed, spent)
 
 
-class _OperatorAlone:
-    """The bound: processes that only read sizes, draw boxes and decode, each for itself."""
-
-    def __init__(self, who: LoaderContestant) -> None:
-        self._children = [ProcessExecutor(1) for _ in range(who.workers)]
-        opening = [child.submit(open_decoder, who, number) for number, child in enumerate(self._children)]
-        for one in opening:
-            one.result()
-
-    def measure(self, seconds: float) -> Timing:
-        running = [child.submit(time_round, seconds) for child in self._children]
-        parts: list[Timing] = [one.result() for one in running]
-        rate = sum(part.images / part.seconds for part in parts)
-        images = sum(part.images for part in parts)
-        return Timing(images, images / rate, sum(part.processor for part in parts))
+def _time_decoders(seconds: float) -> Timing:
+    running = [child.submit(time_round, seconds) for child in _decoders]
+    parts: list[Timing] = [one.result() for one in running]
+    rate = sum(part.images / part.seconds for part in parts)
+    images = sum(part.images for part in parts)
+    return Timing(images, images / rate, sum(part.processor for part in parts))
 
 
 def _decoded(who: LoaderContestant, number: int) -> Iterator[tuple[Tensor]]:
     """Endless batches of the operator alone, in an order that depends on ``number``."""
-    shards, crop, generator = (
-        Shards(who.data.shards(who.kind)),
-        RandomResizedCrop(SIZE),
-        np.random.default_rng(number),
-    )
+    shards, crop = Shards(who.data.shards(who.kind)), RandomResizedCrop(SIZE)
+    generator = np.random.default_rng(number)
     ids = generator.permutation(len(shards))[: len(shards) // BATCH * BATCH].reshape(-1, BATCH)
-    is_float = who.group == "float32"
-    options: dict[str, Any] = {"mean": MEAN, "std": STD, "dtype": torch.float32} if is_float else {}
+    options = {**PIXELS[who.group], "threads": 1}
     out = torch.zeros((BATCH, SIZE, SIZE, 3), dtype=getattr(torch, who.group)).permute(0, 3, 1, 2)
     for jpegs in itertools.cycle([shards.images(part) for part in ids]):
         boxes = crop.boxes(decode.image_sizes(jpegs).numpy(), generator.random((BATCH, crop.draws)))
-        flips = torch.from_numpy(generator.random(BATCH) < 0.5) if is_float else None
-        decode.decode_batch(jpegs, torch.from_numpy(boxes), SIZE, flips, out=out, threads=1, **options)
+        flips = torch.from_numpy(generator.random(BATCH) < 0.5) if who.group == "float32" else None
+        decode.decode_batch(jpegs, torch.from_numpy(boxes), SIZE, flips, out=out, **options)
         yield (out,)
 
 

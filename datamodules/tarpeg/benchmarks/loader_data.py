@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class LoaderSettings:
     workers: int = 2
     seconds: float = 1.0
     epochs: int = 20
-    only: tuple[str, ...] | list[str] = field(default_factory=tuple)
+    only: tuple[str, ...] | list[str] = ()
 
     def __post_init__(self) -> None:
         check_integer("loader.workers", self.workers, 1)
@@ -70,29 +71,23 @@ class LoaderData:
     images: int
     tile: int
 
-    @property
-    def samples_per_epoch(self) -> int:
-        """Samples per epoch."""
-        return REPEATS * self.images
-
     def shards(self, kind: str, repeats: int = REPEATS) -> list[Path]:
         """Paths of the shards that hold every photograph ``repeats`` times, made if they are missing.
 
         ``kind``: "ordinary" JPEGs, "tiled" JPEGs or "raw" pixels (binary PPM).
         """
-        folder = self.cached(f"{kind}-{self.tile}" if kind == "tiled" else kind, self._writer(kind))
-        return sorted(folder.glob(f"[0-{repeats - 1}]-*.tar"))
+        name = f"{kind}-{self.tile}" if kind == "tiled" else kind
+        return sorted(self.cached(name, partial(self._write, kind)).glob(f"[0-{repeats - 1}]-*.tar"))
 
     def samples(self) -> Iterator[tuple[bytes, int]]:
         """JPEG and label of each photograph."""
         shards = Shards(self.shards("ordinary", 1))
-        labels = shards.labels(range(len(shards))).tolist()
-        for number, label in enumerate(labels):
+        for number, label in enumerate(shards.labels(range(len(shards))).tolist()):
             yield bytes(shards.images([number])[0].numpy()), label
 
     def cached(self, name: str, make: Callable[[Path], object]) -> Path:
         """Path of the folder or file ``name``, written by ``make`` under a temporary name if missing."""
-        label = "-".join(_size_label(size) for size in self.photos.size)
+        label = "-".join(map(size_label, self.photos.size))
         path = self.folder / f"{self.images}-{label}-seed{self.photos.seed}" / name
         if not path.exists():
             temporary = path.with_name(f".{name}")
@@ -102,26 +97,19 @@ class LoaderData:
             temporary.rename(path)
         return path
 
-    def _writer(self, kind: str) -> Callable[[Path], None]:
-        def write(folder: Path) -> None:
-            within = folder / kind
-            if kind == "ordinary":
-                make_shards(within, self.photos, self.images, samples_per_shard=-(-self.images // _SHARDS))
-            else:
-                codec = Tiled(self.tile) if kind == "tiled" else Raw()
-                build_cache(self.shards("ordinary", 1), within, codec)
-            # Links under other names are other samples that share the file's pages in memory.
-            for path in within.glob("*.tar"):
-                for number in range(REPEATS):
-                    folder.joinpath(f"{number}-{path.name}").symlink_to(path.relative_to(folder))
-
-        return write
+    def _write(self, kind: str, folder: Path) -> None:
+        within = folder / kind
+        if kind == "ordinary":
+            make_shards(within, self.photos, self.images, samples_per_shard=-(-self.images // _SHARDS))
+        else:
+            codec = Tiled(self.tile) if kind == "tiled" else Raw()
+            build_cache(self.shards("ordinary", 1), within, codec)
+        # Links under other names are other samples that share the file's pages in memory.
+        for path in within.glob("*.tar"):
+            for number in range(REPEATS):
+                folder.joinpath(f"{number}-{path.name}").symlink_to(path.relative_to(folder))
 
 
-def size_label(photos: Photos) -> str:
-    """First size of the photographs as text, such as "article" or "300x200"."""
-    return _size_label(photos.size[0])
-
-
-def _size_label(size: str | tuple[int, int]) -> str:
+def size_label(size: str | tuple[int, int]) -> str:
+    """Size of photographs as text, such as "article" or "300x200"."""
     return size if isinstance(size, str) else "x".join(map(str, size))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,14 +47,15 @@ class Transform:
 _FORKED = {"multiprocessing_context": "fork"}
 
 
-def _for_ever(loader: Any) -> Batches:
+def for_ever(loader: Any) -> Batches:
+    """Batches of one epoch after the other."""
     while True:
         yield from loader
 
 
 def _loaded(dataset: Any, workers: int, **options: Any) -> Batches:
     settings = {"num_workers": workers, "persistent_workers": True, **_FORKED, **options}
-    return _for_ever(DataLoader(dataset, **settings))
+    return for_ever(DataLoader(dataset, **settings))
 
 
 def _webdataset(data: LoaderData, group: str, workers: int) -> Batches:
@@ -118,8 +120,7 @@ def _litdata(data: LoaderData, group: str, workers: int) -> Batches:
 
     samples = _transformed(litdata.StreamingDataset, group)
     dataset = samples(str(data.cached("litdata", make)), shuffle=True, drop_last=True)
-    loader = litdata.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=workers, **_FORKED)
-    return _for_ever(loader)
+    return for_ever(litdata.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=workers, **_FORKED))
 
 
 def _streaming(data: LoaderData, group: str, workers: int) -> Batches:
@@ -132,17 +133,14 @@ def _streaming(data: LoaderData, group: str, workers: int) -> Batches:
 
     samples = _transformed(streaming.StreamingDataset, group)
     folder = str(data.cached("streaming", make))
-    dataset = samples(local=folder, shuffle=True, batch_size=BATCH, epoch_size=data.samples_per_epoch)
+    dataset = samples(local=folder, shuffle=True, batch_size=BATCH, epoch_size=REPEATS * data.images)
     return _loaded(dataset, workers, batch_size=BATCH, drop_last=True)
 
 
 def _spdl(data: LoaderData, group: str, workers: int) -> Batches:
     io, pipeline = importlib.import_module("spdl.io"), importlib.import_module("spdl.pipeline")
-    crop, generator, files = (
-        RandomResizedCrop(SIZE),
-        np.random.default_rng(0),
-        sorted(_loose(data).glob("*/*.jpg")),
-    )
+    crop, generator = RandomResizedCrop(SIZE), np.random.default_rng(0)
+    files = sorted(_loose(data).glob("*/*.jpg"))
     io.demux_image(str(files[0]))  # raises without FFmpeg's libraries; the pipeline would only log that
     scale = 1 / (255 * torch.tensor(STD).reshape(3, 1, 1))
     shift = -torch.tensor(MEAN).reshape(3, 1, 1) / torch.tensor(STD).reshape(3, 1, 1)
@@ -218,34 +216,31 @@ def from_dali(data: LoaderData, workers: int, graph: Callable[[Any, Any, Any], A
     return ((made[0]["image"], made[0]["label"]) for made in iterator)
 
 
-def _ffcv(kind: str) -> Callable[[LoaderData, str, int], Batches]:
-    def batches(data: LoaderData, group: str, workers: int) -> Batches:
-        fields, decoders = (importlib.import_module(f"ffcv.fields{name}") for name in ("", ".decoders"))
-        ffcv, transforms = importlib.import_module("ffcv.loader"), importlib.import_module("ffcv.transforms")
+def _ffcv(kind: str, data: LoaderData, group: str, workers: int) -> Batches:
+    fields, decoders = (importlib.import_module(f"ffcv.fields{name}") for name in ("", ".decoders"))
+    ffcv, transforms = importlib.import_module("ffcv.loader"), importlib.import_module("ffcv.transforms")
 
-        def make(path: Path) -> None:
-            written = {"image": fields.RGBImageField(write_mode=kind), "label": fields.IntField()}
-            writer = importlib.import_module("ffcv.writer").DatasetWriter(str(path), written, num_workers=1)
-            writer.from_indexed_dataset(_Pictures(data))
+    def make(path: Path) -> None:
+        written = {"image": fields.RGBImageField(write_mode=kind), "label": fields.IntField()}
+        writer = importlib.import_module("ffcv.writer").DatasetWriter(str(path), written, num_workers=1)
+        writer.from_indexed_dataset(_Pictures(data))
 
-        images = [decoders.RandomResizedCropRGBImageDecoder((SIZE, SIZE))]
-        if group == "float32":
-            mean, std = 255 * np.array(MEAN), 255 * np.array(STD)
-            images += [transforms.RandomHorizontalFlip(), transforms.NormalizeImage(mean, std, np.float32)]
-        images += [transforms.ToTensor(), transforms.ToTorchImage()]
-        labels = [decoders.IntDecoder(), transforms.ToTensor(), transforms.Squeeze()]
-        loader = ffcv.Loader(
-            str(data.cached(f"ffcv-{kind}.beton", make)),
-            batch_size=BATCH,
-            num_workers=workers,
-            order=ffcv.OrderOption.RANDOM,
-            os_cache=True,
-            indices=np.arange(data.samples_per_epoch) % data.images,
-            pipelines={"image": images, "label": labels},
-        )
-        return _for_ever(loader)
-
-    return batches
+    images = [decoders.RandomResizedCropRGBImageDecoder((SIZE, SIZE))]
+    if group == "float32":
+        mean, std = 255 * np.array(MEAN), 255 * np.array(STD)
+        images += [transforms.RandomHorizontalFlip(), transforms.NormalizeImage(mean, std, np.float32)]
+    images += [transforms.ToTensor(), transforms.ToTorchImage()]
+    labels = [decoders.IntDecoder(), transforms.ToTensor(), transforms.Squeeze()]
+    loader = ffcv.Loader(
+        str(data.cached(f"ffcv-{kind}.beton", make)),
+        batch_size=BATCH,
+        num_workers=workers,
+        order=ffcv.OrderOption.RANDOM,
+        os_cache=True,
+        indices=np.arange(REPEATS * data.images) % data.images,
+        pipelines={"image": images, "label": labels},
+    )
+    return for_ever(loader)
 
 
 class _Pictures:
@@ -287,8 +282,8 @@ PEERS = {
     "Streaming + torchvision": Peer("mosaicml-streaming", "streaming", _streaming),
     "SPDL": Peer("spdl spdl-io", "spdl.io", _spdl),
     "DALI, antialiased": Peer("nvidia-dali-cuda130", "nvidia.dali", _dali),
-    "FFCV, JPEG": Peer(_FFCV_PACKAGES, "ffcv", _ffcv("jpg")),
-    "FFCV, raw pixels": Peer(_FFCV_PACKAGES, "ffcv", _ffcv("raw")),
+    "FFCV, JPEG": Peer(_FFCV_PACKAGES, "ffcv", partial(_ffcv, "jpg")),
+    "FFCV, raw pixels": Peer(_FFCV_PACKAGES, "ffcv", partial(_ffcv, "raw")),
 }
 """Peers of the loader suite, made with (data, group, workers); the first is the reference."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -135,11 +134,13 @@ def measure(
         raise ValueError(f"device={device!r} must be 'cpu', or 'cuda' for suite=augment if there is a GPU")
     photos = Photos(size=_SUITES[suite].size if size is None else size, seed=seed)
     settings = LoaderSettings.of(loader or {})
-    report = Report(suite, size_label(photos), images, rounds, clock, tile)
-    with _progress() as advance:
+    report = Report(suite, size_label(photos.size[0]), images, rounds, clock, tile)
+    with contextlib.ExitStack() as stack:
+        advance = stack.enter_context(_progress())
         if in_process:
-            with _one_thread():
-                return _measure_in_process(report, photos, device, advance)
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(1)
+            return _measure_in_process(report, photos, device, advance)
         run = LoaderRun(report, photos, settings, advance)
         return measure_loaders(run) if suite == "loader" else measure_replays(run)
 
@@ -159,11 +160,11 @@ def _measure_in_process(report: Report, photos: Photos, device: str, advance: Ad
         else:
             batches.append(decode_input(part, crop, report.tile, seed, stores_crops=report.suite == "crop"))
         advance("tiling", min(1.0, (start + BATCH) / images))
-    contestants = suite.ours()
-    order = [who.group for who in contestants]
     others, missing = installed(suite.peers)
+    contestants = [*suite.ours(), *others]
+    order = [who.group for who in contestants]
     # A stable sort: the first of a group stays first.
-    contestants = sorted([*contestants, *others], key=lambda who: order.index(who.group))
+    contestants.sort(key=lambda who: order.index(who.group))
     differences = _differences(contestants, batches, report.suite, advance)
     seconds = _times(contestants, batches, report.rounds, _CLOCKS[report.clock], advance)
     references: dict[str, float] = {}
@@ -182,8 +183,7 @@ def _photographs(photos: Photos, count: int) -> Iterator[bytes]:
     """JPEGs of the photographs, drawn in processes if there are enough to outweigh their start."""
     workers, draw = min(usable_cores(), count // 64), partial(photograph, photos)
     drawn = map_in_processes(draw, range(count), workers) if workers > 1 else map(draw, range(count))
-    for one in drawn:
-        yield one.jpeg
+    return (one.jpeg for one in drawn)
 
 
 def _file_sizes(jpegs: Sequence[bytes], tiled: Sequence[Tensor], tile: int) -> str:
@@ -226,7 +226,7 @@ def _times(
     advance: Advance,
 ) -> list[float]:
     """Seconds that each contestant takes for all batches."""
-    spent: list[list[list[float]]] = [[[] for _ in batches] for _ in contestants]
+    spent = np.zeros((rounds, len(batches), len(contestants)))
     gc.collect()
     gc.disable()
     try:
@@ -236,21 +236,12 @@ def _times(
                 for index in np.roll(np.arange(len(contestants)), number).tolist():
                     started = clock()
                     contestants[index].run(batch)
-                    spent[index][done].append(clock() - started)
+                    spent[number, done, index] = clock() - started
                 advance("measuring", (number + (done + 1) / len(batches)) / rounds)
     finally:
         gc.enable()
-    return [sum(map(statistics.median, by_batch)) for by_batch in spent]
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    seconds: list[float] = np.median(spent, axis=0).sum(axis=0).tolist()
+    return seconds
 
 
 @contextlib.contextmanager

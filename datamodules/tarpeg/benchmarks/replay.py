@@ -29,7 +29,7 @@ from . import replay_peers
 from .decode_peers import BATCH, Graph
 from .loader import ENGINES, Compare, LoaderContestant, LoaderRun
 from .loader_data import LoaderData
-from .loader_peers import Batches, Peer, as_value_error
+from .loader_peers import Batches, Peer, as_value_error, for_ever
 from .replay_peers import CELLS, CROP, MASKED, RATIO, SCALE, SHORTER, GivenBatch
 from .report import Report
 
@@ -41,44 +41,32 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Recipe:
-    """A pipeline: crop and flip each photograph, then apply ``augment(dilate)`` to the batch.
+    """A pipeline: crop and flip each photograph, then apply ``augment()`` to the batch.
 
-    ``makes``: short description. ``dilate``: whether the neighbours of a drawn cell are masked, too.
-    ``is_training``: shuffled, and distorted at random.
+    ``makes``: short description. ``is_training``: shuffled, and distorted at random.
     """
 
     makes: str
     crop: Crop
-    augment: Callable[[bool], Augment]
+    augment: Callable[[], Augment] = Augment
     flip: float = 0.0
     interpolation: Literal["bilinear", "nearest-exact"] = "bilinear"
     is_training: bool = False
 
-    def augmentation(self, dilate: bool = True) -> Augment:
+    def augmentation(self) -> Augment:
         """Return the Augment, in training or evaluation mode."""
-        augment = self.augment(dilate)
-        augment.train(self.is_training)
-        return augment
+        return self.augment().train(self.is_training)
 
     def difference(self, images: Tensor, others: Tensor) -> tuple[float, float]:
         """Mean and largest difference of normalised images [B, 3, H, W], in levels of 0 to 255."""
-        levels = 255 * torch.tensor(self.augment(True).std)[:, None, None]
+        levels = 255 * torch.tensor(self.augment().std)[:, None, None]
         difference = (images - others).abs() * levels
         return float(difference.mean()), float(difference.max())
 
-    def loader(self, data: LoaderData, kind: str, config: LoaderConfig) -> Loader:
-        """Our loader for shards of this kind."""
-        split = Split(data.shards(kind), self.crop, flip=self.flip, interpolation=self.interpolation)
-        return Loader(split.open(), split, config, shuffle=self.is_training, keys=False, rank=0, world=1)
 
-
-def _article(dilate: bool) -> Augment:
-    mask = Mask(MASKED, CELLS, dilate)
+def _article() -> Augment:
+    mask = Mask(MASKED, CELLS, dilate=True)
     return Augment((0, 0, 0), (1, 1, 1), mask=mask, space="ycbcr", fill=(0, 128, 128))
-
-
-def _normalise(dilate: bool) -> Augment:
-    return Augment()
 
 
 RECIPES: dict[str, dict[str, Recipe]] = {
@@ -89,14 +77,11 @@ RECIPES: dict[str, dict[str, Recipe]] = {
         "training": Recipe(
             "area 0.6 to 1, aspect ratio 0.8 to 1.25, half of them flipped",
             RandomResizedCrop(224, SCALE, RATIO),
-            _normalise,
             flip=0.5,
             is_training=True,
         ),
-        "validation": Recipe(
-            "shorter side to 256, central 224", CenterCrop(224, shorter=SHORTER), _normalise
-        ),
-        "prediction": Recipe("whole image, nearest neighbours", Whole(224), _normalise, 0.0, "nearest-exact"),
+        "validation": Recipe("shorter side to 256, central 224", CenterCrop(224, shorter=SHORTER)),
+        "prediction": Recipe("whole image, nearest neighbours", Whole(224), interpolation="nearest-exact"),
     },
 }
 """By suite and group."""
@@ -127,7 +112,8 @@ class ReplayContestant(LoaderContestant):
         """Endless batches; ValueError if they cannot be made here."""
         with as_value_error():
             if self.peer is not None:
-                return _pipeline(self.peer, self.data).batches(self.data, self.workers)
+                pipeline: _Pipeline = self.peer.make(self.data.folder)
+                return pipeline.batches(self.data, self.workers)
             return self._ours()
 
     def expects(self, images: Tensor) -> bool:
@@ -135,63 +121,61 @@ class ReplayContestant(LoaderContestant):
         return tuple(images.shape) == (BATCH, 3, *self.recipe.crop.size) and images.dtype == torch.float32
 
     def replay(self, given: GivenBatch) -> Tensor:
-        """Make the given batch; ours is the first batch of our loader, as contiguous planes."""
-        if self.peer is not None:
-            return _pipeline(self.peer, self.data).replay(given)
-        loader = self._loader()
-        image, request = next(self._augmented(loader))
-        if request is None or request.ids.tolist() != given.ids:
-            raise ValueError(f"{self.name}: the first batch is not that of samples {given.ids[:3]} ...")
-        image = image.contiguous()
-        loader.close()
-        return image
+        """Make the given batch, ValueError if that fails; ours is the first of our loader, as planes."""
+        with as_value_error():
+            if self.peer is not None:
+                pipeline: _Pipeline = self.peer.make(self.data.folder)
+                return pipeline.replay(given)
+            loader = self.replay_loader()
+            image, request = next(self._augmented(loader))
+            if request is None or request.ids.tolist() != given.ids:
+                raise ValueError(f"{self.name}: the first batch is not that of samples {given.ids[:3]} ...")
+            image = image.contiguous()
+            loader.close()
+            return image
 
     def _ours(self) -> Batches:
-        loader = self._loader()
-        while True:
-            for image, _ in self._augmented(loader):
-                yield (image,)
+        for image, _ in self._augmented(self.replay_loader()):
+            yield (image,)
 
-    def _loader(self) -> Loader:
+    def replay_loader(self) -> Loader:
+        """Loader of this library's contestant."""
         (workers, threads), recipe = self.engine, self.recipe
         pixels = pixels_of(recipe.augmentation(), recipe.is_training, workers)
         config = LoaderConfig(BATCH, seed=_SEED, workers=workers, threads=threads, pixels=pixels)
-        return recipe.loader(self.data, self.kind, config)
+        shards, interpolation = self.data.shards(self.kind), recipe.interpolation
+        split = Split(shards, recipe.crop, flip=recipe.flip, interpolation=interpolation)
+        return Loader(split.open(), split, config, shuffle=recipe.is_training, keys=False, rank=0, world=1)
 
     def _augmented(self, loader: Loader) -> Iterator[tuple[Tensor, Request | None]]:
-        """Batches with the rest of the augmentation applied in this process, as the data module does."""
+        """Endless batches, the rest of the augmentation applied in this process as by the data module."""
         augment = self.recipe.augmentation()
         is_augmented = loader.fetcher.dtype != torch.uint8
-        for batch in loader:
+        for batch in for_ever(loader):
             request = loader.claim()
             yield augmented(augment, batch, _SEED, request, is_augmented=is_augmented).image, request
 
 
 def given_batch(suite: str, group: str, data: LoaderData) -> GivenBatch:
     """First batch of our loader: its JPEGs and the parameters of each image."""
-    recipe = RECIPES[suite][group]
-    loader = recipe.loader(data, "ordinary", LoaderConfig(BATCH, seed=_SEED, workers=0, threads=0))
+    ours = ReplayContestant("tarpeg, ordinary, threads", group, data, 0, suite)
+    recipe, loader = ours.recipe, ours.replay_loader()
     next(iter(loader))
     request = loader.claim()
     assert request is not None
     files = loader.fetcher.shards.images(request.ids)
     sizes = decode.image_sizes(files)
     boxes, flips = loader.fetcher.boxes_and_flips(request, sizes.numpy())
-    augment = recipe.augmentation(dilate=False)
+    augment = recipe.augmentation()
+    # Masking the neighbours of the drawn cells is a part of the pipelines.
+    masks = {s: part for s, part in augment.distortions.items() if isinstance(part, Mask)}
+    augment.distortions = {s: replace(mask, dilate=False) for s, mask in masks.items()}
     params = augment.params(
         request.ids, recipe.crop.size, seed=_SEED, epoch=request.epoch, occurrence=request.occurrence
     )
     jpegs = [bytes(file.numpy()) for file in files]
-    flip = torch.from_numpy(flips[0])
-    return GivenBatch(
-        request.ids.tolist(), jpegs, sizes, torch.from_numpy(boxes[0]), flip, params.get("mask")
-    )
-
-
-def replay_in_process(who: ReplayContestant, given: GivenBatch) -> Tensor:
-    """Make the given batch in ``who``'s process; ValueError if that fails."""
-    with as_value_error():
-        return who.replay(given)
+    box, flip = torch.from_numpy(boxes[0]), torch.from_numpy(flips[0])
+    return GivenBatch(request.ids.tolist(), jpegs, sizes, box, flip, params.get("mask"))
 
 
 def contestant_names(suite: str, group: str) -> list[str]:
@@ -230,7 +214,7 @@ def _comparison(suite: str, group: str, data: LoaderData) -> Compare:
 
     def compare(who: ReplayContestant, child: ProcessExecutor) -> tuple[float, float]:
         nonlocal reference
-        images: Tensor = child.submit(replay_in_process, who, given).result()
+        images: Tensor = child.submit(ReplayContestant.replay, who, given).result()
         reference = images if reference is None else reference
         return recipe.difference(images, reference)
 
@@ -240,17 +224,13 @@ def _comparison(suite: str, group: str, data: LoaderData) -> Compare:
 _Pipeline = replay_peers.Article | replay_peers.Imagenet | replay_peers.Dali
 
 
-def _pipeline(peer: Peer, data: LoaderData) -> _Pipeline:
-    pipeline: _Pipeline = peer.make(data.folder)
-    return pipeline
-
-
 def _torch(pipeline: _Pipeline) -> Peer:
     return Peer("webdataset torchvision", "webdataset", lambda folder: pipeline)
 
 
 def _skipping(folder: Path) -> _Pipeline:
-    return replay_peers.Article(replay_peers.by_skipping(replay_peers.compile_crop_skip(folder)))
+    library = replay_peers.compile_crop_skip(folder)
+    return replay_peers.Article(partial(replay_peers.decode_by_skipping, library, (CROP, CROP)))
 
 
 def _dali(graph: Graph) -> Peer:

@@ -25,7 +25,6 @@ from ..ops import library as native
 from .decode_peers import (
     SIZE,
     Graph,
-    dali_inputs,
     dali_normalised,
     dali_on_inputs,
     decode_jpeg,
@@ -83,14 +82,6 @@ def by_pillow(jpeg: bytes, down: float, across: float) -> Tensor:
         return _cut(torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1), down, across)
 
 
-def by_skipping(library: Path) -> Cropper:
-    """Cropper with libjpeg-turbo's jpeg_crop_scanline and jpeg_skip_scanlines, as in the article.
-
-    library: the path that ``compile_crop_skip`` returns.
-    """
-    return functools.partial(decode_by_skipping, library, (CROP, CROP))
-
-
 def compile_crop_skip(folder: Path) -> Path:
     """Compile crop_skip.cpp into ``folder`` unless it is there; BuildError without a compiler."""
     source = Path(__file__).with_name("crop_skip.cpp")
@@ -101,10 +92,12 @@ def compile_crop_skip(folder: Path) -> Path:
 def decode_by_skipping(
     library: Path, size: tuple[int, int], jpeg: bytes, down: float, across: float
 ) -> Tensor:
-    """Decode a crop of ``size`` (height, width): uint8 [3, height, width], RGB.
+    """Decode a crop of ``size`` (height, width) as the article did: uint8 [3, height, width], RGB.
 
-    ``down`` and ``across``: its place from the top and from the left, as fractions in [0, 1). Pixels at its
-    edges may differ from those of a full decode. ValueError if the JPEG is damaged or too small.
+    library: what ``compile_crop_skip`` returns; it calls libjpeg-turbo's jpeg_crop_scanline and
+    jpeg_skip_scanlines. ``down`` and ``across``: place of the crop from the top and from the left, as
+    fractions in [0, 1). Pixels at its edges may differ from those of a full decode. ValueError if the JPEG
+    is damaged or too small.
     """
     out = torch.empty((*size, 3), dtype=torch.uint8)
     if _crop_skip(library)(jpeg, len(jpeg), *size, down, across, out.data_ptr()):
@@ -128,7 +121,6 @@ class _EachImage:
         raise NotImplementedError
 
     def batches(self, data: LoaderData, workers: int) -> Batches:
-        """Endless batches."""
         # torch's collation writes directly into shared memory; webdataset's needs another copy.
         return from_webdataset(data, workers, self, collation_fn=default_collate)
 
@@ -214,13 +206,12 @@ class Dali:
 
     def replay(self, given: GivenBatch) -> Tensor:
         """Make the given batch."""
-        inputs = dali_inputs(
-            [np.frombuffer(jpeg, np.uint8) for jpeg in given.jpegs], given.boxes, given.flips
-        )
+        arrays, more = [np.frombuffer(jpeg, np.uint8) for jpeg in given.jpegs], {}
         if given.masks is not None:
             down, across = np.ascontiguousarray(given.fractions.numpy().T)
-            inputs |= {"down": down, "across": across, "mask": given.masks.numpy().astype(np.uint8)}
-        return torch.from_numpy(dali_on_inputs(self.graph)(inputs).as_array().copy())
+            more = {"down": down, "across": across, "mask": given.masks.numpy().astype(np.uint8)}
+        images = dali_on_inputs(self.graph)(arrays, given.boxes, given.flips, **more)
+        return torch.from_numpy(images.as_array().copy())
 
 
 def article(fn: Any, types: Any, jpegs: Any, feed: Feed | None) -> Any:

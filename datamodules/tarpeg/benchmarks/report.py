@@ -56,17 +56,6 @@ _HEADINGS: dict[str, tuple[str, Callable[[Any], str]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Contestant:
-    """One row of the table before it is measured.
-
-    group: kind of output, such as "uint8"; the first contestant of a group is the reference of the others.
-    """
-
-    name: str
-    group: str
-
-
 class Row(NamedTuple):
     """Results of one contestant.
 
