@@ -23,10 +23,19 @@ from torch import Tensor
 from ..cache.codecs import Codec, Raw, Tiled, tile_width
 from ..errors import DecodeError, ShardError
 from ..loader.config import PixelFormat
-from ..loader.fetch import Fetcher
+from ..loader.fetch import BoxError, Fetcher
 from ..sampling.sampler import Request
 from ..shards.labels import Samples
 from ..shards.pillow import JPEG
+
+STAGES = {
+    "wait": "waiting for data",
+    "transfer": "transfer",
+    "augment": "augmentation",
+    "compute": "compute",
+    "other": "callbacks and loggers",
+}
+"""Stages of a step, and their names in the advice."""
 
 # At fewer steps the start of the run dominates.
 _MIN_STEPS = 10
@@ -100,9 +109,7 @@ def advise(shares: Mapping[str, float], steps: int, rate: float, run: RunFacts) 
     """
     if steps < _MIN_STEPS:
         return (f"{max(steps, 0)} steps after the first are too few to measure what they wait for",)
-    names = {"wait": "waiting for data", "transfer": "transfer", "augment": "augmentation"}
-    names |= {"compute": "compute", "other": "callbacks and loggers"}
-    summary = ", ".join(f"{shares[stage]:.0%} {name}" for stage, name in names.items())
+    summary = ", ".join(f"{shares[stage]:.0%} {name}" for stage, name in STAGES.items())
     largest = max(("wait", "transfer", "augment"), key=lambda stage: shares[stage])
     if shares[largest] < _MIN_SHARE:
         advice = _on_fast_data(shares, run)
@@ -266,13 +273,13 @@ def measure_costs(fetcher: Fetcher, epoch: int, seconds: float) -> Costs | None:
     torch.set_num_threads(1)
     try:
         return _costs(fetcher, epoch, started + seconds, started + 0.5 * seconds)
-    except (OSError, ShardError):  # the shards were removed during the run
+    except (OSError, ShardError, DecodeError, BoxError):  # for example, the shards were removed meanwhile
         return None
     finally:
         torch.set_num_threads(threads)
 
 
-def _costs(fetcher: Fetcher, epoch: int, end: float, end_of_encoding: float) -> Costs | None:
+def _costs(fetcher: Fetcher, epoch: int, end: float, end_of_encoding: float) -> Costs:
     candidates = np.arange(len(fetcher.shards)) if fetcher.candidates is None else fetcher.candidates
     drawn = np.random.default_rng(0).choice(candidates, min(_MAX_IMAGES, len(candidates)), replace=False)
     files = {id: fetcher.shards.images([id])[0] for id in drawn.tolist()}
@@ -285,37 +292,32 @@ def _costs(fetcher: Fetcher, epoch: int, end: float, end_of_encoding: float) -> 
         is_late = time.monotonic() > end_of_encoding or sum(map(len, cached.values())) > _MAX_NBYTES
         if len(cached) > 1 and is_late:
             break
-        cached[id] = _encoded(codec, file)
+        try:
+            data = codec.encode(file.numpy().tobytes(), "jpg").data
+        except DecodeError:
+            cached[id] = file  # undecodable: fetched as it is
+        else:
+            cached[id] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     request = Request(epoch, np.array(list(cached), np.int64))
     plain = fetcher if fetcher.pixels.augment is None else replace(fetcher, pixels=PixelFormat())
     from_cache = replace(plain, shards=cast(Samples, _WithImages(fetcher.shards, cached)))
     fetchers = [plain, from_cache] if plain is fetcher else [plain, from_cache, fetcher]
     rounds: list[list[float]] = []
     while len(rounds) < 2 or (len(rounds) <= _MAX_ROUNDS and time.monotonic() < end):
-        times = [_cpu_seconds(each, request) for each in fetchers]
-        if None in times:
-            return None
-        rounds.append([1e6 / len(cached) * taken for taken in times if taken is not None])
+        rounds.append([1e6 / len(cached) * _cpu_seconds(each, request) for each in fetchers])
     # The first round maps the shards and allocates.
     decode, after, *full = (statistics.median(column) for column in zip(*rounds[1:], strict=True))
     growth = sum(map(len, cached.values())) / max(1, sum(len(files[id]) for id in cached))
     return Costs(len(cached), tiled, decode, after, growth, max(0.0, full[0] - decode) if full else 0.0)
 
 
-def _cpu_seconds(fetcher: Fetcher, request: Request) -> float | None:
+def _cpu_seconds(fetcher: Fetcher, request: Request) -> float:
     """Processor time of this thread for one batch: other threads may prepare the next epoch."""
     started = time.thread_time()
     result = fetcher.fetch(request)
-    return None if result.error is not None else time.thread_time() - started
-
-
-def _encoded(codec: Codec, file: Tensor) -> Tensor:
-    """Return the image as ``build_cache`` writes it, or as it is if it cannot be decoded."""
-    try:
-        data = codec.encode(file.numpy().tobytes(), "jpg").data
-    except DecodeError:
-        return file
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    if result.error is not None:
+        raise result.error
+    return time.thread_time() - started
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -19,9 +18,7 @@ from torch import Tensor
 from .. import machine
 from ..loader.loader import BaseLoader
 from ..ops import library
-from .advice import Advice, RunFacts, advise, measure_costs
-
-STAGES = ("wait", "transfer", "augment", "compute", "other")
+from .advice import STAGES, Advice, RunFacts, advise, measure_costs
 
 # The first step starts processes, compiles and allocates: it is not measured.
 _WARMUP = 1
@@ -278,7 +275,6 @@ class _Watch(Profiler):
         self._passes_on = not isinstance(inner, PassThroughProfiler)
 
     def start(self, action_name: str) -> None:
-        """Begin the action's stage, if it has one."""
         if self._passes_on:
             self.inner.start(action_name)
         stage = _stage_of(action_name)
@@ -290,18 +286,15 @@ class _Watch(Profiler):
         self._timeline.enter(stage)
 
     def stop(self, action_name: str) -> None:
-        """End the action's stage."""
         if _stage_of(action_name) is not None:
             self._timeline.leave()
         if self._passes_on:
             self.inner.stop(action_name)
 
     def summary(self) -> str:
-        """Return the summary of the Trainer's own profiler."""
         return self.inner.summary()
 
     def describe(self) -> None:
-        """Log the summary of the Trainer's own profiler."""
         self.inner.describe()
 
 
@@ -356,8 +349,8 @@ def _run_facts(trainer: Trainer, seconds: float) -> RunFacts:
     profiler = cast(Any, trainer).profiler
     while isinstance(profiler, _Watch):
         profiler = profiler.inner
-    run = RunFacts(device, cores, torch.get_num_threads())
-    run = run._replace(is_profiled=not isinstance(profiler, PassThroughProfiler))
+    is_profiled = not isinstance(profiler, PassThroughProfiler)
+    run = RunFacts(device, cores, torch.get_num_threads(), is_profiled=is_profiled)
     loader = trainer.train_dataloader
     if not isinstance(loader, BaseLoader):
         return run._replace(other_workers=_workers(loader))
@@ -367,7 +360,7 @@ def _run_facts(trainer: Trainer, seconds: float) -> RunFacts:
     if not split.streaming:
         costs = measure_costs(loader.fetcher, max(trainer.current_epoch - 1, 0), seconds)
     return run._replace(
-        source=split.shards if isinstance(split.shards, (str, os.PathLike)) else list(split.shards),
+        source=split.shards,
         is_streaming=bool(split.streaming),
         workers=workers,
         threads=threads,
