@@ -115,17 +115,9 @@ def check_crops(data: bytes, boxes: Sequence[tuple[int, int, int, int]]) -> None
         assert not status.any() and torch.equal(images, torch.stack((expected, expected.flip(-1)))), box
 
 
-def flat(kind: str, height: int, width: int) -> bytes:
-    """A JPEG of one of KINDS, of one colour."""
-    return _jpeg(kind, np.full((height, width, 3), (200, 60, 90), dtype=np.uint8))
-
-
-def jpeg(kind: str, height: int, width: int, seed: int = 0) -> bytes:
-    """A JPEG of one of KINDS."""
-    return _jpeg(kind, pixels(height, width, seed))
-
-
-def _jpeg(kind: str, rgb: np.ndarray) -> bytes:
+def jpeg(kind: str, height: int, width: int, seed: int = 0, rgb: np.ndarray | None = None) -> bytes:
+    """A JPEG of one of KINDS; rgb: its pixels, by default those of pixels()."""
+    rgb = pixels(height, width, seed) if rgb is None else rgb
     if kind in SAMPLINGS:
         sampling = "Gray" if kind == "gray" else kind
         return simplejpeg.encode_jpeg(rgb, 90, colorspace="RGB", colorsubsampling=sampling)

@@ -270,8 +270,9 @@ def test_a_file_and_its_tiled_copy_give_the_same_pixels(kind: str, fidelity: tar
 
 
 def test_a_flat_picture_stays_flat() -> None:
+    rgb = torch.tensor([200, 60, 90], dtype=torch.uint8).repeat(123, 245, 1).numpy()
     for kind in ("420", "411", "440", "gray", "progressive"):
-        source = pictures.tensor(pictures.flat(kind, 123, 245))
+        source = pictures.tensor(pictures.jpeg(kind, 123, 245, rgb=rgb))
         expected = reference.decode(source)[:, 60, 100]
         for size in [(61, 122), (30, 61), (15, 30), (1, 1)]:
             image = resized(source, (0, 0, 123, 245), size)
@@ -306,10 +307,8 @@ def test_floating_point_is_the_normalised_uint8_result(dtype: torch.dtype, size:
         # Half a unit in the last place of the type, and the error of float32 arithmetic.
         assert torch.all((images.double() - expected).abs() <= DTYPES[dtype] * expected.abs() + 2e-6)
         scale = torch.tensor([1 / (255 * part) for part in std]).reshape(1, 3, 1, 1)
-        shift = torch.tensor([-center / part for center, part in zip(mean, std, strict=True)])
-        assert torch.equal(images, (plain.float() * scale + shift.reshape(1, 3, 1, 1)).to(dtype)), (
-            "rounded once"
-        )
+        shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).reshape(1, 3, 1, 1)
+        assert torch.equal(images, (plain.float() * scale + shift).to(dtype)), "rounded once"
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, *DTYPES])

@@ -54,7 +54,8 @@ def test_many_callers_at_once() -> None:
     assert wrong == [False] * 240
 
 
-FORKED = """
+def test_forked_child_has_its_own_threads() -> None:
+    code = """
 import os, threading
 from test_pool import decode
 expected = decode(4)
@@ -69,10 +70,7 @@ for _ in range(20):  # while the threads may hold locks
 for thread in busy:
     thread.join()
 """
-
-
-def test_forked_child_has_its_own_threads() -> None:
-    done = run_script(f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n" + FORKED, timeout=120)
+    done = run_script(f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n{code}", timeout=120)
     assert done.returncode == 0, done.stderr
 
 
