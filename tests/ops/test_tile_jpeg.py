@@ -112,6 +112,12 @@ def test_metadata_that_would_be_wrong_is_dropped() -> None:
     assert result == tiled(plain), "neither MPF nor a second picture"
 
 
+@pytest.mark.parametrize(("kind", "transform"), [("cmyk", 0), ("ycck", 2), ("rgb", 0)])
+def test_the_adobe_transform_is_kept(kind: str, transform: int) -> None:
+    result = assert_lossless(pictures.jpeg(kind, 40, 60))
+    assert dict(segments_of(result))[0xEE][11] == transform
+
+
 @pytest.mark.parametrize("transform", [0, 1, 2, None])
 @pytest.mark.parametrize("jfif", [b"", crafted.JFIF])
 @pytest.mark.parametrize("ids", [(1, 2, 3), (82, 71, 66), (0, 1, 2), (1, 1, 1)])
