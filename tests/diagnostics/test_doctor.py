@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -14,20 +12,11 @@ import tarpeg
 import torch
 from helpers.checkouts import ROOT
 from helpers.pictures import jpeg
+from helpers.scripts import NO_JPEGLIB, PATHS, run_python, run_tool, write_program
 from packaging.requirements import Requirement
 from tarpeg.diagnostics import doctor
 from tarpeg.diagnostics.doctor import SpeedCheck
 from tarpeg.ops import decode, library
-
-
-def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "datamodules"), **environment}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
-
-
-def tool(*settings: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return python(str(ROOT / "tools" / "doctor.py"), *settings, **environment)
 
 
 def test_this_machine():
@@ -53,7 +42,7 @@ def test_the_operator_native_facts():
 
 
 def test_portable_code_is_odd_also_without_the_tool():
-    done = python("-c", "import tarpeg; print(tarpeg.diagnose(speed=False))", TARPEG_PORTABLE="1")
+    done = run_python("-c", f"{PATHS}import tarpeg; print(tarpeg.diagnose(speed=False))", TARPEG_PORTABLE="1")
     assert done.returncode == 0, done.stderr
     assert "none: the portable code runs" in done.stdout
     assert "\nodd\n  TARPEG_PORTABLE is set" in done.stdout
@@ -61,7 +50,7 @@ def test_portable_code_is_odd_also_without_the_tool():
 
 
 def test_no_library_and_compiling_forbidden(tmp_path):
-    done = tool(TARPEG_NO_BUILD="1", TARPEG_LIB_DIR=str(tmp_path / "none"))
+    done = run_tool("doctor", TARPEG_NO_BUILD="1", TARPEG_LIB_DIR=str(tmp_path / "none"))
     assert (done.returncode, done.stderr) == (1, "")
     assert "  library:        not loaded\n" in done.stdout
     assert "; TARPEG_NO_BUILD forbids compiling\n" in done.stdout
@@ -70,18 +59,15 @@ def test_no_library_and_compiling_forbidden(tmp_path):
 
 
 def test_missing_libjpeg_headers(tmp_path):
-    compiler = tmp_path / "compiler"
-    words = "jpeg.h:1:10: fatal error: jpeglib.h: No such file or directory"
-    compiler.write_text(f"#!/bin/sh\necho '{words}' >&2; exit 1\n")
-    compiler.chmod(0o755)
-    done = tool("speed=false", CXX=str(compiler), TARPEG_LIB_DIR=str(tmp_path / "lib"))
+    compiler = write_program(tmp_path / "compiler", NO_JPEGLIB)
+    done = run_tool("doctor", "speed=false", CXX=compiler, TARPEG_LIB_DIR=str(tmp_path / "lib"))
     assert done.returncode == 1
     assert f"\nbroken\n  {library.NO_JPEG}\n" in done.stdout
 
 
 @pytest.mark.slow
 def test_the_speed_check():
-    done = tool()
+    done = run_tool("doctor")
     assert done.returncode == 0, done.stdout + done.stderr
     words = "  a crop of a tiled 800x533 photograph: "
     assert re.search(rf"^{words}\d+ us, \d+\.\d times torchvision$", done.stdout, re.M)
@@ -123,7 +109,7 @@ def test_compromised_releases_of_lightning_are_refused(monkeypatch):
 def test_a_broken_torch(tmp_path, error):
     (tmp_path / "torch.py").write_text(f"raise {error}('libtorch_cpu.so: cannot open shared object file')")
     path = os.pathsep.join((str(tmp_path), str(ROOT / "datamodules")))
-    done = python("-c", "import tarpeg; print(*tarpeg.diagnose().problems)", PYTHONPATH=path)
+    done = run_python("-c", "import tarpeg; print(*tarpeg.diagnose().problems)", PYTHONPATH=path)
     assert done.stdout == (
         "torch is installed but cannot be imported: libtorch_cpu.so: cannot open shared object file. "
         "Reinstall it\n"

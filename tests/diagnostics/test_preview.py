@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
-from helpers.checkouts import ROOT
+from helpers.scripts import run_tool
 from helpers.small_tars import sample
 from helpers.training import module
 from PIL import Image
@@ -116,16 +113,11 @@ def sheet(data, path, **settings):
     return Image.open(contact_sheet(data, path, **settings)).convert("RGB")
 
 
-def tool(folder, *arguments):
-    command = [sys.executable, str(ROOT / "tools" / "preview.py"), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
-
-
 @pytest.mark.slow
 def test_the_tool(tmp_path):
     small = ("data.prepare.train=20", "data.prepare.val=10", "samples=4")
     for arguments in (("augment=heavy",), ("augment=mix", "split=val"), ("experiment=article",)):
-        done = tool(tmp_path, *small, *arguments)
+        done = run_tool("preview", *small, *arguments, cwd=tmp_path)
         assert done.returncode == 0 and done.stdout == "written: outputs/preview.png\n", done.stderr
         assert Image.open(tmp_path / "outputs" / "preview.png").height > 300
     assert {path.name for path in (tmp_path / "outputs").iterdir()} == {"preview.png"}
@@ -141,7 +133,7 @@ def test_the_tool(tmp_path):
     ],
 )
 def test_mistakes_end_in_one_line(tmp_path, arguments, message):
-    done = tool(tmp_path, *arguments.split())
+    done = run_tool("preview", *arguments.split(), cwd=tmp_path)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("preview: ") and message in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import csv
-import subprocess
-import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from PIL import Image
 
-TOOL = Path(__file__).resolve().parents[2] / "tools" / "bench.py"
+from helpers.scripts import run_tool
 
 
-def run_bench(folder: Path, *settings: str) -> subprocess.CompletedProcess[str]:
-    """Run the tool with its output in ``folder``/out."""
-    command = [sys.executable, str(TOOL), f"out={folder}/out", *settings]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=400)
-
-
-def measured(folder: Path, suite: str, size: str, *settings: str) -> tuple[str, list[dict[str, str]]]:
-    """Run one suite; return what it printed and the rows of its CSV. Its chart must be an image."""
-    done = run_bench(folder, f"suite={suite}", *settings)
+def measured(
+    folder: Path, suite: str, size: str, *settings: str, texts: Iterable[str]
+) -> list[dict[str, str]]:
+    """Run one suite, which must print the texts and draw a chart; return the rows of its CSV."""
+    done = run_tool("bench", f"suite={suite}", f"out={folder}", *settings, cwd=folder)
     assert done.returncode == 0, done.stderr
-    with Image.open(folder / "out" / f"{suite}-{size}.png") as chart:
+    assert [text for text in texts if text not in done.stdout] == [], done.stdout
+    with Image.open(folder / f"{suite}-{size}.png") as chart:
         assert min(chart.size) > 300
-    with (folder / "out" / f"{suite}-{size}.csv").open() as stream:
-        return done.stdout, list(csv.DictReader(stream))
+    with (folder / f"{suite}-{size}.csv").open() as stream:
+        return list(csv.DictReader(stream))

@@ -9,7 +9,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from helpers.checkouts import ROOT, copy, tracked
+from helpers.checkouts import copy, tracked
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
@@ -95,6 +95,3 @@ class Packed:
     def python_of_sdist(self) -> Path:
         """The interpreter of an environment with the archive."""
         return install(self.wheel_of_sdist, self.place / "venv_of_sdist")
-
-
-__all__ = ["PIP", "ROOT", "Packed", "attempt", "copy_checkout", "install", "make_wheel", "run"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 TESTS = Path(__file__).parents[1]
 PATHS = f"import sys\nsys.path[:0] = {[str(TESTS), str(TESTS.parent / 'datamodules')]!r}\n"
 """The first lines of such a script."""
-
 
 PARENT, SESSION = 1, 3
 """Fields of /proc/PID/stat, counted from the state of the process."""
@@ -31,17 +31,25 @@ def live_processes(field: int, number: int) -> set[int]:
     return found
 
 
+def run_python(
+    *arguments: object, cwd: Path | None = None, timeout: float = 280, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run this Python with the arguments, and with these variables added to ours."""
+    command, env = [sys.executable, *map(str, arguments)], {**os.environ, **environment}
+    return subprocess.run(
+        command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
+    )
+
+
 def run_script(code: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     """Run the code and return its status and output."""
-    command = [sys.executable, "-c", PATHS + code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    return run_python("-c", PATHS + code, timeout=timeout)
 
 
 def run_file(path: Path, code: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
     """Run the code from that file, as Lightning needs to start it once per rank."""
     path.write_text(PATHS + code)
-    command = [sys.executable, path]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    return run_python(path, timeout=timeout)
 
 
 def run_two_ranks(folder: Path, code: str) -> list[Any]:
@@ -51,7 +59,21 @@ def run_two_ranks(folder: Path, code: str) -> list[Any]:
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
 
-def run_tool(name: str, *arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run_tool(
+    name: str, *arguments: object, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run tools/NAME.py with the arguments and return its status and output."""
-    command = [sys.executable, str(TESTS.parent / "tools" / f"{name}.py"), *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
+    return run_python(TESTS.parent / "tools" / f"{name}.py", *arguments, cwd=cwd, **environment)
+
+
+NO_JPEGLIB = """#!/bin/sh
+echo 'jpeg.h:1:10: fatal error: jpeglib.h: No such file or directory' >&2; exit 1
+"""
+"""A compiler without the headers of libjpeg."""
+
+
+def write_program(path: Path, script: str) -> str:
+    """Write a shell script, such as a compiler that fails; return its path."""
+    path.write_text(script)
+    path.chmod(0o755)
+    return str(path)

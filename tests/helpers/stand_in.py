@@ -10,6 +10,8 @@ from pathlib import Path
 
 from tarpeg.ops import library
 
+from helpers.scripts import write_program
+
 PACKAGE = Path(library.__file__).parents[1]
 WAIT_S = 60
 
@@ -57,10 +59,7 @@ class Site:
 
     def compiler(self, script: str) -> str:
         """A compiler that records each call and then runs the script."""
-        path = self.home / "compiler"
-        path.write_text(f'#!/bin/bash\necho "$$" >> {self.calls}\n{script}\n')
-        path.chmod(0o755)
-        return str(path)
+        return write_program(self.home / "compiler", f'#!/bin/bash\necho "$$" >> {self.calls}\n{script}\n')
 
     def libraries(self) -> list[Path]:
         return sorted(self.lib.glob("*.so"))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 from helpers.checkouts import ROOT, TINY, copy, tracked, train
+from helpers.scripts import run_python
 
 pytestmark = pytest.mark.slow
 
@@ -32,14 +30,13 @@ def shipped(tmp_path, request):
 
 
 def test_it_builds_and_trains_in_an_empty_home(shipped, tmp_path):
-    home = tmp_path / "home"
-    home.mkdir()
-    done = train(shipped, *TINY, home=home)
+    home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = train(shipped, *TINY, **home)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^trained: 3 steps", done.stdout, re.M), done.stdout
     assert "compiling the native operators" in done.stdout + done.stderr
     assert list((shipped / "datamodules" / "tarpeg" / "_lib").glob("libtarpeg-*.so"))
-    again = train(shipped, *TINY, home=home)
+    again = train(shipped, *TINY, **home)
     assert again.returncode == 0 and "compiling" not in again.stdout + again.stderr
 
 
@@ -47,25 +44,15 @@ def test_requirements_name_all_that_is_imported():
     """requirements.txt is what such a service installs: every import must come from it, or from its needs."""
     code = "import sys, train, tarpeg; [getattr(tarpeg, name) for name in tarpeg.__all__]"
     code += "\nprint(*{name.partition('.')[0] for name in sys.modules})"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=os.environ, timeout=120
-    )
+    done = run_python("-c", code, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     required, todo = set(), {_plain(line) for line in (ROOT / "requirements.txt").read_text().splitlines()}
     while todo := {name for name in todo if name and name not in required}:
         required |= todo
         todo = {need for name in todo for need in _needs(name)}
     installed = importlib.metadata.packages_distributions()
-    for module in (
-        "torch",
-        "torchvision",
-        "lightning",
-        "torchmetrics",
-        "hydra",
-        "omegaconf",
-        "webdataset",
-        "rich",
-    ):
+    heavy = ("torch", "torchvision", "lightning", "torchmetrics")
+    for module in (*heavy, "hydra", "omegaconf", "webdataset", "rich"):
         assert {_plain(name) for name in installed[module]} & required, module
     tests_alone = {"pytest", "hypothesis", "simplejpeg"}
     assert not tests_alone & set(done.stdout.split())

@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers.packed import ROOT, attempt, run
+from helpers.checkouts import ROOT
+from helpers.packed import attempt, run
 from omegaconf import OmegaConf
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -35,19 +36,11 @@ class Project:
         assert package.is_relative_to(python.parents[1]), "not the editable install"
         assert (package / "_lib").is_dir()
 
-    def run(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(self, script: str, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         path = self.place / script
-        return attempt([str(self.python), path.name, *arguments], path.parent, TARPEG_NO_BUILD="1")
-
-    def good(self, script: str, *arguments: str) -> str:
-        done = self.run(script, *arguments)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def bad(self, script: str, *arguments: str) -> str:
-        done = self.run(script, *arguments)
-        assert done.returncode == 1, done.stdout + done.stderr
-        return done.stderr
+        done = attempt([str(self.python), path.name, *arguments], path.parent, TARPEG_NO_BUILD="1")
+        assert done.returncode == status, done.stdout + done.stderr
+        return done
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +54,7 @@ def test_the_commands_of_the_page(project, command):
     if "--cfg" not in arguments:
         arguments += ["trainer.max_epochs=1", "data.workers=0"]
         arguments += ["data.prepare.train=64", "data.prepare.val=16"] * ("data=synthetic" in arguments)
-    output = project.good(f"other_project/{script}", *arguments)
+    output = project.run(f"other_project/{script}", *arguments).stdout
     steps = [int(number) for number in re.findall(r"^accuracy [01]\.\d{3} after (\d+) steps$", output, re.M)]
     if "--cfg" in arguments:
         composed = OmegaConf.create(output)
@@ -76,7 +69,7 @@ def test_the_commands_of_the_page(project, command):
 
 
 def test_help_names_the_groups(project):
-    output = project.good("other_project/train.py", "--help")
+    output = project.run("other_project/train.py", "--help").stdout
     for group in ("data", "augment"):
         names = ", ".join(sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml")))
         assert f"\n{group}: {names}\n" in output + "\n"
@@ -97,7 +90,7 @@ def test_help_names_the_groups(project):
     ],
 )
 def test_wrong_overrides_are_errors_of_hydra(project, override, output):
-    words = project.bad("other_project/train.py", override)
+    words = project.run("other_project/train.py", override, status=1).stderr
     assert output in words
     assert words.rstrip().endswith(
         "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace."
@@ -105,16 +98,16 @@ def test_wrong_overrides_are_errors_of_hydra(project, override, output):
 
 
 def test_without_hydra(project):
-    output = project.good("without_hydra.py", "photos/train", "photos/val/val-*.tar")
+    output = project.run("without_hydra.py", "photos/train", "photos/val/val-*.tar").stdout
     assert re.search(r"^accuracy [01]\.\d{3} after 2 steps$", output, re.M), output
 
 
 def test_plain_pytorch(project):
-    output = project.good("plain_pytorch.py", "photos/train", "photos/val/val-*.tar")
+    output = project.run("plain_pytorch.py", "photos/train", "photos/val/val-*.tar").stdout
     assert re.fullmatch(r"(epoch [01]: accuracy [01]\.\d{3}\n){2}", output), output
 
 
 def test_from_an_archive(packed, tmp_path):
     project = Project(packed.python_of_sdist, tmp_path / "examples")
-    output = project.good("other_project/train.py", *SHARDS, "trainer.max_epochs=1", "data.workers=0")
+    output = project.run("other_project/train.py", *SHARDS, "trainer.max_epochs=1", "data.workers=0").stdout
     assert re.search(r"^accuracy [01]\.\d{3} after 1 steps$", output, re.M), output

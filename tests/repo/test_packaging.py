@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sysconfig
 import tarfile
 import zipfile
@@ -12,7 +10,9 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
-from helpers.packed import PIP, ROOT, attempt, copy_checkout, install, make_wheel, run
+from helpers.checkouts import ROOT
+from helpers.packed import PIP, attempt, copy_checkout, install, make_wheel, run
+from helpers.scripts import NO_JPEGLIB, write_program
 from packaging.requirements import Requirement
 from tarpeg.errors import BuildError
 from tarpeg.ops import library as native
@@ -143,20 +143,9 @@ def test_the_extras_resolve(packed, tmp_path: Path) -> None:
 
 
 def test_install_without_libjpeg_says_what_is_missing(packed, tmp_path: Path) -> None:
-    compiler = tmp_path / "compiler"
-    compiler.write_text(
-        "#!/bin/sh\necho 'jpeg.h:1:10: fatal error: jpeglib.h: No such file or directory' >&2; exit 1\n"
-    )
-    compiler.chmod(0o755)
+    compiler = write_program(tmp_path / "compiler", NO_JPEGLIB)
     command = [*PIP, "wheel", "--no-deps", "--no-build-isolation", str(copy_checkout(tmp_path / "tree"))]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, "CXX": str(compiler)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = attempt(command, tmp_path, CXX=compiler)
     assert done.returncode != 0
     assert f"tarpeg: {native.NO_JPEG}" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr

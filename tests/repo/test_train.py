@@ -26,11 +26,6 @@ def checkout(tmp_path_factory):
     return copy(tmp_path_factory.mktemp("checkout"), tracked())
 
 
-def last_line(done):
-    lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
-    return lines[-1].strip() if lines else ""
-
-
 def good(checkout, *arguments, **environment):
     done = train(checkout, *arguments, TARPEG_LIB_DIR=library(), **environment)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -47,7 +42,7 @@ def bad(checkout, *arguments):
 
 
 def steps(done):
-    match = SUMMARY.match(last_line(done))
+    match = SUMMARY.match(done.stdout.splitlines()[-1])
     assert match, done.stdout + done.stderr
     return int(match[1])
 
@@ -203,9 +198,8 @@ def test_messages_of_the_package_get_overrides(script):
     assert "Choose another out (data.prepare.out=...), or" in script.with_overrides(error)
     with pytest.raises(ValueError, match=r"erase=.* must be a tarpeg\.Erase") as caught:
         tarpeg.Augment(erase={"probability": 1})
-    assert " must be a tarpeg.Erase (+augment.erase._target_=tarpeg.Erase)" in script.with_overrides(
-        caught.value
-    )
+    text = script.with_overrides(caught.value)
+    assert " must be a tarpeg.Erase (+augment.erase._target_=tarpeg.Erase)" in text
 
 
 @pytest.mark.parametrize(
