@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 CONF = ROOT / "examples" / "other_project" / "conf"
+SHARDS = ("data.train.shards=x.tar", "data.val.shards=x.tar")
 
 
 def composed(*overrides: str):
@@ -23,19 +24,16 @@ def composed(*overrides: str):
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "conf" / "augment").glob("*.yaml")))
 def test_every_augmentation_is_whole_in_another_project(name):
     overrides = ["augment.mix.classes=10"] if name == "mix" else []
-    shards = ["data.train.shards=x.tar", "data.val.shards=x.tar"]
-    data = instantiate(composed(f"augment={name}", *overrides, *shards).data)
+    data = instantiate(composed(f"augment={name}", *overrides, *SHARDS).data)
     assert type(data.augment).__name__ == "Augment"
 
 
 def test_mixing_asks_for_the_number_of_classes():
-    config = composed("augment=mix", "data.train.shards=x.tar", "data.val.shards=x.tar")
+    config = composed("augment=mix", *SHARDS)
     with pytest.raises(InstantiationException, match=r"classes=None must be the number of classes") as caught:
         instantiate(config.data)
     assert "full_key: data.augment.mix" in str(caught.value)
-    config = composed(
-        "augment=light", "+augment.erase.probability=1", "data.train.shards=x", "data.val.shards=x"
-    )
+    config = composed("augment=light", "+augment.erase.probability=1", *SHARDS)
     with pytest.raises(InstantiationException, match=r"erase=.* must be a tarpeg\.Erase, got a "):
         instantiate(config.data)
 

@@ -25,15 +25,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import golden_files  # registers its cases
-import golden_operators  # registers its cases
+import golden_files  # noqa: F401  (registers its cases)
+import golden_operators  # noqa: F401
 import numpy as np
 import PIL
 import pytest
 import torch
 from golden_cases import CASES, Sources, digest
-
-assert golden_files.BEFORE.is_dir() and golden_operators.NATIVE
 
 VALUES = Path(__file__).parent / "golden_batches.json"
 PORTABLE = "TARPEG_PORTABLE"
@@ -50,13 +48,11 @@ EQUAL = [
     {"resume/threads", "resume/workers"},
 ]
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of substituted images, Lightning's and torch's
-
 
 def value_of(name: str, sources: Sources) -> str:
     """Hash of a case."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # of substituted images, Lightning's and torch's
         return digest(CASES[name](sources))
 
 
