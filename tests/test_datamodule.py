@@ -52,7 +52,7 @@ def test_test_validate_and_predict(photos, tmp_path):
     assert all(type(batch) is KeyedBatch for batch in net.seen["predict"])
 
 
-def test_fast_dev_run_and_limits(photos, tmp_path):
+def test_fast_dev_run_limits_and_validation_within_the_epoch(photos, tmp_path):
     net = fitted(tmp_path, module(photos), fast_dev_run=True)
     assert len(net.seen["train"]) == len(net.seen["validate"]) == 1
     limits = {"limit_train_batches": 2, "max_epochs": 2, "num_sanity_val_steps": 0}
@@ -60,6 +60,9 @@ def test_fast_dev_run_and_limits(photos, tmp_path):
     full = module(photos).train_dataloader()
     expected = [batch.key for _ in range(2) for batch in list(full)[:2]]
     assert [batch.key for batch in net.seen["train"]] == expected and len(expected) == 4
+    net = fitted(tmp_path, module(photos, workers=1), val_check_interval=2, num_sanity_val_steps=0)
+    assert sorted(net.keys("train")[0]) == ALL
+    assert net.keys("validate", 3) == [ALL] * 3
 
 
 def test_without_a_val_split(photos, tmp_path):
@@ -68,12 +71,6 @@ def test_without_a_val_split(photos, tmp_path):
     assert sorted(net.keys("train")[0]) == ALL and not net.seen["validate"]
     with pytest.raises(ValueError, match="there is no test split"):
         trainer(tmp_path).test(net, datamodule=data)
-
-
-def test_validating_within_the_epoch(photos, tmp_path):
-    net = fitted(tmp_path, module(photos, workers=1), val_check_interval=2, num_sanity_val_steps=0)
-    assert sorted(net.keys("train")[0]) == ALL
-    assert net.keys("validate", 3) == [ALL] * 3
 
 
 def test_resume_at_an_epochs_end_continues_with_the_next_epoch(photos, tmp_path):
@@ -108,21 +105,17 @@ def first_images(tmp_path, data):
     return [net.seen[stage][0].image for stage in ("train", "validate")]
 
 
-class Mode(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.modes = []
+def test_augment_runs_after_the_transfer_in_the_right_mode(photos, tmp_path):
+    modes, augment = [], nn.Identity()
 
-    def forward(self, images):
-        self.modes.append(self.training)
+    def record(augment, _, images):
+        modes.append(augment.training)
         return images.float()
 
-
-def test_augment_runs_after_the_transfer_in_the_right_mode(photos, tmp_path):
-    augment = Mode()
+    augment.register_forward_hook(record)
     limits = {"num_sanity_val_steps": 0, "limit_train_batches": 2, "limit_val_batches": 1}
     net = fitted(tmp_path, module(photos, augment=augment), **limits)
-    assert augment.modes == [True, True, False]
+    assert modes == [True, True, False]
     assert net.seen["train"][0].image.dtype == torch.float32
     normalised, plain = (first_images(tmp_path, module(photos, augment=a))[0] for a in (Augment(), None))
     assert normalised.abs().max() < 3
@@ -165,13 +158,6 @@ def test_an_overridden_hook_gets_uint8(photos, tmp_path):
     assert first_images(tmp_path, data)[0].dtype == torch.float32
 
 
-def test_a_plain_loop_needs_no_setup(photos):
-    data = module(photos, keys=False, augment=Augment())
-    for images, labels in data.train_dataloader():
-        assert images.dtype == torch.uint8 and len(images) == len(labels)
-    assert sum(len(labels) for _, labels in data.val_dataloader()) == 23
-
-
 def test_prepare_runs_before_anything_is_opened(shard_of, tmp_path):
     calls = []
 
@@ -191,12 +177,13 @@ def test_prepare_runs_before_anything_is_opened(shard_of, tmp_path):
     assert sorted(net.keys("train")[0]) == ["k0000", "k0001"]
 
 
-def test_settings_reach_the_loaders(photos):
-    data = module(photos, batch_size=7, drop_last=True)
-    assert [len(batch.label) for batch in data.train_dataloader()] == [7, 7, 7]
-    assert sum(len(batch.label) for batch in data.val_dataloader()) == 23, "drop_last is for training"
+def test_a_plain_loop_needs_no_setup_and_settings_reach_the_loaders(photos):
+    data = module(photos, batch_size=7, drop_last=True, keys=False, augment=Augment())
+    batches = list(data.train_dataloader())
+    assert [(len(images), len(labels)) for images, labels in batches] == [(7, 7)] * 3
+    assert batches[0].image.dtype == torch.uint8 and batches[0]._fields == ("image", "label")
+    assert sum(len(labels) for _, labels in data.val_dataloader()) == 23, "drop_last is for training"
     assert len(module(photos, global_batch_size=23).train_dataloader()) == 1
-    assert next(iter(module(photos, keys=False).train_dataloader()))._fields == ("image", "label")
 
 
 def test_errors(photos, tmp_path):

@@ -11,8 +11,11 @@ from tarpeg.errors import ShardError
 from tarpeg.processes import completed, dask_executor, map_in_processes, max_pending, open_executor
 
 
-def test_results_come_in_order():
+def test_results_come_in_order_and_an_iteration_may_be_abandoned():
     assert list(map_in_processes(abs, range(-40, 0), 3)) == list(range(40, 0, -1))
+    results = map_in_processes(abs, range(1000), 2)
+    assert next(results) == 0
+    results.close()
 
 
 def test_errors_are_raised_in_the_caller():
@@ -25,12 +28,6 @@ def test_errors_are_raised_in_the_caller():
 def test_the_death_of_a_child_is_an_error():
     with pytest.raises(ShardError, match="a worker process died with status 3"):
         list(map_in_processes(os._exit, [3, 3, 3], 2))
-
-
-def test_an_abandoned_iteration_ends():
-    results = map_in_processes(abs, range(1000), 2)
-    assert next(results) == 0
-    results.close()
 
 
 @pytest.mark.parametrize(("workers", "limit"), [(0, 3), (1, 3), (2, 6), (3, 9)])

@@ -49,20 +49,6 @@ class Model(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-class Sleepy(torch.utils.data.Dataset):
-    """Batches of four, each of which takes ``seconds``."""
-
-    def __init__(self, count=12, seconds=0.0):
-        self.batches, self.seconds = [(torch.zeros(4, 2), torch.zeros(4))] * count, seconds
-
-    def __len__(self):
-        return len(self.batches)
-
-    def __getitem__(self, number):
-        time.sleep(self.seconds)
-        return self.batches[number]
-
-
 def busy(key, members):
     end = time.thread_time() + 0.01
     while time.thread_time() < end:
@@ -84,7 +70,13 @@ def fit(model, stall=None, loader=None, data=None, ckpt_path=None, callbacks=(),
 
 
 def sleepy(seconds=0.0, count=12):
-    return DataLoader(Sleepy(count, seconds), batch_size=None)
+    """A loader of batches of four, each of which takes ``seconds``."""
+
+    def batch(_):
+        time.sleep(seconds)
+        return torch.zeros(4, 2), torch.zeros(4)
+
+    return DataLoader(range(count), collate_fn=batch)
 
 
 def test_before_training():
@@ -174,9 +166,10 @@ def test_validation_and_the_first_step_are_not_counted():
             time.sleep(0.5 if self.trainer.global_step == 0 else 0.005)
             return self.weight.sum()
 
-    model = First(validate=0.2)
-    data = lightning.LightningDataModule.from_datasets(Sleepy(), Sleepy(2), batch_size=None)
-    stall, _ = fit(model, data=data, val_check_interval=4, max_epochs=2)
+        def val_dataloader(self):
+            return sleepy(count=2)
+
+    stall, _ = fit(First(validate=0.2), loader=sleepy(), val_check_interval=4, max_epochs=2)
     assert 23 * 4 / 1.0 < stall.images_per_second < 23 * 4 / 0.115, "2.4 s of validation, 0.5 s at first"
 
 
@@ -199,33 +192,19 @@ def test_resumed_runs_are_measured(photos, tmp_path):
 
 
 @pytest.mark.parametrize("fail_at", [None, 3])
-def test_the_trainers_profiler_continues(fail_at):
-    profiler, seen = SimpleProfiler("/d", "hooks"), []
-
-    def look(trainer, *_):
-        seen.append(trainer.profiler)
-
-    looks = [LambdaCallback(on_train_batch_start=look, on_exception=look)]
-    try:
-        _, trainer = fit(Model(fail_at=fail_at), loader=sleepy(), profiler=profiler, callbacks=looks)
-        assert trainer.profiler is profiler
-    except ZeroDivisionError:
-        assert seen[-1] is profiler
-    assert isinstance(seen[0], _Watch)
-    assert (seen[0].dirpath, seen[0].filename) == ("/d", "hooks")
-    assert len(profiler.recorded_durations["run_training_batch"]) == (fail_at + 1 if fail_at else 12)
-    assert "run_training_batch" in seen[0].summary()
-
-
-@pytest.mark.parametrize("fail_at", [None, 3])
-def test_two_monitors_restore_the_profiler(fail_at):
-    first, second, found = DataStallMonitor(0), DataStallMonitor(0), []
-    profiler, look = SimpleProfiler(), LambdaCallback(on_train_start=lambda trainer, _: found.append(trainer))
+@pytest.mark.parametrize("monitors", [1, 2])
+def test_the_trainers_profiler_continues(monitors, fail_at):
+    profiler, stalls, seen = SimpleProfiler("/d", "hooks"), [DataStallMonitor(0) for _ in range(monitors)], []
+    look = LambdaCallback(on_train_batch_start=lambda trainer, *_: seen.append((trainer, trainer.profiler)))
     with contextlib.suppress(ZeroDivisionError):
-        fit(Model(fail_at=fail_at), first, sleepy(), profiler=profiler, callbacks=[second, look])
-    assert found[0].profiler is profiler
-    assert bool(first.verdict) == bool(second.verdict) == (fail_at is None)
-    assert "profiler=" not in first.verdict, "it has one already"
+        fit(Model(fail_at=fail_at), stalls[0], sleepy(), profiler=profiler, callbacks=[*stalls[1:], look])
+    trainer, watch = seen[0]
+    assert trainer.profiler is profiler
+    assert isinstance(watch, _Watch) and (watch.dirpath, watch.filename) == ("/d", "hooks")
+    assert len(profiler.recorded_durations["run_training_batch"]) == (fail_at + 1 if fail_at else 12)
+    assert "run_training_batch" in watch.summary()
+    assert [bool(stall.verdict) for stall in stalls] == [fail_at is None] * monitors
+    assert "profiler=" not in stalls[0].verdict, "it has one already"
 
 
 def test_a_failed_run_does_not_keep_the_previous_verdict():
@@ -307,13 +286,20 @@ def test_seconds_per_stage(monkeypatch, script, expected):
 
 
 class Device:
-    """A GPU with a queue: a mark is passed when the work before it is done."""
+    """A GPU with a queue, and its timeline: a mark is passed when the work before it is done."""
 
     def __init__(self):
         self.host = self.free = 0.0  # milliseconds: the program's time, and when the GPU becomes idle
+        self.timeline = DeviceTimeline(partial(Mark, self))
+        self.timeline.begin()
 
-    def work(self, milliseconds):
-        self.free = max(self.free, self.host) + milliseconds
+    def step(self, wait, compute):
+        self.timeline.enter("wait")
+        self.host += wait
+        self.timeline.leave()
+        self.timeline.enter("compute")
+        self.free = max(self.free, self.host) + compute
+        self.timeline.leave()
 
 
 class Mark:
@@ -334,46 +320,28 @@ class Mark:
         return end.at - self.at
 
 
-def step(device, timeline, wait, compute):
-    timeline.enter("wait")
-    device.host += wait
-    timeline.leave()
-    timeline.enter("compute")
-    device.work(compute)
-    timeline.leave()
-
-
-@pytest.fixture
-def device():
-    return Device()
-
-
-@pytest.fixture
-def timeline(device):
-    timeline = DeviceTimeline(partial(Mark, device))
-    timeline.begin()
-    return timeline
-
-
-def test_waiting_while_the_gpu_is_busy_does_not_count(device, timeline):
+def test_waiting_while_the_gpu_is_busy_does_not_count():
+    device = Device()
     for _ in range(10):  # the program waits 6 ms while the GPU is busy for 10
-        step(device, timeline, wait=6, compute=10)
-    timeline.read()
-    assert timeline.seconds["compute"] < 0.1, "read() does not wait for the GPU"
-    taken = stage_seconds(timeline)
+        device.step(wait=6, compute=10)
+    device.timeline.read()
+    assert device.timeline.seconds["compute"] < 0.1, "read() does not wait for the GPU"
+    taken = stage_seconds(device.timeline)
     assert taken == pytest.approx({"wait": 0.006, "compute": 0.1}), "only the first batch is waited for"
 
 
-def test_waiting_while_the_gpu_is_idle_counts(device, timeline):
-    step(device, timeline, wait=50, compute=10)
+def test_waiting_while_the_gpu_is_idle_counts():
+    device = Device()
+    timeline = device.timeline
+    device.step(wait=50, compute=10)
     timeline.reset()
     for _ in range(10):
-        step(device, timeline, wait=30, compute=10)
+        device.step(wait=30, compute=10)
     # In the first of these waits the GPU is idle for 20 ms: it still works 10 ms on the step before.
     assert stage_seconds(timeline) == pytest.approx({"wait": 0.2, "compute": 0.11}, abs=0.011)
     marks = len(timeline._spare) + len(timeline._pending)
     for _ in range(10):
-        step(device, timeline, wait=30, compute=10)
+        device.step(wait=30, compute=10)
         timeline.read()
     assert len(timeline._spare) + len(timeline._pending) <= marks, "marks are reused"
 
