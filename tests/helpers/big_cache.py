@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
-import tarfile
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from PIL import Image
-from tarpeg.shards.manifest import ShardEntry
-from tarpeg.shards.wds_index import Component, index_text
 
-from helpers.small_caches import manifest_of
+from helpers.pictures import encoded
+from helpers.small_caches import add_index, entry_of, manifest_of
+from helpers.small_tars import write_tar
 
 
 def make(folder: Path, samples: int = 1_281_167, shards: int = 1000) -> None:
@@ -21,36 +20,21 @@ def make(folder: Path, samples: int = 1_281_167, shards: int = 1000) -> None:
     Tars with the same number of samples are hard links to one file; every shard has its own index file.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    made = {
-        count: _shard(folder / f".{count}", count) for count in {samples // shards, -(-samples // shards)}
-    }
+    data = encoded(Image.new("RGB", (16, 16), (200, 60, 20)))
+    made = {}
+    for count in {samples // shards, -(-samples // shards)}:
+        keys = [(f"n{number % 1000:08d}_{number}", b"%d" % (number % 1000)) for number in range(count)]
+        members = chain.from_iterable([(f"{key}.jpg", data), (f"{key}.cls", label)] for key, label in keys)
+        tar = write_tar(folder / f".{count}.tar", members)
+        made[count] = tar, add_index(tar), entry_of(tar)
     entries = []
     for number in range(shards):
-        count = samples * (number + 1) // shards - samples * number // shards
+        tar, idx, entry = made[samples * (number + 1) // shards - samples * number // shards]
         path = folder / f"train-{number:04d}.tar"
-        idx, sums = made[count]
-        os.link(folder / f".{count}", path)
-        path.with_suffix(".idx").write_bytes(idx)
-        entries.append(ShardEntry(path.name, count, path.stat().st_size, *sums, "f", 0, {}, {"tiny": count}))
-    for count in made:
-        (folder / f".{count}").unlink()
+        os.link(tar, path)
+        path.with_suffix(".idx").write_bytes(idx.read_bytes())
+        entries.append(replace(entry, name=path.name))
+    for tar, idx, _ in made.values():
+        tar.unlink()
+        idx.unlink()
     manifest_of(entries).write(folder)
-
-
-def _shard(path: Path, count: int) -> tuple[bytes, tuple[str, str]]:
-    content = io.BytesIO()
-    Image.new("RGB", (16, 16), (200, 60, 20)).save(content, "JPEG")
-    samples, position = [], 0
-    with path.open("wb") as file:
-        for number in range(count):
-            members = []
-            for extension, data in (("jpg", content.getvalue()), ("cls", b"%d" % (number % 1000))):
-                info = tarfile.TarInfo(f"n{number % 1000:08d}_{number}.{extension}")
-                info.size = len(data)
-                position += file.write(info.tobuf())
-                members.append(Component(extension, position, len(data), info.name))
-                position += file.write(data + bytes(-len(data) % 512))
-            samples.append(members)
-        file.write(bytes(1024))
-    idx = index_text(samples)
-    return idx, (hashlib.sha256(path.read_bytes()).hexdigest(), hashlib.sha256(idx).hexdigest())

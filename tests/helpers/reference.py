@@ -10,6 +10,7 @@ import torch
 from PIL import Image, ImageOps
 from tarpeg.ops import matrices as mx
 from torch import Tensor
+from torchvision.transforms.v2.functional import adjust_hue
 
 
 def decode(jpeg: Tensor) -> Tensor:
@@ -26,9 +27,8 @@ def decode_crop(jpeg: Tensor, top: int, left: int, height: int, width: int) -> T
 
 def resize(image: Tensor, size: tuple[int, int], interpolation: str, antialias: bool) -> Tensor:
     """Do what torchvision v2's resize does to a uint8 image: ``interpolate``, in integers."""
-    if interpolation.startswith("nearest"):
-        return torch.nn.functional.interpolate(image[None], size, mode=interpolation)[0]
-    return torch.nn.functional.interpolate(image[None], size, mode="bilinear", antialias=antialias)[0]
+    antialias = antialias and interpolation == "bilinear"
+    return torch.nn.functional.interpolate(image[None], size, mode=interpolation, antialias=antialias)[0]
 
 
 def decode_batch(
@@ -147,7 +147,9 @@ def augment_batch(
     if saturation is not None:
         values = (values * _column(saturation) + _gray(values) * (1 - _column(saturation))).clamp(0, 255)
     if hue is not None:
-        values = _turned(values, _column(hue)[:, 0])
+        turns = (hue.double() + 0.5) % 1 - 0.5  # of the colour circle; torchvision turns in float32
+        turned = [adjust_hue(image / 255, turn) for image, turn in zip(values, turns.tolist(), strict=True)]
+        values = 255 * torch.stack(turned)
     if colour_matrix is not None:
         rows = colour_matrix.double()
         values = torch.einsum("bij,bjyx->biyx", rows[:, :, :3], values) + rows[:, :, 3, None, None]
@@ -171,32 +173,3 @@ def _gray(values: Tensor) -> Tensor:
     red, green, blue = values.unbind(1)
     gray: Tensor = 0.2989 * red + 0.587 * green + 0.114 * blue
     return gray[:, None]
-
-
-def _turned(values: Tensor, turn: Tensor) -> Tensor:
-    """Add ``turn`` to the hue, the long way: to HSV and back, sector by sector."""
-    red, green, blue = values.unbind(1)
-    high, low = values.amax(1), values.amin(1)
-    chroma = high - low
-    divisor = torch.where(chroma > 0, chroma, 1)
-    sixths = torch.where(
-        high == red,
-        (green - blue) / divisor,
-        torch.where(high == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor),
-    )
-    hue = torch.remainder(sixths / 6 + turn, 1) * 6
-    sector = hue.floor().clamp(max=5)
-    rest = hue - sector
-    falling, rising = high - chroma * rest, low + chroma * rest
-    sectors = (
-        (high, rising, low),
-        (falling, high, low),
-        (low, high, rising),
-        (low, falling, high),
-        (rising, low, high),
-        (high, low, falling),
-    )
-    result = torch.zeros_like(values)
-    for number, channels in enumerate(sectors):
-        result = torch.where((sector == number)[:, None], torch.stack(channels, 1), result)
-    return result
