@@ -44,16 +44,24 @@ def encoded(image: Image.Image, **options: Any) -> bytes:
         exif = Image.Exif()
         exif[0x0112] = orientation
         options["exif"] = exif
+    return saved(image, "JPEG", **{"quality": 90, **options})
+
+
+def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
+    """The bytes of an image in a format of Pillow, such as PNG."""
     buffer = io.BytesIO()
-    image.save(buffer, "JPEG", **{"quality": 90, **options})
+    image.save(buffer, kind, **options)
     return buffer.getvalue()
 
 
-def picture(kind: str, seed: int = 0, **options: Any) -> bytes:
-    """An image of 64 x 80 pixels in a format of Pillow, such as PNG."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels(64, 80, seed)).save(buffer, kind, **options)
-    return buffer.getvalue()
+def picture(
+    kind: str, seed: int = 0, mode: str = "RGB", size: tuple[int, int] = (64, 80), **options: Any
+) -> bytes:
+    """An image in a format and a mode of Pillow; size: height and width."""
+    image = Image.fromarray(pixels(*size, seed))
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
+    return saved(image.convert(mode), kind, **options)
 
 
 PORTABLE = """
@@ -113,6 +121,12 @@ def check_crops(data: bytes, boxes: Sequence[tuple[int, int, int, int]]) -> None
             [jpeg] * 2, torch.tensor([box] * 2, dtype=torch.int32), **options
         )
         assert not status.any() and torch.equal(images, torch.stack((expected, expected.flip(-1)))), box
+
+
+def full(data: bytes) -> Tensor:
+    """Decode the whole image with our operator: uint8 [3, height, width]."""
+    height, width = tarpeg.image_sizes([tensor(data)])[0].tolist()
+    return resized(tensor(data), (0, 0, height, width), (height, width))
 
 
 def jpeg(kind: str, height: int, width: int, seed: int = 0, rgb: np.ndarray | None = None) -> bytes:

@@ -1,30 +1,16 @@
-"""Images that Pillow decodes: modes, EXIF, damage, and no programs."""
+"""Images that Pillow decodes: EXIF, damage, and no programs. Formats and modes: cache/test_codecs.py."""
 
 from __future__ import annotations
 
-import io
 import os
 import warnings
 
 import numpy as np
 import pytest
-import torch
 from helpers import reference
-from helpers.pictures import picture, pixels, tensor
+from helpers.pictures import picture, tensor
 from PIL import Image
 from tarpeg.shards.pillow import to_ppm
-
-
-@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "1", "I;16", "CMYK"])
-def test_modes_of_pillow_become_rgb(mode):
-    gray = Image.fromarray(pixels(40, 30)[..., 0])
-    image = Image.fromarray(np.asarray(gray).astype(np.uint16) * 257) if mode == "I;16" else gray
-    image = gray.convert("RGB").convert(mode) if mode != "I;16" else image
-    buffer = io.BytesIO()
-    image.save(buffer, "TIFF" if mode == "CMYK" else "PNG")
-    data = tensor(buffer.getvalue())
-    ppm = to_ppm(data)
-    assert ppm is not None and torch.equal(reference.decode(ppm), reference.decode(data))
 
 
 def test_exif_of_other_formats_is_applied():
