@@ -10,23 +10,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from helpers.pictures import jpeg, pixels
-from helpers.small_caches import contents
+from helpers.pictures import full, jpeg, picture
+from helpers.small_caches import contents, shard_files
 from helpers.small_shards import members, tars
 from helpers.small_tars import sample
-from PIL import Image
-from tarpeg import (
-    CacheError,
-    Folder,
-    Layout,
-    Raw,
-    Resized,
-    ShardError,
-    Tiled,
-    build_cache,
-    decode_crop,
-    image_sizes,
-)
+from tarpeg import CacheError, Folder, Layout, Raw, Resized, ShardError, Tiled, build_cache
 from tarpeg.cache import job
 from tarpeg.shards.manifest import read_manifest
 from tarpeg.shards.mapped import Shards
@@ -47,8 +35,8 @@ def keys(folder: Path) -> list[str]:
 def decoded(folder: Path) -> list[tuple[str, bytes]]:
     """Key and pixels of every sample."""
     images = opened(folder).images(range(len(keys(folder))))
-    crops = [decode_crop(image, 0, 0, *image_sizes([image])[0].tolist()) for image in images]
-    return [(key, crop.numpy().tobytes()) for key, crop in zip(keys(folder), crops, strict=True)]
+    pixels = [full(image.numpy().tobytes()).numpy().tobytes() for image in images]
+    return list(zip(keys(folder), pixels, strict=True))
 
 
 @pytest.fixture
@@ -81,6 +69,11 @@ def test_a_cache_of_shards(source, cache):
     assert manifest.codec["parameters"] == {"tile": 32, "quality": 95, "subsampling": "4:2:0"}
     assert [entry.samples for entry in manifest.shards] == [13, 10]
 
+    stats = {path: path.stat() for path in cache.iterdir()}
+    again = build(source, cache)
+    assert (again.built, again.shards, again.samples) == (0, 2, 23)
+    assert {path: path.stat() for path in cache.iterdir()} == stats, "nothing is written again"
+
 
 def test_other_members_are_carried_over_as_they_are(shard_of, cache):
     image = jpeg("420", 64, 80)
@@ -98,9 +91,10 @@ def test_headers_are_those_of_tarfile():
             assert job.tar_header(name, size) == job._tarfile_header(name, size)
 
 
-def test_the_same_bytes_from_any_number_of_processes(source, tmp_path):
+@pytest.mark.parametrize("layout", [Layout(), Layout(samples_per_shard=9)], ids=str)
+def test_the_same_bytes_from_any_number_of_processes(source, tmp_path, layout):
     for workers in (0, 2):
-        build_cache(source, tmp_path / str(workers), Tiled(), workers)
+        build_cache(source, tmp_path / str(workers), Tiled(), workers, layout=layout)
     assert contents(tmp_path / "0") == contents(tmp_path / "2")
 
 
@@ -113,15 +107,6 @@ def test_other_codecs(source, cache, codec):
         kept = codec.encode(before.images([id])[0].numpy().tobytes(), "jpg")
         assert after.images([id])[0].numpy().tobytes() == kept.data and kept.extension in after.extensions(id)
     assert bool(report.untiled) == isinstance(codec, Raw)
-
-
-def test_a_second_build_does_nothing(source, cache, monkeypatch):
-    build(source, cache)
-    before = {path: path.stat() for path in cache.iterdir()}
-    monkeypatch.setattr(job, "run_job", None)
-    report = build(source, cache)
-    assert (report.built, report.shards, report.samples) == (0, 2, 23)
-    assert {path: path.stat() for path in cache.iterdir()} == before
 
 
 def test_a_second_build_writes_missing_and_changed_shards(source, cache):
@@ -271,40 +256,31 @@ class Full(io.FileIO):
 
 def test_a_full_disk_is_a_clear_error_and_loses_nothing(source, tmp_path, cache, monkeypatch):
     build(source, tmp_path / "whole")
-    room = [(tmp_path / "whole" / "a.tar").stat().st_size + 3000]
-    with monkeypatch.context() as patch:
-        patch.setattr(job, "create_file", lambda path: Full(path, room))
-        with pytest.raises(CacheError, match=r"cannot write .*b\.tar: No space left on device.*make room"):
-            build(source, cache)
-    assert set(tars(cache)) == {"a.tar"} and not list(cache.rglob("*.tmp"))
-    with pytest.raises(CacheError, match="not finished"):
-        opened(cache)
-    assert build(source, cache).built == 1
-    assert contents(cache) == contents(tmp_path / "whole")
-
-
-def test_a_full_disk_leaves_the_cache_that_was_there(source, cache, monkeypatch):
-    def shards() -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in cache.iterdir() if path.suffix in (".tar", ".idx")}
-
-    build(source, cache)
-    old, old_shards, pixels = contents(cache), shards(), decoded(cache)
-    room = [100]
+    whole = contents(tmp_path / "whole")
+    enough_for_a, room = len(whole["a.tar"]) + 3000, [0]
     monkeypatch.setattr(job, "create_file", lambda path: Full(path, room))
-    with pytest.raises(CacheError, match="No space left"):
-        build(source, cache, Tiled(tile=64))
-    assert shards() == old_shards
-    assert decoded(cache) == pixels  # no shard was replaced: still a cache
 
-    room[0] = (cache / "a.tar").stat().st_size + 3000
-    with pytest.raises(CacheError, match="No space left"):
-        build(source, cache, Tiled(tile=64))
-    assert shards()["b.tar"] == old["b.tar"]
-    with pytest.raises(CacheError, match="not finished"):
-        opened(cache)
-    monkeypatch.undo()
-    assert build(source, cache).built == 1
-    assert contents(cache) == old
+    def fill_the_disk(codec: Tiled, free: int) -> None:
+        room[0] = free
+        with pytest.raises(CacheError, match=r"cannot write .*\.tar: No space left on device.*make room"):
+            build(source, cache, codec)
+        assert not list(cache.rglob("*.tmp"))
+
+    def complete() -> None:
+        with pytest.raises(CacheError, match="not finished"):
+            opened(cache)
+        room[0] = 1 << 30
+        assert build(source, cache).built == 1 and contents(cache) == whole
+
+    fill_the_disk(Tiled(), enough_for_a)
+    assert set(tars(cache)) == {"a.tar"}
+    complete()
+    fill_the_disk(Tiled(tile=64), 100)
+    assert shard_files(cache) == shard_files(tmp_path / "whole")
+    assert decoded(cache) == decoded(source)  # no shard was replaced: still a cache
+    fill_the_disk(Tiled(tile=64), enough_for_a)
+    assert tars(cache)["b.tar"] == whole["b.tar"]
+    complete()
 
 
 def test_folders_without_locks_are_refused(source, cache, monkeypatch):
@@ -340,7 +316,7 @@ def test_a_folder_of_images(tmp_path, cache):
         path.write_bytes(jpeg("420", 64, 80, seed=number))
     path = root / "dog" / "5.jpg"
     path.unlink()
-    Image.fromarray(pixels(64, 80)).save(path.with_suffix(".png"))
+    path.with_suffix(".png").write_bytes(picture("PNG"))
     report = build(root, cache, layout=layout)
     assert (report.shards, report.samples) == (3, 12)
     assert keys(cache) == [file.key for file in Folder(str(root)).files()]
@@ -353,15 +329,11 @@ def test_a_folder_of_images(tmp_path, cache):
     assert build(root, cache, layout=layout).built == 1
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_shards_of_another_number_of_samples(source, cache, workers):
-    report = build_cache(source, cache, None, workers, layout=Layout(samples_per_shard=9))
+def test_shards_of_another_number_of_samples_or_bytes(source, cache):
+    report = build(source, cache, layout=Layout(samples_per_shard=9))
     assert [entry.samples for entry in read_manifest(cache).shards] == [9, 9, 5]
     assert set(tars(cache)) == {f"{n:06d}.tar" for n in range(3)}
     assert decoded(cache) == decoded(source) and report.samples == 23
-
-
-def test_shards_of_a_number_of_bytes(source, cache):
     build(source, cache, layout=Layout(bytes_per_shard=30_000))
     entries = read_manifest(cache).shards
     assert len(entries) > 2 and all(entry.source_bytes <= 30_000 for entry in entries)

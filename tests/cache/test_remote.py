@@ -11,9 +11,10 @@ import threading
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
+from unittest import mock
 
 import pytest
-from helpers.small_caches import contents
+from helpers.small_caches import shard_files
 from helpers.small_tars import sample, write_tar
 from tarpeg import Layout, Resized, ShardError, build_cache
 from tarpeg.cache import remote, sources
@@ -37,13 +38,9 @@ def local(shards, tmp_path):
 
     def build(**options) -> dict[str, bytes]:
         build_cache(shards, tmp_path / "local", executor=0, **options)
-        return only_shards(tmp_path / "local")
+        return shard_files(tmp_path / "local")
 
     return build
-
-
-def only_shards(folder: Path) -> dict[str, bytes]:
-    return {name: data for name, data in contents(folder).items() if name != "manifest.json"}
 
 
 # --- http
@@ -99,13 +96,13 @@ def serve(shards):
 @pytest.mark.parametrize("pattern", ["/t-{000..002}.tar", "/", "/t-*.tar"])
 def test_http(serve, local, tmp_path, handler, pattern):
     report = build_cache(serve(handler) + pattern, tmp_path / "cache", executor=0)
-    assert report.samples == 33 and only_shards(tmp_path / "cache") == local()
+    assert report.samples == 33 and shard_files(tmp_path / "cache") == local()
 
 
 def test_http_in_worker_processes_and_a_second_run(serve, local, tmp_path):
     url = serve(Plain) + "/t-{000..002}.tar?signature=secret"
     assert build_cache(url, tmp_path / "cache", executor=2).built == 3
-    assert only_shards(tmp_path / "cache") == local()
+    assert shard_files(tmp_path / "cache") == local()
     assert build_cache(url.replace("secret", "other"), tmp_path / "cache", executor=0).built == 0
     assert b"secret" not in (tmp_path / "cache" / "manifest.json").read_bytes()
 
@@ -114,7 +111,7 @@ def test_http_in_worker_processes_and_a_second_run(serve, local, tmp_path):
 def test_http_with_other_layouts(serve, local, tmp_path, shuffle):
     layout = Layout(samples_per_shard=7, shuffle=shuffle)
     build_cache(serve(Ranges) + "/t-{000..002}.tar", tmp_path / "cache", executor=0, layout=layout)
-    assert only_shards(tmp_path / "cache") == local(layout=layout)
+    assert shard_files(tmp_path / "cache") == local(layout=layout)
     with pytest.raises(ShardError, match=r"t-000\.tar: the server sends only whole files"):
         build_cache(serve(Plain) + "/t-{000..002}.tar", tmp_path / "none", executor=0, layout=layout)
 
@@ -209,10 +206,10 @@ def test_any_file_system_of_fsspec(shards, local, tmp_path):
         memory.pipe(f"/bucket/{path.name}", path.read_bytes())
     try:
         build_cache("memory://bucket", tmp_path / "cache", executor=0)
-        assert only_shards(tmp_path / "cache") == local()
+        assert shard_files(tmp_path / "cache") == local()
         mixed = ["memory://bucket/t-000.tar", shards / "t-001.tar", "memory://bucket/t-002.tar"]
         build_cache(mixed, tmp_path / "mixed", executor=0, layout=Layout(samples_per_shard=7, shuffle=True))
-        assert only_shards(tmp_path / "mixed") == local(layout=Layout(samples_per_shard=7, shuffle=True))
+        assert shard_files(tmp_path / "mixed") == local(layout=Layout(samples_per_shard=7, shuffle=True))
     finally:
         memory.rm("/bucket", recursive=True)
 
@@ -233,22 +230,20 @@ def s3(shards):
         "AWS_SECRET_ACCESS_KEY": "x",
         "AWS_DEFAULT_REGION": "us-east-1",
     }
-    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
-        stack.callback(server.stop)
-        for name, value in settings.items():
-            patch.setenv(name, value)
+    with mock.patch.dict(os.environ, settings):
         client = boto3.client("s3")
         client.create_bucket(Bucket="photos")
         for path in shards.glob("*.tar"):
             client.upload_file(str(path), "photos", f"train/{path.name}")
         yield client
+    server.stop()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["train", "train/t-*.tar", "train/t-{000..002}.tar"])
 def test_s3(s3, local, tmp_path, pattern):
     build_cache(f"s3://photos/{pattern}", tmp_path / "cache", executor=0)
-    assert only_shards(tmp_path / "cache") == local()
+    assert shard_files(tmp_path / "cache") == local()
 
 
 @pytest.mark.slow
@@ -256,7 +251,7 @@ def test_s3_in_worker_processes_with_another_layout_and_after_a_change(s3, shard
     layout, folder = Layout(samples_per_shard=10, shuffle=True), tmp_path / "cache"
     report = build_cache("s3://photos/train", folder, Resized(shorter=40), 2, layout=layout)
     assert (report.shards, report.samples) == (4, 33)
-    assert only_shards(folder) == local(codec=Resized(shorter=40), layout=layout)
+    assert shard_files(folder) == local(codec=Resized(shorter=40), layout=layout)
     assert build_cache("s3://photos/train", tmp_path / "whole", executor=2).built == 3
     assert build_cache("s3://photos/train", tmp_path / "whole", executor=2).built == 0
     s3.upload_file(str(shards / "t-002.tar"), "photos", "train/t-001.tar")

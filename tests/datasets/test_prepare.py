@@ -216,42 +216,6 @@ def test_of_several_callers_one_works(source, tmp_path, kind):
     assert list(tars(out)) == [*(f"train-{n:06d}.tar" for n in range(3)), "val-000000.tar"]
 
 
-KILLED = """
-import sys, time
-from tarpeg.cache import report
-from tarpeg.datasets.prepare import CachedShards
-
-class Stall:  # in place of the progress bar
-    def __enter__(self):
-        return self
-    def __exit__(self, *error):
-        pass
-    def __call__(self, progress):
-        print(progress.shards, flush=True)
-        time.sleep(60 if progress.shards == 2 else 0)
-
-report.progress_bar = Stall
-CachedShards(*sys.argv[1:], workers=0)()
-"""
-
-
-def test_a_killed_build_is_completed(tmp_path):
-    shards, out = tmp_path / "shards", tmp_path / "cache"
-    SyntheticShards(shards, train=12, val=4, photos={"size": 48}, samples_per_shard=1, workers=0)()
-    command = [sys.executable, "-c", PATHS + KILLED, str(shards), str(out)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        while process.stdout.readline().strip() != "2":
-            assert process.poll() is None
-        process.send_signal(signal.SIGKILL)
-    with pytest.raises(tarpeg.CacheError, match="build was not finished"):
-        expand(f"{out}/train-*.tar")
-    kept = {name: stamp for name, stamp in stamps(out).items() if name.endswith(".tar")}
-    assert 2 <= len(kept) < 16
-    CachedShards(str(shards), out, workers=0)()
-    assert len(expand(out)) == 16
-    assert kept.items() <= stamps(out).items()
-
-
 def test_the_config_of_cached_data():
     content = OmegaConf.load(ROOT / "conf" / "data" / "cached.yaml")
     made = instantiate(content.prepare)

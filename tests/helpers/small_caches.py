@@ -58,6 +58,11 @@ def make_cache(folder: Path, shards: dict[str, list[tuple[str, bytes]]]) -> Path
     return folder
 
 
+def shard_files(folder: Path) -> dict[str, bytes]:
+    """The shards of a cache and their indexes."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".tar", ".idx")}
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """The files of a cache, except locks."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".lock"}
