@@ -131,12 +131,14 @@ def test_a_second_build_writes_missing_and_changed_shards(source, cache):
     assert set(contents(cache)) == {"b.tar", "b.idx", "manifest.json"}
 
 
-def test_names_of_shards_in_several_folders(shard_of, tmp_path, cache):
-    for number, folder in enumerate(("one", "two")):
+def test_equal_names_of_shards_and_equal_neighbouring_keys_stay_apart(shard_of, tmp_path, cache):
+    for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
-        shard_of(sample(number), name=f"{folder}/000.tar")
+        shard_of(sample(1), name=f"{folder}/000.tar")
     build([tmp_path / "one", tmp_path / "two"], cache)
     assert set(tars(cache)) == {"000.tar", "000-2.tar"}
+    build([tmp_path / "one", tmp_path / "two"], cache, layout=Layout(samples_per_shard=2))
+    assert keys(cache) == ["k0001", "k0001_2"]
 
 
 @pytest.mark.parametrize("name", ["build", "manifest", "finished", "build.fingerprint"])
@@ -185,12 +187,6 @@ def test_a_shard_that_loses_all_its_samples(shard_of, tmp_path, cache):
     assert report.shards == 1 and [entry.part for entry in report.quarantine] == ["bad.tar"]
     with pytest.raises(CacheError, match="nothing to cache"):
         build([bad], tmp_path / "none", max_bad=1.0)
-
-
-def test_neighbours_of_one_key_stay_apart(shard_of, cache):
-    two = [shard_of(sample(1), name=f"{name}.tar") for name in "ab"]
-    build(two, cache, layout=Layout(samples_per_shard=2))
-    assert keys(cache) == ["k0001", "k0001_2"]
 
 
 def test_an_image_that_readers_would_overlook_is_an_error(shard_of, cache):

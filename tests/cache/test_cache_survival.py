@@ -34,27 +34,23 @@ print(build_cache(source, dest, Tiled(tile), 2, layout=Layout(**layout)).built)
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Path:
-    """Sixteen shards."""
-    return shards_in(tmp_path_factory.mktemp("source"), 16)
-
-
-@pytest.fixture(scope="module")
 def many(tmp_path_factory) -> Path:
-    """More shards than ten killed builders can finish, even on a fast machine."""
-    return shards_in(tmp_path_factory.mktemp("many"), 64)
-
-
-def shards_in(folder: Path, count: int) -> Path:
-    """Write shards of the same forty photographs, rotated by one from shard to shard."""
+    """More shards than ten killed builders can finish, even on a fast machine, of the same images."""
+    folder = tmp_path_factory.mktemp("many")
     photos = [jpeg("420", 400, 600, seed) for seed in range(40)]
-    for shard in range(count):
+    for shard in range(64):
         members = []
         for number in range(40):
             key = f"{shard:02d}/{number:04d}"
             members += [(f"{key}.jpg", photos[(shard + number) % 40]), (f"{key}.cls", b"1")]
         write_tar(folder / f"s{shard:02d}.tar", members)
     return folder
+
+
+@pytest.fixture(scope="module")
+def source(many) -> str:
+    """Sixteen shards."""
+    return f"{many}/s{{00..15}}.tar"
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +69,7 @@ def whole(source, tmp_path_factory):
     return undisturbed
 
 
-def start(source: Path, dest: Path, tile: int = 32, **layout) -> subprocess.Popen[str]:
+def start(source: Path | str, dest: Path, tile: int = 32, **layout) -> subprocess.Popen[str]:
     """Start a build in a new process and process group."""
     command = [sys.executable, "-c", PATHS + BUILD, json.dumps([str(source), str(dest), tile, layout])]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
@@ -123,20 +119,18 @@ def test_kill_9_at_ten_moments(many, tmp_path, layout):
 
 
 def test_two_builders_at_once(source, whole, tmp_path):
-    builders = [start(source, tmp_path / "cache") for _ in range(2)]
-    results = [builder.communicate() for builder in builders]
-    assert [builder.returncode for builder in builders] == [0, 0], results
-    (waiting, warning), working = sorted(results)
+    def run(*tiles: int) -> list[tuple[str, str]]:
+        builders = [start(source, tmp_path / "cache", tile) for tile in tiles]
+        results = [builder.communicate() for builder in builders]
+        assert [builder.returncode for builder in builders] == [0, 0], results
+        return sorted(results)
+
+    (waiting, warning), working = run(32, 32)
     assert waiting == "0\n" and "another builder is at work" in warning
     assert working == ("16\n", "")
     assert contents(tmp_path / "cache") == whole()
-
-
-def test_two_builders_with_different_codecs(source, whole, tmp_path):
-    builders = [start(source, tmp_path / "cache", tile) for tile in (32, 16)]
-    results = [builder.communicate() for builder in builders]
-    assert [builder.returncode for builder in builders] == [0, 0], results
-    assert contents(tmp_path / "cache") in (whole(32), whole(16))
+    run(64, 16)
+    assert contents(tmp_path / "cache") in (whole(64), whole(16))
 
 
 def test_workers_of_a_killed_builder_do_not_damage_the_next_cache(source, whole, tmp_path):
@@ -182,7 +176,7 @@ def test_memory_does_not_grow_with_the_source(tmp_path):
 def test_a_job_of_another_build_is_dropped(source, tmp_path):
     folder = tmp_path / "cache"
     (folder / ".building").mkdir(parents=True)
-    shard = sources.list_source(source / "s00.tar")[0]
+    shard = sources.list_source(source)[0]
     work = job.ShardJob(str(folder), "s00", sources.WholeShard(shard), Tiled(), "mine")
     (folder / ".building" / "build.fingerprint").write_text('{"fingerprint": "another"}')
     with pytest.raises(CacheError, match="another build has taken over"):
@@ -200,29 +194,18 @@ def test_pools_of_the_standard_library(source, whole, tmp_path, method):
     assert contents(tmp_path / "cache") == whole()
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    """Two worker processes of a Dask cluster."""
+def test_dask(source, many, whole, tmp_path):
     distributed = pytest.importorskip("distributed")
     options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
-    with distributed.LocalCluster(**options) as cluster:
-        yield cluster
-
-
-def test_dask(source, whole, tmp_path, cluster):
     layout = {"samples_per_shard": 33, "shuffle": True}
-    with dask_executor(cluster.scheduler_address) as executor:
+    with distributed.LocalCluster(**options) as cluster, dask_executor(cluster.scheduler_address) as executor:
         report = build_cache(source, tmp_path / "cache", executor=executor)
         assert report.built == 16 and contents(tmp_path / "cache") == whole()
         build_cache(source, tmp_path / "shuffled", executor=executor, layout=Layout(**layout))
         assert contents(tmp_path / "shuffled") == whole(**layout)
-
-
-def test_errors_on_dask_and_another_build(source, whole, tmp_path, cluster):
-    broken = tmp_path / "broken.tar"
-    broken.write_bytes((source / "s03.tar").read_bytes()[:30_000])
-    with dask_executor(cluster.scheduler_address) as executor:
+        broken = tmp_path / "broken.tar"
+        broken.write_bytes((many / "s03.tar").read_bytes()[:30_000])
         with pytest.raises(ShardError, match=r"broken\.tar is truncated"):
-            build_cache([broken, source], tmp_path / "cache", executor=executor)
-        build_cache(source, tmp_path / "cache", executor=executor)
-    assert contents(tmp_path / "cache") == whole()
+            build_cache([broken, source], tmp_path / "after", executor=executor)
+        build_cache(source, tmp_path / "after", executor=executor)
+        assert contents(tmp_path / "after") == whole()

@@ -9,9 +9,9 @@ import shutil
 import pytest
 import tarpeg
 from helpers import pictures
-from helpers.small_caches import add_index, add_manifest, make_cache
+from helpers.small_caches import make_cache
 from helpers.small_tars import cache_home as cache_home
-from helpers.small_tars import plain, write_tar
+from helpers.small_tars import plain
 from tarpeg.cache.report import summarise_check
 from tarpeg.cache.verify import Problem, verify_cache
 
@@ -72,10 +72,14 @@ def test_a_flipped_bit_in_an_image(cache):
     assert undecodable.key == "f/k11" and undecodable.what.startswith("image is ")
 
 
-def test_a_changed_label(cache):
+def test_a_changed_label_and_a_damaged_header_with_an_intact_index(cache):
     tar = cache / "train-0.tar"
     change(tar, tar.read_bytes().index(b"7" + bytes(511)), b"8")
-    assert found(cache) == ["shard train-0.tar: its checksum differs from manifest.json"]
+    change(cache / "train-1.tar", 0, b"\xff" * 100)
+    label, checksum, header = found(cache)
+    assert label == "shard train-0.tar: its checksum differs from manifest.json"
+    assert checksum == "shard train-1.tar: its checksum differs from manifest.json"
+    assert "train-1.tar is not a complete tar" in header
 
 
 def test_images_that_were_damaged_when_the_cache_was_built(tmp_path):
@@ -89,51 +93,35 @@ def test_images_that_were_damaged_when_the_cache_was_built(tmp_path):
     ]
 
 
-def test_files_that_are_missing(cache):
+def test_files_that_are_missing_or_cut_off(cache):
     (cache / "train-0.tar").unlink()
     (cache / "train-1.idx").unlink()
-    assert found(cache) == [
-        "shard train-0.tar: it cannot be read: No such file or directory",
-        "shard train-1.tar: its index train-1.idx cannot be read: No such file or directory",
-    ]
-
-
-def test_a_shard_that_was_cut_off(cache):
-    tar = cache / "train-0.tar"
-    nbytes = 100 + int((cache / "train-0.idx").read_text().split("\n")[2].split()[1])  # in the second sample
-    os.truncate(tar, nbytes)
-    size, headers, index = found(cache)
-    assert size.startswith(f"shard train-0.tar: it has {nbytes} bytes instead of ")
+    nbytes = 100 + int((cache / "train-2.idx").read_text().split("\n")[2].split()[1])  # in the second sample
+    os.truncate(cache / "train-2.tar", nbytes)
+    tar, idx, size, headers, index = found(cache)
+    assert tar == "shard train-0.tar: it cannot be read: No such file or directory"
+    assert idx == "shard train-1.tar: its index train-1.idx cannot be read: No such file or directory"
+    assert size.startswith(f"shard train-2.tar: it has {nbytes} bytes instead of ")
     assert "truncated" in headers
-    assert "train-0.idx is damaged in line 3: a member is outside of the tar" in index
+    assert "train-2.idx is damaged in line 3: a member is outside of the tar" in index
 
 
-def test_a_damaged_header_with_an_intact_index(cache):
-    change(cache / "train-0.tar", 0, b"\xff" * 100)
-    checksum, header = found(cache)
-    assert "its checksum differs" in checksum and "is not a complete tar" in header
-
-
-def test_indexes_of_another_tar(cache):
-    idx = cache / "train-0.idx"
-    lines = idx.read_bytes().split(b"\n")
+def test_indexes_that_differ_from_the_tar(cache):
+    changed, other, short = (cache / f"train-{shard}.idx" for shard in range(3))
+    lines = changed.read_bytes().split(b"\n")
     lines[2] = lines[2].replace(b" 7 ", b" 8 ").replace(b" 1 ", b" 2 ")
-    idx.write_bytes(b"\n".join(lines))
-    (cache / "train-1.idx").write_bytes((cache / "train-2.idx").read_bytes())
+    changed.write_bytes(b"\n".join(lines))
+    other.write_bytes(short.read_bytes())
+    short.write_bytes(short.read_bytes().replace(b"v1.2 4", b"v1.2 3").rsplit(b"\n", 2)[0] + b"\n")
     problems = verify_cache(cache, 0).problems
     assert [(problem.shard, problem.key) for problem in problems] == [
         *[("train-0.tar", ""), ("train-0.tar", "f/k01")],
         *[("train-1.tar", ""), ("train-1.tar", "f/k10")],
+        *[("train-2.tar", ""), ("train-2.tar", "")],
     ]
     assert problems[1].what.startswith("the index has 'f/k01' [('jpg', ")
     assert problems[3].what.startswith("the index has 'f/k20' [('jpg', ")
-
-
-def test_an_index_that_lacks_samples(cache):
-    idx = cache / "train-2.idx"
-    lines = idx.read_bytes().replace(b"v1.2 4", b"v1.2 3").split(b"\n")
-    idx.write_bytes(b"\n".join([*lines[:-2], b""]))
-    assert found(cache)[1] == "shard train-2.tar: the index has 3 samples, the tar 4"
+    assert problems[5].what == "the index has 3 samples, the tar 4"
 
 
 def test_counts_that_are_wrong(cache):
@@ -177,7 +165,5 @@ def test_no_finished_cache(tmp_path):
 
 
 def test_a_key_twice_in_a_row_is_a_problem(tmp_path):
-    tar = write_tar(tmp_path / "a.tar", [("a.jpg", jpeg(0)), ("a.jpg", jpeg(1))])
-    add_index(tar)
-    add_manifest(tmp_path)
-    assert "has two members 'jpg'" in found(tmp_path)[0]
+    cache = make_cache(tmp_path / "cache", {"a": [("a.jpg", jpeg(0)), ("a.jpg", jpeg(1))]})
+    assert "has two members 'jpg'" in found(cache)[0]

@@ -68,24 +68,15 @@ def test_wrong_numbers_in_a_saved_index_are_found(tmp_path, array, row, value):
     assert images(Shards([path])) == expected
 
 
-@pytest.fixture
-def path(tmp_path):
-    """A tar whose index cannot be saved beside it, even by root, because a folder is in that place."""
-    (tmp_path / "a.tarpeg.npz").mkdir()
-    (tmp_path / "a.tarpeg.npz" / "x").touch()
-    return plain(tmp_path / "a.tar")
-
-
-def test_without_a_writable_folder_the_index_goes_to_the_cache(path, tmp_path, cache_home):
+def test_an_index_that_cannot_be_saved_beside_the_tar(tmp_path, cache_home, monkeypatch):
+    (tmp_path / "a.tarpeg.npz" / "x").mkdir(parents=True)  # not even root can replace this folder
+    path = plain(tmp_path / "a.tar")
     assert len(Shards([path])) == 3
     (saved,) = (cache_home / "tarpeg" / "index").iterdir()
     before = saved.stat().st_mtime_ns
     assert len(Shards([path])) == 3 and saved.stat().st_mtime_ns == before
     assert not [entry for entry in tmp_path.iterdir() if entry.suffix == ".tmp"]
-
-
-def test_without_any_place_to_write_it_still_works(path, tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
+    (tmp_path / "file").touch()  # in place of the cache directory
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert images(Shards([path])) == [b"J0", b"J1", b"J2"]
 

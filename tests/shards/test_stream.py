@@ -15,22 +15,14 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from helpers.pictures import jpeg
+from helpers import loaders
+from helpers.loaders import keys_of
 from helpers.small_tars import sample, write_tar
 from helpers.training import Net, trainer
-from tarpeg import (
-    Blocks,
-    CenterCrop,
-    ExtraBatch,
-    RandomResizedCrop,
-    ShardDataModule,
-    ShardError,
-    Split,
-    Streaming,
-    build_cache,
-)
+from tarpeg import Blocks, CenterCrop, RandomResizedCrop, ShardDataModule, ShardError, Split, Streaming
+from tarpeg.cache.build import build_cache
+from tarpeg.loader.batch import ExtraBatch
 from tarpeg.loader.config import LoaderConfig
-from tarpeg.loader.loader import Loader
 from tarpeg.loader.stream_loader import StreamingLoader
 from tarpeg.shards.index import build
 from tarpeg.shards.stream import expand_urls
@@ -49,6 +41,12 @@ def folder(tmp_path_factory):
     (folder / "bad/broken.tar").write_bytes(b"<html>" * 500)
     write_tar(folder / "bad/twice.tar", [*sample(0), *sample(0)])
     write_tar(folder / "bad/hollow.tar", [("a.txt", b"hello")])
+    whole = (folder / "s-0.tar").read_bytes()
+    with tarfile.open(folder / "s-0.tar") as tar:
+        middle = tar.getmember("k0002.jpg").offset
+    (folder / "bad/between.tar").write_bytes(whole[:middle])
+    (folder / "bad/inside.tar").write_bytes(whole[: middle + 100])
+    (folder / "bad/damaged.tar").write_bytes(whole[:middle] + b"?" + whole[middle + 1 :])
     return folder
 
 
@@ -91,10 +89,6 @@ def taken(loader):
         return list(loader)
 
 
-def keys_of(batches):
-    return [key for batch in batches for key in batch.key]
-
-
 ENGINES = ({"workers": 0, "threads": 0}, {"workers": 0, "threads": 2}, {"workers": 2})
 
 
@@ -110,20 +104,10 @@ def test_a_pass_over_all_shards_is_every_sample_once(server, config):
 
 def test_the_same_pixels_as_from_an_index(folder):
     """Compared with a crop without randomness, because sample numbers differ."""
-    split = Split(folder, CenterCrop(32))
-    indexed = Loader(
-        split.open(), split, LoaderConfig(4, workers=0, threads=0), shuffle=False, keys=True, rank=0, world=1
-    )
-    streamed = taken(load(folder, crop=CenterCrop(32), flip=0.0, shuffle=False))
-    for one, other in zip(taken(indexed), streamed, strict=True):
-        assert torch.equal(one.image, other.image) and one[1:][1] == other[1:][1]
-
-
-def test_without_a_length_len_is_a_type_error(folder):
-    loader = load(folder)
-    with pytest.raises(TypeError, match=r"no length unless Streaming\(samples="):
-        len(loader)
-    assert not isinstance(loader.sampler, list) and loader.batch_sampler is None
+    options = {"crop": CenterCrop(32), "flip": 0.0, "shuffle": False}
+    indexed = taken(loaders.load(folder, workers=0, **options))
+    for one, other in zip(indexed, taken(load(folder, **options)), strict=True):
+        assert torch.equal(one.image, other.image) and one.key == other.key
 
 
 @pytest.mark.parametrize("samples", [6, 24, 41])
@@ -131,10 +115,8 @@ def test_without_a_length_len_is_a_type_error(folder):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_length_is_kept_by_all_ranks(folder, samples, world, workers):
     config = {"global_batch_size": 6, "batch_size": 1, "workers": workers}
-    ranks = [
-        load(folder, rank=rank, world=world, streaming=Streaming(samples), config=config)
-        for rank in range(world)
-    ]
+    options = {"world": world, "streaming": Streaming(samples), "config": config}
+    ranks = [load(folder, rank=rank, **options) for rank in range(world)]
     batches = [taken(loader) for loader in ranks]
     assert {len(rank) for rank in batches} == {len(ranks[0])}
     assert sum(len(batch.key) for rank in batches for batch in rank) == samples
@@ -164,15 +146,15 @@ def test_the_crop_of_a_sample_is_equal_in_any_process(folder):
     runs = []
     for config in ENGINES:
         batches = taken(load(folder, config=config))
-        images = torch.cat([batch.image for batch in batches])
-        runs.append(dict(zip(keys_of(batches), images, strict=True)))
+        runs.append(
+            {key: image for batch in batches for key, image in zip(batch.key, batch.image, strict=True)}
+        )
     for run in runs[1:]:
         assert all(torch.equal(run[key], runs[0][key]) for key in ALL)
 
 
-def test_a_second_pass_is_another_crop(tmp_path):
-    write_tar(tmp_path / "x.tar", sample(0))
-    (batch,) = taken(load(tmp_path, streaming=Streaming(3)))
+def test_a_second_pass_is_another_crop(shard_of):
+    (batch,) = taken(load(shard_of(sample(0)), streaming=Streaming(3)))
     assert batch.key == ["k0000"] * 3
     assert not torch.equal(batch.image[0], batch.image[1]) and not torch.equal(batch.image[1], batch.image[2])
 
@@ -185,36 +167,30 @@ def test_views_members_and_targets(folder):
     assert first.extra == [{"cls": b"%d" % n} for n in range(4)]
 
 
-def test_members_are_not_unpickled_or_executed(tmp_path):
+def test_members_are_not_unpickled_or_executed(shard_of, tmp_path):
     evil = b"cos\nsystem\n(S'touch " + str(tmp_path / "evil").encode() + b"'\ntR."
     extensions = ("pyd", "pickle", "pth", "npy", "ten")
-    members = [*sample(0), *((f"k0000.{extension}", evil) for extension in extensions)]
-    write_tar(tmp_path / "x.tar", members)
-    (batch,) = taken(load(tmp_path, members=extensions))
+    path = shard_of(sample(0), [(f"k0000.{extension}", evil) for extension in extensions])
+    (batch,) = taken(load(path, members=extensions))
     assert batch.extra == [dict.fromkeys(extensions, evil)] and not (tmp_path / "evil").exists()
 
 
-def test_pipes_and_file_urls(folder):
-    assert len(taken(load(f"pipe:cat {folder}/s-{{0..1}}.tar", streaming=True))) == 2
-    assert len(keys_of(taken(load(f"file://{folder}/s-0.tar")))) == 4
+def test_sources_of_every_kind(folder, server, monkeypatch):
+    def read(source):
+        return keys_of(taken(load(source, shuffle=False)))
+
+    assert read(f"pipe:cat {folder}/s-{{0..1}}.tar") == ALL[:8]
+    assert read(f"file://{folder}/s-0.tar") == ALL[:4]
     assert expand_urls(["s3://bucket/{a,b}.tar", f"{folder}/s-[01].tar"]) == (
         *("s3://bucket/a.tar", "s3://bucket/b.tar"),
         *(f"{folder}/s-0.tar", f"{folder}/s-1.tar"),
     )
-
-
-def test_other_protocols_are_opened_by_fsspec(folder):
-    import fsspec
-
-    with fsspec.open("memory://shards/a.tar", "wb") as file:
+    with pytest.importorskip("fsspec").open("memory://shards/a.tar", "wb") as file:
         file.write((folder / "s-3.tar").read_bytes())
-    assert sorted(keys_of(taken(load("memory://shards/a.tar")))) == ALL[12:16]
-
-
-def test_without_curl_http_is_opened_by_fsspec(server, monkeypatch):
+    assert read("memory://shards/a.tar") == ALL[12:16]
     pytest.importorskip("aiohttp")
-    monkeypatch.setattr("tarpeg.shards.stream.shutil.which", lambda _: None)
-    assert sorted(keys_of(taken(load(server + "/s-2.tar")))) == ALL[8:12]
+    monkeypatch.setattr("tarpeg.shards.stream.shutil.which", lambda _: None)  # fsspec, without curl
+    assert read(server + "/s-2.tar") == ALL[8:12]
 
 
 # --- errors
@@ -232,10 +208,17 @@ def test_a_rank_or_worker_without_a_shard_is_an_error(folder, world, workers, te
         load(folder, world=world, streaming=Streaming(24), config={"batch_size": 8, "workers": workers})
 
 
-def test_several_ranks_need_a_length(folder):
+def test_a_length_that_is_needed(folder):
+    loader = load(folder)
+    with pytest.raises(TypeError, match=r"no length unless Streaming\(samples="):
+        len(loader)
+    assert not isinstance(loader.sampler, list) and loader.batch_sampler is None
     text = r"streaming on 2 ranks needs the number of samples .* Streaming\(samples="
     with pytest.raises(ShardError, match=text):
         load(folder, world=2)
+
+
+NOT_COMPLETE = [("between", "truncated"), ("inside", "truncated"), ("damaged", "damaged")]
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -243,6 +226,7 @@ def test_several_ranks_need_a_length(folder):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
+        *((f"bad/{name}.tar", f"cannot be read as a stream: it is {what}") for name, what in NOT_COMPLETE),
         ("s-9.tar", "exit 22|status 22"),
         ("s-cut.tar", "exit 18|status 18|unexpected end of data"),
         ("bad/broken.tar", "not a gzip file|could not be opened|invalid header|truncated"),
@@ -255,21 +239,6 @@ def test_a_broken_shard_is_named(server, name, text, workers, shuffle):
     loader = load(f"{server}/{name}", config={"workers": workers}, shuffle=shuffle)
     with pytest.raises(ShardError, match=rf"{re.escape(name)}.*({text})|({text}).*{name}"):
         taken(loader)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("where", ["between", "inside", "damaged"])
-def test_a_stream_that_is_not_complete_is_an_error(tmp_path, where, workers):
-    path = write_tar(tmp_path / "t.tar", [member for n in range(10) for member in sample(n)])
-    with tarfile.open(path) as tar:
-        middle = tar.getmember("k0005.jpg").offset
-    data = bytearray(path.read_bytes())
-    data[middle + 3] ^= where == "damaged"
-    path.write_bytes(data[: {"between": middle, "inside": middle + 100}.get(where, len(data))])
-    what = "damaged" if where == "damaged" else "truncated"
-    for url in (str(path), f"pipe:cat {path}"):
-        with pytest.raises(ShardError, match=rf"t\.tar cannot be read as a stream: it is {what}"):
-            taken(load(url, shuffle=False, config={"workers": workers}))
 
 
 def linked(name, target):
@@ -326,24 +295,21 @@ def test_a_stalled_server_does_not_delay_closing(server):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_broken_images_and_samples_without_one(tmp_path, workers):
-    members = [*sample(0), *sample(1, b""), ("k0002.txt", b"no image"), *sample(3)]
-    write_tar(tmp_path / "x.tar", members)
-    with pytest.warns(UserWarning) as told:
-        (batch,) = taken(load(tmp_path, shuffle=False, config={"workers": workers}))
+def test_broken_images_and_samples_without_one(shard_of, workers):
+    path = shard_of(sample(0), sample(1, b""), [("k0002.txt", b"no image")], sample(3))
+    with (
+        pytest.warns(UserWarning, match=r"x\.tar, key 'k0001': image is EMPTY .*takes its place"),
+        pytest.warns(UserWarning, match=r"x\.tar: key 'k0002' has no image and is left out"),
+    ):
+        (batch,) = taken(load(path, shuffle=False, config={"workers": workers}))
     assert len(batch.key) == 3 and set(batch.key) <= {"k0000", "k0003"}
-    texts = [str(entry.message) for entry in told]
-    assert any(re.search(r"x\.tar, key 'k0001': image is EMPTY .*takes its place", text) for text in texts)
-    assert any(re.search(r"x\.tar: key 'k0002' has no image and is left out", text) for text in texts)
 
 
-def test_labels_that_are_missing_or_not_integers(tmp_path):
-    write_tar(tmp_path / "x.tar", [*sample(0), *sample(1, label=b"cat")])
+def test_labels_that_are_missing_or_not_integers(shard_of):
     with pytest.raises(ShardError, match=r"x\.tar, key 'k0001': member 'cls' is 'cat'"):
-        taken(load(tmp_path))
-    write_tar(tmp_path / "x.tar", [*sample(0), ("k0001.jpg", jpeg("420", 20, 20))])
+        taken(load(shard_of(sample(0), sample(1, label=b"cat"))))
     with pytest.raises(ShardError, match=r"key 'k0001' has no member 'cls', only \['jpg'\]"):
-        taken(load(tmp_path))
+        taken(load(shard_of(sample(0), sample(1)[:1])))
 
 
 def test_options_that_need_an_index_are_refused():
@@ -411,16 +377,6 @@ def test_a_new_iterator_retires_the_old_and_close_ends_all(folder, children, wor
     assert children() == set()
 
 
-def test_a_data_module_streams(server):
-    split = Split(server + "/s-{0..5}.tar", RandomResizedCrop(32), streaming=Streaming(samples=16))
-    module = ShardDataModule(train=split, batch_size=8, workers=0)
-    module.setup("fit")
-    images, labels = next(iter(module.train_dataloader()))
-    assert images.shape == (8, 3, 32, 32) and labels.dtype == torch.int64
-    assert len(module.train_dataloader()) == 2
-    module.teardown()
-
-
 @pytest.mark.parametrize("samples", [24, None])
 def test_lightning_fits_on_a_stream(folder, tmp_path, samples):
     split = Split(folder, RandomResizedCrop(16), streaming=Streaming(samples))
@@ -434,9 +390,9 @@ def test_lightning_fits_on_a_stream(folder, tmp_path, samples):
 
 def test_the_buffer_shuffles(folder):
     """A buffer of 1 does not shuffle; a large one separates neighbours."""
-    runs = {
-        buffer: [int(k[1:]) for k in keys_of(taken(load(folder, streaming=Streaming(24, buffer))))]
-        for buffer in (1, 24)
-    }
-    steps = {buffer: int((np.abs(np.diff(order)) == 1).sum()) for buffer, order in runs.items()}
-    assert steps[1] >= 18 > 6 > steps[24]
+
+    def neighbours(buffer):
+        keys = keys_of(taken(load(folder, streaming=Streaming(24, buffer))))
+        return (np.abs(np.diff([int(key[1:]) for key in keys])) == 1).sum()
+
+    assert neighbours(1) >= 18 > 6 > neighbours(24)

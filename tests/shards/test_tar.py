@@ -42,7 +42,7 @@ def test_files_that_are_not_tars(tmp_path, data, message):
     assert not list(tmp_path.glob("*.npz"))
 
 
-def test_missing_folder_fifo_and_no_paths(tmp_path):
+def test_missing_folder_fifo_no_paths_and_no_images(tmp_path):
     os.mkfifo(tmp_path / "pipe.tar")
     with pytest.raises(ShardError, match=r"absent\.tar cannot be read"):
         Shards([tmp_path / "absent.tar"])
@@ -51,9 +51,6 @@ def test_missing_folder_fifo_and_no_paths(tmp_path):
             Shards([path])
     with pytest.raises(ShardError, match="has no shards"):
         Shards([])
-
-
-def test_a_tar_without_images_lists_what_it_has(tmp_path):
     with pytest.raises(ShardError, match=r"t\.tar has no image: its first key is 'a'.*first dot"):
         Shards([write_tar(tmp_path / "t.tar", [("a.0001.jpg", b"."), ("a.0002.jpg", b".")])])
     with pytest.raises(ShardError, match=r"no key\.extension members at all"):
