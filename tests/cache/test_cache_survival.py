@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
@@ -56,15 +57,12 @@ def source(many) -> str:
 @pytest.fixture(scope="module")
 def whole(source, tmp_path_factory):
     """Contents of the cache of an undisturbed build: whole(tile=32, **layout)."""
-    built: dict[str, dict[str, bytes]] = {}
 
+    @functools.cache
     def undisturbed(tile: int = 32, **layout) -> dict[str, bytes]:
-        name = json.dumps([tile, layout])
-        if name not in built:
-            folder = tmp_path_factory.mktemp("whole") / "cache"
-            build_cache(source, folder, Tiled(tile), 2, layout=Layout(**layout))
-            built[name] = contents(folder)
-        return built[name]
+        folder = tmp_path_factory.mktemp("whole") / "cache"
+        build_cache(source, folder, Tiled(tile), 2, layout=Layout(**layout))
+        return contents(folder)
 
     return undisturbed
 

@@ -31,8 +31,8 @@ def test_tiled_jpegs_are_the_same_pixels(kind):
 
 
 def test_the_width_of_tiles_is_the_restart_interval():
-    assert Tiled(tile=32).encode(jpeg("420", 64, 320), "jpg").tile == 32
-    assert Tiled(tile=64).encode(jpeg("420", 64, 320), "jpg").tile == 64
+    for tile in (32, 64):
+        assert Tiled(tile).encode(jpeg("420", 64, 320), "jpg").tile == tile
     gray = Tiled(tile=32).encode(jpeg("gray", 64, 320), "jpg")
     assert gray.tile == 8 * gray.data[gray.data.index(b"\xff\xdd\x00\x04") + 5]
     assert Tiled(tile=16).encode(jpeg("444", 64, 16 * 8), "jpg").tile == 16

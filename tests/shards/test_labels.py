@@ -39,6 +39,7 @@ def test_fields_of_json(tmp_path):
     assert several.dtype == torch.int64 and several.tolist() == [[40, -7, 5], [41, 8, 5]]
     assert labels(source, ["cls"]).tolist() == [[40], [41]]
     assert labels(source, None).tolist() == [-1, -1]
+    assert labels(shards(tmp_path, [4, 5], extension="meta"), "meta:1").tolist() == [5]
 
 
 def test_a_member_is_parsed_once_for_all_its_fields(tmp_path, monkeypatch):
@@ -47,10 +48,6 @@ def test_a_member_is_parsed_once_for_all_its_fields(tmp_path, monkeypatch):
     monkeypatch.setattr(Shards, "member", lambda self, *where: read.append(where) or member(self, *where))
     assert labels(source, ["json:a", "json:b"]).tolist() == [[1, 2]]
     assert len(read) == 1
-
-
-def test_an_array_or_another_extension(tmp_path):
-    assert labels(shards(tmp_path, [4, 5], extension="meta"), "meta:1").tolist() == [5]
 
 
 NOT_INTEGERS = [

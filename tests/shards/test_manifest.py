@@ -42,7 +42,7 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path):
 def test_a_manifest_that_could_not_be_read_is_not_written(tmp_path):
     with pytest.raises(tarpeg.CacheError, match="samples: 3, but tiles and untiled add up to 2"):
         a_manifest([an_entry(untiled={})]).write(tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir()) and read_manifest(tmp_path) is None
 
 
 POSITIVE = "expected an integer of at least 1, found"
@@ -116,7 +116,3 @@ def test_files_that_are_not_json_objects_are_refused(tmp_path, text):
     path.write_bytes(text)
     with pytest.raises(tarpeg.CacheError, match=r"manifest\.json"):
         read_manifest(tmp_path)
-
-
-def test_no_manifest(tmp_path):
-    assert read_manifest(tmp_path) is None

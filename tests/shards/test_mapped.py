@@ -110,20 +110,16 @@ def test_many_shards_opened_by_several_threads_stay_in_order(tmp_path):
     assert [shards.shard(id) for id in (0, len(shards) - 1)] == [paths[0], paths[-1]]
 
 
-def test_images_are_views_not_copies(tmp_path):
+def test_images_are_views_and_ids_outside_are_refused(tmp_path):
     shards = Shards([plain(tmp_path / "a.tar")])
-    first, again = shards.images([1])[0], shards.images([1])[0]
+    first, again = shards.images([1, 1])
     assert first.dtype == torch.uint8 and first.dim() == 1 and first.data_ptr() == again.data_ptr()
     open_files = [os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()]
     assert not [name for name in open_files if name.endswith("a.tar")]
-
-
-@pytest.mark.parametrize("ids", [[-1], [3], [0, 99]])
-def test_ids_outside_are_refused(tmp_path, ids):
-    shards = Shards([plain(tmp_path / "a.tar")])
-    for access in (shards.images, shards.labels, lambda ids: shards.key(ids[-1])):
-        with pytest.raises(IndexError, match=r"ids must be in 0\.\.2"):
-            access(ids)
+    for ids in ([-1], [3], [0, 99]):
+        for access in (shards.images, shards.labels, lambda ids: shards.key(ids[-1])):
+            with pytest.raises(IndexError, match=r"ids must be in 0\.\.2"):
+                access(ids)
     with pytest.raises(TypeError, match="ids must be integers"):
         shards.images([0.5])
 

@@ -26,6 +26,9 @@ def test_expand_folder_glob_braces_path_and_list(tmp_path):
     assert expand([paths[0], f"{tmp_path}/p-{{000..001}}.tar"]) == paths
     assert expand((tmp_path / "below", paths[0])) == [tmp_path / "below" / "p-009.tar", paths[0]]
     assert expand(f"{tmp_path}/**/p-009.tar") == [tmp_path / "below" / "p-009.tar"]
+    Shards(paths)
+    assert (tmp_path / "p-000.tarpeg.npz").exists()
+    assert expand(f"{tmp_path}/p-*") == in_order
 
 
 def test_expand_keeps_relative_paths_and_expands_home(tmp_path, monkeypatch):
@@ -41,13 +44,6 @@ def test_expand_takes_an_existing_name_literally(tmp_path):
     odd.mkdir()
     path = plain(odd / "a{0}.tar")
     assert expand(odd) == expand(path) == [path]
-
-
-def test_glob_leaves_out_saved_indexes(tmp_path):
-    path = plain(tmp_path / "train-0.tar")
-    Shards([path])
-    assert (tmp_path / "train-0.tarpeg.npz").exists()
-    assert expand(f"{tmp_path}/train-*") == [path]
 
 
 NOT_LOCAL = ["s3://bucket/a-{{000..001}}.tar", ["{dir}/a-000.tar", "https://host/a.tar"], "pipe:cat a.tar"]
