@@ -140,27 +140,13 @@ def test_folder_shards_of_a_changed_folder(tmp_path, images, caplog):
     assert make() == tmp_path / "o"
 
 
-def test_folder_shards_keep_existing_train_and_val(tmp_path, images):
-    root = tmp_path / "root"
-    root.mkdir()
-    images.rename(root / "train")
-    (root / "val" / "cat").mkdir(parents=True)
-    (root / "val" / "cat" / "one.jpg").write_bytes(photograph(SMALL, 0).jpeg)
-    FolderShards(root=root, out=root / "shards", workers=0)()
-    assert members(root / "shards" / "val-000000.tar")["cat/one.cls"] == b"2"
-    assert len(members(root / "shards" / "train-000000.tar")) == 50
-    (root / "val" / "dog").mkdir()
-    with pytest.raises(ShardError, match=r"dog is not one of the"):
-        FolderShards(root=root, out=tmp_path / "o", workers=0)()
-
-
 @pytest.fixture
 def source(tmp_path):
     settings = {"train": 12, "val": 4, "samples_per_shard": 4, "workers": 0}
     return SyntheticShards(tmp_path / "shards", photos={"size": 48}, **settings)
 
 
-def test_shards_and_their_cache_are_made_once(source, tmp_path):
+def test_shards_and_their_cache_are_made_once_and_again_for_another_codec_or_source(source, tmp_path):
     prepare = CachedShards(source, tmp_path / "cache", workers=0)
     out = prepare()
     assert out == tmp_path / "cache"
@@ -168,10 +154,6 @@ def test_shards_and_their_cache_are_made_once(source, tmp_path):
     assert [path.name for path in expand(f"{out}/train-*.tar")] == [f"train-{n:06d}.tar" for n in range(3)]
     before = stamps(out)
     assert prepare() == out and stamps(out) == before
-
-
-def test_another_codec_or_source_builds_again(source, tmp_path):
-    out = CachedShards(source(), tmp_path / "cache", workers=0)()
     CachedShards(source(), out, tarpeg.Tiled(16), workers=0)()
     assert read_manifest(out).codec["parameters"]["tile"] == 16
     shards = sorted(map(str, (tmp_path / "shards").glob("*.tar")))
@@ -230,9 +212,13 @@ def test_a_folder_with_train_and_val_becomes_shards_of_both(tmp_path):
     assert read_manifest(out).source == [{"folder": str(root), "classes": {"cat": 0, "dog": 1}}]
     with pytest.raises(ShardError, match="has folders train and val, which are not classes"):
         tarpeg.make_shards(tmp_path / "shards", tarpeg.Folder(str(root)))
+    packed = FolderShards(root, root / "shards", workers=0)()
+    assert members(packed / "val-000000.tar")["dog/3.cls"] == b"1"
+    assert len(members(packed / "train-000000.tar")) == 6
     (root / "val" / "cow").mkdir()
-    with pytest.raises(ShardError, match="cow is not one of the"):
-        CachedShards(str(root), tmp_path / "other", workers=0)()
+    for kind in (FolderShards, CachedShards):
+        with pytest.raises(ShardError, match="cow is not one of the"):
+            kind(str(root), tmp_path / "other", workers=0)()
 
 
 @pytest.mark.slow

@@ -84,9 +84,5 @@ def test_an_index_that_cannot_be_saved_beside_the_tar(tmp_path, cache_home, monk
 def test_many_processes_may_index_at_once(tmp_path):
     paths = [plain(tmp_path / f"{i}.tar", 20) for i in range(4)]
     with multiprocessing.get_context("fork").Pool(6) as pool:
-        assert pool.map(_count, [paths] * 12) == [80] * 12
+        assert [len(shards) for shards in pool.map(Shards, [paths] * 12)] == [80] * 12
     assert sorted(entry.suffix for entry in tmp_path.iterdir()) == [".npz"] * 4 + [".tar"] * 4
-
-
-def _count(paths):
-    return len(Shards(paths))
