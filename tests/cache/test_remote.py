@@ -148,13 +148,13 @@ def test_an_object_that_is_replaced_while_it_is_read_is_an_error(shards, serve, 
     assert not list((tmp_path / "cache").glob("*.tar"))
 
 
-def test_a_local_shard_that_changes_while_it_is_read_is_an_error(shards, tmp_path):
-    (tmp_path / "t.tar").write_bytes((shards / "t-000.tar").read_bytes())
-    (shard,) = sources.list_source(tmp_path / "t.tar")
+def test_a_local_shard_that_changes_while_it_is_read_is_an_error(shard_of):
+    path = shard_of(sample(0), sample(1))
+    (shard,) = sources.list_source(path)
     reader = sources.WholeShard(shard).read()
     next(reader)
-    os.utime(tmp_path / "t.tar", ns=(0, 0))
-    with pytest.raises(ShardError, match=r"t\.tar changed while it was read"):
+    os.utime(path, ns=(0, 0))
+    with pytest.raises(ShardError, match=r"x\.tar changed while it was read"):
         list(reader)
 
 
