@@ -41,10 +41,11 @@ def digest(batches):
 RUNNERS = [
     {"workers": 0, "threads": 0},
     {"workers": 0, "threads": 1},
-    {"workers": 0, "threads": 2, "prefetch": 1},
+    {"workers": 0, "threads": 0, "readahead": 3},
+    {"workers": 0, "threads": 2, "prefetch": 1, "readahead": 3},
     {"workers": 0, "threads": 3, "prefetch": 5},
     {"workers": 1},
-    {"workers": 2, "prefetch": 1},
+    {"workers": 2, "prefetch": 1, "readahead": 3},
     {"workers": 3, "prefetch": 4},
 ]
 """Settings of a loader: in the calling thread, in threads, in processes."""

@@ -35,7 +35,8 @@ class Net(lightning.LightningModule):
         self.seen[stage].append(batch)
         if self.fails_at == stage:
             raise ArithmeticError("as asked")
-        colours = batch.image.to(self.net.weight.dtype).mean((2, 3))
+        images = batch.image if batch.image.ndim == 4 else batch.image[0]  # of several views the first
+        colours = images.to(self.net.weight.dtype).mean((2, 3))
         return nn.functional.cross_entropy(self.net(colours), batch.label)
 
     def training_step(self, batch, _):
@@ -47,7 +48,7 @@ class Net(lightning.LightningModule):
     test_step = validation_step
 
     def predict_step(self, batch, _):
-        self._see(batch)
+        self.seen["predict"].append(batch)  # which may have no labels
         return batch.key
 
     def configure_optimizers(self):

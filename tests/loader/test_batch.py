@@ -2,57 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import subprocess
-import sys
-
 import pytest
 import torch
-from helpers.scripts import PATHS
-from helpers.training import Net, heavy, module, trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from helpers.loaders import digest
+from helpers.scripts import run_two_ranks
+from helpers.training import Net, fitted, heavy, module, trainer
 from tarpeg import Augment, CenterCrop, Mix, ShardDataModule, Split, Streaming
 from torch import nn
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
 
 
-def digest(batch):
-    image, label = (part.contiguous().numpy().tobytes() for part in (batch.image, batch.label))
-    return hashlib.sha1(image + label).hexdigest()
-
-
 def digests(batches):
-    return [digest(batch) for batch in batches]
+    return [digest([batch]) for batch in batches]
 
 
-def fitted(data, folder, ckpt_path=None, **settings):
-    """A network that has been trained on the data."""
-    net = Net()
-    trainer(folder, **settings).fit(net, datamodule=data, ckpt_path=ckpt_path)
-    return net
-
-
-def trained(data, folder, max_epochs=2, **settings):
+def trained(folder, data, epochs=2):
     """The digests of the batches that a network gets in training."""
-    return digests(fitted(data, folder, max_epochs=max_epochs, **settings).seen["train"])
+    return digests(fitted(folder, data, max_epochs=epochs).seen["train"])
 
 
 def looped(data, epochs=1):
     """The digests of the batches of a plain loop."""
     loader = data.train_dataloader()
-    found = [digest(batch) for _ in range(epochs) for batch in data.augmented(loader)]
+    found = [seen for _ in range(epochs) for seen in digests(data.augmented(loader))]
     loader.close()
     return found
-
-
-@pytest.fixture(scope="module")
-def plainly(photos):
-    """Two epochs of a plain loop."""
-    seen = looped(module(photos, workers=0, threads=0, augment=heavy()), epochs=2)
-    assert len(set(seen)) == 12
-    return seen
 
 
 @pytest.mark.parametrize(
@@ -60,32 +35,11 @@ def plainly(photos):
     [{"workers": 0, "threads": 0}, {"workers": 0, "threads": 2}, {"workers": 1}, {"workers": 2}],
     ids=str,
 )
-def test_the_same_bytes_in_any_process_and_loop(photos, tmp_path, plainly, engine):
-    assert trained(module(photos, augment=heavy(), **engine), tmp_path) == plainly
-    assert looped(module(photos, augment=heavy(), **engine), epochs=2) == plainly
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"val_check_interval": 1},
-        {"accumulate_grad_batches": 2},
-        {"reload_dataloaders_every_n_epochs": 1},
-        {"num_sanity_val_steps": 0, "limit_val_batches": 0},
-    ],
-    ids=lambda settings: next(iter(settings)),
-)
-def test_validation_in_between_changes_nothing(photos, tmp_path, plainly, settings):
-    assert trained(module(photos, augment=heavy()), tmp_path, **settings) == plainly
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_resumed_run_draws_the_same_params(photos, tmp_path, plainly, workers):
-    saving = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
-    data = module(photos, augment=heavy(), workers=workers)
-    trained(data, tmp_path, callbacks=[saving], enable_checkpointing=True, max_steps=8)
-    data = module(photos, augment=heavy(), workers=workers)
-    assert trained(data, tmp_path, ckpt_path=tmp_path / "step=4.ckpt") == plainly[4:]
+def test_the_same_bytes_in_any_process_and_loop(photos, tmp_path, engine):
+    expected = looped(module(photos, workers=0, threads=0, augment=heavy()), epochs=2)
+    assert len(set(expected)) == 12
+    assert trained(tmp_path, module(photos, augment=heavy(), **engine)) == expected
+    assert looped(module(photos, augment=heavy(), **engine), epochs=2) == expected
 
 
 def test_validation_only_normalises(photos, tmp_path):
@@ -104,9 +58,8 @@ def test_validation_only_normalises(photos, tmp_path):
 def test_images_that_lightning_casts_are_not_augmented_twice(photos, tmp_path, precision, augment):
     def images(**settings):
         data = module(photos, augment=augment(), workers=1)
-        return [
-            batch.image for batch in fitted(data, tmp_path, limit_train_batches=2, **settings).seen["train"]
-        ]
+        net = fitted(tmp_path, data, limit_train_batches=2, **settings)
+        return [batch.image for batch in net.seen["train"]]
 
     cast = images(precision=precision)
     assert all(torch.equal(one, other.to(one.dtype)) for one, other in zip(cast, images(), strict=True))
@@ -119,19 +72,17 @@ def test_a_stream_that_lightning_fetches_ahead(photos, tmp_path):
         return ShardDataModule(split, batch_size=4, workers=workers, keys=True, augment=heavy())
 
     shown = looped(data(0))
-    assert trained(data(0), tmp_path, max_epochs=1) == shown and len(shown) == 6
+    assert trained(tmp_path, data(0), epochs=1) == shown and len(shown) == 6
     sized, again = (data(2, Streaming(samples=20)) for _ in range(2))
-    assert trained(sized, tmp_path) == trained(again, tmp_path)
+    assert trained(tmp_path, sized) == trained(tmp_path, again)
 
 
 def test_views_and_occurrences_have_their_own_params(photos, tmp_path):
     split = Split(photos, CenterCrop(16), views=2)
     shown = []
     for workers in (0, 1):
-        net = Views()
         data = ShardDataModule(split, batch_size=4, workers=workers, keys=True, augment=heavy())
-        trainer(tmp_path).fit(net, datamodule=data)
-        shown.append(net.shown)
+        shown.append(fitted(tmp_path, data).seen["train"])
     assert digests(shown[0]) == digests(shown[1])
     first, second = shown[0][0].image
     assert first.shape == (4, 3, 16, 16) and not torch.equal(first, second)
@@ -145,18 +96,12 @@ def test_views_and_occurrences_have_their_own_params(photos, tmp_path):
     assert len({image.contiguous().numpy().tobytes() for image in images}) == 4
 
 
-class Views(Net):
-    def training_step(self, batch, _):
-        self.shown = [*getattr(self, "shown", []), batch]
-        return super()._see(batch._replace(image=batch.image[0]))
-
-
 def test_another_module_is_called_with_images_alone(photos, tmp_path):
     class Own(nn.Module):
         def forward(self, images):
             return images.half() if self.training else images.double()
 
-    seen = fitted(module(photos, augment=Own()), tmp_path, fast_dev_run=True).seen
+    seen = fitted(tmp_path, module(photos, augment=Own()), fast_dev_run=True).seen
     assert seen["train"][0].image.dtype == torch.half and seen["validate"][0].image.dtype == torch.double
 
 
@@ -168,7 +113,7 @@ def test_a_hook_that_removes_images_is_an_error(photos, tmp_path):
             return batch._replace(image=batch.image[:2], label=batch.label[:2])
 
     with pytest.raises(ValueError, match="the batch has 2 images and 2 labels, but 4 were delivered"):
-        trainer(tmp_path).fit(Half(), datamodule=module(photos, augment=heavy()))
+        fitted(tmp_path, module(photos, augment=heavy()), Half())
 
 
 def test_mixed_batches(photos, tmp_path):
@@ -178,7 +123,7 @@ def test_mixed_batches(photos, tmp_path):
     for workers in (0, 1):
         torch.manual_seed(3)
         data = module(photos, augment=heavy(mix=Mix(5)), workers=workers)
-        seen = fitted(data, tmp_path, max_epochs=2).seen
+        seen = fitted(tmp_path, data, max_epochs=2).seen
         labels = [batch.label for batch in seen["train"]]
         assert all(batch.label.shape == (len(batch.key), 5) for batch in seen["train"])
         assert all(torch.allclose(label.sum(1), torch.ones(())) for label in labels)
@@ -207,11 +152,7 @@ open({out!r} + "/rank" + str(run.global_rank) + ".json", "w").write(json.dumps(s
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_two_ranks_draw_the_params_of_one(photos, tmp_path, workers):
-    script = tmp_path / "ddp.py"
-    script.write_text(PATHS + DDP.format(out=str(tmp_path), photos=str(photos), workers=workers))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-3000:]
-    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    ranks = run_two_ranks(tmp_path, DDP.format(out=str(tmp_path), photos=str(photos), workers=workers))
     data = module(photos, workers=0, augment=heavy(), global_batch_size=4)
     loader = data.train_dataloader()
     alone = [batch for _ in range(2) for batch in data.augmented(loader)]

@@ -23,28 +23,14 @@ splits = {{
     "streaming": Split({folder!r}, crop, streaming=Streaming(24)),
 }}
 seen = {{}}
-
-
-class Recording(Net):
-    def training_step(self, batch, _):
-        seen[name].append((batch.key, list(batch.image.shape)))
-        images = batch.image if batch.image.ndim == 4 else batch.image[0]
-        return super()._see(batch._replace(image=images))
-
-    def predict_step(self, batch, _):
-        return batch.key
-
-
 for name, split in splits.items():
-    seen[name] = []
-    data = ShardDataModule(split, batch_size=3, workers=1, keys=True)
-    run = trainer({out!r}, devices=2, strategy="ddp", max_epochs=2)
-    run.fit(Recording(), datamodule=data)
+    net, run = Net(), trainer({out!r}, devices=2, strategy="ddp", max_epochs=2)
+    run.fit(net, datamodule=ShardDataModule(split, batch_size=3, workers=1, keys=True))
+    seen[name] = [(batch.key, list(batch.image.shape)) for batch in net.seen["train"]]
 pictures = ShardDataModule(predict=Split({pictures!r}, CenterCrop(16), target=None), batch_size=2, workers=0)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    keys = run.predict(Recording(), datamodule=pictures)
-seen["predict"] = [(batch, []) for batch in keys]
+    seen["predict"] = [(keys, []) for keys in run.predict(Net(), datamodule=pictures)]
 open({out!r} + "/rank" + str(run.global_rank) + ".json", "w").write(json.dumps(seen))
 """
 

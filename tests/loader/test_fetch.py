@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import loaders, reference
+from helpers.loaders import RUNNERS, name_of
 from helpers.pictures import jpeg, picture, tensor
 from helpers.small_tars import sample
 from tarpeg import CenterCrop, DecodeError, ShardError
@@ -112,13 +113,15 @@ def test_warnings_about_substitutes_are_limited(shard_of):
     assert "further ones are only counted" in str(warned[-1].message)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("runner", RUNNERS, ids=name_of)
 @pytest.mark.parametrize("status", BROKEN)
-def test_an_error_has_shard_and_key(shard_of, status, workers):
+def test_an_error_has_shard_and_key(shard_of, status, runner):
     path = shard_of(sample(0), sample(1, BROKEN[status]))
-    loader = load(path, workers=workers, on_error="raise")
+    loader = load(path, on_error="raise", batch_size=1, **runner)
+    iterator = iter(loader)
+    assert next(iterator).key == ["k0000"]
     with pytest.raises(DecodeError) as caught:
-        list(loader)
+        next(iterator)
     loader.close()
     message = str(caught.value)
     assert message.startswith(f"shard {path}, key 'k0001': image is {status}")
@@ -144,12 +147,13 @@ def test_damage_inside_the_pixels_never_crashes(shard_of):
     assert len(batches[0].image) == 80
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("runner", RUNNERS, ids=name_of)
 @pytest.mark.parametrize("label", [b"cat", b"", b"1.5", b"9" * 30])
-def test_a_label_that_is_not_an_integer(shard_of, label, workers):
+def test_a_label_that_is_not_an_integer(shard_of, label, runner):
     path = shard_of(sample(0), sample(1, label=label))
-    with pytest.raises(ShardError, match=rf"^shard {re.escape(str(path))}, key 'k0001': member 'cls' is '"):
-        list(load(path, workers=workers))
+    place = rf"^shard {re.escape(str(path))}, key 'k0001'"
+    with pytest.raises(ShardError, match=rf"{place}: member 'cls' is '.*', not a 64-bit"):
+        list(load(path, **runner))
 
 
 def test_a_missing_label(shard_of):

@@ -11,16 +11,22 @@ import warnings
 
 import pytest
 import torch
+from helpers import training
 from helpers.loaders import ALL, digest, keys_of, load
 from helpers.scripts import PATHS
-from helpers.training import Net, fitted, module, trainer
+from helpers.training import Net, fitted, heavy, trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
 
 
+def module(photos, **settings):
+    return training.module(photos, augment=heavy(), **settings)
+
+
 def steps(net):
-    return [batch.key for batch in net.seen["train"]]
+    """The digests of the augmented batches of the training."""
+    return [digest([batch]) for batch in net.seen["train"]]
 
 
 @pytest.mark.parametrize("engine", [{"workers": 0, "threads": 2}, {"workers": 2}], ids=["threads", "workers"])
@@ -126,7 +132,7 @@ class Early(Net):
 
 @pytest.fixture(scope="module")
 def undisturbed(photos, tmp_path_factory):
-    """Three epochs with a checkpoint at every step: the folder, the keys and the weights."""
+    """Three epochs with a checkpoint at every step: the folder, the batches and the weights."""
     folder = tmp_path_factory.mktemp("undisturbed")
     torch.manual_seed(0)
     net = fitted(folder, module(photos), max_epochs=3, callbacks=[Every(folder)])
@@ -136,10 +142,10 @@ def undisturbed(photos, tmp_path_factory):
 @pytest.mark.parametrize("net", [Net, Early])
 @pytest.mark.parametrize("at", [1, 3, 5, 6, 7, 11])
 def test_lightning_goes_on_at_the_exact_next_batch(photos, tmp_path, undisturbed, at, net):
-    folder, keys, weight = undisturbed
+    folder, batches, weight = undisturbed
     checkpoint = folder / f"step{at}.ckpt"
     resumed = fitted(tmp_path, module(photos, workers=1), net(), checkpoint, max_epochs=3)
-    assert steps(resumed) == keys[at:]
+    assert steps(resumed) == batches[at:]
     assert torch.equal(resumed.net.weight, weight)
 
 
@@ -156,62 +162,64 @@ def test_the_state_is_plain_numbers(undisturbed):
 )
 @pytest.mark.parametrize("name", ["epoch0", "epoch1", "step6", "step12", "step8"])
 def test_max_steps_and_checkpoints_of_an_epochs_end(photos, tmp_path, undisturbed, name, limit, net):
-    folder, keys, _ = undisturbed
+    folder, batches, _ = undisturbed
     resumed = fitted(tmp_path, module(photos), net(), folder / f"{name}.ckpt", **{"max_epochs": 3, **limit})
     done = int(name[4:]) if name.startswith("step") else 6 * (int(name[5:]) + 1)
-    assert steps(resumed) == keys[done : limit.get("max_steps", 18)]
+    assert steps(resumed) == batches[done : limit.get("max_steps", 18)]
 
 
 def test_testing_a_checkpoint_moves_nothing(photos, tmp_path, undisturbed):
-    folder, keys, _ = undisturbed
+    folder, batches, _ = undisturbed
     data = module(photos)
     trainer(tmp_path).test(Net(), datamodule=data, ckpt_path=folder / "step3.ckpt", verbose=False)
-    assert steps(fitted(tmp_path, data)) == keys[:6]
+    assert steps(fitted(tmp_path, data)) == batches[:6]
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         {"reload_dataloaders_every_n_epochs": 1},
+        {"val_check_interval": 1},
         {"val_check_interval": 2},
+        {"num_sanity_val_steps": 0, "limit_val_batches": 0},
         {"accumulate_grad_batches": 2},
         {"limit_val_batches": 1, "check_val_every_n_epoch": 2},
     ],
     ids=lambda settings: next(iter(settings)),
 )
-def test_settings_of_the_trainer_change_neither_order_nor_resuming(
+def test_settings_of_the_trainer_change_neither_batches_nor_resuming(
     photos, tmp_path, undisturbed, settings, children
 ):
-    _, keys, _ = undisturbed
+    _, batches, _ = undisturbed
     settings = {"max_epochs": 3, **settings}
     saving = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
     data = module(photos, workers=1)
     net = fitted(tmp_path, data, callbacks=[saving], enable_checkpointing=True, **settings)
-    assert steps(net) == keys and children() == set()
+    assert steps(net) == batches and children() == set()
     step = 2 if "accumulate_grad_batches" in settings else 4
     checkpoint = tmp_path / f"step={step}.ckpt"
-    assert steps(fitted(tmp_path, module(photos, workers=1), None, checkpoint, **settings)) == keys[4:]
+    assert steps(fitted(tmp_path, module(photos, workers=1), None, checkpoint, **settings)) == batches[4:]
 
 
 def test_a_data_module_that_was_used_before(photos, tmp_path, undisturbed):
-    folder, keys, weight = undisturbed
+    folder, batches, weight = undisturbed
     data = module(photos)
     fitted(tmp_path, data)
     resumed = fitted(tmp_path, data, Early(), folder / "step8.ckpt", max_epochs=3)
-    assert steps(resumed) == keys[8:] and torch.equal(resumed.net.weight, weight)
-    assert steps(fitted(tmp_path, data)) == keys[:6]
+    assert steps(resumed) == batches[8:] and torch.equal(resumed.net.weight, weight)
+    assert steps(fitted(tmp_path, data)) == batches[:6]
 
 
 def test_overfitting_takes_the_same_batches_every_epoch(photos, tmp_path):
     net = fitted(tmp_path, module(photos), max_epochs=2, overfit_batches=2)
-    assert steps(net) == [ALL[:4], ALL[4:8]] * 2
+    assert net.keys("train", 2) == [ALL[:8]] * 2
 
 
 KILLED = """
 import json
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from helpers.training import Net, module, trainer
+from helpers.training import Net, heavy, module, trainer
 
 class Recording(Net):
     def training_step(self, batch, number):
@@ -221,7 +229,7 @@ class Recording(Net):
 
 torch.manual_seed(0)
 saving = ModelCheckpoint({out!r}, every_n_train_steps=1, filename="last", enable_version_counter=False)
-net, data = Recording(), module({photos!r}, workers=2)
+net, data = Recording(), module({photos!r}, workers=2, augment=heavy())
 run = trainer({out!r}, max_epochs=200, callbacks=[saving], enable_checkpointing=True)
 run.fit(net, datamodule=data)
 """
@@ -247,5 +255,6 @@ def test_killed_with_9_within_an_epoch(photos, tmp_path):
     fitted(tmp_path, module(photos, workers=1), net, max_epochs=epochs)
     fitted(tmp_path, module(photos, threads=2), resumed, checkpoint, max_epochs=epochs)
     seen = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("]")]
-    assert [keys for _, keys in seen[:stopped]] + steps(resumed) == steps(net)
+    delivered = [key for _, keys in seen[:stopped] for key in keys]
+    assert delivered + resumed.keys("train")[0] == net.keys("train")[0]
     assert torch.equal(resumed.net.weight, net.net.weight)

@@ -5,26 +5,22 @@ from __future__ import annotations
 import functools
 import pickle
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from helpers import loaders
-from helpers.loaders import digest, keys_of
+from helpers.loaders import ALL, digest, keys_of
 from helpers.pictures import jpeg
 from helpers.small_tars import sample
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from tarpeg import (
-    Augment,
     Blocks,
     CenterCrop,
     ExtraBatch,
     Progressive,
-    RandomCrop,
     RandomResizedCrop,
-    ShardDataModule,
     ShardError,
     Split,
     Whole,
@@ -42,6 +38,7 @@ load = functools.partial(loaders.load, workers=0, max_bad=1.0)
 
 
 OPTIONS = {
+    "full": {},
     "blocks": {"shuffle": "blocks"},
     "small blocks": {"shuffle": Blocks(3, 2)},
     "subset": {"subset": 0.5},
@@ -63,13 +60,20 @@ def test_the_same_bytes_for_any_number_of_workers(photos, name):
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("name", ["small blocks", "subset", "weights"])
-def test_the_planned_samples_over_all_ranks(photos, name, world):
-    whole = sorted(keys_of(load(photos, **OPTIONS[name])))
-    ranks = [load(photos, rank=rank, world=world, **OPTIONS[name]) for rank in range(world)]
-    assert len({len(loader) for loader in ranks}) == 1
-    assert sorted(key for loader in ranks for key in keys_of(loader)) == whole
+@pytest.mark.parametrize("world", [2, 3, 5])
+@pytest.mark.parametrize("batch_size", [1, 4, 30])
+@pytest.mark.parametrize("name", ["full", "small blocks", "subset", "weights"])
+def test_the_planned_samples_over_all_ranks(photos, name, batch_size, world):
+    options = {"batch_size": batch_size, **OPTIONS[name]}
+    whole = sorted(keys_of(load(photos, **options)))
+    assert name != "full" or whole == ALL
+    loaders = [load(photos, rank=rank, world=world, **options) for rank in range(world)]
+    ranks = [[batch.key for batch in loader] for loader in loaders]
+    assert {len(loader) for loader in loaders} == {len(keys) for keys in ranks} == {len(ranks[0])}
+    steps = list(zip(*ranks, strict=True))
+    assert sorted(key for step in steps for keys in step for key in keys) == whole
+    for sizes in ([len(keys) for keys in step] for step in steps):
+        assert min(sizes) >= 1 and max(sizes) - min(sizes) <= 1
 
 
 @pytest.mark.parametrize(
@@ -250,22 +254,3 @@ def test_an_error_of_decode_contains_shard_and_key(photos):
     text = rf"^shard {re.escape(str(photos))}/a\.tar, key 'k0000': decode=<function .* KeyError: 'field'"
     with pytest.raises(ShardError, match=text):
         list(load(photos, shuffle=False, members=["cls"], decode=decode))
-
-
-def test_views_are_augmented_like_images(photos):
-    split = Split(photos, RandomCrop(16), views=2)
-    module = ShardDataModule(train=split, batch_size=4, workers=0, augment=Augment())
-    batch = next(iter(module.train_dataloader()))
-    augmented = module.on_after_batch_transfer(batch, 0).image
-    assert augmented.shape == (2, 4, 3, 16, 16) and augmented.dtype == torch.float32
-    assert torch.equal(augmented[1], module.augment(batch.image[1]))
-    module.teardown()
-
-
-def test_the_examples_of_the_documentation():
-    text = (Path(__file__).parents[2] / "docs" / "feeding.md").read_text()
-    names: dict[str, object] = {}
-    for code in re.findall(r"```python\n(.*?)```", text, re.S):
-        exec(code, names)
-    splits = [value for value in names.values() if isinstance(value, Split)]
-    assert len(splits) == 12 and names["caption"]("k", {"txt": b"a dog"}) == "a dog"
