@@ -8,7 +8,6 @@ from helpers.loaders import digest
 from helpers.scripts import run_two_ranks
 from helpers.training import Net, fitted, heavy, module, trainer
 from tarpeg import Augment, CenterCrop, Mix, ShardDataModule, Split, Streaming
-from torch import nn
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
 
@@ -94,15 +93,6 @@ def test_views_and_occurrences_have_their_own_params(photos, tmp_path):
     data = ShardDataModule(often, batch_size=4, workers=0, augment=heavy())
     images = next(iter(data.augmented(data.train_dataloader()))).image
     assert len({image.contiguous().numpy().tobytes() for image in images}) == 4
-
-
-def test_another_module_is_called_with_images_alone(photos, tmp_path):
-    class Own(nn.Module):
-        def forward(self, images):
-            return images.half() if self.training else images.double()
-
-    seen = fitted(tmp_path, module(photos, augment=Own()), fast_dev_run=True).seen
-    assert seen["train"][0].image.dtype == torch.half and seen["validate"][0].image.dtype == torch.double
 
 
 def test_a_hook_that_removes_images_is_an_error(photos, tmp_path):

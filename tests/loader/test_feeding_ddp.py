@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from helpers.pictures import jpeg
 from helpers.scripts import run_two_ranks
@@ -17,7 +16,7 @@ from helpers.training import Net, trainer
 
 crop = RandomResizedCrop(16)
 splits = {{
-    "weights": Split({folder!r}, crop, weights=[float(n % 4) for n in range(24)], shuffle=Blocks(3, 2)),
+    "weights": Split({folder!r}, crop, weights=[n % 4 for n in range(24)], shuffle=Blocks(3, 2)),
     "subset": Split({folder!r}, crop, subset=0.5),
     "views": Split({folder!r}, crop, views=2),
     "streaming": Split({folder!r}, crop, streaming=Streaming(24)),
@@ -26,11 +25,11 @@ seen = {{}}
 for name, split in splits.items():
     net, run = Net(), trainer({out!r}, devices=2, strategy="ddp", max_epochs=2)
     run.fit(net, datamodule=ShardDataModule(split, batch_size=3, workers=1, keys=True))
-    seen[name] = [(batch.key, list(batch.image.shape)) for batch in net.seen["train"]]
+    seen[name] = net.keys("train", 2), [list(batch.image.shape) for batch in net.seen["train"]]
 pictures = ShardDataModule(predict=Split({pictures!r}, CenterCrop(16), target=None), batch_size=2, workers=0)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    seen["predict"] = [(keys, []) for keys in run.predict(Net(), datamodule=pictures)]
+    seen["predict"] = sum(run.predict(Net(), datamodule=pictures), [])
 open({out!r} + "/rank" + str(run.global_rank) + ".json", "w").write(json.dumps(seen))
 """
 
@@ -48,27 +47,20 @@ def test_two_processes_get_what_was_planned(tmp_path):
     paths = {"folder": str(folder), "pictures": str(pictures), "out": str(tmp_path)}
     ranks = run_two_ranks(tmp_path, SCRIPT.format(**paths))
 
-    weights = [float(n % 4) for n in range(24)]
-    options = {"weights": {"weights": weights}, "subset": {"subset": 0.5}, "views": {}}
-    for name, choice in options.items():
+    choices = {"weights": {"weights": [n % 4 for n in range(24)]}, "subset": {"subset": 0.5}, "views": {}}
+    for name, choice in choices.items():
         split = Split(folder, RandomResizedCrop(16), **choice)
         sampler = split.sampler(split.open(), 0, True)
-        one, other = ([keys for keys, _ in rank[name]] for rank in ranks)
-        assert len(one) == len(other)
-        half = len(one) // 2
+        (one, shapes), (other, other_shapes) = (rank[name] for rank in ranks)
+        assert len(shapes) == len(other_shapes)
         for epoch in (0, 1):
-            this = slice(half * epoch, half * (epoch + 1))
-            keys = [key for batch in one[this] + other[this] for key in batch]
             planned = [f"k{id:04d}" for id in sampler.draw_epoch(epoch)[0]]
-            assert sorted(keys) == sorted(planned), name
-    assert all(shape[0] == 2 and len(shape) == 5 for _, shape in ranks[0]["views"])
-    streamed = [[keys for keys, _ in rank["streaming"]] for rank in ranks]
-    assert len(streamed[0]) == len(streamed[1]) == 8
-    assert np.array([[len(keys) for keys in rank] for rank in streamed]).sum() == 48
+            assert sorted(one[epoch] + other[epoch]) == sorted(planned), name
+    assert all(shape[0] == 2 and len(shape) == 5 for shape in ranks[0]["views"][1])
+    (one, shapes), (other, other_shapes) = (rank["streaming"] for rank in ranks)
+    assert len(shapes) == len(other_shapes) == 8
     for epoch in (0, 1):
-        shards = [
-            {int(k[1:]) // 6 for keys in rank[4 * epoch : 4 * epoch + 4] for k in keys} for rank in streamed
-        ]
+        assert len(one[epoch] + other[epoch]) == 24
+        shards = [{int(key[1:]) // 6 for key in keys[epoch]} for keys in (one, other)]
         assert not shards[0] & shards[1]
-    predicted = [k for rank in ranks for keys, _ in rank["predict"] for k in keys]
-    assert sorted(predicted) == [f"{number}.jpg" for number in range(7)]
+    assert sorted(ranks[0]["predict"] + ranks[1]["predict"]) == [f"{number}.jpg" for number in range(7)]

@@ -26,12 +26,6 @@ def load(source, crop=FULL, **options):
     return loaders.load(source, crop, **options)
 
 
-def only(loader):
-    (batch,) = list(loader)
-    loader.close()
-    return batch
-
-
 def worst(image, data):
     """The largest difference between a decoded image and its reference."""
     return int((image.int() - reference.decode_crop(tensor(data), 0, 8, 64, 64).int()).abs().max())
@@ -43,7 +37,7 @@ def worst(image, data):
 def test_other_formats_come_through_pillow(shard_of, extension, kind):
     data = picture(kind)
     with pytest.warns(UserWarning, match=r"x\.tar, key 'k0001' is not a JPEG"):
-        batch = only(load(shard_of(sample(0), sample(1, data, extension), sample(2))))
+        (batch,) = load(shard_of(sample(0), sample(1, data, extension), sample(2)))
     assert batch.key == ["k0000", "k0001", "k0002"]
     assert worst(batch.image[1], data) <= 1
 
@@ -54,7 +48,6 @@ def test_a_png_named_jpg_is_decoded_with_one_warning(shard_of, workers):
     loader = load(shard_of(*(sample(n, data[n]) for n in range(6))), batch_size=2, workers=workers)
     with pytest.warns(UserWarning, match="is not a JPEG") as warned:
         images = torch.cat([batch.image for _ in range(2) for batch in loader])
-    loader.close()
     assert len([entry for entry in warned if "is not a JPEG" in str(entry.message)]) == 1
     assert warned[0].filename == __file__, "the warning points to the caller"
     for number, image in enumerate(images):
@@ -71,7 +64,7 @@ def test_headers_are_read_again_for_converted_images_only(shard_of, monkeypatch)
     monkeypatch.setattr(fetch, "image_sizes", counted)
     samples = [sample(n, picture("PNG", n) if n in (1, 4) else None) for n in range(6)]
     with pytest.warns(UserWarning, match="key 'k0001' is not a JPEG"):
-        batch = only(load(shard_of(*samples), threads=0))
+        (batch,) = load(shard_of(*samples), threads=0)
     assert counts == [6, 2]
     assert worst(batch.image[4], picture("PNG", 4)) <= 1
 
@@ -85,7 +78,7 @@ def test_a_substitute_is_reported_with_shard_and_key(shard_of, status, workers):
     path = shard_of(*(sample(n) for n in range(5)), sample(5, BROKEN[status]))
     place = re.escape(f"shard {path}, key 'k0005'")
     with pytest.warns(UserWarning, match=rf"{place}: image is {status} \(\d\); 'k000[0-4]' takes its place"):
-        batch = only(load(path, workers=workers))
+        (batch,) = load(path, workers=workers)
     other = int(batch.key[5][1:])
     assert 0 <= other < 5, "the key is that of the substitute"
     assert batch.label[5] == other % 5
@@ -100,7 +93,6 @@ def test_substitutes_are_the_same_for_any_worker_and_differ_by_epoch(shard_of):
             loader = load(path, workers=workers)
             runs.append([[batch.key for batch in loader] for _ in range(2)])
             assert loader.substituted == 10
-            loader.close()
     assert runs[0] == runs[1]
     assert runs[0][0] != runs[0][1]
 
@@ -122,7 +114,6 @@ def test_an_error_has_shard_and_key(shard_of, status, runner):
     assert next(iterator).key == ["k0000"]
     with pytest.raises(DecodeError) as caught:
         next(iterator)
-    loader.close()
     message = str(caught.value)
     assert message.startswith(f"shard {path}, key 'k0001': image is {status}")
     assert "Traceback" not in message
@@ -160,7 +151,7 @@ def test_a_missing_label(shard_of):
     path = shard_of(sample(0), sample(1)[:1])
     with pytest.raises(ShardError, match=r"x\.tar, key 'k0001' has no member 'cls', only \['jpg'\]"):
         list(load(path))
-    batch = only(load(path, target=None))
+    (batch,) = load(path, target=None)
     assert batch.label.tolist() == [-1, -1] and batch.label.dtype == torch.int64
 
 
@@ -194,5 +185,5 @@ def test_boxes_of_the_wrong_shape(shard_of):
 
 def test_the_box_of_a_failed_image_is_not_checked(shard_of):
     with pytest.warns(UserWarning, match="EMPTY"):
-        batch = only(load(shard_of(sample(0), sample(1, b"")), crop=Off((0, 0, 60, 70))))
+        (batch,) = load(shard_of(sample(0), sample(1, b"")), crop=Off((0, 0, 60, 70)))
     assert batch.key == ["k0000", "k0000"]

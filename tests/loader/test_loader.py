@@ -47,17 +47,6 @@ def test_another_seed_is_another_order_and_other_crops(photos):
     assert not torch.equal(first[0].image, second[0].image)
 
 
-@pytest.mark.parametrize("world", [2, 3, 5])
-def test_a_global_batch_is_the_same_for_any_world(photos, world):
-    alone = list(load(photos, global_batch_size=10))
-    ranks = [list(load(photos, global_batch_size=10, rank=rank, world=world)) for rank in range(world)]
-    for whole, *parts in zip(alone, *ranks, strict=False):
-        joined = torch.cat([part.image for part in parts])
-        count = min(len(whole.key), len(joined))  # a tail smaller than the world joins the last batch
-        assert torch.equal(joined[:count], whole.image[:count])
-        assert [key for part in parts for key in part.key][:count] == whole.key[:count]
-
-
 def test_each_iter_is_the_next_epoch_unless_it_was_set(photos):
     loader = load(photos)
     epochs = [keys_of(loader) for _ in range(3)]
@@ -86,7 +75,6 @@ def test_a_new_iterator_retires_the_old(photos, workers):
     with pytest.raises(RuntimeError, match="retired by a newer one"):
         next(old)
     assert sorted(first + [key for batch in new for key in batch.key]) == ALL
-    loader.close()
 
 
 def test_without_shuffle_samples_come_in_order(photos):
@@ -187,7 +175,6 @@ def test_the_callers_random_numbers_are_left_alone(photos, workers):
     for _ in range(2):
         next(iter(loader))
     assert torch.equal(torch.rand(3), expected)
-    loader.close()
 
 
 def test_after_an_unexpected_error_it_starts_again(photos):
@@ -218,7 +205,6 @@ def test_the_next_epoch_begins_while_this_one_ends(photos):
     loader.sampler.set_epoch(7)
     list(loader)
     assert asked.count(7) == 6, "the two batches of epoch 1 were for nothing"
-    loader.close()
     still = load(photos, workers=0, threads=1, shuffle=False)
     list(still)
     assert still._runner._pool.pending == 0, "validation ends with its last batch"
@@ -258,7 +244,6 @@ def test_few_python_calls_per_batch_in_the_training_process(photos, runner, most
     finally:
         sys.setprofile(None)
         gc.enable()
-    loader.close()
     assert len(calls) / batches < most
 
 

@@ -21,11 +21,6 @@ faulthandler.dump_traceback_later(120)  # shows where a run hangs
 """
 
 
-def members(leader: int) -> set[int]:
-    """The live processes in the session of that leader."""
-    return live_processes(SESSION, leader)
-
-
 def named_memory(processes: set[int]) -> list[str]:
     """Files in /dev/shm that these processes have mapped and that would stay."""
     found = []
@@ -53,6 +48,10 @@ class Run:
             cwd=folder,
         )
 
+    def members(self) -> set[int]:
+        """The live processes of the session."""
+        return live_processes(SESSION, self.process.pid)
+
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + 150
         while not self.log.with_name("ready").exists():
@@ -61,15 +60,15 @@ class Run:
                 raise AssertionError(self.log.read_text())
             time.sleep(0.1)
         time.sleep(0.5)
-        assert named_memory(members(self.process.pid)) == []
+        assert named_memory(self.members()) == []
 
     def assert_nothing_is_left(self, seconds: int = 30) -> None:
         deadline = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
-        while members(self.process.pid) and time.monotonic() < deadline:
+        while self.members() and time.monotonic() < deadline:
             time.sleep(0.1)
-        left = members(self.process.pid)
+        left = self.members()
         for process in left:
             os.kill(process, signal.SIGKILL)
         assert left == set(), self.log.read_text()
@@ -190,7 +189,7 @@ def test_under_lightning(photos, tmp_path, ranks, engine, end):
     run.wait_until_ready()
     if end.startswith("SIG"):
         # Like a terminal: Ctrl-C reaches every process of the group. SIGTERM is sent to the first alone.
-        for target in members(run.process.pid) if end == "SIGINT" else [run.process.pid]:
+        for target in run.members() if end == "SIGINT" else [run.process.pid]:
             subprocess.run(["kill", f"-{end[3:]}", str(target)], check=False)
     run.assert_nothing_is_left(120)
     if end != "SIGTERM":  # which Lightning treats as a reason to stop, not as a failure

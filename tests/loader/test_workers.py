@@ -310,7 +310,6 @@ def test_images_are_normalised_on_request(photos, runner):
         assert floats.image.is_contiguous(memory_format=torch.channels_last)
         normalised = Augment(pixels.mean, pixels.std)(integers.image)
         assert torch.allclose(floats.image, normalised, atol=2e-6) and floats.key == integers.key
-    loader.close()
 
 
 def test_batches_that_are_kept_are_never_overwritten(loader, expected):
@@ -373,7 +372,6 @@ def test_buffers_grow_and_shrink_with_the_batches(photos, runner):
     split = Split(photos, Progressive(RandomResizedCrop(16), {1: 48, 2: 64, 3: 8}), views=2)
     plain, loader = load(photos, split=split, workers=0, threads=0), load(photos, split=split, **runner)
     kept = [list(loader) for _ in range(4)]
-    loader.close()
     assert [digest(epoch) for epoch in kept] == [digest(plain) for _ in range(4)]
     assert kept[2][0].image.shape == (2, 4, 3, 64, 64)
 

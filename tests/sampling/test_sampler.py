@@ -90,7 +90,7 @@ def test_a_fraction_is_the_same_for_every_seed_and_part_of_a_larger_one():
     assert set(small) <= set(large) and small.tolist() == sorted(small)
     assert sorted(epoch_ids(1000, subset=0.1, seed=7, epoch=3)) == small.tolist()
     assert subset_ids(1, 10) is None and subset_ids(1.0, 10) is None and subset_ids(None, 10) is None
-    assert len(subset_ids(1e-9, 10)) == 1
+    assert len(subset_ids(1e-9, 10)) == 1 and len(subset_ids(0.5, 23)) == 12  # round(11.5)
     # As many of each stretch as chance allows.
     assert abs(int((subset_ids(0.5, 10_000) < 5000).sum()) - 2500) < 6 * math.sqrt(10_000) / 4
 
