@@ -11,53 +11,49 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .augment.distortions import Affine as Affine
-    from .augment.distortions import Color as Color
-    from .augment.distortions import Erase as Erase
-    from .augment.distortions import Mask as Mask
-    from .augment.module import Augment as Augment
-    from .augment.module import Mix as Mix
+    from .augment.distortions import Affine as Affine, Color as Color, Erase as Erase, Mask as Mask
+    from .augment.module import Augment as Augment, Mix as Mix
     from .benchmarks.measure import measure as measure
     from .cache import codecs as codecs
-    from .cache.build import CacheReport as CacheReport
-    from .cache.build import build_cache as build_cache
-    from .cache.codecs import Raw as Raw
-    from .cache.codecs import Resized as Resized
-    from .cache.codecs import Tiled as Tiled
+    from .cache.build import CacheReport as CacheReport, build_cache as build_cache
+    from .cache.codecs import Raw as Raw, Resized as Resized, Tiled as Tiled
     from .cache.plan import Layout as Layout
-    from .cache.verify import VerifyReport as VerifyReport
-    from .cache.verify import verify_cache as verify_cache
+    from .cache.verify import VerifyReport as VerifyReport, verify_cache as verify_cache
     from .datamodule import ShardDataModule as ShardDataModule
-    from .datasets.prepare import CachedShards as CachedShards
-    from .datasets.prepare import FolderShards as FolderShards
-    from .datasets.prepare import SyntheticShards as SyntheticShards
+    from .datasets.prepare import (
+        CachedShards as CachedShards,
+        FolderShards as FolderShards,
+        SyntheticShards as SyntheticShards,
+    )
     from .datasets.synthetic import Photos as Photos
     from .datasets.writer import make_shards as make_shards
-    from .diagnostics.doctor import Diagnosis as Diagnosis
-    from .diagnostics.doctor import diagnose as diagnose
+    from .diagnostics.doctor import Diagnosis as Diagnosis, diagnose as diagnose
     from .diagnostics.monitor import DataStallMonitor as DataStallMonitor
     from .diagnostics.preview import contact_sheet as contact_sheet
-    from .errors import BuildError as BuildError
-    from .errors import CacheError as CacheError
-    from .errors import DecodeError as DecodeError
-    from .errors import ShardError as ShardError
-    from .errors import Status as Status
-    from .loader.batch import Batch as Batch
-    from .loader.batch import ExtraBatch as ExtraBatch
-    from .loader.batch import KeyedBatch as KeyedBatch
+    from .errors import (
+        BuildError as BuildError,
+        CacheError as CacheError,
+        DecodeError as DecodeError,
+        ShardError as ShardError,
+        Status as Status,
+    )
+    from .loader.batch import Batch as Batch, ExtraBatch as ExtraBatch, KeyedBatch as KeyedBatch
     from .loader.split import Split as Split
     from .ops import matrices as matrices
-    from .ops.augment import augment_batch as augment_batch
-    from .ops.augment import warp_affine as warp_affine
-    from .ops.decode import decode_batch as decode_batch
-    from .ops.decode import decode_crop as decode_crop
-    from .ops.decode import image_sizes as image_sizes
-    from .ops.decode import tile_jpeg as tile_jpeg
-    from .sampling.crops import CenterCrop as CenterCrop
-    from .sampling.crops import Progressive as Progressive
-    from .sampling.crops import RandomCrop as RandomCrop
-    from .sampling.crops import RandomResizedCrop as RandomResizedCrop
-    from .sampling.crops import Whole as Whole
+    from .ops.augment import augment_batch as augment_batch, warp_affine as warp_affine
+    from .ops.decode import (
+        decode_batch as decode_batch,
+        decode_crop as decode_crop,
+        image_sizes as image_sizes,
+        tile_jpeg as tile_jpeg,
+    )
+    from .sampling.crops import (
+        CenterCrop as CenterCrop,
+        Progressive as Progressive,
+        RandomCrop as RandomCrop,
+        RandomResizedCrop as RandomResizedCrop,
+        Whole as Whole,
+    )
     from .sampling.sampler import Blocks as Blocks
     from .shards.folder import Folder as Folder
     from .shards.stream import Streaming as Streaming

@@ -10,8 +10,7 @@ import pytest
 import tarpeg
 from helpers import pictures
 from helpers.small_caches import make_cache
-from helpers.small_tars import cache_home as cache_home
-from helpers.small_tars import plain
+from helpers.small_tars import cache_home as cache_home, plain
 from tarpeg.cache.report import summarise_check
 from tarpeg.cache.verify import Problem, verify_cache
 

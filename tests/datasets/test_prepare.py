@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 import tarpeg
-from helpers.checkouts import ROOT, copy, library, tracked, train
-from helpers.checkouts import SMALL as SMALL_RUN
+from helpers.checkouts import ROOT, SMALL as SMALL_RUN, copy, library, tracked, train
 from helpers.pictures import jpeg
 from helpers.scripts import PATHS
 from helpers.small_shards import SMALL, members, tars

@@ -9,8 +9,7 @@ import tarpeg
 import torch
 from helpers import pictures, reference
 from helpers.pictures import MEAN, ORDERS, STD, YCBCR, drawn, noise, parts
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tarpeg.ops import matrices as mx
 from torch.overrides import TorchFunctionMode
 from torchvision.transforms.v2 import functional

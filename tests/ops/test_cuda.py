@@ -14,8 +14,7 @@ from helpers import reference
 from helpers.pictures import MEAN, ORDERS, STD, TOLERANCE, drawn, noise, parts, shrinking
 from helpers.scripts import run_script
 from tarpeg.errors import BuildError
-from tarpeg.ops import library
-from tarpeg.ops import matrices as mx
+from tarpeg.ops import library, matrices as mx
 
 HERE = Path(__file__).parent
 WAYS = ("bilinear", "nearest")

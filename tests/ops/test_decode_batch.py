@@ -9,8 +9,7 @@ import tarpeg
 import torch
 from helpers import crafted, pictures, reference
 from helpers.pictures import MEAN, ORDERS, STD, batch, resized
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 from tarpeg.datasets.synthetic import Photos, photograph
 from tarpeg.ops import decode

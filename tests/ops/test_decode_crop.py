@@ -9,8 +9,7 @@ from helpers import pictures, reference
 from helpers.crafted import segment
 from helpers.pictures import check_crops, resized
 from helpers.scripts import run_script
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 from tarpeg.ops import decode
 from torchvision.transforms.v2 import InterpolationMode, functional

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import reference
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tarpeg.ops import matrices as mx
 
 factor, angle, slope = st.floats(0.1, 10), st.floats(-720, 720), st.floats(-60, 60)

@@ -11,8 +11,7 @@ import tarpeg
 import torch
 from helpers import pictures, reference
 from helpers.pictures import ORDERS, TOLERANCE, drawn, noise, shrinking
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tarpeg.ops import matrices as mx
 
 

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from helpers.samplers import make_sampler
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tarpeg import Blocks
 from tarpeg.errors import ShardError
 from tarpeg.sampling.batches import DistributedBatchSampler as Batches

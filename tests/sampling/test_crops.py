@@ -10,8 +10,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from tarpeg.sampling.crops import CenterCrop, Progressive, RandomCrop, RandomResizedCrop, Whole
 from tarpeg.sampling.rng import uniforms
 

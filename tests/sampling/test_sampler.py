@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 from helpers.samplers import make_sampler as sampler
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tarpeg import Blocks
 from tarpeg.sampling.rng import permutation
 from tarpeg.sampling.sampler import checked_weights, subset_ids

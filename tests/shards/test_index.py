@@ -9,8 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
-from helpers.small_tars import cache_home as cache_home
-from helpers.small_tars import images, plain
+from helpers.small_tars import cache_home as cache_home, images, plain
 from tarpeg.shards.index import load_or_build
 from tarpeg.shards.mapped import Shards
 

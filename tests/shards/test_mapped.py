@@ -15,8 +15,7 @@ import torch
 from helpers.big_cache import make as make_big_cache
 from helpers.scripts import run_script
 from helpers.small_caches import add_manifest, make_cache
-from helpers.small_tars import cache_home as cache_home
-from helpers.small_tars import images, plain, write_tar
+from helpers.small_tars import cache_home as cache_home, images, plain, write_tar
 from tarpeg import CacheError, ShardError
 from tarpeg.shards.mapped import Shards
 from tarpeg.shards.paths import expand

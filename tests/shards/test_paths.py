@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.small_tars import cache_home as cache_home
-from helpers.small_tars import plain
+from helpers.small_tars import cache_home as cache_home, plain
 from tarpeg.errors import ShardError
 from tarpeg.shards.mapped import Shards
 from tarpeg.shards.paths import expand

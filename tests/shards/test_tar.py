@@ -11,8 +11,7 @@ import random
 import tarfile
 
 import pytest
-from helpers.small_tars import cache_home as cache_home
-from helpers.small_tars import plain, write_tar
+from helpers.small_tars import cache_home as cache_home, plain, write_tar
 from tarpeg import ShardError
 from tarpeg.shards.index import build
 from tarpeg.shards.mapped import Shards

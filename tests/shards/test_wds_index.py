@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import tarpeg
 from helpers.small_caches import add_index
-from helpers.small_tars import cache_home as cache_home
-from helpers.small_tars import images, sample, write_tar
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from helpers.small_tars import cache_home as cache_home, images, sample, write_tar
+from hypothesis import given, settings, strategies as st
 from tarpeg.shards import index
 from tarpeg.shards.index import ShardIndex
 from tarpeg.shards.mapped import Shards
