@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from helpers.scripts import run_python
+from helpers.forks import run_forked
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINER = ("max_epochs=1", "log_every_n_steps=1", "accelerator=cpu", "devices=1")
@@ -34,7 +34,7 @@ def copy(place: Path, names: list[str]) -> Path:
 def train(place: Path, *arguments: str, **environment: str):
     """Run train.py in `place`, without this checkout on the path."""
     settings = {"PYTHONPATH": "", "COLUMNS": "120", **environment}
-    return run_python("train.py", *arguments, cwd=place, **settings)
+    return run_forked("train.py", *arguments, cwd=place, **settings)
 
 
 def library() -> str:

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from helpers.forks import run_forked
+
 TESTS = Path(__file__).parents[1]
 PATHS = f"import sys\nsys.path[:0] = {[str(TESTS), str(TESTS.parent / 'datamodules')]!r}\n"
 """The first lines of such a script."""
@@ -46,10 +48,10 @@ def run_script(code: str, timeout: float = 240) -> subprocess.CompletedProcess[s
     return run_python("-c", PATHS + code, timeout=timeout)
 
 
-def run_file(path: Path, code: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+def run_file(path: Path, code: str, timeout: int = 280) -> subprocess.CompletedProcess[str]:
     """Run the code from that file, as Lightning needs to start it once per rank."""
     path.write_text(PATHS + code)
-    return run_python(path, timeout=timeout)
+    return run_forked(path, timeout=timeout)
 
 
 def run_two_ranks(folder: Path, code: str) -> list[Any]:
@@ -63,7 +65,7 @@ def run_tool(
     name: str, *arguments: object, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run tools/NAME.py with the arguments and return its status and output."""
-    return run_python(TESTS.parent / "tools" / f"{name}.py", *arguments, cwd=cwd, **environment)
+    return run_forked(TESTS.parent / "tools" / f"{name}.py", *arguments, cwd=cwd, **environment)
 
 
 NO_JPEGLIB = """#!/bin/sh

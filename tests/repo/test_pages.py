@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.checkouts import ROOT, copy, library, tracked
+from helpers.forks import run_forked
 from helpers.pages import PAGES, PROGRAM, blocks, commands
 from helpers.pictures import jpeg
 from helpers.scripts import PATHS, write_program
@@ -183,12 +185,18 @@ class Reader:
         write_program(venv / "bin" / "python", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
         (venv / ".stamp").touch()
         settings = {"TARPEG_LIB_DIR": library(), "OMP_WAIT_POLICY": "PASSIVE", "COLUMNS": "120"}
-        self._environment = {**os.environ, "PYTHONPATH": "", **settings}
+        self._environment = {"PYTHONPATH": "", **settings}
         self._done: dict[str, subprocess.CompletedProcess[str]] = {}
 
-    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
+    def _run(self, line: str) -> subprocess.CompletedProcess[str]:
+        program, *arguments = shlex.split(line)
+        if program == "python":
+            done = run_forked(*arguments, cwd=self.place, **self._environment)
+            done.stdout += done.stderr
+            return done
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        return subprocess.run(command, cwd=self.place, env=self._environment, text=True, **streams)
+        settings = {**os.environ, **self._environment}
+        return subprocess.run(["bash", "-c", line], cwd=self.place, env=settings, text=True, **streams)
 
     def _changed(self, text: str, changes: dict[str, str]) -> str:
         for old, new in changes.items():
@@ -216,7 +224,7 @@ class Reader:
                 line = command.replace('ARGS="', f'ARGS="{added} ') + f" VENV={self.place}/venv"
             else:
                 line = f"{command} {added}"
-            self._done[command] = self._run("bash", "-c", self._here(line))
+            self._done[command] = self._run(self._here(line))
         return self._done[command]
 
     def blocks(self, page: str) -> subprocess.CompletedProcess[str]:
@@ -226,7 +234,7 @@ class Reader:
         start = f"import sys\nsys.path.insert(0, {str(self.place / 'datamodules')!r})\n"
         path = self.place / f"{Path(page).stem}_blocks.py"
         path.write_text(start + BEFORE.get(page, "") + source + AFTER)
-        return self._run(sys.executable, str(path))
+        return self._run(f"python {path}")
 
 
 @pytest.fixture(scope="module")
