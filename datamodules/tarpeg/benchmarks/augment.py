@@ -13,6 +13,7 @@ from torch import Tensor
 from ..ops import matrices
 from ..ops.augment import augment_batch
 from ..ops.decode import decode_batch, image_sizes
+from ..shards.pillow import as_tensor
 from .decode_peers import (
     MEAN,
     SIZE,
@@ -20,7 +21,6 @@ from .decode_peers import (
     InProcessContestant,
     Peer,
     functional,
-    jpeg_tensor,
     normalised,
     with_buffer,
 )
@@ -51,7 +51,7 @@ def augment_input(jpegs: list[bytes], seed: int, device: str) -> AugmentInput:
     def uniform(low: float, high: float) -> Tensor:
         return torch.from_numpy(generator.uniform(low, high, count)).float()
 
-    tensors = [jpeg_tensor(jpeg) for jpeg in jpegs]
+    tensors = [as_tensor(jpeg) for jpeg in jpegs]
     sizes = image_sizes(tensors)
     images, _ = decode_batch(tensors, torch.cat((torch.zeros_like(sizes), sizes), 1), SIZE)
     angles, scales, center = uniform(-30, 30), uniform(0.8, 1.25), ((SIZE - 1) / 2, (SIZE - 1) / 2)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..ops import decode
 from ..sampling.crops import Crop
+from ..shards.pillow import as_tensor
 from .report import INSTALL_ERRORS, left_out
 
 with warnings.catch_warnings():
@@ -106,11 +107,6 @@ def _levels(image: Any) -> Tensor:
     return (tensor.float() * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]) * 255
 
 
-def jpeg_tensor(jpeg: bytes) -> Tensor:
-    """Copy of the bytes as a tensor, uint8 [n]."""
-    return torch.frombuffer(bytearray(jpeg), dtype=torch.uint8)
-
-
 def pillow_crop(jpeg: bytes, place: Place) -> Image.Image:
     """Decode with Pillow, then crop: RGB."""
     top, left, height, width = place
@@ -145,7 +141,7 @@ def _stored_crop(jpeg: bytes, place: Place) -> Tensor:
     """Store the crop as a JPEG of its own, q90 4:2:0: decoding it is the lower bound of the crop's time."""
     stream = io.BytesIO()
     pillow_crop(jpeg, place).save(stream, "JPEG", quality=90, subsampling="4:2:0")
-    return jpeg_tensor(stream.getvalue())
+    return as_tensor(stream.getvalue())
 
 
 def crop_contestants() -> list[InProcessContestant]:

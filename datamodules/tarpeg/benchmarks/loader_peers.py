@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader
 
 from ..sampling.crops import RandomResizedCrop
-from .decode_peers import BATCH, MEAN, SIZE, STD, dali_normalised, decode_jpeg, jpeg_tensor
+from ..shards.pillow import as_tensor
+from .decode_peers import BATCH, MEAN, SIZE, STD, dali_normalised, decode_jpeg
 from .loader_data import REPEATS, LoaderData
 
 Batches = Iterator[Any]
@@ -39,7 +40,7 @@ class Transform:
 
     def __call__(self, jpeg: bytes) -> Tensor:
         """Decode, crop and resize."""
-        image: Tensor = self._steps(decode_jpeg(jpeg_tensor(jpeg)))
+        image: Tensor = self._steps(decode_jpeg(as_tensor(jpeg)))
         return image
 
 
@@ -252,7 +253,7 @@ class _Pictures:
 
     def __getitem__(self, number: int) -> tuple[Any, int]:
         jpeg, label = self._samples[number]
-        image = decode_jpeg(jpeg_tensor(jpeg))
+        image = decode_jpeg(as_tensor(jpeg))
         return image.permute(1, 2, 0).contiguous().numpy(), label
 
 

@@ -25,6 +25,7 @@ from ..machine import usable_cores
 from ..ops import decode
 from ..processes import map_in_processes
 from ..sampling.crops import RandomCrop, RandomResizedCrop
+from ..shards.pillow import as_tensor
 from .augment import AUGMENT_PEERS, augment_contestants, augment_input
 from .decode_peers import (
     BATCH,
@@ -38,7 +39,6 @@ from .decode_peers import (
     crop_contestants,
     decode_input,
     installed,
-    jpeg_tensor,
     pillow_crop,
     resize_contestants,
 )
@@ -188,7 +188,7 @@ def _photographs(photos: Photos, count: int) -> Iterator[bytes]:
 
 def _file_sizes(jpegs: Sequence[bytes], tiled: Sequence[Tensor], tile: int) -> str:
     before = sum(map(len, jpegs))
-    pixels = sum(int(height * width) for height, width in decode.image_sizes([*map(jpeg_tensor, jpegs)]))
+    pixels = sum(int(height * width) for height, width in decode.image_sizes([*map(as_tensor, jpegs)]))
     after = sum(map(len, tiled)) / before
     return f"files: {8 * before / pixels:.2f} bits per pixel; with tile={tile} {after:.3f} times the bytes"
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from ..ops import library as native
+from ..shards.pillow import as_tensor
 from .decode_peers import (
     SIZE,
     Graph,
@@ -29,7 +30,6 @@ from .decode_peers import (
     dali_on_inputs,
     decode_jpeg,
     functional,
-    jpeg_tensor,
     normalised,
 )
 from .loader_data import LoaderData
@@ -73,7 +73,7 @@ Cropper = Callable[[bytes, float, float], Tensor]
 
 def by_torchvision(jpeg: bytes, down: float, across: float) -> Tensor:
     """Decode everything, then crop."""
-    return _cut(decode_jpeg(jpeg_tensor(jpeg)), down, across)
+    return _cut(decode_jpeg(as_tensor(jpeg)), down, across)
 
 
 def by_pillow(jpeg: bytes, down: float, across: float) -> Tensor:
@@ -152,7 +152,7 @@ class Imagenet(_EachImage):
     def __call__(self, jpeg: bytes, *params: Any) -> Tensor:
         """Decode, crop, resize and normalise; params: for training, the box and whether it is flipped."""
         v2: Any = importlib.import_module("torchvision.transforms.v2")
-        image = decode_jpeg(jpeg_tensor(jpeg))
+        image = decode_jpeg(as_tensor(jpeg))
         if self.group == "validation":
             image = functional.resize(image, [SHORTER], antialias=True)
             image = functional.center_crop(image, [SIZE, SIZE])

@@ -26,15 +26,8 @@ INSTALL_ERRORS = (ImportError, OSError, RuntimeError)
 
 _OURS, _OTHERS, _BOUND = "#e4572e", "#9aa5b1", "#dfe3e8"
 _PACKAGES = (
-    "torch",
-    "torchvision",
-    "pillow",
-    "simplejpeg",
-    "opencv-python-headless",
-    "PyTurboJPEG",
-    "kornia",
-    "nvidia-dali-cuda130",
-    "nvidia-nvimgcodec-cu13",
+    *("torch", "torchvision", "pillow", "simplejpeg", "opencv-python-headless", "PyTurboJPEG", "kornia"),
+    *("nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13"),
 )
 
 # Columns of the CSV: fields of Row, then of Report. Scripts read them: the names and their order stay.
@@ -170,13 +163,10 @@ class Report:
         name = re.sub(r"[^\w.-]+", "x", f"{self.suite}-{self.size}").strip("x")
         table, chart = (Path(directory) / f"{name}.{kind}" for kind in ("csv", "png"))
         table.parent.mkdir(parents=True, exist_ok=True)
-        columns = self._columns()
         with table.open("w", newline="") as stream:
-            writer = csv.writer(stream)
-            writer.writerow(columns)
-            for row in self.rows:
-                values = {**vars(self), **row._asdict()}
-                writer.writerow([values[column] for column in columns])
+            writer = csv.DictWriter(stream, self._columns(), extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows({**vars(self), **row._asdict()} for row in self.rows)
         return (table, chart) if self._draw(chart) else (table,)
 
     def _columns(self) -> tuple[str, ...]:

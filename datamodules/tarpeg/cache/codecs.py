@@ -120,7 +120,7 @@ class Raw:
 def _tile(data: bytes, extension: str, tile: int) -> Encoded:
     from ..ops import decode  # loads the operators: not when a codec is only constructed
 
-    source = _tensor(data)
+    source = pillow.as_tensor(data)
     tiled = decode.tile_jpeg(source, tile)
     result = data if torch.equal(tiled, source) else tiled.numpy().tobytes()
     width, untiled = tile_width(result)
@@ -154,7 +154,7 @@ def _decode(data: bytes) -> Image.Image:
             raise DecodeError("Pillow cannot decode it")
         return image
     # Our decoder: the same pixels as Pillow's, but damage that Pillow ignores is an error.
-    jpeg = _tensor(data)
+    jpeg = pillow.as_tensor(data)
     height, width = decode.image_sizes([jpeg])[0].tolist()
     if not height:
         _check_decodes(jpeg)
@@ -219,10 +219,6 @@ def tile_width(jpeg: bytes) -> tuple[int | None, str]:
     if not interval or not columns or columns % interval:
         return None, "its tables, samplings or coefficients fit into no tiled file"
     return interval * across, ""
-
-
-def _tensor(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def _check(name: str, value: object, least: int, most: int) -> None:

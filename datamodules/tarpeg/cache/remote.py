@@ -6,6 +6,7 @@ Credentials and endpoints are configured for fsspec: environment variables, or ~
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -87,25 +88,19 @@ def open_object(url: str, nbytes: int) -> Iterator[ReadAhead]:
 
 def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
     """Read ranges of objects, (url, start, stop) in bytes, many at once. Raises ShardError."""
-    systems: dict[int, tuple[Any, list[tuple[str, int, int]], list[str]]] = {}
-    for one in ranges:
-        system, path = _file_system(one[0])
-        _, asked, paths = systems.setdefault(id(system), (system, [], []))
-        asked.append(one)
-        paths.append(path)
-    found: dict[tuple[str, int, int], bytes] = {}
-    for system, asked, paths in systems.values():
-        urls, starts, stops = zip(*asked, strict=True)
+    blobs: list[bytes] = []
+    located = [(*_file_system(one[0]), *one) for one in ranges]
+    for system, group in itertools.groupby(located, lambda one: one[0]):
+        _, paths, urls, starts, stops = map(list, zip(*group, strict=True))
         with _shard_errors(urls[0]):
-            blobs = system.cat_ranges(paths, list(starts), list(stops), on_error="raise")
-        found.update(zip(asked, blobs, strict=True))
-    for (url, start, stop), blob in found.items():
+            blobs += system.cat_ranges(paths, starts, stops, on_error="raise")
+    for (url, start, stop), blob in zip(ranges, blobs, strict=True):
         if len(blob) != stop - start:
             raise ShardError(
                 f"shard {public_url(url)}: {len(blob)} bytes arrived instead of those from {start} to "
                 f"{stop}. It may have changed: start again."
             )
-    return [found[one] for one in ranges]
+    return blobs
 
 
 def check_ranges(url: str, nbytes: int) -> None:
@@ -127,17 +122,17 @@ class ReadAhead:
         self._held, self._start, self._position = b"", 0, 0
         self._next: Future[bytes] = self._thread.submit(self._fetch)
 
-    def read(self, nbytes: int = -1) -> bytes:
-        """Read so many bytes, fewer at the end of the file; a negative number reads the rest."""
+    def read(self, nbytes: int) -> bytes:
+        """Read so many bytes, fewer at the end of the file."""
         parts = []
         while nbytes:
             begin = self._position - self._start
-            part = self._held[begin : begin + nbytes] if nbytes > 0 else self._held[begin:]
+            part = self._held[begin : begin + nbytes]
             if not part and not self._advance():
                 break
             parts.append(part)
             self._position += len(part)
-            nbytes -= len(part) if nbytes > 0 else 0
+            nbytes -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def seek(self, position: int) -> int:

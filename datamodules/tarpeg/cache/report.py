@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple, cast
 
-import torch
 from torch import Tensor
 
 from ..progress import progress
@@ -103,7 +102,7 @@ def measure_speedup(report: CacheReport, images: int = 64, rounds: int = 7) -> S
     for sample in islice(report.example.source.read(), images):
         image = pillow.image_extension(sample.members)
         if image is not None and sample.key in ids:
-            before.append(torch.frombuffer(bytearray(sample.members[image]), dtype=torch.uint8))
+            before.append(pillow.as_tensor(sample.members[image]))
             after.append(shards.images([ids[sample.key]])[0].clone())
     if not before:
         return None

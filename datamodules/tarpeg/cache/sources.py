@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol, cast
 
-from braceexpand import braceexpand
-
 from ..errors import ShardError
 from ..shards.folder import Folder, ImageFile
-from ..shards.paths import expand, parts_of
+from ..shards.paths import expand, expand_braces, parts_of
 from ..shards.tar import grouped, regular_members
 from . import remote
 
@@ -254,12 +252,6 @@ def _local_shard(path: Path) -> SourceShard:
 
 
 def _remote_shards(url: str) -> list[SourceShard]:
-    try:
-        urls = list(braceexpand(url)) if "{" in url else [url]
-    except ValueError as error:
-        raise ShardError(
-            f"source={remote.public_url(url)!r}: the braces do not match. Write it like "
-            "train-{000..009}.tar."
-        ) from error
+    urls = expand_braces(url, remote.public_url(url)) if "{" in url else [url]
     found = [entry for one in urls for entry in remote.list_shards(one)]
     return [SourceShard(one, remote.public_url(one), nbytes, version) for one, nbytes, version in found]

@@ -6,15 +6,16 @@ costs and the measured shares of time into one piece of advice.
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import re
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +26,7 @@ from ..errors import DecodeError, ShardError
 from ..loader.config import PixelFormat
 from ..loader.fetch import BoxError, Fetcher
 from ..sampling.sampler import Request
-from ..shards.labels import Samples
-from ..shards.pillow import JPEG
+from ..shards.pillow import JPEG, as_tensor
 
 STAGES = {
     "wait": "waiting for data",
@@ -297,10 +297,14 @@ def _costs(fetcher: Fetcher, epoch: int, end: float, end_of_encoding: float) -> 
         except DecodeError:
             cached[id] = file  # undecodable: fetched as it is
         else:
-            cached[id] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            cached[id] = as_tensor(data)
     request = Request(epoch, np.array(list(cached), np.int64))
     plain = fetcher if fetcher.pixels.augment is None else replace(fetcher, pixels=PixelFormat())
-    from_cache = replace(plain, shards=cast(Samples, _WithImages(fetcher.shards, cached)))
+    samples: Any = copy.copy(fetcher.shards)
+    samples.images = lambda ids: [
+        cached[id] if id in cached else fetcher.shards.images([id])[0] for id in ids.tolist()
+    ]
+    from_cache = replace(plain, shards=samples)
     fetchers = [plain, from_cache] if plain is fetcher else [plain, from_cache, fetcher]
     rounds: list[list[float]] = []
     while len(rounds) < 2 or (len(rounds) <= _MAX_ROUNDS and time.monotonic() < end):
@@ -318,20 +322,3 @@ def _cpu_seconds(fetcher: Fetcher, request: Request) -> float:
     if result.error is not None:
         raise result.error
     return time.thread_time() - started
-
-
-@dataclass
-class _WithImages:
-    """Samples with some of their images replaced."""
-
-    samples: Samples
-    new: dict[int, Tensor]
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def images(self, ids: Any) -> list[Tensor]:
-        return [self.new[id] if id in self.new else self.samples.images([id])[0] for id in ids.tolist()]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.samples, name)

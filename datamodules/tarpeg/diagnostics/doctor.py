@@ -318,9 +318,10 @@ def _check_speed(cores: int, seconds: float = 6.0) -> SpeedCheck:
     from ..datasets.synthetic import Photos, photograph
     from ..ops import decode
     from ..sampling.crops import RandomCrop
+    from ..shards.pillow import as_tensor
 
     photos = [photograph(Photos(size="article"), index).jpeg for index in range(_PHOTOS)]
-    jpegs = [torch.frombuffer(bytearray(jpeg), dtype=torch.uint8) for jpeg in photos]
+    jpegs = list(map(as_tensor, photos))
     tiled = [decode.tile_jpeg(jpeg) for jpeg in jpegs]
     repeats = min(max(_REPEATS[0], cores), _REPEATS[1])
     count, crop = repeats * _PHOTOS, RandomCrop(_CROP)

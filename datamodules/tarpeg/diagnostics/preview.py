@@ -103,9 +103,8 @@ def _cards(augment: Any, loader: Any, batch: AnyBatch, request: Request, limit: 
             gray = Image.new("RGB", (_SIDE, _SIDE), "#c9ced5")
             card.add(gray, "cannot be decoded: replaced by another sample")
         else:
-            occurrence = None if request.occurrence is None else request.occurrence[[row]]
-            one = Request(request.epoch, request.ids[[row]], occurrence)
-            boxes, flips = fetcher.boxes_and_flips(one, np.array([[source.height, source.width]], np.int32))
+            size = np.array([[source.height, source.width]], np.int32)
+            boxes, flips = fetcher.boxes_and_flips(request.of_row(row), size)
             framed = _with_boxes(source, [box[0].tolist() for box in boxes])
             card.add(framed, f"{source.width} x {source.height}")
         for view in range(len(before)):

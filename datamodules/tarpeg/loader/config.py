@@ -38,11 +38,6 @@ class PixelFormat:
     augment: Augment | None = None
     distorts: bool = False
 
-    @property
-    def decoded(self) -> torch.dtype:
-        """Type of the decoder's output."""
-        return self.dtype if self.augment is None else torch.uint8
-
 
 @dataclass(frozen=True)
 class LoaderConfig:

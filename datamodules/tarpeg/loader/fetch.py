@@ -107,7 +107,7 @@ class Fetcher:
             reason = f"{where_of(self.shards, int(ids[row]))}: image is {code.name} ({code:d})"
             if self.on_error == "raise":
                 raise DecodeError(f"{reason}; on_error='substitute' replaces it by another sample")
-            ids[row], images[..., row, :, :, :] = self._substitute(_row_of(request, row), reason)
+            ids[row], images[..., row, :, :, :] = self._substitute(request.of_row(row), reason)
             substituted.append(f"{reason}; {self.shards.key(int(ids[row]))!r} takes its place")
         if pixels.augment is not None:
             distorted = request if pixels.distorts else None
@@ -150,7 +150,7 @@ class Fetcher:
             interpolation=self.split.interpolation,
             mean=self.pixels.mean,
             std=self.pixels.std,
-            dtype=self.pixels.decoded,
+            dtype=self.dtype if self.pixels.augment is None else torch.uint8,
             out=out if out is None or views == 1 else out.flatten(0, 1),
             threads=threads,
         )
@@ -191,8 +191,3 @@ class Fetcher:
             if status[0] == Status.OK:
                 return int(other), images[..., 0, :, :, :]
         raise DecodeError(f"{reason}, and none of {_MOST_SUBSTITUTES} others that were drawn can be decoded")
-
-
-def _row_of(request: Request, row: int) -> Request:
-    occurrence = None if request.occurrence is None else request.occurrence[[row]]
-    return Request(request.epoch, request.ids[[row]], occurrence)

@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, SupportsIndex, overload
+from typing import Any, ClassVar, Protocol, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -38,11 +38,7 @@ class Crop(Protocol):
 class _Size:
     """A dataclass field: accepts an int (a square) or (height, width), holds the tuple (height, width)."""
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> _Size: ...
-    @overload
-    def __get__(self, instance: object, owner: type) -> tuple[int, int]: ...
-    def __get__(self, instance: object | None, owner: type) -> _Size | tuple[int, int]:
+    def __get__(self, instance: object | None, owner: type) -> tuple[int, int]:
         if instance is None:
             # dataclass then treats the field as one without a default.
             raise AttributeError("size")

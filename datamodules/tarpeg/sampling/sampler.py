@@ -35,6 +35,11 @@ class Request(NamedTuple):
     ids: Int64
     occurrence: Int64 | None = None
 
+    def of_row(self, row: int) -> Request:
+        """Return the request for one of the samples."""
+        occurrence = None if self.occurrence is None else self.occurrence[[row]]
+        return Request(self.epoch, self.ids[[row]], occurrence)
+
 
 @dataclass(frozen=True)
 class Blocks:

@@ -70,8 +70,8 @@ class Shards:
         """
         rows = self._checked(ids)
         members = self._index.member_ends[rows] + self._index.image[rows]
-        places = self._places(rows, members)
-        return [self._map(shard)[0].narrow(0, offset, nbytes) for shard, offset, nbytes in places]
+        places, maps = zip(*self._places(rows, members), strict=True), self._maps
+        return [(maps[shard] or self._map(shard))[0].narrow(0, start, size) for shard, start, size in places]
 
     def labels(self, ids: npt.ArrayLike, extension: str = "cls") -> torch.Tensor:
         """Read the labels of samples ids [B]: int64 [B], ASCII integers in the members of that extension.
@@ -82,15 +82,14 @@ class Shards:
         members = self._members(rows, extension)
         if (members < 0).any():
             raise missing(self, int(rows[members < 0][0]), extension)
-        places = self._places(rows, members)
-        texts = (self._bytes(shard, offset, min(nbytes, LONGEST + 1)) for shard, offset, nbytes in places)
+        texts = map(self._bytes, *self._places(rows, members, LONGEST + 1))
         return integers(self, rows.tolist(), extension, texts)
 
     def member(self, id: int, extension: str) -> bytes | None:
         """Read the sample's member of that extension; None if it has none."""
         rows = self._checked([id])
         members = self._members(rows, extension)
-        return None if members[0] < 0 else self._bytes(*next(self._places(rows, members)))
+        return None if members[0] < 0 else next(map(self._bytes, *self._places(rows, members)))
 
     def extensions(self, id: int) -> list[str]:
         """Extensions of the sample's members, lowercase, without the dot, in the tar's order."""
@@ -122,13 +121,14 @@ class Shards:
             raise IndexError(f"ids must be in 0..{len(self) - 1}, not {rows.min()}..{rows.max()}")
         return rows.astype(np.int64, copy=False)
 
-    def _places(self, rows: Int64, members: Int64) -> Iterator[tuple[int, int, int]]:
-        """Return shard, offset and size (bytes) of one member of each sample."""
-        columns = self._index.shard[rows], self._index.offset[members], self._index.nbytes[members]
-        return zip(*(column.tolist() for column in columns), strict=True)
+    def _places(self, rows: Int64, members: Int64, most: int | None = None) -> list[list[int]]:
+        """Return the shards, offsets and sizes (bytes, at most ``most``) of one member of each sample."""
+        nbytes = self._index.nbytes[members]
+        sizes = nbytes if most is None else np.minimum(nbytes, most)
+        return [column.tolist() for column in (self._index.shard[rows], self._index.offset[members], sizes)]
 
     def _bytes(self, shard: int, offset: int, nbytes: int) -> bytes:
-        return bytes(self._map(shard)[1][offset : offset + nbytes])
+        return bytes((self._maps[shard] or self._map(shard))[1][offset : offset + nbytes])
 
     def _members(self, rows: Int64, extension: str) -> Int64:
         """Positions of the samples' members of that extension; -1 for samples without."""
@@ -152,10 +152,7 @@ class Shards:
         return column
 
     def _map(self, shard: int) -> tuple[torch.Tensor, memoryview]:
-        """Return the map of a tar as a tensor, and as a buffer, from which bytes are copied quickly."""
-        mapped = self._maps[shard]
-        if mapped is not None:
-            return mapped
+        """Map a tar as a tensor, and as a buffer, from which bytes are copied quickly."""
         # Reading beyond the end of a file that shrank is a bus error: check its size first.
         path = self._paths[shard]
         try:

@@ -109,14 +109,18 @@ def _expand_existing(text: str) -> Iterator[Path]:
     yield from files
 
 
-def _expand_braces(text: str) -> Iterator[Path]:
+def expand_braces(text: str, shown: str) -> list[str]:
+    """Expand braces as in bash; ShardError, with the text to show, if they do not match."""
     try:
-        names = list(braceexpand(text))
+        return list(braceexpand(text))
     except ValueError as error:
         raise ShardError(
-            f"source={text!r}: the braces do not match. Write it like train-{{000..009}}.tar."
+            f"source={shown!r}: the braces do not match. Write it like train-{{000..009}}.tar."
         ) from error
-    for name in names:
+
+
+def _expand_braces(text: str) -> Iterator[Path]:
+    for name in expand_braces(text, text):
         if name == text or "{" in name:
             raise ShardError(_missing(text))
         yield from _expand_one(name)

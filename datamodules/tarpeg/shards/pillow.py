@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-import numpy as np
 from PIL import Image, ImageOps
 
 if TYPE_CHECKING:
@@ -34,17 +33,22 @@ def image_extension(extensions: Collection[str]) -> str | None:
     return next((extension for extension in IMAGE_EXTENSIONS if extension in extensions), None)
 
 
+def as_tensor(content: bytes) -> Tensor:
+    """Copy bytes into a tensor, uint8 ``[n]``, that may be written to."""
+    import torch  # here, because the torch-free part of the package uses the tables above
+
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
 def to_ppm(data: Tensor) -> Tensor | None:
     """Convert a PNG, WebP, BMP, TIFF, PNM or GIF (its first frame) to a binary PPM.
 
     ``data``: uint8 ``[n]``. Returns uint8 ``[m]``, upright RGB, for ``tarpeg.decode_batch``; None if Pillow
     cannot decode it, and for JPEGs, which the native decoder has already judged.
     """
-    import torch  # here, because the torch-free part of the package uses the tables above
-
     content = data.numpy().tobytes()
     image = None if content.startswith(JPEG) else open_rgb(content)
-    return None if image is None else torch.from_numpy(np.frombuffer(ppm(image), dtype=np.uint8).copy())
+    return None if image is None else as_tensor(ppm(image))
 
 
 def open_rgb(content: bytes) -> Image.Image | None:
