@@ -8,6 +8,7 @@ from dataclasses import fields
 from tarpeg import RandomResizedCrop, Split
 from tarpeg.loader.config import LoaderConfig
 from tarpeg.loader.loader import Loader
+from tarpeg.loader.stream_loader import StreamingLoader
 
 ALL = [f"k{number:04d}" for number in range(23)]
 """The keys of ``photos``, in the order of its shards."""
@@ -21,6 +22,8 @@ def load(source, crop=None, *, rank=0, world=1, shuffle=True, keys=True, split=N
     config = {field.name: options.pop(field.name) for field in fields(LoaderConfig) if field.name in options}
     split = split or Split(source, crop or RandomResizedCrop(32), **{"flip": 0.5, **options})
     config = LoaderConfig(**{"batch_size": 4, **config})
+    if split.streaming:
+        return StreamingLoader(split, config, shuffle=shuffle, keys=keys, rank=rank, world=world)
     return Loader(split.open(), split, config, shuffle=shuffle, keys=keys, rank=rank, world=world)
 
 

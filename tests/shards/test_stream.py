@@ -22,8 +22,6 @@ from helpers.training import Net, trainer
 from tarpeg import Blocks, CenterCrop, RandomResizedCrop, ShardDataModule, ShardError, Split, Streaming
 from tarpeg.cache.build import build_cache
 from tarpeg.loader.batch import ExtraBatch
-from tarpeg.loader.config import LoaderConfig
-from tarpeg.loader.stream_loader import StreamingLoader
 from tarpeg.shards.index import build
 from tarpeg.shards.stream import expand_urls
 
@@ -78,10 +76,7 @@ def server(folder):
         served.shutdown()
 
 
-def load(source, *, rank=0, world=1, shuffle=True, keys=True, streaming=True, config=None, **options):
-    split = Split(source, **{"crop": RandomResizedCrop(32), "flip": 0.5, "streaming": streaming, **options})
-    config = LoaderConfig(**{"batch_size": 4, "workers": 0, "threads": 0, "max_bad": 1.0, **(config or {})})
-    return StreamingLoader(split, config, shuffle=shuffle, keys=keys, rank=rank, world=world)
+load = functools.partial(loaders.load, streaming=True, workers=0, threads=0, max_bad=1.0)
 
 
 def taken(loader):
@@ -92,20 +87,25 @@ def taken(loader):
 ENGINES = ({"workers": 0, "threads": 0}, {"workers": 0, "threads": 2}, {"workers": 2})
 
 
-@pytest.mark.parametrize("config", ENGINES, ids=str)
-def test_a_pass_over_all_shards_is_every_sample_once(server, config):
-    batches = taken(load(server + "/s-{0..5}.tar", config=config))
-    assert sorted(keys_of(batches)) == ALL
-    assert keys_of(batches) != ALL, "shuffled"
-    for batch in batches:
-        assert batch.image.shape == (4, 3, 32, 32) and batch.image.dtype == torch.uint8
-        assert batch.label.tolist() == [int(key[1:]) % 5 for key in batch.key]
+def test_a_pass_is_every_sample_once_with_the_same_crops_in_any_process(server):
+    runs = []
+    for config in ENGINES:
+        batches, images = taken(load(server + "/s-{0..5}.tar", **config)), {}
+        for batch in batches:
+            assert batch.image.shape == (4, 3, 32, 32) and batch.image.dtype == torch.uint8
+            assert batch.label.tolist() == [int(key[1:]) % 5 for key in batch.key]
+            images |= zip(batch.key, batch.image, strict=True)
+        assert sorted(keys_of(batches)) == ALL
+        assert keys_of(batches) != ALL, "shuffled"
+        runs.append(images)
+    for run in runs[1:]:
+        assert all(torch.equal(run[key], runs[0][key]) for key in ALL)
 
 
 def test_the_same_pixels_as_from_an_index(folder):
     """Compared with a crop without randomness, because sample numbers differ."""
     options = {"crop": CenterCrop(32), "flip": 0.0, "shuffle": False}
-    indexed = taken(loaders.load(folder, workers=0, **options))
+    indexed = taken(load(folder, streaming=False, **options))
     for one, other in zip(indexed, taken(load(folder, **options)), strict=True):
         assert torch.equal(one.image, other.image) and one.key == other.key
 
@@ -114,9 +114,8 @@ def test_the_same_pixels_as_from_an_index(folder):
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_length_is_kept_by_all_ranks(folder, samples, world, workers):
-    config = {"global_batch_size": 6, "batch_size": 1, "workers": workers}
-    options = {"world": world, "streaming": Streaming(samples), "config": config}
-    ranks = [load(folder, rank=rank, **options) for rank in range(world)]
+    options = {"global_batch_size": 6, "batch_size": 1, "workers": workers, "streaming": Streaming(samples)}
+    ranks = [load(folder, rank=rank, world=world, **options) for rank in range(world)]
     batches = [taken(loader) for loader in ranks]
     assert {len(rank) for rank in batches} == {len(ranks[0])}
     assert sum(len(batch.key) for rank in batches for batch in rank) == samples
@@ -128,7 +127,7 @@ def test_a_length_is_kept_by_all_ranks(folder, samples, world, workers):
 def test_batches_are_a_function_of_seed_and_epoch(folder, config):
     runs = []
     for _ in range(2):
-        loader = load(folder, streaming=Streaming(24, buffer=6), config=config)
+        loader = load(folder, streaming=Streaming(24, buffer=6), **config)
         epochs = [list(loader) for _ in range(2)]
         loader.sampler.set_epoch(1)
         epochs.append(list(loader))
@@ -138,19 +137,8 @@ def test_batches_are_a_function_of_seed_and_epoch(folder, config):
         assert keys_of(one) == keys_of(other)
         assert all(torch.equal(a.image, b.image) for a, b in zip(one, other, strict=True))
     assert keys_of(runs[0][0]) != keys_of(runs[0][1]) and keys_of(runs[0][1]) == keys_of(runs[0][2])
-    another = taken(load(folder, config={**config, "seed": 1}))
+    another = taken(load(folder, **config, seed=1))
     assert keys_of(another) != keys_of(runs[0][0])
-
-
-def test_the_crop_of_a_sample_is_equal_in_any_process(folder):
-    runs = []
-    for config in ENGINES:
-        batches = taken(load(folder, config=config))
-        runs.append(
-            {key: image for batch in batches for key, image in zip(batch.key, batch.image, strict=True)}
-        )
-    for run in runs[1:]:
-        assert all(torch.equal(run[key], runs[0][key]) for key in ALL)
 
 
 def test_a_second_pass_is_another_crop(shard_of):
@@ -205,7 +193,7 @@ def test_sources_of_every_kind(folder, server, monkeypatch):
 )
 def test_a_rank_or_worker_without_a_shard_is_an_error(folder, world, workers, text):
     with pytest.raises(ShardError, match=text):
-        load(folder, world=world, streaming=Streaming(24), config={"batch_size": 8, "workers": workers})
+        load(folder, world=world, streaming=Streaming(24), batch_size=8, workers=workers)
 
 
 def test_a_length_that_is_needed(folder):
@@ -236,7 +224,7 @@ NOT_COMPLETE = [("between", "truncated"), ("inside", "truncated"), ("damaged", "
 )
 @pytest.mark.filterwarnings("ignore:.*no image and is left out")
 def test_a_broken_shard_is_named(server, name, text, workers, shuffle):
-    loader = load(f"{server}/{name}", config={"workers": workers}, shuffle=shuffle)
+    loader = load(f"{server}/{name}", workers=workers, shuffle=shuffle)
     with pytest.raises(ShardError, match=rf"{re.escape(name)}.*({text})|({text}).*{name}"):
         taken(loader)
 
@@ -301,7 +289,7 @@ def test_broken_images_and_samples_without_one(shard_of, workers):
         pytest.warns(UserWarning, match=r"x\.tar, key 'k0001': image is EMPTY .*takes its place"),
         pytest.warns(UserWarning, match=r"x\.tar: key 'k0002' has no image and is left out"),
     ):
-        (batch,) = taken(load(path, shuffle=False, config={"workers": workers}))
+        (batch,) = taken(load(path, shuffle=False, workers=workers))
     assert len(batch.key) == 3 and set(batch.key) <= {"k0000", "k0003"}
 
 
@@ -357,13 +345,13 @@ def test_resuming_within_an_epoch_warns_and_keeps_the_count(folder, samples):
 
 def test_an_unsized_epoch_may_drop_its_last_batch(folder):
     for drop_last, sizes in ((True, [5, 5, 5, 5]), (False, [5, 5, 5, 5, 4])):
-        batches = taken(load(folder, config={"batch_size": 5, "drop_last": drop_last}))
+        batches = taken(load(folder, batch_size=5, drop_last=drop_last))
         assert [len(batch.key) for batch in batches] == sizes
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_new_iterator_retires_the_old_and_close_ends_all(folder, children, workers):
-    loader = load(folder, streaming=Streaming(24), config={"workers": workers})
+    loader = load(folder, streaming=Streaming(24), workers=workers)
     old = iter(loader)
     next(old)
     assert len(keys_of(loader)) == 24
