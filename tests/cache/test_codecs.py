@@ -10,7 +10,7 @@ from helpers.crafted import segment
 from helpers.pictures import KINDS, encoded, full, jpeg, picture, saved, tensor
 from helpers.scripts import run_script
 from PIL import Image, ImageCms
-from tarpeg import DecodeError, Raw, Resized, Tiled
+from tarpeg import DecodeError, Layout, Raw, Resized, Tiled
 from tarpeg.cache.codecs import tile_width
 from tarpeg.shards.pillow import open_rgb, to_ppm
 
@@ -57,7 +57,7 @@ FORMATS = [
 @pytest.mark.parametrize(("kind", "mode"), FORMATS)
 def test_other_formats(kind, mode):
     frames = {"save_all": True, "append_images": [Image.new("RGB", (160, 97))]}
-    options = {"GIF": frames, "WEBP": {"lossless": True}}.get(kind, {})
+    options = {"GIF": frames, "WEBP": {"lossless": True, "orientation": 6}}.get(kind, {})
     source = picture(kind, mode=mode, size=(97, 160), **options)
     raw = Raw().encode(source, kind.lower())
     assert raw.extension == "ppm" and raw.tile is None
@@ -135,7 +135,7 @@ def test_damage_is_an_error(codec, damage):
 
 
 @pytest.mark.parametrize(
-    ("codec", "settings", "message"),
+    ("kind", "settings", "message"),
     [
         (Tiled, {"tile": 0}, "tile=0 must be an integer from 1"),
         (Tiled, {"quality": 101}, "quality=101"),
@@ -143,11 +143,12 @@ def test_damage_is_an_error(codec, damage):
         (Resized, {"shorter": 0}, "shorter=0"),
         (Resized, {"shorter": 256, "quality": None}, "quality=None"),
         (Raw, {"shorter": 2.5}, "shorter=2.5"),
+        (Layout, {"samples_per_shard": 0}, "samples_per_shard=0 must be"),
     ],
 )
-def test_bad_settings(codec, settings, message):
+def test_bad_settings(kind, settings, message):
     with pytest.raises(ValueError, match=message):
-        codec(**settings)
+        kind(**settings)
 
 
 def test_constructing_a_codec_does_not_load_the_operators():

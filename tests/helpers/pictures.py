@@ -38,17 +38,17 @@ def tensor(data: bytes) -> Tensor:
 
 
 def encoded(image: Image.Image, **options: Any) -> bytes:
-    """The bytes of a JPEG as Pillow writes it; orientation= adds the EXIF tag."""
+    """The bytes of a JPEG as Pillow writes it."""
+    return saved(image, "JPEG", **{"quality": 90, **options})
+
+
+def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
+    """The bytes of an image in a format of Pillow, such as PNG; orientation= adds the EXIF tag."""
     orientation = options.pop("orientation", None)
     if orientation is not None:
         exif = Image.Exif()
         exif[0x0112] = orientation
         options["exif"] = exif
-    return saved(image, "JPEG", **{"quality": 90, **options})
-
-
-def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
-    """The bytes of an image in a format of Pillow, such as PNG."""
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return buffer.getvalue()

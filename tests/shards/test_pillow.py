@@ -1,4 +1,4 @@
-"""Images that Pillow decodes: EXIF, damage, and no programs. Formats and modes: cache/test_codecs.py."""
+"""Images that Pillow decodes: damage, and no programs. Formats, modes and EXIF: cache/test_codecs.py."""
 
 from __future__ import annotations
 
@@ -7,17 +7,8 @@ import warnings
 
 import numpy as np
 import pytest
-from helpers import reference
 from helpers.pictures import picture, tensor
-from PIL import Image
 from tarpeg.shards.pillow import to_ppm
-
-
-def test_exif_of_other_formats_is_applied():
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    ppm = to_ppm(tensor(picture("PNG", exif=exif)))
-    assert ppm is not None and reference.decode(ppm).shape == (3, 80, 64)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000"])
