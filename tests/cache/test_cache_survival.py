@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from helpers.pictures import jpeg
-from helpers.scripts import PATHS, run_script
+from helpers.scripts import PATHS, SESSION, live_processes, run_script
 from helpers.small_caches import contents
 from helpers.small_tars import write_tar
 from tarpeg import CacheError, Layout, ShardError, Tiled, build_cache
@@ -131,8 +131,8 @@ def test_two_builders_at_once(source, whole, tmp_path):
     assert contents(tmp_path / "cache") in (whole(64), whole(16))
 
 
-def test_workers_of_a_killed_builder_do_not_damage_the_next_cache(source, whole, tmp_path):
-    folder = tmp_path / "cache"
+def test_workers_of_a_killed_builder_end_and_do_not_damage_the_next_cache(source, whole, tmp_path):
+    folder, sessions = tmp_path / "cache", []
     for _ in range(3):
         builder = start(source, folder, 64)
         wait_for(lambda: list((folder / ".building").glob("*.tmp")), builder)
@@ -140,7 +140,9 @@ def test_workers_of_a_killed_builder_do_not_damage_the_next_cache(source, whole,
         builder.wait()
         build_cache(source, folder, Tiled(16), 0)
         assert contents(folder) == whole(16)
+        sessions.append(builder.pid)
     time.sleep(3)
+    assert not any(live_processes(SESSION, session) for session in sessions)
     assert contents(folder) == whole(16)
 
 

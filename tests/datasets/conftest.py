@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from helpers.small_shards import SMALL
+from helpers.pictures import jpeg
 from PIL import Image
-from tarpeg.datasets.synthetic import photograph
 
 
 @pytest.fixture
@@ -16,7 +15,7 @@ def images(tmp_path):
         for index in range(4 * (label + 1)):
             path = root / name / ("deep" if index % 4 == 3 else "") / f"{index}.v1.JPG"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(photograph(SMALL, 100 * label + index).jpeg)
+            path.write_bytes(jpeg("420", 32, 32, 100 * label + index))
     Image.new("RGB", (8, 8)).save(root / "ant" / "flat.png")
     (root / "ant" / "notes.txt").write_text("no image")
     (root / ".cache").mkdir()

@@ -8,15 +8,16 @@ import sys
 from functools import partial
 
 import pytest
+import webdataset
 from helpers.scripts import PATHS, run_tool
-from helpers.small_shards import SMALL, members, tars
-from helpers.small_tars import write_tar
+from helpers.small_tars import members, tars, write_tar
 from tarpeg.datasets.synthetic import Photos, label_of, photograph
 from tarpeg.datasets.writer import make_shards
 from tarpeg.errors import ShardError
 from tarpeg.shards.folder import Folder
 
 SLOW = pytest.mark.slow
+SMALL = Photos(size=32)
 
 
 @pytest.mark.parametrize("workers", [2, pytest.param(1, marks=SLOW), pytest.param(3, marks=SLOW)])
@@ -34,7 +35,7 @@ def test_scripts_need_no_main_guard_and_no_file(tmp_path):
     assert len(members(tmp_path / "o" / "train-000000.tar")) == 80
 
 
-def test_report_and_members(tmp_path):
+def test_report_members_and_what_webdataset_reads(tmp_path):
     report = make_shards(tmp_path, SMALL, 25, prefix="val", samples_per_shard=10, workers=0)
     assert [path.name for path in report.shards] == [f"val-{n:06d}.tar" for n in range(3)]
     shards = [members(path) for path in report.shards]
@@ -47,14 +48,9 @@ def test_report_and_members(tmp_path):
     assert together["00000013.jpg"] == photograph(SMALL, 13, "val").jpeg
     assert together["00000013.cls"] == str(label_of(SMALL, 13, "val")).encode()
     assert sorted(path.name for path in tmp_path.iterdir()) == [path.name for path in report.shards]
-
-
-def test_webdataset_reads_them(tmp_path):
-    webdataset = pytest.importorskip("webdataset")
-    report = make_shards(tmp_path, SMALL, 12, workers=0)
-    data = webdataset.WebDataset(str(report.shards[0]), shardshuffle=False).decode("pil")
-    labels = [(image.size, label) for image, label in data.to_tuple("jpg", "cls")]
-    assert labels == [((32, 32), label_of(SMALL, index)) for index in range(12)]
+    read = webdataset.WebDataset([str(path) for path in report.shards], shardshuffle=False).decode("pil")
+    labels = [(image.size, label) for image, label in read.to_tuple("jpg", "cls")]
+    assert labels == [((32, 32), label_of(SMALL, index, "val")) for index in range(25)]
 
 
 def test_earlier_shards_are_replaced_and_shards_of_others_are_not(tmp_path):

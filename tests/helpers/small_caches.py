@@ -1,14 +1,17 @@
-"""Small caches for tests, written from tars without the builder."""
+"""Small caches for tests, and a large one of tiny images, written from tars without the builder."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 from tarpeg.shards.manifest import Manifest, Quarantined, ShardEntry, summed
 from tarpeg.shards.wds_index import Component, index_text
 
+from helpers.pictures import jpeg
 from helpers.small_tars import write_tar
 
 
@@ -56,6 +59,25 @@ def make_cache(folder: Path, shards: dict[str, list[tuple[str, bytes]]]) -> Path
         add_index(write_tar(folder / f"{name}.tar", members))
     add_manifest(folder)
     return folder
+
+
+def make_big_cache(folder: Path) -> None:
+    """Write a cache as large as ImageNet's, of 16 x 16 JPEGs, with keys as long as ImageNet's.
+
+    All of its 1000 tars are hard links to one file; every shard has its own index file.
+    """
+    data, members = jpeg("420", 16, 16), []
+    for number in range(1282):
+        key = f"n{number % 1000:08d}_{number}"
+        members += [(f"{key}.jpg", data), (f"{key}.cls", b"%d" % (number % 1000))]
+    first = make_cache(folder, {"train-0000": members}) / "train-0000.tar"
+    entries, index = [entry_of(first)], first.with_suffix(".idx").read_bytes()
+    for number in range(1, 1000):
+        path = folder / f"train-{number:04d}.tar"
+        os.link(first, path)
+        path.with_suffix(".idx").write_bytes(index)
+        entries.append(replace(entries[0], name=path.name))
+    manifest_of(entries).write(folder)
 
 
 def shard_files(folder: Path) -> dict[str, bytes]:

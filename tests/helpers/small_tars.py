@@ -1,4 +1,4 @@
-"""Small tars for tests."""
+"""Small tars for tests, and what is in tars."""
 
 from __future__ import annotations
 
@@ -36,6 +36,17 @@ def plain(path, count=3, start=0):
     """Write a shard of samples k0000, k0001, ... with .jpg (not an image) and .cls."""
     pairs = [(f"k{i:04d}", i) for i in range(start, start + count)]
     return write_tar(path, [m for k, i in pairs for m in ((k + ".jpg", b"J%d" % i), (k + ".cls", b"%d" % i))])
+
+
+def tars(folder: str | Path) -> dict[str, bytes]:
+    """Return the bytes of each shard by name."""
+    return {path.name: path.read_bytes() for path in sorted(Path(folder).glob("*.tar"))}
+
+
+def members(tar: Path) -> dict[str, bytes]:
+    """Return the bytes of each member by name."""
+    with tarfile.open(tar) as file:
+        return {member.name: file.extractfile(member).read() for member in file}
 
 
 def images(shards, ids=None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.small_tars import cache_home as cache_home, plain
+from helpers.small_tars import cache_home as cache_home, images, plain
 from tarpeg.errors import ShardError
 from tarpeg.shards.mapped import Shards
 from tarpeg.shards.paths import expand
@@ -30,11 +30,14 @@ def test_expand_folder_glob_braces_path_and_list(tmp_path):
     assert expand(f"{tmp_path}/p-*") == in_order
 
 
-def test_expand_keeps_relative_paths_and_expands_home(tmp_path, monkeypatch):
+def test_relative_paths_survive_a_change_of_folder_and_home_is_expanded(tmp_path, monkeypatch):
     plain(tmp_path / "a.tar")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert expand("a.tar") == [Path("a.tar")]
+    shards = Shards(expand("a.tar"))
+    monkeypatch.chdir("/")
+    assert images(shards, [2]) == [b"J2"] and shards.shard(0) == tmp_path / "a.tar"
     assert expand("~/a.tar") == [tmp_path / "a.tar"]
 
 
