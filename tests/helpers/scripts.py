@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,14 @@ def live_processes(field: int, number: int) -> set[int]:
         if fields and fields[0] != "Z" and int(fields[field]) == number:
             found.add(int(entry.name))
     return found
+
+
+def wait_until(is_done: Callable[[], object], seconds: float = 10) -> bool:
+    """Wait until the condition holds, at most that long; return whether it does."""
+    deadline = time.monotonic() + seconds
+    while not is_done() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return bool(is_done())
 
 
 def run_python(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers.loaders import digest
-from helpers.scripts import run_two_ranks
 from helpers.training import Net, fitted, heavy, module, trainer
 from tarpeg import Augment, CenterCrop, Mix, ShardDataModule, Split, Streaming
 
@@ -76,7 +75,7 @@ def test_a_stream_that_lightning_fetches_ahead(photos, tmp_path):
     assert trained(tmp_path, sized) == trained(tmp_path, again)
 
 
-def test_views_and_occurrences_have_their_own_params(photos, tmp_path):
+def test_views_have_their_own_params(photos, tmp_path):
     split = Split(photos, CenterCrop(16), views=2)
     shown = []
     for workers in (0, 1):
@@ -88,11 +87,6 @@ def test_views_and_occurrences_have_their_own_params(photos, tmp_path):
     single = ShardDataModule(Split(photos, CenterCrop(16)), batch_size=4, workers=0, augment=heavy())
     alone = next(iter(single.augmented(single.train_dataloader())))
     assert torch.equal(alone.image, first), "the first view equals that of a split without views"
-
-    often = Split(photos, CenterCrop(16), weights=[1.0] + [0.0] * 22, shuffle=False)
-    data = ShardDataModule(often, batch_size=4, workers=0, augment=heavy())
-    images = next(iter(data.augmented(data.train_dataloader()))).image
-    assert len({image.contiguous().numpy().tobytes() for image in images}) == 4
 
 
 def test_a_hook_that_removes_images_is_an_error(photos, tmp_path):
@@ -125,28 +119,3 @@ def test_mixed_batches(photos, tmp_path):
     data = module(photos, augment=Augment(mix=Mix(5)))
     list(data.augmented(data.train_dataloader()))
     assert torch.equal(torch.rand(1), expected), "torch's generator is not touched"
-
-
-DDP = """
-import json
-from helpers.training import Net, heavy, module, trainer
-
-net = Net()
-run = trainer({out!r}, devices=2, strategy="ddp", max_epochs=2)
-run.fit(net, datamodule=module({photos!r}, workers={workers}, augment=heavy(), global_batch_size=4))
-shown = [dict(zip(batch.key, batch.image.double().sum((1, 2, 3)).tolist())) for batch in net.seen["train"]]
-open({out!r} + "/rank" + str(run.global_rank) + ".json", "w").write(json.dumps(shown))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 1])
-def test_two_ranks_draw_the_params_of_one(photos, tmp_path, workers):
-    ranks = run_two_ranks(tmp_path, DDP.format(out=str(tmp_path), photos=str(photos), workers=workers))
-    data = module(photos, workers=0, augment=heavy(), global_batch_size=4)
-    loader = data.train_dataloader()
-    alone = [batch for _ in range(2) for batch in data.augmented(loader)]
-    for batch, one, other in zip(alone, *ranks, strict=True):
-        both = one | other
-        assert set(both) == set(batch.key)
-        assert [both[key] for key in batch.key] == batch.image.double().sum((1, 2, 3)).tolist()

@@ -1,4 +1,4 @@
-"""Two ranks under Lightning, over gloo: every way to choose samples keeps its promises."""
+"""Two ranks under Lightning, over gloo: the planned samples, and the params that one rank draws."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import pytest
 from helpers.pictures import jpeg
 from helpers.scripts import run_two_ranks
 from helpers.small_tars import sample, write_tar
+from helpers.training import heavy, module
 from tarpeg import RandomResizedCrop, Split
 
 SCRIPT = """
 import faulthandler, json, warnings
 faulthandler.dump_traceback_later(200, exit=True)  # a run that hangs prints its stacks
 from tarpeg import Blocks, CenterCrop, RandomResizedCrop, ShardDataModule, Split, Streaming
-from helpers.training import Net, trainer
+from helpers.training import Net, heavy, module, trainer
 
 crop = RandomResizedCrop(16)
 splits = {{
@@ -26,6 +27,11 @@ for name, split in splits.items():
     net, run = Net(), trainer({out!r}, devices=2, strategy="ddp", max_epochs=2)
     run.fit(net, datamodule=ShardDataModule(split, batch_size=3, workers=1, keys=True))
     seen[name] = net.keys("train", 2), [list(batch.image.shape) for batch in net.seen["train"]]
+for workers in (0, 1):
+    net, run = Net(), trainer({out!r}, devices=2, strategy="ddp", max_epochs=2)
+    run.fit(net, datamodule=module({folder!r}, workers=workers, augment=heavy(), global_batch_size=4))
+    sums = [batch.image.double().sum((1, 2, 3)).tolist() for batch in net.seen["train"]]
+    seen[f"augmented{{workers}}"] = [dict(zip(b.key, s)) for b, s in zip(net.seen["train"], sums)]
 pictures = ShardDataModule(predict=Split({pictures!r}, CenterCrop(16), target=None), batch_size=2, workers=0)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -63,4 +69,13 @@ def test_two_processes_get_what_was_planned(tmp_path):
         assert len(one[epoch] + other[epoch]) == 24
         shards = [{int(key[1:]) // 6 for key in keys[epoch]} for keys in (one, other)]
         assert not shards[0] & shards[1]
+
+    data = module(folder, workers=0, augment=heavy(), global_batch_size=4)
+    loader = data.train_dataloader()
+    alone = [batch for _ in range(2) for batch in data.augmented(loader)]
+    for name in ("augmented0", "augmented1"):
+        for batch, one, other in zip(alone, *(rank[name] for rank in ranks), strict=True):
+            both = one | other
+            assert set(both) == set(batch.key)
+            assert [both[key] for key in batch.key] == batch.image.double().sum((1, 2, 3)).tolist()
     assert sorted(ranks[0]["predict"] + ranks[1]["predict"]) == [f"{number}.jpg" for number in range(7)]

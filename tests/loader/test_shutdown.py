@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.scripts import PATHS, SESSION, live_processes
+from helpers.scripts import PATHS, SESSION, live_processes, wait_until
 
 ENGINES = {"threads": {"workers": 0, "threads": 2}, "workers": {"workers": 2}}
 # If the tests run in the background, they and what they start inherit an ignored SIGINT.
@@ -53,21 +53,16 @@ class Run:
         return live_processes(SESSION, self.process.pid)
 
     def wait_until_ready(self) -> None:
-        deadline = time.monotonic() + 150
-        while not self.log.with_name("ready").exists():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                self.assert_nothing_is_left(0)
-                raise AssertionError(self.log.read_text())
-            time.sleep(0.1)
+        ready = self.log.with_name("ready")
+        wait_until(lambda: ready.exists() or self.process.poll() is not None, 150)
+        if not ready.exists():
+            self.assert_nothing_is_left(0)
+            raise AssertionError(self.log.read_text())
         time.sleep(0.5)
         assert named_memory(self.members()) == []
 
     def assert_nothing_is_left(self, seconds: int = 30) -> None:
-        deadline = time.monotonic() + seconds
-        while self.process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.1)
-        while self.members() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_until(lambda: self.process.poll() is not None and not self.members(), seconds)
         left = self.members()
         for process in left:
             os.kill(process, signal.SIGKILL)

@@ -97,13 +97,6 @@ def test_wrong_settings(settings, text):
 # --- subsets and weights
 
 
-def test_subsets_and_weights_must_fit_the_shards(photos):
-    with pytest.raises(ValueError, match=r"subset=\[23\] must be within 0\.\.22"):
-        load(photos, subset=[23])
-    with pytest.raises(ValueError, match=r"weights=.* one number for each of the 23 samples"):
-        load(photos, weights=[1.0] * 22)
-
-
 def test_what_stands_in_for_a_broken_image_is_of_the_subset(shard_of):
     path = shard_of(*(sample(n, b"" if n in (0, 1, 2) else None) for n in range(30)))
     for options in ({"subset": [0, 1, 2, 7]}, {"weights": [1, 1, 1, *[0] * 4, 1, *[0] * 22]}):
@@ -187,17 +180,6 @@ def test_interpolation(photos, interpolation):
     files = shards.images(range(23))
     boxes = torch.cat((torch.zeros(23, 2, dtype=torch.int32), image_sizes(files)), 1)
     assert torch.equal(batch.image, decode_batch(files, boxes, (24, 40), interpolation=interpolation)[0])
-
-
-# --- sizes by epoch
-
-
-def test_the_size_follows_the_epoch(photos):
-    loader = load(photos, Progressive(RandomResizedCrop(40), {1: 16, 3: (24, 32)}))
-    sizes = [{tuple(batch.image.shape[2:]) for batch in loader} for _ in range(5)]
-    assert sizes == [{(40, 40)}, {(16, 16)}, {(16, 16)}, {(24, 32)}, {(24, 32)}]
-    loader.sampler.set_epoch(0)
-    assert next(iter(loader)).image.shape[2:] == (40, 40)
 
 
 def test_progressive_from_hydra():

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.loaders import ALL, RUNNERS, digest, keys_of, load, name_of
-from helpers.scripts import run_script
+from helpers.scripts import run_script, wait_until
 from tarpeg import Augment, Progressive, RandomResizedCrop, Split
 from tarpeg.loader import workers
 from tarpeg.loader.config import LoaderConfig, PixelFormat
@@ -135,10 +135,7 @@ def assert_nothing_left(children):
     before = set(threading.enumerate())
 
     def check():
-        deadline = time.monotonic() + 10
-        while (left := children() | (set(threading.enumerate()) - before)) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert left == set()
+        assert wait_until(lambda: not children() and before >= set(threading.enumerate()))
 
     return check
 
@@ -368,12 +365,16 @@ def test_a_deleted_loader_leaves_nothing(photos, runner, assert_nothing_left):
     assert_nothing_left()
 
 
-def test_buffers_grow_and_shrink_with_the_batches(photos, runner):
-    split = Split(photos, Progressive(RandomResizedCrop(16), {1: 48, 2: 64, 3: 8}), views=2)
+def test_sizes_follow_the_epoch_and_buffers_the_sizes(photos, runner):
+    split = Split(photos, Progressive(RandomResizedCrop(16), {1: 48, 2: (64, 40), 4: 8}), views=2)
     plain, loader = load(photos, split=split, workers=0, threads=0), load(photos, split=split, **runner)
-    kept = [list(loader) for _ in range(4)]
-    assert [digest(epoch) for epoch in kept] == [digest(plain) for _ in range(4)]
-    assert kept[2][0].image.shape == (2, 4, 3, 64, 64)
+    kept = [list(loader) for _ in range(5)]
+    assert [digest(epoch) for epoch in kept] == [digest(plain) for _ in range(5)]
+    loader.sampler.set_epoch(0)
+    kept.append([next(iter(loader))])
+    sizes = [{tuple(batch.image.shape[3:]) for batch in epoch} for epoch in kept]
+    assert sizes == [{(16, 16)}, {(48, 48)}, {(64, 40)}, {(64, 40)}, {(8, 8)}, {(16, 16)}]
+    assert kept[2][0].image.shape[:3] == (2, 4, 3)
 
 
 def test_workers_and_threads_of_a_config():

@@ -38,9 +38,12 @@ def test_resize_is_within_one_level(interpolation: str, antialias: bool, size: t
     table, flip = torch.tensor(boxes, dtype=torch.int32), torch.arange(len(files)) % 2 == 0
     options = {"interpolation": interpolation, "antialias": antialias}
     images, status = tarpeg.decode_batch(files, table, size, flip, fidelity="exact", **options)
-    assert status.tolist() == [0] * len(files)
+    assert status.tolist() == [0] * len(files) and status.dtype == torch.int32
     expected = reference.decode_batch(files, table, size, flip, **options)
-    assert images.shape == expected.shape
+    assert images.shape == expected.shape and images.dtype == torch.uint8
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    images_of_none, status_of_none = tarpeg.decode_batch([], table[:0], size, **options)
+    assert images_of_none.shape == (0, 3, *size) and status_of_none.shape == (0,)
     assert largest_difference(images, expected) <= (1 if interpolation == "bilinear" else 0)
 
 
@@ -79,14 +82,6 @@ def test_strong_reduction_stays_within_one_level() -> None:
         jpeg = pictures.tensor(data)
         image = resized(jpeg, (0, 0, 1100, 3000), (1, 5), fidelity="exact")
         assert largest_difference(image, reference.decode_batch([jpeg], whole(1100, 3000), (1, 5))[0]) <= 1
-
-
-def test_layout_and_types() -> None:
-    for count, size in ((3, (16, 16)), (0, (5, 6))):
-        images, status = tarpeg.decode_batch([SMALL] * count, whole(30, 40).repeat(count, 1), size)
-        assert images.shape == (count, 3, *size) and images.dtype == torch.uint8
-        assert images.is_contiguous(memory_format=torch.channels_last)
-        assert status.shape == (count,) and status.dtype == torch.int32
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -41,17 +42,13 @@ def test_any_number_of_threads_of_torch_gives_the_same_bytes(operator) -> None:
 
 
 def test_many_callers_at_once() -> None:
-    expected, wrong = decode(1), []
+    expected = decode(1)
 
-    def call() -> None:
-        wrong.extend(not torch.equal(decode(3), expected) for _ in range(40))
+    def call(_: int) -> list[bool]:
+        return [torch.equal(decode(3), expected) for _ in range(40)]
 
-    callers = [threading.Thread(target=call) for _ in range(6)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    assert wrong == [False] * 240
+    with ThreadPoolExecutor(6) as callers:
+        assert list(callers.map(call, range(6))) == [[True] * 40] * 6
 
 
 def test_forked_child_has_its_own_threads() -> None:

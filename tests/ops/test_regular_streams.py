@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -21,7 +22,6 @@ BASE = Jpeg(50, 70).noise()
 # 2 MCUs per segment, 5 MCUs per row: the interval does not divide it.
 SHEARED = Jpeg(50, 70, interval=2).noise()
 TILED = replace(SHEARED, interval=5)
-ALL_THREE = pytest.mark.parametrize("source", [BASE, SHEARED, TILED], ids=["plain", "sheared", "tiled"])
 EOI = b"\xff\xd9"
 BOXES: list[Box] = [(0, 0, 50, 70), (17, 23, 20, 31), (0, 40, 33, 30), (49, 69, 1, 1), (31, 15, 2, 2)]
 # Sizes relative to the box: means of 2, 2, 4, 4 and 8 samples.
@@ -59,12 +59,6 @@ def with_segments(source: Jpeg, change: Callable[[list[bytes]], object]) -> byte
     change(parts)
     empty = replace(source, interval=0, coefficients=[np.zeros_like(c) for c in source.coefficients])
     return source.head() + empty.scan(range(3))[: 2 + 12] + b"".join(parts) + EOI
-
-
-@ALL_THREE
-def test_crafted_files_are_valid(source: Jpeg) -> None:
-    assert with_segments(source, lambda parts: None) == source.bytes()
-    check(source.bytes())
 
 
 def test_fill_bytes_before_markers() -> None:
@@ -137,9 +131,11 @@ def test_ordinary_files_with_restarts() -> None:
             check(pictures.encoded(image, **restarts, **options))
 
 
-@ALL_THREE
+@pytest.mark.parametrize("source", [BASE, SHEARED, TILED], ids=["plain", "sheared", "tiled"])
 def test_bytes_at_the_end(source: Jpeg) -> None:
     data = source.bytes()
+    assert with_segments(source, lambda parts: None) == data
+    check(data)
     for box in BOXES:
         for short in (data[:-2], data[:-1], data[:-1] + b"\0\0\0"):
             assert status_of(short, box) == Status.TRUNCATED
@@ -155,14 +151,6 @@ def test_height_after_the_scan_is_refused(source: Jpeg) -> None:
     assert status_of(replace(source, stated_height=0, behind_scan=dnl + EOI).bytes()) == Status.UNSUPPORTED
     check(replace(source, behind_scan=dnl + EOI).bytes())  # ignored if the frame has a height
     check(replace(source, more=dnl).bytes())
-
-
-@pytest.mark.parametrize("transform", [0, 1, 2, 7, None])
-@pytest.mark.parametrize("jfif", [b"", JFIF])
-@pytest.mark.parametrize("ids", [(1, 2, 3), (82, 71, 66), (0, 1, 2), (34, 35, 36), (1, 1, 1)])
-def test_colour_spaces(transform: int | None, jfif: bytes, ids: tuple[int, ...]) -> None:
-    markers = jfif + (b"" if transform is None else crafted.adobe(transform))
-    check(replace(TILED, markers=markers, ids=ids).bytes(), BOXES[:2])
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
@@ -280,39 +268,33 @@ def test_segments_that_do_not_matter() -> None:
 ALL = (0, 0, 32, 48)
 
 
-def picture(codes: str, interval: int) -> Jpeg:
+@pytest.fixture(params=itertools.product(CODES, (0, 1)), ids=str)
+def coded(request: pytest.FixtureRequest) -> Jpeg:
+    codes, interval = request.param
     return Jpeg(32, 48, codes=CODES[codes], interval=interval, tables=((2,) * 64,) * 2).noise()
 
 
-@pytest.mark.parametrize("codes", CODES)
-@pytest.mark.parametrize("interval", [0, 1])
-class TestCodes:
-    def test_any_code(self, codes: str, interval: int) -> None:
-        for strength in (3, 40, 300):
-            check(picture(codes, interval).noise(strength=strength).bytes(), [ALL])
+def test_any_code_and_data_that_end_too_early(coded: Jpeg) -> None:
+    for strength in (3, 40, 300):
+        check(coded.noise(strength=strength).bytes(), [ALL])
+    data = coded.bytes()
+    for cut in range(8, 60, 3):
+        assert status_of(data[:-cut] + EOI, ALL) in DAMAGED, cut
 
-    def test_blocks_that_end_at_every_coefficient(self, codes: str, interval: int) -> None:
-        """The last may be the first or the second of a pair; no end-of-block code follows the 64th."""
-        source = picture(codes, interval)
-        rng = np.random.default_rng(7)
-        for values in source.coefficients:
-            values[..., 1:] = rng.choice([-1, 1, 1, 2], values[..., 1:].shape)
-            last = rng.choice([0, 1, 2, 30, 59, 60, 61, 62, 63, 63, 63], values.shape[:2])
-            values[np.arange(64) > last[..., None]] = 0
-        check(source.bytes(), [ALL])
 
-    def test_sparse_blocks_up_to_the_last_coefficient(self, codes: str, interval: int) -> None:
-        source = picture(codes, interval)
-        rng = np.random.default_rng(8)
-        for values in source.coefficients:
-            values[..., 1:] *= rng.random(values[..., 1:].shape) < 0.05
-            values[..., 63] = rng.choice([-1, 0, 1], values.shape[:2])
-        check(source.bytes(), [ALL])
-
-    def test_data_that_end_too_early_are_a_status(self, codes: str, interval: int) -> None:
-        data = picture(codes, interval).bytes()
-        for cut in range(8, 60, 3):
-            assert status_of(data[:-cut] + EOI, ALL) in DAMAGED, cut
+def test_blocks_that_end_at_every_coefficient_and_sparse_ones(coded: Jpeg) -> None:
+    """The last may be the first or the second of a pair; no end-of-block code follows the 64th."""
+    rng = np.random.default_rng(7)
+    full, sparse = coded.noise(), coded.noise()
+    for values in full.coefficients:
+        values[..., 1:] = rng.choice([-1, 1, 1, 2], values[..., 1:].shape)
+        last = rng.choice([0, 1, 2, 30, 59, 60, 61, 62, 63, 63, 63], values.shape[:2])
+        values[np.arange(64) > last[..., None]] = 0
+    for values in sparse.coefficients:
+        values[..., 1:] *= rng.random(values[..., 1:].shape) < 0.05
+        values[..., 63] = rng.choice([-1, 0, 1], values.shape[:2])
+    check(full.bytes(), [ALL])
+    check(sparse.bytes(), [ALL])
 
 
 @pytest.mark.parametrize("symbols", [[0xF0] * 4, [0x01] * 60 + [0xF1], [0x01] * 62 + [0x11]])

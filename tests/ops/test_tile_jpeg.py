@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -73,14 +74,8 @@ def test_the_interval_divides_the_row() -> None:
 
 
 def test_intervals_by_hand() -> None:
-    for columns, tile, expected in [
-        (25, 32, 5),
-        (23, 32, 23),
-        (13, 96, 13),
-        (34, 80, 17),
-        (35, 144, 35),
-        (6, 999, 6),
-    ]:
+    cases = [(25, 32, 5), (23, 32, 23), (13, 96, 13), (34, 80, 17), (35, 144, 35), (6, 999, 6)]
+    for columns, tile, expected in cases:
         data = pictures.encoded(Image.fromarray(pictures.pixels(8, 16 * columns)), quality=95)
         assert interval(tiled(data, tile)) == expected, (columns, tile)
     # Gray marked 2x2 has MCUs of one block: 13 across, not 7.
@@ -118,12 +113,14 @@ def test_the_adobe_transform_is_kept(kind: str, transform: int) -> None:
     assert dict(segments_of(result))[0xEE][11] == transform
 
 
-@pytest.mark.parametrize("transform", [0, 1, 2, None])
+@pytest.mark.parametrize("transform", [0, 1, 2, 7, None])
 @pytest.mark.parametrize("jfif", [b"", crafted.JFIF])
-@pytest.mark.parametrize("ids", [(1, 2, 3), (82, 71, 66), (0, 1, 2), (1, 1, 1)])
-def test_colour_spaces_are_kept(transform: int | None, jfif: bytes, ids: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("ids", [(1, 2, 3), (82, 71, 66), (0, 1, 2), (34, 35, 36), (1, 1, 1)])
+def test_colour_spaces_are_decoded_and_kept(transform: int | None, jfif: bytes, ids: tuple[int, ...]) -> None:
     markers = jfif + (b"" if transform is None else crafted.adobe(transform))
-    assert_lossless(Jpeg(24, 40, markers=markers, ids=ids).noise().bytes())
+    source = Jpeg(50, 70, markers=markers, ids=ids).noise()
+    assert_lossless(source.bytes())
+    pictures.check_crops(replace(source, interval=5).bytes(), [(0, 0, 50, 70), (17, 23, 20, 31)])
 
 
 @pytest.mark.parametrize("sampling", crafted.SAMPLINGS[:-3], ids=str)
