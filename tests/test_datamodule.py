@@ -10,17 +10,8 @@ from helpers.loaders import ALL
 from helpers.scripts import run_file, run_two_ranks
 from helpers.small_tars import sample
 from helpers.training import Net, fitted, module, trainer
-from tarpeg import (
-    Augment,
-    Batch,
-    CenterCrop,
-    DataStallMonitor,
-    KeyedBatch,
-    ShardDataModule,
-    ShardError,
-    Split,
-    machine,
-)
+from tarpeg import Augment, Batch, CenterCrop, DataStallMonitor, KeyedBatch, ShardDataModule, Split, machine
+from tarpeg.errors import ShardError
 from torch import nn
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
@@ -196,12 +187,13 @@ def test_errors(photos, tmp_path):
 
 
 DDP = """
-import json
+import json, os
 from helpers.training import Net, module, trainer
 
 net, folder, out = Net(), {photos!r}, {out!r}
-run = trainer(out, devices=2, strategy="ddp", max_epochs=2, limit_val_batches=1.0)
-run.fit(net, datamodule=module(folder, workers=1))
+seed = {seeds}[int(os.environ.get("LOCAL_RANK", 0))]
+run = trainer(out, devices=2, strategy="ddp", max_epochs=2)
+run.fit(net, datamodule=module(folder, workers=1, seed=seed))
 keys = [[[key for key in batch.key] for batch in net.seen[stage]] for stage in ("train", "validate")]
 open(out + "/rank" + str(run.global_rank) + ".json", "w").write(json.dumps(keys))
 """
@@ -209,7 +201,7 @@ open(out + "/rank" + str(run.global_rank) + ".json", "w").write(json.dumps(keys)
 
 @pytest.mark.slow
 def test_two_processes_see_every_sample_exactly_once(photos, tmp_path):
-    ranks = run_two_ranks(tmp_path, DDP.format(photos=str(photos), out=str(tmp_path)))
+    ranks = run_two_ranks(tmp_path, DDP.format(photos=str(photos), out=str(tmp_path), seeds=(0, 0)))
     alone = module(photos, global_batch_size=8).train_dataloader()
     train = [batches for batches, _ in ranks]
     assert len(train[0]) == len(train[1]) == 6
@@ -220,18 +212,10 @@ def test_two_processes_see_every_sample_exactly_once(photos, tmp_path):
     assert sorted(validated) == sorted(ALL * 2)
 
 
-UNEQUAL = """
-import os
-from helpers.training import Net, module, trainer
-
-run = trainer({out!r}, devices=2, strategy="ddp", num_sanity_val_steps=0)
-run.fit(Net(), datamodule=module({photos!r}, workers=0, seed=int(os.environ.get("LOCAL_RANK", 0))))
-"""
-
-
 @pytest.mark.slow
 def test_ranks_with_different_batches_raise(photos, tmp_path):
-    done = run_file(tmp_path / "unequal.py", UNEQUAL.format(photos=str(photos), out=str(tmp_path)), 120)
+    script = DDP.format(photos=str(photos), out=str(tmp_path), seeds=(0, 1))
+    done = run_file(tmp_path / "unequal.py", script, 120)
     assert done.returncode != 0
     text = r"ShardError: the train split is \{.*'seed': 0\} on rank 0 but \{.*'seed': 1\} on rank 1"
     assert re.search(text, done.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tarpeg.files import renamed, write_json
@@ -45,10 +46,7 @@ def test_writers_of_one_path_do_not_disturb_each_other(tmp_path):
             together.wait()
             stream.write(bytes([number]) * 100_000)
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
     content = path.read_bytes()
     assert len(content) == 100_000 and len(set(content)) == 1 and list(tmp_path.iterdir()) == [path]

@@ -7,8 +7,7 @@ import sys
 import pytest
 import tarpeg
 import torch
-from helpers.bench import measured
-from helpers.scripts import run_tool
+from helpers.scripts import measured, run_tool
 from tarpeg.benchmarks import decode_peers
 from tarpeg.benchmarks.loader import LoaderContestant
 from tarpeg.benchmarks.loader_data import LoaderData
@@ -90,7 +89,7 @@ def test_a_peer_that_is_not_installed_is_left_out_with_the_package_to_install(tm
         ({"size": "huge"}, "size.*huge"),
         (
             {"suite": "article", "size": "imagenet"},
-            "size=imagenet must be article, big, or sides of at least",
+            "=imagenet must be article, big, or sides of at least 256",
         ),
         ({"suite": "article", "size": [300, 200]}, "size=300x200 must be .* at least 256: suite=article"),
         ({"suite": "loader", "loader": {"workers": 0}}, "loader.workers=0 must be an integer of at least 1"),

@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pytest
 import torch
-from helpers.bench import measured
+from helpers.scripts import measured
 from PIL import Image
 from tarpeg.benchmarks import replay_peers
 from tarpeg.benchmarks.loader_data import LoaderData
@@ -75,7 +75,7 @@ def test_dali_draws_its_own_random_numbers(data, suite, group):
 def test_the_articles_step_is_pillows_ycbcr_with_black_cells(data):
     given = given_batch("article", "training", data)
     images = replay_peers.Article(replay_peers.by_torchvision).replay(given)
-    masked = 0.0
+    masked = 0
     for row, (top, left, height, width) in enumerate(given.boxes.tolist()):
         with Image.open(io.BytesIO(given.jpegs[row])) as image:
             crop = np.array(image.crop((left, top, left + width, top + height)).convert("YCbCr"), np.float32)
@@ -83,11 +83,9 @@ def test_the_articles_step_is_pillows_ycbcr_with_black_cells(data):
         drawn = np.pad(given.masks[row].numpy(), 1)
         for y in range(16):
             for x in range(16):
-                is_masked = drawn[y : y + 3, x + 1].any() or drawn[y + 1, x : x + 3].any()
-                crop[16 * y : 16 * y + 16, 16 * x : 16 * x + 16] = (
-                    (0, 128, 128) if is_masked else crop[16 * y : 16 * y + 16, 16 * x : 16 * x + 16]
-                )
-                masked += is_masked
+                if drawn[y : y + 3, x + 1].any() or drawn[y + 1, x : x + 3].any():
+                    crop[16 * y : 16 * y + 16, 16 * x : 16 * x + 16] = (0, 128, 128)
+                    masked += 1
         assert np.abs(255 * images[row].permute(1, 2, 0).numpy() - crop).max() <= 1.01
     assert 0.7 < masked / (256 * len(given.ids)) < 0.82  # 1 - 0.75 ** 5, less at the edges
 

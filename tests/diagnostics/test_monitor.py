@@ -100,14 +100,11 @@ def test_a_slow_loader(caplog):
     assert "data/substituted" not in logged, "this loader does not count them"
 
 
-def test_two_loaders_at_once():
+def test_two_loaders_at_once_and_batches_without_a_length():
     loader = sleepy(0.001, count=4)
     stall, trainer = fit(Model(), loader={"a": loader, "b": loader})
     assert stall._images == 3 * 8
     assert stall.images_per_second and "data/images_per_second" in trainer.callback_metrics
-
-
-def test_batches_without_a_length():
     stall, trainer = fit(Model(), loader=DataLoader(["x"] * 12, batch_size=2))
     assert (stall.images_per_second, stall.verdict[:7]) == (0.0, "5 steps")
     assert "data/images_per_second" not in trainer.callback_metrics

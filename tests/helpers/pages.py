@@ -7,11 +7,8 @@ from typing import NamedTuple
 
 from helpers.checkouts import ROOT
 
-PAGES = (
-    "README.md",
-    "CONTRIBUTING.md",
-    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
-)
+DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+PAGES = ("README.md", "CONTRIBUTING.md", *DOCS)
 # The beginning of a command line, in a text or in a block.
 PROGRAM = re.compile(
     r"(?:[A-Z_]+=\S+ )*(?:python3?|pip|make|export|source|git|cd|\.ci/run|tensorboard)(?=\s|$)"

@@ -78,10 +78,9 @@ def write(values):
 def assert_portable_is_equal(script: str) -> None:
     """Run a script that passes tensors to write(), with and without vector code: the values must be equal."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", PORTABLE + script]
     vector, portable = (
-        subprocess.run(
-            [sys.executable, "-c", PORTABLE + script], env=environment | extra, capture_output=True
-        )
+        subprocess.run(command, env=environment | extra, capture_output=True)
         for extra in ({}, {"TARPEG_PORTABLE": "1"})
     )
     assert vector.stdout and vector.stdout == portable.stdout, (vector.stderr + portable.stderr).decode()
@@ -116,10 +115,8 @@ def check_crops(data: bytes, boxes: Sequence[tuple[int, int, int, int]]) -> None
         top, left, height, width = box
         expected = whole[:, top : top + height, left : left + width]
         assert torch.equal(tarpeg.decode_crop(jpeg, *box), expected), (box, whole.shape)
-        options = {"size": (height, width), "flip": torch.tensor([False, True])}
-        images, status = tarpeg.decode_batch(
-            [jpeg] * 2, torch.tensor([box] * 2, dtype=torch.int32), **options
-        )
+        twice, flip = torch.tensor([box] * 2, dtype=torch.int32), torch.tensor([False, True])
+        images, status = tarpeg.decode_batch([jpeg] * 2, twice, (height, width), flip)
         assert not status.any() and torch.equal(images, torch.stack((expected, expected.flip(-1)))), box
 
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageOps
 from tarpeg.ops import matrices as mx
 from torch import Tensor
-from torchvision.transforms.v2.functional import adjust_hue
+from torchvision.transforms.v2.functional import adjust_hue, normalize, rgb_to_grayscale
 
 
 def decode(jpeg: Tensor) -> Tensor:
@@ -51,9 +51,7 @@ def decode_batch(
 
 def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Turn uint8 ``[B, 3, H, W]`` into float64 (value / 255 - mean) / std."""
-    center = torch.tensor(list(mean), dtype=torch.float64).reshape(1, 3, 1, 1)
-    deviation = torch.tensor(list(std), dtype=torch.float64).reshape(1, 3, 1, 1)
-    return (images.double() / 255 - center) / deviation
+    return normalize(images.double() / 255, list(mean), list(std))
 
 
 def warp_affine(
@@ -142,10 +140,11 @@ def augment_batch(
     if brightness is not None:
         values = (values * _column(brightness)).clamp(0, 255)
     if contrast is not None:
-        mean_gray = _gray(values).mean((1, 2, 3), keepdim=True)
+        mean_gray = rgb_to_grayscale(values).mean((1, 2, 3), keepdim=True)
         values = (values * _column(contrast) + mean_gray * (1 - _column(contrast))).clamp(0, 255)
     if saturation is not None:
-        values = (values * _column(saturation) + _gray(values) * (1 - _column(saturation))).clamp(0, 255)
+        gray = rgb_to_grayscale(values)
+        values = (values * _column(saturation) + gray * (1 - _column(saturation))).clamp(0, 255)
     if hue is not None:
         turns = (hue.double() + 0.5) % 1 - 0.5  # of the colour circle; torchvision turns in float32
         turned = [adjust_hue(image / 255, turn) for image, turn in zip(values, turns.tolist(), strict=True)]
@@ -167,9 +166,3 @@ def augment_batch(
 
 def _column(numbers: Tensor) -> Tensor:
     return numbers.double().reshape(-1, 1, 1, 1)
-
-
-def _gray(values: Tensor) -> Tensor:
-    red, green, blue = values.unbind(1)
-    gray: Tensor = 0.2989 * red + 0.587 * green + 0.114 * blue
-    return gray[:, None]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 from helpers.forks import run_forked
 
@@ -76,6 +79,19 @@ def run_tool(
 ) -> subprocess.CompletedProcess[str]:
     """Run tools/NAME.py with the arguments and return its status and output."""
     return run_forked(TESTS.parent / "tools" / f"{name}.py", *arguments, cwd=cwd, **environment)
+
+
+def measured(
+    folder: Path, suite: str, size: str, *settings: str, texts: Iterable[str]
+) -> list[dict[str, str]]:
+    """Run one suite, which must print the texts and draw a chart; return the rows of its CSV."""
+    done = run_tool("bench", f"suite={suite}", f"out={folder}", *settings, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert [text for text in texts if text not in done.stdout] == [], done.stdout
+    with Image.open(folder / f"{suite}-{size}.png") as chart:
+        assert min(chart.size) > 300
+    with (folder / f"{suite}-{size}.csv").open() as stream:
+        return list(csv.DictReader(stream))
 
 
 NO_JPEGLIB = """#!/bin/sh

@@ -145,6 +145,8 @@ def noise(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
 # --- batches
 
 RRC, CENTER = tarpeg.RandomResizedCrop(24), tarpeg.CenterCrop(24)
+WIDE = tarpeg.RandomResizedCrop((20, 33), scale=(0.3, 0.9), ratio=(0.5, 2.0))
+EVEN = list(range(0, 31, 2))
 OF_SPLIT = {field.name for field in fields(tarpeg.Split)}
 
 
@@ -168,12 +170,7 @@ def drain(data: tarpeg.ShardDataModule, kind: str = "train") -> list[object]:
 
 
 @case("feed/random_resized_crop")
-@case(
-    "feed/random_resized_crop_options",
-    crop=tarpeg.RandomResizedCrop((20, 33), scale=(0.3, 0.9), ratio=(0.5, 2.0)),
-    flip=1.0,
-    keys=True,
-)
+@case("feed/random_resized_crop_options", crop=WIDE, flip=1.0, keys=True)
 @case("feed/random_crop", crop=tarpeg.RandomCrop(32), flip=0.5)
 @case("feed/random_crop_large", crop=tarpeg.RandomCrop((150, 90)), batch_size=4)
 @case("feed/center_crop", crop=tarpeg.CenterCrop((31, 17)))
@@ -187,13 +184,7 @@ def drain(data: tarpeg.ShardDataModule, kind: str = "train") -> list[object]:
 @case("feed/subset_fraction", subset=0.4, keys=True)
 @case("feed/subset_list", subset=[3, 1, 4, 15, 9, 26, 5, 30], keys=True, batch_size=3)
 @case("feed/weights", weights=[0.2 + 0.3 * (n % 4) for n in range(31)], flip=0.5, keys=True)
-@case(
-    "feed/weights_of_a_subset",
-    weights=[n % 5 for n in range(31)],
-    subset=list(range(0, 31, 2)),
-    views=2,
-    keys=True,
-)
+@case("feed/weights_of_a_subset", weights=[n % 5 for n in range(31)], subset=EVEN, views=2, keys=True)
 @case("feed/blocks", shuffle=tarpeg.Blocks(size=4, buffer=3), keys=True)
 @case("feed/blocks_by_name", shuffle="blocks", keys=True)
 @case("feed/no_shuffle", shuffle=False, keys=True)

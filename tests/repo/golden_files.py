@@ -2,43 +2,42 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
-import lightning
 import tarpeg
 from golden_cases import AUGMENTS, CENTER, GOLDEN, MTIME, Sources, case, digest, drain, module
 from helpers.training import fitted
-from torch import Tensor
+from lightning.pytorch.callbacks import LambdaCallback
 
 BEFORE = GOLDEN / "before"
 
 # --- Lightning
 
 
-class Seen(lightning.Callback):
+def seen_in(folder: Path, data: tarpeg.ShardDataModule, **settings: Any) -> list[object]:
     """Copies of the batches that a network receives."""
+    seen: list[object] = []
 
-    def __init__(self) -> None:
-        self.batches: list[object] = []
+    def keep(trainer: object, net: object, batch: Any, *_: int) -> None:
+        seen.append(copy.deepcopy(batch))
 
-    def on_train_batch_start(self, trainer: object, net: object, batch: Any, *_: int) -> None:
-        self.batches.append(type(batch)(*(p.clone() if isinstance(p, Tensor) else p for p in batch)))
-
-    on_validation_batch_start = on_train_batch_start
+    callback = LambdaCallback(on_train_batch_start=keep, on_validation_batch_start=keep)
+    fitted(folder, data, callbacks=[callback], **settings)
+    return seen
 
 
 @case("lightning/normalised_by_the_decoder", name="imagenet")
 @case("lightning/distorted_by_a_worker", name="mix", workers=1)
 @case("lightning/distorted_on_arrival", name="all")
 def fit(sources: Sources, name: str, **options: Any) -> object:
-    val, seen = tarpeg.Split(sources.shards, CENTER), Seen()
+    val = tarpeg.Split(sources.shards, CENTER)
     data = module(sources.shards, val=val, augment=AUGMENTS[name](), **options)
-    fitted(sources.fresh(), data, max_epochs=2, num_sanity_val_steps=0, callbacks=[seen])
-    return seen.batches
+    return seen_in(sources.fresh(), data, max_epochs=2, num_sanity_val_steps=0)
 
 
 # --- caches and shards
@@ -113,13 +112,10 @@ def photos(sources: Sources, workers: int) -> object:
 
 # --- files of before
 
+WEIGHTS = [1, 2, 1, 3, 1, 1, 2, 1]
 STATES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "blocks": {
-        "shuffle": tarpeg.Blocks(2, 2),
-        "weights": [1, 2, 1, 3, 1, 1, 2, 1],
-        "subset": [0, 1, 2, 3, 5, 7],
-    },
+    "blocks": {"shuffle": tarpeg.Blocks(2, 2), "weights": WEIGHTS, "subset": [0, 1, 2, 3, 5, 7]},
 }
 
 
@@ -194,12 +190,12 @@ def before_states(sources: Sources) -> object:
 
 @case("before/checkpoint")
 def before_checkpoint(sources: Sources) -> object:
-    data, seen = before_module(copied(sources)), Seen()
-    fitted(sources.fresh(), data, ckpt_path=BEFORE / "run.ckpt", max_epochs=3, callbacks=[seen])
+    data = before_module(copied(sources))
+    seen = seen_in(sources.fresh(), data, ckpt_path=BEFORE / "run.ckpt", max_epochs=3)
     whole = before_module(copied(sources)).train_dataloader()
     expected = [batch for _ in range(3) for batch in whole][6:]
-    assert digest(seen.batches) == digest(expected), "six steps were done when the checkpoint was saved"
-    return seen.batches
+    assert digest(seen) == digest(expected), "six steps were done when the checkpoint was saved"
+    return seen
 
 
 @case("before/synthetic")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
+import tarpeg
 from helpers.checkouts import ROOT
 from hydra import compose, initialize_config_dir
 from hydra.errors import InstantiationException
@@ -25,7 +26,7 @@ def composed(*overrides: str):
 def test_every_augmentation_is_whole_in_another_project(name):
     overrides = ["augment.mix.classes=10"] if name == "mix" else []
     data = instantiate(composed(f"augment={name}", *overrides, *SHARDS).data)
-    assert type(data.augment).__name__ == "Augment"
+    assert type(data.augment) is tarpeg.Augment
 
 
 def test_mixing_asks_for_the_number_of_classes():
@@ -41,16 +42,20 @@ def test_mixing_asks_for_the_number_of_classes():
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "conf" / "data").glob("*.yaml")))
 def test_every_data_config_is_whole_in_another_project(name):
     config = composed(f"data={name}")
-    missing = OmegaConf.missing_keys(config)
-    assert missing == {
-        "shards": {"data.train.shards", "data.val.shards"},
-        "folder": {"data.prepare.root"},
-    }.get(name, set())
+    required = {"shards": ["data.train.shards", "data.val.shards"], "folder": ["data.prepare.root"]}
+    missing = required.get(name, [])
+    assert OmegaConf.missing_keys(config) == set(missing)
     if missing:
-        with pytest.raises(MissingMandatoryValue, match=sorted(missing)[0]):
+        with pytest.raises(MissingMandatoryValue, match=missing[0]):
             instantiate(config.data)
-    else:
-        assert type(instantiate(config.data)).__name__ == "ShardDataModule"
+    # Under any other key it means the same: relative references stay inside, and there is no defaults list.
+    content = OmegaConf.load(ROOT / "conf" / "data" / f"{name}.yaml")
+    assert "defaults" not in content
+    for key in missing:
+        OmegaConf.update(config, key, "x.tar")
+        OmegaConf.update(content, key.removeprefix("data."), "x.tar")
+    elsewhere = OmegaConf.create({"my": {"input": content}})
+    assert type(instantiate(config.data)) is type(instantiate(elsewhere.my.input)) is tarpeg.ShardDataModule
 
 
 def test_a_file_of_ones_own_adds_to_a_group(tmp_path):

@@ -19,7 +19,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,10 +66,11 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subpro
     out = tmp_path_factory.mktemp("elsewhere") / "values.json"
     environment = {name: value for name, value in os.environ.items() if name != PORTABLE}
     environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    environment |= {"XDG_CACHE_HOME": str(out.parent / "cache")}
     environment |= {} if PORTABLE in os.environ else {PORTABLE: "1"}
-    command = [sys.executable, str(Path(__file__).resolve()), str(out)]
+    command, errors = [sys.executable, str(Path(__file__).resolve()), str(out)], out.with_suffix(".txt")
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=out.with_suffix(".txt").open("w")
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=errors.open("w")
     ) as process:
         yield process, out
         process.kill()
@@ -125,8 +125,6 @@ def test_every_case_is_recorded(golden: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(dir=Path(sys.argv[1]).parent) as _folder:
-        os.environ["XDG_CACHE_HOME"] = str(Path(_folder) / "cache")
-        _sources = Sources(Path(_folder))
-        _values = {_name: value_of(_name, _sources) for _name in CASES}
-        Path(sys.argv[1]).write_text(json.dumps(_values))
+    _out = Path(sys.argv[1])
+    _sources = Sources(_out.parent)
+    _out.write_text(json.dumps({_name: value_of(_name, _sources) for _name in CASES}))
