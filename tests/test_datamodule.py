@@ -192,7 +192,7 @@ from helpers.training import Net, module, trainer
 
 net, folder, out = Net(), {photos!r}, {out!r}
 seed = {seeds}[int(os.environ.get("LOCAL_RANK", 0))]
-run = trainer(out, devices=2, strategy="ddp", max_epochs=2)
+run = trainer(out, devices=2, strategy="ddp", max_epochs=2, num_sanity_val_steps=0)
 run.fit(net, datamodule=module(folder, workers=1, seed=seed))
 keys = [[[key for key in batch.key] for batch in net.seen[stage]] for stage in ("train", "validate")]
 open(out + "/rank" + str(run.global_rank) + ".json", "w").write(json.dumps(keys))
@@ -208,7 +208,7 @@ def test_two_processes_see_every_sample_exactly_once(photos, tmp_path):
     steps = [first + second for first, second in zip(*train, strict=True)]
     assert steps == [batch.key for _ in range(2) for batch in alone], "as one process sees them"
     assert sorted(key for step in steps[:3] for key in step) == ALL
-    validated = [key for _, batches in ranks for batch in batches[2:] for key in batch]
+    validated = [key for _, batches in ranks for batch in batches for key in batch]
     assert sorted(validated) == sorted(ALL * 2)
 
 

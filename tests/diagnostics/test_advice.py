@@ -36,13 +36,10 @@ def overrides(run, **settings):
     return in_overrides(advice(run, **settings)[1:])
 
 
-def test_shares_come_first():
+def test_shares_come_first_if_there_are_enough_steps():
     head, *_ = advice(GPU, wait=0.61, transfer=0.02, augment=0.03)
     shares = "61% waiting for data, 2% transfer, 3% augmentation, 34% compute"
     assert head == f"{shares}, 0% callbacks and loggers: "
-
-
-def test_too_few_steps():
     assert text(GPU, steps=9, wait=0.9) == "9 steps after the first are too few to measure what they wait for"
 
 
@@ -147,7 +144,7 @@ def test_other_loaders():
     assert text(other, augment=0.5).startswith("your on_after_batch_transfer takes it")
 
 
-def test_augmentation():
+def test_augmentation_and_transfer():
     assert text(GPU, augment=0.5) == "fewer distortions help; Augment() only normalises (at most 2.00x)"
     assert overrides(GPU, augment=0.5).startswith("fewer distortions help; augment=imagenet only")
     assert text(GPU._replace(is_random=False), augment=0.5).startswith("it only normalises; fewer pixels")
@@ -162,9 +159,6 @@ def test_augmentation():
     both = run._replace(threads=2)  # workers and threads at once are an error
     assert text(both, augment=0.5) == f"ShardDataModule(workers=3, threads=None) {words}"
     assert overrides(both, augment=0.5) == f"data.workers=3 data.threads=null {words}"
-
-
-def test_transfer():
     words = "Trainer(profiler='pytorch') shows the copies; fewer pixels help: a smaller crop in "
     assert text(GPU, transfer=0.3) == words + "Split(crop=...)"
 
