@@ -139,7 +139,9 @@ class Augment(nn.Module):
 
     def transform(self, images: Tensor, params: Mapping[str, Tensor], out: Tensor | None = None) -> Tensor:
         """Distort ``images`` by ``params``, in training or not, and normalise them, into ``out`` if given."""
-        if not params and self.space == "rgb" and not _has_operators(images.device):
+        kind = images.device.type
+        has_operators = kind == "cpu" or (kind == "cuda" and library.has_cuda())
+        if not params and self.space == "rgb" and not has_operators:
             return self._normalise_by_torch(images)
         # Importing ops.augment loads the native library; importing this module must not.
         from ..ops.augment import augment_batch
@@ -243,10 +245,6 @@ class Mix:
             torch.default_generator.manual_seed(int(seed * 2**53))
             mixed, soft = transform(alpha=alpha, num_classes=self.classes)(images, labels)
         return mixed, soft.float()
-
-
-def _has_operators(device: torch.device) -> bool:
-    return device.type == "cpu" or (device.type == "cuda" and library.has_cuda())
 
 
 def _torch_constant(name: str, value: Any, constants: Mapping[Any, Any]) -> Any:

@@ -27,21 +27,14 @@ Batches = Iterator[Any]
 _SHUFFLED = 1000  # samples in a shuffle buffer, where there is one
 
 
-class Transform:
-    """torchvision's transform of the bytes of a JPEG to [3, 224, 224]; it can be pickled for a worker."""
-
-    def __init__(self, group: str) -> None:
-        v2 = importlib.import_module("torchvision.transforms.v2")
-        steps = [v2.RandomResizedCrop(SIZE, antialias=True)]
-        if group == "float32":
-            steps += [v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)]
-            steps += [v2.Normalize(list(MEAN), list(STD))]
-        self._steps = v2.Compose(steps)
-
-    def __call__(self, jpeg: bytes) -> Tensor:
-        """Decode, crop and resize."""
-        image: Tensor = self._steps(decode_jpeg(as_tensor(jpeg)))
-        return image
+def _torchvision(group: str) -> Any:
+    """Make torchvision's transform of the bytes of a JPEG to [3, 224, 224]; it pickles, for a worker."""
+    v2 = importlib.import_module("torchvision.transforms.v2")
+    steps = [as_tensor, decode_jpeg, v2.RandomResizedCrop(SIZE, antialias=True)]
+    if group == "float32":
+        steps += [v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)]
+        steps += [v2.Normalize(list(MEAN), list(STD))]
+    return v2.Compose(steps)
 
 
 # Some peers change the default start method at import; classes made in functions cannot be pickled for it.
@@ -60,7 +53,7 @@ def _loaded(dataset: Any, workers: int, **options: Any) -> Batches:
 
 
 def _webdataset(data: LoaderData, group: str, workers: int) -> Batches:
-    return from_webdataset(data, workers, Transform(group))
+    return from_webdataset(data, workers, _torchvision(group))
 
 
 def from_webdataset(
@@ -88,7 +81,7 @@ def _loose(data: LoaderData) -> Path:
 
 def _files(data: LoaderData, group: str, workers: int) -> Batches:
     datasets = importlib.import_module("torchvision.datasets")
-    folder = datasets.ImageFolder(_loose(data), Transform(group), loader=_read_bytes)
+    folder = datasets.ImageFolder(_loose(data), _torchvision(group), loader=_read_bytes)
     epoch: Any = ConcatDataset([folder] * REPEATS)
     return _loaded(epoch, workers, batch_size=BATCH, shuffle=True, drop_last=True)
 
@@ -99,7 +92,7 @@ def _read_bytes(path: str) -> bytes:
 
 def _transformed(dataset: Any, group: str) -> Any:
     """Subclass of a dataset of {"image": jpeg, "label": label} that returns transformed samples."""
-    transform = Transform(group)
+    transform = _torchvision(group)
 
     class Samples(dataset):  # type: ignore[misc]
         def __getitem__(self, index: Any) -> Any:
