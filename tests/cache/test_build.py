@@ -344,3 +344,29 @@ def test_shuffled_samples(source, tmp_path):
     assert len(tars(tmp_path / "one")) == 2
     assert first == shuffled("two", samples_per_shard=5) != sorted(first)
     assert first != shuffled("three", seed=1)
+
+
+def test_a_cache_of_another_source_is_only_replaced_if_asked(source, cache, photos, tmp_path, monkeypatch):
+    other = tmp_path / "other" / "cat" / "a.jpg"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(jpeg("420", 64, 80))
+    build(source, cache)
+    whole = contents(cache)
+    refused = partial(pytest.raises, CacheError, match=rf"holds a cache of another source, {source}/a\.tar: ")
+    with refused():
+        build(tmp_path / "other", cache)
+    assert contents(cache) == whole
+    monkeypatch.chdir(tmp_path)
+    assert build("source", "cache").built == 0
+    assert build(source / "b.tar", cache).samples == 10, "a part of the source is no other source"
+    build(source, cache)
+
+    def stop(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "other", cache, replace=True, progress=stop)
+    with pytest.raises(CacheError, match=r"of another source, .*/other: "):
+        build(source, cache)
+    assert build(tmp_path / "other", cache).samples == 1
+    assert tars(cache).keys() == {"000000.tar"}

@@ -99,7 +99,9 @@ def test_folder_shards_of_a_changed_folder(tmp_path, images, caplog):
     make = FolderShards(root=images, out=tmp_path / "o", workers=0)
     make()
     make()
-    assert caplog.messages == [f"packing the images of {images} into {tmp_path / 'o'} (once)"]
+    packing, left_out = caplog.messages
+    assert packing == f"packing the images of {images} into {tmp_path / 'o'} (once)"
+    assert left_out == f"{images}: left out: 1 .cache/, 1 .txt"
     os.utime(images / "ant" / "0.v1.JPG", (0, 0))
     with pytest.raises(ShardError, match=r"packed into .*o \(other names, sizes or dates of files\): choose"):
         make()
@@ -188,6 +190,30 @@ def test_a_folder_with_train_and_val_becomes_shards_of_both(tmp_path):
     for kind in (FolderShards, CachedShards):
         with pytest.raises(ShardError, match="cow is not one of the"):
             kind(str(root), tmp_path / "other", workers=0)()
+
+
+def test_a_test_folder_is_packed_and_what_is_left_out_is_a_warning(tmp_path, caplog):
+    root = tmp_path / "pets"
+    for name in (
+        "Train/cat/0.jpg",
+        "Train/cat/1.jpg",
+        "Train/dog/2.jpg",
+        "Train/dog/3.jpg",
+        "test/dog/4.jpg",
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(jpeg("420", 64, 80))
+    (root / "loose.jpg").write_bytes(b"")
+    (root / "test" / "5.jpg").write_bytes(b"")
+    line = "left out: 1 image without a class folder, 1 image without a class folder in test"
+    packed = FolderShards(root, tmp_path / "packed", val_share=0.5, workers=0)()
+    assert [len(members(tar)) // 2 for tar in map(packed.joinpath, tars(packed))] == [1, 2, 2]
+    cached = CachedShards(str(root), tmp_path / "cached", workers=0)()
+    assert list(tars(cached)) == ["test-000000.tar", "train-000000.tar"]
+    assert len(members(cached / "train-000000.tar")) == 8, "no part of train becomes val"
+    assert caplog.messages[1:] == [f"{root}: {line}", f"{cached}: {line}"]
+    with pytest.raises(ShardError, match=r"holds a cache of another source, .*pets: choose another folder"):
+        CachedShards(str(packed), cached, workers=0)()
 
 
 @pytest.mark.slow

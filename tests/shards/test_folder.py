@@ -1,7 +1,8 @@
-"""Folders of unlabelled images: files, keys, formats, errors."""
+"""Folders of images: splits and classes, and files, keys, formats and errors of unlabelled ones."""
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 from pathlib import Path
@@ -13,8 +14,8 @@ from helpers import reference
 from helpers.loaders import load
 from helpers.pictures import jpeg, picture, tensor
 from helpers.small_tars import plain
-from tarpeg import CenterCrop, KeyedBatch, ShardError, Split
-from tarpeg.shards.folder import UnlabelledImages, find_images
+from tarpeg import CenterCrop, Folder, KeyedBatch, ShardError, Split
+from tarpeg.shards.folder import UnlabelledImages, find_images, left_out_line
 
 FORMATS = {
     "a.jpg": ("JPEG", "RGB"),
@@ -122,3 +123,74 @@ def test_no_file_is_kept_open(tmp_path):
     assert isinstance(pictures, UnlabelledImages) and len(pictures.images(np.arange(300))) == 300
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert (pictures.key(7), pictures.extensions(7), pictures.shard(7)) == ("007.jpg", ["jpg"], tmp_path)
+
+
+# --- classes and splits
+
+
+def filled(root, *names):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"")
+    return Folder(root)
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "validation", "dev", "test", "Dev"])
+def test_names_of_splits(tmp_path, name):
+    folder = filled(tmp_path, "train/cat/a.jpg", "train/dog/b.jpg", f"{name}/dog/c.jpg")
+    split = "test" if name == "test" else "val"
+    found = {part: [file[1:] for file in own.files()] for part, own in folder.parts().items()}
+    assert list(found) == ["train", split] and found[split] == [("dog/c", 1)]
+    assert sorted(found["train"]) == [("cat/a", 0), ("dog/b", 1)]
+    alone = filled(tmp_path / "alone", f"{name}/a.jpg", "zoo/b.jpg")
+    assert alone.classes() == {name: 0, "zoo": 1}, "a single one may be a class"
+    with pytest.raises(ShardError, match="no train, which defines"):
+        filled(tmp_path / "two", f"{name}/x/a.jpg", f"{'val' if split == 'test' else 'test'}/x/b.jpg").files()
+
+
+def test_splits_that_cannot_be_told_apart(tmp_path):
+    folder = filled(tmp_path / "a", "train/cat/a.jpg", "val/cat/a.jpg", "dev/cat/a.jpg")
+    with pytest.raises(ShardError, match="directories dev and val, which are both the split val"):
+        folder.parts()
+    with pytest.raises(ShardError, match=r"train.* has no sub-directory"):
+        filled(tmp_path / "b", "train/a.jpg", "test/b.jpg").files()
+    with pytest.raises(ShardError, match="has no directory test"):
+        Folder(filled(tmp_path / "c", "cat/a.jpg").root, split="test").files()
+    (part,) = filled(tmp_path / "d", "train/cat/a.jpg", "train/dog/a.jpg").parts().items()
+    assert part[0] == "train" and part[1].classes() == {"cat": 0, "dog": 1}
+
+
+def test_files_that_are_left_out_are_counted(tmp_path):
+    folder = filled(tmp_path, "1.jpg", "2.JPG", "cat/a.jpg", "cat/b.avif", "cat/deep/c.avif", "cat/README")
+    filled(tmp_path, ".DS_Store", "cat/.DS_Store", "dog/._a.jpg", "dog/d.jpg", ".git/a", ".git/b")
+    (tmp_path / "cow").symlink_to("nowhere")
+    counts = {"images without a class folder": 2, ".DS_Store": 2, ".avif": 2, "hidden .jpg": 1, ".git/": 1}
+    assert folder.left_out() == counts | {"files without an extension": 1, "links to missing files": 1}
+    assert left_out_line(folder.left_out()) == (
+        "left out: 2 .DS_Store, 2 .avif, 2 images without a class folder, 1 .git/, "
+        "1 file without an extension, 1 hidden .jpg, 1 link to missing files"
+    )
+    parted = filled(
+        tmp_path / "p", "train/x/a.jpg", "val/x/b.jpg", "val/c.jpg", "test/d.jpg", "extra/x/e.jpg"
+    )
+    loose = "images without a class folder in"
+    assert parted.left_out() == {
+        f"{loose} test": 1,
+        f"{loose} val": 1,
+        "files in extra, which is not a split": 1,
+    }
+    many = {f".{number}": 2 for number in range(10)}
+    assert left_out_line(many).endswith("2 .7, and 4 other files") and left_out_line({}) == ""
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
+    folder, scandir = filled(tmp_path, "cat/a.jpg", "cat/closed/b.jpg"), os.scandir
+
+    def refuse(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(ShardError, match=r"folder .*cat/closed cannot be read: Permission denied"):
+        folder.files()

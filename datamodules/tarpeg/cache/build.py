@@ -30,13 +30,14 @@ from ..ops import library
 from ..processes import completed, open_executor
 from ..shards.folder import Folder
 from ..shards.manifest import BUILDING, MANIFEST, Manifest, Quarantined, ShardEntry, read_manifest, summed
+from ..shards.paths import is_url
 from . import job
 from .codecs import Codec, Tiled
 from .job import COMMIT_LOCK, CURRENT_BUILD, ShardJob, ShardResult
 from .plan import Layout, Plan, copy_plan, folder_plan, index_shards, reshard_plan
 from .sources import ShardInput, Source, SourceShard, list_source
 
-_BUILD_LOCK = ".build.lock"
+_BUILD_LOCK, _SOURCE = ".build.lock", "build.source"
 _FORMAT = 1  # to be raised if the same source and parameters give other shards
 _SHOWN = 5  # reasons in an error
 
@@ -60,7 +61,8 @@ class CacheReport:
     shards, samples, bytes: of the cache; source_bytes: of the same samples in the source; built: shards
     written by this build. tiles: images by width of tile in pixels; untiled: images by reason; quarantine:
     samples that were left out. example: the job of the first shard, to compare the cache with its source;
-    None if the source would have to be indexed for it.
+    None if the source would have to be indexed for it. left_out: files of a folder that are no images of its
+    classes, counted by kind.
     """
 
     dest: Path
@@ -74,6 +76,7 @@ class CacheReport:
     quarantine: tuple[Quarantined, ...]
     seconds: float
     example: ShardJob | None = field(default=None, repr=False)
+    left_out: dict[str, int] = field(default_factory=dict)
 
 
 def build_cache(
@@ -84,15 +87,17 @@ def build_cache(
     *,
     layout: Layout | None = None,
     max_bad: float = 0.01,
+    replace: bool = False,
     progress: Callable[[Progress], object] | None = None,
 ) -> CacheReport:
     """Rewrite a source into a cache: local shards that decode quickly, their indexes, and a manifest.
 
     source: shards, as a folder, paths, globs, brace patterns or URLs (fsspec's), or a folder of images with
-    one sub-directory per class, or with these in ``train`` and ``val``, which become shards ``train-*`` and
-    ``val-*``. codec: default ``Tiled()``. executor: runs the jobs, one per shard; or a number of local
-    processes (0: this process); default one per core. max_bad: largest fraction of undecodable samples, 0 to
-    1; these are left out and listed in the manifest. progress: called after each shard.
+    one sub-directory per class, or with these in ``train``, ``val`` and ``test``, which become shards
+    ``train-*``, ``val-*`` and ``test-*`` (see ``Folder``). codec: default ``Tiled()``. executor: runs the
+    jobs, one per shard; or a number of local processes (0: this process); default one per core. max_bad:
+    largest fraction of undecodable samples, 0 to 1; these are left out and listed in the manifest. replace:
+    whether a cache of another source in ``dest`` may be replaced. progress: called after each shard.
 
     The shards are the same bytes for any executor and after any number of killed builds; a second build
     writes only missing or changed shards. A second builder of the same folder waits for the first.
@@ -100,7 +105,8 @@ def build_cache(
     Raises:
         ValueError: for an argument out of range.
         ShardError: if the source cannot be read.
-        CacheError: if too many samples are undecodable, or the cache cannot be written.
+        CacheError: if too many samples are undecodable, ``dest`` holds a cache of another source, or the
+            cache cannot be written.
     """
     started = time.monotonic()
     codec = Tiled() if codec is None else codec
@@ -115,7 +121,7 @@ def build_cache(
     listing = list_source(source)
     _check_apart(listing, folder)
     library.load()  # compiles the operators if necessary: once, not in every worker
-    builder = _Builder(folder, listing, codec, layout, max_bad, progress)
+    builder = _Builder(folder, listing, codec, layout, max_bad, replace, progress)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _exclusive(folder):
@@ -134,6 +140,7 @@ def build_cache(
         quarantine=tuple(manifest.quarantine),
         seconds=time.monotonic() - started,
         example=builder.example,
+        left_out=listing.left_out() if isinstance(listing, Folder) else {},
     )
 
 
@@ -157,6 +164,7 @@ class _Builder:
     codec: Codec
     layout: Layout
     max_bad: float
+    replace: bool
     progress: Callable[[Progress], object] | None
     built: int = 0
     example: ShardJob | None = None
@@ -176,7 +184,7 @@ class _Builder:
             self._check_bad(manifest.samples + len(manifest.quarantine), self.max_bad)
             self.example = None if plan is None else self._job(*next(iter(plan.inputs)), fingerprint)
             return manifest
-        done = _start_build(self.folder, fingerprint)
+        done = _start_build(self.folder, fingerprint, self._source(), self.replace)
         on_abandon = partial(_withdraw_build, self.folder)
         with open_executor(executor, plan.shards if plan else usable_cores()) as pool:
             if plan is None:
@@ -252,15 +260,10 @@ class _Builder:
         shards = [_entry(result) for result in results if result.samples]
         quarantine = [bad for bad in self.bad if not bad.part]
         quarantine += [bad for result in results for bad in _quarantined(result)]
-        source: list[object] = (
-            [{"folder": self.listing.root, "classes": next(iter(self.listing.parts().values())).classes()}]
-            if isinstance(self.listing, Folder)
-            else [shard.name for shard in self.listing]
-        )
         return Manifest(
             tarpeg=__version__,
             fingerprint=fingerprint,
-            source=source,
+            source=self._source(),
             codec=job.describe_codec(self.codec),
             layout=asdict(self.layout),
             samples=self.samples,
@@ -270,6 +273,12 @@ class _Builder:
             tiles=summed(shard.tiles for shard in shards),
             untiled=summed(shard.untiled for shard in shards),
         )
+
+    def _source(self) -> list[object]:
+        """Return the source as the manifest describes it: with absolute paths, to be recognised later."""
+        if isinstance(self.listing, Folder):
+            return [{"folder": os.path.abspath(self.listing.root), "classes": self.listing.classes()}]  # noqa: PTH100
+        return [shard.name if shard.is_remote else shard.location for shard in self.listing]
 
 
 def _exclusive(folder: Path) -> AbstractContextManager[object]:
@@ -293,10 +302,13 @@ def _finished_manifest(folder: Path, fingerprint: str) -> Manifest | None:
     return manifest if all(_is_in_place(folder, result) for result in results) else None
 
 
-def _start_build(folder: Path, fingerprint: str) -> dict[str, ShardResult]:
+def _start_build(
+    folder: Path, fingerprint: str, source: list[object], replace: bool
+) -> dict[str, ShardResult]:
     """Take the folder over for a build, remove temporaries of dead builders; return results by name.
 
-    Only results of shards that are in place. Raises CacheError if there are shards of another origin.
+    Only results of shards that are in place. Raises CacheError if there are shards of another origin, or of
+    another source and not `replace`.
     """
     with FileLock(folder / COMMIT_LOCK):
         building = folder / BUILDING
@@ -308,7 +320,18 @@ def _start_build(folder: Path, fingerprint: str) -> dict[str, ShardResult]:
                 f"{folder} holds shards that do not belong to a cache, such as {foreign[0]}: choose another "
                 "dest=, or move them away"
             )
+        recorded = building / _SOURCE
+        if manifest is not None:
+            held = manifest.source
+        else:  # an unfinished build; those of early versions did not record their source
+            held = json.loads(recorded.read_bytes()) if results and recorded.exists() else source
+        if not replace and _places(held).isdisjoint(_places(source)):
+            raise CacheError(
+                f"{folder} holds a cache of another source, {min(_places(held))}: choose another folder, "
+                "delete this one, or build with replace=True"
+            )
         building.mkdir(exist_ok=True)
+        write_json(recorded, source)
         job.remove_temporaries(folder)
         if manifest is not None:
             for result in results.values():
@@ -343,6 +366,12 @@ def _read_manifest(folder: Path) -> Manifest | None:
         return read_manifest(folder)
     except CacheError as error:
         raise CacheError(f"{error} (To build there anyway, delete the folder {folder}.)") from error
+
+
+def _places(source: list[object]) -> set[str]:
+    """Paths and URLs of a source as the manifest describes it."""
+    names = [str(part.get("folder")) if isinstance(part, dict) else str(part) for part in source]
+    return {name if is_url(name) else os.path.realpath(name) for name in names}
 
 
 def _entry(result: ShardResult) -> ShardEntry:

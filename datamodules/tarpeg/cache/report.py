@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..progress import progress
 from ..shards import pillow
+from ..shards.folder import left_out_line
 from ..shards.mapped import Shards
 from .build import CacheReport, Progress
 from .codecs import RAW
@@ -66,12 +67,7 @@ def summarise_build(report: CacheReport, measure: bool = False) -> list[str]:
     for reason, count in report.untiled.items():
         counted = f"{count} image{'s' * (count != 1)} ({count / images:.1%})"
         lines.append(f"stored as pixels: {counted}" if reason == RAW else f"not tiled: {counted}, {reason}")
-    if report.quarantine:
-        first = report.quarantine[0]
-        lines.append(
-            f"left out: {len(report.quarantine)} samples, listed in manifest.json, such as key {first.key!r} "
-            f"of {first.shard}: {first.reason}"
-        )
+    lines += left_out_lines(report)
     speedup = measure_speedup(report) if measure else None
     if speedup is not None:
         count, before, after = speedup
@@ -80,6 +76,18 @@ def summarise_build(report: CacheReport, measure: bool = False) -> list[str]:
             f"{before / after:.1f} times as fast ({count} images, one thread)"
         )
     return lines
+
+
+def left_out_lines(report: CacheReport) -> list[str]:
+    """Return a line about undecodable samples and one about files that a folder's classes do not contain."""
+    lines = []
+    if report.quarantine:
+        first = report.quarantine[0]
+        lines.append(
+            f"left out: {len(report.quarantine)} samples, listed in manifest.json, such as key {first.key!r} "
+            f"of {first.shard}: {first.reason}"
+        )
+    return [*lines, *filter(None, [left_out_line(report.left_out)])]
 
 
 def summarise_check(report: VerifyReport) -> list[str]:

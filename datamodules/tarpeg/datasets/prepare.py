@@ -69,9 +69,11 @@ class SyntheticShards:
 class FolderShards:
     """Callable that packs a folder of images into `out/{train,val}-*.tar` if they are missing.
 
-    It also writes `out/classes.json`. If root/train and root/val exist, they are the splits; otherwise
-    `val_share` of the images, drawn by `seed` evenly over the classes, are val. A later call raises if the
-    images in `root` have changed; if `root` is missing or empty, it uses the existing shards.
+    It also writes `out/classes.json`. The directories train, val (or valid, validation, dev) and test in root
+    are the splits, and test becomes `out/test-*.tar`, see Folder; without val, `val_share` of the images,
+    drawn by `seed` evenly over the classes, are val. Files that are left out are counted in a warning. A
+    later call raises if the images in `root` have changed; if `root` is missing or empty, it uses the
+    existing shards.
 
     Raises:
         ValueError: when constructed, for a value out of range.
@@ -94,7 +96,8 @@ class FolderShards:
     def __call__(self) -> Path:
         """Make the shards if they are missing; return `out`."""
         parameters = {"kind": "folder", **dataclasses.asdict(self), "root": os.path.realpath(self.root)}
-        splits = {split: (self._folder(split), None) for split in ("train", "val")}
+        names = ["train", "val", *(["test"] if "test" in self._folder("all").parts() else [])]
+        splits = {split: (self._folder(split), None) for split in names}
         return _make_once(parameters, splits, f"packing the images of {self.root}", self._contents)
 
     def _folder(self, split: str) -> Folder:
@@ -113,14 +116,16 @@ class CachedShards:
     place, such as SyntheticShards. Shards keep their names: `out/train-*.tar` are the source's train shards.
     codec: None means Tiled(). layout, max_bad: as for build_cache. workers: processes; None for one per core.
     refresh: compare the cache with the source in every call, and build missing or changed shards; False uses
-    a complete cache of this codec and layout without a look at the source, which may be gone.
+    a complete cache of this codec and layout without a look at the source, which may be gone. Whatever the
+    build leaves out is a warning.
 
     Several processes may call at once: one works, the others wait. A later call completes a killed build.
 
     Raises:
         ValueError: when called, for a value out of range.
         ShardError: when called, if the source cannot be read.
-        CacheError: when called, if too many images are undecodable, or the cache cannot be written.
+        CacheError: when called, if too many images are undecodable, the cache cannot be written, or `out`
+            holds the cache of another source.
     """
 
     source: Source | Callable[[], Source]
@@ -138,13 +143,15 @@ class CachedShards:
         """Build the missing part of the cache; return `out`."""
         # Imported here because they import torch, which a process that only draws photographs need not.
         from ..cache.build import build_cache
-        from ..cache.report import progress_bar
+        from ..cache.report import left_out_lines, progress_bar
 
         if self.refresh or not self._is_complete():
             source = self.source() if callable(self.source) else self.source
             build = partial(build_cache, layout=self.layout, max_bad=self.max_bad)
             with progress_bar() as update:
-                build(source, self.out, self.codec, self.workers, progress=update)
+                report = build(source, self.out, self.codec, self.workers, progress=update)
+            for line in left_out_lines(report):
+                log.warning("%s: %s", self.out, line)
         return Path(self.out)
 
     def _is_complete(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import re
 import tarfile
@@ -21,9 +22,11 @@ from ..files import renamed, write_json
 from ..machine import usable_cores
 from ..processes import map_in_processes
 from ..progress import progress
-from ..shards.folder import Folder, ImageFile
+from ..shards.folder import Folder, ImageFile, left_out_line
 from ..shards.pillow import PILLOW_FORMATS
 from .synthetic import Photos, check_integer, photograph
+
+log = logging.getLogger("tarpeg")
 
 _OWNER = "tarpeg"  # user and group of each member; marks the shards that make_shards may replace
 _BLOCK = 16  # samples per task of a worker process
@@ -112,12 +115,15 @@ def make_shards(
 def _files(folder: Folder, out: Path, samples: int | None) -> list[ImageFile]:
     if folder.directory().resolve() in out.resolve().parents:
         raise ValueError(f"out={str(out)!r} must not be inside {folder.directory()}: it would become a class")
-    if "train" in folder.parts():
+    if "" not in (parts := folder.parts()):
         raise ShardError(
-            f"root={folder.root!r} has folders train and val, which are not classes: pass Folder(split=...), "
-            "use FolderShards, which packs them separately, or build a cache of it with tarpeg.build_cache"
+            f"root={folder.root!r} has folders {' and '.join(parts)}, which are not classes: pass "
+            "Folder(split=...), use FolderShards, which packs them separately, or build a cache of it with "
+            "tarpeg.build_cache"
         )
     files = folder.files()
+    if folder.split in ("all", "train") and (line := left_out_line(folder.left_out())):  # once for all splits
+        log.warning("%s: %s", folder.root, line)
     if samples is not None and samples > len(files):
         raise ValueError(f"samples={samples} must be at most {len(files)}, the images of {folder.root}")
     return files[:samples]

@@ -7,8 +7,9 @@ import hashlib
 import itertools
 import os
 import random
+import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +24,8 @@ from .pillow import FILE_EXTENSIONS, IMAGE_EXTENSIONS
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SPLITS = ("all", "train", "val")
+_SPLITS = {"train": "train", "test": "test", **dict.fromkeys(("val", "valid", "validation", "dev"), "val")}
+_SHOWN = 8  # kinds of files in a message
 
 
 class ImageFile(NamedTuple):
@@ -50,10 +52,12 @@ class ImageFile(NamedTuple):
 class Folder:
     """A directory of images to pack, as torchvision's ImageFolder reads it: each sub-directory is a class.
 
-    Classes are in sorted order; files may be nested; hidden files and directories are left out. split: "all"
-    images, or the "train" or "val" part. If root/train and root/val both exist, these are the parts, with
-    train's classes; otherwise `val_share` (between 0 and 1) of the images are val, evenly over the classes.
-    seed: shuffles the order and draws the val images. Raises ValueError for a value out of range.
+    Classes are in sorted order; files may be nested; hidden files and directories are left out. The
+    directories "train", "val" (or "valid", "validation", "dev") and "test" are splits instead, if root has at
+    least two of these, or train with directories in it and nothing else; train has the classes of all. split:
+    "all" images, or those of "train", "val" or "test". Without a directory for val, `val_share` (between 0
+    and 1) of train's images are val, evenly over the classes. seed: shuffles the order and draws the val
+    images. Raises ValueError for a value out of range.
     """
 
     root: str
@@ -63,8 +67,8 @@ class Folder:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", str(self.root))
-        if self.split not in _SPLITS:
-            raise ValueError(f"split={self.split!r} must be one of {', '.join(_SPLITS)}")
+        if self.split not in (splits := ("all", "train", "val", "test")):
+            raise ValueError(f"split={self.split!r} must be one of {', '.join(splits)}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ValueError(f"seed={self.seed!r} must be an integer")
         share = self.val_share
@@ -72,25 +76,34 @@ class Folder:
             raise ValueError(f"val_share={share!r} must be between 0 and 1")
 
     def parts(self) -> dict[str, Folder]:
-        """Return {"train": ..., "val": ...} if split is "all" and both directories exist, else {"": self}."""
-        if self.split != "all" or not self._is_parted():
-            return {"": self}
-        return {split: replace(self, split=split) for split in ("train", "val")}
+        """Return the splits that are directories, each whole, if split is "all"; {"": self} without any.
+
+        ShardError if the directories cannot be told apart.
+        """
+        found = self._directories() if self.split == "all" else {}
+        names = ["train", "val", "test"]
+        parts = {split: replace(self, split=split) for split in names if split in found}
+        if "train" in parts:
+            parts["train"] = replace(self, root=str(found["train"]))  # nothing of it becomes val
+        return parts or {"": self}
 
     def directory(self) -> Path:
-        """Directory of the class directories of `split`."""
-        return self._root(self.split)
+        """Directory of the class directories of `split`. ShardError for a test split that does not exist."""
+        found = self._directories()
+        if self.split == "test" and "test" not in found:
+            raise ShardError(f"root={self.root!r} has no directory test with one sub-directory per class.")
+        return Path(self.root) if self.split == "all" or not found else found.get(self.split, found["train"])
 
     def classes(self) -> dict[str, int]:
         """Class numbers, from 0, by name. ShardError if the directory is missing or has no class."""
-        return _classes(self._root("train"))
+        return _classes(self._directories().get("train", Path(self.root)))
 
     def files(self) -> list[ImageFile]:
         """Images in shuffled order. ShardError if there are none."""
         root = self.directory()
         files = _scan(root, self.classes())
         random.Random(f"tarpeg order {self.seed}").shuffle(files)
-        if self.split != "all" and not self._is_parted():
+        if self.split in ("train", "val") and "val" not in self._directories():
             count = round(self.val_share * len(files))
             ranked = _evenly(files)
             chosen = set(ranked[:count] if self.split == "val" else ranked[count:])
@@ -118,13 +131,47 @@ class Folder:
             counts["/".join(Path(name).parts[: 1 if "" in parts else 2])] += 1
         return {"classes": dict(sorted(counts.items())), "digest": digest.hexdigest()}
 
-    def _is_parted(self) -> bool:
-        return all((Path(self.root) / part).is_dir() for part in ("train", "val"))
+    def left_out(self) -> dict[str, int]:
+        """Count the files below root that are no images of `parts`, by kind, most frequent first."""
+        is_split = bool(self._directories())
+        counts = Counter[str]()
+        for directory, inner, names in _walk(self.root):
+            place = Path(directory).relative_to(self.root).parts
+            counts.update(f"{name}/" for name in inner if name.startswith("."))
+            inner[:] = [name for name in inner if not name.startswith(".")]
+            if is_split and place and place[0].lower() not in _SPLITS:
+                counts[f"files in {place[0]}, which is not a split"] += len(names)
+                continue
+            images = {name for name in names if _is_image(name, IMAGE_EXTENSIONS)}
+            if len(place) <= is_split:
+                counts[" in ".join(["images without a class folder", *place])] += len(images)
+            counts.update(_kind(directory, name) for name in names if name not in images)
+        return dict(sorted((+counts).items(), key=lambda item: (-item[1], item[0])))
 
-    def _root(self, split: str) -> Path:
-        if self.split == "all" or not self._is_parted():
-            return Path(self.root)
-        return Path(self.root) / split
+    def _directories(self) -> dict[str, Path]:
+        """Return the directories of the splits, with train; {} if root has classes, or does not exist."""
+        root = Path(self.root)
+        names = _subdirectories(root)
+        found = [name for name in names if name.lower() in _SPLITS]
+        is_only_train = [name.lower() for name in names] == ["train"] and _subdirectories(root / names[0])
+        if len(found) < 2 and not is_only_train:  # a single one is the name of a class
+            return {}
+        splits: dict[str, Path] = {}
+        for name in found:
+            other = splits.setdefault(_SPLITS[name.lower()], root / name).name
+            if other != name:
+                raise ShardError(
+                    f"root={self.root!r} has the directories {other} and {name}, which are both the split "
+                    f"{_SPLITS[name.lower()]}. Merge them, or move one away."
+                )
+        if "train" not in splits:
+            raise ShardError(
+                f"root={self.root!r} has the splits {' and '.join(found)}, but no train, which defines the "
+                "classes. Give one of these directories, or rename them if they are classes."
+            )
+        if "test" in splits and not _subdirectories(splits["test"]):
+            del splits["test"]  # without labels: reported by left_out()
+        return splits
 
 
 class UnlabelledImages:
@@ -231,12 +278,36 @@ def _found(text: str) -> tuple[Path, list[str]] | None:
     return root, [str(name.absolute()) for name in names]
 
 
+def left_out_line(counts: Mapping[str, int]) -> str:
+    """Format the counts of Folder.left_out in one line; empty without any."""
+    one = re.compile("^(image|file|link)s")
+    parts = [f"{n} {one.sub(lambda word: word[1], kind) if n == 1 else kind}" for kind, n in counts.items()]
+    more = sum(list(counts.values())[_SHOWN:])
+    return f"left out: {', '.join(parts[:_SHOWN])}{f', and {more} other files' * bool(more)}" if parts else ""
+
+
+def _kind(directory: str, name: str) -> str:
+    """Kind of a file that is left out: its extension, or the name of a hidden file."""
+    suffix = Path(name).suffix.lower()
+    if name.startswith("."):
+        return f"hidden {suffix}" if suffix else name
+    if not os.path.exists(os.path.join(directory, name)):  # noqa: PTH110, PTH118
+        return "links to missing files"
+    return suffix or "files without an extension"
+
+
+def _subdirectories(root: Path) -> list[str]:
+    """Names of the directories in root, sorted, without hidden ones; none if root is no directory."""
+    if not root.is_dir():
+        return []
+    with os.scandir(root) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
 def _classes(root: Path) -> dict[str, int]:
     if not root.is_dir():
         raise ShardError(f"root={str(root)!r} is not a directory. Give the one with a directory per class.")
-    names = sorted(
-        entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")
-    )
+    names = _subdirectories(root)
     if not names:
         raise ShardError(
             f"root={str(root)!r} has no sub-directory. Put the images into one directory per class."
@@ -249,7 +320,8 @@ def _scan(root: Path, classes: dict[str, int]) -> list[ImageFile]:
     for name in _classes(root):
         if name not in classes:
             raise ShardError(
-                f"{root / name} is not one of the {len(classes)} classes of train. Rename or add it."
+                f"{root / name} is not one of the {len(classes)} classes of train. Rename it, add it to "
+                "train, or move it away."
             )
         for path in _below(root / name, IMAGE_EXTENSIONS):
             relative = os.path.relpath(path, root)
@@ -270,11 +342,20 @@ def _scan(root: Path, classes: dict[str, int]) -> list[ImageFile]:
 def _below(folder: Path, extensions: Collection[str]) -> list[str]:
     """Paths of the images in the folder and below, sorted; hidden files and folders are left out."""
     found = []
-    # Symbolic links are followed, as by torchvision: data sets are often assembled from them.
-    for directory, inner, names in os.walk(folder, followlinks=True):
+    for directory, inner, names in _walk(folder):
         inner[:] = [entry for entry in inner if not entry.startswith(".")]
         found += [os.path.join(directory, name) for name in names if _is_image(name, extensions)]  # noqa: PTH118
     return sorted(found)
+
+
+def _walk(folder: str | Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Walk through a folder. ShardError for one below that cannot be listed: it may hold images."""
+
+    def refuse(error: OSError) -> None:
+        raise ShardError(f"folder {error.filename} cannot be read: {error.strerror}. Repair or remove it.")
+
+    # Symbolic links are followed, as by torchvision: data sets are often assembled from them.
+    return os.walk(folder, onerror=refuse, followlinks=True)
 
 
 def _is_image(name: str, extensions: Collection[str]) -> bool:
