@@ -111,8 +111,7 @@ def build_cache(
     started = time.monotonic()
     codec = Tiled() if codec is None else codec
     layout = Layout() if layout is None else layout
-    if not is_dataclass(codec) or isinstance(codec, type) or not hasattr(codec, "encode"):
-        raise ValueError(f"codec={codec!r} must be a codec such as Tiled(), Resized(256) or Raw()")
+    _check_codec(codec)
     if not 0 <= max_bad <= 1:
         raise ValueError(f"max_bad={max_bad!r} must be a fraction from 0 to 1")
     if isinstance(executor, int) and executor < 0:
@@ -142,6 +141,11 @@ def build_cache(
         example=builder.example,
         left_out=listing.left_out() if isinstance(listing, Folder) else {},
     )
+
+
+def _check_codec(codec: object) -> None:
+    if not is_dataclass(codec) or isinstance(codec, type) or not hasattr(codec, "encode"):
+        raise ValueError(f"codec={codec!r} must be a codec such as Tiled(), Resized(256) or Raw()")
 
 
 def _check_apart(listing: list[SourceShard] | Folder, folder: Path) -> None:
