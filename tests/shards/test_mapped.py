@@ -162,6 +162,63 @@ def test_a_tar_that_changed_or_was_removed_after_indexing_is_an_error(tmp_path):
         shards.labels([0])
 
 
+def replaced(path, members):
+    """Replace a tar by one of the same size and time of modification."""
+    before = path.stat()
+    write_tar(path, members)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+
+
+@pytest.mark.parametrize("name", ["", "ü" * 70])
+def test_a_tar_that_was_replaced_by_one_of_the_same_size_and_time(tmp_path, name):
+    """Before, "b" had the image and the label of "x"."""
+    first, last = [(f"{name}a.jpg", b"A"), (f"{name}a.cls", b"1")], [(f"{name}c.jpg", b"C")]
+    path = write_tar(tmp_path / "a.tar", [*first, (f"{name}b.jpg", b"B"), (f"{name}b.cls", b"2"), *last])
+    opened = Shards([path])
+    replaced(path, [*first, (f"{name}x.jpg", b"X"), (f"{name}x.cls", b"3"), *last])
+    stale = Shards([path])  # the last sample, compared when a saved index is loaded, is the same
+    assert stale.key(1) == f"{name}b" and images(stale, [0, 2]) == [b"A", b"C"]
+    message = rf"a\.tar, key '{name}x': the index has '{name}b' .*replaced by another of the same size"
+    for read in (lambda: stale.images([1]), lambda: opened.labels([1]), lambda: opened.member(1, "cls")):
+        with pytest.raises(ShardError, match=message):
+            read()
+    again = Shards([path])
+    assert (again.key(1), images(again), again.labels([0, 1]).tolist()) == (
+        f"{name}x",
+        [b"A", b"X", b"C"],
+        [1, 3],
+    )
+    replaced(path, [*first, *last, (f"{name}d.cls", b"4"), (f"{name}d.jpg", b"D")])
+    other = Shards([path])
+    assert [other.key(id) for id in range(3)] == [f"{name}{key}" for key in "acd"] and other.labels([2]) == 4
+
+
+def test_a_label_that_has_become_shorter_is_not_read_with_its_old_size(tmp_path):
+    path = write_tar(tmp_path / "a.tar", [("a.jpg", b"A"), ("a.cls", b"12"), ("b.jpg", b"B")])
+    Shards([path])
+    replaced(path, [("a.jpg", b"A"), ("a.cls", b"3"), ("b.jpg", b"B")])
+    with pytest.raises(ShardError, match=r"a\.tar, key 'a': the index has 'a' .*'cls', 1536, 2"):
+        Shards([path]).labels([0])
+    assert Shards([path]).labels([0]) == 3
+
+
+def test_unusual_headers_are_compared_with_the_whole_tar_once(tmp_path, monkeypatch):
+    path = plain(tmp_path / "a.tar")
+    data = bytearray(path.read_bytes())
+    for header in range(0, 6 * 1024, 1024):
+        data[header + 124 : header + 136] = (1 << 95 | data[header + 134] - 48).to_bytes(
+            12, "big"
+        )  # base 256
+        data[header + 148 : header + 156] = b" " * 8
+        data[header + 148 : header + 156] = b"%06o\0 " % sum(data[header : header + 512])
+    path.write_bytes(data)
+    shards = Shards([path])
+    assert images(shards) == [b"J0", b"J1", b"J2"] and shards.labels([2]) == 2
+    monkeypatch.setattr("tarpeg.shards.mapped.rebuild", lambda path: pytest.fail("read again"))
+    assert images(shards) == [b"J0", b"J1", b"J2"]
+
+
 def test_opening_shards_imports_nothing_else():
     """No operators, no painter of synthetic scenes, no cache builder."""
     done = run_script("import sys, tarpeg.shards.mapped, tarpeg.shards.paths; print(*sys.modules)")
@@ -231,12 +288,46 @@ def test_files_that_do_not_match_the_manifest(cache):
     content, text = tar.read_bytes(), idx.read_bytes()
     idx.unlink()
     refused(r"train-2\.idx, which .* run its build again")
-    idx.write_bytes(text.replace(b"v1.2 3", b"v1.2 2").rsplit(b"\n", 2)[0] + b"\n")
-    refused(r"train-2\.idx has 2 samples, but 3 in manifest\.json")
+    idx.write_bytes((cache / "train-1.idx").read_bytes())
+    refused(r"train-2\.idx is damaged, or not of this build: its checksum is not the one in manifest\.json")
+    idx.write_bytes(text)
     tar.write_bytes(content + bytes(512))
     refused(r"train-2\.tar has 10752 bytes, but 10240 in manifest\.json")
+    tar.write_bytes(content)
+    manifest = json.loads((cache / "manifest.json").read_bytes())
+    for entry, samples in zip(manifest["shards"][:2], (2, 4), strict=True):
+        entry["samples"] = entry["tiles"]["32"] = samples
+    (cache / "manifest.json").write_text(json.dumps(manifest))
+    refused(r"train-0\.idx has 3 samples, but 2 in manifest\.json")
     plain(cache / "train-extra.tar")
     refused(r"train-extra\.tar is not in .*manifest\.json, which lists the 20")
+
+
+def test_every_damage_to_one_character_of_an_index_is_found(tmp_path):
+    """Without the checksum in the manifest, "12.cls" of 2 bytes became 1: label 1, silently."""
+    cache = make_cache(
+        tmp_path, {"a": [("a.jpg", b"AB"), ("a.cls", b"12"), ("b.jpg", b"B"), ("b.cls", b"3")]}
+    )
+    idx = cache / "a.idx"
+    text = idx.read_bytes()
+    assert Shards(expand(cache)).labels([0, 1]).tolist() == [12, 3]
+    for place in range(len(text)):
+        for bit in (1, 4, 32):
+            idx.write_bytes(bytes([*text[:place], text[place] ^ bit, *text[place + 1 :]]))
+            with pytest.raises(CacheError, match=r"a\.idx is damaged, or not of this build"):
+                Shards([cache / "a.tar"])
+
+
+def test_a_shard_of_a_cache_that_does_not_belong_to_its_index(cache):
+    members = [m for n in range(3) for m in ((f"f/x2{n}.jpg", b"J2%d" % n), (f"f/x2{n}.cls", b"7"))]
+    replaced(cache / "train-2.tar", members)
+    shards = Shards(expand(f"{cache}/train-[12].tar"))
+    assert images(shards, range(3)) == [b"J10", b"J11", b"J12"]
+    message = r"train-2\.tar, key 'f/x20': the index has 'f/k20' .* Copy train-2\.tar and train-2\.idx again"
+    for read in (lambda: shards.images([4]), lambda: shards.labels([3])):
+        with pytest.raises(CacheError, match=message):
+            read()
+    assert not list(cache.glob("*.npz"))
 
 
 def test_refused_manifests_and_unfinished_builds_are_errors_of_every_source(cache):

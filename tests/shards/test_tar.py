@@ -13,9 +13,9 @@ import tarfile
 import pytest
 from helpers.small_tars import cache_home as cache_home, plain, write_tar
 from tarpeg import ShardError
-from tarpeg.shards.index import build
+from tarpeg.shards.index import ShardIndex, build
 from tarpeg.shards.mapped import Shards
-from tarpeg.shards.tar import streamed_members
+from tarpeg.shards.tar import header_end, is_member, streamed_members
 
 # --- files
 
@@ -99,6 +99,37 @@ def test_random_damage_raises_nothing_but_a_shard_error(tmp_path):
         except ShardError:
             continue
         assert (index.members[1:] >= 0).all() and (index.members[1:].sum(axis=0) <= len(data)).all()
+
+
+PLAIN = ["a.jpg", "b/A.JPG", "b/A2.jpg", "b/A.png", "z" * 96 + ".jpg", "f/" * 70 + "a.webp"]
+NAMES = {
+    tarfile.USTAR_FORMAT: PLAIN,
+    tarfile.GNU_FORMAT: [*PLAIN, "z" * 97 + ".jpg", "ünï.tif", "sur\udcffrogate.jpg", "ü" * 300 + ".JPEG"],
+}
+NAMES[tarfile.PAX_FORMAT] = [*NAMES[tarfile.GNU_FORMAT], "nul.jpg", "nul\0.jpg", "line\n.jpg"]
+
+
+@pytest.mark.parametrize("format", NAMES)
+def test_headers_are_compared_with_the_index(tmp_path, format):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=format, encoding="utf-8", errors="surrogateescape") as tar:
+        for number, name in enumerate(NAMES[format]):
+            member = tarfile.TarInfo(name)
+            member.size = 7
+            if number % 2 or "\0" in name:
+                member.pax_headers = {"comment": "x" * 2000, "path": name, "mtime": "1.5"}
+            tar.addfile(member, io.BytesIO(b"content"))
+    data, index = path.read_bytes(), ShardIndex.of(build(path))
+    assert len(index) == len(NAMES[format])
+    members = [(index.key_bytes(row), *index.members(row)[0]) for row in range(len(index))]
+    for key, extension, offset, nbytes in members:
+        for other in members:
+            fits = is_member(data, offset, nbytes, other[0], header_end(other[1]))
+            assert fits == (other == (key, extension, offset, nbytes)), (key, other)
+        for size in (6, 8, 7 << 33):
+            assert not is_member(data, offset, size, key, header_end(extension))
+        assert not is_member(data, offset + 512, nbytes, key, header_end(extension))
+    assert not is_member(data, 0, 7, b"a", header_end("jpg")) and not is_member(b"", 0, 0, b"", b"")
 
 
 # --- streams

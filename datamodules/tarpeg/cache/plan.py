@@ -15,7 +15,7 @@ from .. import processes
 from ..errors import CacheError
 from ..sampling import rng
 from ..shards.folder import Folder
-from ..shards.index import Int64, ShardIndex, TarIndex, load, load_or_build
+from ..shards.index import Int64, ShardIndex, TarIndex, build, load
 from ..shards.manifest import BUILDING, Quarantined
 from .job import hash_of, index_remote_shard, tar_nbytes, version_number
 from .sources import ImageFiles, PickedSamples, SampleRanges, ShardInput, SourceShard, WholeShard
@@ -144,7 +144,8 @@ def index_shards(
     list(processes.completed(executor, index_remote_shard, calls, on_abandon))
 
     def load_index(shard: SourceShard) -> TarIndex:
-        index = load_saved(shard) if shard.is_remote else load_or_build(Path(shard.location))
+        # A saved index may be of an earlier tar of the same size and time, and a cache keeps what it reads.
+        index = load_saved(shard) if shard.is_remote else build(Path(shard.location))
         if index is None:
             raise CacheError(f"{saved[shard]}: the index of {shard.name} cannot be read. Start again.")
         return index

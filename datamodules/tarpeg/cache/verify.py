@@ -145,7 +145,9 @@ def _problems(folder: Path, entry: ShardEntry) -> Iterator[Problem]:
     except OSError as error:
         yield Problem(entry.name, "", f"its index {idx.name} cannot be read: {error.strerror}")
     if isinstance(headers, ShardIndex) and index is not None:
-        yield from _compare(entry, headers, index)
+        difference = index.difference(headers)
+        if difference is not None:
+            yield Problem(entry.name, *difference)
     readable = headers if isinstance(headers, ShardIndex) else index
     if readable is None:
         return
@@ -161,22 +163,6 @@ def _sha256(path: Path) -> str:
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
     return digest.hexdigest()
-
-
-def _compare(entry: ShardEntry, headers: ShardIndex, index: ShardIndex) -> Iterator[Problem]:
-    """Yield the first sample that differs between headers and index, or a difference in their number."""
-    for row in range(min(len(headers), len(index))):
-        one, other = _sample(headers, row), _sample(index, row)
-        if one != other:
-            yield Problem(entry.name, one[0], f"the index has {other[0]!r} {other[1]}, the tar {one[1]}")
-            return
-    if len(headers) != len(index):
-        yield Problem(entry.name, "", f"the index has {len(index)} samples, the tar {len(headers)}")
-
-
-def _sample(index: ShardIndex, row: int) -> tuple[str, list[tuple[str, int, int]]]:
-    # The .idx file has no members without an extension.
-    return index.key(row), [member for member in index.members(row) if member[0]]
 
 
 def _undecodable(tar: Path, entry: ShardEntry, index: ShardIndex) -> Iterator[Problem]:

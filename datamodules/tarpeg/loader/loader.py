@@ -277,7 +277,7 @@ class Loader(BaseLoader):
         # An epoch with larger batches needs new buffers, so it begins a flow of its own.
         self._continues = lambda epoch: is_continuous and fetcher.nbytes(Request(epoch, largest)) <= nbytes
         requests = self._batches.requests(self._order, rank, self._epoch, k, self._continues)
-        if self._readahead:
+        if self._readahead and isinstance(fetcher.shards, Shards):
             requests = read_ahead(requests, self._readahead, partial(will_need, fetcher.shards))
         return self._runner.run(requests, nbytes)
 
@@ -327,11 +327,11 @@ def read_ahead(
     yield from waiting
 
 
-def will_need(shards: Samples, request: Request) -> None:
+def will_need(shards: Shards, request: Request) -> None:
     """Ask the system to read the images of ``request``, and return at once."""
     advise = ctypes.CDLL(None, use_errno=True).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for view in shards.images(request.ids):
+    for view in shards.images(request.ids, check=False):
         start = view.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
         nbytes = view.data_ptr() + view.numel() - start
         if nbytes and advise(start, nbytes, mmap.MADV_WILLNEED) and ctypes.get_errno() != errno.EAGAIN:

@@ -26,11 +26,12 @@ import platformdirs
 from ..errors import ShardError
 from ..files import renamed
 from .pillow import IMAGE_EXTENSIONS, image_extension
-from .tar import grouped, regular_members
+from .tar import grouped, header_end, is_member, regular_members
 
 SAVED_SUFFIX = ".tarpeg.npz"
 
 _VERSION = 1
+_HEADERS = 10 << 10  # bytes before a member's data that are read to check its name
 # Note [One parser]: numpy parses the header of an array as Python code, and CPython 3.11 fails now and then
 # if two threads parse at once ("AST constructor recursion depth mismatch", its issue 106905).
 _one_parser = threading.Lock()
@@ -82,12 +83,31 @@ def load_or_build(path: Path) -> TarIndex:
     places = _places(path)
     for place in places:
         index = load(place, found.st_size, found.st_mtime_ns)
-        if index is not None:
+        if index is not None and _fits(index, path):
             return index
+    return rebuild(path)
+
+
+def rebuild(path: Path) -> TarIndex:
+    """Index the tar at path and save the index in place of an older one. Raises as load_or_build."""
     index = build(path)
     # If no place is writable, the next process indexes again: not an error.
-    any(save(index, place) for place in places)
+    any(save(index, place) for place in _places(path))
     return index
+
+
+def _fits(index: TarIndex, path: Path) -> bool:
+    """Compare the last image's header: the tar may be another one of the same size and time."""
+    own = ShardIndex.of(index)
+    last = len(own) - 1
+    extension, offset, nbytes = own.members(last)[int(own.image[last])]
+    try:
+        with path.open("rb", buffering=0) as file:
+            start = max(0, offset - _HEADERS)
+            headers = os.pread(file.fileno(), offset - start, start)
+    except OSError:
+        return False  # build() reports the reason
+    return is_member(headers, len(headers), nbytes, own.key_bytes(last), header_end(extension))
 
 
 def build(path: Path) -> TarIndex:
@@ -228,8 +248,12 @@ class ShardIndex:
 
     def key(self, sample: int) -> str:
         """Key of a sample."""
+        return self.key_bytes(sample).decode("utf-8", "surrogateescape")
+
+    def key_bytes(self, sample: int) -> bytes:
+        """Key of a sample, in UTF-8 (surrogateescape)."""
         start, stop = self.key_ends[sample : sample + 2].tolist()
-        return self.keys[start:stop].tobytes().decode("utf-8", "surrogateescape")
+        return self.keys[start:stop].tobytes()
 
     def members(self, sample: int) -> list[tuple[str, int, int]]:
         """Return the members of a sample: extension, offset and size (bytes), in the tar's order."""
@@ -238,6 +262,25 @@ class ShardIndex:
         return list(
             zip(names, self.offset[start:stop].tolist(), self.nbytes[start:stop].tolist(), strict=True)
         )
+
+    def difference(
+        self, headers: ShardIndex, first: int = 0, stop: int | None = None
+    ) -> tuple[str, str] | None:
+        """Compare samples first to stop with the headers of their tar: the key where they differ, and how.
+
+        Without members that have no extension, which an .idx does not list.
+        """
+        stop = len(self) if stop is None else stop
+        for row, own in zip(range(len(headers)), range(first, stop), strict=False):
+            entry, other = (
+                (index.key(place), [member for member in index.members(place) if member[0]])
+                for index, place in ((headers, row), (self, own))
+            )
+            if entry != other:
+                return entry[0], f"the index has {other[0]!r} {other[1]}, the tar {entry[1]}"
+        if stop - first != len(headers):
+            return "", f"the index has {stop - first} samples, the tar {len(headers)}"
+        return None
 
     @classmethod
     def of(cls, index: TarIndex) -> ShardIndex:

@@ -5,6 +5,7 @@ Shards of a cache are opened by its manifest and their .idx files, all others by
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +18,10 @@ import torch
 
 from ..errors import CacheError, ShardError
 from ..progress import progress
-from .index import Int64, ShardIndex, load_or_build
+from .index import Int64, ShardIndex, build, load_or_build, rebuild
 from .labels import LONGEST, integers, missing, plain
 from .manifest import MANIFEST, ShardEntry, entries
+from .tar import header_end, is_member
 from .wds_index import index_path, parse
 
 # Indexes of a cache that are parsed together, some 100 kB each, and the most threads that parse: numpy is
@@ -47,6 +49,8 @@ class Shards:
         self._index = ShardIndex.join(self._opened(threads), len(self._paths))
         self._maps: list[tuple[torch.Tensor, memoryview] | None] = [None] * len(self._paths)
         self._columns: dict[str, npt.NDArray[np.int32]] = {}
+        self._header_ends = [header_end(extension) for extension in self._index.extensions]
+        self._walked: set[int] = set()  # shards whose index was compared with all headers
 
     def _opened(self, threads: int) -> Iterator[ShardIndex]:
         with progress("shards indexed", len(self._paths)) as show:
@@ -63,13 +67,16 @@ class Shards:
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_maps": [None] * len(self._paths), "_columns": {}}
 
-    def images(self, ids: npt.ArrayLike) -> list[torch.Tensor]:
+    def images(self, ids: npt.ArrayLike, *, check: bool = True) -> list[torch.Tensor]:
         """Return the encoded images of samples ids [B]: uint8 [n] each, views on the map (never write).
 
-        A member of 0 bytes gives an empty tensor. Raises IndexError for an id outside 0..len-1.
+        A member of 0 bytes gives an empty tensor. check: compare key and size with the headers in the tar,
+        which reads them. Raises IndexError for an id outside 0..len-1.
         """
         rows = self._checked(ids)
         members = self._index.member_ends[rows] + self._index.image[rows]
+        if check:
+            self._compare(rows, members)
         places, maps = zip(*self._places(rows, members), strict=True), self._maps
         return [(maps[shard] or self._map(shard))[0].narrow(0, start, size) for shard, start, size in places]
 
@@ -82,6 +89,7 @@ class Shards:
         members = self._members(rows, extension)
         if (members < 0).any():
             raise missing(self, int(rows[members < 0][0]), extension)
+        self._compare(rows, members)
         texts = map(self._bytes, *self._places(rows, members, LONGEST + 1))
         return integers(self, rows.tolist(), extension, texts)
 
@@ -89,7 +97,10 @@ class Shards:
         """Read the sample's member of that extension; None if it has none."""
         rows = self._checked([id])
         members = self._members(rows, extension)
-        return None if members[0] < 0 else next(map(self._bytes, *self._places(rows, members)))
+        if members[0] < 0:
+            return None
+        self._compare(rows, members)
+        return next(map(self._bytes, *self._places(rows, members)))
 
     def extensions(self, id: int) -> list[str]:
         """Extensions of the sample's members, lowercase, without the dot, in the tar's order."""
@@ -130,6 +141,16 @@ class Shards:
     def _bytes(self, shard: int, offset: int, nbytes: int) -> bytes:
         return bytes((self._maps[shard] or self._map(shard))[1][offset : offset + nbytes])
 
+    def _compare(self, rows: Int64, members: Int64) -> None:
+        """Compare key and size of one member of each sample with its header in the tar. Raises ShardError."""
+        index, keys, ends, maps = self._index, self._index.keys.data, self._header_ends, self._maps
+        spans = index.key_ends[rows], index.key_ends[rows + 1], index.extension[members]
+        columns = (*(column.tolist() for column in spans), *self._places(rows, members))
+        for start, stop, code, shard, offset, nbytes in zip(*columns, strict=True):
+            tar = (maps[shard] or self._map(shard))[1]
+            if not is_member(tar, offset, nbytes, bytes(keys[start:stop]), ends[code]):
+                self._walk(shard)
+
     def _members(self, rows: Int64, extension: str) -> Int64:
         """Positions of the samples' members of that extension; -1 for samples without."""
         extension = plain(extension)
@@ -150,6 +171,30 @@ class Shards:
             rows = np.searchsorted(ends, members, side="right") - 1
             column[start + rows] = members - ends[rows]
         return column
+
+    def _walk(self, shard: int) -> None:
+        """Compare the index of a shard with all headers of its tar, once. Raises ShardError if they differ.
+
+        They do if the tar was replaced by another of the same size and time; otherwise a header is unusual.
+        """
+        if shard in self._walked:
+            return
+        path = self._paths[shard]
+        is_cached = path.with_name(MANIFEST).exists()
+        headers = ShardIndex.of(build(path) if is_cached else rebuild(path))
+        difference = self._index.difference(headers, *np.searchsorted(self._index.shard, (shard, shard + 1)))
+        if difference is None:
+            self._walked.add(shard)
+            return
+        what = f"shard {path}, key {difference[0]!r}: {difference[1]}"
+        if is_cached:
+            raise CacheError(
+                f"{what}. Copy {path.name} and {index_path(path).name} again, or run the build again."
+            )
+        raise ShardError(
+            f"{what}: the file was replaced by another of the same size and time. It was indexed again: "
+            "start again."
+        )
 
     def _map(self, shard: int) -> tuple[torch.Tensor, memoryview]:
         """Map a tar as a tensor, and as a buffer, from which bytes are copied quickly."""
@@ -227,6 +272,12 @@ def _open_cached(paths: Sequence[Path], listed: Sequence[ShardEntry]) -> _Opened
                 )
             stats.append((found.st_size, found.st_mtime_ns))
             texts.append(place.read_bytes())
+            # A damaged index is still an index, of other keys and lengths.
+            if hashlib.sha256(texts[-1]).hexdigest() != entry.idx_sha256:
+                raise CacheError(
+                    f"{place} is damaged, or not of this build: its checksum is not the one in {MANIFEST}. "
+                    "Copy it again, or run the build again."
+                )
         except OSError as error:
             raise CacheError(
                 f"{error.filename or place}, which {MANIFEST} lists, cannot be read: {error.strerror}. Copy "
