@@ -36,6 +36,7 @@ def check_braces(program: str, arguments: Sequence[str]) -> None:
 _HINTS = {
     r"^((affine|color|erase|mask|mix)=.* must be a (tarpeg\.\w+))": r"\1 (+augment.\2._target_=\3)",
     r"([Cc]hoose another out)\b": r"\1 (data.prepare.out=...)",
+    r"(allow_overlap=True)\b": r"\1 (+data.allow_overlap=true)",
 }
 
 

@@ -56,6 +56,35 @@ def test_fast_dev_run_limits_and_validation_within_the_epoch(photos, tmp_path):
     assert net.keys("validate", 3) == [ALL] * 3
 
 
+def test_training_on_shards_of_val_or_test_is_an_error(photos, tmp_path):
+    def data(train, **options):
+        return ShardDataModule(Split(train, crop), workers=0, threads=0, **options)
+
+    crop, only_b = CenterCrop(16), Split(f"{photos}/b.tar", CenterCrop(16))
+    (tmp_path / "link").symlink_to(photos)
+    for kind in ("val", "test"):
+        text = f"train and {kind} have 1 shards in common, such as {re.escape(str(photos))}/b.tar, "
+        for train in (photos, f"{tmp_path}/link/*.tar"):
+            with pytest.raises(ShardError, match=text):
+                data(train, **{kind: only_b}).train_dataloader()
+        with pytest.raises(ShardError, match=text):
+            data(photos, **{kind: only_b}).setup()
+    with pytest.raises(ShardError, match="train and val have"):
+        fitted(tmp_path, data(photos, val=only_b))
+    assert len(data(photos, val=only_b, allow_overlap=True).train_dataloader()) == 1
+    assert len(data(f"{photos}/a.tar", val=only_b, test=only_b, predict=only_b).train_dataloader()) == 1
+    missing = data(photos, val=Split("/nowhere/x.tar", crop))
+    missing.train_dataloader()
+    with pytest.raises(ShardError, match=r"x\.tar does not exist"):
+        missing.val_dataloader()
+    for name in ("0", "1"):
+        (tmp_path / "all" / name).mkdir(parents=True)
+        (tmp_path / "all" / name / "x.jpg").write_bytes(b"")
+    images = Split(tmp_path / "all" / "1", crop, target=None)
+    with pytest.raises(ShardError, match=r"such as .*all/1/x\.jpg"):
+        data(tmp_path / "all", val=images).setup()
+
+
 def test_without_a_val_split(photos, tmp_path):
     data = ShardDataModule(Split(photos, CenterCrop(16)), batch_size=23, keys=True, workers=0)
     net = fitted(tmp_path, data)
@@ -145,7 +174,7 @@ def test_an_overridden_hook_gets_uint8(photos, tmp_path):
             return super().on_after_batch_transfer(batch, dataloader_idx)
 
     split = Split(photos, CenterCrop(16))
-    data = Hooked(split, split, batch_size=4, workers=0, augment=Augment())
+    data = Hooked(split, split, batch_size=4, workers=0, augment=Augment(), allow_overlap=True)
     assert first_images(tmp_path, data)[0].dtype == torch.float32
 
 
@@ -158,7 +187,7 @@ def test_prepare_runs_before_anything_is_opened(shard_of, tmp_path):
 
     def data():
         split = Split(tmp_path / "late.tar", CenterCrop(16))
-        return ShardDataModule(split, val=split, workers=0, prepare=prepare, keys=True)
+        return ShardDataModule(split, val=split, workers=0, prepare=prepare, keys=True, allow_overlap=True)
 
     plain = data()
     assert len(list(plain.train_dataloader())) == len(list(plain.val_dataloader())) == 1

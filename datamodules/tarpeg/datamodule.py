@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -52,6 +53,8 @@ class ShardDataModule(lightning.LightningDataModule):
         keys: add the samples' keys to every batch.
         prepare: called before shards are opened, e.g. ``tarpeg.SyntheticShards``: once per node under
             Lightning, otherwise once per process.
+        allow_overlap: allow train to share shards with val or test, for example with other samples of them
+            (``Split(subset=...)``); otherwise this is a ``ShardError``.
 
     With several ranks only rank 0 warns; substituted images of all ranks are counted (``data/substituted``).
 
@@ -81,6 +84,7 @@ class ShardDataModule(lightning.LightningDataModule):
         drop_last: bool = False,
         keys: bool = False,
         prepare: Callable[[], Any] | None = None,
+        allow_overlap: bool = False,
     ) -> None:
         super().__init__()
         self.splits = {"train": train, "val": val, "test": test, "predict": predict}
@@ -96,6 +100,7 @@ class ShardDataModule(lightning.LightningDataModule):
         self._keys = keys
         self._prepare = prepare
         self._is_prepared = False
+        self._is_apart = allow_overlap
         self._shards: dict[str, Samples] = {}
         self._loaders: list[tuple[str, BaseLoader]] = []
         self._train: BaseLoader | None = None
@@ -110,6 +115,7 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Index the shards of the splits of ``stage``; of all splits if it is None."""
+        self._check_overlap()
         wanted = {"train", "val"} if stage == "fit" else {"val" if stage == "validate" else stage}
         for name, split in self.splits.items():
             if split is not None and not split.streaming and (stage is None or name in wanted):
@@ -205,6 +211,24 @@ class ShardDataModule(lightning.LightningDataModule):
                 self._shards[name] = split.open()
         return self._shards[name]
 
+    def _check_overlap(self) -> None:
+        """Raise ShardError if train shares a shard with val or test, whose scores would be too good."""
+        if self._is_apart:
+            return
+        places: dict[str, set[str]] = {}
+        splits = {name: split for name, split in self.splits.items() if split and name != "predict"}
+        for name, split in splits.items():
+            with suppress(ShardError):  # opening it raises
+                places[name] = split.places()
+        for name in ("val", "test"):
+            if shared := places.get("train", set()) & places.get(name, set()):
+                raise ShardError(
+                    f"train and {name} have {len(shared)} shards in common, such as {min(shared)}, so {name} "
+                    "would measure samples of the training. Give each its own, such as 'train-*.tar' and "
+                    f"'{name}-*.tar'; or give allow_overlap=True."
+                )
+        self._is_apart = len(places) == len(splits)
+
     def _pixels(self, is_train: bool) -> PixelFormat:
         """Return the format of the loader's images: uint8, unless the CPU trains."""
         own = type(self).on_after_batch_transfer is ShardDataModule.on_after_batch_transfer
@@ -229,6 +253,7 @@ class ShardDataModule(lightning.LightningDataModule):
             raise ValueError(f"there is no {name} split: pass ShardDataModule({name}=Split(...))")
         if self.trainer is None and not self._is_prepared:
             self.prepare_data()  # Lightning calls it, a plain loop does not
+        self._check_overlap()
         rank, world = self._rank_and_world()
         is_train = name == "train"
         # Lightning warns that overfit_batches turns shuffling off, but does not do it.

@@ -58,11 +58,11 @@ def test_a_cache_for_images_that_are_not_tiled():
     run = GPU._replace(costs=PLAIN)
     assert text(run, wait=0.61) == (
         "build a cache with tarpeg.build_cache(source='/d/train-*.tar', dest='/d-cache') and train on it "
-        "with Split(shards='/d-cache'); expected 2.6x"
+        "with Split(shards='/d-cache/train-*.tar'); expected 2.6x"
     )
     assert overrides(run, wait=0.61) == (
         """build a cache with `python tools/build_cache.py 'source="/d/train-*.tar"' dest=/d-cache` and """
-        "train on it with data.train.shards=/d-cache; expected 2.6x"
+        """train on it with 'data.train.shards="/d-cache/train-*.tar"'; expected 2.6x"""
     )
     assert text(run, wait=0.9).endswith("expected 4.0x"), "decoding is the limit"
 
@@ -129,10 +129,13 @@ def test_a_slow_disk():
 
 def test_streams():
     run = GPU._replace(source="s3://b/t-{000..009}.tar", is_streaming=True)
-    assert text(run, wait=0.5).endswith("Split(shards='data/cache', streaming=False) (at most 2.00x)")
+    assert text(run, wait=0.5).endswith(
+        "Split(shards='data/cache/t-{000..009}.tar', streaming=False) (at most 2.00x)"
+    )
     found = overrides(run, wait=0.5)
     assert """'source="s3://b/t-{000..009}.tar"' dest=data/cache`""" in found
-    assert found.endswith("data.train.shards=data/cache ++data.train.streaming=false (at most 2.00x)")
+    shards = """'data.train.shards="data/cache/t-{000..009}.tar"' ++data.train.streaming=false"""
+    assert found.endswith(f"{shards} (at most 2.00x)")
 
 
 def test_other_loaders():

@@ -125,7 +125,7 @@ def test_a_slow_model(model, slow, verdict):
 def module(photos, split=None, **settings):
     crop = CenterCrop(32)
     train, val = Split(str(photos), crop, **(split or {})), Split(str(photos), crop)
-    return ShardDataModule(train, val, batch_size=2, **settings)
+    return ShardDataModule(train, val, batch_size=2, allow_overlap=True, **settings)
 
 
 def test_a_slow_shard_loader_and_the_setting_that_helps(photos, monkeypatch):

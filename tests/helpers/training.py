@@ -12,7 +12,8 @@ def module(photos, **settings):
     """A data module with all four splits, batches of 4 with keys, decoded in this process."""
     train = Split(photos, RandomResizedCrop(16), flip=0.5)
     val = Split(photos, CenterCrop(16))
-    return ShardDataModule(train, val, val, val, **{"batch_size": 4, "workers": 0, "keys": True, **settings})
+    settings = {"batch_size": 4, "workers": 0, "keys": True, "allow_overlap": True, **settings}
+    return ShardDataModule(train, val, val, val, **settings)
 
 
 def heavy(**settings):

@@ -36,7 +36,7 @@ def seen_in(folder: Path, data: tarpeg.ShardDataModule, **settings: Any) -> list
 @case("lightning/distorted_on_arrival", name="all")
 def fit(sources: Sources, name: str, **options: Any) -> object:
     val = tarpeg.Split(sources.shards, CENTER)
-    data = module(sources.shards, val=val, augment=AUGMENTS[name](), **options)
+    data = module(sources.shards, val=val, augment=AUGMENTS[name](), allow_overlap=True, **options)
     return seen_in(sources.fresh(), data, max_epochs=2, num_sanity_val_steps=0)
 
 

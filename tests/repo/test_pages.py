@@ -154,7 +154,7 @@ def fill(place: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(jpeg("420", 80, 96, seed=number))
     about = json.dumps({"annotation": {"category": 3}, "breed": 2, "label": 1}).encode()
-    for folder, names in (("bucket", ["train-000", "train-001"]), ("data/train", ["train-000"])):
+    for folder, names in (("bucket", ["train-000", "train-001"]), ("data/shards", ["train-000"])):
         (place / folder).mkdir(parents=True, exist_ok=True)
         for name in names:
             members = []

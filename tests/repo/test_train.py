@@ -257,6 +257,8 @@ def test_bad_images_by_policy(checkout, tmp_path, on_error):
     samples = [sample(number, b"" if number == 7 else None) for number in range(24)]
     path = write_tar(tmp_path / "bad.tar", [member for members in samples for member in members])
     shards = ("data=shards", f"data.train.shards={path}", f"data.val.shards={path}", "data.batch_size=12")
+    assert "or give allow_overlap=True (+data.allow_overlap=true)." in bad(checkout, *shards, *SMALL)
+    shards += ("+data.allow_overlap=true",)
     text = f"shard {path}, key 'k0007': image is EMPTY (1)"
     if on_error == "raise":
         assert bad(checkout, *shards, *SMALL, "data.on_error=raise").startswith(f"train: {text}")

@@ -370,7 +370,10 @@ def test_lightning_fits_on_a_stream(folder, tmp_path, samples):
     split = Split(folder, RandomResizedCrop(16), streaming=Streaming(samples))
     net = Net()
     run = trainer(tmp_path, max_epochs=2)
-    run.fit(net, datamodule=ShardDataModule(split, split, batch_size=4, workers=0, keys=True))
+    settings = {"batch_size": 4, "workers": 0, "keys": True}
+    with pytest.raises(ShardError, match="train and val have"):
+        run.fit(net, datamodule=ShardDataModule(split, split, **settings))
+    run.fit(net, datamodule=ShardDataModule(split, split, allow_overlap=True, **settings))
     assert [sorted(epoch) for epoch in net.keys("train", 2)] == [ALL, ALL]
     assert net.keys("train", 2)[0] != net.keys("train", 2)[1]
     assert run.global_step == 12 and len(net.seen["validate"]) == 12 + 2

@@ -246,14 +246,16 @@ def _cache(run: RunFacts, codec: Call | None = None, **settings: Any) -> Advice:
     source = [run.source] if isinstance(run.source, (str, os.PathLike)) else list(run.source or ())
     paths = [os.fspath(path) for path in source]
     first = paths[0] if paths else ""
-    dest = "data/cache"
+    dest, names = "data/cache", ""
     if first and "://" not in first and not first.startswith("pipe:"):
         folder = Path(first) if not re.search(r"\.tar$|[*?{\[]", first) else Path(first).parent
         if folder.name not in ("", "..") and not re.search(r"[*?{\[]", str(folder)):
             dest = f"{folder}-cache"
+    if len(paths) == 1 and re.fullmatch(r"[\w.{},*?\[\]-]+\.tar", first.rpartition("/")[2]):
+        names = "/" + first.rpartition("/")[2]  # shards keep their names, and others may be in the folder
     shown = ... if not paths or len(paths) > 3 else paths[0] if len(paths) == 1 else paths
     arguments = {"source": shown, "dest": dest} | ({} if codec is None else {"codec": codec})
-    split = Call("Split", {"shards": dest, **settings})
+    split = Call("Split", {"shards": dest + names, **settings})
     return "build a cache with ", Call("tarpeg.build_cache", arguments), " and train on it with ", split
 
 

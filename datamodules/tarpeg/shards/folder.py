@@ -228,6 +228,11 @@ class UnlabelledImages:
         """Path of the folder."""
         return Path(self._root)
 
+    def paths(self) -> list[str]:
+        """Paths of all images, with the folder's links resolved."""
+        root = os.path.realpath(self._root)
+        return [os.path.join(root, name) for name in self._names]  # noqa: PTH118
+
 
 def find_images(source: Source) -> UnlabelledImages | None:
     """List the images of a source; None if the source means shards, or does not exist.
