@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from helpers.scripts import PATHS, SESSION, live_processes, wait_until
+import torch
+from helpers.loaders import load
+from helpers.scripts import PATHS, SESSION, live_processes, run_file, wait_until
 
 ENGINES = {"threads": {"workers": 0, "threads": 2}, "workers": {"workers": 2}}
 # If the tests run in the background, they and what they start inherit an ignored SIGINT.
@@ -89,6 +93,69 @@ def test_a_plain_loop_that_is_ended_by_a_signal(photos, tmp_path, engine, end):
     run.process.send_signal(end)
     run.assert_nothing_is_left()
     assert run.process.returncode != 0
+
+
+def end_with_a_loader(rank, source, end, pipe):
+    """Send the ids of a loader's workers, and end while the loader exists."""
+    loader = load(source, batch_size=1, workers=2)
+    next(iter(loader))
+    pipe.send([process.pid for process in multiprocessing.active_children()])
+    if end == "error":
+        raise ArithmeticError("as asked")
+    if end == "cycle":
+        loader.itself = loader
+    if end == "global":
+        end_with_a_loader.kept = loader
+
+
+@pytest.mark.parametrize(
+    ("method", "end"),
+    [
+        *(("fork", end) for end in ("error", "global", "cycle")),
+        ("torch", "error"),
+        pytest.param("spawn", "global", marks=pytest.mark.slow),
+        pytest.param("forkserver", "cycle", marks=pytest.mark.slow),
+    ],
+)
+def test_a_child_of_multiprocessing_ends_with_its_loader(photos, tmp_path, monkeypatch, method, end):
+    ours, theirs = multiprocessing.Pipe()
+    arguments = (str(photos), end, theirs)
+    if method == "torch":
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # for the file with the error
+        (process,) = torch.multiprocessing.spawn(end_with_a_loader, arguments, join=False).processes
+    else:
+        process = multiprocessing.get_context(method).Process(target=end_with_a_loader, args=(0, *arguments))
+        process.start()
+    try:
+        assert ours.poll(150)
+        workers = ours.recv()
+        process.join(20)
+        assert process.exitcode == (end == "error")
+        assert len(workers) == 2 and not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    finally:
+        process.kill()
+        process.join()
+
+
+FORKED = """
+import os
+from helpers.loaders import load
+
+loader = load({photos!r}, batch_size=1, workers=2)
+next(iter(loader))
+child = os.fork()
+if not child:
+    next(iter(loader))
+    raise ArithmeticError("as asked")
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+assert len(list(loader)) == 23, "the workers of the parent are alive"
+os._exit(0)
+"""
+
+
+def test_a_fork_of_python_ends_with_its_loader(photos, tmp_path):
+    done = run_file(tmp_path / "run.py", FORKED.format(photos=str(photos)), timeout=60)
+    assert done.returncode == 0 and "ArithmeticError: as asked" in done.stderr, done.stderr
 
 
 INTERRUPTED = """

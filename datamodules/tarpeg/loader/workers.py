@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
-import multiprocessing.util  # noqa: F401 - its exit hook has to be registered before _close_all
+import multiprocessing.util  # its exit hook has to be registered before _close_all
 import os
 import pickle
 import queue
@@ -29,7 +30,6 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
 from types import FrameType
@@ -66,6 +66,7 @@ class WorkerPool(ABC):
     def __init__(self) -> None:
         self.pending = 0  # jobs that were submitted and whose results were not returned
         self._returned = 0
+        _close_all_with(os.getpid())
 
     @abstractmethod
     def submit(self, job: Any) -> None:
@@ -126,6 +127,15 @@ def _close_all() -> None:
         pool.close()
     for thread in list(_threads):
         thread.join()
+
+
+@functools.cache
+def _close_all_with(process: int) -> None:
+    """Have multiprocessing call ``_close_all`` when this process ends: its children run no ``atexit`` hooks.
+
+    The priority is higher than those of its pools and managers (15 and 0), which ``work`` may use.
+    """
+    multiprocessing.util.Finalize(None, _close_all, exitpriority=100)
 
 
 class ThreadPool(WorkerPool):
@@ -525,7 +535,7 @@ class PrefetchRunner(Runner):
 
     def _start(self, nbytes: int) -> tuple[BatchBuffers, WorkerPool]:
         buffers = BatchBuffers(nbytes, self._depth, shared=self._workers > 0)
-        work = partial(_fetch_into, self._fetcher, buffers, self._threads or 1, self._to_request)
+        work = functools.partial(_fetch_into, self._fetcher, buffers, self._threads or 1, self._to_request)
         if self._workers:
             return buffers, ProcessPool(work, self._workers)
         return buffers, ThreadPool(work, _FETCHING_THREADS)
