@@ -24,8 +24,8 @@ PARENT, SESSION = 1, 3
 """Fields of /proc/PID/stat, counted from the state of the process."""
 
 
-def live_processes(field: int, number: int) -> set[int]:
-    """The processes, other than zombies, with that parent or session."""
+def live_processes(field: int, number: int, zombies: bool = False) -> set[int]:
+    """The processes with that parent or session; without zombies, unless asked for."""
     found = set()
     for entry in Path("/proc").iterdir():
         try:
@@ -33,7 +33,7 @@ def live_processes(field: int, number: int) -> set[int]:
         except OSError:
             continue
         fields = stat.rpartition(")")[2].split()
-        if fields and fields[0] != "Z" and int(fields[field]) == number:
+        if fields and (zombies or fields[0] != "Z") and int(fields[field]) == number:
             found.add(int(entry.name))
     return found
 

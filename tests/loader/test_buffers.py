@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import math
 import threading
@@ -97,3 +98,12 @@ def test_shapes_and_types(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     images = buffers.lend(buffers.acquire(), shape, dtype)
     assert images.shape == shape and images.dtype == dtype
     assert images.movedim(-3, -1).is_contiguous()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_too_little_memory_is_an_error_with_a_remedy(shared: bool) -> None:
+    with pytest.raises(
+        OSError, match=r"5 batches of 1,152,921,504,606.8 MB cannot be .*Lower batch_size, "
+    ) as caught:
+        BatchBuffers(1 << 60, 1, shared)
+    assert caught.value.errno == errno.ENOMEM

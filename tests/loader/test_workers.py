@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import pickle
+import resource
 import threading
 import time
 from pathlib import Path
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.loaders import ALL, RUNNERS, digest, keys_of, load, name_of
-from helpers.scripts import run_script, wait_until
+from helpers.scripts import PARENT, live_processes, run_script, wait_until
 from tarpeg import Augment, Progressive, RandomResizedCrop, Split
 from tarpeg.loader import workers
 from tarpeg.loader.config import LoaderConfig, PixelFormat
@@ -130,27 +132,33 @@ def test_large_jobs_and_results_do_not_block_each_other(pool_of):
 
 
 @pytest.fixture
-def assert_nothing_left(children):
-    """A function that waits until the threads and processes that the test started have ended."""
-    before = set(threading.enumerate())
+def assert_nothing_left():
+    """A function that waits until the threads, processes and descriptors of the test are gone."""
 
-    def check():
-        assert wait_until(lambda: not children() and before >= set(threading.enumerate()))
+    def held():
+        processes = live_processes(PARENT, os.getpid(), zombies=True)
+        return {*threading.enumerate(), *processes, *Path("/proc/self/fd").iterdir()}
 
-    return check
+    before = held()
+    return lambda: wait_until(lambda: held() <= before) or pytest.fail(f"left: {held() - before}")
 
 
 def test_if_a_later_process_cannot_start_none_is_left(monkeypatch, children):
     start = workers._start_process
 
     def fails(work, number):
-        if number == 2:
-            raise OSError("no more processes")
-        return start(work, number)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0 if number == 2 else soft, hard))
+            return start(work, number)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     monkeypatch.setattr(workers, "_start_process", fails)
-    with pytest.raises(OSError, match="no more processes") as caught:
+    text = "worker process 2 of 3 cannot start: Too many open files. Use fewer workers or threads"
+    with pytest.raises(OSError, match=text) as caught:
         ProcessPool(lambda job: job, 3)
+    assert caught.value.errno == errno.EMFILE
     assert children() == set(), caught
 
 

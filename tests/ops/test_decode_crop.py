@@ -84,6 +84,9 @@ def test_a_box_outside_its_image() -> None:
     for box in [(0, 0, 0, 1), (-1, 0, 1, 1), (0, -1, 1, 1), (0, 0, 1, -5)]:
         with pytest.raises(ValueError, match="empty or negative"):
             tarpeg.decode_crop(SMALL, *box)
+    for box in [(0, 0, 65536, 1), (0, 0, 1, 2**63)]:
+        with pytest.raises(ValueError, match=f"height={box[2]}, width={box[3]}.*at most 65535"):
+            tarpeg.decode_crop(SMALL, *box)
     rotated = pictures.tensor(pictures.encoded(Image.fromarray(pictures.pixels(30, 40)), orientation=6))
     tarpeg.decode_crop(rotated, 0, 0, 40, 30)
     with pytest.raises(ValueError, match="outside the image of 40 x 30"):

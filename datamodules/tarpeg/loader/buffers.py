@@ -42,7 +42,14 @@ class BatchBuffers:
         self.nbytes = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
         count = ahead + 1 + MOST_LENT
         kind = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
-        memory = mmap.mmap(-1, count * self.nbytes, flags=kind | mmap.MAP_ANONYMOUS)
+        try:
+            memory = mmap.mmap(-1, count * self.nbytes, flags=kind | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{count} batches of {self.nbytes / 1e6:,.1f} MB cannot be allocated: {error.strerror}. "
+                "Lower batch_size, the size of the crop or views; or workers or prefetch, for fewer batches.",
+            ) from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel that was built without them
                 memory.madvise(mmap.MADV_HUGEPAGE)

@@ -11,6 +11,7 @@ and never used again.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import functools
@@ -224,15 +225,22 @@ class ProcessPool(WorkerPool):
     def __init__(self, work: Work, count: int) -> None:
         super().__init__()
         self._workers: list[_Worker] = []
+        self._owner = os.getpid()
         # A finalizer must not wait: it may run in any thread, and Ctrl-C would be lost in it.
-        self._stop = weakref.finalize(self, _stop_processes, self._workers, os.getpid())
+        self._dropped = weakref.finalize(self, _drop_processes, self._workers, self._owner)
         _pools.add(self)
         try:
             for number in range(count):
                 self._workers.append(_start_process(work, number))
-        except BaseException:
+        except BaseException as error:
             self.close()
-            raise
+            if not isinstance(error, OSError):
+                raise
+            raise OSError(
+                error.errno,
+                f"worker process {number} of {count} cannot start: {error.strerror}. Use fewer workers or "
+                "threads (workers=0), or raise the limits of open files and processes (ulimit -n and -u).",
+            ) from error
 
     def submit(self, job: Any) -> None:
         """Send the job to the next process in turn."""
@@ -250,13 +258,8 @@ class ProcessPool(WorkerPool):
 
     def close(self) -> None:
         """End the processes and wait until they have ended."""
-        if not self._stop():  # closed before, or this is a fork of the process that owns the workers
-            return
-        for process, _ in self._workers:
-            process.join(_GRACE)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        if self._dropped.detach() and _stop_processes(self._workers, self._owner):
+            _reap(self._workers)
 
     def _next(self) -> Any:
         worker = self._workers[self._returned % len(self._workers)]
@@ -451,6 +454,22 @@ def _stop_processes(workers: Sequence[_Worker], owner: int) -> bool:
         # Workers that were forked later hold copies of the end, so closing it alone has no effect.
         worker.channel.close(shut_down=is_owner)
     return is_owner
+
+
+def _reap(workers: Sequence[_Worker]) -> None:
+    """Wait until processes that were stopped have ended."""
+    for process, _ in workers:
+        process.join(_GRACE)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _drop_processes(workers: Sequence[_Worker], owner: int) -> None:
+    """Stop processes without waiting: a thread reaps them, which frees their ids and descriptors."""
+    if _stop_processes(workers, owner):
+        with contextlib.suppress(RuntimeError):  # the interpreter is ending, or no thread can be started
+            _thread.start_new_thread(_reap, (workers,))  # threading would wait for the start
 
 
 ToRequest = Callable[[Any], Request | FetchResult]

@@ -43,6 +43,8 @@ def decode_crop(
     """
     if height < 1 or width < 1 or top < 0 or left < 0:
         raise ValueError(f"box (top={top}, left={left}, height={height}, width={width}) is empty or negative")
+    if height > 65535 or width > 65535:
+        raise ValueError(f"box (height={height}, width={width}) must have at most 65535 rows and columns")
     image: Tensor = _call(
         lambda: torch.ops.tarpeg.decode_crop(jpeg, top, left, height, width, max_pixels),
         lambda: _check_jpeg(jpeg, "jpeg"),
