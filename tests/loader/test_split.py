@@ -212,11 +212,18 @@ def test_members_reach_a_function(shard_of, workers):
     members = [("a.jpg", jpeg("420", 40, 40)), ("a.cls", b"3"), ("a.txt", b"cat"), ("a.pyd", b"\x80evil")]
     path = shard_of(members, sample(1))
     decode = functools.partial(described, ">")
-    (batch,) = load(path, shuffle=False, members=["cls", "txt"], decode=decode, keys=False, workers=workers)
+    settings = {"shuffle": False, "workers": workers}
+    (batch,) = load(path, members=["cls", "txt?"], decode=decode, keys=False, **settings)
     assert type(batch) is ExtraBatch and batch._fields == ("image", "label", "key", "extra")
     assert batch.extra == [">a:cls=3,txt=cat", ">k0001:cls=1"] and batch.key == ["a", "k0001"]
-    (batch,) = load(path, shuffle=False, members=["pyd", "txt"])
+    (batch,) = load(path, members=["pyd?", "txt?"], **settings)
     assert batch.extra == [{"pyd": b"\x80evil", "txt": b"cat"}, {}], "bytes as they are, and never unpickled"
+    text = (
+        f"{path}, key 'k0001' has no member 'txt', only ['jpg', 'cls']. Correct members=, or give 'txt?' if"
+    )
+    for split in ({}, {"streaming": True}):
+        with pytest.raises(ShardError, match=re.escape(text)):
+            list(load(path, members=["cls", "txt"], **settings, **split))
 
 
 def test_an_error_of_decode_contains_shard_and_key(photos):

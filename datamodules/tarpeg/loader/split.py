@@ -47,7 +47,8 @@ class Split:
 
     ``members``: extensions of members whose bytes are passed to ``decode(key, {extension: bytes})``, a
     function that pickles if there are worker processes; its results are in ``extra``, a list of B (batches
-    are ``ExtraBatch``). Without ``decode`` they are the bytes. Nothing from a shard is unpickled here.
+    are ``ExtraBatch``). Without ``decode`` they are the bytes. A sample without one of them is an error,
+    unless its name here ends in "?": ``["json", "txt?"]``. Nothing from a shard is unpickled here.
 
     ``streaming``: read shards that are not local (http, s3, "pipe:curl ...") as streams, by webdataset: True
     or ``tarpeg.Streaming``, which documents the guarantees and sets the length of an epoch.

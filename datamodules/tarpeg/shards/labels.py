@@ -111,12 +111,13 @@ def integers(samples: Samples, ids: Iterable[int], extension: str, texts: Iterab
     return torch.tensor(labels, dtype=torch.int64, device="cpu")
 
 
-def missing(samples: Samples, id: int, extension: str) -> ShardError:
+_LABEL = "Write its label as KEY.cls, or give the extension of the member with the label."
+
+
+def missing(samples: Samples, id: int, extension: str, remedy: str = _LABEL) -> ShardError:
     """Return the error for a sample without that member."""
-    return ShardError(
-        f"{where_of(samples, id)} has no member {plain(extension)!r}, only {samples.extensions(id)}. "
-        "Write its label as KEY.cls, or give the extension of the member with the label."
-    )
+    name, found = plain(extension), samples.extensions(id)
+    return ShardError(f"{where_of(samples, id)} has no member {name!r}, only {found}. {remedy}")
 
 
 def plain(extension: str) -> str:
@@ -127,13 +128,17 @@ def plain(extension: str) -> str:
 def read_extra(samples: Samples, ids: Int64, members: tuple[str, ...], decode: Decode | None) -> list[Any]:
     """Return decode(key, {extension: bytes}) of the members of each sample; without decode, that dict.
 
-    Members that a sample does not have are left out. Raises ShardError, with shard and key, if decode fails
-    on its data.
+    Members whose name ends in "?" may be missing. Raises ShardError, with shard and key, for any other
+    missing member, and if decode fails on its data.
     """
+    names = [name.removesuffix("?") for name in members]
     extras: list[Any] = []
     for id in ids.tolist():
-        contents = ((name, samples.member(id, name)) for name in members)
+        contents = ((name, samples.member(id, name)) for name in names)
         found = {name: content for name, content in contents if content is not None}
+        if lost := [name for name in names if name not in found and name in members]:
+            remedy = f"Correct members=, or give {lost[0] + '?'!r} if some samples have none."
+            raise missing(samples, id, lost[0], remedy)
         try:
             extras.append(found if decode is None else decode(samples.key(id), found))
         except _BROKEN as error:
