@@ -13,6 +13,8 @@ from helpers.training import Net, fitted, module, trainer
 from tarpeg import Augment, Batch, CenterCrop, DataStallMonitor, KeyedBatch, ShardDataModule, Split, machine
 from tarpeg.errors import ShardError
 from torch import nn
+from torchvision import transforms as v1
+from torchvision.transforms import v2
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
 
@@ -140,6 +142,30 @@ def test_augment_runs_after_the_transfer_in_the_right_mode(photos, tmp_path):
     normalised, plain = (first_images(tmp_path, module(photos, augment=a))[0] for a in (Augment(), None))
     assert normalised.abs().max() < 3
     assert plain.dtype == torch.uint8
+
+
+class OwnFlip(v2.RandomHorizontalFlip):
+    """A transform that respects the mode."""
+
+    def forward(self, images):
+        return super().forward(images) if self.training else images
+
+
+def test_transforms_of_torchvision_are_refused(photos):
+    flip = v2.RandomHorizontalFlip()
+    of_torchvision = [flip, nn.Sequential(nn.Identity(), nn.Sequential(flip)), v2.Compose([flip])]
+    of_torchvision += [v1.ColorJitter(0.4), v1.Compose([flip]), v1.functional.hflip, v2.functional.hflip]
+    for augment in (*of_torchvision, type("Own", (v2.Transform,), {"transform": lambda *_: None})()):
+        with pytest.raises(
+            ValueError, match=r"^augment=\w+ of torchvision would also .* Give tarpeg.Augment\("
+        ):
+            module(photos, augment=augment)
+    with pytest.raises(ValueError, match=r"^augment=<built-in function abs> must be a torch\.nn\.Module"):
+        module(photos, augment=abs)
+    for augment in (OwnFlip(1.0), nn.Sequential(OwnFlip(1.0))):
+        data = module(photos, augment=augment, threads=0)
+        loader, plain = data.val_dataloader(), module(photos, threads=0).val_dataloader()
+        assert torch.equal(next(data.augmented(loader)).image, next(iter(plain)).image)
 
 
 def test_the_decoder_normalises_if_the_cpu_trains(photos, tmp_path):

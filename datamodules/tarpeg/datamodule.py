@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import lightning
@@ -44,8 +45,9 @@ class ShardDataModule(lightning.LightningDataModule):
         prefetch: batches prefetched per worker (in total, for threads).
         readahead: batches for which the disk is asked ahead; by default 8 if the shards take more than half
             of the memory, otherwise 0.
-        augment: module called with the uint8 images on their device. The random params of
-            ``tarpeg.Augment`` are a function of seed, epoch and sample.
+        augment: module called with the uint8 images on their device, in validation too: then it is in
+            evaluation mode, so transforms of torchvision, which ignore the mode, are refused. The random
+            params of ``tarpeg.Augment`` are a function of seed, epoch and sample.
         on_error: ``"substitute"`` replaces an undecodable image by another sample, chosen deterministically,
             with a warning; ``"raise"`` raises ``DecodeError``.
         max_bad: largest fraction of undecodable images per epoch; ten are always allowed.
@@ -92,6 +94,7 @@ class ShardDataModule(lightning.LightningDataModule):
             raise ValueError(
                 "ShardDataModule() needs at least one split: pass train=, val=, test= or predict=Split(...)"
             )
+        _check_augment(augment)
         self.augment = augment
         self._config = LoaderConfig(
             batch_size, global_batch_size, seed, workers, threads, prefetch, readahead, on_error, max_bad
@@ -275,6 +278,26 @@ class ShardDataModule(lightning.LightningDataModule):
             warn_about_spinning_threads()
         _compare_over_ranks(loader, name, world)
         return loader
+
+
+def _check_augment(augment: object) -> None:
+    """Raise ValueError for a transform of torchvision, alone or in nn.Sequential, and for no module."""
+    parts: list[Any] = [augment]
+    for part in parts:
+        kind: Any = type(part)
+        if isinstance(part, nn.Sequential) and kind.forward is nn.Sequential.forward:
+            parts += part.children()
+        # A subclass with a forward() of its own may respect the mode.
+        code = part if isinstance(part, FunctionType) else getattr(kind, "forward", kind)
+        if str(code.__module__).startswith("torchvision.transforms"):
+            name = part.__name__ if isinstance(part, FunctionType) else kind.__name__
+            raise ValueError(
+                f"augment={name} of torchvision would also run in validation, with one draw per batch. Give "
+                "tarpeg.Augment(flip=, affine=, color=, erase=, mix=), or a torch.nn.Module of your own "
+                "that calls it if self.training."
+            )
+    if not isinstance(augment, nn.Module | None):
+        raise ValueError(f"augment={augment!r} must be a torch.nn.Module such as tarpeg.Augment(), or None")
 
 
 def _compare_over_ranks(loader: BaseLoader, name: str, world: int) -> None:
