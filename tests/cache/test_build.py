@@ -321,6 +321,29 @@ def test_a_folder_of_images(tmp_path, cache):
     assert build(root, cache, layout=layout).built == 1
 
 
+def test_unreadable_files_of_a_folder_are_quarantined(tmp_path, cache):
+    root, cat = tmp_path / "pets", tmp_path / "pets" / "cat"
+    cat.mkdir(parents=True)
+    (cat / "a.jpg").write_bytes(jpeg("420", 64, 80))
+    (cat / "b.jpg").symlink_to("gone.jpg")
+    os.mkfifo(cat / "c.jpg")
+    reasons = {"cat/b": "unreadable: No such file or directory", "cat/c": "unreadable: not a regular file"}
+    for built in (1, 0):
+        report = build(root, cache, max_bad=0.7)
+        assert (report.samples, report.built) == (1, built)
+        assert {bad.key: bad.reason for bad in report.quarantine} == reasons
+        assert {(bad.shard, bad.part) for bad in report.quarantine} == {(str(root), "")}
+    with pytest.raises(
+        CacheError, match=r"2 of 3 samples cannot be used, .* key 'cat/b': unreadable: No such"
+    ):
+        build(root, cache)
+    (cat / "d.jpg").symlink_to("nowhere")
+    assert len(build(root, cache, max_bad=0.8).quarantine) == 3
+    (cat / "b.jpg").unlink()
+    (cat / "b.jpg").write_bytes(jpeg("420", 64, 80))
+    assert build(root, cache, max_bad=0.7).samples == 2
+
+
 def test_shards_of_another_number_of_samples_or_bytes(source, cache):
     report = build(source, cache, layout=Layout(samples_per_shard=9))
     assert [entry.samples for entry in read_manifest(cache).shards] == [9, 9, 5]

@@ -211,7 +211,8 @@ class _Builder:
         """Return the plan, None if it takes indexing, and plain values that identify the source."""
         if isinstance(self.listing, Folder):
             plan = folder_plan(self.listing, self.layout)
-            return plan, [source.identity() for _, source in plan.inputs]
+            unreadable = [[bad.key, bad.reason] for bad in plan.left_out]
+            return plan, [*(source.identity() for _, source in plan.inputs), *unreadable]
         is_resharded = self.layout.is_cut or self.layout.shuffle
         return None if is_resharded else copy_plan(self.listing), [shard.identity for shard in self.listing]
 

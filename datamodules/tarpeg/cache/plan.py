@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -57,8 +59,8 @@ class Plan:
     """Shards to write.
 
     shards: their number; source_bytes: of the source that go into them; inputs: name, without .tar, and input
-    of each shard, in order; may be a generator. left_out: samples without an image that indexing has found;
-    the results of jobs contain the others.
+    of each shard, in order; may be a generator. left_out: samples without an image that indexing has found,
+    and unreadable files of a folder; the results of jobs contain the others.
     """
 
     shards: int
@@ -84,18 +86,28 @@ def folder_plan(folder: Folder, layout: Layout) -> Plan:
     """Shards of the images of a folder, in its shuffled order; train and val apart, if it has these."""
     samples = layout.samples_per_shard if layout.is_cut else _FOLDER_SHARD
     inputs: list[tuple[str, ShardInput]] = []
+    lost: list[Quarantined] = []
     source_bytes = 0
     for split, part in folder.parts().items():
-        files = part.files()
-        found = [Path(file.path).stat() for file in files]
-        stats = [(entry.st_size, entry.st_mtime_ns) for entry in found]
+        files, stats = [], []
+        for file in part.files():
+            try:
+                found = os.stat(file.path)  # noqa: PTH116
+                reason = "" if stat.S_ISREG(found.st_mode) else "not a regular file"
+            except OSError as error:  # such as a link to a file that was removed
+                reason = str(error.strerror)
+            if reason:
+                lost.append(Quarantined(str(part.directory()), file.key, f"unreadable: {reason}", ""))
+            else:
+                files.append(file)
+                stats.append((found.st_size, found.st_mtime_ns))
         nbytes = tar_nbytes(np.array([count for count, _ in stats], np.int64)) + tar_nbytes(1)
         source_bytes += int(nbytes.sum())
         for number, (start, stop) in enumerate(cuts(nbytes, samples, layout.bytes_per_shard)):
             name = f"{split}-{number:06d}" if split else f"{number:06d}"
             images = ImageFiles(str(part.directory()), tuple(files[start:stop]), tuple(stats[start:stop]))
             inputs.append((name, images))
-    return Plan(len(inputs), source_bytes, inputs)
+    return Plan(len(inputs), source_bytes, inputs, tuple(lost))
 
 
 def reshard_plan(listing: Sequence[SourceShard], indexes: Sequence[TarIndex], layout: Layout) -> Plan:
