@@ -24,6 +24,8 @@ class RowSource {
   virtual Status next(uint8_t* row) noexcept = 0;
   // Skips a row that is not needed; `row` may be written to.
   virtual Status pass(uint8_t* row) noexcept { return next(row); }
+  // Checks the rest of the file, up to its end, if the rectangle reaches the end of the image.
+  virtual Status finish() noexcept { return Status::kOk; }
   virtual size_t stride() const noexcept = 0;
   virtual int skip() const noexcept = 0;
 };

@@ -71,7 +71,9 @@ Status decode(const uint8_t* data, size_t size, const Request& request, Scratch*
     const Resize resize{box.height,  box.width,           out_rows,
                         out_columns, request.filter,      orientation,
                         reduction,   box.top % reduction, box.left % reduction};
-    return is_copy ? copy_rows(rows, box, place, &scratch->row) : scratch->resampler.run(rows, resize, place);
+    const Status status =
+        is_copy ? copy_rows(rows, box, place, &scratch->row) : scratch->resampler.run(rows, resize, place);
+    return status == Status::kOk ? rows.finish() : status;
   };
   if (header->format == Format::kPpm) {
     PpmReader rows(data + header->body, header->width, box, format);
@@ -82,12 +84,15 @@ Status decode(const uint8_t* data, size_t size, const Request& request, Scratch*
   // Note [two decoders]
   // Regular baseline files, tiled ones first of all, are decoded by PlaneReader: only the part under the
   // box, with pixels identical to libjpeg's. All other files, and files that turn out to be irregular, are
-  // decoded by libjpeg, which alone decides whether a file is damaged.
-  // Reductions are made in the planes either way, so that a file and its tiled copy give the same pixels.
+  // decoded by libjpeg, which decides whether a file is damaged; only surplus data between codes and markers
+  // are judged by both (Note [padding]). Reductions are made in the planes either way, so that a file and its
+  // tiled copy give the same pixels.
   const int reduction = reduction_of(request, box, out_rows, out_columns);
   PlaneReader& planes = scratch->planes;
-  if (scratch->stream.parse(data, size, *header) && planes.decode(scratch->stream, box, reduction, format)) {
-    return deliver(planes, reduction);
+  if (scratch->stream.parse(data, size, *header)) {
+    const Status status = planes.decode(scratch->stream, box, reduction, format);
+    if (status == Status::kOk) return deliver(planes, reduction);
+    if (status != Status::kUnsupported) return status;
   }
   if (reduction > 1) {
     const Status status = planes.decode(data, size, *header, box, reduction, format);

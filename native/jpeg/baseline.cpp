@@ -198,6 +198,18 @@ bool BaselineStream::parse_huffman(const uint8_t* body, size_t length) {
   return body == end;
 }
 
+// Motion JPEG leaves out the tables of T.81 K.3: like libjpeg, uses them where no DHT has defined one.
+bool BaselineStream::assume_tables() {
+  const uint8_t* table = kStandardTables;
+  for (int i = 0; i < 4; ++i) {
+    const size_t length = i % 2 == 0 ? kStandardDc : kStandardAc;
+    const bool is_there = i % 2 == 0 ? has_dc_[i / 2] : has_ac_[i / 2];
+    if (!is_there && !parse_huffman(table, length)) return false;
+    table += length;
+  }
+  return true;
+}
+
 // libjpeg's rules for three components (jdapimin.c), if they mean YCbCr beyond doubt.
 bool BaselineStream::is_color_known() const noexcept {
   if (component_count == 1 || has_jfif_) return true;
@@ -213,8 +225,9 @@ bool BaselineStream::parse_scan(const uint8_t* body, size_t length) {
     component.dc_table = body[2 + 2 * i] >> 4;
     component.ac_table = body[2 + 2 * i] & 15;
     if (body[1 + 2 * i] != ids_[i] || component.dc_table > 3 || component.ac_table > 3) return false;
-    if (!has_dc_[component.dc_table] || !has_ac_[component.ac_table] || !has_quantisers_[tables_[i]])
-      return false;
+    if (!has_quantisers_[tables_[i]]) return false;
+    if ((!has_dc_[component.dc_table] || !has_ac_[component.ac_table]) && !assume_tables()) return false;
+    if (!has_dc_[component.dc_table] || !has_ac_[component.ac_table]) return false;
     std::memcpy(component.quantisers, quantisers_[tables_[i]], sizeof component.quantisers);
     bool is_new_dc = true, is_new_ac = true;
     for (int before = 0; before < i; ++before) {
@@ -244,7 +257,10 @@ bool BaselineStream::find_segments(size_t at) {
     starts[found] = data_ + at;
     at = next_marker(data_, at, size_);
     if (at >= size_) return false;
-    ends[found] = data_ + at;
+    // 0xFF before a marker fills up.
+    const uint8_t* end = data_ + at;
+    while (end > starts[found] && end[-1] == 0xFF) --end;
+    ends[found] = end;
     const int marker = data_[at + 1];
     at += 2;
     if (marker == 0xD9) return found + 1 == count;

@@ -60,6 +60,7 @@ struct BaselineStream : Frame {
   bool parse_scan(const uint8_t* body, size_t length);
   bool parse_quantisers(const uint8_t* body, size_t length);
   bool parse_huffman(const uint8_t* body, size_t length);
+  bool assume_tables();
   bool find_segments(size_t at);
   bool is_color_known() const noexcept;
 

@@ -13,6 +13,21 @@ namespace tarpeg {
 constexpr size_t kReadAhead = 320;
 ptrdiff_t remove_stuffing(const uint8_t* data, size_t size, uint8_t* out) noexcept;
 
+// Note [padding]
+// A decoder that has lost its place still finds codes, and often the right number of blocks: the only trace
+// is that data are left over before the next marker, or that they are too short. So a segment whose blocks do
+// not end in its last byte is damaged, unless the bytes after them are padding of an encoder: webcams add a
+// byte of ones before restart markers, cameras and two files of ImageNet add bytes 00 or 7F before EOI.
+// libjpeg only warns, counts wrongly with restart markers, and keeps silent about up to 7 bytes.
+constexpr size_t kMostPadding = 15;
+inline bool is_padding(const uint8_t* bytes, size_t count) noexcept {
+  if (count > kMostPadding) return false;
+  for (size_t i = 0; i < count; ++i) {
+    if (bytes[i] != 0x00 && bytes[i] != 0x7F && bytes[i] != 0xFF) return false;
+  }
+  return true;
+}
+
 // Reads bits from the output of remove_stuffing(). Beyond the end the bits are zero, and overrun() is true.
 // Call it at least once per block: a block has at most 64 * 27 bits, kReadAhead holds more.
 class BitReader {
@@ -42,11 +57,8 @@ class BitReader {
     count_ += count;
   }
   bool overrun() const noexcept { return at_ - (count() >> 3) > end_; }
-  // Whether only the padding of the last byte remains.
-  bool finished() const noexcept {
-    const ptrdiff_t left = 8 * (end_ - at_) + count();
-    return left >= 0 && left < 8;
-  }
+  // Number of bits that are left; negative beyond the end.
+  ptrdiff_t left() const noexcept { return 8 * (end_ - at_) + count(); }
 
  private:
   int count() const noexcept { return static_cast<int>(count_ & 63); }

@@ -30,6 +30,10 @@ struct HuffmanCode {
   int codes(int length) const noexcept;
 };
 
+// The body of a DHT segment with the tables of T.81 K.3: DC 0, AC 0, DC 1, AC 1.
+constexpr size_t kStandardDc = 17 + 12, kStandardAc = 17 + 162;
+extern const uint8_t kStandardTables[2 * (kStandardDc + kStandardAc)];
+
 // DC codes by the next kLookahead bits, the first of which is the highest.
 struct DcTable : HuffmanCode {
   static constexpr int kLookahead = 9;

@@ -1,5 +1,6 @@
 #include "jpeg/libjpeg.h"
 
+#include <algorithm>
 #include <csetjmp>
 #include <cstring>
 #include <vector>
@@ -30,10 +31,11 @@ void cmyk_to_rgb(uint8_t* row, size_t pixels, int step) noexcept {
 
 struct JpegReader::State : Decompressor {
   PixelFormat format = PixelFormat::kRgb;
-  int skip = 0;
+  int skip = 0, bottom = 0;
 
   Status open(const uint8_t* data, size_t size, int height, int width, const Box& box) noexcept;
   Status next(uint8_t* row) noexcept;
+  Status finish() noexcept;
 };
 
 Status JpegReader::State::open(const uint8_t* data, size_t size, int height, int width,
@@ -48,6 +50,8 @@ Status JpegReader::State::open(const uint8_t* data, size_t size, int height, int
   const bool four = info.num_components == 4;
   info.out_color_space = four ? JCS_CMYK : format == PixelFormat::kRgb ? JCS_RGB : JCS_EXT_RGBX;
   jpeg_start_decompress(&info);
+  if (!is_complete()) return Status::kTruncated;
+  bottom = box.top + box.height;
 
   // Note [exact crops]
   // jpeg_crop_scanline() snaps left to an iMCU and makes libjpeg treat the crop's edges as the image's: fancy
@@ -88,6 +92,21 @@ Status JpegReader::State::next(uint8_t* row) noexcept {
   return Status::kOk;
 }
 
+// With several scans, open() has read the whole file.
+Status JpegReader::State::finish() noexcept {
+  const int height = static_cast<int>(info.image_height), mcu_height = info.max_v_samp_factor * DCTSIZE;
+  if (jpeg_has_multiple_scans(&info) || std::min(bottom, height - 1) / mcu_height < (height - 1) / mcu_height)
+    return Status::kOk;
+  if (setjmp(errors.jump)) return errors.status;
+  uint8_t* const scratch = static_cast<uint8_t*>(
+      (*info.mem->alloc_large)(reinterpret_cast<j_common_ptr>(&info), JPOOL_IMAGE,
+                               static_cast<size_t>(info.output_width) * info.output_components));
+  JSAMPROW rows[1] = {scratch};
+  while (info.output_scanline < info.output_height) jpeg_read_scanlines(&info, rows, 1);
+  jpeg_finish_decompress(&info);
+  return Status::kOk;
+}
+
 JpegReader::JpegReader() : state_(new State) {}
 
 JpegReader::~JpegReader() = default;
@@ -99,6 +118,8 @@ Status JpegReader::open(const uint8_t* data, size_t size, int height, int width,
 }
 
 Status JpegReader::next(uint8_t* row) noexcept { return state_->next(row); }
+
+Status JpegReader::finish() noexcept { return state_->finish(); }
 
 // CMYK rows arrive with four bytes a pixel before they are converted in place.
 size_t JpegReader::stride() const noexcept {
@@ -118,6 +139,7 @@ struct RawReader::State : Decompressor {
   Status open(const uint8_t* data, size_t size) noexcept;
   Status start() noexcept;
   Status next() noexcept;
+  Status finish() noexcept;
 };
 
 // See Note [libjpeg error handling].
@@ -135,13 +157,19 @@ Status RawReader::State::start() noexcept {
   info.scale_num = 1;
   info.scale_denom = has_halves ? 2 : 1;
   jpeg_start_decompress(&info);
-  return Status::kOk;
+  return is_complete() ? Status::kOk : Status::kTruncated;
 }
 
 Status RawReader::State::next() noexcept {
   if (setjmp(errors.jump)) return errors.status;
   const JDIMENSION count = static_cast<JDIMENSION>(info.max_v_samp_factor * DCTSIZE / (has_halves ? 2 : 1));
   return jpeg_read_raw_data(&info, planes, count) == count ? Status::kOk : Status::kTruncated;
+}
+
+Status RawReader::State::finish() noexcept {
+  if (setjmp(errors.jump)) return errors.status;
+  jpeg_finish_decompress(&info);
+  return Status::kOk;
 }
 
 RawReader::RawReader() : state_(new State) {}
@@ -184,6 +212,8 @@ Status RawReader::open(const uint8_t* data, size_t size, int height, int width, 
 }
 
 Status RawReader::next() noexcept { return state_->next(); }
+
+Status RawReader::finish() noexcept { return state_->finish(); }
 
 const uint8_t* RawReader::block(int component, int y, int x) const noexcept {
   const ptrdiff_t side = state_->sides[component];

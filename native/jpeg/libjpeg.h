@@ -23,6 +23,7 @@ class JpegReader final : public RowSource {
   Status open(const uint8_t* data, size_t size, int height, int width, const Box& box,
               PixelFormat format) noexcept;
   Status next(uint8_t* row) noexcept override;
+  Status finish() noexcept override;
   size_t stride() const noexcept override;
   int skip() const noexcept override;
 
@@ -45,6 +46,8 @@ class RawReader {
   Status open(const uint8_t* data, size_t size, int height, int width, int reduction, Frame* frame);
   // Reads the next row of MCUs.
   Status next() noexcept;
+  // Checks the rest of the file, after the last row.
+  Status finish() noexcept;
   // The first sample of block (y, x) of a component within the row of MCUs, and the distance of its rows.
   const uint8_t* block(int component, int y, int x) const noexcept;
   ptrdiff_t stride(int component) const noexcept;

@@ -1,5 +1,7 @@
 #include "jpeg/libjpeg_errors.h"
 
+#include "jpeg/entropy.h"
+
 namespace tarpeg {
 namespace {
 
@@ -29,11 +31,25 @@ constexpr int kMaxScans = 500;
   }
 }
 
+// Bytes before a marker. Before the first scan they do not matter; in a scan, see Note [padding].
+void on_surplus(j_common_ptr info) {
+  const jpeg_decompress_struct& source = *reinterpret_cast<j_decompress_ptr>(info);
+  Errors* errors = reinterpret_cast<Errors*>(info->err);
+  if (source.input_scan_number == 0) return;
+  errors->has_padding = true;
+  if (errors->is_checked) return;
+  // libjpeg has not moved on to the marker yet.
+  const size_t count = static_cast<size_t>(info->err->msg_parm.i[0]);
+  if (count > kMostPadding || !is_padding(source.src->next_input_byte - count, count))
+    fail(info, Status::kCorrupt);
+}
+
 // Warnings about the header do not change pixels; every other warning means invented pixels.
 void on_message(j_common_ptr info, int level) {
   if (level >= 0) return;
   switch (info->err->msg_code) {
     case JWRN_EXTRANEOUS_DATA:
+      return on_surplus(info);
     case JWRN_JFIF_MAJOR:
     case JWRN_ADOBE_XFORM:
       return;
@@ -61,6 +77,16 @@ Decompressor::Decompressor() noexcept {
 
 Decompressor::~Decompressor() {
   if (is_created_) jpeg_destroy_decompress(&info);
+}
+
+bool Decompressor::is_complete() const noexcept {
+  for (int i = 0; i < info.num_components; ++i) {
+    if (info.comp_info[i].quant_table == nullptr) return false;  // no scan contained the component
+    for (int k = 0; k < DCTSIZE2 && info.coef_bits != nullptr; ++k) {
+      if (info.coef_bits[i][k] != 0) return false;
+    }
+  }
+  return true;
 }
 
 void Decompressor::begin(const uint8_t* data, size_t size) {

@@ -22,6 +22,8 @@ struct Errors {
   jpeg_error_mgr base;
   jmp_buf jump;
   Status status;
+  bool is_checked;   // BaselineStream has judged the scan: surplus bytes in it are padding
+  bool has_padding;  // there were such bytes
 };
 
 // A libjpeg reader: created by begin(), destroyed with its holder, however far it came.
@@ -38,6 +40,9 @@ struct Decompressor {
   // on does on errors and on warnings that mean made-up pixels, with `errors.status` set. Limits the number
   // of scans: a progressive file may repeat them without end, each costing time for the whole picture.
   void begin(const uint8_t* data, size_t size);
+  // Whether the scans up to EOI hold every bit of every coefficient of every component. Without one of them
+  // libjpeg decodes to gray, or smooths, and does not warn: the file was cut, and closed again.
+  bool is_complete() const noexcept;
 
  private:
   jpeg_progress_mgr progress_{};

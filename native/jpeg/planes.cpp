@@ -53,8 +53,7 @@ void PlaneReader::prepare(const Frame& frame, const Box& box, int reduction, Pix
   }
 }
 
-bool PlaneReader::decode(const BaselineStream& stream, const Box& box, int reduction, PixelFormat format) {
-  prepare(stream, box, reduction, format);
+void PlaneReader::plan(const BaselineStream& stream) noexcept {
   BlockPlan* plan = plans_;
   for (int i = 0; i < stream.component_count; ++i) {
     const Component& component = stream.components[i];
@@ -62,6 +61,28 @@ bool PlaneReader::decode(const BaselineStream& stream, const Box& box, int reduc
       *plan++ = {&stream.dc_tables[component.dc_table], &stream.ac_tables[component.ac_table], i};
     }
   }
+}
+
+Status PlaneReader::check(const BaselineStream& stream, bool* has_padding) {
+  plan(stream);
+  has_padding_ = false;
+  // Every MCU is read, none is in the box.
+  first_row_ = stream.mcu_rows;
+  last_row_ = stream.mcu_rows - 1;
+  first_column_ = 0;
+  last_column_ = stream.mcu_columns - 1;
+  const int64_t mcus = static_cast<int64_t>(stream.mcu_rows) * stream.mcu_columns;
+  for (int64_t segment = 0; segment * stream.interval < mcus; ++segment) {
+    const Status status = decode_segment(stream, static_cast<size_t>(segment));
+    if (status != Status::kOk) return status;
+  }
+  *has_padding |= has_padding_;
+  return Status::kOk;
+}
+
+Status PlaneReader::decode(const BaselineStream& stream, const Box& box, int reduction, PixelFormat format) {
+  prepare(stream, box, reduction, format);
+  plan(stream);
   const int64_t first = static_cast<int64_t>(first_row_) * stream.mcu_columns + first_column_;
   const int64_t last = static_cast<int64_t>(last_row_) * stream.mcu_columns + last_column_;
   for (int64_t segment = first / stream.interval; segment <= last / stream.interval; ++segment) {
@@ -70,9 +91,10 @@ bool PlaneReader::decode(const BaselineStream& stream, const Box& box, int reduc
     const int64_t row = begin / stream.mcu_columns, offset = begin % stream.mcu_columns;
     const bool one_row = end <= (row + 1) * stream.mcu_columns;
     if (one_row && (offset > last_column_ || offset + stream.interval <= first_column_)) continue;
-    if (!decode_segment(stream, static_cast<size_t>(segment))) return false;
+    const Status status = decode_segment(stream, static_cast<size_t>(segment));
+    if (status != Status::kOk) return status;
   }
-  return true;
+  return Status::kOk;
 }
 
 Status PlaneReader::decode(const uint8_t* data, size_t size, const Header& header, const Box& box,
@@ -106,14 +128,14 @@ Status PlaneReader::decode(const uint8_t* data, size_t size, const Header& heade
       }
     }
   }
-  return Status::kOk;
+  return last_row_ == frame.mcu_rows - 1 ? raw.finish() : Status::kOk;
 }
 
-bool PlaneReader::decode_segment(const BaselineStream& stream, size_t segment) {
+Status PlaneReader::decode_segment(const BaselineStream& stream, size_t segment) {
   const size_t bytes = static_cast<size_t>(stream.ends[segment] - stream.starts[segment]);
   if (segment_.size() < bytes + kReadAhead) segment_.resize(bytes + kReadAhead);
   const ptrdiff_t length = remove_stuffing(stream.starts[segment], bytes, segment_.data());
-  if (length < 0) return false;
+  if (length < 0) return Status::kUnsupported;
   BitReader reader(segment_.data(), length);
   const int64_t begin = static_cast<int64_t>(segment) * stream.interval;
   const int64_t all = static_cast<int64_t>(stream.mcu_rows) * stream.mcu_columns;
@@ -126,21 +148,26 @@ bool PlaneReader::decode_segment(const BaselineStream& stream, size_t segment) {
   for (; mcu < end && mcu <= last; ++mcu) {
     const bool wanted = row >= first_row_ && column >= first_column_ && column <= last_column_;
     if (wanted) {
-      if (!decode_mcu(stream, &reader, dc, row, column)) return false;
+      if (!decode_mcu(stream, &reader, dc, row, column)) return Status::kUnsupported;
     } else {
       // After the last block under the box, the rest of this segment is not needed.
       if (column > last_column_ &&
           (row == last_row_ || end <= static_cast<int64_t>(row + 1) * stream.mcu_columns)) {
-        return true;
+        return Status::kOk;
       }
-      if (!decode_blocks(&reader, plans_, stream.blocks, dc, blocks_)) return false;
+      if (!decode_blocks(&reader, plans_, stream.blocks, dc, blocks_)) return Status::kUnsupported;
     }
     if (++column == stream.mcu_columns) {
       column = 0;
       ++row;
     }
   }
-  return mcu < end || reader.finished();
+  if (mcu < end) return Status::kOk;
+  const ptrdiff_t left = reader.left();
+  if (left < 0) return Status::kUnsupported;
+  const size_t surplus = static_cast<size_t>(left) / 8;
+  has_padding_ |= surplus > 0;
+  return is_padding(segment_.data() + length - surplus, surplus) ? Status::kOk : Status::kCorrupt;
 }
 
 // Puts a block into the plane, reduced. If the image ends in the block its last sample is repeated: the rest

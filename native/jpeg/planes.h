@@ -43,8 +43,12 @@ inline Box reduced(const Box& box, int times) noexcept {
 class PlaneReader final : public RowSource {
  public:
   // Decodes the part under `box`, in stored pixels, and then returns the rows of reduced(box, reduction).
-  // False if the data are irregular: libjpeg then decides about the file.
-  bool decode(const BaselineStream& stream, const Box& box, int reduction, PixelFormat format);
+  // kUnsupported if the data are irregular: libjpeg then decides about the file. kCorrupt if a segment under
+  // the box does not end with its last block: see Note [padding].
+  Status decode(const BaselineStream& stream, const Box& box, int reduction, PixelFormat format);
+  // The same verdict on the whole file, without decoding a pixel; returns no rows. Sets `has_padding` if
+  // there is any.
+  Status check(const BaselineStream& stream, bool* has_padding);
 
   // The same for files that only libjpeg reads, in gray or YCbCr: same pixels, if the file were a regular
   // stream. kUnsupported if it has other colours, or sampling factors that no regular stream has.
@@ -63,7 +67,8 @@ class PlaneReader final : public RowSource {
   int transform(const BaselineStream& stream, int index, bool with_next, int first, int row,
                 int column) noexcept;
   void store(const Component& component, Plane* plane, int row, int column, uint8_t* block) noexcept;
-  bool decode_segment(const BaselineStream& stream, size_t segment);
+  void plan(const BaselineStream& stream) noexcept;
+  Status decode_segment(const BaselineStream& stream, size_t segment);
   bool decode_mcu(const BaselineStream& stream, BitReader* reader, int* dc, int row, int column);
   const uint8_t* upsampled(int component, int y);
 
@@ -77,6 +82,7 @@ class PlaneReader final : public RowSource {
   Box box_{};
   PixelFormat format_ = PixelFormat::kRgb;
   int y_ = 0;
+  bool has_padding_ = false;
   std::vector<int16_t> sums_;
   std::vector<uint8_t> lines_[3];
 };

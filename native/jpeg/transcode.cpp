@@ -6,6 +6,7 @@
 
 #include "jpeg/header.h"
 #include "jpeg/libjpeg_errors.h"
+#include "jpeg/planes.h"
 
 namespace tarpeg {
 namespace {
@@ -63,25 +64,22 @@ struct Transcoder {
 
 // Note [laundering]
 // Rewriting would turn a damaged file into a valid one. Every warning that concerns pixels
-// is an error (on_message()), and so is a missing EOI. libjpeg smooths a progressive file whose scans do not
-// refine every coefficient fully, but not a baseline one: such a source is returned unchanged. So
-// is one whose MCU would hold more blocks than one scan may interleave, whose components were quantised by
-// tables since overwritten, or whose coefficients are too large for a baseline file.
+// is an error (on_message()), and so are a missing EOI, missing scans, and data that are left over in one
+// (Note [padding]). A source with padding in a scan is returned unchanged, and an arithmetic one: damage in
+// it goes unnoticed. So is one whose MCU would hold more blocks than one scan may interleave, whose
+// components were quantised by tables since overwritten, or whose coefficients are too large for a baseline
+// file.
 bool Transcoder::is_tileable() const noexcept {
+  if (source.arith_code || reader.errors.has_padding) return false;
   int blocks = 0;
   for (int i = 0; i < source.num_components; ++i) {
     const jpeg_component_info& component = source.comp_info[i];
     blocks += component.h_samp_factor * component.v_samp_factor;
     if (source.max_h_samp_factor % component.h_samp_factor != 0) return false;
     if (source.max_v_samp_factor % component.v_samp_factor != 0) return false;
-    const JQUANT_TBL* used = component.quant_table;  // null if no scan contained the component
-    if (used == nullptr) return false;
+    const JQUANT_TBL* used = component.quant_table;
     const JQUANT_TBL* last = source.quant_tbl_ptrs[component.quant_tbl_no];
     if (std::memcmp(used->quantval, last->quantval, sizeof used->quantval) != 0) return false;
-    if (source.coef_bits == nullptr) continue;
-    for (int k = 0; k < DCTSIZE2; ++k) {
-      if (source.coef_bits[i][k] != 0) return false;
-    }
   }
   return source.num_components == 1 || blocks <= D_MAX_BLOCKS_IN_MCU;
 }
@@ -110,6 +108,7 @@ Status Transcoder::run(const uint8_t* data, size_t size, int tile) noexcept {
   jpeg_save_markers(&source, kIcc, 0xFFFF);
   jpeg_read_header(&source, TRUE);
   jvirt_barray_ptr* coefficients = jpeg_read_coefficients(&source);
+  if (!reader.is_complete()) return Status::kTruncated;
   if (!is_tileable()) {
     untouched = true;
     return Status::kOk;
@@ -143,7 +142,15 @@ Status tile_jpeg(const uint8_t* data, size_t size, const Header& header, int til
   if (static_cast<int64_t>(header.height) * header.width > max_pixels) return Status::kTooLarge;
   if (!has_end_marker(data, size, header.body)) return Status::kTruncated;
   Transcoder transcoder;
-  const Status status = transcoder.run(data, size, tile);
+  Errors& errors = transcoder.reader.errors;
+  Status status = Status::kUnsupported;
+  {
+    BaselineStream stream;
+    if (stream.parse(data, size, header)) status = PlaneReader().check(stream, &errors.has_padding);
+    if (status == Status::kCorrupt) return status;
+    errors.is_checked = status == Status::kOk;
+  }
+  status = transcoder.run(data, size, tile);
   if (status != Status::kOk) return status;
   if (transcoder.untouched) {
     out->assign(data, data + size);

@@ -7,7 +7,7 @@ import io
 import pytest
 from helpers import reference
 from helpers.crafted import segment
-from helpers.pictures import KINDS, encoded, full, jpeg, picture, saved, tensor
+from helpers.pictures import ARITHMETIC, KINDS, encoded, full, jpeg, picture, saved, tensor
 from helpers.scripts import run_script
 from PIL import Image, ImageCms
 from tarpeg import DecodeError, Layout, Raw, Resized, Tiled
@@ -39,12 +39,11 @@ def test_the_width_of_tiles_is_the_restart_interval():
 
 
 def test_untiled_jpegs_stay_untouched_with_a_reason():
-    source = jpeg("progressive", 64, 80)
-    scans = [at for at in range(len(source)) if source[at : at + 2] == b"\xff\xda"]
-    source = source[: scans[len(scans) // 2]] + b"\xff\xd9"
-    data, extension, tile, untiled = Tiled().encode(source, "jpg")
-    assert (data, extension, tile) == (source, "jpg", None)
-    assert "progressive" in untiled
+    padded = jpeg("420", 64, 80)[:-2] + b"\0\xff\xd9"
+    for source, reason in ((ARITHMETIC, "arithmetic"), (padded, "padding")):
+        data, extension, tile, untiled = Tiled().encode(source, "jpg")
+        assert (data, extension, tile) == (source, "jpg", None)
+        assert reason in untiled
 
 
 FORMATS = [

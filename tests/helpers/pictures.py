@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import subprocess
@@ -20,6 +21,14 @@ from torch import Tensor
 from helpers import reference
 
 SAMPLINGS = ("444", "422", "420", "440", "411", "gray")
+# 16x24, gray, progressive, arithmetic-coded (cjpeg -arithmetic -progressive): no Python package writes these.
+ARITHMETIC = base64.b64decode(
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAA0JCgsKCA0LCgsODg0PEyAVExISEyccHhcgLikxMC4pLSwzOko+MzZGNywtQFdBRkxO"
+    "UlNSMj5aYVpQYEpRUk//ygALCAAQABgBAREA/8wABAAQ/9oACAEBAAAAAf8AOxcD69oKoP/MAAQQBf/aAAgBAQABBQIa38Fd0KcJ"
+    "QuXGdFKb3/K0UP/MAAQQBf/aAAgBAQAGPwLn948zvPKXU1EuY0kDMs9Y+Gje/8wABBAF/9oACAEBAAE/IbTTgmLnbtYwFBPtpiIt"
+    "iLvCsUPlUJj0QIb/2gAIAQEAAAAQtP/MAAQQBf/aAAgBAQABPxAMjvaQCKWNI+41r/obOhsc0SUTzsiMw9udVG3Qbh8jcZhyRRvu"
+    "QryrOrcG/9k="
+)
 KINDS = (*SAMPLINGS, "cmyk", "ycck", "gray22", "progressive", "restarts", "rgb", "odd_markers")
 
 

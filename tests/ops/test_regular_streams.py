@@ -34,12 +34,13 @@ def check(data: bytes, boxes: list[Box] = BOXES) -> None:
 
 
 def check_half_size(source: Jpeg) -> None:
-    """tarpeg decodes one scan; libjpeg decodes the same coefficients in one scan per component."""
+    """tarpeg decodes one scan; libjpeg decodes it with a surplus marker, or in one scan per component."""
     height, width, count = source.height, source.width, len(source.sampling)
     boxes = [(0, 0, height, width), (height // 5, width // 3, height // 2, width // 2)]
     regular = pictures.tensor(source.bytes())
-    scans = [0, 0] if count == 1 else range(count)  # one component: the same scan twice
-    irregular = pictures.tensor(source.head() + b"".join(source.scan([c]) for c in scans) + EOI)
+    surplus = b"\xff\xd0" if count == 1 else b""
+    scans = b"".join(source.scan([c]) for c in range(count))
+    irregular = pictures.tensor(source.head() + scans + surplus + EOI)
     for box in boxes:
         for down, across in SCALES:
             size = max(1, int(box[2] * down)), max(1, int(box[3] * across))
@@ -140,9 +141,53 @@ def test_bytes_at_the_end(source: Jpeg) -> None:
         for short in (data[:-2], data[:-1], data[:-1] + b"\0\0\0"):
             assert status_of(short, box) == Status.TRUNCATED
     assert status_of(data[: len(data) * 2 // 3] + EOI) in DAMAGED
-    check(data[:-2] + b"\0garbage" + EOI)
     for trailing in (b"\0\0\0trailing", data, pictures.jpeg("progressive", 20, 30)):
         check(data + trailing)
+
+
+@pytest.mark.parametrize("source", [BASE, SHEARED, TILED], ids=["plain", "sheared", "tiled"])
+def test_bytes_between_a_scan_and_its_marker(source: Jpeg) -> None:
+    """Padding of real encoders is accepted, but not rewritten; else the decoder has lost its place."""
+
+    def status(extra: bytes, part: int, box: Box = BOXES[0]) -> Status:
+        def extend(parts: list[bytes]) -> None:
+            end = len(parts[part]) - (2 if part >= 0 else 0)
+            parts[part] = parts[part][:end] + extra + parts[part][end:]
+
+        data = with_segments(source, extend)
+        found = status_of(data, box)
+        if box == BOXES[0] and found == Status.OK:
+            check(data)
+            tiled = tarpeg.tile_jpeg(pictures.tensor(data))
+            assert (tiled.numpy().tobytes() == data) == (extra != b"\xff")  # fill bytes are no surplus
+        elif box == BOXES[0]:
+            with pytest.raises(tarpeg.DecodeError):
+                tarpeg.tile_jpeg(pictures.tensor(data))
+        return found
+
+    for part in [-1] if source.interval == 0 else [0, 2, -1]:
+        for padding in (b"\xff", b"\xff\0", b"\0", b"\x7f", b"\0" * 15, b"\xff\0" * 3):
+            assert status(padding, part) == Status.OK, (padding, part)
+        for surplus in (b"\1", b"\x80", b"\xfe", b"abc", b"\0\0\1", b"\0" * 16, b"long" * 99):
+            assert status(surplus, part) == Status.CORRUPT, (surplus, part)
+    if source.interval == 5:  # tiles that a crop does not need are not read
+        assert status(b"abc", -1, (0, 0, 8, 8)) == Status.OK
+
+
+def test_motion_jpeg_without_tables() -> None:
+    """Frames of webcams leave out the standard tables, and end with a byte of ones at times."""
+    for options in ({}, {"restart_marker_blocks": 4}):
+        data = pictures.encoded(Image.fromarray(pictures.pixels(50, 70)), **options)
+        tables = [segment(marker, body) for marker, body in crafted.segments_of(data) if marker == 0xC4]
+        without = data
+        for table in tables:
+            without = without.replace(table, b"")
+        assert len(tables) >= 1 and b"\xff\xc4" not in without
+        check(without)
+        assert torch.equal(*(tarpeg.tile_jpeg(pictures.tensor(item)) for item in (data, without)))
+        padded = without[:-2] + b"\xff\0" + EOI
+        check(padded)
+        assert status_of(without[:-2] + b"abc" + EOI) == Status.CORRUPT
 
 
 @pytest.mark.parametrize("source", [BASE, TILED], ids=["plain", "tiled"])

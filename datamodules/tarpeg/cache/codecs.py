@@ -214,10 +214,10 @@ def tile_width(jpeg: bytes) -> tuple[int | None, str]:
             across = 8 * max(factors) if count > 1 else 8
             columns = -(-width // across)
         elif marker in _OTHER_FRAMES:
-            return None, "progressive or arithmetic, and no baseline file shows the same pixels"
+            return None, "arithmetic (which hides damage), or progressive and no baseline file is equal"
         at += 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
     if not interval or not columns or columns % interval:
-        return None, "its tables, samplings or coefficients fit into no tiled file"
+        return None, "its tables, samplings, coefficients or padding fit into no tiled file"
     return interval * across, ""
 
 
