@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 from helpers import loaders, reference
 from helpers.loaders import RUNNERS, name_of
 from helpers.pictures import jpeg, picture, tensor
+from helpers.scripts import run_file
 from helpers.small_tars import sample
 from tarpeg import CenterCrop, DecodeError, ShardError
 from tarpeg.loader import fetch
@@ -187,3 +189,57 @@ def test_the_box_of_a_failed_image_is_not_checked(shard_of):
     with pytest.warns(UserWarning, match="EMPTY"):
         (batch,) = load(shard_of(sample(0), sample(1, b"")), crop=Off((0, 0, 60, 70)))
     assert batch.key == ["k0000", "k0000"]
+
+
+IN_USE = """
+import faulthandler, os, warnings
+import torch
+from pathlib import Path
+from helpers.loaders import load
+
+warnings.simplefilter("error")
+path = Path({path!r})
+loader = load(path, batch_size=2, on_error="substitute", max_bad=1.0, **{settings!r})
+batches = iter(loader)
+next(batches)
+{changes}
+try:
+    list(batches)
+except tarpeg.ShardError as error:
+    print(error)
+loader.close()
+"""
+CHANGES = {
+    "cut": "os.truncate(path, 9_000)",
+    "zeroed": "size = path.stat().st_size; os.truncate(path, 9_000); os.truncate(path, size)",
+    "written to": "file = path.open('r+b'); file.seek(20_000); file.write(b'?'); file.close()",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "settings"),
+    [
+        ("cut", RUNNERS[0]),
+        ("cut", RUNNERS[3]),
+        ("cut", RUNNERS[6]),
+        ("zeroed", RUNNERS[0]),
+        ("written to", RUNNERS[6]),
+    ],
+    ids=str,
+)
+def test_a_shard_that_changes_in_use_is_an_error_of_the_training(shard_of, tmp_path, settings, change):
+    """Never a signal, and never pixels from two files: the other tests' policy would substitute them."""
+    path = shard_of(*(sample(number % 24) for number in range(24)))
+    code = "import tarpeg" + IN_USE.format(path=str(path), settings=settings, changes=CHANGES[change])
+    done = run_file(tmp_path / "training.py", code)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"shard {path} changed while it was read: ")
+
+
+def test_a_shard_that_was_removed_stays_mapped(shard_of):
+    path = shard_of(*map(sample, range(8)))
+    with contextlib.closing(loaders.load(path, batch_size=2, workers=0, threads=0)) as loader:
+        batches = iter(loader)
+        next(batches)
+        path.unlink()
+        assert len(list(batches)) == 3

@@ -168,8 +168,8 @@ def _sha256(path: Path) -> str:
 def _undecodable(tar: Path, entry: ShardEntry, index: ShardIndex) -> Iterator[Problem]:
     from ..ops import decode
 
-    # Mapped as in Shards; members were checked to lie inside the file.
-    data = torch.from_file(str(tar), shared=False, size=tar.stat().st_size, dtype=torch.uint8)
+    # Members were checked to lie inside the file.
+    data, torn = decode.map_file(str(tar), tar.stat().st_size)
     members = index.member_ends[:-1] + index.image
     places = zip(index.offset[members].tolist(), index.nbytes[members].tolist(), strict=True)
     for row, (offset, nbytes) in enumerate(places):
@@ -180,3 +180,5 @@ def _undecodable(tar: Path, entry: ShardEntry, index: ShardIndex) -> Iterator[Pr
         status = Status(int(decode.decode_batch([image], box, 1)[1]))
         if status != Status.OK:
             yield Problem(entry.name, index.key(row), f"image is {status.name} ({int(status)})")
+    if torn[0]:
+        yield Problem(entry.name, "", "it was cut while it was read, or its disk failed")

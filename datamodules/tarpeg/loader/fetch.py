@@ -18,6 +18,7 @@ from ..sampling.rng import Int64
 from ..sampling.sampler import Request
 from ..shards import pillow
 from ..shards.labels import Samples, read_extra, read_labels, where_of
+from ..shards.mapped import Shards
 from ..shards.stream import StreamRequest
 from .batch import AnyBatch, Batch, ExtraBatch, FetchResult, KeyedBatch, augment_images
 from .config import OnError, PixelFormat
@@ -77,7 +78,10 @@ class Fetcher:
             plain = Request(request.epoch, request.ids, request.occurrence)
             return fetcher.fetch(plain, out, threads)._replace(notes=request.notes, request=plain)
         try:
-            return self._fetch(request, out, threads)
+            try:
+                return self._fetch(request, out, threads)
+            finally:  # before any other error: a shard that changed may cause all of them
+                self._check_unchanged(request.ids)
         except (DecodeError, ShardError, BoxError) as error:
             return FetchResult(None, [], None, error)
 
@@ -113,6 +117,10 @@ class Fetcher:
             distorted = request if pixels.distorts else None
             images = augment_images(pixels.augment, images, self.seed, distorted, out)
         return FetchResult(self._batch(images, ids), substituted, non_jpeg)
+
+    def _check_unchanged(self, ids: Int64) -> None:
+        if isinstance(self.shards, Shards):
+            self.shards.check_unchanged(ids)
 
     def _batch(self, images: Tensor, ids: Int64) -> AnyBatch:
         members, label = tuple(self.split.members), read_labels(self.shards, ids, self.split.target)
@@ -188,6 +196,7 @@ class Fetcher:
         others = (uniforms * count).astype(np.int64)
         for other in others if self.candidates is None else self.candidates[others]:
             images, status, _ = self._decode(Request(epoch, other[None], occurrence))
+            self._check_unchanged(other[None])
             if status[0] == Status.OK:
                 return int(other), images[..., 0, :, :, :]
         raise DecodeError(f"{reason}, and none of {_MOST_SUBSTITUTES} others that were drawn can be decoded")

@@ -276,6 +276,8 @@ class ProcessPool(WorkerPool):
         status = worker.process.exitcode
         if status == -signal.SIGKILL:
             cause = "was killed by SIGKILL, usually because memory ran out"
+        elif status == -signal.SIGBUS:
+            cause = "was killed by SIGBUS: a file that it had mapped was cut, or its disk failed"
         elif status is not None and status < 0:
             cause = f"was killed by signal {-status} ({signal.strsignal(-status)})"
         elif status == 0:

@@ -1,4 +1,4 @@
-"""Operators on encoded images: decode a crop, decode a batch, tile a JPEG, read sizes.
+"""Operators on encoded images: decode a crop, decode a batch, tile a JPEG, read sizes, map their files.
 
 Importing this module loads the native library and, if there is none yet, compiles it. Every operator has a
 fake kernel for ``torch.compile(fullgraph=True)`` and ``torch.export``.
@@ -9,9 +9,12 @@ operator refused them, to raise a ``ValueError`` with name and value, or first w
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar, get_args
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -82,6 +85,20 @@ def image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
         return torch.empty((0, 2), dtype=torch.int32)
     sizes: Tensor = _call(lambda: torch.ops.tarpeg.image_sizes(jpegs), lambda: _check_jpegs(jpegs))
     return sizes
+
+
+def map_file(path: str, nbytes: int) -> tuple[Tensor, npt.NDArray[np.uint8]]:
+    """Map the first nbytes of a file privately, without keeping it open: uint8 [nbytes], never to be written.
+
+    The second array, uint8 [1], becomes 1 when a page cannot be read, because the file is shorter now or its
+    disk fails: from that page on the map is zeros. Look at it after reading. Raises OSError or RuntimeError.
+    """
+    mapped = torch.from_file(path, shared=False, size=nbytes, dtype=torch.uint8)
+    torn = torch.zeros(1, dtype=torch.uint8)
+    torch.ops.tarpeg.guard_map(mapped, torn)
+    weakref.finalize(mapped, torch.ops.tarpeg.guard_map, None, torn).atexit = False
+    flag: npt.NDArray[np.uint8] = torn.numpy()
+    return mapped, flag
 
 
 def native_facts() -> dict[str, str]:

@@ -29,6 +29,8 @@ from .wds_index import index_path, parse
 _TOGETHER, _PARSERS = 8, 4
 _CHUNK = 1 << 16  # samples searched at once: for millions, temporary arrays would take too much memory
 
+_Map = tuple[torch.Tensor, memoryview, npt.NDArray[np.uint8]]  # a tar's bytes, twice, and map_file's flag
+
 
 class Shards:
     """The samples of local tars, numbered 0..len-1 in the order of the shards.
@@ -47,7 +49,7 @@ class Shards:
         self._paths = [Path(path).absolute() for path in paths]
         self._stats: list[tuple[int, int]] = []
         self._index = ShardIndex.join(self._opened(threads), len(self._paths))
-        self._maps: list[tuple[torch.Tensor, memoryview] | None] = [None] * len(self._paths)
+        self._maps: list[_Map | None] = [None] * len(self._paths)
         self._columns: dict[str, npt.NDArray[np.int32]] = {}
         self._header_ends = [header_end(extension) for extension in self._index.extensions]
         self._walked: set[int] = set()  # shards whose index was compared with all headers
@@ -117,6 +119,31 @@ class Shards:
         (row,) = self._checked([id]).tolist()
         return self._paths[int(self._index.shard[row])]
 
+    def check_unchanged(self, ids: npt.ArrayLike) -> None:
+        """Raise ShardError if a tar with one of these samples has changed. Call it after they were read.
+
+        What was read from a tar that is written to, or cut, is undefined. A removed tar stays mapped.
+        """
+        for shard in set(self._index.shard[self._checked(ids)].tolist()):
+            path, mapped, reason = self._paths[shard], self._maps[shard], ""
+            try:
+                found = path.stat()
+                if found.st_size != self._stats[shard][0]:
+                    reason = f"it has {found.st_size} bytes instead of {self._stats[shard][0]}"
+                elif found.st_mtime_ns != self._stats[shard][1]:
+                    reason = "its time of modification is another"
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                reason = str(error.strerror)
+            if mapped is not None and mapped[2][0]:
+                reason = reason or "a part of it cannot be read"
+            if reason:
+                raise ShardError(
+                    f"shard {path} changed while it was read: {reason}. Do not write to shards in use, and "
+                    "check the disk. Start again to index it again."
+                )
+
     @property
     def total_bytes(self) -> int:
         """Size of all tars together."""
@@ -180,6 +207,7 @@ class Shards:
         if shard in self._walked:
             return
         path = self._paths[shard]
+        self.check_unchanged(np.searchsorted(self._index.shard, [shard]))
         is_cached = path.with_name(MANIFEST).exists()
         headers = ShardIndex.of(build(path) if is_cached else rebuild(path))
         difference = self._index.difference(headers, *np.searchsorted(self._index.shard, (shard, shard + 1)))
@@ -196,23 +224,25 @@ class Shards:
             "start again."
         )
 
-    def _map(self, shard: int) -> tuple[torch.Tensor, memoryview]:
-        """Map a tar as a tensor, and as a buffer, from which bytes are copied quickly."""
-        # Reading beyond the end of a file that shrank is a bus error: check its size first.
+    def _map(self, shard: int) -> _Map:
+        """Map a tar: its bytes as a tensor and as a buffer, from which bytes are copied quickly."""
+        # This import loads the operators; opening shards must not.
+        from ..ops.decode import map_file
+
         path = self._paths[shard]
         try:
             found = path.stat()
             if (found.st_size, found.st_mtime_ns) != self._stats[shard]:
                 raise ShardError(f"shard {path} changed since it was indexed. Start again to index it again.")
-            # from_file maps privately, and keeps no file descriptor open: 1000 shards would need 1000.
-            tar = torch.from_file(str(path), shared=False, size=found.st_size, dtype=torch.uint8)
+            # No file descriptor stays open: 1000 shards would need 1000.
+            tar, torn = map_file(str(path), found.st_size)
         except (OSError, RuntimeError) as error:
             if isinstance(error, ShardError):
                 raise
             raise ShardError(
                 f"shard {path} cannot be mapped: {error}. Check the file and the free memory."
             ) from error
-        mapped = self._maps[shard] = tar, tar.numpy().data
+        mapped = self._maps[shard] = tar, tar.numpy().data, torn
         return mapped
 
 
