@@ -212,11 +212,23 @@ def test_broken_sources(shard_of, tmp_path, cache):
         ({"codec": Tiled}, "codec=.* must be"),
         ({"executor": -1}, "executor=-1 must be"),
         ({"max_bad": 2}, "max_bad=2 must be a fraction"),
+        ({"dest": ""}, "dest='' must be a folder"),
     ],
 )
 def test_bad_arguments(source, cache, arguments, message):
     with pytest.raises(ValueError, match=message):
-        build_cache(source, cache, **arguments)
+        build_cache(**{"source": source, "dest": cache, **arguments})
+
+
+def test_an_empty_source_is_not_the_working_directory(tmp_path, monkeypatch, cache):
+    (tmp_path / "here" / "cat").mkdir(parents=True)
+    (tmp_path / "here" / "cat" / "a.jpg").write_bytes(jpeg("420", 64, 80))
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ShardError, match="source='' has no shards"):
+        build("", cache)
+    with pytest.raises(ValueError, match="root='' must be a directory"):
+        Folder("")
+    assert build(".", cache).samples == 1
 
 
 def test_dest_must_not_hold_other_shards(source, photos, tmp_path):

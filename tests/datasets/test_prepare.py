@@ -72,10 +72,12 @@ def test_config_nodes_are_accepted(tmp_path):
     instantiate(config)()
 
 
-@pytest.mark.parametrize("bad", [{"train": 0}, {"val": "x"}, {"photos": {"hue": 3}}, {"photos": {"size": 1}}])
+@pytest.mark.parametrize(
+    "bad", [{"out": ""}, {"train": 0}, {"val": "x"}, {"photos": {"hue": 3}}, {"photos": {"size": 1}}]
+)
 def test_synthetic_shards_check_when_constructed(tmp_path, bad):
-    with pytest.raises(ValueError, match=r"train=0 must|val='x' must|no field 'hue'|size=1 must"):
-        SyntheticShards(out=str(tmp_path), **bad)
+    with pytest.raises(ValueError, match=r"out='' must|train=0 must|val='x' must|no field 'hue'|size=1 must"):
+        SyntheticShards(**{"out": str(tmp_path), **bad})
 
 
 def test_folder_shards_split_evenly(tmp_path, images):

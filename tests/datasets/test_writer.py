@@ -124,6 +124,8 @@ def test_folder_errors(tmp_path, images):
         make_shards(out, Folder(images))
     with pytest.raises(ShardError, match=r"cannot write shards in .*a\.jpg"):
         make_shards(tmp_path / "flat" / "a.jpg", SMALL, 2)
+    with pytest.raises(ValueError, match="out='' must be a folder"):
+        make_shards("", SMALL, 2)
 
 
 def test_an_unreadable_file_raises_and_leaves_no_incomplete_shard(tmp_path, images):

@@ -85,6 +85,7 @@ def test_the_planned_samples_over_all_ranks(photos, name, batch_size, world):
         ({"crop": [SMALL] * 2, "views": 3}, "views=3, but crop= has 2 crops"),
         ({"views": 0}, "views=0"),
         ({"interpolation": "cubic"}, "interpolation='cubic' must be 'bilinear', 'nearest' or"),
+        *(({"shards": empty}, f"shards={empty!r} must be a folder") for empty in ("", None)),
         ({"members": "json"}, "members='json' must be a list"),
         ({"decode": print}, r"decode=.*members= must list"),
     ],

@@ -116,6 +116,8 @@ def build_cache(
         raise ValueError(f"max_bad={max_bad!r} must be a fraction from 0 to 1")
     if isinstance(executor, int) and executor < 0:
         raise ValueError(f"executor={executor!r} must be an Executor, or a number of processes, 0 or more")
+    if not os.fspath(dest):
+        raise ValueError(f"dest={dest!r} must be a folder")
     folder = Path(dest).expanduser().absolute()
     listing = list_source(source)
     _check_apart(listing, folder)

@@ -90,6 +90,8 @@ def make_shards(
     check_integer("samples_per_shard", samples_per_shard, 1)
     if workers is not None:
         check_integer("workers", workers, 0)
+    if not os.fspath(out):
+        raise ValueError(f"out={out!r} must be a folder")
     directory = Path(out)
     items: _Items
     if isinstance(source, Folder):

@@ -68,6 +68,10 @@ class Split:
     interpolation: Literal["bilinear", "nearest", "nearest-exact"] = "bilinear"
 
     def __post_init__(self) -> None:
+        if self.shards is None or self.shards == "":
+            raise ValueError(
+                f"shards={self.shards!r} must be a folder, a path, a glob, a brace pattern or a list of these"
+            )
         if not 0.0 <= self.flip <= 1.0:
             raise ValueError(f"flip={self.flip!r} must be a probability in 0..1")
         self._check_crops()

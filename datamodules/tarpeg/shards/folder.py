@@ -67,6 +67,8 @@ class Folder:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", str(self.root))
+        if not self.root:
+            raise ValueError(f"root={self.root!r} must be a directory")
         if self.split not in (splits := ("all", "train", "val", "test")):
             raise ValueError(f"split={self.split!r} must be one of {', '.join(splits)}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):

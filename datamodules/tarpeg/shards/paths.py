@@ -38,8 +38,11 @@ def expand(source: Source) -> list[Path]:
 
 
 def parts_of(source: Source) -> list[str]:
-    """Return the source as a list of strings."""
-    return [os.fspath(part) for part in ([source] if isinstance(source, (str, os.PathLike)) else source)]
+    """Return the source as a list of strings. ShardError for an empty one, which is no folder."""
+    parts = [os.fspath(part) for part in ([source] if isinstance(source, (str, os.PathLike)) else source)]
+    if not all(parts):
+        raise ShardError(f"source={source!r} has no shards. Give a folder, a glob, a brace pattern or paths.")
+    return parts
 
 
 def refuse_twice(names: Sequence[str], source: Source) -> None:
@@ -65,7 +68,7 @@ def _expand_one(text: str) -> Iterator[Path]:
     if text.startswith("~/"):
         text = str(Path.home() / text[2:])
     # An existing path is taken literally, not as a pattern: folders with brackets or braces do occur.
-    if not text or os.path.lexists(text):
+    if os.path.lexists(text):
         yield from _expand_existing(text)
     elif "{" in text or "}" in text:
         yield from _expand_braces(text)
@@ -89,8 +92,6 @@ def _expand_one(text: str) -> Iterator[Path]:
 
 def _expand_existing(text: str) -> Iterator[Path]:
     path = Path(text)
-    if not text:
-        raise ShardError("source='' has no shards. Give a folder, a glob, a brace pattern or paths.")
     if not path.is_dir():
         yield path
         return
