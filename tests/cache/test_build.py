@@ -126,7 +126,12 @@ def test_a_second_build_writes_missing_and_changed_shards(source, cache):
     assert contents(cache)["a.tar"] != whole["a.tar"]
 
     (source / "a.tar").unlink()
-    assert build(source, cache, Tiled(tile=16)).built == 0
+    for name in ("more/x.tar", "c.tar.gz", "d.TGZ", "e.jpg", "notes.txt", "b.tarpeg.npz", ".old/x.tar"):
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).touch()
+    report = build(source, cache, Tiled(tile=16))
+    assert report.left_out == {"folders beside the shards": 1, ".gz": 1, ".tgz": 1, ".jpg": 1}
+    assert report.built == 0
     assert set(contents(cache)) == {"b.tar", "b.idx", "manifest.json"}
 
 

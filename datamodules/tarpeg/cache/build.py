@@ -35,7 +35,7 @@ from . import job
 from .codecs import Codec, Tiled
 from .job import COMMIT_LOCK, CURRENT_BUILD, ShardJob, ShardResult
 from .plan import Layout, Plan, copy_plan, folder_plan, index_shards, reshard_plan
-from .sources import ShardInput, Source, SourceShard, list_source
+from .sources import ShardInput, Source, SourceShard, count_left_out, list_source
 
 _BUILD_LOCK, _SOURCE = ".build.lock", "build.source"
 _FORMAT = 1  # to be raised if the same source and parameters give other shards
@@ -61,8 +61,8 @@ class CacheReport:
     shards, samples, bytes: of the cache; source_bytes: of the same samples in the source; built: shards
     written by this build. tiles: images by width of tile in pixels; untiled: images by reason; quarantine:
     samples that were left out. example: the job of the first shard, to compare the cache with its source;
-    None if the source would have to be indexed for it. left_out: files of a folder that are no images of its
-    classes, counted by kind.
+    None if the source would have to be indexed for it. left_out: files of a folder that are not
+    in the cache, counted by kind.
     """
 
     dest: Path
@@ -141,7 +141,7 @@ def build_cache(
         quarantine=tuple(manifest.quarantine),
         seconds=time.monotonic() - started,
         example=builder.example,
-        left_out=listing.left_out() if isinstance(listing, Folder) else {},
+        left_out=count_left_out(listing if isinstance(listing, Folder) else source),
     )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ from typing import BinaryIO, NamedTuple, Protocol, cast
 from ..errors import ShardError
 from ..shards.folder import Folder, ImageFile
 from ..shards.paths import expand, expand_braces, parts_of
+from ..shards.pillow import IMAGE_EXTENSIONS
 from ..shards.tar import grouped, regular_members
 from . import remote
 
 _BATCH_BYTES, _BATCH_SAMPLES = 32 << 20, 256
+_ARCHIVES = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip")
 _GAP = 16 << 10  # bytes between two ranges that are faster to read than to skip
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Folder
@@ -240,6 +243,24 @@ def list_source(source: Source) -> list[SourceShard] | Folder:
             stacklevel=2,
         )
     return list(shards.values())
+
+
+def count_left_out(source: Source) -> dict[str, int]:
+    """Count the files that a source has and the cache will not, by kind: see Folder.left_out.
+
+    Beside shards, these are folders, packed archives and images; indexes and other files are no samples.
+    """
+    if isinstance(source, Folder):
+        return source.left_out()
+    counts = Counter[str]()
+    for folder in (Path(part).expanduser() for part in parts_of(source) if not remote.URL.match(part)):
+        for path in folder.glob("[!.]*") if folder.is_dir() else ():
+            suffix = path.suffix.lower()
+            if path.is_dir():
+                counts["folders beside the shards"] += 1
+            elif suffix in _ARCHIVES or suffix[1:] in IMAGE_EXTENSIONS:
+                counts[suffix] += 1
+    return dict(counts.most_common())
 
 
 def _local_shard(path: Path) -> SourceShard:
