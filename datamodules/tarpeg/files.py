@@ -1,14 +1,38 @@
-"""Atomic writes: under its final name a file is complete, or is not there."""
+"""Atomic writes, and reads of regular files only: any other kind may wait for ever, or never end."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+
+LARGEST = 2 << 30
+"""Most bytes of an index or a manifest; that of ImageNet has 100 kB."""
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a regular file to read. Raises OSError for a FIFO, a device or a folder."""
+    # Without O_NONBLOCK, opening a FIFO waits for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """Read a regular file whole. Raises OSError, also if it has more bytes than LARGEST."""
+    with open_regular(path) as file:
+        nbytes = os.fstat(file.fileno()).st_size
+        if nbytes > LARGEST:
+            raise OSError(errno.EFBIG, f"it has {nbytes} bytes, more than {LARGEST}", os.fspath(path))
+        return file.read()
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import pytest
 from helpers.small_tars import cache_home as cache_home, images, plain
-from tarpeg.shards.index import load_or_build
+from tarpeg.shards.index import load, load_or_build
 from tarpeg.shards.mapped import Shards
 
 
@@ -28,6 +28,30 @@ def test_saved_index_is_used_and_invalidated(tmp_path, monkeypatch):
     assert load_or_build(path).tar_mtime_ns == 0
     plain(path, 5)
     assert len(Shards([path])) == 5
+
+
+def test_every_failure_to_parse_a_saved_index_is_damage(tmp_path):
+    """Of arrays longer than zipfile's buffer, the header is parsed before the checksum is compared."""
+    path = plain(tmp_path / "a.tar", 600)
+    found, saved = path.stat(), tmp_path / "a.tarpeg.npz"
+    load_or_build(path)
+    good = saved.read_bytes()
+    header = good.index(b"{'descr'", good.index(b"members.npy"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for place in range(header, header + 64):
+            for bit in (1, 8, 64):
+                saved.write_bytes(bytes([*good[:place], good[place] ^ bit, *good[place + 1 :]]))
+                assert load(saved, found.st_size, found.st_mtime_ns) is None
+
+
+def test_a_saved_index_that_is_not_a_file_is_built_again(tmp_path):
+    path = plain(tmp_path / "a.tar")
+    saved = tmp_path / "a.tarpeg.npz"
+    for make in (os.mkfifo, lambda saved: saved.symlink_to("/dev/zero")):
+        make(saved)
+        assert images(Shards([path])) == [b"J0", b"J1", b"J2"] and saved.is_file()
+        saved.unlink()
 
 
 WRONG_NUMBERS = {

@@ -318,6 +318,19 @@ def test_every_damage_to_one_character_of_an_index_is_found(tmp_path):
                 Shards([cache / "a.tar"])
 
 
+@pytest.mark.parametrize("name", ["train-2.tar", "train-2.idx", "manifest.json"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_files_of_a_cache_that_are_no_files(cache, name, make):
+    """A FIFO would wait for a writer, a device never ends."""
+    (cache / name).unlink()
+    make(cache / name)
+    message = (
+        rf"{name} has \d+ bytes" if name.endswith("tar") else rf"{name}.* cannot be read: it is not a regular"
+    )
+    with pytest.raises(CacheError, match=message):
+        Shards([cache / "train-2.tar"])
+
+
 def test_a_shard_of_a_cache_that_does_not_belong_to_its_index(cache):
     members = [m for n in range(3) for m in ((f"f/x2{n}.jpg", b"J2%d" % n), (f"f/x2{n}.cls", b"7"))]
     replaced(cache / "train-2.tar", members)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,16 @@ def test_other_texts_are_refused(text, message, place):
     texts = [text, GOOD] if place == 0 else [GOOD, text]
     with pytest.raises(tarpeg.CacheError, match=f"^{PATHS[place]}.*{message}"):
         parse(texts, PATHS, [10240, 10240])
+
+
+def test_a_million_extensions_take_seconds_not_minutes():
+    lines = [b"jpg 512 1 k%d.jpg %%58%d 512 1 k%d.%%58%d" % (n, n, n, n) for n in range(60_000)]
+    lines[7] = lines[7].replace(b"%58", b"long" * 100)
+    started = time.process_time()
+    parsed = parse([b"\n".join([b"v1.2 60000", *lines, b""])], PATHS[:1], [10240])
+    assert time.process_time() - started < 2, "8 s if quadratic"
+    assert parsed.members(9) == [("jpg", 512, 1), ("x9", 512, 1)]
+    assert parsed.members(7)[1][0] == "long" * 100 + "7" and len(parsed.extensions) == 60_001
 
 
 @settings(deadline=None)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol, cast
 
 from ..errors import ShardError
+from ..files import open_regular
 from ..shards.folder import Folder, ImageFile
 from ..shards.paths import expand, expand_braces, parts_of
 from ..shards.pillow import IMAGE_EXTENSIONS
@@ -66,7 +67,7 @@ class SourceShard:
             _check_unchanged([self])
             return
         try:
-            with Path(self.location).open("rb") as file:
+            with open_regular(self.location) as file:
                 self._check(file)
                 yield file
                 self._check(file)

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from ..errors import CacheError, ShardError, Status
+from ..files import read_regular
 from ..ops import library
 from ..processes import completed, open_executor
 from ..shards.index import ShardIndex, build
@@ -136,7 +137,7 @@ def _problems(folder: Path, entry: ShardEntry) -> Iterator[Problem]:
         yield Problem(entry.name, "", str(error))
     index: ShardIndex | None = None
     try:
-        text = idx.read_bytes()
+        text = read_regular(idx)
         if hashlib.sha256(text).hexdigest() != entry.idx_sha256:
             yield Problem(entry.name, "", f"the checksum of {idx.name} differs from {MANIFEST}")
         index = parse([text], [idx], [nbytes])

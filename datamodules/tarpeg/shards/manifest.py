@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import CacheError
-from ..files import write_json
+from ..files import read_regular, write_json
 
 MANIFEST, BUILDING = "manifest.json", ".building"  # in a finished cache; in an unfinished one
 FORMAT, VERSION = "tarpeg-cache", 1
@@ -102,11 +102,13 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest | None:
     """
     path = Path(folder) / MANIFEST
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path))
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise CacheError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from error
+        raise CacheError(
+            f"{path} cannot be read: {error.strerror}. Check the file and its permissions."
+        ) from error
     except (ValueError, RecursionError) as error:
         raise CacheError(f"{path} is damaged: it is not JSON: {error}. Build the cache again.") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:

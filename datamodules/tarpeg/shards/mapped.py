@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from ..errors import CacheError, ShardError
+from ..files import read_regular
 from ..progress import progress
 from .index import Int64, ShardIndex, build, load_or_build, rebuild
 from .labels import LONGEST, integers, missing, plain
@@ -301,7 +302,7 @@ def _open_cached(paths: Sequence[Path], listed: Sequence[ShardEntry]) -> _Opened
                     "complete, or not of this build. Copy it again, or run the build again."
                 )
             stats.append((found.st_size, found.st_mtime_ns))
-            texts.append(place.read_bytes())
+            texts.append(read_regular(place))
             # A damaged index is still an index, of other keys and lengths.
             if hashlib.sha256(texts[-1]).hexdigest() != entry.idx_sha256:
                 raise CacheError(

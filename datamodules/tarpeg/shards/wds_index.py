@@ -25,6 +25,8 @@ _HEAD = re.compile(rb"v1\.2 ([1-9][0-9]{0,17})\Z")
 _ODD = re.compile(r"[\s%]")
 _BLOCK = 512
 _SPACE, _NEWLINE, _DOT, _ZEROS = 0x20, 0x0A, 0x2E, 0x3030303030303030
+# Extensions that are looked for one after the other, in all members at once, and the longest such, in bytes.
+_FEW, _WIDE = 64, 64
 # Padding before and after the text, for 8-byte words that reach over its ends.
 _PAD = bytes(16)
 
@@ -155,7 +157,7 @@ class _Parser:
         starts = self._starts[0]
         widths = self._stops[0] - starts
         words = []
-        for at in range(0, int(widths.max()), 8):
+        for at in range(0, min(int(widths.max()), _WIDE), 8):
             part = np.clip(widths - at, 0, 8)
             # Drop the bytes after the token, by two shifts by half, because a shift by 64 does nothing.
             shift = (4 * (8 - part)).astype(np.uint64)
@@ -163,17 +165,23 @@ class _Parser:
             words.append(self._words[np.where(part > 0, starts + at, 0)] << shift << shift)
         codes: dict[str, int] = {}
         extension = np.full(len(starts), -1)
-        todo = np.arange(len(starts))
-        while len(todo):
+        todo, rest = np.flatnonzero(widths <= _WIDE), np.flatnonzero(widths > _WIDE)
+        for _ in range(_FEW):
+            if not len(todo):
+                break
             one = todo[0]
             same = widths[todo] == widths[one]
             for word in words:
                 same &= word[todo] == word[one]
-            text = unquote_to_bytes(self._text[starts[one] : starts[one] + widths[one]])
-            name = text.decode("utf-8", "surrogateescape").lower()
-            extension[todo[same]] = codes.setdefault(name, len(codes))
+            extension[todo[same]] = codes.setdefault(self._extension(one), len(codes))
             todo = todo[~same]
+        for one in np.concatenate((todo, rest)):
+            extension[one] = codes.setdefault(self._extension(one), len(codes))
         return tuple(codes), extension
+
+    def _extension(self, member: int) -> str:
+        text = self._text[self._starts[0, member] : self._stops[0, member]]
+        return unquote_to_bytes(text).decode("utf-8", "surrogateescape").lower()
 
     def _keys(self) -> tuple[npt.NDArray[np.uint8], Int64]:
         """Return the keys, joined, and their ends: a key is the name up to the extension."""
