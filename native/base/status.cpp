@@ -20,6 +20,12 @@ const char* describe(Status status) noexcept {
       return "more pixels than max_pixels";
     case Status::kBoxOutside:
       return "the box is outside the image";
+    case Status::kOutOfMemory:
+      return "out of memory";
+    case Status::kOtherLibrary:
+      return "the libjpeg that is loaded (tools/doctor.py prints it) is not the one that tarpeg was compiled "
+             "with: "
+             "compile again with its headers";
   }
   return "unknown";
 }

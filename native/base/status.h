@@ -13,8 +13,10 @@ enum class Status : int32_t {
   kCorrupt = 4,
   kUnsupported = 5,
   kTooLarge = 6,
-  // Never returned to Python: the operator raises an error with the box.
+  // Never returned to Python: the operator raises an error.
   kBoxOutside = -1,
+  kOutOfMemory = -2,
+  kOtherLibrary = -3,
 };
 
 const char* describe(Status status) noexcept;

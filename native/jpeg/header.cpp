@@ -20,9 +20,14 @@ struct Bytes {
 };
 
 // The orientation in the TIFF structure of an EXIF segment, or 0 if there is none. The last entry of the
-// first directory counts, and only a single integer, as in Pillow.
+// first directory counts, and only a single integer. 1 if it does not begin as TIFF does: Pillow then ignores
+// EXIF and XMP.
 int exif_orientation(Bytes tiff) noexcept {
-  if (tiff.size < 8) return 0;
+  if (tiff.size == 0) return 0;
+  const bool is_tiff = tiff.starts_with("II*\0", 4) || tiff.starts_with("II\0*", 4) ||
+                       tiff.starts_with("MM\0*", 4) || tiff.starts_with("MM*\0", 4) ||
+                       tiff.starts_with("MM\0+", 4);
+  if (tiff.size < 8 || !is_tiff) return 1;
   const bool little = tiff.data[0] == 'I';
   const size_t directory = tiff.number(4, 4, little);
   if (directory < 8 || directory > tiff.size - 2) return 0;
@@ -71,7 +76,7 @@ bool is_supported_frame(int marker) noexcept { return marker <= 0xC2 || marker =
 
 Header read_jpeg(Bytes file) noexcept {
   Header header;
-  bool has_frame = false;
+  bool has_frame = false, has_exif = false;
   int exif = 0, xmp = 0;
   size_t at = 2;
   header.status = Status::kTruncated;
@@ -103,7 +108,8 @@ Header read_jpeg(Bytes file) noexcept {
     if (at + length > file.size) return header;
     const Bytes body{file.data + at + 2, length - 2};
     if (marker == 0xE1 && body.starts_with("Exif\0\0", 6)) {
-      if (exif == 0) exif = exif_orientation({body.data + 6, body.size - 6});
+      if (!has_exif) exif = exif_orientation({body.data + 6, body.size - 6});
+      has_exif = true;
     } else if (marker == 0xE1 && body.starts_with("http://ns.adobe.com/xap/1.0/\0", 29)) {
       xmp = xmp_orientation(body);
     } else if (is_frame(marker)) {

@@ -1,11 +1,16 @@
 #include "jpeg/libjpeg_errors.h"
 
+#include <algorithm>
+
 #include "jpeg/entropy.h"
 
 namespace tarpeg {
 namespace {
 
-constexpr int kMaxScans = 500;
+// Bounds of a progressive file: a scan of a few bytes may pass over all of its blocks. Encoders write 10 to
+// 20 scans; scans times blocks of 8x8 pixels are about a second at most.
+constexpr int kMostScans = 500, kAllowedScans = 32;
+constexpr int64_t kMostBlocks = 1 << 26;
 
 [[noreturn]] void fail(j_common_ptr info, Status status) {
   Errors* errors = reinterpret_cast<Errors*>(info->err);
@@ -15,6 +20,13 @@ constexpr int kMaxScans = 500;
 
 [[noreturn]] void on_error(j_common_ptr info) {
   switch (info->err->msg_code) {
+    // Not the file's fault. JPEGMEM in the environment limits libjpeg's memory: no backing store.
+    case JERR_OUT_OF_MEMORY:
+    case JERR_NO_BACKING_STORE:
+      fail(info, Status::kOutOfMemory);
+    case JERR_BAD_LIB_VERSION:
+    case JERR_BAD_STRUCT_SIZE:
+      fail(info, Status::kOtherLibrary);
     case JERR_INPUT_EOF:
     case JERR_INPUT_EMPTY:
       fail(info, Status::kTruncated);
@@ -63,7 +75,10 @@ void on_message(j_common_ptr info, int level) {
 void on_output(j_common_ptr) {}
 
 void limit_scans(j_common_ptr info) {
-  if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number > kMaxScans) fail(info, Status::kCorrupt);
+  const jpeg_decompress_struct& source = *reinterpret_cast<j_decompress_ptr>(info);
+  const int64_t blocks = (source.image_height / 8 + 1) * static_cast<int64_t>(source.image_width / 8 + 1);
+  const int64_t most = std::clamp<int64_t>(kMostBlocks / blocks, kAllowedScans, kMostScans);
+  if (source.input_scan_number > most) fail(info, Status::kCorrupt);
 }
 
 }  // namespace

@@ -9,6 +9,10 @@
 #include <jerror.h>
 // clang-format on
 
+#if !defined(LIBJPEG_TURBO_VERSION)
+#error "jpeglib.h is not libjpeg-turbo's"  // tarpeg/ops/library.py knows this sentence
+#endif
+
 #include "base/status.h"
 
 namespace tarpeg {

@@ -100,13 +100,16 @@ Status Transcoder::run(const uint8_t* data, size_t size, int tile) noexcept {
   target.err = source.err;
   if (setjmp(reader.errors.jump)) {
     // Reading ends before writing begins: the source is not damaged.
-    untouched = writing && reader.errors.base.msg_code != JERR_OUT_OF_MEMORY;
+    untouched = writing && reader.errors.status >= Status::kOk;
     return untouched ? Status::kOk : reader.errors.status;
   }
   reader.begin(data, size);
   jpeg_save_markers(&source, kExif, 0xFFFF);
   jpeg_save_markers(&source, kIcc, 0xFFFF);
   jpeg_read_header(&source, TRUE);
+  // read_header() does not see what stands between scans.
+  jpeg_save_markers(&source, kExif, 0);
+  jpeg_save_markers(&source, kIcc, 0);
   jvirt_barray_ptr* coefficients = jpeg_read_coefficients(&source);
   if (!reader.is_complete()) return Status::kTruncated;
   if (!is_tileable()) {
@@ -121,7 +124,12 @@ Status Transcoder::run(const uint8_t* data, size_t size, int tile) noexcept {
   jpeg_create_compress(&target);
   writing = true;
   jpeg_mem_dest(&target, &buffer, &length);
+#if defined(JPEG_C_PARAM_SUPPORTED)
+  jpeg_c_set_int_param(&target, JINT_COMPRESS_PROFILE, JCP_FASTEST);  // mozjpeg's default is progressive
+#endif
   jpeg_copy_critical_parameters(&source, &target);
+  target.scan_info = nullptr;
+  target.num_scans = 0;
   target.optimize_coding = TRUE;
   target.arith_code = FALSE;
   target.restart_interval = static_cast<unsigned>(tile_interval(

@@ -25,6 +25,12 @@ inline void check_bytes(const Tensor& jpeg, const char* name, int64_t index) {
   STD_TORCH_CHECK(jpeg.is_contiguous(), name, "[", index, "] must be contiguous");
 }
 
+// Raises what is not the file's fault.
+inline void check_status(Status status) {
+  STD_TORCH_CHECK(status != Status::kOutOfMemory && status != Status::kOtherLibrary, describe(status),
+                  ", while decoding an image");
+}
+
 inline int check_size(int64_t value, const char* name) {
   STD_TORCH_CHECK(value > 0 && value <= 65535, name, " must be from 1 to 65535, got ", value);
   return static_cast<int>(value);

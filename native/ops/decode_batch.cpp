@@ -93,7 +93,7 @@ struct Batch {
   const Output* output;
   int32_t* status;
   std::atomic<int64_t> next{0};
-  std::atomic<bool> out_of_memory{false};
+  std::atomic<Status> failure{Status::kOk};  // not the fault of a file
 
   // Images differ in cost: each thread takes the next one when it is done, instead of an equal share.
   void work() noexcept {
@@ -104,8 +104,9 @@ struct Batch {
       try {
         result = decode_into(&(*jobs)[i], *output, image);
       } catch (const std::exception&) {
-        out_of_memory = true;
+        result = Status::kOutOfMemory;
       }
+      if (result == Status::kOutOfMemory || result == Status::kOtherLibrary) failure = result;
       if (result != Status::kOk) std::memset(image, 0, output->image_bytes());
       status[i] = static_cast<int32_t>(result);
     }
@@ -120,7 +121,7 @@ Tensor run(std::vector<Job>& jobs, const Output& output, int64_t threads) {
   const int64_t wanted = threads > 0 ? threads : torch::stable::get_num_threads();
   const auto work = [](void* shared) noexcept { static_cast<Batch*>(shared)->work(); };
   run_on_threads(static_cast<int>(std::min({count, wanted, kMostThreads})), work, &batch);
-  STD_TORCH_CHECK(!batch.out_of_memory, "out of memory while decoding a batch of ", count, " images");
+  check_status(batch.failure);
   for (int64_t i = 0; i < count; ++i) {
     if (status[i] != static_cast<int32_t>(Status::kBoxOutside)) continue;
     const Box& box = jobs[i].request.box;

@@ -19,6 +19,7 @@ Tensor decode_crop(Tensor jpeg, int64_t top, int64_t left, int64_t height, int64
   Header header;
   const Status status = decode_image(jpeg.const_data_ptr<uint8_t>(), static_cast<size_t>(jpeg.numel()),
                                      request, &header, image.mutable_data_ptr<uint8_t>());
+  check_status(status);
   STD_TORCH_CHECK(status != Status::kBoxOutside, "box (", top, ", ", left, ", ", height, ", ", width,
                   ") is outside the image of ", header.upright_height(), " x ", header.upright_width());
   STD_TORCH_CHECK(status == Status::kOk, "[decode] cannot decode the image: ", describe(status));

@@ -13,6 +13,7 @@ Tensor tile_jpeg_operator(Tensor jpeg, int64_t tile, int64_t max_pixels) {
   std::vector<uint8_t> bytes;
   const Status status =
       tile_jpeg(data, size, read_header(data, size), check_size(tile, "tile"), max_pixels, &bytes);
+  check_status(status);
   STD_TORCH_CHECK(status == Status::kOk, "[decode] cannot tile the image: ", describe(status));
   const int64_t length = static_cast<int64_t>(bytes.size());
   Tensor tiled = new_images({length}, {1});

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 import tarpeg
 import torch
@@ -67,6 +69,22 @@ def test_orientation_in_xmp_counts_without_exif(style: str, exif: int | None) ->
     check_crops(data, [(1, 2, 20, 25)])
 
 
+MAGICS = [b"II*\0", b"MM\0*", b"MM*\0", b"II\0*", b"MM\0+", b"II+\0", b"II\0\0", b"XX*\0", b"I\0*\0", b"MMMM"]
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+@pytest.mark.parametrize("magic", MAGICS)
+def test_exif_counts_if_it_begins_as_tiff(magic: bytes) -> None:
+    plain = pictures.encoded(Image.fromarray(pictures.pixels(30, 40)))
+    xmp = b'http://ns.adobe.com/xap/1.0/\0<x:xmpmeta tiff:Orientation="8"/>'
+    for end in "<>":
+        fields = struct.pack(f"{end}IHHHIHHI", 8, 1, 0x0112, 3, 1, 6, 0, 0)
+        exif, none = b"Exif\0\0" + magic + fields, b"Exif\0\0" + magic + fields[:4] + bytes(6)
+        for data in (with_app1(plain, exif), with_app1(with_app1(plain, xmp), exif)):
+            check_crops(data, [(1, 2, 20, 25)])
+        check_crops(with_app1(with_app1(plain, exif), none), [(1, 2, 20, 25)])  # the first alone
+
+
 def test_broken_exif_and_thumbnails_are_ignored() -> None:
     plain = pictures.encoded(Image.fromarray(pictures.pixels(30, 40)))
     thumbnail = pictures.encoded(Image.fromarray(pictures.pixels(8, 9)))
@@ -128,6 +146,39 @@ def test_opcheck_and_one_graph() -> None:
     torch.library.opcheck(torch.ops.tarpeg.image_sizes.default, ([SMALL, SMALL],))
     pictures.assert_one_graph(lambda data: tarpeg.decode_crop(data, 3, 4, 10, 20).float() + 1, SMALL)
     pictures.assert_one_graph(lambda files: tarpeg.image_sizes(files) * 2, [SMALL, SMALL])
+
+
+@pytest.mark.parametrize("limit", ["JPEGMEM", "RLIMIT_AS"])
+def test_too_little_memory_is_not_a_damaged_file(limit: str) -> None:
+    """libjpeg holds all coefficients of a progressive file: 70 MB of this one."""
+    done = run_script(f"""
+import os, resource, torch, tarpeg
+from helpers import pictures
+from PIL import Image
+data = pictures.encoded(Image.new("RGB", (4800, 4800)), progressive=True)
+jpeg, box = pictures.tensor(data), torch.tensor([[0, 0, 4800, 4800]], dtype=torch.int32)
+calls = [
+    lambda: tarpeg.decode_crop(jpeg, 0, 0, 8, 8),
+    lambda: tarpeg.decode_batch([jpeg], box, 8, threads=1)[1].tolist(),
+    lambda: tarpeg.decode_batch([jpeg], box, 8, fidelity="exact", threads=1)[1].tolist(),
+    lambda: tarpeg.tile_jpeg(jpeg),
+]
+tarpeg.decode_crop(pictures.tensor(pictures.jpeg("progressive", 16, 16)), 0, 0, 8, 8)
+if {limit!r} == "JPEGMEM":
+    os.environ["JPEGMEM"] = "20M"
+else:
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (50 << 20), resource.RLIM_INFINITY))
+for call in calls:
+    try:
+        print(call())
+    except Exception as error:
+        print(type(error).__name__, str(error).splitlines()[0])
+""")
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4, (done.stdout, done.stderr)
+    for line in lines:
+        assert line.startswith("RuntimeError") and "out of memory, while decoding" in line, lines
 
 
 @pytest.mark.parametrize("kind", ["420", "progressive", "cmyk", "restarts"])

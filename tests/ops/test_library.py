@@ -162,6 +162,17 @@ def test_missing_jpeg_headers_are_one_clear_line(site: Site) -> None:
         assert command in last
 
 
+def test_headers_of_another_libjpeg_are_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jpeglib.h").write_text("#define JPEG_LIB_VERSION 90\n")
+    (tmp_path / "jerror.h").touch()
+    monkeypatch.setenv("CPPFLAGS", f"-I {tmp_path} -I {library.native_dir()}")
+    with pytest.raises(BuildError) as caught:
+        library.compile_alone(library.native_dir() / "jpeg" / "libjpeg_errors.cpp", tmp_path / "x.so")
+    assert str(caught.value) == f"jpeglib.h is not libjpeg-turbo's: {library.NO_JPEG}"
+
+
 def test_compiler_messages_about_a_missing_libjpeg() -> None:
     for words in (
         "jpeg.h:3:10: fatal error: jpeglib.h: No such file or directory",

@@ -106,6 +106,20 @@ def test_metadata_that_would_be_wrong_is_dropped() -> None:
     assert result == tiled(plain), "neither MPF nor a second picture"
 
 
+def test_metadata_between_scans_is_dropped() -> None:
+    """No decoder reads it there: in front, it would turn the picture."""
+    exif = b"Exif\0\0II*\0\x08\0\0\0\1\0\x12\1\3\0\1\0\0\0\7\0\0\0\0\0\0\0"
+    late = crafted.segment(0xE1, exif) + crafted.segment(0xE2, b"ICC_PROFILE\0\1\1late")
+    source = Jpeg(50, 70).noise()
+    scans = [source.scan([component]) for component in range(3)]
+    for early in (b"", crafted.segment(0xE1, exif.replace(b"\7", b"\3"))):
+        head = source.head().replace(crafted.JFIF, crafted.JFIF + early)
+        result = assert_lossless(head + late.join(scans) + late + b"\xff\xd9")
+        assert [body for marker, body in segments_of(result) if marker in (0xE1, 0xE2)] == (
+            [early[4:]] if early else []
+        )
+
+
 @pytest.mark.parametrize(("kind", "transform"), [("cmyk", 0), ("ycck", 2), ("rgb", 0)])
 def test_the_adobe_transform_is_kept(kind: str, transform: int) -> None:
     result = assert_lossless(pictures.jpeg(kind, 40, 60))
@@ -201,6 +215,39 @@ def test_files_without_all_scans_are_truncated() -> None:
         assert len(places) > 5
         for at in places[1:]:
             assert_damaged(data[:at] + b"\xff\xd9", tarpeg.Status.TRUNCATED)
+
+
+def flat(side: int, bits: int) -> bytes:
+    """A gray progressive file with one scan for each bit of each AC coefficient; all are zero."""
+    blocks = (side // 8) ** 2
+    dc, ac = crafted.Code([0], 0, 1), crafted.Code([run << 4 for run in range(15)], 0, 4)
+    body = b"\x08" + side.to_bytes(2, "big") * 2 + b"\1\1\x11\0"
+    data = b"\xff\xd8" + crafted.quantisers(0, [1] * 64) + crafted.segment(0xC2, body)
+    data += dc.table(0x00) + ac.table(0x10) + crafted.segment(0xDA, b"\1\1\0\0\0\0") + bytes(blocks // 8)
+    ends = crafted.Bits()  # runs of blocks that end here
+    while blocks:
+        size = min(14, blocks.bit_length() - 1)
+        run = min(blocks, (2 << size) - 1)
+        ends.put(*ac.codes[size << 4])
+        ends.put(run - (1 << size), size)
+        blocks -= run
+    scan = ends.take()
+    for bit in reversed(range(bits)):
+        before = 0 if bit == bits - 1 else bit + 1
+        for k in range(1, 64):
+            data += crafted.segment(0xDA, bytes((1, 1, 0, k, k, before << 4 | bit))) + scan
+    return data + b"\xff\xd9"
+
+
+def test_the_work_of_progressive_scans_is_bounded() -> None:
+    """A scan of 20 bytes may pass over all blocks: scans times blocks are limited, beyond 32 scans."""
+    for side, bits in ((64, 7), (2048, 7), (4096, 1)):
+        data = flat(side, bits)
+        assert tarpeg.decode_crop(pictures.tensor(data), 0, 0, 1, 1).unique().tolist() == [128]
+    big = flat(4096, 7)
+    assert len(big) < 60_000
+    with pytest.raises(tarpeg.DecodeError, match="is damaged"):
+        tarpeg.decode_crop(pictures.tensor(big), 0, 0, 1, 1)
 
 
 @pytest.mark.parametrize("kind", ["420", "cmyk", "rgb", "restarts"])

@@ -81,6 +81,8 @@ NO_JPEG = (
     "Fedora: dnf install libjpeg-turbo-devel; conda: conda install -c conda-forge libjpeg-turbo; "
     "macOS: brew install jpeg-turbo. Installed elsewhere? Set CPPFLAGS=-I... and LDFLAGS=-L..."
 )
+OTHER_JPEG = "jpeglib.h is not libjpeg-turbo's"
+"""What the compiler prints for the headers of another libjpeg, such as IJG's 6b and 9."""
 NO_NVCC = (
     "no working nvcc of CUDA {oldest} or newer: {tried}. Install the CUDA toolkit "
     "(conda: conda install -c nvidia cuda-nvcc cuda-cudart-dev; others: developer.nvidia.com/cuda-downloads) "
@@ -454,6 +456,8 @@ def _run(command: list[str]) -> None:
         return
     if JPEG_MISSING.search(done.stderr):
         raise BuildError(NO_JPEG)
+    if OTHER_JPEG in done.stderr:
+        raise BuildError(f"{OTHER_JPEG}: {NO_JPEG}")
     output = done.stderr if len(done.stderr) < 20_000 else "[...]\n" + done.stderr[-20_000:]
     raise BuildError(
         f"the native operators do not compile: {command[0]} ended with status {done.returncode}\n"
