@@ -14,7 +14,8 @@ inline int64_t size_of(Number type) noexcept {
   return type == Number::kUint8 ? 1 : type == Number::kFloat32 ? 4 : 2;
 }
 
-// Rounded to nearest even; NaN becomes the quiet NaN that torch writes.
+// Rounded to nearest even. Every NaN becomes the same one, without sign: processors and GPUs keep different
+// parts of a NaN.
 inline uint16_t to_bfloat16(float value) noexcept {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
@@ -22,13 +23,13 @@ inline uint16_t to_bfloat16(float value) noexcept {
   return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-// IEEE 754 binary16, rounded to nearest even, as the F16C instructions convert.
+// IEEE 754 binary16, rounded to nearest even, as the F16C instructions convert; NaN as above.
 inline uint16_t to_float16(float value) noexcept {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
   const uint32_t sign = bits >> 16 & 0x8000;
   bits &= 0x7FFFFFFF;
-  if (bits > 0x7F800000) return static_cast<uint16_t>(sign | 0x7E00);
+  if (bits > 0x7F800000) return 0x7E00;
   if (bits >= 0x477FF000) return static_cast<uint16_t>(sign | 0x7C00);  // rounds to infinity
   if (bits >= 0x38800000) {                                             // a normal number
     const uint32_t odd = bits >> 13 & 1;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "base/number.h"
@@ -63,12 +64,18 @@ struct WarpJob {
   }
 };
 
+// torch's NaN of 16 bits, the same as in to_float16() and to_bfloat16().
+template <class T>
+constexpr uint16_t kNan = std::numeric_limits<T>::quiet_NaN().x;
+
 template <class T>
 TARPEG_HD T number_from(float value) {
   if constexpr (std::is_same_v<T, uint8_t>) {
     return to_level(value);
+  } else if constexpr (sizeof(T) == 2) {
+    return value == value ? static_cast<T>(value) : T(kNan<T>, T::from_bits());
   } else {
-    return static_cast<T>(value);
+    return value;
   }
 }
 

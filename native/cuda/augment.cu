@@ -120,7 +120,7 @@ TARPEG_DEVICE void mask(const AugmentJob& job, int64_t image, const Quad& quad, 
 
 __global__ void __launch_bounds__(kThreads)
     gray_kernel(AugmentJob job, unsigned long long* sums, int64_t first) {
-  __shared__ Plan plan;
+  TARPEG_SHARED(Plan, plan);
   const int64_t image = first + blockIdx.y;
   if (threadIdx.x == 0) plan = plan_of(job.numbers + image * kColumns, job.parts, job.from.width);
   __syncthreads();
@@ -138,12 +138,13 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     augment_kernel(AugmentJob job, const unsigned long long* sums, int64_t first) {
-  __shared__ Plan plan;
+  TARPEG_SHARED(Plan, plan);
   const int64_t image = first + blockIdx.y;
   if (threadIdx.x == 0) {
-    plan = plan_of(job.numbers + image * kColumns, job.parts, job.from.width);
+    Plan whole = plan_of(job.numbers + image * kColumns, job.parts, job.from.width);
     if (sums)
-      plan.mean_part = mean_part_of(static_cast<int64_t>(sums[image]), job.to.pixels(), plan.contrast);
+      whole.mean_part = mean_part_of(static_cast<int64_t>(sums[image]), job.to.pixels(), whole.contrast);
+    plan = whole;
   }
   __syncthreads();
   const Quad quad = quad_of(job.to);
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-void run(const AugmentJob& job, unsigned long long* sums, cudaStream_t stream) {
+void run(const AugmentJob& job, unsigned long long* sums, const Stream& stream) {
   for (int64_t first = 0; first < job.to.count; first += kMostImages) {
     const dim3 blocks = grid_of(job.to, std::min(kMostImages, job.to.count - first));
     if (sums) launch(gray_kernel, blocks, kThreads, stream, "augment_batch", job, sums, first);
@@ -175,7 +176,7 @@ void augment_batch(Tensor images, Tensor numbers, int64_t parts, std::optional<T
   const AugmentJob job = check_augment(images, numbers, parts, boxes, cells, constants, out);
   if (job.to.count == 0 || job.to.pixels() == 0) return;
   const torch::stable::accelerator::DeviceGuard guard(images.get_device_index());
-  const cudaStream_t stream = current_stream(images.get_device_index());
+  const Stream stream = current_stream(images.get_device_index());
   // One kernel, except for contrast: every pixel then depends on the mean of all, which a first kernel adds
   // up.
   std::optional<Tensor> sums;

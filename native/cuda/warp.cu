@@ -10,7 +10,7 @@ namespace {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) warp_kernel(WarpJob job, int64_t first) {
-  __shared__ Affine map;
+  TARPEG_SHARED(Affine, map);
   const int64_t image = first + blockIdx.y;
   if (threadIdx.x == 0) map = affine_of(job.matrices + image * 6, job.inverse);
   __syncthreads();
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads) warp_kernel(WarpJob job, int64_t fir
 }
 
 template <class T>
-void run(const WarpJob& job, cudaStream_t stream) {
+void run(const WarpJob& job, const Stream& stream) {
   for (int64_t first = 0; first < job.to.count; first += kMostImages) {
     const dim3 blocks = grid_of(job.to, std::min(kMostImages, job.to.count - first));
     launch(warp_kernel<T>, blocks, kThreads, stream, "warp_affine", job, first);
@@ -56,7 +56,7 @@ void warp_affine(Tensor images, Tensor matrices, std::vector<double> fill, bool 
   const WarpJob job = check_warp(images, matrices, fills, nearest, inverse, out);
   if (job.to.count == 0 || job.to.numbers() == 0) return;
   const torch::stable::accelerator::DeviceGuard guard(images.get_device_index());
-  const cudaStream_t stream = current_stream(images.get_device_index());
+  const Stream stream = current_stream(images.get_device_index());
   switch (job.type) {
     case Number::kUint8:
       return run<uint8_t>(job, stream);

@@ -74,7 +74,9 @@ TARPEG_AVX2_F16C inline void put8(__m256 value, void* data, int64_t at) {
   } else {
     __m128i packed;
     if constexpr (kType == Number::kFloat16) {
-      packed = _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT);
+      const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FC00000));
+      const __m256 number = _mm256_blendv_ps(value, nan, _mm256_cmp_ps(value, value, _CMP_UNORD_Q));
+      packed = _mm256_cvtps_ph(number, _MM_FROUND_TO_NEAREST_INT);
     } else {
       const __m256i bits = _mm256_castps_si256(value);
       const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import itertools
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,18 +15,21 @@ import tarpeg
 import torch
 from helpers import reference
 from helpers.pictures import MEAN, ORDERS, STD, TOLERANCE, drawn, noise, parts, shrinking
-from helpers.scripts import run_script, write_program
+from helpers.scripts import PATHS, run_python, write_program
 from tarpeg.errors import BuildError
 from tarpeg.ops import library, matrices as mx
 
 HERE = Path(__file__).parent
+EMULATION = HERE.parent / "helpers" / "emulated_cuda"
+NANS = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0}
 WAYS = ("bilinear", "nearest")
 SHAPES = ((37, 53), (64, 64), (1, 1), (5, 600), (2, 7))
 
 
-def run(code: str, path: Path) -> str:
+def run(code: str, path: Path, **environment: str) -> str:
     """The output of Python code about the library at `path`; it must succeed."""
-    done = run_script(f"sys.path.insert(0, {str(HERE)!r})\npath = {str(path)!r}\n{code}", timeout=600)
+    code = f"{PATHS}sys.path.insert(0, {str(HERE)!r})\npath = {str(path)!r}\n{code}"
+    done = run_python("-c", code, timeout=800, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -59,36 +65,145 @@ def shrunk(device: str):
             yield (order, dtype, way), tarpeg.warp_affine(images.to(dtype), matrices, (33, 300), way).cpu()
 
 
+def nans(device: str):
+    """The bits of both for NaNs of every kind, in types of 16 bits. 9 pixels: vector code and its rest."""
+    kinds = torch.tensor([0x7FC00000, -0x400000, 0x7F800001, 0x7FD23456], dtype=torch.int32).view(
+        torch.float32
+    )
+    for (dtype, nan), kind in itertools.product(NANS.items(), kinds):
+        images = kind.to(dtype).repeat(1, 3, 1, 9).to(device)
+        result = tarpeg.warp_affine(images, mx.identity(1), (1, 9), "nearest")
+        yield (dtype, "warp_affine", nan), result.view(torch.int16).cpu()
+        images, numbers = noise(1, 3, 1, 9).to(device), torch.zeros(1, 23, dtype=torch.float64, device=device)
+        numbers[:, 11:] = kind
+        out = torch.zeros_like(images, dtype=dtype)
+        constants = [0.0] * 3 + [1.0] * 3 + [0.0] * 3
+        torch.ops.tarpeg.augment_batch(images, numbers, 64, None, None, constants, False, out)
+        yield (dtype, "augment_batch", nan), out.view(torch.int16).cpu()
+
+
 def everything(device: str):
     yield from shrunk(device)
+    yield from nans(device)
     for seed, size in enumerate(SHAPES):
         yield from augmented(device, size, seed)
         yield from warped(device, size, seed)
 
 
+def test_a_nan_of_16_bits_is_always_the_same():
+    for what, bits in nans("cpu"):
+        assert bool((bits == what[-1]).all()), what
+
+
 EMULATED = """
-import ctypes, torch, tarpeg, test_cuda
+import contextlib, ctypes, shutil, threading, torch, tarpeg, test_cuda
+from pathlib import Path
+from tarpeg.ops import library
 expected = list(test_cuda.everything("cpu"))
-torch.ops.load_library(path)
+
+library.torch_cuda, library.driver_cuda, torch.cuda.device_count = lambda: (13, 0), lambda: None, lambda: 2
+torch.cuda.get_device_capability, torch.cuda.current_device = lambda index: (9, 0), lambda: 0
+torch.cuda.device = contextlib.nullcontext
+library.library_dirs = lambda: [Path(path).parent]
+shutil.copy(path, Path(path).with_name(library.cuda_library_name(library.native_dir(), 13)))
+library._cuda = found = library._find_or_build_cuda()
+error = ctypes.c_int32.in_dll(found, "tarpeg_launch_error")
+error.value = 35
+reason = library.why_no_cuda()
+assert "a kernel failed on cuda:0" in reason and "driver version is insufficient" in reason, reason
+error.value = 0
+assert library.has_cuda(torch.device("cuda", 1)) and not library.has_cuda(), "once for each GPU"
+
 for (what, result), (_, values) in zip(test_cuda.everything("cpu"), expected, strict=True):
     assert torch.equal(result, values), (what, result.shape, (result.double() - values.double()).abs().max())
-launches = ctypes.c_int64.in_dll(ctypes.CDLL(path), "tarpeg_launches").value
+in_thread = []
+thread = threading.Thread(target=lambda: in_thread.extend(test_cuda.augmented("cpu", (2, 7), 4)))
+thread.start()
+thread.join()
+assert len(in_thread) == 112, "a new thread, whose device is another one"
+launches = ctypes.c_int64.in_dll(found, "tarpeg_launches").value
 assert launches >= len(expected), "the CPU's operators were called"
 print(len(expected))
 """
+SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_emulated_kernels_give_the_bits_of_the_cpu(tmp_path):
+    """Under ASan and UBSan; see emulated_cuda/cuda_runtime.h for what else is found."""
     native, torch_home = library.native_dir(), library.torch_dir()
     emulated = tmp_path / "emulated.so"
-    flags = [flag for flag in library.COMPILE_FLAGS if not flag.startswith("-W")]
-    flags += [f"-I{native}", "-isystem", f"{torch_home}/include"]
-    flags += ["-include", f"{HERE.parent}/helpers/emulated_cuda.h"]
+    flags = [flag for flag in library.COMPILE_FLAGS if not flag.startswith(("-W", "-O"))]
+    flags += [
+        "-O2",
+        *SANITIZED,
+        "-isystem",
+        str(EMULATION),
+        f"-I{native}",
+        "-isystem",
+        f"{torch_home}/include",
+    ]
     files = [word for file in library.sources(native, "cu") for word in ("-x", "c++", str(file))]
     link = ["-shared", "-o", str(emulated), f"-L{torch_home}/lib", "-ltorch_cpu"]
     subprocess.run(["c++", *flags, *files, *link], check=True)
-    assert int(run(EMULATED, emulated)) == 2 * 9 + len(SHAPES) * (7 * 2 * 4 * 2 + 3 * 2 * 4 * 2)
+    names = (["c++", f"-print-file-name=lib{name}.so"] for name in ("asan", "ubsan"))
+    found = [
+        subprocess.run(name, capture_output=True, text=True, check=True).stdout.strip() for name in names
+    ]
+    options = "detect_leaks=0:detect_odr_violation=0"
+    printed = run(EMULATED, emulated, LD_PRELOAD=" ".join(found), ASAN_OPTIONS=options)
+    assert int(printed) == 2 * 9 + 2 * 4 * 2 + len(SHAPES) * (7 * 2 * 4 * 2 + 3 * 2 * 4 * 2)
+
+
+MISTAKES = """
+#include <cuda_runtime.h>
+
+template <class T>
+__global__ void kernel(int mistake, T* out) {
+  TARPEG_SHARED(T, seven);
+  const bool is_odd = threadIdx.x == 40;
+  if (mistake == 1 && is_odd) return;
+  if (threadIdx.x == 0 && mistake != 2) seven = 7;
+  if (mistake != 3) __syncthreads();
+  if (mistake == 4 && is_odd) return;
+  const T sum = __reduce_add_sync(0xFFFFFFFFu, 1);
+  out[64 * blockIdx.x + threadIdx.x + (mistake == 5)] = seven + sum;
+}
+
+int main(int, char** arguments) {
+  int mistake = std::atoi(arguments[1]);
+  std::vector<int> values(64 * 16);
+  int* out = values.data();
+  void* pointers[] = {&mistake, &out};
+  CUstream_st stream = {1};
+  if (mistake != 6) cudaSetDevice(1);
+  const dim3 blocks(mistake == 7 ? 0 : 16);
+  const cudaError_t error = cudaLaunchKernel(kernel<int>, blocks, dim3(64), pointers, 0, &stream);
+  if (error != cudaSuccess) return std::puts(cudaGetErrorString(error));
+  if (std::count(values.begin(), values.end(), 39) != 64 * 16) return std::puts("another result");
+}
+"""
+
+
+def test_the_emulation_finds_mistakes_of_kernels(tmp_path):
+    (tmp_path / "mistakes.cpp").write_text(MISTAKES)
+    program = str(tmp_path / "mistakes")
+    flags = ["-std=c++17", "-O1", *SANITIZED, "-isystem", str(EMULATION)]
+    subprocess.run(["c++", *flags, str(tmp_path / "mistakes.cpp"), "-o", program, "-ldl"], check=True)
+    expected = (
+        "",
+        "a barrier is not reached by all threads",
+        "another result",  # shared memory is read that nothing was written to
+        "another result",  # no barrier between writing and reading
+        "a warp's sum is not reached by all threads",
+        "heap-buffer-overflow",
+        "invalid resource handle",
+        "invalid configuration",
+    )
+    for mistake, text in enumerate(expected):
+        done = subprocess.run([program, str(mistake)], capture_output=True, text=True)
+        assert text in done.stdout + done.stderr and bool(done.returncode) is bool(text), (mistake, done)
 
 
 @pytest.mark.slow
@@ -101,7 +216,7 @@ def test_compiles_in_a_minute_and_loads_without_a_gpu(tmp_path):
     before = sum(os.times()[2:4])  # processor time of children: others may share the machine
     built = library.build_cuda(directories=[tmp_path])
     assert sum(os.times()[2:4]) - before < 60
-    assert built.name == library.cuda_library_name(library.native_dir())
+    assert built.name == library.cuda_library_name(library.native_dir(), library.find_nvcc()[1][0])
     assert library.build_cuda(directories=[tmp_path]) == built, "once"
     run(
         "import torch, tarpeg; tarpeg.warp_affine; torch.ops.load_library(path)\n"
@@ -113,62 +228,147 @@ def test_compiles_in_a_minute_and_loads_without_a_gpu(tmp_path):
     assert "libcudart" not in needed and "libtorch_cuda" not in needed
 
 
-def test_nvcc_is_searched_in_the_environment_and_must_work(tmp_path, monkeypatch):
-    empty, broken, old = (tmp_path / name for name in ("empty", "broken", "old"))
-    for home, script in ((broken, "echo no >&2; exit 1"), (old, "echo release 11.4, V11.4.1")):
-        (home / "bin").mkdir(parents=True)
-        write_program(home / "bin" / "nvcc", f"#!/bin/sh\n{script}\n")
-    monkeypatch.setenv("PATH", str(old / "bin"))
-    monkeypatch.setenv("CUDA_HOME", str(empty))
-    monkeypatch.setenv("CUDA_PATH", str(broken))
-    monkeypatch.setattr(library, "USUAL_NVCC", str(empty / "nvcc"))
+@pytest.fixture
+def nvcc(tmp_path, monkeypatch):
+    """A function that writes a stand-in for nvcc, which fails if it may not use CXX. No other is found."""
+    monkeypatch.setattr(library, "USUAL_NVCC", str(tmp_path / "usual" / "bin" / "nvcc"))
+    for name in ("CUDA_HOME", "CUDA_PATH", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+
+    def write(home: str, script: str) -> str:
+        (tmp_path / home / "bin").mkdir(parents=True)
+        write_program(tmp_path / home / "bin" / "nvcc", f"#!/bin/sh\n{script}\n")
+        return str(tmp_path / home)
+
+    return write
+
+
+def test_nvcc_is_searched_in_the_environment_and_must_work(tmp_path, monkeypatch, nvcc):
+    monkeypatch.setattr(library, "torch_cuda", lambda: None)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "empty"))
+    monkeypatch.setenv("CUDA_PATH", nvcc("broken", "echo no >&2; exit 1"))
+    monkeypatch.setenv("PATH", nvcc("old", "echo release 11.4, V11.4.1") + "/bin")
     with pytest.raises(BuildError) as caught:
         library.find_nvcc()
     message = str(caught.value)
     assert "empty/bin/nvcc is not there" in message and "broken/bin/nvcc does not work (no)" in message
-    assert "old/bin/nvcc is of CUDA 11.4" in message
+    assert (
+        "old/bin/nvcc is of CUDA 11.4" in message and "Install the toolkit of CUDA 12.0 or newer" in message
+    )
+
+
+def test_nvcc_must_be_of_torchs_cuda(monkeypatch, nvcc):
+    monkeypatch.setenv("CUDA_HOME", nvcc("new", "echo release 13.0, V13.0.88"))
+    monkeypatch.setattr(library, "torch_cuda", lambda: (12, 6))
+    refusal = "new/bin/nvcc is of CUDA 13.0, torch is built for CUDA 12.6"
+    with pytest.raises(
+        BuildError, match=f"no working nvcc of CUDA 12: .*{refusal}.* Install the toolkit of CUDA 12 "
+    ):
+        library.build_cuda()
+    monkeypatch.setenv("CUDA_PATH", nvcc("fits", "echo release 12.9, V12.9.1"))
+    assert library.find_nvcc() == (f"{os.environ['CUDA_PATH']}/bin/nvcc", (12, 9))
+
+
+def test_nvcc_compiles_with_cxx(tmp_path, monkeypatch, nvcc):
+    monkeypatch.setattr(library, "torch_cuda", lambda: (12, 6))
+    calls = tmp_path / "calls"
+    script = f'echo "$*" >> {calls}; echo release 12.9'
+    monkeypatch.setenv(
+        "CUDA_HOME", nvcc("home", f"{script}; while [ $# -gt 1 ]; do [ $1 = -o ] && touch $2; shift; done")
+    )
+    monkeypatch.setenv("CXX", "ccache g++-12 -m64")
+    assert library.build_cuda(directories=[tmp_path]).name == library.cuda_library_name(
+        library.native_dir(), 12
+    )
+    version, check, *compilations, link = calls.read_text().splitlines()
+    assert version == "--version" and len(compilations) == len(library.sources(library.native_dir(), "cu"))
+    assert all("-ccbin g++-12 -Xcompiler=-m64 " in call for call in (check, *compilations, link))
+
+
+def test_versions_of_torchs_cuda_and_of_the_driver(tmp_path, monkeypatch):
+    assert library.torch_cuda() == (torch.version.cuda and tuple(map(int, torch.version.cuda.split("."))))
+    (tmp_path / "version.py").write_text(
+        "__version__ = '2.14.1+cpu'\ncuda: Optional[str] = None\nhip = '6.4'\n"
+    )
+    monkeypatch.setattr(library, "torch_dir", lambda: tmp_path)
+    assert library.torch_cuda() is None
+    (tmp_path / "cuda.c").write_text("int cuDriverGetVersion(int* version) { *version = 12040; return 0; }\n")
+    cuda = str(tmp_path / "libcuda.so.1")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", cuda, str(tmp_path / "cuda.c")], check=True)
+    code = f"{PATHS}from tarpeg.ops import library; print(library.driver_cuda())"
+    assert run_python("-c", code, LD_LIBRARY_PATH=str(tmp_path)).stdout == "(12, 4)\n"
 
 
 @pytest.mark.parametrize(
-    ("switch", "gpus", "warns", "reason"),
+    ("switch", "gpus", "driver", "warns", "reason"),
     [
-        (None, 0, False, "torch sees no GPU"),
-        ("0", 1, False, "TARPEG_CUDA=0"),
-        (None, 1, True, "TARPEG_NO_BUILD forbids"),
-        ("1", 1, None, "TARPEG_NO_BUILD forbids"),
+        (None, 0, (13, 0), False, "torch sees no GPU"),
+        ("0", 1, (13, 0), False, "TARPEG_CUDA=0"),
+        (None, 1, (13, 0), True, "TARPEG_NO_BUILD forbids"),
+        ("1", 1, None, None, "TARPEG_NO_BUILD forbids"),
+        (
+            None,
+            1,
+            (12, 4),
+            True,
+            "the driver supports CUDA 12.4, and torch is built for CUDA 13.0. Update the driver",
+        ),
+        ("1", 1, (12, 4), None, "the driver supports CUDA 12.4"),
     ],
 )
-def test_gpu_without_cuda_library_warns_once(tmp_path, monkeypatch, caplog, switch, gpus, warns, reason):
+def test_gpu_without_cuda_library_warns_once(
+    tmp_path, monkeypatch, caplog, switch, gpus, driver, warns, reason
+):
     monkeypatch.setenv("TARPEG_LIB_DIR", str(tmp_path))
     monkeypatch.setenv("TARPEG_NO_BUILD", "1")
     monkeypatch.delenv("TARPEG_CUDA", raising=False)
     if switch is not None:
         monkeypatch.setenv("TARPEG_CUDA", switch)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(library, "torch_cuda", lambda: (13, 0))
+    monkeypatch.setattr(library, "driver_cuda", lambda: driver)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     if warns is None:
         with pytest.raises(BuildError, match=reason):
             library._find_or_build_cuda()
         return
-    monkeypatch.setattr(library, "_no_cuda", library._find_or_build_cuda())
+    monkeypatch.setattr(library, "_cuda", library._find_or_build_cuda())
     assert ("images on it will be refused" in caplog.text) is warns
-    refused = f"images are on a GPU, but the CUDA operators are missing: .*{reason}"
+    refused = f"images are on a GPU, but the CUDA operators do not work: .*{reason}"
     with pytest.raises(BuildError, match=refused):
         library.require_cuda(torch.device("cuda"))
 
 
-def test_a_gpu_that_is_too_old_is_refused(monkeypatch):
-    monkeypatch.setattr(library, "_no_cuda", None)
+def test_gpus_are_refused_on_which_no_kernel_runs(tmp_path, monkeypatch, caplog):
+    (tmp_path / "probe.c").write_text(
+        'const char* tarpeg_cuda_probe(int gpu) { return gpu == 2 ? "no kernel image is available" : 0; }\n'
+    )
+    probe = str(tmp_path / "probe.so")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", probe, str(tmp_path / "probe.c")], check=True)
+    stand_in = ctypes.CDLL(probe)
+    stand_in.tarpeg_cuda_probe.restype = ctypes.c_char_p
+    monkeypatch.setattr(library, "_cuda", stand_in)
     capabilities = {1: (7, 5), 2: (8, 0), 3: (12, 1)}
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device.index])
-    library._too_old.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capabilities[index])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    library._why_not_on.cache_clear()
     try:
-        with pytest.raises(BuildError, match=r"cuda:1 has compute capability 7\.5, they need 8\.0 or newer"):
-            library.require_cuda(torch.device("cuda", 1))
-        for index in (2, 3):
-            library.require_cuda(torch.device("cuda", index))
+        for index, reason in (
+            (1, "compute capability 7.5, they need 8.0"),
+            (2, r"no kernel image is available\)"),
+        ):
+            for _ in range(2):
+                with pytest.raises(BuildError, match=f"cuda:{index}.*{reason}.*Keep the images on the CPU"):
+                    library.require_cuda(torch.device("cuda", index))
+            assert caplog.text.count(f"cuda:{index}") == 1
+        assert library.has_cuda() and library.has_cuda(torch.device("cuda", 3))
+        traced = torch.compile(
+            lambda x: x + library.has_cuda(torch.device("cuda", 2)), fullgraph=True, backend="eager"
+        )
+        assert traced(torch.zeros(())) == 1, "no kernel runs while a graph is traced"
     finally:
-        library._too_old.cache_clear()
+        library._why_not_on.cache_clear()
 
 
 @pytest.mark.gpu
@@ -192,6 +392,22 @@ def test_params_may_be_on_another_device_than_images():
     assert torch.equal(tarpeg.augment_batch(images, mean=MEAN, std=STD, **there), augmented)
     torch.cuda._sleep(50_000_000)
     assert torch.equal(tarpeg.warp_affine(images, there["matrix"], 16), warped)
+
+
+@pytest.mark.gpu
+def test_runs_on_every_gpu_from_new_threads():
+    images, given = noise(3, 3, 20, 30), parts(3, 20, 30)
+    expected, found = tarpeg.augment_batch(images, **given), {}
+
+    def augment(index: int) -> None:
+        there = {name: value.to(f"cuda:{index}") for name, value in given.items()}
+        found[index] = tarpeg.augment_batch(images.to(f"cuda:{index}"), **there).cpu()
+
+    for index in reversed(range(torch.cuda.device_count())):
+        thread = threading.Thread(target=augment, args=(index,))
+        thread.start()
+        thread.join()
+        assert torch.equal(found[index], expected), index
 
 
 @pytest.mark.gpu

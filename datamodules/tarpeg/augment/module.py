@@ -140,7 +140,7 @@ class Augment(nn.Module):
     def transform(self, images: Tensor, params: Mapping[str, Tensor], out: Tensor | None = None) -> Tensor:
         """Distort ``images`` by ``params``, in training or not, and normalise them, into ``out`` if given."""
         kind = images.device.type
-        has_operators = kind == "cpu" or (kind == "cuda" and library.has_cuda())
+        has_operators = kind == "cpu" or (kind == "cuda" and library.has_cuda(images.device))
         if not params and self.space == "rgb" and not has_operators:
             return self._normalise_by_torch(images)
         # Importing ops.augment loads the native library; importing this module must not.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import os
 import platform
-import re
 import subprocess
 import sys
 import time
@@ -269,9 +268,8 @@ def _cuda(report: _Report) -> None:
     else:
         rows["GPU"] = "none"
     try:
-        nvcc = library.find_nvcc()
-        release = re.search(r"release ([\d.]+)", _output([nvcc, "--version"]))
-        rows["toolkit"] = f"{nvcc}, {release[1] if release else 'unknown version'}"
+        nvcc, (major, minor) = library.find_nvcc()
+        rows["toolkit"] = f"{nvcc}, {major}.{minor}"
     except BuildError:
         rows["toolkit"] = "no working nvcc"
     reason = library.why_no_cuda()

@@ -3,8 +3,8 @@
 The libraries are compiled ahead of time (setup.py) or at first use. They use PyTorch's stable ABI and include
 no Python.h, so one file works with every torch >= 2.11 and every Python. A library's name holds a fingerprint
 of sources, flags and machine, so a stale library is never loaded. The CUDA library is compiled and loaded
-only if there is a GPU; compiling it needs neither a GPU nor a torch with CUDA. Without it, images on a GPU
-are refused.
+only if there is a GPU; compiling it needs neither a GPU nor a torch with CUDA. It counts as usable on a GPU
+after one of its kernels ran there. Without it, images on a GPU are refused.
 
 This module imports without torch: setup.py and the doctor use it where torch may be missing.
 
@@ -16,6 +16,7 @@ wheels; TARPEG_CUDA=0 leaves it out.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import importlib.util
@@ -69,6 +70,7 @@ CUDA_LINK_FLAGS = ("-shared", "-cudart=static", "-Xlinker", "-z,defs", "-ltorch_
 CUDA_SECONDS = 30
 OLDEST_TOOLKIT = (12, 0)
 USUAL_NVCC = "/usr/local/cuda/bin/nvcc"
+COMPILER_LAUNCHERS = ("ccache", "sccache", "distcc", "icecc")
 
 NO_COMPILER = (
     "no C++ compiler: {tried} cannot be run. Install one (Debian, Ubuntu: apt-get install g++; "
@@ -84,7 +86,7 @@ NO_JPEG = (
 OTHER_JPEG = "jpeglib.h is not libjpeg-turbo's"
 """What the compiler prints for the headers of another libjpeg, such as IJG's 6b and 9."""
 NO_NVCC = (
-    "no working nvcc of CUDA {oldest} or newer: {tried}. Install the CUDA toolkit "
+    "no working nvcc of CUDA {wanted}: {tried}. Install the toolkit of CUDA {wanted} "
     "(conda: conda install -c nvidia cuda-nvcc cuda-cudart-dev; others: developer.nvidia.com/cuda-downloads) "
     "or set CUDA_HOME to its directory."
 )
@@ -94,17 +96,17 @@ JPEG_MISSING = re.compile(
 
 _lock = threading.Lock()
 _loaded: Path | None = None
-_no_cuda: str | None = "load() was not called yet"  # why there are no CUDA operators; None if there are
+_cuda: ctypes.CDLL | str = "load() was not called yet"  # the CUDA library, or why there is none
 
 
 def load() -> None:
     """Load the native libraries once per process; the first call on a machine may compile them."""
-    global _loaded, _no_cuda
+    global _loaded, _cuda
     if _loaded is None:
         with _lock:
             if _loaded is None:
                 path = _find_or_build()
-                _no_cuda = _find_or_build_cuda()
+                _cuda = _find_or_build_cuda()
                 _loaded = path
 
 
@@ -115,38 +117,61 @@ def library_path() -> Path:
     return _loaded
 
 
-def has_cuda() -> bool:
-    """Return whether there are operators for images on a GPU."""
-    return why_no_cuda() is None
+def has_cuda(device: torch.device | None = None) -> bool:
+    """Return whether the operators for images on this GPU, by default the current one, work."""
+    return why_no_cuda(device) is None
 
 
-def why_no_cuda() -> str | None:
-    """Return the reason why there are no operators for images on a GPU; None if there are."""
+def why_no_cuda(device: torch.device | None = None) -> str | None:
+    """Return the reason why the operators do not work on this GPU, by default the current one; or None.
+
+    The first call for a GPU runs a kernel of one element there, and initialises CUDA; not in torch.compile.
+    """
     load()
-    return _no_cuda
+    if isinstance(_cuda, str):
+        return _cuda
+    import torch
+
+    if torch.compiler.is_compiling():
+        return None
+    try:
+        index = None if device is None else device.index
+        return _why_not_on(torch.cuda.current_device() if index is None else index)
+    except RuntimeError as error:
+        return f"CUDA does not start: {error}"
 
 
 def require_cuda(device: torch.device) -> None:
-    """Raise BuildError if there are no operators for images on this GPU."""
-    if _no_cuda is not None:
-        raise BuildError(f"images are on a GPU, but the CUDA operators are missing: {_no_cuda}")
-    if (refusal := _too_old(device)) is not None:
-        raise BuildError(f"images are on a GPU that the CUDA operators do not support: {refusal}")
+    """Raise BuildError if the operators do not work on this GPU."""
+    if (reason := why_no_cuda(device)) is not None:
+        raise BuildError(f"images are on a GPU, but the CUDA operators do not work: {reason}")
 
 
 @functools.cache
-def _too_old(device: torch.device) -> str | None:
-    """Return the reason why there is no machine code for this GPU; None if there is."""
+def _why_not_on(index: int) -> str | None:
     import torch
 
-    major, minor = torch.cuda.get_device_capability(device)
+    major, minor = torch.cuda.get_device_capability(index)
     oldest = int(ARCHITECTURES[0])
-    if 10 * major + minor >= oldest:
-        return None
-    return (
-        f"{device} has compute capability {major}.{minor}, they need {oldest // 10}.{oldest % 10} or newer. "
-        "Keep the images on the CPU, where the same operators give the same bits."
-    )
+    if 10 * major + minor < oldest:
+        needed = f"{oldest // 10}.{oldest % 10}"
+        reason = f"cuda:{index} has compute capability {major}.{minor}, they need {needed} or newer"
+    else:
+        assert isinstance(_cuda, ctypes.CDLL)
+        with torch.cuda.device(index):  # the library changes the thread's device, and torch restores it
+            failure: bytes | None = _cuda.tarpeg_cuda_probe(index)
+        if failure is None:
+            return None
+        reason = f"a kernel failed on cuda:{index} ({failure.decode()}); a newer driver may help"
+    reason += ". Keep the images on the CPU, where the same operators give the same bits."
+    return _refused(reason)
+
+
+def _refused(reason: str) -> str:
+    """Return the reason, after a warning with it."""
+    if multiprocessing.parent_process() is None:  # the training process warns, its workers do not
+        log.warning("there is a GPU, but images on it will be refused: %s", reason)
+    return reason
 
 
 def _find_or_build() -> Path:
@@ -156,25 +181,51 @@ def _find_or_build() -> Path:
     return _first_that_loads(library_name(native_dir()), build)
 
 
-def _find_or_build_cuda() -> str | None:
-    """Load the CUDA library if there is a GPU. Return None, or the reason why it is not loaded."""
+def _find_or_build_cuda() -> ctypes.CDLL | str:
+    """Load the CUDA library if there is a GPU. Return it, or the reason why it is not loaded."""
     import torch
 
     wanted = cuda_switch()
     if wanted is False:
         return "TARPEG_CUDA=0 in the environment leaves them out"
     # device_count asks the driver's management library: CUDA stays uninitialised, processes may still fork.
-    if torch.version.cuda is None or torch.cuda.device_count() == 0:
+    cuda = torch_cuda()
+    if cuda is None or torch.cuda.device_count() == 0:
         return "torch sees no GPU, or was built without CUDA"
     try:
-        _first_that_loads(cuda_library_name(native_dir()), build_cuda)
+        driver = driver_cuda()
+        if driver is not None and driver[0] < cuda[0]:
+            raise BuildError(
+                f"the driver supports CUDA {_dotted(driver)}, and torch is built for CUDA {_dotted(cuda)}. "
+                f"Update the driver, or install a torch that is built for CUDA {driver[0]}"
+            )
+        library = ctypes.CDLL(str(_first_that_loads(cuda_library_name(native_dir(), cuda[0]), build_cuda)))
     except BuildError as error:
         if wanted:
             raise
-        if multiprocessing.parent_process() is None:  # the training process warns, its workers do not
-            log.warning("there is a GPU, but images on it will be refused: %s", error)
-        return str(error)
-    return None
+        return _refused(str(error))
+    library.tarpeg_cuda_probe.restype = ctypes.c_char_p
+    return library
+
+
+def torch_cuda() -> tuple[int, int] | None:
+    """Return the version of CUDA that torch is built for, without importing torch; None if there is none."""
+    found = re.search(r"^cuda\b[^=\n]*= '(\d+)\.(\d+)", _torch_version_file(), re.MULTILINE)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def driver_cuda() -> tuple[int, int] | None:
+    """Return the newest CUDA that the driver supports, without initialising it; None if unknown."""
+    version = ctypes.c_int()
+    try:
+        status = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return None
+    return (version.value // 1000, version.value % 1000 // 10) if status == 0 else None
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
 
 
 def _first_that_loads(name: str, build: Callable[..., Path]) -> Path:
@@ -249,9 +300,9 @@ def library_name(native: Path) -> str:
     return f"libtarpeg-{_fingerprint(native, facts, 'cpp')}.so"
 
 
-def cuda_library_name(native: Path) -> str:
-    """Return the file name of the CUDA library that is compiled from these sources."""
-    return f"libtarpeg_cuda-{_fingerprint(native, (*CUDA_COMPILE_FLAGS, *CUDA_LINK_FLAGS), 'cu')}.so"
+def cuda_library_name(native: Path, major: int) -> str:
+    """Return the file name of the CUDA library that is compiled from these sources by CUDA `major`."""
+    return f"libtarpeg_cuda{major}-{_fingerprint(native, (*CUDA_COMPILE_FLAGS, *CUDA_LINK_FLAGS), 'cu')}.so"
 
 
 def _fingerprint(native: Path, facts: Sequence[str], suffix: str) -> str:
@@ -294,10 +345,9 @@ def build(directories: Sequence[Path] | None = None, force: bool = False) -> Pat
 
 def build_cuda(directories: Sequence[Path] | None = None, force: bool = False) -> Path:
     """Compile the CUDA library unless it exists, as ``build`` does, and return its path."""
-    native, nvcc = native_dir(), find_nvcc()
-    return build_once(
-        cuda_library_name(native), functools.partial(_compile_cuda, nvcc, native), directories, force
-    )
+    native, (nvcc, (major, _)) = native_dir(), find_nvcc()
+    compile_into = functools.partial(_compile_cuda, nvcc, native)
+    return build_once(cuda_library_name(native, major), compile_into, directories, force)
 
 
 def build_once(
@@ -352,9 +402,11 @@ def _compile_cuda(nvcc: str, native: Path, scratch: Path, library: Path) -> None
     torch, files = _torch_to_build_with(), sources(native, "cu")
     what = "compiling the CUDA operators (once, about %d s) with %s into %s"
     log.warning(what, CUDA_SECONDS, nvcc, library.parent)
-    prefix = [nvcc, *CUDA_COMPILE_FLAGS, "-I", str(native), "-isystem", str(torch / "include"), "-c"]
+    nvcc_with_compiler = [nvcc, *_host_compiler()]
+    prefix = [*nvcc_with_compiler, *CUDA_COMPILE_FLAGS, "-I", str(native)]
+    prefix += ["-isystem", str(torch / "include"), "-c"]
     objects = _compile_all(prefix, files, scratch, _jobs(native, files, "cu"))
-    _link([nvcc], objects, [f"-L{torch / 'lib'}", *CUDA_LINK_FLAGS], scratch, library)
+    _link(nvcc_with_compiler, objects, [f"-L{torch / 'lib'}", *CUDA_LINK_FLAGS], scratch, library)
 
 
 def _jobs(native: Path, files: Sequence[Path], suffix: str) -> int:
@@ -401,35 +453,50 @@ def compiler() -> list[str]:
     raise BuildError(NO_COMPILER.format(tried="none of c++, g++, clang++"))
 
 
-def find_nvcc() -> str:
-    """Return an nvcc that can read its toolkit's headers; raise BuildError if there is none."""
+def _host_compiler() -> list[str]:
+    """Return the flags by which nvcc uses CXX; none without CXX."""
+    words = [word for word in _words("CXX") if Path(word).name not in COMPILER_LAUNCHERS]
+    return ["-ccbin", words[0], *(f"-Xcompiler={flag}" for flag in words[1:])] if words else []
+
+
+def find_nvcc() -> tuple[str, tuple[int, int]]:
+    """Return an nvcc that works and its version; raise BuildError if there is none.
+
+    Its major version must be that of torch's CUDA, if torch has one: the library contains the CUDA runtime of
+    its toolkit, and a driver that is new enough for torch may be too old for a later runtime.
+    """
     homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     # The nvcc on the PATH may be a wrapper: no directory is derived from its location.
     on_path = filter(None, [shutil.which("nvcc")])
     candidates = [*(str(Path(home) / "bin" / "nvcc") for home in homes), *on_path, USUAL_NVCC]
-    refusals = {}
+    cuda, refusals = torch_cuda(), {}
     for nvcc in candidates:
-        if (refusal := _why_unusable(nvcc)) is None:
-            return nvcc
-        refusals[nvcc] = refusal
+        found = _version_or_refusal(nvcc, cuda)
+        if not isinstance(found, str):
+            return nvcc, found
+        refusals[nvcc] = found
     tried = "; ".join(f"{nvcc} {refusal}" for nvcc, refusal in refusals.items())
-    raise BuildError(NO_NVCC.format(tried=tried, oldest=".".join(map(str, OLDEST_TOOLKIT))))
+    wanted = f"{_dotted(OLDEST_TOOLKIT)} or newer" if cuda is None else f"{cuda[0]}"
+    raise BuildError(NO_NVCC.format(tried=tried, wanted=wanted))
 
 
-def _why_unusable(nvcc: str) -> str | None:
-    """Return the reason why this nvcc cannot be used; None if it can."""
+def _version_or_refusal(nvcc: str, cuda: tuple[int, int] | None) -> tuple[int, int] | str:
+    """Return the version of this nvcc, or the reason why it cannot be used with a torch for `cuda`."""
     if not Path(nvcc).is_file():
         return "is not there"
     try:
         found = re.search(r"release (\d+)\.(\d+)", _output([nvcc, "--version"], ""))
         if found is None:
             return "does not print its version"
-        if (int(found[1]), int(found[2])) < OLDEST_TOOLKIT:
-            return f"is of CUDA {found[1]}.{found[2]}"
-        _output([nvcc, "-x", "cu", "-E", "-"], "#include <cuda_runtime.h>\n")
+        version = int(found[1]), int(found[2])
+        if cuda is not None and version[0] != cuda[0]:
+            return f"is of CUDA {_dotted(version)}, torch is built for CUDA {_dotted(cuda)}"
+        if version < OLDEST_TOOLKIT:
+            return f"is of CUDA {_dotted(version)}"
+        _output([nvcc, *_host_compiler(), "-x", "cu", "-E", "-"], "#include <cuda_runtime.h>\n")
     except (OSError, subprocess.SubprocessError) as error:
         return f"does not work ({str(getattr(error, 'stderr', '') or error).strip().splitlines()[-1]})"
-    return None
+    return version
 
 
 def _output(command: list[str], text: str) -> str:
@@ -475,9 +542,15 @@ def _torch_to_build_with() -> Path:
         raise BuildError(
             "the native operators are compiled against torch, which is not installed: pip install torch"
         )
-    found = re.search(r"__version__ = ['\"]([^'\"]+)", (torch / "version.py").read_text())
+    found = re.search(r"__version__ = ['\"]([^'\"]+)", _torch_version_file())
     check_torch(found[1] if found else "0.0")
     return torch
+
+
+def _torch_version_file() -> str:
+    """Return the text of torch/version.py; empty without torch."""
+    torch = torch_dir()
+    return "" if torch is None else (torch / "version.py").read_text()
 
 
 def _switches() -> list[str]:
