@@ -156,6 +156,37 @@ def test_a_stream_is_complete_or_an_error(whole, pack):
             streamed(pack(data[:length]))
 
 
+def member_of(name, nbytes, kind=tarfile.REGTYPE, **pax_headers):
+    """A header that promises so many bytes, and a kilobyte of them."""
+    member = tarfile.TarInfo(name)
+    member.size, member.type, member.pax_headers = nbytes, kind, pax_headers
+    return member.tobuf(tarfile.PAX_FORMAT) + bytes(1024)
+
+
+SPARSE = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.name": "a.jpg"}
+SPARSE |= {"GNU.sparse.map": "0,512", "GNU.sparse.realsize": str(1 << 62)}
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_members_that_would_take_all_memory_are_errors_with_their_name(tmp_path, whole, pack):
+    before = whole[0][:1024]
+    sparse, large = before + member_of("a.jpg", 512, **SPARSE), before + member_of("a.jpg", (1 << 30) + 1)
+    with pytest.raises(ShardError, match=r"shard x\.tar: 'a\.jpg' is stored sparse"):
+        streamed(pack(sparse))
+    with pytest.raises(
+        ShardError, match=r"shard x\.tar: 'a\.jpg' has 1073741825 bytes, and in streams at most 1073741824"
+    ):
+        streamed(pack(large))
+    for kind in (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME):
+        data = before + member_of("a.jpg", 1 << 32, kind)
+        with pytest.raises(tarfile.ReadError, match="an extended header has 4294967296 bytes"):
+            streamed(pack(data))
+    path = tmp_path / "a.tar"
+    path.write_bytes(data)
+    with pytest.raises(ShardError, match=r"a\.tar is not a complete tar \(an extended header has 4294967296"):
+        build(path)
+
+
 def test_damaged_streams_are_errors(whole):
     data, end = whole
     packed = gzip.compress(data)

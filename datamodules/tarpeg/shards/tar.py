@@ -32,6 +32,11 @@ _OTHER_FORMATS = (
     (b"<", "is not a tar but looks like HTML or XML (a failed download?): download it again"),
 )
 
+# Most bytes of a member of a stream, which is held whole (the largest image takes half of it as PPM), and of
+# an extended header, which tarfile reads whole.
+_LARGEST_STREAMED, _LARGEST_EXTENDED = 1 << 30, 16 << 20
+_EXTENDED_KINDS = (b"x", b"g", b"X", b"L", b"K")
+
 _T = TypeVar("_T")
 
 
@@ -65,17 +70,16 @@ def regular_members(file: BinaryIO, path: object, tar_nbytes: int) -> Iterator[t
     if not head:
         raise ShardError(f"shard {path} is empty (0 bytes). Write or download it again.")
     try:
-        with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
+        with tarfile.open(
+            fileobj=file, mode="r:", tarinfo=_Bounded, encoding="utf-8", errors="surrogateescape"
+        ) as tar:
             while (member := tar.next()) is not None:
                 # TarFile keeps every member (about 2 kB each), which is too much for millions.
                 tar.members = []  # type: ignore[attr-defined]
                 if not member.isreg():
                     _check_no_link(member, path)
                     continue
-                if member.issparse():
-                    raise ShardError(
-                        f"shard {path}: {member.name!r} is stored sparse. Repack without --sparse."
-                    )
+                _check_not_sparse(member, path)
                 if member.size < 0 or member.offset_data + member.size > tar_nbytes:
                     raise ShardError(
                         f"shard {path} is truncated or damaged: the header of {member.name!r} has "
@@ -164,7 +168,7 @@ def streamed_members(stream: BinaryIO, url: str) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of all regular members of a tar, or compressed tar, that is read once, forwards.
 
     Raises tarfile.ReadError, or the decompressor's errors, if the tar is not complete; ShardError, with the
-    URL, for a hard link that would lose its content.
+    URL, for a hard link that would lose its content, and for members that are sparse or have more than 1 GiB.
     """
     with tarfile.open(
         fileobj=stream, mode="r|*", tarinfo=_Strict, encoding="utf-8", errors="surrogateescape"
@@ -174,6 +178,13 @@ def streamed_members(stream: BinaryIO, url: str) -> Iterator[tuple[str, bytes]]:
             if not member.isreg():
                 _check_no_link(member, url)
             elif _META.match(member.name) is None:
+                _check_not_sparse(member, url)
+                if member.size > _LARGEST_STREAMED:
+                    raise ShardError(
+                        f"shard {url}: {member.name!r} has {member.size} bytes, and in streams "
+                        f"at most {_LARGEST_STREAMED}: a member is held in memory. Leave it out of the "
+                        "shard, or read a local copy of the shard with an index."
+                    )
                 content = tar.extractfile(member)
                 assert content is not None
                 yield member.name, content.read()
@@ -188,7 +199,18 @@ def _rest_is_zero(file: Any) -> bool:
     return all(rest.count(0) == len(rest) for rest in iter(lambda: file.read(1 << 20), b""))
 
 
-class _Strict(tarfile.TarInfo):
+class _Bounded(tarfile.TarInfo):
+    """Raises for extended headers that are too large, which tarfile would read whole."""
+
+    @classmethod
+    def frombuf(cls, buf: Any, encoding: str, errors: str) -> Any:
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in _EXTENDED_KINDS and header.size > _LARGEST_EXTENDED:
+            raise tarfile.ReadError(f"an extended header has {header.size} bytes")
+        return header
+
+
+class _Strict(_Bounded):
     """Raises for damaged or cut headers after the first, which tarfile takes for the end of the tar."""
 
     @classmethod
@@ -200,6 +222,11 @@ class _Strict(tarfile.TarInfo):
                 raise
             what = f"damaged: {error}" if len(buf) == _BLOCK else "truncated: no end-of-archive block"
             raise tarfile.ReadError(f"it is {what}") from error
+
+
+def _check_not_sparse(member: tarfile.TarInfo, path: object) -> None:
+    if member.issparse():
+        raise ShardError(f"shard {path}: {member.name!r} is stored sparse. Repack without --sparse.")
 
 
 def _check_no_link(member: tarfile.TarInfo, path: object) -> None:
