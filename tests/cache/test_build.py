@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import tarfile
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from helpers.pictures import full, jpeg, picture
 from helpers.small_caches import contents, shard_files
 from helpers.small_tars import members, sample, tars
-from tarpeg import CacheError, Folder, Layout, Raw, Resized, ShardError, Tiled, build_cache
+from tarpeg import CacheError, Folder, Layout, Raw, Resized, ShardError, Tiled, build_cache, verify_cache
 from tarpeg.cache import job
 from tarpeg.shards.manifest import read_manifest
 from tarpeg.shards.mapped import Shards
@@ -85,7 +86,7 @@ def test_other_members_are_carried_over_as_they_are(shard_of, cache):
 
 
 def test_headers_are_those_of_tarfile():
-    for name in ("a.jpg", "a" * 100, "a" * 101, "é.jpg", "x/y z.cls", "\udcff.jpg"):
+    for name in ("a.jpg", "a" * 100, "a" * 101, "é.jpg", "x/y z.cls", "\udcff.jpg", "nul\0.jpg"):
         for size in (0, 1, 511, 10**6, 8**11 - 1, 8**11):
             assert job.tar_header(name, size) == job._tarfile_header(name, size)
 
@@ -155,6 +156,24 @@ def test_shards_may_have_the_names_of_files_of_the_builder(shard_of, cache):
 
 
 # --- bad input
+
+
+def test_keys_of_any_bytes_are_kept(tmp_path, cache):
+    """NUL ends a name in a plain header; a key that is not UTF-8 has lone surrogates, as docs promise."""
+    members = [("n\0l.jpg", jpeg("420", 64, 80)), ("n\0l.cls", b"1"), ("n.cls", b"2"), ("n.jpg", b"broken")]
+    members += [("sur\udcff.jpg", b"broken"), ("sur\udcff.cls", b"3")]
+    with tarfile.open(tmp_path / "a.tar", "w", encoding="utf-8", errors="surrogateescape") as tar:
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size, member.pax_headers = len(data), {"path": name}
+            tar.addfile(member, io.BytesIO(data))
+    report = build(tmp_path / "a.tar", cache, max_bad=1.0)
+    assert [lost.key for lost in report.quarantine] == ["n", "sur\udcff"]
+    assert read_manifest(cache).quarantine == list(report.quarantine)
+    assert b'"key": "sur\\udcff"' in (cache / "manifest.json").read_bytes()
+    assert verify_cache(cache, 0).problems == ()
+    shards = opened(cache)
+    assert shards.key(0) == "n\0l" and shards.labels([0]) == 1 and len(shards.images([0])) == 1
 
 
 def test_quarantine(shard_of, cache):

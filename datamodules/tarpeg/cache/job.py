@@ -143,8 +143,7 @@ def _write_shard(job: ShardJob, result: ShardResult, tar: BinaryIO, idx: BinaryI
         try:
             members = _encode(job.codec, sample, result)
         except DecodeError as error:
-            key = sample.key.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-            result.quarantine.append((sample.shard, key, str(error)))
+            result.quarantine.append((sample.shard, sample.key, str(error)))
             continue
         # Consecutive members of one key are one sample; a cut or a quarantined sample may join two samples.
         key = sample.key if sample.key != last else f"{sample.key}_2"
@@ -211,7 +210,7 @@ def tar_header(name: str, nbytes: int) -> bytes:
 
     Plain ustar headers are filled in here: tarfile takes 40 us for the same bytes.
     """
-    if name.isascii() and len(name) <= _LONGEST_NAME and nbytes < 8**11:
+    if name.isascii() and len(name) <= _LONGEST_NAME and nbytes < 8**11 and "\0" not in name:
         filled = bytearray(_EMPTY)
         plain, digits = name.encode("ascii"), b"%011o" % nbytes
         filled[: len(plain)], filled[124:135] = plain, digits
@@ -223,6 +222,8 @@ def tar_header(name: str, nbytes: int) -> bytes:
 def _tarfile_header(name: str, nbytes: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.uname, info.gname = nbytes, 0o644, OWNER, OWNER
+    if "\0" in name:  # which ends the name in a plain header
+        info.pax_headers = {"path": name}
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
