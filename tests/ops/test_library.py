@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -171,6 +172,57 @@ def test_headers_of_another_libjpeg_are_one_clear_line(
     with pytest.raises(BuildError) as caught:
         library.compile_alone(library.native_dir() / "jpeg" / "libjpeg_errors.cpp", tmp_path / "x.so")
     assert str(caught.value) == f"jpeglib.h is not libjpeg-turbo's: {library.NO_JPEG}"
+
+
+OTHER_LIBJPEG = """
+#include <cstdio>
+#include <cstdlib>
+#include <dlfcn.h>
+#include <jpeglib.h>
+#pragma GCC visibility push(default)
+
+extern "C" void jpeg_CreateDecompress(j_decompress_ptr info, int version, size_t size) {
+  auto real = reinterpret_cast<decltype(&jpeg_CreateDecompress)>(dlsym(RTLD_NEXT, "jpeg_CreateDecompress"));
+  real(info, getenv("VERSION_90") != nullptr ? 90 : version, size);
+}
+
+// As mozjpeg does.
+extern "C" void jpeg_copy_critical_parameters(j_decompress_ptr from, j_compress_ptr to) {
+  auto real = reinterpret_cast<decltype(&jpeg_copy_critical_parameters)>(
+      dlsym(RTLD_NEXT, "jpeg_copy_critical_parameters"));
+  real(from, to);
+  jpeg_simple_progression(to);
+}
+"""
+TILE = """
+import tarpeg
+from helpers import pictures
+for kind in ("420", "progressive"):
+    file = pictures.tensor(pictures.jpeg(kind, 40, 60))
+    for call in (lambda: tarpeg.tile_jpeg(file), lambda: tarpeg.decode_crop(file, 0, 0, 1, 1)):
+        try:
+            print(bytes(call().numpy()).count(b"\\xff\\xda"))
+        except Exception as error:
+            print(type(error).__name__, str(error).splitlines()[0])
+"""
+
+
+def test_another_libjpeg_at_run_time(tmp_path: Path) -> None:
+    (tmp_path / "other.cpp").write_text(OTHER_LIBJPEG)
+    library.compile_alone(tmp_path / "other.cpp", tmp_path / "other.so")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment["LD_PRELOAD"] = str(tmp_path / "other.so")
+
+    def lines(**more: str) -> list[str]:
+        command = [sys.executable, "-c", TILE]
+        done = subprocess.run(command, env=environment | more, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    assert lines() == ["1", "0"] * 2, "progressive by default, but one scan"
+    native, *others = lines(VERSION_90="1")
+    assert others.pop(0) == "0", "decoded without libjpeg"
+    for error in (native, *others):
+        assert error.startswith("RuntimeError") and "is not the one that tarpeg was compiled with" in error
 
 
 def test_compiler_messages_about_a_missing_libjpeg() -> None:
