@@ -229,7 +229,8 @@ def test_a_plain_loop_needs_no_setup_and_settings_reach_the_loaders(photos):
     assert [(len(images), len(labels)) for images, labels in batches] == [(7, 7)] * 3
     assert batches[0].image.dtype == torch.uint8 and batches[0]._fields == ("image", "label")
     assert sum(len(labels) for _, labels in data.val_dataloader()) == 23, "drop_last is for training"
-    assert len(module(photos, global_batch_size=23).train_dataloader()) == 1
+    loader = module(photos, global_batch_size=23, max_pixels=12345).train_dataloader()
+    assert (len(loader), loader.fetcher.max_pixels) == (1, 12345)
 
 
 def test_errors(photos, tmp_path):

@@ -51,6 +51,8 @@ class ShardDataModule(lightning.LightningDataModule):
         on_error: ``"substitute"`` replaces an undecodable image by another sample, chosen deterministically,
             with a warning; ``"raise"`` raises ``DecodeError``.
         max_bad: largest fraction of undecodable images per epoch; ten are always allowed.
+        max_pixels: images with more pixels are undecodable; default 178,956,970 for JPEG and PPM, 67,108,864
+            for other formats, of which Pillow decodes the whole image (up to 22 bytes per pixel and worker).
         drop_last: leave out an incomplete last batch, in training only.
         keys: add the samples' keys to every batch.
         prepare: called before shards are opened, e.g. ``tarpeg.SyntheticShards``: once per node under
@@ -83,6 +85,7 @@ class ShardDataModule(lightning.LightningDataModule):
         augment: nn.Module | None = None,
         on_error: OnError = "substitute",
         max_bad: float = 0.01,
+        max_pixels: int | None = None,
         drop_last: bool = False,
         keys: bool = False,
         prepare: Callable[[], Any] | None = None,
@@ -97,7 +100,16 @@ class ShardDataModule(lightning.LightningDataModule):
         _check_augment(augment)
         self.augment = augment
         self._config = LoaderConfig(
-            batch_size, global_batch_size, seed, workers, threads, prefetch, readahead, on_error, max_bad
+            batch_size,
+            global_batch_size,
+            seed,
+            workers,
+            threads,
+            prefetch,
+            readahead,
+            on_error,
+            max_bad,
+            max_pixels=max_pixels,
         )
         self._drop_last = drop_last
         self._keys = keys

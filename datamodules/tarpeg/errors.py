@@ -29,5 +29,5 @@ class Status(enum.IntEnum):
     NOT_AN_IMAGE = 2  # neither JPEG nor PPM
     TRUNCATED = 3  # the data ends before the image does
     CORRUPT = 4  # the header or the entropy-coded data is damaged
-    UNSUPPORTED = 5  # a JPEG that Pillow refuses too: 12 bits, lossless, two components
+    UNSUPPORTED = 5  # such as a JPEG of 12 bits, a TIFF of floats: Pillow refuses or clips it
     TOO_LARGE = 6  # more pixels than max_pixels

@@ -16,6 +16,8 @@ from torchvision.transforms.v2.functional import adjust_hue, normalize, rgb_to_g
 def decode(jpeg: Tensor) -> Tensor:
     """Decode the whole image as Pillow shows it: upright, RGB. uint8 ``[n]`` -> uint8 ``[3, H, W]``."""
     with Image.open(io.BytesIO(bytes(jpeg.numpy()))) as image:
+        if image.mode == "I;16":  # Pillow would clip it
+            image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
         upright = ImageOps.exif_transpose(image).convert("RGB")
     return torch.from_numpy(np.array(upright)).permute(2, 0, 1)
 

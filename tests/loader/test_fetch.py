@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +13,14 @@ import pytest
 import torch
 from helpers import loaders, reference
 from helpers.loaders import RUNNERS, name_of
-from helpers.pictures import jpeg, picture, tensor
+from helpers.pictures import MEAN, STD, jpeg, picture, saved, tensor
 from helpers.scripts import run_file
 from helpers.small_tars import sample
-from tarpeg import CenterCrop, DecodeError, ShardError
+from PIL import Image
+from tarpeg import CenterCrop, DecodeError, RandomResizedCrop, ShardError
 from tarpeg.loader import fetch
-from tarpeg.ops.decode import image_sizes
+from tarpeg.loader.config import PixelFormat
+from tarpeg.shards import pillow
 
 FULL = CenterCrop(64)
 
@@ -56,19 +59,34 @@ def test_a_png_named_jpg_is_decoded_with_one_warning(shard_of, workers):
         assert worst(image, data[number % 6]) <= 1
 
 
-def test_headers_are_read_again_for_converted_images_only(shard_of, monkeypatch):
-    counts = []
+@pytest.mark.parametrize(
+    "pixels", [PixelFormat(), PixelFormat(MEAN, STD, torch.float32)], ids=["uint8", "float"]
+)
+def test_other_formats_are_decoded_whole_one_at_a_time(shard_of, monkeypatch, pixels):
+    alive, files, opened, decode = [], [], pillow.open_upright, fetch.decode_batch
 
-    def counted(files):
-        counts.append(len(files))
-        return image_sizes(files)
+    def watched(content, limit):
+        assert not any(image() for image in alive), "another whole image is in memory"
+        image = opened(content, limit)
+        alive.append(weakref.ref(image))
+        return image
 
-    monkeypatch.setattr(fetch, "image_sizes", counted)
-    samples = [sample(n, picture("PNG", n) if n in (1, 4) else None) for n in range(6)]
-    with pytest.warns(UserWarning, match="key 'k0001' is not a JPEG"):
-        (batch,) = load(shard_of(*samples), threads=0)
-    assert counts == [6, 2]
-    assert worst(batch.image[4], picture("PNG", 4)) <= 1
+    def counted(batch, *arguments, **options):
+        files.append(len(batch))
+        return decode(batch, *arguments, **options)
+
+    monkeypatch.setattr(pillow, "open_upright", watched)
+    monkeypatch.setattr(fetch, "decode_batch", counted)
+    options = {"flip": 0.5, "views": 2, "threads": 0, "pixels": pixels}
+    images = []
+    for kind in ("PNG", "PPM"):  # a PPM is decoded natively
+        samples = [sample(n, picture(kind, n, size=(97, 80 + n)) if n in (1, 4) else None) for n in range(6)]
+        with warnings.catch_warnings(record=True) as warned:
+            (batch,) = load(shard_of(*samples), RandomResizedCrop(32), **options)
+        images.append(batch.image)
+    assert torch.equal(*images)
+    assert (len(alive), files) == (2, [12, 1, 1, 1, 1, 12])
+    assert [str(entry.message).endswith("key 'k0001' is not a JPEG") for entry in warned] == []
 
 
 BROKEN = {"EMPTY": b"", "NOT_AN_IMAGE": b"<html>not found</html>", "TRUNCATED": jpeg("420", 64, 80)[:900]}
@@ -97,6 +115,30 @@ def test_substitutes_are_the_same_for_any_worker_and_differ_by_epoch(shard_of):
             assert loader.substituted == 10
     assert runs[0] == runs[1]
     assert runs[0][0] != runs[0][1]
+
+
+@pytest.mark.parametrize("runner", [{"workers": 0, "threads": 0}, {"workers": 1}], ids=name_of)
+def test_images_without_a_range_or_too_large_are_refused_with_the_reason(shard_of, runner):
+    large = saved(Image.new("1", (9000, 8000), 1), "PNG")
+    floats = saved(Image.new("F", (80, 64)), "TIFF")
+    path = shard_of(sample(0), sample(1, floats, "tif"), sample(2, large, "png"))
+    reasons = [
+        "UNSUPPORTED (5): its samples are signed",
+        "TOO_LARGE (6): 8000 x 9000 pixels are more than max_pixels",
+    ]
+    with pytest.warns(UserWarning, match="takes its place") as warned:
+        (batch,) = load(path, **runner)
+    assert batch.key == ["k0000"] * 3
+    for number, reason in enumerate(reasons, 1):
+        place = f"shard {path}, key 'k000{number}': image is "
+        assert any(str(entry.message).startswith(place + reason) for entry in warned)
+    with pytest.raises(DecodeError, match=r"key 'k0001': image is UNSUPPORTED \(5\): .*floating-point"):
+        list(load(path, on_error="raise", **runner))
+    with pytest.warns(UserWarning, match="'k0001': image is UNSUPPORTED|is not a JPEG"):
+        (batch,) = load(path, max_pixels=8000 * 9000, **runner)
+    assert batch.key == ["k0000", "k0000", "k0002"] and (batch.image[2] == 255).all()
+    with pytest.raises(DecodeError, match=r"TOO_LARGE \(6\): 64 x 80 pixels are more than max_pixels=5119"):
+        list(load(path, max_pixels=64 * 80 - 1, on_error="raise", **runner))
 
 
 def test_warnings_about_substitutes_are_limited(shard_of):

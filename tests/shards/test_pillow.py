@@ -3,26 +3,102 @@
 from __future__ import annotations
 
 import os
+import pickle
+import struct
 import warnings
+import zlib
 
 import numpy as np
 import pytest
-from helpers.pictures import picture, tensor
-from tarpeg.shards.pillow import to_ppm
+from helpers.pictures import picture, saved
+from PIL import Image
+from tarpeg import Status
+from tarpeg.shards.pillow import RefusedError, open_rgb, ppm
+
+WIDE = np.linspace(0, 65535, 64 * 80).astype(np.uint16).reshape(64, 80)
+
+
+def pixels_of(data: bytes) -> bytes | None:
+    """A PPM of the image; None if it is refused."""
+    try:
+        return ppm(open_rgb(data))
+    except RefusedError:
+        return None
+
+
+def png_16(samples: np.ndarray) -> bytes:
+    """A PNG of RGB samples of 16 bits, which Pillow cannot write."""
+    height, width, _ = samples.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in samples)
+    chunks = {b"IHDR": struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0), b"IDAT": zlib.compress(rows)}
+    data = b"\x89PNG\r\n\x1a\n"
+    for name, content in (chunks | {b"IEND": b""}).items():
+        data += (
+            struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        )
+    return data
+
+
+def with_tag(tiff: bytes, tag: int, old: int, new: int) -> bytes:
+    """A little-endian TIFF with another value of a tag."""
+    before, after = (struct.pack("<HHIHH", tag, 3, 1, value, 0) for value in (old, new))
+    assert tiff.count(before) == 1
+    return tiff.replace(before, after)
+
+
+TIFF = saved(Image.fromarray(WIDE), "TIFF")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(saved(Image.fromarray(WIDE), kind) for kind in ("PNG", "TIFF", "PPM")),
+        saved(Image.fromarray(WIDE.astype(">u2")), "TIFF"),
+        with_tag(saved(Image.fromarray(65535 - WIDE), "TIFF"), 262, 1, 0),
+        png_16(np.stack([WIDE] * 3, -1)),
+    ],
+    ids=["png", "tiff", "pgm", "big-endian tiff", "white is 0", "rgb png"],
+)
+def test_of_16_bits_the_upper_8_are_kept(data):
+    levels = np.asarray(open_rgb(data))
+    assert levels.dtype == np.uint8 and (levels == (WIDE >> 8)[..., None]).all()
+
+
+def test_of_12_bits_the_upper_8_are_kept():
+    raw = np.frombuffer(TIFF, np.uint8)[TIFF.index(WIDE.tobytes()) :][: 64 * 80 * 3 // 2]
+    levels = np.asarray(open_rgb(with_tag(TIFF, 258, 16, 12)))[..., 0].ravel()
+    assert (levels[::2] == raw[::3]).all() and raw.max() > 200
+
+
+def test_orientation_and_transparency_of_16_bits():
+    data = saved(Image.fromarray(WIDE), "PNG", orientation=6, transparency=65535)
+    assert (np.asarray(open_rgb(data))[..., 0] == np.rot90(WIDE >> 8, -1)).all()
+
+
+@pytest.mark.parametrize("mode", ["F", "I"])
+def test_samples_without_a_range_are_refused(mode):
+    for kind in ("TIFF", "PPM") if mode == "F" else ("TIFF",):
+        with pytest.raises(
+            RefusedError, match="32-bit or floating-point numbers, whose black and white"
+        ) as caught:
+            open_rgb(saved(Image.fromarray(WIDE).convert("I").convert(mode), kind))
+        assert caught.value.status == Status.UNSUPPORTED
+    same = pickle.loads(pickle.dumps(caught.value))
+    assert (str(same), same.status) == (str(caught.value), caught.value.status)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000"])
-def test_damaged_pictures_are_none_or_pixels(kind):
+def test_damaged_pictures_are_refused_or_pixels(kind):
     whole, rng = picture(kind), np.random.default_rng(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for cut in rng.integers(0, len(whole), 30):
-            to_ppm(tensor(whole[:cut]))
+            pixels_of(whole[:cut])
         for _ in range(60):
             data = bytearray(whole)
             for place in rng.integers(0, min(len(data), 400), 4):
                 data[place] = rng.integers(256)
-            to_ppm(tensor(bytes(data)))
+            pixels_of(bytes(data))
 
 
 def test_pillow_runs_no_programs(tmp_path, monkeypatch):
@@ -33,5 +109,5 @@ def test_pillow_runs_no_programs(tmp_path, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
-    assert to_ppm(tensor(eps)) is None
+    assert pixels_of(eps) is None
     assert not ran.exists()

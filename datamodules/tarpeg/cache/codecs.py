@@ -45,8 +45,8 @@ class Tiled:
 
     A JPEG that cannot be tiled with the same pixels is kept as it is. Other formats are converted to upright
     RGB JPEGs of that ``quality`` (1 to 100) and chroma ``subsampling`` ("4:4:4", "4:2:2" or "4:2:0"), then
-    tiled: without alpha, with an RGB colour profile, of a GIF the first frame. ``quality=None`` stores them
-    as binary PPM instead, without loss.
+    tiled: without alpha, with an RGB colour profile, of a GIF the first frame, of 16-bit samples the upper 8
+    bits. ``quality=None`` stores them as binary PPM instead, without loss of these 8 bits.
     """
 
     tile: int = 32
@@ -149,10 +149,7 @@ def _decode(data: bytes) -> Image.Image:
     if not data:
         raise DecodeError("the file is empty")
     if not data.startswith(pillow.JPEG):
-        image = pillow.open_rgb(data)
-        if image is None:
-            raise DecodeError("Pillow cannot decode it")
-        return image
+        return pillow.open_rgb(data)
     # Our decoder: the same pixels as Pillow's, but damage that Pillow ignores is an error.
     jpeg = pillow.as_tensor(data)
     height, width = decode.image_sizes([jpeg])[0].tolist()

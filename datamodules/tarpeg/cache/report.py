@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -132,7 +132,7 @@ def _seconds(files: Sequence[Tensor], places: Sequence[tuple[float, float]]) -> 
     for file, (down, across) in zip(files, places, strict=True):
         height, width = decode.image_sizes([file])[0].tolist()
         if not height:  # not a JPEG: converted, as a loader does; the builder has decoded it
-            file = cast(Tensor, pillow.to_ppm(file))
+            file = pillow.as_tensor(pillow.ppm(pillow.open_rgb(file.numpy().tobytes())))
             height, width = decode.image_sizes([file])[0].tolist()
         side = min(_CROP, height, width)
         decode.decode_crop(file, int(down * (height - side)), int(across * (width - side)), side, side)

@@ -18,6 +18,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from ..augment.module import Augment
+from ..errors import DecodeError
 from ..loader.batch import AnyBatch, augmented, params_of
 from ..ops import matrices
 from ..sampling.sampler import Request
@@ -98,8 +99,10 @@ def _cards(augment: Any, loader: Any, batch: AnyBatch, request: Request, limit: 
     cards = []
     for row, id in enumerate(request.ids[:limit].tolist()):
         card = Card(fetcher.shards.key(id), _label(after.label[row]))
-        source, flips = open_rgb(fetcher.shards.images([id])[0].numpy().tobytes()), []
-        if source is None:
+        flips = []
+        try:
+            source = open_rgb(fetcher.shards.images([id])[0].numpy().tobytes())
+        except DecodeError:
             gray = Image.new("RGB", (_SIDE, _SIDE), "#c9ced5")
             card.add(gray, "cannot be decoded: replaced by another sample")
         else:

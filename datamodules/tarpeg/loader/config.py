@@ -19,7 +19,7 @@ OnError = Literal["substitute", "raise"]
 _MOST_WORKERS = 8
 # The smallest value of each integer, or None.
 _INTEGERS = {"batch_size": 1, "global_batch_size": 1, "seed": None, "workers": 0, "threads": 0}
-_INTEGERS |= {"prefetch": 1, "readahead": 0}
+_INTEGERS |= {"prefetch": 1, "readahead": 0, "max_pixels": 1}
 _REQUIRED = ("batch_size", "seed", "prefetch")  # the others may be None
 
 
@@ -47,7 +47,9 @@ class LoaderConfig:
     processes that decode; if it is 0, ``threads`` of this process decode; if both are 0, the caller's thread
     does. None: see ``workers_and_threads``. ``prefetch``: batches prefetched per worker (in total, for
     threads). ``readahead``: batches, see ``loader.readahead_depth``. ``max_bad``: largest fraction of
-    undecodable images per epoch; ten are always allowed.
+    undecodable images per epoch; ten are always allowed. ``max_pixels``: images with more pixels are
+    undecodable; None: 178,956,970 for JPEG and PPM, and 67,108,864 for formats that Pillow decodes whole (at
+    up to 22 bytes per pixel and worker; ``PIL.Image.MAX_IMAGE_PIXELS`` bounds these, too).
     """
 
     batch_size: int = 64
@@ -61,6 +63,7 @@ class LoaderConfig:
     max_bad: float = 0.01
     drop_last: bool = False
     pixels: PixelFormat = PixelFormat()
+    max_pixels: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in _INTEGERS.items():

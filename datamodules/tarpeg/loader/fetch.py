@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DecodeError, ShardError, Status
-from ..ops.decode import decode_batch, image_sizes
+from ..ops.decode import MAX_PIXELS, decode_batch, image_sizes
 from ..sampling import rng
 from ..sampling.crops import Crop, crop_at
 from ..sampling.rng import Int64
@@ -27,10 +28,24 @@ from .split import Split
 # Streams of random numbers: no two uses of a sample's numbers are correlated.
 _CROP, _SUBSTITUTE = 0, 1
 _MOST_SUBSTITUTES = 20
+# The native decoder's judgement of a file that Pillow may decode; JPEGs never are, and a PPM may be.
+_OTHER_FORMAT = (Status.NOT_AN_IMAGE, Status.CORRUPT, Status.UNSUPPORTED)
 
 
 class BoxError(ValueError):
     """A crop's boxes that are malformed or outside their images."""
+
+
+class _Decoded(NamedTuple):
+    """``images``: [B, 3, H, W] or [views, B, 3, H, W]. ``status``: [B]. ``reasons``: by row, if known.
+
+    ``non_jpeg``: the first row that Pillow decoded.
+    """
+
+    images: Tensor
+    status: Tensor
+    reasons: dict[int, str]
+    non_jpeg: int | None
 
 
 @dataclass
@@ -38,7 +53,8 @@ class Fetcher:
     """Reads and decodes the samples of one split. Can be pickled.
 
     ``candidates``: ids of the samples that may replace a broken image, all if it is None. A
-    ``StreamRequest`` brings its samples; they replace ``shards`` and ``candidates``.
+    ``StreamRequest`` brings its samples; they replace ``shards`` and ``candidates``. ``max_pixels``: see
+    ``LoaderConfig``.
     """
 
     shards: Samples
@@ -48,6 +64,7 @@ class Fetcher:
     keys: bool
     pixels: PixelFormat = field(default_factory=PixelFormat)
     candidates: Int64 | None = None
+    max_pixels: int | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -90,25 +107,31 @@ class Fetcher:
     ) -> tuple[list[npt.NDArray[np.int32]], list[npt.NDArray[np.bool_]]]:
         """Draw the boxes [B, 4] and the flips [B] of each view, for images of those sizes [B, 2].
 
-        Raises ``BoxError`` for boxes that are not integers [B, 4], or are outside an image of known size.
+        An image of unknown size, (0, 0), has the box (0, 0, 0, 0). Raises ``BoxError`` for boxes that are not
+        integers [B, 4], or are outside their images.
         """
         occurrence = np.zeros_like(request.ids) if request.occurrence is None else request.occurrence
-        boxes, flips = [], []
+        boxes, flips, known = [], [], sizes[:, 0] > 0
         for view, crop in enumerate(self._crops(request.epoch)):
             first = rng.first_draw(occurrence, view)
             uniforms = rng.uniforms(self.seed, request.epoch, request.ids, crop.draws + 1, _CROP, first)
-            boxes.append(self._checked(crop, crop.boxes(sizes, uniforms[:, 1:]), sizes, request.ids))
+            boxes.append(np.zeros((len(sizes), 4), np.int32))
+            if known.any():
+                drawn = crop.boxes(sizes[known], uniforms[known, 1:])
+                boxes[-1][known] = self._checked(crop, drawn, sizes[known], request.ids[known])
             flips.append(uniforms[:, 0] < self.split.flip)
         return boxes, flips
 
     def _fetch(self, request: Request, out: Tensor | None, threads: int) -> FetchResult:
         pixels, ids = self.pixels, np.array(request.ids)
         decoded = out if pixels.augment is None else None
-        images, status, non_jpeg = self._decode(request, decoded, threads)
+        images, status, reasons, first = self._decode(request, decoded, threads)
+        non_jpeg = None if first is None else f"{where_of(self.shards, int(ids[first]))} is not a JPEG"
         substituted = []
         for row in status.numpy().nonzero()[0].tolist():
             code = Status(int(status[row]))
             reason = f"{where_of(self.shards, int(ids[row]))}: image is {code.name} ({code:d})"
+            reason += f": {reasons[row]}" if row in reasons else ""
             if self.on_error == "raise":
                 raise DecodeError(f"{reason}; on_error='substitute' replaces it by another sample")
             ids[row], images[..., row, :, :, :] = self._substitute(request.of_row(row), reason)
@@ -134,38 +157,71 @@ class Fetcher:
     def _crops(self, epoch: int) -> list[Crop]:
         return [crop_at(crop, epoch) for crop in self.split.view_crops()]
 
-    def _decode(
-        self, request: Request, out: Tensor | None = None, threads: int = 1
-    ) -> tuple[Tensor, Tensor, str | None]:
-        """Decode all views: images [B, 3, H, W] or [views, B, 3, H, W], status [B], FetchResult.non_jpeg."""
-        files, non_jpeg = self.shards.images(request.ids), None
+    def _decode(self, request: Request, out: Tensor | None = None, threads: int = 1) -> _Decoded:
+        """Decode all views of all samples."""
+        files, limit = self.shards.images(request.ids), self.max_pixels or MAX_PIXELS
         sizes = image_sizes(files).numpy()
-        converted = {}
-        for row in (sizes[:, 0] == 0).nonzero()[0].tolist():
-            ppm = pillow.to_ppm(files[row])
-            if ppm is not None:
-                converted[row] = files[row] = ppm
-        if converted:
-            non_jpeg = f"{where_of(self.shards, int(request.ids[min(converted)]))} is not a JPEG"
-            sizes[list(converted)] = image_sizes(list(converted.values())).numpy()
         boxes, flips = self.boxes_and_flips(request, sizes)
-        views = len(boxes)
-        images, status = decode_batch(
-            files * views,
-            torch.from_numpy(np.concatenate(boxes)),
-            self._crops(request.epoch)[0].size,
-            torch.from_numpy(np.concatenate(flips)) if self.split.flip else None,
+        views, count = len(boxes), len(files)
+        flat = out if out is None or views == 1 else out.flatten(0, 1)
+        crops = np.concatenate(boxes), np.concatenate(flips)
+        flat, statuses = self._resize(request.epoch, files * views, *crops, flat, threads)
+        status = statuses.view(views, count).amax(0)
+        rows = (status == Status.TOO_LARGE).nonzero()[:, 0].tolist()
+        reasons = {row: pillow.too_large(sizes[row, 0], sizes[row, 1], limit) for row in rows}
+        non_jpeg = None
+        for row in (sizes[:, 0] == 0).nonzero()[0].tolist():
+            content = files[row].numpy().tobytes()
+            if content.startswith(pillow.JPEG) or int(status[row]) not in _OTHER_FORMAT:
+                continue
+            try:
+                outs = [flat[place : place + 1] for place in range(row, len(flat), count)]
+                self._decode_whole(content, request.of_row(row), outs)
+            except pillow.RefusedError as error:
+                status[row] = int(error.status)
+                if error.status != Status.NOT_AN_IMAGE:
+                    reasons[row] = error.reason
+            else:
+                status[row], non_jpeg = 0, row if non_jpeg is None else non_jpeg
+        images = flat if views == 1 else flat.view(views, count, *flat.shape[1:]) if out is None else out
+        return _Decoded(images, status, reasons, non_jpeg)
+
+    def _decode_whole(self, content: bytes, request: Request, outs: list[Tensor]) -> None:
+        """Decode a file that is not a JPEG into ``outs``, [1, 3, H, W] per view; raises ``RefusedError``.
+
+        Such files are decoded one at a time: their memory is that of the whole image, not that of the crop.
+        """
+        image = pillow.open_upright(content, self.max_pixels or pillow.MAX_PIXELS)
+        size = np.array([[image.height, image.width]], np.int32)
+        for box, flip, out in zip(*self.boxes_and_flips(request, size), outs, strict=True):
+            top, left, height, width = box[0].tolist()
+            part = image.crop((left, top, left + width, top + height))
+            ppm = pillow.as_tensor(pillow.ppm(pillow.to_rgb(part)))
+            whole = np.array([[0, 0, height, width]], np.int32)
+            self._resize(request.epoch, [ppm], whole, flip, out, 1)
+
+    def _resize(
+        self,
+        epoch: int,
+        files: list[Tensor],
+        boxes: npt.NDArray[np.int32],
+        flips: npt.NDArray[np.bool_],
+        out: Tensor | None,
+        threads: int,
+    ) -> tuple[Tensor, Tensor]:
+        return decode_batch(
+            files,
+            torch.from_numpy(boxes),
+            self._crops(epoch)[0].size,
+            torch.from_numpy(flips) if self.split.flip else None,
             interpolation=self.split.interpolation,
             mean=self.pixels.mean,
             std=self.pixels.std,
             dtype=self.dtype if self.pixels.augment is None else torch.uint8,
-            out=out if out is None or views == 1 else out.flatten(0, 1),
+            max_pixels=self.max_pixels or MAX_PIXELS,
+            out=out,
             threads=threads,
         )
-        if views > 1:
-            images = images.view(views, len(files), *images.shape[1:]) if out is None else out
-            status = status.view(views, len(files)).amax(0)
-        return images, status, non_jpeg
 
     def _checked(
         self, crop: Crop, boxes: npt.ArrayLike, sizes: npt.NDArray[np.int32], ids: Int64
@@ -177,7 +233,7 @@ class Fetcher:
                 f"{crop!r}: boxes must be integers [{len(ids)}, 4], got {boxes.dtype} {boxes.shape}"
             )
         corner, size = boxes[:, :2].astype(np.int64), boxes[:, 2:].astype(np.int64)
-        is_outside = ((corner < 0) | (size < 1) | (corner + size > sizes)).any(axis=1) & (sizes[:, 0] > 0)
+        is_outside = ((corner < 0) | (size < 1) | (corner + size > sizes)).any(axis=1)
         if is_outside.any():
             row = int(is_outside.argmax())
             height, width = sizes[row].tolist()
@@ -195,8 +251,8 @@ class Fetcher:
         count = len(self.shards) if self.candidates is None else len(self.candidates)
         others = (uniforms * count).astype(np.int64)
         for other in others if self.candidates is None else self.candidates[others]:
-            images, status, _ = self._decode(Request(epoch, other[None], occurrence))
+            decoded = self._decode(Request(epoch, other[None], occurrence))
             self._check_unchanged(other[None])
-            if status[0] == Status.OK:
-                return int(other), images[..., 0, :, :, :]
+            if decoded.status[0] == Status.OK:
+                return int(other), decoded.images[..., 0, :, :, :]
         raise DecodeError(f"{reason}, and none of {_MOST_SUBSTITUTES} others that were drawn can be decoded")
