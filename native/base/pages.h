@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #if defined(__linux__)
@@ -22,6 +23,15 @@ inline void want_huge_pages(void* data, int64_t bytes) {
 #else
   (void)data, (void)bytes;
 #endif
+}
+
+// Bytes that a thread keeps from image to image at most; more is released after each image.
+constexpr size_t kMostKept = 32 << 20;
+
+// Heap memory that vectors hold, in bytes.
+template <typename... Vectors>
+size_t held_bytes(const Vectors&... vectors) noexcept {
+  return (0 + ... + (vectors.capacity() * sizeof(typename Vectors::value_type)));
 }
 
 }  // namespace tarpeg

@@ -15,10 +15,11 @@ struct Scratch {
   BaselineStream stream;
   PlaneReader planes;
   std::vector<uint8_t> row;
-};
 
-// Number of pixels of a box from which on a thread frees its memory: about 64 MB.
-constexpr int64_t kLargeBox = 1 << 24;
+  size_t bytes() const noexcept {
+    return resampler.bytes() + stream.bytes() + planes.bytes() + held_bytes(row);
+  }
+};
 
 // The box at its own size: rows are copied, pixels only turned upright.
 Status copy_rows(RowSource& rows, const Box& box, const Placement& place, std::vector<uint8_t>* row) {
@@ -116,9 +117,14 @@ Header read_header(const uint8_t* data, size_t size) noexcept {
 
 Status decode_image(const uint8_t* data, size_t size, const Request& request, Header* header, uint8_t* out) {
   static thread_local Scratch scratch;
-  const Status status = decode(data, size, request, &scratch, header, out);
-  if (static_cast<int64_t>(request.box.height) * request.box.width >= kLargeBox) scratch = Scratch();
-  return status;
+  // Large boxes need much memory, and so does a small box in a file of one long segment, or of many short
+  // ones.
+  struct Release {
+    ~Release() {
+      if (scratch.bytes() > kMostKept) scratch = Scratch();
+    }
+  } release;
+  return decode(data, size, request, &scratch, header, out);
 }
 
 }  // namespace tarpeg

@@ -25,8 +25,8 @@ struct Request {
 };
 
 // Decodes `box` of one image, resized to height x width, upright RGB, into out[height][width][3].
-// Each thread keeps its memory from image to image, except that of very large boxes. Throws only if memory
-// runs out. `header` is set, with the image's size, even if the status is not kOk.
+// Each thread keeps its memory from image to image, up to kMostKept bytes. Throws only if memory runs out.
+// `header` is set, with the image's size, even if the status is not kOk.
 Status decode_image(const uint8_t* data, size_t size, const Request& request, Header* header, uint8_t* out);
 
 }  // namespace tarpeg

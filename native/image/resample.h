@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/pages.h"
 #include "base/rows.h"
 #include "image/orientation.h"
 
@@ -44,6 +45,10 @@ class Resampler {
   // Reads as many rows as it needs and writes out_height x out_width pixels to `place`. Without a reduction
   // the result differs by at most one level from torchvision v2's on uint8.
   Status run(RowSource& rows, const Resize& resize, const Placement& place);
+  size_t bytes() const noexcept {
+    return held_bytes(vertical_.start, vertical_.weights, horizontal_.start, horizontal_.weights, ring_,
+                      blend_, pixels_, taps_, pairs_, columns_);
+  }
 
  private:
   void prepare_columns();

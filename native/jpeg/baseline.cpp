@@ -101,7 +101,8 @@ bool BaselineStream::parse(const uint8_t* data, size_t size, const Header& heade
   return parse_segments(header.body);
 }
 
-// The last of each table counts, as in libjpeg. read_header() has checked all lengths up to the scan.
+// The last of each table counts, as in libjpeg. read_header() has checked the lengths up to the scan, but the
+// file may be mapped and have changed since then: each length is checked again where it is used.
 bool BaselineStream::parse_segments(size_t end) {
   size_t at = 2;
   while (true) {
@@ -110,8 +111,11 @@ bool BaselineStream::parse_segments(size_t end) {
     if (at >= end) break;
     const int marker = data_[at++];
     if (marker == 0x00 || marker == 0x01 || (marker >= 0xD0 && marker <= 0xD7)) continue;
-    const size_t length = static_cast<size_t>(number(data_ + at)) - 2;
+    if (at + 2 > end) return false;
+    const size_t whole = static_cast<size_t>(number(data_ + at));
+    if (whole < 2 || at + whole > end) return false;
     const uint8_t* body = data_ + at + 2;
+    const size_t length = whole - 2;
     bool is_regular = true;
     switch (marker) {
       case 0xC0:
@@ -145,7 +149,7 @@ bool BaselineStream::parse_segments(size_t end) {
         break;
     }
     if (!is_regular) return false;
-    at += length + 2;
+    at += whole;
   }
   if (component_count == 0 || end + 4 > size_) return false;
   const size_t length = static_cast<size_t>(number(data_ + end + 2));
@@ -154,6 +158,7 @@ bool BaselineStream::parse_segments(size_t end) {
 }
 
 bool BaselineStream::parse_frame(const uint8_t* body, size_t length) {
+  if (length < 6) return false;
   component_count = body[5];
   if ((component_count != 1 && component_count != 3) || length != 6u + 3u * component_count) return false;
   for (int i = 0; i < component_count; ++i) {

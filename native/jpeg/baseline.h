@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/pages.h"
 #include "jpeg/header.h"
 #include "jpeg/huffman.h"
 
@@ -47,6 +48,8 @@ struct BaselineStream : Frame {
   // frame and the interval require, and EOI. False if anything is not regular:
   // libjpeg then decodes the file.
   bool parse(const uint8_t* data, size_t size, const Header& header);
+
+  size_t bytes() const noexcept { return held_bytes(starts, ends); }
 
   int interval = 0;      // MCUs per segment
   DcTable dc_tables[4];  // filled if a component uses them

@@ -35,6 +35,7 @@ class BitReader {
   BitReader() noexcept = default;
   BitReader(const uint8_t* data, ptrdiff_t size) noexcept : at_(data), end_(data + size) {}
 
+  static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "refill() reads words of a little-endian machine");
   // At least 56 bits from here on.
   void refill() noexcept {
     const int left = count();

@@ -62,7 +62,8 @@ int xmp_orientation(Bytes packet) noexcept {
       value += 1;
     else
       continue;
-    if (*value >= '0' && *value <= '9') return *value >= '1' && *value <= '8' ? *value - '0' : 1;
+    const int digit = *value - '0';
+    if (digit >= 0 && digit <= 9) return digit >= 1 && digit <= 8 ? digit : 1;
   }
   return 0;
 }

@@ -50,8 +50,8 @@ bool HuffmanCode::build(const uint8_t* counts, const uint8_t* values, size_t ava
     if (here > 0 && code + here > (1u << length) - 1) return false;
     offsets[length] = index - static_cast<int>(code);
     for (int i = 0; i < here; ++i, ++code, ++index) {
-      if (!is_known_symbol(values[index], is_dc)) return false;
-      symbols[index] = values[index];
+      symbols[index] = values[index];  // the copy is checked: `values` may change meanwhile
+      if (!is_known_symbol(symbols[index], is_dc)) return false;
     }
     limits[length] = code << (32 - length);
     code <<= 1;

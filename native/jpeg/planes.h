@@ -61,6 +61,11 @@ class PlaneReader final : public RowSource {
   }
   size_t stride() const noexcept override { return static_cast<size_t>(format_) * box_.width; }
   int skip() const noexcept override { return 0; }
+  size_t bytes() const noexcept {
+    size_t sum = held_bytes(segment_, sums_);
+    for (int i = 0; i < 3; ++i) sum += held_bytes(planes_[i].data, lines_[i]);
+    return sum;
+  }
 
  private:
   void prepare(const Frame& frame, const Box& box, int reduction, PixelFormat format);

@@ -57,7 +57,7 @@ struct Transcoder {
     std::free(buffer);
   }
 
-  Status run(const uint8_t* data, size_t size, int tile) noexcept;
+  Status run(const uint8_t* data, size_t size, const Header& header, int tile) noexcept;
   bool is_tileable() const noexcept;
   void copy_metadata() noexcept;
 };
@@ -96,7 +96,7 @@ void Transcoder::copy_metadata() noexcept {
   }
 }
 
-Status Transcoder::run(const uint8_t* data, size_t size, int tile) noexcept {
+Status Transcoder::run(const uint8_t* data, size_t size, const Header& header, int tile) noexcept {
   target.err = source.err;
   if (setjmp(reader.errors.jump)) {
     // Reading ends before writing begins: the source is not damaged.
@@ -107,6 +107,11 @@ Status Transcoder::run(const uint8_t* data, size_t size, int tile) noexcept {
   jpeg_save_markers(&source, kExif, 0xFFFF);
   jpeg_save_markers(&source, kIcc, 0xFFFF);
   jpeg_read_header(&source, TRUE);
+  // The limit of pixels holds for the size in `header`; a mapped file may have changed since it was read.
+  if (static_cast<int>(source.image_height) != header.height ||
+      static_cast<int>(source.image_width) != header.width) {
+    return Status::kCorrupt;
+  }
   // read_header() does not see what stands between scans.
   jpeg_save_markers(&source, kExif, 0);
   jpeg_save_markers(&source, kIcc, 0);
@@ -158,7 +163,7 @@ Status tile_jpeg(const uint8_t* data, size_t size, const Header& header, int til
     if (status == Status::kCorrupt) return status;
     errors.is_checked = status == Status::kOk;
   }
-  status = transcoder.run(data, size, tile);
+  status = transcoder.run(data, size, header, tile);
   if (status != Status::kOk) return status;
   if (transcoder.untouched) {
     out->assign(data, data + size);

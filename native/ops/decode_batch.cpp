@@ -81,10 +81,12 @@ Status decode_into(Job* job, const Output& output, uint8_t* image) {
   // The bytes of one image stay in the cache until they are normalised.
   if (bytes.size() < 3 * output.pixels()) bytes.resize(3 * output.pixels());
   const Status status = decode_image(job->data, job->size, job->request, &job->header, bytes.data());
-  if (status != Status::kOk) return status;
-  const Target target = {image, output.type, output.height, output.width, output.planar, false};
-  normalise({bytes.data(), 3, 1, false}, output.how, 0, output.height * output.width, target);
-  return Status::kOk;
+  if (status == Status::kOk) {
+    const Target target = {image, output.type, output.height, output.width, output.planar, false};
+    normalise({bytes.data(), 3, 1, false}, output.how, 0, output.height * output.width, target);
+  }
+  if (held_bytes(bytes) > kMostKept) std::vector<uint8_t>().swap(bytes);
+  return status;
 }
 
 // State shared by the threads of one batch.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+from pathlib import Path
 
 import pytest
 import tarpeg
@@ -315,6 +317,21 @@ def test_out_is_written_in_its_order(dtype: torch.dtype) -> None:
         images, _ = tarpeg.decode_batch(files, boxes, (17, 19), out=out, **options)
         assert images is out
         assert torch.equal(images, expected)
+
+
+def test_a_thread_keeps_little_memory_after_an_image() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") >> 20
+
+    data = pictures.jpeg("420", 16, 16)
+    end = data.rindex(b"\xff\xd9")
+    long = pictures.tensor(data[:end] + bytes(96 << 20) + data[end:])  # a small image in a long segment
+    large = torch.ones(1, 3, 4096, 4096)
+    tarpeg.decode_batch([pictures.tensor(data)], whole(16, 16), 16, threads=1)
+    before = resident()
+    tarpeg.decode_batch([long], whole(16, 16), 16, threads=1)
+    tarpeg.decode_batch([pictures.tensor(data)], whole(16, 16), 4096, dtype=large.dtype, out=large, threads=1)
+    assert resident() - before < 32, "MiB; the two images need 96 and 48"
 
 
 def test_the_profiler_shows_the_operators_by_name() -> None:
