@@ -1,10 +1,12 @@
-// A libFuzzer target over the torch-free core: header, entropy decoding, resampling, transcoding.
+// A libFuzzer target over the decoders: header, entropy decoding, resampling, normalising, transcoding.
 //
-// The first kHead bytes of an input choose box, size, filter and tile; the rest is the file. Apart from what
-// the sanitisers see, it aborts where one of these does not hold:
-// - what PlaneReader and the crops of libjpeg give is the crop of what libjpeg makes of the whole file;
-// - a file that tile_jpeg() takes is one that decodes, its tiled twin decodes too, to the same pixels, and is
-//   a regular stream; tiling it again changes nothing.
+// The first kHead bytes of an input are choices; the rest is the file. Apart from the errors that the
+// sanitisers report, it aborts if one of these does not hold:
+// - the results of PlaneReader, and of libjpeg's crops, are crops of the whole image as libjpeg decodes it;
+// - vector code and portable code give the same bytes;
+// - a file that tile_jpeg() accepts decodes, its tiled twin decodes to the same pixels and is a regular
+//   stream; tiling the twin again changes nothing.
+// Each input makes some of these checks (`Choices`): inputs are faster, and the choice mutates as well.
 //
 // Files that are damaged promise nothing but a status. libjpeg's vector code and its C code differ where
 // coefficients overflow 16 bits, and PlaneReader follows the vector code: with JSIMD_FORCENONE=1, which lets
@@ -18,17 +20,54 @@
 #include <memory>
 #include <vector>
 
+#include "base/simd.h"
+#include "image/normalise.h"
 #include "jpeg/libjpeg.h"
 #include "jpeg/transcode.h"
 
 namespace {
 
+bool with_vectors = true;
+
+}  // namespace
+
+// Instead of base/simd.cpp: both kinds of code run in one process.
+bool tarpeg::has_avx2() noexcept {
+#if defined(TARPEG_X86)
+  return with_vectors && __builtin_cpu_supports("avx2") != 0;
+#else
+  return false;
+#endif
+}
+
+namespace {
+
 using namespace tarpeg;
 
-constexpr size_t kHead = 8;
-constexpr int64_t kMaxPixels = 1 << 14;
-constexpr int kMaxSide = 96;
+constexpr size_t kHead = 10;
+constexpr int64_t kMaxPixels = 1 << 13;  // enough for means of 8 x 8 pixels
+constexpr int kMaxSide = 80;
 const bool kIsVectorLibjpeg = std::getenv("JSIMD_FORCENONE") == nullptr;
+
+// The first bytes of an input.
+struct Choices {
+  uint8_t box[4], size[2], tile, options, checks, numbers;
+
+  bool mirror() const { return (options & 1) != 0; }
+  Filter filter() const { return static_cast<Filter>(options / 2 % 4); }
+  bool exact() const { return (options & 8) != 0; }
+  bool portable() const { return (options & 16) != 0; }
+  // Of four inputs one makes every check, and the others one each.
+  bool checks_crop() const { return checks % 4 == 0 || checks % 4 == 3; }
+  bool checks_vectors() const { return checks % 4 == 1 || checks % 4 == 3; }
+  bool checks_tiling() const { return checks % 4 == 2 || checks % 4 == 3; }
+  bool tiles_twice() const { return (checks & 4) != 0; }
+  // libjpeg may allocate little.
+  bool lacks_memory() const { return checks >= 192 && checks < 224; }
+  // The file changes after its header was read, as a mapped file may.
+  bool is_stale() const { return checks >= 224; }
+};
+static_assert(sizeof(Choices) == kHead);
 
 void require(bool holds, const char* promise) {
   if (holds) return;
@@ -52,8 +91,9 @@ Request whole(const Header& header) {
   return request;
 }
 
-// The whole image as libjpeg alone reads it, stored order.
-Status decode_by_libjpeg(const std::vector<uint8_t>& file, const Header& header, std::vector<uint8_t>* out) {
+// The whole image as libjpeg alone reads it, stored order. `to_end`: libjpeg judges the data after the image.
+Status decode_by_libjpeg(const std::vector<uint8_t>& file, const Header& header, bool to_end,
+                         std::vector<uint8_t>* out) {
   const Box box{0, 0, header.height, header.width};
   JpegReader rows;
   Status status = rows.open(file.data(), file.size(), header.height, header.width, box, PixelFormat::kRgb);
@@ -65,7 +105,7 @@ Status decode_by_libjpeg(const std::vector<uint8_t>& file, const Header& header,
     status = rows.next(row.data());
     std::memcpy(out->data() + y * bytes, row.data() + 3 * static_cast<size_t>(rows.skip()), bytes);
   }
-  return status;
+  return to_end && status == Status::kOk ? rows.finish() : status;
 }
 
 bool is_crop(const std::vector<uint8_t>& crop, const std::vector<uint8_t>& image, int width, const Box& box) {
@@ -82,27 +122,112 @@ bool is_regular(const std::vector<uint8_t>& file, const Header& header) {
   return stream.parse(file.data(), file.size(), header);
 }
 
-void check(const std::vector<uint8_t>& file, Header header, const Request& crop, const Request& resized,
-           int tile, bool thorough) {
+// Normalises the bytes of an image with and without vector code.
+void check_normalising(const std::vector<uint8_t>& bytes, const Request& image, uint8_t choice) {
+  const Number types[] = {Number::kFloat32, Number::kFloat16, Number::kBFloat16};
+  const Number type = types[choice % 3];
+  const int64_t count = static_cast<int64_t>(image.height) * image.width;
+  const bool planar = (choice & 4) != 0, from_planes = (choice & 8) != 0, backwards = (choice & 16) != 0;
+  const int64_t pixel = from_planes ? 1 : 3, last = backwards ? count - 1 : 0;
+  const RgbRow row{bytes.data() + last * pixel, pixel, from_planes ? count : 1, backwards};
+  const Normalisation how{{1 / 58.f, 1 / 57.f, -3}, {-2.1f, 0.5f, static_cast<float>(choice)}};
+  std::vector<uint8_t> results[2];
+  for (const bool vectors : {false, true}) {
+    with_vectors = vectors;
+    results[vectors].resize(3 * static_cast<size_t>(count * size_of(type)));
+    normalise(row, how, 0, count,
+              {results[vectors].data(), type, image.height, image.width, planar, (choice & 32) != 0});
+    finish_stores();
+  }
+  require(results[0] == results[1], "vector code normalises as portable code does");
+}
+
+void check_vectors(const std::vector<uint8_t>& file, const Request& request, uint8_t numbers) {
+  std::vector<uint8_t> pixels, others;
+  with_vectors = true;
+  const Status status = decode(file, request, &pixels);
+  with_vectors = false;
+  require(decode(file, request, &others) == status, "vector code and portable code give one status");
+  if (status != Status::kOk) return;
+  require(pixels == others, "vector code and portable code give the same pixels");
+  check_normalising(pixels, request, numbers);
+}
+
+// Decodes and tiles a file whose bytes are no longer those that the header was read from.
+void check_stale(std::vector<uint8_t> file, const Header& header, const Choices& choices) {
+  const auto change = [&](int high, int low, uint8_t value) {
+    file[static_cast<size_t>(high << 8 | low) % file.size()] = value;
+  };
+  change(choices.box[0], choices.box[1], choices.box[2]);
+  change(choices.box[3], choices.size[0], choices.size[1]);
+  const Box box{0, 0, header.height, header.width};
+  static BaselineStream stream;
+  static PlaneReader planes;
+  std::vector<uint8_t> out;
+  for (const int reduction : {1, 2}) {
+    bool has_padding = false;
+    if (stream.parse(file.data(), file.size(), header) &&
+        planes.check(stream, &has_padding) != Status::kCorrupt &&
+        planes.decode(stream, box, reduction, PixelFormat::kRgb) == Status::kOk) {
+      out.resize(planes.stride());
+      for (int y = 0; y < reduced(box, reduction).height; ++y) planes.next(out.data());
+    }
+    planes.decode(file.data(), file.size(), header, box, reduction, PixelFormat::kRgb);
+  }
+  decode_by_libjpeg(file, header, true, &out);
+  if (tile_jpeg(file.data(), file.size(), header, choices.tile + 1, kMaxPixels, &out) != Status::kOk) return;
+  if (out == file) return;
+  const Header tiled = read_header(out.data(), out.size());
+  require(tiled.status == Status::kOk && tiled.height == header.height && tiled.width == header.width,
+          "a file that changed is not tiled at another size");
+}
+
+// Memory that runs out is not damage.
+void check_memory(const std::vector<uint8_t>& file, const Header& header, const Request& request, int tile) {
+  std::vector<uint8_t> out;
+  Status decoded[2], tiled[2];
+  for (const bool is_limited : {false, true}) {
+    if (is_limited) setenv("JPEGMEM", "1", 1);
+    decoded[is_limited] = decode(file, request, &out);
+    tiled[is_limited] = tile_jpeg(file.data(), file.size(), header, tile, kMaxPixels, &out);
+    unsetenv("JPEGMEM");
+  }
+  require((decoded[1] == decoded[0] || decoded[1] == Status::kOutOfMemory) &&
+              (tiled[1] == tiled[0] || tiled[1] == Status::kOutOfMemory),
+          "without memory the status is the same, or kOutOfMemory");
+}
+
+void check(const std::vector<uint8_t>& file, const Header& header, const Request& crop,
+           const Request& resized, const Choices& choices) {
+  with_vectors = !choices.portable();
   std::vector<uint8_t> pixels, others, small;
   const Status cropped = decode(file, crop, &pixels);
-  const Status shrunk = decode(file, resized, &small);
   if (header.format == Format::kPpm) {
-    require(cropped == Status::kOk && shrunk == Status::kOk, "a PPM with a good header decodes");
+    require(cropped == Status::kOk, "a PPM with a good header decodes");
     return;
   }
+  if (!choices.checks_crop() && !choices.checks_tiling()) return;
   const bool has_end = has_end_marker(file.data(), file.size(), header.body);
-  const bool source_is_regular = is_regular(file, header);
+  // See Note [padding]: a regular file is judged by PlaneReader, all others by libjpeg.
+  static BaselineStream stream;
+  static PlaneReader planes;
+  bool has_padding = false;
+  const bool source_is_regular = stream.parse(file.data(), file.size(), header);
+  const Status judged = source_is_regular ? planes.check(stream, &has_padding) : Status::kUnsupported;
   std::vector<uint8_t> image;
-  const Status full = decode_by_libjpeg(file, header, &image);
+  const Status full =
+      judged == Status::kCorrupt ? judged : decode_by_libjpeg(file, header, judged != Status::kOk, &image);
+  const Status shrunk = choices.checks_tiling() ? decode(file, resized, &small) : cropped;
   if (full == Status::kOk && has_end && header.orientation == 1) {
     require(cropped == Status::kOk && shrunk == Status::kOk,
             "what libjpeg decodes without a warning decodes");
     if (kIsVectorLibjpeg || !source_is_regular)
       require(is_crop(pixels, image, header.width, crop.box), "a crop is the crop of the whole image");
   }
+  if (!choices.checks_tiling()) return;
 
   std::vector<uint8_t> tiled, again;
+  const int tile = choices.tile + 1;
   if (tile_jpeg(file.data(), file.size(), header, tile, kMaxPixels, &tiled) != Status::kOk) return;
   if (tiled == file) return;
   require(full == Status::kOk && cropped == Status::kOk && shrunk == Status::kOk,
@@ -114,7 +239,7 @@ void check(const std::vector<uint8_t>& file, Header header, const Request& crop,
   // Four components, or RGB, are libjpeg's.
   const bool tiled_is_regular = is_regular(tiled, twin);
   require(!source_is_regular || tiled_is_regular, "tiling keeps a file regular");
-  if (thorough) {
+  if (choices.tiles_twice()) {
     require(tile_jpeg(tiled.data(), tiled.size(), twin, tile, kMaxPixels, &again) == Status::kOk &&
                 again == tiled,
             "tiling twice is tiling once");
@@ -130,33 +255,44 @@ void check(const std::vector<uint8_t>& file, Header header, const Request& crop,
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < kHead) return 0;
+  Choices choices;
+  std::memcpy(&choices, data, kHead);
   // A buffer of exactly the file's size: a read behind it is seen.
   const std::vector<uint8_t> file(data + kHead, data + size);
   const Header header = read_header(file.data(), file.size());
+  const int tile = choices.tile + 1;
   std::vector<uint8_t> out;
   Request request = whole(header);
+  with_vectors = !choices.portable();
   if (header.status != Status::kOk || static_cast<int64_t>(header.height) * header.width > kMaxPixels) {
-    request.height = request.width = 1 + data[0] % 8;
+    request.height = request.width = 1 + choices.size[0] % 8;
     request.box = {0, 0, request.height, request.width};
-    const Status status = decode(file, request, &out);
-    require(status != Status::kOk, "without a good header there is no image");
-    tile_jpeg(file.data(), file.size(), header, 1 + data[6], kMaxPixels, &out);
+    require(decode(file, request, &out) != Status::kOk, "without a good header there is no image");
+    require(tile_jpeg(file.data(), file.size(), header, tile, kMaxPixels, &out) != Status::kOk,
+            "without a good header there is no tiled file");
+    return 0;
+  }
+  if (choices.is_stale()) {
+    if (header.format == Format::kJpeg) check_stale(file, header, choices);
     return 0;
   }
   Box& box = request.box;
-  box.top = data[0] * request.height / 256;
-  box.left = data[1] * request.width / 256;
-  box.height = 1 + data[2] * (request.height - box.top - 1) / 255;
-  box.width = 1 + data[3] * (request.width - box.left - 1) / 255;
+  box.top = choices.box[0] * request.height / 256;
+  box.left = choices.box[1] * request.width / 256;
+  box.height = 1 + choices.box[2] * (request.height - box.top - 1) / 255;
+  box.width = 1 + choices.box[3] * (request.width - box.left - 1) / 255;
   request.mirror = false;
   Request resized = request;
   request.height = box.height;
   request.width = box.width;
-  resized.height = 1 + data[4] % kMaxSide;
-  resized.width = 1 + data[5] % kMaxSide;
-  resized.mirror = (data[7] & 1) != 0;
-  resized.filter = static_cast<Filter>(data[7] / 2 % 3);
-  resized.exact = (data[7] & 8) != 0;
-  check(file, header, request, resized, 1 + data[6], data[7] >= 192);
+  // Small results are the most frequent: means are used for strong reductions only.
+  resized.height = 1 + choices.size[0] * choices.size[0] * kMaxSide / (256 * 256);
+  resized.width = 1 + choices.size[1] * choices.size[1] * kMaxSide / (256 * 256);
+  resized.mirror = choices.mirror();
+  resized.filter = choices.filter();
+  resized.exact = choices.exact();
+  if (choices.lacks_memory()) return check_memory(file, header, resized, tile), 0;
+  if (choices.checks_vectors()) check_vectors(file, resized, choices.numbers);
+  check(file, header, request, resized, choices);
   return 0;
 }

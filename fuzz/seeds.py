@@ -1,4 +1,4 @@
-"""Write the seed corpus of fuzz/decode.cpp: small files of every kind, 8 bytes of request before each.
+"""Write the seed corpus of fuzz/decode.cpp: small files of every kind, each after the bytes of its `Choices`.
 
 python fuzz/seeds.py build/fuzz/seeds
 """
@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "datamodules"), str(ROOT / "tests")]
 
-from helpers import pictures  # noqa: E402
+from helpers import crafted, pictures  # noqa: E402
 from PIL import Image  # noqa: E402
 
 SIZES = ((16, 16), (33, 47), (3, 5), (64, 24))
-LIMIT = 8192
+LIMIT = 4096
+ALL_CHECKS, LITTLE_MEMORY, STALE = 7, 192, 224
+XMP = b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta><rdf:Description tiff:Orientation%s8%s/>"
 
 
 def files() -> list[bytes]:
-    """JPEGs of all kinds, plain and tiled, and a PPM."""
+    """JPEGs of all kinds, plain, tiled, and with what no encoder writes; PPMs."""
     import tarpeg
 
     found = []
@@ -32,18 +35,54 @@ def files() -> list[bytes]:
     found += [pictures.encoded(image, orientation=orientation) for orientation in range(1, 9)]
     found += [pictures.encoded(image, quality=quality) for quality in (1, 20, 100)]
     found.append(pictures.encoded(image.convert("L"), progressive=True))
-    found.append(b"P6 30 20 255\n" + image.tobytes())
+    plain = found[0]
+    found += [
+        plain[:2] + crafted.segment(0xE1, XMP % quotes) + plain[2:] for quotes in ((b'="', b'"'), (b">", b""))
+    ]
+    found += [crafted.Jpeg(33, 47, sampling).noise(1).bytes() for sampling in crafted.SAMPLINGS]
+    found += [crafted.Jpeg(24, 40, codes=codes).noise(2).bytes() for codes in crafted.CODES.values()]
+    found += [crafted.Jpeg(24, 40, tables=([300] * 64,) * 2, interval=2).noise(3, 3).bytes()]
+    found += [
+        crafted.Jpeg(24, 40, markers=crafted.adobe(transform)).noise(4).bytes() for transform in (0, 1, 2)
+    ]
+    found += [data[: len(data) * 2 // 3] for data in found[:40]]
+    header = b"P6 # by hand\n30 20 255\n"
+    found += [header + image.tobytes(), header.replace(b"255", b"254") + image.tobytes(), header + b"cut"]
     return found
 
 
+def requests(number: int) -> Iterator[bytes]:
+    """Return the choices for one file: every check, little memory, and two others."""
+    side = (0, 40, 70, 110)[number % 4]
+    yield bytes((0, 0, 255, 255, side, side, 15, 6 + 16 * (number % 2), ALL_CHECKS, number % 64))
+    yield bytes((0, 0, 255, 255, side, side, 15, 6, LITTLE_MEMORY, 0))
+    for turn in (1, 2):
+        yield bytes((37 * number + 59 * turn * place) % (STALE if place == 8 else 256) for place in range(10))
+
+
+def stale(data: bytes) -> Iterator[bytes]:
+    """Return the file with one byte that changes after its header was read, in each segment."""
+    places, at = [], 2
+    while data[at + 1] != 0xDA:
+        places += [at + 1, at + 2, at + 3, *range(at + 4, at + 24)]
+        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    for place, value in itertools.product((*places, *range(at, at + 14)), (0, 1, 255)):
+        yield (
+            bytes((*place.to_bytes(2, "big"), value, 255, 255, data[0xFFFF % len(data)], 15, 0, STALE, 0))
+            + data
+        )
+
+
 def main() -> None:
-    """Write what fits the limit to the directory named on the command line."""
+    """Write the inputs within the limit to the directory named on the command line."""
     directory = Path(sys.argv[1])
     directory.mkdir(parents=True, exist_ok=True)
-    for number, data in enumerate(files()):
-        request = bytes((37 * number + 59 * place) % 256 for place in range(8))
-        if len(data) + len(request) <= LIMIT:
-            (directory / f"seed-{number:04d}").write_bytes(request + data)
+    found = files()
+    inputs = [request + data for number, data in enumerate(found) for request in requests(number)]
+    inputs += [changed for data in (found[0], found[18]) for changed in stale(data)]
+    for number, data in enumerate(inputs):
+        if len(data) <= LIMIT:
+            (directory / f"seed-{number:04d}").write_bytes(data)
 
 
 if __name__ == "__main__":
