@@ -10,7 +10,11 @@ import io
 import json
 import os
 import stat
+import struct
 import threading
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -32,6 +36,12 @@ _HEADERS = 10 << 10  # bytes before a member's data that are read to check its n
 # Note [One parser]: numpy parses the header of an array as Python code, and CPython 3.11 fails now and then
 # if two threads parse at once ("AST constructor recursion depth mismatch", its issue 106905).
 _one_parser = threading.Lock()
+
+# What damage of a saved index raises in zipfile, zlib, numpy, json and Python's parser of array headers.
+_DAMAGE = (
+    *(OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError),
+    *(SyntaxError, MemoryError, Warning, tokenize.TokenError, struct.error, zipfile.BadZipFile, zlib.error),
+)
 
 Int64 = npt.NDArray[np.int64]
 Ints = npt.NDArray[np.integer]
@@ -190,7 +200,7 @@ def load(place: Path, nbytes: int, mtime_ns: int) -> TarIndex | None:
             names = tuple(texts["extensions"])
             index = TarIndex(tar_nbytes, tar_mtime_ns, *arrays, names, left_out, texts["first_left_out"])
             return index if _is_sound(index) else None
-    except Exception:  # noqa: BLE001 - damage reaches numpy, zipfile, json and Python's parser
+    except _DAMAGE:
         return None
 
 
