@@ -1,4 +1,4 @@
-"""The decoders under libFuzzer with the sanitisers: fuzz/run.sh."""
+"""The decoders under libFuzzer, the operators under ASan and UBSan: fuzz/run.sh and fuzz/asan.sh."""
 
 from __future__ import annotations
 
@@ -46,3 +46,13 @@ def test_fuzzing_for_a_minute_finds_nothing_and_covers_the_decoders() -> None:
         pytest.skip(words.splitlines()[-1])
     assert code == 0, words[-8000:]
     assert "Done " in words and "jpeg/means.cpp" in words
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_operators_run_clean_under_the_sanitizers() -> None:
+    # Without those that start processes or take half of the time: make asan runs all.
+    left_out = ("portable_code", "shrink_to_nothing", "too_little_memory", "opcheck")
+    code, words = run("fuzz/asan.sh", sys.executable, "-k", " and ".join(f"not {name}" for name in left_out))
+    assert code == 0, words[-8000:]
+    assert " passed" in words
