@@ -11,6 +11,13 @@
 
 namespace tarpeg {
 
+namespace {
+
+// A segment that is corrupt decides, also after one that is irregular: libjpeg may keep silent about both.
+Status worse(Status status, Status next) { return next == Status::kOk ? status : next; }
+
+}  // namespace
+
 // Note [margin]
 // Chroma upsampling mixes each sample with its neighbours, so the pixels next to the box contribute: the MCUs
 // that contain them are decoded too.
@@ -72,12 +79,13 @@ Status PlaneReader::check(const BaselineStream& stream, bool* has_padding) {
   first_column_ = 0;
   last_column_ = stream.mcu_columns - 1;
   const int64_t mcus = static_cast<int64_t>(stream.mcu_rows) * stream.mcu_columns;
+  Status status = Status::kOk;
   for (int64_t segment = 0; segment * stream.interval < mcus; ++segment) {
-    const Status status = decode_segment(stream, static_cast<size_t>(segment));
-    if (status != Status::kOk) return status;
+    status = worse(status, decode_segment(stream, static_cast<size_t>(segment)));
+    if (status == Status::kCorrupt) return status;
   }
   *has_padding |= has_padding_;
-  return Status::kOk;
+  return status;
 }
 
 Status PlaneReader::decode(const BaselineStream& stream, const Box& box, int reduction, PixelFormat format) {
@@ -85,16 +93,17 @@ Status PlaneReader::decode(const BaselineStream& stream, const Box& box, int red
   plan(stream);
   const int64_t first = static_cast<int64_t>(first_row_) * stream.mcu_columns + first_column_;
   const int64_t last = static_cast<int64_t>(last_row_) * stream.mcu_columns + last_column_;
+  Status status = Status::kOk;
   for (int64_t segment = first / stream.interval; segment <= last / stream.interval; ++segment) {
     // A segment within one row of MCUs may lie to the left or right of the box.
     const int64_t begin = segment * stream.interval, end = begin + stream.interval;
     const int64_t row = begin / stream.mcu_columns, offset = begin % stream.mcu_columns;
     const bool one_row = end <= (row + 1) * stream.mcu_columns;
     if (one_row && (offset > last_column_ || offset + stream.interval <= first_column_)) continue;
-    const Status status = decode_segment(stream, static_cast<size_t>(segment));
-    if (status != Status::kOk) return status;
+    status = worse(status, decode_segment(stream, static_cast<size_t>(segment)));
+    if (status == Status::kCorrupt) return status;
   }
-  return Status::kOk;
+  return status;
 }
 
 Status PlaneReader::decode(const uint8_t* data, size_t size, const Header& header, const Box& box,

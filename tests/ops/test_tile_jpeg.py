@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -255,6 +256,12 @@ def test_the_work_of_progressive_scans_is_bounded() -> None:
 def test_garbage_behind_the_last_row_is_damage(kind: str, garbage: bytes) -> None:
     data = pictures.jpeg(kind, 48, 64)
     assert_damaged(data[:-2] + garbage + b"\xff\xd9", tarpeg.Status.CORRUPT)
+
+
+def test_surplus_behind_an_irregular_segment_is_damage() -> None:
+    """Found by fuzzing: libjpeg is silent about both, and our decoder stopped at the first."""
+    data = (Path(__file__).parent / "found" / "late_surplus.jpg").read_bytes()
+    assert_damaged(data, tarpeg.Status.CORRUPT)
 
 
 @pytest.mark.parametrize("kind", ["420", "restarts", "progressive"])
