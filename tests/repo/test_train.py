@@ -166,7 +166,8 @@ def test_own_shards_by_a_brace_pattern(checkout, tmp_path):
     for number in range(2):
         write_tar(tmp_path / f"p-{number:03d}.tar", [m for n in range(12) for m in sample(number * 12 + n)])
     pattern = f'data.train.shards="{tmp_path}/p-{{000..001}}.tar"'
-    val = f"data.val.shards={tmp_path}"
+    write_tar(tmp_path / "v.tar", sample(24))
+    val = f"data.val.shards={tmp_path}/v.tar"
     assert steps(good(checkout, "data=shards", pattern, val, "data.batch_size=12", *SMALL)) == 2
 
 
