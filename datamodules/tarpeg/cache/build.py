@@ -30,7 +30,7 @@ from ..ops import library
 from ..processes import completed, open_executor
 from ..shards.folder import Folder
 from ..shards.manifest import BUILDING, MANIFEST, Manifest, Quarantined, ShardEntry, read_manifest, summed
-from ..shards.paths import is_url
+from ..shards.paths import resolved
 from . import job
 from .codecs import Codec, Tiled
 from .job import COMMIT_LOCK, CURRENT_BUILD, ShardJob, ShardResult
@@ -378,7 +378,7 @@ def _read_manifest(folder: Path) -> Manifest | None:
 def _places(source: list[object]) -> set[str]:
     """Paths and URLs of a source as the manifest describes it."""
     names = [str(part.get("folder")) if isinstance(part, dict) else str(part) for part in source]
-    return {name if is_url(name) else os.path.realpath(name) for name in names}
+    return set(map(resolved, names))
 
 
 def _entry(result: ShardResult) -> ShardEntry:

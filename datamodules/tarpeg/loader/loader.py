@@ -77,8 +77,9 @@ class BaseLoader(ABC):
         count = total if samples is None else samples
         self._batches = DistributedBatchSampler(count, total, world, config.drop_last)
         candidates = None if order is None else order.candidates()
-        settings = config.on_error, keys, config.pixels, candidates, config.max_pixels
-        self.fetcher = Fetcher(shards, split, config.seed, *settings)
+        self.fetcher = Fetcher(
+            shards, split, config.seed, config.on_error, keys, config.pixels, candidates, config.max_pixels
+        )
         self._rank = rank
         self._epoch = self._delivered = self._iterations = 0
         self._has_warned_of_non_jpeg = False

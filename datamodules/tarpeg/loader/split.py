@@ -13,7 +13,7 @@ from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fra
 from ..shards.folder import find_images
 from ..shards.labels import Decode, Samples, Target, check_target
 from ..shards.mapped import Shards
-from ..shards.paths import expand, is_url
+from ..shards.paths import expand, resolved
 from ..shards.stream import Streaming, expand_urls
 
 
@@ -110,7 +110,7 @@ class Split:
         images = None if self.streaming else find_images(self.shards)
         if images is not None:
             return set(images.paths())
-        return {name if is_url(name) else os.path.realpath(name) for name in expand_urls(self.shards)}
+        return set(map(resolved, expand_urls(self.shards)))
 
     def sampler(self, shards: Samples, seed: int, shuffle: bool) -> Sampler:
         """Return the sampler of this split; ``shuffle`` is the default of the split's own setting."""

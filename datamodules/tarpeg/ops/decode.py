@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from ..errors import DecodeError
-from .augment import (
-    checked_size,
-    scale_and_shift,
-)  # its import registers the other fake kernels: traces call any operator
+
+# This import registers the other fake kernels, too: a traced program may call any operator.
+from .augment import checked_size, scale_and_shift
 
 MAX_PIXELS = 178_956_970
 """The default bound on the size of an image, in pixels; Pillow refuses larger ones, too."""

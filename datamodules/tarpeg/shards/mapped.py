@@ -78,10 +78,13 @@ class Shards:
         """
         rows = self._checked(ids)
         members = self._index.member_ends[rows] + self._index.image[rows]
+        places, maps = self._places(rows, members), self._maps
         if check:
-            self._compare(rows, members)
-        places, maps = zip(*self._places(rows, members), strict=True), self._maps
-        return [(maps[shard] or self._map(shard))[0].narrow(0, start, size) for shard, start, size in places]
+            self._compare(rows, members, places)
+        return [
+            (maps[shard] or self._map(shard))[0].narrow(0, start, size)
+            for shard, start, size in zip(*places, strict=True)
+        ]
 
     def labels(self, ids: npt.ArrayLike, extension: str = "cls") -> torch.Tensor:
         """Read the labels of samples ids [B]: int64 [B], ASCII integers in the members of that extension.
@@ -92,8 +95,9 @@ class Shards:
         members = self._members(rows, extension)
         if (members < 0).any():
             raise missing(self, int(rows[members < 0][0]), extension)
-        self._compare(rows, members)
-        texts = map(self._bytes, *self._places(rows, members, LONGEST + 1))
+        shards, starts, sizes = places = self._places(rows, members)
+        self._compare(rows, members, places)
+        texts = map(self._bytes, shards, starts, [min(size, LONGEST + 1) for size in sizes])
         return integers(self, rows.tolist(), extension, texts)
 
     def member(self, id: int, extension: str) -> bytes | None:
@@ -102,8 +106,9 @@ class Shards:
         members = self._members(rows, extension)
         if members[0] < 0:
             return None
-        self._compare(rows, members)
-        return next(map(self._bytes, *self._places(rows, members)))
+        places = self._places(rows, members)
+        self._compare(rows, members, places)
+        return next(map(self._bytes, *places))
 
     def extensions(self, id: int) -> list[str]:
         """Extensions of the sample's members, lowercase, without the dot, in the tar's order."""
@@ -160,20 +165,20 @@ class Shards:
             raise IndexError(f"ids must be in 0..{len(self) - 1}, not {rows.min()}..{rows.max()}")
         return rows.astype(np.int64, copy=False)
 
-    def _places(self, rows: Int64, members: Int64, most: int | None = None) -> list[list[int]]:
-        """Return the shards, offsets and sizes (bytes, at most ``most``) of one member of each sample."""
-        nbytes = self._index.nbytes[members]
-        sizes = nbytes if most is None else np.minimum(nbytes, most)
-        return [column.tolist() for column in (self._index.shard[rows], self._index.offset[members], sizes)]
+    def _places(self, rows: Int64, members: Int64) -> list[list[int]]:
+        """Return the shards, offsets and sizes (bytes) of one member of each sample."""
+        index = self._index
+        columns = index.shard[rows], index.offset[members], index.nbytes[members]
+        return [column.tolist() for column in columns]
 
     def _bytes(self, shard: int, offset: int, nbytes: int) -> bytes:
         return bytes((self._maps[shard] or self._map(shard))[1][offset : offset + nbytes])
 
-    def _compare(self, rows: Int64, members: Int64) -> None:
+    def _compare(self, rows: Int64, members: Int64, places: list[list[int]]) -> None:
         """Compare key and size of one member of each sample with its header in the tar. Raises ShardError."""
         index, keys, ends, maps = self._index, self._index.keys.data, self._header_ends, self._maps
         spans = index.key_ends[rows], index.key_ends[rows + 1], index.extension[members]
-        columns = (*(column.tolist() for column in spans), *self._places(rows, members))
+        columns = (*(column.tolist() for column in spans), *places)
         for start, stop, code, shard, offset, nbytes in zip(*columns, strict=True):
             tar = (maps[shard] or self._map(shard))[1]
             if not is_member(tar, offset, nbytes, bytes(keys[start:stop]), ends[code]):

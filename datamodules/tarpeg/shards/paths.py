@@ -45,6 +45,11 @@ def parts_of(source: Source) -> list[str]:
     return parts
 
 
+def resolved(name: str) -> str:
+    """Return a path without links, to compare it with others; a URL as it is."""
+    return name if is_url(name) else os.path.realpath(name)
+
+
 def refuse_twice(names: Sequence[str], source: Source) -> None:
     """Raise ShardError for a shard that the source has twice."""
     seen: set[str] = set()
