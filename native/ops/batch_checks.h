@@ -57,8 +57,8 @@ inline Tensor new_sums(const Tensor& images, int64_t count) {
   const int64_t stride = 1;
   AtenTensorHandle handle;
   const int32_t device = images.is_cpu() ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, &count, &stride, aoti_torch_dtype_int64(), device,
-                                                         images.get_device_index(), &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, &count, &stride, aoti_torch_dtype_int64(), device,
+                                                  images.get_device_index(), &handle));
   return Tensor(handle);
 }
 

@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/shim_utils.h>
 
 #include <cstdint>
 #include <limits>
@@ -50,9 +51,9 @@ inline Tensor new_images(const std::vector<int64_t>& sizes, const std::vector<in
                          ScalarType type = ScalarType::Byte) {
   AtenTensorHandle handle;
   const int32_t dtype = type == ScalarType::Byte ? aoti_torch_dtype_uint8() : aoti_torch_dtype_int32();
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
-                                                         strides.data(), dtype, aoti_torch_device_type_cpu(),
-                                                         0, &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
+                                                  strides.data(), dtype, aoti_torch_device_type_cpu(), 0,
+                                                  &handle));
   return Tensor(handle);
 }
 
