@@ -1,22 +1,32 @@
-"""Memory for batches that is used again and again."""
+"""Memory for batches that is used again and again, and the runners that have workers fill it."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import mmap
+import os
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..sampling.sampler import Request
+from .batch import FetchResult
+from .workers import ProcessPool, ThreadPool, WorkerPool
+
 _FREE, _ACQUIRED, _LENT = range(3)
 # Batches that a consumer may hold before it gets copies: the one it works on, the one that it receives while
 # it still holds that, and one to spare.
 MOST_LENT = 3
+# Threads of this process that fetch batches: while one waits for the native threads, or runs the Python part
+# of a batch, the other keeps them busy.
+_FETCHING_THREADS = 2
 
 
 class _LentArray(weakref.ref[np.ndarray]):
@@ -105,3 +115,128 @@ class BatchBuffers:
 def _as_images(array: np.ndarray, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     *lead, channels, height, width = shape
     return torch.from_numpy(array).view(dtype).view(*lead, height, width, channels).movedim(-1, -3)
+
+
+ToRequest = Callable[[Any], Request | FetchResult]
+
+
+class Runner:
+    """Fetches the batches of a series of requests in the calling thread: slow, and easy to debug."""
+
+    def __init__(self, fetcher: Any) -> None:
+        self._fetcher = fetcher
+        self._buffers: BatchBuffers | None = None
+
+    def run(self, requests: Iterable[Any], nbytes: int) -> Iterator[FetchResult]:
+        """Yield the result of each request, in order; the images of a batch take at most ``nbytes``.
+
+        Invalidates the iterator that was returned before.
+        """
+        if self._buffers is None or self._buffers.nbytes < nbytes:
+            self._buffers = BatchBuffers(nbytes, 0, shared=False)
+        buffers, dtype = self._buffers, self._fetcher.dtype
+        buffers.release_acquired()
+        for request in requests:
+            job = buffers.acquire(), request
+            yield _lend(_fetch_into(self._fetcher, buffers, 1, None, job), buffers, dtype, *job)
+
+    def close(self) -> None:
+        """End all workers, wait until they have ended, and free the buffers. ``run`` starts new ones."""
+        self._buffers = None
+
+
+class PrefetchRunner(Runner):
+    """Fetches in ``workers`` processes, ``prefetch`` batches ahead in each, or in this process if it is 0.
+
+    The buffers are shared with the processes, each of which decodes on one thread; request k is sent to
+    process k modulo ``workers``. Otherwise ``threads`` native threads decode, ``prefetch`` batches ahead.
+    ``to_request``: called by the worker with each item of ``requests``; returns the request for the fetcher,
+    or the result itself.
+    """
+
+    def __init__(
+        self, fetcher: Any, workers: int, threads: int, prefetch: int, to_request: ToRequest | None = None
+    ) -> None:
+        super().__init__(fetcher)
+        self._workers, self._threads, self._to_request = workers, threads, to_request
+        self._depth = workers * max(1, prefetch) if workers else max(prefetch, _FETCHING_THREADS)
+        self._pool: WorkerPool | None = None
+        self._owner = 0
+
+    def run(self, requests: Iterable[Any], nbytes: int) -> Iterator[FetchResult]:
+        """Yield the result of each request; starts a new pool if the batches have outgrown the buffers."""
+        is_inherited = self._owner != os.getpid()  # by a fork: the workers belong to the parent
+        if self._buffers is not None and (self._buffers.nbytes < nbytes or is_inherited):
+            self.close()
+        self._owner = os.getpid()
+        try:
+            if self._buffers is None or self._pool is None:
+                self._buffers, self._pool = self._start(nbytes)
+            buffers, pool, dtype = self._buffers, self._pool, self._fetcher.dtype
+            pool.drain()
+            buffers.release_acquired()
+            jobs: deque[tuple[int, Any]] = deque()
+            for request in requests:
+                jobs.append((buffers.acquire(), request))
+                pool.submit(jobs[-1])
+                if pool.pending > self._depth:
+                    yield _lend(pool.result(), buffers, dtype, *jobs.popleft())
+            while jobs:
+                yield _lend(pool.result(), buffers, dtype, *jobs.popleft())
+        except GeneratorExit:
+            raise
+        except BaseException:
+            # Ctrl-C may come within a message or between two counters, or leave a job whose result is
+            # never taken and that still fills its buffer. The next run, as in a notebook, starts a new pool.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End all workers, wait until they have ended, and free the buffers. ``run`` starts new ones."""
+        pool, self._pool, self._buffers = self._pool, None, None
+        if pool is not None:
+            pool.close()
+
+    def _start(self, nbytes: int) -> tuple[BatchBuffers, WorkerPool]:
+        buffers = BatchBuffers(nbytes, self._depth, shared=self._workers > 0)
+        work = functools.partial(_fetch_into, self._fetcher, buffers, self._threads or 1, self._to_request)
+        if self._workers:
+            return buffers, ProcessPool(work, self._workers)
+        return buffers, ThreadPool(work, _FETCHING_THREADS)
+
+
+# A FetchResult without its images, which are in a buffer: their shape, the type of the batch (None: there is
+# none), its fields after the images, and the result's fields after the batch. A plain tuple is unpickled
+# without calls of Python code; the label is an array because torch pickles tensors slowly.
+_Packed = tuple[Any, ...]
+
+
+def _fetch_into(
+    fetcher: Any, buffers: BatchBuffers, threads: int, to_request: ToRequest | None, job: tuple[int, Any]
+) -> _Packed:
+    """Fetch a batch into its buffer; called by a worker."""
+    number, request = job
+    if to_request is not None:
+        request = to_request(request)
+        if isinstance(request, FetchResult):
+            return (), None, (), *request[1:]
+    shape = fetcher.shape(request)
+    result = fetcher.fetch(request, buffers.view(number, shape, fetcher.dtype), threads)
+    batch = result.batch
+    if batch is None:
+        return shape, None, (), *result[1:]
+    return shape, type(batch), (batch.label.numpy(), *batch[2:]), *result[1:]
+
+
+def _lend(
+    packed: _Packed, buffers: BatchBuffers, dtype: torch.dtype, number: int, request: Any
+) -> FetchResult:
+    """Complete a worker's result by the images in buffer ``number`` and by the request."""
+    shape, kind, fields, substituted, non_jpeg, error, notes, own_request = packed
+    if kind is None:
+        buffers.release(number)
+        batch = None
+    else:
+        label, *rest = fields
+        batch = kind(buffers.lend(number, shape, dtype), torch.from_numpy(label), *rest)
+    return FetchResult(batch, substituted, non_jpeg, error, notes, own_request or request)

@@ -22,9 +22,9 @@ from ..sampling.sampler import Request, Sampler
 from ..shards.labels import Samples
 from ..shards.mapped import Shards
 from .batch import AnyBatch, FetchResult
+from .buffers import PrefetchRunner, Runner, ToRequest
 from .config import LoaderConfig
 from .split import Split
-from .workers import PrefetchRunner, Runner, ToRequest
 
 # A data set in which every tenth image is broken must not flood the terminal.
 _MOST_WARNINGS = 20
