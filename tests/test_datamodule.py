@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -71,6 +72,10 @@ def test_training_on_shards_of_val_or_test_is_an_error(photos, tmp_path):
                 data(train, **{kind: only_b}).train_dataloader()
         with pytest.raises(ShardError, match=text):
             data(photos, **{kind: only_b}).setup()
+    os.link(photos / "b.tar", tmp_path / "hard.tar")
+    hard = data(tmp_path / "hard.tar", val=only_b)
+    with pytest.raises(ShardError, match=r"such as .*hard\.tar \(in val: .*b\.tar\)"):
+        hard.setup()
     with pytest.raises(ShardError, match="train and val have"):
         fitted(tmp_path, data(photos, val=only_b))
     assert len(data(photos, val=only_b, allow_overlap=True).train_dataloader()) == 1

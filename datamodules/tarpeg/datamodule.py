@@ -230,16 +230,19 @@ class ShardDataModule(lightning.LightningDataModule):
         """Raise ShardError if train shares a shard with val or test, whose scores would be too good."""
         if self._is_apart:
             return
-        places: dict[str, set[str]] = {}
+        places: dict[str, dict[object, str]] = {}
         splits = {name: split for name, split in self.splits.items() if split and name != "predict"}
         for name, split in splits.items():
             with suppress(ShardError):  # opening it raises
                 places[name] = split.places()
         for name in ("val", "test"):
-            if shared := places.get("train", set()) & places.get(name, set()):
+            train, other = places.get("train", {}), places.get(name, {})
+            if shared := train.keys() & other.keys():
+                first = min(shared, key=train.__getitem__)
+                link = f" (in {name}: {other[first]})" if train[first] != other[first] else ""
                 raise ShardError(
-                    f"train and {name} have {len(shared)} shards in common, such as {min(shared)}, so {name} "
-                    "would measure samples of the training. Give each its own, such as 'train-*.tar' and "
+                    f"train and {name} have {len(shared)} shards in common, such as {train[first]}{link}, so "
+                    f"{name} would measure samples of the training. Give each its own, such as 'train-*.tar' and "
                     f"'{name}-*.tar'; or give allow_overlap=True."
                 )
         self._is_apart = len(places) == len(splits)

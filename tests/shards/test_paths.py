@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from helpers.small_tars import cache_home as cache_home, images, plain
+from tarpeg.cache.sources import list_source
 from tarpeg.errors import ShardError
 from tarpeg.shards.mapped import Shards
 from tarpeg.shards.paths import expand
+from tarpeg.shards.stream import expand_urls
 
 
 def test_expand_folder_glob_braces_path_and_list(tmp_path):
@@ -75,3 +78,14 @@ def test_expand_refuses(tmp_path, source, message):
     fill = lambda text: text.format(dir=tmp_path)  # noqa: E731
     with pytest.raises(ShardError, match=message):
         expand(fill(source) if isinstance(source, str) else [fill(text) for text in source])
+
+
+def test_a_link_to_a_shard_of_the_source_is_that_shard_again(tmp_path):
+    path, link = plain(tmp_path / "a.tar"), tmp_path / "link.tar"
+    link.symlink_to(path)
+    twice = rf"shard {re.escape(str(link))} \(also as .*a\.tar\) is there twice"
+    for source in (tmp_path, [path, link], f"{tmp_path}/*.tar"):
+        for read in (expand, expand_urls, list_source):
+            with pytest.raises(ShardError, match=twice):
+                read(source)
+    assert expand(link) == [link]

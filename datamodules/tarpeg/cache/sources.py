@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple, Protocol, cast
 from ..errors import ShardError
 from ..files import open_regular
 from ..shards.folder import Folder, ImageFile
-from ..shards.paths import expand, expand_braces, parts_of
+from ..shards.paths import expand, expand_braces, parts_of, refuse_twice
 from ..shards.pillow import IMAGE_EXTENSIONS
 from ..shards.tar import grouped, regular_members
 from . import remote
@@ -228,22 +228,18 @@ def list_source(source: Source) -> list[SourceShard] | Folder:
             return Folder(str(root))
     if not parts:
         expand([])  # raises
-    shards: dict[str, SourceShard] = {}
+    shards: list[SourceShard] = []
     for part in parts:
-        found = _remote_shards(part) if remote.URL.match(part) else map(_local_shard, expand(part))
-        for shard in found:
-            if shards.setdefault(shard.location, shard) is not shard:
-                raise ShardError(
-                    f"source={source!r} contains shard {shard.name} twice. Remove one of the two."
-                )
-    unknown = [shard.name for shard in shards.values() if not shard.version]
+        shards += _remote_shards(part) if remote.URL.match(part) else map(_local_shard, expand(part))
+    refuse_twice([shard.name if shard.is_remote else shard.location for shard in shards], source)
+    unknown = [shard.name for shard in shards if not shard.version]
     if unknown:
         warnings.warn(
             f"{len(unknown)} shards, such as {unknown[0]}: the server sends neither an ETag nor a time of "
             "modification. A shard that is replaced by another of equal size will not be built again.",
             stacklevel=2,
         )
-    return list(shards.values())
+    return shards
 
 
 def count_left_out(source: Source) -> dict[str, int]:

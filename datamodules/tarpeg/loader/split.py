@@ -13,7 +13,7 @@ from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fra
 from ..shards.folder import find_images
 from ..shards.labels import Decode, Samples, Target, check_target
 from ..shards.mapped import Shards
-from ..shards.paths import expand, resolved
+from ..shards.paths import expand, identity, resolved
 from ..shards.stream import Streaming, expand_urls
 
 
@@ -105,12 +105,12 @@ class Split:
             )
         return images
 
-    def places(self) -> set[str]:
-        """List the resolved paths of the shards or images, and URLs. Raises ``ShardError`` as ``open``."""
+    def places(self) -> dict[object, str]:
+        """Return the paths and URLs of the shards or images by ``identity``. Raises as ``open``."""
         images = None if self.streaming else find_images(self.shards)
         if images is not None:
-            return set(images.paths())
-        return set(map(resolved, expand_urls(self.shards)))
+            return {path: path for path in images.paths()}
+        return {identity(name): resolved(name) for name in expand_urls(self.shards)}
 
     def sampler(self, shards: Samples, seed: int, shuffle: bool) -> Sampler:
         """Return the sampler of this split; ``shuffle`` is the default of the split's own setting."""

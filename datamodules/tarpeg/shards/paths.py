@@ -33,7 +33,7 @@ def expand(source: Source) -> list[Path]:
     if not parts:
         raise ShardError("source=[] has no shards. Give a folder, a glob, a brace pattern or paths.")
     paths = [path for part in parts for path in _expand_one(part)]
-    refuse_twice([os.path.normpath(path.absolute()) for path in paths], source)
+    refuse_twice(list(map(str, paths)), source)
     return paths
 
 
@@ -50,13 +50,23 @@ def resolved(name: str) -> str:
     return name if is_url(name) else os.path.realpath(name)
 
 
+def identity(name: str) -> object:
+    """Return a value that is equal for all links to one file, hard links too; a URL as it is."""
+    try:
+        found = None if is_url(name) else os.stat(name)  # noqa: PTH116
+    except OSError:  # opening it reports the reason
+        found = None
+    return resolved(name) if found is None else (found.st_dev, found.st_ino)
+
+
 def refuse_twice(names: Sequence[str], source: Source) -> None:
-    """Raise ShardError for a shard that the source has twice."""
-    seen: set[str] = set()
+    """Raise ShardError for a shard that the source has twice, also by a symbolic link."""
+    seen: dict[str, str] = {}
     for name in names:
-        if name in seen:
-            raise ShardError(f"shard {name} is there twice in source={source!r}. Give each shard once.")
-        seen.add(name)
+        if (other := seen.get(place := resolved(name))) is not None:
+            link = f" (also as {other})" if other != name else ""
+            raise ShardError(f"shard {name}{link} is there twice in source={source!r}. Give each shard once.")
+        seen[place] = name
 
 
 def is_url(text: str) -> bool:
