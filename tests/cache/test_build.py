@@ -16,6 +16,7 @@ from helpers.small_caches import contents, shard_files
 from helpers.small_tars import members, sample, tars
 from tarpeg import CacheError, Folder, Layout, Raw, Resized, ShardError, Tiled, build_cache, verify_cache
 from tarpeg.cache import job
+from tarpeg.cache.report import summarise_check
 from tarpeg.shards.manifest import read_manifest
 from tarpeg.shards.mapped import Shards
 from tarpeg.shards.paths import expand
@@ -134,6 +135,26 @@ def test_a_second_build_writes_missing_and_changed_shards(source, cache):
     assert report.left_out == {"folders beside the shards": 1, ".gz": 1, ".tgz": 1, ".jpg": 1}
     assert report.built == 0
     assert set(contents(cache)) == {"b.tar", "b.idx", "manifest.json"}
+
+
+def test_a_damaged_cache_is_repaired_by_the_build(source, cache):
+    build(source, cache)
+    whole = contents(cache)
+    (cache / "a.idx").write_bytes(whole["a.idx"][:-7])
+    (cache / "b.idx").unlink()
+    os.mkfifo(cache / "b.idx")
+    with pytest.raises(CacheError, match=r"a\.idx is damaged.* run the build again"):
+        opened(cache)
+    assert build(source, cache).built == 2 and contents(cache) == whole
+    damaged = bytearray(whole["b.tar"])
+    damaged[600] ^= 1
+    (cache / "b.tar").write_bytes(damaged)
+    assert build(source, cache).built == 0, "tars of the same size are not read"
+    report = verify_cache(cache, 0)
+    assert report.bad_shards == ("b.tar",)
+    assert summarise_check(report)[-1].endswith("; delete these, then run the build again")
+    (cache / "b.tar").unlink()
+    assert build(source, cache).built == 1 and contents(cache) == whole
 
 
 def test_equal_names_of_shards_and_equal_neighbouring_keys_stay_apart(shard_of, tmp_path, cache):

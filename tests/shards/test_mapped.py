@@ -336,7 +336,7 @@ def test_a_shard_of_a_cache_that_does_not_belong_to_its_index(cache):
     replaced(cache / "train-2.tar", members)
     shards = Shards(expand(f"{cache}/train-[12].tar"))
     assert images(shards, range(3)) == [b"J10", b"J11", b"J12"]
-    message = r"train-2\.tar, key 'f/x20': the index has 'f/k20' .* Copy train-2\.tar and train-2\.idx again"
+    message = r"train-2\.tar, key 'f/x20': the index has 'f/k20' .* Copy .* again, or delete train-2\.tar"
     for read in (lambda: shards.images([4]), lambda: shards.labels([3])):
         with pytest.raises(CacheError, match=message):
             read()

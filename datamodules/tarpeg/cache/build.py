@@ -7,6 +7,7 @@ there is a manifest only if every shard is as it describes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ from filelock import FileLock, Timeout
 
 from .. import __version__
 from ..errors import CacheError
-from ..files import write_json
+from ..files import read_regular, write_json
 from ..machine import usable_cores
 from ..ops import library
 from ..processes import completed, open_executor
@@ -100,7 +101,8 @@ def build_cache(
     whether a cache of another source in ``dest`` may be replaced. progress: called after each shard.
 
     The shards are the same bytes for any executor and after any number of killed builds; a second build
-    writes only missing or changed shards. A second builder of the same folder waits for the first.
+    writes only missing or changed shards, and those whose index is damaged. It does not read tars that have
+    their size: delete those that ``verify_cache`` finds bad. A second builder of one folder waits.
 
     Raises:
         ValueError: for an argument out of range.
@@ -415,9 +417,20 @@ def _saved_results(building: Path) -> dict[str, ShardResult]:
 
 
 def _is_in_place(folder: Path, result: ShardResult) -> bool:
+    """Check the files of a result: the index by its checksum, the tar by size and time only.
+
+    Reading all tars would take as long as verify_cache, whose summary has the remedy.
+    """
+    if not result.samples:
+        return True
     tar = folder / f"{result.name}.tar"
-    is_same = _size_and_time(tar) == (result.bytes, result.mtime_ns) and tar.with_suffix(".idx").is_file()
-    return is_same or not result.samples
+    if _size_and_time(tar) != (result.bytes, result.mtime_ns):
+        return False
+    try:
+        text = read_regular(tar.with_suffix(".idx"))
+    except OSError:
+        return False
+    return hashlib.sha256(text).hexdigest() == result.idx_sha256
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:

@@ -97,7 +97,8 @@ def summarise_check(report: VerifyReport) -> list[str]:
     lines = [str(problem) for problem in report.problems]
     if report.extra:
         lines.append(f"also in the folder, not part of the cache: {', '.join(report.extra)}")
-    return [*lines, f"{report.dest}: {report.shards} shards, {bad} ({totals})"]
+    remedy = "; delete these, then run the build again" * (not report.is_good)
+    return [*lines, f"{report.dest}: {report.shards} shards, {bad} ({totals}){remedy}"]
 
 
 def measure_speedup(report: CacheReport, images: int = 64, rounds: int = 7) -> Speedup | None:

@@ -223,7 +223,8 @@ class Shards:
         what = f"shard {path}, key {difference[0]!r}: {difference[1]}"
         if is_cached:
             raise CacheError(
-                f"{what}. Copy {path.name} and {index_path(path).name} again, or run the build again."
+                f"{what}. Copy {path.name} and {index_path(path).name} again, or delete {path.name} and run "
+                "the build again."
             )
         raise ShardError(
             f"{what}: the file was replaced by another of the same size and time. It was indexed again: "
