@@ -242,8 +242,8 @@ class ShardDataModule(lightning.LightningDataModule):
                 link = f" (in {name}: {other[first]})" if train[first] != other[first] else ""
                 raise ShardError(
                     f"train and {name} have {len(shared)} shards in common, such as {train[first]}{link}, so "
-                    f"{name} would measure samples of the training. Give each its own, such as 'train-*.tar' and "
-                    f"'{name}-*.tar'; or give allow_overlap=True."
+                    f"{name} would measure samples of the training. Give each its own, such as 'train-*.tar' "
+                    f"and '{name}-*.tar'; or give allow_overlap=True."
                 )
         self._is_apart = len(places) == len(splits)
 

@@ -161,13 +161,13 @@ def test_splits_that_cannot_be_told_apart(tmp_path):
 
 
 def test_files_that_are_left_out_are_counted(tmp_path):
-    folder = filled(tmp_path, "1.jpg", "2.JPG", "cat/a.jpg", "cat/b.avif", "cat/deep/c.avif", "cat/README")
+    folder = filled(tmp_path, "1.jpg", "2.JPG", "cat/a.jpg", "cat/b.jxl", "cat/deep/c.jxl", "cat/README")
     filled(tmp_path, ".DS_Store", "cat/.DS_Store", "dog/._a.jpg", "dog/d.jpg", ".git/a", ".git/b")
     (tmp_path / "cow").symlink_to("nowhere")
-    counts = {"images without a class folder": 2, ".DS_Store": 2, ".avif": 2, "hidden .jpg": 1, ".git/": 1}
+    counts = {"images without a class folder": 2, ".DS_Store": 2, ".jxl": 2, "hidden .jpg": 1, ".git/": 1}
     assert folder.left_out() == counts | {"files without an extension": 1, "links to missing files": 1}
     assert left_out_line(folder.left_out()) == (
-        "left out: 2 .DS_Store, 2 .avif, 2 images without a class folder, 1 .git/, "
+        "left out: 2 .DS_Store, 2 .jxl, 2 images without a class folder, 1 .git/, "
         "1 file without an extension, 1 hidden .jpg, 1 link to missing files"
     )
     parted = filled(

@@ -9,7 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
-from helpers.small_tars import cache_home as cache_home, images, plain
+from helpers.small_tars import cache_home as cache_home, images, plain, write_tar
 from tarpeg.shards.index import load, load_or_build
 from tarpeg.shards.mapped import Shards
 
@@ -28,6 +28,22 @@ def test_saved_index_is_used_and_invalidated(tmp_path, monkeypatch):
     assert load_or_build(path).tar_mtime_ns == 0
     plain(path, 5)
     assert len(Shards([path])) == 5
+
+
+def test_an_index_from_before_avif_was_an_image_is_built_again(tmp_path):
+    path = write_tar(tmp_path / "a.tar", [("a.jpg", b"J"), ("b.avif", b"A"), ("c.cls", b"1")])
+    assert images(Shards([path])) == [b"J", b"A"]
+    with np.load(tmp_path / "a.tarpeg.npz") as saved:
+        arrays = dict(saved)
+    arrays["head"][0] = 1
+    np.savez(
+        tmp_path / "a.tarpeg.npz",
+        **arrays | {"samples": arrays["samples"][:, :1], "keys": arrays["keys"][:1]},
+    )
+    with pytest.warns(UserWarning, match="1 samples have no image .* key 'c'"):
+        assert images(Shards([path])) == [b"J", b"A"]
+    found = path.stat()
+    assert load(tmp_path / "a.tarpeg.npz", found.st_size, found.st_mtime_ns).left_out == 1
 
 
 def test_every_failure_to_parse_a_saved_index_is_damage(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import struct
 import warnings
 import zlib
@@ -13,6 +14,7 @@ import pytest
 from helpers.pictures import picture, saved
 from PIL import Image
 from tarpeg import Status
+from tarpeg.shards import pillow
 from tarpeg.shards.pillow import RefusedError, open_rgb, ppm
 
 WIDE = np.linspace(0, 65535, 64 * 80).astype(np.uint16).reshape(64, 80)
@@ -85,6 +87,43 @@ def test_samples_without_a_range_are_refused(mode):
         assert caught.value.status == Status.UNSUPPORTED
     same = pickle.loads(pickle.dumps(caught.value))
     assert (str(same), same.status) == (str(caught.value), caught.value.status)
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "reason"),
+    [
+        (picture("PNG")[:900], Status.CORRUPT, r"Pillow cannot decode it: .*truncated.*"),
+        (picture("WEBP")[:200], Status.CORRUPT, "Pillow cannot decode it: .*|its WEBP header is damaged"),
+        (picture("PNG")[:12] + bytes(99), Status.CORRUPT, "its PNG header is damaged"),
+        (
+            picture("JPEG2000"),
+            Status.UNSUPPORTED,
+            "it is JPEG 2000, which is not supported: convert it to .*",
+        ),
+        (picture("ICO"), Status.UNSUPPORTED, "it is ICO, which is not supported: convert it to JPEG or PNG"),
+        (b"\0\0\0\x1cftypheic" + bytes(99), Status.UNSUPPORTED, "it is HEIC, which is not .*"),
+        (b"\n<html>", Status.NOT_AN_IMAGE, "it looks like HTML or XML .*"),
+        (b"%PDF-1.4", Status.NOT_AN_IMAGE, "it begins with b'%PDF-1.4', as no supported format does"),
+    ],
+    ids=["cut png", "cut webp", "png header", "jpeg 2000", "ico", "heic", "html", "pdf"],
+)
+def test_the_reason_has_pillows_words_or_the_format(data, status, reason):
+    with pytest.raises(RefusedError) as caught:
+        open_rgb(data)
+    assert caught.value.status == status and re.fullmatch(reason, str(caught.value)), str(caught.value)
+    assert "0x" not in str(caught.value), "the same in every build"
+
+
+def test_avif_is_decoded_if_pillow_can_and_otherwise_refused_with_the_remedy(monkeypatch):
+    if "AVIF" not in pillow.PILLOW_FORMATS:
+        pytest.skip("this Pillow has no AVIF")
+    data = picture("AVIF", quality=100, subsampling="4:4:4", orientation=6)
+    decoded, source = np.asarray(open_rgb(data)).astype(int), np.asarray(open_rgb(picture("PNG")))
+    assert np.abs(decoded - np.rot90(source, -1)).mean() < 2
+    monkeypatch.setattr(pillow, "PILLOW_FORMATS", pillow.PILLOW_FORMATS[:-1])
+    with pytest.raises(RefusedError, match=r"it is AVIF, .*: install pillow>=11\.3") as caught:
+        open_rgb(data)
+    assert caught.value.status == Status.UNSUPPORTED
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000"])

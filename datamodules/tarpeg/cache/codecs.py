@@ -45,8 +45,8 @@ class Tiled:
 
     A JPEG that cannot be tiled with the same pixels is kept as it is. Other formats are converted to upright
     RGB JPEGs of that ``quality`` (1 to 100) and chroma ``subsampling`` ("4:4:4", "4:2:2" or "4:2:0"), then
-    tiled: without alpha, with an RGB colour profile, of a GIF the first frame, of 16-bit samples the upper 8
-    bits. ``quality=None`` stores them as binary PPM instead, without loss of these 8 bits.
+    tiled: without alpha, with an RGB colour profile, of several frames the first, of 16-bit samples the upper
+    8 bits. ``quality=None`` stores them as binary PPM instead, without loss of these 8 bits.
     """
 
     tile: int = 32

@@ -178,9 +178,7 @@ class Fetcher:
                 outs = [flat[place : place + 1] for place in range(row, len(flat), count)]
                 self._decode_whole(content, request.of_row(row), outs)
             except pillow.RefusedError as error:
-                status[row] = int(error.status)
-                if error.status != Status.NOT_AN_IMAGE:
-                    reasons[row] = error.reason
+                status[row], reasons[row] = int(error.status), error.reason
             else:
                 status[row], non_jpeg = 0, row if non_jpeg is None else non_jpeg
         images = flat if views == 1 else flat.view(views, count, *flat.shape[1:]) if out is None else out

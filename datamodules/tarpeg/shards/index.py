@@ -31,7 +31,8 @@ from .tar import grouped, header_end, is_member, regular_members
 
 SAVED_SUFFIX = ".tarpeg.npz"
 
-_VERSION = 1
+# Of indexes that are complete, and of others, which version 1 had without AVIF: they are built again.
+_COMPLETE, _PARTIAL = 1, 2
 _HEADERS = 10 << 10  # bytes before a member's data that are read to check its name
 # Note [One parser]: numpy parses the header of an array as Python code, and CPython 3.11 fails now and then
 # if two threads parse at once ("AST constructor recursion depth mismatch", its issue 106905).
@@ -169,6 +170,7 @@ def _places(path: Path) -> tuple[Path, Path]:
 
 def save(index: TarIndex, place: Path) -> bool:
     """Save the index atomically, because other processes may be reading; return False if it cannot be."""
+    version = _PARTIAL if index.left_out else _COMPLETE
     texts = json.dumps({"extensions": index.extensions, "first_left_out": index.first_left_out})
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +178,7 @@ def save(index: TarIndex, place: Path) -> bool:
         with renamed(place, durable=False) as file:
             np.savez(
                 file,
-                head=np.array([_VERSION, index.tar_nbytes, index.tar_mtime_ns, index.left_out], np.int64),
+                head=np.array([version, index.tar_nbytes, index.tar_mtime_ns, index.left_out], np.int64),
                 keys=index.keys,
                 samples=index.samples,
                 members=index.members,
@@ -193,7 +195,8 @@ def load(place: Path, nbytes: int, mtime_ns: int) -> TarIndex | None:
         data = io.BytesIO(read_regular(place))
         with _one_parser, np.load(data, allow_pickle=False) as saved:
             version, tar_nbytes, tar_mtime_ns, left_out = saved["head"].tolist()
-            if (version, tar_nbytes, tar_mtime_ns) != (_VERSION, nbytes, mtime_ns):
+            is_current = version == (_PARTIAL if left_out else _COMPLETE)
+            if not is_current or (tar_nbytes, tar_mtime_ns) != (nbytes, mtime_ns):
                 return None
             texts = json.loads(saved["texts"].tobytes())
             arrays = (saved["keys"], saved["samples"], saved["members"])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import zlib
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from ..errors import DecodeError, Status
 
@@ -17,11 +18,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # In the order of preference: if a sample has several of these members, the first one is its image.
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "ppm", "gif")
+# "avif" is one for any Pillow, so that all machines have the same samples; decoding may fail with the remedy.
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "ppm", "gif", "avif")
 # Also taken from a folder without classes, where no other member can be meant.
 FILE_EXTENSIONS = (*IMAGE_EXTENSIONS, "jpe", "jfif", "dib", "pgm", "pbm", "pnm")
 # Pillow's other plugins are unsafe for untrusted data: EPS runs Ghostscript on it.
-PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "TIFF", "PPM", "GIF")
+_ALL_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "TIFF", "PPM", "GIF", "AVIF")
+_HAS_AVIF = "avif" in features.modules and features.check("avif")
+PILLOW_FORMATS = _ALL_FORMATS if _HAS_AVIF else _ALL_FORMATS[:-1]
+# Offset and first bytes of formats, for messages: Pillow opens a file only as one of PILLOW_FORMATS.
+_MAGIC = (
+    *((0, b"\x89PNG", "PNG"), (0, b"RIFF", "WEBP"), (0, b"BM", "BMP"), (0, b"GIF8", "GIF")),
+    *((0, b"II*\0", "TIFF"), (0, b"MM\0*", "TIFF"), *((0, b"P%d" % kind, "PPM") for kind in range(1, 7))),
+    *(
+        (4, b"ftypavif", "AVIF"),
+        (4, b"ftypavis", "AVIF"),
+        *((4, b"ftyp" + b, "HEIC") for b in (b"hei", b"hev")),
+    ),
+    *((4, b"ftypmif1", "HEIC or AVIF"), (4, b"jP  ", "JPEG 2000"), (0, b"\xffO\xffQ", "JPEG 2000")),
+    *((4, b"JXL ", "JPEG XL"), (0, b"\xff\n", "JPEG XL"), (0, b"\0\0\1\0", "ICO"), (0, b"8BPS", "Photoshop")),
+    *((0, b"%!PS", "PostScript"), (0, b"v/1\1", "OpenEXR"), (0, b"qoif", "QOI"), (0, b"DDS ", "DDS")),
+)
 JPEG = bytes([0xFF, 0xD8, 0xFF])
 """First bytes of every JPEG."""
 MAX_PIXELS = 1 << 26
@@ -62,7 +79,7 @@ def too_large(height: int, width: int, max_pixels: int) -> str:
 
 
 def open_upright(content: bytes, max_pixels: int | None = None) -> Image.Image:
-    """Decode an image of PILLOW_FORMATS (of a GIF the first frame): upright, at most 8 bits per sample.
+    """Decode an image of PILLOW_FORMATS (of several frames the first): upright, at most 8 bits per sample.
 
     Samples of 16 bits keep the upper 8, as Pillow does by itself if there are several per pixel. Raises
     ``RefusedError``.
@@ -86,9 +103,25 @@ def open_upright(content: bytes, max_pixels: int | None = None) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise RefusedError(Status.TOO_LARGE, f"{error} (PIL.Image.MAX_IMAGE_PIXELS)") from error
     except UnidentifiedImageError as error:
-        raise RefusedError(Status.NOT_AN_IMAGE, "Pillow cannot decode it") from error
+        raise RefusedError(*_unidentified(content)) from error
     except _BROKEN as error:
-        raise RefusedError(Status.CORRUPT, "Pillow cannot decode it") from error
+        # One line, without addresses: manifests have the reasons, and are the same for every build.
+        words = re.sub(r"<[^<>]* at 0x[0-9a-f]+>", "it", " ".join(str(error).split())) or type(error).__name__
+        raise RefusedError(Status.CORRUPT, f"Pillow cannot decode it: {words[:200]}") from error
+
+
+def _unidentified(content: bytes) -> tuple[Status, str]:
+    """Return status and reason of an image that has none of PILLOW_FORMATS, or a damaged header."""
+    name = next((name for offset, magic, name in _MAGIC if content.startswith(magic, offset)), None)
+    if content.lstrip().startswith(b"<"):
+        return Status.NOT_AN_IMAGE, "it looks like HTML or XML (a failed download?)"
+    if name is None:
+        return Status.NOT_AN_IMAGE, f"it begins with {content[:12]!r}, as no supported format does"
+    if name in PILLOW_FORMATS:
+        return Status.CORRUPT, f"its {name} header is damaged"
+    if name in _ALL_FORMATS:
+        return Status.UNSUPPORTED, "it is AVIF, which this Pillow cannot decode: install pillow>=11.3"
+    return Status.UNSUPPORTED, f"it is {name}, which is not supported: convert it to JPEG or PNG"
 
 
 def open_rgb(content: bytes) -> Image.Image:
