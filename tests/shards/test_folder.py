@@ -135,10 +135,13 @@ def filled(root, *names):
     return Folder(root)
 
 
-@pytest.mark.parametrize("name", ["val", "valid", "validation", "dev", "test", "Dev"])
+@pytest.mark.parametrize(
+    "name", ["val", "valid", "validation", "dev", "test", "Dev", "Testing", "eval", "Evaluation"]
+)
 def test_names_of_splits(tmp_path, name):
-    folder = filled(tmp_path, "train/cat/a.jpg", "train/dog/b.jpg", f"{name}/dog/c.jpg")
-    split = "test" if name == "test" else "val"
+    train = "train" if name.islower() else "Training"
+    folder = filled(tmp_path, f"{train}/cat/a.jpg", f"{train}/dog/b.jpg", f"{name}/dog/c.jpg")
+    split = "test" if name in ("test", "Testing") else "val"
     found = {part: [file[1:] for file in own.files()] for part, own in folder.parts().items()}
     assert list(found) == ["train", split] and found[split] == [("dog/c", 1)]
     assert sorted(found["train"]) == [("cat/a", 0), ("dog/b", 1)]
@@ -160,6 +163,75 @@ def test_splits_that_cannot_be_told_apart(tmp_path):
     assert part[0] == "train" and part[1].classes() == {"cat": 0, "dog": 1}
 
 
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            ["images/a.jpg", "annotations/a.xml"],
+            r"class 'annotations' of root=.* has no image.* add images\.$",
+        ),
+        (
+            ["train/cat/a.jpg", "info/a.xml", "z/a.xml"],
+            r"class 'info' .*nor have 1 more.* or give root=.*train'",
+        ),
+        (
+            ["train/cat/a.jpg", "test_images/b.jpg"],
+            "directories train, with sub-directories, and test_images",
+        ),
+        (["train/cat/a.jpg", "holdout/cat/b.jpg"], "directories train, with sub-directories, and holdout"),
+        (
+            ["training_set/cat/a.jpg", "test_set/cat/b.jpg"],
+            "name them train, val or test, or give root=.*set'",
+        ),
+        (["train/cat/a.jpg", "eval/b.jpg"], "val.* has no sub-directory"),
+        (["Training/a.jpg", "Testing/b.jpg"], "Training' has no sub-directory"),
+    ],
+)
+def test_splits_and_annotations_do_not_become_classes(tmp_path, names, message):
+    with pytest.raises(ShardError, match=message):
+        filled(tmp_path, *names).contents()
+
+
+def test_classes_with_names_of_splits_stay_classes(tmp_path):
+    flat = filled(tmp_path / "a", "test/a.jpg", "training/a.jpg", "meeting/a.jpg", "eval/x.jpg")
+    assert list(flat.classes()) == ["eval", "meeting", "test", "training"] and len(flat.files()) == 4
+    deep = [
+        f"{name}/{time}/a.jpg" for name in ("bus", "car", "train", "tram", "taxi") for time in ("am", "pm")
+    ]
+    assert list(filled(tmp_path / "b", *deep).classes()) == ["bus", "car", "taxi", "train", "tram"]
+    places = filled(tmp_path / "c", *deep, "test_tube/a.jpg", "train_station/platform/a.jpg")
+    assert len(places.files()) == 12 and list(places.parts()) == [""]
+    three = filled(tmp_path / "d", "train/x/a.jpg", "val/x/b.jpg", "eval/x/c.jpg", "val/empty/.x")
+    assert list(three.parts()) == ["train", "val"]
+    assert three.left_out() == {".x": 1, "folder eval, which is not a split": 1}
+    with pytest.raises(ShardError, match="empty is not one of the 1 classes of train"):
+        three.contents()
+    (tmp_path / "d" / "train" / "empty").mkdir()
+    with pytest.raises(ShardError, match=r"class 'empty' of root=.*train' has no image"):
+        three.contents()
+    filled(tmp_path / "d", "train/empty/a.jpg")
+    assert three.contents()["classes"] == {"train/empty": 1, "train/x": 1, "val/x": 1}
+
+
+def test_links_to_folders_above_are_left_out(tmp_path):
+    """They would repeat images, under other keys: in both splits of a val_share."""
+    root = tmp_path / "root"
+    folder = filled(root, *(f"{name}/{n}.jpg" for name in ("cat", "dog") for n in range(5)))
+    (tmp_path / "linked").symlink_to("root")
+    (tmp_path / "other").mkdir()
+    (root / "cat" / "l").symlink_to(".")
+    (root / "dog" / "up").symlink_to("..")
+    (root / "all").symlink_to(".")
+    (root / "dog" / "far").symlink_to(tmp_path / "other")
+    (tmp_path / "other" / "back").symlink_to(root)
+    (tmp_path / "other" / "a.jpg").touch()
+    for found in (folder, Folder(tmp_path / "linked")):
+        assert list(found.classes()) == ["cat", "dog"]
+        keys = sorted(file.key for file in found.files())
+        assert keys == sorted([f"{name}/{n}" for name in ("cat", "dog") for n in range(5)] + ["dog/far/a"])
+        assert left_out_line(found.left_out()) == "left out: 4 links to folders above"
+
+
 def test_files_that_are_left_out_are_counted(tmp_path):
     folder = filled(tmp_path, "1.jpg", "2.JPG", "cat/a.jpg", "cat/b.jxl", "cat/deep/c.jxl", "cat/README")
     filled(tmp_path, ".DS_Store", "cat/.DS_Store", "dog/._a.jpg", "dog/d.jpg", ".git/a", ".git/b")
@@ -177,7 +249,7 @@ def test_files_that_are_left_out_are_counted(tmp_path):
     assert parted.left_out() == {
         f"{loose} test": 1,
         f"{loose} val": 1,
-        "files in extra, which is not a split": 1,
+        "folder extra, which is not a split": 1,
     }
     many = {f".{number}": 2 for number in range(10)}
     assert left_out_line(many).endswith("2 .7, and 4 other files") and left_out_line({}) == ""
@@ -194,3 +266,9 @@ def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(ShardError, match=r"folder .*cat/closed cannot be read: Permission denied"):
         folder.files()
+    disk = filled(tmp_path / "disk", "train/x/a.jpg", "val/x/b.jpg", "closed/c.jpg")
+    assert list(disk.contents()["classes"]) == ["train/x", "val/x"]
+    assert disk.left_out() == {"folder closed, which is not a split": 1}
+    training = Folder(filled(tmp_path / "disk", "val/closed/d.jpg").root, split="train", val_share=0.1)
+    assert [file.key for file in training.files()] == ["x/a"]
+    assert training.left_out()["folders that cannot be read"] == 1

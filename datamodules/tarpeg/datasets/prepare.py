@@ -69,8 +69,8 @@ class SyntheticShards:
 class FolderShards:
     """Callable that packs a folder of images into `out/{train,val}-*.tar` if they are missing.
 
-    It also writes `out/classes.json`. The directories train, val (or valid, validation, dev) and test in root
-    are the splits, and test becomes `out/test-*.tar`, see Folder; without val, `val_share` of the images,
+    It also writes `out/classes.json`. The directories train, val and test in root (or others of the names in
+    Folder) are the splits, and test becomes `out/test-*.tar`; without val, `val_share` of the images,
     drawn by `seed` evenly over the classes, are val. Files that are left out are counted in a warning. A
     later call raises if the images in `root` have changed; if `root` is missing or empty, it uses the
     existing shards.

@@ -9,10 +9,10 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SPLITS = {"train": "train", "test": "test", **dict.fromkeys(("val", "valid", "validation", "dev"), "val")}
+# Also activities, which are classes beside others, unless they have classes in them.
+_WORDS = {"training": "train", "testing": "test", "eval": "val", "evaluation": "val"}
+_ALL = _SPLITS | _WORDS
+_FEW = 4  # directories: train and three others; among more, train with sub-directories may well be a class
 _SHOWN = 8  # kinds of files in a message
 
 
@@ -52,12 +56,13 @@ class ImageFile(NamedTuple):
 class Folder:
     """A directory of images to pack, as torchvision's ImageFolder reads it: each sub-directory is a class.
 
-    Classes are in sorted order; files may be nested; hidden files and directories are left out. The
-    directories "train", "val" (or "valid", "validation", "dev") and "test" are splits instead, if root has at
-    least two of these, or train with directories in it and nothing else; train has the classes of all. split:
-    "all" images, or those of "train", "val" or "test". Without a directory for val, `val_share` (between 0
-    and 1) of train's images are val, evenly over the classes. seed: shuffles the order and draws the val
-    images. Raises ValueError for a value out of range.
+    Classes are in sorted order; files may be nested; hidden files and directories are left out, and so are
+    links to a directory above. The directories "train" (or "training"), "val" (or "valid", "validation",
+    "dev", "eval", "evaluation") and "test" (or "testing"), in upper or lower case, are splits instead, if
+    root has at least two of these, or train with directories in it and nothing else; train has the classes
+    of all. split: "all" images, or those of "train", "val" or "test". Without a directory for val,
+    `val_share` (between 0 and 1) of train's images are val, evenly over the classes. seed: shuffles the order
+    and draws the val images. Raises ValueError for a value out of range.
     """
 
     root: str
@@ -101,9 +106,11 @@ class Folder:
         return _classes(self._directories().get("train", Path(self.root)))
 
     def files(self) -> list[ImageFile]:
-        """Images in shuffled order. ShardError if there are none."""
-        root = self.directory()
-        files = _scan(root, self.classes())
+        """Images in shuffled order. ShardError if there are none, or none of a class of all or train."""
+        root, classes = self.directory(), self.classes()
+        files = _scan(root, classes)
+        if root == self._directories().get("train", Path(self.root)):
+            _refuse_empty(root, classes, files)
         random.Random(f"tarpeg order {self.seed}").shuffle(files)
         if self.split in ("train", "val") and "val" not in self._directories():
             count = round(self.val_share * len(files))
@@ -137,34 +144,49 @@ class Folder:
         """Count the files below root that are no images of `parts`, by kind, most frequent first."""
         is_split = bool(self._directories())
         counts = Counter[str]()
-        for directory, inner, names in _walk(self.root):
+        for directory, inner, names in _walk(
+            self.root, lambda _: counts.update(["folders that cannot be read"])
+        ):
             place = Path(directory).relative_to(self.root).parts
             counts.update(f"{name}/" for name in inner if name.startswith("."))
             inner[:] = [name for name in inner if not name.startswith(".")]
-            if is_split and place and place[0].lower() not in _SPLITS:
-                counts[f"files in {place[0]}, which is not a split"] += len(names)
-                continue
+            if is_split and not place:  # what is beside the splits may be large, or closed
+                others = set(inner) - set(self._splits(inner))
+                counts.update(f"folder {name}, which is not a split" for name in others)
+                inner[:] = [name for name in inner if name not in others]
             images = {name for name in names if _is_image(name, IMAGE_EXTENSIONS)}
             if len(place) <= is_split:
                 counts[" in ".join(["images without a class folder", *place])] += len(images)
             counts.update(_kind(directory, name) for name in names if name not in images)
         return dict(sorted((+counts).items(), key=lambda item: (-item[1], item[0])))
 
+    def _splits(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the split of each directory of root that has the name of one."""
+        found = {name: _SPLITS[name.lower()] for name in names if name.lower() in _SPLITS}
+        taken = {*found.values()} if len(found) > 1 else set()
+        are_all = all(name.lower() in _ALL for name in names)
+        for name in names:
+            split = _WORDS.get(name.lower())
+            if split and split not in taken and (are_all or _subdirectories(Path(self.root) / name)):
+                found[name] = split
+        return found
+
     def _directories(self) -> dict[str, Path]:
         """Return the directories of the splits, with train; {} if root has classes, or does not exist."""
         root = Path(self.root)
         names = _subdirectories(root)
-        found = [name for name in names if name.lower() in _SPLITS]
-        is_only_train = [name.lower() for name in names] == ["train"] and _subdirectories(root / names[0])
-        if len(found) < 2 and not is_only_train:  # a single one is the name of a class
-            return {}
+        found = self._splits(names)
+        is_only_train = list(found.values()) == ["train"] and len(names) == 1
+        if len(found) < 2 and not (is_only_train and _subdirectories(root / names[0])):
+            _refuse_hidden_splits(root, names)
+            return {}  # a single one is the name of a class
         splits: dict[str, Path] = {}
         for name in found:
-            other = splits.setdefault(_SPLITS[name.lower()], root / name).name
+            other = splits.setdefault(found[name], root / name).name
             if other != name:
                 raise ShardError(
                     f"root={self.root!r} has the directories {other} and {name}, which are both the split "
-                    f"{_SPLITS[name.lower()]}. Merge them, or move one away."
+                    f"{found[name]}. Merge them, or move one away."
                 )
         if "train" not in splits:
             raise ShardError(
@@ -287,7 +309,7 @@ def _found(text: str) -> tuple[Path, list[str]] | None:
 
 def left_out_line(counts: Mapping[str, int]) -> str:
     """Format the counts of Folder.left_out in one line; empty without any."""
-    one = re.compile("^(image|file|link)s")
+    one = re.compile("^(image|file|folder|link)s")
     parts = [f"{n} {one.sub(lambda word: word[1], kind) if n == 1 else kind}" for kind, n in counts.items()]
     more = sum(list(counts.values())[_SHOWN:])
     return f"left out: {', '.join(parts[:_SHOWN])}{f', and {more} other files' * bool(more)}" if parts else ""
@@ -298,8 +320,11 @@ def _kind(directory: str, name: str) -> str:
     suffix = Path(name).suffix.lower()
     if name.startswith("."):
         return f"hidden {suffix}" if suffix else name
-    if not os.path.exists(os.path.join(directory, name)):  # noqa: PTH110, PTH118
+    path = os.path.join(directory, name)  # noqa: PTH118
+    if not os.path.exists(path):  # noqa: PTH110
         return "links to missing files"
+    if os.path.isdir(path):  # noqa: PTH112
+        return "links to folders above"
     return suffix or "files without an extension"
 
 
@@ -307,8 +332,55 @@ def _subdirectories(root: Path) -> list[str]:
     """Names of the directories in root, sorted, without hidden ones; none if root is no directory."""
     if not root.is_dir():
         return []
-    with os.scandir(root) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    try:
+        with os.scandir(root) as entries:
+            found = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    except OSError as error:
+        _refuse(error)
+    links = [entry for entry in found if entry.is_symlink()]
+    above = _above(root) if links else set()
+    loops = {entry.name for entry in links if _place(entry.path) in above}
+    return sorted(entry.name for entry in found if entry.name not in loops)
+
+
+def _refuse_hidden_splits(root: Path, names: Sequence[str]) -> None:
+    """Raise ShardError for class names such as training_set, if there are classes in these directories."""
+    words = {
+        name: [_ALL[word] for word in re.findall("[a-z]+", name.lower()) if word in _ALL] for name in names
+    }
+    splits = {name: found[0] for name, found in words.items() if found}
+    is_few = len(names) <= _FEW
+    for name, split in splits.items():
+        inner = set(_subdirectories(root / name))
+        for other in names if inner else ():
+            is_other = splits.get(other, split) != split
+            is_same = other != name and bool(inner.intersection(_subdirectories(root / other)))
+            if (is_other and (is_few or is_same)) or (
+                is_same and is_few and _ALL.get(name.lower()) == "train"
+            ):
+                raise ShardError(
+                    f"root={str(root)!r} has the directories {name}, with sub-directories, and {other}. If "
+                    f"these are splits, name them train, val or test, or give root={str(root / name)!r}. If "
+                    f"they are classes, rename {name}."
+                )
+
+
+def _refuse_empty(root: Path, classes: Mapping[str, int], files: Sequence[ImageFile]) -> None:
+    """Raise ShardError for a class without images: the folder may have another meaning."""
+    labels = {file.label for file in files}
+    empty = [name for name, label in classes.items() if label not in labels]
+    if empty:
+        more = f" (nor have {len(empty) - 1} more)" * (len(empty) > 1)
+        within = [root / name for name in classes if name.lower() in _ALL and _subdirectories(root / name)]
+        remedy = f", or give root={str(within[0])!r}" if within else ""
+        raise ShardError(
+            f"class {empty[0]!r} of root={str(root)!r} has no image{more}: {_kinds()}. Move the folder "
+            f"away, or add images{remedy}."
+        )
+
+
+def _kinds() -> str:
+    return " ".join(sorted(f".{extension}" for extension in IMAGE_EXTENSIONS))
 
 
 def _classes(root: Path) -> dict[str, int]:
@@ -341,8 +413,7 @@ def _scan(root: Path, classes: dict[str, int]) -> list[ImageFile]:
             _check_name(path, key)
             files.append(ImageFile(path, key, classes[name]))
     if not files:
-        kinds = " ".join(sorted(f".{extension}" for extension in IMAGE_EXTENSIONS))
-        raise ShardError(f"root={str(root)!r} has no image ({kinds}) in its sub-directories.")
+        raise ShardError(f"root={str(root)!r} has no image ({_kinds()}) in its sub-directories.")
     return files
 
 
@@ -355,14 +426,43 @@ def _below(folder: Path, extensions: Collection[str]) -> list[str]:
     return sorted(found)
 
 
-def _walk(folder: str | Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk through a folder. ShardError for one below that cannot be listed: it may hold images."""
+def _refuse(error: OSError) -> NoReturn:
+    raise ShardError(
+        f"folder {error.filename} cannot be read: {error.strerror}. Repair or remove it."
+    ) from error
 
-    def refuse(error: OSError) -> None:
-        raise ShardError(f"folder {error.filename} cannot be read: {error.strerror}. Repair or remove it.")
 
+def _walk(
+    folder: str | Path, on_error: Callable[[OSError], object] = _refuse
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Walk through a folder; links to a folder above, which have no end, are among the files.
+
+    ShardError for a folder that cannot be listed: it may hold images.
+    """
+    above = {os.fspath(folder): _above(folder)}
     # Symbolic links are followed, as by torchvision: data sets are often assembled from them.
-    return os.walk(folder, onerror=refuse, followlinks=True)
+    for directory, inner, names in os.walk(folder, onerror=on_error, followlinks=True):
+        seen = above.pop(directory)
+        places = {name: _place(os.path.join(directory, name)) for name in inner}  # noqa: PTH118
+        names += [name for name in inner if places[name] in seen]
+        inner[:] = [name for name in inner if places[name] not in seen]
+        yield directory, inner, names
+        above |= {os.path.join(directory, name): seen | {places[name]} for name in inner}  # noqa: PTH118
+
+
+def _above(folder: str | Path) -> set[tuple[int, int] | None]:
+    """Places of a folder and of all folders above it, with and without links."""
+    path = Path(folder).absolute()
+    return {_place(one) for one in {path, *path.parents, *path.resolve().parents}} - {None}
+
+
+def _place(path: str | Path) -> tuple[int, int] | None:
+    """Device and inode; None if unknown."""
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return None  # listing it reports the reason
+    return (found.st_dev, found.st_ino) if found.st_ino else None
 
 
 def _is_image(name: str, extensions: Collection[str]) -> bool:
