@@ -13,6 +13,7 @@ import tarfile
 import pytest
 from helpers.small_tars import cache_home as cache_home, plain, write_tar
 from tarpeg import ShardError
+from tarpeg.shards import tar as tars
 from tarpeg.shards.index import ShardIndex, build
 from tarpeg.shards.mapped import Shards
 from tarpeg.shards.tar import header_end, is_member, streamed_members
@@ -200,3 +201,38 @@ def test_damaged_streams_are_errors(whole):
             streamed(bytes(damaged))
     with pytest.raises(tarfile.ReadError, match="continues after its end-of-archive block"):
         streamed(data + data)
+
+
+def as_newer_pythons(monkeypatch):
+    """Have tarfile parse headers as Python 3.13 does: by TarInfo._frombuf."""
+    parse = tarfile.TarInfo.frombuf.__func__
+
+    def parse_header(cls, buf, encoding, errors, *, dircheck=True):
+        return parse(cls, buf, encoding, errors)
+
+    def read_header(cls, tar):
+        header = cls._frombuf(tar.fileobj.read(512), tar.encoding, tar.errors, dircheck=True)
+        header.offset = tar.fileobj.tell() - 512
+        return header._proc_member(tar)
+
+    monkeypatch.setattr(tarfile.TarInfo, "_frombuf", classmethod(parse_header), raising=False)
+    monkeypatch.setattr(tarfile.TarInfo, "fromtarfile", classmethod(read_header))
+
+
+def test_damage_is_found_with_newer_pythons(tmp_path, monkeypatch, whole):
+    as_newer_pythons(monkeypatch)
+    test_damaged_streams_are_errors(whole)
+    test_members_that_would_take_all_memory_are_errors_with_their_name(tmp_path, whole, bytes)
+
+
+def test_a_tarfile_module_that_parses_in_an_unknown_way_is_an_error(tmp_path, monkeypatch, whole):
+    as_newer_pythons(monkeypatch)
+    parse = tarfile.TarInfo._frombuf.__func__
+    monkeypatch.setattr(tars._Bounded, "_frombuf", classmethod(parse))
+    path = tmp_path / "a.tar"
+    path.write_bytes(whole[0])
+    message = r"the tarfile module of Python 3\.\d+.* in a way that tarpeg does not know"
+    with pytest.raises(ShardError, match=message):
+        build(path)
+    with pytest.raises(ShardError, match=message):
+        streamed(whole[0])

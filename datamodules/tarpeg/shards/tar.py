@@ -7,8 +7,9 @@ sample, and the first dot of the basename separates the key from the extension.
 from __future__ import annotations
 
 import re
+import sys
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, TypeVar
 
 from ..errors import ShardError
@@ -73,9 +74,7 @@ def regular_members(file: BinaryIO, path: object, tar_nbytes: int) -> Iterator[t
         with tarfile.open(
             fileobj=file, mode="r:", tarinfo=_Bounded, encoding="utf-8", errors="surrogateescape"
         ) as tar:
-            while (member := tar.next()) is not None:
-                # TarFile keeps every member (about 2 kB each), which is too much for millions.
-                tar.members = []  # type: ignore[attr-defined]
+            while (member := _next(tar, path)) is not None:
                 if not member.isreg():
                     _check_no_link(member, path)
                     continue
@@ -173,8 +172,7 @@ def streamed_members(stream: BinaryIO, url: str) -> Iterator[tuple[str, bytes]]:
     with tarfile.open(
         fileobj=stream, mode="r|*", tarinfo=_Strict, encoding="utf-8", errors="surrogateescape"
     ) as tar:
-        while (member := tar.next()) is not None:
-            tar.members = []  # type: ignore[attr-defined]
+        while (member := _next(tar, url)) is not None:
             if not member.isreg():
                 _check_no_link(member, url)
             elif _META.match(member.name) is None:
@@ -200,13 +198,28 @@ def _rest_is_zero(file: Any) -> bool:
 
 
 class _Bounded(tarfile.TarInfo):
-    """Raises for extended headers that are too large, which tarfile would read whole."""
+    """Raises for extended headers that are too large, which tarfile would read whole.
+
+    From some release of Python 3.12 on, tarfile parses headers by ``_frombuf``, before by ``frombuf``.
+    """
+
+    is_checked = False
 
     @classmethod
     def frombuf(cls, buf: Any, encoding: str, errors: str) -> Any:
-        header = super().frombuf(buf, encoding, errors)
+        return cls._checked(buf, lambda: super(_Bounded, cls).frombuf(buf, encoding, errors))
+
+    @classmethod
+    def _frombuf(cls, buf: Any, encoding: str, errors: str, **options: Any) -> Any:
+        parse = super()._frombuf  # type: ignore[misc]
+        return cls._checked(buf, lambda: parse(buf, encoding, errors, **options))
+
+    @classmethod
+    def _checked(cls, buf: Any, parse: Callable[[], Any]) -> Any:
+        header = parse()
         if header.type in _EXTENDED_KINDS and header.size > _LARGEST_EXTENDED:
             raise tarfile.ReadError(f"an extended header has {header.size} bytes")
+        header.is_checked = True
         return header
 
 
@@ -214,14 +227,26 @@ class _Strict(_Bounded):
     """Raises for damaged or cut headers after the first, which tarfile takes for the end of the tar."""
 
     @classmethod
-    def frombuf(cls, buf: Any, encoding: str, errors: str) -> Any:
+    def _checked(cls, buf: Any, parse: Callable[[], Any]) -> Any:
         try:
-            return super().frombuf(buf, encoding, errors)
+            return super()._checked(buf, parse)
         except tarfile.HeaderError as error:
             if len(buf) == _BLOCK and not any(buf):
                 raise
             what = f"damaged: {error}" if len(buf) == _BLOCK else "truncated: no end-of-archive block"
             raise tarfile.ReadError(f"it is {what}") from error
+
+
+def _next(tar: tarfile.TarFile, path: object) -> tarfile.TarInfo | None:
+    """Return the next member, which tarfile does not keep: they take 2 kB each, too much for millions."""
+    member = tar.next()
+    tar.members = []  # type: ignore[attr-defined]
+    if isinstance(member, _Bounded) and not member.is_checked:
+        raise ShardError(
+            f"shard {path}: the tarfile module of Python {sys.version.split()[0]} parses headers in a way "
+            "that tarpeg does not know, and damage would not be found. Use an older Python, or report this."
+        )
+    return member
 
 
 def _check_not_sparse(member: tarfile.TarInfo, path: object) -> None:
