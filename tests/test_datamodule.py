@@ -167,10 +167,28 @@ def test_transforms_of_torchvision_are_refused(photos):
             module(photos, augment=augment)
     with pytest.raises(ValueError, match=r"^augment=<built-in function abs> must be a torch\.nn\.Module"):
         module(photos, augment=abs)
+    random = [v2.GaussianBlur(3), v2.RandomApply([v2.Resize(8)]), v2.JPEG((5, 50)), v2.Lambda(lambda x: x)]
+    for part in random:
+        with pytest.raises(ValueError, match=r"only if self\.training\. Fixed steps, such as v2\.Normalize"):
+            module(photos, augment=nn.Sequential(Augment(), v2.Compose([v2.Identity(), part])))
     for augment in (OwnFlip(1.0), nn.Sequential(OwnFlip(1.0))):
         data = module(photos, augment=augment, threads=0)
         loader, plain = data.val_dataloader(), module(photos, threads=0).val_dataloader()
         assert torch.equal(next(data.augmented(loader)).image, next(iter(plain)).image)
+
+
+class OwnNormalize(v2.Normalize):
+    """A fixed transform with constants of its own."""
+
+
+def test_fixed_transforms_of_torchvision_run_in_training_and_validation(photos):
+    half = OwnNormalize([0.5] * 3, [0.5] * 3)
+    floats = v2.Compose([v2.ToDtype(torch.float32, scale=True), half])
+    for augment in (floats, nn.Sequential(v1.ConvertImageDtype(torch.float32), v1.Resize(16), half)):
+        data = module(photos, augment=augment, threads=0)
+        for loader in (data.val_dataloader(), data.train_dataloader()):
+            image = next(data.augmented(loader)).image
+            assert image.dtype == torch.float32 and -1 <= image.min() < -0.5 < image.max() <= 1
 
 
 def test_the_decoder_normalises_if_the_cpu_trains(photos, tmp_path):

@@ -27,6 +27,13 @@ from .ops import library
 from .sampling.sampler import Request
 from .shards.labels import Samples
 
+_TORCHVISION = "torchvision.transforms"
+# Its transforms without randomness, in v1 or v2. All others are refused, those of later versions too.
+_FIXED = {
+    *("ToDtype", "ConvertImageDtype", "ToImage", "ToPureTensor", "Normalize", "LinearTransformation"),
+    *("Resize", "CenterCrop", "Pad", "Grayscale", "RGB", "Identity"),
+}
+
 
 class ShardDataModule(lightning.LightningDataModule):
     """Read WebDataset shards for a Lightning run or a plain loop.
@@ -46,7 +53,7 @@ class ShardDataModule(lightning.LightningDataModule):
         readahead: batches for which the disk is asked ahead; by default 8 if the shards take more than half
             of the memory, otherwise 0.
         augment: module called with the uint8 images on their device, in validation too: then it is in
-            evaluation mode, so transforms of torchvision, which ignore the mode, are refused. The random
+            evaluation mode. Random transforms of torchvision ignore the mode and are refused. The random
             params of ``tarpeg.Augment`` are a function of seed, epoch and sample.
         on_error: ``"substitute"`` replaces an undecodable image by another sample, chosen deterministically,
             with a warning; ``"raise"`` raises ``DecodeError``.
@@ -296,7 +303,7 @@ class ShardDataModule(lightning.LightningDataModule):
 
 
 def _check_augment(augment: object) -> None:
-    """Raise ValueError for a transform of torchvision, alone or in nn.Sequential, and for no module."""
+    """Raise ValueError for a random transform of torchvision, also in a container, and for no module."""
     parts: list[Any] = [augment]
     for part in parts:
         kind: Any = type(part)
@@ -304,12 +311,18 @@ def _check_augment(augment: object) -> None:
             parts += part.children()
         # A subclass with a forward() of its own may respect the mode.
         code = part if isinstance(part, FunctionType) else getattr(kind, "forward", kind)
-        if str(code.__module__).startswith("torchvision.transforms"):
+        if not str(code.__module__).startswith(_TORCHVISION):
+            continue
+        bases = [base.__name__ for base in kind.__mro__ if base.__module__.startswith(_TORCHVISION)]
+        if bases and bases[0] == "Compose":
+            parts += part.transforms
+        elif not bases or bases[0] not in _FIXED:
             name = part.__name__ if isinstance(part, FunctionType) else kind.__name__
             raise ValueError(
                 f"augment={name} of torchvision would also run in validation, with one draw per batch. Give "
                 "tarpeg.Augment(flip=, affine=, color=, erase=, mix=), or a torch.nn.Module of your own "
-                "that calls it if self.training."
+                "that distorts only if self.training. Fixed steps, such as v2.Normalize, always run: give "
+                "them as they are."
             )
     if not isinstance(augment, nn.Module | None):
         raise ValueError(f"augment={augment!r} must be a torch.nn.Module such as tarpeg.Augment(), or None")
