@@ -6,17 +6,19 @@ import errno
 import io
 import json
 import os
+import re
 import tarfile
 from functools import partial
 from pathlib import Path
 
 import pytest
-from helpers.pictures import full, jpeg, picture
+from helpers.pictures import full, jpeg, picture, pixels
 from helpers.small_caches import contents, shard_files
 from helpers.small_tars import members, sample, tars
+from PIL import Image
 from tarpeg import CacheError, Folder, Layout, Raw, Resized, ShardError, Tiled, build_cache, verify_cache
 from tarpeg.cache import job
-from tarpeg.cache.report import summarise_check
+from tarpeg.cache.report import left_out_lines, summarise_check
 from tarpeg.shards.manifest import read_manifest
 from tarpeg.shards.mapped import Shards
 from tarpeg.shards.paths import expand
@@ -208,6 +210,43 @@ def test_quarantine(shard_of, cache):
     ]
     assert report.samples == 3 and keys(cache) == ["k0000", "k0002", "k0004"]
     assert read_manifest(cache).quarantine == list(report.quarantine)
+
+
+def test_missing_and_wrong_labels_and_further_frames_are_counted(shard_of, cache):
+    frames = picture("GIF", save_all=True, append_images=[Image.fromarray(pixels(64, 80, 1))])
+    wrong = [sample(number, label=text) for number, text in enumerate((b"1.0", b"", b"9" * 20, b" 7\n"), 2)]
+    paths = [
+        shard_of(sample(0)[:1], sample(1), name="a.tar"),
+        shard_of(*wrong, sample(6)[:1], sample(7, frames, "gif"), name="b.tar"),
+    ]
+    expected = {
+        job.NO_LABEL: (2, str(paths[0]), "k0000", ""),
+        job.WRONG_LABEL: (3, str(paths[1]), "k0002", "'1.0'"),
+        job.FRAMES: (1, str(paths[1]), "k0007", ""),
+    }
+    for layout in (None, None, Layout(samples_per_shard=3)):  # the second build reads the manifest only
+        report = build(paths, cache, layout=layout)
+        assert report.findings == expected
+    assert left_out_lines(report)[1] == (
+        "labels that are not 64-bit integers, at which training stops: 3 of 8, the first is key 'k0002' of "
+        f"{paths[1]}: '1.0'"
+    )
+    with pytest.raises(ShardError, match=r"member 'cls' is '1\.0', not a 64-bit integer"):
+        opened(cache).labels(range(1, 6))
+    assert build(shard_of(*map(sample, range(3))), cache, replace=True).findings == {}
+    (line,) = left_out_lines(build(shard_of(sample(0)[:1], sample(1)[:1]), cache))
+    assert line.startswith("no sample has a label (a member cls): train with target=")
+
+
+@pytest.mark.parametrize("layout", [None, Layout(samples_per_shard=2)])
+def test_members_of_a_key_that_are_not_together_are_a_reason_of_their_own(shard_of, cache, layout):
+    path = shard_of(*([sample(number)[member] for number in (0, 1)] for member in (0, 1)))
+    reason = r"key 'k0000' occurs twice, its members are not together"
+    with pytest.raises(CacheError, match=rf"2 of 4 samples .*: shard {path}, key 'k0000': {reason}"):
+        build(path, cache, layout=layout)
+    report = build(path, cache, layout=layout, max_bad=0.5)
+    assert report.samples == report.findings[job.NO_LABEL][0] == len(report.quarantine) == 2
+    assert re.match(reason, report.quarantine[0].reason)
 
 
 def test_too_many_bad_samples_fail_and_a_higher_limit_goes_on(shard_of, cache):

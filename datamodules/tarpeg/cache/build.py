@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -30,7 +30,16 @@ from ..machine import usable_cores
 from ..ops import library
 from ..processes import completed, open_executor
 from ..shards.folder import Folder
-from ..shards.manifest import BUILDING, MANIFEST, Manifest, Quarantined, ShardEntry, read_manifest, summed
+from ..shards.manifest import (
+    BUILDING,
+    MANIFEST,
+    Finding,
+    Manifest,
+    Quarantined,
+    ShardEntry,
+    read_manifest,
+    summed,
+)
 from ..shards.paths import resolved
 from . import job
 from .codecs import Codec, Tiled
@@ -63,7 +72,8 @@ class CacheReport:
     written by this build. tiles: images by width of tile in pixels; untiled: images by reason; quarantine:
     samples that were left out. example: the job of the first shard, to compare the cache with its source;
     None if the source would have to be indexed for it. left_out: files of a folder that are not
-    in the cache, counted by kind.
+    in the cache, counted by kind. findings: samples that may be a mistake of the source, by kind, such as
+    "samples without a label (a member cls)": their number, and source shard, key and content of the first.
     """
 
     dest: Path
@@ -78,6 +88,7 @@ class CacheReport:
     seconds: float
     example: ShardJob | None = field(default=None, repr=False)
     left_out: dict[str, int] = field(default_factory=dict)
+    findings: dict[str, Finding] = field(default_factory=dict)
 
 
 def build_cache(
@@ -144,6 +155,7 @@ def build_cache(
         seconds=time.monotonic() - started,
         example=builder.example,
         left_out=count_left_out(listing if isinstance(listing, Folder) else source),
+        findings=_joined_findings(manifest.shards),
     )
 
 
@@ -381,6 +393,16 @@ def _places(source: list[object]) -> set[str]:
     """Paths and URLs of a source as the manifest describes it."""
     names = [str(part.get("folder")) if isinstance(part, dict) else str(part) for part in source]
     return set(map(resolved, names))
+
+
+def _joined_findings(shards: Iterable[ShardEntry]) -> dict[str, Finding]:
+    """Add up the findings of shards; the first is that of the first shard."""
+    joined: dict[str, Finding] = {}
+    for kind, values in (item for shard in shards for item in shard.findings.items()):
+        found = Finding(*values)  # a list, if a result was read from its file
+        first = joined.get(kind) or found._replace(samples=0)
+        joined[kind] = first._replace(samples=first.samples + found.samples)
+    return joined
 
 
 def _entry(result: ShardResult) -> ShardEntry:

@@ -27,12 +27,16 @@ from filelock import FileLock
 from ..errors import CacheError, DecodeError
 from ..files import write_json
 from ..shards.index import build_from, save
-from ..shards.manifest import BUILDING, MANIFEST, CodecEntry
-from ..shards.pillow import image_extension
+from ..shards.labels import is_label, shown
+from ..shards.manifest import BUILDING, MANIFEST, CodecEntry, Finding
+from ..shards.pillow import image_extension, is_animated
 from ..shards.wds_index import Component, index_text
 from .codecs import Codec
 from .sources import Sample, ShardInput, SourceShard
 
+NO_LABEL = "samples without a label (a member cls)"
+WRONG_LABEL = "labels that are not 64-bit integers, at which training stops"
+FRAMES = "images with several frames or pages, of which the first is in the cache"
 COMMIT_LOCK, CURRENT_BUILD = ".commit.lock", "build.fingerprint"
 OWNER = "tarpeg"  # the user of every member, as in shards of make_shards
 _BLOCK = 512
@@ -60,7 +64,8 @@ class ShardResult:
     """Result of one job; DEST/.building/NAME.json has the same fields.
 
     bytes: of the tar; source_bytes: of a tar of the samples before encoding. tiles: images by width of tile
-    in pixels; untiled: images by reason; quarantine: (source shard, key, reason).
+    in pixels; untiled: images by reason; findings: as in the manifest; quarantine: (source shard, key,
+    reason).
     """
 
     name: str
@@ -72,6 +77,7 @@ class ShardResult:
     source_bytes: int = 0
     tiles: dict[str, int] = field(default_factory=dict)
     untiled: dict[str, int] = field(default_factory=dict)
+    findings: dict[str, Finding] = field(default_factory=dict)
     quarantine: list[tuple[str, str, str]] = field(default_factory=list)
     mtime_ns: int = 0
 
@@ -138,13 +144,21 @@ def tar_nbytes(nbytes: Any) -> Any:
 
 def _write_shard(job: ShardJob, result: ShardResult, tar: BinaryIO, idx: BinaryIO) -> None:
     writer, written, last = _TarWriter(tar), [], None
+    seen: set[str] = set()
     for sample in job.source.read():
         result.source_bytes += sum(tar_nbytes(len(data)) for data in sample.members.values())
         try:
             members = _encode(job.codec, sample, result)
         except DecodeError as error:
-            result.quarantine.append((sample.shard, sample.key, str(error)))
+            is_apart = sample.key in seen and image_extension(sample.members) is None
+            apart = (
+                f"key {sample.key!r} occurs twice, its members are not together: {list(sample.members)} later"
+            )
+            result.quarantine.append((sample.shard, sample.key, apart if is_apart else str(error)))
             continue
+        finally:
+            seen.add(sample.key)
+        _find(result, sample)
         # Consecutive members of one key are one sample; a cut or a quarantined sample may join two samples.
         key = sample.key if sample.key != last else f"{sample.key}_2"
         last = key
@@ -157,6 +171,19 @@ def _write_shard(job: ShardJob, result: ShardResult, tar: BinaryIO, idx: BinaryI
     for file in (tar, idx):
         file.flush()
         os.fsync(file.fileno())
+
+
+def _find(result: ShardResult, sample: Sample) -> None:
+    """Count in `result` what is unusual about a sample, but no reason to leave it out."""
+    label = sample.members.get("cls")
+    found = {} if label is not None else {NO_LABEL: ""}
+    if label is not None and not is_label(label):
+        found[WRONG_LABEL] = shown(label)
+    if is_animated(sample.members[str(image_extension(sample.members))]):
+        found[FRAMES] = ""
+    for kind, content in found.items():
+        first = result.findings.get(kind) or Finding(0, sample.shard, sample.key, content)
+        result.findings[kind] = first._replace(samples=first.samples + 1)
 
 
 def _encode(codec: Codec, sample: Sample, result: ShardResult) -> dict[str, bytes]:

@@ -133,11 +133,19 @@ def reshard_plan(listing: Sequence[SourceShard], indexes: Sequence[TarIndex], la
             yield f"{number:06d}", PickedSamples(used, ranges)
 
     left_out = tuple(
-        Quarantined(shard.name, own.first_left_out, f"{_NO_IMAGE} (number {number})", "")
+        Quarantined(shard.name, own.first_left_out, f"{_no_image(own)} (number {number})", "")
         for shard, own in zip(listing, indexes, strict=True)
         for number in range(1, own.left_out + 1)
     )
     return Plan(len(bounds), int(nbytes.sum()), inputs(), left_out)
+
+
+def _no_image(index: TarIndex) -> str:
+    """Return the reason why samples without an image are left out, of which an index has the first key."""
+    own, first = ShardIndex.of(index), index.first_left_out
+    if any(own.key(row) == first for row in range(len(own))):
+        return f"key {first!r} occurs twice, its members are not together; one of such samples of the shard"
+    return _NO_IMAGE
 
 
 def index_shards(

@@ -18,6 +18,7 @@ from ..shards.folder import left_out_line
 from ..shards.mapped import Shards
 from .build import CacheReport, Progress
 from .codecs import RAW
+from .job import NO_LABEL
 from .verify import VerifyReport
 
 _CROP = 256
@@ -79,7 +80,7 @@ def summarise_build(report: CacheReport, measure: bool = False) -> list[str]:
 
 
 def left_out_lines(report: CacheReport) -> list[str]:
-    """Return a line about undecodable samples and one about files that a folder's classes do not contain."""
+    """Return lines about undecodable samples, findings, and files that a folder's classes do not contain."""
     lines = []
     if report.quarantine:
         first = report.quarantine[0]
@@ -87,6 +88,14 @@ def left_out_lines(report: CacheReport) -> list[str]:
             f"left out: {len(report.quarantine)} samples, listed in manifest.json, such as key {first.key!r} "
             f"of {first.shard}: {first.reason}"
         )
+    for kind, (count, shard, key, content) in report.findings.items():
+        if kind == NO_LABEL and count == report.samples:
+            lines.append(
+                "no sample has a label (a member cls): train with target=, or predict with target=None"
+            )
+        else:
+            where = f"the first is key {key!r} of {shard}{f': {content}' if content else ''}"
+            lines.append(f"{kind}: {count} of {report.samples}, {where}")
     return [*lines, *filter(None, [left_out_line(report.left_out)])]
 
 

@@ -97,18 +97,26 @@ def integers(samples: Samples, ids: Iterable[int], extension: str, texts: Iterab
     for id, text in zip(ids, texts, strict=True):
         if text is None:
             raise missing(samples, id, extension)
-        # Nearly all labels pass the first test, in a third of the time.
-        is_good = (len(text) < 19 and text.isdigit()) or (
-            len(text) <= LONGEST and _INTEGER.fullmatch(text) and -_LIMIT <= int(text) < _LIMIT
-        )
-        if not is_good:
-            shown = text[:32].decode("utf-8", "replace") + ("..." if len(text) > 32 else "")
+        if not is_label(text):
             raise ShardError(
-                f"{where_of(samples, id)}: member {plain(extension)!r} is {shown!r}, not a 64-bit integer. "
-                "A label is an integer in ASCII digits, such as 7."
+                f"{where_of(samples, id)}: member {plain(extension)!r} is {shown(text)}, not a 64-bit "
+                "integer. A label is an integer in ASCII digits, such as 7."
             )
         labels.append(int(text))
     return torch.tensor(labels, dtype=torch.int64, device="cpu")
+
+
+def is_label(text: bytes) -> bool:
+    """Check that a label is a 64-bit integer in ASCII digits."""
+    # Nearly all labels pass the first test, in a third of the time.
+    return (len(text) < 19 and text.isdigit()) or (
+        len(text) <= LONGEST and _INTEGER.fullmatch(text) is not None and -_LIMIT <= int(text) < _LIMIT
+    )
+
+
+def shown(text: bytes) -> str:
+    """Format the content of a label, for messages."""
+    return repr(text[:32].decode("utf-8", "replace") + ("..." if len(text) > 32 else ""))
 
 
 _LABEL = "Write its label as KEY.cls, or give the extension of the member with the label."
@@ -188,9 +196,9 @@ def _field(samples: Samples, id: int, extension: str, document: Any, field: str)
                 f"at {name!r} it has {found}"
             )
     if not isinstance(value, int) or isinstance(value, bool) or not -_LIMIT <= value < _LIMIT:
-        shown = json.dumps(value)
+        found = json.dumps(value)
         raise ShardError(
             f"{where_of(samples, id)}: field {field!r} of member {extension!r} is "
-            f"{shown if len(shown) <= 32 else shown[:32] + '...'}, not a 64-bit integer"
+            f"{found if len(found) <= 32 else found[:32] + '...'}, not a 64-bit integer"
         )
     return value

@@ -7,9 +7,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -28,6 +28,15 @@ Width = Annotated[str, Meta(pattern=r"\A[1-9][0-9]{0,5}\Z")]
 TarName = Annotated[str, Meta(pattern=r"\A[^\s/\\.][^/\\\x00-\x1f]*\.tar\Z")]
 
 
+class Finding(NamedTuple):
+    """Samples that may be a mistake of the source: their number; shard, key and content of the first."""
+
+    samples: Positive
+    shard: str
+    key: str
+    content: str
+
+
 @dataclass(frozen=True)
 class ShardEntry:
     """One shard of a cache: DEST/NAME, with NAME ending in .tar.
@@ -35,7 +44,7 @@ class ShardEntry:
     bytes: of the tar. fingerprint: of its source samples and the codec. source_bytes: of a tar of the source
     samples. tiles: number of images by tile width in pixels; untiled: number of images without tiles by
     reason; together they are samples, at least one: a shard whose samples are all in quarantine has neither
-    files nor an entry.
+    files nor an entry. findings: samples of the shard that may be a mistake of the source, by kind.
     """
 
     name: TarName
@@ -47,6 +56,7 @@ class ShardEntry:
     source_bytes: Count
     tiles: dict[Width, Positive]
     untiled: dict[str, Positive]
+    findings: dict[str, Finding] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

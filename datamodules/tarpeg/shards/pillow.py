@@ -124,6 +124,17 @@ def _unidentified(content: bytes) -> tuple[Status, str]:
     return Status.UNSUPPORTED, f"it is {name}, which is not supported: convert it to JPEG or PNG"
 
 
+def is_animated(content: bytes) -> bool:
+    """Return whether a file that is not a JPEG has several frames or pages."""
+    if content.startswith(JPEG):
+        return False
+    try:
+        with Image.open(io.BytesIO(content), formats=PILLOW_FORMATS) as image:
+            return bool(getattr(image, "is_animated", False))
+    except (*_BROKEN, Image.DecompressionBombError):
+        return False  # a damaged second frame is of no interest
+
+
 def open_rgb(content: bytes) -> Image.Image:
     """Decode an image as ``open_upright``, to RGB, with its metadata in ``info``."""
     return to_rgb(open_upright(content))
