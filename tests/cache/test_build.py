@@ -328,6 +328,28 @@ def test_dest_must_not_hold_other_shards(source, photos, tmp_path):
 # --- the disk
 
 
+def test_a_folder_in_the_place_of_a_file_is_named_and_the_cache_stays(source, cache):
+    build(source, cache)
+    (cache / "a.idx").unlink()
+    (cache / "a.idx").mkdir()
+    before = sorted(cache.iterdir())
+    with pytest.raises(CacheError, match=rf"cannot write {cache}/a\.idx: it is a folder\. Move it away"):
+        build(source, cache)
+    assert sorted(cache.iterdir()) == before and read_manifest(cache) is not None
+    (cache / "a.idx").rmdir()
+    assert build(source, cache).built == 1 and verify_cache(cache, 0).is_good
+
+
+def test_a_damaged_manifest_has_one_remedy_for_building_loading_and_verifying(source, cache):
+    build(source, cache)
+    (cache / "manifest.json").write_text("{")
+    for use in (lambda: build(source, cache), lambda: expand(cache), lambda: verify_cache(cache, 0)):
+        with pytest.raises(
+            CacheError, match=rf"damaged: .*; to build a cache there, delete the folder {cache}\."
+        ):
+            use()
+
+
 class Full(io.FileIO):
     """A file on a disk with room[0] free bytes."""
 

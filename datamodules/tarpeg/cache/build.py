@@ -316,7 +316,7 @@ def _exclusive(folder: Path) -> AbstractContextManager[object]:
 
 def _finished_manifest(folder: Path, fingerprint: str) -> Manifest | None:
     """Return the manifest if the folder holds exactly that cache, with all shards in place."""
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     if manifest is None or manifest.fingerprint != fingerprint or (folder / BUILDING).exists():
         return None
     results = _results_of(folder, manifest).values()
@@ -332,8 +332,11 @@ def _start_build(
     another source and not `replace`.
     """
     with FileLock(folder / COMMIT_LOCK):
+        for path in folder.iterdir():
+            if path.suffix in (".tar", ".idx") and path.is_dir() and not path.is_symlink():
+                raise CacheError(f"cannot write {path}: it is a folder. Move it away, then start again.")
         building = folder / BUILDING
-        manifest = _read_manifest(folder)
+        manifest = read_manifest(folder)
         results = _saved_results(building) if manifest is None else _results_of(folder, manifest)
         foreign = sorted(path.name for path in folder.glob("*.tar") if path.stem not in results)
         if foreign:
@@ -380,13 +383,6 @@ def _finish_build(folder: Path, manifest: Manifest) -> None:
                 (folder / f"{name}.{kind}").unlink(missing_ok=True)
         (aside / MANIFEST).replace(folder / MANIFEST)
         shutil.rmtree(folder / BUILDING)
-
-
-def _read_manifest(folder: Path) -> Manifest | None:
-    try:
-        return read_manifest(folder)
-    except CacheError as error:
-        raise CacheError(f"{error} (To build there anyway, delete the folder {folder}.)") from error
 
 
 def _places(source: list[object]) -> set[str]:

@@ -107,9 +107,10 @@ def run_job(job: ShardJob) -> ShardResult:
                     path = folder / f"{job.name}.{kind}"
                     Path(file.name).replace(path) if result.samples else path.unlink(missing_ok=True)
     except OSError as error:
+        path = error.filename2 or folder / f"{job.name}.tar"  # the second is that of a rename
         raise CacheError(
-            f"cannot write {folder / job.name}.tar: {error.strerror or error}. Finished shards are kept: "
-            "make room or check the disk, then start again."
+            f"cannot write {path}: {error.strerror or error}. Finished shards are kept: make room or check "
+            "the disk, then start again."
         ) from error
     return result
 

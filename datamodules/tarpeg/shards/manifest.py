@@ -117,15 +117,15 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest | None:
         return None
     except OSError as error:
         raise CacheError(
-            f"{path} cannot be read: {error.strerror}. Check the file and its permissions."
+            f"{path} cannot be read: {error.strerror}. Check the file and its permissions; {_rebuild(path)}."
         ) from error
     except (ValueError, RecursionError) as error:
-        raise CacheError(f"{path} is damaged: it is not JSON: {error}. Build the cache again.") from error
+        raise _damaged(path, f"it is not JSON: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
         raise CacheError(
             f"{path} is not the manifest of a tarpeg cache: its format is {found!r}, not {FORMAT!r}. If "
-            "these are ordinary shards, rename that file or move it elsewhere."
+            f"these are ordinary shards, rename that file or move it elsewhere; {_rebuild(path)}."
         )
     version = content.get("version")
     if type(version) is not int or version < 1:  # not isinstance: true is not a version
@@ -133,7 +133,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest | None:
     if version > VERSION:
         raise CacheError(
             f"{path} has version {version}, and this tarpeg reads up to {VERSION}: tarpeg "
-            f"{content.get('tarpeg')!r} wrote it. Update tarpeg, or build the cache again."
+            f"{content.get('tarpeg')!r} wrote it. Update tarpeg, or {_rebuild(path)}."
         )
     return _decoded(content, path)
 
@@ -197,4 +197,8 @@ def _decoded(content: dict[str, Any], path: Path) -> Manifest:
 
 
 def _damaged(path: Path, what: str) -> CacheError:
-    return CacheError(f"{path} is damaged: {what}. Build the cache again.")
+    return CacheError(f"{path} is damaged: {what}. Copy it again; {_rebuild(path)}.")
+
+
+def _rebuild(path: Path) -> str:
+    return f"to build a cache there, delete the folder {path.parent}"
