@@ -21,12 +21,12 @@ import torch
 import torchmetrics
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from hydra_hints import check_braces, in_overrides, with_overrides
 from lightning.pytorch.profilers import PyTorchProfiler
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue
 from rich.console import Console
+from tarpeg_hydra.hints import check_arguments, in_overrides, with_overrides
 from torch import Tensor, nn
 
 
@@ -159,5 +159,5 @@ def _quiet() -> None:
 
 
 if __name__ == "__main__":
-    check_braces("train", sys.argv[1:])
+    check_arguments("train", sys.argv[1:])
     main()

@@ -1,72 +1,11 @@
 """Convert local or remote shards into a local cache that decodes quickly. Settings: conf/build_cache.yaml."""
 
-import contextlib
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Executor
 from pathlib import Path
-
-import hydra
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue
-from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
-from hydra_hints import check_braces
-from tarpeg import Layout, build_cache, verify_cache
-from tarpeg.cache.report import progress_bar, summarise_build, summarise_check
-from tarpeg.errors import ShardError
-from tarpeg.processes import dask_executor
-
-
-@contextlib.contextmanager
-def open_executor(cfg: DictConfig) -> Iterator[Executor | int | None]:
-    """Yield the executor of the configuration, or the number of local processes."""
-    if cfg.executor == "local":
-        yield cfg.workers
-    elif cfg.executor == "dask":
-        with dask_executor(cfg.address) as executor:
-            yield executor
-    else:
-        raise ValueError(f"executor={cfg.executor} must be local or dask")
-
-
-def build(cfg: DictConfig) -> list[str]:
-    """Build the cache of the configuration and return its summary."""
-    settings = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    layout = Layout(**{name: settings[name] for name in Layout.__dataclass_fields__})
-    options = {"codec": instantiate(cfg.codec), "layout": layout}
-    options |= {name: settings[name] for name in ("max_bad", "replace")}
-    with open_executor(cfg) as executor, progress_bar() as show:
-        report = build_cache(settings["source"], cfg.dest, executor=executor, progress=show, **options)
-    return summarise_build(report, cfg.measure)
-
-
-@hydra.main(version_base="1.3", config_path="../conf", config_name="build_cache")
-def main(cfg: DictConfig) -> None:
-    """Build or verify a cache and print a summary; exit with 1 if something is wrong."""
-    is_good = True
-    try:
-        if cfg.verify:
-            with open_executor(cfg) as executor, progress_bar() as show:
-                report = verify_cache(cfg.dest, executor, progress=show)
-            lines, is_good = summarise_check(report), report.is_good
-        else:
-            lines = build(cfg)
-    except MissingMandatoryValue as error:
-        sys.exit(f"build_cache: {error.full_key} is not set: give {error.full_key}=...")
-    except (ShardError, ValueError) as error:
-        sys.exit(f"build_cache: {error}")
-    except InstantiationException as error:
-        sys.exit(f"build_cache: codec: {error.__cause__ or error}")
-    for line in lines:
-        Console(soft_wrap=True).print(line, markup=False, highlight=False)
-    sys.exit(not is_good)
-
+from tarpeg_hydra.command import run
 
 if __name__ == "__main__":
-    check_braces("build_cache", sys.argv[1:])
-    main()
+    run("build_cache")

@@ -3,29 +3,9 @@
 import sys
 from pathlib import Path
 
-import hydra
-from omegaconf import DictConfig
-from rich.console import Console
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
-from tarpeg import diagnose
-
-
-@hydra.main(version_base="1.3", config_path="../conf", config_name="doctor")
-def main(cfg: DictConfig) -> None:
-    """Print the diagnosis; exit with 1 if something is broken."""
-    if not isinstance(cfg.speed, bool):
-        sys.exit(f"doctor: speed={cfg.speed!r} must be true or false")
-    with Console(stderr=True).status(
-        "inspecting, then measuring for ten seconds" if cfg.speed else "inspecting"
-    ):
-        found = diagnose(speed=cfg.speed)
-    console = Console(soft_wrap=True, highlight=False)
-    for line in str(found).splitlines():
-        console.print(line, style="none" if line.startswith(" ") else "bold", markup=False)
-    sys.exit(not found.is_well)
-
+from tarpeg_hydra.command import run
 
 if __name__ == "__main__":
-    main()
+    run("doctor")

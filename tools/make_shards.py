@@ -3,37 +3,9 @@
 import sys
 from pathlib import Path
 
-import hydra
-from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
-from tarpeg.datasets.synthetic import Photos
-from tarpeg.datasets.writer import make_shards
-from tarpeg.errors import ShardError
-from tarpeg.shards.folder import Folder
-
-
-@hydra.main(version_base="1.3", config_path="../conf", config_name="make_shards")
-def main(cfg: DictConfig) -> None:
-    """Write the shards and print one line about them."""
-    packing = {name: cfg[name] for name in ("samples", "prefix", "samples_per_shard", "workers")}
-    photos = {name: cfg[name] for name in Photos.__dataclass_fields__}
-    try:
-        if cfg.source not in ("synthetic", "folder"):
-            raise ValueError(f"source={cfg.source!r} must be synthetic or folder")
-        for name in ["out", "root"] if cfg.source == "folder" else ["out"]:
-            if OmegaConf.is_missing(cfg, name) or cfg[name] is None:
-                raise ValueError(f"{name} is not set: pass {name}=DIR")
-        source = Folder(cfg.root, cfg.seed) if cfg.source == "folder" else Photos.of(photos)
-        report = make_shards(cfg.out, source, **packing)
-    except (ShardError, ValueError) as error:
-        sys.exit(f"make_shards: {error}")
-    shards = f"{len(report.shards)} shards in {cfg.out}: {report.samples} samples"
-    size = f"{report.bytes / 1e6:.1f} MB, {report.bits_per_pixel:.2f} bits per pixel, {report.seconds:.1f} s"
-    Console(soft_wrap=True).print(f"{shards}, {size}", markup=False, highlight=False)
-
+from tarpeg_hydra.command import run
 
 if __name__ == "__main__":
-    main()
+    run("make_shards")

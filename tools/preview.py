@@ -3,35 +3,9 @@
 import sys
 from pathlib import Path
 
-import hydra
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
-from omegaconf import DictConfig
-from omegaconf.errors import MissingMandatoryValue
-from rich.console import Console
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
-from hydra_hints import check_braces, with_overrides
-from tarpeg import contact_sheet
-from tarpeg.errors import BuildError, ShardError
-
-
-@hydra.main(version_base="1.3", config_path="../conf", config_name="preview")
-def main(cfg: DictConfig) -> None:
-    """Draw a contact sheet of the data in `cfg` and print its path."""
-    try:
-        data = instantiate(cfg.data, augment=instantiate(cfg.augment), workers=0)
-        path = contact_sheet(data, cfg.out, **{k: cfg[k] for k in ("split", "samples", "epoch", "columns")})
-    except MissingMandatoryValue as error:
-        sys.exit(f"preview: {error.full_key} is not set: give {error.full_key}=...")
-    except InstantiationException as error:
-        sys.exit(f"preview: {with_overrides(error.__cause__ or error)}")
-    except (BuildError, ShardError, ValueError) as error:
-        sys.exit(f"preview: {with_overrides(error)}")
-    Console(soft_wrap=True).print(f"written: {path}", markup=False, highlight=False)
-
+from tarpeg_hydra.command import run
 
 if __name__ == "__main__":
-    check_braces("preview", sys.argv[1:])
-    main()
+    run("preview")

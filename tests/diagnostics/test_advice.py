@@ -10,8 +10,8 @@ import tarpeg
 from helpers.checkouts import ROOT
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra_hints import in_overrides
 from tarpeg.diagnostics.advice import Call, Costs, RunFacts, advise
+from tarpeg_hydra.hints import in_overrides
 
 GPU = RunFacts("cuda", 8, 8, "/d/train-*.tar", workers=8, augment="Augment", is_random=True)
 CPU = GPU._replace(device="cpu", cores=2, compute_threads=1, workers=1)

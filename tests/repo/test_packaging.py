@@ -25,8 +25,15 @@ tarpeg.decode_crop
 assert (importlib.resources.files("tarpeg.conf") / "train.yaml").is_file()
 print(torch.ops.tarpeg.decode_crop.default, library.library_path(), sep="\\n")
 """
-INFO = {"METADATA", "RECORD", "WHEEL", "top_level.txt", "licenses/LICENSE"}
-EGG_INFO = {"PKG-INFO", "SOURCES.txt", "dependency_links.txt", "requires.txt", "top_level.txt"}
+INFO = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt", "licenses/LICENSE"}
+EGG_INFO = {
+    "PKG-INFO",
+    "SOURCES.txt",
+    "dependency_links.txt",
+    "entry_points.txt",
+    "requires.txt",
+    "top_level.txt",
+}
 
 
 def contents(wheel: Path) -> set[str]:
@@ -41,7 +48,8 @@ def contents(wheel: Path) -> set[str]:
 def expected() -> set[str]:
     """All source files of the package, through the symlinks of the checkout."""
     package = ROOT / "datamodules" / "tarpeg"
-    folders = [package, package / "conf", package / "native"]  # rglob does not follow links
+    # rglob does not follow links
+    folders = [package, package / "conf", package / "native", package.with_name("tarpeg_hydra")]
     suffixes = (".py", ".typed", ".yaml", ".cpp", ".h", ".cu")
     found = {path for folder in folders for path in folder.rglob("*") if path.suffix in suffixes}
     return {path.relative_to(package.parent).as_posix() for path in found}
@@ -56,6 +64,11 @@ def test_wheel_with_torch_at_hand_holds_the_library(packed, tmp_path: Path) -> N
     op, path = run([str(packed.python), "-c", PROBE], cwd=tmp_path, TARPEG_NO_BUILD="1").splitlines()[:2]
     assert op == "tarpeg.decode_crop.default"
     assert Path(path).is_relative_to(packed.python.parents[1]) and path.endswith(library)
+
+    command = str(packed.python.with_name("tarpeg"))
+    run([command, "make-shards", "out=photos", "samples=8", "size=48"], cwd=tmp_path)
+    words = run([command, "build-cache", "source=photos", "dest=cache", "measure=false"], cwd=tmp_path)
+    assert "8 samples" in words, words
 
 
 def test_isolated_wheel_holds_the_sources_and_builds_at_first_use(packed, tmp_path: Path) -> None:

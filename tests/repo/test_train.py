@@ -203,33 +203,6 @@ def test_messages_of_the_package_get_overrides(script):
     assert " must be a tarpeg.Erase (+augment.erase._target_=tarpeg.Erase)" in text
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["data.train.shards=/d/p-{000..001}.tar"],
-        # What a shell makes of it; Hydra would take the last.
-        ["data.train.shards=/d/p-000.tar", "data.train.shards=/d/p-001.tar"],
-    ],
-)
-def test_unquoted_braces_end_with_a_hint(script, arguments):
-    with pytest.raises(SystemExit) as caught:
-        script.check_braces("train", ["data=shards", *arguments])
-    assert str(caught.value).startswith("train: data.train.shards has braces without quotes, or is given")
-    assert str(caught.value).endswith("'data.train.shards=\"/data/train-{000..009}.tar\"'")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ['data.train.shards="/d/p-{000..001}.tar"', "data.val.shards=['/d/{0,1}.tar']"],
-        ["+model.extra={a: 1}", "data.prepare.out=${oc.env:HOME}/x", "--multirun", "seed=1,2"],
-        ["hydra.run.dir=a", "hydra.run.dir=b", "~logger", "+trainer.x=1", "trainer=ddp", "seed=1", "seed=2"],
-    ],
-)
-def test_braces_that_are_right_pass(script, arguments):
-    script.check_braces("train", arguments)
-
-
 NOWHERE = ["data=shards", "data.train.shards=/nowhere/x.tar", "data.val.shards=/nowhere"]
 NO_SHARD = r"shard /nowhere/x\.tar does not exist; there is no folder /nowhere\. Check the path\."
 

@@ -1,35 +1,57 @@
-"""Hydra's command lines: unquoted braces, and advice of tarpeg as commands and overrides of this checkout.
-
-Used by ``train.py`` and the tools, no part of the package. It is beside the package because managed training
-ships ``train.py`` and ``datamodules/`` without the tools.
-"""
+"""Hydra's command lines: arguments that it would misread, and advice of tarpeg as commands and overrides."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
 if TYPE_CHECKING:  # importing it loads the operators, which the tools may not need
     from tarpeg.diagnostics.advice import Advice, Call
 
-_TOOLS = {"build_cache": "tools/build_cache.py", "diagnose": "tools/doctor.py"}
+_TOOLS = {"build_cache": "build_cache", "diagnose": "doctor"}
+_CHECKOUT = Path(__file__).resolve().parents[2]
 
 
-def check_braces(program: str, arguments: Sequence[str]) -> None:
-    """Raise SystemExit with one line for a brace pattern without quotes.
+def command(tool: str) -> str:
+    """Return how the reader starts a tool: by a script of the checkout, or by the command ``tarpeg``."""
+    if Path(sys.argv[0]).name.startswith("tarpeg") or not (_CHECKOUT / "tools" / f"{tool}.py").is_file():
+        return f"tarpeg {tool.replace('_', '-')}"
+    return f"python tools/{tool}.py"
 
-    A shell expands it to several arguments with one key, of which Hydra takes the last.
+
+OmegaConf.register_new_resolver("command", command, replace=True)
+
+
+def check_arguments(program: str, arguments: Sequence[str]) -> None:
+    """Raise SystemExit with one line for arguments that Hydra cannot read, and for braces without quotes.
+
+    A shell expands braces to several arguments with one key, of which Hydra would take the last.
     """
-    pairs = [argument.partition("=") for argument in arguments if not argument.startswith(("-", "hydra"))]
-    shards = [key for key, _, value in pairs if value.endswith(".tar")]
-    for key, _, value in pairs:
-        if shards.count(key) > 1 or re.match(r"[^\"'\[({$]+\{", value):
+    before = ("", "")
+    for argument in (argument for argument in arguments if "=" in argument and argument[0] != "-"):
+        key, _, value = argument.partition("=")
+        pattern = (key, re.sub(r"\d+", "0", value))
+        if re.match(r"[^\"'\[({$]+\{", value) or (value.endswith(".tar") and pattern == before):
             raise SystemExit(
-                f"{program}: {key} has braces without quotes, or is given {shards.count(key)} times. Braces "
-                f"need the shell's quotes and Hydra's: '{key}=\"/data/train-{{000..009}}.tar\"'"
+                f"{program}: {key} has braces without quotes: {value}. Braces need the shell's quotes and "
+                f"Hydra's: '{key}=\"/data/train-{{000..009}}.tar\"'"
             )
+        before = pattern
+        try:
+            OverridesParser.create().parse_override(argument)
+        except HydraException:
+            raise SystemExit(
+                f"{program}: {argument} cannot be read: a value with special characters needs Hydra's quotes "
+                f"within the shell's: {_quoted(key, value)}"
+            ) from None
 
 
 # Parts of tarpeg's messages, and the same with the overrides that follow from them.
@@ -57,7 +79,7 @@ def _command(call: Call) -> str:
     name, arguments = call.function.removeprefix("tarpeg."), call.arguments
     if name in _TOOLS:
         words = [override for key, value in arguments.items() for override in _overrides(key, value)]
-        return f"`{' '.join(['python', _TOOLS[name], *words])}`"
+        return f"`{' '.join([command(_TOOLS[name]), *words])}`"
     if name == "Trainer":  # conf/profiler has the names of torch's modules
         return f"`python train.py profiler={arguments['profiler'].replace('pytorch', 'torch')}`"
     if name == "Augment":

@@ -1,0 +1,4 @@
+"""The tools, configured by Hydra: ``tarpeg COMMAND`` after an installation, tools/ in a checkout.
+
+Whatever a tool does is a function of the package ``tarpeg``, which knows nothing of Hydra.
+"""

@@ -1,0 +1,39 @@
+"""``tarpeg COMMAND key=value ...``: one command for all tools."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from .hints import check_arguments
+
+COMMANDS = {
+    "build-cache": "convert shards, or a folder of images, into a cache that decodes quickly",
+    "make-shards": "write shards of synthetic photographs, or of a folder of images",
+    "preview": "draw the network's inputs, before and after augmentation",
+    "doctor": "report what is installed, what is loaded and how fast it is",
+    "bench": "measure ways to decode and load training images",
+}
+
+
+def run(tool: str) -> None:
+    """Run a tool of this package with the arguments in ``sys.argv``."""
+    check_arguments(tool, sys.argv[1:])
+    importlib.import_module(f".{tool}", __package__).main()
+
+
+def main() -> None:
+    """Run the command of the command line; Hydra reads what follows it."""
+    commands = "\n".join(f"  {name:<12} {text}" for name, text in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        "tarpeg",
+        description=f"Tools of tarpeg:\n\n{commands}",
+        epilog="tarpeg COMMAND --help lists the settings of a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    parser.add_argument("settings", nargs=argparse.REMAINDER, metavar="key=value")
+    given = parser.parse_args(sys.argv[1:] or ["--help"])
+    sys.argv = [f"tarpeg {given.command}", *given.settings]
+    run(given.command.replace("-", "_"))

@@ -1,0 +1,29 @@
+"""Draw the network's inputs, before and after augmentation, as a PNG. Settings: conf/preview.yaml."""
+
+import sys
+
+import hydra
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from omegaconf.errors import MissingMandatoryValue
+from rich.console import Console
+from tarpeg import contact_sheet
+from tarpeg.errors import BuildError, ShardError
+
+from .hints import with_overrides
+
+
+@hydra.main(version_base="1.3", config_path="pkg://tarpeg.conf", config_name="preview")
+def main(cfg: DictConfig) -> None:
+    """Draw a contact sheet of the data in `cfg` and print its path."""
+    try:
+        data = instantiate(cfg.data, augment=instantiate(cfg.augment), workers=0)
+        path = contact_sheet(data, cfg.out, **{k: cfg[k] for k in ("split", "samples", "epoch", "columns")})
+    except MissingMandatoryValue as error:
+        sys.exit(f"preview: {error.full_key} is not set: give {error.full_key}=...")
+    except InstantiationException as error:
+        sys.exit(f"preview: {with_overrides(error.__cause__ or error)}")
+    except (BuildError, ShardError, ValueError) as error:
+        sys.exit(f"preview: {with_overrides(error)}")
+    Console(soft_wrap=True).print(f"written: {path}", markup=False, highlight=False)

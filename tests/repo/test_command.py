@@ -1,0 +1,76 @@
+"""``tarpeg COMMAND``, and arguments that Hydra would misread."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+import pytest
+from helpers.scripts import run_script
+from tarpeg_hydra import command
+from tarpeg_hydra.hints import check_arguments
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["data.train.shards=/d/p-{000..001}.tar"],
+        # What a shell makes of it; Hydra would take the last.
+        ["data.train.shards=/d/p-000.tar", "data.train.shards=/d/p-001.tar"],
+    ],
+)
+def test_unquoted_braces_end_with_a_hint(arguments):
+    with pytest.raises(SystemExit) as caught:
+        check_arguments("train", ["data=shards", *arguments])
+    assert str(caught.value).startswith("train: data.train.shards has braces without quotes: /d/p-")
+    assert str(caught.value).endswith("'data.train.shards=\"/data/train-{000..009}.tar\"'")
+
+
+@pytest.mark.parametrize(
+    ("argument", "quoted"),
+    [
+        ("source=~/x", "'source=\"~/x\"'"),
+        ("source=/data/a (1)/x.tar", "'source=\"/data/a (1)/x.tar\"'"),
+        ("dest=it's", """'dest="it'"'"'s"'"""),
+        ("data.train.shards=a:b,c d=e", "'data.train.shards=\"a:b,c d=e\"'"),
+    ],
+)
+def test_what_hydra_cannot_read_is_shown_with_quotes(argument, quoted):
+    with pytest.raises(SystemExit) as caught:
+        check_arguments("train", [argument])
+    text = str(caught.value)
+    assert text.startswith(f"train: {argument} cannot be read: ") and text.endswith(quoted)
+    (unquoted,) = shlex.split(quoted)
+    check_arguments("train", [unquoted])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ['data.train.shards="/d/p-{000..001}.tar"', "data.val.shards=['/d/{0,1}.tar']"],
+        ["+model.extra={a: 1}", "data.prepare.out=${oc.env:HOME}/x", "--multirun", "seed=1,2"],
+        ["hydra.run.dir=a", "hydra.run.dir=b", "~logger", "+trainer.x=1", "trainer=ddp", "seed=1", "seed=2"],
+        ["data.train.shards=/d/a.tar", "data.train.shards=/e/b.tar"],  # Hydra takes the last
+        ["--config-dir", "conf (1)", "seed="],
+    ],
+)
+def test_what_is_right_passes(arguments):
+    check_arguments("train", arguments)
+
+
+def test_the_commands_are_listed(monkeypatch, capsys):
+    for arguments, status in (["--help"], 0), ([], 0), (["nonsense"], 2):
+        monkeypatch.setattr(sys, "argv", ["tarpeg", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            command.main()
+        assert caught.value.code == status
+        printed = "".join(capsys.readouterr())
+        assert "build-cache" in printed and "doctor" in printed
+
+
+@pytest.mark.parametrize("name", command.COMMANDS)
+def test_a_command_has_the_settings_of_its_tool(name):
+    code = f"sys.argv = ['/bin/tarpeg', {name!r}, '--help']\nfrom tarpeg_hydra.command import main; main()"
+    done = run_script(code)
+    assert done.returncode == 0, done.stderr
+    assert f"  tarpeg {name} " in done.stdout and "python tools" not in done.stdout
