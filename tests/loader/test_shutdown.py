@@ -158,6 +158,28 @@ def test_a_fork_of_python_ends_with_its_loader(photos, tmp_path):
     assert done.returncode == 0 and "ArithmeticError: as asked" in done.stderr, done.stderr
 
 
+IN_A_THREAD = """
+import atexit, threading, time
+atexit.register(time.sleep, 0.5)  # runs after tarpeg's own hook: time in which the thread could print
+from helpers.loaders import load
+
+def iterate():
+    loader = load({photos!r}, batch_size=1, workers=2)
+    while True:
+        for batch in loader:
+            started.set()
+
+started = threading.Event()
+threading.Thread(target=iterate, daemon=True).start()
+assert started.wait(60)
+"""
+
+
+def test_a_daemon_thread_that_still_iterates_at_the_end_prints_nothing(photos, tmp_path):
+    done = run_file(tmp_path / "run.py", IN_A_THREAD.format(photos=str(photos)), timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 INTERRUPTED = """
 import os, random
 from helpers.loaders import digest, load

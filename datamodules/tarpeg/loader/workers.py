@@ -110,12 +110,14 @@ def _as_exception(error: BaseException) -> Exception:
 
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_exiting = threading.Event()
 
 
 # Called before multiprocessing's own exit hook, which would wait for processes after a signal that they
 # ignore. A thread that returns from native code while the interpreter ends is unwound through C++: an abort.
 @atexit.register
 def _close_all() -> None:
+    _exiting.set()
     for pool in list(_pools):
         pool.close()
     for thread in list(_threads):
@@ -264,6 +266,8 @@ class ProcessPool(WorkerPool):
         return result
 
     def _death_of(self, worker: _Worker) -> RuntimeError:
+        if _exiting.is_set() and threading.current_thread().daemon:
+            raise SystemExit  # ends this thread without a message: the interpreter ends it anyway
         worker.process.join(_GRACE)
         status = worker.process.exitcode
         if status == -signal.SIGKILL:
