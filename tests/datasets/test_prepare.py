@@ -194,6 +194,20 @@ def test_a_folder_with_train_and_val_becomes_shards_of_both(tmp_path):
             kind(str(root), tmp_path / "other", workers=0)()
 
 
+def test_images_in_sub_directories_of_a_class_are_reported(tmp_path, caplog):
+    """Animals, cats and dogs alike, get the label 0."""
+    for name in ("animals/cat/0.jpg", "animals/dog/1.jpg", "car/2.jpg", "car/red/3.jpg"):
+        (tmp_path / "pets" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "pets" / name).write_bytes(jpeg("420", 64, 80))
+    FolderShards(tmp_path / "pets", tmp_path / "packed", val_share=0.25, workers=0)()
+    CachedShards(str(tmp_path / "pets"), tmp_path / "cached", workers=0)()
+    packed, cached = caplog.messages[1:]
+    kind = "images in sub-directories of a class without other images, which have the label of that class"
+    assert packed.startswith(f"{tmp_path}/pets: {kind}: 1, the first is key 'animals/")
+    where = f"the first is key 'animals/cat/0' of {tmp_path}/pets"
+    assert cached == f"{tmp_path}/cached: {kind}: 2 of 4, {where}"
+
+
 def test_a_test_folder_is_packed_and_what_is_left_out_is_a_warning(tmp_path, caplog):
     root = tmp_path / "pets"
     for name in (

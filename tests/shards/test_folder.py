@@ -166,30 +166,22 @@ def test_splits_that_cannot_be_told_apart(tmp_path):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (
-            ["images/a.jpg", "annotations/a.xml"],
-            r"class 'annotations' of root=.* has no image.* add images\.$",
-        ),
-        (
-            ["train/cat/a.jpg", "info/a.xml", "z/a.xml"],
-            r"class 'info' .*nor have 1 more.* or give root=.*train'",
-        ),
-        (
-            ["train/cat/a.jpg", "test_images/b.jpg"],
-            "directories train, with sub-directories, and test_images",
-        ),
-        (["train/cat/a.jpg", "holdout/cat/b.jpg"], "directories train, with sub-directories, and holdout"),
-        (
-            ["training_set/cat/a.jpg", "test_set/cat/b.jpg"],
-            "name them train, val or test, or give root=.*set'",
-        ),
-        (["train/cat/a.jpg", "eval/b.jpg"], "val.* has no sub-directory"),
-        (["Training/a.jpg", "Testing/b.jpg"], "Training' has no sub-directory"),
+        ("images/a.jpg annotations/a.xml", r"class 'annotations' of root=.* has no image.* add images\.$"),
+        ("train/cat/a.jpg info/a.xml z/a.xml", r"class 'info' .*nor have 1 more.* or give root=.*train'"),
+        ("train/cat/a.jpg test_images/b.jpg", "has train and test_images, which would be classes"),
+        ("train/cat/a.jpg holdout/cat/b.jpg", "has train and holdout, which .* Give root=.*/train', or"),
+        ("training_set/cat/a.jpg test_set/cat/b.jpg", "has training_set and test_set, which would"),
+        ("train2017/a.jpg val2017/b.jpg", "has train2017 and val2017, which would be classes"),
+        ("seg_train/seg_train/x/a.jpg seg_test/seg_test/x/b.jpg", "has seg_train and seg_test, which"),
+        ("images/train/x/a.jpg images/val/x/b.jpg", "has images, which .* Give root=.*images'"),
+        ("val/cat/a.jpg val/dog/b.jpg", "has val, which .* Give root=.*val'"),
+        ("train/cat/a.jpg eval/b.jpg", "val.* has no sub-directory"),
+        ("Training/a.jpg Testing/b.jpg", "Training' has no sub-directory"),
     ],
 )
 def test_splits_and_annotations_do_not_become_classes(tmp_path, names, message):
     with pytest.raises(ShardError, match=message):
-        filled(tmp_path, *names).contents()
+        filled(tmp_path, *names.split()).contents()
 
 
 def test_classes_with_names_of_splits_stay_classes(tmp_path):
@@ -211,6 +203,13 @@ def test_classes_with_names_of_splits_stay_classes(tmp_path):
         three.contents()
     filled(tmp_path / "d", "train/empty/a.jpg")
     assert three.contents()["classes"] == {"train/empty": 1, "train/x": 1, "val/x": 1}
+
+
+def test_splits_that_are_one_directory(tmp_path):
+    folder = filled(tmp_path, "train/cat/a.jpg", "train/dog/a.jpg")
+    (tmp_path / "val").symlink_to("train")
+    with pytest.raises(ShardError, match="the splits train and val, which are one directory, by a link"):
+        folder.contents()
 
 
 def test_links_to_folders_above_are_left_out(tmp_path):

@@ -155,7 +155,7 @@ def build_cache(
         seconds=time.monotonic() - started,
         example=builder.example,
         left_out=count_left_out(listing if isinstance(listing, Folder) else source),
-        findings=_joined_findings(manifest.shards),
+        findings=builder.findings | _joined_findings(manifest.shards),
     )
 
 
@@ -193,6 +193,7 @@ class _Builder:
     samples: int = 0
     source_bytes: int = 0
     bad: list[Quarantined] = field(default_factory=list)
+    findings: dict[str, Finding] = field(default_factory=dict)  # of the source, before any job
 
     def build(self, executor: Executor | int | None) -> Manifest:
         """Write what is missing in the folder, and return its manifest."""
@@ -227,6 +228,7 @@ class _Builder:
         """Return the plan, None if it takes indexing, and plain values that identify the source."""
         if isinstance(self.listing, Folder):
             plan = folder_plan(self.listing, self.layout)
+            self.findings = plan.findings
             unreadable = [[bad.key, bad.reason] for bad in plan.left_out]
             return plan, [*(source.identity() for _, source in plan.inputs), *unreadable]
         is_resharded = self.layout.is_cut or self.layout.shuffle

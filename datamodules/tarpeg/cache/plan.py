@@ -8,7 +8,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +16,9 @@ import numpy as np
 from .. import processes
 from ..errors import CacheError
 from ..sampling import rng
-from ..shards.folder import Folder
+from ..shards.folder import NESTED, Folder, ImageFile, only_nested
 from ..shards.index import Int64, ShardIndex, TarIndex, build, load
-from ..shards.manifest import BUILDING, Quarantined
+from ..shards.manifest import BUILDING, Finding, Quarantined
 from .job import hash_of, index_remote_shard, tar_nbytes, version_number
 from .sources import ImageFiles, PickedSamples, SampleRanges, ShardInput, SourceShard, WholeShard
 
@@ -60,13 +60,14 @@ class Plan:
 
     shards: their number; source_bytes: of the source that go into them; inputs: name, without .tar, and input
     of each shard, in order; may be a generator. left_out: samples without an image that indexing has found,
-    and unreadable files of a folder; the results of jobs contain the others.
+    and unreadable files of a folder; the results of jobs contain the others. findings: as in the manifest.
     """
 
     shards: int
     source_bytes: int
     inputs: Iterable[tuple[str, ShardInput]]
     left_out: tuple[Quarantined, ...] = ()
+    findings: dict[str, Finding] = field(default_factory=dict)
 
 
 def copy_plan(listing: Sequence[SourceShard]) -> Plan:
@@ -87,10 +88,12 @@ def folder_plan(folder: Folder, layout: Layout) -> Plan:
     samples = layout.samples_per_shard if layout.is_cut else _FOLDER_SHARD
     inputs: list[tuple[str, ShardInput]] = []
     lost: list[Quarantined] = []
+    nested: list[ImageFile] = []
     source_bytes = 0
     for split, part in folder.parts().items():
-        files, stats = [], []
-        for file in part.files():
+        files, stats, listed = [], [], part.files()
+        nested += only_nested(listed)
+        for file in listed:
             try:
                 found = os.stat(file.path)  # noqa: PTH116
                 reason = "" if stat.S_ISREG(found.st_mode) else "not a regular file"
@@ -107,7 +110,9 @@ def folder_plan(folder: Folder, layout: Layout) -> Plan:
             name = f"{split}-{number:06d}" if split else f"{number:06d}"
             images = ImageFiles(str(part.directory()), tuple(files[start:stop]), tuple(stats[start:stop]))
             inputs.append((name, images))
-    return Plan(len(inputs), source_bytes, inputs, tuple(lost))
+    first = min(nested, key=lambda file: file.key, default=None)
+    findings = {NESTED: Finding(len(nested), folder.root, first.key, "")} if first else {}
+    return Plan(len(inputs), source_bytes, inputs, tuple(lost), findings)
 
 
 def reshard_plan(listing: Sequence[SourceShard], indexes: Sequence[TarIndex], layout: Layout) -> Plan:

@@ -22,7 +22,7 @@ from ..files import renamed, write_json
 from ..machine import usable_cores
 from ..processes import map_in_processes
 from ..progress import progress
-from ..shards.folder import Folder, ImageFile, left_out_line
+from ..shards.folder import NESTED, Folder, ImageFile, left_out_line, only_nested
 from ..shards.pillow import PILLOW_FORMATS
 from .synthetic import Photos, check_integer, photograph
 
@@ -124,8 +124,11 @@ def _files(folder: Folder, out: Path, samples: int | None) -> list[ImageFile]:
             "tarpeg.build_cache"
         )
     files = folder.files()
-    if folder.split in ("all", "train") and (line := left_out_line(folder.left_out())):  # once for all splits
-        log.warning("%s: %s", folder.root, line)
+    if folder.split in ("all", "train"):  # once for all splits
+        nested = [file.key for file in only_nested(files)]
+        found = f"{NESTED}: {len(nested)}, the first is key {min(nested)!r}" if nested else ""
+        for line in filter(None, (left_out_line(folder.left_out()), found)):
+            log.warning("%s: %s", folder.root, line)
     if samples is not None and samples > len(files):
         raise ValueError(f"samples={samples} must be at most {len(files)}, the images of {folder.root}")
     return files[:samples]

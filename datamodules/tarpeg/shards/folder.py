@@ -29,6 +29,7 @@ _SPLITS = {"train": "train", "test": "test", **dict.fromkeys(("val", "valid", "v
 _WORDS = {"training": "train", "testing": "test", "eval": "val", "evaluation": "val"}
 _ALL = _SPLITS | _WORDS
 _FEW = 4  # directories: train and three others; among more, train with sub-directories may well be a class
+NESTED = "images in sub-directories of a class without other images, which have the label of that class"
 _SHOWN = 8  # kinds of files in a message
 
 
@@ -188,6 +189,14 @@ class Folder:
                     f"root={self.root!r} has the directories {other} and {name}, which are both the split "
                     f"{found[name]}. Merge them, or move one away."
                 )
+            twin = next(
+                (one for one in splits.values() if one.name != name and one.samefile(root / name)), None
+            )
+            if twin is not None:
+                raise ShardError(
+                    f"root={self.root!r} has the splits {twin.name} and {name}, which are one directory, by "
+                    "a link. Remove one of them."
+                )
         if "train" not in splits:
             raise ShardError(
                 f"root={self.root!r} has the splits {' and '.join(found)}, but no train, which defines the "
@@ -307,6 +316,12 @@ def _found(text: str) -> tuple[Path, list[str]] | None:
     return root, [str(name.absolute()) for name in names]
 
 
+def only_nested(files: Sequence[ImageFile]) -> list[ImageFile]:
+    """Return the images of classes that have images in sub-directories only: these may be the classes."""
+    direct = {file.label for file in files if file.key.count("/") == 1}
+    return [file for file in files if file.label not in direct]
+
+
 def left_out_line(counts: Mapping[str, int]) -> str:
     """Format the counts of Folder.left_out in one line; empty without any."""
     one = re.compile("^(image|file|folder|link)s")
@@ -344,25 +359,29 @@ def _subdirectories(root: Path) -> list[str]:
 
 
 def _refuse_hidden_splits(root: Path, names: Sequence[str]) -> None:
-    """Raise ShardError for class names such as training_set, if there are classes in these directories."""
-    words = {
-        name: [_ALL[word] for word in re.findall("[a-z]+", name.lower()) if word in _ALL] for name in names
-    }
-    splits = {name: found[0] for name, found in words.items() if found}
+    """Raise ShardError for classes named like splits, such as training_set, or that hold splits."""
     is_few = len(names) <= _FEW
-    for name, split in splits.items():
-        inner = set(_subdirectories(root / name))
-        for other in names if inner else ():
-            is_other = splits.get(other, split) != split
-            is_same = other != name and bool(inner.intersection(_subdirectories(root / other)))
-            if (is_other and (is_few or is_same)) or (
-                is_same and is_few and _ALL.get(name.lower()) == "train"
-            ):
-                raise ShardError(
-                    f"root={str(root)!r} has the directories {name}, with sub-directories, and {other}. If "
-                    f"these are splits, name them train, val or test, or give root={str(root / name)!r}. If "
-                    f"they are classes, rename {name}."
-                )
+    words = {name: re.findall("[a-z]+", name.lower()) for name in names}
+    splits = {name: _ALL[word] for name, found in words.items() for word in found if word in _ALL}
+    inner = {name: set(_subdirectories(root / name)) for name in names if is_few or name in splits}
+    refused: tuple[str, ...] = ()
+    for name in inner:
+        held = {_ALL[one.lower()] for one in inner[name] if one.lower() in _ALL}
+        if (is_few and len(held) > 1) or (len(names) == 1 and name in splits and inner[name]):
+            refused = (name,)
+        for other in names if name in splits else ():
+            is_other = splits.get(other, splits[name]) != splits[name]
+            is_same = other != name and not inner[name].isdisjoint(_subdirectories(root / other))
+            is_named = is_few and bool(inner[name] or {name.lower(), other.lower()} - _ALL.keys())
+            is_train = is_few and _ALL.get(name.lower()) == "train"
+            if (is_other and (is_named or is_same)) or (is_train and is_same):
+                refused = tuple(sorted((name, other), key=lambda one: splits.get(one) != "train"))
+    if refused:
+        raise ShardError(
+            f"root={str(root)!r} has {' and '.join(refused)}, which would be classes, but look like splits "
+            f"or hold them. Give root={str(root / refused[0])!r}, or name the directories of splits train, val "
+            f"and test; rename {refused[0]} if it is a class."
+        )
 
 
 def _refuse_empty(root: Path, classes: Mapping[str, int], files: Sequence[ImageFile]) -> None:
