@@ -433,7 +433,8 @@ def test_a_folder_of_images(tmp_path, cache):
     shards = opened(cache)
     assert shards.labels(range(12)).tolist() == [int(key.startswith("dog")) for key in keys(cache)]
     assert shards.extensions(keys(cache).index("dog/5")) == ["jpg", "cls"]
-    assert read_manifest(cache).source == [{"folder": str(root), "classes": {"cat": 0, "dog": 1}}]
+    recorded = {"folder": str(root), "classes": {"cat": 0, "dog": 1}, "split": "all", "seed": 0}
+    assert read_manifest(cache).source == [recorded]
     assert build(Folder(str(root)), tmp_path / "whole").shards == 1
     (root / "cat" / "0.jpg").write_bytes(jpeg("420", 64, 80, seed=99))
     assert build(root, cache, layout=layout).built == 1
@@ -499,8 +500,11 @@ def test_a_cache_of_another_source_is_only_replaced_if_asked(source, cache, phot
     assert contents(cache) == whole
     monkeypatch.chdir(tmp_path)
     assert build("source", "cache").built == 0
-    assert build(source / "b.tar", cache).samples == 10, "a part of the source is no other source"
-    build(source, cache)
+    with refused():
+        build(source / "b.tar", cache)
+    assert contents(cache) == whole
+    assert build(source / "b.tar", cache, replace=True).samples == 10
+    assert build([source / "b.tar", source / "a.tar"], cache).samples == 23, "a source may grow"
 
     def stop(_):
         raise KeyboardInterrupt
@@ -511,3 +515,28 @@ def test_a_cache_of_another_source_is_only_replaced_if_asked(source, cache, phot
         build(source, cache)
     assert build(tmp_path / "other", cache).samples == 1
     assert tars(cache).keys() == {"000000.tar"}
+
+
+def test_another_split_or_seed_of_a_folder_is_another_source(tmp_path, cache):
+    root = tmp_path / "pets"
+    for number, name in enumerate(("train/cat/0", "train/cat/1", "train/cat/2", "train/cat/3", "val/cat/4")):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / f"{name}.jpg").write_bytes(jpeg("420", 64, 80, number))
+    assert build(Folder(root, split="train"), cache).samples == 4
+    for other, difference in (
+        (Folder(root, split="val"), "split='train'"),
+        (Folder(root, split="train", seed=1), "seed=0"),
+        (Folder(root), r"split='train', val_share=0\.1"),
+    ):
+        with pytest.raises(CacheError, match=rf"of another source, {root} with {difference}: choose another"):
+            build(other, cache)
+    (root / "train" / "cat" / "3.jpg").unlink()
+    assert build(Folder(root, split="train"), cache).samples == 3
+    path = cache / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    for name in ("split", "seed", "val_share"):
+        del manifest["source"][0][name]  # as early versions wrote it
+    path.write_text(json.dumps(manifest))
+    (root / "train" / "cat" / "2.jpg").unlink()
+    assert build(Folder(root, split="train"), cache).samples == 2
+    assert build(Folder(root, split="val"), cache, replace=True).samples == 1

@@ -139,6 +139,11 @@ def test_shards_and_their_cache_are_made_once_and_again_for_another_codec_or_sou
     assert read_manifest(out).codec["parameters"]["tile"] == 16
     shards = sorted(map(str, (tmp_path / "shards").glob("*.tar")))
     layout = tarpeg.Layout(samples_per_shard=5)
+    with pytest.raises(
+        tarpeg.CacheError, match=r"of another source, .*train-000002\.tar: choose another folder"
+    ):
+        CachedShards(shards[:2], out, tarpeg.Tiled(16), layout, workers=0)()
+    out = tmp_path / "other"
     CachedShards(shards[:2], out, tarpeg.Tiled(16), layout, workers=0)()
     assert [entry.samples for entry in read_manifest(out).shards] == [5, 3]
 
@@ -182,7 +187,8 @@ def test_a_folder_with_train_and_val_becomes_shards_of_both(tmp_path):
     assert next(iter(data.val_dataloader())).label.tolist() == [1]
     assert sorted(next(iter(data.train_dataloader())).label.tolist()) == [0, 0, 1]
     assert list(tars(out)) == ["train-000000.tar", "val-000000.tar"]
-    assert read_manifest(out).source == [{"folder": str(root), "classes": {"cat": 0, "dog": 1}}]
+    recorded = {"folder": str(root), "classes": {"cat": 0, "dog": 1}, "split": "all", "seed": 0}
+    assert read_manifest(out).source == [recorded]
     with pytest.raises(ShardError, match="has folders train and val, which are not classes"):
         tarpeg.make_shards(tmp_path / "shards", tarpeg.Folder(str(root)))
     packed = FolderShards(root, root / "shards", workers=0)()

@@ -40,7 +40,7 @@ from ..shards.manifest import (
     read_manifest,
     summed,
 )
-from ..shards.paths import resolved
+from ..shards.paths import is_url, resolved
 from . import job
 from .codecs import Codec, Tiled
 from .job import COMMIT_LOCK, CURRENT_BUILD, ShardJob, ShardResult
@@ -49,6 +49,7 @@ from .sources import ShardInput, Source, SourceShard, count_left_out, list_sourc
 
 _BUILD_LOCK, _SOURCE = ".build.lock", "build.source"
 _FORMAT = 1  # to be raised if the same source and parameters give other shards
+_OPTIONS = ("split", "seed", "val_share")  # of a Folder, which identify it together with its path
 _SHOWN = 5  # reasons in an error
 
 
@@ -109,7 +110,8 @@ def build_cache(
     ``train-*``, ``val-*`` and ``test-*`` (see ``Folder``). codec: default ``Tiled()``. executor: runs the
     jobs, one per shard; or a number of local processes (0: this process); default one per core. max_bad:
     largest fraction of undecodable samples, 0 to 1; these are left out and listed in the manifest. replace:
-    whether a cache of another source in ``dest`` may be replaced. progress: called after each shard.
+    whether a cache of another source in ``dest``, or of this one and others, may be replaced. progress:
+    called after each shard.
 
     The shards are the same bytes for any executor and after any number of killed builds; a second build
     writes only missing or changed shards, and those whose index is damaged. It does not read tars that have
@@ -299,8 +301,10 @@ class _Builder:
 
     def _source(self) -> list[object]:
         """Return the source as the manifest describes it: with absolute paths, to be recognised later."""
-        if isinstance(self.listing, Folder):
-            return [{"folder": os.path.abspath(self.listing.root), "classes": self.listing.classes()}]  # noqa: PTH100
+        if isinstance(folder := self.listing, Folder):
+            part: dict[str, object] = {"folder": os.path.abspath(folder.root), "classes": folder.classes()}  # noqa: PTH100
+            part |= {"split": folder.split, "seed": folder.seed}
+            return [part | ({"val_share": folder.val_share} if folder.split in ("train", "val") else {})]
         return [shard.name if shard.is_remote else shard.location for shard in self.listing]
 
 
@@ -351,10 +355,10 @@ def _start_build(
             held = manifest.source
         else:  # an unfinished build; those of early versions did not record their source
             held = json.loads(recorded.read_bytes()) if results and recorded.exists() else source
-        if not replace and _places(held).isdisjoint(_places(source)):
+        if not replace and (lost := _lost(held, source)):
             raise CacheError(
-                f"{folder} holds a cache of another source, {min(_places(held))}: choose another folder, "
-                "delete this one, or build with replace=True"
+                f"{folder} holds a cache of another source, {lost}: choose another folder, delete this one, "
+                "or build with replace=True"
             )
         building.mkdir(exist_ok=True)
         write_json(recorded, source)
@@ -387,10 +391,25 @@ def _finish_build(folder: Path, manifest: Manifest) -> None:
         shutil.rmtree(folder / BUILDING)
 
 
-def _places(source: list[object]) -> set[str]:
-    """Paths and URLs of a source as the manifest describes it."""
-    names = [str(part.get("folder")) if isinstance(part, dict) else str(part) for part in source]
-    return set(map(resolved, names))
+def _lost(held: list[object], source: list[object]) -> str:
+    """Return a part of a recorded source that exists, but not in `source`; any part if they share none.
+
+    Empty if there is none: a source may grow, and shards that were removed from it leave the cache.
+    """
+    old, new = (held or source)[0], source[0]
+    if isinstance(old, dict) and isinstance(new, dict) and _place(old) == _place(new):
+        # Early versions recorded neither split nor seed.
+        other = [f"{name}={old[name]!r}" for name in _OPTIONS if name in old and old[name] != new.get(name)]
+        return f"{_place(old)} with {', '.join(other)}" if other else ""
+    parts = set(map(_place, source))
+    lost = sorted(place for place in map(_place, held) if place not in parts)
+    existing = (place for place in lost if is_url(place) or os.path.lexists(place))
+    return lost[0] if lost and len(lost) == len(held) else next(existing, "")
+
+
+def _place(part: object) -> str:
+    """Path or URL of a part of a source as the manifest describes it."""
+    return resolved(str(part.get("folder") if isinstance(part, dict) else part))
 
 
 def _joined_findings(shards: Iterable[ShardEntry]) -> dict[str, Finding]:

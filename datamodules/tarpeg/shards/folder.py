@@ -379,8 +379,8 @@ def _refuse_hidden_splits(root: Path, names: Sequence[str]) -> None:
     if refused:
         raise ShardError(
             f"root={str(root)!r} has {' and '.join(refused)}, which would be classes, but look like splits "
-            f"or hold them. Give root={str(root / refused[0])!r}, or name the directories of splits train, val "
-            f"and test; rename {refused[0]} if it is a class."
+            f"or hold them. Give root={str(root / refused[0])!r}, or name the directories of splits train, "
+            f"val and test; rename {refused[0]} if it is a class."
         )
 
 
