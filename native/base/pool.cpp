@@ -39,9 +39,11 @@ class Pool {
 
  private:
   void grow(int threads) {
-    // Signals belong to Python's own threads.
+    // Signals belong to Python's own threads; but one that a thread itself causes, while it is blocked, ends
+    // the process without its handler, such as the one for mapped files that are cut.
     sigset_t all, before;
     sigfillset(&all);
+    for (const int own : {SIGBUS, SIGSEGV, SIGFPE, SIGILL}) sigdelset(&all, own);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
       for (; size_ < threads; ++size_) std::thread([this] { serve(); }).detach();

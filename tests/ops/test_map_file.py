@@ -31,6 +31,16 @@ if not child:
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3 and not torn[0]
 """
 LATE = f"import faulthandler; faulthandler.enable(); late = map_file(str(path), 10_000); {READ}"
+POOL = """
+import tarpeg
+from helpers.pictures import batch
+(jpeg, *_), (box, *_), *_ = batch(1)
+path.write_bytes(jpeg.numpy().tobytes())
+maps = [map_file(str(path), len(jpeg)) for _ in range(500)]
+os.truncate(path, 0)
+status = tarpeg.decode_batch([image for image, _ in maps], box.expand(500, 4), 8, threads=4)[1]
+assert status.all() and all(torn for _, torn in maps)
+"""
 
 
 @pytest.mark.parametrize(
@@ -39,6 +49,7 @@ LATE = f"import faulthandler; faulthandler.enable(); late = map_file(str(path), 
         (READ, 0),
         (FORKED, 0),
         (LATE, 0),
+        (POOL, 0),
         ("del mapped; again[0].sum(); assert again[1][0] and not torn[0]", 0),
         ("other[20_000]", -signal.SIGBUS),
         (f"{READ}; other[20_000]", -signal.SIGBUS),
@@ -49,3 +60,26 @@ LATE = f"import faulthandler; faulthandler.enable(); late = map_file(str(path), 
 def test_a_file_that_is_cut_while_it_is_mapped(tmp_path, does, status):
     done = run_file(tmp_path / "cut.py", CUT.format(path=str(tmp_path / "file"), does=does))
     assert (done.returncode, done.stdout) == (status, "" if status else "alive\n"), done.stderr
+
+
+FULL = """
+import os, resource
+from pathlib import Path
+from tarpeg.ops.decode import map_file
+
+path = Path({path!r})
+path.touch()
+os.truncate(path, 8 << 30)
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), resource.RLIM_INFINITY))
+before = os.listdir("/proc/self/fd")
+try:
+    map_file(str(path), 8 << 30)
+except OSError as error:
+    print(error.strerror, os.listdir("/proc/self/fd") == before)
+"""
+
+
+def test_a_file_that_cannot_be_mapped_is_closed(tmp_path):
+    done = run_file(tmp_path / "full.py", FULL.format(path=str(tmp_path / "file")))
+    assert done.stdout == "Cannot allocate memory True\n", done.stderr

@@ -9,6 +9,7 @@ operator refused them, to raise a ``ValueError`` with name and value, or first w
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar, get_args
@@ -92,6 +93,8 @@ def map_file(path: str, nbytes: int) -> tuple[Tensor, npt.NDArray[np.uint8]]:
     The second array, uint8 [1], becomes 1 when a page cannot be read, because the file is shorter now or its
     disk fails: from that page on the map is zeros. Look at it after reading. Raises OSError or RuntimeError.
     """
+    # torch keeps the file open if it cannot be mapped for lack of memory; a map without a file fails as well.
+    mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
     mapped = torch.from_file(path, shared=False, size=nbytes, dtype=torch.uint8)
     torn = torch.zeros(1, dtype=torch.uint8)
     torch.ops.tarpeg.guard_map(mapped, torn)
