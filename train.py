@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import re
 import sys
 import warnings
@@ -65,7 +66,10 @@ class Classifier(lightning.LightningModule):
         self.log("val/accuracy", self.accuracy, prog_bar=True, batch_size=len(labels))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self.optimizer(self.parameters())
+        try:
+            return self.optimizer(self.parameters())
+        except ValueError as error:
+            raise ConfigError(f"model.optimizer: {error}") from error
 
 
 class ConfigError(ValueError):
@@ -89,15 +93,16 @@ def main(config: DictConfig) -> None:
 
 
 def _fit(config: DictConfig) -> None:
-    path = config.ckpt_path
-    if path and path.endswith(".ckpt") and "://" not in path and not Path(path).is_file():
-        raise ConfigError(f"ckpt_path={path}: there is no such file")
+    if config.model.net.num_classes < 1:
+        raise ConfigError(f"model.net.num_classes={config.model.net.num_classes} must be at least 1")
     lightning.seed_everything(config.seed, verbose=False)
     augment = instantiate(config.augment) if config.augment else None
     data = instantiate(config.data, augment=augment)
     model = Classifier(
         instantiate(config.model.net), instantiate(config.model.optimizer), config.model.net.num_classes
     )
+    if config.ckpt_path and "://" not in config.ckpt_path:
+        _check_checkpoint(config.ckpt_path, model)
     callbacks = {name: instantiate(callback) for name, callback in (config.callbacks or {}).items()}
     trainer = instantiate(
         config.trainer,
@@ -117,6 +122,31 @@ def _fit(config: DictConfig) -> None:
     if trainer.is_global_zero:
         for line in _summary(trainer, callbacks, trainer.profiler.dirpath if config.profiler else None):
             Console().print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _check_checkpoint(path: str, model: nn.Module) -> None:
+    """Raise ConfigError for a path that Lightning cannot load, or a checkpoint of another model."""
+    if path in ("last", "best", "hpc") or path.startswith("registry"):
+        return
+    if not Path(path).is_file():
+        found = sorted(str(each) for each in Path(path).rglob("*.ckpt"))
+        hint = f"a folder; give a file, such as {found[-1]}" if found else "no file"
+        raise ConfigError(f"ckpt_path={path} is {hint}")
+    try:
+        saved = torch.load(path, map_location="meta", weights_only=False, mmap=True)["state_dict"]
+    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
+        raise ConfigError(f"ckpt_path={path} is no whole checkpoint of Lightning: {error!r}") from error
+    shapes, own = ({name: value.shape for name, value in d.items()} for d in (saved, model.state_dict()))
+    if other := sorted(name for name in {*shapes, *own} if shapes.get(name) != own.get(name)):
+        name = other[0]
+        raise ConfigError(
+            f"ckpt_path={path} is of another model: {len(other)} of its tensors differ, such as {name}, "
+            f"{_shape(shapes.get(name))} there and {_shape(own.get(name))} here. Give the same model=..."
+        )
+
+
+def _shape(shape: torch.Size | None) -> str:
+    return "missing" if shape is None else str(list(shape))
 
 
 def _summary(trainer: lightning.Trainer, callbacks: dict[str, object], profile: str | None) -> Iterator[str]:
@@ -143,7 +173,15 @@ def _summary(trainer: lightning.Trainer, callbacks: dict[str, object], profile: 
 
 def _resume_hint(trainer: lightning.Trainer) -> str:
     last = getattr(trainer.checkpoint_callback, "last_model_path", "")
-    return f"to go on from here: ckpt_path={os.path.relpath(last)}" if last else ""
+    if not last:
+        return ""
+    counts = {"max_epochs": trainer.current_epoch, "max_steps": trainer.global_step}
+    reached = [name for name, count in counts.items() if 0 < (getattr(trainer, name) or -1) <= count]
+    more = "".join(f" trainer.{name}={2 * getattr(trainer, name)}" for name in reached)
+    limits = " and ".join(f"{name}={getattr(trainer, name)}" for name in reached)
+    return f"to go on from here: ckpt_path={os.path.relpath(last)}{more}" + f" ({limits} is reached)" * bool(
+        reached
+    )
 
 
 def _quiet() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -28,6 +31,15 @@ def test_errors_are_raised_in_the_caller():
 def test_the_death_of_a_child_is_an_error():
     with pytest.raises(ShardError, match="a worker process died with status 3"):
         list(map_in_processes(os._exit, [3, 3, 3], 2))
+
+
+def test_ctrl_c_does_not_wait_for_running_calls():
+    started = time.monotonic()
+    with open_executor(2, 2) as executor, pytest.raises(KeyboardInterrupt):
+        timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        list(completed(executor, time.sleep, [(60,), (60,)], lambda: None))
+    assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize(("workers", "limit"), [(0, 3), (1, 3), (2, 6), (3, 9)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -26,6 +28,8 @@ from .machine import warn_about_spinning_threads
 from .ops import library
 from .sampling.sampler import Request
 from .shards.labels import Samples
+
+log = logging.getLogger(__name__)
 
 _TORCHVISION = "torchvision.transforms"
 # Its transforms without randomness, in v1 or v2. All others are refused, those of later versions too.
@@ -207,7 +211,12 @@ class ShardDataModule(lightning.LightningDataModule):
         self._close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Stop the worker processes after a failure."""
+        """Stop the worker processes after a failure; log what to do if bytes reached a network of floats."""
+        if self.augment is None and re.search("unsigned char|Byte", str(exception)):
+            log.warning(
+                "the images are uint8, because augment=None: give augment=tarpeg.Augment(), which "
+                "normalises, or convert them in the model"
+            )
         self._close()
 
     def _augmented(self, batch: AnyBatch, is_training: bool, request: Request | None) -> AnyBatch:

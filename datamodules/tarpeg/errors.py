@@ -1,8 +1,9 @@
-"""Exceptions and the status of one image. Every room may import them."""
+"""Exceptions, warnings and the status of one image. Every room may import them."""
 
 from __future__ import annotations
 
 import enum
+import warnings
 
 
 class DecodeError(ValueError):
@@ -31,3 +32,8 @@ class Status(enum.IntEnum):
     CORRUPT = 4  # the header or the entropy-coded data is damaged
     UNSUPPORTED = 5  # such as a JPEG of 12 bits, a TIFF of floats: Pillow refuses or clips it
     TOO_LARGE = 6  # more pixels than max_pixels
+
+
+def warn(text: str) -> None:
+    """Issue a UserWarning in the name of tarpeg: about data, not about the line that iterates."""
+    warnings.warn_explicit(text, UserWarning, "tarpeg", 0)

@@ -67,6 +67,7 @@ def completed(
 
     After an exception, or if the caller stops iterating, waiting calls are cancelled and running ones are
     waited for, because they write files. on_abandon: called first if more calls than cores are still running.
+    Ctrl-C kills child processes instead: unfinished files have temporary names.
     """
     pending: set[Future[_Result]] = set()
     limit = max_pending(executor)
@@ -78,6 +79,10 @@ def completed(
         while pending:
             done, pending = wait(pending, None, FIRST_COMPLETED)
             yield from (future.result() for future in done)
+    except KeyboardInterrupt:
+        if isinstance(executor, ProcessExecutor):
+            executor.kill()
+        raise
     finally:
         running = [future for future in pending if not future.cancel()]
         if len(running) > usable_cores():
@@ -156,6 +161,11 @@ class ProcessExecutor(Executor):
         for child in self._children:
             child.close()
 
+    def kill(self) -> None:
+        """End the processes at once: running calls fail. ``shutdown`` is still to be called."""
+        for child in self._children:
+            child.kill()
+
     def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         child = self._idle.get()
         try:
@@ -190,6 +200,9 @@ class _Child:
         if error is not None:
             raise error
         return result
+
+    def kill(self) -> None:
+        self._process.kill()
 
     def close(self) -> None:
         # communicate() closes the pipe to the child, which ends it, and reads what it may still write.

@@ -20,6 +20,8 @@ from tarpeg.processes import dask_executor
 @contextlib.contextmanager
 def open_executor(cfg: DictConfig) -> Iterator[Executor | int | None]:
     """Yield the executor of the configuration, or the number of local processes."""
+    if cfg.workers is not None and (not isinstance(cfg.workers, int) or cfg.workers < 0):
+        raise ValueError(f"workers={cfg.workers} must be a number of processes, 0 or more, or null")
     if cfg.executor == "local":
         yield cfg.workers
     elif cfg.executor == "dask":

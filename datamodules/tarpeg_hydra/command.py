@@ -6,6 +6,8 @@ import argparse
 import importlib
 import sys
 
+from rich.console import Console
+
 from .hints import check_arguments
 
 COMMANDS = {
@@ -16,11 +18,17 @@ COMMANDS = {
     "bench": "measure ways to decode and load training images",
 }
 
+_AFTER = {"build_cache": "; finished shards are kept: the same command goes on from there"}
+
 
 def run(tool: str) -> None:
     """Run a tool of this package with the arguments in ``sys.argv``."""
     check_arguments(tool, sys.argv[1:])
-    importlib.import_module(f".{tool}", __package__).main()
+    try:
+        importlib.import_module(f".{tool}", __package__).main()
+    except KeyboardInterrupt:
+        Console(stderr=True, soft_wrap=True).print(f"{tool}: interrupted{_AFTER.get(tool, '')}", style="none")
+        sys.exit(130)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import types
 
 import pytest
 import tarpeg
+import torch
 from helpers.checkouts import ROOT, SMALL, TINY, copy, library, tracked, train
 from helpers.pictures import jpeg
 from helpers.small_tars import sample, write_tar
@@ -63,7 +64,7 @@ def test_it_trains_logs_and_checkpoints_and_resumes(checkout):
     assert (checkout / "data" / "synthetic" / "shards.json").is_file()
 
     ckpt = "ckpt_path=outputs/first/checkpoints/last.ckpt"
-    assert f"to go on from here: {ckpt}\n" in done.stdout
+    assert f"to go on from here: {ckpt} trainer.max_epochs=2 (max_epochs=1 is reached)\n" in done.stdout
     assert steps(good(checkout, *TINY, ckpt, "trainer.max_epochs=3", "logger=none")) == 9
 
 
@@ -203,6 +204,27 @@ def test_messages_of_the_package_get_overrides(script):
     assert " must be a tarpeg.Erase (+augment.erase._target_=tarpeg.Erase)" in text
 
 
+def test_checkpoints_that_do_not_fit_are_one_line(script, tmp_path):
+    path, other, folder = (tmp_path / name for name in ("a.ckpt", "torn.ckpt", "run"))
+    torch.save({"state_dict": torch.nn.Linear(2, 3).state_dict()}, path)
+    script._check_checkpoint(str(path), torch.nn.Linear(2, 3))
+    script._check_checkpoint("last", torch.nn.Linear(2, 3))
+    other.write_bytes(path.read_bytes()[:500])
+    folder.mkdir()
+    torch.save([], tmp_path / "list.ckpt")
+    expected = {
+        tmp_path / "none.ckpt": r"none\.ckpt is no file$",
+        folder: "run is no file$",
+        tmp_path: r"is a folder; give a file, such as .*/torn\.ckpt$",
+        other: "is no whole checkpoint of Lightning",
+        tmp_path / "list.ckpt": "is no whole checkpoint of Lightning",
+        path: r"of another model: 2 of its tensors differ, such as bias, \[3\] there and \[4\] here\. Give",
+    }
+    for given, message in expected.items():
+        with pytest.raises(script.ConfigError, match=message):
+            script._check_checkpoint(str(given), torch.nn.Linear(2, 4))
+
+
 NOWHERE = ["data=shards", "data.train.shards=/nowhere/x.tar", "data.val.shards=/nowhere"]
 NO_SHARD = r"shard /nowhere/x\.tar does not exist; there is no folder /nowhere\. Check the path\."
 
@@ -216,7 +238,9 @@ NO_SHARD = r"shard /nowhere/x\.tar does not exist; there is no folder /nowhere\.
         (["data=shards"], r"^train: data\.train\.shards is not set: give data\.train\.shards="),
         (NOWHERE, rf"^train: {NO_SHARD}$"),
         (["data.train.flip=2"], r"^train: data\.train: flip=2 must be a probability in 0\.\.1$"),
-        (["ckpt_path=nope.ckpt"], r"^train: ckpt_path=nope\.ckpt: there is no such file$"),
+        (["ckpt_path=nope.ckpt"], r"^train: ckpt_path=nope\.ckpt is no file$"),
+        ([*TINY, "model.net.num_classes=0"], r"^train: model\.net\.num_classes=0 must be at least 1$"),
+        ([*TINY, "model.optimizer.lr=-1"], r"^train: model\.optimizer: Invalid learning rate: -1"),
         (["data.on_error=skip"], r"^train: data: on_error='skip' must be 'substitute' or 'raise'$"),
     ],
 )

@@ -58,7 +58,7 @@ NOT_LOCAL = ["s3://bucket/a-{{000..001}}.tar", ["{dir}/a-000.tar", "https://host
     ("source", "message"),
     [
         ([], "has no shards"),
-        ("", "source='' has no shards"),
+        ("", "'' has no shards"),
         (["{dir}/a-000.tar", ""], "has no shards"),
         ("{dir}/absent.tar", "absent.tar does not exist; its folder .* has a-000.tar, empty"),
         ("{dir}/nowhere/a.tar", "does not exist; there is no folder"),

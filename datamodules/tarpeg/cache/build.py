@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
@@ -24,7 +23,7 @@ from typing import NamedTuple
 from filelock import FileLock, Timeout
 
 from .. import __version__
-from ..errors import CacheError
+from ..errors import CacheError, warn
 from ..files import read_regular, write_json
 from ..machine import usable_cores
 from ..ops import library
@@ -316,7 +315,7 @@ def _exclusive(folder: Path) -> AbstractContextManager[object]:
     try:
         return waiting.acquire(timeout=1)
     except Timeout:
-        warnings.warn(f"another builder is at work in {folder}: waiting for it", UserWarning, stacklevel=3)
+        warn(f"another builder is at work in {folder}: waiting for it")
         return waiting.acquire()
 
 

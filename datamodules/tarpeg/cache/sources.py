@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol, cast
 
-from ..errors import ShardError
+from ..errors import ShardError, warn
 from ..files import open_regular
 from ..shards.folder import Folder, ImageFile
 from ..shards.paths import expand, expand_braces, parts_of, refuse_twice
@@ -234,10 +233,9 @@ def list_source(source: Source) -> list[SourceShard] | Folder:
     refuse_twice([shard.name if shard.is_remote else shard.location for shard in shards], source)
     unknown = [shard.name for shard in shards if not shard.version]
     if unknown:
-        warnings.warn(
+        warn(
             f"{len(unknown)} shards, such as {unknown[0]}: the server sends neither an ETag nor a time of "
-            "modification. A shard that is replaced by another of equal size will not be built again.",
-            stacklevel=2,
+            "modification. A shard that is replaced by another of equal size will not be built again."
         )
     return shards
 

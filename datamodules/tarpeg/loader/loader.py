@@ -6,7 +6,6 @@ import ctypes
 import errno
 import mmap
 import os
-import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DecodeError, ShardError
+from ..errors import DecodeError, ShardError, warn
 from ..machine import read_machine
 from ..sampling.batches import DistributedBatchSampler, EpochCounter
 from ..sampling.sampler import Request, Sampler
@@ -175,24 +174,23 @@ class BaseLoader(ABC):
         )
 
     def _warn(self, result: FetchResult) -> None:
-        """Warn in the frame that iterates about the images of a batch; only rank 0 warns, others count."""
+        """Warn about the images of a batch; only rank 0 warns, others count."""
         if self._rank:
             self.substituted += len(result.substituted)
             return
         if result.non_jpeg is not None and not self._has_warned_of_non_jpeg:
             self._has_warned_of_non_jpeg = True
-            warnings.warn(
+            warn(
                 f"{result.non_jpeg}: Pillow decodes such images, several times slower than a JPEG "
-                "(further ones are not reported)",
-                stacklevel=3,
+                "(further ones are not reported)"
             )
         for text in result.notes:
-            warnings.warn(text, stacklevel=3)
+            warn(text)
         for text in result.substituted:
             self.substituted += 1
             if self.substituted <= _MOST_WARNINGS:
                 last = "; further ones are only counted" * (self.substituted == _MOST_WARNINGS)
-                warnings.warn(text + last, stacklevel=3)
+                warn(text + last)
 
 
 class Loader(BaseLoader):
@@ -240,10 +238,9 @@ class Loader(BaseLoader):
                 )
         if batches >= len(self) and not is_end and self._rank == 0:
             left = self._batches.samples - batches * self._batches.global_batch
-            warnings.warn(
+            warn(
                 f"epoch {epoch} ends here: its last {left} samples are fewer than the ranks of this run, "
-                f"{self._batches.world}",
-                stacklevel=2,
+                f"{self._batches.world}"
             )
         # The epoch of a checkpoint from its end is over, also if batches are smaller, and more, by now.
         self._epoch, self._delivered = epoch, len(self) if is_end else min(batches, len(self))

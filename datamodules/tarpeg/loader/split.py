@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ..errors import warn
 from ..sampling.crops import Crop, Progressive, crop_at
 from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fraction, shown, subset_ids
 from ..shards.folder import find_images
@@ -97,11 +97,10 @@ class Split:
         if images is None:
             return Shards(expand(self.shards))
         if self.target is not None:
-            warnings.warn(
+            warn(
                 f"shards={self.shards!r} is a folder of images, which have no labels: they will be -1. "
                 "Confirm with target=None; tarpeg.FolderShards packs a folder with a sub-directory per "
-                "class.",
-                stacklevel=2,
+                "class."
             )
         return images
 

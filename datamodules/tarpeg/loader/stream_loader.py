@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import ShardError
+from ..errors import ShardError, warn
 from ..sampling.sampler import Request
 from ..shards.stream import Stream, StreamedSamples, Streaming, StreamRequest, expand_urls
 from .batch import FetchResult
@@ -68,10 +67,9 @@ class StreamingLoader(BaseLoader):
         is_end = batches == state["len"]
         if batches and not is_end and self._rank == 0:
             rest = "the rest of the epoch" if self._is_sized else "the whole epoch"
-            warnings.warn(
+            warn(
                 f"a stream cannot go back to batch {batches} of epoch {epoch}: {rest} is drawn again, so "
-                "samples may come twice in it, or not at all",
-                stacklevel=2,
+                "samples may come twice in it, or not at all"
             )
         self._epoch, self._delivered = epoch, 0
         if self._is_sized:

@@ -6,7 +6,6 @@ Shards of a cache are opened by its manifest and their .idx files, all others by
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..errors import CacheError, ShardError
+from ..errors import CacheError, ShardError, warn
 from ..files import read_regular
 from ..progress import progress
 from .index import Int64, ShardIndex, build, load_or_build, rebuild
@@ -59,7 +58,7 @@ class Shards:
         with progress("shards indexed", len(self._paths)) as show:
             for opened in _open_all(self._paths, threads):
                 if opened.warning:
-                    warnings.warn(opened.warning, UserWarning, stacklevel=4)
+                    warn(opened.warning)
                 self._stats += opened.stats
                 yield opened.index
                 show(len(self._stats))

@@ -31,7 +31,7 @@ def expand(source: Source) -> list[Path]:
     """
     parts = parts_of(source)
     if not parts:
-        raise ShardError("source=[] has no shards. Give a folder, a glob, a brace pattern or paths.")
+        raise ShardError("shards=[] has no shards. Give a folder, a glob, a brace pattern or paths.")
     paths = [path for part in parts for path in _expand_one(part)]
     refuse_twice(list(map(str, paths)), source)
     return paths
@@ -41,7 +41,7 @@ def parts_of(source: Source) -> list[str]:
     """Return the source as a list of strings. ShardError for an empty one, which is no folder."""
     parts = [os.fspath(part) for part in ([source] if isinstance(source, (str, os.PathLike)) else source)]
     if not all(parts):
-        raise ShardError(f"source={source!r} has no shards. Give a folder, a glob, a brace pattern or paths.")
+        raise ShardError(f"{source!r} has no shards. Give a folder, a glob, a brace pattern or paths.")
     return parts
 
 
@@ -65,7 +65,7 @@ def refuse_twice(names: Sequence[str], source: Source) -> None:
     for name in names:
         if (other := seen.get(place := resolved(name))) is not None:
             link = f" (also as {other})" if other != name else ""
-            raise ShardError(f"shard {name}{link} is there twice in source={source!r}. Give each shard once.")
+            raise ShardError(f"shard {name}{link} is there twice in {source!r}. Give each shard once.")
         seen[place] = name
 
 
@@ -77,7 +77,7 @@ def is_url(text: str) -> bool:
 def _expand_one(text: str) -> Iterator[Path]:
     if is_url(text):
         raise ShardError(
-            f"source={text!r} is not local. Give Split(..., streaming=True), or copy it to a local folder, "
+            f"shards {text!r} is not local. Give Split(..., streaming=True), or copy it to a local folder, "
             "for which more is guaranteed (see tarpeg.Streaming)."
         )
     if text.startswith("~/"):
@@ -98,7 +98,7 @@ def _expand_one(text: str) -> Iterator[Path]:
         files = sorted(found | {path for path in expected if fnmatch.fnmatchcase(path.name, last)})
         if not files:
             raise ShardError(
-                f"source={text!r}: no file matches this pattern; {_content(Path(text).absolute().parent)}."
+                f"shards {text!r}: no file matches this pattern; {_content(Path(text).absolute().parent)}."
             )
         yield from files
     else:
@@ -115,11 +115,11 @@ def _expand_existing(text: str) -> Iterator[Path]:
         tars = (entry for entry in path.iterdir() if entry.suffix == ".tar" and entry.is_file())
         found = {entry for entry in tars if not entry.name.startswith(".")}
     except OSError as error:
-        raise ShardError(f"source={text!r}: the folder cannot be read: {error.strerror}.") from error
+        raise ShardError(f"shards {text!r}: the folder cannot be read: {error.strerror}.") from error
     files = sorted(found | set(listed(path)))
     if not files:
         raise ShardError(
-            f"source={text!r}: the folder has no .tar file. Expected are .tar files directly in it or, for "
+            f"shards {text!r}: the folder has no .tar file. Expected are .tar files directly in it or, for "
             "build_cache and FolderShards only, one sub-directory per class with its images."
         )
     yield from files
@@ -131,7 +131,7 @@ def expand_braces(text: str, shown: str) -> list[str]:
         return list(braceexpand(text))
     except ValueError as error:
         raise ShardError(
-            f"source={shown!r}: the braces do not match. Write it like train-{{000..009}}.tar."
+            f"shards {shown!r}: the braces do not match. Write it like train-{{000..009}}.tar."
         ) from error
 
 

@@ -76,7 +76,7 @@ def expand_urls(source: Source) -> tuple[str, ...]:
     for part in parts_of(source):
         names += braceexpand(part) if is_url(part) else map(str, (path.absolute() for path in expand(part)))
     if not names:
-        raise ShardError(f"source={source!r} has no shards. Give URLs or paths.")
+        raise ShardError(f"{source!r} has no shards. Give URLs or paths.")
     refuse_twice(names, source)
     return tuple(names)
 
