@@ -36,7 +36,7 @@ def test_the_death_of_a_child_is_an_error():
 def test_ctrl_c_does_not_wait_for_running_calls():
     started = time.monotonic()
     with open_executor(2, 2) as executor, pytest.raises(KeyboardInterrupt):
-        timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
+        timer = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
         timer.start()
         list(completed(executor, time.sleep, [(60,), (60,)], lambda: None))
     assert time.monotonic() - started < 30
