@@ -14,7 +14,7 @@ import pytest
 from helpers.small_tars import cache_home as cache_home, plain, write_tar
 from tarpeg import ShardError
 from tarpeg.shards import tar as tars
-from tarpeg.shards.index import ShardIndex, build
+from tarpeg.shards.index import ShardIndex, build, load_or_build
 from tarpeg.shards.mapped import Shards
 from tarpeg.shards.tar import header_end, is_member, streamed_members
 
@@ -131,6 +131,59 @@ def test_headers_are_compared_with_the_index(tmp_path, format):
             assert not is_member(data, offset, size, key, header_end(extension))
         assert not is_member(data, offset + 512, nbytes, key, header_end(extension))
     assert not is_member(data, 0, 7, b"a", header_end("jpg")) and not is_member(b"", 0, 0, b"", b"")
+
+
+def rewritten(data, field):
+    """The tar with other size fields, of field(nbytes)."""
+    data = bytearray(data)
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        members = list(tar)
+    for member in members:
+        start = member.offset_data - 512
+        data[start + 124 : start + 136] = field(member.size)
+        data[start + 148 : start + 156] = b" " * 8
+        data[start + 148 : start + 156] = b"%06o\0 " % sum(data[start : start + 512])
+    return bytes(data)
+
+
+SIZES = {
+    "spaces": lambda nbytes: b"%11o " % nbytes,
+    "twelve": lambda nbytes: b"%012o" % nbytes,
+    "left": lambda nbytes: (b"%o" % nbytes).ljust(12, b"\0"),
+    "base 256": lambda nbytes: b"\x80" + nbytes.to_bytes(11, "big"),
+    "pax": None,
+    "long pax": None,
+}
+
+
+@pytest.mark.parametrize("form", SIZES)
+def test_sizes_that_tarfile_reads_are_compared(tmp_path, monkeypatch, form):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        for name in ("a.jpg", "b/é.JPG", "z" * 120 + ".jpg"):
+            member = tarfile.TarInfo(name)
+            member.size = 700
+            if form == "pax":
+                member.pax_headers = {"size": "700", "comment": "\n20 path=other.jpg\n"}
+            elif form == "long pax":
+                member.pax_headers = {"SCHILY.xattr.user.x": "q" * 9000}
+            tar.addfile(member, io.BytesIO(bytes(700)))
+    data = path.read_bytes()
+    if form == "pax":  # as for members of 8 GB
+        data = rewritten(data, lambda _: b"0" * 11 + b"\0")
+    elif SIZES[form]:
+        data = rewritten(data, SIZES[form])
+    path.write_bytes(data)
+    shards = Shards([path])
+    for module in ("index", "mapped"):
+        monkeypatch.setattr(f"tarpeg.shards.{module}.build", lambda path: pytest.fail("walked again"))
+        monkeypatch.setattr(f"tarpeg.shards.{module}.rebuild", lambda path: pytest.fail("walked again"))
+    assert [len(image) for image in Shards([path]).images(range(len(shards)))] == [700] * 3
+    own = ShardIndex.of(load_or_build(path))
+    for row in range(3):
+        (extension, offset, nbytes), key = own.members(row)[0], own.key_bytes(row)
+        for size, other in ((nbytes + 1, key), (nbytes * 8, key), (nbytes, b"other")):
+            assert not is_member(data, offset, size, other, header_end(extension))
 
 
 # --- streams

@@ -300,7 +300,8 @@ class _Builder:
 
     def _source(self) -> list[object]:
         """Return the source as the manifest describes it: with absolute paths, to be recognised later."""
-        if isinstance(folder := self.listing, Folder):
+        if isinstance(self.listing, Folder):
+            folder = self.listing
             part: dict[str, object] = {"folder": os.path.abspath(folder.root), "classes": folder.classes()}  # noqa: PTH100
             part |= {"split": folder.split, "seed": folder.seed}
             return [part | ({"val_share": folder.val_share} if folder.split in ("train", "val") else {})]

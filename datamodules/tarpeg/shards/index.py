@@ -27,13 +27,13 @@ import platformdirs
 from ..errors import ShardError
 from ..files import open_regular, read_regular, renamed
 from .pillow import IMAGE_EXTENSIONS, image_extension
-from .tar import grouped, header_end, is_member, regular_members
+from .tar import LONGEST_HEADERS, grouped, header_end, is_member, regular_members
 
 SAVED_SUFFIX = ".tarpeg.npz"
 
 # Of indexes that are complete, and of others, which version 1 had without AVIF: they are built again.
 _COMPLETE, _PARTIAL = 1, 2
-_HEADERS = 10 << 10  # bytes before a member's data that are read to check its name
+_HEADERS = 10 << 10  # bytes before a member's data that are read first to check its name
 # Note [One parser]: numpy parses the header of an array as Python code, and CPython 3.11 fails now and then
 # if two threads parse at once ("AST constructor recursion depth mismatch", its issue 106905).
 _one_parser = threading.Lock()
@@ -106,11 +106,14 @@ def _fits(index: TarIndex, path: Path) -> bool:
     extension, offset, nbytes = own.members(last)[int(own.image[last])]
     try:
         with path.open("rb", buffering=0) as file:
-            start = max(0, offset - _HEADERS)
-            headers = os.pread(file.fileno(), offset - start, start)
+            for reach in (_HEADERS, LONGEST_HEADERS):
+                start = max(0, offset - reach)
+                headers = os.pread(file.fileno(), offset - start, start)
+                if is_member(headers, len(headers), nbytes, own.key_bytes(last), header_end(extension)):
+                    return True
     except OSError:
-        return False  # build() reports the reason
-    return is_member(headers, len(headers), nbytes, own.key_bytes(last), header_end(extension))
+        pass  # build() reports the reason
+    return False
 
 
 def build(path: Path) -> TarIndex:

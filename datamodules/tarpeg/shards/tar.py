@@ -15,8 +15,10 @@ from typing import Any, BinaryIO, TypeVar
 from ..errors import ShardError
 
 _BLOCK = 512
-_EXTENDED = 16  # blocks of an extended header that is_member looks for; longer ones are rare
-_PAX_PATH = re.compile(rb"(?:\A|\n)([0-9]{1,6}) path=")
+_EXTENDED = 2048  # blocks of extended headers that is_member looks for; longer ones are rare
+LONGEST_HEADERS = (_EXTENDED + 2) * _BLOCK
+"""Bytes before a member's data in which is_member finds its headers."""
+_PAX_RECORD = re.compile(rb"([0-9]{1,8}) ([^=]+)=")
 _KEY_AND_EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
 # A damaged tar reaches the internals of tarfile, which raise more than its own exceptions.
@@ -118,23 +120,20 @@ def header_end(extension: str) -> bytes:
 
 
 def is_member(tar: bytes | memoryview, offset: int, nbytes: int, key: bytes, end: bytes) -> bool:
-    """Check by its header that the data at offset is the member KEY.EXTENSION of nbytes; end: its header_end.
+    """Check by its headers that the data at offset is the member KEY.EXTENSION. end: its header_end.
 
-    False also for rare forms of a good header: sizes in base 256 or in the extended header.
+    False also for a good member with more than 1 MB of extended headers.
     """
     header = bytes(tar[max(0, offset - _BLOCK) : offset])
     try:
-        if int(header[124:135], 8) != nbytes:
-            return False
+        # Nearly all headers, in a third of the time.
+        if header[135:136] in b"\0 " and int(header[124:135], 8) == nbytes and header.startswith(key + end):
+            return True
     except ValueError:
-        return False
-    # Nearly all names, in a third of the time.
-    if header.startswith(key + end):
-        return True
-    name, prefix = (header[start:stop].partition(b"\0")[0] for start, stop in ((0, 100), (345, 500)))
-    return any(
-        name.startswith(key + b".") and header_end(_lower(name[len(key) + 1 :])) == end
-        for name in (name, b"%b/%b" % (prefix, name), *_extended_names(tar, offset))
+        pass
+    return len(header) == _BLOCK and any(
+        size == nbytes and name.startswith(key + b".") and header_end(_lower(name[len(key) + 1 :])) == end
+        for name, size in _names_and_sizes(tar, offset, header)
     )
 
 
@@ -142,25 +141,56 @@ def _lower(extension: bytes) -> str:
     return extension.decode("utf-8", "surrogateescape").lower()
 
 
-def _extended_names(tar: bytes | memoryview, offset: int) -> Iterator[bytes]:
-    """Yield the name in the pax or GNU header that belongs to the data at offset: it ends at its header."""
-    for blocks in range(1, _EXTENDED + 1):
-        start = offset - (blocks + 2) * _BLOCK
+def _names_and_sizes(
+    tar: bytes | memoryview, offset: int, header: bytes
+) -> Iterator[tuple[bytes, int | None]]:
+    """Yield possible names of the data at offset, and its size: of its header, then of extended headers."""
+    name, prefix = (header[start:stop].partition(b"\0")[0] for start, stop in ((0, 100), (345, 500)))
+    size = _number(header[124:136])
+    yield name, size
+    yield b"%b/%b" % (prefix, name), size
+    records: dict[bytes, bytes] = {}
+    for kind, content in _extended(tar, offset - _BLOCK):
+        if kind == b"L":
+            records.setdefault(b"path", content.partition(b"\0")[0])
+            continue
+        position, own = 0, {}
+        while record := _PAX_RECORD.match(content, position):
+            stop = position + int(record[1])
+            own[record[2]] = content[record.end() : stop - 1]
+            position = max(stop, record.end())
+        records = own | records
+    if b"size" in records:
+        size = int(records[b"size"]) if records[b"size"].isdigit() else None
+    for one in (records[b"path"],) if b"path" in records else (name, b"%b/%b" % (prefix, name)):
+        yield one, size
+
+
+def _number(field: bytes) -> int | None:
+    """Parse a number of a header as tarfile does: octal digits that may end early, or base 256."""
+    if field[0] in (0x80, 0xFF):
+        return int.from_bytes(field[1:], "big") - (256**11 if field[0] == 0xFF else 0)
+    try:
+        return int(field.partition(b"\0")[0].strip() or b"0", 8)
+    except ValueError:
+        return None
+
+
+def _extended(tar: bytes | memoryview, end: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yield kind and content of the pax and GNU headers that end at `end`, the last one first."""
+    blocks = 1
+    for _ in range(_EXTENDED):
+        start = end - (blocks + 1) * _BLOCK
         if start < 0:
             return
+        blocks += 1
+        if tar[start + 257 : start + 262] != b"ustar":
+            continue
         header = bytes(tar[start : start + _BLOCK])
-        kind, length = header[156:157], header[124:135]
-        if kind not in b"xL" or header[257:262] != b"ustar" or length.strip(b"01234567"):
-            continue
-        nbytes = int(length or b"0", 8)
-        if -(-nbytes // _BLOCK) != blocks:
-            continue
-        content = bytes(tar[start + _BLOCK : start + _BLOCK + nbytes])
-        if kind == b"L":
-            yield content.partition(b"\0")[0]
-        elif record := _PAX_PATH.search(content):
-            yield content[record.end() : record.start(1) + int(record[1]) - 1]
-        return
+        nbytes = _number(header[124:136])
+        if header[156:157] in (b"x", b"L") and nbytes and -(-nbytes // _BLOCK) == blocks - 1:
+            yield header[156:157], bytes(tar[start + _BLOCK : start + _BLOCK + nbytes])
+            end, blocks = start, 1
 
 
 def streamed_members(stream: BinaryIO, url: str) -> Iterator[tuple[str, bytes]]:
