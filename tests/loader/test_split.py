@@ -87,6 +87,7 @@ def test_the_planned_samples_over_all_ranks(photos, name, batch_size, world):
         ({"interpolation": "cubic"}, "interpolation='cubic' must be 'bilinear', 'nearest' or"),
         *(({"shards": empty}, f"shards={empty!r} must be a folder") for empty in ("", None)),
         ({"members": "json"}, "members='json' must be a list"),
+        *(({"members": [name]}, "members=.* must be a list of extensions") for name in ("?", ".?", 5)),
         ({"decode": print}, r"decode=.*members= must list"),
     ],
 )

@@ -265,6 +265,10 @@ def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(ShardError, match=r"folder .*cat/closed cannot be read: Permission denied"):
         folder.files()
+    linked = filled(tmp_path / "linked", "cat/a.jpg")
+    (tmp_path / "linked" / "cat" / "b.jpg").symlink_to("nowhere")
+    with pytest.raises(ShardError, match=r"b\.jpg cannot be read: No such .* remove it; tarpeg\.build_cache"):
+        linked.contents()
     disk = filled(tmp_path / "disk", "train/x/a.jpg", "val/x/b.jpg", "closed/c.jpg")
     assert list(disk.contents()["classes"]) == ["train/x", "val/x"]
     assert disk.left_out() == {"folder closed, which is not a split": 1}

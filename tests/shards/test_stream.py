@@ -300,6 +300,11 @@ def test_labels_that_are_missing_or_not_integers(shard_of):
         taken(load(shard_of(sample(0), sample(1)[:1])))
 
 
+def test_braces_that_do_not_match_are_an_error():
+    with pytest.raises(ShardError, match=r"'s3://b/x-\{0\.\.9\.tar': the braces do not match"):
+        expand_urls("s3://b/x-{0..9.tar")
+
+
 def test_options_that_need_an_index_are_refused():
     for options, text in (
         ({"subset": 0.5}, "subset=0.5 needs an index"),

@@ -81,8 +81,9 @@ class Split:
             raise ValueError(f"shuffle={self.shuffle!r} must be True, False, 'blocks' or tarpeg.Blocks(...)")
         check_target(self.target)
         is_fraction(self.subset)  # raises if out of range
-        if isinstance(self.members, str) or not all(isinstance(name, str) for name in self.members):
-            raise ValueError(f"members={self.members!r} must be a list of extensions: ['json', 'txt']")
+        names = [self.members] if isinstance(self.members, str) else self.members
+        if names is not self.members or not all(isinstance(n, str) and n not in ("?", ".?") for n in names):
+            raise ValueError(f"members={self.members!r} must be a list of extensions: ['json', 'txt?']")
         if self.decode is not None and not (callable(self.decode) and self.members):
             raise ValueError(
                 f"decode={self.decode!r} must be a function (key, {{extension: bytes}}), and members= "

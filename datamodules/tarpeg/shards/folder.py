@@ -30,6 +30,7 @@ _WORDS = {"training": "train", "testing": "test", "eval": "val", "evaluation": "
 _ALL = _SPLITS | _WORDS
 _FEW = 4  # directories: train and three others; among more, train with sub-directories may well be a class
 NESTED = "images in sub-directories of a class without other images, which have the label of that class"
+_REMEDY = "Repair or remove it; tarpeg.build_cache leaves such files out, and lists them."
 _SHOWN = 8  # kinds of files in a message
 
 
@@ -50,7 +51,7 @@ class ImageFile(NamedTuple):
         try:
             return Path(self.path).read_bytes()
         except OSError as error:
-            raise ShardError(f"cannot read {self.path}: {error.strerror}") from error
+            raise ShardError(f"cannot read {self.path}: {error.strerror}. {_REMEDY}") from error
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class Folder:
             try:
                 found = os.stat(path)  # noqa: PTH116
             except OSError as error:
-                raise ShardError(f"image {path} cannot be read: {error.strerror}") from error
+                raise ShardError(f"image {path} cannot be read: {error.strerror}. {_REMEDY}") from error
             # Whole seconds: not every file system or copy keeps fractions.
             digest.update(os.fsencode(f"{name}\0{found.st_size}\0{int(found.st_mtime)}\n"))
             counts["/".join(Path(name).parts[: 1 if "" in parts else 2])] += 1

@@ -17,13 +17,12 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from braceexpand import braceexpand
 
 from ..errors import ShardError
 from ..sampling import rng
 from .index import Int64
 from .labels import integers, plain
-from .paths import Source, expand, is_url, parts_of, refuse_twice
+from .paths import Source, expand, expand_braces, is_url, parts_of, refuse_twice
 from .pillow import image_extension
 from .tar import streamed_members
 
@@ -70,11 +69,13 @@ class Streaming:
 def expand_urls(source: Source) -> tuple[str, ...]:
     """Expand a source to URLs, with braces as in bash, and absolute paths of local shards.
 
-    Raises ShardError for local shards that do not exist, and for a shard that comes twice.
+    Raises ShardError for local shards that do not exist, braces that do not match, and a shard that comes
+    twice.
     """
     names: list[str] = []
     for part in parts_of(source):
-        names += braceexpand(part) if is_url(part) else map(str, (path.absolute() for path in expand(part)))
+        local = () if is_url(part) else expand(part)
+        names += expand_braces(part, part) if is_url(part) else [str(path.absolute()) for path in local]
     if not names:
         raise ShardError(f"{source!r} has no shards. Give URLs or paths.")
     refuse_twice(names, source)
