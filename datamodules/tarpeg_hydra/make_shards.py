@@ -14,7 +14,7 @@ from tarpeg.shards.folder import Folder
 @hydra.main(version_base="1.3", config_path="pkg://tarpeg.conf", config_name="make_shards")
 def main(cfg: DictConfig) -> None:
     """Write the shards and print one line about them."""
-    packing = {name: cfg[name] for name in ("samples", "prefix", "samples_per_shard", "workers")}
+    packing = {name: cfg[name] for name in ("samples", "prefix", "samples_per_shard", "workers", "replace")}
     photos = {name: cfg[name] for name in Photos.__dataclass_fields__}
     try:
         if cfg.source not in ("synthetic", "folder"):

@@ -66,6 +66,30 @@ def test_earlier_shards_are_replaced_and_shards_of_others_are_not(tmp_path):
     assert foreign.read_bytes() == before
 
 
+def test_shards_of_another_source_are_only_replaced_if_asked(tmp_path, images):
+    out, pack = tmp_path / "o", partial(make_shards, workers=0, samples_per_shard=10)
+    pack(out, Folder(images))
+    before = tars(out)
+    (tmp_path / "other" / "bee").mkdir(parents=True)
+    (tmp_path / "other" / "bee" / "0.v1.JPG").write_bytes(b"other image of the same key")
+    for source in (SMALL, Folder(tmp_path / "other")):
+        with pytest.raises(
+            ShardError, match=r"train-000000\.tar has samples of another source: .* replace=True"
+        ):
+            pack(out, source, 1)
+        assert tars(out) == before
+    pack(out, Folder(images, seed=1), 12)
+    assert len(tars(out)) == 2, "another order of the same images"
+    (out / "train-000000.tar").unlink()
+    pack(out, Folder(images))
+    assert tars(out) == before
+    pack(out, SMALL, 11, replace=True)
+    (out / "train-000000.tar").unlink()
+    pack(out, SMALL, 3)
+    with pytest.raises(ShardError, match="of another source"):
+        pack(out, Photos(size=32, seed=1), 3)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -9,7 +9,7 @@ import os
 import re
 import tarfile
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -30,6 +30,7 @@ log = logging.getLogger("tarpeg")
 
 _OWNER = "tarpeg"  # user and group of each member; marks the shards that make_shards may replace
 _BLOCK = 16  # samples per task of a worker process
+_COMPARED = 8  # samples of an earlier shard that are compared with the source
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class _Photo(NamedTuple):
 
 
 _Items = Sequence[_Photo] | Sequence[ImageFile]
+_Find = Callable[[str], _Photo | ImageFile | None]  # the sample of the source with that key
 
 
 def make_shards(
@@ -70,6 +72,7 @@ def make_shards(
     prefix: str = "train",
     samples_per_shard: int = 1000,
     workers: int | None = None,
+    replace: bool = False,
 ) -> ShardReport:
     """Write `source` to shards `out/{prefix}-000000.tar` and following, with `key.jpg` and `key.cls`.
 
@@ -77,11 +80,12 @@ def make_shards(
     samples: None means 1000 photographs, or all files. prefix: another one has other photographs.
     workers: processes; 0 works in this process, None chooses. The bytes do not depend on it.
 
-    A shard gets its name when it is complete. Shards that make_shards wrote under this prefix are replaced.
+    A shard gets its name when it is complete. Shards that make_shards wrote under this prefix are replaced if
+    one of their first samples is in the source; those of another source only with `replace`.
 
     Raises:
         ValueError: for an argument out of range.
-        ShardError: for a folder without images, an unreadable file, or shards that others wrote.
+        ShardError: for a folder without images, an unreadable file, or shards of another source or writer.
     """
     if not isinstance(prefix, str) or not re.fullmatch(r"[\w][\w.-]*", prefix):
         raise ValueError(f"prefix={prefix!r} must consist of letters, digits, '_', '.' and '-'")
@@ -94,10 +98,13 @@ def make_shards(
         raise ValueError(f"out={out!r} must be a folder")
     directory = Path(out)
     items: _Items
+    find: _Find
     if isinstance(source, Folder):
-        items = _files(source, directory, samples)
+        files = _files(source, directory, samples)
+        items, find = files[:samples], {file.key: file for file in files}.get
     else:
         photos = Photos.of(source)
+        find = lambda key: _Photo(photos, int(key), prefix) if key.isdigit() else None  # noqa: E731
         items = [_Photo(photos, index, prefix) for index in range(1000 if samples is None else samples)]
     if workers is None:
         # Starting a process takes about a second.
@@ -105,7 +112,7 @@ def make_shards(
         workers = workers if workers > 1 else 0
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _remove_old(directory, prefix)
+        _remove_old(directory, prefix, None if replace else find)
         report = _write(directory, prefix, items, samples_per_shard, workers)
         if isinstance(source, Folder):
             write_json(directory / "classes.json", source.classes())
@@ -131,7 +138,7 @@ def _files(folder: Folder, out: Path, samples: int | None) -> list[ImageFile]:
             log.warning("%s: %s", folder.root, line)
     if samples is not None and samples > len(files):
         raise ValueError(f"samples={samples} must be at most {len(files)}, the images of {folder.root}")
-    return files[:samples]
+    return files
 
 
 def _write(directory: Path, prefix: str, items: _Items, samples_per_shard: int, workers: int) -> ShardReport:
@@ -180,8 +187,11 @@ def _read(item: _Photo | ImageFile) -> _Record:
     return _Record(f"{item.number:08d}", "jpg", photo.jpeg, photo.label, photo.pixels)
 
 
-def _remove_old(directory: Path, prefix: str) -> None:
-    """Remove shards and temporary files of an earlier run; ShardError if a shard is not from make_shards."""
+def _remove_old(directory: Path, prefix: str, find: _Find | None) -> None:
+    """Remove shards and temporary files of an earlier run.
+
+    ShardError if a shard is not from make_shards or, with `find`, if the first one is of another source.
+    """
     name = re.compile(rf"(\.?){re.escape(prefix)}-\d{{6}}\.tar((\.[\w-]+)?\.tmp)?")
     old = sorted(path for path in directory.iterdir() if name.fullmatch(path.name))
     for path in old:
@@ -190,8 +200,25 @@ def _remove_old(directory: Path, prefix: str) -> None:
                 f"{path} was not written by make_shards, which does not replace it: choose another out or "
                 "prefix, or move the file away"
             )
+    first = next((path for path in old if path.suffix == ".tar"), None)
+    if find is not None and first is not None and not _is_of_source(first, find):
+        raise ShardError(
+            f"{first} has samples of another source: choose another out or prefix, move the shards away, or "
+            "give replace=True"
+        )
     for path in old:
         path.unlink()
+
+
+def _is_of_source(path: Path, find: _Find) -> bool:
+    """Whether one of the first samples of a shard is in the source, byte for byte."""
+    with tarfile.open(path, "r:") as tar:
+        images = (member for member in tar if not member.name.endswith(".cls"))
+        for member in islice(images, _COMPARED):
+            item, content = find(member.name.partition(".")[0]), tar.extractfile(member)
+            if item is not None and content is not None and _read(item).data == content.read():
+                return True
+    return False
 
 
 def _is_ours(path: Path) -> bool:
