@@ -38,17 +38,21 @@ class Classifier(lightning.LightningModule):
         super().__init__()
         self.net = net
         self.optimizer = optimizer
-        self.classes = classes
+        self.num_classes = classes
         self.accuracy = torchmetrics.classification.MulticlassAccuracy(classes, average="micro")
+        self.loss = torchmetrics.MeanMetric()
 
     def forward(self, images: Tensor) -> Tensor:
         return self.net(images)
 
     def on_before_batch_transfer(self, batch: tarpeg.Batch, _: int) -> tarpeg.Batch:
         low, high = (int(bound) for bound in batch[1].aminmax())
-        if low < 0 or high >= self.classes:  # on a GPU this would be an assertion without a message
-            hint = ": -1 is an image without a label; data=folder takes a folder of images" * (low == -1)
-            raise ConfigError(f"labels {low}..{high} do not fit model.net.num_classes={self.classes}{hint}")
+        if low < 0 or high >= self.num_classes:  # on a GPU this would be an assertion without a message
+            text = f"need model.net.num_classes={high + 1} or more, and it is {self.num_classes}"
+            if low < 0:
+                hint = ": -1 is an image without a label; data=folder takes a folder of images" * (low == -1)
+                text = f"do not fit model.net.num_classes={self.num_classes}{hint}"
+            raise ConfigError(f"labels {low}..{high} {text}")
         return batch
 
     def training_step(self, batch: tarpeg.Batch, _: int) -> Tensor:
@@ -57,13 +61,21 @@ class Classifier(lightning.LightningModule):
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
-    def validation_step(self, batch: tarpeg.Batch, _: int) -> None:
+    def validation_step(self, batch: tarpeg.Batch, _: int, dataloader_idx: int = 0) -> None:
         images, labels = batch
         scores = self(images)
-        self.accuracy(scores, labels)
-        loss = nn.functional.cross_entropy(scores, labels)
-        self.log("val/loss", loss, sync_dist=True, batch_size=len(labels))
-        self.log("val/accuracy", self.accuracy, prog_bar=True, batch_size=len(labels))
+        self.accuracy.update(scores, labels)
+        self.loss.update(nn.functional.cross_entropy(scores, labels), len(labels))
+        sets = [name for name in self.trainer.datamodule.splits if name.startswith("val/")]
+        if sets:  # several: each has its own accuracy, such as val/clean/accuracy
+            right = (scores.argmax(1) == labels).float().mean()
+            options = {"batch_size": len(labels), "add_dataloader_idx": False, "sync_dist": True}
+            self.log(f"{sets[dataloader_idx]}/accuracy", right, **options)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log loss and accuracy over all validation sets."""
+        self.log("val/loss", self.loss)
+        self.log("val/accuracy", self.accuracy, prog_bar=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         try:

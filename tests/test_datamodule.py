@@ -7,11 +7,25 @@ import re
 
 import pytest
 import torch
-from helpers.loaders import ALL
+from helpers.loaders import ALL, keys_of
+from helpers.pictures import jpeg
 from helpers.scripts import run_file, run_two_ranks
 from helpers.small_tars import sample
 from helpers.training import Net, fitted, module, trainer
-from tarpeg import Augment, Batch, CenterCrop, DataStallMonitor, KeyedBatch, ShardDataModule, Split, machine
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.tuner import Tuner
+from tarpeg import (
+    Augment,
+    Batch,
+    CenterCrop,
+    DataStallMonitor,
+    FolderShards,
+    KeyedBatch,
+    ShardDataModule,
+    Split,
+    build_cache,
+    machine,
+)
 from tarpeg.errors import ShardError
 from torch import nn
 from torchvision import transforms as v1
@@ -98,6 +112,116 @@ def test_without_a_val_split(photos, tmp_path):
     assert sorted(net.keys("train")[0]) == ALL and not net.seen["validate"]
     with pytest.raises(ValueError, match="there is no test split"):
         trainer(tmp_path).test(net, datamodule=data)
+
+
+def test_the_batch_size_is_an_attribute_that_the_tuner_sets(photos, tmp_path):
+    data = module(photos)
+    data.batch_size = 8
+    assert (data.batch_size, len(data.train_dataloader())) == (8, 3)
+    with pytest.raises(ValueError, match="batch_size=0 must be at least 1"):
+        data.batch_size = 0
+    with pytest.raises(
+        ValueError, match=r"batch_size=8 has no effect with global_batch_size=4, of all ranks"
+    ):
+        module(photos, global_batch_size=4).batch_size = 8
+    data, run = module(photos, batch_size=2), trainer(tmp_path)
+    sizes = {"init_val": 2, "max_trials": 3, "steps_per_trial": 1}
+    assert Tuner(run).scale_batch_size(Net(), datamodule=data, mode="power", **sizes) == data.batch_size == 8
+    net = Net()
+    run.fit(net, datamodule=data)
+    expected = [batch.key for batch in module(photos, batch_size=8).train_dataloader()]
+    assert [batch.key for batch in net.seen["train"]] == expected and len(expected) == 3
+
+
+@pytest.mark.parametrize("names", [None, ("clean", "noisy")])
+def test_several_validation_and_test_sets(photos, tmp_path, names):
+    a, b = (Split(f"{photos}/{name}.tar", CenterCrop(16)) for name in ("a", "b"))
+    sets = dict(zip(names, (b, a), strict=True)) if names else [b, a]
+    names = names or ("0", "1")
+
+    def data(**options):
+        return ShardDataModule(Split(photos, CenterCrop(16)), sets, batch_size=4, workers=0, **options)
+
+    class Indexed(Net):
+        def validation_step(self, batch, _, dataloader_idx):
+            self.seen["validate"].append((dataloader_idx, batch.key))
+            self.log("size", float(len(batch.key)), batch_size=1)
+
+        test_step = validation_step
+
+    options = {"keys": True, "allow_overlap": True}
+    whole = data(test=sets, **options)
+    assert [*whole.splits] == [
+        "train",
+        *(f"val/{n}" for n in names),
+        *(f"test/{n}" for n in names),
+        "predict",
+    ]
+    orders = [(place, keys_of(loader)) for place, loader in enumerate(whole.val_dataloader())]
+    assert orders == [(0, ALL[13:]), (1, ALL[:13])]
+    whole = fitted(tmp_path, data(**options), Indexed(), max_epochs=2, num_sanity_val_steps=0)
+    validated = [(place, key) for place, keys in whole.seen["validate"] for key in keys]
+    assert validated == [(place, key) for place, keys in orders for key in keys] * 2
+    assert {"size/dataloader_idx_0", "size/dataloader_idx_1"} == whole.trainer.callback_metrics.keys()
+    tested = Indexed()
+    trainer(tmp_path).test(tested, datamodule=data(test=sets, **options), verbose=False)
+    assert [key for _, keys in tested.seen["validate"] for key in keys] == ALL[13:] + ALL[:13]
+    # A checkpoint within the first epoch continues with the next batch.
+    saving = {
+        "enable_checkpointing": True,
+        "callbacks": [ModelCheckpoint(tmp_path, "w", every_n_train_steps=2)],
+    }
+    fitted(tmp_path, data(**options), Indexed(), max_epochs=1, limit_train_batches=3, **saving)
+    rest = fitted(tmp_path, data(**options), Indexed(), tmp_path / "w.ckpt", max_epochs=2)
+    assert rest.keys("train")[0] == whole.keys("train")[0][8:]
+    with pytest.raises(
+        ShardError, match=rf"train and val/{names[0]} have 1 shards .*so val/{names[0]} would"
+    ):
+        data().setup("fit")
+    with pytest.raises(ValueError, match="there is no test split"):
+        data(**options).test_dataloader()
+
+
+def test_what_is_not_a_split_is_refused(photos):
+    split = Split(photos, CenterCrop(16))
+    for kind, given in {"train": [split], "predict": {"a": split}, "val": [], "test": [str(photos)]}.items():
+        several = " or a list or dict of them" * (kind in ("val", "test"))
+        with pytest.raises(ValueError, match=rf"^{kind}=.* must be a tarpeg\.Split\(\.\.\.\){several}$"):
+            ShardDataModule(**{kind: given})
+
+
+def test_class_names(tmp_path):
+    for number, name in enumerate(("ant", "bee", "cat", "ant", "bee", "cat")):
+        (tmp_path / "pets" / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "pets" / name / f"{number}.jpg").write_bytes(jpeg("420", 40, 48, seed=number))
+    prepare = FolderShards(str(tmp_path / "pets"), str(tmp_path / "out"), val_share=0.4)
+    build_cache(tmp_path / "pets", tmp_path / "cache", executor=0)
+
+    def data(shards, **options):
+        return ShardDataModule(Split(shards, CenterCrop(16), **options), workers=0, prepare=prepare)
+
+    packed = data(f"{tmp_path}/out/train-*.tar")
+    assert (packed.classes, packed.num_classes) == (["ant", "bee", "cat"], 3)
+    assert data(tmp_path / "cache").classes == packed.classes
+    assert data(tmp_path / "cache", target=["cls"]).num_classes is None
+    assert data([tmp_path / "cache", f"{tmp_path}/out/train-*.tar"]).classes == packed.classes
+    (tmp_path / "out" / "classes.json").write_text('{"ant": 0, "bee": 2}')
+    assert data(f"{tmp_path}/out/train-*.tar").classes is None
+    net = Net()
+    net.num_classes = 2
+    text = r"^labels 0\.\.2 need num_classes=3, and the network has 2: label 2 is 'cat'$"
+    with pytest.raises(ShardError, match=text):
+        fitted(tmp_path, data(tmp_path / "cache"), net)
+
+
+def test_a_label_that_the_loss_refuses_gets_a_note(shard_of, tmp_path):
+    members = [sample(number, label=b"%d" % (5 + number)) for number in range(3)]
+    data = ShardDataModule(Split(shard_of(*members), CenterCrop(16)), workers=0)
+    with pytest.raises(IndexError, match="out of bounds") as caught:
+        fitted(tmp_path, data)
+    assert getattr(caught.value, "__notes__", ["labels 5..7 need num_classes=8"]) == [
+        "labels 5..7 need num_classes=8"
+    ]
 
 
 def test_resume_at_an_epochs_end_continues_with_the_next_epoch(photos, tmp_path):

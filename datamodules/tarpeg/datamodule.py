@@ -6,7 +6,7 @@ import logging
 import re
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,7 @@ from types import FunctionType
 from typing import Any
 
 import lightning
+import numpy as np
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
@@ -22,12 +23,16 @@ from .errors import ShardError
 from .loader.batch import AnyBatch, Batch, ExtraBatch, KeyedBatch, augmented, pixels_of
 from .loader.config import LoaderConfig, OnError, PixelFormat
 from .loader.loader import BaseLoader, Loader
-from .loader.split import Split
+from .loader.split import Split, named_splits
 from .loader.stream_loader import StreamingLoader
 from .machine import warn_about_spinning_threads
 from .ops import library
 from .sampling.sampler import Request
-from .shards.labels import Samples
+from .shards.labels import Samples, read_labels
+
+# What torch's losses report about a label beyond the classes, on the CPU and on a GPU.
+_LABEL_REFUSED = re.compile(r"Target -?\d+ is out of bounds|device-side assert")
+_MOST_LABELS = 100_000  # that are read to explain it
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +49,11 @@ class ShardDataModule(lightning.LightningDataModule):
 
     Args:
         train: split for training: shuffled, every sample once per epoch over all ranks.
-        val: split for validation, in order.
-        test: split for testing, in order.
+        val: split for validation, in order; or several, as a list or a dict by name. ``splits`` then has them
+            as ``"val/0"`` or ``"val/NAME"``, and ``val_dataloader()`` returns a list in their order.
+        test: split or splits for testing, as ``val``.
         predict: split for prediction, in order, as ``KeyedBatch``; labels are -1 with ``target=None``.
-        batch_size: samples per rank and batch.
+        batch_size: samples per rank and batch; an attribute too, for ``Tuner.scale_batch_size``.
         global_batch_size: samples per batch over all ranks; overrides ``batch_size``.
         seed: seed of order, crops, flips and augmentation.
         workers: worker processes; one per core by default, at most 8.
@@ -82,8 +88,8 @@ class ShardDataModule(lightning.LightningDataModule):
     def __init__(
         self,
         train: Split | None = None,
-        val: Split | None = None,
-        test: Split | None = None,
+        val: Split | Sequence[Split] | Mapping[str, Split] | None = None,
+        test: Split | Sequence[Split] | Mapping[str, Split] | None = None,
         predict: Split | None = None,
         *,
         batch_size: int = 64,
@@ -103,7 +109,9 @@ class ShardDataModule(lightning.LightningDataModule):
         allow_overlap: bool = False,
     ) -> None:
         super().__init__()
-        self.splits = {"train": train, "val": val, "test": test, "predict": predict}
+        self.splits: dict[str, Split | None] = {}
+        for kind, given in {"train": train, "val": val, "test": test, "predict": predict}.items():
+            self.splits |= {kind: None} if given is None else named_splits(kind, given)
         if all(split is None for split in self.splits.values()):
             raise ValueError(
                 "ShardDataModule() needs at least one split: pass train=, val=, test= or predict=Split(...)"
@@ -132,6 +140,36 @@ class ShardDataModule(lightning.LightningDataModule):
         self._train: BaseLoader | None = None
         self._resume: dict[str, int] | None = None
 
+    @property
+    def batch_size(self) -> int:
+        """Samples per rank and batch; a new value is that of loaders that are made afterwards."""
+        return self._config.batch_size
+
+    @batch_size.setter
+    def batch_size(self, value: int) -> None:
+        if (total := self._config.global_batch_size) is not None:
+            raise ValueError(
+                f"batch_size={value!r} has no effect with global_batch_size={total}, of all ranks. "
+                "Create the ShardDataModule without global_batch_size."
+            )
+        self._config = replace(self._config, batch_size=value)
+
+    @property
+    def classes(self) -> list[str] | None:
+        """Names of the classes by label, of the first split that has them, see ``Split.classes``; or None.
+
+        Calls ``prepare_data()`` first outside a Trainer, unless it was called.
+        """
+        if self.trainer is None and not self._is_prepared:
+            self.prepare_data()
+        found = (split.classes() for split in self.splits.values() if split is not None)
+        return next((classes for classes in found if classes), None)
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of ``classes``, with those that have no image; None if they are unknown."""
+        return None if (classes := self.classes) is None else len(classes)
+
     def prepare_data(self) -> None:
         """Load or compile the native operators and call ``prepare``; once per node."""
         library.load()
@@ -142,9 +180,10 @@ class ShardDataModule(lightning.LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Index the shards of the splits of ``stage``; of all splits if it is None."""
         self._check_overlap()
+        self._check_classes()
         wanted = {"train", "val"} if stage == "fit" else {"val" if stage == "validate" else stage}
         for name, split in self.splits.items():
-            if split is not None and not split.streaming and (stage is None or name in wanted):
+            if split is not None and not split.streaming and (stage is None or _kind(name) in wanted):
                 self._open(name)
 
     def train_dataloader(self) -> BaseLoader:
@@ -158,12 +197,12 @@ class ShardDataModule(lightning.LightningDataModule):
         return loader
 
     def val_dataloader(self) -> BaseLoader | list[BaseLoader]:
-        """Return the loader of the val split; an empty list without a val split."""
-        return self._loader("val") if self.splits["val"] is not None else []
+        """Return the loader of the val split, a list for several; an empty list without a val split."""
+        return self._loaders_of("val") if self.splits.get("val", True) else []
 
-    def test_dataloader(self) -> BaseLoader:
-        """Return the loader of the test split."""
-        return self._loader("test")
+    def test_dataloader(self) -> BaseLoader | list[BaseLoader]:
+        """Return the loader of the test split, a list for several."""
+        return self._loaders_of("test")
 
     def predict_dataloader(self) -> BaseLoader:
         """Return the loader of the predict split; its batches carry keys."""
@@ -211,13 +250,20 @@ class ShardDataModule(lightning.LightningDataModule):
         self._close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Stop the worker processes after a failure; log what to do if bytes reached a network of floats."""
+        """Stop the worker processes after a failure; explain uint8 images and labels that were refused."""
         if self.augment is None and re.search("unsigned char|Byte", str(exception)):
             log.warning(
                 "the images are uint8, because augment=None: give augment=tarpeg.Augment(), which "
                 "normalises, or convert them in the model"
             )
         self._close()
+        if _LABEL_REFUSED.search(str(exception)) and (train := self._shards.get("train")) is not None:
+            target = self.splits["train"].target  # type: ignore[union-attr]
+            ids = np.unique(np.linspace(0, len(train) - 1, _MOST_LABELS, dtype=np.int64))
+            low, high = (int(bound) for bound in read_labels(train, ids, target).aminmax())
+            few = f" (of {len(ids)} of the {len(train)} samples)" * (len(ids) < len(train))
+            note = f"labels {low}..{high}{few} need num_classes={high + 1}"
+            getattr(exception, "add_note", log.warning)(note)  # add_note: Python 3.11
 
     def _augmented(self, batch: AnyBatch, is_training: bool, request: Request | None) -> AnyBatch:
         if self.augment is None:
@@ -248,10 +294,11 @@ class ShardDataModule(lightning.LightningDataModule):
             return
         places: dict[str, dict[object, str]] = {}
         splits = {name: split for name, split in self.splits.items() if split and name != "predict"}
+        others = [name for name in splits if name != "train"]
         for name, split in splits.items():
             with suppress(ShardError):  # opening it raises
                 places[name] = split.places()
-        for name in ("val", "test"):
+        for name in others:
             train, other = places.get("train", {}), places.get(name, {})
             if shared := train.keys() & other.keys():
                 first = min(shared, key=train.__getitem__)
@@ -259,9 +306,24 @@ class ShardDataModule(lightning.LightningDataModule):
                 raise ShardError(
                     f"train and {name} have {len(shared)} shards in common, such as {train[first]}{link}, so "
                     f"{name} would measure samples of the training. Give each its own, such as 'train-*.tar' "
-                    f"and '{name}-*.tar'; or give allow_overlap=True."
+                    f"and '{_kind(name)}-*.tar'; or give allow_overlap=True."
                 )
         self._is_apart = len(places) == len(splits)
+
+    def _check_classes(self) -> None:
+        """Raise ShardError if the network has too few classes, before its loss fails without that reason."""
+        net = None if self.trainer is None else self.trainer.lightning_module
+        given = getattr(net, "num_classes", None) or getattr(net, "hparams", {}).get("num_classes")
+        if not isinstance(given, int) or given < 2:  # one output is enough for two classes
+            return
+        classes = None
+        with suppress(ShardError):  # opening the split raises
+            classes = self.classes
+        if classes and given < len(classes):
+            raise ShardError(
+                f"labels 0..{len(classes) - 1} need num_classes={len(classes)}, and the network has {given}: "
+                f"label {given} is {classes[given]!r}"
+            )
 
     def _pixels(self, is_train: bool) -> PixelFormat:
         """Return the format of the loader's images: uint8, unless the CPU trains."""
@@ -280,6 +342,10 @@ class ShardDataModule(lightning.LightningDataModule):
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return torch.distributed.get_rank(), torch.distributed.get_world_size()
         return 0, 1
+
+    def _loaders_of(self, kind: str) -> BaseLoader | list[BaseLoader]:
+        names = [name for name in self.splits if _kind(name) == kind]
+        return self._loader(kind) if names == [kind] else [self._loader(name) for name in names]
 
     def _loader(self, name: str) -> BaseLoader:
         split = self.splits[name]
@@ -309,6 +375,11 @@ class ShardDataModule(lightning.LightningDataModule):
             warn_about_spinning_threads()
         _compare_over_ranks(loader, name, world)
         return loader
+
+
+def _kind(name: str) -> str:
+    """Kind of a split by its name in ``splits``: "val" of "val" and of "val/clean"."""
+    return name.partition("/")[0]
 
 
 def _check_augment(augment: object) -> None:

@@ -16,6 +16,8 @@ from tarpeg.cache.report import progress_bar, summarise_build, summarise_check
 from tarpeg.errors import ShardError
 from tarpeg.processes import dask_executor
 
+from .hints import with_overrides
+
 
 @contextlib.contextmanager
 def open_executor(cfg: DictConfig) -> Iterator[Executor | int | None]:
@@ -60,5 +62,5 @@ def main(cfg: DictConfig) -> None:
     except InstantiationException as error:
         sys.exit(f"build_cache: codec: {error.__cause__ or error}")
     for line in lines:
-        Console(soft_wrap=True).print(line, markup=False, highlight=False)
+        Console(soft_wrap=True).print(with_overrides(line), markup=False, highlight=False)
     sys.exit(not is_good)

@@ -57,13 +57,14 @@ def check_arguments(program: str, arguments: Sequence[str]) -> None:
 # Parts of tarpeg's messages, and the same with the overrides that follow from them.
 _HINTS = {
     r"^((affine|color|erase|mask|mix)=.* must be a (tarpeg\.\w+))": r"\1 (+augment.\2._target_=\3)",
+    r"(?<![\w.])(num_classes=\d)": r"model.net.\1",
     r"([Cc]hoose another out)\b": r"\1 (data.prepare.out=...)",
     r"(allow_overlap=True)\b": r"\1 (+data.allow_overlap=true)",
 }
 
 
-def with_overrides(error: BaseException) -> str:
-    """Return the message of an error of tarpeg, with the Hydra overrides that follow from it."""
+def with_overrides(error: BaseException | str) -> str:
+    """Return a message of tarpeg, such as that of an error, with the Hydra overrides that follow from it."""
     text = str(error)
     for pattern, hint in _HINTS.items():
         text = re.sub(pattern, hint, text)

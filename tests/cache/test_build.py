@@ -18,8 +18,8 @@ from helpers.small_tars import members, sample, tars
 from PIL import Image
 from tarpeg import CacheError, Folder, Layout, Raw, Resized, ShardError, Tiled, build_cache, verify_cache
 from tarpeg.cache import job
-from tarpeg.cache.report import left_out_lines, summarise_check
-from tarpeg.shards.manifest import read_manifest
+from tarpeg.cache.report import left_out_lines, summarise_build, summarise_check
+from tarpeg.shards.manifest import read_manifest, stored_classes
 from tarpeg.shards.mapped import Shards
 from tarpeg.shards.paths import expand
 
@@ -428,7 +428,8 @@ def test_a_folder_of_images(tmp_path, cache):
     path.unlink()
     path.with_suffix(".png").write_bytes(picture("PNG"))
     report = build(root, cache, layout=layout)
-    assert (report.shards, report.samples) == (3, 12)
+    assert (report.shards, report.samples, report.classes) == (3, 12, ["cat", "dog"])
+    assert "2 classes, 'cat' to 'dog': num_classes=2" in summarise_build(report)
     assert keys(cache) == [file.key for file in Folder(str(root)).files()]
     shards = opened(cache)
     assert shards.labels(range(12)).tolist() == [int(key.startswith("dog")) for key in keys(cache)]
@@ -438,6 +439,15 @@ def test_a_folder_of_images(tmp_path, cache):
     assert build(Folder(str(root)), tmp_path / "whole").shards == 1
     (root / "cat" / "0.jpg").write_bytes(jpeg("420", 64, 80, seed=99))
     assert build(root, cache, layout=layout).built == 1
+
+
+def test_names_of_classes_are_those_of_the_source(source, cache, tmp_path):
+    assert build(source, cache).classes is None and '"classes"' not in (cache / "manifest.json").read_text()
+    (source / "classes.json").write_text('{"cat": 0, "dog": 1}')
+    for folder, shards in ((cache, source), (cache, source), (tmp_path / "again", cache)):
+        report = build(shards, folder)
+        assert (report.classes, read_manifest(folder).classes) == (["cat", "dog"], ["cat", "dog"])
+        assert verify_cache(folder, 0).is_good and stored_classes(folder) == ["cat", "dog"]
 
 
 def test_unreadable_files_of_a_folder_are_quarantined(tmp_path, cache):

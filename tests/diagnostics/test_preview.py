@@ -75,6 +75,18 @@ def test_keys_labels_views_and_undecodable_images(photos, shard_of):
     assert found[2].texts[0] == "cannot be decoded: replaced by another sample"
 
 
+def test_names_of_classes_and_of_several_splits(photos, tmp_path):
+    label = torch.tensor([0.25, 0, 0.75])
+    assert preview._label(label, ["ant", "bee"]) == "label 0.75 of 2 + 0.25 of ant"
+    assert preview._label(torch.tensor(1), ["ant", "bee"]) == "label 1 bee"
+    assert preview._label(torch.tensor([1, 2]), ()) == "label 1, 2"
+    a, b = (Split(f"{photos}/{name}.tar", CenterCrop(16)) for name in ("a", "b"))
+    data = ShardDataModule(val=[a, b], workers=0)
+    assert sheet(data, tmp_path / "x.png", split="val/0") != sheet(data, tmp_path / "y.png", split="val/1")
+    with pytest.raises(ValueError, match="split='val' must be a split of the data: val/0, val/1"):
+        contact_sheet(data, tmp_path / "x.png", split="val")
+
+
 def test_captions():
     def caption(**parts):
         return preview._caption(Augment(**parts).params([0], (40, 40)), 0, (40, 40))

@@ -84,6 +84,7 @@ def test_the_planned_samples_over_all_ranks(photos, name, batch_size, world):
         ({"crop": [SMALL, Progressive(SMALL, {7: 8})]}, r"sizes \[\(8, 8\), \(32, 32\)\] in epoch 7"),
         ({"crop": [SMALL] * 2, "views": 3}, "views=3, but crop= has 2 crops"),
         ({"views": 0}, "views=0"),
+        ({"fidelity": "best"}, "fidelity='best' must be 'fast' or 'exact'"),
         ({"interpolation": "cubic"}, "interpolation='cubic' must be 'bilinear', 'nearest' or"),
         *(({"shards": empty}, f"shards={empty!r} must be a folder") for empty in ("", None)),
         ({"members": "json"}, "members='json' must be a list"),
@@ -182,6 +183,18 @@ def test_interpolation(photos, interpolation):
     files = shards.images(range(23))
     boxes = torch.cat((torch.zeros(23, 2, dtype=torch.int32), image_sizes(files)), 1)
     assert torch.equal(batch.image, decode_batch(files, boxes, (24, 40), interpolation=interpolation)[0])
+
+
+def test_fidelity(photos):
+    shards, batches = Split(photos, Whole(8)).open(), {}
+    files = shards.images(range(23))
+    boxes = torch.cat((torch.zeros(23, 2, dtype=torch.int32), image_sizes(files)), 1)
+    for fidelity in ("fast", "exact"):
+        split = Split(photos, Whole(8), fidelity=fidelity)
+        (batch,) = load(photos, split=split, shuffle=False, batch_size=23)
+        batches[fidelity] = batch.image
+        assert torch.equal(batch.image, decode_batch(files, boxes, 8, fidelity=fidelity)[0])
+    assert not torch.equal(*batches.values())
 
 
 def test_progressive_from_hydra():

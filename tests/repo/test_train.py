@@ -159,7 +159,26 @@ def test_a_folder_of_images(checkout, tmp_path):
     folder = ("data=folder", *paths)
     assert steps(good(checkout, *folder, *SMALL, "model.net.num_classes=3", "data.batch_size=27")) == 2
     line = bad(checkout, *folder, *SMALL, "model.net.num_classes=2")
-    assert line == "train: labels 0..2 do not fit model.net.num_classes=2"
+    needed = "labels 0..2 need model.net.num_classes=3"
+    assert line == f"train: {needed}, and the network has 2: label 2 is 'class2'"
+    (tmp_path / "out" / "classes.json").unlink()
+    line = bad(checkout, *folder, *SMALL, "model.net.num_classes=2")
+    assert line == f"train: {needed} or more, and it is 2"
+
+
+@pytest.mark.slow
+def test_several_validation_sets(checkout):
+    data = OmegaConf.load(checkout / "conf" / "data" / "synthetic.yaml")
+    crop = {"_target_": "tarpeg.CenterCrop", "size": 32, "shorter": 36}
+    val = {"_target_": "tarpeg.Split", "shards": "data/synthetic/val-*.tar", "crop": crop}
+    data.val = {"clean": {**val, "fidelity": "exact"}, "part": {**val, "subset": 0.25}}
+    OmegaConf.save(data, checkout / "conf" / "data" / "two.yaml")
+    settings = [setting for setting in TINY if not setting.startswith("data.val.")]
+    done = good(checkout, "data=two", *settings, "hydra.run.dir=outputs/two")
+    with next((checkout / "outputs" / "two").glob("csv/*/metrics.csv")).open() as file:
+        (row,) = (row for row in csv.DictReader(file) if row["val/accuracy"])
+    whole, clean, part = (float(row[f"val/{name}accuracy"]) for name in ("", "clean/", "part/"))
+    assert whole == pytest.approx((40 * clean + 10 * part) / 50) and steps(done) == 3
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ there is a manifest only if every shard is as it describes.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -37,6 +38,7 @@ from ..shards.manifest import (
     Quarantined,
     ShardEntry,
     read_manifest,
+    stored_classes,
     summed,
 )
 from ..shards.paths import is_url, resolved
@@ -74,6 +76,7 @@ class CacheReport:
     None if the source would have to be indexed for it. left_out: files of a folder that are not
     in the cache, counted by kind. findings: samples that may be a mistake of the source, by kind, such as
     "samples without a label (a member cls)": their number, and source shard, key and content of the first.
+    classes: names by label, None if the source has none.
     """
 
     dest: Path
@@ -89,6 +92,7 @@ class CacheReport:
     example: ShardJob | None = field(default=None, repr=False)
     left_out: dict[str, int] = field(default_factory=dict)
     findings: dict[str, Finding] = field(default_factory=dict)
+    classes: list[str] | None = None
 
 
 def build_cache(
@@ -157,6 +161,7 @@ def build_cache(
         example=builder.example,
         left_out=count_left_out(listing if isinstance(listing, Folder) else source),
         findings=builder.findings | _joined_findings(manifest.shards),
+        classes=builder.classes,
     )
 
 
@@ -189,6 +194,7 @@ class _Builder:
     progress: Callable[[Progress], object] | None
     built: int = 0
     example: ShardJob | None = None
+    classes: list[str] | None = None
     names: list[str] = field(default_factory=list)  # of all shards, in order
     results: dict[str, ShardResult] = field(default_factory=dict)
     samples: int = 0
@@ -205,6 +211,9 @@ class _Builder:
             self.samples, self.bad = manifest.samples, list(manifest.quarantine)
             self._check_bad(manifest.samples + len(manifest.quarantine), self.max_bad)
             self.example = None if plan is None else self._job(*next(iter(plan.inputs)), fingerprint)
+            if self.classes and self.classes != stored_classes(self.folder):  # built by an early version
+                manifest = dataclasses.replace(manifest, classes=self.classes)
+                manifest.write(self.folder)
             return manifest
         done = _start_build(self.folder, fingerprint, self._source(), self.replace)
         on_abandon = partial(_withdraw_build, self.folder)
@@ -230,8 +239,12 @@ class _Builder:
         if isinstance(self.listing, Folder):
             plan = folder_plan(self.listing, self.layout)
             self.findings = plan.findings
+            self.classes = list(self.listing.classes())
             unreadable = [[bad.key, bad.reason] for bad in plan.left_out]
             return plan, [*(source.identity() for _, source in plan.inputs), *unreadable]
+        folders = {Path(shard.location).parent for shard in self.listing if not shard.is_remote}
+        found = [stored_classes(folder) for folder in folders]
+        self.classes = found[0] if len(found) == 1 else None
         is_resharded = self.layout.is_cut or self.layout.shuffle
         return None if is_resharded else copy_plan(self.listing), [shard.identity for shard in self.listing]
 
@@ -296,6 +309,8 @@ class _Builder:
             quarantine=quarantine,
             tiles=summed(shard.tiles for shard in shards),
             untiled=summed(shard.untiled for shard in shards),
+            # _source() has those of a folder.
+            classes=None if isinstance(self.listing, Folder) else self.classes,
         )
 
     def _source(self) -> list[object]:

@@ -58,6 +58,9 @@ def summarise_build(report: CacheReport, measure: bool = False) -> list[str]:
         f"{report.built} of them written now, in {report.seconds:.1f} s",
         f"size: {report.source_bytes / 1e6:.1f} MB before, {report.bytes / 1e6:.1f} MB after ({share:.3f})",
     ]
+    if report.classes:
+        names = f"{report.classes[0]!r} to {report.classes[-1]!r}"
+        lines.append(f"{len(report.classes)} classes, {names}: num_classes={len(report.classes)}")
     widths = sorted(report.tiles, key=lambda width: -report.tiles[width])
     shown = [f"{width} px: {report.tiles[width] / images:.1%}" for width in widths[:8]]
     if others := widths[8:]:

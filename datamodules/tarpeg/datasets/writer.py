@@ -23,6 +23,7 @@ from ..machine import usable_cores
 from ..processes import map_in_processes
 from ..progress import progress
 from ..shards.folder import NESTED, Folder, ImageFile, left_out_line, only_nested
+from ..shards.manifest import CLASSES
 from ..shards.pillow import PILLOW_FORMATS
 from .synthetic import Photos, check_integer, photograph
 
@@ -115,7 +116,7 @@ def make_shards(
         _remove_old(directory, prefix, None if replace else find)
         report = _write(directory, prefix, items, samples_per_shard, workers)
         if isinstance(source, Folder):
-            write_json(directory / "classes.json", source.classes())
+            write_json(directory / CLASSES, source.classes())
     except OSError as error:
         raise ShardError(f"cannot write shards in {directory}: {error}") from error
     return report

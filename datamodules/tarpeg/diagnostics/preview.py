@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ def contact_sheet(
     data: Any,
     path: str | os.PathLike[str],
     *,
-    split: Literal["train", "val", "test", "predict"] = "train",
+    split: str = "train",
     samples: int = 12,
     epoch: int = 0,
     columns: int = 2,
@@ -45,8 +45,9 @@ def contact_sheet(
 
     For each sample: the source photograph with the boxes of its views, the decoded crops, and the crops as
     ``augment`` changes them in that epoch, with key, label and random parameters. Normalisation is undone;
-    erased parts have the mean colour. ``columns``: samples per row. Raises ``ValueError`` for a number out of
-    range and for a split that does not exist or is streamed.
+    erased parts have the mean colour. ``split``: "train", "val", "test", "predict", or the name of one of
+    several, such as "val/0". ``columns``: samples per row. Raises ``ValueError`` for a number out of range
+    and for a split that does not exist or is streamed.
     """
     for name, value, least in (("samples", samples, 1), ("epoch", epoch, 0), ("columns", columns, 1)):
         if not isinstance(value, int) or value < least:
@@ -56,13 +57,17 @@ def contact_sheet(
         raise ValueError(f"split={split!r} must be a split of the data: {', '.join(names)}")
     if data.splits[split].streaming:
         raise ValueError(f"split={split!r} must not be streamed: its samples cannot be read a second time")
-    loader = getattr(data, f"{split}_dataloader")()
+    kind = split.partition("/")[0]
+    names = [name for name in data.splits if name.startswith(f"{kind}/")]
+    loaders = getattr(data, f"{kind}_dataloader")()
+    loader = loaders[names.index(split)] if names else loaders
     loader.sampler.set_epoch(epoch)
     if data.augment is not None:
         data.augment.train(split == "train")
     cards: list[Card] = []
+    classes = data.splits[split].classes() or []
     for batch in loader:
-        cards += _cards(data.augment, loader, batch, loader.claim(), samples - len(cards))
+        cards += _cards(data.augment, loader, batch, loader.claim(), samples - len(cards), classes)
         if len(cards) >= samples:
             break
     loader.close()
@@ -87,7 +92,9 @@ class Card:
         self.texts.append(text)
 
 
-def _cards(augment: Any, loader: Any, batch: AnyBatch, request: Request, limit: int) -> list[Card]:
+def _cards(
+    augment: Any, loader: Any, batch: AnyBatch, request: Request, limit: int, classes: Sequence[str] = ()
+) -> list[Card]:
     fetcher, after = loader.fetcher, batch
     if augment is not None:
         is_augmented = fetcher.dtype != torch.uint8
@@ -98,7 +105,7 @@ def _cards(augment: Any, loader: Any, batch: AnyBatch, request: Request, limit: 
         params = params_of(augment, batch.image, fetcher.seed, request)
     cards = []
     for row, id in enumerate(request.ids[:limit].tolist()):
-        card = Card(fetcher.shards.key(id), _label(after.label[row]))
+        card = Card(fetcher.shards.key(id), _label(after.label[row], classes))
         flips = []
         try:
             source = open_rgb(fetcher.shards.images([id])[0].numpy().tobytes())
@@ -156,11 +163,16 @@ def _fitted(picture: Image.Image) -> Image.Image:
     return ImageOps.contain(picture, (_SIDE, _SIDE), method)
 
 
-def _label(label: Tensor) -> str:
+def _label(label: Tensor, classes: Sequence[str]) -> str:
+    """Format a label or the shares of mixed ones, with the names of the classes if they are known."""
+    names = dict(enumerate(classes))
     if not label.is_floating_point():
-        return "label " + ", ".join(str(value) for value in np.atleast_1d(label.numpy()).tolist())
-    parts = [(float(share), number) for number, share in enumerate(label) if share > 0.005]
-    return "label " + " + ".join(f"{share:.2f} of {number}" for share, number in sorted(parts, reverse=True))
+        values = np.atleast_1d(label.numpy()).tolist()
+        return "label " + ", ".join(f"{value} {names.get(value, '')}".strip() for value in values)
+    shares = sorted(
+        ((float(share), number) for number, share in enumerate(label) if share > 0.005), reverse=True
+    )
+    return "label " + " + ".join(f"{share:.2f} of {names.get(number, number)}" for share, number in shares)
 
 
 def _caption(params: Mapping[str, Tensor], row: int, size: Sequence[int]) -> str:

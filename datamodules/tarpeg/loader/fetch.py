@@ -213,6 +213,7 @@ class Fetcher:
             self._crops(epoch)[0].size,
             torch.from_numpy(flips) if self.split.flip else None,
             interpolation=self.split.interpolation,
+            fidelity=self.split.fidelity,
             mean=self.pixels.mean,
             std=self.pixels.std,
             dtype=self.dtype if self.pixels.augment is None else torch.uint8,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +12,7 @@ from ..sampling.crops import Crop, Progressive, crop_at
 from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fraction, shown, subset_ids
 from ..shards.folder import find_images
 from ..shards.labels import Decode, Samples, Target, check_target
+from ..shards.manifest import stored_classes
 from ..shards.mapped import Shards
 from ..shards.paths import expand, identity, resolved
 from ..shards.stream import Streaming, expand_urls
@@ -27,7 +28,9 @@ class Split:
     ``Progressive``.
     ``flip``: probability, 0 to 1, of mirroring left to right.
     ``interpolation``: how a crop is resized, by torchvision's names: "bilinear" (antialiased), "nearest" or
-    "nearest-exact" (the sample under the centre of each pixel, as in Pillow and DALI).
+    "nearest-exact" (the sample under the centre of each pixel, as in Pillow and DALI). ``fidelity``: "fast",
+    or "exact", within one level of torchvision at every pixel, for evaluations that are compared with it; see
+    ``decode_batch``.
 
     ``shuffle``: True, a new permutation per epoch; False; or "blocks", for disks with slow random access
     (``tarpeg.Blocks`` sets the sizes of the blocks). Default: True for training, otherwise False.
@@ -66,6 +69,7 @@ class Split:
     decode: Decode | None = None
     streaming: bool | Streaming = False
     interpolation: Literal["bilinear", "nearest", "nearest-exact"] = "bilinear"
+    fidelity: Literal["fast", "exact"] = "fast"
 
     def __post_init__(self) -> None:
         if self.shards is None or self.shards == "":
@@ -77,6 +81,8 @@ class Split:
         self._check_crops()
         if (mode := self.interpolation) not in ("bilinear", "nearest", "nearest-exact"):
             raise ValueError(f"interpolation={mode!r} must be 'bilinear', 'nearest' or 'nearest-exact'")
+        if self.fidelity not in ("fast", "exact"):
+            raise ValueError(f"fidelity={self.fidelity!r} must be 'fast' or 'exact'")
         if not (self.shuffle in (None, True, False, "blocks") or isinstance(self.shuffle, Blocks)):
             raise ValueError(f"shuffle={self.shuffle!r} must be True, False, 'blocks' or tarpeg.Blocks(...)")
         check_target(self.target)
@@ -111,6 +117,17 @@ class Split:
         if images is not None:
             return {path: path for path in images.paths()}
         return {identity(name): resolved(name) for name in expand_urls(self.shards)}
+
+    def classes(self) -> list[str] | None:
+        """Names of the classes by label, from ``manifest.json`` or ``classes.json`` beside the shards.
+
+        None without these, for other targets than "cls", for streams and images, and for shards in folders
+        with different classes. Raises ``ShardError`` as ``open``.
+        """
+        if self.streaming or self.target != "cls" or find_images(self.shards) is not None:
+            return None
+        found = [stored_classes(folder) for folder in {path.parent for path in expand(self.shards)}]
+        return found[0] if found.count(found[0]) == len(found) else None
 
     def sampler(self, shards: Samples, seed: int, shuffle: bool) -> Sampler:
         """Return the sampler of this split; ``shuffle`` is the default of the split's own setting."""
@@ -155,3 +172,18 @@ class Split:
                     f"crop={self.crop!r} has views of the sizes {sorted(sizes)} in epoch {epoch}: all views "
                     "of a batch must have one size"
                 )
+
+
+def named_splits(kind: str, splits: Split | Sequence[Split] | Mapping[str, Split]) -> dict[str, Split]:
+    """Return the splits of one kind by name: "val" of a single one, "val/0" of a list, "val/clean" of a dict.
+
+    Raises ValueError for what is not a Split, and for several splits of train or predict.
+    """
+    if isinstance(splits, Split):
+        return {kind: splits}
+    is_several = kind in ("val", "test") and isinstance(splits, (Sequence, Mapping)) and len(splits) > 0
+    found = dict(splits if isinstance(splits, Mapping) else enumerate(splits)) if is_several else {}
+    if not found or not all(isinstance(split, Split) for split in found.values()):
+        several = " or a list or dict of them" * (kind in ("val", "test"))
+        raise ValueError(f"{kind}={splits!r} must be a tarpeg.Split(...){several}")
+    return {f"{kind}/{name}": split for name, split in found.items()}

@@ -17,6 +17,7 @@ from msgspec import Meta
 from ..errors import CacheError
 from ..files import read_regular, write_json
 
+CLASSES = "classes.json"  # beside shards that were written from a folder: numbers of the classes by name
 MANIFEST, BUILDING = "manifest.json", ".building"  # in a finished cache; in an unfinished one
 FORMAT, VERSION = "tarpeg-cache", 1
 
@@ -82,7 +83,8 @@ class Manifest:
 
     tarpeg: the version that wrote it. fingerprint: of the source's listing and all parameters. source: as
     given to the builder. layout: distribution of the samples over shards. samples, bytes, tiles, untiled:
-    sums over the shards, which are in the order of the samples.
+    sums over the shards, which are in the order of the samples. classes: their names by label, if the source
+    was shards beside which names were stored; those of a folder are in `source`.
     """
 
     tarpeg: str
@@ -96,11 +98,15 @@ class Manifest:
     quarantine: list[Quarantined]
     tiles: dict[str, Positive]
     untiled: dict[str, Positive]
+    classes: list[str] | None = None
 
     def write(self, folder: str | os.PathLike[str]) -> None:
         """Write folder/manifest.json atomically. Raises CacheError if it could not be read again."""
         path = Path(folder) / MANIFEST
         content = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        for part, name in ((content, "classes"), *((shard, "findings") for shard in content["shards"])):
+            if not part[name]:  # as in manifests of earlier versions
+                del part[name]
         _decoded(content, path)
         write_json(path, content)
 
@@ -136,6 +142,28 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest | None:
             f"{content.get('tarpeg')!r} wrote it. Update tarpeg, or {_rebuild(path)}."
         )
     return _decoded(content, path)
+
+
+def stored_classes(folder: Path) -> list[str] | None:
+    """Names of the classes by label, of a cache or of shards written from a folder; None if unknown.
+
+    Raises CacheError as read_manifest().
+    """
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        (source, *_) = [*manifest.source, None]
+        return manifest.classes or _in_order(source.get("classes") if isinstance(source, dict) else None)
+    try:
+        return _in_order(json.loads(read_regular(folder / CLASSES)))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _in_order(numbers: object) -> list[str] | None:
+    """Return the names of a mapping from names to 0, 1, ... in that order; None for anything else."""
+    if not isinstance(numbers, dict) or list(numbers.values()) != list(range(len(numbers))):
+        return None
+    return list(numbers)
 
 
 def entries(folder: Path) -> dict[str, ShardEntry] | None:
