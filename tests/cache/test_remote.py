@@ -14,6 +14,7 @@ from typing import ClassVar
 from unittest import mock
 
 import pytest
+from helpers.loaders import keys_of, load
 from helpers.small_caches import shard_files
 from helpers.small_tars import sample, write_tar
 from tarpeg import Layout, Resized, ShardError, build_cache
@@ -185,7 +186,7 @@ def test_a_broken_connection_is_an_error_with_the_shard(shards, serve, tmp_path,
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("http://127.0.0.1:9/a.tar", r"127\.0\.0\.1:9/a\.tar cannot be read"),
+        ("http://127.0.0.1:9/a.tar", r"127\.0\.0\.1:9/a\.tar cannot be read: .*onnect"),
         ("http://u:secret@127.0.0.1:9/a.tar?k=secret", r"127\.0\.0\.1:9/a\.tar cannot be read"),
         ("nonsense://a/b.tar", "nonsense.* cannot be opened"),
         ("memory://empty/a-*.tar", "matches no shard"),
@@ -196,6 +197,12 @@ def test_urls_that_cannot_be_read(tmp_path, url, message):
     with pytest.raises(ShardError, match=message) as caught:
         build_cache(url, tmp_path / "cache", executor=0)
     assert "secret" not in str(caught.value)
+
+
+def test_an_error_of_http_is_named(serve, tmp_path):
+    for handler in (Plain, Ranges):
+        with pytest.raises(ShardError, match=r"t-009\.tar cannot be read: 404 Not Found\. Check"):
+            build_cache(serve(handler) + "/t-009.tar", tmp_path / "cache", executor=0)
 
 
 def test_any_file_system_of_fsspec(shards, local, tmp_path):
@@ -257,6 +264,17 @@ def test_s3_in_worker_processes_with_another_layout_and_after_a_change(s3, shard
     s3.upload_file(str(shards / "t-002.tar"), "photos", "train/t-001.tar")
     assert build_cache("s3://photos/train", tmp_path / "whole", executor=2).built == 1
     s3.upload_file(str(shards / "t-001.tar"), "photos", "train/t-001.tar")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_s3_globs_as_streams(s3, workers):
+    split = partial(load, streaming=True, workers=workers, threads=0, batch_size=8)
+    with contextlib.closing(split("s3://photos/train/t-*.tar")) as loader:
+        assert sorted(keys_of(loader)) == [f"k{number:04d}" for number in range(33)]
+    for url in ("s3://photos/none-*.tar", "s3://nobucket/*.tar", "s3://photos/train/t-00{8,9}.tar"):
+        with pytest.raises(ShardError, match=r"none-\*\.tar|nobucket|t-00[89]\.tar cannot be read"):
+            list(split(url))
 
 
 @pytest.mark.slow

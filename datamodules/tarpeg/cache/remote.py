@@ -1,27 +1,24 @@
-"""Objects behind URLs (s3, gs, http, hf, ...), read by fsspec, whose retries and settings apply.
-
-Credentials and endpoints are configured for fsspec: environment variables, or ~/.config/fsspec.
-"""
+"""Objects behind URLs (s3, gs, http, hf, ...), read by fsspec, whose retries and settings apply."""
 
 from __future__ import annotations
 
 import importlib
 import itertools
-import re
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 from ..errors import ShardError
+from ..shards.paths import HTTP, file_system, find_objects, public_url, shard_errors
 
-URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-
+_shard_errors = partial(
+    shard_errors,
+    remedy="Check address, access rights and network, then start again: finished shards are kept.",
+)
 _CHUNK = 8 << 20
 _KEPT = 2048  # bytes kept behind the read position: tarfile seeks back by up to a block
-_HTTP = re.compile(r"https?://")
-_URL_IN_TEXT = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"]+")
 # The version of an object, by the names that the file systems of fsspec have for it.
 _VERSION_FIELDS = (
     *("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "blob_id", "generation"),
@@ -36,18 +33,7 @@ def list_shards(url: str) -> list[tuple[str, int, str]]:
     no shards, or the server does not answer.
     """
     with _shard_errors(url):
-        system, path = _file_system(url)
-        system.invalidate_cache()  # of listings, from an earlier build in this process
-        is_http = _HTTP.match(url) is not None
-        # In an http URL a question mark begins the query.
-        if re.search(r"[*\[]" if is_http else r"[*?\[]", path):
-            paths = sorted(system.glob(path))
-        elif path.endswith("/") or url.endswith("/") or (not is_http and system.isdir(path)):
-            paths = sorted(name for name in system.ls(path, detail=False) if str(name).endswith(".tar"))
-        else:
-            paths = [path]
-        if not paths:
-            raise ShardError(f"source={public_url(url)!r} matches no shard. Check the URL and the pattern.")
+        system, paths = find_objects(url)
         with ThreadPoolExecutor(16) as threads:
             infos = list(threads.map(system.info, paths))
     shards = []
@@ -62,7 +48,7 @@ def list_shards(url: str) -> list[tuple[str, int, str]]:
 def nbytes_and_version(url: str) -> tuple[int | None, str]:
     """Ask the server for the present size and version of an object. Raises ShardError."""
     with _shard_errors(url):
-        system, path = _file_system(url)
+        system, path = file_system(url)
         system.invalidate_cache()
         return _nbytes_and_version(system.info(path))
 
@@ -71,12 +57,6 @@ def _nbytes_and_version(info: dict[str, Any]) -> tuple[int | None, str]:
     nbytes = info.get("size")
     version = next((str(info[name]) for name in _VERSION_FIELDS if info.get(name)), "")
     return None if nbytes is None else int(nbytes), version
-
-
-def public_url(url: str) -> str:
-    """Return a URL without its query, which may be a signature, and without a password."""
-    text = url.partition("?")[0] if _HTTP.match(url) else url
-    return re.sub(r"(?<=://)[^/@]*@", "", text)
 
 
 @contextmanager
@@ -89,7 +69,7 @@ def open_object(url: str, nbytes: int) -> Iterator[ReadAhead]:
 def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
     """Read ranges of objects, (url, start, stop) in bytes, many at once. Raises ShardError."""
     blobs: list[bytes] = []
-    located = [(*_file_system(one[0]), *one) for one in ranges]
+    located = [(*file_system(one[0]), *one) for one in ranges]
     for system, group in itertools.groupby(located, lambda one: one[0]):
         _, paths, urls, starts, stops = map(list, zip(*group, strict=True))
         with _shard_errors(urls[0]):
@@ -172,9 +152,9 @@ class ReadAhead:
 
 def _open(url: str, nbytes: int, *, whole: bool = True) -> Any:
     """Open an object for reading in ranges; if the server has none and `whole`, as one stream."""
-    system, path = _file_system(url)
+    system, path = file_system(url)
     file = system.open(path, "rb", block_size=_CHUNK, cache_type="none", size=nbytes)
-    if not _HTTP.match(url) or nbytes < 2:
+    if not HTTP.match(url) or nbytes < 2:
         return file
     try:
         file.seek(1)
@@ -191,31 +171,3 @@ def _open(url: str, nbytes: int, *, whole: bool = True) -> Any:
     # aiohttp's default is five minutes in total; a large shard takes longer.
     timeout = importlib.import_module("aiohttp").ClientTimeout(total=None, sock_connect=60, sock_read=60)
     return system.open(path, "rb", block_size=0, size=nbytes, timeout=timeout)
-
-
-def _file_system(url: str) -> tuple[Any, str]:
-    try:
-        return importlib.import_module("fsspec.core").url_to_fs(url)  # type: ignore[no-any-return]
-    except (ImportError, ValueError) as error:
-        raise ShardError(
-            f"source={public_url(url)!r} cannot be opened: {error} (pip install 'tarpeg[remote]' installs "
-            "s3fs, gcsfs, aiohttp and huggingface_hub)"
-        ) from error
-
-
-@contextmanager
-def _shard_errors(url: str) -> Iterator[None]:
-    """Re-raise I/O errors as ShardError with the URL."""
-    failures: tuple[type[BaseException], ...] = (OSError, ValueError, EOFError)
-    if "aiohttp" in sys.modules:
-        failures += (sys.modules["aiohttp"].ClientError,)
-    if "botocore" in sys.modules:
-        failures += (importlib.import_module("botocore.exceptions").BotoCoreError,)
-    try:
-        yield
-    except failures as error:
-        words = _URL_IN_TEXT.sub(lambda found: public_url(found[0]), str(error)) or type(error).__name__
-        raise ShardError(
-            f"{public_url(url)} cannot be read: {words}. Check address, access rights and network, then "
-            "start again: finished shards are kept."
-        ) from error

@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple, Protocol, cast
 from ..errors import ShardError, warn
 from ..files import open_regular
 from ..shards.folder import Folder, ImageFile
-from ..shards.paths import expand, expand_braces, parts_of, refuse_twice
+from ..shards.paths import URL, expand, expand_braces, parts_of, public_url, refuse_twice
 from ..shards.pillow import IMAGE_EXTENSIONS
 from ..shards.tar import grouped, regular_members
 from . import remote
@@ -50,7 +50,7 @@ class SourceShard:
     @property
     def is_remote(self) -> bool:
         """Whether the location is a URL."""
-        return remote.URL.match(self.location) is not None
+        return URL.match(self.location) is not None
 
     @property
     def identity(self) -> tuple[str, int, str]:
@@ -220,7 +220,7 @@ def list_source(source: Source) -> list[SourceShard] | Folder:
     if isinstance(source, Folder):
         return source
     parts = parts_of(source)
-    if len(parts) == 1 and not remote.URL.match(parts[0]):
+    if len(parts) == 1 and not URL.match(parts[0]):
         root = Path(parts[0]).expanduser()
         # Path.glob yields nothing if root is not a directory.
         if not any(root.glob("*.tar")) and any(entry.is_dir() for entry in root.glob("[!.]*")):
@@ -229,7 +229,7 @@ def list_source(source: Source) -> list[SourceShard] | Folder:
         expand([])  # raises
     shards: list[SourceShard] = []
     for part in parts:
-        shards += _remote_shards(part) if remote.URL.match(part) else map(_local_shard, expand(part))
+        shards += _remote_shards(part) if URL.match(part) else map(_local_shard, expand(part))
     refuse_twice([shard.name if shard.is_remote else shard.location for shard in shards], source)
     unknown = [shard.name for shard in shards if not shard.version]
     if unknown:
@@ -248,7 +248,7 @@ def count_left_out(source: Source) -> dict[str, int]:
     if isinstance(source, Folder):
         return source.left_out()
     counts = Counter[str]()
-    for folder in (Path(part).expanduser() for part in parts_of(source) if not remote.URL.match(part)):
+    for folder in (Path(part).expanduser() for part in parts_of(source) if not URL.match(part)):
         for path in folder.glob("[!.]*") if folder.is_dir() else ():
             suffix = path.suffix.lower()
             if path.is_dir():
@@ -268,6 +268,6 @@ def _local_shard(path: Path) -> SourceShard:
 
 
 def _remote_shards(url: str) -> list[SourceShard]:
-    urls = expand_braces(url, remote.public_url(url)) if "{" in url else [url]
+    urls = expand_braces(url, public_url(url)) if "{" in url else [url]
     found = [entry for one in urls for entry in remote.list_shards(one)]
-    return [SourceShard(one, remote.public_url(one), nbytes, version) for one, nbytes, version in found]
+    return [SourceShard(one, public_url(one), nbytes, version) for one, nbytes, version in found]

@@ -22,10 +22,25 @@ from ..errors import ShardError
 from ..sampling import rng
 from .index import Int64
 from .labels import integers, plain
-from .paths import Source, expand, expand_braces, is_url, parts_of, refuse_twice
+from .paths import (
+    HTTP,
+    Source,
+    expand,
+    expand_braces,
+    expand_url,
+    failures,
+    is_url,
+    parts_of,
+    public_url,
+    reason_of,
+    refuse_twice,
+    requested_status,
+)
 from .pillow import image_extension
 from .tar import streamed_members
 
+_HTTP_ERROR = 22  # curl's status for an answer of the server that is an error, without its number
+_CURL = {6: "the host was not found", 7: "no connection", 18: "the transfer ended early", 28: "a timeout"}
 _SHARDS = 1 << 32  # purpose number of shard permutations; the sampler's own purposes are smaller
 _BROKEN = (
     *(OSError, EOFError, ValueError, LookupError, TypeError, ImportError, OverflowError, RecursionError),
@@ -69,13 +84,17 @@ class Streaming:
 def expand_urls(source: Source) -> tuple[str, ...]:
     """Expand a source to URLs, with braces as in bash, and absolute paths of local shards.
 
-    Raises ShardError for local shards that do not exist, braces that do not match, and a shard that comes
-    twice.
+    fsspec finds the matches of a URL that is a glob, and the *.tar of one that ends in a slash. Raises
+    ShardError for local shards that do not exist, URLs without a match, braces that do not match, and a
+    shard that comes twice.
     """
     names: list[str] = []
     for part in parts_of(source):
-        local = () if is_url(part) else expand(part)
-        names += expand_braces(part, part) if is_url(part) else [str(path.absolute()) for path in local]
+        if not is_url(part):
+            names += (str(path.absolute()) for path in expand(part))
+            continue
+        for url in expand_braces(part, public_url(part)):
+            names += expand_url(url)
     if not names:
         raise ShardError(f"{source!r} has no shards. Give URLs or paths.")
     refuse_twice(names, source)
@@ -207,10 +226,9 @@ class Stream:
             samples = webdataset.shuffle(self.buffer, rng=order)(samples)
         try:
             yield from samples
-        except _BROKEN as error:
-            words = ": ".join(str(word) for word in error.args[:1]) or type(error).__name__
+        except failures(*_BROKEN) as error:
             raise ShardError(
-                f"shard {opener.url} cannot be read as a stream: {words}{opener.status()}. Check "
+                f"shard {opener.url} cannot be read as a stream: {opener.reason(error)}. Check "
                 "the address, the network, and that it is a complete tar."
             ) from error
 
@@ -248,17 +266,31 @@ class _Opener:
             finally:
                 stream.close()
 
-    def status(self) -> str:
-        """Exit status of the shard's command, for a message: broken output does not show that it failed."""
+    def reason(self, error: BaseException) -> str:
+        """Reason of an error, with the status of the shard's command: broken output does not show it."""
+        status = self._status()
+        if HTTP.match(self.url) and status == _HTTP_ERROR:
+            return requested_status(self.url)
+        ended = f"its command ended with status {status}"
+        if HTTP.match(self.url) and status in _CURL:
+            ended = f"{_CURL[status]} (curl ended with status {status})"
+        if status > 0 and isinstance(error, OSError):
+            return ended  # the error has nothing but the command and its status
+        # webdataset appends the URL to the arguments of errors.
+        is_appended = len(error.args) > 1 and not isinstance(error, OSError)
+        words = str(error.args[0]) if is_appended else reason_of(error, self.url)
+        return f"{words}{f' ({ended})' if status > 0 else ''}"
+
+    def _status(self) -> int:
+        """Exit status of the shard's command; 0 without one, and if it still runs."""
         process = getattr(self.stream, "proc", None)
         if process is None:
-            return ""
+            return 0
         process.stdout.close()
         try:
-            status = process.wait(timeout=1)
+            return int(process.wait(timeout=1))
         except subprocess.TimeoutExpired:
-            return ""
-        return f" (its command ended with status {status})" if status > 0 else ""
+            return 0
 
 
 def _open(url: str) -> Any:
