@@ -248,9 +248,10 @@ class Mix:
 
 
 def _torch_constant(name: str, value: Any, constants: Mapping[Any, Any]) -> Any:
-    """Return one of torch's constants, given itself or its name."""
+    """Return one of torch's constants, given itself or its name, with or without "torch."."""
     if value in constants.values():
         return value
+    value = value.removeprefix("torch.") if isinstance(value, str) else value
     if value not in constants:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, constants))}")
     return constants[value]

@@ -24,7 +24,8 @@ _BATCH_BYTES, _BATCH_SAMPLES = 32 << 20, 256
 _ARCHIVES = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip")
 _GAP = 16 << 10  # bytes between two ranges that are faster to read than to skip
 
-Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Folder
+# PathLike comes last, because jsonargparse would make a string of anything for it.
+Source = Folder | Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
 
 
 class Sample(NamedTuple):

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -128,7 +128,7 @@ class CachedShards:
             holds the cache of another source, or of more shards than this one.
     """
 
-    source: Source | Callable[[], Source]
+    source: Folder | Sequence[str | os.PathLike[str]] | str | Callable[[], Source] | Source
     out: str
     codec: Codec | None = None
     layout: Layout | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +13,7 @@ from ..shards.folder import find_images
 from ..shards.labels import Decode, Samples, Target, check_target
 from ..shards.manifest import stored_classes
 from ..shards.mapped import Shards
-from ..shards.paths import expand, identity, resolved
+from ..shards.paths import Source, expand, identity, resolved
 from ..shards.stream import Streaming, expand_urls
 
 
@@ -57,7 +56,7 @@ class Split:
     or ``tarpeg.Streaming``, which documents the guarantees and sets the length of an epoch.
     """
 
-    shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+    shards: Source
     crop: Crop | Progressive | Sequence[Crop | Progressive]
     flip: float = 0.0
     shuffle: bool | str | Blocks | None = None

@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, SupportsIndex
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,8 @@ class Crop(Protocol):
     def draws(self) -> int:
         """Count of uniform random numbers per box."""
 
-    def boxes(self, sizes: npt.ArrayLike, draws: npt.ArrayLike) -> Int32:
+    # Any: jsonargparse compares annotations with those of your own crop, and Any equals all of them.
+    def boxes(self, sizes: Any, draws: Any, /) -> Any:
         """Boxes, int32 [B, 4], from upright image sizes [B, 2] and uniform numbers float [B, draws]."""
 
 
@@ -56,6 +57,13 @@ class _Size:
         instance.__dict__["size"] = (height, width)
 
 
+# The annotation of the field: for type checkers the descriptor; for tools that read annotations at run time,
+# such as jsonargparse (which evaluates ``if TYPE_CHECKING:`` itself), the values that it accepts.
+Size = _Size
+if not TYPE_CHECKING:
+    Size = int | Sequence[int]
+
+
 @dataclass(frozen=True)
 class RandomResizedCrop:
     """A box of random area and shape, resized to size; distributed as in torchvision.transforms.v2.
@@ -66,7 +74,7 @@ class RandomResizedCrop:
     that are not positive or not in order.
     """
 
-    size: _Size = _Size()
+    size: Size = _Size()
     scale: Sequence[float] = (0.08, 1.0)
     ratio: Sequence[float] = (3 / 4, 4 / 3)
 
@@ -106,7 +114,7 @@ class RandomCrop:
     largest one of the crop's shape, and is resized up.
     """
 
-    size: _Size = _Size()
+    size: Size = _Size()
 
     draws: ClassVar[int] = 2
 
@@ -126,7 +134,7 @@ class CenterCrop:
     it is the largest box of the crop's shape that does, as in RandomCrop.
     """
 
-    size: _Size = _Size()
+    size: Size = _Size()
     shorter: int | None = None
 
     draws: ClassVar[int] = 0
@@ -153,7 +161,7 @@ class Whole:
     size: an int for a square or (height, width). Not random.
     """
 
-    size: _Size = _Size()
+    size: Size = _Size()
 
     draws: ClassVar[int] = 0
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from . import rng
 from .rng import Float64, Int64
 
-Numbers = Sequence[float] | npt.NDArray[np.generic] | str | os.PathLike[str]
+Numbers = Sequence[int] | Sequence[float] | npt.NDArray[np.generic] | str | os.PathLike[str]
 
 # Uses of rng.permutation.
 _EPOCH, _BLOCKS, _WITHIN, _RESAMPLING, _SUBSET = range(5)

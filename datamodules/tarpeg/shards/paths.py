@@ -25,7 +25,8 @@ from ..errors import ShardError
 from .index import SAVED_SUFFIX
 from .manifest import MANIFEST, listed
 
-Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+# PathLike comes last, because jsonargparse would make a string of anything for it.
+Source = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
 
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 HTTP = re.compile(r"https?://", re.IGNORECASE)
