@@ -190,7 +190,14 @@ def main() -> None:
         means, curves, 0, f"Mean difference from torchvision v2, {COUNT} photographs, levels of 255", 0.74
     )
     means.axhline(PROMISED, color=INK, linewidth=1.4, zorder=2)
-    means.text(1.0, PROMISED + 0.012, f"promised: {PROMISED}", fontsize=9.5, color=INK, va="bottom")
+    means.text(
+        1.0,
+        PROMISED + 0.012,
+        f"synthetic photographs: at most {PROMISED}",
+        fontsize=9.5,
+        color=INK,
+        va="bottom",
+    )
     means.text(4.1, 0.30, "fast", fontsize=12, color=FAST, weight="bold")
     means.text(4.1, 0.125, "exact", fontsize=12, color=EXACT, weight="bold")
     means.text(0.99, 0.215, "below 2: same bytes", fontsize=9, color=GRAY)
