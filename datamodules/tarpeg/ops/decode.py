@@ -137,8 +137,9 @@ def decode_batch(
     ``fidelity="exact"``: bilinear resizing, antialiased or not, is within one level of torchvision v2's
     on uint8 at every pixel; nearest and nearest-exact are equal to it. ``"fast"`` differs only if the box
     is at least twice ``size`` in both directions and antialiased: means of 2, 4 or 8 samples of Y, Cb and Cr
-    are resampled. Over photographs this differs from torchvision v2 by 0.5 to 1 level on average, depending on
-    their content (docs/fidelity.md), and up to 7 pixels next to the box contribute. Both decode a file and its tiled copy to the same pixels.
+    are resampled. Over photographs this differs from torchvision v2 by 0.5 to 1 level on average, by their
+    content (docs/fidelity.md), and up to 7 pixels next to the box contribute. Both decode a file and its
+    tiled copy to the same pixels.
 
     Returns images, uint8 ``[B, 3, height, width]`` RGB in channels_last order, and the status of each, int32
     ``[B]``, see ``tarpeg.Status``: 0 is OK, a failed image is all zeros. With ``dtype`` float32, float16 or
