@@ -319,7 +319,9 @@ class _Builder:
             folder = self.listing
             part: dict[str, object] = {"folder": os.path.abspath(folder.root), "classes": folder.classes()}  # noqa: PTH100
             part |= {"split": folder.split, "seed": folder.seed}
-            return [part | ({"val_share": folder.val_share} if folder.split in ("train", "val") else {})]
+            if folder.split in ("train", "val") and "val" not in Folder(folder.root).parts():
+                part["val_share"] = folder.val_share
+            return [part]
         return [shard.name if shard.is_remote else shard.location for shard in self.listing]
 
 
