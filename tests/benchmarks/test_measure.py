@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
 import tarpeg
 import torch
+from helpers import pictures
 from helpers.scripts import measured, run_tool
+from PIL import Image
 from tarpeg.benchmarks import decode_peers
 from tarpeg.benchmarks.loader import LoaderContestant
 from tarpeg.benchmarks.loader_data import LoaderData
-from tarpeg.datasets.synthetic import Photos
+from tarpeg.datasets.synthetic import FolderPhotos, Photos, draw, photograph
 
 
 @pytest.mark.parametrize(
@@ -59,6 +62,35 @@ def test_the_loader_suite_makes_a_table_a_csv_and_a_chart(tmp_path, only):
     assert float(rows[0]["ratio"]) == 1.0
     (folder,) = (tmp_path / "data").iterdir()
     assert {path.name for path in folder.iterdir()} == {"ordinary", "tiled-32", "raw"}
+
+
+def test_own_photographs_as_they_are_and_in_parts(tmp_path):
+    folder = tmp_path / "own"
+    (folder / "more").mkdir(parents=True)
+    kinds = {"a.jpg": "420", "more/b.JPG": "progressive"}
+    for seed, (name, kind) in enumerate(kinds.items()):
+        (folder / name).write_bytes(pictures.jpeg(kind, 300, 400, seed=seed))
+    (folder / "small.jpg").write_bytes(pictures.jpeg("420", 255, 400))
+    (folder / "torn.jpg").write_bytes(pictures.jpeg("420", 300, 400)[:3000])
+    report = tarpeg.measure("crop", images=folder, rounds=1, clock="cpu")
+    assert (report.size, report.images) == ("own", 2), "those of 256x256 pixels that decode"
+    assert {row.mean for row in report.rows if row.name.startswith("tarpeg")} == {0.0}
+
+    with pytest.raises(ValueError, match=r"torn\.jpg cannot be decoded: .*Remove it"):
+        tarpeg.measure("resize", images=folder, size=64, rounds=1)
+    (folder / "torn.jpg").unlink()
+    photos = FolderPhotos(size=[(90, 60), (50, 100)], folder=str(folder), seed=3)
+    parts = [photograph(photos, index) for index in range(8)]
+    assert {part.pixels for part in parts} == {90 * 60, 50 * 100} and len({*parts}) == 8
+    assert parts == [photograph(photos, index) for index in range(8)]
+    whole = draw(FolderPhotos(size=(300, 400), folder=str(folder / "more")), 0)
+    with Image.open(folder / "more" / "b.JPG") as image:
+        assert np.array_equal(whole, image.convert("YCbCr")), "a part is not enlarged"
+    with pytest.raises(ValueError, match=r"folder='.*none' has no photographs"):
+        tarpeg.measure("resize", images=tmp_path / "none", size=64)
+    with pytest.raises(ValueError, match=r"images='.*more' has no JPEG of at least 256x256 pixels that dec"):
+        (folder / "more" / "b.JPG").write_bytes(b"")
+        tarpeg.measure("crop", images=folder / "more")
 
 
 def test_a_peer_that_is_not_installed_is_left_out_with_the_package_to_install(tmp_path, monkeypatch):

@@ -28,9 +28,13 @@ from .report import INSTALL_ERRORS, left_out
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torchvision 0.29 deprecates its decoders; most projects use them
-    decode_jpeg: Callable[[Tensor], Tensor] = importlib.import_module("torchvision.io").decode_jpeg
+    _torchvision = getattr(importlib.import_module("torchvision.io"), "decode_jpeg", None)
     functional: Any = importlib.import_module("torchvision.transforms.v2.functional")
 
+# A torchvision without decoders recommends TorchCodec's, of equal speed.
+decode_jpeg: Callable[[Tensor], Tensor] = (
+    _torchvision or importlib.import_module("torchcodec.decoders").decode_jpeg
+)
 BATCH = 64
 """Images per batch."""
 SIZE = 224
@@ -268,6 +272,32 @@ def _simplejpeg() -> InProcessContestant:
     return InProcessContestant("simplejpeg", each(lambda b, i: _cut(decode(b.jpegs[i]), b.places[i])))
 
 
+def _torchcodec() -> Callable[[Tensor], Tensor]:
+    decode: Callable[[Tensor], Tensor] = importlib.import_module("torchcodec.decoders").decode_jpeg
+    return decode
+
+
+def _torchcodec_crop() -> InProcessContestant:
+    decode = _torchcodec()
+
+    def image(inputs: DecodeInput, index: int) -> Tensor:
+        top, left, height, width = inputs.places[index]
+        return decode(inputs.tensors[index])[:, top : top + height, left : left + width]
+
+    return InProcessContestant("TorchCodec", each(image))
+
+
+def _torchcodec_resized() -> InProcessContestant:
+    decode = _torchcodec()
+
+    def image(inputs: DecodeInput, index: int) -> Tensor:
+        place, size = inputs.places[index], [SIZE, SIZE]
+        resized: Tensor = functional.resized_crop(decode(inputs.tensors[index]), *place, size, antialias=True)
+        return resized
+
+    return InProcessContestant("TorchCodec + torchvision v2", each(image))
+
+
 def _opencv_crop() -> InProcessContestant:
     cv2 = _opencv()
 
@@ -377,6 +407,7 @@ def _dali(name: str, group: str, is_resized: bool = True) -> InProcessContestant
 
 
 CROP_PEERS: tuple[Peer, ...] = (
+    ("torchcodec", _torchcodec_crop),
     ("simplejpeg", _simplejpeg),
     ("opencv-python-headless", _opencv_crop),
     ("'PyTurboJPEG<2'", _turbojpeg),
@@ -384,6 +415,7 @@ CROP_PEERS: tuple[Peer, ...] = (
     ("nvidia-nvimgcodec-cu13", _nvimgcodec),
 )
 RESIZE_PEERS: tuple[Peer, ...] = (
+    ("torchcodec", _torchcodec_resized),
     ("simplejpeg opencv-python-headless", lambda: _opencv_resized(_simplejpeg(), "simplejpeg")),
     ("nvidia-nvimgcodec-cu13 opencv-python-headless", lambda: _opencv_resized(_nvimgcodec(), "nvImageCodec")),
     ("nvidia-dali-cuda130", lambda: _dali("DALI, image_slice + resize", "uint8")),

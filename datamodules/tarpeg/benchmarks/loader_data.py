@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any
 
 from ..cache.build import build_cache
 from ..cache.codecs import Raw, Tiled
-from ..datasets.synthetic import Photos, check_integer
+from ..datasets.synthetic import FolderPhotos, Photos, check_integer
 from ..datasets.writer import make_shards
 from ..shards.mapped import Shards
 
@@ -88,6 +89,9 @@ class LoaderData:
     def cached(self, name: str, make: Callable[[Path], object]) -> Path:
         """Path of the folder or file ``name``, written by ``make`` under a temporary name if missing."""
         label = "-".join(map(size_label, self.photos.size))
+        if isinstance(self.photos, FolderPhotos):
+            source = Path(self.photos.folder).resolve()
+            label = f"{source.name}-{zlib.crc32(bytes(source)):08x}-{label}"
         path = self.folder / f"{self.images}-{label}-seed{self.photos.seed}" / name
         if not path.exists():
             temporary = path.with_name(f".{name}")

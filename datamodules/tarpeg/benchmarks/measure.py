@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..datasets.synthetic import Photos, photograph
+from ..datasets.synthetic import FolderPhotos, Photos, photograph
 from ..machine import usable_cores
 from ..ops import decode
 from ..processes import map_in_processes
@@ -100,7 +102,7 @@ _SUITES = {
 def measure(
     suite: str,
     size: str | int | Sequence[int] | None = None,
-    images: int | None = None,
+    images: int | str | os.PathLike[str] | None = None,
     rounds: int = 7,
     tile: int = 32,
     seed: int = 0,
@@ -108,13 +110,15 @@ def measure(
     device: str = "cpu",
     loader: Mapping[str, Any] | None = None,
 ) -> Report:
-    """Measure `suite` on `images` synthetic photographs of `size` (see `Photos`).
+    """Measure `suite` on `images` synthetic photographs of `size` (see `Photos`), or on real ones.
 
     suite: crop, resize, augment, loader, article or dali; see conf/bench.yaml. size: None means "article" for
     crop and article, otherwise "imagenet". images: None means 200, for the last three suites 2048. Fewer than
-    200 images or 5 rounds give misleading results. tile: requested width of tiles in pixels. clock: "wall",
-    or "cpu", the processor time of all threads, for a machine that runs other programs, too. device: "cpu",
-    or "cuda" for the augment suite. loader: settings of the last three suites, see `LoaderSettings`.
+    200 images or 5 rounds give misleading results. A directory of photographs: parts of them, scaled to
+    `size` and stored like the synthetic ones; crop and resize without a `size` measure its JPEGs as they are.
+    tile: requested width of tiles in pixels. clock: "wall", or "cpu", the processor time of all threads, for
+    a machine that runs other programs, too. device: "cpu", or "cuda" for the augment suite. loader: settings
+    of the last three suites, see `LoaderSettings`.
 
     A progress bar is shown if standard error is a terminal.
 
@@ -124,31 +128,59 @@ def measure(
     for name, choice, choices in (("suite", suite, _SUITES), ("clock", clock, _CLOCKS)):
         if choice not in choices:
             raise ValueError(f"{name}={choice!r} must be one of {', '.join(choices)}")
-    images = _SUITES[suite].images if images is None else images
+    folder = None if images is None or isinstance(images, int) else os.fspath(images)
+    count: Any = _SUITES[suite].images if folder is not None or images is None else images
     in_process = bool(_SUITES[suite].peers)
     # An epoch of the loaders must fill a batch of 64; it has every photograph eight times.
-    for name, value, low in (("images", images, 1 if in_process else 8), ("rounds", rounds, 1)):
+    for name, value, low in (("images", count, 1 if in_process else 8), ("rounds", rounds, 1)):
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise ValueError(f"{name}={value!r} must be an integer of at least {low} for suite={suite}")
     if device != "cpu" and (device != "cuda" or suite != "augment" or not torch.cuda.is_available()):
         raise ValueError(f"device={device!r} must be 'cpu', or 'cuda' for suite=augment if there is a GPU")
-    photos = Photos(size=_SUITES[suite].size if size is None else size, seed=seed)
     settings = LoaderSettings.of(loader or {})
-    report = Report(suite, size_label(photos.size[0]), images, rounds, clock, tile)
+    pictures: dict[str, Any] = {"size": _SUITES[suite].size if size is None else size, "seed": seed}
+    files: list[bytes] = []
+    if folder is None:
+        photos, label = Photos(**pictures), ""
+    else:
+        photos, label = FolderPhotos(**pictures, folder=folder), Path(folder).resolve().name
+        if size is None and suite in ("crop", "resize"):
+            files = _whole_files(folder, _CROP if suite == "crop" else 1)
+            count = len(files)
+    label = "-".join(filter(None, (label, "" if files else size_label(photos.size[0]))))
+    report = Report(suite, label, count, rounds, clock, tile)
     with contextlib.ExitStack() as stack:
         advance = stack.enter_context(_progress())
         if in_process:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)
-            return _measure_in_process(report, photos, device, advance)
+            return _measure_in_process(report, photos, files, device, advance)
         run = LoaderRun(report, photos, settings, advance)
         return measure_loaders(run) if suite == "loader" else measure_replays(run)
 
 
-def _measure_in_process(report: Report, photos: Photos, device: str, advance: Advance) -> Report:
+def _whole_files(folder: str, side: int) -> list[bytes]:
+    """JPEGs of a directory that decode without a warning and have sides of at least ``side`` pixels."""
+    found = []
+    for path in sorted(Path(folder).expanduser().rglob("*")):
+        if path.suffix.lower() in (".jpg", ".jpeg") and path.is_file():
+            jpeg = path.read_bytes()
+            tensor = as_tensor(jpeg or b"?")
+            size = decode.image_sizes([tensor])
+            box = torch.cat((torch.zeros_like(size), size), 1)
+            if int(size.min()) >= side and not decode.decode_batch([tensor], box, 8)[1].any():
+                found.append(jpeg)
+    if not found:
+        raise ValueError(f"images={folder!r} has no JPEG of at least {side}x{side} pixels that decodes")
+    return found
+
+
+def _measure_in_process(
+    report: Report, photos: Photos, files: Sequence[bytes], device: str, advance: Advance
+) -> Report:
     suite, images, jpegs = _SUITES[report.suite], report.images, []
     batches: list[Any] = []
-    for jpeg in _photographs(photos, images):
+    for jpeg in files or _photographs(photos, images):
         jpegs.append(jpeg)
         advance("drawing", len(jpegs) / images)
     crop = RandomCrop(_CROP) if report.suite == "crop" else RandomResizedCrop(SIZE)

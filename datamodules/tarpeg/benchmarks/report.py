@@ -26,7 +26,16 @@ INSTALL_ERRORS = (ImportError, OSError, RuntimeError)
 
 _OURS, _OTHERS, _BOUND = "#e4572e", "#9aa5b1", "#dfe3e8"
 _PACKAGES = (
-    *("torch", "torchvision", "pillow", "simplejpeg", "opencv-python-headless", "PyTurboJPEG", "kornia"),
+    *(
+        "torch",
+        "torchvision",
+        "torchcodec",
+        "pillow",
+        "simplejpeg",
+        "opencv-python-headless",
+        "PyTurboJPEG",
+        "kornia",
+    ),
     *("nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13"),
 )
 

@@ -6,17 +6,19 @@ pixel at any size from 128x160 to 2000x1500. Imports no torch: processes that dr
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFilter
+from PIL import Image, ImageDraw, ImageFilter, ImageOps
 
 _Field = NDArray[np.float32]
 
@@ -100,6 +102,26 @@ class Photos:
         return cls(**{str(name): field for name, field in value.items()})
 
 
+@dataclass(frozen=True)
+class FolderPhotos(Photos):
+    """Parts of the photographs in a directory, scaled to ``size`` and stored, in place of drawn pictures.
+
+    folder: holds JPEGs or PNGs, also in sub-directories. A part has at least half of the largest height and
+    width that its shape allows, and is not enlarged if the photograph is large enough. Labels mean nothing.
+    """
+
+    folder: str = ""
+    files: tuple[Path, ...] = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        found = (path for path in Path(self.folder).expanduser().rglob("*") if path.is_file())
+        files = tuple(sorted(path for path in found if path.suffix.lower() in (".jpg", ".jpeg", ".png")))
+        object.__setattr__(self, "files", files)
+        if not files:
+            raise ValueError(f"folder={self.folder!r} has no photographs (.jpg, .jpeg, .png)")
+
+
 class Photograph(NamedTuple):
     """An encoded picture: its bytes, its class, and its number of pixels (0 if it was corrupted)."""
 
@@ -146,9 +168,26 @@ def label_of(photos: Photos, index: int, split: str = "train") -> int:
 def draw(photos: Photos, index: int, split: str = "train") -> Image.Image:
     """Draw picture `index` upright and in colour, mode YCbCr, before grayscale, EXIF and compression."""
     plan = _plan(photos, index, split)
-    step = math.tau / photos.classes
     rng = _generator(photos, split, index, "draw")
+    if isinstance(photos, FolderPhotos):
+        return _part_of(photos.files[index % len(photos.files)], rng, plan.height, plan.width)
+    step = math.tau / photos.classes
     return _draw_scene(rng, plan.height, plan.width, step * label_of(photos, index, split), 0.3 * step)
+
+
+def _part_of(path: Path, rng: np.random.Generator, height: int, width: int) -> Image.Image:
+    """Cut a random part of the shape of (height, width) out of a photograph and scale it."""
+    try:
+        with Image.open(path) as image:
+            upright = ImageOps.exif_transpose(image).convert("YCbCr")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be decoded: {error}. Remove it from the photographs.") from error
+    largest = min(upright.height / height, upright.width / width)
+    scale = max(largest * rng.uniform(0.5, 1), min(1.0, largest))
+    down, across = scale * height, scale * width
+    top, left = rng.random() * (upright.height - down), rng.random() * (upright.width - across)
+    box = left, top, left + across, top + down
+    return upright.resize((width, height), Image.Resampling.LANCZOS, box, reducing_gap=3.0)
 
 
 def check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
