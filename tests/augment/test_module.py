@@ -45,6 +45,12 @@ def test_it_has_neither_weights_nor_state_and_compiles(augment, images):
     assert torch.equal(compiled(*given), augment(*given))
 
 
+def test_compiled_without_params_it_draws_those_of_the_next_samples(images):
+    plain, other = random(), random()
+    compiled = torch.compile(other, backend="eager")
+    assert all(torch.equal(compiled(images), plain(images)) for _ in range(3))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

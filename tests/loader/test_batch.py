@@ -40,6 +40,14 @@ def test_the_same_bytes_in_any_process_and_loop(photos, tmp_path, engine):
     assert looped(module(photos, augment=heavy(), **engine), epochs=2) == expected
 
 
+def test_a_compiled_augment_gives_the_same_bytes(photos, tmp_path):
+    def data():
+        return module(photos, workers=0, threads=0, augment=torch.compile(heavy(), backend="eager"))
+
+    expected = looped(module(photos, workers=0, threads=0, augment=heavy()))
+    assert looped(data()) == expected and trained(tmp_path, data(), epochs=1) == expected
+
+
 def test_validation_only_normalises(photos, tmp_path):
     shown = []
     for make, workers in ((heavy, 0), (heavy, 1), (Augment, 0)):

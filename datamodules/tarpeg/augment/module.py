@@ -131,10 +131,13 @@ class Augment(nn.Module):
         """Normalise ``images``, uint8 ``[B, 3, H, W]``; in training, distort them by ``params`` first."""
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
             raise ValueError(f"images must be uint8 [B, 3, H, W], got {images.dtype} {list(images.shape)}")
-        if not self.training:
+        if not self.training or (params is None and not self.is_random):
             params = {}
+        elif params is None and torch.compiler.is_compiling():
+            # Dynamo cannot trace the draws of numpy: they stay outside of the compiled graph.
+            params = torch.compiler.disable(self._next_params)(images)  # type: ignore[no-untyped-call]
         elif params is None:
-            params = self._next_params(images) if self.is_random else {}
+            params = self._next_params(images)
         return self.transform(images, params)
 
     def transform(self, images: Tensor, params: Mapping[str, Tensor], out: Tensor | None = None) -> Tensor:

@@ -70,7 +70,10 @@ def augmented(
     as many samples as the request.
     """
     image, label = batch.image, batch.label
-    if not isinstance(augment, Augment):
+    plain = getattr(
+        augment, "_orig_mod", augment
+    )  # of torch.compile: its draws stay functions of the samples
+    if not isinstance(plain, Augment):
         return batch._replace(image=_on_each_view(augment, image))
     if not augment.training:
         request = None
@@ -80,13 +83,13 @@ def augmented(
             "delivered, so their samples are unknown: hooks that run before Augment must keep all of them"
         )
     if not (is_augmented and image.is_floating_point()):
-        if request is not None and augment.is_random:
-            params = params_of(augment, image, seed, request)
+        if request is not None and plain.is_random:
+            params = params_of(plain, image, seed, request)
             image = _on_each_view(lambda images: augment(images, params), image)
         else:
             image = _on_each_view(augment, image)
-    if request is not None and augment.mix is not None:
-        image, label = augment.mix_batch(image, label, int(request.ids[0]), seed=seed, epoch=request.epoch)
+    if request is not None and plain.mix is not None:
+        image, label = plain.mix_batch(image, label, int(request.ids[0]), seed=seed, epoch=request.epoch)
     return batch._replace(image=image, label=label)
 
 
