@@ -257,10 +257,17 @@ class ShardDataModule(lightning.LightningDataModule):
                 "normalises, or convert them in the model"
             )
         self._close()
-        if _LABEL_REFUSED.search(str(exception)) and (train := self._shards.get("train")) is not None:
-            target = self.splits["train"].target  # type: ignore[union-attr]
+        train, split = self._shards.get("train"), self.splits["train"]
+        if (
+            train is None
+            or split is None
+            or split.target is None
+            or not _LABEL_REFUSED.search(str(exception))
+        ):
+            return
+        with suppress(ShardError):  # the exception is more important
             ids = np.unique(np.linspace(0, len(train) - 1, _MOST_LABELS, dtype=np.int64))
-            low, high = (int(bound) for bound in read_labels(train, ids, target).aminmax())
+            low, high = (int(bound) for bound in read_labels(train, ids, split.target).aminmax())
             few = f" (of {len(ids)} of the {len(train)} samples)" * (len(ids) < len(train))
             note = f"labels {low}..{high}{few} need num_classes={high + 1}"
             getattr(exception, "add_note", log.warning)(note)  # add_note: Python 3.11
@@ -313,7 +320,7 @@ class ShardDataModule(lightning.LightningDataModule):
     def _check_classes(self) -> None:
         """Raise ShardError if the network has too few classes, before its loss fails without that reason."""
         net = None if self.trainer is None else self.trainer.lightning_module
-        given = getattr(net, "num_classes", None) or getattr(net, "hparams", {}).get("num_classes")
+        given = getattr(net, "num_classes", getattr(net, "hparams", {}).get("num_classes"))
         if not isinstance(given, int) or given < 2:  # one output is enough for two classes
             return
         classes = None
