@@ -515,6 +515,11 @@ def test_a_cache_of_another_source_is_only_replaced_if_asked(source, cache, phot
     assert contents(cache) == whole
     assert build(source / "b.tar", cache, replace=True).samples == 10
     assert build([source / "b.tar", source / "a.tar"], cache).samples == 23, "a source may grow"
+    broken = tmp_path / "broken.tar"
+    broken.write_bytes((source / "a.tar").read_bytes()[:3000])
+    with pytest.raises(ShardError, match=r"broken\.tar is"):
+        build([source, broken], tmp_path / "unfinished")
+    assert build(source, tmp_path / "unfinished").samples == 23, "a broken one may be left out"
 
     def stop(_):
         raise KeyboardInterrupt

@@ -372,7 +372,7 @@ def _start_build(
             held = manifest.source
         else:  # an unfinished build; those of early versions did not record their source
             held = json.loads(recorded.read_bytes()) if results and recorded.exists() else source
-        if not replace and (lost := _lost(held, source)):
+        if not replace and (lost := _lost(held, source, manifest is not None)):
             raise CacheError(
                 f"{folder} holds a cache of another source, {lost}: choose another folder, delete this one, "
                 "or build with replace=True"
@@ -408,10 +408,11 @@ def _finish_build(folder: Path, manifest: Manifest) -> None:
         shutil.rmtree(folder / BUILDING)
 
 
-def _lost(held: list[object], source: list[object]) -> str:
+def _lost(held: list[object], source: list[object], is_finished: bool) -> str:
     """Return a part of a recorded source that exists, but not in `source`; any part if they share none.
 
-    Empty if there is none: a source may grow, and shards that were removed from it leave the cache.
+    Empty if there is none: a source may grow, shards that were removed from it leave the cache, and a broken
+    one may be left out of a build that it stopped.
     """
     old, new = (held or source)[0], source[0]
     if isinstance(old, dict) and isinstance(new, dict) and _place(old) == _place(new):
@@ -421,7 +422,9 @@ def _lost(held: list[object], source: list[object]) -> str:
     parts = set(map(_place, source))
     lost = sorted(place for place in map(_place, held) if place not in parts)
     existing = (place for place in lost if is_url(place) or os.path.lexists(place))
-    return lost[0] if lost and len(lost) == len(held) else next(existing, "")
+    if lost and len(lost) == len(held):
+        return lost[0]
+    return next(existing, "") if is_finished else ""
 
 
 def _place(part: object) -> str:
