@@ -9,7 +9,7 @@ NATIVE := $(wildcard native/*.cpp native/*/*.cpp native/*/*.h native/*/*.cu fuzz
 	datamodules/tarpeg/benchmarks/*.cpp)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system build train test test-all lint format bench fuzz asan clean
+.PHONY: help setup system build train test test-all lint format bench soak fuzz asan clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -55,6 +55,9 @@ format: setup  ## reformat the sources
 
 bench: setup  ## measure (ARGS="suite=crop")
 	$(PY) tools/bench.py $(ARGS)
+
+soak: setup  ## train under random faults for SOAK_SECONDS=3600 (SOAK_SEED and SOAK_FIRST repeat a failure)
+	$(PY) tests/soak.py
 
 fuzz: setup  ## fuzz the decoders for FUZZ_SECONDS=60 (FUZZ_LIBJPEG=source: libjpeg-turbo with the sanitisers too)
 	@fuzz/run.sh $(PY)

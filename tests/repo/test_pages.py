@@ -59,6 +59,7 @@ EXEMPT = {
     "make lint": "CI runs it",
     "make build": "test_library.py compiles",
     "make fuzz": "installs clang, then runs for FUZZ_SECONDS",
+    "make soak": "test_soak.py runs two minutes of it",
     "make asan": "compiles with the sanitisers and runs tests, for minutes",
     ".ci/run": "runs all of this",
     "pip install .": "test_packaging.py installs wheels",
