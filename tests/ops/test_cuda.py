@@ -340,6 +340,8 @@ def test_gpu_without_cuda_library_warns_once(
 
 
 def test_gpus_are_refused_on_which_no_kernel_runs(tmp_path, monkeypatch, caplog):
+    if torch.cuda.is_available():
+        torch.cuda.init()  # it asks for what is replaced here
     (tmp_path / "probe.c").write_text(
         'const char* tarpeg_cuda_probe(int gpu) { return gpu == 2 ? "no kernel image is available" : 0; }\n'
     )
@@ -348,7 +350,7 @@ def test_gpus_are_refused_on_which_no_kernel_runs(tmp_path, monkeypatch, caplog)
     stand_in = ctypes.CDLL(probe)
     stand_in.tarpeg_cuda_probe.restype = ctypes.c_char_p
     monkeypatch.setattr(library, "_cuda", stand_in)
-    capabilities = {1: (7, 5), 2: (8, 0), 3: (12, 1)}
+    capabilities, current_device = {1: (7, 5), 2: (8, 0), 3: (12, 1)}, torch.cuda.current_device
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capabilities[index])
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
@@ -363,6 +365,8 @@ def test_gpus_are_refused_on_which_no_kernel_runs(tmp_path, monkeypatch, caplog)
                     library.require_cuda(torch.device("cuda", index))
             assert caplog.text.count(f"cuda:{index}") == 1
         assert library.has_cuda() and library.has_cuda(torch.device("cuda", 3))
+        # Tracing asks torch for the state of the current GPU, on a machine that has one.
+        monkeypatch.setattr(torch.cuda, "current_device", current_device)
         traced = torch.compile(
             lambda x: x + library.has_cuda(torch.device("cuda", 2)), fullgraph=True, backend="eager"
         )
