@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         Status as Status,
     )
     from .loader.batch import Batch as Batch, ExtraBatch as ExtraBatch, KeyedBatch as KeyedBatch
+    from .loader.loader import Dataset as Dataset
     from .loader.split import Split as Split
     from .ops import matrices as matrices
     from .ops.augment import augment_batch as augment_batch, warp_affine as warp_affine
@@ -77,6 +78,7 @@ _NAMES = {
     "diagnostics.preview": "contact_sheet",
     "errors": "BuildError CacheError DecodeError ShardError Status",
     "loader.batch": "Batch ExtraBatch KeyedBatch",
+    "loader.loader": "Dataset",
     "loader.split": "Split",
     "ops.matrices": "matrices",
     "ops.augment": "augment_batch warp_affine",

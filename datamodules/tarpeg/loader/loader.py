@@ -6,6 +6,7 @@ import ctypes
 import errno
 import mmap
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +14,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
 
 from ..errors import DecodeError, ShardError, warn
 from ..machine import read_machine
@@ -33,6 +36,7 @@ _FEW_BAD = 10
 _MOST_UNCLAIMED = 64
 # Default of readahead, in batches: some 50 MB for 64 images of 100 kB.
 _READAHEAD = 8
+_NO_WORKERS = "must be 0: the loader has its own, see workers= and threads= of ShardDataModule"
 _REMEDIES = {
     "global_batch": " (global_batch_size= fixes it for any number of ranks)",
     "order": " (shuffle=, subset= and weights= of the split)",
@@ -139,6 +143,18 @@ class BaseLoader(ABC):
     @abstractmethod
     def facts(self) -> dict[str, int]:
         """Return what the batches depend on, apart from the samples' content; equal on all ranks."""
+
+    def check_ranks(self) -> None:
+        """Raise ValueError if ``torch.distributed`` has other ranks than those of this loader."""
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return
+        rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        if (rank, world) != (self._rank, self._batches.world):
+            raise ValueError(
+                f"this loader is of rank {self._rank} of {self._batches.world}, but the process is rank "
+                f"{rank} of {world}. Create the loader after torch.distributed is initialised: after "
+                "Fabric.launch(), for example."
+            )
 
     def close(self) -> None:
         """Stop processes, threads and the iterator. Idempotent; iterating again starts new ones."""
@@ -286,6 +302,64 @@ class Loader(BaseLoader):
         except BaseException:
             self._flow = None  # a generator ends at its first exception
             raise
+
+
+class Dataset(IterableDataset[Any]):
+    """A loader for tools that take a ``DataLoader``: ``DataLoader(tarpeg.Dataset(loader), batch_size=None)``.
+
+    Its items are the loader's batches. ``batches``: a function that returns the batches of the loader's next
+    epoch, for example ``data.augmented``; by default those of the loader itself. Each ``iter()`` is the next
+    epoch, unless ``loader.sampler.set_epoch(e)`` set it. ``state_dict()`` is the position behind the last
+    batch that was taken: a tool that reads ahead is ahead in it, too.
+
+    The loader has its own rank, workers and memory, so these are errors: ``num_workers`` above 0; a loader
+    that was created before ``torch.distributed`` was initialised; and Accelerate's ``prepare`` on several
+    processes, which would divide the batches a second time.
+    """
+
+    def __init__(self, loader: BaseLoader, batches: Callable[[BaseLoader], Iterator[Any]] = iter) -> None:
+        if not isinstance(loader, BaseLoader):
+            raise ValueError(
+                f"loader={loader!r} must be a loader of ShardDataModule: data.train_dataloader()"
+            )
+        self.loader = loader
+        self._batches = batches
+
+    def __len__(self) -> int:
+        """Batches per epoch; TypeError for a stream without ``samples``."""
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        if (worker := get_worker_info()) is not None:
+            raise ValueError(f"num_workers={worker.num_workers} of the DataLoader {_NO_WORKERS}")
+        self.loader.check_ranks()
+        self._refuse_accelerate()
+        return self._batches(self.loader)
+
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled: a DataLoader would do it to start its worker processes."""
+        raise ValueError(f"a Dataset cannot be pickled, so num_workers of a DataLoader {_NO_WORKERS}")
+
+    def state_dict(self) -> dict[str, int]:
+        """Position of the loader: plain integers, equal on all ranks."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue at the position in ``state``."""
+        self.loader.load_state_dict(state)
+
+    def _refuse_accelerate(self) -> None:
+        """Raise ValueError if Accelerate takes the batches of one rank and divides them over all of them."""
+        accelerate: Any = sys.modules.get("accelerate.data_loader")
+        if accelerate is None or accelerate.PartialState().num_processes == 1:
+            return
+        outer = getattr(accelerate.GradientState().active_dataloader, "dataset", None)
+        if self in (outer, getattr(outer, "dataset", None)):  # dispatched batches, or an IterableDatasetShard
+            raise ValueError(
+                "Accelerate would divide the batches of this rank over all ranks. Do not give this "
+                "DataLoader to Accelerator.prepare(): the loader has batches of its own on every rank. In a "
+                "transformers.Trainer, return it from get_train_dataloader()."
+            )
 
 
 def make_runner(fetcher: Any, config: LoaderConfig, to_request: ToRequest | None = None) -> Runner:

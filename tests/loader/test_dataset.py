@@ -1,0 +1,196 @@
+"""A loader as the data set of a DataLoader: torch's, torchdata's, Fabric's and that of transformers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+
+import lightning
+import pytest
+import torch
+from helpers.checkouts import ROOT
+from helpers.loaders import ALL, digest, keys_of, load
+from helpers.scripts import run_file, run_two_ranks
+from helpers.small_tars import sample
+from helpers.training import module
+from tarpeg import Augment, Dataset, Streaming
+from torch.utils.data import DataLoader
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's and Lightning's own
+
+
+def face(loader, **settings):
+    return DataLoader(Dataset(loader), batch_size=None, **settings)
+
+
+def wrapped(kind, loader):
+    """The loader as each tool takes it; skipped if the tool is not installed."""
+    if kind == "fabric":
+        fabric = lightning.Fabric(accelerator="cpu", devices=1)
+        return fabric.setup_dataloaders(face(loader))
+    if kind == "torchdata":
+        reason = "torchdata is in the dev extra"
+        stateful = pytest.importorskip("torchdata.stateful_dataloader", reason=reason)
+        return stateful.StatefulDataLoader(Dataset(loader), batch_size=None)
+    return face(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["torch", "fabric", "torchdata"])
+def test_batches_and_epochs_are_those_of_the_loader(photos, kind, workers, children):
+    plain, loader = load(photos, workers=0, threads=0), load(photos, workers=workers, threads=0)
+    outer = wrapped(kind, loader)
+    assert len(outer) == len(plain) == 6
+    for _ in range(3):
+        batches = list(outer)
+        assert digest(batches) == digest(plain)
+        assert type(batches[0]).__name__ == "KeyedBatch" and type(batches[0].key) is list
+    loader.close()
+    assert children() == set()
+
+
+@pytest.mark.parametrize("taken", [0, 2, 6, 8, 12])
+@pytest.mark.parametrize("kind", ["torch", "fabric", "torchdata"])
+def test_resuming_at_any_batch(photos, kind, taken):
+    def keys(batches):
+        return [batch.key for batch in batches]
+
+    plain = load(photos)
+    expected = keys(itertools.chain(plain, plain, plain, plain))
+    first = wrapped(kind, load(photos))
+    for _ in range(taken // 6):
+        list(first)
+    begun = iter(first)
+    for _ in range(taken % 6):
+        next(begun)
+    state = (first if kind == "torchdata" else first.dataset).state_dict()
+    second = wrapped(kind, load(photos))
+    (second if kind == "torchdata" else second.dataset).load_state_dict(json.loads(json.dumps(state)))
+    assert len(second) == 6
+    rest = keys(itertools.chain(second, second))
+    assert rest == expected[taken:][: len(rest)] and len(rest) == 12 - taken % 6
+
+
+def test_fabric_saves_and_loads_it(photos, tmp_path):
+    fabric = lightning.Fabric(accelerator="cpu", devices=1)
+    one, two = (Dataset(load(photos)) for _ in range(2))
+    batches = iter(fabric.setup_dataloaders(DataLoader(one, batch_size=None)))
+    for _ in range(4):
+        next(batches)
+    fabric.save(tmp_path / "run.ckpt", {"data": one})
+    fabric.load(tmp_path / "run.ckpt", {"data": two})
+    rest = list(fabric.setup_dataloaders(DataLoader(two, batch_size=None)))
+    assert digest(rest) == digest(batches) and len(rest) == 2
+
+
+FABRIC = """
+import json, lightning, sys, tarpeg, torch
+from pathlib import Path
+from torch.utils.data import DataLoader
+from helpers.loaders import load
+from helpers.training import module
+fabric = lightning.Fabric(accelerator="cpu", devices=2)
+early = module({photos!r}).train_dataloader() if "RANK" not in __import__("os").environ else None
+fabric.launch()
+refused = ""
+if early is not None and fabric.global_rank == 0:
+    try:
+        iter(tarpeg.Dataset(early))
+    except ValueError as error:
+        refused = str(error)
+dataset = tarpeg.Dataset(module({photos!r}).train_dataloader())
+loader = fabric.setup_dataloaders(DataLoader(dataset, batch_size=None))
+epochs = [[batch.key for batch in loader] for _ in range(2)]
+record = {{"epochs": epochs, "len": len(loader), "refused": refused}}
+Path({folder!r}, f"rank{{fabric.global_rank}}.json").write_text(json.dumps(record))
+"""
+
+
+@pytest.mark.slow
+def test_fabric_on_two_ranks(photos, tmp_path):
+    code = FABRIC.format(photos=str(photos), folder=str(tmp_path))
+    ranks = run_two_ranks(tmp_path, code)
+    assert [rank["len"] for rank in ranks] == [3, 3]
+    for epoch in range(2):
+        keys = [key for rank in ranks for batch in rank["epochs"][epoch] for key in batch]
+        assert sorted(keys) == ALL
+    assert ranks[0]["epochs"][0] != ranks[0]["epochs"][1]
+    assert (
+        "this loader is of rank 0 of 1, but the process is rank 0 of 2. Create the loader after"
+        in (ranks[0]["refused"])
+    )
+
+
+def test_augmented_batches(photos):
+    data, reference = (module(photos, augment=Augment(flip=0.5), seed=3) for _ in range(2))
+    outer = DataLoader(Dataset(data.train_dataloader(), data.augmented), batch_size=None)
+    expected = reference.train_dataloader()
+    for _ in range(2):
+        batches = list(outer)
+        assert batches[0].image.dtype == torch.float32
+        assert digest(batches) == digest(reference.augmented(expected))
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_worker_processes_of_the_data_loader_are_refused(photos, start):
+    loader = load(photos, workers=1)
+    before = keys_of(loader)
+    text = r"must be 0: the loader has its own, see workers= and threads= of ShardDataModule"
+    value = "num_workers=2" if start == "fork" else "num_workers"
+    outer = face(loader, num_workers=2, multiprocessing_context=start)
+    with pytest.raises(ValueError, match=rf"{value} of (the|a) DataLoader {text}"):
+        next(iter(outer))
+    again = keys_of(loader)
+    assert sorted(again) == sorted(before) == ALL and again != before
+    loader.close()
+
+
+def test_what_is_not_a_loader_and_what_has_no_length(shard_of):
+    with pytest.raises(ValueError, match=r"must be a loader of ShardDataModule: data.train_dataloader\(\)"):
+        Dataset([1, 2])
+    shard = shard_of(*map(sample, range(5)))
+    outer = face(load(shard, streaming=True, workers=0))
+    with pytest.raises(TypeError, match="a stream has no length"):
+        len(outer)
+    assert sum(len(batch.label) for batch in outer) == 5
+    assert len(face(load(shard, streaming=Streaming(samples=8), workers=0))) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dispatch", [True, False])
+def test_accelerate_may_not_divide_the_batches_again(photos, monkeypatch, dispatch):
+    accelerate = pytest.importorskip("accelerate.data_loader", reason="accelerate is in the dev extra")
+    cpu = torch.device("cpu")
+    settings = {"device": cpu, "put_on_device": True, "dispatch_batches": dispatch}
+    one = accelerate.prepare_data_loader(face(load(photos, keys=False)), num_processes=1, **settings)
+    assert digest(one) == digest(load(photos, keys=False))
+    monkeypatch.setitem(accelerate.PartialState._shared_state, "num_processes", 2)
+    two = DataLoader(Dataset(load(photos)), batch_size=1, collate_fn=lambda batches: batches[0])
+    outer = accelerate.prepare_data_loader(two, num_processes=2, process_index=1, **settings)
+    with pytest.raises(ValueError, match="Accelerate would divide the batches of this rank over all ranks"):
+        next(iter(outer))
+    assert keys_of(face(load(photos))) == keys_of(load(photos)), "not prepared: nothing to refuse"
+
+
+TRAIN = """
+import runpy
+sys.argv = {arguments!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_the_trainer_of_transformers_resumes_to_the_same_losses(photos, tmp_path):
+    for name in ("transformers", "accelerate"):
+        pytest.importorskip(name, reason=f"{name} is in the dev extra")
+
+    def losses(*arguments):
+        script = str(ROOT / "examples" / "transformers_trainer.py")
+        code = TRAIN.format(arguments=[script, str(photos), *map(str, arguments)])
+        done = run_file(tmp_path / "run.py", "import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''\n" + code)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return re.search(r"^6 steps, losses (.*)$", done.stdout, re.M)[1]
+
+    whole = losses(tmp_path / "whole")
+    assert losses(tmp_path / "resumed", tmp_path / "whole" / "checkpoint-4") == whole
