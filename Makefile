@@ -5,11 +5,11 @@ VENV := .venv
 PY := $(VENV)/bin/python
 # pip shows its progress on a terminal, and only warnings and errors elsewhere.
 PIP := $(PY) -m pip install --disable-pip-version-check $(shell [ -t 2 ] || echo -qq)
-NATIVE := $(wildcard native/*.cpp native/*/*.cpp native/*/*.h native/*/*.cu fuzz/*.cpp tests/helpers/*/*.h \
+NATIVE := $(wildcard native/*.cpp native/*/*.cpp native/*/*.h native/*/*.cu fuzz/*.cpp wheels/*.h tests/helpers/*/*.h \
 	datamodules/tarpeg/benchmarks/*.cpp)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system build train test test-all lint format bench soak fuzz asan clean
+.PHONY: help setup system build wheel train test test-all lint format bench soak fuzz asan clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -32,6 +32,9 @@ system:  ## a C++ compiler and libjpeg-turbo's headers, installed where that is 
 
 build: setup  ## compile the native library again (TARPEG_DEBUG=1, TARPEG_SANITIZE=address,undefined)
 	$(PY) -c "import logging; logging.basicConfig(level='INFO'); from tarpeg.ops import library; library.build(force=True)"
+
+wheel: setup  ## a manylinux wheel with libjpeg-turbo, in dist/ (ARGS=aarch64: cross-compiled)
+	$(PY) wheels/make.py $(ARGS)
 
 train: setup  ## train on synthetic shards (ARGS="experiment=article trainer.max_epochs=2")
 	$(PY) train.py $(ARGS)

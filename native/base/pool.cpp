@@ -54,7 +54,11 @@ class Pool {
   }
 
   void serve() {
+#if defined(__APPLE__)
+    pthread_setname_np("tarpeg");
+#else
     pthread_setname_np(pthread_self(), "tarpeg");
+#endif
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       wake_.wait(lock, [this] { return !tickets_.empty(); });

@@ -143,12 +143,8 @@ Header read_jpeg_header(const uint8_t* data, size_t size) noexcept { return read
 // Entropy-coded data never holds 0xFF 0xD9, so the last one in the file, searched from the end, is after the
 // first SOS exactly if the picture was not truncated (or if a later one is whole, which decoding detects).
 bool has_end_marker(const uint8_t* data, size_t size, size_t first_scan) noexcept {
-  for (size_t end = size; end >= first_scan + 2;) {
-    const void* found = memrchr(data + first_scan, 0xD9, end - first_scan);
-    if (found == nullptr) return false;
-    const size_t at = static_cast<size_t>(static_cast<const uint8_t*>(found) - data);
-    if (at > first_scan && data[at - 1] == 0xFF) return true;
-    end = at;
+  for (size_t at = size; at-- > first_scan + 1;) {
+    if (data[at] == 0xD9 && data[at - 1] == 0xFF) return true;
   }
   return false;
 }
