@@ -340,6 +340,7 @@ def test_gpu_without_cuda_library_warns_once(
 
 
 def test_gpus_are_refused_on_which_no_kernel_runs(tmp_path, monkeypatch, caplog):
+    library.load()
     if torch.cuda.is_available():
         torch.cuda.init()  # it asks for what is replaced here
     (tmp_path / "probe.c").write_text(
