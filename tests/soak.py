@@ -226,7 +226,8 @@ class Fault:
         self.name, self.run, self.draw, self.error, self.undo = name, run, run.draw, None, None
 
     def begin(self) -> None:
-        getattr(self, self.name)()
+        with contextlib.suppress(OSError):  # the disk may be full
+            getattr(self, self.name)()
         self.run.note(f"{self.name} {self.error or ''}")
 
     def end(self) -> None:
