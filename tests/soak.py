@@ -325,7 +325,8 @@ class Run:
             kind = draw.choice(KINDS)
             episode = {"kind": kind, "engine": draw.choice(STREAMED if kind == "stream" else ENGINES)}
             episode |= {"steps": draw.randint(5, 60), "pause": draw.choice([0, 0, 0.003, 0.03])}
-            episode["memory"] = draw.choice([*[0] * 9, 1, 16, 80])  # MB that are left
+            # MB that are left; with fewer, Python may wait for ever for a thread that cannot begin.
+            episode["memory"] = draw.choice([*[0] * 9, 16, 32, 80])
             episode["faults"] = [
                 self._fault(draw.choice(faults)) for _ in range(draw.choice([0, 1, 2, 2, 3]))
             ]
