@@ -91,12 +91,14 @@ Request whole(const Header& header) {
   return request;
 }
 
-// The whole image as libjpeg alone reads it, stored order. `to_end`: libjpeg judges the data after the image.
-Status decode_by_libjpeg(const std::vector<uint8_t>& file, const Header& header, bool to_end,
+// The whole image as libjpeg alone reads it, stored order. `is_checked`: PlaneReader has judged it. `to_end`:
+// libjpeg judges the data after the image.
+Status decode_by_libjpeg(const std::vector<uint8_t>& file, const Header& header, bool is_checked, bool to_end,
                          std::vector<uint8_t>* out) {
   const Box box{0, 0, header.height, header.width};
   JpegReader rows;
-  Status status = rows.open(file.data(), file.size(), header.height, header.width, box, PixelFormat::kRgb);
+  Status status =
+      rows.open(file.data(), file.size(), header.height, header.width, box, PixelFormat::kRgb, is_checked);
   if (status != Status::kOk) return status;
   const size_t bytes = 3 * static_cast<size_t>(header.width);
   std::vector<uint8_t> row(rows.stride());
@@ -119,7 +121,7 @@ bool is_crop(const std::vector<uint8_t>& crop, const std::vector<uint8_t>& image
 
 bool is_regular(const std::vector<uint8_t>& file, const Header& header) {
   static BaselineStream stream;
-  return stream.parse(file.data(), file.size(), header);
+  return stream.parse(file.data(), file.size(), header) && stream.is_decodable;
 }
 
 // Normalises the bytes of an image with and without vector code.
@@ -165,16 +167,15 @@ void check_stale(std::vector<uint8_t> file, const Header& header, const Choices&
   static PlaneReader planes;
   std::vector<uint8_t> out;
   for (const int reduction : {1, 2}) {
-    bool has_padding = false;
     if (stream.parse(file.data(), file.size(), header) &&
-        planes.check(stream, &has_padding) != Status::kCorrupt &&
+        planes.check(stream, header.height) != Status::kCorrupt && stream.is_decodable &&
         planes.decode(stream, box, reduction, PixelFormat::kRgb) == Status::kOk) {
       out.resize(planes.stride());
       for (int y = 0; y < reduced(box, reduction).height; ++y) planes.next(out.data());
     }
-    planes.decode(file.data(), file.size(), header, box, reduction, PixelFormat::kRgb);
+    planes.decode(file.data(), file.size(), header, box, reduction, PixelFormat::kRgb, choices.tiles_twice());
   }
-  decode_by_libjpeg(file, header, true, &out);
+  decode_by_libjpeg(file, header, choices.tiles_twice(), true, &out);
   if (tile_jpeg(file.data(), file.size(), header, choices.tile + 1, kMaxPixels, &out) != Status::kOk) return;
   if (out == file) return;
   const Header tiled = read_header(out.data(), out.size());
@@ -208,15 +209,17 @@ void check(const std::vector<uint8_t>& file, const Header& header, const Request
   }
   if (!choices.checks_crop() && !choices.checks_tiling()) return;
   const bool has_end = has_end_marker(file.data(), file.size(), header.body);
-  // See Note [padding]: a regular file is judged by PlaneReader, all others by libjpeg.
+  // See Note [padding]: a file that can be parsed is judged by PlaneReader, all others by libjpeg.
   static BaselineStream stream;
   static PlaneReader planes;
-  bool has_padding = false;
-  const bool source_is_regular = stream.parse(file.data(), file.size(), header);
-  const Status judged = source_is_regular ? planes.check(stream, &has_padding) : Status::kUnsupported;
+  const Status judged = stream.parse(file.data(), file.size(), header) ? planes.check(stream, header.height)
+                                                                       : Status::kUnsupported;
+  const bool source_is_regular = is_regular(file, header), is_checked = judged == Status::kOk;
   std::vector<uint8_t> image;
   const Status full =
-      judged == Status::kCorrupt ? judged : decode_by_libjpeg(file, header, judged != Status::kOk, &image);
+      judged == Status::kCorrupt
+          ? judged
+          : decode_by_libjpeg(file, header, is_checked, !is_checked || !source_is_regular, &image);
   const Status shrunk = choices.checks_tiling() ? decode(file, resized, &small) : cropped;
   if (full == Status::kOk && has_end && header.orientation == 1) {
     require(cropped == Status::kOk && shrunk == Status::kOk,

@@ -24,8 +24,7 @@ const char* describe(Status status) noexcept {
       return "out of memory";
     case Status::kOtherLibrary:
       return "the libjpeg that is loaded (tools/doctor.py prints it) is not the one that tarpeg was compiled "
-             "with: "
-             "compile again with its headers";
+             "with: compile again with its headers";
   }
   return "unknown";
 }

@@ -86,22 +86,26 @@ Status decode(const uint8_t* data, size_t size, const Request& request, Scratch*
   // Regular baseline files, tiled ones first of all, are decoded by PlaneReader: only the part under the
   // box, with pixels identical to libjpeg's. All other files, and files that turn out to be irregular, are
   // decoded by libjpeg, which decides whether a file is damaged; only surplus data between codes and markers
-  // are judged by both (Note [padding]). Reductions are made in the planes either way, so that a file and its
-  // tiled copy give the same pixels.
+  // are judged by PlaneReader wherever it can, whatever the colours are (Note [padding]). Reductions are made
+  // in the planes either way, so that a file and its tiled copy give the same pixels.
   const int reduction = reduction_of(request, box, out_rows, out_columns);
   PlaneReader& planes = scratch->planes;
+  const BaselineStream& stream = scratch->stream;
+  bool is_checked = false;
   if (scratch->stream.parse(data, size, *header)) {
-    const Status status = planes.decode(scratch->stream, box, reduction, format);
-    if (status == Status::kOk) return deliver(planes, reduction);
-    if (status != Status::kUnsupported) return status;
+    const Status status = stream.is_decodable ? planes.decode(stream, box, reduction, format)
+                                              : planes.check(stream, box.top + box.height + reduction);
+    is_checked = status == Status::kOk;
+    if (is_checked && stream.is_decodable) return deliver(planes, reduction);
+    if (!is_checked && status != Status::kUnsupported) return status;
   }
   if (reduction > 1) {
-    const Status status = planes.decode(data, size, *header, box, reduction, format);
+    const Status status = planes.decode(data, size, *header, box, reduction, format, is_checked);
     if (status == Status::kOk) return deliver(planes, reduction);
     if (status != Status::kUnsupported) return status;
   }
   JpegReader rows;
-  const Status status = rows.open(data, size, header->height, header->width, box, format);
+  const Status status = rows.open(data, size, header->height, header->width, box, format, is_checked);
   return status == Status::kOk ? deliver(rows, 1) : status;
 }
 

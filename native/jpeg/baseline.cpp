@@ -11,6 +11,8 @@ namespace {
 
 int number(const uint8_t* at) noexcept { return at[0] << 8 | at[1]; }
 
+constexpr int kMostBlocks = 10;  // in an MCU: T.81 B.2.3
+
 int ceil_div(int a, int b) noexcept { return (a + b - 1) / b; }
 
 size_t next_marker_portable(const uint8_t* data, size_t at, size_t size) noexcept {
@@ -58,12 +60,13 @@ bool Frame::derive() noexcept {
     down = std::max(down, components[i].down);
   }
   blocks = 0;
+  bool is_decodable = true;
   for (int i = 0; i < component_count; ++i) {
     Component& component = components[i];
     blocks += component.across * component.down;
     const int times_across = across / component.across, times_down = down / component.down;
-    if (across % component.across != 0 || down % component.down != 0) return false;
-    if ((times_across & (times_across - 1)) != 0 || (times_down & (times_down - 1)) != 0) return false;
+    is_decodable &= across % component.across == 0 && down % component.down == 0;
+    is_decodable &= (times_across & (times_across - 1)) == 0 && (times_down & (times_down - 1)) == 0;
     component.width = ceil_div(width * component.across, across);
     component.height = ceil_div(height * component.down, down);
   }
@@ -71,7 +74,7 @@ bool Frame::derive() noexcept {
   mcu_height = 8 * down;
   mcu_columns = ceil_div(width, mcu_width);
   mcu_rows = ceil_div(height, mcu_height);
-  return blocks <= 10;
+  return is_decodable && blocks <= kMostBlocks;
 }
 
 bool Frame::has_halves(int reduction) const noexcept {
@@ -154,13 +157,14 @@ bool BaselineStream::parse_segments(size_t end) {
   if (component_count == 0 || end + 4 > size_) return false;
   const size_t length = static_cast<size_t>(number(data_ + end + 2));
   if (length < 2 || end + 2 + length >= size_) return false;
+  is_decodable &= is_color_known();
   return parse_scan(data_ + end + 4, length - 2) && find_segments(end + 2 + length);
 }
 
 bool BaselineStream::parse_frame(const uint8_t* body, size_t length) {
   if (length < 6) return false;
   component_count = body[5];
-  if ((component_count != 1 && component_count != 3) || length != 6u + 3u * component_count) return false;
+  if (component_count < 1 || component_count > 4 || length != 6u + 3u * component_count) return false;
   for (int i = 0; i < component_count; ++i) {
     const uint8_t* field = body + 6 + 3 * i;
     ids_[i] = field[0];
@@ -172,7 +176,8 @@ bool BaselineStream::parse_frame(const uint8_t* body, size_t length) {
       return false;
     }
   }
-  return derive();
+  is_decodable = derive();
+  return blocks <= kMostBlocks;
 }
 
 bool BaselineStream::parse_quantisers(const uint8_t* body, size_t length) {
@@ -217,14 +222,15 @@ bool BaselineStream::assume_tables() {
 
 // libjpeg's rules for three components (jdapimin.c), if they mean YCbCr beyond doubt.
 bool BaselineStream::is_color_known() const noexcept {
-  if (component_count == 1 || has_jfif_) return true;
+  if (component_count != 3) return component_count == 1;
+  if (has_jfif_) return true;
   if (adobe_transform_ >= 0) return adobe_transform_ == 1;
   return ids_[0] == 1 && ids_[1] == 2 && ids_[2] == 3;
 }
 
 // Every component, the whole spectrum, at full precision, in one go.
 bool BaselineStream::parse_scan(const uint8_t* body, size_t length) {
-  if (length != 4u + 2u * component_count || body[0] != component_count || !is_color_known()) return false;
+  if (length != 4u + 2u * component_count || body[0] != component_count) return false;
   for (int i = 0; i < component_count; ++i) {
     Component& component = components[i];
     component.dc_table = body[2 + 2 * i] >> 4;

@@ -18,18 +18,19 @@ struct Component {
   int dc_table, ac_table;
 };
 
-// The geometry of an image in gray or YCbCr.
+// The geometry of an image.
 struct Frame {
   int height = 0, width = 0;          // pixels, as stored
-  int component_count = 0;            // 1: gray; 3: YCbCr
+  int component_count = 0;            // 1: gray; 3: mostly YCbCr; 4: CMYK or YCCK
   int across = 1, down = 1;           // the largest sampling factors
   int mcu_height = 8, mcu_width = 8;  // pixels
   int mcu_rows = 0, mcu_columns = 0;
   int blocks = 0;  // per MCU
-  Component components[3];
+  Component components[4];
 
   // Derives everything from height, width, component_count and the components' sampling factors. False if
-  // no single scan can hold it, or a component's resolution is not 1, 1/2 or 1/4 of the image's.
+  // PlaneReader cannot decode it: no single scan can hold it, or a component's resolution is not 1, 1/2 or
+  // 1/4 of the image's.
   bool derive() noexcept;
 
   // Note [half size]
@@ -51,8 +52,9 @@ struct BaselineStream : Frame {
 
   size_t bytes() const noexcept { return held_bytes(starts, ends); }
 
-  int interval = 0;      // MCUs per segment
-  DcTable dc_tables[4];  // filled if a component uses them
+  int interval = 0;           // MCUs per segment
+  bool is_decodable = false;  // in gray or YCbCr, of sampling factors that PlaneReader decodes
+  DcTable dc_tables[4];       // filled if a component uses them
   AcTable ac_tables[4];
   std::vector<const uint8_t*> starts;  // of each segment
   std::vector<const uint8_t*> ends;
@@ -71,7 +73,7 @@ struct BaselineStream : Frame {
   size_t size_ = 0;
   uint16_t quantisers_[4][64];
   bool has_quantisers_[4], has_dc_[4], has_ac_[4];
-  uint8_t ids_[3], tables_[3];
+  uint8_t ids_[4], tables_[4];
   bool has_jfif_;
   int adobe_transform_;
 };

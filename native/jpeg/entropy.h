@@ -18,7 +18,8 @@ ptrdiff_t remove_stuffing(const uint8_t* data, size_t size, uint8_t* out) noexce
 // is that data are left over before the next marker, or that they are too short. So a segment whose blocks do
 // not end in its last byte is damaged, unless the bytes after them are padding of an encoder: webcams add a
 // byte of ones before restart markers, cameras and two files of ImageNet add bytes 00 or 7F before EOI.
-// libjpeg only warns, counts wrongly with restart markers, and keeps silent about up to 7 bytes.
+// libjpeg only warns, counts wrongly with restart markers, and keeps silent about up to 7 bytes: its report
+// counts only for files that PlaneReader cannot parse, such as progressive ones (libjpeg_errors.cpp).
 constexpr size_t kMostPadding = 15;
 inline bool is_padding(const uint8_t* bytes, size_t count) noexcept {
   if (count > kMostPadding) return false;

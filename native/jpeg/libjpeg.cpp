@@ -112,8 +112,9 @@ JpegReader::JpegReader() : state_(new State) {}
 JpegReader::~JpegReader() = default;
 
 Status JpegReader::open(const uint8_t* data, size_t size, int height, int width, const Box& box,
-                        PixelFormat format) noexcept {
+                        PixelFormat format, bool is_checked) noexcept {
   state_->format = format;
+  state_->errors.is_checked = is_checked;
   return state_->open(data, size, height, width, box);
 }
 
@@ -176,8 +177,10 @@ RawReader::RawReader() : state_(new State) {}
 
 RawReader::~RawReader() = default;
 
-Status RawReader::open(const uint8_t* data, size_t size, int height, int width, int reduction, Frame* frame) {
+Status RawReader::open(const uint8_t* data, size_t size, int height, int width, int reduction,
+                       bool is_checked, Frame* frame) {
   State& state = *state_;
+  state.errors.is_checked = is_checked;
   Status status = state.open(data, size);
   if (status != Status::kOk) return status;
   const jpeg_decompress_struct& info = state.info;

@@ -19,9 +19,9 @@ class JpegReader final : public RowSource {
   JpegReader& operator=(const JpegReader&) = delete;
 
   // `data` must outlive the reader; `box` is in stored pixels and inside the stored size, which must be
-  // `height` x `width`. To be called once.
-  Status open(const uint8_t* data, size_t size, int height, int width, const Box& box,
-              PixelFormat format) noexcept;
+  // `height` x `width`. `is_checked`: PlaneReader::check() has judged it down to the box. To be called once.
+  Status open(const uint8_t* data, size_t size, int height, int width, const Box& box, PixelFormat format,
+              bool is_checked) noexcept;
   Status next(uint8_t* row) noexcept override;
   Status finish() noexcept override;
   size_t stride() const noexcept override;
@@ -43,7 +43,8 @@ class RawReader {
 
   // Fills `frame`; blocks are halved if frame->is_halved() for `reduction`. kUnsupported for colours other
   // than gray and YCbCr, or a frame that cannot be derived.
-  Status open(const uint8_t* data, size_t size, int height, int width, int reduction, Frame* frame);
+  Status open(const uint8_t* data, size_t size, int height, int width, int reduction, bool is_checked,
+              Frame* frame);
   // Reads the next row of MCUs.
   Status next() noexcept;
   // Checks the rest of the file, after the last row.

@@ -19,6 +19,8 @@ constexpr int64_t kMostBlocks = 1 << 26;
 }
 
 [[noreturn]] void on_error(j_common_ptr info) {
+  // Another version numbers its messages otherwise: whatever fails before the object exists is its refusal.
+  if (info->global_state == 0 && info->err->msg_code != JERR_OUT_OF_MEMORY) fail(info, Status::kOtherLibrary);
   switch (info->err->msg_code) {
     // Not the file's fault. JPEGMEM in the environment limits libjpeg's memory: no backing store.
     case JERR_OUT_OF_MEMORY:
@@ -34,13 +36,25 @@ constexpr int64_t kMostBlocks = 1 << 26;
     case JERR_CONVERSION_NOTIMPL:
     case JERR_FRACT_SAMPLE_NOTIMPL:
     case JERR_CCIR601_NOTIMPL:
+#if JPEG_LIB_VERSION < 70
     case JERR_ARITH_NOTIMPL:
+#endif
     case JERR_NOT_COMPILED:
     case JERR_SOF_UNSUPPORTED:
       fail(info, Status::kUnsupported);
     default:
       fail(info, Status::kCorrupt);
   }
+}
+
+// libjpeg counts bytes that it has read ahead, up to 7, for a marker, but reports them before a later one. At
+// most so many of those before the restart marker that it has just passed are padding.
+void on_restart(j_common_ptr info) {
+  const jpeg_decompress_struct& source = *reinterpret_cast<j_decompress_ptr>(info);
+  const uint8_t* end = source.src->next_input_byte - 2;
+  size_t count = 0;
+  while (count < 7 && is_padding(end - count - 1, 1)) ++count;
+  reinterpret_cast<Errors*>(info->err)->earlier_padding += count;
 }
 
 // Bytes before a marker. Before the first scan they do not matter; in a scan, see Note [padding].
@@ -51,14 +65,16 @@ void on_surplus(j_common_ptr info) {
   errors->has_padding = true;
   if (errors->is_checked) return;
   // libjpeg has not moved on to the marker yet.
-  const size_t count = static_cast<size_t>(info->err->msg_parm.i[0]);
+  size_t count = static_cast<size_t>(info->err->msg_parm.i[0]);
+  count -= std::min(count, errors->earlier_padding);
+  errors->earlier_padding = 0;
   if (count > kMostPadding || !is_padding(source.src->next_input_byte - count, count))
     fail(info, Status::kCorrupt);
 }
 
 // Warnings about the header do not change pixels; every other warning means invented pixels.
 void on_message(j_common_ptr info, int level) {
-  if (level >= 0) return;
+  if (level >= 0) return info->err->msg_code == JTRC_RST ? on_restart(info) : void();
   switch (info->err->msg_code) {
     case JWRN_EXTRANEOUS_DATA:
       return on_surplus(info);

@@ -26,8 +26,9 @@ struct Errors {
   jpeg_error_mgr base;
   jmp_buf jump;
   Status status;
-  bool is_checked;   // BaselineStream has judged the scan: surplus bytes in it are padding
-  bool has_padding;  // there were such bytes
+  bool is_checked;         // PlaneReader has judged the scan: surplus bytes in it are padding
+  bool has_padding;        // there were such bytes
+  size_t earlier_padding;  // bytes before restart markers that the next report of surplus bytes may include
 };
 
 // A libjpeg reader: created by begin(), destroyed with its holder, however far it came.

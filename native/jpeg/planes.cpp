@@ -70,21 +70,20 @@ void PlaneReader::plan(const BaselineStream& stream) noexcept {
   }
 }
 
-Status PlaneReader::check(const BaselineStream& stream, bool* has_padding) {
+Status PlaneReader::check(const BaselineStream& stream, int rows) {
   plan(stream);
   has_padding_ = false;
   // Every MCU is read, none is in the box.
   first_row_ = stream.mcu_rows;
-  last_row_ = stream.mcu_rows - 1;
+  last_row_ = std::min(stream.height - 1, rows) / stream.mcu_height;
   first_column_ = 0;
   last_column_ = stream.mcu_columns - 1;
-  const int64_t mcus = static_cast<int64_t>(stream.mcu_rows) * stream.mcu_columns;
+  const int64_t mcus = static_cast<int64_t>(last_row_ + 1) * stream.mcu_columns;
   Status status = Status::kOk;
   for (int64_t segment = 0; segment * stream.interval < mcus; ++segment) {
     status = worse(status, decode_segment(stream, static_cast<size_t>(segment)));
     if (status == Status::kCorrupt) return status;
   }
-  *has_padding |= has_padding_;
   return status;
 }
 
@@ -107,10 +106,10 @@ Status PlaneReader::decode(const BaselineStream& stream, const Box& box, int red
 }
 
 Status PlaneReader::decode(const uint8_t* data, size_t size, const Header& header, const Box& box,
-                           int reduction, PixelFormat format) {
+                           int reduction, PixelFormat format, bool is_checked) {
   RawReader raw;
   Frame frame;
-  Status status = raw.open(data, size, header.height, header.width, reduction, &frame);
+  Status status = raw.open(data, size, header.height, header.width, reduction, is_checked, &frame);
   if (status != Status::kOk) return status;
   prepare(frame, box, reduction, format);
   // A gray image with sampling factors above 1 has rows of several blocks in libjpeg, of one block in its
@@ -152,7 +151,7 @@ Status PlaneReader::decode_segment(const BaselineStream& stream, size_t segment)
   const int64_t last = static_cast<int64_t>(last_row_) * stream.mcu_columns + last_column_;
   int row = static_cast<int>(begin / stream.mcu_columns),
       column = static_cast<int>(begin % stream.mcu_columns);
-  int dc[3] = {0, 0, 0};
+  int dc[4] = {0, 0, 0, 0};
   int64_t mcu = begin;
   for (; mcu < end && mcu <= last; ++mcu) {
     const bool wanted = row >= first_row_ && column >= first_column_ && column <= last_column_;

@@ -46,14 +46,17 @@ class PlaneReader final : public RowSource {
   // kUnsupported if the data are irregular: libjpeg then decides about the file. kCorrupt if a segment under
   // the box does not end with its last block: see Note [padding].
   Status decode(const BaselineStream& stream, const Box& box, int reduction, PixelFormat format);
-  // The same verdict on the whole file, without decoding a pixel; returns no rows. Sets `has_padding` if
-  // there is any.
-  Status check(const BaselineStream& stream, bool* has_padding);
+  // The same verdict on the rows of pixels above `rows`, and those that share MCUs with them, of any stream
+  // that could be parsed; decodes no pixel and returns no rows.
+  Status check(const BaselineStream& stream, int rows);
+  // Whether the check has found padding.
+  bool has_padding() const noexcept { return has_padding_; }
 
   // The same for files that only libjpeg reads, in gray or YCbCr: same pixels, if the file were a regular
-  // stream. kUnsupported if it has other colours, or sampling factors that no regular stream has.
+  // stream. `is_checked`: check() has judged it. kUnsupported if it has other colours, or sampling factors
+  // that no regular stream has.
   Status decode(const uint8_t* data, size_t size, const Header& header, const Box& box, int reduction,
-                PixelFormat format);
+                PixelFormat format, bool is_checked);
   Status next(uint8_t* row) noexcept override;
   Status pass(uint8_t*) noexcept override {
     ++y_;

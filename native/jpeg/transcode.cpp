@@ -159,8 +159,10 @@ Status tile_jpeg(const uint8_t* data, size_t size, const Header& header, int til
   Status status = Status::kUnsupported;
   {
     BaselineStream stream;
-    if (stream.parse(data, size, header)) status = PlaneReader().check(stream, &errors.has_padding);
+    PlaneReader planes;
+    if (stream.parse(data, size, header)) status = planes.check(stream, header.height);
     if (status == Status::kCorrupt) return status;
+    errors.has_padding = planes.has_padding();
     errors.is_checked = status == Status::kOk;
   }
   status = transcoder.run(data, size, header, tile);

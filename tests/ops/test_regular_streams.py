@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -23,6 +24,12 @@ BASE = Jpeg(50, 70).noise()
 SHEARED = Jpeg(50, 70, interval=2).noise()
 TILED = replace(SHEARED, interval=5)
 EOI = b"\xff\xd9"
+# In colours or samplings that only libjpeg decodes.
+LIBJPEGS = {
+    "ids": replace(SHEARED, ids=(0, 1, 2), markers=b""),
+    "cmyk": Jpeg(50, 70, ((1, 1),) * 4, (1, 2, 3, 4), interval=2).noise(),
+    "thirds": Jpeg(50, 70, ((3, 1), (1, 1), (1, 1)), interval=2).noise(),
+}
 BOXES: list[Box] = [(0, 0, 50, 70), (17, 23, 20, 31), (0, 40, 33, 30), (49, 69, 1, 1), (31, 15, 2, 2)]
 # Sizes relative to the box: means of 2, 2, 4, 4 and 8 samples.
 SCALES = [(0.45, 0.49), (0.3, 0.2), (0.16, 0.15), (0.1, 0.13), (0.04, 0.05)]
@@ -56,10 +63,11 @@ def status_of(data: bytes, box: Box = (0, 0, 50, 70)) -> Status:
 
 def with_segments(source: Jpeg, change: Callable[[list[bytes]], object]) -> bytes:
     """The file with its list of coded segments changed; each but the last ends with its marker."""
-    parts = source.segments(range(3))
+    components = range(len(source.sampling))
+    parts = source.segments(components)
     change(parts)
     empty = replace(source, interval=0, coefficients=[np.zeros_like(c) for c in source.coefficients])
-    return source.head() + empty.scan(range(3))[: 2 + 12] + b"".join(parts) + EOI
+    return source.head() + empty.scan(components)[: 2 + 6 + 2 * len(components)] + b"".join(parts) + EOI
 
 
 def test_fill_bytes_before_markers() -> None:
@@ -145,9 +153,10 @@ def test_bytes_at_the_end(source: Jpeg) -> None:
         check(data + trailing)
 
 
-@pytest.mark.parametrize("source", [BASE, SHEARED, TILED], ids=["plain", "sheared", "tiled"])
-def test_bytes_between_a_scan_and_its_marker(source: Jpeg) -> None:
+@pytest.mark.parametrize("name", ["plain", "sheared", "tiled", *LIBJPEGS])
+def test_bytes_between_a_scan_and_its_marker(name: str) -> None:
     """Padding of real encoders is accepted, but not rewritten; else the decoder has lost its place."""
+    source = {"plain": BASE, "sheared": SHEARED, "tiled": TILED, **LIBJPEGS}[name]
 
     def status(extra: bytes, part: int, box: Box = BOXES[0]) -> Status:
         def extend(parts: list[bytes]) -> None:
@@ -170,8 +179,43 @@ def test_bytes_between_a_scan_and_its_marker(source: Jpeg) -> None:
             assert status(padding, part) == Status.OK, (padding, part)
         for surplus in (b"\1", b"\x80", b"\xfe", b"abc", b"\0\0\1", b"\0" * 16, b"long" * 99):
             assert status(surplus, part) == Status.CORRUPT, (surplus, part)
-    if source.interval == 5:  # tiles that a crop does not need are not read
+    if name == "tiled":  # tiles that a crop does not need are not read
         assert status(b"abc", -1, (0, 0, 8, 8)) == Status.OK
+
+
+@pytest.mark.parametrize("kind", ["progressive", "a scan per component"])
+def test_bytes_before_restart_markers_of_several_scans(kind: str) -> None:
+    """libjpeg counts bytes that it read ahead for one marker at a later one, perhaps of another scan."""
+    for seed in range(3):
+        source = SHEARED.noise(seed)
+        data = source.head() + b"".join(source.scan([c]) for c in range(3)) + EOI
+        if kind == "progressive":
+            picture = Image.fromarray(pictures.pixels(50, 70, seed))
+            data = pictures.encoded(picture, progressive=True, restart_marker_blocks=2)
+        begin = data.index(b"\xff\xda")
+        head, parts = data[:begin], re.split(rb"(?=\xff[\xd0-\xd7])", data[begin:])
+        for padding in (b"", b"\xff", b"\xff\0", b"\0", b"\x7f", b"\0" * 7, b"\0" * 15):
+            padded = head + padding.join(parts)
+            assert status_of(padded) == Status.OK, padding
+            check(padded)
+            tiled = tarpeg.tile_jpeg(pictures.tensor(padded)).numpy().tobytes()
+            assert (tiled == padded) == (padding not in (b"", b"\xff"))
+        for surplus in (b"long" * 5, b"\0" * 40):
+            for part in (1, 5):
+                extended = b"".join((*parts[:part], surplus, *parts[part:]))
+                assert status_of(head + extended) == Status.CORRUPT, (surplus, part)
+
+
+def test_flipped_bits_have_the_same_status_whoever_decodes() -> None:
+    source, rng = Jpeg(50, 70, interval=3).noise(), np.random.default_rng(0)
+    files = [file.bytes() for file in (source, replace(source, ids=(0, 1, 2), markers=b""))]
+    for at in rng.integers(3, len(files[1]) - files[1].index(b"\xff\xda") - 14, 1200)[:300].tolist():
+        bit, found = 1 << int(rng.integers(8)), []
+        for file in files:
+            flipped = bytearray(file)
+            flipped[-at] ^= bit
+            found.append(status_of(bytes(flipped)))
+        assert found[0] == found[1], at
 
 
 def test_motion_jpeg_without_tables() -> None:
