@@ -6,7 +6,6 @@ STABLE_TORCH_LIBRARY(tarpeg, m) {
   m.def("tile_jpeg(Tensor jpeg, int tile, int max_pixels) -> Tensor");
   m.def("image_sizes(Tensor[] jpegs) -> Tensor");
   m.def("native_facts() -> str");
-  m.def("guard_map(Tensor? map, Tensor(a!) torn) -> ()");
   m.def(
       "decode_batch(Tensor[] jpegs, Tensor boxes, int height, int width, Tensor? flip, str interpolation, "
       "bool antialias, bool exact, int max_pixels, int threads) -> (Tensor, Tensor)");

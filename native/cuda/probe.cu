@@ -2,6 +2,7 @@
 #include <memory>
 #include <string>
 
+#include "base/export.h"
 #include "cuda/launch.h"
 
 // For tarpeg.ops.library: whether the kernels of this library run on a GPU. A library loads even if the
@@ -34,7 +35,7 @@ void probe(int32_t device) {
 
 // Runs a kernel on that GPU and waits for its result. Returns null, or the reason why it failed, which is
 // valid until the thread's next call.
-extern "C" __attribute__((visibility("default"))) const char* tarpeg_cuda_probe(int32_t device) noexcept {
+TARPEG_EXPORT const char* tarpeg_cuda_probe(int32_t device) noexcept {
   static thread_local std::string reason;
   // Allocation and waiting would break a capture that another part of the program has begun.
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "base/export.h"
 #include "base/simd.h"
 #include "jpeg/libjpeg_errors.h"
 #include "ops/checks.h"
@@ -13,11 +14,21 @@ namespace {
 #define TARPEG_QUOTED(text) #text
 #define TARPEG_TEXT_OF(macro) TARPEG_QUOTED(macro)
 
+std::string libjpeg_file() {
+  Dl_info found;
+  return dladdr(reinterpret_cast<void*>(&jpeg_std_error), &found) != 0 ? found.dli_fname : "";
+}
+
+bool is_other_library(Decompressor* reader) noexcept {
+  if (setjmp(reader->errors.jump)) return reader->errors.status == Status::kOtherLibrary;
+  reader->begin(reinterpret_cast<const uint8_t*>(""), 1);
+  return false;
+}
+
 std::string native_facts() {
   // The version in the header is that of the compilation; the file may have been replaced since.
   std::string facts = "libjpeg_turbo=" TARPEG_TEXT_OF(LIBJPEG_TURBO_VERSION) "\nlibjpeg_file=";
-  Dl_info found;
-  if (dladdr(reinterpret_cast<void*>(&jpeg_std_error), &found) != 0) facts += found.dli_fname;
+  facts += libjpeg_file();
 #if defined(TARPEG_X86)
   facts += has_avx2() ? "\nsimd=AVX2" : "\nsimd=none";
 #else
@@ -28,6 +39,15 @@ std::string native_facts() {
 
 }  // namespace
 }  // namespace tarpeg
+
+// Returns null, or the reason why this library cannot work; for tarpeg.ops.library, after loading it.
+TARPEG_EXPORT const char* tarpeg_failure() {
+  tarpeg::Decompressor reader;
+  if (!tarpeg::is_other_library(&reader)) return nullptr;
+  static const std::string reason =
+      tarpeg::libjpeg_file() + ": " + tarpeg::describe(tarpeg::Status::kOtherLibrary);
+  return reason.c_str();
+}
 
 // Without a tensor there is nothing to dispatch on, and nothing for a fake kernel to leave out.
 STABLE_TORCH_LIBRARY_IMPL(tarpeg, CompositeExplicitAutograd, m) {

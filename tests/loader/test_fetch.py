@@ -262,6 +262,7 @@ loader.close()
 """
 CHANGES = {
     "cut": "os.truncate(path, 9_000)",
+    "cut after another handler": "faulthandler.enable(); os.truncate(path, 9_000)",
     "zeroed": "size = path.stat().st_size; os.truncate(path, 9_000); os.truncate(path, size)",
     "written to": "file = path.open('r+b'); file.seek(20_000); file.write(b'?'); file.close()",
 }
@@ -273,6 +274,7 @@ CHANGES = {
         ("cut", RUNNERS[0]),
         ("cut", RUNNERS[3]),
         ("cut", RUNNERS[6]),
+        ("cut after another handler", RUNNERS[0]),
         ("zeroed", RUNNERS[0]),
         ("written to", RUNNERS[6]),
     ],

@@ -328,6 +328,7 @@ def test_gpu_without_cuda_library_warns_once(
     monkeypatch.setattr(library, "torch_cuda", lambda: (13, 0))
     monkeypatch.setattr(library, "driver_cuda", lambda: driver)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    library._refused.cache_clear()
     if warns is None:
         with pytest.raises(BuildError, match=reason):
             library._find_or_build_cuda()
@@ -344,18 +345,22 @@ def test_gpus_are_refused_on_which_no_kernel_runs(tmp_path, monkeypatch, caplog)
     if torch.cuda.is_available():
         torch.cuda.init()  # it asks for what is replaced here
     (tmp_path / "probe.c").write_text(
-        'const char* tarpeg_cuda_probe(int gpu) { return gpu == 2 ? "no kernel image is available" : 0; }\n'
+        "int calls; const char* tarpeg_cuda_probe(int gpu) {"
+        ' if (gpu == 4 && calls++ == 0) return "cudaMalloc: out of memory";'
+        ' return gpu == 2 ? "no kernel image is available" : 0; }\n'
     )
     probe = str(tmp_path / "probe.so")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", probe, str(tmp_path / "probe.c")], check=True)
     stand_in = ctypes.CDLL(probe)
     stand_in.tarpeg_cuda_probe.restype = ctypes.c_char_p
     monkeypatch.setattr(library, "_cuda", stand_in)
-    capabilities, current_device = {1: (7, 5), 2: (8, 0), 3: (12, 1)}, torch.cuda.current_device
+    capabilities = {1: (7, 5), 2: (8, 0), 3: (12, 1), 4: (9, 0)}
+    current_device = torch.cuda.current_device
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capabilities[index])
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
-    library._why_not_on.cache_clear()
+    monkeypatch.setattr(library, "_usable", set())
+    library._refused.cache_clear()
     try:
         for index, reason in (
             (1, "compute capability 7.5, they need 8.0"),
@@ -365,6 +370,10 @@ def test_gpus_are_refused_on_which_no_kernel_runs(tmp_path, monkeypatch, caplog)
                 with pytest.raises(BuildError, match=f"cuda:{index}.*{reason}.*Keep the images on the CPU"):
                     library.require_cuda(torch.device("cuda", index))
             assert caplog.text.count(f"cuda:{index}") == 1
+        full = torch.device("cuda", 4)
+        with pytest.raises(BuildError, match=r"cuda:4 \(cudaMalloc: out of memory\); free some of it"):
+            library.require_cuda(full)
+        assert library.has_cuda(full) and library.has_cuda(full), "memory is free again"
         assert library.has_cuda() and library.has_cuda(torch.device("cuda", 3))
         # Tracing asks torch for the state of the current GPU, on a machine that has one.
         monkeypatch.setattr(torch.cuda, "current_device", current_device)
@@ -373,7 +382,7 @@ def test_gpus_are_refused_on_which_no_kernel_runs(tmp_path, monkeypatch, caplog)
         )
         assert traced(torch.zeros(())) == 1, "no kernel runs while a graph is traced"
     finally:
-        library._why_not_on.cache_clear()
+        library._refused.cache_clear()
 
 
 @pytest.mark.gpu

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
 
+import numpy as np
 import pytest
+import torch
 from helpers.scripts import run_file
+from tarpeg.ops.decode import map_file
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 CUT = """
-import mmap, os, signal
+import faulthandler, mmap, os, signal
 from pathlib import Path
-from tarpeg.ops.decode import map_file
+from tarpeg.ops.decode import guard_maps, map_file
 
 path = Path({path!r})
 path.write_bytes(b"x" * 40_000)
@@ -19,6 +25,7 @@ with path.open("rb") as file:
     other = mmap.mmap(file.fileno(), 40_000, prot=mmap.PROT_READ)
 assert not torn[0]
 os.truncate(path, 10_000)
+signals = []
 {does}
 print("alive")
 """
@@ -30,7 +37,6 @@ if not child:
     os._exit(3)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3 and not torn[0]
 """
-LATE = f"import faulthandler; faulthandler.enable(); late = map_file(str(path), 10_000); {READ}"
 POOL = """
 import tarpeg
 from helpers.pictures import batch
@@ -41,25 +47,55 @@ os.truncate(path, 0)
 status = tarpeg.decode_batch([image for image, _ in maps], box.expand(500, 4), 8, threads=4)[1]
 assert status.all() and all(torn for _, torn in maps)
 """
+DUMP = "faulthandler.enable()"
+MAP = "late = map_file(str(path), 10_000)"
+KILL = "os.kill(os.getpid(), signal.SIGBUS)"
+IGNORE = "signal.signal(signal.SIGBUS, signal.SIG_IGN)"
+HANDLE = "signal.signal(signal.SIGBUS, lambda *_: signals.append(1))"
+OTHER = "other[20_000]"
 
 
 @pytest.mark.parametrize(
     ("does", "status"),
     [
-        (READ, 0),
-        (FORKED, 0),
-        (LATE, 0),
-        (POOL, 0),
-        ("del mapped; again[0].sum(); assert again[1][0] and not torn[0]", 0),
-        ("other[20_000]", -signal.SIGBUS),
-        (f"{READ}; other[20_000]", -signal.SIGBUS),
-        ("os.kill(os.getpid(), signal.SIGBUS)", -signal.SIGBUS),
-        ("array = mapped.numpy(); del mapped; array.sum()", -signal.SIGBUS),
+        ([READ], 0),
+        ([FORKED], 0),
+        ([POOL], 0),
+        ([DUMP, MAP, READ], 0),
+        ([DUMP, "guard_maps()", READ], 0),
+        ([IGNORE, MAP, KILL, READ], 0),
+        ([HANDLE, MAP, KILL, KILL, READ, "assert signals == [1, 1]"], 0),
+        (["del mapped; again[0].sum(); assert again[1][0] and not torn[0]"], 0),
+        ([OTHER], -signal.SIGBUS),
+        ([READ, OTHER], -signal.SIGBUS),
+        ([KILL], -signal.SIGBUS),
+        ([DUMP, MAP, OTHER], -signal.SIGBUS),
+        ([DUMP, MAP, KILL], -signal.SIGBUS),
+        ([IGNORE, MAP, OTHER], -signal.SIGBUS),
+        (["array = mapped.numpy(); del mapped; array.sum()"], -signal.SIGBUS),
     ],
 )
 def test_a_file_that_is_cut_while_it_is_mapped(tmp_path, does, status):
-    done = run_file(tmp_path / "cut.py", CUT.format(path=str(tmp_path / "file"), does=does))
+    code = CUT.format(path=str(tmp_path / "file"), does="\n".join(does))
+    done = run_file(tmp_path / "cut.py", code)
     assert (done.returncode, done.stdout) == (status, "" if status else "alive\n"), done.stderr
+    assert done.stderr.count("Fatal Python error") == (DUMP in does and status != 0)
+
+
+def test_maps_are_made_and_released_in_any_mode_of_torch(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * (nbytes := 1 << 26))
+    with torch.device("meta"):
+        mapped, _ = map_file(str(path), nbytes)
+    assert mapped.device.type == "cpu"
+    address = mapped.data_ptr()
+    with FakeTensorMode():
+        del mapped
+        gc.collect()
+    mapped, torn = map_file(str(path), nbytes)
+    assert mapped.data_ptr() == address, "a guard of the first map would repair the second"
+    os.truncate(path, nbytes // 2)
+    assert np.count_nonzero(mapped.numpy()) == nbytes // 2 and torn[0]
 
 
 FULL = """

@@ -9,6 +9,7 @@ operator refused them, to raise a ``ValueError`` with name and value, or first w
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DecodeError
+from . import library
 
 # This import registers the other fake kernels, too: a traced program may call any operator.
 from .augment import checked_size, scale_and_shift
@@ -30,6 +32,13 @@ MAX_PIXELS = 178_956_970
 Interpolation = Literal["bilinear", "nearest", "nearest-exact"]
 Fidelity = Literal["fast", "exact"]
 T = TypeVar("T")
+
+# No operators: a map may be released by the garbage collector, within any of torch's modes.
+_native = ctypes.CDLL(str(library.library_path()))
+_native.tarpeg_guard_map.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+_native.tarpeg_guard_map.restype = ctypes.c_bool
+_native.tarpeg_release_map.argtypes = (ctypes.c_void_p,)
+_native.tarpeg_release_map.restype = _native.tarpeg_guard.restype = None
 
 
 def decode_crop(
@@ -82,7 +91,7 @@ def image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
     (0, 0) for an image without a header that ``decode_batch`` could use.
     """
     if not jpegs:
-        return torch.empty((0, 2), dtype=torch.int32)
+        return torch.empty((0, 2), dtype=torch.int32, device="cpu")
     sizes: Tensor = _call(lambda: torch.ops.tarpeg.image_sizes(jpegs), lambda: _check_jpegs(jpegs))
     return sizes
 
@@ -96,11 +105,20 @@ def map_file(path: str, nbytes: int) -> tuple[Tensor, npt.NDArray[np.uint8]]:
     # torch keeps the file open if it cannot be mapped for lack of memory; a map without a file fails as well.
     mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
     mapped = torch.from_file(path, shared=False, size=nbytes, dtype=torch.uint8)
-    torn = torch.zeros(1, dtype=torch.uint8)
-    torch.ops.tarpeg.guard_map(mapped, torn)
-    weakref.finalize(mapped, torch.ops.tarpeg.guard_map, None, torn).atexit = False
-    flag: npt.NDArray[np.uint8] = torn.numpy()
-    return mapped, flag
+    torn = np.zeros(1, np.uint8)
+    if not _native.tarpeg_guard_map(mapped.data_ptr(), nbytes, torn.ctypes.data):
+        raise RuntimeError("out of memory")
+    weakref.finalize(mapped, _release_map, torn).atexit = False
+    return mapped, torn
+
+
+def _release_map(torn: npt.NDArray[np.uint8]) -> None:
+    _native.tarpeg_release_map(torn.ctypes.data)
+
+
+def guard_maps() -> None:
+    """Install the handler of SIGBUS for all maps again, if another replaced it; in about a microsecond."""
+    _native.tarpeg_guard()
 
 
 def native_facts() -> dict[str, str]:
@@ -160,7 +178,7 @@ def decode_batch(
     if threads is not None and threads < 1:
         raise ValueError(f"threads={threads!r} must be at least 1")
     numbers = scale_and_shift(mean, std, dtype)
-    scale_shift = None if numbers is None else torch.tensor(numbers, dtype=torch.float32)
+    scale_shift = None if numbers is None else torch.tensor(numbers, dtype=torch.float32, device="cpu")
     if out is not None:
         _check_out(out, (len(jpegs), 3, height, width), dtype)
     elif dtype != torch.uint8:

@@ -54,6 +54,9 @@ COMPILE_FLAGS = (
 LINK_FLAGS: tuple[str, ...] = ("-shared", "-pthread", "-ltorch_cpu", "-ljpeg")
 if platform.system() == "Linux":
     LINK_FLAGS = ("-Wl,-z,defs", *LINK_FLAGS)  # a missing symbol fails here, not at load time
+# torch finds the operators by static initialisers, ctypes these names. Symbols of a static libstdc++ would be
+# mixed with the process's libstdc++.so, and messages of errors end too early, or in a crash.
+EXPORTS = "{ global: tarpeg_*; local: *; };\n"
 TIMEOUT_S = 900  # for one compiler call: a compiler that hangs must not hang the training
 SECONDS_PER_FILE = 3
 
@@ -66,7 +69,9 @@ CUDA_COMPILE_FLAGS = (
     f"-gencode=arch=compute_{ARCHITECTURES[-1]},code=compute_{ARCHITECTURES[-1]}",
     "-DTORCH_TARGET_VERSION=0x020b000000000000",
 )
-CUDA_LINK_FLAGS = ("-shared", "-cudart=static", "-Xlinker", "-z,defs", "-ltorch_cpu", "-ldl")
+CUDA_LINK_FLAGS = (
+    *("-shared", "-cudart=static", "-Xlinker", "-z,defs,--exclude-libs=ALL", "-ltorch_cpu", "-ldl"),
+)
 CUDA_SECONDS = 30
 OLDEST_TOOLKIT = (12, 0)
 USUAL_NVCC = "/usr/local/cuda/bin/nvcc"
@@ -97,6 +102,7 @@ JPEG_MISSING = re.compile(
 _lock = threading.Lock()
 _loaded: Path | None = None
 _cuda: ctypes.CDLL | str = "load() was not called yet"  # the CUDA library, or why there is none
+_usable: set[int] = set()  # GPUs on which a kernel ran; a failure is not kept: memory may be free later
 
 
 def load() -> None:
@@ -147,10 +153,11 @@ def require_cuda(device: torch.device) -> None:
         raise BuildError(f"images are on a GPU, but the CUDA operators do not work: {reason}")
 
 
-@functools.cache
 def _why_not_on(index: int) -> str | None:
     import torch
 
+    if index in _usable:
+        return None
     major, minor = torch.cuda.get_device_capability(index)
     oldest = int(ARCHITECTURES[0])
     if 10 * major + minor < oldest:
@@ -161,14 +168,17 @@ def _why_not_on(index: int) -> str | None:
         with torch.cuda.device(index):  # the library changes the thread's device, and torch restores it
             failure: bytes | None = _cuda.tarpeg_cuda_probe(index)
         if failure is None:
+            _usable.add(index)
             return None
-        reason = f"a kernel failed on cuda:{index} ({failure.decode()}); a newer driver may help"
+        reason = f"a kernel failed on cuda:{index} ({failure.decode()}); "
+        reason += "free some of it" if b"out of memory" in failure else "a newer driver may help"
     reason += ". Keep the images on the CPU, where the same operators give the same bits."
     return _refused(reason)
 
 
+@functools.cache
 def _refused(reason: str) -> str:
-    """Return the reason, after a warning with it."""
+    """Return the reason, after a warning with it at the first time."""
     if multiprocessing.parent_process() is None:  # the training process warns, its workers do not
         log.warning("there is a GPU, but images on it will be refused: %s", reason)
     return reason
@@ -250,13 +260,18 @@ def _first_that_loads(name: str, build: Callable[..., Path]) -> Path:
 
 
 def _load_library(path: Path) -> str | None:
-    """Load the library. Return None, or the reason why it does not load."""
+    """Load the library. Return None, or the reason why it does not load; BuildError if it cannot be used."""
     import torch
 
     try:
         torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
     except OSError as error:
         return f"{path}: {error.__cause__ or error}"
+    library = ctypes.CDLL(str(path))
+    if hasattr(library, "tarpeg_failure"):
+        library.tarpeg_failure.restype = ctypes.c_char_p
+        if failure := library.tarpeg_failure():  # its operators exist now: another cannot be loaded
+            raise BuildError(f"{path} cannot be used: {failure.decode()}")
     return None
 
 
@@ -296,7 +311,7 @@ def cuda_switch() -> bool | None:
 
 def library_name(native: Path) -> str:
     """Return the file name of the CPU library that is compiled from these sources."""
-    facts = (*COMPILE_FLAGS, *LINK_FLAGS, *_switches())
+    facts = (*COMPILE_FLAGS, *LINK_FLAGS, EXPORTS, *_switches())
     return f"libtarpeg-{_fingerprint(native, facts, 'cpp')}.so"
 
 
@@ -395,6 +410,9 @@ def _compile(native: Path, scratch: Path, library: Path) -> None:
     prefix += [*_words("CXXFLAGS"), "-I", str(native), "-isystem", str(torch / "include"), "-c"]
     objects = _compile_all(prefix, files, scratch, jobs)
     search = [*_words("LDFLAGS"), *conda_lib, f"-L{torch / 'lib'}"]
+    if platform.system() == "Linux":
+        (scratch / "exports").write_text(EXPORTS)
+        search += ["-Xlinker", f"--version-script={scratch / 'exports'}"]
     _link([*chosen, *_switches()], objects, [*search, *LINK_FLAGS], scratch, library)
 
 
@@ -432,7 +450,13 @@ def _compile_all(prefix: list[str], files: Sequence[Path], scratch: Path, jobs: 
 
 def _link(prefix: list[str], objects: Sequence[Path], flags: list[str], scratch: Path, library: Path) -> None:
     linked = scratch / library.name
-    _run([*prefix, *map(str, objects), "-o", str(linked), *flags])
+    command = [*prefix, *map(str, objects), "-o", str(linked)]
+    _run([*command, *flags])
+    if b"_Unwind_Find_FDE" in linked.read_bytes():  # libgcc's, which aborts if torch passes on an exception
+        try:
+            _run([*command, "-Xlinker", "-l:libgcc_s.so.1", *flags])
+        except BuildError as error:
+            log.warning("libgcc is linked statically: errors of operators end the process. %s", error)
     linked.replace(library)
 
 

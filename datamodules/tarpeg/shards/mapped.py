@@ -175,6 +175,9 @@ class Shards:
 
     def _compare(self, rows: Int64, members: Int64, places: list[list[int]]) -> None:
         """Compare key and size of one member of each sample with its header in the tar. Raises ShardError."""
+        from ..ops.decode import guard_maps
+
+        guard_maps()  # once per batch: faulthandler, for one, may have been enabled after the last map
         index, keys, ends, maps = self._index, self._index.keys.data, self._header_ends, self._maps
         spans = index.key_ends[rows], index.key_ends[rows + 1], index.extension[members]
         columns = (*(column.tolist() for column in spans), *places)
