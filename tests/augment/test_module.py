@@ -51,6 +51,16 @@ def test_compiled_without_params_it_draws_those_of_the_next_samples(images):
     assert all(torch.equal(compiled(images), plain(images)) for _ in range(3))
 
 
+@pytest.mark.parametrize("space", ["rgb", "ycbcr"])
+def test_the_default_device_of_torch_does_not_matter(images, space):
+    augment = random(space=space)
+    expected = augment(images, augment.params(range(6), (24, 24)))
+    with torch.device("meta"):
+        result = augment(images, augment.params(range(6), (24, 24)))
+        assert torch.equal(result, expected) and augment.denormalise(result[0]).device.type == "cpu"
+        assert augment._normalise_by_torch(images).device.type == "cpu"
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

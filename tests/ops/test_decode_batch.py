@@ -342,3 +342,14 @@ def test_the_profiler_shows_the_operators_by_name() -> None:
         tarpeg.tile_jpeg(files[0])
     names = {event.key for event in profile.key_averages()}
     assert {"tarpeg::decode_batch", "tarpeg::decode_crop", "tarpeg::tile_jpeg"} <= names
+
+
+def test_the_default_device_of_torch_does_not_matter() -> None:
+    data, box = pictures.jpeg("420", 40, 60), torch.tensor([[0, 0, 40, 60]], dtype=torch.int32)
+    options = {"dtype": torch.float32, "mean": (0.5,) * 3, "std": (0.2,) * 3}
+    jpegs = [pictures.tensor(data)]
+    expected, _ = tarpeg.decode_batch(jpegs, box, 16, **options)
+    with torch.device("meta"):
+        assert torch.equal(tarpeg.decode_batch(jpegs, box, 16, **options)[0], expected)
+        assert tarpeg.image_sizes([]).device.type == "cpu"
+        assert tarpeg.Tiled().encode(data, "jpg").data

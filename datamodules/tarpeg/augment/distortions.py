@@ -72,7 +72,9 @@ class Affine:
             matrices.rotation(degrees, center),
             matrices.translation(x * width, y * height),
         )
-        matrix[torch.from_numpy(uniforms[:, 5] >= self.probability)] = matrices.identity()
+        matrix[torch.from_numpy(uniforms[:, 5] >= self.probability)] = torch.eye(
+            2, 3, dtype=matrix.dtype, device="cpu"
+        )
         return {"matrix": matrix}
 
 

@@ -149,7 +149,7 @@ class Augment(nn.Module):
         # Importing ops.augment loads the native library; importing this module must not.
         from ..ops.augment import augment_batch
 
-        matrix = torch.tensor(_YCBCR, dtype=torch.float64) if self.space == "ycbcr" else None
+        matrix = torch.tensor(_YCBCR, dtype=torch.float64, device="cpu") if self.space == "ycbcr" else None
         arguments: dict[str, Any] = {"colour_matrix": matrix, **params}
         return augment_batch(
             images,
@@ -173,12 +173,13 @@ class Augment(nn.Module):
     def denormalise(self, image: Tensor) -> Tensor:
         """Turn an image of ``forward`` back into RGB levels, float64 ``[3, H, W]``, for display."""
         mean, std = (
-            torch.tensor(list(part), dtype=torch.float64)[:, None, None] for part in (self.mean, self.std)
+            torch.tensor(list(part), dtype=torch.float64, device=image.device)[:, None, None]
+            for part in (self.mean, self.std)
         )
         levels = 255 * (image.double() * std + mean)
         if self.space == "rgb":
             return levels
-        matrix = torch.tensor(_YCBCR, dtype=torch.float64)
+        matrix = torch.tensor(_YCBCR, dtype=torch.float64, device=image.device)
         inverse = torch.linalg.inv(matrix[:, :3])
         return torch.einsum("ij,jhw->ihw", inverse, levels - matrix[:, 3, None, None])
 
@@ -189,8 +190,8 @@ class Augment(nn.Module):
 
     def _normalise_by_torch(self, images: Tensor) -> Tensor:
         """Normalise on a device without operators: CUDA without a compiler for it, or another kind."""
-        std = torch.tensor(self.std, dtype=torch.float64)
-        scale, shift = 1 / (255 * std), -torch.tensor(self.mean, dtype=torch.float64) / std
+        mean, std = (torch.tensor(part, dtype=torch.float64, device="cpu") for part in (self.mean, self.std))
+        scale, shift = 1 / (255 * std), -mean / std
         factor, term = (
             t.float().reshape(1, 3, 1, 1).to(images.device, non_blocking=True) for t in (scale, shift)
         )

@@ -195,11 +195,11 @@ def _caption(params: Mapping[str, Tensor], row: int, size: Sequence[int]) -> str
 
 
 def _motion(matrix: Tensor, size: Sequence[int]) -> list[str]:
-    if torch.equal(matrix, matrices.identity()):
+    (a, b, x), (c, d, y) = matrix.tolist()
+    if (a, b, x, c, d, y) == (1, 0, 0, 0, 1, 0):
         return []
-    (a, b, _), (c, d, _) = matrix.tolist()
     height, width = size
-    center = torch.tensor([[(width - 1) / 2, (height - 1) / 2]], dtype=torch.float64)
+    center = torch.tensor([[(width - 1) / 2, (height - 1) / 2]], dtype=torch.float64, device=matrix.device)
     x, y = (matrices.apply(matrix, center) - center)[0].tolist()
     parts = [f"{math.degrees(math.atan2(-c, a)):+.0f}°", f"x{math.sqrt(abs(a * d - b * c)):.2f}"]
     return parts + ([f"by {x:+.0f}, {y:+.0f}"] if max(abs(x), abs(y)) >= 0.5 else [])

@@ -156,7 +156,7 @@ def augment_batch(
         numbers[:, :6] = rows.flatten(1)
         parts |= _MATRIX
     if flip is not None:
-        flips = torch.as_tensor(flip)
+        flips = _as_tensor(flip)
         if flips.dtype != torch.bool:
             raise ValueError(f"flip must be bool [{count}], got {flips.dtype} {list(flips.shape)}")
         numbers[:, 6] = _per_image("flip", flips, count, ())
@@ -261,9 +261,13 @@ def checked_size(size: int | Sequence[int], least: int = 0, most: int = MAX_SIDE
     return pair[0], pair[1]
 
 
+def _as_tensor(value: Number | Sequence[bool]) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
+
+
 def _per_image(name: str, value: Number | Sequence[bool], count: int, shape: tuple[int, ...]) -> Tensor:
     """Return `value`, given once or for each image, as ``[count, *shape]``."""
-    tensor = torch.as_tensor(value)
+    tensor = _as_tensor(value)
     if tuple(tensor.shape) not in (shape, (count, *shape)):
         wanted = f"{list(shape)} or {[count, *shape]}" if shape else f"one number or [{count}]"
         raise ValueError(f"{name} must be {wanted}, got {list(tensor.shape)}")
@@ -312,7 +316,7 @@ def _checked_boxes(boxes: Tensor | None, target: tuple[int, int, int], device: t
     if _is_readable(boxes):
         begin, extent = boxes[..., :2].long(), boxes[..., 2:].long()
         end = begin + extent
-        fits = (begin >= 0) & (extent >= 0) & (end <= torch.tensor([height, width]))
+        fits = (begin >= 0) & (extent >= 0) & (end <= torch.tensor([height, width], device="cpu"))
         _require("erase_boxes", boxes, fits, f"(top, left, height, width) inside {height} x {width}")
     return _on_device(boxes, device)
 

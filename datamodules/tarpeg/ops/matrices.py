@@ -74,14 +74,22 @@ def apply(matrix: Tensor, points: Points) -> Tensor:
 
 
 def _numbers(*values: Numbers) -> list[Tensor]:
-    tensors = [torch.as_tensor(value, dtype=torch.float64) for value in values]
+    given = next((value.device for value in values if isinstance(value, Tensor) and value.ndim), None)
+    tensors = [_as_tensor(value, given) for value in values]
     device = next((tensor.device for tensor in tensors if tensor.ndim), tensors[0].device)
     tensors = [tensor.to(device) for tensor in tensors]
     return list(torch.broadcast_tensors(*tensors))  # type: ignore[no-untyped-call]
 
 
-def _points(value: Points, name: str) -> Tensor:
-    points = torch.as_tensor(value, dtype=torch.float64)
+def _as_tensor(value: Numbers | Points, device: torch.device | None) -> Tensor:
+    """Return float64; a tensor stays on its device: as_tensor would move it to torch's default device."""
+    if isinstance(value, Tensor):
+        return value.to(device or value.device, torch.float64)
+    return torch.as_tensor(value, dtype=torch.float64, device=device)
+
+
+def _points(value: Points, name: str, device: torch.device | None = None) -> Tensor:
+    points = _as_tensor(value, device)
     if points.ndim < 1 or points.shape[-1] != 2:
         raise ValueError(f"{name} must be points (x, y), [..., 2], got {list(points.shape)}")
     return points
@@ -94,7 +102,7 @@ def _matrix(a: Tensor, b: Tensor, x: Tensor, c: Tensor, d: Tensor, y: Tensor) ->
 
 def _around(matrix: Tensor, center: Points) -> Tensor:
     """Add the translation that keeps `center` in place."""
-    point = _points(center, "center").to(matrix.device)
+    point = _points(center, "center", matrix.device)
     linear = matrix[..., :2]
     moved = point - (linear @ point[..., None])[..., 0]
     return torch.cat((linear.expand(*moved.shape, 2), moved[..., None]), -1)
