@@ -113,7 +113,7 @@ def _fit(config: DictConfig) -> None:
     model = Classifier(
         instantiate(config.model.net), instantiate(config.model.optimizer), config.model.net.num_classes
     )
-    if config.ckpt_path and "://" not in config.ckpt_path:
+    if config.ckpt_path is not None and "://" not in config.ckpt_path:
         _check_checkpoint(config.ckpt_path, model)
     callbacks = {name: instantiate(callback) for name, callback in (config.callbacks or {}).items()}
     trainer = instantiate(
@@ -138,6 +138,8 @@ def _fit(config: DictConfig) -> None:
 
 def _check_checkpoint(path: str, model: nn.Module) -> None:
     """Raise ConfigError for a path that Lightning cannot load, or a checkpoint of another model."""
+    if not path:
+        raise ConfigError("ckpt_path= is empty: give a file, or leave it out")
     if path in ("last", "best", "hpc") or path.startswith("registry"):
         return
     if not Path(path).is_file():
@@ -184,7 +186,10 @@ def _summary(trainer: lightning.Trainer, callbacks: dict[str, object], profile: 
 
 
 def _resume_hint(trainer: lightning.Trainer) -> str:
-    last = getattr(trainer.checkpoint_callback, "last_model_path", "")
+    saved = (
+        callback for callback in trainer.checkpoint_callbacks if getattr(callback, "monitor", "") is None
+    )
+    last = next((callback.best_model_path for callback in saved), "")
     if not last:
         return ""
     counts = {"max_epochs": trainer.current_epoch, "max_steps": trainer.global_step}

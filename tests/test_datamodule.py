@@ -18,13 +18,16 @@ from tarpeg import (
     Augment,
     Batch,
     CenterCrop,
+    Color,
     DataStallMonitor,
+    Folder,
     FolderShards,
     KeyedBatch,
     ShardDataModule,
     Split,
     build_cache,
     machine,
+    make_shards,
 )
 from tarpeg.errors import ShardError
 from torch import nn
@@ -212,6 +215,43 @@ def test_class_names(tmp_path):
     text = r"^labels 0\.\.2 need num_classes=3, and the network has 2: label 2 is 'cat'$"
     with pytest.raises(ShardError, match=text):
         fitted(tmp_path, data(tmp_path / "cache"), net)
+
+
+def test_splits_with_other_labels_are_an_error(tmp_path):
+    for number, name in enumerate(("cat", "dog", "fox")):
+        for split in ("train", "val")[: 1 + (name != "cat")]:
+            (tmp_path / split / name).mkdir(parents=True)
+            (tmp_path / split / name / "a.jpg").write_bytes(jpeg("420", 40, 48, seed=number))
+    out = {name: tmp_path / f"{name}-shards" for name in ("train", "val")}
+    for name, folder in out.items():
+        make_shards(folder, Folder(str(tmp_path / name)), prefix=name)
+    splits = {name: Split(f"{folder}/*.tar", CenterCrop(16)) for name, folder in out.items()}
+    data = ShardDataModule(**splits, workers=0)
+    assert str(data) == "ShardDataModule(train, val)"
+    with pytest.raises(ShardError, match=r"label 0 is 'cat' in train and 'dog' in val, .*Folder\(root"):
+        data.setup()
+    ShardDataModule(splits["train"], test=splits["train"], allow_overlap=True, workers=0).setup()
+
+    before = (out["train"] / "classes.json").read_bytes()
+    with pytest.raises(ShardError, match=r"label 0 is 'cat' in .*train-000000\.tar and would be 'dog' in"):
+        make_shards(out["train"], Folder(str(tmp_path / "val")), prefix="val")
+    assert (out["train"] / "classes.json").read_bytes() == before
+    (tmp_path / "val" / "fox").rename(tmp_path / "val" / "cat")
+    make_shards(out["train"], Folder(str(tmp_path / "val")), prefix="val")
+    assert (out["train"] / "classes.json").read_bytes() == before, "with the class that val lacks"
+
+
+def test_an_augment_within_other_modules_is_a_warning(photos):
+    whole = nn.Sequential(Augment(color=Color(brightness=0.4)), nn.Identity())
+    for augment in (whole, torch.compile(whole, backend="eager")):
+        with pytest.warns(UserWarning, match="a resumed run distorts them differently"):
+            ShardDataModule(Split(photos, CenterCrop(16)), augment=augment)
+    alone = torch.compile(Augment(color=Color(brightness=0.4)), backend="eager")
+    for augment in (alone, nn.Sequential(Augment(), nn.Identity())):
+        ShardDataModule(Split(photos, CenterCrop(16)), augment=augment)
+    flip = torch.compile(v2.Compose([v2.RandomHorizontalFlip()]), backend="eager")
+    with pytest.raises(ValueError, match="of torchvision would also run in validation"):
+        ShardDataModule(Split(photos, CenterCrop(16)), augment=flip)
 
 
 def test_a_label_that_the_loss_refuses_gets_a_note(shard_of, tmp_path):

@@ -19,7 +19,8 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
-from .errors import ShardError
+from .augment.module import Augment
+from .errors import ShardError, warn
 from .loader.batch import AnyBatch, Batch, ExtraBatch, KeyedBatch, augmented, pixels_of
 from .loader.config import LoaderConfig, OnError, PixelFormat
 from .loader.loader import BaseLoader, Loader
@@ -153,6 +154,10 @@ class ShardDataModule(lightning.LightningDataModule):
                 "Create the ShardDataModule without global_batch_size."
             )
         self._config = replace(self._config, batch_size=value)
+
+    def __str__(self) -> str:
+        """Name the splits; Lightning's text would ask every loader for its data set."""
+        return f"{type(self).__name__}({', '.join(name for name, split in self.splits.items() if split)})"
 
     @property
     def classes(self) -> list[str] | None:
@@ -318,14 +323,26 @@ class ShardDataModule(lightning.LightningDataModule):
         self._is_apart = len(places) == len(splits)
 
     def _check_classes(self) -> None:
-        """Raise ShardError if the network has too few classes, before its loss fails without that reason."""
+        """Raise ShardError if a label has two names, or the network has too few classes for the labels."""
+        names: dict[str, list[str]] = {}
+        for name, split in self.splits.items():
+            with suppress(ShardError):  # opening the split raises
+                if split is not None and name != "predict" and (found := split.classes()):
+                    names[name] = found
+        first = next(iter(names), "")
+        for name, found in names.items():
+            for label, (one, other) in enumerate(zip(names[first], found, strict=False)):
+                if one != other:
+                    raise ShardError(
+                        f"label {label} is {one!r} in {first} and {other!r} in {name}, which would be "
+                        "measured by other labels. Make the shards of all splits from one folder that holds "
+                        "train and val: Folder(root, split=...), FolderShards(root, out) or build_cache()."
+                    )
         net = None if self.trainer is None else self.trainer.lightning_module
         given = getattr(net, "num_classes", getattr(net, "hparams", {}).get("num_classes"))
         if not isinstance(given, int) or given < 2:  # one output is enough for two classes
             return
-        classes = None
-        with suppress(ShardError):  # opening the split raises
-            classes = self.classes
+        classes = names.get(first)
         if classes and given < len(classes):
             raise ShardError(
                 f"labels 0..{len(classes) - 1} need num_classes={len(classes)}, and the network has {given}: "
@@ -392,8 +409,16 @@ def _kind(name: str) -> str:
 def _check_augment(augment: object) -> None:
     """Raise ValueError for a random transform of torchvision, also in a container, and for no module."""
     parts: list[Any] = [augment]
+    whole = getattr(augment, "_orig_mod", augment)  # of torch.compile
     for part in parts:
         kind: Any = type(part)
+        if isinstance(inner := getattr(part, "_orig_mod", None), nn.Module):
+            parts.append(inner)
+        if isinstance(part, Augment) and part.is_random and part is not whole:
+            warn(
+                "augment= holds a tarpeg.Augment within other modules: it counts images by itself, and a "
+                "resumed run distorts them differently. Give the tarpeg.Augment alone."
+            )
         if isinstance(part, nn.Sequential) and kind.forward is nn.Sequential.forward:
             parts += part.children()
         # A subclass with a forward() of its own may respect the mode.

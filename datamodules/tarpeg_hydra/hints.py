@@ -27,7 +27,14 @@ def command(tool: str) -> str:
     return f"python tools/{tool}.py"
 
 
+def settings(tool: str) -> str:
+    """Return the path of the file that explains a tool's settings."""
+    found = _CHECKOUT / "conf" / f"{tool}.yaml"
+    return str(found if found.is_file() else Path(__file__).parents[1] / "tarpeg" / "conf" / f"{tool}.yaml")
+
+
 OmegaConf.register_new_resolver("command", command, replace=True)
+OmegaConf.register_new_resolver("settings", settings, replace=True)
 
 
 def check_arguments(program: str, arguments: Sequence[str]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 from helpers.scripts import run_script
@@ -74,3 +76,5 @@ def test_a_command_has_the_settings_of_its_tool(name):
     done = run_script(code)
     assert done.returncode == 0, done.stderr
     assert f"  tarpeg {name} " in done.stdout and "python tools" not in done.stdout
+    explained = re.search(r"Every setting is explained in (\S+\.yaml)", done.stdout)
+    assert name == "doctor" or Path(explained[1]).is_file()

@@ -65,7 +65,10 @@ def test_it_trains_logs_and_checkpoints_and_resumes(checkout):
 
     ckpt = "ckpt_path=outputs/first/checkpoints/last.ckpt"
     assert f"to go on from here: {ckpt} trainer.max_epochs=2 (max_epochs=1 is reached)\n" in done.stdout
-    assert steps(good(checkout, *TINY, ckpt, "trainer.max_epochs=3", "logger=none")) == 9
+    more = (ckpt, "trainer.max_epochs=3", "logger=none", "hydra.run.dir=outputs/more")
+    assert steps(good(checkout, *TINY, *more)) == 9
+    saved = torch.load(checkout / "outputs" / "more" / "checkpoints" / "last.ckpt", weights_only=False)
+    assert (saved["epoch"], saved["global_step"]) == (2, 9), "also if the best epoch is an earlier one"
 
 
 STOP = """
@@ -202,7 +205,7 @@ def script():
 
 def test_the_summary_leaves_out_what_was_not_measured(script, tmp_path):
     profiler = PyTorchProfiler(tmp_path)
-    measured = {"callback_metrics": {}, "profiler": profiler, "checkpoint_callback": None}
+    measured = {"callback_metrics": {}, "profiler": profiler, "checkpoint_callbacks": []}
     trainer = types.SimpleNamespace(global_step=1, **measured)
     stall = tarpeg.DataStallMonitor()
     stall._timeline.seconds["other"] = 0.1  # after the first step, which is not counted
@@ -257,6 +260,7 @@ NO_SHARD = r"shard /nowhere/x\.tar does not exist; there is no folder /nowhere\.
         (["data=shards"], r"^train: data\.train\.shards is not set: give data\.train\.shards="),
         (NOWHERE, rf"^train: {NO_SHARD}$"),
         (["data.train.flip=2"], r"^train: data\.train: flip=2 must be a probability in 0\.\.1$"),
+        (["ckpt_path="], r"^train: ckpt_path= is empty: give a file, or leave it out$"),
         (["ckpt_path=nope.ckpt"], r"^train: ckpt_path=nope\.ckpt is no file$"),
         ([*TINY, "model.net.num_classes=0"], r"^train: model\.net\.num_classes=0 must be at least 1$"),
         ([*TINY, "model.optimizer.lr=-1"], r"^train: model\.optimizer: Invalid learning rate: -1"),

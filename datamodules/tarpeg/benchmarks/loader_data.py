@@ -92,7 +92,7 @@ class LoaderData:
         if isinstance(self.photos, FolderPhotos):
             source = Path(self.photos.folder).resolve()
             label = f"{source.name}-{zlib.crc32(bytes(source)):08x}-{label}"
-        path = self.folder / f"{self.images}-{label}-seed{self.photos.seed}" / name
+        path = self.folder / f"{self.images}x{REPEATS}-{label}-seed{self.photos.seed}" / name
         if not path.exists():
             temporary = path.with_name(f".{name}")
             shutil.rmtree(temporary, ignore_errors=True)
@@ -108,10 +108,10 @@ class LoaderData:
         else:
             codec = Tiled(self.tile) if kind == "tiled" else Raw()
             build_cache(self.shards("ordinary", 1), within, codec)
-        # Links under other names are other samples that share the file's pages in memory.
+        # Hard links under other names are other samples that share the file's pages in memory.
         for path in within.glob("*.tar"):
             for number in range(REPEATS):
-                folder.joinpath(f"{number}-{path.name}").symlink_to(path.relative_to(folder))
+                folder.joinpath(f"{number}-{path.name}").hardlink_to(path)
 
 
 def size_label(size: str | tuple[int, int]) -> str:

@@ -23,7 +23,7 @@ from ..machine import usable_cores
 from ..processes import map_in_processes
 from ..progress import progress
 from ..shards.folder import NESTED, Folder, ImageFile, left_out_line, only_nested
-from ..shards.manifest import CLASSES
+from ..shards.manifest import CLASSES, stored_classes
 from ..shards.pillow import PILLOW_FORMATS
 from .synthetic import Photos, check_integer, photograph
 
@@ -113,13 +113,32 @@ def make_shards(
         workers = workers if workers > 1 else 0
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        classes = _joined_classes(directory, prefix, source) if isinstance(source, Folder) else None
         _remove_old(directory, prefix, None if replace else find)
         report = _write(directory, prefix, items, samples_per_shard, workers)
-        if isinstance(source, Folder):
-            write_json(directory / CLASSES, source.classes())
+        if classes is not None:
+            write_json(directory / CLASSES, classes)
     except OSError as error:
         raise ShardError(f"cannot write shards in {directory}: {error}") from error
     return report
+
+
+def _joined_classes(directory: Path, prefix: str, folder: Folder) -> dict[str, int]:
+    """Return the classes of the folder, and further ones of shards with other names in the directory.
+
+    Raises ShardError if these have another name for a label.
+    """
+    classes = folder.classes()
+    names = {label: name for name, label in classes.items()}
+    others = [path for path in directory.glob("*.tar") if not path.name.startswith(f"{prefix}-")]
+    for label, name in enumerate((stored_classes(directory) or []) if others else []):
+        if names.setdefault(label, name) != name:
+            raise ShardError(
+                f"label {label} is {name!r} in {others[0]} and would be {names[label]!r} in shards of "
+                f"{folder.root}. Give a folder that holds both splits, as Folder(root, split='train') and "
+                "Folder(root, split='val'), or another out."
+            )
+    return {names[label]: label for label in sorted(names)}
 
 
 def _files(folder: Folder, out: Path, samples: int | None) -> list[ImageFile]:

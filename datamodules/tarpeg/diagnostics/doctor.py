@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "bench": (
-        "for tools/bench.py: other libraries, and charts",
+        "for the benchmark: other libraries, and charts",
         (
             *("kornia", "matplotlib", "nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13"),
-            *("opencv-python-headless", "PyTurboJPEG", "simplejpeg"),
+            *("opencv-python-headless", "PyTurboJPEG", "simplejpeg", "torchcodec"),
         ),
     ),
     "cluster": ("for build_cache on a Dask cluster", ("dask", "distributed")),
