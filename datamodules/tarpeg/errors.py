@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import warnings
+from typing import Any
 
 
 class DecodeError(ValueError):
@@ -34,6 +35,9 @@ class Status(enum.IntEnum):
     TOO_LARGE = 6  # more pixels than max_pixels
 
 
+_warned: dict[Any, Any] = {}  # with which Python shows a warning of one text once, if filters say so
+
+
 def warn(text: str) -> None:
     """Issue a UserWarning in the name of tarpeg: about data, not about the line that iterates."""
-    warnings.warn_explicit(text, UserWarning, "tarpeg", 0)
+    warnings.warn_explicit(text, UserWarning, "tarpeg", 0, registry=_warned)
