@@ -144,12 +144,12 @@ def _check_checkpoint(path: str, model: nn.Module) -> None:
         return
     if not Path(path).is_file():
         found = sorted(str(each) for each in Path(path).rglob("*.ckpt"))
-        hint = f"a folder; give a file, such as {found[-1]}" if found else "no file"
+        hint = f"a folder; give a file, such as {found[-1]}" if found else "not a file"
         raise ConfigError(f"ckpt_path={path} is {hint}")
     try:
         saved = torch.load(path, map_location="meta", weights_only=False, mmap=True)["state_dict"]
     except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
-        raise ConfigError(f"ckpt_path={path} is no whole checkpoint of Lightning: {error!r}") from error
+        raise ConfigError(f"ckpt_path={path} is not a complete checkpoint of Lightning: {error!r}") from error
     shapes, own = ({name: value.shape for name, value in d.items()} for d in (saved, model.state_dict()))
     if other := sorted(name for name in {*shapes, *own} if shapes.get(name) != own.get(name)):
         name = other[0]
@@ -186,19 +186,18 @@ def _summary(trainer: lightning.Trainer, callbacks: dict[str, object], profile: 
 
 
 def _resume_hint(trainer: lightning.Trainer) -> str:
-    saved = (
-        callback for callback in trainer.checkpoint_callbacks if getattr(callback, "monitor", "") is None
-    )
-    last = next((callback.best_model_path for callback in saved), "")
+    writers = (each for each in trainer.checkpoint_callbacks if getattr(each, "monitor", "") is None)
+    last = next((each.best_model_path for each in writers), "")
     if not last:
         return ""
+    hint = f"to go on from here: ckpt_path={os.path.relpath(last)}"
     counts = {"max_epochs": trainer.current_epoch, "max_steps": trainer.global_step}
-    reached = [name for name, count in counts.items() if 0 < (getattr(trainer, name) or -1) <= count]
-    more = "".join(f" trainer.{name}={2 * getattr(trainer, name)}" for name in reached)
-    limits = " and ".join(f"{name}={getattr(trainer, name)}" for name in reached)
-    return f"to go on from here: ckpt_path={os.path.relpath(last)}{more}" + f" ({limits} is reached)" * bool(
-        reached
-    )
+    limits = {name: getattr(trainer, name) for name in counts}
+    reached = [name for name, count in counts.items() if 0 < (limits[name] or -1) <= count]
+    if not reached:
+        return hint
+    more = " ".join(f"trainer.{name}={2 * limits[name]}" for name in reached)
+    return f"{hint} {more} ({' and '.join(f'{name}={limits[name]}' for name in reached)} is reached)"
 
 
 def _quiet() -> None:

@@ -21,10 +21,10 @@ from torch import nn
 
 from .augment.module import Augment
 from .errors import ShardError, warn
-from .loader.batch import AnyBatch, Batch, ExtraBatch, KeyedBatch, augmented, pixels_of
+from .loader.batch import AnyBatch, Batch, ExtraBatch, KeyedBatch, augmented, pixels_of, uncompiled
 from .loader.config import LoaderConfig, OnError, PixelFormat
 from .loader.loader import BaseLoader, Loader
-from .loader.split import Split, named_splits
+from .loader.split import Split, kind_of, named_splits
 from .loader.stream_loader import StreamingLoader
 from .machine import warn_about_spinning_threads
 from .ops import library
@@ -136,6 +136,8 @@ class ShardDataModule(lightning.LightningDataModule):
         self._prepare = prepare
         self._is_prepared = False
         self._is_apart = allow_overlap
+        self._has_same_labels = False
+        self._names: list[str] = []  # of the classes, of the first split that has them
         self._shards: dict[str, Samples] = {}
         self._loaders: list[tuple[str, BaseLoader]] = []
         self._train: BaseLoader | None = None
@@ -156,7 +158,7 @@ class ShardDataModule(lightning.LightningDataModule):
         self._config = replace(self._config, batch_size=value)
 
     def __str__(self) -> str:
-        """Name the splits; Lightning's text would ask every loader for its data set."""
+        """Return the names of the splits: Lightning's text fails for loaders that are not DataLoaders."""
         return f"{type(self).__name__}({', '.join(name for name, split in self.splits.items() if split)})"
 
     @property
@@ -185,10 +187,11 @@ class ShardDataModule(lightning.LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Index the shards of the splits of ``stage``; of all splits if it is None."""
         self._check_overlap()
-        self._check_classes()
+        self._check_labels()
+        self._check_network()
         wanted = {"train", "val"} if stage == "fit" else {"val" if stage == "validate" else stage}
         for name, split in self.splits.items():
-            if split is not None and not split.streaming and (stage is None or _kind(name) in wanted):
+            if split is not None and not split.streaming and (stage is None or kind_of(name) in wanted):
                 self._open(name)
 
     def train_dataloader(self) -> BaseLoader:
@@ -318,35 +321,41 @@ class ShardDataModule(lightning.LightningDataModule):
                 raise ShardError(
                     f"train and {name} have {len(shared)} shards in common, such as {train[first]}{link}, so "
                     f"{name} would measure samples of the training. Give each its own, such as 'train-*.tar' "
-                    f"and '{_kind(name)}-*.tar'; or give allow_overlap=True."
+                    f"and '{kind_of(name)}-*.tar'; or give allow_overlap=True."
                 )
         self._is_apart = len(places) == len(splits)
 
-    def _check_classes(self) -> None:
-        """Raise ShardError if a label has two names, or the network has too few classes for the labels."""
-        names: dict[str, list[str]] = {}
-        for name, split in self.splits.items():
-            with suppress(ShardError):  # opening the split raises
-                if split is not None and name != "predict" and (found := split.classes()):
-                    names[name] = found
-        first = next(iter(names), "")
-        for name, found in names.items():
-            for label, (one, other) in enumerate(zip(names[first], found, strict=False)):
+    def _check_labels(self) -> None:
+        """Raise ShardError if a label has two names: the shards of the splits were packed one by one."""
+        if self._has_same_labels:
+            return
+        names: dict[str, list[str] | None] = {}
+        splits = {name: split for name, split in self.splits.items() if split and name != "predict"}
+        for name, split in splits.items():
+            with suppress(ShardError):  # opening it raises
+                names[name] = split.classes()
+        known = {name: found for name, found in names.items() if found}
+        first = next(iter(known), "")
+        for name, found in known.items():
+            for label, (one, other) in enumerate(zip(known[first], found, strict=False)):
                 if one != other:
                     raise ShardError(
                         f"label {label} is {one!r} in {first} and {other!r} in {name}, which would be "
                         "measured by other labels. Make the shards of all splits from one folder that holds "
                         "train and val: Folder(root, split=...), FolderShards(root, out) or build_cache()."
                     )
+        self._names, self._has_same_labels = known.get(first, []), len(names) == len(splits)
+
+    def _check_network(self) -> None:
+        """Raise ShardError if the network has too few classes, before its loss fails without that reason."""
         net = None if self.trainer is None else self.trainer.lightning_module
         given = getattr(net, "num_classes", getattr(net, "hparams", {}).get("num_classes"))
         if not isinstance(given, int) or given < 2:  # one output is enough for two classes
             return
-        classes = names.get(first)
-        if classes and given < len(classes):
+        if given < (count := len(self._names)):
             raise ShardError(
-                f"labels 0..{len(classes) - 1} need num_classes={len(classes)}, and the network has {given}: "
-                f"label {given} is {classes[given]!r}"
+                f"labels 0..{count - 1} need num_classes={count}, and the network has {given}: label {given} "
+                f"is {self._names[given]!r}"
             )
 
     def _pixels(self, is_train: bool) -> PixelFormat:
@@ -368,7 +377,7 @@ class ShardDataModule(lightning.LightningDataModule):
         return 0, 1
 
     def _loaders_of(self, kind: str) -> BaseLoader | list[BaseLoader]:
-        names = [name for name in self.splits if _kind(name) == kind]
+        names = [name for name in self.splits if kind_of(name) == kind]
         return self._loader(kind) if names == [kind] else [self._loader(name) for name in names]
 
     def _loader(self, name: str) -> BaseLoader:
@@ -401,20 +410,12 @@ class ShardDataModule(lightning.LightningDataModule):
         return loader
 
 
-def _kind(name: str) -> str:
-    """Kind of a split by its name in ``splits``: "val" of "val" and of "val/clean"."""
-    return name.partition("/")[0]
-
-
 def _check_augment(augment: object) -> None:
     """Raise ValueError for a random transform of torchvision, also in a container, and for no module."""
     parts: list[Any] = [augment]
-    whole = getattr(augment, "_orig_mod", augment)  # of torch.compile
-    for part in parts:
+    for part in map(uncompiled, parts):
         kind: Any = type(part)
-        if isinstance(inner := getattr(part, "_orig_mod", None), nn.Module):
-            parts.append(inner)
-        if isinstance(part, Augment) and part.is_random and part is not whole:
+        if isinstance(part, Augment) and part.is_random and part is not uncompiled(augment):
             warn(
                 "augment= holds a tarpeg.Augment within other modules: it counts images by itself, and a "
                 "resumed run distorts them differently. Give the tarpeg.Augment alone."

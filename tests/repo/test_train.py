@@ -235,11 +235,11 @@ def test_checkpoints_that_do_not_fit_are_one_line(script, tmp_path):
     folder.mkdir()
     torch.save([], tmp_path / "list.ckpt")
     expected = {
-        tmp_path / "none.ckpt": r"none\.ckpt is no file$",
-        folder: "run is no file$",
+        tmp_path / "none.ckpt": r"none\.ckpt is not a file$",
+        folder: "run is not a file$",
         tmp_path: r"is a folder; give a file, such as .*/torn\.ckpt$",
-        other: "is no whole checkpoint of Lightning",
-        tmp_path / "list.ckpt": "is no whole checkpoint of Lightning",
+        other: "is not a complete checkpoint of Lightning",
+        tmp_path / "list.ckpt": "is not a complete checkpoint of Lightning",
         path: r"of another model: 2 of its tensors differ, such as bias, \[3\] there and \[4\] here\. Give",
     }
     for given, message in expected.items():
@@ -261,7 +261,7 @@ NO_SHARD = r"shard /nowhere/x\.tar does not exist; there is no folder /nowhere\.
         (NOWHERE, rf"^train: {NO_SHARD}$"),
         (["data.train.flip=2"], r"^train: data\.train: flip=2 must be a probability in 0\.\.1$"),
         (["ckpt_path="], r"^train: ckpt_path= is empty: give a file, or leave it out$"),
-        (["ckpt_path=nope.ckpt"], r"^train: ckpt_path=nope\.ckpt is no file$"),
+        (["ckpt_path=nope.ckpt"], r"^train: ckpt_path=nope\.ckpt is not a file$"),
         ([*TINY, "model.net.num_classes=0"], r"^train: model\.net\.num_classes=0 must be at least 1$"),
         ([*TINY, "model.optimizer.lr=-1"], r"^train: model\.optimizer: Invalid learning rate: -1"),
         (["data.on_error=skip"], r"^train: data: on_error='skip' must be 'substitute' or 'raise'$"),

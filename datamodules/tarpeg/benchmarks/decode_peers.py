@@ -148,18 +148,35 @@ def _stored_crop(jpeg: bytes, place: Place) -> Tensor:
     return as_tensor(stream.getvalue())
 
 
-def crop_contestants() -> list[InProcessContestant]:
-    """Contestants of the crop suite that are always installed, torchvision first."""
+def _cropped(decode_jpeg: Callable[[Tensor], Tensor]) -> Callable[[DecodeInput, int], Tensor]:
+    """Decode, then crop."""
 
-    def torchvision(inputs: DecodeInput, index: int) -> Tensor:
+    def image(inputs: DecodeInput, index: int) -> Tensor:
         top, left, height, width = inputs.places[index]
         return decode_jpeg(inputs.tensors[index])[:, top : top + height, left : left + width]
+
+    return image
+
+
+def _resized(decode_jpeg: Callable[[Tensor], Tensor]) -> Callable[[DecodeInput, int], Tensor]:
+    """Decode, then crop and resize with torchvision v2."""
+
+    def image(inputs: DecodeInput, index: int) -> Tensor:
+        decoded, place = decode_jpeg(inputs.tensors[index]), inputs.places[index]
+        resized: Tensor = functional.resized_crop(decoded, *place, [SIZE, SIZE], antialias=True)
+        return resized
+
+    return image
+
+
+def crop_contestants() -> list[InProcessContestant]:
+    """Contestants of the crop suite that are always installed, torchvision first."""
 
     def bound(inputs: DecodeInput, index: int) -> Tensor:
         return decode.decode_crop(inputs.alone[index], 0, 0, *inputs.places[index][2:])
 
     images: dict[str, Callable[[DecodeInput, int], Any]] = {
-        "torchvision": torchvision,
+        "torchvision": _cropped(decode_jpeg),
         "Pillow": lambda b, i: np.asarray(pillow_crop(b.jpegs[i], b.places[i])),
         "tarpeg, ordinary": lambda b, i: decode.decode_crop(b.tensors[i], *b.places[i]),
         "tarpeg, tiled": lambda b, i: decode.decode_crop(b.tiled[i], *b.places[i]),
@@ -177,11 +194,7 @@ def resize_contestants() -> list[InProcessContestant]:
 
     All resize to SIZE with antialiasing.
     """
-
-    def torchvision(inputs: DecodeInput, index: int) -> Tensor:
-        image, place = decode_jpeg(inputs.tensors[index]), inputs.places[index]
-        resized: Tensor = functional.resized_crop(image, *place, [SIZE, SIZE], antialias=True)
-        return resized
+    torchvision = _resized(decode_jpeg)
 
     def torchvision_normalised(inputs: DecodeInput, index: int) -> Tensor:
         image = torchvision(inputs, index)
@@ -275,27 +288,6 @@ def _simplejpeg() -> InProcessContestant:
 def _torchcodec() -> Callable[[Tensor], Tensor]:
     decode: Callable[[Tensor], Tensor] = importlib.import_module("torchcodec.decoders").decode_jpeg
     return decode
-
-
-def _torchcodec_crop() -> InProcessContestant:
-    decode = _torchcodec()
-
-    def image(inputs: DecodeInput, index: int) -> Tensor:
-        top, left, height, width = inputs.places[index]
-        return decode(inputs.tensors[index])[:, top : top + height, left : left + width]
-
-    return InProcessContestant("TorchCodec", each(image))
-
-
-def _torchcodec_resized() -> InProcessContestant:
-    decode = _torchcodec()
-
-    def image(inputs: DecodeInput, index: int) -> Tensor:
-        place, size = inputs.places[index], [SIZE, SIZE]
-        resized: Tensor = functional.resized_crop(decode(inputs.tensors[index]), *place, size, antialias=True)
-        return resized
-
-    return InProcessContestant("TorchCodec + torchvision v2", each(image))
 
 
 def _opencv_crop() -> InProcessContestant:
@@ -407,7 +399,7 @@ def _dali(name: str, group: str, is_resized: bool = True) -> InProcessContestant
 
 
 CROP_PEERS: tuple[Peer, ...] = (
-    ("torchcodec", _torchcodec_crop),
+    ("torchcodec", lambda: InProcessContestant("TorchCodec", each(_cropped(_torchcodec())))),
     ("simplejpeg", _simplejpeg),
     ("opencv-python-headless", _opencv_crop),
     ("'PyTurboJPEG<2'", _turbojpeg),
@@ -415,7 +407,7 @@ CROP_PEERS: tuple[Peer, ...] = (
     ("nvidia-nvimgcodec-cu13", _nvimgcodec),
 )
 RESIZE_PEERS: tuple[Peer, ...] = (
-    ("torchcodec", _torchcodec_resized),
+    ("torchcodec", lambda: InProcessContestant("TorchCodec + torchvision v2", each(_resized(_torchcodec())))),
     ("simplejpeg opencv-python-headless", lambda: _opencv_resized(_simplejpeg(), "simplejpeg")),
     ("nvidia-nvimgcodec-cu13 opencv-python-headless", lambda: _opencv_resized(_nvimgcodec(), "nvImageCodec")),
     ("nvidia-dali-cuda130", lambda: _dali("DALI, image_slice + resize", "uint8")),

@@ -140,15 +140,13 @@ def measure(
     settings = LoaderSettings.of(loader or {})
     pictures: dict[str, Any] = {"size": _SUITES[suite].size if size is None else size, "seed": seed}
     files: list[bytes] = []
-    if folder is None:
-        photos, label = Photos(**pictures), ""
-    else:
-        photos, label = FolderPhotos(**pictures, folder=folder), Path(folder).resolve().name
-        if size is None and suite in ("crop", "resize"):
-            files = _whole_files(folder, _CROP if suite == "crop" else 1)
-            count = len(files)
-    label = "-".join(filter(None, (label, "" if files else size_label(photos.size[0]))))
-    report = Report(suite, label, count, rounds, clock, tile)
+    photos = Photos(**pictures) if folder is None else FolderPhotos(**pictures, folder=folder)
+    if isinstance(photos, FolderPhotos) and size is None and suite in ("crop", "resize"):
+        files = _whole_files(photos, _CROP if suite == "crop" else 1)
+        count = len(files)
+    labels = [] if folder is None else [Path(folder).resolve().name]
+    labels += [] if files else [size_label(photos.size[0])]
+    report = Report(suite, "-".join(labels), count, rounds, clock, tile)
     with contextlib.ExitStack() as stack:
         advance = stack.enter_context(_progress())
         if in_process:
@@ -159,11 +157,11 @@ def measure(
         return measure_loaders(run) if suite == "loader" else measure_replays(run)
 
 
-def _whole_files(folder: str, side: int) -> list[bytes]:
-    """JPEGs of a directory that decode without a warning and have sides of at least ``side`` pixels."""
+def _whole_files(photos: FolderPhotos, side: int) -> list[bytes]:
+    """JPEGs of the directory that decode without a warning and have sides of at least ``side`` pixels."""
     found = []
-    for path in sorted(Path(folder).expanduser().rglob("*")):
-        if path.suffix.lower() in (".jpg", ".jpeg") and path.is_file():
+    for path in photos.files:
+        if path.suffix.lower() in (".jpg", ".jpeg"):
             jpeg = path.read_bytes()
             tensor = as_tensor(jpeg or b"?")
             size = decode.image_sizes([tensor])
@@ -171,7 +169,9 @@ def _whole_files(folder: str, side: int) -> list[bytes]:
             if int(size.min()) >= side and not decode.decode_batch([tensor], box, 8)[1].any():
                 found.append(jpeg)
     if not found:
-        raise ValueError(f"images={folder!r} has no JPEG of at least {side}x{side} pixels that decodes")
+        raise ValueError(
+            f"images={photos.folder!r} has no JPEG of at least {side}x{side} pixels that decodes"
+        )
     return found
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..augment.module import Augment
 from ..errors import DecodeError
 from ..loader.batch import AnyBatch, augmented, params_of
+from ..loader.split import kind_of
 from ..ops import matrices
 from ..sampling.sampler import Request
 from ..shards.pillow import open_rgb
@@ -57,7 +58,7 @@ def contact_sheet(
         raise ValueError(f"split={split!r} must be a split of the data: {', '.join(names)}")
     if data.splits[split].streaming:
         raise ValueError(f"split={split!r} must not be streamed: its samples cannot be read a second time")
-    kind = split.partition("/")[0]
+    kind = kind_of(split)
     names = [name for name in data.splits if name.startswith(f"{kind}/")]
     loaders = getattr(data, f"{kind}_dataloader")()
     loader = loaders[names.index(split)] if names else loaders

@@ -60,6 +60,11 @@ class FetchResult(NamedTuple):
     request: Request | None = None
 
 
+def uncompiled(module: Any) -> Any:
+    """Return the module that torch.compile was given; any other object as it is."""
+    return getattr(module, "_orig_mod", module)
+
+
 def augmented(
     augment: nn.Module, batch: AnyBatch, seed: int, request: Request | None, *, is_augmented: bool
 ) -> AnyBatch:
@@ -70,9 +75,7 @@ def augmented(
     as many samples as the request.
     """
     image, label = batch.image, batch.label
-    plain = getattr(
-        augment, "_orig_mod", augment
-    )  # of torch.compile: its draws stay functions of the samples
+    plain = uncompiled(augment)  # also then the draws are functions of the samples
     if not isinstance(plain, Augment):
         return batch._replace(image=_on_each_view(augment, image))
     if not augment.training:

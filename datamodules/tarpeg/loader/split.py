@@ -186,3 +186,8 @@ def named_splits(kind: str, splits: Split | Sequence[Split] | Mapping[str, Split
         several = " or a list or dict of them" * (kind in ("val", "test"))
         raise ValueError(f"{kind}={splits!r} must be a tarpeg.Split(...){several}")
     return {f"{kind}/{name}": split for name, split in found.items()}
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a split by its name: "val" of "val" and of "val/clean"."""
+    return name.partition("/")[0]
