@@ -131,12 +131,12 @@ def test_rooms_hold_one_docstring_and_no_code():
 
 
 def test_the_house_stays_small():
-    """58 modules, of which 14 in benchmarks; eight files beside the rooms: more is a new room or a merge.
+    """63 modules, of which 14 in benchmarks; eight files beside the rooms: more is a new room or a merge.
 
     600 lines per file, tests 800: longer files have held two subjects, shorter limits have cut one in pieces.
     """
     modules = [name for name, path in NAMES.items() if path.stem != "__init__"]
-    assert len(modules) <= 58
+    assert len(modules) <= 63
     assert sum(name.startswith("benchmarks.") for name in modules) <= 14
     files = [path for path in PACKAGE.iterdir() if path.is_file()]
     assert len(files) <= 8, sorted(path.name for path in files)
