@@ -35,6 +35,9 @@ class Status(enum.IntEnum):
     TOO_LARGE = 6  # more pixels than max_pixels
 
 
+FEW_BAD = 10
+"""Undecodable images that are always allowed: of a small data set, ``max_bad`` may be less than one."""
+
 _warned: dict[Any, Any] = {}  # with which Python shows a warning of one text once, if filters say so
 
 

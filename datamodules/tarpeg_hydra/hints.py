@@ -66,6 +66,7 @@ _HINTS = {
     r"^((affine|color|erase|mask|mix)=.* must be a (tarpeg\.\w+))": r"\1 (+augment.\2._target_=\3)",
     r"(?<![\w.])(num_classes=\d)": r"model.net.\1",
     r"([Cc]hoose another out)\b": r"\1 (data.prepare.out=...)",
+    r"(train with val=None)\b": r"\1 (data.val=null)",
     r"(allow_overlap=True)\b": r"\1 (+data.allow_overlap=true)",
 }
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+from helpers.pictures import jpeg, picture
 from helpers.scripts import run_tool
 from helpers.small_tars import sample
-from tarpeg import Raw, build_cache
+from tarpeg import Raw, Tiled, build_cache
 from tarpeg.cache.build import CacheReport, Progress
 from tarpeg.cache.report import progress_bar, summarise_build
+from tarpeg_hydra.hints import with_overrides
 
 tool = partial(run_tool, "build_cache")
 
@@ -77,6 +79,27 @@ def test_many_widths_of_tiles_take_one_line(tmp_path):
     line = summarise_build(CacheReport(tmp_path, 1, 1, 100, 1000, 1010, tiles, {}, (), 1.0))[2]
     assert line.startswith("images by width of tile: 32 px: 90.0%, 100 px: 1.0%")
     assert line.endswith("107 to 109 px: 3.0%")
+    tiles = {32: 91, **dict.fromkeys(range(40, 48), 1)}
+    line = summarise_build(CacheReport(tmp_path, 1, 1, 99, 1000, 1010, tiles, {}, (), 1.0))[2]
+    assert line.endswith(", 46 px: 1.0%, 47 px: 1.0%"), "the last of nine is no range"
+
+
+def test_the_summary_counts_files_that_became_jpegs(shard_of, tmp_path):
+    files = [(picture("PNG"), "png"), (picture("PNG"), "jpg"), (picture("WEBP"), "webp"), (None, "jpg")]
+    path = shard_of(*(sample(number, *file) for number, file in enumerate(files)))
+    for _ in range(2):  # the second build converts nothing
+        report = build_cache(path, tmp_path / "c", Tiled(quality=90), 0)
+        lines = [line for line in summarise_build(report) if "encoded" in line]
+        assert lines == ["encoded as JPEG, quality 90: 2 PNG, 1 WEBP"] * (report.built > 0)
+
+
+def test_the_summary_of_a_folder_without_val_shows_how_to_train(tmp_path):
+    (tmp_path / "root" / "train" / "cat").mkdir(parents=True)
+    (tmp_path / "root" / "train" / "cat" / "a.jpg").write_bytes(jpeg("420", 64, 80))
+    for source, is_split in (("root/train", False), ("root", True)):
+        (last,) = summarise_build(build_cache(tmp_path / source, tmp_path / "c" / source, executor=0))[-1:]
+        assert last.startswith("not split: ") is not is_split
+        assert is_split or with_overrides(last).endswith("train with val=None (data.val=null), or make these")
 
 
 def test_the_progress_bar_leaves_standard_output_alone(capsys):

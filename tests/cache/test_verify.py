@@ -138,7 +138,7 @@ def test_wrong_counts_and_files_that_do_not_belong_there(cache):
     assert counts == "shard train-1.tar: it has 3 samples instead of 4 as in manifest.json"
     assert tar == "shard extra.tar: it is in the folder, but not in manifest.json"
     assert "notes.txt" in notes and "3 shards, 2 BAD" in summary
-    assert summary.endswith("; delete these, then run the build again")
+    assert summary.endswith("; delete train-1.tar, extra.tar in the folder, then run the build again")
 
 
 def test_the_problems_do_not_depend_on_the_number_of_processes(cache):

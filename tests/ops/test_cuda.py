@@ -320,6 +320,7 @@ def test_versions_of_torchs_cuda_and_of_the_driver(tmp_path, monkeypatch):
 def test_gpu_without_cuda_library_warns_once(
     tmp_path, monkeypatch, caplog, switch, gpus, driver, warns, reason
 ):
+    library.load()  # the CPU's, before there is no library to find
     monkeypatch.setenv("TARPEG_LIB_DIR", str(tmp_path))
     monkeypatch.setenv("TARPEG_NO_BUILD", "1")
     monkeypatch.delenv("TARPEG_CUDA", raising=False)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from filelock import FileLock, Timeout
 
 from .. import __version__
-from ..errors import CacheError, warn
+from ..errors import FEW_BAD, CacheError, warn
 from ..files import read_regular, write_json
 from ..machine import usable_cores
 from ..ops import library
@@ -76,7 +76,8 @@ class CacheReport:
     None if the source would have to be indexed for it. left_out: files of a folder that are not
     in the cache, counted by kind. findings: samples that may be a mistake of the source, by kind, such as
     "samples without a label (a member cls)": their number, and source shard, key and content of the first.
-    classes: names by label, None if the source has none.
+    classes: names by label, None if the source has none. converted: files that became JPEGs by format, in
+    the shards that this build wrote. is_split: false for a folder without ``train`` and ``val``.
     """
 
     dest: Path
@@ -93,6 +94,8 @@ class CacheReport:
     left_out: dict[str, int] = field(default_factory=dict)
     findings: dict[str, Finding] = field(default_factory=dict)
     classes: list[str] | None = None
+    converted: dict[str, int] = field(default_factory=dict)
+    is_split: bool = True
 
 
 def build_cache(
@@ -112,7 +115,8 @@ def build_cache(
     one sub-directory per class, or with these in ``train``, ``val`` and ``test``, which become shards
     ``train-*``, ``val-*`` and ``test-*`` (see ``Folder``). codec: default ``Tiled()``. executor: runs the
     jobs, one per shard; or a number of local processes (0: this process); default one per core. max_bad:
-    largest fraction of undecodable samples, 0 to 1; these are left out and listed in the manifest. replace:
+    largest fraction of undecodable samples, 0 to 1 (ten are always allowed, as in ``ShardDataModule``); these
+    are left out and listed in the manifest. replace:
     whether a cache of another source in ``dest``, or of this one and others, may be replaced. progress:
     called after each shard.
 
@@ -162,6 +166,8 @@ def build_cache(
         left_out=count_left_out(listing if isinstance(listing, Folder) else source),
         findings=builder.findings | _joined_findings(manifest.shards),
         classes=builder.classes,
+        converted=summed(result.converted for result in builder.results.values()),
+        is_split=not isinstance(listing, Folder) or listing.split != "all" or "" not in listing.parts(),
     )
 
 
@@ -278,7 +284,7 @@ class _Builder:
             self.progress(Progress(*counts, len(self.bad)))
 
     def _check_bad(self, samples: float, limit: float) -> None:
-        if len(self.bad) <= limit * samples:
+        if len(self.bad) <= max(limit * samples, FEW_BAD):
             return
         shown = [f"shard {bad.shard}, key {bad.key!r}: {bad.reason}" for bad in self.bad[:_SHOWN]]
         more = f"; and {len(self.bad) - _SHOWN} more" * (len(self.bad) > _SHOWN)

@@ -29,7 +29,7 @@ from ..files import write_json
 from ..shards.index import build_from, save
 from ..shards.labels import is_label, shown
 from ..shards.manifest import BUILDING, MANIFEST, CodecEntry, Finding
-from ..shards.pillow import image_extension, is_animated
+from ..shards.pillow import JPEG, format_name, image_extension, is_animated
 from ..shards.wds_index import Component, index_text
 from .codecs import Codec
 from .sources import Sample, ShardInput, SourceShard
@@ -64,8 +64,8 @@ class ShardResult:
     """Result of one job; DEST/.building/NAME.json has the same fields.
 
     bytes: of the tar; source_bytes: of a tar of the samples before encoding. tiles: images by width of tile
-    in pixels; untiled: images by reason; findings: as in the manifest; quarantine: (source shard, key,
-    reason).
+    in pixels; untiled: images by reason; converted: files that became JPEGs by format, not in the manifest;
+    findings: as in the manifest; quarantine: (source shard, key, reason).
     """
 
     name: str
@@ -77,6 +77,7 @@ class ShardResult:
     source_bytes: int = 0
     tiles: dict[str, int] = field(default_factory=dict)
     untiled: dict[str, int] = field(default_factory=dict)
+    converted: dict[str, int] = field(default_factory=dict)
     findings: dict[str, Finding] = field(default_factory=dict)
     quarantine: list[tuple[str, str, str]] = field(default_factory=list)
     mtime_ns: int = 0
@@ -201,6 +202,9 @@ def _encode(codec: Codec, sample: Sample, result: ShardResult) -> dict[str, byte
             "codec, or rename that member."
         )
     members[extension] = data
+    if data.startswith(JPEG) and not sample.members[image].startswith(JPEG):
+        kind = format_name(sample.members[image]) or image.upper()
+        result.converted[kind] = result.converted.get(kind, 0) + 1
     counts, name = (result.untiled, untiled) if tile is None else (result.tiles, str(tile))
     counts[name] = counts.get(name, 0) + 1
     return members

@@ -61,9 +61,14 @@ def summarise_build(report: CacheReport, measure: bool = False) -> list[str]:
     if report.classes:
         names = f"{report.classes[0]!r} to {report.classes[-1]!r}"
         lines.append(f"{len(report.classes)} classes, {names}: num_classes={len(report.classes)}")
+    if report.converted:
+        quality = getattr(report.example and report.example.codec, "quality", None)
+        formats = ", ".join(f"{count} {name}" for name, count in report.converted.items())
+        lines.append(f"encoded as JPEG{f', quality {quality}' * (quality is not None)}: {formats}")
     widths = sorted(report.tiles, key=lambda width: -report.tiles[width])
-    shown = [f"{width} px: {report.tiles[width] / images:.1%}" for width in widths[:8]]
-    if others := widths[8:]:
+    most = 9 if len(widths) == 9 else 8  # the last entry is a range of at least two
+    shown = [f"{width} px: {report.tiles[width] / images:.1%}" for width in widths[:most]]
+    if others := widths[most:]:
         share_of_others = sum(report.tiles[width] for width in others) / images
         shown.append(f"{min(others)} to {max(others)} px: {share_of_others:.1%}")
     if shown:
@@ -72,6 +77,10 @@ def summarise_build(report: CacheReport, measure: bool = False) -> list[str]:
         counted = f"{count} image{'s' * (count != 1)} ({count / images:.1%})"
         lines.append(f"stored as pixels: {counted}" if reason == RAW else f"not tiled: {counted}, {reason}")
     lines += left_out_lines(report)
+    if not report.is_split:
+        lines.append(
+            "not split: the folder has no directories train and val; train with val=None, or make these"
+        )
     speedup = measure_speedup(report) if measure else None
     if speedup is not None:
         count, before, after = speedup
@@ -109,7 +118,8 @@ def summarise_check(report: VerifyReport) -> list[str]:
     lines = [str(problem) for problem in report.problems]
     if report.extra:
         lines.append(f"also in the folder, not part of the cache: {', '.join(report.extra)}")
-    remedy = "; delete these, then run the build again" * (not report.is_good)
+    names = ", ".join(report.bad_shards)
+    remedy = f"; delete {names} in the folder, then run the build again" * (not report.is_good)
     return [*lines, f"{report.dest}: {report.shards} shards, {bad} ({totals}){remedy}"]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ..errors import DecodeError, ShardError, warn
+from ..errors import FEW_BAD, DecodeError, ShardError, warn
 from ..machine import read_machine
 from ..sampling.batches import DistributedBatchSampler, EpochCounter
 from ..sampling.sampler import Request, Sampler
@@ -30,8 +30,6 @@ from .split import Split
 
 # A data set in which every tenth image is broken must not flood the terminal.
 _MOST_WARNINGS = 20
-# In a small data set, max_bad may be less than one sample.
-_FEW_BAD = 10
 # Batches delivered and not yet claimed; Lightning fetches at most one ahead.
 _MOST_UNCLAIMED = 64
 # Default of readahead, in batches: some 50 MB for 64 images of 100 kB.
@@ -181,7 +179,7 @@ class BaseLoader(ABC):
     def _excess(self, result: FetchResult, bad: int) -> DecodeError | None:
         """Error for more undecodable images than ``max_bad`` allows."""
         share, samples = self.config.max_bad, self._expected_samples()
-        if not result.substituted or bad <= max(share * samples, _FEW_BAD):
+        if not result.substituted or bad <= max(share * samples, FEW_BAD):
             return None
         return DecodeError(
             f"{bad} images of epoch {self._epoch} could not be decoded, more than max_bad={share} of the "

@@ -112,7 +112,7 @@ def open_upright(content: bytes, max_pixels: int | None = None) -> Image.Image:
 
 def _unidentified(content: bytes) -> tuple[Status, str]:
     """Return status and reason of an image that has none of PILLOW_FORMATS, or a damaged header."""
-    name = next((name for offset, magic, name in _MAGIC if content.startswith(magic, offset)), None)
+    name = format_name(content)
     if content.lstrip().startswith(b"<"):
         return Status.NOT_AN_IMAGE, "it looks like HTML or XML (a failed download?)"
     if name is None:
@@ -122,6 +122,11 @@ def _unidentified(content: bytes) -> tuple[Status, str]:
     if name in _ALL_FORMATS:
         return Status.UNSUPPORTED, "it is AVIF, which this Pillow cannot decode: install pillow>=11.3"
     return Status.UNSUPPORTED, f"it is {name}, which is not supported: convert it to JPEG or PNG"
+
+
+def format_name(content: bytes) -> str | None:
+    """Return the name of a file's format by its first bytes, such as "PNG"; None for JPEG and the unknown."""
+    return next((name for offset, magic, name in _MAGIC if content.startswith(magic, offset)), None)
 
 
 def is_animated(content: bytes) -> bool:
