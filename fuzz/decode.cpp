@@ -54,7 +54,7 @@ struct Choices {
   uint8_t box[4], size[2], tile, options, checks, numbers;
 
   bool mirror() const { return (options & 1) != 0; }
-  Filter filter() const { return static_cast<Filter>(options / 2 % 4); }
+  Filter filter() const { return static_cast<Filter>(options / 2 % 4 + (options & 32) / 8); }
   bool exact() const { return (options & 8) != 0; }
   bool portable() const { return (options & 16) != 0; }
   // Of four inputs one makes every check, and the others one each.

@@ -1,7 +1,6 @@
 #include "image/resample.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "base/simd.h"
@@ -11,41 +10,10 @@ namespace {
 
 // After the vertical pass a level is 128 units: 255 * 128 still fits 16 bits with a sign.
 constexpr int kBlendBits = 7;
-// 255 * 2^22 and 255 * 128 * 2^16 are the largest sums that 32 bits hold with the rounding term.
-constexpr int kVerticalPrecision = 22, kHorizontalPrecision = 16;
-
-// The taps of one output as torch computes them (aten UpSampleKernel.cpp): returns the first sample.
-int tap_weights(int i, int in, int out, Filter filter, std::vector<double>* weights) {
-  const double scale = static_cast<double>(in) / out;
-  weights->clear();
-  if (filter == Filter::kNearest || filter == Filter::kNearestExact) {
-    // torch rounds the scale to float for nearest neighbours.
-    const float center = static_cast<float>(i) + (filter == Filter::kNearestExact ? 0.5f : 0.0f);
-    const float nearest = std::floor(center * (static_cast<float>(in) / static_cast<float>(out)));
-    weights->push_back(1.0);
-    return std::min(static_cast<int>(nearest), in - 1);
-  }
-  if (filter == Filter::kBilinear) {
-    const double source = std::max(0.0, scale * (i + 0.5) - 0.5);
-    const int first = std::min(static_cast<int>(source), in - 1);
-    const double share = std::min(1.0, source - first);
-    weights->push_back(first + 1 < in ? 1.0 - share : 1.0);
-    if (first + 1 < in) weights->push_back(share);
-    return first;
-  }
-  const double support = std::max(1.0, scale), inverse = 1.0 / support;
-  const double center = scale * (i + 0.5);
-  const int first = std::max(static_cast<int>(center - support + 0.5), 0);
-  const int end = std::min(static_cast<int>(center + support + 0.5), in);
-  double total = 0;
-  for (int j = first; j < end; ++j) {
-    const double weight = std::max(0.0, 1.0 - std::abs((j - center + 0.5) * inverse));
-    weights->push_back(weight);
-    total += weight;
-  }
-  for (double& weight : *weights) weight /= total;
-  return first;
-}
+constexpr int16_t kMostBetween = 255 << kBlendBits;
+// 255 * 2^22 and 255 * 128 * 2^16 are the largest sums that 32 bits hold with the rounding term. Absolute
+// values of weights that may be negative sum to 1.6 at most, and need one bit more.
+constexpr int kFirstPrecision = 22, kSecondPrecision = 16;
 
 // One output row of the vertical pass: bytes [0, length) of 2 * pairs rows, weighted.
 struct Rows {
@@ -54,6 +22,7 @@ struct Rows {
   int pairs;
   size_t length;  // bytes, a multiple of 4; rows and out have room for the next multiple of 32
   int shift;
+  bool clamps;  // to levels of 0 to 255
 };
 
 // One output row of the horizontal pass: `width` pixels, each of blocks * 4 taps.
@@ -73,7 +42,7 @@ void blend_rows(const Rows& rows, int16_t* out) noexcept {
       sum += rows.rows[2 * pair][x] * static_cast<int16_t>(weights & 0xFFFF);
       sum += rows.rows[2 * pair + 1][x] * static_cast<int16_t>(weights >> 16);
     }
-    out[x] = static_cast<int16_t>(sum >> rows.shift);
+    out[x] = static_cast<int16_t>(std::clamp(sum >> rows.shift, INT16_MIN, INT16_MAX));
   }
 }
 
@@ -202,68 +171,22 @@ TARPEG_AVX2 void blend_columns_avx2(const Columns& columns, const int16_t* row, 
 
 // The same integer sums on every processor.
 void blend(const Rows& rows, const Columns& columns, int16_t* between, uint8_t* out) noexcept {
+  bool is_vector = false;
 #if defined(TARPEG_X86)
-  if (has_avx2()) {
-    blend_rows_avx2(rows, between);
-    blend_columns_avx2(columns, between, out);
-    return;
-  }
+  is_vector = has_avx2();
+  if (is_vector) blend_rows_avx2(rows, between);
 #endif
-  blend_rows(rows, between);
+  if (!is_vector) blend_rows(rows, between);
+  if (rows.clamps) {
+    for (size_t x = 0; x < rows.length; ++x) between[x] = std::clamp<int16_t>(between[x], 0, kMostBetween);
+  }
+#if defined(TARPEG_X86)
+  if (is_vector) return blend_columns_avx2(columns, between, out);
+#endif
   blend_columns(columns, between, out);
 }
 
 }  // namespace
-
-void Axis::prepare(int in_size, int out_size, Filter filter, bool mirrored, int reduction, int offset,
-                   int max_precision) {
-  in = (in_size + offset + reduction - 1) / reduction;
-  out = out_size;
-  std::vector<double> row, grouped, all;
-  std::vector<int> counts(out);
-  start.resize(out);
-  taps = 1;
-  double peak = 0;
-  for (int i = 0; i < out; ++i) {
-    // In the order of the stored axis: a mirrored output takes the mirrored samples.
-    int first = tap_weights(mirrored ? out - 1 - i : i, in_size, out, filter, &row);
-    while (row.size() > 1 && row.back() == 0.0) row.pop_back();
-    if (mirrored) {
-      first = in_size - first - static_cast<int>(row.size());
-      std::reverse(row.begin(), row.end());
-    }
-    if (reduction > 1) {
-      grouped.assign((offset + first + row.size() - 1) / reduction - (offset + first) / reduction + 1, 0.0);
-      for (size_t j = 0; j < row.size(); ++j) {
-        grouped[(offset + first + j) / reduction - (offset + first) / reduction] += row[j];
-      }
-      first = (offset + first) / reduction;
-      row.swap(grouped);
-    }
-    start[i] = first;
-    counts[i] = static_cast<int>(row.size());
-    taps = std::max(taps, counts[i]);
-    for (double weight : row) peak = std::max(peak, weight);
-    all.insert(all.end(), row.begin(), row.end());
-  }
-  precision = max_precision;
-  while (peak * (1 << precision) > 32000) --precision;
-  weights.assign(static_cast<size_t>(out) * taps, 0);
-  const double* next = all.data();
-  for (int i = 0; i < out; ++i) {
-    int16_t* target = weights.data() + static_cast<size_t>(i) * taps;
-    // Rounding the running sum instead of each weight keeps the total at exactly one.
-    double sum = 0;
-    int done = 0;
-    for (int j = 0; j < counts[i]; ++j) {
-      sum += *next++;
-      const int upto =
-          j + 1 == counts[i] ? 1 << precision : static_cast<int>(std::lrint(sum * (1 << precision)));
-      target[j] = static_cast<int16_t>(upto - done);
-      done = upto;
-    }
-  }
-}
 
 void Resampler::prepare_columns() {
   blocks_ = (horizontal_.taps + 3) / 4;
@@ -278,10 +201,11 @@ void Resampler::prepare_columns() {
 }
 
 Status Resampler::run(RowSource& rows, const Resize& resize, const Placement& place) {
+  const bool clamps = is_rounded_between(resize.filter);
   vertical_.prepare(resize.height, resize.out_height, resize.filter, resize.orientation.flip_rows,
-                    resize.reduction, resize.top, kVerticalPrecision);
+                    resize.reduction, resize.top, kFirstPrecision - clamps);
   horizontal_.prepare(resize.width, resize.out_width, resize.filter, resize.orientation.flip_columns,
-                      resize.reduction, resize.left, kHorizontalPrecision);
+                      resize.reduction, resize.left, kSecondPrecision - clamps);
   const int box_height = vertical_.in, box_width = horizontal_.in;
   const int out_height = resize.out_height, out_width = resize.out_width;
   prepare_columns();
@@ -324,8 +248,9 @@ Status Resampler::run(RowSource& rows, const Resize& resize, const Placement& pl
       const uint32_t high = tap + 1 < vertical_.taps ? static_cast<uint16_t>(weights[tap + 1]) : 0;
       pairs_[pair] = static_cast<int32_t>(high << 16 | low);
     }
-    const Rows rows_in{taps_.data(), pairs_.data(), static_cast<int>(pair_count), length,
-                       vertical_.precision - kBlendBits};
+    const Rows rows_in{
+        taps_.data(), pairs_.data(), static_cast<int>(pair_count), length, vertical_.precision - kBlendBits,
+        clamps};
     uint8_t* line = place.origin + y * place.row_step;
     uint8_t* target = packed ? line : pixels_.data();
     blend(rows_in, columns, blend_.data(), target);

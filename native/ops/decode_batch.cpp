@@ -17,10 +17,13 @@ namespace {
 Filter filter_of(const std::string& interpolation, bool antialias) {
   if (interpolation == "nearest") return Filter::kNearest;
   if (interpolation == "nearest-exact") return Filter::kNearestExact;
-  STD_TORCH_CHECK(interpolation == "bilinear",
-                  "interpolation must be 'bilinear', 'nearest' or 'nearest-exact', got '", interpolation,
-                  "'");
-  return antialias ? Filter::kAntialias : Filter::kBilinear;
+  if (interpolation == "bilinear") return antialias ? Filter::kAntialias : Filter::kBilinear;
+  if (interpolation == "bicubic") return antialias ? Filter::kBicubic : Filter::kSharpBicubic;
+  STD_TORCH_CHECK(antialias, "antialias must be true for interpolation '", interpolation, "'");
+  if (interpolation == "lanczos") return Filter::kLanczos;
+  STD_TORCH_CHECK(interpolation == "box" || interpolation == "area", "interpolation must not be '",
+                  interpolation, "'");
+  return Filter::kBox;
 }
 
 constexpr int64_t kMostThreads = 1024;

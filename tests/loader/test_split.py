@@ -85,7 +85,10 @@ def test_the_planned_samples_over_all_ranks(photos, name, batch_size, world):
         ({"crop": [SMALL] * 2, "views": 3}, "views=3, but crop= has 2 crops"),
         ({"views": 0}, "views=0"),
         ({"fidelity": "best"}, "fidelity='best' must be 'fast' or 'exact'"),
-        ({"interpolation": "cubic"}, "interpolation='cubic' must be 'bilinear', 'nearest' or"),
+        (
+            {"interpolation": "cubic"},
+            "interpolation='cubic' must be one of 'bilinear', 'bicubic', 'lanczos',",
+        ),
         *(({"shards": empty}, f"shards={empty!r} must be a folder") for empty in ("", None)),
         ({"members": "json"}, "members='json' must be a list"),
         *(({"members": [name]}, "members=.* must be a list of extensions") for name in ("?", ".?", 5)),

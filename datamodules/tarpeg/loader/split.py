@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from ..errors import warn
 from ..sampling.crops import Crop, Progressive, crop_at
@@ -16,6 +16,9 @@ from ..shards.mapped import Shards
 from ..shards.paths import Source, expand, identity, resolved
 from ..shards.stream import Streaming, expand_urls
 
+# The names of ops.decode, which loads the native library.
+Interpolation = Literal["bilinear", "bicubic", "lanczos", "box", "area", "nearest", "nearest-exact"]
+
 
 @dataclass(frozen=True)
 class Split:
@@ -26,10 +29,10 @@ class Split:
     ``crop``: ``RandomResizedCrop``, ``RandomCrop``, ``CenterCrop`` or ``Whole``, or one of these in
     ``Progressive``.
     ``flip``: probability, 0 to 1, of mirroring left to right.
-    ``interpolation``: how a crop is resized, by torchvision's names: "bilinear" (antialiased), "nearest" or
-    "nearest-exact" (the sample under the centre of each pixel, as in Pillow and DALI). ``fidelity``: "fast",
-    or "exact", within one level of torchvision at every pixel, for evaluations that are compared with it; see
-    ``decode_batch``.
+    ``interpolation``: how a crop is resized, by torchvision's names: "bilinear", "bicubic", "lanczos" or
+    "box" (also named "area"), all antialiased, "nearest" or "nearest-exact" (the sample under the centre of
+    each pixel, as in Pillow and DALI). ``fidelity``: "fast", or "exact", within one level of torchvision at
+    every pixel, for evaluations that are compared with it; see ``decode_batch``.
 
     ``shuffle``: True, a new permutation per epoch; False; or "blocks", for disks with slow random access
     (``tarpeg.Blocks`` sets the sizes of the blocks). Default: True for training, otherwise False.
@@ -67,7 +70,7 @@ class Split:
     members: Sequence[str] = ()
     decode: Decode | None = None
     streaming: bool | Streaming = False
-    interpolation: Literal["bilinear", "nearest", "nearest-exact"] = "bilinear"
+    interpolation: Interpolation = "bilinear"
     fidelity: Literal["fast", "exact"] = "fast"
 
     def __post_init__(self) -> None:
@@ -78,8 +81,8 @@ class Split:
         if not 0.0 <= self.flip <= 1.0:
             raise ValueError(f"flip={self.flip!r} must be a probability in 0..1")
         self._check_crops()
-        if (mode := self.interpolation) not in ("bilinear", "nearest", "nearest-exact"):
-            raise ValueError(f"interpolation={mode!r} must be 'bilinear', 'nearest' or 'nearest-exact'")
+        if (mode := self.interpolation) not in (modes := get_args(Interpolation)):
+            raise ValueError(f"interpolation={mode!r} must be one of {', '.join(map(repr, modes))}")
         if self.fidelity not in ("fast", "exact"):
             raise ValueError(f"fidelity={self.fidelity!r} must be 'fast' or 'exact'")
         if not (self.shuffle in (None, True, False, "blocks") or isinstance(self.shuffle, Blocks)):

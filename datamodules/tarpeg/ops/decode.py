@@ -29,7 +29,7 @@ from .augment import checked_size, scale_and_shift
 MAX_PIXELS = 178_956_970
 """The default bound on the size of an image, in pixels; Pillow refuses larger ones, too."""
 
-Interpolation = Literal["bilinear", "nearest", "nearest-exact"]
+Interpolation = Literal["bilinear", "bicubic", "lanczos", "box", "area", "nearest", "nearest-exact"]
 Fidelity = Literal["fast", "exact"]
 T = TypeVar("T")
 
@@ -169,9 +169,11 @@ def decode_batch(
     Raises ``ValueError`` if a box is outside its image (a ``RuntimeError`` inside ``torch.compile``).
     """
     height, width = checked_size(size, 1, 65535)
-    if interpolation not in get_args(Interpolation):
+    if interpolation not in (names := get_args(Interpolation)):
+        raise ValueError(f"interpolation={interpolation!r} must be one of {', '.join(map(repr, names))}")
+    if not antialias and interpolation in ("lanczos", "box", "area"):
         raise ValueError(
-            f"interpolation must be 'bilinear', 'nearest' or 'nearest-exact', got {interpolation!r}"
+            f"antialias=False needs interpolation 'bilinear' or 'bicubic', got {interpolation!r}"
         )
     if fidelity not in ("fast", "exact"):
         raise ValueError(f"fidelity must be 'fast' or 'exact', got {fidelity!r}")
