@@ -13,6 +13,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .augment.distortions import Affine as Affine, Color as Color, Erase as Erase, Mask as Mask
     from .augment.module import Augment as Augment, Mix as Mix
+    from .augment.policies import (
+        AugMix as AugMix,
+        AutoAugment as AutoAugment,
+        ColorJitter as ColorJitter,
+        GaussianBlur as GaussianBlur,
+        Grayscale as Grayscale,
+        RandAugment as RandAugment,
+        Solarize as Solarize,
+        ThreeAugment as ThreeAugment,
+        TimmRandAugment as TimmRandAugment,
+        TrivialAugmentWide as TrivialAugmentWide,
+    )
     from .benchmarks.measure import measure as measure
     from .cache import codecs as codecs
     from .cache.build import CacheReport as CacheReport, build_cache as build_cache
@@ -64,6 +76,10 @@ __version__ = "0.1.0"
 _NAMES = {
     "augment.distortions": "Affine Color Erase Mask",
     "augment.module": "Augment Mix",
+    "augment.policies": (
+        "AugMix AutoAugment ColorJitter GaussianBlur Grayscale RandAugment Solarize ThreeAugment "
+        "TimmRandAugment TrivialAugmentWide"
+    ),
     "benchmarks.measure": "measure",
     "cache.codecs": "codecs Raw Resized Tiled",
     "cache.build": "CacheReport build_cache",

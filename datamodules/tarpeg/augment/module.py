@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from ..ops import library
 from ..sampling import rng
 from .distortions import Affine, Color, Distortion, Erase, Mask, check_probabilities
+from .policies import Interpolation, Policy, Program, applied
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -21,6 +23,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 # Streams of randomness, apart from those of the crops. One per distortion, so that adding a distortion does
 # not change the draws of the others.
 _FLIP, _AFFINE, _COLOR, _ERASE, _MASK, _MIX = range(16, 22)
+_POLICIES = 32  # and the numbers from here on, one per policy
 
 # ITU-R BT.601, full range, as in JPEG: (Y, Cb, Cr) = M[:, :3] (R, G, B) + M[:, 3], levels 0..255.
 _YCBCR = (
@@ -36,9 +39,10 @@ class Augment(nn.Module):
     """Turn uint8 images into normalised network input, in one pass over memory: ``tarpeg.augment_batch``.
 
     In training, images are distorted in this order: ``flip``, the probability of mirroring left to right (if
-    ``Split(flip=...)`` does not do it); ``affine``, ``color``, ``erase`` and ``mask``. In training and
-    evaluation they are then converted to ``space``, "rgb" or "ycbcr" (BT.601, full range), and normalised:
-    (image / 255 - mean) / std, with one mean and std per channel, for values in 0..1.
+    ``Split(flip=...)`` does not do it); ``policy``, such as ``RandAugment()`` or a list of policies;
+    ``affine``, ``color``, ``erase`` and ``mask``. In training and evaluation they are then converted to
+    ``space``, "rgb" or "ycbcr" (BT.601, full range), and normalised: (image / 255 - mean) / std, with one
+    mean and std per channel, for values in 0..1.
 
     ``fill``: level in 0..255, or three levels, of erased pixels (in ``space``) and of pixels outside the
     warped image (in RGB); by default ``mean``, which becomes 0. ``mix``: MixUp and CutMix, which
@@ -57,6 +61,7 @@ class Augment(nn.Module):
         std: Sequence[float] = IMAGENET_STD,
         *,
         flip: float = 0.0,
+        policy: Policy | Sequence[Policy] | None = None,
         affine: Affine | None = None,
         color: Color | None = None,
         erase: Erase | None = None,
@@ -88,6 +93,14 @@ class Augment(nn.Module):
         self.fill = [min(max(255 * level, 0.0), 255.0) for level in self.mean] if fill is None else fill
         self.dtype = _torch_constant("dtype", dtype, _DTYPES)
         self.memory_format = _torch_constant("memory_format", memory_format, _MEMORY_FORMATS)
+        policies = (
+            [] if policy is None else [policy] if isinstance(policy, (Policy, Mapping)) else list(policy)
+        )
+        for each in policies:
+            if not isinstance(each, Policy):
+                raise ValueError(f"policy={each!r} must be a policy such as tarpeg.RandAugment(), or a list")
+        drawn = [*([(_FLIP, _Flip(flip))] if flip and policies else []), *enumerate(policies, _POLICIES)]
+        self.stages = _stages_of(drawn)
         streams = {_AFFINE: affine, _COLOR: color, _ERASE: erase, _MASK: mask}
         self.distortions: dict[int, Distortion] = {s: part for s, part in streams.items() if part is not None}
         self._seen = 0
@@ -95,7 +108,7 @@ class Augment(nn.Module):
     @property
     def is_random(self) -> bool:
         """Whether training draws random parameters, apart from those of ``mix``."""
-        return bool(self.flip or self.distortions)
+        return bool(self.flip or self.stages or self.distortions)
 
     def params(
         self,
@@ -109,6 +122,7 @@ class Augment(nn.Module):
     ) -> dict[str, Tensor]:
         """Draw the parameters of samples ids [B]: arguments of ``tarpeg.augment_batch``.
 
+        ``ops0``, ``values0`` and ``weights0``, ``ops1`` ... are the programs of ``policy``.
         ``size``: (height, width) of the images. ``occurrence``: [B], which occurrence of its sample in the
         epoch, from 0; None means 0. ``views``: images per sample; the result has [views * B] rows, the first
         view of all samples first.
@@ -117,11 +131,20 @@ class Augment(nn.Module):
         occurrences = np.zeros_like(rows) if occurrence is None else np.asarray(occurrence)
         firsts = [rng.first_draw(occurrences, view) for view in range(views)]
 
-        def uniforms(count: int, stream: int) -> npt.NDArray[np.float64]:
+        def uniforms(count: int, stream: int) -> rng.Float64:
             return np.concatenate([rng.uniforms(seed, epoch, rows, count, stream, first) for first in firsts])
 
         params: dict[str, Tensor] = {}
-        if self.flip:
+        for number, stage in enumerate(self.stages):
+            programs = [
+                policy.program(uniforms(policy.draws, stream), (height, width))
+                for stream, policy in stage.policies
+            ]
+            params[f"ops{number}"] = torch.cat([program.ops for program in programs], 2)
+            params[f"values{number}"] = torch.cat([program.values for program in programs], 2)
+            if programs[0].weights is not None:
+                params[f"weights{number}"] = programs[0].weights
+        if self.flip and not self.stages:
             params["flip"] = torch.from_numpy(uniforms(1, _FLIP)[:, 0] < self.flip)
         for stream, distortion in self.distortions.items():
             params |= distortion.params(uniforms(distortion.draws, stream), (height, width))
@@ -146,6 +169,8 @@ class Augment(nn.Module):
         has_operators = kind == "cpu" or (kind == "cuda" and library.has_cuda(images.device))
         if not params and self.space == "rgb" and not has_operators:
             return self._normalise_by_torch(images)
+        if self.stages and params:
+            images, params = self._run_policies(images, dict(params))
         # Importing ops.augment loads the native library; importing this module must not.
         from ..ops.augment import augment_batch
 
@@ -187,6 +212,21 @@ class Augment(nn.Module):
         ids = np.arange(self._seen, self._seen + len(images))
         self._seen += len(images)
         return self.params(ids, images.shape[2:])
+
+    def _run_policies(self, images: Tensor, params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the images, uint8, after all policies, and the params that are not theirs."""
+        from ..ops.programs import run_programs  # type: ignore[import-not-found,unused-ignore]
+
+        for number, stage in enumerate(self.stages):
+            arguments = [params.pop(f"{name}{number}", None) for name in ("ops", "values", "weights")]
+            images = run_programs(
+                images,
+                *arguments,
+                nearest=stage.interpolation != "bilinear",
+                fill=stage.fill,
+                out=_scratch(images, number % 2),
+            )
+        return images, params
 
     def _normalise_by_torch(self, images: Tensor) -> Tensor:
         """Normalise on a device without operators: CUDA without a compiler for it, or another kind."""
@@ -249,6 +289,62 @@ class Mix:
             torch.default_generator.manual_seed(int(seed * 2**53))
             mixed, soft = transform(alpha=alpha, num_classes=self.classes)(images, labels)
         return mixed, soft.float()
+
+
+class _Stage(NamedTuple):
+    """Policies that one call of ``run_programs`` applies in order, each with its stream of random numbers."""
+
+    policies: tuple[tuple[int, Policy], ...]
+    interpolation: Interpolation | None
+    fill: float | Sequence[float] | None
+
+
+def _stages_of(policies: Sequence[tuple[int, Policy]]) -> list[_Stage]:
+    """Join neighbours of one chain each that warp with the same interpolation and fill, or not at all."""
+    stages: list[_Stage] = []
+    for stream, policy in policies:
+        geometry = (policy.interpolation, policy.fill)
+        if stages and not (policy.chains or stages[-1].policies[-1][1].chains):
+            last = stages[-1][1:]
+            if policy.interpolation is None or last[0] is None or geometry == last:
+                joined = (*stages[-1].policies, (stream, policy))
+                stages[-1] = _Stage(joined, *(last if policy.interpolation is None else geometry))
+                continue
+        stages.append(_Stage(((stream, policy),), *geometry))
+    return stages
+
+
+@dataclass(frozen=True)
+class _Flip(Policy):
+    """Mirror left to right: ``Augment(flip=...)`` before a policy."""
+
+    probability: float
+
+    draws: ClassVar[int] = 1
+
+    def program(self, uniforms: rng.Float64, size: tuple[int, int]) -> Program:
+        """Programs of one operation, from draws [B, 1]."""
+        return applied("FLIP", uniforms[:, 0] < self.probability)
+
+
+_MEMORY = threading.local()
+
+
+def _scratch(images: Tensor, number: int) -> Tensor | None:
+    """Return memory for uint8 images like ``images``, the same at every call in this thread.
+
+    Page faults of fresh memory cost as much as some policies. None, for fresh memory, on a GPU.
+    """
+    if images.device.type != "cpu" or torch.compiler.is_compiling():
+        return None
+    flat = getattr(_MEMORY, f"flat{number}", None)
+    if flat is None or flat.numel() < images.numel():
+        flat = torch.empty(images.numel(), dtype=torch.uint8, device="cpu")
+        setattr(_MEMORY, f"flat{number}", flat)
+    count, channels, height, width = images.shape
+    if images.is_contiguous() or not images.is_contiguous(memory_format=torch.channels_last):
+        return flat[: images.numel()].view(images.shape)
+    return flat[: images.numel()].view(count, height, width, channels).permute(0, 3, 1, 2)
 
 
 def _torch_constant(name: str, value: Any, constants: Mapping[Any, Any]) -> Any:
