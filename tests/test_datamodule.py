@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from tarpeg import (
 )
 from tarpeg.errors import ShardError
 from torch import nn
+from torch.utils.data import DataLoader
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
@@ -252,6 +254,38 @@ def test_an_augment_within_other_modules_is_a_warning(photos):
     flip = torch.compile(v2.Compose([v2.RandomHorizontalFlip()]), backend="eager")
     with pytest.raises(ValueError, match="of torchvision would also run in validation"):
         ShardDataModule(Split(photos, CenterCrop(16)), augment=flip)
+
+
+def test_batches_that_nobody_augments_are_a_warning(photos, tmp_path):
+    def warnings_of(use, **settings):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            use(module(photos, **{"augment": Augment(), **settings}))
+        return [str(each.message) for each in caught if "augment=" in str(each.message)]
+
+    def fit_loader(data):
+        trainer(tmp_path, max_epochs=2).fit(Net(), data.train_dataloader())
+
+    (text,) = warnings_of(fit_loader)
+    assert "is not applied to these batches of train" in text and "trainer.fit(model, data)" in text
+    assert len(warnings_of(lambda data: list(data.train_dataloader()))) == 1
+    for use in (
+        lambda data: fitted(tmp_path, data, max_epochs=2),
+        lambda data: list(data.augmented(data.train_dataloader())),
+        lambda data: list(data.val_dataloader()),
+    ):
+        assert not warnings_of(use)
+    assert not warnings_of(fit_loader, augment=None)
+
+
+def test_augmented_takes_one_loader(photos):
+    data = module(photos, augment=Augment())
+    loader = data.train_dataloader()
+    for given in ([loader], DataLoader([1]), None):
+        with pytest.raises(
+            ValueError, match=f"loader={type(given).__name__} must be one loader of this Shard"
+        ):
+            data.augmented(given)
 
 
 def test_a_label_that_the_loss_refuses_gets_a_note(shard_of, tmp_path):

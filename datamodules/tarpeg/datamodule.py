@@ -37,6 +37,10 @@ _MOST_LABELS = 100_000  # that are read to explain it
 
 log = logging.getLogger(__name__)
 
+_NOT_AUGMENTED = (
+    "augment= is not applied to these batches of train: give a Trainer the ShardDataModule itself, "
+    "trainer.fit(model, data); in a loop of your own, iterate data.augmented(data.train_dataloader())"
+)
 _TORCHVISION = "torchvision.transforms"
 # Its transforms without randomness, in v1 or v2. All others are refused, those of later versions too.
 _FIXED = {
@@ -228,8 +232,17 @@ class ShardDataModule(lightning.LightningDataModule):
         """Yield the loader's next epoch, augmented on ``device``: for loops without Lightning.
 
         ``for images, labels in data.augmented(data.train_dataloader(), "cuda"): ...``. Batches of the train
-        split are distorted with the same params as under Lightning; those of other splits are not.
+        split are distorted with the same params as under Lightning; those of other splits are not. Raises
+        ``ValueError`` for anything but one loader.
         """
+        if not isinstance(loader, BaseLoader):
+            raise ValueError(
+                f"loader={type(loader).__name__} must be one loader of this ShardDataModule: "
+                "data.train_dataloader(), or an item of the list that data.val_dataloader() returns"
+            )
+        return self._augmented_batches(loader, device)
+
+    def _augmented_batches(self, loader: BaseLoader, device: Any) -> Iterator[AnyBatch]:
         is_training = any(name == "train" and known is loader for name, known in self._loaders)
         for batch in loader:
             image, label = (part.to(device, non_blocking=True) for part in (batch.image, batch.label))
@@ -360,10 +373,13 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def _pixels(self, is_train: bool) -> PixelFormat:
         """Return the format of the loader's images: uint8, unless the CPU trains."""
-        own = type(self).on_after_batch_transfer is ShardDataModule.on_after_batch_transfer
-        if not own or not self._trains_on_cpu:
+        if not self._has_own_hook or not self._trains_on_cpu:
             return PixelFormat()
         return pixels_of(self.augment, is_train, self._config.workers_and_threads[0])
+
+    @property
+    def _has_own_hook(self) -> bool:
+        return type(self).on_after_batch_transfer is ShardDataModule.on_after_batch_transfer
 
     @property
     def _trains_on_cpu(self) -> bool:
@@ -403,6 +419,8 @@ class ShardDataModule(lightning.LightningDataModule):
             if known == name and self.trainer is not None:
                 other.close()  # replaced, with reload_dataloaders_every_n_epochs
         self._loaders.append((name, loader))
+        if is_train and not rank and self.augment is not None and self._has_own_hook:
+            loader.unclaimed_notice = _NOT_AUGMENTED
         has_helpers = any(config.workers_and_threads) and torch.get_num_threads() > 1
         if is_train and not rank and self._trains_on_cpu and has_helpers:
             warn_about_spinning_threads()

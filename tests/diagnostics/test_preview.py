@@ -8,7 +8,7 @@ import torch
 from helpers.scripts import run_tool
 from helpers.small_tars import sample
 from helpers.training import module
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from tarpeg import Affine, Augment, CenterCrop, Color, Erase, Mask, Mix, ShardDataModule, Split, contact_sheet
 from tarpeg.diagnostics import preview
 from tarpeg.sampling.crops import RandomResizedCrop
@@ -85,6 +85,26 @@ def test_names_of_classes_and_of_several_splits(photos, tmp_path):
     assert sheet(data, tmp_path / "x.png", split="val/0") != sheet(data, tmp_path / "y.png", split="val/1")
     with pytest.raises(ValueError, match="split='val' must be a split of the data: val/0, val/1"):
         contact_sheet(data, tmp_path / "x.png", split="val")
+
+
+def test_letters_that_no_font_has_are_escaped(monkeypatch):
+    default = ImageFont.load_default(14)
+    assert preview._font_of("n01440764/cat_1", 14)[1] == "n01440764/cat_1"
+    preview._fonts.cache_clear()
+    monkeypatch.setattr(preview, "_FONTS", ())
+    text = "Z\u00fcrich \u4e2d \udcff\n"
+    font, shown = preview._font_of(text, 14)
+    assert (font.getname(), shown) == (default.getname(), "Z\\xfcrich \\u4e2d \\udcff\n".replace("\n", "\\n"))
+    preview._fonts.cache_clear()
+    folder = pytest.importorskip("matplotlib").get_data_path()
+    monkeypatch.setattr(preview, "_FONTS", ("nothing.ttf", f"{folder}/fonts/ttf/DejaVuSans.ttf"))
+    assert preview._font_of("Z\u00fcrich", 14)[1] == "Z\u00fcrich", "the font that has more"
+    bitmap = ImageFont.load_default_imagefont()
+    page = Image.new("RGB", (200, 40))
+    monkeypatch.setattr(preview, "_fonts", lambda size: [])  # a Pillow without FreeType
+    monkeypatch.setattr(preview.ImageFont, "load_default", lambda size: bitmap)
+    preview._write(ImageDraw.Draw(page), (0, 0), text, 150, 14, "white")
+    assert np.asarray(page).any()
 
 
 def test_captions():

@@ -15,7 +15,7 @@ from helpers.scripts import run_file, run_two_ranks
 from helpers.small_tars import sample
 from helpers.training import module
 from tarpeg import Augment, Dataset, Streaming
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's and Lightning's own
 
@@ -130,6 +130,13 @@ def test_augmented_batches(photos):
         batches = list(outer)
         assert batches[0].image.dtype == torch.float32
         assert digest(batches) == digest(reference.augmented(expected))
+
+
+def test_a_batch_size_of_the_data_loader_is_refused(photos):
+    for settings in ({}, {"batch_size": 2}):
+        with pytest.raises(ValueError, match="batch_size= of the DataLoader must be None"):
+            next(iter(DataLoader(Dataset(load(photos)), **settings)))
+    assert default_collate([(1, torch.zeros(2))])[1].shape == (1, 2), "of other items as ever"
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])

@@ -8,6 +8,7 @@ import gc
 import os
 import pickle
 import resource
+import signal
 import threading
 import time
 from pathlib import Path
@@ -242,6 +243,16 @@ pool.submit(1)
 time.sleep(0.2)
 {ends}
 """
+
+
+def test_stopped_processes_are_waited_for_together(monkeypatch, children):
+    monkeypatch.setattr(workers, "_GRACE", 0.5)
+    pool = ProcessPool(abs, 4)
+    for worker in pool._workers:
+        os.kill(worker.process.pid, signal.SIGSTOP)
+    started = time.monotonic()
+    pool.close()
+    assert time.monotonic() - started < 1.5 and children() == set()
 
 
 @pytest.mark.parametrize("ends", ["", "del pool", "raise SystemExit(0)"])

@@ -16,6 +16,7 @@ from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
 from torch import Tensor
 
 from .. import machine
+from ..loader.batch import uncompiled
 from ..loader.loader import BaseLoader
 from ..ops import library
 from .advice import STAGES, Advice, RunFacts, advise, measure_costs
@@ -364,7 +365,7 @@ def _run_facts(trainer: Trainer, seconds: float) -> RunFacts:
         is_streaming=bool(split.streaming),
         workers=workers,
         threads=threads,
-        augment=None if augment is None else type(augment).__name__,
+        augment=None if augment is None else type(uncompiled(augment)).__name__,
         is_random=bool(getattr(augment, "is_random", False)),
         has_operators=device != "cuda" or library.has_cuda(),
         costs=costs,

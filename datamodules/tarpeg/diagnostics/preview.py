@@ -5,6 +5,8 @@ Drawn with Pillow: torchvision's ``make_grid`` has no captions and needs images 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from ..augment.module import Augment
 from ..errors import DecodeError
-from ..loader.batch import AnyBatch, augmented, params_of
+from ..loader.batch import AnyBatch, augmented, params_of, uncompiled
 from ..loader.split import kind_of
 from ..ops import matrices
 from ..sampling.sampler import Request
@@ -30,6 +32,14 @@ _PAGE, _CARD, _INK, _GRAY, _BOX = "#eef0f3", "#ffffff", "#20262d", "#75808c", "#
 _SOURCE, _SIDE, _MIN_WIDTH = (300, 200), 200, 140
 _TITLE, _LINE = 24, 15
 _PAD, _GAP, _HEADER = 14, 16, 104
+# Looked for by these names in the folders of the system's fonts.
+_FONTS = (
+    "DejaVuSans.ttf",
+    "NotoSans-Regular.ttf",
+    "NotoSansCJK-Regular.ttc",
+    "Arial Unicode.ttf",
+    "Arial.ttf",
+)
 _FADE = 0.62  # share of gray in a source outside of the boxes
 
 
@@ -220,7 +230,7 @@ def _header(data: Any, split: str, epoch: int, count: int) -> list[str]:
         parts += ["YCbCr, shown as RGB"] if augment.space == "ycbcr" else []
         changes = "; ".join(parts) or "normalised only"
     else:
-        changes = "no augmentation" if augment is None else type(augment).__name__
+        changes = "no augmentation" if augment is None else type(uncompiled(augment)).__name__
     title = f"What the network sees: {split}, epoch {epoch}, {count} sample{'s' * (count > 1)}"
     return [title, "; ".join(_short(crop) for crop in crops) + flip, changes]
 
@@ -280,6 +290,38 @@ def _draw(
         x += column + _GAP
 
 
+@functools.cache
+def _fonts(size: int) -> list[ImageFont.FreeTypeFont]:
+    """Pillow's own font, which has ASCII only, and those of the system that have more."""
+    found = [ImageFont.load_default(size)]
+    for name in _FONTS:
+        with contextlib.suppress(OSError):
+            found.append(ImageFont.truetype(name, size))
+    return [font for font in found if isinstance(font, ImageFont.FreeTypeFont)]
+
+
+@functools.cache
+def _has(font: Any, character: str) -> bool:
+    """Return whether a font has a glyph: others are drawn as the one of a number that is no character."""
+    if "!" <= character <= "~" or character == " ":
+        return True
+    if not isinstance(font, ImageFont.FreeTypeFont) or not character.isprintable():
+        return False
+    return bytes(font.getmask(character)) != bytes(font.getmask("\U0010ffff"))
+
+
+def _font_of(text: str, size: int) -> tuple[Any, str]:
+    """Return the font that has most of the text, and the text, with escapes for what the font lacks."""
+    fonts: list[Any] = _fonts(size) or [ImageFont.load_default(size)]
+    lost = [sum(not _has(font, character) for character in text) for font in fonts]
+    font = fonts[lost.index(min(lost))]
+    shown = (
+        character if _has(font, character) else character.encode("unicode_escape").decode()
+        for character in text
+    )
+    return font, "".join(shown)
+
+
 def _write(
     drawing: ImageDraw.ImageDraw,
     place: tuple[int, int],
@@ -290,7 +332,8 @@ def _write(
     anchor: str | None = None,
 ) -> None:
     """Write one line of text, shortened to ``width``."""
-    font, shown = ImageFont.load_default(size), text
+    font, text = _font_of(text, size)
+    shown = text
     while text and drawing.textlength(shown, font) > width:
         text = text[:-1]
         shown = text + "..."

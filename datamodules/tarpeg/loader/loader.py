@@ -11,11 +11,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ..errors import FEW_BAD, DecodeError, ShardError, warn
 from ..machine import read_machine
@@ -32,6 +33,8 @@ from .split import Split
 _MOST_WARNINGS = 20
 # Batches delivered and not yet claimed; Lightning fetches at most one ahead.
 _MOST_UNCLAIMED = 64
+# Delivered batches, of which none was claimed, after which a loader warns that they are not augmented.
+_MOST_PLAIN = 4
 # Default of readahead, in batches: some 50 MB for 64 images of 100 kB.
 _READAHEAD = 8
 _NO_WORKERS = "must be 0: the loader has its own, see workers= and threads= of ShardDataModule"
@@ -54,6 +57,8 @@ class BaseLoader(ABC):
     # Lightning looks for both; it takes a loader without them for a shuffling one, or crashes.
     batch_sampler = None
     sampler: EpochCounter
+    unclaimed_notice = ""
+    """Warning, shown once, if the batches are not augmented: if no request is claimed."""
     _runner: Runner
 
     def __init__(
@@ -112,6 +117,9 @@ class BaseLoader(ABC):
             assert result.request is not None
             self._delivered += 1
             self._unclaimed.append(result.request)
+            if self.unclaimed_notice and len(self._unclaimed) == _MOST_PLAIN:
+                notice, self.unclaimed_notice = self.unclaimed_notice, ""
+                warn(notice)
             batch = result.batch
             del result  # memory that the consumer releases while it waits for the next batch is free at once
             yield batch
@@ -128,6 +136,7 @@ class BaseLoader(ABC):
         A batch has images and labels only: code that needs its sample ids calls this once per batch, in the
         order of delivery.
         """
+        self.unclaimed_notice = ""
         return self._unclaimed.popleft() if self._unclaimed else None
 
     def state_dict(self) -> dict[str, int]:
@@ -322,6 +331,7 @@ class Dataset(IterableDataset[Any]):
             )
         self.loader = loader
         self._batches = batches
+        default_collate_fn_map.update(dict.fromkeys(AnyBatch.__args__, _refuse_to_collate))
 
     def __len__(self) -> int:
         """Batches per epoch; TypeError for a stream without ``samples``."""
@@ -358,6 +368,12 @@ class Dataset(IterableDataset[Any]):
                 "DataLoader to Accelerator.prepare(): the loader has batches of its own on every rank. In a "
                 "transformers.Trainer, return it from get_train_dataloader()."
             )
+
+
+def _refuse_to_collate(*_: Any, **__: Any) -> NoReturn:
+    raise ValueError(
+        "batch_size= of the DataLoader must be None: the items of a tarpeg.Dataset are batches already"
+    )
 
 
 def make_runner(fetcher: Any, config: LoaderConfig, to_request: ToRequest | None = None) -> Runner:

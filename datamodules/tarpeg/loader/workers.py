@@ -455,9 +455,10 @@ def _stop_processes(workers: Sequence[_Worker], owner: int) -> bool:
 
 
 def _reap(workers: Sequence[_Worker]) -> None:
-    """Wait until processes that were stopped have ended."""
+    """Wait until processes that were stopped have ended, for all of them together."""
+    end = time.monotonic() + _GRACE
     for process, _ in workers:
-        process.join(_GRACE)
+        process.join(max(0.0, end - time.monotonic()))
         if process.is_alive():
             process.kill()
             process.join()
