@@ -8,7 +8,7 @@ STABLE_TORCH_LIBRARY(tarpeg, m) {
   m.def("native_facts() -> str");
   m.def(
       "decode_batch(Tensor[] jpegs, Tensor boxes, int height, int width, Tensor? flip, str interpolation, "
-      "bool antialias, bool exact, int max_pixels, int threads) -> (Tensor, Tensor)");
+      "bool antialias, bool exact, int max_pixels, int threads, int channels=3) -> (Tensor, Tensor)");
   m.def(
       "decode_batch_out(Tensor[] jpegs, Tensor boxes, Tensor? flip, str interpolation, bool antialias, "
       "bool exact, int max_pixels, Tensor? scale_shift, Tensor(a!) out, int threads) -> Tensor");

@@ -13,8 +13,9 @@ struct Box {
   int top, left, height, width;
 };
 
-// Of the rows of a source: RGB, or RGB and a byte to ignore. The value is the number of bytes per pixel.
-enum class PixelFormat { kRgb = 3, kRgbx = 4 };
+// Of the rows of a source: gray, RGB, or RGB and a byte to ignore. The value is the number of bytes per
+// pixel.
+enum class PixelFormat { kGray = 1, kRgb = 3, kRgbx = 4 };
 
 // A rectangle of an image, row by row, from the top.
 class RowSource {

@@ -22,20 +22,19 @@ struct Scratch {
 };
 
 // The box at its own size: rows are copied, pixels only turned upright.
-Status copy_rows(RowSource& rows, const Box& box, const Placement& place, std::vector<uint8_t>* row) {
+Status copy_rows(RowSource& rows, const Box& box, size_t pixel_bytes, const Placement& place,
+                 std::vector<uint8_t>* row) {
   if (row->size() < rows.stride()) row->resize(rows.stride());
-  const uint8_t* pixels = row->data() + 3 * static_cast<size_t>(rows.skip());
+  const uint8_t* pixels = row->data() + pixel_bytes * static_cast<size_t>(rows.skip());
   for (int y = 0; y < box.height; ++y) {
     const Status status = rows.next(row->data());
     if (status != Status::kOk) return status;
     uint8_t* line = place.origin + y * place.row_step;
-    if (place.column_step == 3) {
-      std::memcpy(line, pixels, 3 * static_cast<size_t>(box.width));
+    if (place.column_step == static_cast<ptrdiff_t>(pixel_bytes)) {
+      std::memcpy(line, pixels, pixel_bytes * static_cast<size_t>(box.width));
       continue;
     }
-    for (int x = 0; x < box.width; ++x) {
-      std::memcpy(line + x * place.column_step, pixels + 3 * static_cast<ptrdiff_t>(x), 3);
-    }
+    scatter_pixels(pixels, box.width, pixel_bytes, place.column_step, line);
   }
   return Status::kOk;
 }
@@ -63,17 +62,21 @@ Status decode(const uint8_t* data, size_t size, const Request& request, Scratch*
 
   const Orientation orientation = Orientation::from_exif(header->orientation);
   const Box box = orientation.stored(request.box, header->height, header->width);
-  const Placement place = Placement::upright(out, request.height, request.width, orientation, request.mirror);
+  const int channels = request.is_gray ? 1 : 3;
+  const Placement place =
+      Placement::upright(out, request.height, request.width, channels, orientation, request.mirror);
   const bool is_copy = request.box.height == request.height && request.box.width == request.width;
-  const PixelFormat format = is_copy ? PixelFormat::kRgb : PixelFormat::kRgbx;
+  const PixelFormat format = request.is_gray ? PixelFormat::kGray
+                             : is_copy       ? PixelFormat::kRgb
+                                             : PixelFormat::kRgbx;
   const int out_rows = orientation.swap ? request.width : request.height;
   const int out_columns = orientation.swap ? request.height : request.width;
   const auto deliver = [&](RowSource& rows, int reduction) {
-    const Resize resize{box.height,  box.width,           out_rows,
-                        out_columns, request.filter,      orientation,
-                        reduction,   box.top % reduction, box.left % reduction};
-    const Status status =
-        is_copy ? copy_rows(rows, box, place, &scratch->row) : scratch->resampler.run(rows, resize, place);
+    const Resize resize{box.height,           box.width,      out_rows,  out_columns,
+                        request.filter,       orientation,    reduction, box.top % reduction,
+                        box.left % reduction, request.is_gray};
+    const Status status = is_copy ? copy_rows(rows, box, static_cast<size_t>(channels), place, &scratch->row)
+                                  : scratch->resampler.run(rows, resize, place);
     return status == Status::kOk ? rows.finish() : status;
   };
   if (header->format == Format::kPpm) {

@@ -11,7 +11,7 @@ void normalise_portable(const RgbRow& row, const Normalisation& how, int64_t beg
   const int64_t step = row.backwards ? -row.pixel_stride : row.pixel_stride;
   const int64_t plane = target.height * target.width;
   for (int64_t i = begin; i < n; ++i) {
-    for (int64_t c = 0; c < 3; ++c) {
+    for (int64_t c = 0; c < row.channels; ++c) {
       const float product = static_cast<float>(row.first[i * step + c * row.channel_stride]) * how.scale[c];
       put_number<kType>(product + how.shift[c], target.data,
                         target.planar ? c * plane + at + i : 3 * (at + i) + c);
@@ -65,7 +65,7 @@ TARPEG_AVX2_F16C int64_t normalise_avx2(const RgbRow& row, const Normalisation& 
     const uint8_t* first = row.first + (row.backwards ? -(i + 7) : i) * row.pixel_stride;
     const int64_t out = width * (at + i);
     if (row.pixel_stride == 1) {
-      for (int k = 0; k < 3; ++k) {
+      for (int k = 0; k < row.channels; ++k) {
         fetch_ahead(first + k * row.channel_stride);
         const __m128i bytes = _mm_shuffle_epi8(load8(first + k * row.channel_stride), order);
         normalise8<kType, kStreams>(bytes, scales[k], shifts[k], target.data, out + k * step);

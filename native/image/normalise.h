@@ -8,11 +8,12 @@
 // (no fused multiply-add), then rounded to nearest even if the type has fewer bits.
 namespace tarpeg {
 
-// A row of RGB pixels, from `first` on to the right, or to the left if `backwards`; strides in bytes.
+// A row of RGB or gray pixels, from `first` on to the right, or to the left if `backwards`; strides in bytes.
 struct RgbRow {
   const uint8_t* first;
   int64_t pixel_stride, channel_stride;
   bool backwards;
+  int channels = 3;  // 1: `pixel_stride` is 1, and the target planar
 };
 
 struct Normalisation {
@@ -24,7 +25,7 @@ struct Target {
   void* data;
   Number type;
   int64_t height, width;
-  bool planar;   // three planes; otherwise interleaved
+  bool planar;   // planes; otherwise interleaved
   bool streams;  // written past the caches, which an output larger than they are would only empty
 };
 

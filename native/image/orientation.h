@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "base/rows.h"
 
@@ -49,10 +50,11 @@ struct Placement {
   uint8_t* origin;
   ptrdiff_t row_step, column_step;
 
-  // `out` is an upright [height][width][3] image; `mirror` flips it horizontally on top of the orientation.
-  static Placement upright(uint8_t* out, int height, int width, Orientation orientation,
+  // `out` is an upright [height][width][channels] image; `mirror` flips it horizontally on top of the
+  // orientation.
+  static Placement upright(uint8_t* out, int height, int width, int channels, Orientation orientation,
                            bool mirror) noexcept {
-    ptrdiff_t y_step = 3 * static_cast<ptrdiff_t>(width), x_step = 3;
+    ptrdiff_t y_step = channels * static_cast<ptrdiff_t>(width), x_step = channels;
     uint8_t* origin = out;
     if (mirror) {
       origin += (width - 1) * x_step;
@@ -71,5 +73,15 @@ struct Placement {
     return place;
   }
 };
+
+// Copies pixels of 1 or 3 bytes to places `step` bytes apart.
+inline void scatter_pixels(const uint8_t* pixels, int count, size_t pixel_bytes, ptrdiff_t step,
+                           uint8_t* out) noexcept {
+  if (pixel_bytes == 1) {
+    for (int x = 0; x < count; ++x) out[x * step] = pixels[x];
+  } else {
+    for (int x = 0; x < count; ++x) std::memcpy(out + x * step, pixels + 3 * static_cast<ptrdiff_t>(x), 3);
+  }
+}
 
 }  // namespace tarpeg

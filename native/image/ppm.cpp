@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/simd.h"
+#include "jpeg/color.h"
 
 namespace tarpeg {
 namespace {
@@ -89,7 +90,9 @@ Status PpmReader::next(uint8_t* row) noexcept {
   // Rows are not adjacent: the processor's own prefetcher restarts with each.
   const uint8_t* ahead = row_ + kAhead * step_;
   for (size_t at = 0; at < 3 * static_cast<size_t>(width_); at += 64) __builtin_prefetch(ahead + at);
-  if (format_ == PixelFormat::kRgb) {
+  if (format_ == PixelFormat::kGray) {
+    rgb_to_gray(row_, width_, row);
+  } else if (format_ == PixelFormat::kRgb) {
     std::memcpy(row, row_, 3 * static_cast<size_t>(width_));
   } else {
     int done = 0;

@@ -20,18 +20,25 @@ struct Rows {
   const uint8_t* const* rows;
   const int32_t* weights;  // [pairs]: the even row's weight in the low half, the odd row's in the high half
   int pairs;
-  size_t length;  // bytes, a multiple of 4; rows and out have room for the next multiple of 32
+  size_t length;  // bytes; rows and out have room for the next multiple of 32
   int shift;
   bool clamps;  // to levels of 0 to 255
 };
 
-// One output row of the horizontal pass: `width` pixels, each of blocks * 4 taps.
+// One output row of the horizontal pass: `width` pixels, each of blocks * 4 taps (gray: blocks * 8).
 struct Columns {
   const int* start;  // [width], pixels
-  const int16_t*
-      weights;  // [width][blocks][tap pair][channel][tap]: as a multiply-add of 16 lanes takes them
+  // [width][blocks][tap pair][channel][tap], gray: [pair of pixels][blocks][pixel][tap]: as a multiply-add of
+  // 16 lanes takes them
+  const int16_t* weights;
   int blocks, width, shift;
+  bool is_gray;
 };
+
+// Where the weight of a tap of gray pixel x is.
+constexpr ptrdiff_t gray_place(int x, int blocks, int tap) noexcept {
+  return (static_cast<ptrdiff_t>(x / 2) * blocks + tap / 8) * 16 + x % 2 * 8 + tap % 8;
+}
 
 void blend_rows(const Rows& rows, int16_t* out) noexcept {
   const int32_t round = 1 << (rows.shift - 1);
@@ -59,6 +66,16 @@ void blend_columns(const Columns& columns, const int16_t* row, uint8_t* out) noe
       out[3 * static_cast<ptrdiff_t>(x) + channel] =
           static_cast<uint8_t>(std::clamp(sum >> columns.shift, 0, 255));
     }
+  }
+}
+
+void blend_gray_columns(const Columns& columns, const int16_t* row, uint8_t* out) noexcept {
+  for (int x = 0; x < columns.width; ++x) {
+    int32_t sum = 1 << (columns.shift - 1);
+    for (int tap = 0; tap < 8 * columns.blocks; ++tap) {
+      sum += row[columns.start[x] + tap] * columns.weights[gray_place(x, columns.blocks, tap)];
+    }
+    out[x] = static_cast<uint8_t>(std::clamp(sum >> columns.shift, 0, 255));
   }
 }
 
@@ -167,6 +184,41 @@ TARPEG_AVX2 void blend_columns_avx2(const Columns& columns, const int16_t* row, 
   }
 }
 
+// Sums of eight taps and more of gray pixels x (low half) and x + 1, four partial sums each.
+TARPEG_AVX2 inline __m256i gather_gray(const Columns& columns, const int16_t* row, int x) noexcept {
+  const int last = columns.width - 1;
+  const int16_t* even = row + columns.start[std::min(x, last)];
+  const int16_t* odd = row + columns.start[std::min(x + 1, last)];
+  const int16_t* weights = columns.weights + gray_place(x, columns.blocks, 0);
+  __m256i sum = _mm256_setzero_si256();
+  for (int block = 0; block < columns.blocks; ++block) {
+    const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(even + 8 * block));
+    const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(odd + 8 * block));
+    const __m256i factor = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + 16 * block));
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_set_m128i(high, low), factor));
+  }
+  return sum;
+}
+
+TARPEG_AVX2 void blend_gray_columns_avx2(const Columns& columns, const int16_t* row, uint8_t* out) noexcept {
+  const __m256i round = _mm256_set1_epi32(1 << (columns.shift - 1));
+  const __m128i shift = _mm_cvtsi32_si128(columns.shift);
+  for (int x = 0; x < columns.width; x += 8) {  // past the end the last pixel is weighted by zeros
+    const __m256i first = _mm256_hadd_epi32(gather_gray(columns, row, x), gather_gray(columns, row, x + 2));
+    const __m256i second =
+        _mm256_hadd_epi32(gather_gray(columns, row, x + 4), gather_gray(columns, row, x + 6));
+    // Pixels 0, 2, 4, 6 in the low half, 1, 3, 5, 7 in the high one.
+    const __m256i sums = _mm256_add_epi32(_mm256_hadd_epi32(first, second), round);
+    const __m256i levels = _mm256_sra_epi32(sums, shift);
+    const __m256i words = _mm256_packs_epi32(levels, levels);
+    const __m128i mixed =
+        _mm_unpacklo_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    alignas(16) uint8_t bytes[16];
+    _mm_store_si128(reinterpret_cast<__m128i*>(bytes), _mm_packus_epi16(mixed, mixed));
+    std::memcpy(out + x, bytes, static_cast<size_t>(std::min(8, columns.width - x)));
+  }
+}
+
 #endif
 
 // The same integer sums on every processor.
@@ -181,14 +233,26 @@ void blend(const Rows& rows, const Columns& columns, int16_t* between, uint8_t* 
     for (size_t x = 0; x < rows.length; ++x) between[x] = std::clamp<int16_t>(between[x], 0, kMostBetween);
   }
 #if defined(TARPEG_X86)
-  if (is_vector) return blend_columns_avx2(columns, between, out);
+  if (is_vector) {
+    return columns.is_gray ? blend_gray_columns_avx2(columns, between, out)
+                           : blend_columns_avx2(columns, between, out);
+  }
 #endif
-  blend_columns(columns, between, out);
+  columns.is_gray ? blend_gray_columns(columns, between, out) : blend_columns(columns, between, out);
 }
 
 }  // namespace
 
-void Resampler::prepare_columns() {
+void Resampler::prepare_columns(bool is_gray) {
+  if (is_gray) {
+    blocks_ = (horizontal_.taps + 7) / 8;
+    columns_.assign(static_cast<size_t>(horizontal_.out + 7) / 8 * 64 * blocks_, 0);
+    const int16_t* weight = horizontal_.weights.data();
+    for (int x = 0; x < horizontal_.out; ++x) {
+      for (int tap = 0; tap < horizontal_.taps; ++tap) columns_[gray_place(x, blocks_, tap)] = *weight++;
+    }
+    return;
+  }
   blocks_ = (horizontal_.taps + 3) / 4;
   columns_.assign(static_cast<size_t>(horizontal_.out) * blocks_ * 16, 0);
   for (int x = 0; x < horizontal_.out; ++x) {
@@ -208,14 +272,15 @@ Status Resampler::run(RowSource& rows, const Resize& resize, const Placement& pl
                       resize.reduction, resize.left, kSecondPrecision - clamps);
   const int box_height = vertical_.in, box_width = horizontal_.in;
   const int out_height = resize.out_height, out_width = resize.out_width;
-  prepare_columns();
+  prepare_columns(resize.is_gray);
 
   const size_t pair_count = (vertical_.taps + 1) / 2;
-  const size_t length = 4 * static_cast<size_t>(box_width);
+  const size_t step = resize.is_gray ? 1 : 4, pixel_bytes = resize.is_gray ? 1 : 3;
+  const size_t length = step * static_cast<size_t>(box_width);
   // The passes work on whole vectors and whole groups of taps: past the end they read zeros of weight zero.
   const size_t padded = (length + 31) / 32 * 32;
   const size_t ring_rows = 2 * pair_count + 1;
-  const size_t ring_stride = std::max(rows.stride(), 4 * static_cast<size_t>(rows.skip()) + padded);
+  const size_t ring_stride = std::max(rows.stride(), step * static_cast<size_t>(rows.skip()) + padded);
   if (ring_.size() < ring_rows * ring_stride) ring_.resize(ring_rows * ring_stride);
   const size_t blend_size = padded + 16 * static_cast<size_t>(blocks_ + 1);
   if (blend_.size() < blend_size) blend_.resize(blend_size);
@@ -225,9 +290,9 @@ Status Resampler::run(RowSource& rows, const Resize& resize, const Placement& pl
   taps_.resize(2 * pair_count);
   pairs_.resize(pair_count);
 
-  const Columns columns{horizontal_.start.data(), columns_.data(), blocks_, out_width,
-                        horizontal_.precision + kBlendBits};
-  const bool packed = place.column_step == 3;
+  const Columns columns{horizontal_.start.data(),           columns_.data(), blocks_, out_width,
+                        horizontal_.precision + kBlendBits, resize.is_gray};
+  const bool packed = place.column_step == static_cast<ptrdiff_t>(pixel_bytes);
   int have = 0;
   for (int y = 0; y < out_height; ++y) {
     const int first = vertical_.start[y];
@@ -240,7 +305,7 @@ Status Resampler::run(RowSource& rows, const Resize& resize, const Placement& pl
     const int16_t* weights = vertical_.weights.data() + static_cast<size_t>(y) * vertical_.taps;
     for (size_t tap = 0; tap < 2 * pair_count; ++tap) {
       const int row = std::min(first + static_cast<int>(tap), end - 1);
-      taps_[tap] = ring_.data() + (row % ring_rows) * ring_stride + 4 * static_cast<size_t>(rows.skip());
+      taps_[tap] = ring_.data() + (row % ring_rows) * ring_stride + step * static_cast<size_t>(rows.skip());
     }
     for (size_t pair = 0; pair < pair_count; ++pair) {
       const int tap = static_cast<int>(2 * pair);
@@ -255,9 +320,7 @@ Status Resampler::run(RowSource& rows, const Resize& resize, const Placement& pl
     uint8_t* target = packed ? line : pixels_.data();
     blend(rows_in, columns, blend_.data(), target);
     if (packed) continue;
-    for (int x = 0; x < out_width; ++x) {
-      std::memcpy(line + x * place.column_step, pixels_.data() + 3 * static_cast<ptrdiff_t>(x), 3);
-    }
+    scatter_pixels(pixels_.data(), out_width, pixel_bytes, place.column_step, line);
   }
   return Status::kOk;
 }

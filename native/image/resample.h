@@ -18,9 +18,10 @@ struct Resize {
   Filter filter;
   Orientation orientation;
   int reduction, top, left;
+  bool is_gray = false;  // rows have one byte per pixel, not RGBX
 };
 
-// Separable resampling of RGB bytes, rows first, with 7 fractional bits kept between the passes.
+// Separable resampling of RGB or gray bytes, rows first, with 7 fractional bits kept between the passes.
 // Keeps its memory from image to image; one per thread.
 class Resampler {
  public:
@@ -33,16 +34,16 @@ class Resampler {
   }
 
  private:
-  void prepare_columns();
+  void prepare_columns(bool is_gray);
 
   Axis vertical_, horizontal_;
-  std::vector<uint8_t> ring_;         // the last rows read, RGBX
-  std::vector<int16_t> blend_;        // one row after the vertical pass, RGBX, 7 fractional bits
-  std::vector<uint8_t> pixels_;       // one row of the result, RGB
+  std::vector<uint8_t> ring_;         // the last rows read, RGBX or gray
+  std::vector<int16_t> blend_;        // one row after the vertical pass, RGBX or gray, 7 fractional bits
+  std::vector<uint8_t> pixels_;       // one row of the result, RGB or gray
   std::vector<const uint8_t*> taps_;  // rows under the current output row
   std::vector<int32_t> pairs_;        // vertical weights, two rows in one number
   std::vector<int16_t> columns_;      // horizontal weights in the order of the vector registers
-  int blocks_ = 0;                    // groups of four horizontal taps
+  int blocks_ = 0;                    // groups of four horizontal taps, or eight of gray
 };
 
 }  // namespace tarpeg

@@ -77,9 +77,9 @@ bool Frame::derive() noexcept {
   return is_decodable && blocks <= kMostBlocks;
 }
 
-bool Frame::has_halves(int reduction) const noexcept {
+bool Frame::has_halves(int reduction, int count) const noexcept {
   if (reduction == 1) return false;
-  for (int i = 0; i < component_count; ++i) {
+  for (int i = 0; i < count; ++i) {
     const int times_across = across / components[i].across, times_down = down / components[i].down;
     const bool is_whole = times_across > 1 && times_down > 1;
     if (!is_whole && (reduction < 2 * times_across || reduction < 2 * times_down)) return false;
@@ -87,8 +87,8 @@ bool Frame::has_halves(int reduction) const noexcept {
   return true;
 }
 
-bool Frame::is_halved(int component, int reduction) const noexcept {
-  return has_halves(reduction) &&
+bool Frame::is_halved(int component, int reduction, int count) const noexcept {
+  return has_halves(reduction, count) &&
          (components[component].across == across || components[component].down == down);
 }
 

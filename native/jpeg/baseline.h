@@ -36,9 +36,10 @@ struct Frame {
   // Note [half size]
   // For means of 2, 4 or 8 pixels, blocks become 4x4 samples instead of 8x8 under the same conditions as in
   // libjpeg at half size: in components less than twice subsampled in either direction, if means of two or
-  // more of their samples are needed both ways. If one component does not fit, all keep their size.
-  bool has_halves(int reduction) const noexcept;
-  bool is_halved(int component, int reduction) const noexcept;
+  // more of their samples are needed both ways. If one of the first `count` components, those to be decoded,
+  // does not fit, all keep their size.
+  bool has_halves(int reduction, int count) const noexcept;
+  bool is_halved(int component, int reduction, int count) const noexcept;
 };
 
 // The structure of a baseline JPEG in one interleaved scan, which allows its parts to be decoded separately.

@@ -181,6 +181,12 @@ void ycc_to_rgb(const uint8_t* luma, const uint8_t* cb, const uint8_t* cr, int c
   convert_portable(luma, cb, cr, done, count, step, out);
 }
 
+void rgb_to_gray(const uint8_t* rgb, int count, uint8_t* gray) noexcept {
+  for (int x = 0; x < count; ++x, rgb += 3) {
+    gray[x] = static_cast<uint8_t>((19595 * rgb[0] + 38470 * rgb[1] + 7471 * rgb[2] + kHalf) >> 16);
+  }
+}
+
 void gray_to_rgb(const uint8_t* luma, int count, int step, uint8_t* out) noexcept {
   for (int x = 0; x < count; ++x) {
     uint8_t* pixel = out + static_cast<ptrdiff_t>(step) * x;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "jpeg/color.h"
 #include "jpeg/libjpeg_errors.h"
 
 namespace tarpeg {
@@ -48,7 +49,12 @@ Status JpegReader::State::open(const uint8_t* data, size_t size, int height, int
     return Status::kCorrupt;
   }
   const bool four = info.num_components == 4;
-  info.out_color_space = four ? JCS_CMYK : format == PixelFormat::kRgb ? JCS_RGB : JCS_EXT_RGBX;
+  const bool has_luma = info.jpeg_color_space == JCS_YCbCr || info.jpeg_color_space == JCS_GRAYSCALE;
+  info.out_color_space = four                           ? JCS_CMYK
+                         : format == PixelFormat::kRgbx ? JCS_EXT_RGBX
+                         : format == PixelFormat::kRgb  ? JCS_RGB
+                         : has_luma                     ? JCS_GRAYSCALE
+                                                        : JCS_RGB;
   jpeg_start_decompress(&info);
   if (!is_complete()) return Status::kTruncated;
   bottom = box.top + box.height;
@@ -88,7 +94,11 @@ Status JpegReader::State::next(uint8_t* row) noexcept {
   if (setjmp(errors.jump)) return errors.status;
   JSAMPROW rows[1] = {row};
   if (jpeg_read_scanlines(&info, rows, 1) != 1) return Status::kTruncated;
-  if (info.out_color_space == JCS_CMYK) cmyk_to_rgb(row, info.output_width, static_cast<int>(format));
+  const bool is_gray = format == PixelFormat::kGray;
+  if (info.out_color_space == JCS_CMYK)
+    cmyk_to_rgb(row, info.output_width, is_gray ? 3 : static_cast<int>(format));
+  if (is_gray && info.out_color_space != JCS_GRAYSCALE)
+    rgb_to_gray(row, static_cast<int>(info.output_width), row);
   return Status::kOk;
 }
 
@@ -122,10 +132,10 @@ Status JpegReader::next(uint8_t* row) noexcept { return state_->next(row); }
 
 Status JpegReader::finish() noexcept { return state_->finish(); }
 
-// CMYK rows arrive with four bytes a pixel before they are converted in place.
+// CMYK rows, and RGB rows that become gray, arrive with more bytes per pixel before they are converted in
+// place.
 size_t JpegReader::stride() const noexcept {
-  const size_t step = state_->info.num_components == 4 ? 4 : static_cast<size_t>(state_->format);
-  return step * state_->info.output_width;
+  return static_cast<size_t>(state_->info.output_components) * state_->info.output_width;
 }
 
 int JpegReader::skip() const noexcept { return state_->skip; }
@@ -177,7 +187,7 @@ RawReader::RawReader() : state_(new State) {}
 
 RawReader::~RawReader() = default;
 
-Status RawReader::open(const uint8_t* data, size_t size, int height, int width, int reduction,
+Status RawReader::open(const uint8_t* data, size_t size, int height, int width, int reduction, bool luma_only,
                        bool is_checked, Frame* frame) {
   State& state = *state_;
   state.errors.is_checked = is_checked;
@@ -187,6 +197,8 @@ Status RawReader::open(const uint8_t* data, size_t size, int height, int width, 
   if (static_cast<int>(info.image_height) != height || static_cast<int>(info.image_width) != width) {
     return Status::kCorrupt;
   }
+  const int decoded = luma_only ? 1 : info.num_components;
+  for (int i = decoded; i < info.num_components; ++i) info.comp_info[i].component_needed = FALSE;
   if (info.jpeg_color_space != JCS_GRAYSCALE && info.jpeg_color_space != JCS_YCbCr)
     return Status::kUnsupported;
   frame->height = height;
@@ -197,10 +209,10 @@ Status RawReader::open(const uint8_t* data, size_t size, int height, int width, 
     frame->components[i].down = info.comp_info[i].v_samp_factor;
   }
   if (!frame->derive()) return Status::kUnsupported;
-  state.has_halves = frame->has_halves(reduction);
+  state.has_halves = frame->has_halves(reduction, decoded);
   status = state.start();
   if (status != Status::kOk) return status;
-  for (int i = 0; i < info.num_components; ++i) {
+  for (int i = 0; i < decoded; ++i) {
     const jpeg_component_info& component = info.comp_info[i];
     // libjpeg fills whole MCUs, whose blocks may reach beyond width_in_blocks.
     const size_t blocks = component.width_in_blocks + static_cast<size_t>(component.h_samp_factor);
@@ -209,7 +221,7 @@ Status RawReader::open(const uint8_t* data, size_t size, int height, int width, 
     state.rows[i].resize(count);
     for (size_t row = 0; row < count; ++row) state.rows[i][row] = state.samples[i].data() + row * length;
     state.planes[i] = state.rows[i].data();
-    state.sides[i] = frame->is_halved(i, reduction) ? DCTSIZE / 2 : DCTSIZE;
+    state.sides[i] = frame->is_halved(i, reduction, decoded) ? DCTSIZE / 2 : DCTSIZE;
   }
   return Status::kOk;
 }

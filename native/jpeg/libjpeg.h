@@ -41,10 +41,10 @@ class RawReader {
   RawReader(const RawReader&) = delete;
   RawReader& operator=(const RawReader&) = delete;
 
-  // Fills `frame`; blocks are halved if frame->is_halved() for `reduction`. kUnsupported for colours other
-  // than gray and YCbCr, or a frame that cannot be derived.
-  Status open(const uint8_t* data, size_t size, int height, int width, int reduction, bool is_checked,
-              Frame* frame);
+  // Fills `frame`; blocks are halved if frame->is_halved() for `reduction`. `luma_only`: no other component
+  // is transformed. kUnsupported for colours other than gray and YCbCr, or a frame that cannot be derived.
+  Status open(const uint8_t* data, size_t size, int height, int width, int reduction, bool luma_only,
+              bool is_checked, Frame* frame);
   // Reads the next row of MCUs.
   Status next() noexcept;
   // Checks the rest of the file, after the last row.

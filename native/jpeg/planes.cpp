@@ -22,7 +22,7 @@ Status worse(Status status, Status next) { return next == Status::kOk ? status :
 // Chroma upsampling mixes each sample with its neighbours, so the pixels next to the box contribute: the MCUs
 // that contain them are decoded too.
 void PlaneReader::prepare(const Frame& frame, const Box& box, int reduction, PixelFormat format) {
-  component_count_ = frame.component_count;
+  component_count_ = format == PixelFormat::kGray ? 1 : frame.component_count;
   reduction_ = reduction;
   format_ = format;
   box_ = reduced(box, reduction);
@@ -34,13 +34,13 @@ void PlaneReader::prepare(const Frame& frame, const Box& box, int reduction, Pix
   last_column_ = std::min(frame.width - 1, right) / frame.mcu_width;
   first_row_ = std::max(0, box_.top * reduction - 1) / frame.mcu_height;
   last_row_ = std::min(frame.height - 1, bottom) / frame.mcu_height;
-  for (int i = 0; i < frame.component_count; ++i) {
+  for (int i = 0; i < component_count_; ++i) {
     const Component& component = frame.components[i];
     Plane& plane = planes_[i];
     const int across = frame.across / component.across, down = frame.down / component.down;
     plane.across_by = std::max(1, reduction / across);
     plane.down_by = std::max(1, reduction / down);
-    plane.side = frame.is_halved(i, reduction) ? kBlockSide / 2 : kBlockSide;
+    plane.side = frame.is_halved(i, reduction, component_count_) ? kBlockSide / 2 : kBlockSide;
     plane.block_rows = kBlockSide / plane.down_by;
     plane.block_columns = kBlockSide / plane.across_by;
     plane.across = std::max(1, across / reduction);
@@ -109,7 +109,8 @@ Status PlaneReader::decode(const uint8_t* data, size_t size, const Header& heade
                            int reduction, PixelFormat format, bool is_checked) {
   RawReader raw;
   Frame frame;
-  Status status = raw.open(data, size, header.height, header.width, reduction, is_checked, &frame);
+  Status status = raw.open(data, size, header.height, header.width, reduction, format == PixelFormat::kGray,
+                           is_checked, &frame);
   if (status != Status::kOk) return status;
   prepare(frame, box, reduction, format);
   // A gray image with sampling factors above 1 has rows of several blocks in libjpeg, of one block in its
@@ -121,7 +122,7 @@ Status PlaneReader::decode(const uint8_t* data, size_t size, const Header& heade
       if (status != Status::kOk) return status;
     }
     if (row < first_row_) continue;
-    for (int i = 0; i < frame.component_count; ++i) {
+    for (int i = 0; i < component_count_; ++i) {
       const Component& component = frame.components[i];
       Plane& plane = planes_[i];
       for (int y = 0; y < component.down; ++y) {
@@ -195,10 +196,13 @@ void PlaneReader::store(const Component& component, Plane* plane, int row, int c
 }
 
 bool PlaneReader::decode_mcu(const BaselineStream& stream, BitReader* reader, int* dc, int row, int column) {
-  std::memset(blocks_, 0, static_cast<size_t>(stream.blocks) * sizeof blocks_[0]);
+  // Blocks of components that are not decoded are written to, and ignored.
+  const Component& luma = stream.components[0];
+  const int blocks = component_count_ == 1 ? luma.across * luma.down : stream.blocks;
+  std::memset(blocks_, 0, static_cast<size_t>(blocks) * sizeof blocks_[0]);
   if (!decode_blocks(reader, plans_, stream.blocks, dc, blocks_)) return false;
   int at = 0;
-  for (int i = 0; i < stream.component_count; ++i) {
+  for (int i = 0; i < component_count_; ++i) {
     // Cb and Cr of one block each go together.
     const bool paired = i == 1 && stream.components[1].across * stream.components[1].down == 1 &&
                         stream.components[2].across * stream.components[2].down == 1;
@@ -276,7 +280,9 @@ Status PlaneReader::next(uint8_t* out) noexcept {
   const int y = y_++;
   const uint8_t* luma = upsampled(0, y) + box_.left;
   const int step = static_cast<int>(format_);
-  if (component_count_ == 1) {
+  if (format_ == PixelFormat::kGray) {
+    std::memcpy(out, luma, static_cast<size_t>(box_.width));
+  } else if (component_count_ == 1) {
     gray_to_rgb(luma, box_.width, step, out);
   } else {
     const uint8_t* cb = upsampled(1, y) + box_.left;

@@ -38,8 +38,8 @@ inline Box reduced(const Box& box, int times) noexcept {
           (box.left + box.width + times - 1) / times - left};
 }
 
-// Decodes the MCUs of a regular stream that a box and its margin touch, and returns RGB rows, identical to
-// libjpeg's. Only the segments under the box are read. Keeps its memory from image to image.
+// Decodes the MCUs of a regular stream that a box and its margin touch, and returns RGB or gray rows,
+// identical to libjpeg's. Only the segments under the box are read. Keeps its memory from image to image.
 class PlaneReader final : public RowSource {
  public:
   // Decodes the part under `box`, in stored pixels, and then returns the rows of reduced(box, reduction).
@@ -80,7 +80,7 @@ class PlaneReader final : public RowSource {
   bool decode_mcu(const BaselineStream& stream, BitReader* reader, int* dc, int row, int column);
   const uint8_t* upsampled(int component, int y);
 
-  int component_count_ = 0, reduction_ = 1;
+  int component_count_ = 0, reduction_ = 1;  // components to be decoded: luma alone for gray
   Plane planes_[3];
   int first_row_ = 0, last_row_ = 0, first_column_ = 0, last_column_ = 0;  // MCUs, inclusive
   BlockPlan plans_[10];                                                    // of the blocks of an MCU

@@ -37,7 +37,8 @@ struct Job {
 };
 
 std::vector<Job> plan(const std::vector<Tensor>& jpegs, const Tensor& boxes, int64_t height, int64_t width,
-                      const std::optional<Tensor>& flip, Filter filter, bool exact, int64_t max_pixels) {
+                      const std::optional<Tensor>& flip, Filter filter, bool exact, int64_t max_pixels,
+                      int64_t channels) {
   const int64_t count = static_cast<int64_t>(jpegs.size());
   STD_TORCH_CHECK(boxes.is_cpu() && boxes.scalar_type() == ScalarType::Int && boxes.is_contiguous() &&
                       boxes.dim() == 2 && boxes.size(0) == count && boxes.size(1) == 4,
@@ -59,7 +60,8 @@ std::vector<Job> plan(const std::vector<Tensor>& jpegs, const Tensor& boxes, int
                    mirror != nullptr && mirror[i],
                    filter,
                    exact,
-                   max_pixels};
+                   max_pixels,
+                   channels == 1};
   }
   return jobs;
 }
@@ -67,13 +69,13 @@ std::vector<Job> plan(const std::vector<Tensor>& jpegs, const Tensor& boxes, int
 // Where the images of a batch go, one after the other.
 struct Output {
   uint8_t* data;
-  int64_t height, width;
+  int64_t channels, height, width;
   Number type = Number::kUint8;
   Normalisation how = {};  // of floating-point types
   bool planar = false;
 
-  size_t pixels() const noexcept { return static_cast<size_t>(height * width); }
-  size_t image_bytes() const noexcept { return 3 * pixels() * static_cast<size_t>(size_of(type)); }
+  size_t numbers() const noexcept { return static_cast<size_t>(channels * height * width); }  // of an image
+  size_t image_bytes() const noexcept { return numbers() * static_cast<size_t>(size_of(type)); }
 };
 
 Status decode_into(Job* job, const Output& output, uint8_t* image) {
@@ -82,11 +84,13 @@ Status decode_into(Job* job, const Output& output, uint8_t* image) {
     return decode_image(job->data, job->size, job->request, &job->header, image);
   }
   // The bytes of one image stay in the cache until they are normalised.
-  if (bytes.size() < 3 * output.pixels()) bytes.resize(3 * output.pixels());
+  if (bytes.size() < output.numbers()) bytes.resize(output.numbers());
   const Status status = decode_image(job->data, job->size, job->request, &job->header, bytes.data());
   if (status == Status::kOk) {
     const Target target = {image, output.type, output.height, output.width, output.planar, false};
-    normalise({bytes.data(), 3, 1, false}, output.how, 0, output.height * output.width, target);
+    const int channels = static_cast<int>(output.channels);
+    normalise({bytes.data(), channels, 1, false, channels}, output.how, 0, output.height * output.width,
+              target);
   }
   if (held_bytes(bytes) > kMostKept) std::vector<uint8_t>().swap(bytes);
   return status;
@@ -137,48 +141,54 @@ Tensor run(std::vector<Job>& jobs, const Output& output, int64_t threads) {
   return statuses;
 }
 
-// scale and shift, float32 [6] on the CPU: three of each.
-Normalisation normalisation_of(const std::optional<Tensor>& numbers, Number type) {
+// scale and shift, float32 [2 * channels] on the CPU: one of each per channel.
+Normalisation normalisation_of(const std::optional<Tensor>& numbers, Number type, int64_t channels) {
   Normalisation how;
   STD_TORCH_CHECK(numbers.has_value() == (type != Number::kUint8),
                   "scale_shift must be given if out is floating point, and only then");
   if (!numbers) return how;
   STD_TORCH_CHECK(numbers->is_cpu() && numbers->scalar_type() == ScalarType::Float &&
-                      numbers->is_contiguous() && numbers->numel() == 6,
-                  "scale_shift must be a contiguous float32 tensor [6] on the CPU");
-  std::memcpy(how.scale, numbers->const_data_ptr<float>(), sizeof how.scale);
-  std::memcpy(how.shift, numbers->const_data_ptr<float>() + 3, sizeof how.shift);
+                      numbers->is_contiguous() && numbers->numel() == 2 * channels,
+                  "scale_shift must be a contiguous float32 tensor [", 2 * channels, "] on the CPU");
+  const float* number = numbers->const_data_ptr<float>();
+  std::copy(number, number + channels, how.scale);
+  std::copy(number + channels, number + 2 * channels, how.shift);
   return how;
 }
 
 std::tuple<Tensor, Tensor> decode_batch(std::vector<Tensor> jpegs, Tensor boxes, int64_t height,
                                         int64_t width, std::optional<Tensor> flip, std::string interpolation,
-                                        bool antialias, bool exact, int64_t max_pixels, int64_t threads) {
-  std::vector<Job> jobs =
-      plan(jpegs, boxes, height, width, flip, filter_of(interpolation, antialias), exact, max_pixels);
+                                        bool antialias, bool exact, int64_t max_pixels, int64_t threads,
+                                        int64_t channels) {
+  STD_TORCH_CHECK(channels == 1 || channels == 3, "channels must be 1 or 3, got ", channels);
+  std::vector<Job> jobs = plan(jpegs, boxes, height, width, flip, filter_of(interpolation, antialias), exact,
+                               max_pixels, channels);
   const int64_t count = static_cast<int64_t>(jobs.size()), pixels = height * width;
-  Tensor images = new_images({count, 3, height, width}, {3 * pixels, 1, 3 * width, 3});
-  Tensor statuses = run(jobs, {images.mutable_data_ptr<uint8_t>(), height, width}, threads);
+  Tensor images =
+      new_images({count, channels, height, width}, {channels * pixels, 1, channels * width, channels});
+  Tensor statuses = run(jobs, {images.mutable_data_ptr<uint8_t>(), channels, height, width}, threads);
   return {images, statuses};
 }
 
 Tensor decode_batch_out(std::vector<Tensor> jpegs, Tensor boxes, std::optional<Tensor> flip,
                         std::string interpolation, bool antialias, bool exact, int64_t max_pixels,
                         std::optional<Tensor> scale_shift, Tensor out, int64_t threads) {
-  STD_TORCH_CHECK(
-      out.is_cpu() && out.dim() == 4 && out.size(0) == static_cast<int64_t>(jpegs.size()) && out.size(1) == 3,
-      "out must be a tensor [", jpegs.size(), ", 3, height, width] on the CPU");
-  const int64_t height = out.size(2), width = out.size(3);
-  Output output = {static_cast<uint8_t*>(out.mutable_data_ptr()), height, width};
+  STD_TORCH_CHECK(out.is_cpu() && out.dim() == 4 && out.size(0) == static_cast<int64_t>(jpegs.size()) &&
+                      (out.size(1) == 1 || out.size(1) == 3),
+                  "out must be a tensor [", jpegs.size(), ", 1 or 3, height, width] on the CPU");
+  const int64_t channels = out.size(1), height = out.size(2), width = out.size(3);
+  Output output = {static_cast<uint8_t*>(out.mutable_data_ptr()), channels, height, width};
   output.type = number_of(out.scalar_type(), "out");
-  output.how = normalisation_of(scale_shift, output.type);
-  const bool dense = out.stride(0) == 3 * width * height;
-  const bool last = dense && out.stride(1) == 1 && out.stride(3) == 3 && out.stride(2) == 3 * width;
-  output.planar = !last && output.type != Number::kUint8 && out.is_contiguous();
-  STD_TORCH_CHECK(out.numel() == 0 || last || output.planar,
+  output.how = normalisation_of(scale_shift, output.type, channels);
+  const bool dense = out.stride(0) == channels * width * height;
+  const bool last = dense && (channels == 1 || out.stride(1) == 1) && out.stride(3) == channels &&
+                    out.stride(2) == channels * width;
+  const bool planar = output.type != Number::kUint8 && out.is_contiguous();
+  output.planar = channels == 1 || (planar && !last);
+  STD_TORCH_CHECK(out.numel() == 0 || last || planar,
                   "out must be dense in channels_last order, or, if it is floating point, contiguous");
-  std::vector<Job> jobs =
-      plan(jpegs, boxes, height, width, flip, filter_of(interpolation, antialias), exact, max_pixels);
+  std::vector<Job> jobs = plan(jpegs, boxes, height, width, flip, filter_of(interpolation, antialias), exact,
+                               max_pixels, channels);
   return run(jobs, output, threads);
 }
 

@@ -22,6 +22,14 @@ def decode(jpeg: Tensor) -> Tensor:
     return torch.from_numpy(np.array(upright)).permute(2, 0, 1)
 
 
+def decode_gray(jpeg: Tensor) -> Tensor:
+    """Decode the whole image to gray as Pillow does, from the luma plane if there is one: [1, H, W]."""
+    with Image.open(io.BytesIO(bytes(jpeg.numpy()))) as image:
+        image.draft("L", image.size)
+        upright = ImageOps.exif_transpose(image).convert("L")
+    return torch.from_numpy(np.array(upright))[None]
+
+
 def decode_crop(jpeg: Tensor, top: int, left: int, height: int, width: int) -> Tensor:
     """Twin of ``tarpeg.decode_crop``: decode everything, then crop."""
     return decode(jpeg)[:, top : top + height, left : left + width]

@@ -183,20 +183,21 @@ def augment_batch(
 
 
 def scale_and_shift(
-    mean: Sequence[float] | None, std: Sequence[float] | None, dtype: torch.dtype
+    mean: Sequence[float] | None, std: Sequence[float] | None, dtype: torch.dtype, channels: int = 3
 ) -> list[float] | None:
-    """Return scale and shift, three numbers each, of (value / 255 - mean) / std; None for uint8."""
+    """Return scale and shift, a number each per channel, of (value / 255 - mean) / std; None for uint8."""
     if dtype == torch.uint8:
         if mean is not None or std is not None:
             raise ValueError("mean and std need a floating-point dtype, got dtype=torch.uint8")
         return None
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise ValueError(f"dtype must be torch.uint8, float32, float16 or bfloat16, got {dtype}")
-    mean = [0.0, 0.0, 0.0] if mean is None else list(mean)
-    std = [1.0, 1.0, 1.0] if std is None else list(std)
-    is_fit = len(mean) == len(std) == 3 and all(map(math.isfinite, (*mean, *std))) and min(std) > 0
+    mean = [0.0] * channels if mean is None else list(mean)
+    std = [1.0] * channels if std is None else list(std)
+    is_fit = len(mean) == len(std) == channels and all(map(math.isfinite, (*mean, *std))) and min(std) > 0
     if not is_fit:
-        raise ValueError(f"mean={mean!r} and std={std!r} must be three numbers each: R, G, B; std positive")
+        wanted = "three numbers each: R, G, B" if channels == 3 else "one number each, as channels=1"
+        raise ValueError(f"mean={mean!r} and std={std!r} must be {wanted}; std positive")
     scale = [1 / (255 * deviation) for deviation in std]
     shift = [-center / deviation for center, deviation in zip(mean, std, strict=True)]
     return scale + shift
