@@ -15,6 +15,7 @@ from tarpeg.datasets.synthetic import Photos, photograph
 from tarpeg.ops import decode
 
 METHODS = [("bilinear", True), ("bilinear", False), ("nearest", False), ("nearest-exact", False)]
+METHODS += [("bicubic", True), ("bicubic", False), ("lanczos", True), ("box", True)]
 SIZES = [(75, 101), (16, 5), (33, 64), (97, 130)]
 SAMPLINGS = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (2, 4), (3, 1), (3, 2)]
 
@@ -132,7 +133,7 @@ def test_portable_code_gives_the_same_bytes() -> None:
 for kind, fidelity in product(pictures.KINDS, ("fast", "exact")):
     files = [tensor(jpeg(kind, 60, 64)), tensor(b"P6\\n64 60\\n255\\n" + pictures.pixels(60, 64).tobytes())]
     for size in [(33, 21), (7, 5), (90, 91), (1, 1), (2, 3), (50, 57)]:
-        for file, interpolation in product(files, ("bilinear", "nearest")):
+        for file, interpolation in product(files, ("bilinear", "nearest", "bicubic", "lanczos")):
             options = {"interpolation": interpolation, "fidelity": fidelity, "channels": 1}
             write(resized(file, (3, 4, 50, 57), size, **options))
 for dtype in (torch.float32, torch.float16, torch.bfloat16):
