@@ -103,7 +103,7 @@ class RandAugment(Policy):
     def program(self, uniforms: Float64, size: tuple[int, int]) -> Program:
         """Programs of one chain of ``num_ops`` operations, from draws [B, 2 num_ops]."""
         codes, values = _table(_RAND, _STANDARD, self.num_magnitude_bins, size)
-        which, sign = np.moveaxis(uniforms.reshape(len(uniforms), 1, -1, 2), -1, 0)
+        which, sign = np.moveaxis(uniforms.reshape(-1, 1, self.num_ops, 2), -1, 0)
         index = _index(which, len(codes))
         return _program(codes[index], values[index, _index(sign, 2), self.magnitude])
 
@@ -257,7 +257,7 @@ class TimmRandAugment(Policy):
     def program(self, uniforms: Float64, size: tuple[int, int]) -> Program:
         """Programs of one chain of n operations, from draws [B, 4 n]."""
         settings = self._settings
-        which, whether, noise, sign = np.moveaxis(uniforms.reshape(len(uniforms), 1, -1, 4), -1, 0)
+        which, whether, noise, sign = np.moveaxis(uniforms.reshape(-1, 1, self.draws // 4, 4), -1, 0)
         magnitude = np.full_like(noise, settings["m"])
         if settings["mstd"] > 100:
             magnitude *= noise
