@@ -19,4 +19,7 @@ STABLE_TORCH_LIBRARY(tarpeg, m) {
       "augment_batch(Tensor images, Tensor numbers, int parts, Tensor? boxes, Tensor? mask, float[] "
       "constants, "
       "bool fresh, Tensor(a!) out) -> ()");
+  m.def(
+      "run_programs(Tensor images, Tensor ops, Tensor values, Tensor? weights, bool nearest, float[] fill, "
+      "bool fresh, Tensor(a!) out, int threads) -> ()");
 }

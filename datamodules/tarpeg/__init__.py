@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         image_sizes as image_sizes,
         tile_jpeg as tile_jpeg,
     )
+    from .ops.programs import Op as Op, run_programs as run_programs
     from .sampling.crops import (
         CenterCrop as CenterCrop,
         Progressive as Progressive,
@@ -99,6 +100,7 @@ _NAMES = {
     "ops.matrices": "matrices",
     "ops.augment": "augment_batch warp_affine",
     "ops.decode": "decode_batch decode_crop image_sizes tile_jpeg",
+    "ops.programs": "Op run_programs",
     "sampling.crops": "CenterCrop Progressive RandomCrop RandomResizedCrop Whole",
     "sampling.sampler": "Blocks",
     "shards.folder": "Folder",

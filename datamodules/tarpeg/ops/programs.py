@@ -1,0 +1,170 @@
+"""Operator that runs each image's own program of operations, and the checks of its arguments."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from . import library
+from .augment import _check_images, _dense, _is_readable, _on_device, _output, _require
+
+library.load()
+
+
+class Op(enum.IntEnum):
+    """Operations of a program, and their values; see ``run_programs``."""
+
+    IDENTITY = 0
+    FLIP = 1
+    AFFINE = 2
+    BRIGHTNESS = 3
+    CONTRAST = 4
+    SATURATION = 5
+    HUE = 6
+    SHARPNESS = 7
+    POSTERIZE = 8
+    SOLARIZE = 9
+    AUTOCONTRAST = 10
+    EQUALIZE = 11
+    INVERT = 12
+    GRAYSCALE = 13
+    BLUR = 14
+    SOLARIZE_ADD = 15
+
+
+VALUES = 6
+"""Numbers of each operation."""
+MAX_KERNEL = 255
+"""Largest kernel of a blur, in pixels."""
+
+# Bounds of the first values of each operation. All values are finite.
+_INF = torch.inf
+_BOUNDS: dict[Op, list[tuple[float, float]]] = {
+    Op.BRIGHTNESS: [(0, _INF)],
+    Op.CONTRAST: [(0, _INF)],
+    Op.SATURATION: [(0, _INF)],
+    Op.SHARPNESS: [(0, _INF)],
+    Op.HUE: [(-0.5, 0.5)],
+    Op.POSTERIZE: [(0, 8)],
+    Op.SOLARIZE: [(0, 256)],
+    Op.SOLARIZE_ADD: [(-255, 255), (0, 256)],
+    Op.BLUR: [(0, _INF), (1, MAX_KERNEL)],
+}
+
+
+def run_programs(
+    images: Tensor,
+    ops: Tensor,
+    values: Tensor,
+    weights: Tensor | None = None,
+    *,
+    nearest: bool = True,
+    fill: float | Sequence[float] | None = None,
+    out: Tensor | None = None,
+    threads: int | None = None,
+) -> Tensor:
+    """Run a program of operations on each image, on the device of `images`.
+
+    ``images``: uint8 ``[B, 3, H, W]``, RGB, contiguous or channels_last (others are copied first). ``ops``:
+    int32 ``[B, c, n]``, codes of ``Op``: c chains of n operations. ``values``: float32 ``[B, c, n, 6]``.
+    Without ``weights`` there is one chain, whose last image is the result. With ``weights``, float32
+    ``[B, c + 1]``, the result is weights[0] * image + the sum of weights[i + 1] * chain i, cut to whole
+    levels (AugMix).
+
+    Each operation does what torchvision v2's function of that name does to a uint8 image, with the same
+    rounding. Its first values are:
+
+    - ``AFFINE``: six numbers a to f; the result's pixel (x, y) comes from (a x + b y + c, d x + e y + f),
+      with (0, 0) at the centre of the image. ``nearest``: by the nearest pixel, otherwise bilinear.
+      ``fill``: level or three levels, 0 to 255, outside of the image; None for black, as in torchvision.
+    - ``BRIGHTNESS``, ``CONTRAST``, ``SATURATION``, ``SHARPNESS``: factor, at least 0. ``HUE``: -0.5 to 0.5.
+    - ``POSTERIZE``: bits kept, 0 to 8. ``SOLARIZE``: threshold, 0 to 256. ``SOLARIZE_ADD``: levels to add to
+      levels below a threshold, the second value (as timm).
+    - ``BLUR``: sigma above 0 and the kernel's size, odd, 1 to 255. An image that is smaller than half the
+      kernel is reflected repeatedly.
+    - ``FLIP`` (left to right), ``AUTOCONTRAST``, ``EQUALIZE``, ``INVERT``, ``GRAYSCALE`` and ``IDENTITY``:
+      none.
+
+    ``out``: a uint8 tensor of the shape of ``images`` to write to and return; by default a new one in the
+    memory order of ``images``. ``threads``: on the CPU, by default ``torch.get_num_threads()``. CPU and CUDA
+    compute the same bits.
+
+    Raises ``ValueError`` for unknown codes and values out of range. On a GPU and inside ``torch.compile``
+    values are not checked: an unknown code changes nothing, and every value has a defined result.
+    """
+    _check_images(images, (torch.uint8,))
+    if images.shape[1] != 3:
+        raise ValueError(f"images must be RGB, [B, 3, H, W], got {list(images.shape)}")
+    count = images.shape[0]
+    if ops.dtype != torch.int32 or ops.ndim != 3 or ops.shape[0] != count or ops.shape[1] < 1:
+        raise ValueError(f"ops must be int32 [{count}, c, n] with c at least 1, got {_kind(ops)}")
+    chains, length = ops.shape[1:]
+    if values.dtype != torch.float32 or tuple(values.shape) != (count, chains, length, VALUES):
+        wanted = f"float32 {[count, chains, length, VALUES]}"
+        raise ValueError(f"values must be {wanted}, got {_kind(values)}")
+    if weights is None and chains != 1:
+        raise ValueError(f"ops must have one chain if weights is None, [{count}, 1, n], got {_kind(ops)}")
+    if weights is not None and (
+        weights.dtype != torch.float32 or tuple(weights.shape) != (count, chains + 1)
+    ):
+        raise ValueError(f"weights must be float32 {[count, chains + 1]}, got {_kind(weights)}")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be at least 1, got {threads}")
+    levels = [] if fill is None else [float(fill)] * 3 if isinstance(fill, (int, float)) else list(fill)
+    if len(levels) not in (0, 3) or not all(0 <= level <= 255 for level in levels):
+        raise ValueError(f"fill must be a level of 0 to 255, three of them or None, got {fill!r}")
+    if _is_readable(ops) and _is_readable(values):
+        _check_steps(ops, values)
+    if weights is not None and _is_readable(weights):
+        fits = torch.isfinite(weights) & (weights >= 0)
+        _require("weights", weights, fits, "finite and at least 0")
+    images = _dense(images)
+    fresh, out = out is None, _output(out, tuple(images.shape), torch.uint8, images)
+    ops, values = (_on_device(tensor, images.device) for tensor in (ops, values))
+    weights = None if weights is None else _on_device(weights, images.device)
+    torch.ops.tarpeg.run_programs(images, ops, values, weights, nearest, levels, fresh, out, threads or 0)
+    return out
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def _check_steps(ops: Tensor, values: Tensor) -> None:
+    """Raise ValueError for the first operation that is unknown or has a value out of range."""
+    is_known = (ops >= 0) & (ops < len(Op))
+    low = torch.full((len(Op), VALUES), -_INF)
+    high = torch.full((len(Op), VALUES), _INF)
+    for op, bounds in _BOUNDS.items():
+        for column, (least, most) in enumerate(bounds):
+            low[op, column], high[op, column] = least, most
+    codes = torch.where(is_known, ops, 0).long()
+    fits = torch.isfinite(values) & (values >= low[codes]) & (values <= high[codes])
+    is_blur = codes == Op.BLUR
+    fits[..., 0] &= ~is_blur | (values[..., 0] > 0)
+    fits[..., 1] &= ~is_blur | (values[..., 1] % 2 == 1)
+    fits[..., 0] &= (codes != Op.POSTERIZE) | (values[..., 0] % 1 == 0)
+    if bool((is_known & fits.all(-1)).all()):
+        return
+    image, chain, at = (~(is_known & fits.all(-1))).nonzero()[0].tolist()
+    where = f"[{image}, {chain}, {at}"
+    if not is_known[image, chain, at]:
+        raise ValueError(
+            f"ops{where}] must be a code of Op, 0 to {len(Op) - 1}, got {int(ops[image, chain, at])}"
+        )
+    op, column = Op(int(ops[image, chain, at])), int((~fits[image, chain, at]).nonzero()[0, 0])
+    least, most = float(low[op, column]), float(high[op, column])
+    wanted = "finite" if least == -_INF else f"from {least:g} to {most:g}"
+    if most == _INF and least != -_INF:
+        wanted = f"finite and {'above' if op == Op.BLUR else 'at least'} 0"
+    wanted += {(Op.POSTERIZE, 0): ", whole", (Op.BLUR, 1): ", odd"}.get((op, column), "")
+    got = float(values[image, chain, at, column])
+    raise ValueError(f"values{where}, {column}] of {op.name} must be {wanted}, got {got:g}")
+
+
+@torch.library.register_fake("tarpeg::run_programs")  # type: ignore[untyped-decorator]
+def _fake(*arguments: object) -> None:
+    """Return nothing: the operator writes to `out`."""

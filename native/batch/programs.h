@@ -1,0 +1,296 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "base/device.h"
+#include "batch/augment.h"
+#include "batch/jobs.h"
+
+// The arithmetic of run_programs: that of torchvision v2's functions on uint8, operation by operation and
+// rounding by rounding, as torch computes it on x86. See Note [one arithmetic] in base/device.h.
+namespace tarpeg {
+
+// The same in tarpeg/ops/programs.py.
+enum class Op : int32_t {
+  kIdentity,
+  kFlip,
+  kAffine,
+  kBrightness,
+  kContrast,
+  kSaturation,
+  kHue,
+  kSharpness,
+  kPosterize,
+  kSolarize,
+  kAutocontrast,
+  kEqualize,
+  kInvert,
+  kGrayscale,
+  kBlur,
+  kSolarizeAdd
+};
+constexpr int kValues = 6;                  // of each operation
+constexpr int kMostRadius = 127;            // of a blur, in pixels
+constexpr int64_t kMostPixels = INT32_MAX;  // of an image: positions are int32
+
+// The arguments as plain pointers, checked; the same for the CPU and for CUDA.
+struct ProgramJob {
+  BatchLayout from, to;  // of one size
+  const uint8_t* images;
+  const int32_t* ops;    // [B, chains, length]
+  const float* values;   // [B, chains, length, kValues]
+  const float* weights;  // [B, chains + 1], or null: the result is that of the only chain
+  int64_t chains, length;
+  bool nearest, has_fill;
+  float fill[3];
+  uint8_t* out;
+
+  TARPEG_HD int64_t step(int64_t image, int64_t chain, int64_t at) const {
+    return (image * chains + chain) * length + at;
+  }
+  TARPEG_HD Op op(int64_t step) const {
+    const int32_t code = ops[step];
+    return code >= 0 && code <= static_cast<int32_t>(Op::kSolarizeAdd) ? static_cast<Op>(code)
+                                                                       : Op::kIdentity;
+  }
+  // What nearest interpolation puts outside of the image.
+  TARPEG_HD uint8_t outside(int channel) const;
+};
+
+// One rounding, as torch's a.add(b, alpha=...) on every processor that has the instruction.
+TARPEG_HD float fused(float a, float b, float c) { return fmaf(a, b, c); }
+
+// torchvision cuts the fraction off, except after interpolation and blur, which round half to even.
+TARPEG_HD uint8_t cut(float value) { return static_cast<uint8_t>(static_cast<int32_t>(in_levels(value))); }
+TARPEG_HD uint8_t rounded(float value) {
+  return static_cast<uint8_t>(static_cast<int32_t>(rintf(in_levels(value))));
+}
+
+TARPEG_HD uint8_t ProgramJob::outside(int channel) const { return has_fill ? rounded(fill[channel]) : 0; }
+
+TARPEG_HD int32_t whole_gray(float r, float g, float b) {
+  return static_cast<int32_t>(fused(b, 0.114f, fused(g, 0.587f, r * 0.2989f)));
+}
+
+// _blend: value * ratio + other * (1 - ratio).
+TARPEG_HD float rest_of(float ratio) { return static_cast<float>(1.0 - static_cast<double>(ratio)); }
+TARPEG_HD uint8_t blend_levels(float value, float ratio, float other, float rest) {
+  return cut(fused(other, rest, value * ratio));
+}
+
+// What an operation needs to know about a channel before it becomes a table.
+struct Statistic {
+  float mean;     // gray of the image: contrast
+  int low, high;  // levels that occur: autocontrast
+};
+
+TARPEG_HD float mean_of(int64_t sum, int64_t pixels) {
+  return static_cast<float>(sum) / static_cast<float>(pixels);
+}
+
+TARPEG_HD bool is_table(Op op) {
+  return op == Op::kBrightness || op == Op::kContrast || op == Op::kPosterize || op == Op::kSolarize ||
+         op == Op::kAutocontrast || op == Op::kInvert || op == Op::kSolarizeAdd;
+}
+
+// The new value of a level, for operations that are tables; not for kEqualize.
+TARPEG_HD uint8_t level_after(Op op, const float* values, const Statistic& of, int level) {
+  const float x = static_cast<float>(level), first = values[0];
+  switch (op) {
+    case Op::kBrightness:
+      return cut(x * first);
+    case Op::kContrast:
+      return blend_levels(x, first, of.mean, rest_of(first));
+    case Op::kPosterize: {
+      const int bits = first > 0 ? (first < 8 ? static_cast<int>(first) : 8) : 0;
+      return static_cast<uint8_t>(level & ~(255 >> bits) & 255);
+    }
+    case Op::kSolarize:
+      return static_cast<uint8_t>(x >= first ? 255 - level : level);
+    case Op::kSolarizeAdd:
+      return x < values[1] ? cut(x + first) : static_cast<uint8_t>(level);
+    case Op::kAutocontrast: {
+      if (of.high == of.low) return static_cast<uint8_t>(level);
+      const float scale = static_cast<float>(of.high - of.low) * static_cast<float>(1.0 / 255);
+      return cut(static_cast<float>(level - of.low) / scale);
+    }
+    case Op::kInvert:
+      return static_cast<uint8_t>(255 - level);
+    default:
+      return static_cast<uint8_t>(level);
+  }
+}
+
+// kEqualize, from a channel's histogram [256] and number of pixels.
+template <class Count>
+TARPEG_HD void equalise(const Count* histogram, int64_t pixels, uint8_t* table) {
+  int last = 255;
+  while (last > 0 && histogram[last] == 0) --last;
+  const int64_t step = (pixels - static_cast<int64_t>(histogram[last])) / 255;
+  int64_t below = 0;
+  for (int level = 0; level < 256; ++level) {
+    const int64_t value = step == 0 ? level : (below + step / 2) / step;
+    table[level] = static_cast<uint8_t>(value < 255 ? value : 255);
+    below += static_cast<int64_t>(histogram[level]);
+  }
+}
+
+// adjust_hue: through HSV in values of 0 to 1.
+TARPEG_HD float unit_held(float value) { return value > 0 ? (value < 1 ? value : 1.0f) : 0.0f; }
+TARPEG_HD uint8_t from_unit(float value) { return cut(value * 255.999f); }
+TARPEG_HD void shift_hue(float hue, uint8_t red, uint8_t green, uint8_t blue, uint8_t* out_r, uint8_t* out_g,
+                         uint8_t* out_b) {
+  const float unit = static_cast<float>(1.0 / 255);
+  const float r = static_cast<float>(red) * unit, g = static_cast<float>(green) * unit,
+              b = static_cast<float>(blue) * unit;
+  const float upper = r > g ? r : g, lower = r < g ? r : g;
+  const float v = upper > b ? upper : b, low = lower < b ? lower : b, range = v - low;
+  const bool is_gray = range == 0;
+  const float s = range / (is_gray ? 1.0f : v), divisor = is_gray ? 1.0f : range;
+  const float rc = (v - r) / divisor, gc = (v - g) / divisor, bc = (v - b) / divisor;
+  const float sixths = v == r ? bc - gc : v == g ? rc + 2 - bc : gc + 4 - rc;
+  const float turns = sixths * static_cast<float>(1.0 / 6) + 1;
+  const float turned = (turns >= 1 ? turns - 1 : turns) + hue;
+  const float h6 = (turned >= 1 ? turned - 1 : turned < 0 ? turned + 1 : turned) * 6;
+  const float whole = floorf(h6), f = h6 - whole, sector = whole >= 6 ? 0.0f : whole;
+  const float part = s * f, others = 1 - s;
+  const float q = unit_held((1 - part) * v), t = unit_held((part + others) * v), p = unit_held(others * v);
+  *out_r = from_unit(sector == 1 ? q : sector == 4 ? t : (sector == 2) | (sector == 3) ? p : v);
+  *out_g = from_unit(sector == 0 ? t : sector == 3 ? q : sector >= 4 ? p : v);
+  *out_b = from_unit(sector == 2 ? t : sector == 5 ? q : sector <= 1 ? p : v);
+}
+
+// adjust_sharpness; sum: of the eight neighbours and five times the level. Thirteenths are never halves, so
+// integers round as torchvision does.
+TARPEG_HD uint8_t sharpened(int level, int sum, float rest) {
+  const int blurred = static_cast<uint16_t>(sum + 6) / 13;
+  return cut(fused(static_cast<float>(blurred - level), rest, static_cast<float>(level)));
+}
+
+// affine: the source position of a target pixel, in the roundings of affine_grid and grid_sample.
+struct Grid {
+  float xx, xy, x0, yx, yy, y0;   // to -1..1
+  float half_width, half_height;  // of the source
+  float left, top;                // the first pixel's position, relative to the centre
+  float width, height;
+};
+
+TARPEG_HD Grid grid_of(const float* matrix, int64_t height, int64_t width) {
+  const float w = static_cast<float>(width), h = static_cast<float>(height);
+  const float x = 0.5f * w, y = 0.5f * h;
+  return {matrix[0] / x,
+          matrix[1] / x,
+          matrix[2] / x,
+          matrix[3] / y,
+          matrix[4] / y,
+          matrix[5] / y,
+          x,
+          y,
+          (1 - w) * 0.5f,
+          (1 - h) * 0.5f,
+          w,
+          h};
+}
+
+TARPEG_HD float across(const Grid& grid, int x, int y) {
+  const float column = static_cast<float>(x) + grid.left, row = static_cast<float>(y) + grid.top;
+  return fused(column * grid.xx + row * grid.xy + grid.x0 + 1, grid.half_width, -0.5f);
+}
+
+TARPEG_HD float down(const Grid& grid, int x, int y) {
+  const float column = static_cast<float>(x) + grid.left, row = static_cast<float>(y) + grid.top;
+  return fused(column * grid.yx + row * grid.yy + grid.y0 + 1, grid.half_height, -0.5f);
+}
+
+// Nearest: the index of the source pixel, or -1 outside; for NaN too.
+TARPEG_HD int32_t index_at(const Grid& grid, int x, int y) {
+  const float u = rintf(across(grid, x, y)), v = rintf(down(grid, x, y));
+  const bool inside = (u > -1) & (u < grid.width) & (v > -1) & (v < grid.height);
+  const float held_u = inside ? u : 0, held_v = inside ? v : 0;
+  const int32_t index =
+      static_cast<int32_t>(held_v) * static_cast<int32_t>(grid.width) + static_cast<int32_t>(held_u);
+  return inside ? index : -1;
+}
+
+// Bilinear: the upper left of four neighbours, and their weights. x is -2 if all are outside.
+struct Taps {
+  int32_t x, y;
+  float nw, ne, sw, se;
+};
+
+TARPEG_HD Taps taps_at(const Grid& grid, int x, int y) {
+  const float u = across(grid, x, y), v = down(grid, x, y);
+  const bool touches = (u > -1) & (u < grid.width) & (v > -1) & (v < grid.height);
+  const float held_u = touches ? u : -2, held_v = touches ? v : -2;
+  const float left = floorf(held_u), top = floorf(held_v);
+  const float w = held_u - left, e = 1 - w, n = held_v - top, s = 1 - n;
+  return {static_cast<int32_t>(left), static_cast<int32_t>(top), e * s, w * s, e * n, w * n};
+}
+
+TARPEG_HD float weighted(const Taps& taps, float nw, float ne, float sw, float se) {
+  return fused(se, taps.se, fused(sw, taps.sw, fused(ne, taps.ne, nw * taps.nw)));
+}
+
+TARPEG_HD uint8_t interpolated(const ProgramJob& job, int channel, const uint8_t* plane, const Taps& taps) {
+  const int64_t width = job.from.width, height = job.from.height;
+  const bool west = (taps.x >= 0) & (taps.x < width), east = (taps.x >= -1) & (taps.x + 1 < width);
+  const bool north = (taps.y >= 0) & (taps.y < height), south = (taps.y >= -1) & (taps.y + 1 < height);
+  const uint8_t* at = plane + taps.y * width + taps.x;
+  const float value = weighted(taps, north && west ? static_cast<float>(at[0]) : 0.0f,
+                               north && east ? static_cast<float>(at[1]) : 0.0f,
+                               south && west ? static_cast<float>(at[width]) : 0.0f,
+                               south && east ? static_cast<float>(at[width + 1]) : 0.0f);
+  if (!job.has_fill) return rounded(value);
+  const float inside = weighted(taps, north && west ? 1.0f : 0.0f, north && east ? 1.0f : 0.0f,
+                                south && west ? 1.0f : 0.0f, south && east ? 1.0f : 0.0f);
+  return rounded((value - job.fill[channel]) * inside + job.fill[channel]);
+}
+
+// gaussian_blur: weights from the centre outwards. Weights below 1e-9 change nothing and are left out.
+struct Blur {
+  int radius;
+  float weights[kMostRadius + 1];
+};
+
+// exp(-x) for x >= 0 from operations that every processor rounds alike; relative error below 1e-12.
+TARPEG_HD double decay(double x) {
+  if (!(x < 700)) return 0;
+  const double y = -x / 1024;
+  double power = 1 + y * (1 + y / 2 * (1 + y / 3 * (1 + y / 4 * (1 + y / 5 * (1 + y / 6)))));
+  for (int i = 0; i < 10; ++i) power *= power;
+  return power;
+}
+
+// values: sigma and the kernel's size. What is not a blur has radius 0: nothing changes.
+TARPEG_HD void blur_of(const float* values, Blur* blur) {
+  const double sigma = values[0], size = values[1];
+  const int radius = size > 1 ? (size < 2 * kMostRadius + 1 ? static_cast<int>(size) / 2 : kMostRadius) : 0;
+  blur->radius = 0;
+  blur->weights[0] = 1;
+  if (!(sigma > 0)) return;
+  double total = 1;
+  for (int i = 1; i <= radius; ++i) total += 2 * decay(i / sigma * (i / sigma) / 2);
+  blur->weights[0] = static_cast<float>(1 / total);
+  for (int i = 1; i <= radius; ++i) {
+    const double weight = decay(i / sigma * (i / sigma) / 2) / total;
+    if (weight < 1e-9) break;
+    blur->weights[i] = static_cast<float>(weight);
+    blur->radius = i;
+  }
+}
+
+// The index that a position outside of 0..count-1 is reflected to, without repeating the edge.
+TARPEG_HD int64_t reflected(int64_t at, int64_t count) {
+  if (at >= 0 && at < count) return at;
+  if (count == 1) return 0;
+  const int64_t period = 2 * (count - 1), from_zero = (at % period + period) % period;
+  return from_zero < count ? from_zero : period - from_zero;
+}
+
+// AugMix: weights times images, added up; each product and each sum is rounded.
+TARPEG_HD float mixed_in(float sum, float weight, uint8_t level) {
+  return sum + weight * static_cast<float>(level);
+}
+
+}  // namespace tarpeg
