@@ -8,8 +8,9 @@ import pickle
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "datamodules"))
 # OpenMP's threads would spin while they wait, on cores that the workers need: 5 times slower on two cores.
@@ -29,16 +30,38 @@ from omegaconf.errors import MissingMandatoryValue
 from rich.console import Console
 from tarpeg_hydra.hints import check_arguments, in_overrides, with_overrides
 from torch import Tensor, nn
+from torch.optim import lr_scheduler
 
 
 class Classifier(lightning.LightningModule):
-    """Cross entropy and accuracy around any torchvision classifier."""
+    """Loss and accuracy around any classifier.
 
-    def __init__(self, net: nn.Module, optimizer: object, classes: int) -> None:
+    ``criterion``: loss of scores and labels, or shares of labels if they are mixed; validation always
+    measures cross entropy. ``no_decay``: parameters without weight decay, "norms" (of normalisation layers,
+    as in torchvision's references) or "vectors" (these, biases, and ``no_weight_decay()`` of the network, as
+    in timm). ``schedule``: per epoch, a linear warm-up of ``warmup`` epochs from ``start``, then a cosine to
+    ``end``, both as fractions of the optimiser's learning rate.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        classes: int,
+        criterion: nn.Module | None = None,
+        no_decay: str | None = None,
+        schedule: Mapping[str, float] | None = None,
+    ) -> None:
         super().__init__()
+        if no_decay not in (None, "norms", "vectors"):
+            raise ConfigError(f"model.no_decay={no_decay} must be norms, vectors or null")
+        if schedule is not None and set(schedule) != {"warmup", "start", "end"}:
+            raise ConfigError(f"model.schedule={dict(schedule)} must have warmup, start and end")
         self.net = net
         self.optimizer = optimizer
         self.num_classes = classes
+        self.criterion = criterion or nn.CrossEntropyLoss()
+        self.no_decay, self.schedule = no_decay, schedule
         self.accuracy = torchmetrics.classification.MulticlassAccuracy(classes, average="micro")
         self.loss = torchmetrics.MeanMetric()
 
@@ -57,7 +80,7 @@ class Classifier(lightning.LightningModule):
 
     def training_step(self, batch: tarpeg.Batch, _: int) -> Tensor:
         images, labels = batch
-        loss = nn.functional.cross_entropy(self(images), labels)
+        loss = self.criterion(self(images), labels)
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
@@ -77,11 +100,39 @@ class Classifier(lightning.LightningModule):
         self.log("val/loss", self.loss)
         self.log("val/accuracy", self.accuracy, prog_bar=True)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self) -> dict[str, Any]:
+        free = set(_without_decay(self.net, self.no_decay))
+        parts = [
+            [part for part in self.parameters() if (part in free) == is_free] for is_free in (False, True)
+        ]
+        groups = [{"params": parts[0]}, {"params": parts[1], "weight_decay": 0.0}]
         try:
-            return self.optimizer(self.parameters())
+            optimizer = self.optimizer([group for group in groups if group["params"]])
         except ValueError as error:
             raise ConfigError(f"model.optimizer: {error}") from error
+        if self.schedule is None:
+            return {"optimizer": optimizer}
+        epochs, warmup = self.trainer.max_epochs, int(self.schedule["warmup"])
+        if not epochs or epochs < 1:
+            raise ConfigError("model.schedule needs a number of epochs: give trainer.max_epochs=...")
+        lr, end = optimizer.param_groups[0]["lr"], self.schedule["end"]
+        decay = lr_scheduler.CosineAnnealingLR(optimizer, max(1, epochs - warmup), eta_min=end * lr)
+        if not warmup:
+            return {"optimizer": optimizer, "lr_scheduler": decay}
+        rise = lr_scheduler.LinearLR(optimizer, self.schedule["start"], total_iters=warmup)
+        both = lr_scheduler.SequentialLR(optimizer, [rise, decay], [warmup])
+        return {"optimizer": optimizer, "lr_scheduler": both}
+
+
+def _without_decay(net: nn.Module, kind: str | None) -> Iterator[nn.Parameter]:
+    """Parameters that weight decay leaves alone, see ``Classifier``."""
+    norms = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+    named = getattr(net, "no_weight_decay", set)() if kind == "vectors" else set()
+    for prefix, module in net.named_modules():
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            is_vector = kind == "vectors" and (parameter.ndim < 2 or name in named)
+            if is_vector or (kind == "norms" and isinstance(module, norms)):
+                yield parameter
 
 
 class ConfigError(ValueError):
@@ -96,7 +147,7 @@ def main(config: DictConfig) -> None:
         _fit(config)
     except InstantiationException as error:
         key, cause = re.search(r"full_key: (\S+)", str(error)), error.__cause__ or error
-        kind = "" if isinstance(cause, ValueError) else f"{type(cause).__name__}: "
+        kind = "" if isinstance(cause, (ValueError, ImportError)) else f"{type(cause).__name__}: "
         raise SystemExit(f"train: {f'{key[1]}: ' if key else ''}{kind}{with_overrides(cause)}") from None
     except MissingMandatoryValue as error:
         raise SystemExit(f"train: {error.full_key} is not set: give {error.full_key}=...") from None
@@ -105,17 +156,15 @@ def main(config: DictConfig) -> None:
 
 
 def _fit(config: DictConfig) -> None:
-    if config.model.net.num_classes < 1:
-        raise ConfigError(f"model.net.num_classes={config.model.net.num_classes} must be at least 1")
     lightning.seed_everything(config.seed, verbose=False)
     augment = instantiate(config.augment) if config.augment else None
     data = instantiate(config.data, augment=augment)
-    model = Classifier(
-        instantiate(config.model.net), instantiate(config.model.optimizer), config.model.net.num_classes
-    )
+    model = _model(config.model)
     if config.ckpt_path is not None and "://" not in config.ckpt_path:
         _check_checkpoint(config.ckpt_path, model)
-    callbacks = {name: instantiate(callback) for name, callback in (config.callbacks or {}).items()}
+    callbacks = {
+        name: instantiate(callback) for name, callback in (config.callbacks or {}).items() if callback
+    }
     trainer = instantiate(
         config.trainer,
         logger=[instantiate(logger) for logger in (config.logger or {}).values()] or False,
@@ -134,6 +183,17 @@ def _fit(config: DictConfig) -> None:
     if trainer.is_global_zero:
         for line in _summary(trainer, callbacks, trainer.profiler.dirpath if config.profiler else None):
             Console().print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _model(config: DictConfig) -> lightning.LightningModule:
+    """Return the LightningModule of a configuration with ``_target_``, otherwise a Classifier."""
+    if "_target_" in config:
+        return instantiate(config)
+    if config.net.num_classes < 1:
+        raise ConfigError(f"model.net.num_classes={config.net.num_classes} must be at least 1")
+    net, optimizer, criterion = (instantiate(config.get(name)) for name in ("net", "optimizer", "loss"))
+    rest = {name: config.get(name) for name in ("no_decay", "schedule")}
+    return Classifier(net, optimizer, config.net.num_classes, criterion, **rest)
 
 
 def _check_checkpoint(path: str, model: nn.Module) -> None:

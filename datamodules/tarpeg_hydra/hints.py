@@ -67,6 +67,7 @@ _HINTS = {
     r"(?<![\w.])(num_classes=\d)": r"model.net.\1",
     r"([Cc]hoose another out)\b": r"\1 (data.prepare.out=...)",
     r"(train with val=None)\b": r"\1 (data.val=null)",
+    r"(?s)^.*No module named 'timm'.*$": "timm is not installed: pip install timm",
     r"(allow_overlap=True)\b": r"\1 (+data.allow_overlap=true)",
 }
 

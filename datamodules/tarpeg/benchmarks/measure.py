@@ -46,6 +46,7 @@ from .decode_peers import (
 )
 from .loader import LoaderRun, measure_loaders
 from .loader_data import Advance, LoaderSettings, size_label
+from .parity import ParitySettings, measure_parity
 from .replay import measure_replays
 from .report import Report, Row
 
@@ -96,6 +97,7 @@ _SUITES = {
     "loader": _Suite("imagenet", 2048),
     "article": _Suite("article", 2048),
     "dali": _Suite("imagenet", 2048),
+    "parity": _Suite("imagenet", 0),
 }
 
 
@@ -109,16 +111,19 @@ def measure(
     clock: str = "wall",
     device: str = "cpu",
     loader: Mapping[str, Any] | None = None,
+    parity: Mapping[str, Any] | None = None,
 ) -> Report:
     """Measure `suite` on `images` synthetic photographs of `size` (see `Photos`), or on real ones.
 
-    suite: crop, resize, augment, loader, article or dali; see conf/bench.yaml. size: None means "article" for
-    crop and article, otherwise "imagenet". images: None means 200, for the last three suites 2048. Fewer than
-    200 images or 5 rounds give misleading results. A directory of photographs: parts of them, scaled to
-    `size` and stored like the synthetic ones; crop and resize without a `size` measure its JPEGs as they are.
+    suite: crop, resize, augment, loader, article, dali or parity; see conf/bench.yaml. size: None means
+    "article" for crop and article, otherwise "imagenet". images: None means 200, for loader, article and dali
+    2048. Fewer than 200 images or 5 rounds give misleading results. A directory of photographs: parts of
+    them, scaled to `size` and stored like the synthetic ones; crop and resize without a `size` measure its
+    JPEGs as they are.
     tile: requested width of tiles in pixels. clock: "wall", or "cpu", the processor time of all threads, for
     a machine that runs other programs, too. device: "cpu", or "cuda" for the augment suite. loader: settings
-    of the last three suites, see `LoaderSettings`.
+    of the suites that load, see `LoaderSettings`. parity: see `ParitySettings`; this suite takes no `size`,
+    and `images` is a directory or None, for the photographs in scikit-image and scikit-learn.
 
     A progress bar is shown if standard error is a terminal.
 
@@ -129,6 +134,16 @@ def measure(
         if choice not in choices:
             raise ValueError(f"{name}={choice!r} must be one of {', '.join(choices)}")
     folder = None if images is None or isinstance(images, int) else os.fspath(images)
+    settings = LoaderSettings.of(loader or {})
+    if suite == "parity":
+        if isinstance(images, int) or size is not None:
+            raise ValueError(
+                f"suite=parity cuts photographs itself: {size=} and {images=} must be None or DIR"
+            )
+        label = Path(folder).resolve().name if folder else "packages"
+        with _progress() as advance, _one_thread():
+            report = Report(suite, label, 0, rounds, clock, tile)
+            return measure_parity(report, folder, settings, ParitySettings.of(parity or {}), advance)
     count: Any = _SUITES[suite].images if folder is not None or images is None else images
     in_process = bool(_SUITES[suite].peers)
     # An epoch of the loaders must fill a batch of 64; it has every photograph eight times.
@@ -137,7 +152,6 @@ def measure(
             raise ValueError(f"{name}={value!r} must be an integer of at least {low} for suite={suite}")
     if device != "cpu" and (device != "cuda" or suite != "augment" or not torch.cuda.is_available()):
         raise ValueError(f"device={device!r} must be 'cpu', or 'cuda' for suite=augment if there is a GPU")
-    settings = LoaderSettings.of(loader or {})
     pictures: dict[str, Any] = {"size": _SUITES[suite].size if size is None else size, "seed": seed}
     files: list[bytes] = []
     photos = Photos(**pictures) if folder is None else FolderPhotos(**pictures, folder=folder)
@@ -150,8 +164,7 @@ def measure(
     with contextlib.ExitStack() as stack:
         advance = stack.enter_context(_progress())
         if in_process:
-            stack.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(1)
+            stack.enter_context(_one_thread())
             return _measure_in_process(report, photos, files, device, advance)
         run = LoaderRun(report, photos, settings, advance)
         return measure_loaders(run) if suite == "loader" else measure_replays(run)
@@ -274,6 +287,17 @@ def _times(
         gc.enable()
     seconds: list[float] = np.median(spent, axis=0).sum(axis=0).tolist()
     return seconds
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch use one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

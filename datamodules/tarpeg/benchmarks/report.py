@@ -42,6 +42,7 @@ _PACKAGES = (
 # Columns of the CSV: fields of Row, then of Report. Scripts read them: the names and their order stay.
 _DECODE_COLUMNS = ("group", "name", "microseconds", "ratio", "mean", "maximum", "suite")
 _LOADER_COLUMNS = ("group", "name", "images_per_second", "ratio", "processor", "first", "mean", "maximum")
+_PARITY_COLUMNS = ("group", "name", "accuracy", "spread", "accuracies", "images", "suite")
 _ABOUT = ("machine", "versions", "date")
 
 # Heading and format of the columns of the table.
@@ -53,6 +54,8 @@ _HEADINGS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "ratio": ("speed", "{:.2f}x".format),
     "processor": ("CPU us/image", "{:.0f}".format),
     "first": ("s to first batch", lambda seconds: f"{seconds:.2f}" if seconds else "-"),
+    "accuracy": ("accuracy", "{:.1%}".format),
+    "spread": ("std. dev.", "{:.1%}".format),
     "mean": ("mean diff.", "{:.2f}".format),
     "maximum": ("max diff.", "{:.0f}".format),
 }
@@ -65,7 +68,8 @@ class Row(NamedTuple):
     pixels, in levels of 0 to 255; None if they are not compared.
     Decoding and augmenting: microseconds per image. Loaders: images_per_second; processor, the processor time
     of all processes and threads in microseconds per image; first, the seconds to the first batch after
-    set-up; rates, the images per second of each round.
+    set-up; rates, the images per second of each round. Trainings: accuracy and spread, mean and standard
+    deviation of ``accuracies``, fractions of 1.
     """
 
     group: str
@@ -78,6 +82,9 @@ class Row(NamedTuple):
     processor: float = 0.0
     first: float = 0.0
     rates: tuple[float, ...] = ()
+    accuracy: float | None = None
+    spread: float | None = None
+    accuracies: tuple[float, ...] = ()
 
 
 def installed_versions() -> str:
@@ -134,6 +141,8 @@ class Report:
     @property
     def title(self) -> str:
         """The task, the photographs and the measurement in one line."""
+        if self.suite == "parity":
+            return self.work
         threads, clock = "one thread", ", processor time"
         if self.workers is not None:
             threads, clock = f"{self.workers} workers or threads", f"{clock} / {self.workers}"
@@ -179,13 +188,17 @@ class Report:
         return (table, chart) if self._draw(chart) else (table,)
 
     def _columns(self) -> tuple[str, ...]:
+        if self.suite == "parity":
+            return (*_PARITY_COLUMNS, *_ABOUT)
         settings = ("size", "images", "rounds", "clock")
         if self.workers is None:
             return (*_DECODE_COLUMNS, *settings, "tile", *_ABOUT)
         return (*_LOADER_COLUMNS, *settings, "workers", *_ABOUT)
 
     def _draw(self, path: Path) -> bool:
-        """Write the chart as a PNG; return False, and write nothing, without matplotlib."""
+        """Write the chart as a PNG; return False, and write nothing, without matplotlib or rates."""
+        if self.suite == "parity":
+            return False
         try:
             figures = importlib.import_module("matplotlib.figure")
         except ImportError:
