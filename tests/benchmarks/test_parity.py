@@ -21,9 +21,10 @@ def photographs(tmp_path):
     generator, folder = np.random.default_rng(0), tmp_path / "photographs"
     folder.mkdir()
     for number in range(3):
-        levels = generator.integers(0, 100, (330, 340 + 65 * number, 3), dtype=np.uint8)
+        levels = generator.integers(0, 100, (16, 16, 3), dtype=np.uint8)
         levels[..., number] += 120
-        Image.fromarray(levels).save(folder / f"{number}.png")
+        size = (340 + 65 * number, 330)
+        Image.fromarray(levels).resize(size, Image.Resampling.BICUBIC).save(folder / f"{number}.png")
     Image.new("RGB", (100, 500)).save(folder / "small.png")
     (folder / "torn.jpg").write_bytes(b"no image")
     return folder
