@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 import numpy as np
@@ -14,6 +15,7 @@ from PIL import Image
 from tarpeg.benchmarks import decode_peers
 from tarpeg.benchmarks.loader import LoaderContestant
 from tarpeg.benchmarks.loader_data import LoaderData
+from tarpeg.datasets import synthetic
 from tarpeg.datasets.synthetic import FolderPhotos, Photos, draw, photograph
 
 
@@ -64,7 +66,7 @@ def test_the_loader_suite_makes_a_table_a_csv_and_a_chart(tmp_path, only):
     assert {path.name for path in folder.iterdir()} == {"ordinary", "tiled-32", "raw"}
 
 
-def test_own_photographs_as_they_are_and_in_parts(tmp_path):
+def test_own_photographs_as_they_are_and_in_parts(tmp_path, monkeypatch):
     folder = tmp_path / "own"
     (folder / "more").mkdir(parents=True)
     kinds = {"a.jpg": "420", "more/b.JPG": "progressive"}
@@ -83,6 +85,13 @@ def test_own_photographs_as_they_are_and_in_parts(tmp_path):
     parts = [photograph(photos, index) for index in range(8)]
     assert {part.pixels for part in parts} == {90 * 60, 50 * 100} and len({*parts}) == 8
     assert parts == [photograph(photos, index) for index in range(8)]
+    decoded = []
+    monkeypatch.setattr(synthetic.ImageOps, "exif_transpose", lambda image: decoded.append(1) or image)
+    synthetic._upright.cache_clear()
+    several = dataclasses.replace(photos, parts=4)
+    assert len({photograph(several, index) for index in range(8)}) == 8 and len(decoded) == 2, "one per file"
+    report = tarpeg.measure("resize", images=folder, size=64, rounds=1, parts=7, clock="cpu")
+    assert report.images == 7
     whole = draw(FolderPhotos(size=(300, 400), folder=str(folder / "more")), 0)
     with Image.open(folder / "more" / "b.JPG") as image:
         assert np.array_equal(whole, image.convert("YCbCr")), "a part is not enlarged"
@@ -113,6 +122,7 @@ def test_a_peer_that_is_not_installed_is_left_out_with_the_package_to_install(tm
     [
         ({"suite": "speed"}, "suite='speed' must be one of crop, resize, augment, loader, article, dali"),
         ({"clock": "sun"}, "clock='sun' must be one of wall, cpu"),
+        ({"parts": 9}, "parts=9 needs a directory of photographs"),
         ({"images": 0}, "images=0 must be an integer of at least 1"),
         ({"suite": "loader", "images": 7}, "images=7 must be an integer of at least 8 for suite=loader"),
         ({"rounds": "few"}, "rounds='few' must be an integer of at least 1"),

@@ -112,6 +112,7 @@ def measure(
     device: str = "cpu",
     loader: Mapping[str, Any] | None = None,
     parity: Mapping[str, Any] | None = None,
+    parts: int | None = None,
 ) -> Report:
     """Measure `suite` on `images` synthetic photographs of `size` (see `Photos`), or on real ones.
 
@@ -119,7 +120,8 @@ def measure(
     "article" for crop and article, otherwise "imagenet". images: None means 200, for loader, article and dali
     2048. Fewer than 200 images or 5 rounds give misleading results. A directory of photographs: parts of
     them, scaled to `size` and stored like the synthetic ones; crop and resize without a `size` measure its
-    JPEGs as they are.
+    JPEGs as they are. parts: number of these parts, by default as many as synthetic photographs, equally
+    many of each file.
     tile: requested width of tiles in pixels. clock: "wall", or "cpu", the processor time of all threads, for
     a machine that runs other programs, too. device: "cpu", or "cuda" for the augment suite. loader: settings
     of the suites that load, see `LoaderSettings`. parity: see `ParitySettings`; this suite takes no `size`,
@@ -134,20 +136,24 @@ def measure(
         if choice not in choices:
             raise ValueError(f"{name}={choice!r} must be one of {', '.join(choices)}")
     folder = None if images is None or isinstance(images, int) else os.fspath(images)
+    if parts is not None and folder is None:
+        raise ValueError(f"parts={parts!r} needs a directory of photographs, images=DIR")
     settings = LoaderSettings.of(loader or {})
     if suite == "parity":
-        if isinstance(images, int) or size is not None:
+        if isinstance(images, int) or (size, parts) != (None, None):
             raise ValueError(
-                f"suite=parity cuts photographs itself: {size=} and {images=} must be None or DIR"
+                f"suite=parity cuts photographs itself: {parts=}, {size=} and {images=} must be None or DIR"
             )
         label = Path(folder).resolve().name if folder else "packages"
         with _progress() as advance, _one_thread():
             report = Report(suite, label, 0, rounds, clock, tile)
             return measure_parity(report, folder, settings, ParitySettings.of(parity or {}), advance)
-    count: Any = _SUITES[suite].images if folder is not None or images is None else images
+    given = images if folder is None else parts
+    count: Any = _SUITES[suite].images if given is None else given
     in_process = bool(_SUITES[suite].peers)
     # An epoch of the loaders must fill a batch of 64; it has every photograph eight times.
-    for name, value, low in (("images", count, 1 if in_process else 8), ("rounds", rounds, 1)):
+    counted = "images" if folder is None else "parts"
+    for name, value, low in ((counted, count, 1 if in_process else 8), ("rounds", rounds, 1)):
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise ValueError(f"{name}={value!r} must be an integer of at least {low} for suite={suite}")
     if device != "cpu" and (device != "cuda" or suite != "augment" or not torch.cuda.is_available()):
@@ -158,6 +164,8 @@ def measure(
     if isinstance(photos, FolderPhotos) and size is None and suite in ("crop", "resize"):
         files = _whole_files(photos, _CROP if suite == "crop" else 1)
         count = len(files)
+    elif isinstance(photos, FolderPhotos):
+        photos = replace(photos, parts=max(1, count // len(photos.files)))
     labels = [] if folder is None else [Path(folder).resolve().name]
     labels += [] if files else [size_label(photos.size[0])]
     report = Report(suite, "-".join(labels), count, rounds, clock, tile)

@@ -108,13 +108,16 @@ class FolderPhotos(Photos):
 
     folder: holds JPEGs or PNGs, also in sub-directories. A part has at least half of the largest height and
     width that its shape allows, and is not enlarged if the photograph is large enough. Labels mean nothing.
+    parts: consecutive pictures that are parts of one photograph, which is decoded once for them.
     """
 
     folder: str = ""
+    parts: int = 1
     files: tuple[Path, ...] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_integer("parts", self.parts, 1)
         found = (path for path in Path(self.folder).expanduser().rglob("*") if path.is_file())
         files = tuple(sorted(path for path in found if path.suffix.lower() in (".jpg", ".jpeg", ".png")))
         object.__setattr__(self, "files", files)
@@ -170,18 +173,23 @@ def draw(photos: Photos, index: int, split: str = "train") -> Image.Image:
     plan = _plan(photos, index, split)
     rng = _generator(photos, split, index, "draw")
     if isinstance(photos, FolderPhotos):
-        return _part_of(photos.files[index % len(photos.files)], rng, plan.height, plan.width)
+        path = photos.files[index // photos.parts % len(photos.files)]
+        return _part_of(_upright(path, path.stat().st_mtime_ns), rng, plan.height, plan.width)
     step = math.tau / photos.classes
     return _draw_scene(rng, plan.height, plan.width, step * label_of(photos, index, split), 0.3 * step)
 
 
-def _part_of(path: Path, rng: np.random.Generator, height: int, width: int) -> Image.Image:
-    """Cut a random part of the shape of (height, width) out of a photograph and scale it."""
+@functools.lru_cache(maxsize=1)
+def _upright(path: Path, _mtime_ns: int) -> Image.Image:
     try:
         with Image.open(path) as image:
-            upright = ImageOps.exif_transpose(image).convert("YCbCr")
+            return ImageOps.exif_transpose(image).convert("YCbCr")
     except OSError as error:
         raise ValueError(f"{path} cannot be decoded: {error}. Remove it from the photographs.") from error
+
+
+def _part_of(upright: Image.Image, rng: np.random.Generator, height: int, width: int) -> Image.Image:
+    """Cut a random part of the shape of (height, width) out of a photograph and scale it."""
     largest = min(upright.height / height, upright.width / width)
     scale = max(largest * rng.uniform(0.5, 1), min(1.0, largest))
     down, across = scale * height, scale * width
