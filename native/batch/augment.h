@@ -132,6 +132,19 @@ TARPEG_HD void recolour(const float* m, float* r, float* g, float* b) {
   *b = m[8] * x + m[9] * y + m[10] * z + m[11];
 }
 
+// A draw of the standard normal distribution: the sum of the 8 bytes of a hash (SplitMix64, as in
+// sampling/rng.py), bent so that the distribution function is exact to 0.0001.
+TARPEG_HD float normal_of(uint64_t key, uint64_t index) {
+  uint64_t hash = key + 0x9E3779B97F4A7C15u * (index + 1);
+  hash = (hash ^ (hash >> 30)) * 0xBF58476D1CE4E5B9u;
+  hash = (hash ^ (hash >> 27)) * 0x94D049BB133111EBu;
+  hash ^= hash >> 31;
+  const uint64_t pairs = (hash & 0x00FF00FF00FF00FFu) + ((hash >> 8) & 0x00FF00FF00FF00FFu);
+  const int32_t sum = static_cast<int32_t>((pairs * 0x0001000100010001u) >> 48);
+  const float x = static_cast<float>(sum - 1020) * 0.0047841973f, square = x * x;
+  return x * (0.98166437f + square * (5.2188194e-3f + square * 2.5875132e-4f));
+}
+
 TARPEG_HD uint8_t to_level(float value) { return static_cast<uint8_t>(in_levels(value) + 0.5f); }
 
 }  // namespace tarpeg

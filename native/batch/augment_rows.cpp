@@ -33,10 +33,20 @@ void cover(const float* fill, int64_t begin, int64_t end, int64_t x, int n, Row*
 }
 
 void erase(const AugmentJob& job, int64_t image, int64_t x, int64_t y, int n, Row* row) {
-  const int32_t* box = job.boxes + 4 * job.box_count * image;
-  for (int64_t i = 0; i < job.box_count; ++i, box += 4) {
-    const int64_t top = box[0], left = box[1];
-    if (y >= top && y < top + box[2]) cover(job.fill, left, left + box[3], x, n, row);
+  const int32_t* box = job.boxes + job.box_columns * job.box_count * image;
+  for (int64_t i = 0; i < job.box_count; ++i, box += job.box_columns) {
+    const int64_t top = box[0], left = box[1], end = left + box[3];
+    if (y < top || y >= top + box[2]) continue;
+    if (job.box_columns == 4) {
+      cover(job.fill, left, end, x, n, row);
+      continue;
+    }
+    const int64_t line = y * job.to.width;
+    for (int64_t at = std::max(left, x); at < std::min(end, x + n); ++at) {
+      row->r[at - x] = job.random_level(box, line + at, 0);
+      row->g[at - x] = job.random_level(box, line + at, 1);
+      row->b[at - x] = job.random_level(box, line + at, 2);
+    }
   }
 }
 

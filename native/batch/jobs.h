@@ -28,14 +28,21 @@ struct AugmentJob {
   const uint8_t* images;
   const double* numbers;  // [B, kColumns]
   int parts;
-  const int32_t* boxes;  // [B, box_count, 4] (top, left, height, width), or null
+  const int32_t* boxes;  // [B, box_count, box_columns] (top, left, height, width, key), or null
   int64_t box_count;
+  int64_t box_columns;  // 6 with keys, low and high half: boxes of random pixels; 4 without
   const uint8_t* mask;  // [B, mask_height, mask_width], or null
   int64_t mask_height, mask_width;
   float fill[3];
   Normalisation how;
   Number type;
   void* out;
+
+  // The level that becomes a normal random number, of pixel `at` and channel c in a box with a key.
+  TARPEG_HD float random_level(const int32_t* box, int64_t at, int c) const {
+    const uint64_t low = static_cast<uint32_t>(box[4]), high = static_cast<uint32_t>(box[5]);
+    return (normal_of(low | (high << 32), static_cast<uint64_t>(3 * at + c)) - how.shift[c]) / how.scale[c];
+  }
 };
 
 constexpr int64_t kFills = 16;  // channels that may have a fill of their own

@@ -98,13 +98,15 @@ TARPEG_DEVICE void colour(const Plan& plan, float (&v)[3][4]) {
 }
 
 TARPEG_DEVICE void erase(const AugmentJob& job, int64_t image, const Quad& quad, float (&v)[3][4]) {
-  const int32_t* box = job.boxes + 4 * job.box_count * image;
-  for (int64_t k = 0; k < job.box_count; ++k, box += 4) {
+  const int32_t* box = job.boxes + job.box_columns * job.box_count * image;
+  for (int64_t k = 0; k < job.box_count; ++k, box += job.box_columns) {
     const int64_t top = box[0], left = box[1];
     if (quad.y < top || quad.y >= top + box[2] || quad.x + 4 <= left || quad.x >= left + box[3]) continue;
     TARPEG_UNROLL for (int i = 0; i < 4; ++i) {
-      const bool is_in = quad.x + i >= left && quad.x + i < left + box[3];
-      TARPEG_UNROLL for (int c = 0; c < 3; ++c) v[c][i] = is_in ? job.fill[c] : v[c][i];
+      if (quad.x + i < left || quad.x + i >= left + box[3]) continue;
+      const int64_t at = quad.y * job.to.width + quad.x + i;
+      TARPEG_UNROLL for (int c = 0; c < 3; ++c) v[c][i] =
+          job.box_columns == 4 ? job.fill[c] : job.random_level(box, at, c);
     }
   }
 }

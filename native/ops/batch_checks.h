@@ -79,12 +79,13 @@ inline AugmentJob check_augment(const Tensor& images, const Tensor& numbers, int
   job.numbers = check_table(numbers, {count, kColumns}, images, "numbers");
   job.parts = static_cast<int>(parts);
   if (boxes) {
-    STD_TORCH_CHECK(boxes->dim() == 3 && boxes->size(0) == count && boxes->size(2) == 4 &&
-                        boxes->scalar_type() == ScalarType::Int && boxes->is_contiguous() &&
-                        same_device(*boxes, images),
-                    "boxes must be a contiguous int32 tensor [", count, ", n, 4] on the device of images");
+    STD_TORCH_CHECK(
+        boxes->dim() == 3 && boxes->size(0) == count && (boxes->size(2) == 4 || boxes->size(2) == 6) &&
+            boxes->scalar_type() == ScalarType::Int && boxes->is_contiguous() && same_device(*boxes, images),
+        "boxes must be a contiguous int32 tensor [", count, ", n, 4 or 6] on the device of images");
     job.boxes = static_cast<const int32_t*>(boxes->const_data_ptr());
     job.box_count = boxes->size(1);
+    job.box_columns = boxes->size(2);
   }
   if (mask) {
     STD_TORCH_CHECK(mask->dim() == 3 && mask->size(0) == count && mask->size(1) > 0 && mask->size(2) > 0 &&

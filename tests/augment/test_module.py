@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,20 @@ from helpers.reference import normalise
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from PIL import Image
-from tarpeg import Affine, Augment, Color, Erase, Mask, Mix
+from tarpeg import (
+    Affine,
+    Augment,
+    AugMix,
+    Color,
+    Erase,
+    GaussianBlur,
+    Grayscale,
+    Mask,
+    Mix,
+    RandAugment,
+    TrivialAugmentWide,
+)
+from tarpeg.ops.programs import Op, run_programs
 
 NO_IMAGES = r"images must be uint8 \[B, 3, H, W\], got torch"
 PRESETS = Path(__file__).parents[2] / "conf" / "augment"
@@ -21,6 +35,12 @@ PRESETS = Path(__file__).parents[2] / "conf" / "augment"
 def random(**settings):
     parts = {"affine": Affine(20), "color": Color(0.4, 0.4, 0.4, 0.1), "erase": Erase(), "mask": Mask(0.1, 4)}
     return Augment(**{**parts, "flip": 0.5, **settings})
+
+
+def with_policies(**settings):
+    """Four stages of programs: mirrored, gray and blurred; mixed; bilinear; nearest."""
+    policy = [Grayscale(0.5), GaussianBlur(5), AugMix(), RandAugment(interpolation="bilinear"), RandAugment()]
+    return random(policy=policy, **settings)
 
 
 @pytest.fixture
@@ -37,7 +57,7 @@ def test_normalisation_is_exact(order, mean, std):
     assert (result - normalise(images, mean, std)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("augment", [Augment(), random()])
+@pytest.mark.parametrize("augment", [Augment(), random(), with_policies(erase=Erase(pixels=True))])
 def test_it_has_neither_weights_nor_state_and_compiles(augment, images):
     assert not list(augment.parameters()) and not augment.state_dict()
     given = (images, augment.params(range(6), (24, 24))) if augment.is_random else (images,)
@@ -45,15 +65,16 @@ def test_it_has_neither_weights_nor_state_and_compiles(augment, images):
     assert torch.equal(compiled(*given), augment(*given))
 
 
-def test_compiled_without_params_it_draws_those_of_the_next_samples(images):
-    plain, other = random(), random()
+@pytest.mark.parametrize("make", [random, with_policies])
+def test_compiled_without_params_it_draws_those_of_the_next_samples(images, make):
+    plain, other = make(), make()
     compiled = torch.compile(other, backend="eager")
     assert all(torch.equal(compiled(images), plain(images)) for _ in range(3))
 
 
-@pytest.mark.parametrize("space", ["rgb", "ycbcr"])
-def test_the_default_device_of_torch_does_not_matter(images, space):
-    augment = random(space=space)
+@pytest.mark.parametrize("space, make", [("rgb", random), ("ycbcr", random), ("rgb", with_policies)])
+def test_the_default_device_of_torch_does_not_matter(images, space, make):
+    augment = make(space=space)
     expected = augment(images, augment.params(range(6), (24, 24)))
     with torch.device("meta"):
         result = augment(images, augment.params(range(6), (24, 24)))
@@ -71,6 +92,14 @@ def test_the_default_device_of_torch_does_not_matter(images, space):
         (lambda: Augment(space="hsv"), r"space='hsv' must be 'rgb' or 'ycbcr'"),
         (lambda: Augment(dtype="int8"), r"dtype='int8' must be one of 'float32', 'float16', 'bfloat16'"),
         (lambda: Augment(memory_format="x"), r"memory_format='x' .* 'contiguous', 'channels_last', None"),
+        (
+            lambda: Augment(policy={"num_ops": 2}),
+            r"policy={'num_ops': 2} must be a policy such as tarpeg\.Ran",
+        ),
+        (
+            lambda: Augment(policy=[Color()]),
+            r"policy=Color\(.*\) must be a policy such as",
+        ),
         (lambda: Augment(mix={"classes": 3}), r"mix={'classes': 3} must be a tarpeg\.Mix, got a dict"),
         (lambda: Mix(0), r"classes=0 must be the number of classes"),
         (lambda: Mix(10, mixup=-1), r"mixup=-1 must be the alpha"),
@@ -103,15 +132,52 @@ def test_params_depend_on_the_sample_only():
     assert all(torch.equal(fewer[name], params[name]) for name in fewer), "each distortion has its own draws"
 
 
-def test_training_distorts_and_evaluation_does_not(images):
-    augment = random()
+@pytest.mark.parametrize("make", [random, with_policies])
+def test_training_distorts_and_evaluation_does_not(images, make):
+    augment = make()
     first, second = augment(images), augment(images)
     assert not torch.equal(first, second), "without params it counts the images"
-    again = random()
+    again = make()
     assert torch.equal(again(images), first) and torch.equal(again(images), second)
     params = augment.params(range(6), (24, 24))
     assert torch.equal(augment(images, params), first)
     assert torch.equal(augment.eval()(images, params), Augment()(images))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_policies_run_in_order_on_uint8_before_the_single_pass(order):
+    images = noise(5, 3, 33, 40).contiguous(memory_format=order)
+    augment, ids = with_policies(), np.array([3, 1, 4, 1, 5])
+    params = augment.params(ids, (33, 40), seed=2, epoch=3, views=2)
+    assert [len(stage.policies) for stage in augment.stages] == [3, 1, 1, 1] and augment.is_random
+    plain = random().params(ids, (33, 40), seed=2, epoch=3, views=2)
+    rest = {name: value for name, value in plain.items() if name != "flip"}
+    assert all(torch.equal(params[name], value) for name, value in rest.items()), "their draws stay"
+    assert torch.equal((params["ops0"][:, 0, 0] == Op.FLIP), plain["flip"])
+    twice = torch.cat([images, images]).contiguous(memory_format=order)
+    expected = twice
+    for stage, nearest in enumerate((True, False, False, True)):
+        arguments = [params.get(f"{name}{stage}") for name in ("ops", "values", "weights")]
+        expected = run_programs(expected, *arguments, nearest=nearest)
+    assert not torch.equal(expected, twice)
+    result = augment(twice, params)
+    assert torch.equal(result, random().transform(expected, rest))
+    out = torch.empty_like(result)
+    assert augment.transform(twice, params, out) is out and torch.equal(out, result)
+    augment(twice[:, :, ::2], augment.params(range(10), (17, 40)))
+    copy = pickle.loads(pickle.dumps(augment))
+    assert torch.equal(copy(twice, params), result), "memory of other shapes was used in between"
+    assert not Augment(policy=[]).is_random and Augment(policy=TrivialAugmentWide()).is_random
+    assert torch.equal(augment.eval()(twice, params), Augment()(twice))
+
+
+def test_erased_pixels_are_random(images):
+    augment = random(erase=Erase(1.0, pixels=True), mask=None)
+    params, plain = augment.params(range(6), (24, 24)), random(erase=Erase(1.0)).params(range(6), (24, 24))
+    assert torch.equal(params["erase_boxes"], plain["erase_boxes"])
+    first, second = (augment(images, {**params, "erase_keys": params["erase_keys"] + n}) for n in (0, 1))
+    sides = params["erase_boxes"][:, 0, 2:].long()
+    assert ((first != second).any(1).sum((1, 2)) == sides.prod(1)).all()
 
 
 def test_ycbcr_equals_pillows(images):

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import tarpeg
 import torch
+from helpers.pictures import pixels
 from tarpeg.augment.policies import CODES
+from tarpeg.ops.programs import Op, run_programs
 from tarpeg.sampling import rng
 from torchvision.transforms import v2
 from torchvision.transforms.v2.functional._geometry import _get_inverse_affine_matrix
@@ -45,7 +47,7 @@ def steps(ops, values, digits: int = 3) -> tuple:
     )
 
 
-def step(kind: str, amount: float) -> tuple:
+def step(kind: str, amount: float, digits: int = 3) -> tuple:
     """The operation that torchvision's policies run for a name and a magnitude, by its functions."""
     numbers, (height, width) = [0.0] * 6, SIZE
     if kind in ("ShearX", "ShearY"):
@@ -66,7 +68,7 @@ def step(kind: str, amount: float) -> tuple:
         if kind[:5] in ("Shear", "Trans", "Rotat")
         else {"Color": "SATURATION"}.get(kind, kind.upper())
     )
-    return (name, *(round(number, 3) + 0.0 for number in numbers))
+    return (name, *(round(number, digits) + 0.0 for number in numbers))
 
 
 def torchvisions(policy, count: int, seed: int = 0) -> list[list[tuple]]:
@@ -263,6 +265,56 @@ def test_policies_are_plain_values_and_depend_on_their_row_only(policy):
     assert isinstance(policy, tarpeg.AugMix) == policy.chains == (whole.weights is not None)
     with torch.device("meta"):
         assert torch.equal(policy.program(uniforms, SIZE).values, whole.values)
+
+
+def test_the_codes_are_those_of_the_operator():
+    assert {op.name: op.value for op in Op} == CODES
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (tarpeg.RandAugment(), v2.RandAugment()),
+        (
+            tarpeg.RandAugment(fill=9, interpolation="bilinear"),
+            v2.RandAugment(interpolation="bilinear", fill=9),
+        ),
+        (tarpeg.TrivialAugmentWide(), v2.TrivialAugmentWide()),
+        (tarpeg.AugMix(), v2.AugMix(chain_depth=2)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_images_are_torchvisions_for_the_same_operations(ours, theirs):
+    """Torchvision draws, and both run what it has drawn: within one level."""
+    log, weights, sample = [], [], getattr(theirs, "_sample_dirichlet", None)
+    apply = theirs._apply_image_or_video_transform
+
+    def record(image, kind, magnitude, **options):
+        log.append((kind, magnitude))
+        return apply(image, kind, magnitude, **options)
+
+    theirs._apply_image_or_video_transform = record
+    theirs._sample_dirichlet = lambda params: weights.append(sample(params)) or weights[-1]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for index in range(20):
+            log.clear()
+            weights.clear()
+            image = torch.from_numpy(pixels(*SIZE, index)).permute(2, 0, 1).contiguous()
+            expected = theirs(image)
+            chains = [log[i : i + 2] for i in range(0, len(log), 2)]
+            ops = torch.zeros(1, len(chains), max(map(len, chains)), dtype=torch.int32)
+            values = torch.zeros(*ops.shape, 6)
+            for chain, steps_ in enumerate(chains):
+                for place, (kind, magnitude) in enumerate(steps_):
+                    name, *numbers = step(kind, magnitude, 9)
+                    ops[0, chain, place], values[0, chain, place] = CODES[name], torch.tensor(numbers)
+            shares = None
+            if weights:
+                shares = torch.cat([weights[0][:, :1], weights[1] * weights[0][:, 1:]], 1)
+            nearest = ours.interpolation == "nearest"
+            result = run_programs(image[None], ops, values, shares, nearest=nearest, fill=ours.fill)[0]
+            assert (result.int() - expected.int()).abs().max() <= 1, log
 
 
 @pytest.mark.parametrize(

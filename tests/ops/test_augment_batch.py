@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+import numpy as np
 import pytest
 import tarpeg
 import torch
@@ -11,6 +12,7 @@ from helpers import pictures, reference
 from helpers.pictures import MEAN, ORDERS, STD, YCBCR, drawn, noise, parts
 from hypothesis import given, settings, strategies as st
 from tarpeg.ops import matrices as mx
+from tarpeg.sampling import rng
 from torch.overrides import TorchFunctionMode
 from torchvision.transforms.v2 import functional
 
@@ -50,6 +52,34 @@ def test_any_parts_together_equal_the_reference(names, height, width, order, mem
     levels = tarpeg.augment_batch(images, dtype=torch.uint8, **given)
     expected = (reference.augment_batch(images, **given) * 255).clamp(0, 255)
     assert (levels - expected).abs().max() <= 0.75
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_boxes_with_keys_become_normal_random_numbers(order):
+    images = noise(2, 3, 90, 301).contiguous(memory_format=order)
+    boxes = torch.tensor([[[0, 0, 90, 301]], [[7, 11, 50, 280]]], dtype=torch.int32)
+    keys = torch.tensor([[5], [2**52 + 1]])
+    result = tarpeg.augment_batch(images, erase_boxes=boxes, erase_keys=keys, mean=MEAN, std=STD)
+    index = np.arange(90 * 301 * 3, dtype=np.uint64)
+    hashes = np.stack([rng._absorb(np.full(1, key, np.uint64), index) for key in keys[:, 0].tolist()])
+    sums = torch.from_numpy(hashes.view(np.uint8).reshape(2, 90, 301, 3, 8).sum(-1).astype(int)).double()
+    x = (sums - 1020).permute(0, 3, 1, 2) / (8 * 65535 / 12) ** 0.5
+    expected = x * (0.98166437 + 5.2188194e-3 * x**2 + 2.5875132e-4 * x**4)
+    is_inside = torch.zeros(2, 1, 90, 301, dtype=torch.bool)
+    is_inside[0], is_inside[1, :, 7:57, 11:291] = True, True
+    plain = tarpeg.augment_batch(images, mean=MEAN, std=STD).double()
+    assert (result - torch.where(is_inside, expected, plain)).abs().max() < 1e-5
+    values = result[0].double().flatten().sort().values
+    share = (torch.arange(len(values)) + 0.5) / len(values)
+    assert (torch.special.ndtr(values) - share).abs().max() < 1.95 / len(values) ** 0.5
+    assert torch.corrcoef(result[0].flatten(1)).triu(1).abs().max() < 0.02
+    for wrong, message in (
+        ({"erase_boxes": None}, "erase_keys needs erase_boxes"),
+        ({"erase_keys": keys[0]}, r"erase_keys must be int64 \[2, 1\], got torch.int64 \[1\]"),
+        ({"dtype": torch.uint8}, "erase_keys needs a floating-point dtype"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tarpeg.augment_batch(images, **{"erase_boxes": boxes, "erase_keys": keys, **wrong})
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -118,23 +118,31 @@ class Erase:
 
     ``area``: range of the erased fraction of the image, within 0..1. ``aspect``: range of height / width,
     drawn evenly in the logarithm. The first of ten tries that fits is used; if none fits, nothing is erased.
+    ``pixels``: erased pixels become normal random numbers in place of normalised ones, as in timm's mode
+    "pixel"; otherwise they are ``fill`` of ``Augment``.
     """
 
     probability: float = 0.5
     area: Range = (0.02, 1 / 3)
     aspect: Range = (0.3, 3.3)
+    pixels: bool = False
 
     tries: ClassVar[int] = 10
-    draws: ClassVar[int] = 2 * tries + 3
 
     def __post_init__(self) -> None:
         check_probabilities(self, "probability")
         _set_range(self, "area", 1e-9, 1.0)
         _set_range(self, "aspect", 1e-9, math.inf)
 
+    @property
+    def draws(self) -> int:
+        """Two per try, three for the place and whether, and one for random pixels."""
+        return 2 * self.tries + 3 + self.pixels
+
     def params(self, uniforms: Float64, size: tuple[int, int]) -> Params:
-        """``erase_boxes`` from draws [B, 23]."""
+        """``erase_boxes`` and, with ``pixels``, ``erase_keys``, from draws [B, draws]."""
         height, width = size
+        *places, chance = uniforms.T[2 * self.tries : 2 * self.tries + 3]
         areas = height * width * _between(self.area, uniforms[:, : self.tries])
         low, high = self.aspect  # type: ignore[misc]  # a pair, see _set_range
         ratios = np.exp(_between((math.log(low), math.log(high)), uniforms[:, self.tries : 2 * self.tries]))
@@ -142,12 +150,15 @@ class Erase:
         fits = ((sides >= 1) & (sides <= size)).all(-1)
         first = fits.argmax(1)
         box = np.take_along_axis(sides, first[:, None, None], axis=1)[:, 0]
-        is_erased = fits.any(1) & (uniforms[:, -1] < self.probability)
+        is_erased = fits.any(1) & (chance < self.probability)
         box = np.where(is_erased[:, None], box, 0)
         positions = np.array(size) - box + 1
-        position = np.minimum(uniforms[:, -3:-1] * positions, positions - 1)
+        position = np.minimum(np.stack(places, 1) * positions, positions - 1)
         boxes = np.concatenate([np.floor(position), box], axis=1).astype(np.int32)
-        return {"erase_boxes": torch.from_numpy(boxes)[:, None]}
+        params = {"erase_boxes": torch.from_numpy(boxes)[:, None]}
+        if self.pixels:
+            params["erase_keys"] = torch.from_numpy((uniforms[:, -1:] * 2.0**53).astype(np.int64))
+        return params
 
 
 @dataclass(frozen=True)

@@ -215,13 +215,14 @@ class Augment(nn.Module):
 
     def _run_policies(self, images: Tensor, params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the images, uint8, after all policies, and the params that are not theirs."""
-        from ..ops.programs import run_programs  # type: ignore[import-not-found,unused-ignore]
+        from ..ops.programs import run_programs
 
         for number, stage in enumerate(self.stages):
-            arguments = [params.pop(f"{name}{number}", None) for name in ("ops", "values", "weights")]
             images = run_programs(
                 images,
-                *arguments,
+                params.pop(f"ops{number}"),
+                params.pop(f"values{number}"),
+                params.pop(f"weights{number}", None),
                 nearest=stage.interpolation != "bilinear",
                 fill=stage.fill,
                 out=_scratch(images, number % 2),

@@ -93,6 +93,7 @@ def augment_batch(
     hue: Number | None = None,
     colour_matrix: Tensor | None = None,
     erase_boxes: Tensor | None = None,
+    erase_keys: Tensor | None = None,
     mask: Tensor | None = None,
     fill: float | Sequence[float] = 0.0,
     mean: Sequence[float] | None = None,
@@ -120,7 +121,8 @@ def augment_batch(
     6. ``hue``, -0.5 to 0.5 of a full circle, added to the hue of HSV. As ``adjust_hue``.
     7. ``colour_matrix``, ``[3, 4]`` or ``[B, 3, 4]``: M[:, :3] (R, G, B) + M[:, 3]; not clamped.
     8. ``erase_boxes``: int32 ``[B, n, 4]`` (top, left, height, width) in the result; an empty box erases
-       nothing.
+       nothing. With ``erase_keys``, int64 ``[B, n]``, erased pixels become random numbers of the standard
+       normal distribution, after step 10: hashes of the box's key, the pixel and the channel.
     9. ``mask``: bool ``[B, h, w]``, h and w at most the result's: pixel (y, x) is erased if the cell (y h
        // height, x w // width) is true.
     10. (x / 255 - ``mean``) / ``std``, three numbers each for values in 0..1, by default 0 and 1. For
@@ -175,7 +177,9 @@ def augment_batch(
         parts |= _COLOUR
     images, target = _dense(images), (count, height, width)
     table = _on_device(numbers, images.device)
-    boxes = _checked_boxes(erase_boxes, target, images.device)
+    boxes = _checked_boxes(erase_boxes, erase_keys, target, images.device)
+    if erase_keys is not None and dtype == torch.uint8:
+        raise ValueError("erase_keys needs a floating-point dtype, got dtype=torch.uint8")
     cells = _checked_mask(mask, target, images.device)
     fresh, out = out is None, _output(out, (count, 3, height, width), dtype, images, memory_format)
     torch.ops.tarpeg.augment_batch(images, table, parts, boxes, cells, constants, fresh, out)
@@ -307,9 +311,13 @@ def _check_matrices(name: str, matrices: Tensor, inverse: bool) -> None:
         _require(name, matrices, torch.isfinite(1 / determinant), "invertible")
 
 
-def _checked_boxes(boxes: Tensor | None, target: tuple[int, int, int], device: torch.device) -> Tensor | None:
-    """Return the boxes to erase on the device of the images. target: count, height, width."""
+def _checked_boxes(
+    boxes: Tensor | None, keys: Tensor | None, target: tuple[int, int, int], device: torch.device
+) -> Tensor | None:
+    """Return boxes with their keys, on the device of the images. target: count, height, width."""
     if boxes is None:
+        if keys is not None:
+            raise ValueError("erase_keys needs erase_boxes")
         return None
     count, height, width = target
     if boxes.dtype != torch.int32 or boxes.ndim != 3 or boxes.shape[0] != count or boxes.shape[2] != 4:
@@ -319,6 +327,11 @@ def _checked_boxes(boxes: Tensor | None, target: tuple[int, int, int], device: t
         end = begin + extent
         fits = (begin >= 0) & (extent >= 0) & (end <= torch.tensor([height, width], device="cpu"))
         _require("erase_boxes", boxes, fits, f"(top, left, height, width) inside {height} x {width}")
+    if keys is not None:
+        if keys.dtype != torch.int64 or keys.shape != boxes.shape[:2]:
+            wanted = f"int64 {list(boxes.shape[:2])}"
+            raise ValueError(f"erase_keys must be {wanted}, got {keys.dtype} {list(keys.shape)}")
+        boxes = torch.cat([boxes, keys.to(boxes.device)[..., None].contiguous().view(torch.int32)], 2)
     return _on_device(boxes, device)
 
 

@@ -136,8 +136,8 @@ def _kind(tensor: Tensor) -> str:
 def _check_steps(ops: Tensor, values: Tensor) -> None:
     """Raise ValueError for the first operation that is unknown or has a value out of range."""
     is_known = (ops >= 0) & (ops < len(Op))
-    low = torch.full((len(Op), VALUES), -_INF)
-    high = torch.full((len(Op), VALUES), _INF)
+    low = torch.full((len(Op), VALUES), -_INF, device="cpu")
+    high = torch.full((len(Op), VALUES), _INF, device="cpu")
     for op, bounds in _BOUNDS.items():
         for column, (least, most) in enumerate(bounds):
             low[op, column], high[op, column] = least, most
