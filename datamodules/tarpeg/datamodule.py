@@ -21,7 +21,17 @@ from torch import nn
 
 from .augment.module import Augment
 from .errors import ShardError, warn
-from .loader.batch import AnyBatch, Batch, ExtraBatch, KeyedBatch, augmented, pixels_of, uncompiled
+from .loader.batch import (
+    AnyBatch,
+    Batch,
+    ExtraBatch,
+    KeyedBatch,
+    augmented,
+    by_size,
+    of_sizes,
+    pixels_of,
+    uncompiled,
+)
 from .loader.config import LoaderConfig, OnError, PixelFormat
 from .loader.loader import BaseLoader, Loader
 from .loader.split import Split, kind_of, named_splits
@@ -69,7 +79,8 @@ class ShardDataModule(lightning.LightningDataModule):
             of the memory, otherwise 0.
         augment: module called with the uint8 images on their device, in validation too: then it is in
             evaluation mode. Random transforms of torchvision ignore the mode and are refused. The random
-            params of ``tarpeg.Augment`` are a function of seed, epoch and sample.
+            params of ``tarpeg.Augment`` are a function of seed, epoch and sample. Or a list of modules, one
+            per view; a split of one view, for validation, then takes the first of them.
         on_error: ``"substitute"`` replaces an undecodable image by another sample, chosen deterministically,
             with a warning; ``"raise"`` raises ``DecodeError``.
         max_bad: largest fraction of undecodable images per epoch; ten are always allowed.
@@ -84,7 +95,8 @@ class ShardDataModule(lightning.LightningDataModule):
 
     With several ranks only rank 0 warns; substituted images of all ranks are counted (``data/substituted``).
 
-    A batch is ``(image, label)``: uint8 ``[B, 3, H, W]`` and int64 ``[B]``; ``augment`` replaces the image.
+    A batch is ``(image, label)``: uint8 ``[B, 3, H, W]`` and int64 ``[B]``, see ``Batch`` for views;
+    ``augment`` replaces the image.
     If the CPU trains, the decoder normalises for a ``tarpeg.Augment`` that does nothing else, and worker
     processes do any other ``tarpeg.Augment``; hooks before it then get float32. Outside Lightning: ``for
     images, labels in dm.train_dataloader(): ...``, or ``dm.augmented(dm.train_dataloader())``.
@@ -104,7 +116,7 @@ class ShardDataModule(lightning.LightningDataModule):
         threads: int | None = None,
         prefetch: int = 2,
         readahead: int | None = None,
-        augment: nn.Module | None = None,
+        augment: nn.Module | Sequence[nn.Module] | None = None,
         on_error: OnError = "substitute",
         max_bad: float = 0.01,
         max_pixels: int | None = None,
@@ -121,8 +133,7 @@ class ShardDataModule(lightning.LightningDataModule):
             raise ValueError(
                 "ShardDataModule() needs at least one split: pass train=, val=, test= or predict=Split(...)"
             )
-        _check_augment(augment)
-        self.augment = augment
+        self.augment = _checked_augment(augment, self.splits)
         self._config = LoaderConfig(
             batch_size,
             global_batch_size,
@@ -226,7 +237,8 @@ class ShardDataModule(lightning.LightningDataModule):
             return batch
         is_training = self.augment.training if self.trainer is None else self.trainer.training
         loader = self._train if is_training else None
-        return self._augmented(batch, is_training, None if loader is None else loader.claim())
+        request = None if loader is None else loader.claim()
+        return self._augmented(batch, is_training, request, self._split_of(dataloader_idx))
 
     def augmented(self, loader: BaseLoader, device: torch.device | str | None = None) -> Iterator[AnyBatch]:
         """Yield the loader's next epoch, augmented on ``device``: for loops without Lightning.
@@ -245,8 +257,11 @@ class ShardDataModule(lightning.LightningDataModule):
     def _augmented_batches(self, loader: BaseLoader, device: Any) -> Iterator[AnyBatch]:
         is_training = any(name == "train" and known is loader for name, known in self._loaders)
         for batch in loader:
-            image, label = (part.to(device, non_blocking=True) for part in (batch.image, batch.label))
-            yield self._augmented(batch._replace(image=image, label=label), is_training, loader.claim())
+            *images, label = (
+                part.to(device, non_blocking=True) for part in (*by_size(batch.image), batch.label)
+            )
+            moved = batch._replace(image=of_sizes(images), label=label)
+            yield self._augmented(moved, is_training, loader.claim(), loader.split)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the train split; Lightning saves it in its checkpoints."""
@@ -293,12 +308,26 @@ class ShardDataModule(lightning.LightningDataModule):
             note = f"labels {low}..{high}{few} need num_classes={high + 1}"
             getattr(exception, "add_note", log.warning)(note)  # add_note: Python 3.11
 
-    def _augmented(self, batch: AnyBatch, is_training: bool, request: Request | None) -> AnyBatch:
+    def _augmented(
+        self, batch: AnyBatch, is_training: bool, request: Request | None, split: Split | None
+    ) -> AnyBatch:
         if self.augment is None:
             return batch
         self.augment.train(is_training)
-        is_augmented = self._pixels(is_training).dtype != torch.uint8
-        return augmented(self.augment, batch, self._config.seed, request, is_augmented=is_augmented)
+        views = None if split is None else split.view_groups()
+        is_augmented = self._pixels(is_training, split).dtype != torch.uint8
+        return augmented(
+            self.augment, batch, self._config.seed, request, is_augmented=is_augmented, views=views
+        )
+
+    def _split_of(self, dataloader_idx: int) -> Split | None:
+        """Return the split of the batches that the Trainer is at; None without a Trainer."""
+        if self.trainer is None or self.trainer.state.stage is None:
+            return None
+        stage = self.trainer.state.stage.value
+        kind = {"sanity_check": "val", "validate": "val"}.get(stage, stage)
+        splits = [split for name, split in self.splits.items() if kind_of(name) == kind]
+        return splits[dataloader_idx] if dataloader_idx < len(splits) else None
 
     def _close(self) -> None:
         for _, loader in self._loaders:
@@ -371,11 +400,12 @@ class ShardDataModule(lightning.LightningDataModule):
                 f"is {self._names[given]!r}"
             )
 
-    def _pixels(self, is_train: bool) -> PixelFormat:
-        """Return the format of the loader's images: uint8, unless the CPU trains."""
+    def _pixels(self, is_train: bool, split: Split | None) -> PixelFormat:
+        """Return the format of the images of a split's loader: uint8, unless the CPU trains."""
         if not self._has_own_hook or not self._trains_on_cpu:
             return PixelFormat()
-        return pixels_of(self.augment, is_train, self._config.workers_and_threads[0])
+        views = 1 if split is None else len(split.view_crops())
+        return pixels_of(self.augment, is_train, self._config.workers_and_threads[0], views)
 
     @property
     def _has_own_hook(self) -> bool:
@@ -407,7 +437,9 @@ class ShardDataModule(lightning.LightningDataModule):
         is_train = name == "train"
         # Lightning warns that overfit_batches turns shuffling off, but does not do it.
         is_overfitting = getattr(self.trainer, "overfit_batches", 0) > 0
-        config = replace(self._config, drop_last=self._drop_last and is_train, pixels=self._pixels(is_train))
+        config = replace(
+            self._config, drop_last=self._drop_last and is_train, pixels=self._pixels(is_train, split)
+        )
         options: dict[str, Any] = {"shuffle": is_train and not is_overfitting, "rank": rank, "world": world}
         options["keys"] = self._keys or name == "predict"
         loader: BaseLoader
@@ -428,12 +460,18 @@ class ShardDataModule(lightning.LightningDataModule):
         return loader
 
 
-def _check_augment(augment: object) -> None:
-    """Raise ValueError for a random transform of torchvision, also in a container, and for no module."""
-    parts: list[Any] = [augment]
+def _checked_augment(augment: Any, splits: Mapping[str, Split | None]) -> nn.Module | None:
+    """Return ``augment=``, a list as a ModuleList; ValueError if it does not suit the splits or is no module.
+
+    Random transforms of torchvision are refused, in a container too.
+    """
+    is_list = isinstance(augment, (Sequence, nn.ModuleList))
+    modules = list(augment) if is_list else [augment]
+    parts: list[Any] = [*modules]
+    given = [uncompiled(module) for module in modules]
     for part in map(uncompiled, parts):
         kind: Any = type(part)
-        if isinstance(part, Augment) and part.is_random and part is not uncompiled(augment):
+        if isinstance(part, Augment) and part.is_random and not any(part is one for one in given):
             warn(
                 "augment= holds a tarpeg.Augment within other modules: it counts images by itself, and a "
                 "resumed run distorts them differently. Give the tarpeg.Augment alone."
@@ -455,8 +493,19 @@ def _check_augment(augment: object) -> None:
                 "that distorts only if self.training. Fixed steps, such as v2.Normalize, always run: give "
                 "them as they are."
             )
-    if not isinstance(augment, nn.Module | None):
-        raise ValueError(f"augment={augment!r} must be a torch.nn.Module such as tarpeg.Augment(), or None")
+    if not all(isinstance(module, nn.Module) or (module is None and not is_list) for module in modules):
+        raise ValueError(
+            f"augment={augment!r} must be a torch.nn.Module such as tarpeg.Augment(), a list of one module "
+            "per view, or None"
+        )
+    for name, split in splits.items() if is_list else ():
+        count = 0 if split is None else len(split.view_crops())
+        if count and count != len(modules) and (name == "train" or count > 1 or not modules):
+            raise ValueError(
+                f"augment= has {len(modules)} modules, but {name} has {count} views: give one module per "
+                "view, or a single one for all"
+            )
+    return nn.ModuleList(modules) if is_list else augment
 
 
 def _compare_over_ranks(loader: BaseLoader, name: str, world: int) -> None:

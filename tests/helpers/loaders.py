@@ -36,7 +36,8 @@ def digest(batches):
     """A hash of all images, labels and keys."""
     sha = hashlib.sha256()
     for batch in batches:
-        sha.update(batch.image.movedim(-3, -1).contiguous().numpy().tobytes())
+        for images in batch.image if isinstance(batch.image, list) else [batch.image]:
+            sha.update(images.movedim(-3, -1).contiguous().numpy().tobytes())
         sha.update(batch.label.numpy().tobytes() + repr(batch[2:]).encode())
     return sha.hexdigest()
 

@@ -36,7 +36,8 @@ class Net(lightning.LightningModule):
         self.seen[stage].append(batch)
         if self.fails_at == stage:
             raise ArithmeticError("as asked")
-        images = batch.image if batch.image.ndim == 4 else batch.image[0]  # of several views the first
+        images = batch.image[0] if isinstance(batch.image, list) else batch.image
+        images = images if images.ndim == 4 else images[0]  # of several views the first
         colours = images.to(self.net.weight.dtype).mean((2, 3))
         return nn.functional.cross_entropy(self.net(colours), batch.label)
 

@@ -72,6 +72,15 @@ def test_the_planned_samples_over_all_ranks(photos, name, batch_size, world):
         assert min(sizes) >= 1 and max(sizes) - min(sizes) <= 1
 
 
+class OwnCrop:
+    """A crop of a user's, with any size."""
+
+    draws, boxes = 0, None
+
+    def __init__(self, size):
+        self.size = size
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
@@ -80,8 +89,15 @@ def test_the_planned_samples_over_all_ranks(photos, name, batch_size, world):
         ({"crop": [CenterCrop(8), 224]}, "crop=224 must have size, draws and boxes"),
         ({"subset": 1.5}, r"subset=1\.5"),
         ({"shuffle": "block"}, "shuffle='block' must be"),
-        ({"crop": [CenterCrop(24), SMALL]}, r"views of the sizes \[\(24, 24\), \(32, 32\)\] in epoch 0"),
-        ({"crop": [SMALL, Progressive(SMALL, {7: 8})]}, r"sizes \[\(8, 8\), \(32, 32\)\] in epoch 7"),
+        (
+            {"crop": [SMALL, Progressive(SMALL, {7: 8})]},
+            r"of one size are \[\[0, 1\]\] in epoch 0 and \[\[0\], \[1\]\] in epoch 7",
+        ),
+        ({"crop": []}, r"crop=\[\] is empty: give a crop, or one per view"),
+        *(
+            ({"crop": OwnCrop(size)}, "crop=.* has size=.*: it must be")
+            for size in (None, 8, (0, 4), (4.5, 4), (4,))
+        ),
         ({"crop": [SMALL] * 2, "views": 3}, "views=3, but crop= has 2 crops"),
         ({"views": 0}, "views=0"),
         ({"fidelity": "best"}, "fidelity='best' must be 'fast' or 'exact'"),

@@ -118,18 +118,19 @@ class Augment(nn.Module):
         seed: int = 0,
         epoch: int = 0,
         occurrence: npt.ArrayLike | None = None,
-        views: int = 1,
+        views: int | Sequence[int] = 1,
     ) -> dict[str, Tensor]:
         """Draw the parameters of samples ids [B]: arguments of ``tarpeg.augment_batch``.
 
         ``ops0``, ``values0`` and ``weights0``, ``ops1`` ... are the programs of ``policy``.
         ``size``: (height, width) of the images. ``occurrence``: [B], which occurrence of its sample in the
-        epoch, from 0; None means 0. ``views``: images per sample; the result has [views * B] rows, the first
-        view of all samples first.
+        epoch, from 0; None means 0. ``views``: images per sample, or the numbers of their views; the result
+        has [views * B] rows, the first view of all samples first.
         """
         rows, (height, width) = np.asarray(ids), size
         occurrences = np.zeros_like(rows) if occurrence is None else np.asarray(occurrence)
-        firsts = [rng.first_draw(occurrences, view) for view in range(views)]
+        numbers = range(views) if isinstance(views, int) else views
+        firsts = [rng.first_draw(occurrences, view) for view in numbers]
 
         def uniforms(count: int, stream: int) -> rng.Float64:
             return np.concatenate([rng.uniforms(seed, epoch, rows, count, stream, first) for first in firsts])
@@ -269,12 +270,15 @@ class Mix:
                 raise ValueError(f"{name}={value!r} must be the alpha of a Beta distribution, or 0 for never")
         check_probabilities(self, "probability", "cutmix_share")
 
-    def __call__(self, images: Tensor, labels: Tensor, uniforms: Sequence[float]) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, images: Tensor | list[Tensor], labels: Tensor, uniforms: Sequence[float]
+    ) -> tuple[Tensor, Tensor]:
         """Mix ``images``, floating point ``[B, C, H, W]``, by three uniform draws."""
         from torchvision.transforms import v2
 
-        if images.ndim != 4:
-            raise ValueError(f"mix takes one view of each image, [B, 3, H, W], got {list(images.shape)}")
+        if isinstance(images, list) or images.ndim != 4:
+            got = [list(part.shape) for part in images] if isinstance(images, list) else list(images.shape)
+            raise ValueError(f"mix takes one view of each image, [B, 3, H, W], got {got}")
         if labels.ndim != 1 or labels.dtype != torch.int64:
             raise ValueError(f"mix takes labels int64 [B], got {labels.dtype} {list(labels.shape)}")
         low, high = (int(bound) for bound in labels.aminmax()) if labels.device.type == "cpu" else (0, 0)

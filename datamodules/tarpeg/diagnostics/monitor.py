@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
 from torch import Tensor
 
 from .. import machine
-from ..loader.batch import uncompiled
+from ..loader.batch import modules_of, uncompiled
 from ..loader.loader import BaseLoader
 from ..ops import library
 from .advice import STAGES, Advice, RunFacts, advise, measure_costs
@@ -356,7 +356,9 @@ def _run_facts(trainer: Trainer, seconds: float) -> RunFacts:
     if not isinstance(loader, BaseLoader):
         return run._replace(other_workers=_workers(loader))
     split, (workers, threads) = loader.split, loader.config.workers_and_threads
-    augment = getattr(getattr(trainer, "datamodule", None), "augment", None)
+    modules = modules_of(getattr(getattr(trainer, "datamodule", None), "augment", None))
+    # Of several modules, one per view, the first that is not tarpeg's explains the time best.
+    names = sorted([type(uncompiled(module)).__name__ for module in modules], key="Augment".__eq__)
     costs = None
     if not split.streaming:
         costs = measure_costs(loader.fetcher, max(trainer.current_epoch - 1, 0), seconds)
@@ -365,8 +367,8 @@ def _run_facts(trainer: Trainer, seconds: float) -> RunFacts:
         is_streaming=bool(split.streaming),
         workers=workers,
         threads=threads,
-        augment=None if augment is None else type(uncompiled(augment)).__name__,
-        is_random=bool(getattr(augment, "is_random", False)),
+        augment=names[0] if names else None,
+        is_random=any(getattr(module, "is_random", False) for module in modules),
         has_operators=device != "cuda" or library.has_cuda(),
         costs=costs,
     )

@@ -9,8 +9,9 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from ..augment.module import Augment
 from ..errors import DecodeError
-from ..loader.batch import AnyBatch, augmented, params_of, uncompiled
+from ..loader.batch import AnyBatch, augmented, by_view, modules_of, params_of, uncompiled
 from ..loader.split import kind_of
 from ..ops import matrices
 from ..sampling.sampler import Request
@@ -106,14 +107,17 @@ class Card:
 def _cards(
     augment: Any, loader: Any, batch: AnyBatch, request: Request, limit: int, classes: Sequence[str] = ()
 ) -> list[Card]:
-    fetcher, after = loader.fetcher, batch
+    fetcher, after, views = loader.fetcher, batch, loader.split.view_groups()
     if augment is not None:
         is_augmented = fetcher.dtype != torch.uint8
-        after = augmented(augment, batch, fetcher.seed, request, is_augmented=is_augmented)
-    before, changed = (each.image[None] if each.image.ndim == 4 else each.image for each in (batch, after))
-    params: dict[str, Tensor] = {}
-    if isinstance(augment, Augment) and augment.training:
-        params = params_of(augment, batch.image, fetcher.seed, request)
+        after = augmented(augment, batch, fetcher.seed, request, is_augmented=is_augmented, views=views)
+    before, changed = by_view(batch.image, views), by_view(after.image, views)
+    modules: list[Any] = [*modules_of(augment)] or [None]
+    modules = modules if len(modules) > 1 else modules * len(before)
+    params: list[dict[str, Tensor]] = [{} for _ in before]
+    for view, (module, images) in enumerate(zip(modules, before, strict=False)):
+        if isinstance(module, Augment) and module.training:
+            params[view] = params_of(module, images, fetcher.seed, request, [view])
     cards = []
     for row, id in enumerate(request.ids[:limit].tolist()):
         card = Card(fetcher.shards.key(id), _label(after.label[row], classes))
@@ -128,11 +132,11 @@ def _cards(
             boxes, flips = fetcher.boxes_and_flips(request.of_row(row), size)
             framed = _with_boxes(source, [box[0].tolist() for box in boxes])
             card.add(framed, f"{source.width} x {source.height}")
-        for view in range(len(before)):
+        for view, (images, results) in enumerate(zip(before, changed, strict=True)):
             is_flipped = bool(flips and flips[view][0])
-            card.add(_fitted(_picture(None, before[view, row])), "crop, mirrored" if is_flipped else "crop")
-            text = _caption(params, view * len(request.ids) + row, before.shape[-2:])
-            card.add(_fitted(_picture(augment, changed[view, row])), text)
+            card.add(_fitted(_picture(None, images[row])), "crop, mirrored" if is_flipped else "crop")
+            text = _caption(params[view], row, images.shape[-2:])
+            card.add(_fitted(_picture(modules[view], results[row])), text)
         cards.append(card)
     return cards
 
@@ -218,21 +222,30 @@ def _motion(matrix: Tensor, size: Sequence[int]) -> list[str]:
 
 def _header(data: Any, split: str, epoch: int, count: int) -> list[str]:
     """Return a title, the crops, and the augmentation."""
-    shown, augment = data.splits[split], data.augment
-    crops = shown.view_crops()[: shown.views]
+    shown = data.splits[split]
+    crops = shown.view_crops()
     flip = f", flip {shown.flip:g}" if shown.flip else ""
-    if isinstance(augment, Augment):
-        parts = []
-        if augment.training:
-            parts += [f"flip {augment.flip:g}"] if augment.flip else []
-            parts += [_short(part) for part in augment.distortions.values()]
-            parts += [_short(augment.mix)] if augment.mix is not None else []
-        parts += ["YCbCr, shown as RGB"] if augment.space == "ycbcr" else []
-        changes = "; ".join(parts) or "normalised only"
-    else:
-        changes = "no augmentation" if augment is None else type(uncompiled(augment)).__name__
+    changes = _counted(map(_changes, modules_of(data.augment)[: len(crops)])) or "no augmentation"
     title = f"What the network sees: {split}, epoch {epoch}, {count} sample{'s' * (count > 1)}"
-    return [title, "; ".join(_short(crop) for crop in crops) + flip, changes]
+    return [title, _counted(map(_short, crops)) + flip, changes]
+
+
+def _changes(augment: torch.nn.Module) -> str:
+    if not isinstance(augment, Augment):
+        return type(uncompiled(augment)).__name__
+    parts = []
+    if augment.training:
+        parts += [f"flip {augment.flip:g}"] if augment.flip else []
+        parts += [_short(part) for part in augment.distortions.values()]
+        parts += [_short(augment.mix)] if augment.mix is not None else []
+    parts += ["YCbCr, shown as RGB"] if augment.space == "ycbcr" else []
+    return "; ".join(parts) or "normalised only"
+
+
+def _counted(texts: Iterable[str]) -> str:
+    """Join texts; equal neighbours once, with their count."""
+    runs = [(text, sum(1 for _ in run)) for text, run in groupby(texts)]
+    return "; ".join(f"{count} x ({text})" if count > 1 else text for text, count in runs)
 
 
 def _short(part: Any) -> str:

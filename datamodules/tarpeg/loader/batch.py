@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -12,22 +13,29 @@ from ..augment.module import Augment
 from ..sampling.sampler import Request
 from .config import PixelFormat
 
+# One tensor, or a list of tensors if the views of a split have several sizes. Any instead of list[Tensor]: a
+# network of one size needs no cast, and one of several sizes neither.
+Images = Tensor | Any
+# One shape, or a list of shapes.
+Shape = tuple[int, ...] | list[tuple[int, ...]]
+
 
 class Batch(NamedTuple):
     """``image``: uint8 ``[B, 3, H, W]``, RGB, channels_last. ``label``: int64 ``[B]``.
 
     With ``Split(views=n)`` the image is ``[n, B, 3, H, W]``, where ``image[v]`` is an ordinary batch; with
-    several targets the label is ``[B, targets]``.
+    crops of several sizes it is a list with one tensor ``[n, B, 3, H, W]`` per size, sizes in the order of
+    their first crop; with several targets the label is ``[B, targets]``.
     """
 
-    image: Tensor
+    image: Images
     label: Tensor
 
 
 class KeyedBatch(NamedTuple):
     """A ``Batch`` with ``key``, the keys of the B samples: in prediction, and with ``keys=True``."""
 
-    image: Tensor
+    image: Images
     label: Tensor
     key: list[str]
 
@@ -35,7 +43,7 @@ class KeyedBatch(NamedTuple):
 class ExtraBatch(NamedTuple):
     """A ``KeyedBatch`` with ``extra``: what the split's ``decode`` returned for each sample's members."""
 
-    image: Tensor
+    image: Images
     label: Tensor
     key: list[str]
     extra: list[Any]
@@ -65,71 +73,194 @@ def uncompiled(module: Any) -> Any:
     return getattr(module, "_orig_mod", module)
 
 
-def augmented(
-    augment: nn.Module, batch: AnyBatch, seed: int, request: Request | None, *, is_augmented: bool
-) -> AnyBatch:
-    """Augment a batch, images ``[B, 3, H, W]`` or views ``[n, B, 3, H, W]``, as drawn for ``request``.
+def by_size(value: Any) -> list[Any]:
+    """Return a list with an item per size: the value itself for views of several sizes."""
+    return value if isinstance(value, list) else [value]
 
-    ``request`` None: without distortions. ``is_augmented``: the loader delivered floating-point images, to
-    whatever type they were cast since, that need nothing more. Raises ``ValueError`` if the batch is not of
-    as many samples as the request.
+
+def of_sizes(parts: list[Any]) -> Any:
+    """Undo ``by_size``: the only item, or the list."""
+    return parts[0] if len(parts) == 1 else parts
+
+
+def by_view(images: Images, views: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Return the images ``[B, 3, H, W]`` of each view, in the order of the crops.
+
+    ``views``: numbers of the views of each size, see ``Split.view_groups``.
     """
-    image, label = batch.image, batch.label
-    plain = uncompiled(augment)  # also then the draws are functions of the samples
-    if not isinstance(plain, Augment):
-        return batch._replace(image=_on_each_view(augment, image))
-    if not augment.training:
+    found: dict[int, Tensor] = {}
+    for part, numbers in zip(by_size(images), views, strict=True):
+        found |= zip(numbers, part[None] if part.ndim == 4 else part, strict=True)
+    return [found[number] for number in sorted(found)]
+
+
+def modules_of(augment: nn.Module | None) -> list[nn.Module]:
+    """Return the modules of ``augment``: one per view of a list of them, otherwise at most one."""
+    return list(augment) if isinstance(augment, nn.ModuleList) else [] if augment is None else [augment]
+
+
+def augmented(
+    augment: nn.Module,
+    batch: AnyBatch,
+    seed: int,
+    request: Request | None,
+    *,
+    is_augmented: bool,
+    views: Sequence[Sequence[int]] | None = None,
+) -> AnyBatch:
+    """Augment a batch, its images a tensor or a list of tensors, as drawn for ``request``.
+
+    ``augment``: a module for all views, or a ``ModuleList`` of one per view. ``request`` None: without
+    distortions. ``is_augmented``: the loader delivered floating-point images, to whatever type they were cast
+    since, that need nothing more. ``views``: numbers of the views of each size, see ``Split.view_groups``;
+    None: in the order of the images. Raises ``ValueError`` if the batch is not of as many samples as the
+    request, or not of these views.
+    """
+    parts, label = by_size(batch.image), batch.label
+    plain = [module for module in map(uncompiled, modules_of(augment)) if isinstance(module, Augment)]
+    if not augment.training or not plain:
         request = None
-    if request is not None and (image.shape[-4], len(label)) != 2 * (len(request.ids),):
+    needs_numbers = request is not None or isinstance(augment, nn.ModuleList)
+    groups = _numbers(augment, parts, views if needs_numbers else None)
+    if request is not None and (parts[0].shape[-4], len(label)) != 2 * (len(request.ids),):
         raise ValueError(
-            f"the batch has {image.shape[-4]} images and {len(label)} labels, but {len(request.ids)} were "
+            f"the batch has {parts[0].shape[-4]} images and {len(label)} labels, but {len(request.ids)} were "
             "delivered, so their samples are unknown: hooks that run before Augment must keep all of them"
         )
-    if not (is_augmented and image.is_floating_point()):
-        if request is not None and plain.is_random:
-            params = params_of(plain, image, seed, request)
-            image = _on_each_view(lambda images: augment(images, params), image)
-        else:
-            image = _on_each_view(augment, image)
-    if request is not None and plain.mix is not None:
-        image, label = plain.mix_batch(image, label, int(request.ids[0]), seed=seed, epoch=request.epoch)
+
+    def augment_part(module: nn.Module, images: Tensor, numbers: Sequence[int], _: Tensor | None) -> Tensor:
+        own = uncompiled(module)  # also then the draws are functions of the samples
+        params = []
+        if request is not None and isinstance(own, Augment) and own.is_random:
+            params.append(params_of(own, images, seed, request, numbers))
+        result: Tensor = module(images, *params)
+        return result
+
+    images = [
+        part if is_augmented and part.is_floating_point() else _on_views(augment_part, augment, part, numbers)
+        for part, numbers in zip(parts, groups, strict=True)
+    ]
+    image = of_sizes(images)
+    mixing = next((module for module in plain if module.mix is not None), None)
+    if request is not None and mixing is not None:
+        image, label = mixing.mix_batch(image, label, int(request.ids[0]), seed=seed, epoch=request.epoch)
     return batch._replace(image=image, label=label)
 
 
-def params_of(augment: Augment, images: Tensor, seed: int, request: Request) -> dict[str, Tensor]:
-    """Draw the params of the images ``[B, 3, H, W]`` or ``[n, B, 3, H, W]`` of ``request``."""
-    views = 1 if images.ndim == 4 else len(images)
+def params_of(
+    augment: Augment, images: Tensor, seed: int, request: Request, views: Sequence[int] = (0,)
+) -> dict[str, Tensor]:
+    """Draw the params of the images ``[len(views) * B, 3, H, W]`` of these views of ``request``."""
     size, epoch, occurrence = images.shape[-2:], request.epoch, request.occurrence
     return augment.params(request.ids, size, seed=seed, epoch=epoch, occurrence=occurrence, views=views)
 
 
 def augment_images(
-    augment: Augment, images: Tensor, seed: int, request: Request | None, out: Tensor | None
-) -> Tensor:
+    augment: nn.Module,
+    images: list[Tensor],
+    seed: int,
+    request: Request | None,
+    out: Images | None,
+    views: Sequence[Sequence[int]],
+) -> list[Tensor]:
     """Augment images in a worker as ``augmented`` would later; ``request`` None: without distortions."""
-    params = {} if request is None else params_of(augment, images, seed, request)
-    # The views of all samples are one batch; flatten(0, -4) returns a batch of one view itself.
-    flat = augment.transform(images.flatten(0, -4), params, None if out is None else out.flatten(0, -4))
-    return flat.view(images.shape) if out is None else out
+
+    def transform(module: Any, part: Tensor, numbers: Sequence[int], into: Tensor | None) -> Tensor:
+        params = {} if request is None else params_of(module, part, seed, request, numbers)
+        result: Tensor = module.transform(part, params, into)
+        return result
+
+    outs = [None] * len(images) if out is None else by_size(out)
+    groups = _numbers(augment, images, views)
+    return [
+        _on_views(transform, augment, part, numbers, into)
+        for part, numbers, into in zip(images, groups, outs, strict=True)
+    ]
 
 
-def pixels_of(augment: nn.Module | None, is_training: bool, workers: int) -> PixelFormat:
+def pixels_of(augment: nn.Module | None, is_training: bool, workers: int, views: int = 1) -> PixelFormat:
     """Format of a loader's images if the CPU trains: as much of ``augment`` as the loader does better.
 
     Normalisation alone is done by the decoder while it writes. Anything more is done by the worker processes,
     in parallel to the training: 5% to 30% more steps per second with ``augment=heavy`` and a small network on
     two cores. Without workers Augment runs on the delivered batches.
     """
-    if type(augment) is not Augment or augment.memory_format is torch.contiguous_format:
+    modules = modules_of(augment)[: None if views > 1 else 1]
+    own = [module for module in modules if type(module) is Augment]
+    dtypes = {module.dtype for module in own}
+    is_planar = any(module.memory_format is torch.contiguous_format for module in own)
+    if len(own) < len(modules) or len(dtypes) != 1 or is_planar:
         return PixelFormat()
-    distorts = is_training and augment.is_random
-    if not distorts and augment.space == "rgb":
-        return PixelFormat(augment.mean, augment.std, augment.dtype)
-    return PixelFormat(dtype=augment.dtype, augment=augment, distorts=distorts) if workers else PixelFormat()
+    distorts, first = is_training and any(module.is_random for module in own), own[0]
+    has_one_scale = len({(module.mean, module.std, module.space) for module in own}) == 1
+    if not distorts and has_one_scale and first.space == "rgb":
+        return PixelFormat(first.mean, first.std, first.dtype)
+    return PixelFormat(dtype=first.dtype, augment=augment, distorts=distorts) if workers else PixelFormat()
 
 
-def _on_each_view(augment: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    if images.ndim == 4:
-        return augment(images)
-    flat = augment(images.flatten(0, 1))
-    return flat.view(*images.shape[:2], *flat.shape[1:])
+def _numbers(
+    augment: nn.Module, parts: Sequence[Tensor], views: Sequence[Sequence[int]] | None
+) -> list[Sequence[int]]:
+    """Return the numbers of the views of each tensor, checked against ``views`` and ``augment``.
+
+    Hooks may remove views from a split with one size.
+    """
+    lengths = [part.shape[-4] for part in parts if len(parts) > 1]
+    if len(set(lengths)) > 1:
+        raise ValueError(
+            f"the views of a batch have {' and '.join(map(str, lengths))} images: a hook that removes "
+            "samples must remove them from all tensors of batch.image, and from batch.label"
+        )
+    counts = [1 if part.ndim == 4 else len(part) for part in parts]
+    starts = [sum(counts[:size]) for size in range(len(counts))]
+    numbers: list[Sequence[int]] = [
+        range(start, start + count) for start, count in zip(starts, counts, strict=True)
+    ]
+    if views is not None and len(views) > 1:
+        numbers, delivered = list(views), [len(group) for group in views]
+        if counts != delivered:
+            raise ValueError(
+                f"the batch has {counts} views of each size, but {delivered} were delivered: hooks that run "
+                "before augment= must keep all of them"
+            )
+    if isinstance(augment, nn.ModuleList) and sum(counts) not in (1, len(augment)):
+        raise ValueError(
+            f"augment= has {len(augment)} modules, but the batch has {sum(counts)} views: give one module "
+            "per view, or a single one for all"
+        )
+    return numbers
+
+
+def _on_views(
+    call: Callable[[Any, Tensor, Sequence[int], Tensor | None], Tensor],
+    augment: nn.Module,
+    images: Tensor,
+    numbers: Sequence[int],
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return ``call(module, images, numbers, out)`` of the views of one size.
+
+    Consecutive views with the same module are one batch ``[n * B, 3, H, W]`` in one call.
+    """
+    runs: list[tuple[nn.Module, list[int]]] = [(augment, list(numbers))]
+    if isinstance(augment, nn.ModuleList):
+        runs = [(module, list(run)) for module, run in groupby(numbers, augment.__getitem__)]
+    if len(runs) == 1 and images.ndim == 4:
+        return call(runs[0][0], images, numbers, out)
+    # flatten(0, -4) returns a batch of one view itself.
+    flat, into = images.flatten(0, -4), None if out is None else out.flatten(0, -4)
+    lead, results, start = images.shape[:-3], [], 0
+    for module, run in runs:
+        rows = slice(start, start + len(run) * lead[-1])
+        results.append(call(module, flat[rows], run, None if into is None else into[rows]))
+        start = rows.stop
+    if into is not None:
+        return into.view(images.shape)
+    if len({(result.shape[1:], result.dtype) for result in results}) > 1:
+        shown = [f"{result.dtype} {list(result.shape[1:])}" for result in results]
+        raise ValueError(
+            f"augment= returns {' and '.join(shown)} for the views {[run for _, run in runs]}, whose crops "
+            "have one size: their results must have one shape and type"
+        )
+    whole = results[0] if len(results) == 1 else torch.cat(results)
+    return whole.view(*lead, *whole.shape[1:])

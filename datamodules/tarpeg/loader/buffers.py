@@ -9,15 +9,14 @@ import mmap
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..sampling.sampler import Request
-from .batch import FetchResult
+from .batch import FetchResult, Images, Shape, by_size, of_sizes
 from .workers import ProcessPool, ThreadPool, WorkerPool
 
 _FREE, _ACQUIRED, _LENT = range(3)
@@ -38,7 +37,8 @@ class _LentArray(weakref.ref[np.ndarray]):
 class BatchBuffers:
     """Numbered buffers of ``nbytes`` each (rounded up to pages), lent to a consumer as tensors.
 
-    A lent buffer is free again when the last tensor on it is gone. Fresh memory would cost a page fault per
+    A buffer holds the images of a batch: one tensor, or a list with one per size for a list of shapes. A lent
+    buffer is free again when the last tensor on it is gone. Fresh memory would cost a page fault per
     4 KiB, a fifth of the time it takes to decode the batch. ``ahead``: buffers that are filled while the
     consumer works. A consumer that keeps more than ``MOST_LENT`` batches gets copies: there is always a
     buffer to fill, and a batch that is kept is never overwritten.
@@ -85,18 +85,18 @@ class BatchBuffers:
         """Free all buffers that were acquired and not lent: no worker fills them any more."""
         self._state = self._state.replace(bytes([_ACQUIRED]), bytes([_FREE]))
 
-    def view(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def view(self, number: int, shape: Shape, dtype: torch.dtype) -> Images:
         """View a buffer as images ``[..., 3, H, W]`` in channels_last order, to be filled."""
         return _as_images(self._array(number, shape, dtype), shape, dtype)
 
-    def lend(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def lend(self, number: int, shape: Shape, dtype: torch.dtype) -> Images:
         """Return a buffer's images; it is free when no tensor, view or storage refers to them any more."""
         self._release_gone()
         if self._state.count(_LENT) >= MOST_LENT:
-            images = self.view(number, shape, dtype).clone()
+            copies = [part.clone() for part in by_size(self.view(number, shape, dtype))]
             self._state[number] = _FREE
-            return images
-        # The tensor's storage refers to this array, and every view of the tensor to the storage.
+            return of_sizes(copies)
+        # The storage of all tensors refers to this array, and every view of a tensor to the storage.
         array = self._array(number, shape, dtype)
         lent = self._lent[number] = _LentArray(array, self._gone.append)
         lent.number = number
@@ -107,14 +107,18 @@ class BatchBuffers:
         while self._gone:
             self._state[self._gone.popleft().number] = _FREE
 
-    def _array(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> np.ndarray:
+    def _array(self, number: int, shape: Shape, dtype: torch.dtype) -> np.ndarray:
         begin = number * self.nbytes
-        return self._memory[begin : begin + math.prod(map(int, shape)) * dtype.itemsize]
+        return self._memory[begin : begin + sum(map(math.prod, by_size(shape))) * dtype.itemsize]
 
 
-def _as_images(array: np.ndarray, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    *lead, channels, height, width = shape
-    return torch.from_numpy(array).view(dtype).view(*lead, height, width, channels).movedim(-1, -3)
+def _as_images(array: np.ndarray, shape: Shape, dtype: torch.dtype) -> Images:
+    shapes = by_size(shape)
+    parts = torch.from_numpy(array).view(dtype).split_with_sizes([math.prod(part) for part in shapes])
+    images = []
+    for part, (*lead, channels, height, width) in zip(parts, shapes, strict=True):
+        images.append(part.view(*lead, height, width, channels).movedim(-1, -3))
+    return of_sizes(images)
 
 
 ToRequest = Callable[[Any], Request | FetchResult]

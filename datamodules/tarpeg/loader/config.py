@@ -12,7 +12,7 @@ import torch
 from ..machine import usable_cores
 
 if TYPE_CHECKING:
-    from ..augment.module import Augment
+    from torch import nn
 
 OnError = Literal["substitute", "raise"]
 
@@ -28,14 +28,14 @@ class PixelFormat:
     """Format of delivered images: uint8, or (value / 255 - mean) / std in a floating-point ``dtype``.
 
     ``mean`` and ``std``: one number for each of R, G, B, for values in 0..1; None with uint8. ``augment``:
-    makes images of that ``dtype`` from uint8 ones in the process that decodes them; ``distorts``: with random
-    distortions of each sample.
+    an ``Augment``, or a ``ModuleList`` of one per view, that makes images of that ``dtype`` from uint8 ones
+    in the process that decodes them; ``distorts``: with random distortions of each sample.
     """
 
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     dtype: torch.dtype = torch.uint8
-    augment: Augment | None = None
+    augment: nn.Module | None = None
     distorts: bool = False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -21,7 +22,18 @@ from ..shards import pillow
 from ..shards.labels import Samples, read_extra, read_labels, where_of
 from ..shards.mapped import Shards
 from ..shards.stream import StreamRequest
-from .batch import AnyBatch, Batch, ExtraBatch, FetchResult, KeyedBatch, augment_images
+from .batch import (
+    AnyBatch,
+    Batch,
+    ExtraBatch,
+    FetchResult,
+    Images,
+    KeyedBatch,
+    Shape,
+    augment_images,
+    by_size,
+    of_sizes,
+)
 from .config import OnError, PixelFormat
 from .split import Split
 
@@ -37,12 +49,12 @@ class BoxError(ValueError):
 
 
 class _Decoded(NamedTuple):
-    """``images``: [B, 3, H, W] or [views, B, 3, H, W]. ``status``: [B]. ``reasons``: by row, if known.
+    """``images``: per size [B, 3, H, W] or [views, B, 3, H, W]. ``status``: [B].
 
-    ``non_jpeg``: the first row that Pillow decoded.
+    ``reasons``: by row, if known. ``non_jpeg``: the first row that Pillow decoded.
     """
 
-    images: Tensor
+    images: list[Tensor]
     status: Tensor
     reasons: dict[int, str]
     non_jpeg: int | None
@@ -71,22 +83,24 @@ class Fetcher:
         """Type of the images."""
         return self.pixels.dtype
 
-    def shape(self, request: Request | StreamRequest) -> tuple[int, ...]:
-        """Shape of the images of ``request``."""
-        crops = self._crops(request.epoch)
-        shape = (len(request.ids), 3, *crops[0].size)
-        return shape if len(crops) == 1 else (len(crops), *shape)
+    def shape(self, request: Request | StreamRequest) -> Shape:
+        """Shape of the images of ``request``; a list of shapes for views of several sizes."""
+        crops, count = self._crops(request.epoch), len(request.ids)
+        groups = self.split.view_groups()
+        shapes = [(len(views), count, 3, *map(int, crops[views[0]].size)) for views in groups]
+        return shapes[0][1:] if len(crops) == 1 else of_sizes(shapes)
 
     def nbytes(self, request: Request) -> int:
         """Bytes of the images of ``request``."""
-        return math.prod(map(int, self.shape(request))) * self.dtype.itemsize
+        return sum(map(math.prod, by_size(self.shape(request)))) * self.dtype.itemsize
 
     def fetch(
-        self, request: Request | StreamRequest, out: Tensor | None = None, threads: int = 1
+        self, request: Request | StreamRequest, out: Images | None = None, threads: int = 1
     ) -> FetchResult:
         """Read, decode, crop and resize the samples of ``request``: the same bytes in any process.
 
-        ``out``: memory for the images, of ``shape(request)`` and ``dtype``, each in channels_last order.
+        ``out``: memory for the images, of ``shape(request)`` (a list of tensors for a list of shapes) and
+        ``dtype``, each in channels_last order.
         ``threads``: decode on so many. A damaged sample or shard, and a box outside its image, are the error
         of the result; other errors are raised.
         """
@@ -122,7 +136,7 @@ class Fetcher:
             flips.append(uniforms[:, 0] < self.split.flip)
         return boxes, flips
 
-    def _fetch(self, request: Request, out: Tensor | None, threads: int) -> FetchResult:
+    def _fetch(self, request: Request, out: Images | None, threads: int) -> FetchResult:
         pixels, ids = self.pixels, np.array(request.ids)
         decoded = out if pixels.augment is None else None
         images, status, reasons, first = self._decode(request, decoded, threads)
@@ -134,18 +148,21 @@ class Fetcher:
             reason += f": {reasons[row]}" if row in reasons else ""
             if self.on_error == "raise":
                 raise DecodeError(f"{reason}; on_error='substitute' replaces it by another sample")
-            ids[row], images[..., row, :, :, :] = self._substitute(request.of_row(row), reason)
+            ids[row], others = self._substitute(request.of_row(row), reason)
+            for part, other in zip(images, others, strict=True):
+                part[..., row, :, :, :] = other
             substituted.append(f"{reason}; {self.shards.key(int(ids[row]))!r} takes its place")
         if pixels.augment is not None:
             distorted = request if pixels.distorts else None
-            images = augment_images(pixels.augment, images, self.seed, distorted, out)
-        return FetchResult(self._batch(images, ids), substituted, non_jpeg)
+            views = self.split.view_groups()
+            images = augment_images(pixels.augment, images, self.seed, distorted, out, views)
+        return FetchResult(self._batch(of_sizes(images), ids), substituted, non_jpeg)
 
     def _check_unchanged(self, ids: Int64) -> None:
         if isinstance(self.shards, Shards):
             self.shards.check_unchanged(ids)
 
-    def _batch(self, images: Tensor, ids: Int64) -> AnyBatch:
+    def _batch(self, images: Images, ids: Int64) -> AnyBatch:
         members, label = tuple(self.split.members), read_labels(self.shards, ids, self.split.target)
         if not self.keys and not members:
             return Batch(images, label)
@@ -157,31 +174,36 @@ class Fetcher:
     def _crops(self, epoch: int) -> list[Crop]:
         return [crop_at(crop, epoch) for crop in self.split.view_crops()]
 
-    def _decode(self, request: Request, out: Tensor | None = None, threads: int = 1) -> _Decoded:
-        """Decode all views of all samples."""
+    def _decode(self, request: Request, out: Images | None = None, threads: int = 1) -> _Decoded:
+        """Decode all views of all samples, those of one size in one call."""
         files, limit = self.shards.images(request.ids), self.max_pixels or MAX_PIXELS
         sizes = image_sizes(files).numpy()
         boxes, flips = self.boxes_and_flips(request, sizes)
-        views, count = len(boxes), len(files)
-        flat = out if out is None or views == 1 else out.flatten(0, 1)
-        crops = np.concatenate(boxes), np.concatenate(flips)
-        flat, statuses = self._resize(request.epoch, files * views, *crops, flat, threads)
-        status = statuses.view(views, count).amax(0)
-        rows = (status == Status.TOO_LARGE).nonzero()[:, 0].tolist()
-        reasons = {row: pillow.too_large(sizes[row, 0], sizes[row, 1], limit) for row in rows}
+        groups, count = self.split.view_groups(), len(files)
+        outs = [None] * len(groups) if out is None else by_size(out)
+        status, images = torch.zeros(count, dtype=torch.int32, device="cpu"), []
+        rows_of_views: dict[int, Tensor] = {}
+        for views, shape, part in zip(groups, by_size(self.shape(request)), outs, strict=True):
+            places, mirrored = (np.concatenate([each[view] for view in views]) for each in (boxes, flips))
+            flat = None if part is None else part.flatten(0, -4)
+            flat, statuses = self._resize(shape[-2:], files * len(views), places, mirrored, flat, threads)
+            status = torch.maximum(status, statuses.view(len(views), count).amax(0))
+            images.append(flat if len(boxes) == 1 else flat.view(shape))
+            rows_of_views |= {view: flat[place * count :] for place, view in enumerate(views)}
+        large = (status == Status.TOO_LARGE).nonzero()[:, 0].tolist()
+        reasons = {row: pillow.too_large(sizes[row, 0], sizes[row, 1], limit) for row in large}
         non_jpeg = None
         for row in (sizes[:, 0] == 0).nonzero()[0].tolist():
             content = files[row].numpy().tobytes()
             if content.startswith(pillow.JPEG) or int(status[row]) not in _OTHER_FORMAT:
                 continue
             try:
-                outs = [flat[place : place + 1] for place in range(row, len(flat), count)]
-                self._decode_whole(content, request.of_row(row), outs)
+                rows = [rows_of_views[view][row : row + 1] for view in range(len(boxes))]
+                self._decode_whole(content, request.of_row(row), rows)
             except pillow.RefusedError as error:
                 status[row], reasons[row] = int(error.status), error.reason
             else:
                 status[row], non_jpeg = 0, row if non_jpeg is None else non_jpeg
-        images = flat if views == 1 else flat.view(views, count, *flat.shape[1:]) if out is None else out
         return _Decoded(images, status, reasons, non_jpeg)
 
     def _decode_whole(self, content: bytes, request: Request, outs: list[Tensor]) -> None:
@@ -196,11 +218,11 @@ class Fetcher:
             part = image.crop((left, top, left + width, top + height))
             ppm = pillow.as_tensor(pillow.ppm(pillow.to_rgb(part)))
             whole = np.array([[0, 0, height, width]], np.int32)
-            self._resize(request.epoch, [ppm], whole, flip, out, 1)
+            self._resize(out.shape[-2:], [ppm], whole, flip, out, 1)
 
     def _resize(
         self,
-        epoch: int,
+        size: Sequence[int],
         files: list[Tensor],
         boxes: npt.NDArray[np.int32],
         flips: npt.NDArray[np.bool_],
@@ -210,7 +232,7 @@ class Fetcher:
         return decode_batch(
             files,
             torch.from_numpy(boxes),
-            self._crops(epoch)[0].size,
+            size,
             torch.from_numpy(flips) if self.split.flip else None,
             interpolation=self.split.interpolation,
             fidelity=self.split.fidelity,
@@ -242,7 +264,7 @@ class Fetcher:
             )
         return np.ascontiguousarray(boxes, dtype=np.int32)
 
-    def _substitute(self, request: Request, reason: str) -> tuple[int, Tensor]:
+    def _substitute(self, request: Request, reason: str) -> tuple[int, list[Tensor]]:
         """Decode another sample for a request of one: a function of seed, epoch, id and occurrence alone."""
         epoch, ids, occurrence = request
         first = 0 if occurrence is None else rng.first_draw(occurrence)
@@ -253,5 +275,5 @@ class Fetcher:
             decoded = self._decode(Request(epoch, other[None], occurrence))
             self._check_unchanged(other[None])
             if decoded.status[0] == Status.OK:
-                return int(other), decoded.images[..., 0, :, :, :]
+                return int(other), [part[..., 0, :, :, :] for part in decoded.images]
         raise DecodeError(f"{reason}, and none of {_MOST_SUBSTITUTES} others that were drawn can be decoded")

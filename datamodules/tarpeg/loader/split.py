@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -47,8 +48,10 @@ class Split:
     sample the floor or the ceiling of its expected count, every time with another crop.
 
     ``views``: n crops of each image, of which the bytes are read once; images are then ``[n, B, 3, H, W]``,
-    where ``image[v]`` is an ordinary batch. A list of n crops, all of one size, is one crop per view. Views
-    of different sizes are not supported: a batch has one tensor of images.
+    where ``image[v]`` is an ordinary batch. A list of n crops is one crop per view. With crops of several
+    sizes ``image`` is a list with one tensor ``[n, B, 3, H, W]`` per size, sizes in the order of their first
+    crop: ``[RandomResizedCrop(224)] * 2 + [RandomResizedCrop(96)] * 6`` is ``[2, B, 3, 224, 224]`` and
+    ``[6, B, 3, 96, 96]``.
 
     ``members``: extensions of members whose bytes are passed to ``decode(key, {extension: bytes})``, a
     function that pickles if there are worker processes; its results are in ``extra``, a list of B (batches
@@ -142,6 +145,13 @@ class Split:
         """Return the crop of each view."""
         return tuple(self.crop) if isinstance(self.crop, Sequence) else (self.crop,) * self.views
 
+    def view_groups(self) -> list[list[int]]:
+        """Return the numbers of the views of each size, sizes in the order of their first view.
+
+        The groups are the same in all epochs; the sizes may change.
+        """
+        return _groups(self.view_crops(), 0)
+
     def _check_streaming(self) -> None:
         for name, value in (("subset", self.subset), ("weights", self.weights)):
             if value is not None:
@@ -156,7 +166,11 @@ class Split:
     def _check_crops(self) -> None:
         if not isinstance(self.views, int) or self.views < 1:
             raise ValueError(f"views={self.views!r} must be an integer of at least 1")
-        if isinstance(self.crop, Sequence) and (not self.crop or self.views not in (1, len(self.crop))):
+        if isinstance(self.crop, Sequence) and not self.crop:
+            raise ValueError(
+                f"crop={self.crop!r} is empty: give a crop, or one per view: [RandomResizedCrop(224)] * 2"
+            )
+        if isinstance(self.crop, Sequence) and self.views not in (1, len(self.crop)):
             raise ValueError(f"views={self.views!r}, but crop= has {len(self.crop)} crops: give one per view")
         epochs = {0}
         for crop in self.view_crops():
@@ -167,13 +181,34 @@ class Split:
                     f"crop={crop!r} must have size, draws and boxes(sizes, draws); for example "
                     "RandomResizedCrop(224)"
                 )
-        for epoch in epochs:
-            sizes = {crop_at(crop, epoch).size for crop in self.view_crops()}
-            if len(sizes) > 1:
+        for epoch in sorted(epochs):
+            for crop in self.view_crops():
+                _check_size(crop_at(crop, epoch))
+            if (groups := _groups(self.view_crops(), epoch)) != (first := self.view_groups()):
                 raise ValueError(
-                    f"crop={self.crop!r} has views of the sizes {sorted(sizes)} in epoch {epoch}: all views "
-                    "of a batch must have one size"
+                    f"crop={self.crop!r}: the views of one size are {first} in epoch 0 and {groups} in epoch "
+                    f"{epoch}, but must be the same in all epochs. Change their sizes together."
                 )
+
+
+def _groups(crops: Sequence[Crop | Progressive], epoch: int) -> list[list[int]]:
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for view, crop in enumerate(crops):
+        groups.setdefault(tuple(crop_at(crop, epoch).size), []).append(view)
+    return list(groups.values())
+
+
+def _check_size(crop: Crop) -> None:
+    """Raise ValueError for a crop of a user's own without a size; other crops check theirs."""
+    try:
+        height, width = (operator.index(side) for side in crop.size)
+        if min(height, width) >= 1:
+            return
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(
+        f"crop={crop!r} has size={crop.size!r}: it must be (height, width), positive integers, in pixels"
+    )
 
 
 def named_splits(kind: str, splits: Split | Sequence[Split] | Mapping[str, Split]) -> dict[str, Split]:
