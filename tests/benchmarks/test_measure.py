@@ -38,11 +38,19 @@ def test_a_decoding_suite_makes_a_table_a_csv_and_a_chart(tmp_path, suite, size,
 
 
 def test_the_augment_suite_compares_the_same_pixels(tmp_path):
-    texts = ("torchvision v2", "tarpeg, contiguous, float32", "flip, normalise", "the whole chain")
+    texts = (
+        "torchvision v2",
+        "tarpeg, contiguous, float32",
+        "flip, normalise",
+        "the whole chain",
+        "AugMix()",
+    )
     rows = measured(tmp_path, "augment", "imagenet", "images=3", "rounds=1", "clock=cpu", texts=texts)
     for row in rows:  # torchvision rounds to whole levels after each step of the chain
         limit = 1.5 if row["group"] == "the whole chain" else 0.1
         assert not row["mean"] or float(row["mean"]) <= limit, row
+    policies = ["RandAugment(2, 9)", "TrivialAugmentWide()", "AutoAugment()", "AugMix()", "GaussianBlur(23)"]
+    assert set(policies) < {row["group"] for row in rows}
 
 
 @pytest.mark.parametrize("only", ["tiled, threads", pytest.param("tiled", marks=pytest.mark.slow)])

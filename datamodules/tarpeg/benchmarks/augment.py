@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,9 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..augment.policies import AugMix, AutoAugment, GaussianBlur, Policy, RandAugment, TrivialAugmentWide
 from ..ops import matrices
 from ..ops.augment import augment_batch
 from ..ops.decode import decode_batch, image_sizes
+from ..ops.programs import run_programs
+from ..sampling import rng
 from ..shards.pillow import as_tensor
 from .decode_peers import (
     MEAN,
@@ -28,6 +32,13 @@ from .decode_peers import (
 PLAIN, CHAIN = "flip, normalise", "the whole chain"
 _FACTORS = ("brightness", "contrast", "saturation", "hue")
 _ERASED = 56  # side of the erased square, in pixels
+_POLICIES = {  # and torchvision's of the same arguments
+    "RandAugment(2, 9)": RandAugment(2, 9),
+    "TrivialAugmentWide()": TrivialAugmentWide(),
+    "AutoAugment()": AutoAugment(),
+    "AugMix()": AugMix(),
+    "GaussianBlur(23)": GaussianBlur(23),
+}
 
 
 class AugmentInput(NamedTuple):
@@ -82,6 +93,7 @@ def augment_contestants() -> list[InProcessContestant]:
         InProcessContestant("torchvision v2", _torchvision_chain, CHAIN),
         InProcessContestant("torchvision v2, one draw for all", _torchvision_at_once, CHAIN, compared=False),
         *_augment_batch(CHAIN),
+        *(contestant for name, policy in _POLICIES.items() for contestant in _policy(name, policy)),
     ]
 
 
@@ -146,6 +158,30 @@ def _augment_batch(group: str) -> list[InProcessContestant]:
         contestant("channels_last", torch.float32),
         contestant("channels_last", torch.bfloat16),
     ]
+
+
+def _policy(group: str, policy: Policy) -> list[InProcessContestant]:
+    """Torchvision's policy on each image, ours on the batch; uint8 to uint8, each with draws of its own."""
+    transforms: Any = importlib.import_module("torchvision.transforms.v2")
+    name, _, arguments = group.removesuffix(")").partition("(")
+    each: Any = getattr(transforms, name)(*map(int, arguments.split(", ") if arguments else ()))
+
+    def contestant(order: str) -> InProcessContestant:
+        drawn = itertools.count()
+
+        def augment(inputs: AugmentInput, out: Tensor | None = None) -> Tensor:
+            images = inputs.last if order == "channels_last" else inputs.planar
+            uniforms = rng.uniforms(0, next(drawn), np.arange(len(images)), policy.draws)
+            program, nearest = policy.program(uniforms, (SIZE, SIZE)), policy.interpolation == "nearest"
+            return run_programs(images, *program, nearest=nearest, fill=policy.fill, out=out)
+
+        return InProcessContestant(f"tarpeg, {order}, uint8", with_buffer(augment), group, compared=False)
+
+    def torchvision(inputs: AugmentInput) -> Tensor:
+        return torch.stack([each(image) for image in inputs.planar])
+
+    reference = InProcessContestant("torchvision v2", torchvision, group, compared=False)
+    return [reference, contestant("contiguous"), contestant("channels_last")]
 
 
 def _kornia(group: str) -> InProcessContestant:

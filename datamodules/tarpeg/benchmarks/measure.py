@@ -90,7 +90,7 @@ _SUITES = {
         200,
         f"batches of {BATCH} at {SIZE}x{SIZE}",
         "speed and pixels relative to torchvision v2; the whole chain: flip, affine, brightness, contrast, "
-        "saturation, hue, erase, normalise",
+        "saturation, hue, erase, normalise; policies draw for themselves, so their pixels are not compared",
         augment_contestants,
         AUGMENT_PEERS,
     ),
