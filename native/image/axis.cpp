@@ -29,11 +29,12 @@ class LanczosTable {
   double values_[3 * kSteps + 2] = {1.0};
 };
 
-// Keys' cubic with a = -0.5 (antialiased) or -0.75 (not), as in torch.
+// Keys' cubic with a = -0.5 (antialiased) or -0.75 (not), as in torch: (a + 2) x^3 - (a + 3) x^2 + 1 below 1
+// and a (x^3 - 5 x^2 + 8 x - 4) below 2, without branches.
 double cubic(double x, double a) noexcept {
   x = std::abs(x);
-  if (x < 1) return ((a + 2) * x - (a + 3)) * x * x + 1;
-  return x < 2 ? (((x - 5) * x + 8) * x - 4) * a : 0.0;
+  const double inner = std::max(0.0, 1 - x), outer = std::max(0.0, 2 - x);
+  return a * (x - 1) * (outer * outer) + (2 * x + 1 + 4 * a) * (inner * inner);
 }
 
 // Weights of an antialiased filter for the samples from `first` on; returns their sum.

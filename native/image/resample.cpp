@@ -1,16 +1,15 @@
 #include "image/resample.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "base/simd.h"
 
 namespace tarpeg {
 namespace {
 
-// After the vertical pass a level is 128 units: 255 * 128 still fits 16 bits with a sign.
-constexpr int kBlendBits = 7;
-constexpr int16_t kMostBetween = 255 << kBlendBits;
 // 255 * 2^22 and 255 * 128 * 2^16 are the largest sums that 32 bits hold with the rounding term. Absolute
 // values of weights that may be negative sum to 1.6 at most, and need one bit more.
 constexpr int kFirstPrecision = 22, kSecondPrecision = 16;
@@ -241,6 +240,29 @@ void blend(const Rows& rows, const Columns& columns, int16_t* between, uint8_t* 
   columns.is_gray ? blend_gray_columns(columns, between, out) : blend_columns(columns, between, out);
 }
 
+// The weights of one output, two by two.
+void pair_up(const int16_t* weights, int taps, WeightPair* pairs) noexcept {
+  for (int tap = 0; tap < taps; tap += 2) {
+    const uint32_t low = static_cast<uint16_t>(weights[tap]);
+    const uint32_t high = tap + 1 < taps ? static_cast<uint16_t>(weights[tap + 1]) : 0;
+    *pairs++ = static_cast<WeightPair>(high << 16 | low);
+  }
+}
+
+// Of the upright image, see Note [order]. Pillow 13 begins with the rows if it removes more than twice as
+// many rows as columns.
+bool is_columns_first(const Resize& resize) noexcept {
+  int rows = resize.height - resize.out_height, columns = resize.width - resize.out_width;
+  if (resize.orientation.swap) std::swap(rows, columns);
+  return resize.filter != Filter::kLanczos || rows <= 0 || rows <= 2 * columns;
+}
+
+template <class T>
+T* at_least(std::vector<T>* memory, size_t count) {
+  if (memory->size() < count) memory->resize(count);
+  return memory->data();
+}
+
 }  // namespace
 
 void Resampler::prepare_columns(bool is_gray) {
@@ -266,10 +288,13 @@ void Resampler::prepare_columns(bool is_gray) {
 
 Status Resampler::run(RowSource& rows, const Resize& resize, const Placement& place) {
   const bool clamps = is_rounded_between(resize.filter);
+  const bool columns_first = clamps && is_columns_first(resize) != resize.orientation.swap;
+  const int first = kFirstPrecision - clamps, second = kSecondPrecision - clamps;
   vertical_.prepare(resize.height, resize.out_height, resize.filter, resize.orientation.flip_rows,
-                    resize.reduction, resize.top, kFirstPrecision - clamps);
+                    resize.reduction, resize.top, columns_first ? second : first);
   horizontal_.prepare(resize.width, resize.out_width, resize.filter, resize.orientation.flip_columns,
-                      resize.reduction, resize.left, kSecondPrecision - clamps);
+                      resize.reduction, resize.left, columns_first ? first : second);
+  if (columns_first) return run_columns_first(rows, resize.is_gray, place);
   const int box_height = vertical_.in, box_width = horizontal_.in;
   const int out_height = resize.out_height, out_width = resize.out_width;
   prepare_columns(resize.is_gray);
@@ -307,12 +332,7 @@ Status Resampler::run(RowSource& rows, const Resize& resize, const Placement& pl
       const int row = std::min(first + static_cast<int>(tap), end - 1);
       taps_[tap] = ring_.data() + (row % ring_rows) * ring_stride + step * static_cast<size_t>(rows.skip());
     }
-    for (size_t pair = 0; pair < pair_count; ++pair) {
-      const int tap = static_cast<int>(2 * pair);
-      const uint32_t low = static_cast<uint16_t>(weights[tap]);
-      const uint32_t high = tap + 1 < vertical_.taps ? static_cast<uint16_t>(weights[tap + 1]) : 0;
-      pairs_[pair] = static_cast<int32_t>(high << 16 | low);
-    }
+    pair_up(weights, vertical_.taps, pairs_.data());
     const Rows rows_in{
         taps_.data(), pairs_.data(), static_cast<int>(pair_count), length, vertical_.precision - kBlendBits,
         clamps};
@@ -321,6 +341,89 @@ Status Resampler::run(RowSource& rows, const Resize& resize, const Placement& pl
     blend(rows_in, columns, blend_.data(), target);
     if (packed) continue;
     scatter_pixels(pixels_.data(), out_width, pixel_bytes, place.column_step, line);
+  }
+  return Status::kOk;
+}
+
+Status Resampler::run_columns_first(RowSource& rows, bool is_gray, const Placement& place) {
+  const int width = horizontal_.out, taps = vertical_.taps, column_pairs = (horizontal_.taps + 1) / 2;
+  const int pairs = (taps + 1) / 2, pixel_bytes = is_gray ? 1 : 3;
+  // A mirrored row is blended from right to left, and its bytes are in order again.
+  const bool packed = std::abs(place.column_step) == pixel_bytes,
+             reversed = place.column_step == -pixel_bytes;
+  int* const starts = at_least(&starts_, width);
+  WeightPair* const weights = at_least(&pairs_, static_cast<size_t>(width) * column_pairs + pairs);
+  WeightPair* const row_weights = weights + static_cast<size_t>(width) * column_pairs;
+  for (int x = 0; x < width; ++x) {
+    const int column = reversed ? width - 1 - x : x;
+    starts[x] = horizontal_.start[column];
+    pair_up(horizontal_.weights.data() + static_cast<ptrdiff_t>(column) * horizontal_.taps, horizontal_.taps,
+            weights + static_cast<ptrdiff_t>(x) * column_pairs);
+  }
+  const ColumnPass column_pass{starts, weights, column_pairs, width, horizontal_.precision - kBlendBits};
+
+  // Vector code reads past the last sample, with weights of zero. Three gray rows are blended as the three
+  // channels of one row.
+  const int rows_each = is_gray ? 3 : 1, ring_rows = taps + kRowsAtOnce * rows_each;
+  const size_t skip = (is_gray ? 1 : 4) * static_cast<size_t>(rows.skip());
+  const size_t in_stride =
+      std::max(rows.stride(), skip + 4 * static_cast<size_t>(horizontal_.in)) + 8 * (column_pairs + 2);
+  const size_t length = pixel_bytes * static_cast<size_t>(width), stride = (length + 31) / 32 * 32 + 8;
+  const size_t gray_stride = 3 * static_cast<size_t>(width) + 8;
+  uint8_t* const in = at_least(&ring_, kRowsAtOnce * in_stride);
+  uint8_t* const gray_in = is_gray ? at_least(&gray_, kRowsAtOnce * rows_each * rows.stride()) : nullptr;
+  int16_t* const gray_out = is_gray ? at_least(&gray_between_, kRowsAtOnce * gray_stride) : nullptr;
+  int16_t* const ring = at_least(&blend_, ring_rows * stride);
+  uint8_t* const pixels = at_least(&pixels_, stride + 24);
+  const int16_t** const tap_rows = at_least(&taps_between_, 2 * static_cast<size_t>(pairs));
+  const RowPass row_pass{tap_rows, row_weights, pairs, length, vertical_.precision + kBlendBits};
+
+  const int last = std::min(vertical_.start[vertical_.out - 1] + taps, vertical_.in);
+  int have = 0;
+  for (int y = 0; y < vertical_.out; ++y) {
+    const int first = vertical_.start[y];
+    const int end = std::min(first + taps, vertical_.in);
+    for (; have < first; ++have) {
+      const Status status = rows.pass(is_gray ? gray_in : in);
+      if (status != Status::kOk) return status;
+    }
+    while (have < end) {
+      const int count = std::min(kRowsAtOnce * rows_each, last - have);
+      for (int i = 0; i < count; ++i) {
+        const Status status = rows.next(is_gray ? gray_in + i * rows.stride() : in + i * in_stride);
+        if (status != Status::kOk) return status;
+      }
+      const uint8_t* sources[kRowsAtOnce];
+      int16_t* targets[kRowsAtOnce];
+      for (int i = 0; i < kRowsAtOnce; ++i) {  // past the end the last row is blended again
+        const int row = std::min(i, (count - 1) / rows_each);
+        sources[i] = in + row * in_stride + (is_gray ? 0 : skip);
+        targets[i] = is_gray ? gray_out + row * gray_stride : ring + (have + row) % ring_rows * stride;
+      }
+      for (int i = 0; is_gray && i < count; ++i) {
+        const uint8_t* line = gray_in + i * rows.stride() + skip;
+        uint8_t* to = in + i / 3 * in_stride + i % 3;
+        for (int x = 0; x < horizontal_.in; ++x) to[4 * x] = line[x];
+      }
+      blend_columns_first(column_pass, sources, targets);
+      for (int i = 0; is_gray && i < count; ++i) {
+        const int16_t* line = gray_out + i / 3 * gray_stride + i % 3;
+        int16_t* to = ring + (have + i) % ring_rows * stride;
+        for (int x = 0; x < width; ++x) to[x] = line[3 * x];
+      }
+      have += count;
+    }
+    for (int tap = 0; tap < 2 * pairs; ++tap) {
+      tap_rows[tap] = ring + std::min(first + tap, end - 1) % ring_rows * stride;
+    }
+    pair_up(vertical_.weights.data() + static_cast<ptrdiff_t>(y) * taps, taps, row_weights);
+    blend_rows_second(row_pass, pixels);
+    uint8_t* const line = place.origin + y * place.row_step;
+    if (packed) {
+      std::memcpy(reversed ? line + (width - 1) * place.column_step : line, pixels, length);
+    } else {
+      scatter_pixels(pixels, width, pixel_bytes, place.column_step, line);
+    }
   }
   return Status::kOk;
 }

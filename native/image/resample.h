@@ -7,6 +7,7 @@
 #include "base/pages.h"
 #include "base/rows.h"
 #include "image/axis.h"
+#include "image/columns_first.h"
 #include "image/orientation.h"
 
 namespace tarpeg {
@@ -21,8 +22,15 @@ struct Resize {
   bool is_gray = false;  // rows have one byte per pixel, not RGBX
 };
 
-// Separable resampling of RGB or gray bytes, rows first, with 7 fractional bits kept between the passes.
-// Keeps its memory from image to image; one per thread.
+// Separable resampling of RGB or gray bytes with 7 fractional bits kept between the passes. Keeps its memory
+// from image to image; one per thread.
+//
+// Note [order]
+// The order of the passes hardly matters if no weight is negative: rows first. Filters that overshoot
+// (is_rounded_between) are clamped to 0..255 between the passes, and at hard edges the order does matter: as
+// in torchvision and Pillow, usually the columns of the upright image first, which are the stored rows of an
+// image on its side. They round to whole levels there, which moves the result by half a level times the sum
+// of the absolute weights, at most 0.8: with 7 fractional bits it stays within one level of theirs.
 class Resampler {
  public:
   // Reads as many rows as it needs and writes out_height x out_width pixels to `place`. Without a reduction
@@ -30,11 +38,12 @@ class Resampler {
   Status run(RowSource& rows, const Resize& resize, const Placement& place);
   size_t bytes() const noexcept {
     return held_bytes(vertical_.start, vertical_.weights, horizontal_.start, horizontal_.weights, ring_,
-                      blend_, pixels_, taps_, pairs_, columns_);
+                      blend_, pixels_, taps_, pairs_, columns_, taps_between_, starts_, gray_, gray_between_);
   }
 
  private:
   void prepare_columns(bool is_gray);
+  Status run_columns_first(RowSource& rows, bool is_gray, const Placement& place);
 
   Axis vertical_, horizontal_;
   std::vector<uint8_t> ring_;         // the last rows read, RGBX or gray
@@ -44,6 +53,11 @@ class Resampler {
   std::vector<int32_t> pairs_;        // vertical weights, two rows in one number
   std::vector<int16_t> columns_;      // horizontal weights in the order of the vector registers
   int blocks_ = 0;                    // groups of four horizontal taps, or eight of gray
+  // Of the columns first: rows between the passes are in blend_, weights of both passes in pairs_.
+  std::vector<const int16_t*> taps_between_;
+  std::vector<int> starts_;
+  std::vector<uint8_t> gray_;
+  std::vector<int16_t> gray_between_;
 };
 
 }  // namespace tarpeg

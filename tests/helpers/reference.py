@@ -36,8 +36,12 @@ def decode_crop(jpeg: Tensor, top: int, left: int, height: int, width: int) -> T
 
 
 def resize(image: Tensor, size: tuple[int, int], interpolation: str, antialias: bool) -> Tensor:
-    """Do what torchvision v2's resize does to a uint8 image: ``interpolate``, in integers."""
-    antialias = antialias and interpolation == "bilinear"
+    """Do what torchvision v2's resize does to a uint8 image: ``interpolate``, in integers; or Pillow's."""
+    if interpolation in ("lanczos", "box", "area"):
+        method = Image.Resampling.LANCZOS if interpolation == "lanczos" else Image.Resampling.BOX
+        picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+        return torch.from_numpy(np.array(picture.resize(size[::-1], method))).permute(2, 0, 1)
+    antialias = antialias and interpolation in ("bilinear", "bicubic")
     return torch.nn.functional.interpolate(image[None], size, mode=interpolation, antialias=antialias)[0]
 
 

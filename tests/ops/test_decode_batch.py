@@ -6,6 +6,7 @@ import itertools
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tarpeg
 import torch
@@ -19,7 +20,10 @@ from torch._subclasses import FakeTensorMode
 from torchvision.transforms import v2
 
 SMALL = pictures.tensor(pictures.jpeg("420", 30, 40))
-METHODS = [("bilinear", True), ("bilinear", False), ("nearest", False), ("nearest-exact", False)]
+METHODS = [
+    *(("bilinear", True), ("bilinear", False), ("nearest", False), ("nearest-exact", False)),
+    *(("bicubic", True), ("bicubic", False), ("lanczos", True), ("box", True)),
+]
 
 
 def largest_difference(a: torch.Tensor, b: torch.Tensor) -> int:
@@ -46,7 +50,7 @@ def test_resize_is_within_one_level(interpolation: str, antialias: bool, size: t
     assert images.is_contiguous(memory_format=torch.channels_last)
     images_of_none, status_of_none = tarpeg.decode_batch([], table[:0], size, **options)
     assert images_of_none.shape == (0, 3, *size) and status_of_none.shape == (0,)
-    assert largest_difference(images, expected) <= (1 if interpolation == "bilinear" else 0)
+    assert largest_difference(images, expected) <= (0 if "nearest" in interpolation else 1)
 
 
 @settings(max_examples=200, deadline=None)
@@ -64,7 +68,26 @@ def test_any_box_size_orientation_flip(
     options = {"interpolation": method[0], "antialias": method[1]}
     images, _ = tarpeg.decode_batch([jpeg], boxes, size, flip, fidelity="exact", **options)
     expected = reference.decode_batch([jpeg], boxes, size, flip, **options)
-    assert largest_difference(images, expected) <= (1 if method[0] == "bilinear" else 0)
+    assert largest_difference(images, expected) <= (0 if "nearest" in method[0] else 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.integers(1, 8), st.sampled_from(METHODS))
+def test_hard_edges(data: st.DataObject, orientation: int, method: tuple[str, bool]) -> None:
+    """Checkerboards, lines and noise of 0 and 255, where filters with negative weights overshoot."""
+    height, width = data.draw(st.tuples(st.integers(1, 50), st.integers(1, 50)))
+    size = data.draw(st.tuples(st.integers(1, 60), st.integers(1, 60)))
+    pitch = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 50)))
+    y, x = np.mgrid[:height, :width]
+    board = (y // pitch[0] + x // pitch[1]) % 2
+    if data.draw(st.booleans()):
+        board = np.random.default_rng([*pitch, height, width]).integers(0, 2, (height, width))
+    image = Image.fromarray(np.uint8(board * 255)).convert("RGB")
+    jpeg = pictures.tensor(pictures.encoded(image, quality=100, subsampling=0, orientation=orientation))
+    box = whole(*tarpeg.image_sizes([jpeg])[0].tolist())
+    options = {"interpolation": method[0], "antialias": method[1]}
+    images, _ = tarpeg.decode_batch([jpeg], box, size, fidelity="exact", **options)
+    assert largest_difference(images, reference.decode_batch([jpeg], box, size, **options)) <= 1
 
 
 def test_the_reference_is_torchvision_v2() -> None:
@@ -72,7 +95,10 @@ def test_the_reference_is_torchvision_v2() -> None:
     image = reference.decode(jpeg)
     for interpolation, antialias in METHODS:
         mode, boxes = v2.InterpolationMode(interpolation), torch.tensor([[5, 6, 50, 60]], dtype=torch.int32)
-        expected = v2.functional.resized_crop(image, 5, 6, 50, 60, (24, 30), mode, antialias)
+        is_pillows = interpolation in ("lanczos", "box")
+        source = v2.functional.to_pil_image(image) if is_pillows else image
+        expected = v2.functional.resized_crop(source, 5, 6, 50, 60, (24, 30), mode, antialias)
+        expected = v2.functional.pil_to_tensor(expected) if is_pillows else expected
         options = {"interpolation": interpolation, "antialias": antialias}
         assert torch.equal(reference.decode_batch([jpeg], boxes, (24, 30), **options)[0], expected)
 
@@ -82,8 +108,10 @@ def test_strong_reduction_stays_within_one_level() -> None:
     busy = pictures.jpeg("444", 1100, 3000)
     for data in (flat, busy):
         jpeg = pictures.tensor(data)
-        image = resized(jpeg, (0, 0, 1100, 3000), (1, 5), fidelity="exact")
-        assert largest_difference(image, reference.decode_batch([jpeg], whole(1100, 3000), (1, 5))[0]) <= 1
+        for name in ("bilinear", "bicubic", "lanczos", "box"):
+            image = resized(jpeg, (0, 0, 1100, 3000), (1, 5), fidelity="exact", interpolation=name)
+            expected = reference.decode_batch([jpeg], whole(1100, 3000), (1, 5), interpolation=name)[0]
+            assert largest_difference(image, expected) <= 1, name
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
@@ -105,12 +133,14 @@ def test_a_failed_image_is_zero_and_has_a_status(dtype: torch.dtype) -> None:
 
 
 def test_portable_code_gives_the_same_bytes() -> None:
-    pictures.assert_portable_is_equal("""
+    pictures.assert_portable_is_equal(
+        f"METHODS = {METHODS}"
+        + """
 files = [tensor(jpeg(kind, 60 + i, 64, i)) for i, kind in enumerate(pictures.KINDS)]
 boxes = torch.tensor([[i, 4, 40 + i, 50] for i in range(len(files))], dtype=torch.int32)
 flip = torch.arange(len(files)) % 2 == 0
 for size in [(33, 21), (7, 5), (90, 91), (1, 1), (2, 3), (60, 4)]:
-    for name, antialias in [("bilinear", True), ("bilinear", False), ("nearest", False)]:
+    for name, antialias in METHODS:
         for fidelity in ("exact", "fast"):
             options = {"interpolation": name, "antialias": antialias, "fidelity": fidelity}
             write(tarpeg.decode_batch(files, boxes, size, flip, **options)[0])
@@ -141,7 +171,8 @@ for kind in ("420", "444", "422", "gray", "progressive"):
 for quantiser, strength in product((1, 16, 255), (30, 3000)):
     source = Jpeg(50, 70, tables=((quantiser,) * 64,) * 2).noise(strength=strength)
     write(resized(tensor(source.bytes()), (0, 0, 50, 70), (25, 35)))
-""")
+"""
+    )
 
 
 GOOD = {"jpegs": [SMALL], "boxes": whole(30, 40), "size": 8}

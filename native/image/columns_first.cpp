@@ -1,0 +1,165 @@
+#include "image/columns_first.h"
+
+#include <algorithm>
+
+#include "base/simd.h"
+
+namespace tarpeg {
+namespace {
+
+constexpr int even(WeightPair pair) noexcept { return static_cast<int16_t>(pair & 0xFFFF); }
+constexpr int odd(WeightPair pair) noexcept { return static_cast<int16_t>(pair >> 16); }
+
+void blend_columns(const ColumnPass& pass, const uint8_t* row, int16_t* out) noexcept {
+  const WeightPair* weights = pass.weights;
+  for (int x = 0; x < pass.width; ++x, weights += pass.pairs, out += 3) {
+    const uint8_t* in = row + 4 * static_cast<ptrdiff_t>(pass.start[x]);
+    for (int channel = 0; channel < 3; ++channel) {
+      int32_t sum = 1 << (pass.shift - 1);
+      for (int pair = 0; pair < pass.pairs; ++pair) {
+        sum += in[8 * pair + channel] * even(weights[pair]) + in[8 * pair + 4 + channel] * odd(weights[pair]);
+      }
+      out[channel] = static_cast<int16_t>(std::clamp(sum >> pass.shift, 0, kMostBetween));
+    }
+  }
+}
+
+void blend_rows(const RowPass& pass, uint8_t* out) noexcept {
+  for (size_t x = 0; x < pass.length; ++x) {
+    int32_t sum = 1 << (pass.shift - 1);
+    for (int pair = 0; pair < pass.pairs; ++pair) {
+      sum += pass.rows[2 * pair][x] * even(pass.weights[pair]);
+      sum += pass.rows[2 * pair + 1][x] * odd(pass.weights[pair]);
+    }
+    out[x] = static_cast<uint8_t>(std::clamp(sum >> pass.shift, 0, 255));
+  }
+}
+
+#if defined(TARPEG_X86)
+
+TARPEG_AVX2 inline __m256i two_rows(const uint8_t* upper, const uint8_t* lower) noexcept {
+  const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(upper));
+  const __m128i second = _mm_loadu_si128(reinterpret_cast<const __m128i*>(lower));
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(first), second, 1);
+}
+
+// Pointers of four rows: in registers, while stores could change what others point to.
+template <class T>
+struct Four {
+  T *a, *b, *c, *d;
+};
+
+// Sums of one pixel in four rows, two rows in each vector. kPairs is the number of pairs of taps if it is a
+// constant, which unrolls the loop; otherwise 0.
+template <int kPairs>
+TARPEG_AVX2 inline void add_taps(const Four<const uint8_t>& rows, ptrdiff_t at, const WeightPair* weights,
+                                 int pairs, __m256i round, __m256i* sums) noexcept {
+  // Bytes of two taps -> 16-bit numbers, tap by tap within each channel.
+  const __m256i low = _mm256_setr_epi8(0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1, 0, -1, 4, -1,
+                                       1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1);
+  const __m256i high = _mm256_setr_epi8(8, -1, 12, -1, 9, -1, 13, -1, 10, -1, 14, -1, 11, -1, 15, -1, 8, -1,
+                                        12, -1, 9, -1, 13, -1, 10, -1, 14, -1, 11, -1, 15, -1);
+  sums[0] = sums[1] = round;
+  for (int pair = 0; pair < (kPairs > 0 ? kPairs : pairs); pair += 2, at += 16) {
+    const __m256i upper = two_rows(rows.a + at, rows.b + at), lower = two_rows(rows.c + at, rows.d + at);
+    const __m256i first = _mm256_set1_epi32(weights[pair]);
+    sums[0] = _mm256_add_epi32(sums[0], _mm256_madd_epi16(_mm256_shuffle_epi8(upper, low), first));
+    sums[1] = _mm256_add_epi32(sums[1], _mm256_madd_epi16(_mm256_shuffle_epi8(lower, low), first));
+    if (pair + 1 == (kPairs > 0 ? kPairs : pairs)) break;
+    const __m256i second = _mm256_set1_epi32(weights[pair + 1]);
+    sums[0] = _mm256_add_epi32(sums[0], _mm256_madd_epi16(_mm256_shuffle_epi8(upper, high), second));
+    sums[1] = _mm256_add_epi32(sums[1], _mm256_madd_epi16(_mm256_shuffle_epi8(lower, high), second));
+  }
+}
+
+template <int kPairs>
+TARPEG_AVX2 void blend_columns_of(const ColumnPass& pass, const uint8_t* const* rows,
+                                  int16_t* const* out) noexcept {
+  const __m256i round = _mm256_set1_epi32(1 << (pass.shift - 1)), most = _mm256_set1_epi16(kMostBetween);
+  const __m128i shift = _mm_cvtsi32_si128(pass.shift);
+  const __m256i drop_x = _mm256_setr_epi8(0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, -1, -1, -1, -1, 0, 1, 2, 3,
+                                          4, 5, 8, 9, 10, 11, 12, 13, -1, -1, -1, -1);
+  const Four<const uint8_t> in{rows[0], rows[1], rows[2], rows[3]};
+  Four<int16_t> to{out[0], out[1], out[2], out[3]};
+  const int pairs = kPairs > 0 ? kPairs : pass.pairs;
+  const int* start = pass.start;
+  const WeightPair* weights = pass.weights;
+  const auto put = [&](__m256i left, __m256i right, int16_t** upper, int16_t** lower) TARPEG_AVX2 {
+    const __m256i words = _mm256_packus_epi32(_mm256_sra_epi32(left, shift), _mm256_sra_epi32(right, shift));
+    const __m256i rgb = _mm256_shuffle_epi8(_mm256_min_epu16(words, most), drop_x);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(*upper), _mm256_castsi256_si128(rgb));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(*lower), _mm256_extracti128_si256(rgb, 1));
+    *upper += 6;
+    *lower += 6;
+  };
+  for (const int* const end = start + pass.width; start < end; start += 2, weights += 2 * pairs) {
+    const int next = end - start > 1;  // past the end the last pixel is blended again
+    __m256i left[2], right[2];
+    add_taps<kPairs>(in, 4 * static_cast<ptrdiff_t>(start[0]), weights, pairs, round, left);
+    add_taps<kPairs>(in, 4 * static_cast<ptrdiff_t>(start[next]), weights + next * pairs, pairs, round,
+                     right);
+    put(left[0], right[0], &to.a, &to.b);
+    put(left[1], right[1], &to.c, &to.d);
+  }
+}
+
+// kPairs as above. 32 bytes at a time.
+template <int kPairs>
+TARPEG_AVX2 void blend_rows_of(const RowPass& pass, uint8_t* out) noexcept {
+  constexpr int kKept = kPairs > 0 ? kPairs : 1;
+  const __m256i round = _mm256_set1_epi32(1 << (pass.shift - 1));
+  const __m128i shift = _mm_cvtsi32_si128(pass.shift);
+  __m256i kept[kKept];
+  const int16_t* rows[2 * kKept];
+  for (int pair = 0; pair < kPairs; ++pair) {
+    kept[pair] = _mm256_set1_epi32(pass.weights[pair]);
+    rows[2 * pair] = pass.rows[2 * pair];
+    rows[2 * pair + 1] = pass.rows[2 * pair + 1];
+  }
+  const size_t length = pass.length;
+  for (size_t x = 0; x < length; x += 32) {
+    __m256i words[2];
+    for (int half = 0; half < 2; ++half) {
+      const size_t at = x + 16 * half;
+      __m256i low = round, high = round;
+      for (int pair = 0; pair < (kPairs > 0 ? kPairs : pass.pairs); ++pair) {
+        const __m256i weights = kPairs > 0 ? kept[pair % kKept] : _mm256_set1_epi32(pass.weights[pair]);
+        const int16_t* const* two = kPairs > 0 ? rows + 2 * pair : pass.rows + 2 * pair;
+        const __m256i even = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(two[0] + at));
+        const __m256i odd = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(two[1] + at));
+        low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_unpacklo_epi16(even, odd), weights));
+        high = _mm256_add_epi32(high, _mm256_madd_epi16(_mm256_unpackhi_epi16(even, odd), weights));
+      }
+      words[half] = _mm256_packs_epi32(_mm256_sra_epi32(low, shift), _mm256_sra_epi32(high, shift));
+    }
+    const __m256i bytes = _mm256_packus_epi16(words[0], words[1]);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + x), _mm256_permute4x64_epi64(bytes, 0xD8));
+  }
+}
+
+constexpr int kMostPairs = 5;  // unrolled
+constexpr decltype(&blend_columns_of<0>) kColumns[] = {blend_columns_of<0>, blend_columns_of<1>,
+                                                       blend_columns_of<2>, blend_columns_of<3>,
+                                                       blend_columns_of<4>, blend_columns_of<5>};
+constexpr decltype(&blend_rows_of<0>) kRows[] = {blend_rows_of<0>, blend_rows_of<1>, blend_rows_of<2>,
+                                                 blend_rows_of<3>, blend_rows_of<4>, blend_rows_of<5>};
+
+#endif
+
+}  // namespace
+
+void blend_columns_first(const ColumnPass& pass, const uint8_t* const* rows, int16_t* const* out) noexcept {
+#if defined(TARPEG_X86)
+  if (has_avx2()) return kColumns[pass.pairs > kMostPairs ? 0 : pass.pairs](pass, rows, out);
+#endif
+  for (int row = 0; row < kRowsAtOnce; ++row) blend_columns(pass, rows[row], out[row]);
+}
+
+void blend_rows_second(const RowPass& pass, uint8_t* out) noexcept {
+#if defined(TARPEG_X86)
+  if (has_avx2()) return kRows[pass.pairs > kMostPairs ? 0 : pass.pairs](pass, out);
+#endif
+  blend_rows(pass, out);
+}
+
+}  // namespace tarpeg
