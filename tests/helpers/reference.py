@@ -39,8 +39,12 @@ def resize(image: Tensor, size: tuple[int, int], interpolation: str, antialias: 
     """Do what torchvision v2's resize does to a uint8 image: ``interpolate``, in integers; or Pillow's."""
     if interpolation in ("lanczos", "box", "area"):
         method = Image.Resampling.LANCZOS if interpolation == "lanczos" else Image.Resampling.BOX
-        picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
-        return torch.from_numpy(np.array(picture.resize(size[::-1], method))).permute(2, 0, 1)
+        channels = [Image.fromarray(channel.contiguous().numpy()) for channel in image]
+        (height, width), first = image.shape[1:], (size[1], image.shape[1])
+        if height - size[0] > max(0, 2 * (width - size[1])):  # the order of Pillow 13
+            first = (width, size[0])
+        resized = [channel.resize(first, method).resize(size[::-1], method) for channel in channels]
+        return torch.stack([torch.from_numpy(np.array(channel)) for channel in resized])
     antialias = antialias and interpolation in ("bilinear", "bicubic")
     return torch.nn.functional.interpolate(image[None], size, mode=interpolation, antialias=antialias)[0]
 
