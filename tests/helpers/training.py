@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import lightning
 import torch
-from tarpeg import Affine, Augment, CenterCrop, Color, Erase, Mask, RandomResizedCrop, ShardDataModule, Split
+from tarpeg import (
+    Affine,
+    Augment,
+    AugMix,
+    CenterCrop,
+    Color,
+    Erase,
+    GaussianBlur,
+    Mask,
+    RandAugment,
+    RandomResizedCrop,
+    ShardDataModule,
+    Split,
+)
 from torch import nn
 
 
@@ -18,8 +31,9 @@ def module(photos, **settings):
 
 def heavy(**settings):
     """An Augment with all kinds of distortions."""
-    parts = {"affine": Affine(30, translate=0.1), "color": Color(0.4, hue=0.1), "erase": Erase(), "flip": 0.5}
-    return Augment(**{**parts, "mask": Mask(0.1, 4), **settings})
+    parts = {"affine": Affine(30, translate=0.1), "color": Color(0.4, hue=0.1), "erase": Erase(pixels=True)}
+    policies = {"flip": 0.5, "policy": [GaussianBlur(3), AugMix(), RandAugment()]}
+    return Augment(**{**parts, **policies, "mask": Mask(0.1, 4), **settings})
 
 
 class Net(lightning.LightningModule):

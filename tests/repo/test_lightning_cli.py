@@ -157,6 +157,11 @@ AUGMENTS = [
     ({"erase": of("Erase", area=[0.1, 0.2])}, {"erase": tarpeg.Erase(area=(0.1, 0.2))}),
     ({"mask": of("Mask", cells=[4, 5])}, {"mask": tarpeg.Mask(cells=(4, 5))}),
     ({"mix": of("Mix", classes=10)}, {"mix": tarpeg.Mix(10)}),
+    ({"policy": of("RandAugment", magnitude=5)}, {"policy": tarpeg.RandAugment(magnitude=5)}),
+    (
+        {"policy": [of("ColorJitter", hue=[0, 0.1]), of("AugMix", fill=[1, 2, 3]), of("ThreeAugment")]},
+        {"policy": [tarpeg.ColorJitter(hue=(0, 0.1)), tarpeg.AugMix(fill=(1, 2, 3)), tarpeg.ThreeAugment()]},
+    ),
 ]
 
 
