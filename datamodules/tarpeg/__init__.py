@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .datasets.writer import make_shards as make_shards
     from .diagnostics.doctor import Diagnosis as Diagnosis, diagnose as diagnose
     from .diagnostics.monitor import DataStallMonitor as DataStallMonitor
-    from .diagnostics.preview import contact_sheet as contact_sheet
+    from .diagnostics.preview import comparison_sheet as comparison_sheet, contact_sheet as contact_sheet
     from .errors import (
         BuildError as BuildError,
         CacheError as CacheError,
@@ -92,7 +92,7 @@ _NAMES = {
     "datasets.writer": "make_shards",
     "diagnostics.doctor": "Diagnosis diagnose",
     "diagnostics.monitor": "DataStallMonitor",
-    "diagnostics.preview": "contact_sheet",
+    "diagnostics.preview": "comparison_sheet contact_sheet",
     "errors": "BuildError CacheError DecodeError ShardError Status",
     "loader.batch": "Batch ExtraBatch KeyedBatch",
     "loader.loader": "Dataset",

@@ -8,7 +8,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue
 from rich.console import Console
-from tarpeg import contact_sheet
+from tarpeg import comparison_sheet, contact_sheet
 from tarpeg.errors import BuildError, ShardError
 
 from .hints import with_overrides
@@ -19,11 +19,16 @@ def main(cfg: DictConfig) -> None:
     """Draw a contact sheet of the data in `cfg` and print its path."""
     try:
         data = instantiate(cfg.data, augment=instantiate(cfg.augment), workers=0)
-        path = contact_sheet(data, cfg.out, **{k: cfg[k] for k in ("split", "samples", "epoch", "columns")})
+        options = {name: cfg[name] for name in ("split", "samples", "epoch", "columns")}
+        if cfg.compare not in (None, "torchvision"):
+            raise ValueError(f"compare={cfg.compare!r} must be torchvision or null")
+        draw = comparison_sheet if cfg.compare else contact_sheet
+        done = draw(data, cfg.out, **options)
     except MissingMandatoryValue as error:
         sys.exit(f"preview: {error.full_key} is not set: give {error.full_key}=...")
     except InstantiationException as error:
         sys.exit(f"preview: {with_overrides(error.__cause__ or error)}")
     except (BuildError, ShardError, ValueError) as error:
         sys.exit(f"preview: {with_overrides(error)}")
-    Console(soft_wrap=True).print(f"written: {path}", markup=False, highlight=False)
+    lines = [*([str(done)] * bool(cfg.compare)), f"written: {cfg.out}"]
+    Console(soft_wrap=True).print(*lines, sep="\n", markup=False, highlight=False)

@@ -9,7 +9,19 @@ from helpers.scripts import run_tool
 from helpers.small_tars import sample
 from helpers.training import module
 from PIL import Image, ImageDraw, ImageFont
-from tarpeg import Affine, Augment, CenterCrop, Color, Erase, Mask, Mix, ShardDataModule, Split, contact_sheet
+from tarpeg import (
+    Affine,
+    Augment,
+    CenterCrop,
+    Color,
+    Erase,
+    Mask,
+    Mix,
+    ShardDataModule,
+    Split,
+    comparison_sheet,
+    contact_sheet,
+)
 from tarpeg.diagnostics import preview
 from tarpeg.sampling.crops import RandomResizedCrop
 from tarpeg.sampling.sampler import Request
@@ -124,6 +136,38 @@ def test_other_modules_and_none(photos, tmp_path):
         assert sheet(data, tmp_path / "x.png", samples=1, split="val").width > 300
 
 
+def test_crops_beside_torchvisions(photos, tmp_path):
+    data = module(photos)
+    done = comparison_sheet(data, tmp_path / "new" / "sheet.png", samples=6)
+    assert len(done.keys) == len(done.means) == len(done.maxima) == 6
+    assert 0 < max(done.means) < 4 and max(done.maxima) < 40
+    assert Image.open(done.path).width > 600
+    loader = data.train_dataloader()
+    loader.sampler.set_epoch(0)
+    assert [key for batch in loader for key in batch.key][:6] == list(done.keys)
+    worst = done.keys[int(np.argmax(done.means))]
+    assert f"most in {worst!r}: mean {max(done.means):.2f}" in str(done)
+    for interpolation in ("nearest", "bicubic", "area"):
+        split = Split(
+            photos, RandomResizedCrop(16), flip=0.5, interpolation=interpolation, fidelity="exact", views=2
+        )
+        data = ShardDataModule(split, batch_size=4, workers=0, augment=None)
+        done = comparison_sheet(data, tmp_path / "exact.png", samples=3)
+        assert max(done.maxima) <= 1, f"{interpolation}: as docs/fidelity.md promises"
+
+
+def test_a_wrong_box_is_seen(photos, tmp_path, monkeypatch):
+    done = comparison_sheet(module(photos), tmp_path / "a.png", split="val")
+    by_torchvision = preview._by_torchvision
+    monkeypatch.setattr(
+        preview,
+        "_by_torchvision",
+        lambda source, box, *rest: by_torchvision(source, [box[0], box[1], box[2], box[3] // 2], *rest),
+    )
+    wrong = comparison_sheet(module(photos), tmp_path / "b.png", split="val")
+    assert min(wrong.means) > 3 * max(done.means)
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
@@ -153,6 +197,12 @@ def test_the_tool(tmp_path):
         assert done.returncode == 0 and done.stdout == "written: outputs/preview.png\n", done.stderr
         assert Image.open(tmp_path / "outputs" / "preview.png").height > 300
     assert {path.name for path in (tmp_path / "outputs").iterdir()} == {"preview.png"}
+    done = run_tool("preview", *small, "compare=torchvision", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.endswith("written: outputs/preview.png\n"), done.stderr
+    assert done.stdout.startswith(
+        "difference from torchvision v2 over 4 samples, in levels of 0 to 255: mean 0."
+    )
+    assert "compare='pillow' must be torchvision or null" in run_tool("preview", "compare=pillow").stderr
 
 
 @pytest.mark.slow

@@ -263,7 +263,7 @@ TOOLS = {
     "build_cache": ["build_cache", "verify_cache"],
     "doctor": ["diagnose"],
     "make_shards": ["make_shards"],
-    "preview": ["contact_sheet"],
+    "preview": ["comparison_sheet", "contact_sheet"],
 }
 
 

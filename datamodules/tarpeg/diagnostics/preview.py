@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from itertools import groupby
 from pathlib import Path
@@ -41,6 +41,7 @@ _FONTS = (
     "Arial Unicode.ttf",
     "Arial.ttf",
 )
+_AMPLIFIED = 16  # times a difference is shown
 _FADE = 0.62  # share of gray in a source outside of the boxes
 
 
@@ -61,6 +62,92 @@ def contact_sheet(
     several, such as "val/0". ``columns``: samples per row. Raises ``ValueError`` for a number out of range
     and for a split that does not exist or is streamed.
     """
+    cards: list[Card] = []
+    for loader, batch in _batches(data, split, samples, epoch, columns):
+        classes = data.splits[split].classes() or []
+        cards += _cards(data.augment, loader, batch, loader.claim(), samples - len(cards), classes)
+    return _saved(_page(cards, _header(data, split, epoch, len(cards)), columns), path)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Differences of crops from torchvision's, in levels of 0 to 255, and the ``path`` of their picture.
+
+    ``keys``: of the samples. ``means`` and ``maxima``: mean and largest difference over all views of each.
+    """
+
+    path: Path
+    keys: tuple[str, ...]
+    means: tuple[float, ...]
+    maxima: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """Return the numbers in one line."""
+        worst = max(range(len(self.keys)), key=self.means.__getitem__)
+        mean = sum(self.means) / len(self.means)
+        return (
+            f"difference from torchvision v2 over {len(self.keys)} samples, in levels of 0 to 255: mean "
+            f"{mean:.2f}, largest {max(self.maxima)}; most in {self.keys[worst]!r}: mean "
+            f"{self.means[worst]:.2f}, largest {self.maxima[worst]}"
+        )
+
+
+def comparison_sheet(
+    data: Any,
+    path: str | os.PathLike[str],
+    *,
+    split: str = "train",
+    samples: int = 12,
+    epoch: int = 0,
+    columns: int = 2,
+) -> Comparison:
+    """Draw the first samples of an epoch as torchvision and as this library crops them.
+
+    Return the differences. Both have the same boxes and flips. torchvision v2 crops and resizes the whole
+    image that Pillow decoded, with the interpolation of the split. Each sample has its source, torchvision's
+    crop, ours, and their difference, amplified around gray, of the first view of each size. ``augment`` is
+    not compared. The arguments and errors are those of ``contact_sheet``.
+    """
+    cards: list[Card] = []
+    found: list[tuple[str, float, int]] = []
+    for loader, batch in _batches(data, split, samples, epoch, columns):
+        request, fetcher = loader.claim(), loader.fetcher
+        views = by_view(batch.image, loader.split.view_groups())
+        if views[0].dtype != torch.uint8:
+            raise ValueError(f"split={split!r} has images of {views[0].dtype}: only uint8 can be compared")
+        for row, id in enumerate(request.ids[: samples - len(cards)].tolist()):
+            card = Card(fetcher.shards.key(id), "")
+            try:
+                source = open_rgb(fetcher.shards.images([id])[0].numpy().tobytes())
+            except DecodeError:
+                continue  # the batch has another sample in its place
+            size = np.array([[source.height, source.width]], np.int32)
+            boxes, flips = fetcher.boxes_and_flips(request.of_row(row), size)
+            card.add(
+                _with_boxes(source, [box[0].tolist() for box in boxes]), f"{source.width} x {source.height}"
+            )
+            differences = []
+            for box, flip, images in zip(boxes, flips, views, strict=True):
+                theirs = _by_torchvision(source, box[0].tolist(), bool(flip[0]), images[row], loader.split)
+                differences.append(images[row].int() - theirs.int())
+                if [each.shape for each in differences].count(differences[-1].shape) == 1:
+                    _add_comparison(card, theirs, images[row], differences[-1])
+            levels = torch.cat([each.flatten() for each in differences]).abs()
+            found.append((card.key, float(levels.double().mean()), int(levels.max())))
+            cards.append(card)
+    if not cards:
+        raise ValueError(f"split={split!r}: none of its first samples can be decoded")
+    done = Comparison(Path(path), *map(tuple, zip(*found, strict=True)))
+    words = [
+        f"{split}, epoch {epoch}: torchvision, tarpeg, and their difference",
+        str(done).partition("; ")[0],
+    ]
+    _saved(_page(cards, [*words, _header(data, split, epoch, 1)[1]], columns), path)
+    return done
+
+
+def _batches(data: Any, split: str, samples: int, epoch: int, columns: int) -> Iterator[tuple[Any, AnyBatch]]:
+    """Yield the loader and the batches of the first samples; raise ValueError as ``contact_sheet``."""
     for name, value, least in (("samples", samples, 1), ("epoch", epoch, 0), ("columns", columns, 1)):
         if not isinstance(value, int) or value < least:
             raise ValueError(f"{name}={value!r} must be an integer of at least {least}")
@@ -76,17 +163,43 @@ def contact_sheet(
     loader.sampler.set_epoch(epoch)
     if data.augment is not None:
         data.augment.train(split == "train")
-    cards: list[Card] = []
-    classes = data.splits[split].classes() or []
+    seen = 0
     for batch in loader:
-        cards += _cards(data.augment, loader, batch, loader.claim(), samples - len(cards), classes)
-        if len(cards) >= samples:
+        yield loader, batch
+        seen += len(batch.label)
+        if seen >= samples:
             break
     loader.close()
+
+
+def _saved(page: Image.Image, path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    _page(cards, _header(data, split, epoch, len(cards)), columns).save(target, "PNG")
+    page.save(target, "PNG")
     return target
+
+
+def _by_torchvision(source: Image.Image, box: list[int], flip: bool, ours: Tensor, split: Any) -> Tensor:
+    """Crop and resize with torchvision v2 to the size of ``ours``, [C, H, W]."""
+    from torchvision.transforms.v2 import InterpolationMode, functional
+
+    mode = InterpolationMode({"area": "box"}.get(split.interpolation, split.interpolation))
+    picture: Any = source if len(ours) == 3 else source.convert("L")
+    if mode not in (InterpolationMode.LANCZOS, InterpolationMode.BOX):  # these two are Pillow's alone
+        picture = functional.pil_to_tensor(picture)
+    part = functional.resized_crop(picture, *box, list(ours.shape[1:]), mode, antialias=True)
+    part = functional.horizontal_flip(part) if flip else part
+    result: Tensor = part if isinstance(part, Tensor) else functional.pil_to_tensor(part)
+    return result
+
+
+def _add_comparison(card: Card, theirs: Tensor, ours: Tensor, difference: Tensor) -> None:
+    card.add(_fitted(_picture(None, theirs)), "torchvision")
+    card.add(_fitted(_picture(None, ours)), "tarpeg")
+    shown = (128 + _AMPLIFIED * difference).clamp(0, 255).to(torch.uint8)
+    levels = difference.abs()
+    text = f"difference x {_AMPLIFIED}: mean {float(levels.double().mean()):.2f}, largest {int(levels.max())}"
+    card.add(_fitted(_picture(None, shown)), text)
 
 
 @dataclass
