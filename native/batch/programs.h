@@ -30,9 +30,10 @@ enum class Op : int32_t {
   kBlur,
   kSolarizeAdd
 };
-constexpr int kValues = 6;                  // of each operation
-constexpr int kMostRadius = 127;            // of a blur, in pixels
-constexpr int64_t kMostPixels = INT32_MAX;  // of an image: positions are int32
+constexpr int kValues = 6;                         // of each operation
+constexpr int kMostRadius = 127;                   // of a blur, in pixels
+constexpr int64_t kMostPixels = int64_t{1} << 30;  // of an image: positions are int32
+constexpr int64_t kMostSide = int64_t{1} << 24;    // exact in float32
 
 // The arguments as plain pointers, checked; the same for the CPU and for CUDA.
 struct ProgramJob {
@@ -213,7 +214,8 @@ TARPEG_HD int32_t index_at(const Grid& grid, int x, int y) {
   return inside ? index : -1;
 }
 
-// Bilinear: the upper left of four neighbours, and their weights. x is -2 if all are outside.
+// Bilinear: the upper left of four neighbours, and their weights. If all four are outside, x and y are -2 and
+// only the weight of the first is not 0.
 struct Taps {
   int32_t x, y;
   float nw, ne, sw, se;
@@ -228,24 +230,12 @@ TARPEG_HD Taps taps_at(const Grid& grid, int x, int y) {
   return {static_cast<int32_t>(left), static_cast<int32_t>(top), e * s, w * s, e * n, w * n};
 }
 
-TARPEG_HD float weighted(const Taps& taps, float nw, float ne, float sw, float se) {
-  return fused(se, taps.se, fused(sw, taps.sw, fused(ne, taps.ne, nw * taps.nw)));
+TARPEG_HD float weighted(float nw, float ne, float sw, float se, const float* weights) {
+  return fused(se, weights[3], fused(sw, weights[2], fused(ne, weights[1], nw * weights[0])));
 }
 
-TARPEG_HD uint8_t interpolated(const ProgramJob& job, int channel, const uint8_t* plane, const Taps& taps) {
-  const int64_t width = job.from.width, height = job.from.height;
-  const bool west = (taps.x >= 0) & (taps.x < width), east = (taps.x >= -1) & (taps.x + 1 < width);
-  const bool north = (taps.y >= 0) & (taps.y < height), south = (taps.y >= -1) & (taps.y + 1 < height);
-  const uint8_t* at = plane + taps.y * width + taps.x;
-  const float value = weighted(taps, north && west ? static_cast<float>(at[0]) : 0.0f,
-                               north && east ? static_cast<float>(at[1]) : 0.0f,
-                               south && west ? static_cast<float>(at[width]) : 0.0f,
-                               south && east ? static_cast<float>(at[width + 1]) : 0.0f);
-  if (!job.has_fill) return rounded(value);
-  const float inside = weighted(taps, north && west ? 1.0f : 0.0f, north && east ? 1.0f : 0.0f,
-                                south && west ? 1.0f : 0.0f, south && east ? 1.0f : 0.0f);
-  return rounded((value - job.fill[channel]) * inside + job.fill[channel]);
-}
+// inside: the part of the weights whose neighbours are inside. torchvision's order of the two at edges.
+TARPEG_HD float filled(float value, float inside, float fill) { return (value - fill) * inside + fill; }
 
 // gaussian_blur: weights from the centre outwards. Weights below 1e-9 change nothing and are left out.
 struct Blur {
@@ -292,5 +282,9 @@ TARPEG_HD int64_t reflected(int64_t at, int64_t count) {
 TARPEG_HD float mixed_in(float sum, float weight, uint8_t level) {
   return sum + weight * static_cast<float>(level);
 }
+
+// Runs the program of one image on the CPU (programs.cpp), without threads: the operator divides images among
+// them. Each thread keeps its working memory for the next image, up to 64 MiB of each kind.
+void run_program(const ProgramJob& job, int64_t image);
 
 }  // namespace tarpeg

@@ -184,7 +184,7 @@ void augment_batch(Tensor images, Tensor numbers, int64_t parts, std::optional<T
   std::optional<Tensor> sums;
   unsigned long long* sum = nullptr;
   if (job.parts & kContrast) {
-    sums = new_sums(images, job.to.count);
+    sums = new_on_device(images, job.to.count, aoti_torch_dtype_int64());
     sum = static_cast<unsigned long long*>(sums->mutable_data_ptr());
     clear_async(sum, static_cast<size_t>(job.to.count) * sizeof *sum, stream);
   }

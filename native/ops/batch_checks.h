@@ -52,13 +52,13 @@ inline const double* check_table(const Tensor& table, const std::vector<int64_t>
   return static_cast<const double*>(table.const_data_ptr());
 }
 
-// A new int64 tensor [count] on the device of `images`.
-inline Tensor new_sums(const Tensor& images, int64_t count) {
+// A new tensor [count] on the device of `images`.
+inline Tensor new_on_device(const Tensor& images, int64_t count, int32_t dtype) {
   const int64_t stride = 1;
   AtenTensorHandle handle;
   const int32_t device = images.is_cpu() ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, &count, &stride, aoti_torch_dtype_int64(), device,
-                                                  images.get_device_index(), &handle));
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(1, &count, &stride, dtype, device, images.get_device_index(), &handle));
   return Tensor(handle);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -21,7 +22,9 @@ inline ProgramJob check_programs(const Tensor& images, const Tensor& ops, const 
   STD_TORCH_CHECK(from.channels == 3 && to.channels == 3 && to.count == from.count &&
                       to.height == from.height && to.width == from.width,
                   "images and out must have the same shape, with 3 channels");
-  STD_TORCH_CHECK(from.pixels() <= kMostPixels, "images must have at most ", kMostPixels, " pixels each");
+  STD_TORCH_CHECK(from.pixels() <= kMostPixels && std::max(from.height, from.width) <= kMostSide,
+                  "images must have at most ", kMostPixels, " pixels and sides of at most ", kMostSide,
+                  ", got ", from.height, " x ", from.width);
   STD_TORCH_CHECK(same_device(images, out), "out must be on the device of images");
   const int64_t bytes = from.count * from.numbers();
   check_apart(images, bytes, out, bytes);

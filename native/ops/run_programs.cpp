@@ -9,7 +9,6 @@
 
 #include "base/pages.h"
 #include "base/pool.h"
-#include "batch/programs_cpu.h"
 #include "ops/program_checks.h"
 
 namespace tarpeg {

@@ -16,6 +16,7 @@ import tarpeg
 import torch
 from PIL import Image
 from tarpeg.ops import matrices as mx
+from tarpeg.ops.programs import Op
 from torch import Tensor
 
 from helpers import reference
@@ -78,7 +79,7 @@ import sys, torch, tarpeg
 from itertools import product
 from helpers import pictures
 from helpers.crafted import Jpeg
-from helpers.pictures import ORDERS, drawn, jpeg, noise, parts, resized, shrinking, tensor
+from helpers.pictures import ORDERS, drawn, jpeg, noise, parts, programs, resized, shrinking, tensor
 def write(values):
     sys.stdout.buffer.write(values.float().contiguous().numpy().tobytes())
 """
@@ -222,3 +223,34 @@ def parts(count: int, height: int, width: int, seed: int = 0) -> dict[str, torch
         "erase_boxes": torch.cat((begin, extent), -1),
         "mask": rand((height + 1) // 2, (width + 2) // 3) < 0.25,
     }
+
+
+def programs(
+    count: int, chains: int, length: int, seed: int = 0, without: Sequence[Op] = ()
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """ops, values and weights of run_programs: values over the ranges of random operations.
+
+    The first operations are every one in turn, if there are so many images.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    allowed = torch.tensor([op for op in Op if op not in without], dtype=torch.int32)
+    ops = allowed[torch.randint(len(allowed), (count, chains, length), generator=generator)]
+    if count >= len(allowed) and length:
+        ops[: len(allowed), 0, 0] = allowed
+    u = torch.rand(count, chains, length, 6, generator=generator)
+    matrix = torch.tensor([1.0, 0, 0, 0, 1, 0]) + (u - 0.5) * torch.tensor([0.6, 0.6, 9, 0.6, 0.6, 9])
+    pairs = {
+        Op.HUE: (u[..., 0] - 0.5, 0),
+        Op.POSTERIZE: ((9 * u[..., 0]).floor(), 0),
+        Op.SOLARIZE: (256 * u[..., 0], 0),
+        Op.BLUR: (0.1 + 2 * u[..., 0], 2 * (5 * u[..., 1]).floor() + 1),
+        Op.SOLARIZE_ADD: ((110 * u[..., 0]).floor(), 128),
+    }
+    values = torch.where((ops == Op.AFFINE)[..., None], matrix, 0.0)
+    factors = (ops >= Op.BRIGHTNESS) & (ops <= Op.SHARPNESS)
+    values[..., 0] = torch.where(factors, 2 * u[..., 0], values[..., 0])
+    for op, pair in pairs.items():
+        for column, numbers in enumerate(pair):
+            values[..., column] = torch.where(ops == op, numbers, values[..., column])
+    shares = torch.rand(count, chains + 1, generator=generator)
+    return ops, values, shares / shares.sum(1, keepdim=True)

@@ -9,8 +9,11 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 from tarpeg.ops import matrices as mx
+from tarpeg.ops.programs import Op
 from torch import Tensor
+from torchvision.transforms.v2 import functional
 from torchvision.transforms.v2.functional import adjust_hue, normalize, rgb_to_grayscale
+from torchvision.transforms.v2.functional._geometry import _affine_grid, _apply_grid_transform
 
 
 def decode(jpeg: Tensor) -> Tensor:
@@ -184,3 +187,73 @@ def augment_batch(
 
 def _column(numbers: Tensor) -> Tensor:
     return numbers.double().reshape(-1, 1, 1, 1)
+
+
+def operation(
+    image: Tensor,
+    op: int,
+    numbers: Sequence[float],
+    nearest: bool = True,
+    fill: float | Sequence[float] | None = None,
+) -> Tensor:
+    """One operation of ``run_programs`` by torchvision: uint8 ``[3, H, W]`` to the same."""
+    first, second = numbers[:2]
+    match Op(op):
+        case Op.IDENTITY:
+            return image
+        case Op.FLIP:
+            return functional.horizontal_flip(image)
+        case Op.AFFINE:
+            height, width = image.shape[1:]
+            theta = torch.tensor(list(numbers)).reshape(1, 2, 3)
+            grid = _affine_grid(theta, width, height, width, height)
+            fills = [float(fill)] if isinstance(fill, (int, float)) else fill
+            return _apply_grid_transform(image, grid, "nearest" if nearest else "bilinear", fills)
+        case Op.BRIGHTNESS:
+            return functional.adjust_brightness(image, first)
+        case Op.CONTRAST:
+            return functional.adjust_contrast(image, first)
+        case Op.SATURATION:
+            return functional.adjust_saturation(image, first)
+        case Op.HUE:
+            return functional.adjust_hue(image, first)
+        case Op.SHARPNESS:
+            return functional.adjust_sharpness(image, first)
+        case Op.POSTERIZE:
+            return functional.posterize(image, int(first))
+        case Op.SOLARIZE:
+            return image if first > 255 else functional.solarize(image, first)
+        case Op.AUTOCONTRAST:
+            return functional.autocontrast(image)
+        case Op.EQUALIZE:
+            return functional.equalize(image)
+        case Op.INVERT:
+            return functional.invert(image)
+        case Op.GRAYSCALE:
+            return functional.rgb_to_grayscale(image, 3)
+        case Op.BLUR:
+            return functional.gaussian_blur(image, [int(second)] * 2, [first] * 2)
+        case Op.SOLARIZE_ADD:  # timm's; torchvision has none
+            return torch.where(image < second, (image + first).clamp(0, 255).to(torch.uint8), image)
+
+
+def run_programs(
+    images: Tensor,
+    ops: Tensor,
+    values: Tensor,
+    weights: Tensor | None = None,
+    *,
+    nearest: bool = True,
+    fill: float | Sequence[float] | None = None,
+) -> Tensor:
+    """Twin of ``tarpeg.run_programs``; mixtures as in torchvision's AugMix."""
+    results = []
+    for index, image in enumerate(images):
+        mixed = None if weights is None else weights[index, 0] * image
+        for chain, steps in enumerate(ops[index].tolist()):
+            result = image
+            for op, numbers in zip(steps, values[index, chain].tolist(), strict=True):
+                result = operation(result, op, numbers, nearest, fill)
+            mixed = result if mixed is None else mixed + weights[index, chain + 1] * result
+        results.append(mixed.to(torch.uint8))
+    return torch.stack(results)

@@ -14,7 +14,7 @@ import pytest
 import tarpeg
 import torch
 from helpers import reference
-from helpers.pictures import MEAN, ORDERS, STD, TOLERANCE, drawn, noise, parts, shrinking
+from helpers.pictures import MEAN, ORDERS, STD, TOLERANCE, drawn, noise, parts, programs, shrinking
 from helpers.scripts import PATHS, run_python, write_program
 from tarpeg.errors import BuildError
 from tarpeg.ops import library, matrices as mx
@@ -84,12 +84,28 @@ def nans(device: str):
         yield (dtype, "augment_batch", nan), out.view(torch.int16).cpu()
 
 
+def programmed(device: str, size: tuple[int, int], seed: int):
+    """Results of run_programs for every operation alone, and for mixtures, copied to the CPU."""
+    ops, values, weights = programs(16, 3, 3, seed)
+    given = [tensor.to(device) for tensor in (ops, values, weights)]
+    ways = itertools.product(ORDERS, ORDERS, (1, 3), (True, False), (None, (5, 60, 200.5)))
+    for order, out_order, chains, nearest, fill in ways:
+        images = noise(16, 3, *size, seed=seed).contiguous(memory_format=order).to(device)
+        out = torch.empty_like(images, memory_format=out_order)
+        arguments = (
+            given if chains == 3 else [given[0][:, :1, :1].contiguous(), given[1][:, :1, :1].contiguous()]
+        )
+        result = tarpeg.run_programs(images, *arguments, nearest=nearest, fill=fill, out=out)
+        yield (order, out_order, chains, nearest, fill), result.cpu()
+
+
 def everything(device: str):
     yield from shrunk(device)
     yield from nans(device)
     for seed, size in enumerate(SHAPES):
         yield from augmented(device, size, seed)
         yield from warped(device, size, seed)
+        yield from programmed(device, size, seed)
 
 
 def test_a_nan_of_16_bits_is_always_the_same():
@@ -155,7 +171,7 @@ def test_emulated_kernels_give_the_bits_of_the_cpu(tmp_path):
     ]
     options = "detect_leaks=0:detect_odr_violation=0"
     printed = run(EMULATED, emulated, LD_PRELOAD=" ".join(found), ASAN_OPTIONS=options)
-    assert int(printed) == 2 * 9 + 2 * 4 * 2 + len(SHAPES) * (7 * 2 * 4 * 2 + 3 * 2 * 4 * 2)
+    assert int(printed) == 2 * 9 + 2 * 4 * 2 + len(SHAPES) * (7 * 2 * 4 * 2 + 3 * 2 * 4 * 2 + 32)
 
 
 MISTAKES = """
@@ -222,7 +238,7 @@ def test_compiles_in_a_minute_and_loads_without_a_gpu(tmp_path):
     assert library.build_cuda(directories=[tmp_path]) == built, "once"
     run(
         "import torch, tarpeg; tarpeg.warp_affine; torch.ops.load_library(path)\n"
-        "for name in ('warp_affine', 'augment_batch'):\n"
+        "for name in ('warp_affine', 'augment_batch', 'run_programs'):\n"
         "    assert torch._C._dispatch_has_kernel_for_dispatch_key('tarpeg::' + name, 'CUDA'), name\n",
         built,
     )

@@ -113,7 +113,13 @@ def run_programs(
         raise ValueError(f"weights must be float32 {[count, chains + 1]}, got {_kind(weights)}")
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}")
-    levels = [] if fill is None else [float(fill)] * 3 if isinstance(fill, (int, float)) else list(fill)
+    levels = (
+        []
+        if fill is None
+        else [float(fill)] * 3
+        if isinstance(fill, (int, float))
+        else [float(level) for level in fill]
+    )
     if len(levels) not in (0, 3) or not all(0 <= level <= 255 for level in levels):
         raise ValueError(f"fill must be a level of 0 to 255, three of them or None, got {fill!r}")
     if _is_readable(ops) and _is_readable(values):
