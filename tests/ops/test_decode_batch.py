@@ -30,6 +30,9 @@ def largest_difference(a: torch.Tensor, b: torch.Tensor) -> int:
     return int((a.int() - b.int()).abs().max())
 
 
+HOW: tuple[tarpeg.ops.Fidelity, ...] = ("fast", "exact")
+
+
 def whole(height: int, width: int) -> torch.Tensor:
     return torch.tensor([[0, 0, height, width]], dtype=torch.int32)
 
@@ -184,7 +187,9 @@ def test_errors_contain_the_name_of_the_argument() -> None:
         (r"boxes\[1\] \(0, 0, 31, 40\) is outside its image of 30 x 40", second_row),
         ("size", {"size": 0}),
         ("size", {"size": (1, 2, 3)}),
-        ("interpolation", {"interpolation": "cubic"}),
+        ("interpolation='cubic' must be one of 'bilinear', 'bicubic', ", {"interpolation": "cubic"}),
+        ("antialias=False .*'lanczos'", {"interpolation": "lanczos", "antialias": False}),
+        ("antialias=False .*'area'", {"interpolation": "area", "antialias": False}),
         ("fidelity", {"fidelity": "best"}),
         ("mean", {"mean": [0.5, 0.5, 0.5]}),
         ("std", {"std": [1.0, 0.0, 1.0], "dtype": torch.float32}),
@@ -196,6 +201,12 @@ def test_errors_contain_the_name_of_the_argument() -> None:
     ]:
         with pytest.raises(ValueError, match=name):
             tarpeg.decode_batch(**GOOD | change)
+
+
+def test_area_is_box() -> None:
+    arguments = GOOD | {"size": 11}
+    area, box = (tarpeg.decode_batch(**arguments, interpolation=name)[0] for name in ("area", "box"))
+    assert torch.equal(area, box)
 
 
 def test_operator_checks_memory() -> None:
@@ -275,13 +286,32 @@ def middle(files: list[torch.Tensor], share: float) -> torch.Tensor:
 def test_the_mean_difference_over_photographs_is_small() -> None:
     files = [pictures.tensor(photograph(Photos(size="imagenet"), index).jpeg) for index in range(12)]
     boxes = middle(files, 0.9)
-    for size in (120, 64, 40, 20):
-        images, _ = tarpeg.decode_batch(files, boxes, size)
-        expected = reference.decode_batch(files, boxes, (size, size))
-        assert (images.int() - expected.int()).abs().float().mean() <= 0.6, size
+    cases = [("bilinear", size) for size in (120, 64, 40, 20)]
+    cases += itertools.product(("bicubic", "lanczos", "box"), (84, 33))
+    for name, size in cases:
+        images, _ = tarpeg.decode_batch(files, boxes, size, interpolation=name)
+        expected = reference.decode_batch(files, boxes, (size, size), interpolation=name)
+        assert (images.int() - expected.int()).abs().float().mean() <= 0.6, (name, size)
     boxes = middle(files, 0.3)  # below twice the size it is exact
     fast, exact = (tarpeg.decode_batch(files, boxes, 100, fidelity=how)[0] for how in ("fast", "exact"))
     assert torch.equal(fast, exact)
+
+
+@pytest.mark.parametrize(
+    ("name", "ratios"), [("bicubic", (3, 8, 24)), ("lanczos", (3, 8, 24)), ("box", (4, 10, 30))]
+)
+def test_the_mean_difference_where_means_begin(name: str, ratios: tuple[int, ...]) -> None:
+    files = [pictures.tensor(photograph(Photos(size="imagenet"), index).jpeg) for index in range(12)]
+    options = {"interpolation": name}
+    for ratio in ratios:
+        table = torch.tensor([[5, 9, 10 * ratio, 10 * ratio]] * 12, dtype=torch.int32)
+        fast, exact = (tarpeg.decode_batch(files, table, 10, fidelity=how, **options)[0] for how in HOW)
+        assert (fast.int() - exact.int()).abs().float().mean() <= 0.6
+        assert not torch.equal(fast, exact)
+        table[:, 2] -= 1  # below the ratio it is exact, or has smaller means
+        fast = tarpeg.decode_batch(files, table, 10, **options)[0]
+        expected = reference.decode_batch(files, table, (10, 10), **options)
+        assert (fast.int() - expected.int()).abs().float().mean() <= 0.3
 
 
 @pytest.mark.parametrize("fidelity", ["fast", "exact"])
@@ -292,8 +322,10 @@ def test_a_file_and_its_tiled_copy_give_the_same_pixels(kind: str, fidelity: tar
         tiled = tarpeg.tile_jpeg(source, 16)
         boxes = [(1, 3, height - 2, width - 8), (0, 0, height, width)]
         for box, size in itertools.product(boxes, [(30, 31), (15, 14), (7, 8), (3, 2), (50, 60)]):
-            first, second = (resized(file, box, size, fidelity=fidelity) for file in (source, tiled))
-            assert torch.equal(first, second), (height, width, size)
+            for name in ("bilinear", "bicubic", "lanczos", "box"):
+                options = {"fidelity": fidelity, "interpolation": name}
+                first, second = (resized(file, box, size, **options) for file in (source, tiled))
+                assert torch.equal(first, second), (height, width, size, name)
 
 
 def test_a_flat_picture_stays_flat() -> None:
@@ -301,9 +333,10 @@ def test_a_flat_picture_stays_flat() -> None:
     for kind in ("420", "411", "440", "gray", "progressive"):
         source = pictures.tensor(pictures.jpeg(kind, 123, 245, rgb=rgb))
         expected = reference.decode(source)[:, 60, 100]
-        for size in [(61, 122), (30, 61), (15, 30), (1, 1)]:
-            image = resized(source, (0, 0, 123, 245), size)
-            assert torch.equal(image, expected[:, None, None].expand_as(image)), (kind, size)
+        sizes = [(200, 300), (61, 122), (30, 61), (15, 30), (1, 1)]
+        for name, size in itertools.product(("bilinear", "bicubic", "lanczos", "box"), sizes):
+            image = resized(source, (0, 0, 123, 245), size, interpolation=name)
+            assert torch.equal(image, expected[:, None, None].expand_as(image)), (kind, size, name)
 
 
 @pytest.mark.parametrize("sampling", [(3, 1), (1, 3), (3, 2), (4, 1), (1, 4), (2, 4)])
