@@ -28,6 +28,7 @@ from .loader.batch import (
     KeyedBatch,
     augmented,
     by_size,
+    modules_of,
     of_sizes,
     pixels_of,
     uncompiled,
@@ -134,6 +135,7 @@ class ShardDataModule(lightning.LightningDataModule):
                 "ShardDataModule() needs at least one split: pass train=, val=, test= or predict=Split(...)"
             )
         self.augment = _checked_augment(augment, self.splits)
+        _check_splits(self.splits, self.augment)
         self._config = LoaderConfig(
             batch_size,
             global_batch_size,
@@ -314,11 +316,10 @@ class ShardDataModule(lightning.LightningDataModule):
         if self.augment is None:
             return batch
         self.augment.train(is_training)
-        views = None if split is None else split.view_groups()
-        is_augmented = self._pixels(is_training, split).dtype != torch.uint8
-        return augmented(
-            self.augment, batch, self._config.seed, request, is_augmented=is_augmented, views=views
-        )
+        options: dict[str, Any] = {"is_augmented": self._pixels(is_training, split).dtype != torch.uint8}
+        if split is not None:
+            options |= {"views": split.view_groups(), "repeats": split.repeats}
+        return augmented(self.augment, batch, self._config.seed, request, **options)
 
     def _split_of(self, dataloader_idx: int) -> Split | None:
         """Return the split of the batches that the Trainer is at; None without a Trainer."""
@@ -506,6 +507,23 @@ def _checked_augment(augment: Any, splits: Mapping[str, Split | None]) -> nn.Mod
                 "view, or a single one for all"
             )
     return nn.ModuleList(modules) if is_list else augment
+
+
+def _check_splits(splits: Mapping[str, Split | None], augment: nn.Module | None) -> None:
+    """Raise ValueError for repeats outside of training, and for images that ``augment`` does not take."""
+    own = [module for module in map(uncompiled, modules_of(augment)) if isinstance(module, Augment)]
+    for name, split in splits.items():
+        if split is not None and split.repeats > 1 and name != "train":
+            raise ValueError(
+                f"{name}=Split(repeats={split.repeats}) would have 1/{split.repeats} of the samples, "
+                f"{split.repeats} times each: repeats is for train"
+            )
+        for module in own if split is not None else ():
+            if len(module.mean) != split.channels:
+                one = "Augment(mean=[0.5], std=[0.25])" if split.channels == 1 else "three numbers each"
+                raise ValueError(
+                    f"{name} has channels={split.channels}, but augment= has mean={list(module.mean)}: give {one}"
+                )
 
 
 def _compare_over_ranks(loader: BaseLoader, name: str, world: int) -> None:

@@ -84,7 +84,7 @@ bool make_plain(const AugmentBatch& batch, const Source& source, const Affine& m
   const uint8_t* pixel = from.data + source_y * from.row_stride + first * from.pixel_stride;
   const int width = static_cast<int>(target.width);
   Row row;
-  const RgbRow bytes = {pixel, from.pixel_stride, from.channel_stride, step < 0};
+  const RgbRow bytes = {pixel, from.pixel_stride, from.channel_stride, step < 0, source.channels};
   int64_t x = normalise_simd(bytes, job.how, y * target.width, width, target);
   for (; x < width; x += kSpan) {
     const int n = static_cast<int>(std::min<int64_t>(kSpan, width - x));

@@ -17,14 +17,15 @@ struct AugmentBatch {
 
   Source source(int64_t image) const {
     const BatchLayout& from = job.from;
-    return {job.images + image * from.numbers(), from.height, from.width, from.planar};
+    return {job.images + image * from.numbers(), from.height, from.width, from.planar,
+            static_cast<int>(from.channels)};
   }
 
   Target target(int64_t image) const {
     const BatchLayout& to = job.to;
     char* data = static_cast<char*>(job.out) + image * to.numbers() * size_of(job.type);
     const bool streams = to.count * to.numbers() * size_of(job.type) >= kLarge;
-    return {data, job.type, to.height, to.width, to.planar, streams};
+    return {data, job.type, to.height, to.width, to.planar, streams, static_cast<int>(to.channels)};
   }
 };
 

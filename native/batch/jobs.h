@@ -17,7 +17,8 @@ struct BatchLayout {
 
   TARPEG_HD int64_t pixels() const { return height * width; }
   TARPEG_HD int64_t numbers() const { return channels * height * width; }  // of an image
-  TARPEG_HD int64_t channel_stride() const { return planar ? pixels() : 1; }
+  // 0 for gray: code for RGB then reads the same pixel three times.
+  TARPEG_HD int64_t channel_stride() const { return channels == 1 ? 0 : planar ? pixels() : 1; }
   TARPEG_HD int64_t row_stride() const { return planar ? width : channels * width; }
   TARPEG_HD int64_t pixel_stride() const { return planar ? 1 : channels; }
 };

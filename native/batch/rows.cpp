@@ -70,7 +70,7 @@ void store_portable(const Row& row, const Normalisation& how, int64_t pixel, int
                     const Target& target) {
   const float* channels[3] = {row.r, row.g, row.b};
   const int64_t plane = target.height * target.width;
-  for (int64_t c = 0; c < 3; ++c) {
+  for (int64_t c = 0; c < target.channels; ++c) {
     for (int i = begin; i < n; ++i) {
       const int64_t at = target.planar ? c * plane + pixel + i : 3 * (pixel + i) + c;
       if constexpr (kType == Number::kUint8) {
@@ -88,8 +88,8 @@ TARPEG_AVX2 inline void widen(__m128i bytes, float* out) {
   _mm256_storeu_ps(out, _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)));
 }
 
-TARPEG_AVX2 int direct_avx2(const uint8_t* pixel, const Picture<uint8_t>& from, bool backwards, int count,
-                            int at, Row* row) {
+TARPEG_AVX2 int direct_avx2(const uint8_t* pixel, const Picture<uint8_t>& from, int channels, bool backwards,
+                            int count, int at, Row* row) {
   float* out[3] = {row->r + at, row->g + at, row->b + at};
   int i = 0;
   if (from.pixel_stride == 1) {
@@ -97,7 +97,7 @@ TARPEG_AVX2 int direct_avx2(const uint8_t* pixel, const Picture<uint8_t>& from, 
                                     : _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -1, -1, -1, -1, -1, -1, -1, -1);
     for (; i + 8 <= count; i += 8) {
       const uint8_t* first = backwards ? pixel - i - 7 : pixel + i;
-      for (int c = 0; c < 3; ++c) {
+      for (int c = 0; c < channels; ++c) {
         fetch_ahead(first + c * from.channel_stride);
         widen(_mm_shuffle_epi8(load8(first + c * from.channel_stride), order), out[c] + i);
       }
@@ -140,6 +140,7 @@ TARPEG_AVX2_F16C int store_avx2(const Row& row, const Normalisation& how, int64_
   for (; i + 8 <= n; i += 8) {
     __m256 value[3];
     for (int c = 0; c < 3; ++c) {
+      if (c == target.channels) break;
       value[c] = _mm256_add_ps(_mm256_mul_ps(_mm256_loadu_ps(channels[c] + i), _mm256_set1_ps(how.scale[c])),
                                _mm256_set1_ps(how.shift[c]));
       if (target.planar) put8<kType, kStreams>(value[c], target.data, c * plane + pixel + i);
@@ -165,6 +166,10 @@ TARPEG_AVX2 int store_levels_avx2(const Row& row, int64_t pixel, int n, const Ta
   const int64_t plane = target.height * target.width;
   int i = 0;
   for (; i + 8 <= n; i += 8) {
+    if (target.channels == 1) {
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(out + pixel + i), levels8(row.r + i));
+      continue;
+    }
     const __m128i r = levels8(row.r + i), g = levels8(row.g + i), b = levels8(row.b + i);
     if (target.planar) {
       _mm_storel_epi64(reinterpret_cast<__m128i*>(out + pixel + i), r);
@@ -189,10 +194,10 @@ TARPEG_AVX2 int store_levels_avx2(const Row& row, int64_t pixel, int n, const Ta
 
 // Reads `count` pixels from `pixel` on (backwards: leftwards) into row[at..] and returns how many are done.
 int direct_simd([[maybe_unused]] const uint8_t* pixel, [[maybe_unused]] const Picture<uint8_t>& from,
-                [[maybe_unused]] bool backwards, [[maybe_unused]] int count, [[maybe_unused]] int at,
-                [[maybe_unused]] Row* row) {
+                [[maybe_unused]] int channels, [[maybe_unused]] bool backwards, [[maybe_unused]] int count,
+                [[maybe_unused]] int at, [[maybe_unused]] Row* row) {
 #if defined(TARPEG_X86)
-  if (has_avx2()) return direct_avx2(pixel, from, backwards, count, at, row);
+  if (has_avx2()) return direct_avx2(pixel, from, channels, backwards, count, at, row);
 #endif
   return 0;
 }
@@ -232,10 +237,11 @@ void fetch_direct(const Source& source, const Affine& map, const float* fill, in
   const Picture<uint8_t> from = source.picture();
   const uint8_t* pixel = from.data + source_y * from.row_stride + (first + step * begin) * from.pixel_stride;
   const int count = static_cast<int>(end - begin);
-  const int done = direct_simd(pixel, from, step < 0, count, static_cast<int>(begin), row);
+  const int done = direct_simd(pixel, from, source.channels, step < 0, count, static_cast<int>(begin), row);
   pixel += done * step * from.pixel_stride;
   for (int64_t i = begin + done; i < end; ++i, pixel += step * from.pixel_stride) {
     row->r[i] = static_cast<float>(pixel[0]);
+    if (source.channels == 1) continue;
     row->g[i] = static_cast<float>(pixel[from.channel_stride]);
     row->b[i] = static_cast<float>(pixel[2 * from.channel_stride]);
   }

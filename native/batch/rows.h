@@ -14,11 +14,12 @@ struct Row {
   float r[kSpan], g[kSpan], b[kSpan];
 };
 
-// One uint8 RGB image, dense: three planes or interleaved.
+// One uint8 image, RGB or gray, dense: planes or interleaved. Of gray, `g` and `b` of a Row are not used.
 struct Source {
   const uint8_t* data;
   int64_t height, width;
   bool planar;
+  int channels = 3;  // 1: planar
 
   Picture<uint8_t> picture() const {
     if (planar) return {data, height, width, height * width, width, 1};

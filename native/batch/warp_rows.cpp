@@ -84,7 +84,7 @@ TARPEG_AVX2 inline void bilinear8(const Source& source, __m256i pixels, __m256 r
   float* out[3] = {row->r + i, row->g + i, row->b + i};
   const int64_t width = source.width;
   if (source.planar) {
-    for (int c = 0; c < 3; ++c) {
+    for (int c = 0; c < source.channels; ++c) {
       const uint8_t* plane = source.data + c * source.height * width;
       const __m256i upper = gather8(plane, pixels), lower = gather8(plane + width - 2, pixels);
       const __m256 top = between8(channel8(upper, 0), channel8(upper, 8), right);
@@ -110,7 +110,7 @@ TARPEG_AVX2 inline void nearest8(const Source& source, __m256i pixels, int i, Ro
   float* out[3] = {row->r + i, row->g + i, row->b + i};
   const int32_t plane = static_cast<int32_t>(source.height * source.width);
   if (source.planar) {
-    for (int c = 0; c < 3; ++c) {
+    for (int c = 0; c < source.channels; ++c) {
       _mm256_storeu_ps(out[c], channel8(gather_inside(source.data + c * int64_t{plane}, pixels, plane), 0));
     }
     return;
@@ -129,7 +129,7 @@ TARPEG_AVX2 inline void tap8(const Source& source, __m256i x, __m256i y, const f
   const int32_t plane = width * height;
   const __m256i offsets = _mm256_add_epi32(pixels, _mm256_slli_epi32(pixels, 1));
   const __m256i found = source.planar ? pixels : gather_inside(source.data, offsets, 3 * plane);
-  for (int c = 0; c < 3; ++c) {
+  for (int c = 0; c < source.channels; ++c) {
     const __m256 value = source.planar
                              ? channel8(gather_inside(source.data + c * int64_t{plane}, pixels, plane), 0)
                              : channel8(found, 8 * c);
@@ -145,7 +145,7 @@ TARPEG_AVX2 void edge8(const Source& source, __m256i x, __m256i y, __m256 right,
             height = static_cast<int>(source.height);
   const __m256i nowhere = _mm256_or_si256(is_outside(x, -edge, width - 1), is_outside(y, -edge, height - 1));
   if (_mm256_movemask_epi8(nowhere) == -1) {
-    for (int c = 0; c < 3; ++c) _mm256_storeu_ps(out[c], _mm256_set1_ps(fill[c]));
+    for (int c = 0; c < source.channels; ++c) _mm256_storeu_ps(out[c], _mm256_set1_ps(fill[c]));
     return;
   }
   __m256 taps[4][3];
@@ -156,7 +156,7 @@ TARPEG_AVX2 void edge8(const Source& source, __m256i x, __m256i y, __m256 right,
     tap8(source, x, y1, fill, taps[2]);
     tap8(source, x1, y1, fill, taps[3]);
   }
-  for (int c = 0; c < 3; ++c) {
+  for (int c = 0; c < source.channels; ++c) {
     __m256 value = taps[0][c];
     if (!nearest) {
       value =
@@ -223,6 +223,7 @@ void fetch_warped(const Source& source, const Affine& map, bool nearest, const f
   for (int i = warped_simd(source, span, nearest, fill, n, row); i < n; ++i) {
     const Place place = place_in(span, i, nearest ? 0.5f : 0.0f);
     row->r[i] = sampled(from, 0, place, nearest, fill[0]);
+    if (source.channels == 1) continue;
     row->g[i] = sampled(from, 1, place, nearest, fill[1]);
     row->b[i] = sampled(from, 2, place, nearest, fill[2]);
   }

@@ -54,8 +54,8 @@ TARPEG_DEVICE void put_four(T* out, float a, float b, float c, float d) {
   }
 }
 
-// Three channels of a quad; out: its image. Loops over v are unrolled everywhere, so that it stays in
-// registers.
+// The channels of a quad, three or, of gray, the first; out: its image. Loops over v are unrolled everywhere,
+// so that it stays in registers.
 template <class T>
 TARPEG_DEVICE void put_rgb(T* out, const BatchLayout& to, const Quad& quad, const float (&v)[3][4]) {
   const int64_t pixel = quad.y * to.width + quad.x;
@@ -63,12 +63,15 @@ TARPEG_DEVICE void put_rgb(T* out, const BatchLayout& to, const Quad& quad, cons
     TARPEG_UNROLL for (int i = 0; i < 4; ++i) {
       if (i >= quad.n) break;
       TARPEG_UNROLL for (int c = 0; c < 3; ++c) {
+        if (c == to.channels) break;
         out[c * to.channel_stride() + (pixel + i) * to.pixel_stride()] = number_from<T>(v[c][i]);
       }
     }
   } else if (to.planar) {
-    TARPEG_UNROLL for (int c = 0; c < 3; ++c)
-        put_four(out + c * to.pixels() + pixel, v[c][0], v[c][1], v[c][2], v[c][3]);
+    TARPEG_UNROLL for (int c = 0; c < 3; ++c) {
+      if (c == to.channels) break;
+      put_four(out + c * to.pixels() + pixel, v[c][0], v[c][1], v[c][2], v[c][3]);
+    }
   } else {
     T* at = out + 3 * pixel;
     put_four(at, v[0][0], v[1][0], v[2][0], v[0][1]);

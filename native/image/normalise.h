@@ -25,8 +25,9 @@ struct Target {
   void* data;
   Number type;
   int64_t height, width;
-  bool planar;   // planes; otherwise interleaved
-  bool streams;  // written past the caches, which an output larger than they are would only empty
+  bool planar;       // planes; otherwise interleaved
+  bool streams;      // written past the caches, which an output larger than they are would only empty
+  int channels = 3;  // 1: planar
 };
 
 // Normalises the first n pixels of a row to the target's pixel `at` and those after it. The target's type is

@@ -72,8 +72,10 @@ inline AugmentJob check_augment(const Tensor& images, const Tensor& numbers, int
   job.to = layout_of(out, "out");
   job.type = number_of(out.scalar_type(), "out");
   const int64_t count = job.from.count;
-  STD_TORCH_CHECK(job.from.channels == 3 && job.to.channels == 3 && job.to.count == count,
-                  "images and out must have the same number of images, with 3 channels");
+  const int64_t channels = job.from.channels;
+  STD_TORCH_CHECK((channels == 1 || channels == 3) && job.to.channels == channels && job.to.count == count,
+                  "images and out must have the same number of images, with 3 channels or 1");
+  STD_TORCH_CHECK(channels == 3 || (parts & kColourParts) == 0, "colours need images of 3 channels");
   STD_TORCH_CHECK(same_device(images, out), "out must be on the device of images");
   check_apart(images, count * job.from.numbers(), out, count * job.to.numbers() * size_of(job.type));
   job.numbers = check_table(numbers, {count, kColumns}, images, "numbers");

@@ -87,6 +87,12 @@ def test_the_default_device_of_torch_does_not_matter(images, space, make):
     [
         (lambda: Augment([0.5], [0.2, 0.2, 0.2]), r"mean=\[0\.5\] .* must have three numbers"),
         (lambda: Augment([0, 0, 0], [1, 1]), r"std=\[1, 1\] must have three numbers"),
+        (
+            lambda: Augment([0.5], [0.2], color=Color(0.4)),
+            r"color=Color.* needs RGB images, and mean=\[0\.5\]",
+        ),
+        (lambda: Augment([0.5], [0.2], policy=RandAugment()), "policy=RandAugment.* needs RGB images"),
+        (lambda: Augment([0.5], [0.2], space="ycbcr"), "space='ycbcr' needs RGB images"),
         (lambda: Augment([0, 0, 0], [1, 0, 1]), r"std=\[1, 0, 1\] must be positive"),
         (lambda: Augment(flip=2), r"flip=2 of Augment must be a probability in 0\.\.1"),
         (lambda: Augment(space="hsv"), r"space='hsv' must be 'rgb' or 'ycbcr'"),
@@ -106,12 +112,31 @@ def test_the_default_device_of_torch_does_not_matter(images, space, make):
         (lambda: Mix(10, probability=1.5), r"probability=1\.5 of Mix must be a probability"),
         (lambda: Augment()(torch.zeros(1, 3, 4, 4)), NO_IMAGES),
         (lambda: Augment()(torch.zeros(3, 4, 4).byte()), NO_IMAGES),
-        (lambda: Augment()(torch.zeros(1, 1, 4, 4).byte()), NO_IMAGES),
+        (
+            lambda: Augment()(torch.zeros(1, 1, 4, 4).byte()),
+            NO_IMAGES + r".*mean=\[0.*\] has 3 of 1 channels",
+        ),
+        (
+            lambda: Augment([0.5], [0.2])(torch.zeros(1, 3, 4, 4).byte()),
+            r"\[B, 1, H, W\], got .*\[1, 3, 4, 4\]; mean=\[0\.5\] has 1 of 3 channels",
+        ),
     ],
 )
 def test_settings_out_of_range_and_other_tensors_raise(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_gray_images():
+    images = noise(6, 1, 24, 24)
+    options = {"flip": 0.5, "affine": Affine(30), "erase": Erase(1.0), "mask": Mask(0.2, 4)}
+    gray, rgb = (Augment([0.4] * n, [0.2] * n, **options) for n in (1, 3))
+    params = gray.params(range(6), (24, 24))
+    expected = rgb(images.expand(-1, 3, -1, -1), params)[:, :1]
+    assert torch.equal(gray(images, params), expected) and gray.eval()(images).shape == images.shape
+    assert (gray.denormalise(gray(images)[0]) - images[0]).abs().max() < 1e-3
+    result = gray._normalise_by_torch(images)
+    assert torch.allclose(result, gray(images), atol=1e-5) and result.shape == images.shape
 
 
 def test_params_depend_on_the_sample_only():

@@ -29,6 +29,8 @@ def decode_gray(jpeg: Tensor) -> Tensor:
     """Decode the whole image to gray as Pillow does, from the luma plane if there is one: [1, H, W]."""
     with Image.open(io.BytesIO(bytes(jpeg.numpy()))) as image:
         image.draft("L", image.size)
+        if image.mode == "I;16":  # Pillow would clip it
+            image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
         upright = ImageOps.exif_transpose(image).convert("L")
     return torch.from_numpy(np.array(upright))[None]
 

@@ -54,6 +54,22 @@ def test_other_formats_come_through_pillow(shard_of, extension, kind):
     assert worst(batch.image[1], data) <= 1
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L", "LA", "P", "RGBA", "1", "I;16"])
+def test_other_formats_become_gray_as_pillow_makes_them(shard_of, mode):
+    data = picture("PNG", mode=mode)
+    with pytest.warns(UserWarning, match="is not a JPEG"):
+        (batch,) = load(shard_of(sample(0, data, "png")), channels=1)
+    expected = reference.decode_gray(tensor(data))[:, :, 8:72]
+    assert batch.image.shape == (1, 1, 64, 64) and torch.equal(batch.image[0], expected)
+
+
+def test_a_broken_gray_image_is_replaced(shard_of):
+    path = shard_of(*(sample(n, b"broken" if n == 1 else None) for n in range(3)))
+    with pytest.warns(UserWarning, match="'k0001'.* takes its place"):
+        (batch,) = load(path, channels=1)
+    assert batch.image.shape == (3, 1, 64, 64) and batch.image.flatten(1).any(1).all()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_png_named_jpg_is_decoded_with_one_warning(shard_of, workers):
     data = [picture("PNG", number) for number in range(6)]

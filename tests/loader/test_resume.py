@@ -88,7 +88,8 @@ def test_a_warning_for_a_tail_smaller_than_the_new_ranks(photos):
         ({"batch_size": 2}, "global_batch was 4 .* and is 2"),
         ({"seed": 9}, "seed was 0 .* and is 9"),
         ({"world": 2}, "global_batch was 4 .* and is 8"),
-        ({"shuffle": False}, r"order was .* \(shuffle=, subset= and weights= of the split\)"),
+        ({"repeats": 2}, "order was"),
+        ({"shuffle": False}, r"order was .* \(shuffle=, subset=, weights= and repeats= of the split\)"),
     ],
 )
 def test_what_would_make_other_batches_is_an_error_within_an_epoch_only(photos, settings, text):

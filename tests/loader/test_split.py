@@ -27,6 +27,7 @@ from tarpeg import (
     decode_batch,
     image_sizes,
 )
+from tarpeg.loader.config import PixelFormat
 from tarpeg.loader.fetch import Fetcher
 from tarpeg.sampling.sampler import Request
 from tarpeg.shards.mapped import Shards
@@ -43,6 +44,8 @@ OPTIONS = {
     "small blocks": {"shuffle": Blocks(3, 2)},
     "subset": {"subset": 0.5},
     "weights": {"weights": np.arange(23.0)},
+    "repeats": {"repeats": 3, "shuffle": Blocks(3, 2)},
+    "gray": {"channels": 1, "views": 2},
     "views": {"views": 3},
     "progressive": {"crop": Progressive(SMALL, {0: 16, 1: 24})},
     "json": {"target": ["cls", "cls"]},
@@ -58,7 +61,7 @@ def test_the_same_bytes_for_any_number_of_workers(photos, name):
 
 @pytest.mark.parametrize("world", [2, 3, 5])
 @pytest.mark.parametrize("batch_size", [1, 4, 30])
-@pytest.mark.parametrize("name", ["full", "small blocks", "subset", "weights"])
+@pytest.mark.parametrize("name", ["full", "small blocks", "subset", "weights", "repeats"])
 def test_the_planned_samples_over_all_ranks(photos, name, batch_size, world):
     options = {"batch_size": batch_size, **OPTIONS[name]}
     whole = sorted(keys_of(load(photos, **options)))
@@ -100,6 +103,11 @@ class OwnCrop:
         ),
         ({"crop": [SMALL] * 2, "views": 3}, "views=3, but crop= has 2 crops"),
         ({"views": 0}, "views=0"),
+        *(({"repeats": n}, f"repeats={n!r} must be an integer of at least 1") for n in (0, 1.5, True, "3")),
+        ({"repeats": 2, "weights": [1.0]}, r"repeats=2 and weights=\[1.0\]: both set how often"),
+        ({"repeats": 2, "streaming": True}, "repeats=2 needs an index, which streaming=True does not have"),
+        ({"repeats": 2, "shuffle": False}, "repeats=2 needs shuffle=True or 'blocks'"),
+        *(({"channels": n}, f"channels={n!r} must be 3, RGB, or 1, gray") for n in (2, True, "1")),
         ({"fidelity": "best"}, "fidelity='best' must be 'fast' or 'exact'"),
         (
             {"interpolation": "cubic"},
@@ -134,6 +142,35 @@ def test_another_occurrence_is_another_crop(shard_of):
     (alone,) = load(path, subset=[0])
     same = [torch.equal(image, alone.image[0]) for image in batch.image]
     assert sum(same) == 1, "the first is as without weights"
+
+
+# --- repeated augmentation
+
+
+def test_repeats_are_other_crops_on_other_ranks(photos):
+    alone = [key for batch in load(photos, repeats=3) for key in batch.key]
+    assert len(alone) == 23 and alone[:21:3] == alone[1:21:3] == alone[2:21:3] and len(set(alone)) == 8
+    options = {"repeats": 3, "batch_size": 2, "world": 3}
+    for batches in zip(*(load(photos, rank=rank, **options) for rank in range(3)), strict=True):
+        for row in range(min(len(batch.key) for batch in batches)):
+            assert len({batch.key[row] for batch in batches}) == 1, "one sample, on every rank"
+            first, second, third = (batch.image[row] for batch in batches)
+            assert not torch.equal(first, second) and not torch.equal(second, third)
+
+
+# --- gray
+
+
+@pytest.mark.parametrize("pixels", [{}, {"mean": (0.4,), "std": (0.2,), "dtype": torch.float32}])
+def test_gray_batches_are_those_of_decode_batch(photos, pixels):
+    options = {"channels": 1, "shuffle": False, "flip": 0.0, "interpolation": "bicubic"}
+    loader = load(photos, CenterCrop(24), pixels=PixelFormat(**pixels), **options)
+    files = Shards.images(loader.fetcher.shards, np.arange(4))
+    batch = next(iter(loader))
+    boxes = CenterCrop(24).boxes(image_sizes(files).numpy(), np.empty((4, 0)))
+    arguments = {"channels": 1, "interpolation": "bicubic", **pixels}
+    expected, _ = decode_batch(files, torch.from_numpy(boxes), 24, **arguments)
+    assert batch.image.shape == (4, 1, 24, 24) and torch.equal(batch.image, expected)
 
 
 # --- views

@@ -82,6 +82,22 @@ def test_boxes_with_keys_become_normal_random_numbers(order):
             tarpeg.augment_batch(images, **{"erase_boxes": boxes, "erase_keys": keys, **wrong})
 
 
+@pytest.mark.parametrize("size", [(37, 53), (1, 1), (5, 600), (2, 7), (16, 16)])
+def test_gray_is_a_channel_of_rgb(size):
+    gray, given = noise(3, 1, *size), parts(3, *size)
+    for names in ((), ("flip",), ("matrix",), ("flip", "matrix", "erase_boxes", "mask")):
+        options = {name: given[name] for name in names}
+        for dtype, order in product((torch.uint8, *DTYPES), ORDERS):
+            numbers = (
+                [{}, {}] if dtype == torch.uint8 else [{"mean": [0.4] * n, "std": [0.2] * n} for n in (1, 3)]
+            )
+            one, three = (
+                tarpeg.augment_batch(images, dtype=dtype, fill=7, memory_format=order, **options, **number)
+                for images, number in zip((gray, gray.expand(-1, 3, -1, -1)), numbers, strict=True)
+            )
+            assert one.shape == gray.shape and torch.equal(one, three[:, :1]), (names, dtype, order)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("memory_format", ORDERS)
@@ -174,7 +190,10 @@ OUT = torch.zeros(1, 3, 4, 4)
     ("change", "text"),
     [
         ({"images": OUT}, r"images must be uint8 \[B, C, H, W\], got torch.float32"),
-        ({"images": noise(1, 4, 4, 4)}, r"images must be RGB, \[B, 3, H, W\], got \[1, 4, 4, 4\]"),
+        ({"images": noise(1, 4, 4, 4)}, r"images must be RGB, .* got \[1, 4, 4, 4\]"),
+        ({"images": noise(1, 1, 4, 4), "hue": 0.1}, r"hue needs RGB images, \[B, 3, H, W\], got \[1, 1, 4"),
+        ({"images": noise(1, 1, 4, 4), "fill": (1, 2, 3)}, "fill must be a level of 0 to 255, one for gray"),
+        ({"images": noise(1, 1, 4, 4), "mean": MEAN, "std": STD}, "must be one number each: gray"),
         ({"brightness": -1.0}, r"brightness\[0\] must be finite and at least 0, got -1.0"),
         ({"contrast": [float("nan")]}, r"contrast\[0\] must be finite and at least 0, got nan"),
         ({"saturation": float("inf")}, r"saturation\[0\] must be finite"),
@@ -300,6 +319,8 @@ for order, size in product(ORDERS, ((33, 47), (5, 600), (2, 2))):
         for dtype, memory_format in product(pictures.TOLERANCE, ORDERS):
             options = {"dtype": dtype, "memory_format": memory_format}
             write(tarpeg.augment_batch(images, **{name: given[name] for name in names}, **options))
+    for names, dtype in product(((), ("flip",), ("flip", "matrix", "mask")), pictures.TOLERANCE):
+        write(tarpeg.augment_batch(images[:, :1], **{name: given[name] for name in names}, dtype=dtype))
 """)
 
 
@@ -307,6 +328,8 @@ def test_opcheck_and_one_graph():
     images, numbers, _, *extra, constants, _, out = OPERATOR
     for boxes, mask in (extra, (None, None)):
         arguments = (images, numbers, 126, boxes, mask, constants, True, out)
+        torch.library.opcheck(torch.ops.tarpeg.augment_batch.default, arguments)
+        arguments = (noise(2, 1, 8, 8), numbers, 3, boxes, mask, constants, True, out[:, :1].contiguous())
         torch.library.opcheck(torch.ops.tarpeg.augment_batch.default, arguments)
     options = parts(2, 8, 8) | {"mean": MEAN, "std": STD}
     pictures.assert_one_graph(lambda x, given: tarpeg.augment_batch(x, **given) * 2, images, options)

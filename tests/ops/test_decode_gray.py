@@ -148,7 +148,7 @@ SMALL, BOX = pictures.tensor(pictures.jpeg("420", 30, 40)), torch.tensor([[0, 0,
     ("change", "message"),
     [
         ({"channels": 2}, "channels=2 must be 3, RGB, or 1, gray"),
-        ({"mean": [0.5] * 3, "std": [0.2] * 3, "dtype": torch.float32}, "one number each, as channels=1"),
+        ({"mean": [0.5] * 3, "std": [0.2] * 3, "dtype": torch.float32}, "one number each: gray"),
         ({"mean": [0.5], "std": [0.2], "dtype": torch.float32, "channels": 3}, "three numbers each"),
         ({"out": torch.empty(1, 3, 8, 8, dtype=torch.uint8)}, r"out must be torch.uint8 \[1, 1, 8, 8\]"),
     ],

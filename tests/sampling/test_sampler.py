@@ -9,6 +9,7 @@ import pytest
 from helpers.samplers import make_sampler as sampler
 from hypothesis import given, settings, strategies as st
 from tarpeg import Blocks
+from tarpeg.sampling.batches import DistributedBatchSampler
 from tarpeg.sampling.rng import permutation
 from tarpeg.sampling.sampler import checked_weights, subset_ids
 
@@ -211,5 +212,53 @@ def test_weights_that_are_none(weights, text):
 def test_different_orders_have_different_fingerprints():
     orders = [{"shuffle": shuffle} for shuffle in (True, False, Blocks(), Blocks(7))]
     orders += [{"subset": [0, 1]}, {"subset": [1, 0]}, {"weights": range(9)}, {"weights": range(1, 10)}]
+    orders += [{"repeats": 2}, {"repeats": 3}]
     assert len({sampler(9, **options).fingerprint() for options in orders}) == len(orders)
     assert sampler(9, seed=3).fingerprint() == sampler(9).fingerprint(), "the seed is not part of it"
+
+
+# --- repeated augmentation
+
+
+@pytest.mark.parametrize("repeats", [2, 3, 7])
+@pytest.mark.parametrize("options", [{}, {"shuffle": Blocks(4, 2)}, {"subset": range(5, 26)}], ids=str)
+def test_repeats_are_neighbours_with_numbered_occurrences(options, repeats):
+    plain, _ = sampler(31, **options).draw_epoch(2)
+    ids, occurrence = sampler(31, repeats=repeats, **options).draw_epoch(2)
+    count = len(plain)
+    assert ids.tolist() == [plain[place // repeats] for place in range(count)], "as many, from the same order"
+    assert occurrence.tolist() == [place % repeats for place in range(count)]
+    seen = {id for epoch in range(40) for id in sampler(31, repeats=repeats, **options).draw_epoch(epoch)[0]}
+    assert seen == set(plain.tolist()), "other samples in every epoch"
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("batch", [1, 5, 8])
+def test_ranks_get_the_batches_of_timm(world, batch):
+    timm = pytest.importorskip("timm.data.distributed_sampler")
+    samples, repeats = 24 * 4 + 12, 3
+    order, _ = sampler(samples).draw_epoch(1)
+    batches = DistributedBatchSampler(samples, batch * world, world, takes_turns=True)
+    for rank in range(world):
+        # selected_round: timm rounds an epoch down to a multiple of 256 samples, we keep its length.
+        places = timm.RepeatAugSampler(range(samples), world, rank, False, repeats, selected_round=0)
+        expected = order[list(places)].tolist()
+        found = [*batches.requests(sampler(samples, repeats=repeats), rank, 1, 0, lambda epoch: False)]
+        assert len(found) == len(batches)
+        last = len(found[-1].ids)
+        assert [request.ids.tolist() for request in found] == [
+            *(expected[k * batch : (k + 1) * batch] for k in range(len(found) - 1)),
+            expected[len(expected) - last :],
+        ]
+        assert max(len(request.ids) for request in found) == batches.largest(rank)
+
+
+@pytest.mark.parametrize("world, batch, samples", [(2, 5, 23), (3, 7, 29), (4, 4, 9), (5, 5, 6)])
+def test_taking_turns_covers_every_batch_with_equal_ranks(world, batch, samples):
+    batches = DistributedBatchSampler(samples, batch, world, takes_turns=True)
+    for k in range(len(batches)):
+        parts = [range(samples)[batches.rank_places(k, rank)] for rank in range(world)]
+        assert sorted(place for part in parts for place in part) == list(range(*batches.bounds(k)))
+        sizes = [len(part) for part in parts]
+        assert min(sizes) >= 1 and max(sizes) - min(sizes) <= 1
+        assert all(size <= batches.largest(rank) for rank, size in enumerate(sizes))

@@ -44,12 +44,14 @@ class Augment(nn.Module):
     ``space``, "rgb" or "ycbcr" (BT.601, full range), and normalised: (image / 255 - mean) / std, with one
     mean and std per channel, for values in 0..1.
 
-    ``fill``: level in 0..255, or three levels, of erased pixels (in ``space``) and of pixels outside the
+    ``fill``: level in 0..255, or one per channel, of erased pixels (in ``space``) and of pixels outside the
     warped image (in RGB); by default ``mean``, which becomes 0. ``mix``: MixUp and CutMix, which
     ``ShardDataModule`` runs because they need the labels. ``dtype``: "float32", "float16" or "bfloat16".
     ``memory_format``: "contiguous", "channels_last", or None for the images' own.
 
-    ``forward`` takes uint8 ``[B, 3, H, W]`` and returns ``dtype`` of the same shape on the same device. Its
+    ``forward`` takes uint8 ``[B, 3, H, W]``, or gray ``[B, 1, H, W]`` if ``mean`` and ``std`` have one number
+    each (then without ``policy``, ``color`` and "ycbcr"), and returns ``dtype`` of the same shape on the same
+    device. Its
     random parameters come from ``params``, a function of seed, epoch and sample ids: they are the same for
     any number of workers and ranks, and after a resume. If they are not given, images count as samples 0, 1,
     2 ... in the order of the calls.
@@ -73,9 +75,10 @@ class Augment(nn.Module):
         memory_format: str | torch.memory_format | None = None,
     ) -> None:
         super().__init__()
-        if len(mean) != 3 or len(std) != 3:
+        if len(mean) != len(std) or len(mean) not in (1, 3):
             raise ValueError(
-                f"mean={list(mean)!r} and std={list(std)!r} must have three numbers each: R, G, B"
+                f"mean={list(mean)!r} and std={list(std)!r} must have three numbers each, R, G, B, or "
+                "one for gray images"
             )
         if min(std) <= 0:
             raise ValueError(f"std={list(std)!r} must be positive")
@@ -87,6 +90,13 @@ class Augment(nn.Module):
                 raise ValueError(
                     f"{name}={dict(part)!r} must be a tarpeg.{name.title()}, got a {type(part).__name__}"
                 )
+        if len(mean) == 1:
+            for name, value in (("color", color), ("policy", policy), ("space", space)):
+                if value not in (None, "rgb"):
+                    raise ValueError(
+                        f"{name}={value!r} needs RGB images, and mean={list(mean)!r} is that of gray ones: "
+                        "give flip, affine, erase and mask only"
+                    )
         self.mean, self.std = tuple(map(float, mean)), tuple(map(float, std))
         self.flip, self.space, self.mix = flip, space, mix
         check_probabilities(self, "flip")
@@ -152,9 +162,15 @@ class Augment(nn.Module):
         return params
 
     def forward(self, images: Tensor, params: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Normalise ``images``, uint8 ``[B, 3, H, W]``; in training, distort them by ``params`` first."""
-        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-            raise ValueError(f"images must be uint8 [B, 3, H, W], got {images.dtype} {list(images.shape)}")
+        """Normalise ``images``, uint8 ``[B, C, H, W]``; in training, distort them by ``params`` first."""
+        channels = len(self.mean)
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != channels:
+            remedy = ""
+            if images.ndim == 4 and images.shape[1] in (1, 3) and images.shape[1] != channels:
+                remedy = f"; mean={list(self.mean)} has {channels} of {images.shape[1]} channels, see Split"
+            raise ValueError(
+                f"images must be uint8 [B, {channels}, H, W], got {images.dtype} {list(images.shape)}{remedy}"
+            )
         if not self.training or (params is None and not self.is_random):
             params = {}
         elif params is None and torch.compiler.is_compiling():
@@ -189,15 +205,27 @@ class Augment(nn.Module):
         )
 
     def mix_batch(
-        self, images: Tensor, labels: Tensor, first: int, *, seed: int = 0, epoch: int = 0
+        self,
+        images: Tensor,
+        labels: Tensor,
+        first: int,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        occurrence: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """In training, mix the output of ``forward`` and its labels; ``first``: id of the first sample."""
+        """In training, mix the output of ``forward`` and its labels.
+
+        ``first``: id of the first sample. ``occurrence``: which of its occurrences, in repeated augmentation.
+        """
         if self.mix is None or not self.training:
             return images, labels
-        return self.mix(images, labels, rng.uniforms(seed, epoch, [first], Mix.draws, _MIX)[0].tolist())
+        begin = rng.first_draw(np.array([occurrence]))
+        uniforms = rng.uniforms(seed, epoch, [first], Mix.draws, _MIX, begin)
+        return self.mix(images, labels, uniforms[0].tolist())
 
     def denormalise(self, image: Tensor) -> Tensor:
-        """Turn an image of ``forward`` back into RGB levels, float64 ``[3, H, W]``, for display."""
+        """Turn an image of ``forward`` back into levels, float64 ``[C, H, W]``, for display."""
         mean, std = (
             torch.tensor(list(part), dtype=torch.float64, device=image.device)[:, None, None]
             for part in (self.mean, self.std)
@@ -235,7 +263,7 @@ class Augment(nn.Module):
         mean, std = (torch.tensor(part, dtype=torch.float64, device="cpu") for part in (self.mean, self.std))
         scale, shift = 1 / (255 * std), -mean / std
         factor, term = (
-            t.float().reshape(1, 3, 1, 1).to(images.device, non_blocking=True) for t in (scale, shift)
+            t.float().reshape(1, -1, 1, 1).to(images.device, non_blocking=True) for t in (scale, shift)
         )
         normalised = torch.addcmul(term, images.float(), factor)
         return normalised.to(self.dtype, memory_format=self.memory_format or torch.preserve_format)

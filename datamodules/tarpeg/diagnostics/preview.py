@@ -273,15 +273,15 @@ def _with_boxes(source: Image.Image, boxes: list[list[int]]) -> Image.Image:
 
 
 def _picture(augment: Any, image: Tensor) -> Image.Image:
-    """Convert ``[3, H, W]`` to a picture: uint8 as it is, otherwise with the normalisation undone."""
+    """Convert RGB or gray ``[C, H, W]`` to a picture: uint8 as it is, else with the normalisation undone."""
     levels = image.detach().cpu().double()
     if isinstance(augment, Augment):
         levels = augment.denormalise(levels)
     elif image.dtype != torch.uint8:  # another module, with unknown levels
         low, high = levels.aminmax()
         levels = 255 * (levels - low) / (high - low).clamp(min=1e-9)
-    array = levels.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).contiguous().numpy()
-    return Image.fromarray(array)
+    array = levels.round().clamp(0, 255).to(torch.uint8).expand(3, -1, -1).permute(1, 2, 0)
+    return Image.fromarray(array.contiguous().numpy())
 
 
 def _fitted(picture: Image.Image) -> Image.Image:

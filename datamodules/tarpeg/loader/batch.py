@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +24,7 @@ Shape = tuple[int, ...] | list[tuple[int, ...]]
 class Batch(NamedTuple):
     """``image``: uint8 ``[B, 3, H, W]``, RGB, channels_last. ``label``: int64 ``[B]``.
 
+    With ``Split(channels=1)`` images are gray: 1 instead of 3.
     With ``Split(views=n)`` the image is ``[n, B, 3, H, W]``, where ``image[v]`` is an ordinary batch; with
     crops of several sizes it is a list with one tensor ``[n, B, 3, H, W]`` per size, sizes in the order of
     their first crop; with several targets the label is ``[B, targets]``.
@@ -107,14 +109,15 @@ def augmented(
     *,
     is_augmented: bool,
     views: Sequence[Sequence[int]] | None = None,
+    repeats: int = 1,
 ) -> AnyBatch:
     """Augment a batch, its images a tensor or a list of tensors, as drawn for ``request``.
 
     ``augment``: a module for all views, or a ``ModuleList`` of one per view. ``request`` None: without
     distortions. ``is_augmented``: the loader delivered floating-point images, to whatever type they were cast
     since, that need nothing more. ``views``: numbers of the views of each size, see ``Split.view_groups``;
-    None: in the order of the images. Raises ``ValueError`` if the batch is not of as many samples as the
-    request, or not of these views.
+    None: in the order of the images. ``repeats``: of the split. Raises ``ValueError`` if the batch is not of
+    as many samples as the request, or not of these views.
     """
     parts, label = by_size(batch.image), batch.label
     plain = [module for module in map(uncompiled, modules_of(augment)) if isinstance(module, Augment)]
@@ -143,8 +146,22 @@ def augmented(
     image = of_sizes(images)
     mixing = next((module for module in plain if module.mix is not None), None)
     if request is not None and mixing is not None:
-        image, label = mixing.mix_batch(image, label, int(request.ids[0]), seed=seed, epoch=request.epoch)
+        image, label = _mixed(mixing, image, label, seed, request, repeats)
     return batch._replace(image=image, label=label)
+
+
+def _mixed(
+    augment: Augment, image: Any, label: Tensor, seed: int, request: Request, repeats: int
+) -> tuple[Tensor, Tensor]:
+    """Mix a batch; with ``repeats``, each image with one of another sample where the batch has others."""
+    first, options = int(request.ids[0]), {"seed": seed, "epoch": request.epoch}
+    if repeats == 1 or request.occurrence is None or not isinstance(image, Tensor) or image.ndim != 4:
+        return augment.mix_batch(image, label, first, **options)
+    # Mixing takes neighbours, which are images of one sample here: all first occurrences come first instead.
+    order = torch.from_numpy(np.argsort(request.occurrence, kind="stable")).to(image.device)
+    options["occurrence"] = int(request.occurrence[0])
+    image, label = augment.mix_batch(image[order], label[order], first, **options)
+    return image[back := order.argsort()], label[back]
 
 
 def params_of(

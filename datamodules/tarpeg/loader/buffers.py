@@ -86,7 +86,7 @@ class BatchBuffers:
         self._state = self._state.replace(bytes([_ACQUIRED]), bytes([_FREE]))
 
     def view(self, number: int, shape: Shape, dtype: torch.dtype) -> Images:
-        """View a buffer as images ``[..., 3, H, W]`` in channels_last order, to be filled."""
+        """View a buffer as images ``[..., C, H, W]`` in channels_last order, to be filled."""
         return _as_images(self._array(number, shape, dtype), shape, dtype)
 
     def lend(self, number: int, shape: Shape, dtype: torch.dtype) -> Images:

@@ -49,7 +49,7 @@ class BoxError(ValueError):
 
 
 class _Decoded(NamedTuple):
-    """``images``: per size [B, 3, H, W] or [views, B, 3, H, W]. ``status``: [B].
+    """``images``: per size [B, C, H, W] or [views, B, C, H, W]. ``status``: [B].
 
     ``reasons``: by row, if known. ``non_jpeg``: the first row that Pillow decoded.
     """
@@ -87,7 +87,9 @@ class Fetcher:
         """Shape of the images of ``request``; a list of shapes for views of several sizes."""
         crops, count = self._crops(request.epoch), len(request.ids)
         groups = self.split.view_groups()
-        shapes = [(len(views), count, 3, *map(int, crops[views[0]].size)) for views in groups]
+        shapes = [
+            (len(views), count, self.split.channels, *map(int, crops[views[0]].size)) for views in groups
+        ]
         return shapes[0][1:] if len(crops) == 1 else of_sizes(shapes)
 
     def nbytes(self, request: Request) -> int:
@@ -207,7 +209,7 @@ class Fetcher:
         return _Decoded(images, status, reasons, non_jpeg)
 
     def _decode_whole(self, content: bytes, request: Request, outs: list[Tensor]) -> None:
-        """Decode a file that is not a JPEG into ``outs``, [1, 3, H, W] per view; raises ``RefusedError``.
+        """Decode a file that is not a JPEG into ``outs``, [1, C, H, W] per view; raises ``RefusedError``.
 
         Such files are decoded one at a time: their memory is that of the whole image, not that of the crop.
         """
@@ -216,7 +218,8 @@ class Fetcher:
         for box, flip, out in zip(*self.boxes_and_flips(request, size), outs, strict=True):
             top, left, height, width = box[0].tolist()
             part = image.crop((left, top, left + width, top + height))
-            ppm = pillow.as_tensor(pillow.ppm(pillow.to_rgb(part)))
+            gray = part.convert("L") if self.split.channels == 1 else part
+            ppm = pillow.as_tensor(pillow.ppm(pillow.to_rgb(gray)))
             whole = np.array([[0, 0, height, width]], np.int32)
             self._resize(out.shape[-2:], [ppm], whole, flip, out, 1)
 
@@ -234,6 +237,7 @@ class Fetcher:
             torch.from_numpy(boxes),
             size,
             torch.from_numpy(flips) if self.split.flip else None,
+            channels=self.split.channels,
             interpolation=self.split.interpolation,
             fidelity=self.split.fidelity,
             mean=self.pixels.mean,

@@ -40,7 +40,7 @@ _READAHEAD = 8
 _NO_WORKERS = "must be 0: the loader has its own, see workers= and threads= of ShardDataModule"
 _REMEDIES = {
     "global_batch": " (global_batch_size= fixes it for any number of ranks)",
-    "order": " (shuffle=, subset= and weights= of the split)",
+    "order": " (shuffle=, subset=, weights= and repeats= of the split)",
 }
 
 
@@ -81,7 +81,9 @@ class BaseLoader(ABC):
         self.split, self.config = split, config
         total = config.global_batch_size or config.batch_size * world
         count = total if samples is None else samples
-        self._batches = DistributedBatchSampler(count, total, world, config.drop_last)
+        self._batches = DistributedBatchSampler(
+            count, total, world, config.drop_last, takes_turns=split.repeats > 1
+        )
         candidates = None if order is None else order.candidates()
         self.fetcher = Fetcher(
             shards, split, config.seed, config.on_error, keys, config.pixels, candidates, config.max_pixels

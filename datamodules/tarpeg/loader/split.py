@@ -47,6 +47,14 @@ class Split:
     for each sample of the shards, as a list, array or .npy file: an epoch keeps its length, and has each
     sample the floor or the ceiling of its expected count, every time with another crop.
 
+    ``repeats``: repeated augmentation, for training: each sample comes n times in a row, every time with
+    another crop and augmentation, and on another rank if there are several. An epoch keeps its length, so it
+    has 1/n of the samples, others each time: the order of timm's ``RepeatAugSampler``, which also rounds the
+    epoch down to a multiple of 256 samples. Not with ``weights``, ``streaming`` or ``shuffle=False``.
+
+    ``channels``: 3, RGB; or 1, gray images ``[B, 1, H, W]``, decoded faster, see ``decode_batch``; they need
+    ``Augment`` with one mean and std: ``Augment(mean=[0.5], std=[0.25])``.
+
     ``views``: n crops of each image, of which the bytes are read once; images are then ``[n, B, 3, H, W]``,
     where ``image[v]`` is an ordinary batch. A list of n crops is one crop per view. With crops of several
     sizes ``image`` is a list with one tensor ``[n, B, 3, H, W]`` per size, sizes in the order of their first
@@ -75,6 +83,8 @@ class Split:
     streaming: bool | Streaming = False
     interpolation: Interpolation = "bilinear"
     fidelity: Literal["fast", "exact"] = "fast"
+    channels: Literal[1, 3] = 3
+    repeats: int = 1
 
     def __post_init__(self) -> None:
         if self.shards is None or self.shards == "":
@@ -90,6 +100,9 @@ class Split:
             raise ValueError(f"fidelity={self.fidelity!r} must be 'fast' or 'exact'")
         if not (self.shuffle in (None, True, False, "blocks") or isinstance(self.shuffle, Blocks)):
             raise ValueError(f"shuffle={self.shuffle!r} must be True, False, 'blocks' or tarpeg.Blocks(...)")
+        if isinstance(self.channels, bool) or self.channels not in (1, 3):
+            raise ValueError(f"channels={self.channels!r} must be 3, RGB, or 1, gray")
+        self._check_repeats()
         check_target(self.target)
         is_fraction(self.subset)  # raises if out of range
         names = [self.members] if isinstance(self.members, str) else self.members
@@ -139,7 +152,8 @@ class Split:
         wanted = shuffle if self.shuffle is None else self.shuffle
         subset = subset_ids(self.subset, len(shards))
         weights = checked_weights(self.weights, len(shards), subset)
-        return Sampler(len(shards), seed, Blocks() if isinstance(wanted, str) else wanted, subset, weights)
+        order = Blocks() if isinstance(wanted, str) else wanted
+        return Sampler(len(shards), seed, order, subset, weights, self.repeats)
 
     def view_crops(self) -> tuple[Crop | Progressive, ...]:
         """Return the crop of each view."""
@@ -151,6 +165,25 @@ class Split:
         The groups are the same in all epochs; the sizes may change.
         """
         return _groups(self.view_crops(), 0)
+
+    def _check_repeats(self) -> None:
+        repeats = self.repeats
+        if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
+            raise ValueError(f"repeats={repeats!r} must be an integer of at least 1")
+        if repeats == 1:
+            return
+        if self.weights is not None:
+            raise ValueError(
+                f"repeats={repeats!r} and weights={shown(self.weights)}: both set how often a sample comes; "
+                "give one of them"
+            )
+        if self.streaming:
+            raise ValueError(f"repeats={repeats!r} needs an index, which streaming=True does not have")
+        if self.shuffle is False:
+            raise ValueError(
+                f"repeats={repeats!r} needs shuffle=True or 'blocks': without, every epoch has the same "
+                f"1/{repeats} of the samples"
+            )
 
     def _check_streaming(self) -> None:
         for name, value in (("subset", self.subset), ("weights", self.weights)):

@@ -27,7 +27,6 @@ _DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
 # Bits and columns: the same as Part and Column in native/batch/augment.h.
 _MATRIX, _FLIP, _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE, _COLOUR = (1 << bit for bit in range(7))
 _COLUMNS = 23
-_FACTORS = ("brightness", "contrast", "saturation", "hue")
 _BITS = (_BRIGHTNESS, _CONTRAST, _SATURATION, _HUE)
 
 
@@ -104,7 +103,8 @@ def augment_batch(
 ) -> Tensor:
     """Augment and normalise a batch of uint8 images in one pass, on the device of `images`.
 
-    ``images``: uint8 ``[B, 3, H, W]``, RGB, contiguous or channels_last (others are copied first). Each
+    ``images``: uint8 ``[B, 3, H, W]``, RGB, or ``[B, 1, H, W]``, gray, without steps 3 to 7; contiguous or
+    channels_last (others are copied first). Each
     parameter below has one value for all images or one per image, ``[B]``; omitted ones cost nothing. They
     apply in this order, in float32 on levels of 0 to 255, without rounding in between. Formulas are those of
     torchvision v2 for floating point:
@@ -125,12 +125,12 @@ def augment_batch(
        normal distribution, after step 10: hashes of the box's key, the pixel and the channel.
     9. ``mask``: bool ``[B, h, w]``, h and w at most the result's: pixel (y, x) is erased if the cell (y h
        // height, x w // width) is true.
-    10. (x / 255 - ``mean``) / ``std``, three numbers each for values in 0..1, by default 0 and 1. For
-        ``dtype`` uint8, which allows neither: clamped to 0..255 and rounded.
+    10. (x / 255 - ``mean``) / ``std``, one number per channel for values in 0..1, by default 0 and
+        1. For ``dtype`` uint8, which allows neither: clamped to 0..255 and rounded.
 
-    ``fill``: a level of 0 to 255, or three, for pixels outside the source (before the colours) and for
-    erased pixels. ``out``: a tensor of the result's shape and type to write to and return.
-    Returns ``[B, 3, height, width]`` of ``dtype`` (float32, float16, bfloat16, uint8) in ``memory_format``,
+    ``fill``: a level of 0 to 255, or one per channel, for pixels outside the source (before the colours) and
+    for erased pixels. ``out``: a tensor of the result's shape and type to write to and return.
+    Returns ``[B, C, height, width]`` of ``dtype`` (float32, float16, bfloat16, uint8) in ``memory_format``,
     by default that of ``images``. Results are within 1/255 of exact arithmetic on values in 0..1; CPU and
     CUDA compute the same bits.
 
@@ -140,15 +140,22 @@ def augment_batch(
     ``hue`` gray, the least of R, G and B, and a NaN in ``colour_matrix`` NaN (0 in uint8).
     """
     _check_images(images, (torch.uint8,))
-    if images.shape[1] != 3:
-        raise ValueError(f"images must be RGB, [B, 3, H, W], got {list(images.shape)}")
-    count, _, *image_size = images.shape
+    count, channels, *image_size = images.shape
+    if channels not in (1, 3):
+        raise ValueError(f"images must be RGB, [B, 3, H, W], or gray, [B, 1, H, W], got {list(images.shape)}")
     height, width = checked_size(image_size if size is None else size)
-    fills = [float(fill)] * 3 if isinstance(fill, (int, float)) else [float(level) for level in fill]
-    if len(fills) != 3 or not all(0 <= level <= 255 for level in fills):
-        raise ValueError(f"fill must be a level of 0 to 255, or three, got {fill!r}")
-    constants = fills + (scale_and_shift(mean, std, dtype) or [1.0] * 3 + [0.0] * 3)
-    given = (flip, matrix, brightness, contrast, saturation, hue, colour_matrix)
+    fills = [float(fill)] * channels if isinstance(fill, (int, float)) else [float(level) for level in fill]
+    if len(fills) != channels or not all(0 <= level <= 255 for level in fills):
+        wanted = "or three" if channels == 3 else "one for gray images"
+        raise ValueError(f"fill must be a level of 0 to 255, {wanted}, got {fill!r}")
+    numbers_of = scale_and_shift(mean, std, dtype, channels) or [1.0] * channels + [0.0] * channels
+    # Three of each for the operator, whatever the channels are.
+    constants = [number for number in fills + numbers_of for _ in range(3 // channels)]
+    colours = {"brightness": brightness, "contrast": contrast, "saturation": saturation, "hue": hue}
+    for name, value in {**colours, "colour_matrix": colour_matrix}.items():
+        if channels == 1 and value is not None:
+            raise ValueError(f"{name} needs RGB images, [B, 3, H, W], got {list(images.shape)}")
+    given = (flip, matrix, *colours.values(), colour_matrix)
     is_there = any(isinstance(value, Tensor) and value.device == images.device for value in given)
     numbers = torch.zeros((count, _COLUMNS), dtype=torch.float64, device=images.device if is_there else "cpu")
     parts = 0
@@ -163,8 +170,7 @@ def augment_batch(
             raise ValueError(f"flip must be bool [{count}], got {flips.dtype} {list(flips.shape)}")
         numbers[:, 6] = _per_image("flip", flips, count, ())
         parts |= _FLIP
-    factors = (brightness, contrast, saturation, hue)
-    for column, (name, bit, factor) in enumerate(zip(_FACTORS, _BITS, factors, strict=True), start=7):
+    for column, (bit, (name, factor)) in enumerate(zip(_BITS, colours.items(), strict=True), start=7):
         if factor is not None:
             values = _per_image(name, factor, count, ())
             _check_range(name, values, *((-0.5, 0.5) if bit == _HUE else (0.0, torch.inf)))
@@ -181,7 +187,7 @@ def augment_batch(
     if erase_keys is not None and dtype == torch.uint8:
         raise ValueError("erase_keys needs a floating-point dtype, got dtype=torch.uint8")
     cells = _checked_mask(mask, target, images.device)
-    fresh, out = out is None, _output(out, (count, 3, height, width), dtype, images, memory_format)
+    fresh, out = out is None, _output(out, (count, channels, height, width), dtype, images, memory_format)
     torch.ops.tarpeg.augment_batch(images, table, parts, boxes, cells, constants, fresh, out)
     return out
 
@@ -200,7 +206,7 @@ def scale_and_shift(
     std = [1.0] * channels if std is None else list(std)
     is_fit = len(mean) == len(std) == channels and all(map(math.isfinite, (*mean, *std))) and min(std) > 0
     if not is_fit:
-        wanted = "three numbers each: R, G, B" if channels == 3 else "one number each, as channels=1"
+        wanted = "three numbers each: R, G, B" if channels == 3 else "one number each: gray"
         raise ValueError(f"mean={mean!r} and std={std!r} must be {wanted}; std positive")
     scale = [1 / (255 * deviation) for deviation in std]
     shift = [-center / deviation for center, deviation in zip(mean, std, strict=True)]

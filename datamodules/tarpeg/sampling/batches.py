@@ -16,7 +16,8 @@ class DistributedBatchSampler:
     ``samples`` and ``global_batch``: samples per epoch and per batch, over all ranks. Every sample belongs to
     exactly one slice. All ranks have the same number of batches; in each batch a rank has at least one sample
     and at most one more than another rank. A tail smaller than ``world`` joins the batch before it;
-    ``drop_last`` drops an incomplete batch. Raises ValueError for arguments out of range, and ShardError if
+    ``drop_last`` drops an incomplete batch. ``takes_turns``: the samples of a batch go to the ranks in turn,
+    instead of one run of neighbours to each. Raises ValueError for arguments out of range, and ShardError if
     there are too few samples.
     """
 
@@ -24,6 +25,7 @@ class DistributedBatchSampler:
     global_batch: int
     world: int = 1
     drop_last: bool = False
+    takes_turns: bool = False
 
     def __post_init__(self) -> None:
         if self.world < 1:
@@ -64,10 +66,18 @@ class DistributedBatchSampler:
         count = stop - start
         return start + count * rank // self.world, start + count * (rank + 1) // self.world
 
+    def rank_places(self, k: int, rank: int) -> slice:
+        """Places of the rank's part of global batch k in the epoch's samples."""
+        start, stop = self.rank_bounds(k, rank)
+        if not self.takes_turns:
+            return slice(start, stop)
+        start, stop = self.bounds(k)
+        return slice(start + rank, stop, self.world)
+
     def largest(self, rank: int) -> int:
         """Count the samples of the rank's largest batch: the first, or the last one with its tail."""
-        bounds = (self.rank_bounds(k, rank) for k in (0, len(self) - 1))
-        return max(stop - start for start, stop in bounds)
+        places = (self.rank_places(k, rank).indices(self.samples) for k in (0, len(self) - 1))
+        return max(len(range(*each)) for each in places)
 
     def requests(
         self, sampler: Sampler, rank: int, epoch: int, first: int, continues: Callable[[int], bool]
@@ -77,14 +87,11 @@ class DistributedBatchSampler:
         At the end of an epoch, the next one follows if ``continues(next epoch)`` is true.
         """
         count = len(self)
-        low, high = (self.global_batch * r // self.world for r in (rank, rank + 1))
         while True:
             ids, occurrence = sampler.draw_epoch(epoch)
             for k in range(first, count):
-                start, stop = k * self.global_batch + low, k * self.global_batch + high
-                if k == count - 1:
-                    start, stop = self.rank_bounds(k, rank)
-                yield Request(epoch, ids[start:stop], None if occurrence is None else occurrence[start:stop])
+                places = self.rank_places(k, rank)
+                yield Request(epoch, ids[places], None if occurrence is None else occurrence[places])
             epoch, first = epoch + 1, 0
             if not continues(epoch):
                 return

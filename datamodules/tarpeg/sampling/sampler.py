@@ -70,7 +70,8 @@ class Sampler:
     ``Blocks``. ``subset``: int64, ids of the samples that take part; None for all. ``weights``: float64
     ``[samples]``; an epoch then has each sample the floor or the ceiling of
     ``len * weight / sum of the weights`` times, and exactly ``len`` samples in all (systematic resampling
-    over another permutation per epoch).
+    over another permutation per epoch). ``repeats``: the first ``len / repeats`` of these samples, each so
+    many times in a row, also ``len`` in all: the order of timm's RepeatAugSampler.
     """
 
     samples: int
@@ -78,6 +79,7 @@ class Sampler:
     shuffle: bool | Blocks
     subset: Int64 | None = None
     weights: Float64 | None = None
+    repeats: int = 1
 
     def __len__(self) -> int:
         return self.samples if self.subset is None else len(self.subset)
@@ -86,14 +88,20 @@ class Sampler:
         """Return an epoch's sample ids in order, int64 ``[len]``, and their occurrence as in ``Request``."""
         ids, occurrence = self._resampled(epoch)
         places = self._places(epoch)
+        if self.repeats > 1:
+            assert occurrence is None  # see Split.repeats
+            times = np.arange(len(ids)) % self.repeats
+            first = np.arange(len(ids)) // self.repeats
+            return ids[first if places is None else places[first]], times
         if places is None:
             return ids, occurrence
         return ids[places], None if occurrence is None else occurrence[places]
 
     def fingerprint(self) -> int:
-        """Checksum of shuffle, subset and weights; equal settings have equal fingerprints."""
+        """Checksum of shuffle, subset, weights and repeats; equal settings have equal fingerprints."""
+        shuffle = repr(self.shuffle) + f" repeats={self.repeats}" * (self.repeats > 1)
         arrays = (b"" if array is None else array.tobytes() for array in (self.subset, self.weights))
-        return zlib.crc32(b"/".join([repr(self.shuffle).encode(), *arrays]))
+        return zlib.crc32(b"/".join([shuffle.encode(), *arrays]))
 
     def candidates(self) -> Int64 | None:
         """Ids of the samples that an epoch may contain, int64; None for all."""
