@@ -513,16 +513,19 @@ def _check_splits(splits: Mapping[str, Split | None], augment: nn.Module | None)
     """Raise ValueError for repeats outside of training, and for images that ``augment`` does not take."""
     own = [module for module in map(uncompiled, modules_of(augment)) if isinstance(module, Augment)]
     for name, split in splits.items():
-        if split is not None and split.repeats > 1 and name != "train":
+        if split is None:
+            continue
+        if split.repeats > 1 and name != "train":
             raise ValueError(
                 f"{name}=Split(repeats={split.repeats}) would have 1/{split.repeats} of the samples, "
                 f"{split.repeats} times each: repeats is for train"
             )
-        for module in own if split is not None else ():
+        for module in own:
             if len(module.mean) != split.channels:
-                one = "Augment(mean=[0.5], std=[0.25])" if split.channels == 1 else "three numbers each"
+                remedy = "Augment(mean=[0.5], std=[0.25])" if split.channels == 1 else "three numbers each"
                 raise ValueError(
-                    f"{name} has channels={split.channels}, but augment= has mean={list(module.mean)}: give {one}"
+                    f"{name} has channels={split.channels}, but augment= has mean={list(module.mean)}: give "
+                    f"{remedy}"
                 )
 
 

@@ -80,6 +80,10 @@ def test_keys_labels_views_and_undecodable_images(photos, shard_of):
     split = Split(photos, RandomResizedCrop(16), views=2)
     found, _, _ = cards(ShardDataModule(split, batch_size=4, workers=0, augment=Augment(flip=0.5)))
     assert all(len(card.pictures) == len(card.texts) == 5 for card in found)
+    split = Split(photos, RandomResizedCrop(16), channels=1)
+    found, batch, _ = cards(ShardDataModule(split, batch_size=4, workers=0, augment=Augment([0.5], [0.25])))
+    crop, after = (np.asarray(picture.resize((16, 16)), int) for picture in found[0].pictures[1:])
+    assert np.array_equal(crop, after) and (crop == crop[..., :1]).all() and crop.std() > 1
     path = shard_of(*(sample(number, b"" if number == 2 else None) for number in range(4)))
     data = ShardDataModule(val=Split(path, CenterCrop(16)), workers=0, augment=Augment())
     with pytest.warns(UserWarning, match="takes its place"):

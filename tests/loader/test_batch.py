@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.loaders import digest
+from helpers.loaders import digest, load
 from helpers.training import Net, fitted, heavy, module, trainer
-from tarpeg import Augment, CenterCrop, Mix, ShardDataModule, Split, Streaming
+from tarpeg import (
+    Affine,
+    Augment,
+    CenterCrop,
+    Erase,
+    Mask,
+    Mix,
+    RandomResizedCrop,
+    ShardDataModule,
+    Split,
+    Streaming,
+)
+from tarpeg.loader.batch import augmented
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
 
@@ -127,3 +139,56 @@ def test_mixed_batches(photos, tmp_path):
     data = module(photos, augment=Augment(mix=Mix(5)))
     list(data.augmented(data.train_dataloader()))
     assert torch.equal(torch.rand(1), expected), "torch's generator is not touched"
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_repeated_images_are_mixed_with_other_samples(photos, world):
+    split = Split(photos, CenterCrop(16), repeats=3)
+    ratios = []
+    for rank in range(world):
+        loader = load(photos, split=split, rank=rank, world=world, batch_size=7, workers=0)
+        augment = Augment(mix=Mix(23, mixup=1.0, cutmix=0.0)).train()
+        batch = next(iter(loader))
+        request = loader.claim()
+        batch = batch._replace(label=torch.from_numpy(request.ids))
+        mixed = augmented(augment, batch, 0, request, is_augmented=False, repeats=3)
+        shares = mixed.label[mixed.label > 0].reshape(-1, 2)  # two samples in each of the images
+        assert len(shares) == len(request.ids)
+        order = mixed.label.argsort(descending=True)[:, :2]
+        plain = augmented(Augment().eval(), batch, 0, None, is_augmented=False).image
+        means = {int(id): plain[row].mean() for row, id in enumerate(request.ids)}
+        for row in range(len(request.ids)):
+            first, second = order[row].tolist()
+            expected = mixed.label[row, first] * means[first] + mixed.label[row, second] * means[second]
+            assert abs(float(mixed.image[row].mean() - expected)) < 1e-4
+        ratios.append(round(float(shares.max()), 6))
+    assert len(set(ratios)) == world, "ranks whose first sample is the same have other ratios"
+
+
+def test_gray_under_lightning(photos, tmp_path):
+    class Gray(Net):
+        def _see(self, batch):
+            return super()._see(batch._replace(image=batch.image.expand(-1, 3, -1, -1)))
+
+    split = Split(photos, RandomResizedCrop(16), channels=1, flip=0.5)
+    options = {"flip": 0.5, "affine": Affine(20), "erase": Erase(), "mask": Mask(0.1, 4)}
+    found = []
+    for workers, given in ((0, options), (2, options), (2, {})):
+        augment = Augment([0.5], [0.25], **given)
+        data = ShardDataModule(split, batch_size=4, workers=workers, keys=True, augment=augment)
+        found.append(digests(fitted(tmp_path, data, Gray()).seen["train"]))
+    assert found[0] == found[1] != found[2]
+
+
+def test_images_and_augment_with_other_numbers_of_channels_are_refused(photos):
+    gray, rgb = (Split(photos, CenterCrop(16), channels=channels) for channels in (1, 3))
+    with pytest.raises(
+        ValueError, match=r"train has channels=1, but augment= has mean=\[0\.485, .*: give Augm"
+    ):
+        ShardDataModule(gray, augment=Augment())
+    with pytest.raises(ValueError, match=r"val has channels=3, but augment= has mean=\[0\.5\]: give three"):
+        ShardDataModule(gray, rgb, augment=[Augment([0.5], [0.2])])
+    with pytest.raises(
+        ValueError, match=r"val=Split\(repeats=2\) would have 1/2 of the samples, 2 times each"
+    ):
+        ShardDataModule(val=Split(photos, CenterCrop(16), repeats=2))

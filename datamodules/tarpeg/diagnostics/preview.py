@@ -222,8 +222,9 @@ def _cards(
 ) -> list[Card]:
     fetcher, after, views = loader.fetcher, batch, loader.split.view_groups()
     if augment is not None:
-        is_augmented = fetcher.dtype != torch.uint8
-        after = augmented(augment, batch, fetcher.seed, request, is_augmented=is_augmented, views=views)
+        options: dict[str, Any] = {"views": views, "repeats": loader.split.repeats}
+        options["is_augmented"] = fetcher.dtype != torch.uint8
+        after = augmented(augment, batch, fetcher.seed, request, **options)
     before, changed = by_view(batch.image, views), by_view(after.image, views)
     modules: list[Any] = [*modules_of(augment)] or [None]
     modules = modules if len(modules) > 1 else modules * len(before)
