@@ -448,6 +448,16 @@ class ShardDataModule(lightning.LightningDataModule):
             loader = StreamingLoader(split, config, **options)
         else:
             loader = Loader(self._open(name), split, config, **options)
+        if split.transform is not None and any(
+            isinstance(uncompiled(module), Augment) for module in modules_of(self.augment)
+        ):
+            dtype = loader.fetcher.transform_dtype
+            if dtype != torch.uint8:
+                raise ValueError(
+                    f"augment= is a tarpeg.Augment, which takes uint8 images and normalises them, but "
+                    f"transform= of {name} returns {dtype}: leave its ToDtype or ToTensor and its Normalize "
+                    "out, or give augment=None"
+                )
         for known, other in self._loaders:
             if known == name and self.trainer is not None:
                 other.close()  # replaced, with reload_dataloaders_every_n_epochs
@@ -490,9 +500,10 @@ def _checked_augment(augment: Any, splits: Mapping[str, Split | None]) -> nn.Mod
             name = part.__name__ if isinstance(part, FunctionType) else kind.__name__
             raise ValueError(
                 f"augment={name} of torchvision would also run in validation, with one draw per batch. Give "
-                "tarpeg.Augment(flip=, affine=, color=, erase=, mix=), or a torch.nn.Module of your own "
-                "that distorts only if self.training. Fixed steps, such as v2.Normalize, always run: give "
-                "them as they are."
+                "it to the training split, Split(transform=v2.Compose([...])), where every sample has its "
+                "own draw; or tarpeg.Augment(flip=, policy=, affine=, color=, erase=, mix=), or a "
+                "torch.nn.Module of your own that distorts only if self.training. Fixed steps, such as "
+                "v2.Normalize, always run: give them as they are."
             )
     if not all(isinstance(module, nn.Module) or (module is None and not is_list) for module in modules):
         raise ValueError(

@@ -35,8 +35,8 @@ FLOORS = {
 }
 ROOMS = {path.parent.name for path in MODULES if path.stem == "__init__"} - {PACKAGE.name}
 LIGHTNING = {"datamodule", "diagnostics.monitor"}
-# These pass an exception on to the caller: it is raised where the result is requested.
-CATCH_ALL = {"loader.workers"}
+# These pass an exception on to the caller: it is raised where the result is requested, or with its sample.
+CATCH_ALL = {"loader.workers", "loader.transform"}
 # These read pickles of their own child processes; nothing from a shard is ever unpickled.
 PICKLES = {"loader.workers", "processes"}
 

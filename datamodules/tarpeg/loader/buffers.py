@@ -116,7 +116,11 @@ def _as_images(array: np.ndarray, shape: Shape, dtype: torch.dtype) -> Images:
     shapes = by_size(shape)
     parts = torch.from_numpy(array).view(dtype).split_with_sizes([math.prod(part) for part in shapes])
     images = []
-    for part, (*lead, channels, height, width) in zip(parts, shapes, strict=True):
+    for part, each in zip(parts, shapes, strict=True):
+        if len(each) < 4:  # a transform's results that are no images
+            images.append(part.view(each))
+            continue
+        *lead, channels, height, width = each
         images.append(part.view(*lead, height, width, channels).movedim(-1, -3))
     return of_sizes(images)
 
@@ -125,10 +129,13 @@ ToRequest = Callable[[Any], Request | FetchResult]
 
 
 class Runner:
-    """Fetches the batches of a series of requests in the calling thread: slow, and easy to debug."""
+    """Fetches the batches of a series of requests in the calling thread: slow, and easy to debug.
 
-    def __init__(self, fetcher: Any) -> None:
-        self._fetcher = fetcher
+    ``threads``: native threads that decode a batch.
+    """
+
+    def __init__(self, fetcher: Any, threads: int = 1) -> None:
+        self._fetcher, self._threads = fetcher, threads
         self._buffers: BatchBuffers | None = None
 
     def run(self, requests: Iterable[Any], nbytes: int) -> Iterator[FetchResult]:
@@ -142,7 +149,7 @@ class Runner:
         buffers.release_acquired()
         for request in requests:
             job = buffers.acquire(), request
-            yield _lend(_fetch_into(self._fetcher, buffers, 1, None, job), buffers, dtype, *job)
+            yield _lend(_fetch_into(self._fetcher, buffers, self._threads, None, job), buffers, dtype, *job)
 
     def close(self) -> None:
         """End all workers, wait until they have ended, and free the buffers. ``run`` starts new ones."""
@@ -161,8 +168,8 @@ class PrefetchRunner(Runner):
     def __init__(
         self, fetcher: Any, workers: int, threads: int, prefetch: int, to_request: ToRequest | None = None
     ) -> None:
-        super().__init__(fetcher)
-        self._workers, self._threads, self._to_request = workers, threads, to_request
+        super().__init__(fetcher, threads)
+        self._workers, self._to_request = workers, to_request
         self._depth = workers * max(1, prefetch) if workers else max(prefetch, _FETCHING_THREADS)
         self._pool: WorkerPool | None = None
         self._owner = 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from ..sampling.sampler import Request
 from ..shards import pillow
 from ..shards.labels import Samples, read_extra, read_labels, where_of
 from ..shards.mapped import Shards
-from ..shards.stream import StreamRequest
+from ..shards.stream import StreamedSamples, StreamRequest
 from .batch import (
     AnyBatch,
     Batch,
@@ -36,10 +37,23 @@ from .batch import (
 )
 from .config import OnError, PixelFormat
 from .split import Split
+from .transform import (
+    FullImage,
+    Outcome,
+    TransformError,
+    normalised,
+    outcome_of,
+    own_generators,
+    run_policies,
+    run_steps,
+)
 
 # Streams of random numbers: no two uses of a sample's numbers are correlated.
-_CROP, _SUBSTITUTE = 0, 1
+_CROP, _SUBSTITUTE, _TRANSFORM = range(3)
+_POLICIES = 1 << 16  # and the numbers from here on, one per policy in a transform
 _MOST_SUBSTITUTES = 20
+# Size of the noise that shows what a transform of whole images returns, if a stream has no sample yet.
+_NOISE = (375, 500)
 # The native decoder's judgement of a file that Pillow may decode; JPEGs never are, and a PPM may be.
 _OTHER_FORMAT = (Status.NOT_AN_IMAGE, Status.CORRUPT, Status.UNSUPPORTED)
 
@@ -77,20 +91,20 @@ class Fetcher:
     pixels: PixelFormat = field(default_factory=PixelFormat)
     candidates: Int64 | None = None
     max_pixels: int | None = None
+    # What the transform of each view returns, by the sizes of the crops.
+    _found: dict[tuple[tuple[int, ...], ...], list[Outcome]] = field(default_factory=dict)
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the images."""
-        return self.pixels.dtype
+        return self._decoded_dtype if self.pixels.augment is None else self.pixels.dtype
 
     def shape(self, request: Request | StreamRequest) -> Shape:
         """Shape of the images of ``request``; a list of shapes for views of several sizes."""
-        crops, count = self._crops(request.epoch), len(request.ids)
-        groups = self.split.view_groups()
-        shapes = [
-            (len(views), count, self.split.channels, *map(int, crops[views[0]].size)) for views in groups
-        ]
-        return shapes[0][1:] if len(crops) == 1 else of_sizes(shapes)
+        if self.split.is_decoded_only:
+            return self._crop_shape(request)
+        outcomes = self._outcomes(request.epoch)
+        return self._shape_of([outcome.shape for outcome in outcomes], len(request.ids))
 
     def nbytes(self, request: Request) -> int:
         """Bytes of the images of ``request``."""
@@ -128,14 +142,15 @@ class Fetcher:
         """
         occurrence = np.zeros_like(request.ids) if request.occurrence is None else request.occurrence
         boxes, flips, known = [], [], sizes[:, 0] > 0
-        for view, crop in enumerate(self._crops(request.epoch)):
+        pipelines = self.split.pipelines
+        for view, (crop, pipeline) in enumerate(zip(self._crops(request.epoch), pipelines, strict=True)):
             first = rng.first_draw(occurrence, view)
             uniforms = rng.uniforms(self.seed, request.epoch, request.ids, crop.draws + 1, _CROP, first)
             boxes.append(np.zeros((len(sizes), 4), np.int32))
             if known.any():
                 drawn = crop.boxes(sizes[known], uniforms[known, 1:])
                 boxes[-1][known] = self._checked(crop, drawn, sizes[known], request.ids[known])
-            flips.append(uniforms[:, 0] < self.split.flip)
+            flips.append(uniforms[:, 0] < pipeline.flip)
         return boxes, flips
 
     def _fetch(self, request: Request, out: Images | None, threads: int) -> FetchResult:
@@ -152,7 +167,7 @@ class Fetcher:
                 raise DecodeError(f"{reason}; on_error='substitute' replaces it by another sample")
             ids[row], others = self._substitute(request.of_row(row), reason)
             for part, other in zip(images, others, strict=True):
-                part[..., row, :, :, :] = other
+                self._row(part, row).copy_(other)
             substituted.append(f"{reason}; {self.shards.key(int(ids[row]))!r} takes its place")
         if pixels.augment is not None:
             distorted = request if pixels.distorts else None
@@ -176,8 +191,202 @@ class Fetcher:
     def _crops(self, epoch: int) -> list[Crop]:
         return [crop_at(crop, epoch) for crop in self.split.view_crops()]
 
+    def _shape_of(self, shapes: Sequence[tuple[int, ...]], count: int) -> Shape:
+        groups = [(len(views), count, *shapes[views[0]]) for views in self.split.view_groups()]
+        return groups[0][1:] if len(shapes) == 1 else of_sizes(groups)
+
+    def _crop_shape(self, request: Request | StreamRequest) -> Shape:
+        """Shape of the images that the decoder writes."""
+        crops = self._crops(request.epoch)
+        channels = self.split.channels
+        return self._shape_of([(channels, *map(int, crop.size)) for crop in crops], len(request.ids))
+
+    @property
+    def _crop_format(self) -> PixelFormat:
+        """Format of the images that the decoder writes: steps in Python and Augment take uint8."""
+        if not self.split.is_decoded_only or self.pixels.augment is not None:
+            return PixelFormat()
+        return self.split.pipelines[0].levels or self.pixels
+
+    @property
+    def _decoded_dtype(self) -> torch.dtype:
+        """Type of the images before ``pixels.augment``."""
+        if self.split.is_decoded_only:
+            return self._crop_format.dtype
+        outcome = self._outcomes(0)[0]
+        return (self._last_format(outcome) or outcome).dtype
+
+    @property
+    def transform_dtype(self) -> torch.dtype:
+        """Type of what ``Split(transform=...)`` returns."""
+        if (levels := self.split.pipelines[0].levels) is not None:
+            return levels.dtype
+        return self._outcomes(0)[0].dtype if self.split.runs_python else torch.uint8
+
+    def _last_format(self, outcome: Outcome) -> PixelFormat | None:
+        """Return the format to which the results of a view's steps in Python are converted; None for none."""
+        pipeline, pixels = outcome.pipeline, self.pixels
+        if pipeline.levels is not None:
+            return None if pipeline.levels_first else pipeline.levels
+        is_normalised = pixels.augment is None and pixels.dtype != torch.uint8
+        return pixels if is_normalised and outcome.is_rgb else None
+
+    def _row(self, images: Tensor, row: int) -> Tensor:
+        """Return the part of a tensor that belongs to one sample."""
+        return images[row] if len(self.split.pipelines) == 1 else images[:, row]
+
+    def _by_view(self, images: list[Tensor]) -> list[Tensor]:
+        """Return the results of each view, [B, ...], in order."""
+        if len(self.split.pipelines) == 1:
+            return images
+        found: dict[int, Tensor] = {}
+        for part, views in zip(images, self.split.view_groups(), strict=True):
+            found |= zip(views, part, strict=True)
+        return [found[view] for view in sorted(found)]
+
     def _decode(self, request: Request, out: Images | None = None, threads: int = 1) -> _Decoded:
-        """Decode all views of all samples, those of one size in one call."""
+        """Decode all views of all samples, and run their transforms."""
+        if self.split.is_decoded_only:
+            return self._decode_crops(request, out, threads)
+        outcomes, sources, decoded = self._outcomes(request.epoch), *self._sources(request, threads)
+        if out is None:
+            images = [_empty(shape, self._decoded_dtype) for shape in by_size(self.shape(request))]
+        else:
+            images = by_size(out)
+        decoded = decoded._replace(images=images)
+        for view, part in enumerate(self._by_view(images)):
+            decoded = self._transform(request, view, outcomes[view], sources[view], part, decoded)
+        return decoded
+
+    def _sources(self, request: Request, threads: int = 1) -> tuple[list[Tensor | None], _Decoded]:
+        """Return the crops of each view, uint8 [B, 3, H, W]: what transforms take; None for whole images."""
+        is_full = [isinstance(pipeline.crop, FullImage) for pipeline in self.split.pipelines]
+        if all(is_full):
+            status = torch.zeros(len(request.ids), dtype=torch.int32, device="cpu")
+            return [None] * len(is_full), _Decoded([], status, {}, None)
+        decoded = self._decode_crops(request, None, threads)
+        parts = self._by_view(decoded.images)
+        return [None if full else part for full, part in zip(is_full, parts, strict=True)], decoded
+
+    def _transform(
+        self,
+        request: Request,
+        view: int,
+        outcome: Outcome,
+        source: Tensor | None,
+        out: Tensor,
+        decoded: _Decoded,
+    ) -> _Decoded:
+        """Run the transform of a view on its crops ``source``, or on whole images, into ``out``, [B, ...]."""
+        pipeline, last = outcome.pipeline, self._last_format(outcome)
+        occurrence = np.zeros_like(request.ids) if request.occurrence is None else request.occurrence
+        first = rng.first_draw(occurrence, view)
+        if source is not None:
+            draw = partial(self._policy_draws, request, first)
+            source = run_policies(pipeline.policies, source, draw)
+        if source is not None and pipeline.levels_first:
+            source = normalised(source, pipeline.levels)
+        if source is not None and not pipeline.runs_python:
+            if last is None:
+                out.copy_(source)
+            else:
+                normalised(source, last, out)
+            return decoded
+        results = out if last is None else _empty((len(out), *outcome.shape), torch.uint8)
+        draws = rng.uniforms(self.seed, request.epoch, request.ids, 1, _TRANSFORM, first)[:, 0]
+        sizes = [] if pipeline.least is None else image_sizes(self.shards.images(request.ids)).tolist()
+        with own_generators() as seed_all:
+            for row, (id, draw) in enumerate(zip(request.ids.tolist(), draws.tolist(), strict=True)):
+                if decoded.status[row] != Status.OK:
+                    continue
+                steps, image = pipeline.python, None if source is None else source[row]
+                if pipeline.least is not None and not (np.array(sizes[row]) >= pipeline.least).all():
+                    steps, image = pipeline.uncropped, None
+                if image is None:
+                    image, decoded = self._decode_full(id, pipeline.crop, row, decoded)
+                if image is None:
+                    continue
+                where = partial(where_of, self.shards, id)
+                seed_all(int(draw * 2**53), steps)
+                result = run_steps(steps, image, where)
+                outcome.check(result, where)
+                results[row].copy_(result)
+        if last is not None:
+            normalised(results, last, out)
+        return decoded
+
+    def _policy_draws(self, request: Request, first: Int64, number: int, count: int) -> rng.Float64:
+        return rng.uniforms(self.seed, request.epoch, request.ids, count, _POLICIES + number, first)
+
+    def _decode_full(
+        self, id: int, crop: object, row: int, decoded: _Decoded
+    ) -> tuple[Tensor | None, _Decoded]:
+        """Decode a whole image, uint8 [3, H, W]; None, and its status in ``decoded``, if that fails."""
+        (file,), limit = self.shards.images([id]), self.max_pixels or MAX_PIXELS
+        target_of = crop.target if isinstance(crop, FullImage) else FullImage().target
+        height, width = image_sizes([file])[0].tolist()
+        size = target_of(height, width) if height else (1, 1)
+        if max(height * width, size[0] * size[1]) > limit:
+            decoded.status[row], decoded.reasons[row] = (
+                Status.TOO_LARGE,
+                pillow.too_large(height, width, limit),
+            )
+            return None, decoded
+        (image,), (code,) = self._resize(size, [file], np.array([[0, 0, height, width]], np.int32))
+        decoded.status[row] = code
+        content = file.numpy().tobytes() if not height and int(code) in _OTHER_FORMAT else pillow.JPEG
+        if not content.startswith(pillow.JPEG):
+            try:
+                whole = pillow.open_upright(content, self.max_pixels or pillow.MAX_PIXELS)
+            except pillow.RefusedError as error:
+                decoded.status[row], decoded.reasons[row] = int(error.status), error.reason
+                return None, decoded
+            ppm = pillow.as_tensor(pillow.ppm(pillow.to_rgb(whole)))
+            box = np.array([[0, 0, whole.height, whole.width]], np.int32)
+            (image,), (code,) = self._resize(target_of(whole.height, whole.width), [ppm], box)
+            decoded.status[row] = code
+            decoded = decoded._replace(non_jpeg=row if decoded.non_jpeg is None else decoded.non_jpeg)
+        return (image if code == Status.OK else None), decoded
+
+    def _outcomes(self, epoch: int) -> list[Outcome]:
+        """Return what the transform of each view returns for the first sample that can be decoded."""
+        key = tuple(tuple(crop.size) for crop in self._crops(epoch))
+        if key in self._found:
+            return self._found[key]
+        images, where = self._first_images(epoch)
+        pairs = zip(self.split.pipelines, images, strict=True)
+        found = [outcome_of(pipeline, image, where, self.seed) for pipeline, image in pairs]
+        dtypes = {(self._last_format(outcome) or outcome).dtype for outcome in found}
+        shapes = [{found[view].shape for view in views} for views in self.split.view_groups()]
+        if len(dtypes) > 1 or max(map(len, shapes)) > 1:
+            shown = " and ".join(f"{outcome.dtype} {list(outcome.shape)}" for outcome in found)
+            raise TransformError(
+                f"{where()}: the views of transform= return {shown}: all must have one type, and those that "
+                "begin with crops of one size, or without a crop, one shape"
+            )
+        self._found[key] = found
+        return found
+
+    def _first_images(self, epoch: int) -> tuple[list[Tensor], Callable[[], str]]:
+        """Return an image of each view of the first sample that can be decoded; noise for a stream."""
+        pipelines = self.split.pipelines
+        ids = np.arange(len(self.shards)) if self.candidates is None else self.candidates
+        for id in ids[: 0 if isinstance(self.shards, StreamedSamples) else _MOST_SUBSTITUTES].tolist():
+            sources, decoded = self._sources(Request(epoch, np.array([id], np.int64)))
+            images = [
+                self._decode_full(id, pipeline.crop, 0, decoded)[0] if source is None else source[0]
+                for pipeline, source in zip(pipelines, sources, strict=True)
+            ]
+            if decoded.status[0] == Status.OK:
+                return [image for image in images if image is not None], partial(where_of, self.shards, id)
+        noise, found = np.random.default_rng(0), []
+        for crop in self._crops(epoch):
+            size = crop.target(*_NOISE) if isinstance(crop, FullImage) else crop.size
+            found.append(torch.from_numpy(noise.integers(0, 256, (*size, 3), np.uint8)).movedim(2, 0))
+        return found, lambda: "an image of noise"
+
+    def _decode_crops(self, request: Request, out: Images | None = None, threads: int = 1) -> _Decoded:
+        """Decode the crops of all views of all samples, those of one size in one call."""
         files, limit = self.shards.images(request.ids), self.max_pixels or MAX_PIXELS
         sizes = image_sizes(files).numpy()
         boxes, flips = self.boxes_and_flips(request, sizes)
@@ -185,7 +394,7 @@ class Fetcher:
         outs = [None] * len(groups) if out is None else by_size(out)
         status, images = torch.zeros(count, dtype=torch.int32, device="cpu"), []
         rows_of_views: dict[int, Tensor] = {}
-        for views, shape, part in zip(groups, by_size(self.shape(request)), outs, strict=True):
+        for views, shape, part in zip(groups, by_size(self._crop_shape(request)), outs, strict=True):
             places, mirrored = (np.concatenate([each[view] for view in views]) for each in (boxes, flips))
             flat = None if part is None else part.flatten(0, -4)
             flat, statuses = self._resize(shape[-2:], files * len(views), places, mirrored, flat, threads)
@@ -228,21 +437,24 @@ class Fetcher:
         size: Sequence[int],
         files: list[Tensor],
         boxes: npt.NDArray[np.int32],
-        flips: npt.NDArray[np.bool_],
-        out: Tensor | None,
-        threads: int,
+        flips: npt.NDArray[np.bool_] | None = None,
+        out: Tensor | None = None,
+        threads: int = 1,
     ) -> tuple[Tensor, Tensor]:
+        pipelines, pixels = self.split.pipelines, self._crop_format
+        is_flipped = flips is not None and any(pipeline.flip for pipeline in pipelines)
         return decode_batch(
             files,
             torch.from_numpy(boxes),
             size,
-            torch.from_numpy(flips) if self.split.flip else None,
+            torch.from_numpy(flips) if is_flipped else None,
             channels=self.split.channels,
-            interpolation=self.split.interpolation,
+            interpolation=pipelines[0].interpolation,
+            antialias=pipelines[0].antialias,
             fidelity=self.split.fidelity,
-            mean=self.pixels.mean,
-            std=self.pixels.std,
-            dtype=self.dtype if self.pixels.augment is None else torch.uint8,
+            mean=pixels.mean,
+            std=pixels.std,
+            dtype=pixels.dtype,
             max_pixels=self.max_pixels or MAX_PIXELS,
             out=out,
             threads=threads,
@@ -279,5 +491,13 @@ class Fetcher:
             decoded = self._decode(Request(epoch, other[None], occurrence))
             self._check_unchanged(other[None])
             if decoded.status[0] == Status.OK:
-                return int(other), [part[..., 0, :, :, :] for part in decoded.images]
+                return int(other), [self._row(part, 0) for part in decoded.images]
         raise DecodeError(f"{reason}, and none of {_MOST_SUBSTITUTES} others that were drawn can be decoded")
+
+
+def _empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return new memory for results: images, [..., 3, H, W], in channels_last order."""
+    if len(shape) < 4:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    *lead, channels, height, width = shape
+    return torch.empty((*lead, height, width, channels), dtype=dtype, device="cpu").movedim(-1, -3)

@@ -384,9 +384,10 @@ def make_runner(fetcher: Any, config: LoaderConfig, to_request: ToRequest | None
     ``to_request``: see ``PrefetchRunner``.
     """
     workers, threads = config.workers_and_threads
-    if workers or threads:
+    # A transform in Python needs the global random generators, which belong to the thread of the consumer.
+    if workers or (threads and not fetcher.split.runs_python):
         return PrefetchRunner(fetcher, workers, threads, config.prefetch, to_request)
-    return Runner(fetcher)
+    return Runner(fetcher, max(threads, 1))
 
 
 def readahead_depth(shards: Samples, readahead: int | None) -> int:

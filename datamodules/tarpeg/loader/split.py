@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
 
 from ..errors import warn
 from ..sampling.crops import Crop, Progressive, crop_at
@@ -16,6 +23,57 @@ from ..shards.manifest import stored_classes
 from ..shards.mapped import Shards
 from ..shards.paths import Source, expand, identity, resolved
 from ..shards.stream import Streaming, expand_urls
+from .transform import (
+    FullImage,
+    Pipeline,
+    Transform,
+    TransformError,
+    name_of,
+    normalised,
+    original,
+    outcome_of,
+    own_generators,
+    pipeline_of,
+    run_steps,
+    shown_step,
+)
+
+# Runs of which the steps in Python are timed.
+_RUNS = 10
+# How many times as fast tarpeg does a transform of torchvision on the batch (one thread, uint8, 224 pixels).
+_FASTER = {"RandAugment": 5, "TrivialAugmentWide": 5, "AutoAugment": 5, "AugMix": 5, "ColorJitter": 5}
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """A step of a plan. ``us``: microseconds per image, of a step in Python that was measured."""
+
+    step: str
+    is_native: bool
+    note: str = ""
+    us: float | None = None
+
+    def __str__(self) -> str:
+        cost = "" if self.us is None else f"{self.us:,.0f} us per image"
+        notes = "; ".join(part for part in (cost, self.note) if part)
+        return f"  {'native' if self.is_native else 'Python'}  {self.step}" + f": {notes}" * bool(notes)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is done natively and what in Python: the steps of each view, in order, and one line per step."""
+
+    views: tuple[tuple[PlannedStep, ...], ...]
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        for steps in dict.fromkeys(self.views):
+            same = [str(number) for number, view in enumerate(self.views) if view == steps]
+            if len(same) < len(self.views):
+                lines.append(f"view{'s' * (len(same) > 1)} {', '.join(same)}")
+            lines += map(str, steps)
+        return "\n".join(lines)
+
 
 # The names of ops.decode, which loads the native library.
 Interpolation = Literal["bilinear", "bicubic", "lanczos", "box", "area", "nearest", "nearest-exact"]
@@ -34,6 +92,15 @@ class Split:
     "box" (also named "area"), all antialiased, "nearest" or "nearest-exact" (the sample under the centre of
     each pixel, as in Pillow and DALI). ``fidelity``: "fast", or "exact", within one level of torchvision at
     every pixel, for evaluations that are compared with it; see ``decode_batch``.
+
+    ``transform``: torchvision's ``v2.Compose([...])`` or any callable, in place of ``crop`` and ``flip`` or
+    after them; a list is one per view. The decoder does the crop, resize, flip, conversion and Normalize that
+    it recognises at the beginning, and conversion and Normalize at the end are done on the batch; all other
+    steps run per sample, on uint8 tensors ``[3, H, W]``, and ``plan()`` lists them. Modules, functions,
+    compositions of Albumentations and tarpeg's policies are steps, too. Before each sample the global
+    generators of torch (CPU), numpy and Python are seeded by seed, epoch and sample, so results do not depend
+    on the number of workers. They must be uint8 or float tensors of one shape. Worker processes are forked,
+    so lambdas work; with ``workers=0`` the steps in Python run in the thread that requests the batch.
 
     ``shuffle``: True, a new permutation per epoch; False; or "blocks", for disks with slow random access
     (``tarpeg.Blocks`` sets the sizes of the blocks). Default: True for training, otherwise False.
@@ -71,7 +138,7 @@ class Split:
     """
 
     shards: Source
-    crop: Crop | Progressive | Sequence[Crop | Progressive]
+    crop: Crop | Progressive | Sequence[Crop | Progressive] | None = None
     flip: float = 0.0
     shuffle: bool | str | Blocks | None = None
     target: Target = "cls"
@@ -85,6 +152,7 @@ class Split:
     fidelity: Literal["fast", "exact"] = "fast"
     channels: Literal[1, 3] = 3
     repeats: int = 1
+    transform: Transform | Sequence[Transform] | None = None
 
     def __post_init__(self) -> None:
         if self.shards is None or self.shards == "":
@@ -102,6 +170,10 @@ class Split:
             raise ValueError(f"shuffle={self.shuffle!r} must be True, False, 'blocks' or tarpeg.Blocks(...)")
         if isinstance(self.channels, bool) or self.channels not in (1, 3):
             raise ValueError(f"channels={self.channels!r} must be 3, RGB, or 1, gray")
+        if self.channels == 1 and self.transform is not None:
+            raise ValueError(
+                "channels=1 has no transform=, which takes RGB: end the list with v2.Grayscale()"
+            )
         self._check_repeats()
         check_target(self.target)
         is_fraction(self.subset)  # raises if out of range
@@ -156,8 +228,43 @@ class Split:
         return Sampler(len(shards), seed, order, subset, weights, self.repeats)
 
     def view_crops(self) -> tuple[Crop | Progressive, ...]:
-        """Return the crop of each view."""
-        return tuple(self.crop) if isinstance(self.crop, Sequence) else (self.crop,) * self.views
+        """Return the crop of each view, which may be the first step of its transform."""
+        return tuple(pipeline.crop for pipeline in self.pipelines)
+
+    @cached_property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        """How each view is made."""
+        views = max(self.views, *(len(x) for x in (self.crop, self.transform) if isinstance(x, Sequence)), 1)
+        crops = self.crop if isinstance(self.crop, Sequence) else (self.crop,) * views
+        transforms = self.transform if isinstance(self.transform, Sequence) else (self.transform,) * views
+        known: dict[tuple[int, int], Pipeline] = {}  # a transform of several views is read once
+        for crop, transform in zip(crops, transforms, strict=True):
+            if (id(crop), id(transform)) not in known:
+                settings, exact = (self.flip, self.interpolation), self.fidelity == "exact"
+                pipeline = pipeline_of(transform, crop, *settings, exact=exact)
+                known[id(crop), id(transform)] = pipeline
+        return tuple(
+            known[id(crop), id(transform)] for crop, transform in zip(crops, transforms, strict=True)
+        )
+
+    @cached_property
+    def runs_python(self) -> bool:
+        """Whether samples are processed one by one in Python, after or instead of a crop by the decoder."""
+        return any(pipeline.runs_python for pipeline in self.pipelines)
+
+    @cached_property
+    def is_decoded_only(self) -> bool:
+        """Whether the decoder writes the results of all views."""
+        has_policies = any(pipeline.policies for pipeline in self.pipelines)
+        has_one_format = len({pipeline.levels for pipeline in self.pipelines}) == 1
+        return has_one_format and not has_policies and not self.runs_python
+
+    def plan(self, *, measure: bool = True) -> Plan:
+        """Return what is done natively and what in Python, with its cost; ``print(split.plan())``.
+
+        ``measure``: run the steps in Python on a synthetic image, and time them.
+        """
+        return _plan_of(self.pipelines, measure=measure)
 
     def view_groups(self) -> list[list[int]]:
         """Return the numbers of the views of each size, sizes in the order of their first view.
@@ -199,12 +306,31 @@ class Split:
     def _check_crops(self) -> None:
         if not isinstance(self.views, int) or self.views < 1:
             raise ValueError(f"views={self.views!r} must be an integer of at least 1")
-        if isinstance(self.crop, Sequence) and not self.crop:
+        if self.crop is None and self.transform is None:
             raise ValueError(
-                f"crop={self.crop!r} is empty: give a crop, or one per view: [RandomResizedCrop(224)] * 2"
+                "crop=None: give crop=RandomResizedCrop(224), or transform=, torchvision's for example"
             )
-        if isinstance(self.crop, Sequence) and self.views not in (1, len(self.crop)):
-            raise ValueError(f"views={self.views!r}, but crop= has {len(self.crop)} crops: give one per view")
+        count = self.views
+        for name, given in (("crop", self.crop), ("transform", self.transform)):
+            if not isinstance(given, Sequence):
+                continue
+            if not given:
+                raise ValueError(
+                    f"{name}={given!r} is empty: give a {name}, or one per view: [RandomResizedCrop(224)] * 2"
+                )
+            if count not in (1, len(given)):
+                views = f"views={count!r}" if count == self.views else f"crop= has {count} crops"
+                raise ValueError(f"{views}, but {name}= has {len(given)} {name}s: give one per view")
+            count = len(given)
+        if self.crop is None and (self.flip or self.interpolation != "bilinear"):
+            raise ValueError(
+                f"flip={self.flip!r} and interpolation={self.interpolation!r} belong to crop=. Give them in "
+                "transform=, as RandomHorizontalFlip and interpolation= of its crop; or give crop="
+            )
+        if len({(each.interpolation, each.antialias) for each in self.pipelines}) > 1:
+            raise ValueError(
+                "transform= has views with several kinds of interpolation= or antialias=: give all the same"
+            )
         epochs = {0}
         for crop in self.view_crops():
             if isinstance(crop, Progressive):
@@ -262,3 +388,67 @@ def named_splits(kind: str, splits: Split | Sequence[Split] | Mapping[str, Split
 def kind_of(name: str) -> str:
     """Return the kind of a split by its name: "val" of "val" and of "val/clean"."""
     return name.partition("/")[0]
+
+
+def _plan_of(pipelines: Sequence[Pipeline], *, measure: bool) -> Plan:
+    """Return the plan of a split's views; ``measure``: time the steps in Python on a synthetic image."""
+    known: dict[int, tuple[PlannedStep, ...]] = {}
+    for pipeline in pipelines:
+        if id(pipeline) not in known:
+            known[id(pipeline)] = tuple(_planned(pipeline, measure))
+    return Plan(tuple(known[id(pipeline)] for pipeline in pipelines))
+
+
+def _planned(pipeline: Pipeline, measure: bool) -> Iterator[PlannedStep]:
+    times: list[float | None] = [None] * len(pipeline.python)
+    failure = ""
+    if measure and pipeline.python:
+        image = _photograph(pipeline)
+        try:
+            pipeline = outcome_of(pipeline, image, lambda: "a synthetic image", 0).pipeline
+            times = [*_times(pipeline, image)]
+        except TransformError as error:  # it may take images of one size only
+            failure = f"not measured: {error}"
+    for text, note in pipeline.head:
+        yield PlannedStep(text, True, note)
+    for step, us in zip(pipeline.python, times, strict=True):
+        yield PlannedStep(shown_step(original(step)), False, failure or _faster(step, us), us)
+    for step in pipeline.tail:
+        yield PlannedStep(shown_step(original(step)), True, "one pass over the batch, with all that follow")
+
+
+def _faster(step: Any, us: float | None) -> str:
+    name = name_of(step)
+    if name not in _FASTER:
+        return ""
+    ratio = _FASTER[name]
+    cost = f"takes {us / ratio:,.0f} us" if us is not None else f"is {ratio} times as fast"
+    return f"tarpeg.{name} in Augment(policy=...) {cost}"
+
+
+def _photograph(pipeline: Pipeline) -> Tensor:
+    """Return a synthetic photograph: soft shapes and a little noise, uint8 ``[3, H, W]``."""
+    crop = pipeline.crop
+    height, width = crop.target(375, 500) if isinstance(crop, FullImage) else crop_at(crop, 0).size
+    noise = np.random.default_rng(0)
+    coarse = torch.from_numpy(noise.uniform(0, 255, (1, 3, 8, 8)))
+    soft = nn.functional.interpolate(coarse, (height, width), mode="bicubic")[0]
+    levels = soft + torch.from_numpy(noise.normal(0, 4, (3, height, width)))
+    return levels.clamp(0, 255).byte().movedim(0, -1).contiguous().movedim(-1, 0)
+
+
+def _times(pipeline: Pipeline, image: Tensor) -> npt.NDArray[np.float64]:
+    """Mean microseconds of each step in Python, over ``_RUNS`` runs with other random numbers."""
+    totals, threads = np.zeros(len(pipeline.python)), torch.get_num_threads()
+    torch.set_num_threads(1)  # as in worker processes
+    start = normalised(image[None], pipeline.levels)[0] if pipeline.levels_first else image
+    with own_generators() as seed_all:
+        for run in range(_RUNS):
+            seed_all(run, pipeline.python)
+            value: Any = start.clone()
+            for number, step in enumerate(pipeline.python):
+                begin = time.perf_counter()
+                value = run_steps([step], value, lambda: "a synthetic image")
+                totals[number] += time.perf_counter() - begin
+    torch.set_num_threads(threads)
+    return totals / _RUNS * 1e6

@@ -1,0 +1,401 @@
+"""A user's transform: what is done natively, what in Python, and the same bytes in any process."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import albumentations
+import numpy as np
+import pytest
+import tarpeg
+import torch
+from albumentations.pytorch import ToTensorV2
+from helpers import loaders, reference
+from helpers.loaders import digest
+from helpers.pictures import MEAN, STD, jpeg, picture
+from helpers.small_tars import sample
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from tarpeg import CenterCrop, RandomCrop, RandomResizedCrop, ShardDataModule, Split, Whole
+from tarpeg.loader.config import PixelFormat
+from tarpeg.loader.transform import TransformError
+from tarpeg.sampling.sampler import Request
+from torch import nn
+from torchvision.transforms import InterpolationMode, functional, transforms as v1, v2
+
+NORMAL = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+FLOAT = PixelFormat(tuple(MEAN), tuple(STD), torch.float32)
+
+
+def load(source, transform, **options):
+    """A loader of batches of 4 in the order of the shards, by default without workers."""
+    names = {"shuffle", "workers", "threads", "batch_size", "on_error"} & options.keys()
+    config = {name: options.pop(name) for name in names}
+    split = Split(source, transform=transform, **options)
+    return loaders.load(source, split=split, **{"shuffle": False, "workers": 0, **config})
+
+
+def compose(*steps):
+    return v2.Compose(list(steps))
+
+
+def images_of(loader):
+    """All images of the loader's next epoch, [n, ...]."""
+    return torch.cat([batch.image for batch in loader])
+
+
+CROP = [v2.RandomResizedCrop(32), v2.RandomHorizontalFlip()]
+NATIVE = {
+    "v2": [v2.ToImage(), *CROP, *NORMAL, v2.ToPureTensor()],
+    "flip first": [v2.RandomHorizontalFlip(), v2.RandomResizedCrop(32), *NORMAL],
+    "float first": [v2.PILToTensor(), NORMAL[0], *CROP, NORMAL[1]],
+    "v1": [v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(MEAN, STD)],
+    "nested": [v2.Compose(CROP), nn.Sequential(*NORMAL)],
+    "levels": [
+        *CROP,
+        v2.ToDtype(torch.float32),
+        v2.Normalize([255 * mean for mean in MEAN], [255 * std for std in STD]),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_what_the_decoder_does_equals_crop_and_flip(photos, name):
+    given = load(photos, compose(*NATIVE[name]))
+    assert not given.split.runs_python and given.split.is_decoded_only
+    images = images_of(given)
+    plain = images_of(loaders.load(photos, RandomResizedCrop(32), shuffle=False, workers=0, pixels=FLOAT))
+    assert torch.allclose(images, plain, atol=1e-6) if name == "levels" else torch.equal(images, plain)
+    assert "Python" not in str(given.split.plan())
+
+
+@pytest.mark.parametrize(
+    ("steps", "crop", "dtype"),
+    [
+        ([v2.Resize((24, 40))], Whole((24, 40)), torch.uint8),
+        ([v2.Resize(40), v2.CenterCrop((32, 24)), NORMAL[0]], CenterCrop((32, 24), 40), torch.float32),
+        ([v2.RandomCrop(32), v2.ToDtype(torch.bfloat16, scale=True)], RandomCrop(32), torch.bfloat16),
+        ([v2.CenterCrop([48]), v2.ConvertImageDtype(torch.float16)], CenterCrop(48), torch.float16),
+    ],
+)
+def test_other_crops(photos, steps, crop, dtype):
+    pixels = PixelFormat((0.0,) * 3, (1.0,) * 3, dtype) if dtype != torch.uint8 else PixelFormat()
+    plain = loaders.load(photos, crop, shuffle=False, workers=0, flip=0.0, pixels=pixels)
+    images = images_of(load(photos, compose(*steps)))
+    assert images.dtype == dtype and torch.equal(images, images_of(plain))
+
+
+METHODS = [
+    ({}, ("bilinear", True)),
+    ({"interpolation": InterpolationMode.BICUBIC}, ("bicubic", True)),
+    ({"interpolation": "bicubic", "antialias": False}, ("bicubic", False)),
+    ({"antialias": False}, ("bilinear", False)),
+    ({"antialias": None}, ("bilinear", False)),
+    ({"interpolation": 1}, ("lanczos", True)),
+    ({"interpolation": InterpolationMode.NEAREST}, ("nearest", True)),
+    ({"interpolation": "nearest-exact"}, ("nearest-exact", True)),
+]
+
+
+@pytest.mark.parametrize(("settings", "method"), METHODS, ids=str)
+def test_the_pixels_are_torchvisions(photos, settings, method):
+    loader = load(photos, v2.RandomResizedCrop(48, **settings), fidelity="exact")
+    (pipeline,) = loader.split.pipelines
+    assert loader.split.is_decoded_only and (pipeline.interpolation, pipeline.antialias) == method
+    images, ids = images_of(loader), np.arange(23)
+    sizes = np.array([reference.decode(file).shape[1:] for file in loader.fetcher.shards.images(ids)])
+    boxes, _ = loader.fetcher.boxes_and_flips(Request(0, ids), sizes.astype(np.int32))
+    for image, file, box in zip(images, loader.fetcher.shards.images(ids), boxes[0].tolist(), strict=True):
+        wanted = v2.functional.resized_crop(reference.decode(file), *box, [48, 48], **settings)
+        difference = (image.int() - wanted.int()).abs().float()
+        is_linear = method[0] not in ("bicubic", "lanczos")  # tests/ops compares these pixel by pixel
+        assert difference.max() <= 1 if is_linear else difference.mean() <= 0.3
+
+
+def test_a_list_that_takes_pil_images_resizes_as_pillow(photos):
+    # Pillow always antialiases, and its nearest is the sample under the centre.
+    for settings, wanted in (({"antialias": False}, "bilinear"), ({"interpolation": 0}, "nearest-exact")):
+        given = load(photos, compose(v2.RandomResizedCrop(32, **settings), v2.ToImage()))
+        plain = loaders.load(photos, flip=0.0, shuffle=False, workers=0, interpolation=wanted)
+        assert torch.equal(images_of(given), images_of(plain))
+
+
+PYTHON = {
+    "policy": compose(v2.ToImage(), *CROP, v2.RandAugment(), *NORMAL, v2.ToPureTensor()),
+    "erasing": compose(*CROP, *NORMAL, v2.RandomErasing(1.0)),
+    "v1": v1.Compose([*CROP, v1.ColorJitter(0.4, 0.4, 0.4, 0.1), v1.ToTensor(), v1.Normalize(MEAN, STD)]),
+    "pil": compose(*CROP, v2.ToPILImage(), v1.Lambda(lambda image: image.rotate(9)), v1.ToTensor()),
+    "padding": compose(v2.RandomCrop(40, padding=4, pad_if_needed=True), v2.RandomHorizontalFlip()),
+    "resize": compose(v2.ToImage(), v2.Resize(40), v2.RandomCrop(32), *NORMAL),
+    "albumentations": albumentations.Compose(
+        [
+            albumentations.RandomResizedCrop((32, 24)),
+            albumentations.HorizontalFlip(),
+            albumentations.GaussNoise(p=0.7),
+            albumentations.Normalize(),
+            ToTensorV2(),
+        ]
+    ),
+    "one of albumentations": compose(*CROP, albumentations.HueSaturationValue(p=0.6), v2.ConvertImageDtype()),
+    "own module": compose(*CROP, nn.Dropout(0.3).train(), nn.AvgPool2d(2)),
+    "own policy": compose(v2.RandomResizedCrop(32), tarpeg.RandAugment(), v2.RandomVerticalFlip(), *NORMAL),
+    "own policy alone": compose(v2.RandomResizedCrop(32), tarpeg.TrivialAugmentWide(), *NORMAL),
+    "small": compose(v2.CenterCrop(80), v2.RandomHorizontalFlip(), *NORMAL),
+    "functions": lambda image: (image[0, :30, :40] ^ int(random.random() * 255)).float(),
+    "views": [compose(*CROP, *NORMAL), compose(*CROP, v2.RandomGrayscale(0.5), *NORMAL)],
+}
+PYTHON["own module"].transforms.insert(2, v2.ToDtype(torch.float32, scale=True))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", PYTHON)
+def test_the_same_bytes_for_any_number_of_workers(photos, name):
+    settings = [{"workers": 2, "shuffle": True}, {"workers": 0, "threads": 2, "shuffle": True}]
+    digests = {digest(load(photos, PYTHON[name], **each)) for each in settings}
+    assert len(digests) == 1
+    first, second = (
+        load(photos, PYTHON[name], workers=1, shuffle=True),
+        load(photos, PYTHON[name], shuffle=True),
+    )
+    epochs = [list(first), list(first)]
+    assert digest(epochs[0]) in digests and digest(epochs[1]) not in digests
+    second.load_state_dict({**first.state_dict(), "epoch": 1, "batches": 3})
+    assert digest(second) == digest(epochs[1][3:]), "a resumed epoch"
+    first.close()
+
+
+def reproduced(steps, image, seed):
+    torch.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)
+    return compose(*steps)(image)
+
+
+def test_steps_in_python_are_torchvisions_own(photos):
+    seeds = []
+    steps = [v2.RandAugment(), v2.RandomPerspective(), v2.ColorJitter(hue=0.3)]
+    images = images_of(
+        load(photos, compose(*CROP, lambda x: (seeds.append(torch.initial_seed()), x)[1], *steps))
+    )
+    crops = images_of(load(photos, compose(*CROP)))
+    assert len(set(seeds[-23:])) == 23, "one seed per sample"
+    for image, crop, seed in zip(images, crops, seeds[-23:], strict=True):
+        assert torch.equal(image, reproduced(steps, crop, seed))
+
+
+def test_the_generators_of_this_process_go_on(photos):
+    def drawn():
+        return torch.rand(1).item(), np.random.random(), random.random()
+
+    loader = iter(load(photos, compose(*CROP, v2.RandAugment(), lambda x: x + int(random.random() * 0))))
+    next(loader)
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    before = drawn()
+    torch.set_rng_state(states[0]), np.random.set_state(states[1]), random.setstate(states[2])
+    next(loader)
+    assert drawn() == before
+
+
+def test_whole_images_are_resized_as_by_torchvision(photos):
+    steps = compose(v2.Resize(50), v2.FiveCrop(20), lambda crops: torch.stack(crops))
+    loader = load(photos, steps, fidelity="exact")
+    images = images_of(loader)
+    assert images.shape == (23, 5, 3, 20, 20)
+    for image, file in zip(images, loader.fetcher.shards.images(np.arange(23)), strict=True):
+        assert (image.int() - steps(reference.decode(file)).int()).abs().max() <= 1
+
+
+def test_crops_that_do_not_fit_are_torchvisions(photos):
+    loader = load(photos, compose(v2.CenterCrop(90), *NORMAL))  # two of three photographs are smaller
+    for image, file in zip(images_of(loader), loader.fetcher.shards.images(np.arange(23)), strict=True):
+        wanted = compose(v2.CenterCrop(90), *NORMAL)(reference.decode(file))
+        assert (image - wanted).abs().max() <= 1.01 / 255 / min(STD)
+    with pytest.raises(TransformError, match=r"key 'k0000': transform= failed in RandomCrop.*is larger than"):
+        list(load(photos, v2.RandomCrop(90)))
+
+
+def test_resize_and_center_crop(shard_of):
+    """Fast: the box of tarpeg's CenterCrop, of whole pixels of the source. Exact: torchvision's pixels."""
+    steps = compose(v2.Resize(64), v2.RandomHorizontalFlip(0.0), v2.CenterCrop(56))
+    path = shard_of(*(sample(n, jpeg("420", 150, 200 - n, seed=n)) for n in range(4)))
+    near, exact = (
+        load(path, compose(steps.transforms[0], steps.transforms[2]), fidelity=f) for f in ("fast", "exact")
+    )
+    assert near.split.pipelines[0].crop == CenterCrop(56, shorter=64) and near.split.is_decoded_only
+    for image, file in zip(images_of(exact), exact.fetcher.shards.images(np.arange(4)), strict=True):
+        assert (image.int() - steps(reference.decode(file)).int()).abs().max() <= 1
+
+
+def test_other_formats_and_broken_images(shard_of):
+    samples = [sample(0), sample(1, picture("PNG"), "png"), sample(2, b"nonsense"), sample(3)]
+    for transform in (PYTHON["policy"], PYTHON["resize"], PYTHON["small"]):
+        with pytest.warns(UserWarning) as warned:
+            (batch,) = load(shard_of(*samples), transform, batch_size=4)
+        texts = sorted(str(each.message) for each in warned)
+        assert any("'k0001' is not a JPEG" in text for text in texts)
+        assert any("NOT_AN_IMAGE" in text and "takes its place" in text for text in texts)
+        assert batch.key[2] in ("k0000", "k0001", "k0003") and (batch.image[2].std() > 0.1)
+
+
+def test_streams(shard_of):
+    path = str(shard_of(*(sample(number) for number in range(6))))
+    for name in ("policy", "resize", "own policy"):
+        options = {"streaming": True, "batch_size": 3}
+        digests = {digest(load(path, PYTHON[name], workers=workers, **options)) for workers in (0, 1)}
+        assert len(digests) == 1
+
+
+# --- errors
+
+
+def failing(image):
+    if image.float().std() > 0:
+        raise ArithmeticError("no")
+
+
+def growing(image):
+    return image if image[0, 0, 0] % 2 else image[:, :9]
+
+
+def retyping(image):
+    return image if image[0, 0, 0] % 2 else image.float()
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (
+            failing,
+            r"k0000': transform= failed in failing, step 1 of the 1 in Python, on uint8 \[3, 32, 32\]: Ari",
+        ),
+        (growing, r"k00\d\d': transform= returned uint8 \[3, .*must have one type and one shape"),
+        (retyping, r"k00\d\d': transform= returned (float32|uint8) \[3, 32, 32\], and (uint8|float32)"),
+        (v2.ToPILImage(), r"k0000': transform= returned a Image of \(32, 32\): it must return a tensor"),
+        (lambda image: image.long(), r"transform= returned int64"),
+        (lambda image: image.convert("L"), r"<lambda>.*v2.ToPILImage\(\) before steps that need PIL"),
+        (
+            v1.RandomApply([v1.Lambda(lambda i: functional.to_tensor(i))], p=1.0),
+            r"v2.ToPILImage\(\) before steps",
+        ),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_transform_that_fails_is_an_error_with_its_sample(photos, step, text, workers):
+    loader = load(photos, compose(v2.RandomResizedCrop(32), step), workers=workers)
+    with pytest.raises(TransformError, match=text):
+        list(loader)
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, r"crop=None: give crop=RandomResizedCrop\(224\), or transform="),
+        ({"transform": 3}, "transform= or a step of it is 3: it must be a callable"),
+        ({"transform": compose(v2.RandomResizedCrop(8), "flip")}, "transform= or a step of it is 'flip'"),
+        ({"transform": []}, r"transform=\[\] is empty"),
+        ({"transform": CROP, "views": 3}, "views=3, but transform= has 2 transforms"),
+        ({"transform": CROP, "crop": [CenterCrop(8)] * 3}, "crop= has 3 crops, but transform= has 2"),
+        ({"transform": CROP[0], "channels": 1}, "channels=1 has no transform=.*Grayscale"),
+        ({"transform": CROP[0], "flip": 0.5}, "flip=0.5 and .* belong to crop="),
+        (
+            {"transform": [v2.RandomResizedCrop(8), v2.RandomResizedCrop(8, interpolation="bicubic")]},
+            "several kinds of interpolation",
+        ),
+    ],
+)
+def test_wrong_settings(settings, text):
+    with pytest.raises(ValueError, match=text):
+        Split("x", **settings)
+
+
+def test_views_of_other_types(photos):
+    with pytest.raises(TransformError, match=r"views of transform= return torch.uint8 .* and torch.float32"):
+        list(load(photos, [compose(*CROP), compose(*CROP, lambda image: image.float())]))
+
+
+def test_a_generator_of_its_own_is_a_warning(photos):
+    own, within = np.random.default_rng(0), albumentations.Compose([albumentations.GaussNoise(p=1.0)])
+    for step in (
+        lambda image: image + int(own.integers(1, 99)),
+        lambda image: torch.from_numpy(within(image=image.permute(1, 2, 0).numpy())["image"]).movedim(2, 0),
+    ):
+        with pytest.warns(UserWarning, match="draws from a generator of its own"):
+            list(load(photos, compose(*CROP, step)))
+
+
+# --- the data module
+
+
+def module(photos, transform, augment=None):
+    split = Split(str(photos), transform=transform)
+    return ShardDataModule(split, augment=augment, batch_size=8, workers=0)
+
+
+def test_uint8_results_go_on_to_augment_and_floats_are_refused(photos):
+    augment = tarpeg.Augment(MEAN, STD)
+    data = module(photos, compose(*CROP, v2.RandomVerticalFlip()), augment)
+    batch = next(iter(data.augmented(data.train_dataloader())))
+    assert batch.image.dtype == torch.float32 and batch.image.shape == (8, 3, 32, 32)
+    for name in ("policy", "erasing"):
+        with pytest.raises(ValueError, match=r"transform= of train returns torch.float32: leave its ToDtype"):
+            module(photos, PYTHON[name], augment).train_dataloader()
+    assert next(iter(module(photos, PYTHON["policy"]).train_dataloader())).image.dtype == torch.float32
+
+
+def test_random_transforms_in_augment_point_to_the_split(photos):
+    with pytest.raises(ValueError, match=re.escape("Split(transform=v2.Compose([...]))")):
+        module(photos, CROP[0], compose(*CROP))
+
+
+def test_a_transform_after_a_crop(photos):
+    plain = loaders.load(photos, shuffle=False, workers=0)
+    split = Split(str(photos), RandomResizedCrop(32), 0.5, transform=v2.RandomVerticalFlip(1.0))
+    both = loaders.load(photos, split=split, shuffle=False, workers=0)
+    assert torch.equal(images_of(both), images_of(plain).flip(-2))
+
+
+# --- plans and configs
+
+
+def test_the_plan():
+    split = Split("x", transform=PYTHON["policy"])
+    lines = str(split.plan()).splitlines()
+    kinds = [line.split()[0] for line in lines]
+    assert kinds == ["native"] * 3 + ["Python"] * 2 + ["native"] * 3
+    assert re.search(r"Python  RandAugment\(.*: [\d,]+ us per image; tarpeg.RandAugment in Augment", lines[4])
+    assert "us per image" not in str(split.plan(measure=False))
+    views = Split("x", transform=[PYTHON["policy"], compose(*CROP), compose(*CROP)], views=3).plan()
+    assert [line for line in str(views).splitlines() if line[0] == "v"] == ["view 0", "views 1, 2"]
+    assert str(Split("x", RandomResizedCrop(8), 0.5).plan()).count("native") == 2
+    fixed = Split(
+        "x", transform=compose(nn.Flatten(0), v2.LinearTransformation(torch.eye(12), torch.ones(12)))
+    )
+    assert "not measured: a synthetic image: transform= failed in LinearTransf" in str(fixed.plan())
+
+
+def test_hydra(photos):
+    of = "torchvision.transforms.v2"
+    config = OmegaConf.create(
+        {
+            "_target_": "tarpeg.Split",
+            "_convert_": "all",
+            "shards": str(photos),
+            "transform": {
+                "_target_": f"{of}.Compose",
+                "transforms": [
+                    {"_target_": f"{of}.RandomResizedCrop", "size": 32, "interpolation": "bicubic"},
+                    {"_target_": f"{of}.RandAugment"},
+                    {
+                        "_target_": f"{of}.ToDtype",
+                        "dtype": {"_target_": "hydra.utils.get_object", "path": "torch.float32"},
+                        "scale": True,
+                    },
+                ],
+            },
+        }
+    )
+    split = instantiate(config)
+    assert split.pipelines[0].interpolation == "bicubic" and split.runs_python
+    assert next(iter(loaders.load(photos, split=split, workers=0))).image.dtype == torch.float32
