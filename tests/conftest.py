@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from helpers import object_cache
 from helpers.packed import Packed
 from helpers.scripts import PARENT, live_processes
 from helpers.small_tars import sample, write_tar
@@ -20,6 +21,15 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def objects(tmp_path_factory) -> None:
+    """A folder for the objects of builds that are equal, see helpers.object_cache; all processes share it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "objects"
+    folder.mkdir(exist_ok=True)
+    os.environ[object_cache.FOLDER] = str(folder)
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ from tarpeg.cache.verify import verify_cache
 from tarpeg.processes import dask_executor
 
 pytestmark = pytest.mark.slow
+TOGETHER = pytest.mark.xdist_group("whole")  # in one process, which builds the undisturbed caches once
 # Without a main guard, as scripts of users.
 BUILD = """
 import json
@@ -61,7 +62,7 @@ def whole(source, tmp_path_factory):
     @functools.cache
     def undisturbed(tile: int = 32, **layout) -> dict[str, bytes]:
         folder = tmp_path_factory.mktemp("whole") / "cache"
-        build_cache(source, folder, Tiled(tile), 2, layout=Layout(**layout))
+        build_cache(source, folder, Tiled(tile), 0, layout=Layout(**layout))
         return contents(folder)
 
     return undisturbed
@@ -84,7 +85,7 @@ def wait_for(what, process: subprocess.Popen[str]) -> None:
     "layout", [{}, {"samples_per_shard": 33, "shuffle": True}], ids=["as it is", "shuffled"]
 )
 def test_kill_9_at_ten_moments(many, tmp_path, layout):
-    build_cache(many, tmp_path / "whole", Tiled(32), 2, layout=Layout(**layout))
+    build_cache(many, tmp_path / "whole", Tiled(32), 0, layout=Layout(**layout))
     folder, reference, draw = tmp_path / "cache", contents(tmp_path / "whole"), random.Random(len(layout))
     finished: set[str] = set()
     for attempt in range(10):
@@ -116,6 +117,7 @@ def test_kill_9_at_ten_moments(many, tmp_path, layout):
     assert {path.name for path in folder.iterdir()} - set(reference) == {".build.lock", ".commit.lock"}
 
 
+@TOGETHER
 def test_two_builders_at_once(source, whole, tmp_path):
     def run(*tiles: int) -> list[tuple[str, str]]:
         builders = [start(source, tmp_path / "cache", tile) for tile in tiles]
@@ -131,6 +133,7 @@ def test_two_builders_at_once(source, whole, tmp_path):
     assert contents(tmp_path / "cache") in (whole(64), whole(16))
 
 
+@TOGETHER
 def test_workers_of_a_killed_builder_end_and_do_not_damage_the_next_cache(source, whole, tmp_path):
     folder, sessions = tmp_path / "cache", []
     for _ in range(3):
@@ -187,6 +190,7 @@ def test_a_job_of_another_build_is_dropped(source, tmp_path):
     assert not list(folder.rglob("*.t*"))
 
 
+@TOGETHER
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_pools_of_the_standard_library(source, whole, tmp_path, method):
     with ProcessPoolExecutor(2, multiprocessing.get_context(method)) as pool:
@@ -194,6 +198,7 @@ def test_pools_of_the_standard_library(source, whole, tmp_path, method):
     assert contents(tmp_path / "cache") == whole()
 
 
+@TOGETHER
 def test_dask(source, many, whole, tmp_path):
     distributed = pytest.importorskip("distributed")
     options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}

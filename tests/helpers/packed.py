@@ -9,6 +9,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from helpers import object_cache
 from helpers.checkouts import copy, tracked
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
@@ -41,7 +42,7 @@ def copy_checkout(to: Path) -> Path:
 def make_wheel(tree: Path, out: Path, *options: str, cuda: str = "0") -> tuple[Path, str]:
     """Build a wheel of a directory or an archive; gives its path and what pip said."""
     command = [*PIP, "wheel", "-v", "--no-deps", *options, "-w", str(out), str(tree)]
-    words = run(command, cwd=out.parent, TARPEG_CUDA=cuda)
+    words = run(command, cwd=out.parent, TARPEG_CUDA=cuda, CXX=object_cache.compiler())
     (wheel,) = out.glob("*.whl")
     return wheel, words
 

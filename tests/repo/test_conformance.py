@@ -26,7 +26,7 @@ from tarpeg.sampling.sampler import Request
 from tarpeg.shards.pillow import IMAGE_EXTENSIONS
 from torch import Tensor
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("conformance")]
 
 # The files for which tarpeg and Pillow 13 differ, by reason. All others are equal: their pixels, or that they
 # cannot be decoded. docs/fidelity.md explains the reasons.

@@ -7,6 +7,7 @@ import re
 import shutil
 
 import pytest
+from helpers import object_cache
 from helpers.checkouts import ROOT, TINY, copy, tracked, train
 from helpers.scripts import run_python
 from packaging.requirements import Requirement
@@ -32,6 +33,7 @@ def shipped(tmp_path, request):
 
 def test_it_builds_and_trains_in_an_empty_home(shipped, tmp_path):
     home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    home["CXX"] = object_cache.compiler()
     done = train(shipped, *TINY, **home)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^trained: 3 steps", done.stdout, re.M), done.stdout

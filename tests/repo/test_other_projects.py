@@ -13,7 +13,7 @@ from helpers.checkouts import ROOT
 from helpers.packed import attempt, run
 from omegaconf import OmegaConf
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("packed")]
 EXAMPLES = ROOT / "examples"
 SHARDS = ("data.train.shards=../photos/train", "data.val.shards=../photos/val")
 (COMMANDS,) = re.findall(r"```sh\n(.*?)\n```", (EXAMPLES / "other_project" / "README.md").read_text(), re.S)

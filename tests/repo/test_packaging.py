@@ -10,6 +10,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from helpers import object_cache
 from helpers.checkouts import ROOT
 from helpers.packed import PIP, attempt, copy_checkout, install, make_wheel, run
 from helpers.scripts import NO_JPEGLIB, write_program
@@ -17,7 +18,7 @@ from packaging.requirements import Requirement
 from tarpeg.errors import BuildError
 from tarpeg.ops import library as native
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("packed")]
 PROBE = """
 import importlib.resources, tarpeg, torch
 from tarpeg.ops import library
@@ -78,7 +79,7 @@ def test_isolated_wheel_holds_the_sources_and_builds_at_first_use(packed, tmp_pa
     assert sum("the operators are built at first use" in line for line in words.splitlines()) == 1
 
     python = install(wheel, tmp_path / "venv")
-    words = run([str(python), "-c", PROBE], cwd=tmp_path)
+    words = run([str(python), "-c", PROBE], cwd=tmp_path, CXX=object_cache.compiler())
     assert "compiling the native operators" in words
     assert "tarpeg.decode_crop.default" in words.splitlines()
     (library,) = (tmp_path / "venv").glob("lib/python*/site-packages/tarpeg/_lib/*.so")

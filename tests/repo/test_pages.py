@@ -42,7 +42,7 @@ REDUCED = {
     'make bench ARGS="suite=crop"': "images=2 rounds=1",
     'make bench ARGS="suite=resize"': "images=2 rounds=1",
     'make bench ARGS="suite=loader"': "images=8 rounds=1 loader.seconds=0.05 loader.epochs=0 "
-    "loader.workers=1 loader.only=[tiled]",
+    "loader.workers=1 'loader.only=[\\\"tiled, threads\\\"]'",
     "make help": "",
     "python tools/doctor.py": "speed=false",
     "python train.py profiler=torch data.workers=0": f"{TRAINING} {PHOTOS} {CENTER} data.batch_size=2",
@@ -244,6 +244,7 @@ def reader(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("pages")
 @pytest.mark.parametrize("command", REDUCED)
 def test_a_command_works(reader, command):
     done = reader.type(command)
@@ -253,6 +254,7 @@ def test_a_command_works(reader, command):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("pages")
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
 )

@@ -17,7 +17,7 @@ from helpers.packed import PIP, attempt, copy_checkout, install, run
 from tarpeg.errors import BuildError
 from tarpeg.ops import library
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("wheels")]
 NATIVE = ROOT / "native"
 WITH_TORCH = [NATIVE / "library.cpp", *sorted(NATIVE.glob("ops/*.cpp"))]  # the only ones: docs/design.md
 PROBE = """
