@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         ColorJitter as ColorJitter,
         GaussianBlur as GaussianBlur,
         Grayscale as Grayscale,
+        Policy as Policy,
         RandAugment as RandAugment,
         Solarize as Solarize,
         ThreeAugment as ThreeAugment,
@@ -78,7 +79,7 @@ _NAMES = {
     "augment.distortions": "Affine Color Erase Mask",
     "augment.module": "Augment Mix",
     "augment.policies": (
-        "AugMix AutoAugment ColorJitter GaussianBlur Grayscale RandAugment Solarize ThreeAugment "
+        "AugMix AutoAugment ColorJitter GaussianBlur Grayscale Policy RandAugment Solarize ThreeAugment "
         "TimmRandAugment TrivialAugmentWide"
     ),
     "benchmarks.measure": "measure",

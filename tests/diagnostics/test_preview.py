@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -12,12 +14,16 @@ from PIL import Image, ImageDraw, ImageFont
 from tarpeg import (
     Affine,
     Augment,
+    AugMix,
     CenterCrop,
     Color,
     Erase,
+    GaussianBlur,
+    Grayscale,
     Mask,
     Mix,
     ShardDataModule,
+    Solarize,
     Split,
     comparison_sheet,
     contact_sheet,
@@ -132,6 +138,9 @@ def test_captions():
     assert caption(flip=1.0, affine=moved, color=color) == text
     assert caption(color=Color(0.4, probability=0)) == "unchanged"
     assert caption(erase=Erase(1.0), mask=Mask(1.0, 4)) == "erased, 100% masked"
+    policies = [Grayscale(), GaussianBlur(3, probability=0), Solarize()]
+    assert caption(flip=1.0, policy=policies, erase=Erase(1.0)) == "mirrored, grayscale, solarize, erased"
+    assert re.fullmatch(r"\d+% of it, mixed", caption(policy=AugMix()))
 
 
 def test_other_modules_and_none(photos, tmp_path):

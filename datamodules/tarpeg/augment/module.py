@@ -109,6 +109,7 @@ class Augment(nn.Module):
         for each in policies:
             if not isinstance(each, Policy):
                 raise ValueError(f"policy={each!r} must be a policy such as tarpeg.RandAugment(), or a list")
+        self.policies = tuple(policies)
         drawn = [*([(_FLIP, _Flip(flip))] if flip and policies else []), *enumerate(policies, _POLICIES)]
         self.stages = _stages_of(drawn)
         streams = {_AFFINE: affine, _COLOR: color, _ERASE: erase, _MASK: mask}

@@ -21,6 +21,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from ..augment.module import Augment
+from ..augment.policies import CODES
 from ..errors import DecodeError
 from ..loader.batch import AnyBatch, augmented, by_view, modules_of, params_of, uncompiled
 from ..loader.split import kind_of
@@ -42,6 +43,7 @@ _FONTS = (
     "Arial.ttf",
 )
 _AMPLIFIED = 16  # times a difference is shown
+_OPERATIONS = [name.lower().replace("_", " ").replace("flip", "mirrored") for name in CODES]
 _FADE = 0.62  # share of gray in a source outside of the boxes
 
 
@@ -310,6 +312,11 @@ def _caption(params: Mapping[str, Tensor], row: int, size: Sequence[int]) -> str
         return "to the network"
     values = {name: float(part[row]) for name, part in params.items() if part.ndim == 1}
     moved = ["mirrored"] if values.get("flip") else []
+    for number in range(len(params)):
+        if f"weights{number}" in params:
+            moved.append(f"{float(params[f'weights{number}'][row, 0]):.0%} of it, mixed")
+        elif f"ops{number}" in params:
+            moved += [_OPERATIONS[code] for code in params[f"ops{number}"][row].flatten().tolist() if code]
     if "matrix" in params:
         moved += _motion(params["matrix"][row], size)
     light = [f"{name} {values[name]:.2f}" for name in ("brightness", "contrast") if values.get(name, 1) != 1]
@@ -350,7 +357,7 @@ def _changes(augment: torch.nn.Module) -> str:
     parts = []
     if augment.training:
         parts += [f"flip {augment.flip:g}"] if augment.flip else []
-        parts += [_short(part) for part in augment.distortions.values()]
+        parts += [_short(part) for part in (*augment.policies, *augment.distortions.values())]
         parts += [_short(augment.mix)] if augment.mix is not None else []
     parts += ["YCbCr, shown as RGB"] if augment.space == "ycbcr" else []
     return "; ".join(parts) or "normalised only"
