@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -255,7 +254,6 @@ class Augment(nn.Module):
                 params.pop(f"weights{number}", None),
                 nearest=stage.interpolation != "bilinear",
                 fill=stage.fill,
-                out=_scratch(images, number % 2),
             )
         return images, params
 
@@ -359,26 +357,6 @@ class _Flip(Policy):
     def program(self, uniforms: rng.Float64, size: tuple[int, int]) -> Program:
         """Programs of one operation, from draws [B, 1]."""
         return applied("FLIP", uniforms[:, 0] < self.probability)
-
-
-_MEMORY = threading.local()
-
-
-def _scratch(images: Tensor, number: int) -> Tensor | None:
-    """Return memory for uint8 images like ``images``, the same at every call in this thread.
-
-    Page faults of fresh memory cost as much as some policies. None, for fresh memory, on a GPU.
-    """
-    if images.device.type != "cpu" or torch.compiler.is_compiling():
-        return None
-    flat = getattr(_MEMORY, f"flat{number}", None)
-    if flat is None or flat.numel() < images.numel():
-        flat = torch.empty(images.numel(), dtype=torch.uint8, device="cpu")
-        setattr(_MEMORY, f"flat{number}", flat)
-    count, channels, height, width = images.shape
-    if images.is_contiguous() or not images.is_contiguous(memory_format=torch.channels_last):
-        return flat[: images.numel()].view(images.shape)
-    return flat[: images.numel()].view(count, height, width, channels).permute(0, 3, 1, 2)
 
 
 def _torch_constant(name: str, value: Any, constants: Mapping[Any, Any]) -> Any:
