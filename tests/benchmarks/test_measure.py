@@ -37,6 +37,17 @@ def test_a_decoding_suite_makes_a_table_a_csv_and_a_chart(tmp_path, suite, size,
     assert all(float(row["mean"]) <= limit for row in ours)
 
 
+@pytest.mark.parametrize("interpolation", ["bicubic", "lanczos", "box"])
+def test_the_resize_suite_with_other_interpolations(interpolation):
+    report = tarpeg.measure("resize", images=2, rounds=1, clock="cpu", interpolation=interpolation)
+    assert report.size == f"imagenet-{interpolation}" and interpolation in report.work
+    first = "torchvision v2" if interpolation == "bicubic" else "Pillow"
+    assert [row.name for row in report.rows if row.ratio == 1.0] == [first] * 2
+    ours = [row for row in report.rows if row.name.startswith("tarpeg")]
+    assert len(ours) == 8 and all(row.mean <= 0.6 for row in ours)
+    assert all(row.maximum <= (2 if row.group == "float32" else 1) for row in ours if "exact" in row.name)
+
+
 def test_the_augment_suite_compares_the_same_pixels(tmp_path):
     texts = (
         "torchvision v2",
@@ -130,6 +141,8 @@ def test_a_peer_that_is_not_installed_is_left_out_with_the_package_to_install(tm
     [
         ({"suite": "speed"}, "suite='speed' must be one of crop, resize, augment, loader, article, dali"),
         ({"clock": "sun"}, "clock='sun' must be one of wall, cpu"),
+        ({"interpolation": "cubic"}, "interpolation='cubic' must be one of bilinear, bicubic, lanczos, box"),
+        ({"interpolation": "box"}, "interpolation='box' needs suite=resize, got suite=crop"),
         ({"parts": 9}, "parts=9 needs a directory of photographs"),
         ({"images": 0}, "images=0 must be an integer of at least 1"),
         ({"suite": "loader", "images": 7}, "images=7 must be an integer of at least 8 for suite=loader"),

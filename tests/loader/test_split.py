@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 import re
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -27,8 +28,10 @@ from tarpeg import (
     decode_batch,
     image_sizes,
 )
+from tarpeg.loader import split as split_module
 from tarpeg.loader.config import PixelFormat
 from tarpeg.loader.fetch import Fetcher
+from tarpeg.ops import decode
 from tarpeg.sampling.sampler import Request
 from tarpeg.shards.mapped import Shards
 
@@ -231,7 +234,11 @@ def test_what_views_read_is_read_once(photos, monkeypatch):
     assert sum(asked) == 23
 
 
-@pytest.mark.parametrize("interpolation", ["bilinear", "nearest", "nearest-exact"])
+def test_interpolations_are_those_of_decode_batch():
+    assert split_module.Interpolation == decode.Interpolation
+
+
+@pytest.mark.parametrize("interpolation", get_args(decode.Interpolation))
 def test_interpolation(photos, interpolation):
     split = Split(photos, Whole((24, 40)), interpolation=interpolation)
     shards = split.open()

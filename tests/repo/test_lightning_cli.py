@@ -86,6 +86,8 @@ def test_a_crop_of_the_users_own():
 SPLITS = [
     {"shards": ["a.tar", "b.tar"]},
     {"shards": "train-{000..003}.tar", "flip": 0.5, "interpolation": "nearest-exact"},
+    {"interpolation": "bicubic"},
+    {"interpolation": "area", "fidelity": "exact"},
     {"shuffle": "blocks"},
     {"shuffle": False},
     {"target": None},

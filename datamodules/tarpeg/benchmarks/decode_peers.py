@@ -48,6 +48,10 @@ PIXELS: dict[str, dict[str, Any]] = {
 }
 """Options of the decoder for each group."""
 
+TORCHVISIONS = ("bilinear", "bicubic")
+"""Interpolations of the resize suite with torchvision v2 as the reference; of the others it is Pillow."""
+INTERPOLATIONS = (*TORCHVISIONS, "lanczos", "box")
+PEERS_MISSING = "left out: other peers, which suite=resize measures with interpolation=bilinear only"
 FFCV_MISSING = "left out: FFCV (its decoder only reads FFCV's own files; suite=loader measures it)"
 
 Place = tuple[int, int, int, int]
@@ -158,12 +162,15 @@ def _cropped(decode_jpeg: Callable[[Tensor], Tensor]) -> Callable[[DecodeInput, 
     return image
 
 
-def _resized(decode_jpeg: Callable[[Tensor], Tensor]) -> Callable[[DecodeInput, int], Tensor]:
+def _resized(
+    decode_jpeg: Callable[[Tensor], Tensor], interpolation: str = "bilinear"
+) -> Callable[[DecodeInput, int], Tensor]:
     """Decode, then crop and resize with torchvision v2."""
+    mode = functional.InterpolationMode(interpolation)
 
     def image(inputs: DecodeInput, index: int) -> Tensor:
         decoded, place = decode_jpeg(inputs.tensors[index]), inputs.places[index]
-        resized: Tensor = functional.resized_crop(decoded, *place, [SIZE, SIZE], antialias=True)
+        resized: Tensor = functional.resized_crop(decoded, *place, [SIZE, SIZE], mode, antialias=True)
         return resized
 
     return image
@@ -189,27 +196,38 @@ def crop_contestants() -> list[InProcessContestant]:
     ]
 
 
-def resize_contestants() -> list[InProcessContestant]:
+def resize_contestants(interpolation: decode.Interpolation = "bilinear") -> list[InProcessContestant]:
     """Contestants of the resize suite that are always installed: to uint8, then to normalised float32.
 
-    All resize to SIZE with antialiasing.
+    All resize to SIZE with antialiasing. The reference is Pillow for "lanczos" and "box" (torchvision v2 has
+    no box for tensors), otherwise torchvision v2.
     """
-    torchvision = _resized(decode_jpeg)
-
-    def torchvision_normalised(inputs: DecodeInput, index: int) -> Tensor:
-        image = torchvision(inputs, index)
-        return normalised(functional.horizontal_flip(image) if inputs.flips[index] else image)
+    method = Image.Resampling[interpolation.upper()]
 
     def pillow(inputs: DecodeInput, index: int) -> NDArray[np.uint8]:
         crop = pillow_crop(inputs.jpegs[index], inputs.places[index])
-        return np.asarray(crop.resize((SIZE, SIZE), Image.Resampling.BILINEAR))
+        return np.asarray(crop.resize((SIZE, SIZE), method))
+
+    def as_image(inputs: DecodeInput, index: int) -> Tensor:
+        return torch.from_numpy(np.array(pillow(inputs, index))).permute(2, 0, 1)
+
+    peers: dict[str, Callable[[DecodeInput, int], Any]] = {"Pillow": pillow}
+    if interpolation != "box":
+        peers["torchvision v2"] = _resized(decode_jpeg, interpolation)
+    if interpolation in TORCHVISIONS:
+        peers = dict(reversed(peers.items()))
+    first = next(iter(peers))
+    reference = as_image if first == "Pillow" else peers[first]
+
+    def reference_normalised(inputs: DecodeInput, index: int) -> Tensor:
+        image = reference(inputs, index)
+        return normalised(functional.horizontal_flip(image) if inputs.flips[index] else image)
 
     return [
-        InProcessContestant("torchvision v2", each(torchvision)),
-        InProcessContestant("Pillow", each(pillow)),
-        *_decode_batch("uint8"),
-        InProcessContestant("torchvision v2", each(torchvision_normalised), "float32"),
-        *_decode_batch("float32"),
+        *(InProcessContestant(name, each(image)) for name, image in peers.items()),
+        *_decode_batch("uint8", interpolation),
+        InProcessContestant(first, each(reference_normalised), "float32"),
+        *_decode_batch("float32", interpolation),
     ]
 
 
@@ -228,14 +246,14 @@ def with_buffer(make: Callable[[Any, Tensor | None], Tensor]) -> Callable[[Any],
     return batch
 
 
-def _decode_batch(group: str) -> list[InProcessContestant]:
+def _decode_batch(group: str, interpolation: decode.Interpolation) -> list[InProcessContestant]:
     """decode_batch on ordinary and tiled JPEGs, at each fidelity, with one output buffer for all batches."""
 
     def contestant(kind: str, fidelity: decode.Fidelity) -> InProcessContestant:
         def batch(inputs: DecodeInput, out: Tensor | None) -> Tensor:
             jpegs = inputs.tiled if kind == "tiled" else inputs.tensors
             flips = inputs.flips if group == "float32" else None
-            options = {**PIXELS[group], "out": out, "fidelity": fidelity}
+            options = {**PIXELS[group], "out": out, "fidelity": fidelity, "interpolation": interpolation}
             return decode.decode_batch(jpegs, inputs.boxes, SIZE, flips, **options)[0]
 
         return InProcessContestant(f"tarpeg, {kind}, {fidelity}", with_buffer(batch), group)

@@ -12,7 +12,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,8 +34,11 @@ from .decode_peers import (
     CROP_PEERS,
     FFCV_MISSING,
     GROUPS,
+    INTERPOLATIONS,
+    PEERS_MISSING,
     RESIZE_PEERS,
     SIZE,
+    TORCHVISIONS,
     InProcessContestant,
     Peer,
     crop_contestants,
@@ -113,6 +116,7 @@ def measure(
     loader: Mapping[str, Any] | None = None,
     parity: Mapping[str, Any] | None = None,
     parts: int | None = None,
+    interpolation: decode.Interpolation = "bilinear",
 ) -> Report:
     """Measure `suite` on `images` synthetic photographs of `size` (see `Photos`), or on real ones.
 
@@ -126,15 +130,23 @@ def measure(
     a machine that runs other programs, too. device: "cpu", or "cuda" for the augment suite. loader: settings
     of the suites that load, see `LoaderSettings`. parity: see `ParitySettings`; this suite takes no `size`,
     and `images` is a directory or None, for the photographs in scikit-image and scikit-learn.
+    interpolation: of the resize suite, bilinear, bicubic, lanczos or box.
 
     A progress bar is shown if standard error is a terminal.
 
     Raises:
         ValueError: if an argument is out of range.
     """
-    for name, choice, choices in (("suite", suite, _SUITES), ("clock", clock, _CLOCKS)):
+    named: dict[str, tuple[str, Collection[str]]] = {
+        "suite": (suite, _SUITES),
+        "clock": (clock, _CLOCKS),
+        "interpolation": (interpolation, INTERPOLATIONS),
+    }
+    for name, (choice, choices) in named.items():
         if choice not in choices:
             raise ValueError(f"{name}={choice!r} must be one of {', '.join(choices)}")
+    if suite != "resize" and interpolation != "bilinear":
+        raise ValueError(f"interpolation={interpolation!r} needs suite=resize, got suite={suite}")
     folder = None if images is None or isinstance(images, int) else os.fspath(images)
     if parts is not None and folder is None:
         raise ValueError(f"parts={parts!r} needs a directory of photographs, images=DIR")
@@ -168,12 +180,13 @@ def measure(
         photos = replace(photos, parts=max(1, count // len(photos.files)))
     labels = [] if folder is None else [Path(folder).resolve().name]
     labels += [] if files else [size_label(photos.size[0])]
+    labels += [] if interpolation == "bilinear" else [interpolation]
     report = Report(suite, "-".join(labels), count, rounds, clock, tile)
     with contextlib.ExitStack() as stack:
         advance = stack.enter_context(_progress())
         if in_process:
             stack.enter_context(_one_thread())
-            return _measure_in_process(report, photos, files, device, advance)
+            return _measure_in_process(report, photos, files, device, interpolation, advance)
         run = LoaderRun(report, photos, settings, advance)
         return measure_loaders(run) if suite == "loader" else measure_replays(run)
 
@@ -197,9 +210,14 @@ def _whole_files(photos: FolderPhotos, side: int) -> list[bytes]:
 
 
 def _measure_in_process(
-    report: Report, photos: Photos, files: Sequence[bytes], device: str, advance: Advance
+    report: Report,
+    photos: Photos,
+    files: Sequence[bytes],
+    device: str,
+    interpolation: decode.Interpolation,
+    advance: Advance,
 ) -> Report:
-    suite, images, jpegs = _SUITES[report.suite], report.images, []
+    suite, images, jpegs = _suite_of(report.suite, interpolation), report.images, []
     batches: list[Any] = []
     for jpeg in files or _photographs(photos, images):
         jpegs.append(jpeg)
@@ -214,6 +232,7 @@ def _measure_in_process(
             batches.append(decode_input(part, crop, report.tile, seed, stores_crops=report.suite == "crop"))
         advance("tiling", min(1.0, (start + BATCH) / images))
     others, missing = installed(suite.peers)
+    missing += () if interpolation == "bilinear" else (PEERS_MISSING,)
     contestants = [*suite.ours(), *others]
     order = [who.group for who in contestants]
     # A stable sort: the first of a group stays first.
@@ -230,6 +249,18 @@ def _measure_in_process(
         return replace(report, work=f"{suite.work} on the {device}")
     figures = (_file_sizes(jpegs, [jpeg for batch in batches for jpeg in batch.tiled], report.tile),)
     return replace(report, groups=GROUPS, figures=figures, missing=(*missing, FFCV_MISSING))
+
+
+def _suite_of(name: str, interpolation: decode.Interpolation) -> _Suite:
+    if interpolation == "bilinear":
+        return _SUITES[name]
+    against = "torchvision v2" if interpolation in TORCHVISIONS else "Pillow"
+    return _SUITES[name]._replace(
+        work=f"RandomResizedCrop({SIZE}), {interpolation}",
+        comparison=f"speed and pixels relative to {against}",
+        ours=partial(resize_contestants, interpolation),
+        peers=(),
+    )
 
 
 def _photographs(photos: Photos, count: int) -> Iterator[bytes]:

@@ -153,10 +153,13 @@ def decode_batch(
     pixels. ``size``: (height, width), or an int for a square. ``flip``: bool ``[B]``, mirrored left to right
     if true. Pixels outside a box never contribute.
 
-    ``fidelity="exact"``: bilinear resizing, antialiased or not, is within one level of torchvision v2's
-    on uint8 at every pixel; nearest and nearest-exact are equal to it. ``"fast"`` differs only if the box
-    is at least twice ``size`` in both directions and antialiased: means of 2, 4 or 8 samples of Y, Cb and Cr
-    are resampled. Over photographs this differs from torchvision v2 by 0.5 to 1 level on average, by their
+    ``interpolation``: torchvision's names; "area" is "box". ``antialias=False``: bilinear and bicubic only.
+
+    ``fidelity="exact"``: bilinear and bicubic resizing, antialiased or not, is within one level of
+    torchvision v2's on uint8 at every pixel, lanczos and box of Pillow's; nearest and nearest-exact are equal
+    to torchvision's. ``"fast"`` differs only if the box is at least 2 (bilinear), 3 (bicubic, lanczos) or 4
+    (box) times ``size`` in both directions and antialiased: means of 2, 4 or 8 samples of Y, Cb and Cr are
+    resampled. Over photographs this differs from torchvision v2 by 0.5 to 1 level on average, by their
     content (docs/fidelity.md), and up to 7 pixels next to the box contribute. Both decode a file and its
     tiled copy to the same pixels.
 
