@@ -12,6 +12,7 @@ import pytest
 import tarpeg
 import torch
 from helpers.pictures import pixels
+from PIL import Image
 from tarpeg.augment.policies import CODES
 from tarpeg.ops.programs import Op, run_programs
 from tarpeg.sampling import rng
@@ -177,25 +178,34 @@ def timms(config: str, count: int, **hparams) -> list[list[tuple]]:
     return log
 
 
+def in_timms_words(
+    name: str, a: float, b: float, c: float, d: float, _: float, f: float
+) -> tuple[str, float]:
+    """Return name and number in timm of an operation and its values."""
+    a, b, c, d, _, f = values
+    height, width = SIZE
+    if name == "AFFINE" and d and b:
+        return "Rotate", math.degrees(math.atan2(d, a))
+    if name == "AFFINE" and (b or d):
+        assert abs((c if b else f) - (b * height if b else d * width) / 2) < 0.1
+        return ("ShearX", b) if b else ("ShearY", d)
+    if name == "AFFINE":
+        return ("TranslateXRel", c / width) if c else ("TranslateYRel", f / height)
+    names = {"SATURATION": "Color", "SOLARIZE_ADD": "SolarizeAdd", "AUTOCONTRAST": "AutoContrast"}
+    return names.get(name, name.title()), a
+
+
 @pytest.mark.parametrize("config", ["rand-m7-mstd0.5-inc1", "rand-m9-n3-p0.7-mstd101", "rand-m5-inc1"])
 def test_timms_operations_are_distributed_as_timms(config):
-    count, (height, width) = 3000, SIZE
+    count = 3000
     ops, values, _ = programs(tarpeg.TimmRandAugment(config), count)
     numbers: dict[str, list[float]] = {}
     lengths = []
     for codes, rows in zip(ops[:, 0], values[:, 0], strict=True):
         lengths.append(0)
-        for name, a, b, c, d, _, f in steps(codes, rows, 6):
+        for part in steps(codes, rows, 6):
             lengths[-1] += 1
-            kind, number = {"SATURATION": "Color", "SOLARIZE_ADD": "SolarizeAdd"}.get(name, name.title()), a
-            if name == "AFFINE" and d and b:
-                kind, number = "Rotate", math.degrees(math.atan2(d, a))
-            elif name == "AFFINE" and (b or d):
-                kind, number = ("ShearX", b) if b else ("ShearY", d)
-                assert abs((c if b else f) - number * (height if b else width) / 2) < 0.1
-            elif name == "AFFINE":
-                kind, number = ("TranslateXRel", -c / width) if c else ("TranslateYRel", -f / height)
-            kind = {"Autocontrast": "AutoContrast"}.get(kind, kind)
+            kind, number = in_timms_words(*part)
             numbers.setdefault(kind, []).append(number)
     theirs: dict[str, list[float]] = {}
     reference = timms(config, count)
@@ -206,6 +216,27 @@ def test_timms_operations_are_distributed_as_timms(config):
     assert_same_shares([*lengths, -1], [*map(len, reference), -1])
     for name in theirs:
         assert_same_distribution(np.round(numbers[name], 3), np.round(theirs[name], 3))
+
+
+def test_timms_operations_change_images_as_timms():
+    timm = pytest.importorskip("timm.data.auto_augment")
+    policy, seen = tarpeg.TimmRandAugment("rand-m9-n1-p1-inc1"), set()
+    ops, values, _ = programs(policy, 150)
+    for index in range(150):
+        image = Image.fromarray(pixels(*SIZE, index))
+        (part,) = steps(ops[index, 0], values[index, 0], 6)
+        kind, number = in_timms_words(*part)
+        if part[0] == "POSTERIZE":
+            number = int(number)
+        numbers = () if kind in ("AutoContrast", "Equalize", "Invert") else (number,)
+        options = {"fillcolor": (124, 116, 104), "resample": Image.Resampling.BILINEAR}
+        expected = np.asarray(timm.NAME_TO_OP[kind](image, *numbers, **options)).astype(int)
+        each = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
+        each = run_programs(each, ops[index, None], values[index, None], nearest=False, fill=policy.fill)
+        difference = np.abs(each[0].permute(1, 2, 0).numpy() - expected)
+        assert difference.max() <= 1 or (part[0] in ("AFFINE", "CONTRAST") and difference.mean() < 2), part
+        seen.add(kind)
+    assert len(seen) == 15
 
 
 def test_colour_jitter_is_distributed_as_torchvisions():
@@ -244,6 +275,11 @@ def test_blur_solarise_gray_and_three_augment():
     chosen = [rows[(ops == CODES[name]).flatten()] for name in ("GRAYSCALE", "SOLARIZE", "BLUR")]
     assert all(abs(len(part) / count - 1 / 3) < 0.04 for part in chosen) and sum(map(len, chosen)) == count
     assert (chosen[1][:, 0] == 128).all()
+    timm = pytest.importorskip("timm.data.auto_augment")
+    (solarize,), (gray,), (blur,) = timm.auto_augment_policy("3a")
+    assert solarize.level_fn(solarize.magnitude, {}) == (128,) and solarize.aug_fn is timm.solarize
+    assert gray.level_fn(gray.magnitude, {}) == (1.0,) and gray.aug_fn is timm.desaturate
+    assert blur.level_fn(blur.magnitude, {}) == (1.0,) and blur.aug_fn is timm.gaussian_blur_rand
     sigma, size = chosen[2][:, 0], chosen[2][:, 1]
     assert_same_distribution(sigma.numpy(), np.random.default_rng(0).uniform(0.1, 2.0, count))
     assert (size >= 6 * sigma).all() and (size % 2 == 1).all() and size.max() == 13
