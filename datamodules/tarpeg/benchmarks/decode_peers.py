@@ -6,6 +6,7 @@ makes it: a peer that is not installed is left out of the table.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import warnings
@@ -26,15 +27,34 @@ from ..sampling.crops import Crop
 from ..shards.pillow import as_tensor
 from .report import INSTALL_ERRORS, left_out
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torchvision 0.29 deprecates its decoders; most projects use them
-    _torchvision = getattr(importlib.import_module("torchvision.io"), "decode_jpeg", None)
-    functional: Any = importlib.import_module("torchvision.transforms.v2.functional")
 
-# A torchvision without decoders recommends TorchCodec's, of equal speed.
-decode_jpeg: Callable[[Tensor], Tensor] = (
-    _torchvision or importlib.import_module("torchcodec.decoders").decode_jpeg
-)
+def _import(name: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchvision 0.29 deprecates its decoders; most projects use them
+        return importlib.import_module(name)
+
+
+class _Functional:
+    """torchvision.transforms.v2.functional, imported at the first use: seconds in each child process."""
+
+    def __getattr__(self, name: str) -> Any:
+        setattr(self, name, value := getattr(_import("torchvision.transforms.v2.functional"), name))
+        return value
+
+
+@functools.cache
+def _decoder() -> Callable[[Tensor], Tensor]:
+    # A torchvision without decoders recommends TorchCodec's, of equal speed.
+    found = getattr(_import("torchvision.io"), "decode_jpeg", None)
+    return found or importlib.import_module("torchcodec.decoders").decode_jpeg  # type: ignore[no-any-return]
+
+
+def decode_jpeg(jpeg: Tensor) -> Tensor:
+    """Decode a JPEG with torchvision."""
+    return _decoder()(jpeg)
+
+
+functional: Any = _Functional()
 BATCH = 64
 """Images per batch."""
 SIZE = 224
