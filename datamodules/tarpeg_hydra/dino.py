@@ -103,21 +103,21 @@ class Dino(lightning.LightningModule):
         return optimizer
 
     def on_train_batch_start(self, batch: object, batch_idx: int) -> None:
-        """Set learning rate and weight decay of this step."""
-        epochs, (lr, decay) = self.trainer.max_epochs, self._start
+        """Set learning rate, weight decay and momentum of this step."""
+        epochs, batches, (lr, decay) = self.trainer.max_epochs, self.trainer.num_training_batches, self._start
         if not epochs or epochs < 1:
             raise ValueError(
-                f"max_epochs={epochs} of the Trainer must be the number of epochs: the schedules end there"
+                f"max_epochs={epochs} of the Trainer must be at least 1: the schedules end with it"
             )
-        warmup = min(self.warmup_epochs / epochs, 1.0)
-        if self._share < warmup:
-            now = lr * self._share / warmup
-        else:
-            now = _cosine(lr, self.end_lr, (self._share - warmup) / max(1 - warmup, 1e-9))
+        step, steps, rise = self.global_step, epochs * batches, min(self.warmup_epochs, epochs) * batches
         groups = self.trainer.optimizers[0].param_groups
         for group in groups:
-            group["lr"] = now
-        groups[0]["weight_decay"] = _cosine(decay, self.end_decay, self._share)
+            if step < rise:
+                group["lr"] = lr * step / max(1, rise - 1)
+            else:
+                group["lr"] = _cosine(lr, self.end_lr, (step - rise) / max(1, steps - rise))
+        groups[0]["weight_decay"] = _cosine(decay, self.end_decay, step / steps)
+        self._now = _cosine(self.momentum, 1.0, step / steps)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip each parameter's gradient, and keep the last layer as it is in the first epochs."""
@@ -131,14 +131,8 @@ class Dino(lightning.LightningModule):
     @torch.no_grad()
     def on_train_batch_end(self, outputs: object, batch: object, batch_idx: int) -> None:
         """Move the teacher towards the student."""
-        share = 1 - _cosine(self.momentum, 1.0, self._share)
         for mean, new in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
-            mean.lerp_(new, share)
-
-    @property
-    def _share(self) -> float:
-        """Finished fraction of the training, 0 to 1."""
-        return min(1.0, self.global_step / (self.trainer.max_epochs * self.trainer.num_training_batches))
+            mean.lerp_(new, 1 - self._now)
 
     @property
     def _temperature(self) -> float:

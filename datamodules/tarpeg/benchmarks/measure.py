@@ -50,6 +50,7 @@ from .decode_peers import (
 from .loader import LoaderRun, measure_loaders
 from .loader_data import Advance, LoaderSettings, size_label
 from .parity import ParitySettings, measure_parity
+from .recipes import measure_recipes
 from .replay import measure_replays
 from .report import Report, Row
 
@@ -100,6 +101,7 @@ _SUITES = {
     "loader": _Suite("imagenet", 2048),
     "article": _Suite("article", 2048),
     "dali": _Suite("imagenet", 2048),
+    "recipes": _Suite("imagenet", 2048),
     "parity": _Suite("imagenet", 0),
 }
 
@@ -120,10 +122,10 @@ def measure(
 ) -> Report:
     """Measure `suite` on `images` synthetic photographs of `size` (see `Photos`), or on real ones.
 
-    suite: crop, resize, augment, loader, article, dali or parity; see conf/bench.yaml. size: None means
-    "article" for crop and article, otherwise "imagenet". images: None means 200, for loader, article and dali
-    2048. Fewer than 200 images or 5 rounds give misleading results. A directory of photographs: parts of
-    them, scaled to `size` and stored like the synthetic ones; crop and resize without a `size` measure its
+    suite: crop, resize, augment, loader, article, dali, recipes or parity, see conf/bench.yaml. size: None
+    means "article" for crop and article, otherwise "imagenet". images: None means 200, for those
+    that load 2048. Fewer than 200 images or 5 rounds give misleading results. A directory of photographs:
+    parts of them, scaled to `size` and stored like the synthetic ones; crop and resize without a `size` measure its
     JPEGs as they are. parts: number of these parts, by default as many as synthetic photographs, equally
     many of each file.
     tile: requested width of tiles in pixels. clock: "wall", or "cpu", the processor time of all threads, for
@@ -188,7 +190,8 @@ def measure(
             stack.enter_context(_one_thread())
             return _measure_in_process(report, photos, files, device, interpolation, advance)
         run = LoaderRun(report, photos, settings, advance)
-        return measure_loaders(run) if suite == "loader" else measure_replays(run)
+        suites = {"loader": measure_loaders, "recipes": measure_recipes}
+        return suites.get(suite, measure_replays)(run)
 
 
 def _whole_files(photos: FolderPhotos, side: int) -> list[bytes]:
