@@ -28,7 +28,7 @@ def of_experiment(name):
             f"{'' if name == 'dino' else '++'}{each.lstrip('+')}" for each in SHARDS[: 1 + (name != "dino")]
         ]
         config = compose("train", [f"experiment={name}", *shards])
-    return instantiate(config.data.train, _convert_="all"), instantiate(config.augment, _convert_="all")
+    return instantiate(config.data.train, _convert_="all"), instantiate(config.augment)
 
 
 def described(augment):

@@ -43,6 +43,9 @@ REDUCED = {
     'make bench ARGS="suite=resize"': "images=2 rounds=1",
     'make bench ARGS="suite=loader"': "images=8 rounds=1 loader.seconds=0.05 loader.epochs=0 "
     "loader.workers=1 'loader.only=[\\\"tiled, threads\\\"]'",
+    "python train.py experiment=resnet50_v2 'data.train.shards=/data/cache/train-*.tar' "
+    "'data.val.shards=/data/cache/val-*.tar'": f"{TRAINING} {CENTER} data.global_batch_size=8 "
+    "model.net._target_=torchvision.models.shufflenet_v2_x0_5",
     "make help": "",
     "python tools/doctor.py": "speed=false",
     "python train.py profiler=torch data.workers=0": f"{TRAINING} {PHOTOS} {CENTER} data.batch_size=2",

@@ -125,9 +125,9 @@ def measure(
     suite: crop, resize, augment, loader, article, dali, recipes or parity, see conf/bench.yaml. size: None
     means "article" for crop and article, otherwise "imagenet". images: None means 200, for those
     that load 2048. Fewer than 200 images or 5 rounds give misleading results. A directory of photographs:
-    parts of them, scaled to `size` and stored like the synthetic ones; crop and resize without a `size` measure its
-    JPEGs as they are. parts: number of these parts, by default as many as synthetic photographs, equally
-    many of each file.
+    parts of them, scaled to `size` and stored like the synthetic ones; crop and resize without a `size`
+    measure its JPEGs as they are. parts: number of these parts, by default as many as synthetic photographs,
+    equally many of each file.
     tile: requested width of tiles in pixels. clock: "wall", or "cpu", the processor time of all threads, for
     a machine that runs other programs, too. device: "cpu", or "cuda" for the augment suite. loader: settings
     of the suites that load, see `LoaderSettings`. parity: see `ParitySettings`; this suite takes no `size`,

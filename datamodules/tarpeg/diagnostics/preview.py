@@ -115,8 +115,11 @@ def comparison_sheet(
     for loader, batch in _batches(data, split, samples, epoch, columns):
         request, fetcher = loader.claim(), loader.fetcher
         views = by_view(batch.image, loader.split.view_groups())
-        if views[0].dtype != torch.uint8:
-            raise ValueError(f"split={split!r} has images of {views[0].dtype}: only uint8 can be compared")
+        if views[0].dtype != torch.uint8 or any(pipeline.runs_python for pipeline in loader.split.pipelines):
+            raise ValueError(
+                f"split={split!r} must deliver the decoder's uint8 crops to be compared: leave out other "
+                "steps of transform="
+            )
         for row, id in enumerate(request.ids[: samples - len(cards)].tolist()):
             card = Card(fetcher.shards.key(id), "")
             try:
@@ -129,8 +132,8 @@ def comparison_sheet(
                 _with_boxes(source, [box[0].tolist() for box in boxes]), f"{source.width} x {source.height}"
             )
             differences = []
-            for box, flip, images in zip(boxes, flips, views, strict=True):
-                theirs = _by_torchvision(source, box[0].tolist(), bool(flip[0]), images[row], loader.split)
+            for box, flip, images, pipeline in zip(boxes, flips, views, loader.split.pipelines, strict=True):
+                theirs = _by_torchvision(source, box[0].tolist(), bool(flip[0]), images[row], pipeline)
                 differences.append(images[row].int() - theirs.int())
                 if [each.shape for each in differences].count(differences[-1].shape) == 1:
                     _add_comparison(card, theirs, images[row], differences[-1])
@@ -181,15 +184,15 @@ def _saved(page: Image.Image, path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _by_torchvision(source: Image.Image, box: list[int], flip: bool, ours: Tensor, split: Any) -> Tensor:
+def _by_torchvision(source: Image.Image, box: list[int], flip: bool, ours: Tensor, pipeline: Any) -> Tensor:
     """Crop and resize with torchvision v2 to the size of ``ours``, [C, H, W]."""
     from torchvision.transforms.v2 import InterpolationMode, functional
 
-    mode = InterpolationMode({"area": "box"}.get(split.interpolation, split.interpolation))
+    mode = InterpolationMode({"area": "box"}.get(pipeline.interpolation, pipeline.interpolation))
     picture: Any = source if len(ours) == 3 else source.convert("L")
     if mode not in (InterpolationMode.LANCZOS, InterpolationMode.BOX):  # these two are Pillow's alone
         picture = functional.pil_to_tensor(picture)
-    part = functional.resized_crop(picture, *box, list(ours.shape[1:]), mode, antialias=True)
+    part = functional.resized_crop(picture, *box, list(ours.shape[1:]), mode, antialias=pipeline.antialias)
     part = functional.horizontal_flip(part) if flip else part
     result: Tensor = part if isinstance(part, Tensor) else functional.pil_to_tensor(part)
     return result
