@@ -52,6 +52,17 @@ def test_nothing_is_replayed(photos, monkeypatch):
     assert len(list(loader)) == len(read) == 1
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_repeats_go_on_at_any_batch(photos, world):
+    options = {"repeats": 3, "seed": 3, "workers": 0, "batch_size": 3, "world": world}
+    for rank in range(world):
+        first, second, whole = (load(photos, rank=rank, **options) for _ in range(3))
+        expected = [batch for _ in range(2) for batch in whole]
+        list(zip(range(2), first, strict=False))
+        second.load_state_dict(first.state_dict())
+        assert digest([batch for _ in range(2) for batch in second]) == digest(expected[2:])
+
+
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 4), (4, 1), (3, 2), (1, 5), (5, 3)])
 def test_another_number_of_ranks(photos, before, after):
     def ranks(world):

@@ -48,7 +48,14 @@ def test_crops_are_the_luma_of_pillow(kind: str) -> None:
 @pytest.mark.parametrize("luma, chroma", [*itertools.product(SAMPLINGS, [(1, 1)]), ((1, 1), (2, 2))])
 def test_unusual_samplings(luma: tuple[int, int], chroma: tuple[int, int]) -> None:
     source = crafted.Jpeg(90, 130, (luma, chroma, chroma), ids=(1, 2, 3)).noise(strength=30)
-    check_crops(pictures.tensor(source.bytes()))
+    file = pictures.tensor(source.bytes())
+    check_crops(file)
+    for size in [(45, 65), (20, 30), (11, 16), (5, 6)]:  # reduced
+        fast, exact = (
+            resized(file, (0, 0, 90, 130), size, channels=1, fidelity=how) for how in ("fast", "exact")
+        )
+        assert (fast.int() - exact.int()).abs().float().mean() < 3
+        assert torch.equal(resized(tarpeg.tile_jpeg(file), (0, 0, 90, 130), size, channels=1), fast)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -97,6 +97,7 @@ SPLITS = [
     {"subset": "chosen.npy", "weights": "weights.npy"},
     {"weights": [1, 2.5]},
     {"views": 2},
+    {"channels": 1},
     {"members": ["txt?", "json"]},
     {"streaming": True},
 ]
@@ -123,6 +124,11 @@ def test_parts_of_a_split(name, settings, value):
     split = parsed(train={"shards": "a", "crop": RANDOM, name: settings}).splits["train"]
     assert getattr(split, name) == value
     assert parsed(train=of("Split", shards="a", crop=RANDOM, **{name: settings})).splits["train"] == split
+
+
+def test_repeats():
+    split = parsed(train={"shards": "a", "crop": RANDOM, "repeats": 3, "channels": 1}).splits["train"]
+    assert (split.repeats, split.channels) == (3, 1)
 
 
 def test_settings_of_the_data_module():
