@@ -178,9 +178,7 @@ def timms(config: str, count: int, **hparams) -> list[list[tuple]]:
     return log
 
 
-def in_timms_words(
-    name: str, a: float, b: float, c: float, d: float, _: float, f: float
-) -> tuple[str, float]:
+def in_timms_words(name: str, *values: float) -> tuple[str, float]:
     """Return name and number in timm of an operation and its values."""
     a, b, c, d, _, f = values
     height, width = SIZE
