@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
-import os
-import subprocess
-import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,8 @@ from tarpeg.ops.programs import Op
 from torch import Tensor
 
 from helpers import reference
+from helpers.forks import run_forked
+from helpers.scripts import PATHS
 
 SAMPLINGS = ("444", "422", "420", "440", "411", "gray")
 # 16x24, gray, progressive, arithmetic-coded (cjpeg -arithmetic -progressive): no Python package writes these.
@@ -74,27 +75,27 @@ def picture(
     return saved(image.convert(mode), kind, **options)
 
 
-PORTABLE = """
-import sys, torch, tarpeg
+PORTABLE = f"""{PATHS}
+import torch, tarpeg
 from itertools import product
 from helpers import pictures
 from helpers.crafted import Jpeg
 from helpers.pictures import ORDERS, drawn, jpeg, noise, parts, programs, resized, shrinking, tensor
+output = open(sys.argv[1], "wb")
 def write(values):
-    sys.stdout.buffer.write(values.float().contiguous().numpy().tobytes())
+    output.write(values.float().contiguous().numpy().tobytes())
 """
 
 
 def assert_portable_is_equal(script: str) -> None:
     """Run a script that passes tensors to write(), with and without vector code: the values must be equal."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", PORTABLE + script]
-    vector, portable = (
-        subprocess.run(command, env=environment | extra, capture_output=True)
-        for extra in ({}, {"TARPEG_PORTABLE": "1"})
-    )
-    assert vector.stdout and vector.stdout == portable.stdout, (vector.stderr + portable.stderr).decode()
-    assert (vector.returncode, portable.returncode) == (0, 0), (vector.stderr + portable.stderr).decode()
+    with tempfile.TemporaryDirectory() as folder:
+        code, vector, portable = (Path(folder, name) for name in ("script.py", "vector", "portable"))
+        code.write_text(PORTABLE + script + "\noutput.close()\n")
+        for output, extra in ((vector, {}), (portable, {"TARPEG_PORTABLE": "1"})):
+            done = run_forked(code, output, **extra)
+            assert done.returncode == 0, done.stdout + done.stderr
+        assert vector.read_bytes() and vector.read_bytes() == portable.read_bytes()
 
 
 def assert_one_graph(function: Callable[..., Tensor], *arguments: Any) -> None:
