@@ -157,6 +157,15 @@ def test_a_slow_augment_module(photos):
     assert "Slow takes it; tarpeg.Augment needs one pass" in stall.verdict
 
 
+def test_a_compiled_augment_has_its_own_name_in_the_advice(photos):
+    data = module(photos, workers=0, augment=torch.compile(Augment(flip=0.5)))
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    about = {"strategy": strategy, "num_devices": 1, "profiler": PassThroughProfiler(), "current_epoch": 0}
+    run = SimpleNamespace(train_dataloader=data.train_dataloader(), datamodule=data, **about)
+    facts = monitor._run_facts(run, 0)
+    assert (facts.augment, facts.is_random) == ("Augment", True)
+
+
 def test_validation_and_the_first_step_are_not_counted():
     class First(Model):
         def training_step(self, batch, number):
