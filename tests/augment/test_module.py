@@ -235,6 +235,15 @@ def test_every_preset_returns_network_input(name, images):
 
 
 @pytest.mark.gpu
+def test_policies_and_random_pixels_give_the_bits_of_the_cpu(images):
+    augment = with_policies(erase=Erase(1.0, pixels=True))
+    params = augment.params(range(6), (24, 24))
+    moved = {name: part.cuda() for name, part in params.items()}
+    for given in (params, moved):
+        assert torch.equal(augment(images.cuda(), given).cpu(), augment(images, params))
+
+
+@pytest.mark.gpu
 def test_it_follows_the_images_to_their_device(images):
     augment = Augment()
     assert torch.allclose(augment(images.cuda()).cpu(), augment(images))
