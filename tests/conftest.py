@@ -26,6 +26,8 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session", autouse=True)
 def objects(tmp_path_factory) -> None:
     """A folder for the objects of builds that are equal, see helpers.object_cache; all processes share it."""
+    if object_cache.FOLDER in os.environ:  # pytest within a test, for example under the sanitisers
+        return
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "objects"
     folder.mkdir(exist_ok=True)
