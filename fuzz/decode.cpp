@@ -56,6 +56,7 @@ struct Choices {
   bool mirror() const { return (options & 1) != 0; }
   Filter filter() const { return static_cast<Filter>(options / 2 % 4 + (options & 32) / 8); }
   bool exact() const { return (options & 8) != 0; }
+  bool is_gray() const { return (numbers & 64) != 0; }
   bool portable() const { return (options & 16) != 0; }
   // Of four inputs one makes every check, and the others one each.
   bool checks_crop() const { return checks % 4 == 0 || checks % 4 == 3; }
@@ -294,6 +295,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   resized.mirror = choices.mirror();
   resized.filter = choices.filter();
   resized.exact = choices.exact();
+  resized.is_gray = choices.is_gray();
   if (choices.lacks_memory()) return check_memory(file, header, resized, tile), 0;
   if (choices.checks_vectors()) check_vectors(file, resized, choices.numbers);
   check(file, header, request, resized, choices);

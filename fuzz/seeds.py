@@ -56,7 +56,7 @@ def requests(number: int) -> Iterator[bytes]:
     side = (0, 40, 70, 110)[number % 4]
     number_of_filter = 3 + number % 5  # antialiased bilinear to bicubic
     options = 2 * (number_of_filter % 4) + 32 * (number_of_filter // 4) + 16 * (number % 2)
-    yield bytes((0, 0, 255, 255, side, side, 15, options, ALL_CHECKS, number % 64))
+    yield bytes((0, 0, 255, 255, side, side, 15, options, ALL_CHECKS, number % 128))
     yield bytes((0, 0, 255, 255, side, side, 15, 6, LITTLE_MEMORY, 0))
     for turn in (1, 2):
         yield bytes((37 * number + 59 * turn * place) % (STALE if place == 8 else 256) for place in range(10))

@@ -96,7 +96,7 @@ class ShardDataModule(lightning.LightningDataModule):
 
     With several ranks only rank 0 warns; substituted images of all ranks are counted (``data/substituted``).
 
-    A batch is ``(image, label)``: uint8 ``[B, 3, H, W]`` and int64 ``[B]``, see ``Batch`` for views;
+    A batch is ``(image, label)``: uint8 ``[B, 3, H, W]`` and int64 ``[B]``, see ``Batch`` for views and gray;
     ``augment`` replaces the image.
     If the CPU trains, the decoder normalises for a ``tarpeg.Augment`` that does nothing else, and worker
     processes do any other ``tarpeg.Augment``; hooks before it then get float32. Outside Lightning: ``for

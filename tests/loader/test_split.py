@@ -176,6 +176,14 @@ def test_gray_batches_are_those_of_decode_batch(photos, pixels):
     assert batch.image.shape == (4, 1, 24, 24) and torch.equal(batch.image, expected)
 
 
+def test_gray_streams(photos):
+    options = {"channels": 1, "shuffle": False, "flip": 0.0}
+    streamed, indexed = (
+        load(photos, CenterCrop(24), streaming=is_stream, **options) for is_stream in (True, False)
+    )
+    assert digest(streamed) == digest(indexed)
+
+
 # --- views
 
 

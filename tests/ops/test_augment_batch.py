@@ -96,6 +96,9 @@ def test_gray_is_a_channel_of_rgb(size):
                 for images, number in zip((gray, gray.expand(-1, 3, -1, -1)), numbers, strict=True)
             )
             assert one.shape == gray.shape and torch.equal(one, three[:, :1]), (names, dtype, order)
+    keys = {"erase_boxes": given["erase_boxes"], "erase_keys": torch.arange(6).reshape(3, 2)}
+    one, three = (tarpeg.augment_batch(images, **keys) for images in (gray, gray.expand(-1, 3, -1, -1)))
+    assert torch.equal(one, three[:, :1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

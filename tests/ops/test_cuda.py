@@ -48,6 +48,20 @@ def augmented(device: str, size: tuple[int, int], seed: int):
         yield (tuple(names), order, dtype, memory_format), result.cpu()
 
 
+def gray(device: str, size: tuple[int, int], seed: int):
+    """Results of augment_batch for images of one channel, copied to the CPU."""
+    given = parts(3, *size, seed)
+    for names, dtype in itertools.product(
+        ((), ("flip",), ("flip", "matrix", "erase_boxes", "mask")), TOLERANCE
+    ):
+        images = noise(3, 1, *size, seed=seed).to(device)
+        options = {name: given[name].to(device) for name in names} | {"fill": 9, "dtype": dtype}
+        options |= {} if dtype == torch.uint8 else {"mean": [0.4], "std": [0.2]}
+        if "erase_boxes" in names and dtype != torch.uint8:
+            options["erase_keys"] = torch.arange(6).reshape(3, 2).to(device) * 2**33 + seed
+        yield (names, dtype), tarpeg.augment_batch(images, **options).cpu()
+
+
 def warped(device: str, size: tuple[int, int], seed: int):
     """Results of warp_affine for every kind of input, copied to the CPU."""
     matrices = drawn(3, *size, seed).to(device)
@@ -104,6 +118,7 @@ def everything(device: str):
     yield from nans(device)
     for seed, size in enumerate(SHAPES):
         yield from augmented(device, size, seed)
+        yield from gray(device, size, seed)
         yield from warped(device, size, seed)
         yield from programmed(device, size, seed)
 
@@ -171,7 +186,7 @@ def test_emulated_kernels_give_the_bits_of_the_cpu(tmp_path):
     ]
     options = "detect_leaks=0:detect_odr_violation=0"
     printed = run(EMULATED, emulated, LD_PRELOAD=" ".join(found), ASAN_OPTIONS=options)
-    assert int(printed) == 2 * 9 + 2 * 4 * 2 + len(SHAPES) * (7 * 2 * 4 * 2 + 3 * 2 * 4 * 2 + 32)
+    assert int(printed) == 2 * 9 + 2 * 4 * 2 + len(SHAPES) * (7 * 2 * 4 * 2 + 3 * 2 * 4 * 2 + 32 + 12)
 
 
 MISTAKES = """

@@ -27,7 +27,7 @@ _REQUIRED = ("batch_size", "seed", "prefetch")  # the others may be None
 class PixelFormat:
     """Format of delivered images: uint8, or (value / 255 - mean) / std in a floating-point ``dtype``.
 
-    ``mean`` and ``std``: one number for each of R, G, B, for values in 0..1; None with uint8. ``augment``:
+    ``mean`` and ``std``: one number per channel, for values in 0..1; None with uint8. ``augment``:
     an ``Augment``, or a ``ModuleList`` of one per view, that makes images of that ``dtype`` from uint8 ones
     in the process that decodes them; ``distorts``: with random distortions of each sample.
     """
