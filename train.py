@@ -1,4 +1,7 @@
-"""Train a classifier from the composed configuration. ``python train.py --help`` lists the groups."""
+"""Train a classifier from the composed configuration. ``python train.py --help`` lists the groups.
+
+``-v`` prints first what the data module does natively and what in Python.
+"""
 
 from __future__ import annotations
 
@@ -157,8 +160,12 @@ def main(config: DictConfig) -> None:
 
 def _fit(config: DictConfig) -> None:
     lightning.seed_everything(config.seed, verbose=False)
-    augment = instantiate(config.augment) if config.augment else None
+    augment = instantiate(config.augment) if config.get("augment") else None
     data = instantiate(config.data, augment=augment)
+    if config.verbose and not rank_zero_only.rank:
+        for name, split in data.splits.items():
+            if split is not None:
+                Console().print(f"{name}:\n{split.plan()}", highlight=False, markup=False, soft_wrap=True)
     model = _model(config.model)
     if config.ckpt_path is not None and "://" not in config.ckpt_path:
         _check_checkpoint(config.ckpt_path, model)
@@ -273,5 +280,6 @@ def _quiet() -> None:
 
 
 if __name__ == "__main__":
+    sys.argv[1:] = ["verbose=true" if each in ("-v", "--verbose") else each for each in sys.argv[1:]]
     check_arguments("train", sys.argv[1:])
     main()

@@ -448,16 +448,8 @@ class ShardDataModule(lightning.LightningDataModule):
             loader = StreamingLoader(split, config, **options)
         else:
             loader = Loader(self._open(name), split, config, **options)
-        if split.transform is not None and any(
-            isinstance(uncompiled(module), Augment) for module in modules_of(self.augment)
-        ):
-            dtype = loader.fetcher.transform_dtype
-            if dtype != torch.uint8:
-                raise ValueError(
-                    f"augment= is a tarpeg.Augment, which takes uint8 images and normalises them, but "
-                    f"transform= of {name} returns {dtype}: leave its ToDtype or ToTensor and its Normalize "
-                    "out, or give augment=None"
-                )
+        if split.transform is not None and _takes_uint8(self.augment):
+            _check_uint8(name, loader.fetcher.transform_dtype)
         for known, other in self._loaders:
             if known == name and self.trainer is not None:
                 other.close()  # replaced, with reload_dataloaders_every_n_epochs
@@ -510,6 +502,9 @@ def _checked_augment(augment: Any, splits: Mapping[str, Split | None]) -> nn.Mod
             f"augment={augment!r} must be a torch.nn.Module such as tarpeg.Augment(), a list of one module "
             "per view, or None"
         )
+    for name, split in splits.items() if any(map(_takes_uint8, modules)) else ():
+        for levels in () if split is None else (pipeline.levels for pipeline in split.pipelines):
+            _check_uint8(name, torch.uint8 if levels is None else levels.dtype)
     for name, split in splits.items() if is_list else ():
         count = 0 if split is None else len(split.view_crops())
         if count and count != len(modules) and (name == "train" or count > 1 or not modules):
@@ -538,6 +533,19 @@ def _check_splits(splits: Mapping[str, Split | None], augment: nn.Module | None)
                     f"{name} has channels={split.channels}, but augment= has mean={list(module.mean)}: give "
                     f"{remedy}"
                 )
+
+
+def _takes_uint8(augment: nn.Module | None) -> bool:
+    return any(isinstance(uncompiled(module), Augment) for module in modules_of(augment))
+
+
+def _check_uint8(name: str, dtype: torch.dtype) -> None:
+    """Raise ValueError if the transform of a split normalises, as Augment would once more."""
+    if dtype != torch.uint8:
+        raise ValueError(
+            f"augment= is a tarpeg.Augment, which normalises uint8 images, but transform= of {name} returns "
+            f"{dtype}: leave its ToDtype or ToTensor and its Normalize out, or give augment=None"
+        )
 
 
 def _compare_over_ranks(loader: BaseLoader, name: str, world: int) -> None:

@@ -65,6 +65,7 @@ def check_arguments(program: str, arguments: Sequence[str]) -> None:
 _HINTS = {
     r"^((affine|color|erase|mask|mix)=.* must be a (tarpeg\.\w+))": r"\1 (+augment.\2._target_=\3)",
     r"(?<![\w.])(num_classes=\d)": r"model.net.\1",
+    r"(give augment=None)$": r"\1 (~augment)",
     r"([Cc]hoose another out)\b": r"\1 (data.prepare.out=...)",
     r"(train with val=None)\b": r"\1 (data.val=null)",
     r"(?s)^.*No module named 'timm'.*$": "timm is not installed: pip install timm",

@@ -18,17 +18,19 @@ from .hints import with_overrides
 def main(cfg: DictConfig) -> None:
     """Draw a contact sheet of the data in `cfg` and print its path."""
     try:
-        data = instantiate(cfg.data, augment=instantiate(cfg.augment), workers=0)
+        data = instantiate(cfg.data, augment=instantiate(cfg.get("augment")), workers=0)
         options = {name: cfg[name] for name in ("split", "samples", "epoch", "columns")}
         if cfg.compare not in (None, "torchvision"):
             raise ValueError(f"compare={cfg.compare!r} must be torchvision or null")
         draw = comparison_sheet if cfg.compare else contact_sheet
         done = draw(data, cfg.out, **options)
+        split = data.splits[cfg.split]
+        plan = [str(split.plan())] if split.transform is not None else []
     except MissingMandatoryValue as error:
         sys.exit(f"preview: {error.full_key} is not set: give {error.full_key}=...")
     except InstantiationException as error:
         sys.exit(f"preview: {with_overrides(error.__cause__ or error)}")
     except (BuildError, ShardError, ValueError) as error:
         sys.exit(f"preview: {with_overrides(error)}")
-    lines = [*([str(done)] * bool(cfg.compare)), f"written: {cfg.out}"]
+    lines = [*plan, *([str(done)] * bool(cfg.compare)), f"written: {cfg.out}"]
     Console(soft_wrap=True).print(*lines, sep="\n", markup=False, highlight=False)

@@ -7,6 +7,7 @@ from dataclasses import asdict, is_dataclass
 
 import pytest
 import tarpeg
+import torch
 import yaml
 from helpers.checkouts import ROOT
 from helpers.scripts import run_file
@@ -81,6 +82,22 @@ def test_a_crop_of_the_users_own():
     settings = {"class_path": f"{__name__}.OwnCrop", "init_args": {"size": 5}}
     crop = parsed(val={"shards": "a", "crop": settings}).splits["val"].crop
     assert type(crop).__name__ == "OwnCrop" and crop.size == (5, 5)
+
+
+def of_torchvision(name, **arguments):
+    return {"class_path": f"torchvision.transforms.v2.{name}", "init_args": arguments}
+
+
+@pytest.mark.parametrize("views", [0, 2])
+def test_transforms(views):
+    last = [of_torchvision("RandAugment"), of_torchvision("ToDtype", dtype="torch.float16", scale=True)]
+    steps = [of_torchvision("RandomResizedCrop", size=8, interpolation="bicubic"), *last]
+    settings = of_torchvision("Compose", transforms=steps)
+    split = parsed(train={"shards": "a", "transform": [settings] * views or settings}).splits["train"]
+    assert len(split.pipelines) == max(views, 1)
+    for pipeline in split.pipelines:
+        assert (pipeline.interpolation, pipeline.levels.dtype) == ("bicubic", torch.float16)
+        assert [type(step).__name__ for step in pipeline.python] == ["RandAugment"]
 
 
 SPLITS = [

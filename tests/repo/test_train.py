@@ -99,6 +99,21 @@ def test_ctrl_c_ends_with_the_checkpoint_to_resume(checkout, epoch, line):
 
 
 @pytest.mark.slow
+def test_a_transform_of_torchvision_and_its_plan(checkout):
+    of = "torchvision.transforms.v2"
+    steps = f"{{_target_: {of}.RandomResizedCrop, size: 32}}, {{_target_: {of}.RandAugment}}"
+    compose = f"+data.train.transform={{_target_: {of}.Compose, transforms: [%s]}}"
+    alone = (*TINY, "data.train.crop=null", "data.train.flip=0")
+    done = good(checkout, *alone, compose % steps, "-v", "hydra.run.dir=outputs/transform")
+    assert re.search(
+        r"^train:\n  native  Ran.*\n  Python  RandAugment\(.* us per image;.*\nval:", done.stdout, re.M
+    )
+    floats = compose % f"{steps}, {{_target_: {of}.ConvertImageDtype}}"
+    last = bad(checkout, *alone, floats)
+    assert "transform= of train returns torch.float32" in last and last.endswith("augment=None (~augment)")
+
+
+@pytest.mark.slow
 def test_a_trace_contains_our_operators(checkout):
     out = checkout / "outputs" / "traced"
     settings = ("profiler=torch", "data.workers=0", "data.batch_size=5", f"hydra.run.dir={out}")

@@ -115,7 +115,7 @@ def comparison_sheet(
     for loader, batch in _batches(data, split, samples, epoch, columns):
         request, fetcher = loader.claim(), loader.fetcher
         views = by_view(batch.image, loader.split.view_groups())
-        if views[0].dtype != torch.uint8 or any(pipeline.runs_python for pipeline in loader.split.pipelines):
+        if views[0].dtype != torch.uint8 or not loader.split.is_decoded_only:
             raise ValueError(
                 f"split={split!r} must deliver the decoder's uint8 crops to be compared: leave out other "
                 "steps of transform="
@@ -348,7 +348,7 @@ def _header(data: Any, split: str, epoch: int, count: int) -> list[str]:
     """Return a title, the crops, and the augmentation."""
     shown = data.splits[split]
     crops = shown.view_crops()
-    flip = f", flip {shown.flip:g}" if shown.flip else ""
+    flip = f", flip {shown.flip:g}" if shown.flip else ", transform=" * (shown.transform is not None)
     changes = _counted(map(_changes, modules_of(data.augment)[: len(crops)])) or "no augmentation"
     title = f"What the network sees: {split}, epoch {epoch}, {count} sample{'s' * (count > 1)}"
     return [title, _counted(map(_short, crops)) + flip, changes]
