@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -139,14 +140,20 @@ def _kind(tensor: Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
 
 
-def _check_steps(ops: Tensor, values: Tensor) -> None:
-    """Raise ValueError for the first operation that is unknown or has a value out of range."""
-    is_known = (ops >= 0) & (ops < len(Op))
-    low = torch.full((len(Op), VALUES), -_INF, device="cpu")
-    high = torch.full((len(Op), VALUES), _INF, device="cpu")
+@functools.cache
+def _bounds() -> tuple[Tensor, Tensor]:
+    """Least and largest values of each operation, float32 ``[16, 6]`` each."""
+    low, high = (torch.full((len(Op), VALUES), bound, device="cpu") for bound in (-_INF, _INF))
     for op, bounds in _BOUNDS.items():
         for column, (least, most) in enumerate(bounds):
             low[op, column], high[op, column] = least, most
+    return low, high
+
+
+def _check_steps(ops: Tensor, values: Tensor) -> None:
+    """Raise ValueError for the first operation that is unknown or has a value out of range."""
+    is_known = (ops >= 0) & (ops < len(Op))
+    low, high = _bounds()
     codes = torch.where(is_known, ops, 0).long()
     fits = torch.isfinite(values) & (values >= low[codes]) & (values <= high[codes])
     is_blur = codes == Op.BLUR
