@@ -117,7 +117,7 @@ def test_metadata_equals_requirements_and_extras(packed) -> None:
         about = Parser().parsestr(archive.read(name).decode())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    assert about.get_all("Provides-Extra") == list(extras) == ["bench", "cluster", "remote", "dev"]
+    assert about.get_all("Provides-Extra") == list(extras) == ["bench", "recipes", "cluster", "remote", "dev"]
     needs_of_wheel = [Requirement(line) for line in about.get_all("Requires-Dist")]
     required = (ROOT / "requirements.txt").read_text().splitlines()
     listed = [Requirement(line) for line in required if line[0] != "#"]
@@ -134,7 +134,7 @@ def test_metadata_equals_requirements_and_extras(packed) -> None:
 
 def test_the_extras_resolve(packed, tmp_path: Path) -> None:
     """pip resolves all extras together; it downloads metadata only."""
-    wish = f"{packed.wheel}[bench,cluster,remote,dev]"
+    wish = f"{packed.wheel}[bench,recipes,cluster,remote,dev]"
     command = [*PIP, "--python", str(packed.python), "install", "--dry-run", "--no-build-isolation", wish]
     done = attempt(command, tmp_path)
     words = done.stdout + done.stderr
