@@ -526,7 +526,7 @@ def _check_splits(splits: Mapping[str, Split | None], augment: nn.Module | None)
                 f"{name}=Split(repeats={split.repeats}) would have 1/{split.repeats} of the samples, "
                 f"{split.repeats} times each: repeats is for train"
             )
-        for module in own:
+        for module in own if split.transform is None else ():  # a transform may change the channels
             if len(module.mean) != split.channels:
                 remedy = "Augment(mean=[0.5], std=[0.25])" if split.channels == 1 else "three numbers each"
                 raise ValueError(

@@ -19,6 +19,7 @@ from tarpeg import (
     Streaming,
 )
 from tarpeg.loader.batch import augmented
+from torchvision.transforms import v2
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
 
@@ -178,6 +179,13 @@ def test_gray_under_lightning(photos, tmp_path):
         data = ShardDataModule(split, batch_size=4, workers=workers, keys=True, augment=augment)
         found.append(digests(fitted(tmp_path, data, Gray()).seen["train"]))
     assert found[0] == found[1] != found[2]
+
+
+def test_a_transform_may_make_gray_images(photos):
+    split = Split(photos, transform=v2.Compose([v2.CenterCrop(16), v2.Grayscale()]))
+    data = ShardDataModule(split, batch_size=4, workers=0, augment=Augment([0.5], [0.25]))
+    batch = next(iter(data.augmented(data.train_dataloader())))
+    assert batch.image.shape == (4, 1, 16, 16) and batch.image.dtype == torch.float32
 
 
 def test_images_and_augment_with_other_numbers_of_channels_are_refused(photos):
