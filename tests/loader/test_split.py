@@ -176,6 +176,17 @@ def test_gray_batches_are_those_of_decode_batch(photos, pixels):
     assert batch.image.shape == (4, 1, 24, 24) and torch.equal(batch.image, expected)
 
 
+def test_gray_views_of_several_sizes(photos):
+    crops = [RandomResizedCrop(32)] * 2 + [RandomResizedCrop(16)]
+    both = next(iter(load(photos, crops, channels=1)))
+    assert [tuple(part.shape) for part in both.image] == [(2, 4, 1, 32, 32), (1, 4, 1, 16, 16)]
+    alone = next(iter(load(photos, RandomResizedCrop(32), channels=1, views=2)))
+    assert torch.equal(both.image[0], alone.image)
+    color = next(iter(load(photos, crops)))
+    for gray, rgb in zip(both.image, color.image, strict=True):
+        assert (gray.float() - rgb.float().mean(2, keepdim=True)).abs().mean() < 40
+
+
 def test_gray_streams(photos):
     options = {"channels": 1, "shuffle": False, "flip": 0.0}
     streamed, indexed = (
