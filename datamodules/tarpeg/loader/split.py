@@ -444,7 +444,7 @@ def _photograph(pipeline: Pipeline) -> Tensor:
 
 
 def _times(pipeline: Pipeline, image: Tensor) -> npt.NDArray[np.float64]:
-    """Mean microseconds of processor time of each step in Python, over ``_RUNS`` runs with other random numbers."""
+    """Mean processor time of each step in Python, in microseconds, over runs with other random numbers."""
     totals, threads = np.zeros(len(pipeline.python)), torch.get_num_threads()
     torch.set_num_threads(1)  # as in worker processes
     start = normalised(image[None], pipeline.levels)[0] if pipeline.levels_first else image
