@@ -13,6 +13,9 @@ STABLE_TORCH_LIBRARY(tarpeg, m) {
       "decode_batch_out(Tensor[] jpegs, Tensor boxes, Tensor? flip, str interpolation, bool antialias, "
       "bool exact, int max_pixels, Tensor? scale_shift, Tensor(a!) out, int threads) -> Tensor");
   m.def(
+      "decode_sizes_out(Tensor[] jpegs, Tensor boxes, Tensor? flip, str interpolation, bool antialias, "
+      "bool exact, int max_pixels, Tensor? scale_shift, Tensor(a!)[] out, int threads) -> Tensor");
+  m.def(
       "warp_affine(Tensor images, Tensor matrices, float[] fill, bool nearest, bool inverse, bool fresh, "
       "Tensor(a!) out) -> ()");
   m.def(

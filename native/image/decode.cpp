@@ -1,6 +1,7 @@
 #include "image/decode.h"
 
 #include <algorithm>
+#include <climits>
 #include <cstring>
 
 #include "image/ppm.h"
@@ -72,15 +73,38 @@ int reduction_of(const Request& request, const Box& box, int out_rows, int out_c
   return times >= limits.by_8 ? 8 : times >= limits.by_4 ? 4 : times >= limits.by_2 ? 2 : 1;
 }
 
-Status decode(const uint8_t* data, size_t size, const Request& request, Scratch* scratch, Header* header,
-              uint8_t* out) {
+// A request in stored order.
+struct Plan {
+  Orientation orientation;
+  Box box;
+  int out_rows, out_columns, reduction;
+};
+
+Plan plan_of(const Request& request, const Header& header) noexcept {
+  const Orientation orientation = Orientation::from_exif(header.orientation);
+  const Box box = orientation.stored(request.box, header.height, header.width);
+  const int rows = orientation.swap ? request.width : request.height;
+  const int columns = orientation.swap ? request.height : request.width;
+  return {orientation, box, rows, columns, reduction_of(request, box, rows, columns)};
+}
+
+bool is_inside(const Request& request, const Header& header) noexcept {
+  return static_cast<int64_t>(header.height) * header.width <= request.max_pixels &&
+         is_inside(request.box, header.upright_height(), header.upright_width());
+}
+
+// `ready`: the reduction of the samples that scratch->planes already holds of this box; 0 if it has none.
+Status decode(const uint8_t* data, size_t size, const Request& request, int ready, Scratch* scratch,
+              Header* header, uint8_t* out) {
   *header = read_header(data, size);
   if (header->status != Status::kOk) return header->status;
   if (static_cast<int64_t>(header->height) * header->width > request.max_pixels) return Status::kTooLarge;
-  if (!is_inside(request.box, header->upright_height(), header->upright_width())) return Status::kBoxOutside;
+  if (!is_inside(request, *header)) return Status::kBoxOutside;
 
-  const Orientation orientation = Orientation::from_exif(header->orientation);
-  const Box box = orientation.stored(request.box, header->height, header->width);
+  const Plan plan = plan_of(request, *header);
+  const Orientation& orientation = plan.orientation;
+  const Box& box = plan.box;
+  const int reduction = plan.reduction;
   const int channels = request.is_gray ? 1 : 3;
   const Placement place =
       Placement::upright(out, request.height, request.width, channels, orientation, request.mirror);
@@ -88,16 +112,17 @@ Status decode(const uint8_t* data, size_t size, const Request& request, Scratch*
   const PixelFormat format = request.is_gray ? PixelFormat::kGray
                              : is_copy       ? PixelFormat::kRgb
                                              : PixelFormat::kRgbx;
-  const int out_rows = orientation.swap ? request.width : request.height;
-  const int out_columns = orientation.swap ? request.height : request.width;
-  const auto deliver = [&](RowSource& rows, int reduction) {
-    const Resize resize{box.height,           box.width,      out_rows,  out_columns,
-                        request.filter,       orientation,    reduction, box.top % reduction,
-                        box.left % reduction, request.is_gray};
+  const auto deliver = [&](RowSource& rows, int times) {
+    const Resize resize{box.height,  box.width, plan.out_rows,   plan.out_columns, request.filter,
+                        orientation, times,     box.top % times, box.left % times, request.is_gray};
     const Status status = is_copy ? copy_rows(rows, box, static_cast<size_t>(channels), place, &scratch->row)
                                   : scratch->resampler.run(rows, resize, place);
     return status == Status::kOk ? rows.finish() : status;
   };
+  if (ready > 0) {
+    scratch->planes.select(box, format);
+    return deliver(scratch->planes, ready);
+  }
   if (header->format == Format::kPpm) {
     PpmReader rows(data + header->body, header->width, box, format);
     return deliver(rows, 1);
@@ -110,7 +135,6 @@ Status decode(const uint8_t* data, size_t size, const Request& request, Scratch*
   // decoded by libjpeg, which decides whether a file is damaged; only surplus data between codes and markers
   // are judged by PlaneReader wherever it can, whatever the colours are (Note [padding]). Reductions are made
   // in the planes either way, so that a file and its tiled copy give the same pixels.
-  const int reduction = reduction_of(request, box, out_rows, out_columns);
   PlaneReader& planes = scratch->planes;
   const BaselineStream& stream = scratch->stream;
   bool is_checked = false;
@@ -131,6 +155,39 @@ Status decode(const uint8_t* data, size_t size, const Request& request, Scratch*
   return status == Status::kOk ? deliver(rows, 1) : status;
 }
 
+int64_t area(const Box& box) noexcept { return static_cast<int64_t>(box.height) * box.width; }
+
+// Decodes the views of one reduction together: the samples under all their boxes once, and from these every
+// view. False, and nothing done, if there are too few, if each alone is less work, or if the file is not
+// sound under all boxes: then the fate of each view depends on its own box.
+bool decode_together(const uint8_t* data, size_t size, int reduction, View* views, int count,
+                     Scratch* scratch, Header* header) {
+  const auto belongs = [&](const View& view) {
+    return is_inside(view.request, *header) && plan_of(view.request, *header).reduction == reduction;
+  };
+  int64_t separate = 0;
+  int members = 0, top = INT_MAX, left = INT_MAX, bottom = 0, right = 0;
+  for (const View* view = views; view < views + count; ++view) {
+    if (!belongs(*view)) continue;
+    const Box box = plan_of(view->request, *header).box;
+    top = std::min(top, box.top);
+    left = std::min(left, box.left);
+    bottom = std::max(bottom, box.top + box.height);
+    right = std::max(right, box.left + box.width);
+    separate += area(box);
+    ++members;
+  }
+  const Box all{top, left, bottom - top, right - left};
+  const PixelFormat format = views->request.is_gray ? PixelFormat::kGray : PixelFormat::kRgbx;
+  if (members < 2 || area(all) >= separate) return false;
+  if (scratch->planes.decode(scratch->stream, all, reduction, format) != Status::kOk) return false;
+  for (View* view = views; view < views + count; ++view) {
+    if (belongs(*view))
+      view->status = decode(data, size, view->request, reduction, scratch, header, view->out);
+  }
+  return true;
+}
+
 }  // namespace
 
 Header read_header(const uint8_t* data, size_t size) noexcept {
@@ -141,7 +198,7 @@ Header read_header(const uint8_t* data, size_t size) noexcept {
   return header;
 }
 
-Status decode_image(const uint8_t* data, size_t size, const Request& request, Header* header, uint8_t* out) {
+void decode_views(const uint8_t* data, size_t size, View* views, int count, Header* header) {
   static thread_local Scratch scratch;
   // Large boxes need much memory, and so does a small box in a file of one long segment, or of many short
   // ones.
@@ -150,7 +207,22 @@ Status decode_image(const uint8_t* data, size_t size, const Request& request, He
       if (scratch.bytes() > kMostKept) scratch = Scratch();
     }
   } release;
-  return decode(data, size, request, &scratch, header, out);
+  bool is_done[4] = {};  // the views of reduction 1, 2, 4, 8
+  if (count > 1) *header = read_header(data, size);
+  if (count > 1 && header->status == Status::kOk && header->format != Format::kPpm &&
+      static_cast<int64_t>(header->height) * header->width <= views->request.max_pixels &&
+      has_end_marker(data, size, header->body) && scratch.stream.parse(data, size, *header) &&
+      scratch.stream.is_decodable) {
+    for (int power = 0; power < 4; ++power)
+      is_done[power] = decode_together(data, size, 1 << power, views, count, &scratch, header);
+  }
+  const Header known = *header;
+  for (View* view = views; view < views + count; ++view) {
+    const bool was_together = (is_done[0] || is_done[1] || is_done[2] || is_done[3]) &&
+                              is_inside(view->request, known) &&
+                              is_done[__builtin_ctz(plan_of(view->request, known).reduction)];
+    if (!was_together) view->status = decode(data, size, view->request, 0, &scratch, header, view->out);
+  }
 }
 
 }  // namespace tarpeg

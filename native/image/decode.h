@@ -25,10 +25,26 @@ struct Request {
   bool is_gray = false;  // one channel: luma alone, or Pillow's convert("L")
 };
 
-// Decodes `box` of one image, resized to height x width, upright, RGB or gray, into
-// out[height][width][3 or 1].
+// A crop of an image, where it goes, and its result.
+struct View {
+  Request request;
+  uint8_t* out;
+  Status status;
+};
+
+// Decodes the boxes of one image, each resized to height x width, upright, RGB or gray, into
+// out[height][width][3 or 1]. What several boxes share is decoded once, if that is less work; the results are
+// those of each box alone.
 // Each thread keeps its memory from image to image, up to kMostKept bytes. Throws only if memory runs out.
 // `header` is set, with the image's size, even if the status is not kOk.
-Status decode_image(const uint8_t* data, size_t size, const Request& request, Header* header, uint8_t* out);
+void decode_views(const uint8_t* data, size_t size, View* views, int count, Header* header);
+
+// The same for one box.
+inline Status decode_image(const uint8_t* data, size_t size, const Request& request, Header* header,
+                           uint8_t* out) {
+  View view{request, out, Status::kOk};
+  decode_views(data, size, &view, 1, header);
+  return view.status;
+}
 
 }  // namespace tarpeg

@@ -261,9 +261,12 @@ const uint8_t* PlaneReader::upsampled(int index, int y) {
   const int near = y / plane.down;
   const int far = std::clamp(y % plane.down == 0 ? near - 1 : near + 1, plane.top, plane.height - 1);
   // The image's last sample is repeated, not whatever the rest of its block holds.
-  const int end = std::min(plane.left + plane.columns, plane.width);
-  const ChromaRow row{plane.row(near) + plane.left, plane.row(far) + plane.left, end - plane.left,
-                      plane.left == 0, end == plane.width};
+  // Only what is under the box, and a margin: the planes may hold more, for other boxes.
+  const int begin = std::max(plane.left, box_.left / plane.across - 2);
+  const int last = (box_.left + box_.width) / plane.across + 3;
+  const int end = std::min({plane.left + plane.columns, plane.width, last});
+  const ChromaRow row{plane.row(near) + begin, plane.row(far) + begin, end - begin, begin == 0,
+                      end == plane.width};
   if (fancy && plane.across == 2 && plane.down == 1) {
     upsample_h2v1(row, line);
   } else if (fancy && plane.across == 2 && plane.down == 2) {
@@ -273,7 +276,7 @@ const uint8_t* PlaneReader::upsampled(int index, int y) {
   } else {
     replicate(row, plane.across, line);
   }
-  return line - static_cast<ptrdiff_t>(plane.left) * plane.across;
+  return line - static_cast<ptrdiff_t>(begin) * plane.across;
 }
 
 Status PlaneReader::next(uint8_t* out) noexcept {

@@ -46,6 +46,12 @@ class PlaneReader final : public RowSource {
   // kUnsupported if the data are irregular: libjpeg then decides about the file. kCorrupt if a segment under
   // the box does not end with its last block: see Note [padding].
   Status decode(const BaselineStream& stream, const Box& box, int reduction, PixelFormat format);
+  // Returns the rows of another box, under which all has been decoded, in a format of as many channels.
+  void select(const Box& box, PixelFormat format) noexcept {
+    box_ = reduced(box, reduction_);
+    y_ = box_.top;
+    format_ = format;
+  }
   // The same verdict on the rows of pixels above `rows`, and those that share MCUs with them, of any stream
   // that could be parsed; decodes no pixel and returns no rows.
   Status check(const BaselineStream& stream, int rows);

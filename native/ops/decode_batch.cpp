@@ -28,17 +28,31 @@ Filter filter_of(const std::string& interpolation, bool antialias) {
 
 constexpr int64_t kMostThreads = 1024;
 
+// Where images go, one after the other.
+struct Output {
+  uint8_t* data;
+  int64_t count, channels, height, width;
+  Number type = Number::kUint8;
+  Normalisation how = {};  // of floating-point types
+  bool planar = false;
+
+  size_t numbers() const noexcept { return static_cast<size_t>(channels * height * width); }  // of an image
+  size_t image_bytes() const noexcept { return numbers() * static_cast<size_t>(size_of(type)); }
+};
+
 // One image to be decoded, with plain pointers: the threads touch no tensor.
 struct Job {
   const uint8_t* data;
   size_t size;
   Request request;
+  const Output* output;
+  uint8_t* image;
   Header header;
 };
 
-std::vector<Job> plan(const std::vector<Tensor>& jpegs, const Tensor& boxes, int64_t height, int64_t width,
-                      const std::optional<Tensor>& flip, Filter filter, bool exact, int64_t max_pixels,
-                      int64_t channels) {
+std::vector<Job> plan(const std::vector<Tensor>& jpegs, const Tensor& boxes,
+                      const std::vector<Output>& outputs, const std::optional<Tensor>& flip, Filter filter,
+                      bool exact, int64_t max_pixels) {
   const int64_t count = static_cast<int64_t>(jpegs.size());
   STD_TORCH_CHECK(boxes.is_cpu() && boxes.scalar_type() == ScalarType::Int && boxes.is_contiguous() &&
                       boxes.dim() == 2 && boxes.size(0) == count && boxes.size(1) == 4,
@@ -49,90 +63,125 @@ std::vector<Job> plan(const std::vector<Tensor>& jpegs, const Tensor& boxes, int
   const int32_t* box = boxes.const_data_ptr<int32_t>();
   const bool* mirror = flip ? flip->const_data_ptr<bool>() : nullptr;
   std::vector<Job> jobs(count);
-  for (int64_t i = 0; i < count; ++i, box += 4) {
+  const Output* output = outputs.data();
+  for (int64_t i = 0, first = 0; i < count; ++i, box += 4) {
+    while (i == first + output->count) first += (output++)->count;
     check_bytes(jpegs[i], "jpegs", i);
     Job& job = jobs[i];
     job.data = jpegs[i].const_data_ptr<uint8_t>();
     job.size = static_cast<size_t>(jpegs[i].numel());
+    job.output = output;
+    job.image = output->data + static_cast<size_t>(i - first) * output->image_bytes();
     job.request = {{box[0], box[1], box[2], box[3]},
-                   check_size(height, "height"),
-                   check_size(width, "width"),
+                   check_size(output->height, "height"),
+                   check_size(output->width, "width"),
                    mirror != nullptr && mirror[i],
                    filter,
                    exact,
                    max_pixels,
-                   channels == 1};
+                   output->channels == 1};
   }
   return jobs;
 }
 
-// Where the images of a batch go, one after the other.
-struct Output {
-  uint8_t* data;
-  int64_t channels, height, width;
-  Number type = Number::kUint8;
-  Normalisation how = {};  // of floating-point types
-  bool planar = false;
-
-  size_t numbers() const noexcept { return static_cast<size_t>(channels * height * width); }  // of an image
-  size_t image_bytes() const noexcept { return numbers() * static_cast<size_t>(size_of(type)); }
+// The jobs of one file, which share what they can.
+struct File {
+  Job** jobs;
+  int count;
 };
 
-Status decode_into(Job* job, const Output& output, uint8_t* image) {
-  static thread_local std::vector<uint8_t> bytes;
-  if (output.type == Number::kUint8) {
-    return decode_image(job->data, job->size, job->request, &job->header, image);
+// What a thread keeps from file to file.
+struct FileScratch {
+  std::vector<View> views;
+  std::vector<uint8_t> bytes;
+};
+
+void decode_file(const File& file, FileScratch* scratch) {
+  size_t numbers = 0;
+  for (int i = 0; i < file.count; ++i) {
+    const Output& output = *file.jobs[i]->output;
+    if (output.type != Number::kUint8) numbers += output.numbers();
   }
-  // The bytes of one image stay in the cache until they are normalised.
-  if (bytes.size() < output.numbers()) bytes.resize(output.numbers());
-  const Status status = decode_image(job->data, job->size, job->request, &job->header, bytes.data());
-  if (status == Status::kOk) {
-    const Target target = {image, output.type, output.height, output.width, output.planar, false};
+  // The bytes of one file's images stay in the cache until they are normalised.
+  if (scratch->bytes.size() < numbers) scratch->bytes.resize(numbers);
+  scratch->views.clear();
+  uint8_t* bytes = scratch->bytes.data();
+  for (int i = 0; i < file.count; ++i) {
+    const Job& job = *file.jobs[i];
+    const bool is_direct = job.output->type == Number::kUint8;
+    scratch->views.push_back({job.request, is_direct ? job.image : bytes, Status::kCorrupt});
+    if (!is_direct) bytes += job.output->numbers();
+  }
+  Job& first = *file.jobs[0];
+  decode_views(first.data, first.size, scratch->views.data(), file.count, &first.header);
+  for (int i = 0; i < file.count; ++i) {
+    Job& job = *file.jobs[i];
+    const View& view = scratch->views[i];
+    job.header = first.header;
+    job.header.status = view.status;
+    const Output& output = *job.output;
+    if (view.status != Status::kOk || output.type == Number::kUint8) continue;
+    const Target target = {job.image, output.type, output.height, output.width, output.planar, false};
     const int channels = static_cast<int>(output.channels);
-    normalise({bytes.data(), channels, 1, false, channels}, output.how, 0, output.height * output.width,
-              target);
+    normalise({view.out, channels, 1, false, channels}, output.how, 0, output.height * output.width, target);
   }
-  if (held_bytes(bytes) > kMostKept) std::vector<uint8_t>().swap(bytes);
-  return status;
+  if (held_bytes(scratch->bytes) > kMostKept) std::vector<uint8_t>().swap(scratch->bytes);
 }
 
 // State shared by the threads of one batch.
 struct Batch {
-  std::vector<Job>* jobs;
-  const Output* output;
-  int32_t* status;
-  std::atomic<int64_t> next{0};
+  std::vector<File> files;
+  std::atomic<size_t> next{0};
   std::atomic<Status> failure{Status::kOk};  // not the fault of a file
 
-  // Images differ in cost: each thread takes the next one when it is done, instead of an equal share.
+  // Files differ in cost: each thread takes the next one when it is done, instead of an equal share.
   void work() noexcept {
-    const int64_t count = static_cast<int64_t>(jobs->size());
-    for (int64_t i = next++; i < count; i = next++) {
-      uint8_t* image = output->data + static_cast<size_t>(i) * output->image_bytes();
-      Status result = Status::kCorrupt;
+    static thread_local FileScratch scratch;
+    for (size_t i = next++; i < files.size(); i = next++) {
+      bool has_memory = true;
       try {
-        result = decode_into(&(*jobs)[i], *output, image);
+        decode_file(files[i], &scratch);
       } catch (const std::exception&) {
-        result = Status::kOutOfMemory;
+        has_memory = false;
       }
-      if (result == Status::kOutOfMemory || result == Status::kOtherLibrary) failure = result;
-      if (result != Status::kOk) std::memset(image, 0, output->image_bytes());
-      status[i] = static_cast<int32_t>(result);
+      for (int k = 0; k < files[i].count; ++k) {
+        Job& job = *files[i].jobs[k];
+        if (!has_memory) job.header.status = Status::kOutOfMemory;
+        const Status result = job.header.status;
+        if (result == Status::kOutOfMemory || result == Status::kOtherLibrary) failure = result;
+        if (result != Status::kOk) std::memset(job.image, 0, job.output->image_bytes());
+      }
     }
   }
 };
 
-Tensor run(std::vector<Job>& jobs, const Output& output, int64_t threads) {
+Tensor run(std::vector<Job>& jobs, int64_t threads) {
   const int64_t count = static_cast<int64_t>(jobs.size());
   Tensor statuses = new_images({count}, {1}, ScalarType::Int);
   int32_t* status = statuses.mutable_data_ptr<int32_t>();
-  Batch batch{&jobs, &output, status};
+  std::vector<Job*> order(jobs.size());
+  for (size_t i = 0; i < jobs.size(); ++i) order[i] = &jobs[i];
+  std::stable_sort(order.begin(), order.end(), [](const Job* a, const Job* b) {
+    return std::tie(a->data, a->size) < std::tie(b->data, b->size);
+  });
+  Batch batch;
+  for (size_t i = 0; i < order.size(); ++i) {
+    const bool is_same =
+        i > 0 && order[i]->data == order[i - 1]->data && order[i]->size == order[i - 1]->size;
+    if (is_same) {
+      ++batch.files.back().count;
+    } else {
+      batch.files.push_back({&order[i], 1});
+    }
+  }
   const int64_t wanted = threads > 0 ? threads : torch::stable::get_num_threads();
   const auto work = [](void* shared) noexcept { static_cast<Batch*>(shared)->work(); };
-  run_on_threads(static_cast<int>(std::min({count, wanted, kMostThreads})), work, &batch);
+  const int64_t files = static_cast<int64_t>(batch.files.size());
+  run_on_threads(static_cast<int>(std::min({files, wanted, kMostThreads})), work, &batch);
   check_status(batch.failure);
   for (int64_t i = 0; i < count; ++i) {
-    if (status[i] != static_cast<int32_t>(Status::kBoxOutside)) continue;
+    status[i] = static_cast<int32_t>(jobs[i].header.status);
+    if (jobs[i].header.status != Status::kBoxOutside) continue;
     const Box& box = jobs[i].request.box;
     STD_TORCH_CHECK(false, "boxes[", i, "] (", box.top, ", ", box.left, ", ", box.height, ", ", box.width,
                     ") is outside its image of ", jobs[i].header.upright_height(), " x ",
@@ -161,35 +210,57 @@ std::tuple<Tensor, Tensor> decode_batch(std::vector<Tensor> jpegs, Tensor boxes,
                                         bool antialias, bool exact, int64_t max_pixels, int64_t threads,
                                         int64_t channels) {
   STD_TORCH_CHECK(channels == 1 || channels == 3, "channels must be 1 or 3, got ", channels);
-  std::vector<Job> jobs = plan(jpegs, boxes, height, width, flip, filter_of(interpolation, antialias), exact,
-                               max_pixels, channels);
-  const int64_t count = static_cast<int64_t>(jobs.size()), pixels = height * width;
-  Tensor images =
-      new_images({count, channels, height, width}, {channels * pixels, 1, channels * width, channels});
-  Tensor statuses = run(jobs, {images.mutable_data_ptr<uint8_t>(), channels, height, width}, threads);
-  return {images, statuses};
+  const int64_t count = static_cast<int64_t>(jpegs.size());
+  // Checked before memory is allocated.
+  check_size(height, "height");
+  check_size(width, "width");
+  Tensor images = new_images({count, channels, height, width},
+                             {channels * height * width, 1, channels * width, channels});
+  const std::vector<Output> outputs = {{images.mutable_data_ptr<uint8_t>(), count, channels, height, width}};
+  std::vector<Job> jobs =
+      plan(jpegs, boxes, outputs, flip, filter_of(interpolation, antialias), exact, max_pixels);
+  return {images, run(jobs, threads)};
 }
 
-Tensor decode_batch_out(std::vector<Tensor> jpegs, Tensor boxes, std::optional<Tensor> flip,
-                        std::string interpolation, bool antialias, bool exact, int64_t max_pixels,
-                        std::optional<Tensor> scale_shift, Tensor out, int64_t threads) {
-  STD_TORCH_CHECK(out.is_cpu() && out.dim() == 4 && out.size(0) == static_cast<int64_t>(jpegs.size()) &&
-                      (out.size(1) == 1 || out.size(1) == 3),
-                  "out must be a tensor [", jpegs.size(), ", 1 or 3, height, width] on the CPU");
+Output output_of(const Tensor& out, const std::optional<Tensor>& scale_shift) {
+  STD_TORCH_CHECK(out.is_cpu() && out.dim() == 4 && (out.size(1) == 1 || out.size(1) == 3),
+                  "out must be a tensor [B, 1 or 3, height, width] on the CPU");
   const int64_t channels = out.size(1), height = out.size(2), width = out.size(3);
-  Output output = {static_cast<uint8_t*>(out.mutable_data_ptr()), channels, height, width};
+  Output output = {static_cast<uint8_t*>(out.mutable_data_ptr()), out.size(0), channels, height, width};
   output.type = number_of(out.scalar_type(), "out");
   output.how = normalisation_of(scale_shift, output.type, channels);
-  const bool dense = out.stride(0) == channels * width * height;
+  const bool dense = out.size(0) <= 1 || out.stride(0) == channels * width * height;
   const bool last = dense && (channels == 1 || out.stride(1) == 1) && out.stride(3) == channels &&
                     out.stride(2) == channels * width;
   const bool planar = output.type != Number::kUint8 && out.is_contiguous();
   output.planar = channels == 1 || (planar && !last);
   STD_TORCH_CHECK(out.numel() == 0 || last || planar,
                   "out must be dense in channels_last order, or, if it is floating point, contiguous");
-  std::vector<Job> jobs = plan(jpegs, boxes, height, width, flip, filter_of(interpolation, antialias), exact,
-                               max_pixels, channels);
-  return run(jobs, output, threads);
+  return output;
+}
+
+// Images of several sizes: out[0] has the first of jpegs, out[1] those that follow, and so on.
+Tensor decode_sizes_out(std::vector<Tensor> jpegs, Tensor boxes, std::optional<Tensor> flip,
+                        std::string interpolation, bool antialias, bool exact, int64_t max_pixels,
+                        std::optional<Tensor> scale_shift, std::vector<Tensor> out, int64_t threads) {
+  std::vector<Output> outputs;
+  int64_t count = 0;
+  for (const Tensor& one : out) {
+    outputs.push_back(output_of(one, scale_shift));
+    count += outputs.back().count;
+  }
+  STD_TORCH_CHECK(count == static_cast<int64_t>(jpegs.size()), "out must have room for ", jpegs.size(),
+                  " images, has ", count);
+  std::vector<Job> jobs =
+      plan(jpegs, boxes, outputs, flip, filter_of(interpolation, antialias), exact, max_pixels);
+  return run(jobs, threads);
+}
+
+Tensor decode_batch_out(std::vector<Tensor> jpegs, Tensor boxes, std::optional<Tensor> flip,
+                        std::string interpolation, bool antialias, bool exact, int64_t max_pixels,
+                        std::optional<Tensor> scale_shift, Tensor out, int64_t threads) {
+  return decode_sizes_out(jpegs, boxes, flip, interpolation, antialias, exact, max_pixels, scale_shift, {out},
+                          threads);
 }
 
 }  // namespace
@@ -198,4 +269,5 @@ Tensor decode_batch_out(std::vector<Tensor> jpegs, Tensor boxes, std::optional<T
 STABLE_TORCH_LIBRARY_IMPL(tarpeg, CPU, m) {
   m.impl("decode_batch", TORCH_BOX(&tarpeg::decode_batch));
   m.impl("decode_batch_out", TORCH_BOX(&tarpeg::decode_batch_out));
+  m.impl("decode_sizes_out", TORCH_BOX(&tarpeg::decode_sizes_out));
 }

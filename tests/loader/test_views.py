@@ -67,19 +67,20 @@ def test_the_bytes_of_loaders_of_single_views(photos, of_view, name, runner):
         assert all(part[0].is_contiguous(memory_format=torch.channels_last) for part in batch.image)
 
 
-def test_files_are_read_once_and_decoded_once_per_size(photos, monkeypatch):
-    read, decoded = [], []
-    images, decode = tarpeg.shards.mapped.Shards.images, tarpeg.loader.fetch.decode_batch
+def test_files_are_read_once_and_decoded_in_one_call(photos, monkeypatch):
+    read, decoded, fetch = [], [], tarpeg.loader.fetch
+    images, decode = tarpeg.shards.mapped.Shards.images, fetch.decode_sizes
+
+    def counted(files, *rest, **more):
+        decoded.append(len(files))
+        return decode(files, *rest, **more)
+
     monkeypatch.setattr(
         tarpeg.shards.mapped.Shards, "images", lambda self, ids: read.append(len(ids)) or images(self, ids)
     )
-    monkeypatch.setattr(
-        tarpeg.loader.fetch,
-        "decode_batch",
-        lambda files, *a, **k: decoded.append(len(files)) or decode(files, *a, **k),
-    )
+    monkeypatch.setattr(fetch, "decode_sizes", counted)
     list(load(photos, CROPS, workers=0, threads=0, shuffle=False, batch_size=23))
-    assert (read, decoded) == ([23], [2 * 23, 6 * 23])
+    assert (read, decoded) == ([23], [8 * 23])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -103,6 +104,12 @@ def test_ranks_share_the_rows_of_a_batch(photos):
     ranks = [next(iter(load(photos, CROPS, workers=0, global_batch_size=6, rank=r, world=2))) for r in (0, 1)]
     parts = [torch.cat(parts, 1) for parts in zip(*(batch.image for batch in ranks), strict=True)]
     assert same(whole, parts)
+
+
+def test_batches_of_one_sample(photos):
+    (whole,) = load(photos, MIXED, workers=0, batch_size=23)
+    for row, batch in enumerate(load(photos, MIXED, workers=0, batch_size=1)):
+        assert same(batch, [part[:, row : row + 1] for part in whole.image])
 
 
 def test_one_size_is_one_tensor(photos):

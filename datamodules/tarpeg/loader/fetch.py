@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DecodeError, ShardError, Status
-from ..ops.decode import MAX_PIXELS, decode_batch, image_sizes
+from ..ops.decode import MAX_PIXELS, decode_batch, decode_sizes, image_sizes
 from ..sampling import rng
 from ..sampling.crops import Crop, crop_at
 from ..sampling.rng import Int64
@@ -386,21 +386,21 @@ class Fetcher:
         return found, lambda: "an image of noise"
 
     def _decode_crops(self, request: Request, out: Images | None = None, threads: int = 1) -> _Decoded:
-        """Decode the crops of all views of all samples, those of one size in one call."""
+        """Decode the crops of all views of all samples: views share what is under several of their boxes."""
         files, limit = self.shards.images(request.ids), self.max_pixels or MAX_PIXELS
         sizes = image_sizes(files).numpy()
         boxes, flips = self.boxes_and_flips(request, sizes)
-        groups, count = self.split.view_groups(), len(files)
-        outs = [None] * len(groups) if out is None else by_size(out)
-        status, images = torch.zeros(count, dtype=torch.int32, device="cpu"), []
-        rows_of_views: dict[int, Tensor] = {}
-        for views, shape, part in zip(groups, by_size(self._crop_shape(request)), outs, strict=True):
-            places, mirrored = (np.concatenate([each[view] for view in views]) for each in (boxes, flips))
-            flat = None if part is None else part.flatten(0, -4)
-            flat, statuses = self._resize(shape[-2:], files * len(views), places, mirrored, flat, threads)
-            status = torch.maximum(status, statuses.view(len(views), count).amax(0))
-            images.append(flat if len(boxes) == 1 else flat.view(shape))
-            rows_of_views |= {view: flat[place * count :] for place, view in enumerate(views)}
+        shapes, count = by_size(self._crop_shape(request)), len(files)
+        if out is None and len(shapes) > 1:
+            out = [_empty(shape, self._crop_format.dtype) for shape in shapes]
+        flat = None if out is None else of_sizes([part.flatten(0, -4) for part in by_size(out)])
+        views = [view for group in self.split.view_groups() for view in group]
+        places, mirrored = (np.concatenate([each[view] for view in views]) for each in (boxes, flips))
+        flat, statuses = self._resize(shapes[0][-2:], files * len(views), places, mirrored, flat, threads)
+        flats, status = by_size(flat), statuses.view(len(views), count).amax(0)
+        images = [
+            part if len(views) == 1 else part.view(shape) for part, shape in zip(flats, shapes, strict=True)
+        ]
         large = (status == Status.TOO_LARGE).nonzero()[:, 0].tolist()
         reasons = {row: pillow.too_large(sizes[row, 0], sizes[row, 1], limit) for row in large}
         non_jpeg = None
@@ -409,28 +409,28 @@ class Fetcher:
             if content.startswith(pillow.JPEG) or int(status[row]) not in _OTHER_FORMAT:
                 continue
             try:
-                rows = [rows_of_views[view][row : row + 1] for view in range(len(boxes))]
-                self._decode_whole(content, request.of_row(row), rows)
+                rows = [flat[place : place + 1] for flat in flats for place in range(row, len(flat), count)]
+                self._decode_whole(content, request.of_row(row), dict(zip(views, rows, strict=True)))
             except pillow.RefusedError as error:
                 status[row], reasons[row] = int(error.status), error.reason
             else:
                 status[row], non_jpeg = 0, row if non_jpeg is None else non_jpeg
         return _Decoded(images, status, reasons, non_jpeg)
 
-    def _decode_whole(self, content: bytes, request: Request, outs: list[Tensor]) -> None:
-        """Decode a file that is not a JPEG into ``outs``, [1, C, H, W] per view; raises ``RefusedError``.
+    def _decode_whole(self, content: bytes, request: Request, outs: dict[int, Tensor]) -> None:
+        """Decode a file that is not a JPEG into ``outs``, [1, C, H, W] by view; raises ``RefusedError``.
 
         Such files are decoded one at a time: their memory is that of the whole image, not that of the crop.
         """
         image = pillow.open_upright(content, self.max_pixels or pillow.MAX_PIXELS)
         size = np.array([[image.height, image.width]], np.int32)
-        for box, flip, out in zip(*self.boxes_and_flips(request, size), outs, strict=True):
+        for view, (box, flip) in enumerate(zip(*self.boxes_and_flips(request, size), strict=True)):
             top, left, height, width = box[0].tolist()
             part = image.crop((left, top, left + width, top + height))
             gray = part.convert("L") if self.split.channels == 1 else part
             ppm = pillow.as_tensor(pillow.ppm(pillow.to_rgb(gray)))
             whole = np.array([[0, 0, height, width]], np.int32)
-            self._resize(out.shape[-2:], [ppm], whole, flip, out, 1)
+            self._resize(outs[view].shape[-2:], [ppm], whole, flip, outs[view])
 
     def _resize(
         self,
@@ -438,27 +438,25 @@ class Fetcher:
         files: list[Tensor],
         boxes: npt.NDArray[np.int32],
         flips: npt.NDArray[np.bool_] | None = None,
-        out: Tensor | None = None,
+        out: Images | None = None,
         threads: int = 1,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Images, Tensor]:
         pipelines, pixels = self.split.pipelines, self._crop_format
         is_flipped = flips is not None and any(pipeline.flip for pipeline in pipelines)
-        return decode_batch(
-            files,
-            torch.from_numpy(boxes),
-            size,
-            torch.from_numpy(flips) if is_flipped else None,
-            channels=self.split.channels,
-            interpolation=pipelines[0].interpolation,
-            antialias=pipelines[0].antialias,
-            fidelity=self.split.fidelity,
-            mean=pixels.mean,
-            std=pixels.std,
-            dtype=pixels.dtype,
-            max_pixels=self.max_pixels or MAX_PIXELS,
-            out=out,
-            threads=threads,
-        )
+        places, mirrored = torch.from_numpy(boxes), torch.from_numpy(flips) if is_flipped else None
+        method: dict[str, Any] = {
+            "interpolation": pipelines[0].interpolation,
+            "antialias": pipelines[0].antialias,
+            "fidelity": self.split.fidelity,
+            "mean": pixels.mean,
+            "std": pixels.std,
+            "max_pixels": self.max_pixels or MAX_PIXELS,
+            "threads": threads,
+        }
+        if isinstance(out, list):
+            return out, decode_sizes(files, places, mirrored, out, **method)
+        method |= {"channels": self.split.channels, "dtype": pixels.dtype, "out": out}
+        return decode_batch(files, places, size, mirrored, **method)
 
     def _checked(
         self, crop: Crop, boxes: npt.ArrayLike, sizes: npt.NDArray[np.int32], ids: Int64

@@ -209,6 +209,38 @@ def decode_batch(
     return _call(decode, lambda: _check_batch(jpegs, boxes, flip))
 
 
+def decode_sizes(
+    jpegs: Sequence[Tensor],
+    boxes: Tensor,
+    flip: Tensor | None,
+    outs: Sequence[Tensor],
+    *,
+    interpolation: Interpolation = "bilinear",
+    antialias: bool = True,
+    fidelity: Fidelity = "fast",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    max_pixels: int = MAX_PIXELS,
+    threads: int = 1,
+) -> Tensor:
+    """Decode boxes to several sizes: ``decode_batch`` into each of ``outs``, which have one type.
+
+    ``outs[0]`` is for the first images, ``outs[1]`` for those that follow, and so on. Boxes of one file,
+    which is then several times in ``jpegs``, are decoded together. Returns the status of each, int32 ``[n]``.
+    """
+    numbers = scale_and_shift(mean, std, outs[0].dtype, outs[0].shape[1])
+    scale_shift = None if numbers is None else torch.tensor(numbers, dtype=torch.float32, device="cpu")
+    method = (interpolation, antialias, fidelity == "exact", max_pixels)
+
+    def decode() -> Tensor:
+        status: Tensor = torch.ops.tarpeg.decode_sizes_out(
+            jpegs, boxes, flip, *method, scale_shift, list(outs), threads
+        )
+        return status
+
+    return _call(decode, lambda: _check_batch(jpegs, boxes, flip))
+
+
 def _call(operator: Callable[[], T], check: Callable[[], None]) -> T:
     """Call an operator; raise an error of the right Python type if it refuses its arguments."""
     if torch.compiler.is_compiling():
@@ -304,6 +336,7 @@ def _fake_decode_batch(
     return images, boxes.new_empty((len(jpegs),), dtype=torch.int32)
 
 
+@torch.library.register_fake("tarpeg::decode_sizes_out")  # type: ignore[untyped-decorator]
 @torch.library.register_fake("tarpeg::decode_batch_out")  # type: ignore[untyped-decorator]
 def _fake_decode_batch_out(
     jpegs: Sequence[Tensor], boxes: Tensor, flip: Tensor | None, *options: object
