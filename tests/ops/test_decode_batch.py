@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -234,6 +235,47 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.tarpeg.decode_batch_out.default, arguments)
     arguments = (*arguments[:-3], torch.full((6,), 0.5), out.float(), 0)
     torch.library.opcheck(torch.ops.tarpeg.decode_batch_out.default, arguments)
+    outs = [out, torch.empty((1, 3, 5, 6), dtype=torch.uint8, memory_format=torch.channels_last)]
+    places = torch.cat([whole(30, 40)] * 2)
+    arguments = ([jpeg, jpeg], places, None, "bilinear", True, True, decode.MAX_PIXELS, None, outs, 0)
+    schema = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.tarpeg.decode_sizes_out.default, arguments, test_utils=schema)
+
+
+def damaged(jpeg: torch.Tensor, seed: int) -> torch.Tensor:
+    """The file with some bytes of its scan changed."""
+    rng, data = np.random.default_rng(seed), jpeg.numpy().copy()
+    places = rng.integers(len(data) * 2 // 3, len(data) - 2, 3)
+    data[places] = rng.integers(0, 254, 3)
+    return torch.from_numpy(data)
+
+
+@pytest.mark.parametrize("interpolation, antialias", [METHODS[0], METHODS[2], METHODS[4]])
+@pytest.mark.parametrize("channels", [3, 1])
+def test_boxes_of_one_file_are_decoded_as_each_alone(
+    interpolation: decode.Interpolation, antialias: bool, channels: Literal[1, 3]
+) -> None:
+    files = [pictures.tensor(pictures.jpeg(kind, 150, 203, i)) for i, kind in enumerate(pictures.KINDS)]
+    files += [tarpeg.tile_jpeg(file, 32) for file in files[:5]]
+    files += [damaged(file, seed) for seed in range(4) for file in files[-5:]]
+    files.append(pictures.tensor(pictures.picture("PPM", 3, size=(150, 203))))
+    crop, rng = tarpeg.RandomResizedCrop(1, scale=(0.01, 1.0)), np.random.default_rng(5)
+    count = 7
+    each = [
+        crop.boxes(tarpeg.image_sizes([file]).repeat(count, 1).numpy(), rng.random((count, crop.draws)))
+        for file in files
+    ]
+    boxes = torch.from_numpy(np.concatenate(each))
+    flip = torch.from_numpy(rng.random(len(boxes)) < 0.5)
+    together = [file for file in files for _ in range(count)]
+    alone = [file.clone() for file in together]
+    for size in (90, (12, 17), (30, 31)):  # of reductions 1 to 8
+        for threads in (1, 3):
+            method = {"interpolation": interpolation, "antialias": antialias, "channels": channels}
+            expected, status = tarpeg.decode_batch(alone, boxes, size, flip, threads=1, **method)
+            images, found = tarpeg.decode_batch(together, boxes, size, flip, threads=threads, **method)
+            assert torch.equal(found, status) and torch.equal(images, expected)
+    assert 0 < int((status != 0).sum()) < len(status) / 3, "some boxes are over damaged data"
 
 
 def masked(files: list[torch.Tensor], boxes: torch.Tensor) -> torch.Tensor:
