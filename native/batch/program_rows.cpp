@@ -45,6 +45,60 @@ TARPEG_AVX2 int64_t look_up_avx2(In levels, int64_t n, In table, Out out) {
   return i;
 }
 
+TARPEG_AVX2 int64_t join_four_avx2(In r, In g, In b, int64_t n, Out four) {
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const __m128i red = _mm_loadu_si128(reinterpret_cast<const __m128i*>(r + i));
+    const __m128i green = _mm_loadu_si128(reinterpret_cast<const __m128i*>(g + i));
+    const __m128i blue = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b + i)), one = _mm_set1_epi8(1);
+    const __m128i first = _mm_unpacklo_epi8(red, green), second = _mm_unpackhi_epi8(red, green);
+    const __m128i third = _mm_unpacklo_epi8(blue, one), fourth = _mm_unpackhi_epi8(blue, one);
+    __m128i* const out = reinterpret_cast<__m128i*>(four + 4 * i);
+    _mm_storeu_si128(out, _mm_unpacklo_epi16(first, third));
+    _mm_storeu_si128(out + 1, _mm_unpackhi_epi16(first, third));
+    _mm_storeu_si128(out + 2, _mm_unpacklo_epi16(second, fourth));
+    _mm_storeu_si128(out + 3, _mm_unpackhi_epi16(second, fourth));
+  }
+  return i;
+}
+
+TARPEG_AVX2 inline __m256i words_at(const uint8_t* levels) {
+  return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(levels)));
+}
+
+TARPEG_AVX2 inline __m256i three_at(const uint8_t* levels) {
+  return _mm256_add_epi16(_mm256_add_epi16(words_at(levels - 1), words_at(levels)), words_at(levels + 1));
+}
+
+// As sharpened(), to whole numbers.
+TARPEG_AVX2_FMA inline __m256i sharpen_eight(__m128i level, __m128i difference, __m256 rest) {
+  const __m256 from = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(level));
+  const __m256 to = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(difference)), rest, from);
+  const __m256 above = _mm256_max_ps(to, _mm256_setzero_ps());
+  return _mm256_cvttps_epi32(_mm256_min_ps(above, _mm256_set1_ps(255)));
+}
+
+TARPEG_AVX2_FMA int64_t sharpen_avx2(In above, In here, In below, int64_t width, float factor, Out out) {
+  const __m256 rest = _mm256_set1_ps(factor);
+  int64_t i = 1;
+  for (; i + 16 < width; i += 16) {
+    const __m256i level = words_at(here + i);
+    __m256i sum = _mm256_add_epi16(_mm256_add_epi16(three_at(above + i), three_at(below + i)),
+                                   _mm256_add_epi16(three_at(here + i), _mm256_slli_epi16(level, 2)));
+    // (sum + 6) / 13, of at most 3321
+    sum = _mm256_mulhi_epu16(_mm256_add_epi16(sum, _mm256_set1_epi16(6)), _mm256_set1_epi16(20165));
+    const __m256i difference = _mm256_sub_epi16(_mm256_srli_epi16(sum, 2), level);
+    const __m256i low =
+        sharpen_eight(_mm256_castsi256_si128(level), _mm256_castsi256_si128(difference), rest);
+    const __m256i high =
+        sharpen_eight(_mm256_extracti128_si256(level, 1), _mm256_extracti128_si256(difference, 1), rest);
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xD8);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
+                     _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+  }
+  return i;
+}
+
 TARPEG_AVX2 inline __m128i four_at(const uint8_t* four, const int32_t* at) {
   int32_t pixels[4];
   for (int k = 0; k < 4; ++k) std::memcpy(pixels + k, four + 4 * int64_t{at[k]}, 4);
@@ -218,25 +272,30 @@ TARPEG_HD void turn_of(In r, In g, In b, int64_t n, float hue, Out out_r, Out ou
 TARPEG_TWICE(void, turn, (In r, In g, In b, int64_t n, float hue, Out x, Out y, Out z),
              (r, g, b, n, hue, x, y, z))
 
-TARPEG_HD void sharpen_of(In above, In here, In below, int64_t width, float rest, Out out) {
-  for (int64_t i = 1; i < width - 1; ++i) {
+void sharpen(In above, In here, In below, int64_t width, float rest, Out out) {
+  int64_t i = 1;
+#if defined(TARPEG_X86)
+  if (has_avx2()) i = sharpen_avx2(above, here, below, width, rest, out);
+#endif
+  for (; i < width - 1; ++i) {
     const int sum = above[i - 1] + above[i] + above[i + 1] + here[i - 1] + 5 * here[i] + here[i + 1] +
                     below[i - 1] + below[i] + below[i + 1];
     out[i] = sharpened(here[i], sum, rest);
   }
 }
-TARPEG_TWICE(void, sharpen, (In above, In here, In below, int64_t width, float rest, Out out),
-             (above, here, below, width, rest, out))
 
-TARPEG_HD void join_four_of(In r, In g, In b, int64_t n, Out out) {
-  for (int64_t i = 0; i < n; ++i) {
-    out[4 * i] = r[i];
-    out[4 * i + 1] = g[i];
-    out[4 * i + 2] = b[i];
-    out[4 * i + 3] = 1;
+void join_four(In r, In g, In b, int64_t n, Out four) {
+  int64_t i = 0;
+#if defined(TARPEG_X86)
+  if (has_avx2()) i = join_four_avx2(r, g, b, n, four);
+#endif
+  for (; i < n; ++i) {
+    four[4 * i] = r[i];
+    four[4 * i + 1] = g[i];
+    four[4 * i + 2] = b[i];
+    four[4 * i + 3] = 1;
   }
 }
-TARPEG_TWICE(void, join_four, (In r, In g, In b, int64_t n, Out out), (r, g, b, n, out))
 
 TARPEG_HD void indices_of(const Grid& whole, int y, int width, int32_t* __restrict out) {
   const Grid grid = whole;
