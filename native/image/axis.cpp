@@ -103,7 +103,12 @@ int tap_weights(int i, int in, int out, Filter filter, std::vector<double>* weig
   } else {
     total = fill(first, center, inverse, weights, [](double x) { return x > -0.5 && x <= 0.5 ? 1.0 : 0.0; });
   }
-  for (double& weight : *weights) weight /= total;
+  if (filter == Filter::kAntialias) {
+    for (double& weight : *weights) weight /= total;
+  } else {
+    const double factor = 1 / total;  // divisions are slow
+    for (double& weight : *weights) weight *= factor;
+  }
   return first;
 }
 
@@ -138,6 +143,7 @@ void Axis::prepare(int in_size, int out_size, Filter filter, bool mirrored, int 
     counts[i] = static_cast<int>(row.size());
     taps = std::max(taps, counts[i]);
     for (double weight : row) peak = std::max(peak, weight);
+    if (i == 0) all.reserve(static_cast<size_t>(out) * (row.size() * 2 + 1));  // more than half at the edge
     all.insert(all.end(), row.begin(), row.end());
   }
   precision = max_precision;

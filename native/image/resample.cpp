@@ -417,10 +417,13 @@ Status Resampler::run_columns_first(RowSource& rows, bool is_gray, const Placeme
       tap_rows[tap] = ring + std::min(first + tap, end - 1) % ring_rows * stride;
     }
     pair_up(vertical_.weights.data() + static_cast<ptrdiff_t>(y) * taps, taps, row_weights);
-    blend_rows_second(row_pass, pixels);
     uint8_t* const line = place.origin + y * place.row_step;
+    uint8_t* const target = reversed ? line + (width - 1) * place.column_step : line;
+    const bool fits = packed && length % 32 == 0;
+    blend_rows_second(row_pass, fits ? target : pixels);
+    if (fits) continue;
     if (packed) {
-      std::memcpy(reversed ? line + (width - 1) * place.column_step : line, pixels, length);
+      std::memcpy(target, pixels, length);
     } else {
       scatter_pixels(pixels, width, pixel_bytes, place.column_step, line);
     }
