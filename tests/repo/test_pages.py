@@ -85,8 +85,9 @@ import tarpeg as _t
 _seen = 0
 for _split in [_value for _value in [*globals().values()] if isinstance(_value, _t.Split)]:
     if not _split.streaming:
-        _data = _t.ShardDataModule(predict=_split, batch_size=2, workers=0, threads=0)
-        assert len(next(iter(_data.predict_dataloader())).label) == 2
+        _kind = "train" if _split.repeats > 1 else "predict"
+        _data = _t.ShardDataModule(**{_kind: _split}, batch_size=2, workers=0, threads=0)
+        assert len(next(iter(getattr(_data, f"{_kind}_dataloader")())).label) == 2
         _seen += 1
 print("took batches of", _seen)
 """
