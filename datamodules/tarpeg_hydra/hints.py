@@ -68,7 +68,7 @@ _HINTS = {
     r"(give augment=None)$": r"\1 (~augment)",
     r"([Cc]hoose another out)\b": r"\1 (data.prepare.out=...)",
     r"(train with val=None)\b": r"\1 (data.val=null)",
-    r"(?s)^.*No module named 'timm'.*$": "timm is not installed: pip install timm",
+    r"(?s)^.*Are you sure that module 'timm' is installed.*$": "timm is not installed: pip install timm",
     r"(allow_overlap=True)\b": r"\1 (+data.allow_overlap=true)",
 }
 
