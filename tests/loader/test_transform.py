@@ -18,6 +18,7 @@ from helpers.small_tars import sample
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from tarpeg import CenterCrop, RandomCrop, RandomResizedCrop, ShardDataModule, Split, Whole
+from tarpeg.diagnostics.advice import measure_costs
 from tarpeg.loader.config import PixelFormat
 from tarpeg.loader.transform import TransformError
 from tarpeg.sampling.sampler import Request
@@ -238,6 +239,11 @@ def test_other_formats_and_broken_images(shard_of):
         assert batch.key[2] in ("k0000", "k0001", "k0003") and (batch.image[2].std() > 0.1)
 
 
+def test_the_cost_of_an_image_is_measured_with_its_transform(photos):
+    for name in ("resize", "policy", "small"):
+        assert measure_costs(load(photos, PYTHON[name]).fetcher, 0, 0.01).decode > 0
+
+
 def test_streams(shard_of):
     path = str(shard_of(*(sample(number) for number in range(6))))
     for name in ("policy", "resize", "own policy"):
@@ -364,8 +370,10 @@ def test_the_plan():
     lines = str(split.plan()).splitlines()
     kinds = [line.split()[0] for line in lines]
     assert kinds == ["native"] * 3 + ["Python"] * 2 + ["native"] * 3
-    assert re.search(r"Python  RandAugment\(.*: [\d,]+ us per image; tarpeg.RandAugment in Augment", lines[4])
+    assert re.search(r"Python  RandAugment\(.*: [\d,]+ us per image; tarpeg.RandAugment, here or", lines[4])
     assert "us per image" not in str(split.plan(measure=False))
+    blur = v2.RandomApply([v2.GaussianBlur(3)], p=0.5)
+    assert "tarpeg.GaussianBlur" in str(Split("x", transform=compose(*CROP, blur)).plan(measure=False))
     views = Split("x", transform=[PYTHON["policy"], compose(*CROP), compose(*CROP)], views=3).plan()
     assert [line for line in str(views).splitlines() if line[0] == "v"] == ["view 0", "views 1, 2"]
     assert str(Split("x", RandomResizedCrop(8), 0.5).plan()).count("native") == 2

@@ -322,7 +322,7 @@ class Fetcher:
         self, id: int, crop: object, row: int, decoded: _Decoded
     ) -> tuple[Tensor | None, _Decoded]:
         """Decode a whole image, uint8 [3, H, W]; None, and its status in ``decoded``, if that fails."""
-        (file,), limit = self.shards.images([id]), self.max_pixels or MAX_PIXELS
+        (file,), limit = self.shards.images(np.array([id], np.int64)), self.max_pixels or MAX_PIXELS
         target_of = crop.target if isinstance(crop, FullImage) else FullImage().target
         height, width = image_sizes([file])[0].tolist()
         size = target_of(height, width) if height else (1, 1)

@@ -372,7 +372,8 @@ class _Albumentations:
         return torch.from_numpy(np.ascontiguousarray(array)).permute(2, 0, 1)
 
     def seed(self, seed: int) -> None:
-        self.step.set_random_state(np.random.default_rng(seed), random.Random(seed))
+        if hasattr(self.step, "set_random_state"):  # old versions draw from the global ones
+            self.step.set_random_state(np.random.default_rng(seed), random.Random(seed))
 
 
 @dataclass(frozen=True)
