@@ -40,7 +40,7 @@ def test_a_decoding_suite_makes_a_table_a_csv_and_a_chart(tmp_path, suite, size,
 @pytest.mark.parametrize("interpolation", ["bicubic", "lanczos", "box"])
 def test_the_resize_suite_with_other_interpolations(interpolation):
     report = tarpeg.measure("resize", images=2, rounds=1, clock="cpu", interpolation=interpolation)
-    assert report.size == f"imagenet-{interpolation}" and interpolation in report.work
+    assert report.suite == f"resize-{interpolation}" and interpolation in report.work
     first = "torchvision v2" if interpolation == "bicubic" else "Pillow"
     assert [row.name for row in report.rows if row.ratio == 1.0] == [first] * 2
     ours = [row for row in report.rows if row.name.startswith("tarpeg")]

@@ -182,7 +182,6 @@ def measure(
         photos = replace(photos, parts=max(1, count // len(photos.files)))
     labels = [] if folder is None else [Path(folder).resolve().name]
     labels += [] if files else [size_label(photos.size[0])]
-    labels += [] if interpolation == "bilinear" else [interpolation]
     report = Report(suite, "-".join(labels), count, rounds, clock, tile)
     with contextlib.ExitStack() as stack:
         advance = stack.enter_context(_progress())
@@ -251,6 +250,8 @@ def _measure_in_process(
     if is_augment:
         return replace(report, work=f"{suite.work} on the {device}")
     figures = (_file_sizes(jpegs, [jpeg for batch in batches for jpeg in batch.tiled], report.tile),)
+    if interpolation != "bilinear":  # of the file names, too
+        report = replace(report, suite=f"{report.suite}-{interpolation}")
     return replace(report, groups=GROUPS, figures=figures, missing=(*missing, FFCV_MISSING))
 
 
