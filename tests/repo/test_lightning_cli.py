@@ -197,6 +197,14 @@ def test_augment(settings, arguments):
     assert shown(data) == shown(expected)
 
 
+def test_a_module_for_each_view():
+    crop = [RANDOM, of("RandomResizedCrop", size=32)]
+    modules = [of("Augment", flip=0.5), of("Augment")]
+    data = parsed(train={"shards": "a", "crop": crop}, augment=modules)
+    assert [type(module) for module in data.augment] == 2 * [tarpeg.Augment]
+    assert [module.flip for module in data.augment] == [0.5, 0]
+
+
 PHOTOS = tarpeg.Photos(96)
 SYNTHETIC = of("SyntheticShards", out="o", train=32, photos={"size": 96})
 PREPARES = [
