@@ -231,6 +231,11 @@ def test_crops_that_do_not_fit_are_torchvisions(photos):
     for image, file in zip(images_of(loader), loader.fetcher.shards.images(np.arange(23)), strict=True):
         wanted = compose(v2.CenterCrop(90), *NORMAL)(reference.decode(file))
         assert (image - wanted).abs().max() <= 1.01 / 255 / min(STD)
+    assert loader.split.is_decoded_only
+    gray = load(photos, compose(v2.CenterCrop(90), tarpeg.Grayscale(1.0)))
+    for image, file in zip(images_of(gray), gray.fetcher.shards.images(np.arange(23)), strict=True):
+        wanted = compose(v2.CenterCrop(90), v2.Grayscale(3))(reference.decode(file))
+        assert (image.int() - wanted.int()).abs().max() <= 1
     with pytest.raises(TransformError, match=r"key 'k0000': transform= failed in RandomCrop.*is larger than"):
         list(load(photos, v2.RandomCrop(90)))
 

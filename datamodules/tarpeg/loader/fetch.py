@@ -247,7 +247,7 @@ class Fetcher:
     def _decode(self, request: Request, out: Images | None = None, threads: int = 1) -> _Decoded:
         """Decode all views of all samples, and run their transforms."""
         if self.split.is_decoded_only:
-            return self._decode_crops(request, out, threads)
+            return self._with_small_images(request, self._decode_crops(request, out, threads))
         outcomes, sources, decoded = self._outcomes(request.epoch), *self._sources(request, threads)
         if out is None:
             images = [_empty(shape, self._decoded_dtype) for shape in by_size(self.shape(request))]
@@ -256,6 +256,28 @@ class Fetcher:
         decoded = decoded._replace(images=images)
         for view, part in enumerate(self._by_view(images)):
             decoded = self._transform(request, view, outcomes[view], sources[view], part, decoded)
+        return self._with_small_images(request, decoded)
+
+    def _with_small_images(self, request: Request, decoded: _Decoded) -> _Decoded:
+        """Replace the crops of images that are smaller than torchvision's crop by what its steps make."""
+        pipelines = self.split.pipelines
+        if not any(pipeline.least for pipeline in pipelines):
+            return decoded
+        sizes, is_ok = image_sizes(self.shards.images(request.ids)).numpy(), decoded.status.numpy() == 0
+        for view, pipeline in enumerate(pipelines):
+            if pipeline.least is None or pipeline.runs_python:
+                continue
+            rows = ((sizes < pipeline.least).any(axis=1) & is_ok).nonzero()[0]
+            if not len(rows):
+                continue
+            whole = replace(pipeline, python=pipeline.uncropped, policies=(), least=None)
+            outcome = Outcome(whole, torch.uint8, (3, *self._crops(request.epoch)[view].size))
+            occurrence = None if request.occurrence is None else request.occurrence[rows]
+            small = Request(request.epoch, request.ids[rows], occurrence)
+            out = _empty((len(rows), *outcome.shape), self._decoded_dtype)
+            status = torch.zeros(len(rows), dtype=torch.int32, device="cpu")
+            self._transform(small, view, outcome, None, out, _Decoded([], status, {}, None))
+            self._by_view(decoded.images)[view][torch.from_numpy(rows)] = out
         return decoded
 
     def _sources(self, request: Request, threads: int = 1) -> tuple[list[Tensor | None], _Decoded]:
@@ -332,7 +354,8 @@ class Fetcher:
                 pillow.too_large(height, width, limit),
             )
             return None, decoded
-        (image,), (code,) = self._resize(size, [file], np.array([[0, 0, height, width]], np.int32))
+        box = np.array([[0, 0, height, width]], np.int32)
+        (image,), (code,) = self._resize(size, [file], box, pixels=PixelFormat())
         decoded.status[row] = code
         content = file.numpy().tobytes() if not height and int(code) in _OTHER_FORMAT else pillow.JPEG
         if not content.startswith(pillow.JPEG):
@@ -343,7 +366,8 @@ class Fetcher:
                 return None, decoded
             ppm = pillow.as_tensor(pillow.ppm(pillow.to_rgb(whole)))
             box = np.array([[0, 0, whole.height, whole.width]], np.int32)
-            (image,), (code,) = self._resize(target_of(whole.height, whole.width), [ppm], box)
+            size = target_of(whole.height, whole.width)
+            (image,), (code,) = self._resize(size, [ppm], box, pixels=PixelFormat())
             decoded.status[row] = code
             decoded = decoded._replace(non_jpeg=row if decoded.non_jpeg is None else decoded.non_jpeg)
         return (image if code == Status.OK else None), decoded
@@ -440,8 +464,9 @@ class Fetcher:
         flips: npt.NDArray[np.bool_] | None = None,
         out: Images | None = None,
         threads: int = 1,
+        pixels: PixelFormat | None = None,
     ) -> tuple[Images, Tensor]:
-        pipelines, pixels = self.split.pipelines, self._crop_format
+        pipelines, pixels = self.split.pipelines, pixels or self._crop_format
         is_flipped = flips is not None and any(pipeline.flip for pipeline in pipelines)
         places, mirrored = torch.from_numpy(boxes), torch.from_numpy(flips) if is_flipped else None
         method: dict[str, Any] = {

@@ -260,15 +260,14 @@ class Split:
 
     @cached_property
     def runs_python(self) -> bool:
-        """Whether samples are processed one by one in Python, after or instead of a crop by the decoder."""
-        return any(pipeline.runs_python for pipeline in self.pipelines)
+        """Whether samples may be processed in Python: all, or those that are smaller than their crop."""
+        return any(pipeline.runs_python or pipeline.least for pipeline in self.pipelines)
 
     @cached_property
     def is_decoded_only(self) -> bool:
-        """Whether the decoder writes the results of all views."""
-        has_policies = any(pipeline.policies for pipeline in self.pipelines)
-        has_one_format = len({pipeline.levels for pipeline in self.pipelines}) == 1
-        return has_one_format and not has_policies and not self.runs_python
+        """Whether the decoder writes the results of all views, apart from images smaller than their crop."""
+        has_more = any(pipeline.policies or pipeline.runs_python for pipeline in self.pipelines)
+        return len({pipeline.levels for pipeline in self.pipelines}) == 1 and not has_more
 
     def plan(self, *, measure: bool = True) -> Plan:
         """Return what is done natively and what in Python, with its cost; ``print(split.plan())``.

@@ -92,8 +92,8 @@ class Pipeline:
 
     @property
     def runs_python(self) -> bool:
-        """Whether samples may be processed one by one in Python."""
-        return bool(self.python) or self.least is not None or isinstance(self.crop, FullImage)
+        """Whether all samples are processed one by one in Python."""
+        return bool(self.python) or isinstance(self.crop, FullImage)
 
 
 def pipeline_of(
