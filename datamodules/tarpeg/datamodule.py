@@ -84,7 +84,7 @@ class ShardDataModule(lightning.LightningDataModule):
             per view; a split of one view, for validation, then takes the first of them.
         on_error: ``"substitute"`` replaces an undecodable image by another sample, chosen deterministically,
             with a warning; ``"raise"`` raises ``DecodeError``.
-        max_bad: largest fraction of undecodable images per epoch; ten are always allowed.
+        max_bad: largest fraction of undecodable images per epoch; ten are allowed, unless it is 0.
         max_pixels: images with more pixels are undecodable; default 178,956,970 for JPEG and PPM, 67,108,864
             for other formats, of which Pillow decodes the whole image (up to 22 bytes per pixel and worker).
         drop_last: leave out an incomplete last batch, in training only.

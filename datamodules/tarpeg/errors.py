@@ -35,8 +35,13 @@ class Status(enum.IntEnum):
     TOO_LARGE = 6  # more pixels than max_pixels
 
 
-FEW_BAD = 10
-"""Undecodable images that are always allowed: of a small data set, ``max_bad`` may be less than one."""
+_FEW_BAD = 10
+
+
+def allowed_bad(max_bad: float, samples: float) -> float:
+    """Return how many undecodable images ``max_bad`` allows: ten of a small data set; none if it is 0."""
+    return max(max_bad * samples, _FEW_BAD) if max_bad else 0.0
+
 
 _warned: dict[Any, Any] = {}  # with which Python shows a warning of one text once, if filters say so
 

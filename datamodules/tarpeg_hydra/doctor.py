@@ -3,9 +3,14 @@
 import sys
 
 import hydra
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
 from omegaconf import DictConfig
+from omegaconf.errors import MissingMandatoryValue
 from rich.console import Console
 from tarpeg import diagnose
+
+from .hints import with_overrides
 
 
 @hydra.main(version_base="1.3", config_path="pkg://tarpeg.conf", config_name="doctor")
@@ -16,8 +21,21 @@ def main(cfg: DictConfig) -> None:
     with Console(stderr=True).status(
         "inspecting, then measuring for ten seconds" if cfg.speed else "inspecting"
     ):
+        lines = _plans(cfg) if cfg.get("data") else []
         found = diagnose(speed=cfg.speed)
     console = Console(soft_wrap=True, highlight=False)
-    for line in str(found).splitlines():
+    for line in [*str(found).splitlines(), *lines]:
         console.print(line, style="none" if line.startswith(" ") else "bold", markup=False)
     sys.exit(not found.is_well)
+
+
+def _plans(cfg: DictConfig) -> list[str]:
+    """Return what the splits of ``cfg.data`` do natively and in Python, and its cost."""
+    try:
+        splits = instantiate(cfg.data).splits.items()
+        plans = [(name, str(split.plan()).splitlines()) for name, split in splits if split is not None]
+    except MissingMandatoryValue as error:
+        sys.exit(f"doctor: {error.full_key} is not set: give {error.full_key}=...")
+    except InstantiationException as error:
+        sys.exit(f"doctor: {with_overrides(error.__cause__ or error)}")
+    return [line for name, plan in plans for line in (f"plan of {name}", *(f"  {each}" for each in plan))]

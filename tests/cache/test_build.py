@@ -261,10 +261,11 @@ def test_too_many_bad_samples_fail_and_a_higher_limit_goes_on(shard_of, cache):
         build(path, cache)
 
 
-def test_ten_bad_samples_are_always_allowed_as_in_training(shard_of, cache):
+def test_ten_bad_samples_are_allowed_as_in_training_unless_max_bad_is_0(shard_of, cache):
     path = shard_of(*map(sample, range(12)), *[sample(n, b"no image") for n in range(12, 22)])
-    assert len(build(path, cache, max_bad=0).quarantine) == 10
-    assert build(path, cache).samples == 12
+    with pytest.raises(CacheError, match=r"10 of 22 samples .* max_bad=0 "):
+        build(path, cache, max_bad=0)
+    assert len(build(path, cache).quarantine) == 10
 
 
 def test_a_shard_that_loses_all_its_samples(shard_of, tmp_path, cache):

@@ -165,3 +165,11 @@ def test_without_torchvisions_decoder_pillow_is_the_reference(monkeypatch):
     monkeypatch.delattr("torchvision.io.decode_jpeg")
     name, decode_whole = doctor._peer()
     assert name == "Pillow" and torch.equal(decode_whole(photo), expected)
+
+
+def test_the_tool_prints_the_plans_of_data():
+    done = run_tool("doctor", "speed=false", "data=synthetic")
+    begin = done.stdout.index("plan of train\n    native  RandomResizedCrop(size=(64, 64)")
+    assert done.returncode == 0 and "plan of val\n    native  CenterCrop(" in done.stdout[begin:]
+    done = run_tool("doctor", "speed=false", "data=folder")
+    assert done.stderr.strip() == "doctor: data.prepare.root is not set: give data.prepare.root=..."

@@ -150,6 +150,8 @@ def test_too_many_broken_images_end_the_epoch(shard_of, workers):
         batches(12)
     assert batches(12, max_bad=0.3) == 10
     assert batches(10) == 10, "ten may be broken however small the set"
+    with pytest.raises(DecodeError, match=r"1 images of epoch 0 .* max_bad=0 "):
+        batches(1, max_bad=0)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

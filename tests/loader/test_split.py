@@ -110,7 +110,7 @@ class OwnCrop:
         ({"repeats": 2, "weights": [1.0]}, r"repeats=2 and weights=\[1.0\]: both set how often"),
         ({"repeats": 2, "streaming": True}, "repeats=2 needs an index, which streaming=True does not have"),
         ({"repeats": 2, "shuffle": False}, "repeats=2 needs shuffle=True or 'blocks'"),
-        *(({"channels": n}, f"channels={n!r} must be 3, RGB, or 1, gray") for n in (2, True, "1")),
+        *(({"channels": n}, f"channels={n!r} must be 3, RGB, or 1, gray") for n in (2, True, 1.0, "1")),
         ({"fidelity": "best"}, "fidelity='best' must be 'fast' or 'exact'"),
         (
             {"interpolation": "cubic"},

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from filelock import FileLock, Timeout
 
 from .. import __version__
-from ..errors import FEW_BAD, CacheError, warn
+from ..errors import CacheError, allowed_bad, warn
 from ..files import read_regular, write_json
 from ..machine import usable_cores
 from ..ops import library
@@ -115,10 +115,9 @@ def build_cache(
     one sub-directory per class, or with these in ``train``, ``val`` and ``test``, which become shards
     ``train-*``, ``val-*`` and ``test-*`` (see ``Folder``). codec: default ``Tiled()``. executor: runs the
     jobs, one per shard; or a number of local processes (0: this process); default one per core. max_bad:
-    largest fraction of undecodable samples, 0 to 1 (ten are always allowed, as in ``ShardDataModule``); these
-    are left out and listed in the manifest. replace:
-    whether a cache of another source in ``dest``, or of this one and others, may be replaced. progress:
-    called after each shard.
+    largest fraction of undecodable samples, 0 to 1 (ten are allowed, unless it is 0, as in
+    ``ShardDataModule``); these are left out and listed in the manifest. replace: whether a cache of another
+    source in ``dest``, or of this one and others, may be replaced. progress: called after each shard.
 
     The shards are the same bytes for any executor and after any number of killed builds; a second build
     writes only missing or changed shards, and those whose index is damaged. It does not read tars that have
@@ -284,7 +283,7 @@ class _Builder:
             self.progress(Progress(*counts, len(self.bad)))
 
     def _check_bad(self, samples: float, limit: float) -> None:
-        if len(self.bad) <= max(limit * samples, FEW_BAD):
+        if len(self.bad) <= allowed_bad(limit, samples):
             return
         shown = [f"shard {bad.shard}, key {bad.key!r}: {bad.reason}" for bad in self.bad[:_SHOWN]]
         more = f"; and {len(self.bad) - _SHOWN} more" * (len(self.bad) > _SHOWN)

@@ -32,9 +32,11 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "for the benchmark: other libraries, and charts",
         (
             *("kornia", "matplotlib", "nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13"),
-            *("opencv-python-headless", "PyTurboJPEG", "simplejpeg", "torchcodec"),
+            *("opencv-python-headless", "PyTurboJPEG", "scikit-image", "scikit-learn", "simplejpeg"),
+            "torchcodec",
         ),
     ),
+    "recipes": ("for the published trainings: experiment=...", ("lightning", "timm")),
     "cluster": ("for build_cache on a Dask cluster", ("dask", "distributed")),
     "remote": (
         "for build_cache from URLs: s3, gs, http, hf",

@@ -47,7 +47,7 @@ class LoaderConfig:
     processes that decode; if it is 0, ``threads`` of this process decode; if both are 0, the caller's thread
     does. None: see ``workers_and_threads``. ``prefetch``: batches prefetched per worker (in total, for
     threads). ``readahead``: batches, see ``loader.readahead_depth``. ``max_bad``: largest fraction of
-    undecodable images per epoch; ten are always allowed. ``max_pixels``: images with more pixels are
+    undecodable images per epoch; ten are allowed, unless it is 0. ``max_pixels``: images with more pixels are
     undecodable; None: 178,956,970 for JPEG and PPM, and 67,108,864 for formats that Pillow decodes whole (at
     up to 22 bytes per pixel and worker; ``PIL.Image.MAX_IMAGE_PIXELS`` bounds these, too).
     """

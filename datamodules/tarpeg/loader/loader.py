@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from ..errors import FEW_BAD, DecodeError, ShardError, warn
+from ..errors import DecodeError, ShardError, allowed_bad, warn
 from ..machine import read_machine
 from ..sampling.batches import DistributedBatchSampler, EpochCounter
 from ..sampling.sampler import Request, Sampler
@@ -190,7 +190,7 @@ class BaseLoader(ABC):
     def _excess(self, result: FetchResult, bad: int) -> DecodeError | None:
         """Error for more undecodable images than ``max_bad`` allows."""
         share, samples = self.config.max_bad, self._expected_samples()
-        if not result.substituted or bad <= max(share * samples, FEW_BAD):
+        if not result.substituted or bad <= allowed_bad(share, samples):
             return None
         return DecodeError(
             f"{bad} images of epoch {self._epoch} could not be decoded, more than max_bad={share} of the "

@@ -179,7 +179,7 @@ class Split:
             raise ValueError(f"fidelity={self.fidelity!r} must be 'fast' or 'exact'")
         if not (self.shuffle in (None, True, False, "blocks") or isinstance(self.shuffle, Blocks)):
             raise ValueError(f"shuffle={self.shuffle!r} must be True, False, 'blocks' or tarpeg.Blocks(...)")
-        if isinstance(self.channels, bool) or self.channels not in (1, 3):
+        if repr(self.channels) not in ("1", "3"):  # True and 1.0 equal 1
             raise ValueError(f"channels={self.channels!r} must be 3, RGB, or 1, gray")
         if self.channels == 1 and self.transform is not None:
             raise ValueError(
