@@ -29,15 +29,6 @@ NORMAL = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
 FLOAT = PixelFormat(tuple(MEAN), tuple(STD), torch.float32)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """torch's threads spin on the cores of other tests; small images do not need them."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def load(source, transform, **options):
     """A loader of batches of 4 in the order of the shards, by default without workers."""
     names = {"shuffle", "workers", "threads", "batch_size", "on_error"} & options.keys()
@@ -153,9 +144,10 @@ PYTHON = {
     "own policy alone": compose(v2.RandomResizedCrop(32), tarpeg.TrivialAugmentWide(), *NORMAL),
     "small": compose(v2.CenterCrop(80), v2.RandomHorizontalFlip(), *NORMAL),
     "functions": lambda image: (image[0, :30, :40] ^ int(random.random() * 255)).float(),
+    "reduction": compose(v2.RandomResizedCrop(224), lambda image: image.float() - image.float().mean()),
     "views": [compose(*CROP, *NORMAL), compose(*CROP, v2.RandomGrayscale(0.5), *NORMAL)],
 }
-QUICK = {"policy", "resize", "albumentations", "own policy", "small", "functions", "views"}
+QUICK = {"policy", "resize", "albumentations", "own policy", "small", "functions", "reduction", "views"}
 PYTHON["own module"].transforms.insert(2, v2.ToDtype(torch.float32, scale=True))
 
 
@@ -176,6 +168,22 @@ def test_the_same_bytes_for_any_number_of_workers(photos, name):
     second.load_state_dict({**first.state_dict(), "epoch": 1, "batches": 3})
     assert digest(second) == digest(epochs[1][3:]), "a resumed epoch"
     first.close()
+
+
+def test_steps_run_on_one_thread_of_torch(photos):
+    """Sums of more than 32768 floats depend on the number of threads."""
+    seen = []
+    steps = compose(*CROP, lambda image: (seen.append(torch.get_num_threads()), image)[1])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 2)
+    try:
+        images_of(load(photos, steps))
+        with pytest.raises(TransformError):
+            images_of(load(photos, compose(*CROP, failing)))
+        assert "not measured" in str(Split("x", transform=compose(*CROP, sometimes_failing)).plan())
+        assert set(seen) == {1} and torch.get_num_threads() == threads + 2
+    finally:
+        torch.set_num_threads(threads)
 
 
 def reproduced(steps, image, seed):
@@ -282,6 +290,12 @@ def test_streams(shard_of):
 def failing(image):
     if image.float().std() > 0:
         raise ArithmeticError("no")
+
+
+def sometimes_failing(image):
+    if random.random() < 0.5:
+        raise ArithmeticError("no")
+    return image
 
 
 def growing(image):

@@ -46,6 +46,7 @@ REDUCED = {
     "python train.py experiment=resnet50_v2 'data.train.shards=/data/cache/train-*.tar' "
     "'data.val.shards=/data/cache/val-*.tar'": f"{TRAINING} {CENTER} data.global_batch_size=8 "
     "model.net._target_=torchvision.models.shufflenet_v2_x0_5",
+    "python train.py -v": f"{TRAINING} {PHOTOS} {CENTER}",
     "make help": "",
     "python tools/doctor.py": "speed=false",
     "python train.py profiler=torch data.workers=0": f"{TRAINING} {PHOTOS} {CENTER} data.batch_size=2",

@@ -449,8 +449,7 @@ def _photograph(pipeline: Pipeline) -> Tensor:
 
 def _times(pipeline: Pipeline, image: Tensor) -> npt.NDArray[np.float64]:
     """Mean processor time of each step in Python, in microseconds, over runs with other random numbers."""
-    totals, threads = np.zeros(len(pipeline.python)), torch.get_num_threads()
-    torch.set_num_threads(1)  # as in worker processes
+    totals = np.zeros(len(pipeline.python))
     start = normalised(image[None], pipeline.levels)[0] if pipeline.levels_first else image
     with own_generators() as seed_all:
         for run in range(_RUNS):
@@ -460,5 +459,4 @@ def _times(pipeline: Pipeline, image: Tensor) -> npt.NDArray[np.float64]:
                 begin = time.thread_time()  # other processes do not count
                 value = run_steps([step], value, lambda: "a synthetic image")
                 totals[number] += time.thread_time() - begin
-    torch.set_num_threads(threads)
     return totals / _RUNS * 1e6

@@ -434,15 +434,19 @@ def own_generators() -> Iterator[Callable[[int, Sequence[Step]], None]]:
     """Yield a function that seeds the generators of torch (CPU), numpy and Python for a sample and its steps.
 
     The states of this process are restored at the end: a transform does not change what others draw. Tensors
-    are made on the CPU and without gradients meanwhile.
+    are made on the CPU and without gradients meanwhile, on one thread of torch: its sums over many floats
+    depend on the number of threads, which is 1 in worker processes.
     """
     states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+    threads = torch.get_num_threads()
     is_elsewhere = torch.get_default_device().type != "cpu"
     device = torch.device("cpu") if is_elsewhere else contextlib.nullcontext()
     try:
+        torch.set_num_threads(1)
         with torch.no_grad(), device:
             yield _seed
     finally:
+        torch.set_num_threads(threads)
         torch.default_generator.set_state(states[0])
         np.random.set_state(states[1])
         random.setstate(states[2])
