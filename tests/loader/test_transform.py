@@ -248,6 +248,20 @@ def test_crops_that_do_not_fit_are_torchvisions(photos):
         list(load(photos, v2.RandomCrop(90)))
 
 
+def test_small_images_that_are_damaged_outside_the_crop(shard_of):
+    whole = jpeg("420", 400, 64)
+    damaged = whole[:-500] + bytes(20) + whole[-480:]
+    path = shard_of(*(sample(n, damaged if n == 1 else whole) for n in range(4)))
+    plain = [batch.key for batch in loaders.load(path, CenterCrop(60), shuffle=False, workers=0, flip=0.0)]
+    assert "k0001" in plain[0], "its middle can be decoded"
+    for steps in ([], [tarpeg.RandAugment()], [v2.RandAugment()]):
+        given = load(path, compose(v2.CenterCrop(100), *steps))
+        with pytest.warns(UserWarning, match="'k0001': image is CORRUPT.*takes its place"):
+            assert "k0001" not in next(iter(given)).key
+        with pytest.raises(tarpeg.DecodeError, match="'k0001': image is CORRUPT"):
+            list(load(path, compose(v2.CenterCrop(100), *steps), on_error="raise"))
+
+
 def test_resize_and_center_crop(shard_of):
     """Fast: the box of tarpeg's CenterCrop, of whole pixels of the source. Exact: torchvision's pixels."""
     steps = compose(v2.Resize(64), v2.RandomHorizontalFlip(0.0), v2.CenterCrop(56))

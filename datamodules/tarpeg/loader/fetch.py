@@ -263,11 +263,11 @@ class Fetcher:
         pipelines = self.split.pipelines
         if not any(pipeline.least for pipeline in pipelines):
             return decoded
-        sizes, is_ok = image_sizes(self.shards.images(request.ids)).numpy(), decoded.status.numpy() == 0
+        sizes, status = image_sizes(self.shards.images(request.ids)).numpy(), decoded.status.numpy()
         for view, pipeline in enumerate(pipelines):
             if pipeline.least is None or pipeline.runs_python:
                 continue
-            rows = ((sizes < pipeline.least).any(axis=1) & is_ok).nonzero()[0]
+            rows = ((sizes < pipeline.least).any(axis=1) & (status == Status.OK)).nonzero()[0]
             if not len(rows):
                 continue
             whole = replace(pipeline, python=pipeline.uncropped, policies=(), least=None)
@@ -275,9 +275,11 @@ class Fetcher:
             occurrence = None if request.occurrence is None else request.occurrence[rows]
             small = Request(request.epoch, request.ids[rows], occurrence)
             out = _empty((len(rows), *outcome.shape), self._decoded_dtype)
-            status = torch.zeros(len(rows), dtype=torch.int32, device="cpu")
-            self._transform(small, view, outcome, None, out, _Decoded([], status, {}, None))
+            undecided = _Decoded([], torch.zeros(len(rows), dtype=torch.int32, device="cpu"), {}, None)
+            done = self._transform(small, view, outcome, None, out, undecided)
             self._by_view(decoded.images)[view][torch.from_numpy(rows)] = out
+            status[rows] = done.status.numpy()  # shares its memory with decoded.status
+            decoded.reasons.update({int(rows[row]): reason for row, reason in done.reasons.items()})
         return decoded
 
     def _sources(self, request: Request, threads: int = 1) -> tuple[list[Tensor | None], _Decoded]:
