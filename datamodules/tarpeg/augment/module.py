@@ -81,6 +81,10 @@ class Augment(nn.Module):
             )
         if min(std) <= 0:
             raise ValueError(f"std={list(std)!r} must be positive")
+        if max(mean) > 1:
+            raise ValueError(
+                f"mean={list(mean)!r} and std={list(std)!r} must be for values in 0..1: divide both by 255"
+            )
         if space not in ("rgb", "ycbcr"):
             raise ValueError(f"space={space!r} must be 'rgb' or 'ycbcr'")
         parts = {"affine": affine, "color": color, "erase": erase, "mask": mask, "mix": mix}

@@ -185,8 +185,8 @@ class RecipeContestant(LoaderContestant):
 
     def _ours(self) -> Batches:
         (workers, threads), augment = self.engine, self.recipe.augment().train()
-        # In trainings on several ranks the repeats of a sample go to different ranks: each image of a batch is
-        # of another file, as the peers' are.
+        # In trainings on several ranks the repeats of a sample go to different ranks: the images of a batch
+        # are of different files, as the peers' are.
         options: Any = {**self.recipe.split, "repeats": 1}
         split = Split(self.data.shards(self.kind), **options)
         views = split.view_groups()

@@ -109,20 +109,23 @@ class BatchBuffers:
 
     def _array(self, number: int, shape: Shape, dtype: torch.dtype) -> np.ndarray:
         begin = number * self.nbytes
-        return self._memory[begin : begin + sum(map(math.prod, by_size(shape))) * dtype.itemsize]
+        count = sum(map(math.prod, shape)) if isinstance(shape, list) else math.prod(shape)
+        return self._memory[begin : begin + count * dtype.itemsize]
 
 
 def _as_images(array: np.ndarray, shape: Shape, dtype: torch.dtype) -> Images:
-    shapes = by_size(shape)
-    parts = torch.from_numpy(array).view(dtype).split_with_sizes([math.prod(part) for part in shapes])
-    images = []
-    for part, each in zip(parts, shapes, strict=True):
-        if len(each) < 4:  # a transform's results that are no images
-            images.append(part.view(each))
-            continue
-        *lead, channels, height, width = each
-        images.append(part.view(*lead, height, width, channels).movedim(-1, -3))
-    return of_sizes(images)
+    numbers = torch.from_numpy(array).view(dtype)
+    if isinstance(shape, list):
+        parts = numbers.split_with_sizes(list(map(math.prod, shape)))
+        return [_as_image(part, each) for part, each in zip(parts, shape, strict=True)]
+    return _as_image(numbers, shape)
+
+
+def _as_image(numbers: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if len(shape) < 4:  # a transform's results that are not images
+        return numbers.view(shape)
+    *lead, channels, height, width = shape
+    return numbers.view(*lead, height, width, channels).movedim(-1, -3)
 
 
 ToRequest = Callable[[Any], Request | FetchResult]

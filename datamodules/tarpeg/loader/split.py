@@ -206,7 +206,7 @@ class Split:
             return Shards(expand(self.shards))
         if self.target is not None:
             warn(
-                f"shards={self.shards!r} is a folder of images, which have no labels: they will be -1. "
+                f"shards={self.shards!r} has images without labels, which will be -1. "
                 "Confirm with target=None; tarpeg.FolderShards packs a folder with a sub-directory per "
                 "class."
             )
@@ -346,9 +346,10 @@ class Split:
             if isinstance(crop, Progressive):
                 epochs |= set(crop.sizes)
             elif not all(hasattr(crop, name) for name in ("size", "draws", "boxes")):
+                hint = " Transforms of torchvision belong in transform=" * bool(name_of(crop))
                 raise ValueError(
                     f"crop={crop!r} must have size, draws and boxes(sizes, draws); for example "
-                    "RandomResizedCrop(224)"
+                    f"RandomResizedCrop(224).{hint}"
                 )
         for epoch in sorted(epochs):
             for crop in self.view_crops():

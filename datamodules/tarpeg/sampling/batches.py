@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ..errors import ShardError
+from ..errors import ShardError, warn
 from .sampler import Request, Sampler
 
 
@@ -87,10 +87,15 @@ class DistributedBatchSampler:
         At the end of an epoch, the next one follows if ``continues(next epoch)`` is true.
         """
         count = len(self)
+        low, high = (self.global_batch * r // self.world for r in (rank, rank + 1))
         while True:
             ids, occurrence = sampler.draw_epoch(epoch)
             for k in range(first, count):
-                places = self.rank_places(k, rank)
+                start = k * self.global_batch
+                if self.takes_turns or k == count - 1:
+                    places = self.rank_places(k, rank)
+                else:
+                    places = slice(start + low, start + high)
                 yield Request(epoch, ids[places], None if occurrence is None else occurrence[places])
             epoch, first = epoch + 1, 0
             if not continues(epoch):
@@ -108,7 +113,7 @@ class EpochCounter:
         self.on_epoch: Callable[[], None] | None = None
         self.epoch = 0
         self._set: int | None = None
-        self._resumed: tuple[int, int] | None = None
+        self._resumed: tuple[int, int, bool] | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next ``iter()``."""
@@ -119,12 +124,18 @@ class EpochCounter:
     def resume(self, epoch: int, batch: int, is_end: bool) -> None:
         """Begin that epoch at that batch. ``is_end``: the next ``iter()`` is the epoch after it."""
         self.epoch = epoch + is_end
-        self._resumed = (epoch, batch)
+        self._resumed = (epoch, batch, is_end)
 
     def begin(self) -> tuple[int, int]:
         """Return the epoch that begins now and its first batch, and advance."""
         epoch = self.epoch if self._set is None else self._set
-        resumed, first = self._resumed or (epoch, 0)
+        resumed, first, is_end = self._resumed or (epoch, 0, False)
+        if resumed < epoch and first and not is_end:
+            warn(
+                f"the checkpoint is at batch {first} of epoch {resumed}, but epoch {epoch} begins: the other "
+                f"batches of epoch {resumed} are left out. Lightning takes an epoch for finished if max_steps "
+                "ended the run in it; checkpoints of ModelCheckpoint(every_n_train_steps=n) go on within it."
+            )
         self._set = self._resumed = None
         self.epoch = epoch + 1
         return epoch, first if resumed == epoch else 0

@@ -130,8 +130,10 @@ class CenterCrop:
     """The central box of the crop's size, an int for a square or (height, width); not random.
 
     shorter: the crop equals "resize the shorter side to that many pixels, then crop the centre", taken as one
-    box from the source: size / shorter of the source's shorter side. If the box does not fit into the image,
-    it is the largest box of the crop's shape that does, as in RandomCrop.
+    box from the source: size / shorter of the source's shorter side. The box lies on whole pixels of the
+    source, half a pixel from torchvision's at most, whatever ``fidelity`` is; a ``Split(transform=...)`` of
+    Resize and CenterCrop has torchvision's. If the box does not fit into the image, it is the largest box of
+    the crop's shape that does, as in RandomCrop.
     """
 
     size: Size = _Size()
