@@ -126,7 +126,8 @@ void Axis::prepare(int in_size, int out_size, Filter filter, bool mirrored, int 
   for (int i = 0; i < out; ++i) {
     // In the order of the stored axis: a mirrored output takes the mirrored samples.
     int first = tap_weights(mirrored ? out - 1 - i : i, in_size, out, filter, &row);
-    while (row.size() > 1 && row.back() == 0.0) row.pop_back();
+    // Mirrored these would be the first: `start` may not go back, as rows are read once.
+    while (!mirrored && row.size() > 1 && row.back() == 0.0) row.pop_back();
     if (mirrored) {
       first = in_size - first - static_cast<int>(row.size());
       std::reverse(row.begin(), row.end());

@@ -94,6 +94,19 @@ def test_hard_edges(data: st.DataObject, orientation: int, method: tuple[str, bo
     assert largest_difference(images, reference.decode_batch([jpeg], box, size, **options)) <= 1
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_lines_that_are_copies_between_enlarged_ones(orientation: int) -> None:
+    """At the ratio 3 / 5 every fifth line has the weight of one sample only, mirrored or not."""
+    pixels = np.random.default_rng(0).integers(0, 2, (60, 60, 1)).repeat(3, 2) * 255
+    image = Image.fromarray(pixels.astype(np.uint8))
+    jpeg = pictures.tensor(pictures.encoded(image, quality=100, subsampling=0, orientation=orientation))
+    for interpolation, antialias in METHODS:
+        options = {"interpolation": interpolation, "antialias": antialias}
+        images, _ = tarpeg.decode_batch([jpeg], whole(60, 60), (100, 100), fidelity="exact", **options)
+        expected = reference.decode_batch([jpeg], whole(60, 60), (100, 100), **options)
+        assert largest_difference(images, expected) <= 1, interpolation
+
+
 def test_the_reference_is_torchvision_v2() -> None:
     jpeg = pictures.tensor(pictures.jpeg("420", 75, 101))
     image = reference.decode(jpeg)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..sampling.sampler import Request
 from .batch import FetchResult, Images, Shape, by_size, of_sizes

@@ -133,8 +133,9 @@ class EpochCounter:
         if resumed < epoch and first and not is_end:
             warn(
                 f"the checkpoint is at batch {first} of epoch {resumed}, but epoch {epoch} begins: the other "
-                f"batches of epoch {resumed} are left out. Lightning takes an epoch for finished if max_steps "
-                "ended the run in it; checkpoints of ModelCheckpoint(every_n_train_steps=n) go on within it."
+                f"batches of epoch {resumed} are left out. Lightning takes an epoch for finished if "
+                "max_steps ended the run in it; checkpoints of ModelCheckpoint(every_n_train_steps=n) go on "
+                "within it."
             )
         self._set = self._resumed = None
         self.epoch = epoch + 1
