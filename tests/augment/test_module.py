@@ -27,6 +27,7 @@ from tarpeg import (
     TrivialAugmentWide,
 )
 from tarpeg.ops.programs import Op, run_programs
+from torchvision.transforms import v2
 
 NO_IMAGES = r"images must be uint8 \[B, 3, H, W\], got torch"
 PRESETS = Path(__file__).parents[2] / "conf" / "augment"
@@ -106,6 +107,13 @@ def test_the_default_device_of_torch_does_not_matter(images, space, make):
             lambda: Augment(policy=[Color()]),
             r"policy=Color\(.*\) must be a policy such as",
         ),
+        (
+            lambda: Augment(policy=v2.RandAugment()),
+            r"policy=RandAugment\(.*\) must be a policy such as .* torchvision belong in Split\(transform=",
+        ),
+        (lambda: Augment(policy=RandAugment), r"policy=<class .*RandAugment'> must be a policy such as"),
+        (lambda: Augment(policy="randaugment"), r"policy='randaugment' must be a policy such as"),
+        (lambda: Augment(mean=[124, 116, 104]), r"mean=\[124, 116, 104\] .* in 0\.\.1: divide both by 255"),
         (lambda: Augment(mix={"classes": 3}), r"mix={'classes': 3} must be a tarpeg\.Mix, got a dict"),
         (lambda: Mix(0), r"classes=0 must be the number of classes"),
         (lambda: Mix(10, mixup=-1), r"mixup=-1 must be the alpha"),

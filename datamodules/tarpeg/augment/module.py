@@ -106,12 +106,14 @@ class Augment(nn.Module):
         self.fill = [min(max(255 * level, 0.0), 255.0) for level in self.mean] if fill is None else fill
         self.dtype = _torch_constant("dtype", dtype, _DTYPES)
         self.memory_format = _torch_constant("memory_format", memory_format, _MEMORY_FORMATS)
-        policies = (
-            [] if policy is None else [policy] if isinstance(policy, (Policy, Mapping)) else list(policy)
-        )
+        is_list = isinstance(policy, Sequence) and not isinstance(policy, str)
+        policies: list[Any] = list(policy) if is_list else [] if policy is None else [policy]  # type: ignore[arg-type]
         for each in policies:
             if not isinstance(each, Policy):
-                raise ValueError(f"policy={each!r} must be a policy such as tarpeg.RandAugment(), or a list")
+                raise ValueError(
+                    f"policy={each!r} must be a policy such as tarpeg.RandAugment(), or a list of these; "
+                    "transforms of torchvision belong in Split(transform=...)"
+                )
         self.policies = tuple(policies)
         drawn = [*([(_FLIP, _Flip(flip))] if flip and policies else []), *enumerate(policies, _POLICIES)]
         self.stages = _stages_of(drawn)
