@@ -20,7 +20,8 @@ from omegaconf import OmegaConf
 from tarpeg import CenterCrop, RandomCrop, RandomResizedCrop, ShardDataModule, Split, Whole
 from tarpeg.diagnostics.advice import measure_costs
 from tarpeg.loader.config import PixelFormat
-from tarpeg.loader.transform import TransformError
+from tarpeg.loader.transform import FullImage, TransformError
+from tarpeg.ops.decode import decode_batch
 from tarpeg.sampling.sampler import Request
 from torch import nn
 from torchvision.transforms import InterpolationMode, functional, transforms as v1, v2
@@ -75,7 +76,6 @@ def test_what_the_decoder_does_equals_crop_and_flip(photos, name):
     ("steps", "crop", "dtype"),
     [
         ([v2.Resize((24, 40))], Whole((24, 40)), torch.uint8),
-        ([v2.Resize(40), v2.CenterCrop((32, 24)), NORMAL[0]], CenterCrop((32, 24), 40), torch.float32),
         ([v2.RandomCrop(32), v2.ToDtype(torch.bfloat16, scale=True)], RandomCrop(32), torch.bfloat16),
         ([v2.CenterCrop([48]), v2.ConvertImageDtype(torch.float16)], CenterCrop(48), torch.float16),
     ],
@@ -263,15 +263,19 @@ def test_small_images_that_are_damaged_outside_the_crop(shard_of):
 
 
 def test_resize_and_center_crop(shard_of):
-    """Fast: the box of tarpeg's CenterCrop, of whole pixels of the source. Exact: torchvision's pixels."""
-    steps = compose(v2.Resize(64), v2.RandomHorizontalFlip(0.0), v2.CenterCrop(56))
+    """torchvision's crop of the resized image, not tarpeg's box of whole pixels of the source."""
+    steps = compose(v2.Resize(64), v2.CenterCrop(56))
     path = shard_of(*(sample(n, jpeg("420", 150, 200 - n, seed=n)) for n in range(4)))
-    near, exact = (
-        load(path, compose(steps.transforms[0], steps.transforms[2]), fidelity=f) for f in ("fast", "exact")
-    )
-    assert near.split.pipelines[0].crop == CenterCrop(56, shorter=64) and near.split.is_decoded_only
-    for image, file in zip(images_of(exact), exact.fetcher.shards.images(np.arange(4)), strict=True):
+    fast, exact = (load(path, steps, fidelity=fidelity) for fidelity in ("fast", "exact"))
+    files = exact.fetcher.shards.images(np.arange(4))
+    for near, image, file in zip(images_of(fast), images_of(exact), files, strict=True):
         assert (image.int() - steps(reference.decode(file)).int()).abs().max() <= 1
+        height, width = reference.decode(file).shape[1:]
+        size = FullImage(64).target(height, width)
+        whole, _ = decode_batch([file], torch.tensor([[0, 0, height, width]], dtype=torch.int32), size)
+        assert torch.equal(near, v2.CenterCrop(56)(whole[0])), "the same box at the other fidelity"
+    plan = str(fast.split.plan(measure=False))
+    assert "whole image" in plan and "crop=tarpeg.CenterCrop((56, 56), shorter=64) decodes less" in plan
 
 
 def test_other_formats_and_broken_images(shard_of):
@@ -296,6 +300,72 @@ def test_streams(shard_of):
         options = {"streaming": True, "batch_size": 3}
         digests = {digest(load(path, PYTHON[name], workers=workers, **options)) for workers in (0, 1)}
         assert len(digests) == 1
+
+
+# --- timm
+
+
+def test_timms_transforms_work_as_they_are(photos):
+    create_transform = pytest.importorskip("timm.data").create_transform
+    settings = {"mean": MEAN, "std": STD, "interpolation": "bicubic"}
+    crop = v2.RandomResizedCrop(32, interpolation=3)
+    for given, wanted in (
+        (
+            create_transform(32, crop_pct=0.8, **settings),
+            compose(v2.Resize(40, 3), v2.CenterCrop(32), v2.ToImage(), *NORMAL),
+        ),
+        (
+            create_transform(32, is_training=True, color_jitter=None, **settings),
+            compose(crop, CROP[1], v2.ToImage(), *NORMAL),
+        ),
+    ):
+        images = (images_of(load(photos, transform)) for transform in (given, wanted))
+        assert torch.allclose(*images, atol=1e-5)
+    assert load(photos, given).split.is_decoded_only
+    steps = create_transform(32, is_training=True, auto_augment="rand-m9", re_prob=0.5, **settings)
+    assert torch.equal(images_of(load(photos, steps)), images_of(load(photos, steps, workers=1)))
+    assert re.search(
+        r"Python  RandAugment: [\d,]+ us.*tarpeg.TimmRandAugment", str(load(photos, steps).split.plan())
+    )
+
+
+OTHERS = {
+    "auto-augment": {"is_training": True, "auto_augment": "original", "interpolation": "random"},
+    "augmix": {"is_training": True, "auto_augment": "augmix-m3-w2"},
+    "3a": {"is_training": True, "auto_augment": "3a", "vflip": 0.5},
+    "jitter": {
+        "is_training": True,
+        "grayscale_prob": 0.5,
+        "gaussian_blur_prob": 0.5,
+        "color_jitter_prob": 0.5,
+    },
+    "ratio": {"is_training": True, "train_crop_mode": "rkrc"},
+    "uint8": {"is_training": True, "use_prefetcher": True, "auto_augment": "rand-m5"},
+    "border": {"crop_mode": "border"},
+    "squash": {"crop_mode": "squash"},
+    "oblong": {"input_size": (32, 48)},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_others_of_timms_transforms_work_too(photos, name):
+    create_transform = pytest.importorskip("timm.data").create_transform
+    steps = create_transform(**{"input_size": 32, **OTHERS[name]})
+    dtype = torch.uint8 if name == "uint8" else torch.float32
+    images = images_of(load(photos, steps))
+    assert images.shape[-2] == 32 and images.dtype == dtype
+    assert torch.equal(images, images_of(load(photos, steps, workers=1)))
+
+
+def test_policies_of_timm_give_the_pixels_of_timm(photos):
+    policy = pytest.importorskip("timm.data.auto_augment").rand_augment_transform("rand-m9-mstd0.5", {})
+    seeds = []
+    steps = [lambda image: (seeds.append(torch.initial_seed()), image)[1], policy]
+    images, crops = (images_of(load(photos, compose(*CROP, *more))) for more in (steps, []))
+    for image, crop, seed in zip(images, crops, seeds[-23:], strict=True):
+        wanted = reproduced([v2.ToPILImage(), policy, v2.PILToTensor()], crop, seed)
+        assert torch.equal(image, wanted)
 
 
 # --- errors
@@ -327,10 +397,11 @@ def retyping(image):
             failing,
             r"k0000': transform= failed in failing, step 1 of the 1 in Python, on uint8 \[3, 32, 32\]: Ari",
         ),
-        (growing, r"k00\d\d': transform= returned uint8 \[3, .*must have one type and one shape"),
-        (retyping, r"k00\d\d': transform= returned (float32|uint8) \[3, 32, 32\], and (uint8|float32)"),
+        (growing, r"k00\d\d': transform= returned uint8 \[3, .*must have one type and one shape.*CenterCrop"),
+        (retyping, r"returned (float32|uint8) \[3, 32, 32\], and (uint8|float32).*end it with v2.ToDtype"),
+        (NORMAL[1], r"Got torch.uint8. Put v2.ToDtype\(torch.float32, scale=True\) before steps that need"),
         (v2.ToPILImage(), r"k0000': transform= returned a Image of \(32, 32\): it must return a tensor"),
-        (lambda image: image.long(), r"transform= returned int64"),
+        (lambda image: image.long(), r"transform= returned int64.*Convert it with image.to\(torch.uint8\)"),
         (lambda image: image.convert("L"), r"<lambda>.*v2.ToPILImage\(\) before steps that need PIL"),
         (
             v1.RandomApply([v1.Lambda(lambda i: functional.to_tensor(i))], p=1.0),
@@ -361,6 +432,7 @@ def test_a_transform_that_fails_is_an_error_with_its_sample(photos, step, text, 
             {"transform": [v2.RandomResizedCrop(8), v2.RandomResizedCrop(8, interpolation="bicubic")]},
             "several kinds of interpolation",
         ),
+        ({"transform": [*CROP, NORMAL[0]]}, r"RandomHorizontalFlip\(p=0.5\) would be a view.*v2.Compose\(\["),
     ],
 )
 def test_wrong_settings(settings, text):
@@ -369,8 +441,10 @@ def test_wrong_settings(settings, text):
 
 
 def test_views_of_other_types(photos):
-    with pytest.raises(TransformError, match=r"views of transform= return torch.uint8 .* and torch.float32"):
-        list(load(photos, [compose(*CROP), compose(*CROP, lambda image: image.float())]))
+    text = r"transform= return torch.uint8 \[3, 32, 32\] and torch.float32 \[3, 32, 32\].*v2.Compose\(\["
+    for step in (lambda image: image.float(), NORMAL[0]):
+        with pytest.raises(TransformError, match=text):
+            list(load(photos, [compose(*CROP, v2.RandomGrayscale()), compose(*CROP, step)]))
 
 
 def test_a_generator_of_its_own_is_a_warning(photos):

@@ -382,13 +382,15 @@ class Fetcher:
         images, where = self._first_images(epoch)
         pairs = zip(self.split.pipelines, images, strict=True)
         found = [outcome_of(pipeline, image, where, self.seed) for pipeline, image in pairs]
-        dtypes = {(self._last_format(outcome) or outcome).dtype for outcome in found}
+        dtypes = [(self._last_format(outcome) or outcome).dtype for outcome in found]
         shapes = [{found[view].shape for view in views} for views in self.split.view_groups()]
-        if len(dtypes) > 1 or max(map(len, shapes)) > 1:
-            shown = " and ".join(f"{outcome.dtype} {list(outcome.shape)}" for outcome in found)
+        if len({*dtypes}) > 1 or max(map(len, shapes)) > 1:
+            each = zip(dtypes, found, strict=True)
+            shown = " and ".join(f"{dtype} {list(outcome.shape)}" for dtype, outcome in each)
             raise TransformError(
                 f"{where()}: the views of transform= return {shown}: all must have one type, and those that "
-                "begin with crops of one size, or without a crop, one shape"
+                "begin with crops of one size, or without a crop, one shape. A list has one transform per "
+                "view; the steps of one pipeline belong in v2.Compose([...])."
             )
         self._found[key] = found
         return found

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ..augment.policies import Policy
 from ..errors import warn
 from ..sampling.crops import Crop, Progressive, crop_at
 from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fraction, shown, subset_ids
@@ -53,6 +54,11 @@ _FASTER = {
     "RandomSolarize": ("Solarize", 4.9),
 }
 _FASTER_HUE = 14.0  # ColorJitter(hue=...)
+# The same for classes of timm.
+_NATIVE_FOR_TIMM = {
+    "RandomResizedCropAndInterpolation": "interpolation='bicubic', not 'random', is done in the decoder",
+    "RandAugment": "tarpeg.TimmRandAugment('rand-...'), here or in Augment(policy=...), is native",
+}
 
 
 @dataclass(frozen=True)
@@ -251,8 +257,7 @@ class Split:
         known: dict[tuple[int, int], Pipeline] = {}  # a transform of several views is read once
         for crop, transform in zip(crops, transforms, strict=True):
             if (id(crop), id(transform)) not in known:
-                settings, exact = (self.flip, self.interpolation), self.fidelity == "exact"
-                pipeline = pipeline_of(transform, crop, *settings, exact=exact)
+                pipeline = pipeline_of(transform, crop, self.flip, self.interpolation)
                 known[id(crop), id(transform)] = pipeline
         return tuple(
             known[id(crop), id(transform)] for crop, transform in zip(crops, transforms, strict=True)
@@ -337,6 +342,15 @@ class Split:
                 f"flip={self.flip!r} and interpolation={self.interpolation!r} belong to crop=. Give them in "
                 "transform=, as RandomHorizontalFlip and interpolation= of its crop; or give crop="
             )
+        if self.crop is None and isinstance(self.transform, Sequence) and len(self.transform) > 1:
+            for step, pipeline in zip(self.transform, self.pipelines, strict=True):
+                is_step = isinstance(step, Policy) or name_of(step) not in ("", "Compose")
+                if is_step and isinstance(pipeline.crop, FullImage):
+                    raise ValueError(
+                        f"transform=[...] has one transform per view, and {shown_step(step)} would be a view "
+                        "of whole images. For one pipeline of these steps give transform=v2.Compose([...]); "
+                        "for such a view, v2.Compose of this step"
+                    )
         if len({(each.interpolation, each.antialias) for each in self.pipelines}) > 1:
             raise ValueError(
                 "transform= has views with several kinds of interpolation= or antialias=: give all the same"
@@ -430,6 +444,8 @@ def _planned(pipeline: Pipeline, measure: bool) -> Iterator[PlannedStep]:
 
 def _faster(step: Any, us: float | None) -> str:
     """Return the policy of tarpeg that does the same, and its cost; "" if there is none."""
+    if (kind := type(original(step))).__module__ in ("timm.data.transforms", "timm.data.auto_augment"):
+        return _NATIVE_FOR_TIMM.get(kind.__name__, "")
     inner = list(step.transforms) if name_of(step) == "RandomApply" else [step]
     name, ratio = _FASTER.get(name_of(inner[0]) if len(inner) == 1 else "", ("", 1.0))
     ratio = _FASTER_HUE if name == "ColorJitter" and inner[0].hue else ratio

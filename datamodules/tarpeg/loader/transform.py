@@ -1,6 +1,6 @@
 """A user's transform: which of its steps the decoder does, and the others per sample in Python.
 
-torchvision and Albumentations are recognised by the modules of their classes and never imported here.
+torchvision, timm and Albumentations are recognised by the modules of their classes and never imported here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from ..augment.policies import Policy
@@ -32,12 +33,21 @@ _FROM_PIL = {"ToImage", "PILToTensor", "ToTensor"}
 _CROPS = {"RandomResizedCrop", "RandomCrop", "CenterCrop", "Resize"}
 _INTERPOLATIONS = {"bilinear", "bicubic", "lanczos", "box", "nearest", "nearest-exact"}
 _BY_PILLOW = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+_TIMM = ("timm.data.auto_augment", "timm.data.transforms")
+# timm's names for steps of torchvision.
+_OF_TIMM = {
+    "MaybeToTensor": "ToTensor",
+    "MaybePILToTensor": "PILToTensor",
+    "RandomResizedCropAndInterpolation": "RandomResizedCrop",
+}
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _REPEATS = 3  # runs that must equal the first one
 _PIL_HINT = (
     " Images are uint8 tensors [3, H, W], not PIL images: put torchvision's v2.ToPILImage() before steps "
     "that need PIL, and v2.PILToTensor() after them."
 )
+
+_FLOAT_HINT = " Put v2.ToDtype(torch.float32, scale=True) before steps that need floats."
 
 
 class TransformError(RuntimeError):
@@ -101,16 +111,13 @@ def pipeline_of(
     crop: Crop | Progressive | None,
     flip: float,
     interpolation: str,
-    *,
-    exact: bool,
 ) -> Pipeline:
     """Return how a view is made by ``transform``, after ``crop``, ``flip`` and ``interpolation`` if given.
 
-    ``exact``: resize whole images before CenterCrop, instead of the box that it leaves, which begins and ends
-    at whole pixels of the source. Raises ValueError for a transform that cannot be called.
+    Raises ValueError for a transform that cannot be called.
     """
     steps = [] if transform is None else _flattened(transform)
-    head = _Head(crop, flip, interpolation, exact=exact)
+    head = _Head(crop, flip, interpolation)
     if crop is not None:
         head.names = [(repr(crop), f"in the decoder, {interpolation}")]
         head.names += [(f"flip={flip:g}", "in the decoder")] if flip else []
@@ -183,11 +190,8 @@ class _Levels:
 class _Head:
     """The native steps at the beginning of a list: ``position`` is the first step that is not native."""
 
-    def __init__(
-        self, crop: Any, flip: float = 0.0, interpolation: str = "bilinear", *, exact: bool = False
-    ) -> None:
-        self.crop, self._exact = crop, exact
-        self.flip, self.interpolation, self.antialias = flip, interpolation, True
+    def __init__(self, crop: Any, flip: float = 0.0, interpolation: str = "bilinear") -> None:
+        self.crop, self.flip, self.interpolation, self.antialias = crop, flip, interpolation, True
         self.least: tuple[int, int] | None = None
         self.policies: list[Policy] = []
         self.levels = _Levels()
@@ -226,23 +230,12 @@ class _Head:
         return 1
 
     def _absorb_crop(self, steps: list[Any]) -> int:
-        step, after = steps[self.position], range(self.position + 1, len(steps))
-        following = next((place for place in after if name_of(steps[place]) not in _NOTHING), self.position)
-        center = steps[following] if name_of(steps[following]) == "CenterCrop" else None
-        crop, method = _crop_of(step, None if self._exact else center), _method(steps, self.position)
+        step = steps[self.position]
+        crop, method = _crop_of(step), _method(steps, self.position)
         if crop is None or method is None:
             return 0
         self.crop, (self.interpolation, self.antialias) = crop, method
         self.names.append((shown_step(step), "in the decoder, which decodes that part only"))
-        if isinstance(crop, CenterCrop) and crop.shorter is not None:
-            self.names[-1:] = [
-                (shown_step(step), "in the decoder, of the crop"),
-                (
-                    shown_step(center),
-                    "before the resize, at whole pixels of the source; fidelity='exact' resizes whole images",
-                ),
-            ]
-            return following + 1 - self.position
         if isinstance(crop, (RandomCrop, CenterCrop)):
             self.least = crop.size
         return 1
@@ -256,12 +249,17 @@ def _uncropped(steps: list[Any]) -> tuple[_Head, list[Any]]:
     head.names = [("decode", note)]
     if name_of(resize) == "Resize" and (shorter := _shorter(resize)) and (method := _method(steps, first)):
         head.crop, (head.interpolation, head.antialias) = FullImage(shorter), method
-        head.names = [(shown_step(resize), "in the decoder, of the whole image, one at a time")]
+        note = "in the decoder, of the whole image, one at a time"
+        crop = next((step for step in steps[first + 1 :] if name_of(step) not in _NOTHING), None)
+        if name_of(crop) == "CenterCrop":
+            size = f"{_pair(crop.size)}, shorter={shorter}"  # type: ignore[union-attr]
+            note += f"; crop=tarpeg.CenterCrop({size}) decodes less, a box of whole pixels of the source"
+        head.names = [(shown_step(resize), note)]
         steps = [*(step for step in steps[:first] if name_of(step) == "ToImage"), *steps[first + 1 :]]
     return head, steps
 
 
-def _crop_of(step: Any, following: Any) -> Crop | None:
+def _crop_of(step: Any) -> Crop | None:
     """Return the crop of a step of torchvision; None for one that the decoder cannot do."""
     name = name_of(step)
     try:
@@ -271,10 +269,8 @@ def _crop_of(step: Any, following: Any) -> Crop | None:
             return None if step.padding or step.pad_if_needed else RandomCrop(_pair(step.size))
         if name == "CenterCrop":
             return CenterCrop(_pair(step.size))
-        if (shorter := _shorter(step)) is None:
-            return Whole(_pair(step.size)) if step.size is not None and step.max_size is None else None
-        if following is not None and max(size := _pair(following.size)) <= shorter:
-            return CenterCrop(size, shorter=shorter)
+        if _shorter(step) is None and step.size is not None and step.max_size is None:
+            return Whole(_pair(step.size))
     except ValueError:  # numbers that only torchvision takes
         pass
     return None
@@ -308,7 +304,7 @@ def _method(steps: list[Step], position: int) -> tuple[str, bool] | None:
     mode = _BY_PILLOW.get(given, given) if isinstance(given, int) else given
     names = [name_of(each) for each in steps]
     takes_pil = not _FROM_PIL & {*names[:position]} and bool(_FROM_PIL & {*names[position:]})
-    antialias = takes_pil or bool(step.antialias)
+    antialias = takes_pil or bool(getattr(step, "antialias", True))  # timm's have none
     if takes_pil and mode == "nearest":
         mode = "nearest-exact"
     if mode not in _INTERPOLATIONS or (mode in ("lanczos", "box") and not antialias):
@@ -340,8 +336,10 @@ def _flattened(transform: Any) -> list[Step]:
 
 
 def name_of(step: Any) -> str:
-    """Return the name of a class of torchvision, in v1 or v2; "" for others and for their subclasses."""
+    """Return the name of a class of torchvision, or of timm's for the same; "" for all others."""
     kind = type(step)
+    if kind.__module__ == "timm.data.transforms":
+        return _OF_TIMM.get(kind.__name__, "")
     return kind.__name__ if kind.__module__.startswith("torchvision.transforms.") else ""
 
 
@@ -390,6 +388,20 @@ class _FromPil:
 
 
 @dataclass(frozen=True)
+class _OnPil:
+    """A step of timm on PIL images, as in timm: uint8 tensors [3, H, W] are converted before and after."""
+
+    step: Any
+
+    def __call__(self, image: Any) -> Any:
+        if not isinstance(image, Tensor) or image.dtype != torch.uint8 or image.shape[:-2] != (3,):
+            return self.step(image)
+        found = self.step(Image.fromarray(image.permute(1, 2, 0).numpy()))
+        is_image = isinstance(found, Image.Image)
+        return torch.from_numpy(np.array(found)).permute(2, 0, 1) if is_image else found
+
+
+@dataclass(frozen=True)
 class _OnePolicy:
     """A policy of tarpeg between other steps: on one image, with draws of numpy's generator."""
 
@@ -421,12 +433,14 @@ def _adapted(step: Any) -> Step:
         "albumentations.core.transforms_interface.BasicTransform",
     }:
         return _Albumentations(step)
-    return _FromPil(step) if name_of(step) in ("ToTensor", "PILToTensor") else step
+    if name_of(step) in ("ToTensor", "PILToTensor"):
+        return _FromPil(step)
+    return _OnPil(step) if type(step).__module__ in _TIMM else step
 
 
 def original(step: Any) -> Any:
     """Return a step in Python as the user gave it."""
-    return step.step if isinstance(step, (_Albumentations, _FromPil, _OnePolicy)) else step
+    return step.step if isinstance(step, (_Albumentations, _FromPil, _OnPil, _OnePolicy)) else step
 
 
 @contextlib.contextmanager
@@ -470,10 +484,12 @@ def run_steps(steps: Sequence[Step], image: Any, where: Callable[[], str]) -> An
         try:
             result = step(image)
         except Exception as error:
-            hint = _PIL_HINT if "PIL" in str(error) or "'Tensor' object" in str(error) else ""
+            text = str(error).rstrip(".")
+            hint = _PIL_HINT if "PIL" in text or "'Tensor' object" in text else ""
+            hint = _FLOAT_HINT if "float tensor" in text else hint
             raise TransformError(
                 f"{where()}: transform= failed in {shown_step(original(step))}, step {number + 1} of the "
-                f"{len(steps)} in Python, on {described(image)}: {type(error).__name__}: {error}.{hint}"
+                f"{len(steps)} in Python, on {described(image)}: {type(error).__name__}: {text}.{hint}"
             ) from error
         image = result
     return image
@@ -507,11 +523,14 @@ class Outcome:
         """Raise TransformError for a result of another type or shape."""
         if isinstance(result, Tensor) and (result.dtype, tuple(result.shape)) == (self.dtype, self.shape):
             return
+        remedy = "End it with a crop or a resize to a fixed size, such as v2.CenterCrop(224)."
+        if not isinstance(result, Tensor) or result.dtype != self.dtype:
+            step = "ToDtype(torch.float32, scale=True)" if isinstance(result, Tensor) else "PILToTensor()"
+            remedy = f"Have all its branches return one type: end it with v2.{step}."
         wanted = described(torch.empty(self.shape, dtype=self.dtype, device="meta"))
         raise TransformError(
             f"{where()}: transform= returned {described(result)}, and {wanted} for the first sample: the "
-            "results of all samples must have one type and one shape. End it with a crop or a resize to a "
-            "fixed size, such as v2.CenterCrop(224)."
+            f"results of all samples must have one type and one shape. {remedy}"
         )
 
 
@@ -535,9 +554,11 @@ def outcome_of(pipeline: Pipeline, image: Tensor, where: Callable[[], str], seed
         if not isinstance(result, Tensor) or not (
             result.dtype == torch.uint8 or result.dtype.is_floating_point
         ):
+            remedy = "End it with torchvision's v2.PILToTensor(), or Albumentations' ToTensorV2()."
+            remedy = "Convert it with image.to(torch.uint8)." if isinstance(result, Tensor) else remedy
             raise TransformError(
                 f"{where()}: transform= returned {described(result)}: it must return a tensor of uint8 or "
-                "floats. End it with torchvision's v2.PILToTensor(), or Albumentations' ToTensorV2()."
+                f"floats. {remedy}"
             )
         first = result.clone()
         if not all(_is_same(first, run(pipeline.python)) for _ in range(_REPEATS)):
