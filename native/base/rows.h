@@ -25,6 +25,9 @@ class RowSource {
   virtual Status next(uint8_t* row) noexcept = 0;
   // Skips a row that is not needed; `row` may be written to.
   virtual Status pass(uint8_t* row) noexcept { return next(row); }
+  // Row y of the rectangle, from its first pixel on, with at least 32 readable bytes after the last one;
+  // nullptr if rows are not kept.
+  virtual const uint8_t* kept(int) noexcept { return nullptr; }
   // Checks the rest of the file, up to its end, if the rectangle reaches the end of the image.
   virtual Status finish() noexcept { return Status::kOk; }
   virtual size_t stride() const noexcept = 0;

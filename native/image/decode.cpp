@@ -181,6 +181,7 @@ bool decode_together(const uint8_t* data, size_t size, int reduction, View* view
   const PixelFormat format = views->request.is_gray ? PixelFormat::kGray : PixelFormat::kRgbx;
   if (members < 2 || area(all) >= separate) return false;
   if (scratch->planes.decode(scratch->stream, all, reduction, format) != Status::kOk) return false;
+  scratch->planes.keep();
   for (View* view = views; view < views + count; ++view) {
     if (belongs(*view))
       view->status = decode(data, size, view->request, reduction, scratch, header, view->out);

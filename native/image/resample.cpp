@@ -265,20 +265,23 @@ T* at_least(std::vector<T>* memory, size_t count) {
 
 }  // namespace
 
-void Resampler::prepare_columns(bool is_gray) {
+void Resampler::prepare_columns(bool is_gray, bool reversed) {
+  const int last = horizontal_.out - 1;
+  if (reversed) std::reverse(horizontal_.start.begin(), horizontal_.start.end());
   if (is_gray) {
     blocks_ = (horizontal_.taps + 7) / 8;
     columns_.assign(static_cast<size_t>(horizontal_.out + 7) / 8 * 64 * blocks_, 0);
     const int16_t* weight = horizontal_.weights.data();
-    for (int x = 0; x < horizontal_.out; ++x) {
-      for (int tap = 0; tap < horizontal_.taps; ++tap) columns_[gray_place(x, blocks_, tap)] = *weight++;
+    for (int x = 0; x <= last; ++x) {
+      const int column = reversed ? last - x : x;
+      for (int tap = 0; tap < horizontal_.taps; ++tap) columns_[gray_place(column, blocks_, tap)] = *weight++;
     }
     return;
   }
   blocks_ = (horizontal_.taps + 3) / 4;
   columns_.assign(static_cast<size_t>(horizontal_.out) * blocks_ * 16, 0);
-  for (int x = 0; x < horizontal_.out; ++x) {
-    int16_t* target = columns_.data() + static_cast<size_t>(x) * blocks_ * 16;
+  for (int x = 0; x <= last; ++x) {
+    int16_t* target = columns_.data() + static_cast<size_t>(reversed ? last - x : x) * blocks_ * 16;
     for (int tap = 0; tap < horizontal_.taps; ++tap) {
       const int16_t weight = horizontal_.weights[static_cast<size_t>(x) * horizontal_.taps + tap];
       for (int channel = 0; channel < 4; ++channel) target[tap / 2 * 8 + channel * 2 + tap % 2] = weight;
@@ -297,15 +300,19 @@ Status Resampler::run(RowSource& rows, const Resize& resize, const Placement& pl
   if (columns_first) return run_columns_first(rows, resize.is_gray, place);
   const int box_height = vertical_.in, box_width = horizontal_.in;
   const int out_height = resize.out_height, out_width = resize.out_width;
-  prepare_columns(resize.is_gray);
-
   const size_t pair_count = (vertical_.taps + 1) / 2;
-  const size_t step = resize.is_gray ? 1 : 4, pixel_bytes = resize.is_gray ? 1 : 3;
+  const size_t step = resize.is_gray ? 1 : 4;
+  const int pixel_bytes = resize.is_gray ? 1 : 3;
+  // A mirrored row is blended from right to left, and its bytes are in order again.
+  const bool reversed = place.column_step == -pixel_bytes,
+             packed = std::abs(place.column_step) == pixel_bytes;
+  prepare_columns(resize.is_gray, reversed);
   const size_t length = step * static_cast<size_t>(box_width);
   // The passes work on whole vectors and whole groups of taps: past the end they read zeros of weight zero.
   const size_t padded = (length + 31) / 32 * 32;
-  const size_t ring_rows = 2 * pair_count + 1;
-  const size_t ring_stride = std::max(rows.stride(), step * static_cast<size_t>(rows.skip()) + padded);
+  const size_t ring_rows = 2 * pair_count + 1, skip = step * static_cast<size_t>(rows.skip());
+  const size_t ring_stride = std::max(rows.stride(), skip + padded);
+  const bool is_kept = rows.kept(0) != nullptr;
   if (ring_.size() < ring_rows * ring_stride) ring_.resize(ring_rows * ring_stride);
   const size_t blend_size = padded + 16 * static_cast<size_t>(blocks_ + 1);
   if (blend_.size() < blend_size) blend_.resize(blend_size);
@@ -317,12 +324,11 @@ Status Resampler::run(RowSource& rows, const Resize& resize, const Placement& pl
 
   const Columns columns{horizontal_.start.data(),           columns_.data(), blocks_, out_width,
                         horizontal_.precision + kBlendBits, resize.is_gray};
-  const bool packed = place.column_step == static_cast<ptrdiff_t>(pixel_bytes);
   int have = 0;
   for (int y = 0; y < out_height; ++y) {
     const int first = vertical_.start[y];
     const int end = std::min(first + vertical_.taps, box_height);
-    for (; have < end; ++have) {
+    for (; !is_kept && have < end; ++have) {
       uint8_t* const row = ring_.data() + (have % ring_rows) * ring_stride;
       const Status status = have < first ? rows.pass(row) : rows.next(row);
       if (status != Status::kOk) return status;
@@ -330,17 +336,17 @@ Status Resampler::run(RowSource& rows, const Resize& resize, const Placement& pl
     const int16_t* weights = vertical_.weights.data() + static_cast<size_t>(y) * vertical_.taps;
     for (size_t tap = 0; tap < 2 * pair_count; ++tap) {
       const int row = std::min(first + static_cast<int>(tap), end - 1);
-      taps_[tap] = ring_.data() + (row % ring_rows) * ring_stride + step * static_cast<size_t>(rows.skip());
+      taps_[tap] = is_kept ? rows.kept(row) : ring_.data() + (row % ring_rows) * ring_stride + skip;
     }
     pair_up(weights, vertical_.taps, pairs_.data());
     const Rows rows_in{
         taps_.data(), pairs_.data(), static_cast<int>(pair_count), length, vertical_.precision - kBlendBits,
         clamps};
     uint8_t* line = place.origin + y * place.row_step;
-    uint8_t* target = packed ? line : pixels_.data();
-    blend(rows_in, columns, blend_.data(), target);
+    uint8_t* const target = reversed ? line + (out_width - 1) * place.column_step : line;
+    blend(rows_in, columns, blend_.data(), packed ? target : pixels_.data());
     if (packed) continue;
-    scatter_pixels(pixels_.data(), out_width, pixel_bytes, place.column_step, line);
+    scatter_pixels(pixels_.data(), out_width, static_cast<size_t>(pixel_bytes), place.column_step, line);
   }
   return Status::kOk;
 }

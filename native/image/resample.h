@@ -42,7 +42,7 @@ class Resampler {
   }
 
  private:
-  void prepare_columns(bool is_gray);
+  void prepare_columns(bool is_gray, bool reversed);
   Status run_columns_first(RowSource& rows, bool is_gray, const Placement& place);
 
   Axis vertical_, horizontal_;

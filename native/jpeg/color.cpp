@@ -49,9 +49,10 @@ TARPEG_AVX2 int convert_avx2(const uint8_t* luma, const uint8_t* blue, const uin
                                                            (static_cast<uint32_t>(kGreenBlue) & 0xFFFF)));
   const __m256i half = _mm256_set1_epi32(kHalf);
   const __m128i drop_x = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
-  int x = 0;
-  // 16 pixels at a time; the last 16 bytes written must stay inside the row.
-  for (; x + 16 <= count; x += 16) {
+  if (count < 16) return 0;
+  // 16 pixels at a time, the last 16 perhaps again in part: the bytes written must stay inside the row.
+  for (int next = 0; next < count; next += 16) {
+    const int x = std::min(next, count - 16);
     const __m256i y = widened(luma + x);
     const __m256i cb = _mm256_sub_epi16(widened(blue + x), center);
     const __m256i cr = _mm256_sub_epi16(widened(red + x), center);
@@ -88,7 +89,7 @@ TARPEG_AVX2 int convert_avx2(const uint8_t* luma, const uint8_t* blue, const uin
     const int tail = _mm_extract_epi32(last, 2);
     std::memcpy(target + 44, &tail, 4);
   }
-  return x;
+  return count;
 }
 
 TARPEG_AVX2 void h2v1_avx2(const uint8_t* in, int count, uint8_t* out) noexcept {

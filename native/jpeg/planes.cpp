@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/pages.h"
 #include "jpeg/color.h"
 #include "jpeg/entropy.h"
 #include "jpeg/idct.h"
@@ -26,6 +27,7 @@ void PlaneReader::prepare(const Frame& frame, const Box& box, int reduction, Pix
   reduction_ = reduction;
   format_ = format;
   box_ = reduced(box, reduction);
+  all_ = {};
   y_ = box_.top;
   // Every sample of a reduced pixel counts, whether it is in the box or next to it.
   const int bottom = std::min(frame.height, (box_.top + box_.height) * reduction);
@@ -252,7 +254,7 @@ int PlaneReader::transform(const BaselineStream& stream, int index, bool with_ne
 }
 
 // Row y of a component at full resolution, at least the columns of the box; index 0 is column 0 of the image.
-const uint8_t* PlaneReader::upsampled(int index, int y) {
+const uint8_t* PlaneReader::upsampled(int index, int y, const Box& box) noexcept {
   const Plane& plane = planes_[index];
   if (plane.across == 1 && plane.down == 1) return plane.row(y);
   uint8_t* const line = lines_[index].data();
@@ -262,8 +264,8 @@ const uint8_t* PlaneReader::upsampled(int index, int y) {
   const int far = std::clamp(y % plane.down == 0 ? near - 1 : near + 1, plane.top, plane.height - 1);
   // The image's last sample is repeated, not whatever the rest of its block holds.
   // Only what is under the box, and a margin: the planes may hold more, for other boxes.
-  const int begin = std::max(plane.left, box_.left / plane.across - 2);
-  const int last = (box_.left + box_.width) / plane.across + 3;
+  const int begin = std::max(plane.left, box.left / plane.across - 2);
+  const int last = (box.left + box.width) / plane.across + 3;
   const int end = std::min({plane.left + plane.columns, plane.width, last});
   const ChromaRow row{plane.row(near) + begin, plane.row(far) + begin, end - begin, begin == 0,
                       end == plane.width};
@@ -279,19 +281,48 @@ const uint8_t* PlaneReader::upsampled(int index, int y) {
   return line - static_cast<ptrdiff_t>(begin) * plane.across;
 }
 
-Status PlaneReader::next(uint8_t* out) noexcept {
-  const int y = y_++;
-  const uint8_t* luma = upsampled(0, y) + box_.left;
+// Row y of the image, the columns of `box`.
+void PlaneReader::convert(int y, const Box& box, uint8_t* out) noexcept {
+  const uint8_t* luma = upsampled(0, y, box) + box.left;
   const int step = static_cast<int>(format_);
   if (format_ == PixelFormat::kGray) {
-    std::memcpy(out, luma, static_cast<size_t>(box_.width));
+    std::memcpy(out, luma, static_cast<size_t>(box.width));
   } else if (component_count_ == 1) {
-    gray_to_rgb(luma, box_.width, step, out);
+    gray_to_rgb(luma, box.width, step, out);
   } else {
-    const uint8_t* cb = upsampled(1, y) + box_.left;
-    const uint8_t* cr = upsampled(2, y) + box_.left;
-    ycc_to_rgb(luma, cb, cr, box_.width, step, out);
+    const uint8_t* cb = upsampled(1, y, box) + box.left;
+    const uint8_t* cr = upsampled(2, y, box) + box.left;
+    ycc_to_rgb(luma, cb, cr, box.width, step, out);
   }
+}
+
+void PlaneReader::keep() {
+  const size_t bytes = stride() * box_.height + 32;
+  if (bytes > kMostKept / 2) return;
+  if (kept_.size() < bytes) kept_.resize(bytes);
+  is_kept_.assign(box_.height, 0);
+  all_ = box_;
+}
+
+const uint8_t* PlaneReader::kept(int y) noexcept {
+  if (all_.height == 0 || format_ == PixelFormat::kRgb) return nullptr;
+  const int step = static_cast<int>(format_), row = box_.top + y - all_.top;
+  uint8_t* const line = kept_.data() + static_cast<size_t>(step) * all_.width * row;
+  if (!is_kept_[row]) {
+    convert(all_.top + row, all_, line);
+    is_kept_[row] = 1;
+  }
+  return line + static_cast<ptrdiff_t>(step) * (box_.left - all_.left);
+}
+
+Status PlaneReader::next(uint8_t* out) noexcept {
+  const uint8_t* line = kept(y_ - box_.top);
+  if (line != nullptr) {
+    std::memcpy(out, line, stride());
+  } else {
+    convert(y_, box_, out);
+  }
+  ++y_;
   return Status::kOk;
 }
 

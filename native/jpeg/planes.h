@@ -52,6 +52,9 @@ class PlaneReader final : public RowSource {
     y_ = box_.top;
     format_ = format;
   }
+  // Keeps each row from the first time that it is needed: boxes that overlap share it, unless the memory is
+  // too large.
+  void keep();
   // The same verdict on the rows of pixels above `rows`, and those that share MCUs with them, of any stream
   // that could be parsed; decodes no pixel and returns no rows.
   Status check(const BaselineStream& stream, int rows);
@@ -68,10 +71,11 @@ class PlaneReader final : public RowSource {
     ++y_;
     return Status::kOk;
   }
+  const uint8_t* kept(int y) noexcept override;
   size_t stride() const noexcept override { return static_cast<size_t>(format_) * box_.width; }
   int skip() const noexcept override { return 0; }
   size_t bytes() const noexcept {
-    size_t sum = held_bytes(segment_, sums_);
+    size_t sum = held_bytes(segment_, sums_, kept_, is_kept_);
     for (int i = 0; i < 3; ++i) sum += held_bytes(planes_[i].data, lines_[i]);
     return sum;
   }
@@ -84,7 +88,8 @@ class PlaneReader final : public RowSource {
   void plan(const BaselineStream& stream) noexcept;
   Status decode_segment(const BaselineStream& stream, size_t segment);
   bool decode_mcu(const BaselineStream& stream, BitReader* reader, int* dc, int row, int column);
-  const uint8_t* upsampled(int component, int y);
+  const uint8_t* upsampled(int component, int y, const Box& box) noexcept;
+  void convert(int y, const Box& box, uint8_t* out) noexcept;
 
   int component_count_ = 0, reduction_ = 1;  // components to be decoded: luma alone for gray
   Plane planes_[3];
@@ -93,7 +98,9 @@ class PlaneReader final : public RowSource {
   alignas(32) Block blocks_[10];
   alignas(32) uint8_t samples_[10][64];
   std::vector<uint8_t> segment_;  // without its stuffing
-  Box box_{};
+  Box box_{}, all_{};             // returned; kept, of height 0 if rows are not kept
+  std::vector<uint8_t> kept_;     // rows of all_
+  std::vector<uint8_t> is_kept_;  // whether a row of kept_ is filled
   PixelFormat format_ = PixelFormat::kRgb;
   int y_ = 0;
   bool has_padding_ = false;
