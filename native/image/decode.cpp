@@ -14,11 +14,13 @@ namespace {
 struct Scratch {
   Resampler resampler;
   BaselineStream stream;
-  PlaneReader planes;
+  PlaneReader planes[4];  // of reduction 1, 2, 4, 8; the first also of each box alone
   std::vector<uint8_t> row;
 
   size_t bytes() const noexcept {
-    return resampler.bytes() + stream.bytes() + planes.bytes() + held_bytes(row);
+    size_t sum = resampler.bytes() + stream.bytes() + held_bytes(row);
+    for (const PlaneReader& reader : planes) sum += reader.bytes();
+    return sum;
   }
 };
 
@@ -93,7 +95,7 @@ bool is_inside(const Request& request, const Header& header) noexcept {
          is_inside(request.box, header.upright_height(), header.upright_width());
 }
 
-// `ready`: the reduction of the samples that scratch->planes already holds of this box; 0 if it has none.
+// `ready`: the reduction of the samples that scratch->planes already hold of this box; 0 if it has none.
 Status decode(const uint8_t* data, size_t size, const Request& request, int ready, Scratch* scratch,
               Header* header, uint8_t* out) {
   *header = read_header(data, size);
@@ -120,8 +122,9 @@ Status decode(const uint8_t* data, size_t size, const Request& request, int read
     return status == Status::kOk ? rows.finish() : status;
   };
   if (ready > 0) {
-    scratch->planes.select(box, format);
-    return deliver(scratch->planes, ready);
+    PlaneReader& planes = scratch->planes[__builtin_ctz(static_cast<unsigned>(ready))];
+    planes.select(box, format);
+    return deliver(planes, ready);
   }
   if (header->format == Format::kPpm) {
     PpmReader rows(data + header->body, header->width, box, format);
@@ -135,7 +138,7 @@ Status decode(const uint8_t* data, size_t size, const Request& request, int read
   // decoded by libjpeg, which decides whether a file is damaged; only surplus data between codes and markers
   // are judged by PlaneReader wherever it can, whatever the colours are (Note [padding]). Reductions are made
   // in the planes either way, so that a file and its tiled copy give the same pixels.
-  PlaneReader& planes = scratch->planes;
+  PlaneReader& planes = scratch->planes[0];
   const BaselineStream& stream = scratch->stream;
   bool is_checked = false;
   if (scratch->stream.parse(data, size, *header)) {
@@ -157,36 +160,86 @@ Status decode(const uint8_t* data, size_t size, const Request& request, int read
 
 int64_t area(const Box& box) noexcept { return static_cast<int64_t>(box.height) * box.width; }
 
-// Decodes the views of one reduction together: the samples under all their boxes once, and from these every
-// view. False, and nothing done, if there are too few, if each alone is less work, or if the file is not
-// sound under all boxes: then the fate of each view depends on its own box.
-bool decode_together(const uint8_t* data, size_t size, int reduction, View* views, int count,
-                     Scratch* scratch, Header* header) {
-  const auto belongs = [&](const View& view) {
-    return is_inside(view.request, *header) && plan_of(view.request, *header).reduction == reduction;
-  };
+// The views of one reduction: how many, the box around theirs, and the sum of their areas.
+struct Group {
+  int count = 0;
+  Box all{};
   int64_t separate = 0;
-  int members = 0, top = INT_MAX, left = INT_MAX, bottom = 0, right = 0;
-  for (const View* view = views; view < views + count; ++view) {
-    if (!belongs(*view)) continue;
-    const Box box = plan_of(view->request, *header).box;
-    top = std::min(top, box.top);
-    left = std::min(left, box.left);
-    bottom = std::max(bottom, box.top + box.height);
-    right = std::max(right, box.left + box.width);
+
+  void add(const Box& box) noexcept {
+    all = count++ == 0 ? box : around(all, box);
     separate += area(box);
-    ++members;
   }
-  const Box all{top, left, bottom - top, right - left};
+  static Box around(const Box& a, const Box& b) noexcept {
+    const int top = std::min(a.top, b.top), left = std::min(a.left, b.left);
+    return {top, left, std::max(a.top + a.height, b.top + b.height) - top,
+            std::max(a.left + a.width, b.left + b.width) - left};
+  }
+};
+
+int power_of(const Request& request, const Header& header) noexcept {
+  return __builtin_ctz(static_cast<unsigned>(plan_of(request, header).reduction));
+}
+
+// Decodes the views of these reductions together (a bit each): the samples under all boxes of a reduction
+// once, from entropy-coded data that are decoded once, and from these every view. False, and nothing done, if
+// the file is not sound under all boxes: then the fate of each view depends on its own box.
+bool decode_together(const uint8_t* data, size_t size, const Group* groups, unsigned powers, View* views,
+                     int count, Scratch* scratch, Header* header) {
   const PixelFormat format = views->request.is_gray ? PixelFormat::kGray : PixelFormat::kRgbx;
-  if (members < 2 || area(all) >= separate) return false;
-  if (scratch->planes.decode(scratch->stream, all, reduction, format) != Status::kOk) return false;
-  scratch->planes.keep();
+  PlaneReader* first = nullptr;
+  for (int power = 0; power < 4; ++power) {
+    if ((powers >> power & 1) == 0) continue;
+    scratch->planes[power].plan(scratch->stream, groups[power].all, 1 << power, format, first);
+    first = &scratch->planes[power];
+  }
+  if (first->decode(scratch->stream) != Status::kOk) return false;
+  for (int power = 0; power < 4; ++power) {
+    if (powers >> power & 1) scratch->planes[power].keep();
+  }
   for (View* view = views; view < views + count; ++view) {
-    if (belongs(*view))
-      view->status = decode(data, size, view->request, reduction, scratch, header, view->out);
+    if (!is_inside(view->request, *header)) continue;
+    const int power = power_of(view->request, *header);
+    if (powers >> power & 1)
+      view->status = decode(data, size, view->request, 1 << power, scratch, header, view->out);
   }
   return true;
+}
+
+// Decodes together what is less work together; returns the reductions of the views that are done (a bit
+// each).
+unsigned decode_groups(const uint8_t* data, size_t size, View* views, int count, Scratch* scratch,
+                       Header* header) {
+  Group groups[4];
+  for (const View* view = views; view < views + count; ++view) {
+    // Images of several channel counts are decoded one by one.
+    if (view->request.is_gray != views->request.is_gray) return 0;
+    if (!is_inside(view->request, *header)) continue;
+    const Plan plan = plan_of(view->request, *header);
+    groups[__builtin_ctz(static_cast<unsigned>(plan.reduction))].add(plan.box);
+  }
+  unsigned used = 0, worth = 0;
+  Box all{};
+  int64_t apart = 0;
+  for (int power = 0; power < 4; ++power) {
+    const Group& group = groups[power];
+    if (group.count == 0) continue;
+    all = used == 0 ? group.all : Group::around(all, group.all);
+    used |= 1u << power;
+    const bool is_worth = group.count > 1 && area(group.all) < group.separate;
+    if (is_worth) worth |= 1u << power;
+    apart += is_worth ? area(group.all) : group.separate;
+  }
+  const bool are_several = (used & (used - 1)) != 0;
+  if (are_several && area(all) < apart &&
+      decode_together(data, size, groups, used, views, count, scratch, header)) {
+    return used;
+  }
+  unsigned done = 0;
+  for (unsigned bit = 1; bit < 16; bit *= 2) {
+    if ((worth & bit) && decode_together(data, size, groups, bit, views, count, scratch, header)) done |= bit;
+  }
+  return done;
 }
 
 }  // namespace
@@ -208,20 +261,18 @@ void decode_views(const uint8_t* data, size_t size, View* views, int count, Head
       if (scratch.bytes() > kMostKept) scratch = Scratch();
     }
   } release;
-  bool is_done[4] = {};  // the views of reduction 1, 2, 4, 8
+  unsigned done = 0;  // reductions
   if (count > 1) *header = read_header(data, size);
   if (count > 1 && header->status == Status::kOk && header->format != Format::kPpm &&
       static_cast<int64_t>(header->height) * header->width <= views->request.max_pixels &&
       has_end_marker(data, size, header->body) && scratch.stream.parse(data, size, *header) &&
       scratch.stream.is_decodable) {
-    for (int power = 0; power < 4; ++power)
-      is_done[power] = decode_together(data, size, 1 << power, views, count, &scratch, header);
+    done = decode_groups(data, size, views, count, &scratch, header);
   }
   const Header known = *header;
   for (View* view = views; view < views + count; ++view) {
-    const bool was_together = (is_done[0] || is_done[1] || is_done[2] || is_done[3]) &&
-                              is_inside(view->request, known) &&
-                              is_done[__builtin_ctz(plan_of(view->request, known).reduction)];
+    const bool was_together =
+        done != 0 && is_inside(view->request, known) && (done >> power_of(view->request, known) & 1) != 0;
     if (!was_together) view->status = decode(data, size, view->request, 0, &scratch, header, view->out);
   }
 }

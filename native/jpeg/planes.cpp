@@ -32,10 +32,10 @@ void PlaneReader::prepare(const Frame& frame, const Box& box, int reduction, Pix
   // Every sample of a reduced pixel counts, whether it is in the box or next to it.
   const int bottom = std::min(frame.height, (box_.top + box_.height) * reduction);
   const int right = std::min(frame.width, (box_.left + box_.width) * reduction);
-  first_column_ = std::max(0, box_.left * reduction - 1) / frame.mcu_width;
-  last_column_ = std::min(frame.width - 1, right) / frame.mcu_width;
-  first_row_ = std::max(0, box_.top * reduction - 1) / frame.mcu_height;
-  last_row_ = std::min(frame.height - 1, bottom) / frame.mcu_height;
+  own_.first_column = std::max(0, box_.left * reduction - 1) / frame.mcu_width;
+  own_.last_column = std::min(frame.width - 1, right) / frame.mcu_width;
+  own_.first_row = std::max(0, box_.top * reduction - 1) / frame.mcu_height;
+  own_.last_row = std::min(frame.height - 1, bottom) / frame.mcu_height;
   for (int i = 0; i < component_count_; ++i) {
     const Component& component = frame.components[i];
     Plane& plane = planes_[i];
@@ -49,11 +49,12 @@ void PlaneReader::prepare(const Frame& frame, const Box& box, int reduction, Pix
     plane.down = std::max(1, down / reduction);
     plane.width = (component.width + plane.across_by - 1) / plane.across_by;
     plane.height = (component.height + plane.down_by - 1) / plane.down_by;
-    plane.top = first_row_ * component.down * plane.block_rows;
-    plane.left = first_column_ * component.across * plane.block_columns;
-    plane.columns = (last_column_ - first_column_ + 1) * component.across * plane.block_columns;
+    plane.top = own_.first_row * component.down * plane.block_rows;
+    plane.left = own_.first_column * component.across * plane.block_columns;
+    plane.columns = (own_.last_column - own_.first_column + 1) * component.across * plane.block_columns;
     plane.stride = plane.columns;
-    const size_t rows = static_cast<size_t>(last_row_ - first_row_ + 1) * component.down * plane.block_rows;
+    const size_t rows =
+        static_cast<size_t>(own_.last_row - own_.first_row + 1) * component.down * plane.block_rows;
     const size_t bytes = rows * plane.stride + 2 * Plane::kMargin;
     if (plane.data.size() < bytes) plane.data.resize(bytes);
     const size_t length = static_cast<size_t>(plane.columns) * plane.across + 64;
@@ -62,7 +63,7 @@ void PlaneReader::prepare(const Frame& frame, const Box& box, int reduction, Pix
   }
 }
 
-void PlaneReader::plan(const BaselineStream& stream) noexcept {
+void PlaneReader::plan_blocks(const BaselineStream& stream) noexcept {
   BlockPlan* plan = plans_;
   for (int i = 0; i < stream.component_count; ++i) {
     const Component& component = stream.components[i];
@@ -73,14 +74,11 @@ void PlaneReader::plan(const BaselineStream& stream) noexcept {
 }
 
 Status PlaneReader::check(const BaselineStream& stream, int rows) {
-  plan(stream);
+  plan_blocks(stream);
   has_padding_ = false;
   // Every MCU is read, none is in the box.
-  first_row_ = stream.mcu_rows;
-  last_row_ = std::min(stream.height - 1, rows) / stream.mcu_height;
-  first_column_ = 0;
-  last_column_ = stream.mcu_columns - 1;
-  const int64_t mcus = static_cast<int64_t>(last_row_ + 1) * stream.mcu_columns;
+  read_ = {stream.mcu_rows, std::min(stream.height - 1, rows) / stream.mcu_height, 0, stream.mcu_columns - 1};
+  const int64_t mcus = static_cast<int64_t>(read_.last_row + 1) * stream.mcu_columns;
   Status status = Status::kOk;
   for (int64_t segment = 0; segment * stream.interval < mcus; ++segment) {
     status = worse(status, decode_segment(stream, static_cast<size_t>(segment)));
@@ -89,18 +87,24 @@ Status PlaneReader::check(const BaselineStream& stream, int rows) {
   return status;
 }
 
-Status PlaneReader::decode(const BaselineStream& stream, const Box& box, int reduction, PixelFormat format) {
-  prepare(stream, box, reduction, format);
-  plan(stream);
-  const int64_t first = static_cast<int64_t>(first_row_) * stream.mcu_columns + first_column_;
-  const int64_t last = static_cast<int64_t>(last_row_) * stream.mcu_columns + last_column_;
+Status PlaneReader::decode(const BaselineStream& stream) {
+  plan_blocks(stream);
+  read_ = own_;
+  for (const PlaneReader* reader = next_; reader != nullptr; reader = reader->next_) {
+    read_ = {std::min(read_.first_row, reader->own_.first_row),
+             std::max(read_.last_row, reader->own_.last_row),
+             std::min(read_.first_column, reader->own_.first_column),
+             std::max(read_.last_column, reader->own_.last_column)};
+  }
+  const int64_t first = static_cast<int64_t>(read_.first_row) * stream.mcu_columns + read_.first_column;
+  const int64_t last = static_cast<int64_t>(read_.last_row) * stream.mcu_columns + read_.last_column;
   Status status = Status::kOk;
   for (int64_t segment = first / stream.interval; segment <= last / stream.interval; ++segment) {
     // A segment within one row of MCUs may lie to the left or right of the box.
     const int64_t begin = segment * stream.interval, end = begin + stream.interval;
     const int64_t row = begin / stream.mcu_columns, offset = begin % stream.mcu_columns;
     const bool one_row = end <= (row + 1) * stream.mcu_columns;
-    if (one_row && (offset > last_column_ || offset + stream.interval <= first_column_)) continue;
+    if (one_row && (offset > read_.last_column || offset + stream.interval <= read_.first_column)) continue;
     status = worse(status, decode_segment(stream, static_cast<size_t>(segment)));
     if (status == Status::kCorrupt) return status;
   }
@@ -118,17 +122,18 @@ Status PlaneReader::decode(const uint8_t* data, size_t size, const Header& heade
   // A gray image with sampling factors above 1 has rows of several blocks in libjpeg, of one block in its
   // frame.
   const int blocks_down = raw.blocks_down();
-  for (int row = 0; row <= last_row_; ++row) {
+  for (int row = 0; row <= own_.last_row; ++row) {
     if (row % blocks_down == 0) {
       status = raw.next();
       if (status != Status::kOk) return status;
     }
-    if (row < first_row_) continue;
+    if (row < own_.first_row) continue;
     for (int i = 0; i < component_count_; ++i) {
       const Component& component = frame.components[i];
       Plane& plane = planes_[i];
       for (int y = 0; y < component.down; ++y) {
-        for (int x = first_column_ * component.across; x < (last_column_ + 1) * component.across; ++x) {
+        for (int x = own_.first_column * component.across; x < (own_.last_column + 1) * component.across;
+             ++x) {
           const uint8_t* block = raw.block(i, row % blocks_down + y, x);
           for (int line = 0; line < plane.side; ++line) {
             std::memcpy(samples_[0] + kBlockSide * line, block + line * raw.stride(i),
@@ -139,7 +144,7 @@ Status PlaneReader::decode(const uint8_t* data, size_t size, const Header& heade
       }
     }
   }
-  return last_row_ == frame.mcu_rows - 1 ? raw.finish() : Status::kOk;
+  return own_.last_row == frame.mcu_rows - 1 ? raw.finish() : Status::kOk;
 }
 
 Status PlaneReader::decode_segment(const BaselineStream& stream, size_t segment) {
@@ -151,19 +156,19 @@ Status PlaneReader::decode_segment(const BaselineStream& stream, size_t segment)
   const int64_t begin = static_cast<int64_t>(segment) * stream.interval;
   const int64_t all = static_cast<int64_t>(stream.mcu_rows) * stream.mcu_columns;
   const int64_t end = std::min(begin + stream.interval, all);
-  const int64_t last = static_cast<int64_t>(last_row_) * stream.mcu_columns + last_column_;
+  const int64_t last = static_cast<int64_t>(read_.last_row) * stream.mcu_columns + read_.last_column;
   int row = static_cast<int>(begin / stream.mcu_columns),
       column = static_cast<int>(begin % stream.mcu_columns);
   int dc[4] = {0, 0, 0, 0};
   int64_t mcu = begin;
   for (; mcu < end && mcu <= last; ++mcu) {
-    const bool wanted = row >= first_row_ && column >= first_column_ && column <= last_column_;
+    const bool wanted = row >= read_.first_row && column >= read_.first_column && column <= read_.last_column;
     if (wanted) {
       if (!decode_mcu(stream, &reader, dc, row, column)) return Status::kUnsupported;
     } else {
       // After the last block under the box, the rest of this segment is not needed.
-      if (column > last_column_ &&
-          (row == last_row_ || end <= static_cast<int64_t>(row + 1) * stream.mcu_columns)) {
+      if (column > read_.last_column &&
+          (row == read_.last_row || end <= static_cast<int64_t>(row + 1) * stream.mcu_columns)) {
         return Status::kOk;
       }
       if (!decode_blocks(&reader, plans_, stream.blocks, dc, blocks_)) return Status::kUnsupported;
@@ -203,21 +208,26 @@ bool PlaneReader::decode_mcu(const BaselineStream& stream, BitReader* reader, in
   const int blocks = component_count_ == 1 ? luma.across * luma.down : stream.blocks;
   std::memset(blocks_, 0, static_cast<size_t>(blocks) * sizeof blocks_[0]);
   if (!decode_blocks(reader, plans_, stream.blocks, dc, blocks_)) return false;
-  int at = 0;
-  for (int i = 0; i < component_count_; ++i) {
-    // Cb and Cr of one block each go together.
-    const bool paired = i == 1 && stream.components[1].across * stream.components[1].down == 1 &&
-                        stream.components[2].across * stream.components[2].down == 1;
-    at += transform(stream, i, paired, at, row, column);
-    if (paired) break;
+  for (PlaneReader* reader = this; reader != nullptr; reader = reader->next_) {
+    if (reader->own_.contains(row, column)) reader->transform(stream, blocks_, row, column);
   }
   return true;
 }
 
-// Turns the blocks of one component of an MCU, from blocks_[first] on, into samples of its plane; returns
+void PlaneReader::transform(const BaselineStream& stream, const Block* blocks, int row, int column) noexcept {
+  for (int i = 0; i < component_count_; ++i) {
+    // Cb and Cr of one block each go together.
+    const bool paired = i == 1 && stream.components[1].across * stream.components[1].down == 1 &&
+                        stream.components[2].across * stream.components[2].down == 1;
+    blocks += transform(stream, i, paired, blocks, row, column);
+    if (paired) break;
+  }
+}
+
+// Turns the blocks of one component of an MCU, into samples of its plane; returns
 // their number. `with_next`: the next component has one block, like this one, and is done too.
-int PlaneReader::transform(const BaselineStream& stream, int index, bool with_next, int first, int row,
-                           int column) noexcept {
+int PlaneReader::transform(const BaselineStream& stream, int index, bool with_next, const Block* blocks,
+                           int row, int column) noexcept {
   const Component& component = stream.components[index];
   Plane& plane = planes_[index];
   const int top = row * component.down, left = column * component.across;
@@ -227,13 +237,12 @@ int PlaneReader::transform(const BaselineStream& stream, int index, bool with_ne
   int count = 0;
   for (int y = 0; y < component.down; ++y) {
     for (int x = 0; x < component.across; ++x, ++count) {
-      jobs[count] = {blocks_[first + count], component.quantisers,
+      jobs[count] = {blocks[count], component.quantisers,
                      is_direct ? plane.block(top + y, left + x) : samples_[count]};
     }
   }
   if (with_next && is_direct && plane.side == kBlockSide) {
-    jobs[1] = {blocks_[first + 1], stream.components[index + 1].quantisers,
-               planes_[index + 1].block(top, left)};
+    jobs[1] = {blocks[1], stream.components[index + 1].quantisers, planes_[index + 1].block(top, left)};
     inverse_dct(jobs[0], jobs[1], stride);
     return 2;
   }
@@ -250,7 +259,7 @@ int PlaneReader::transform(const BaselineStream& stream, int index, bool with_ne
       store(component, &plane, top + y, left + x, samples_[block]);
     }
   }
-  return count + (with_next ? transform(stream, index + 1, false, first + count, row, column) : 0);
+  return count + (with_next ? transform(stream, index + 1, false, blocks + count, row, column) : 0);
 }
 
 // Row y of a component at full resolution, at least the columns of the box; index 0 is column 0 of the image.

@@ -45,7 +45,17 @@ class PlaneReader final : public RowSource {
   // Decodes the part under `box`, in stored pixels, and then returns the rows of reduced(box, reduction).
   // kUnsupported if the data are irregular: libjpeg then decides about the file. kCorrupt if a segment under
   // the box does not end with its last block: see Note [padding].
-  Status decode(const BaselineStream& stream, const Box& box, int reduction, PixelFormat format);
+  Status decode(const BaselineStream& stream, const Box& box, int reduction, PixelFormat format) {
+    plan(stream, box, reduction, format, nullptr);
+    return decode(stream);
+  }
+  // The same in two steps: the entropy-coded data are decoded once for this reader and those after it.
+  void plan(const BaselineStream& stream, const Box& box, int reduction, PixelFormat format,
+            PlaneReader* next) {
+    prepare(stream, box, reduction, format);
+    next_ = next;
+  }
+  Status decode(const BaselineStream& stream);
   // Returns the rows of another box, under which all has been decoded, in a format of as many channels.
   void select(const Box& box, PixelFormat format) noexcept {
     box_ = reduced(box, reduction_);
@@ -81,11 +91,21 @@ class PlaneReader final : public RowSource {
   }
 
  private:
+  // MCUs, inclusive.
+  struct Range {
+    int first_row = 0, last_row = 0, first_column = 0, last_column = 0;
+
+    bool contains(int row, int column) const noexcept {
+      return row >= first_row && row <= last_row && column >= first_column && column <= last_column;
+    }
+  };
+
   void prepare(const Frame& frame, const Box& box, int reduction, PixelFormat format);
-  int transform(const BaselineStream& stream, int index, bool with_next, int first, int row,
+  void transform(const BaselineStream& stream, const Block* blocks, int row, int column) noexcept;
+  int transform(const BaselineStream& stream, int index, bool with_next, const Block* blocks, int row,
                 int column) noexcept;
   void store(const Component& component, Plane* plane, int row, int column, uint8_t* block) noexcept;
-  void plan(const BaselineStream& stream) noexcept;
+  void plan_blocks(const BaselineStream& stream) noexcept;
   Status decode_segment(const BaselineStream& stream, size_t segment);
   bool decode_mcu(const BaselineStream& stream, BitReader* reader, int* dc, int row, int column);
   const uint8_t* upsampled(int component, int y, const Box& box) noexcept;
@@ -93,8 +113,9 @@ class PlaneReader final : public RowSource {
 
   int component_count_ = 0, reduction_ = 1;  // components to be decoded: luma alone for gray
   Plane planes_[3];
-  int first_row_ = 0, last_row_ = 0, first_column_ = 0, last_column_ = 0;  // MCUs, inclusive
-  BlockPlan plans_[10];                                                    // of the blocks of an MCU
+  Range own_, read_;  // MCUs of this reader; of all that are decoded together
+  PlaneReader* next_ = nullptr;
+  BlockPlan plans_[10];  // of the blocks of an MCU
   alignas(32) Block blocks_[10];
   alignas(32) uint8_t samples_[10][64];
   std::vector<uint8_t> segment_;  // without its stuffing
