@@ -85,19 +85,25 @@ TARPEG_AVX2 void blend_rows_of(const Rows& rows, int16_t* out) noexcept {
   const __m256i round = _mm256_set1_epi32(1 << (rows.shift - 1));
   const __m128i shift = _mm_cvtsi32_si128(rows.shift);
   const int pairs = kPairs > 0 ? kPairs : rows.pairs;
-  for (size_t x = 0; x < rows.length; x += 16) {
-    __m256i low = round, high = round;
+  const __m256i zero = _mm256_setzero_si256();
+  for (size_t x = 0; x < rows.length; x += 32) {
+    // Bytes 0-3, 4-7, 8-11, 12-15 below and 16 more above.
+    __m256i a = round, b = round, c = round, d = round;
     for (int pair = 0; pair < pairs; ++pair) {
       const __m256i weights = _mm256_set1_epi32(rows.weights[pair]);
-      const __m128i even = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows.rows[2 * pair] + x));
-      const __m128i odd = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows.rows[2 * pair + 1] + x));
-      const __m256i first = _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(even, odd));
-      const __m256i second = _mm256_cvtepu8_epi16(_mm_unpackhi_epi8(even, odd));
-      low = _mm256_add_epi32(low, _mm256_madd_epi16(first, weights));
-      high = _mm256_add_epi32(high, _mm256_madd_epi16(second, weights));
+      const __m256i even = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows.rows[2 * pair] + x));
+      const __m256i odd = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows.rows[2 * pair + 1] + x));
+      const __m256i low = _mm256_unpacklo_epi8(even, odd), high = _mm256_unpackhi_epi8(even, odd);
+      a = _mm256_add_epi32(a, _mm256_madd_epi16(_mm256_unpacklo_epi8(low, zero), weights));
+      b = _mm256_add_epi32(b, _mm256_madd_epi16(_mm256_unpackhi_epi8(low, zero), weights));
+      c = _mm256_add_epi32(c, _mm256_madd_epi16(_mm256_unpacklo_epi8(high, zero), weights));
+      d = _mm256_add_epi32(d, _mm256_madd_epi16(_mm256_unpackhi_epi8(high, zero), weights));
     }
-    const __m256i packed = _mm256_packs_epi32(_mm256_sra_epi32(low, shift), _mm256_sra_epi32(high, shift));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + x), _mm256_permute4x64_epi64(packed, 0xD8));
+    const __m256i first = _mm256_packs_epi32(_mm256_sra_epi32(a, shift), _mm256_sra_epi32(b, shift));
+    const __m256i second = _mm256_packs_epi32(_mm256_sra_epi32(c, shift), _mm256_sra_epi32(d, shift));
+    __m256i* const target = reinterpret_cast<__m256i*>(out + x);
+    _mm256_storeu_si256(target, _mm256_permute2x128_si256(first, second, 0x20));
+    _mm256_storeu_si256(target + 1, _mm256_permute2x128_si256(first, second, 0x31));
   }
 }
 
