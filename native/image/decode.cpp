@@ -1,7 +1,6 @@
 #include "image/decode.h"
 
 #include <algorithm>
-#include <climits>
 #include <cstring>
 
 #include "image/ppm.h"
@@ -98,7 +97,8 @@ bool is_inside(const Request& request, const Header& header) noexcept {
 // `ready`: the reduction of the samples that scratch->planes already hold of this box; 0 if it has none.
 Status decode(const uint8_t* data, size_t size, const Request& request, int ready, Scratch* scratch,
               Header* header, uint8_t* out) {
-  *header = read_header(data, size);
+  // What was decoded by this header is read by it: the file may be mapped and have changed since then.
+  if (ready == 0) *header = read_header(data, size);
   if (header->status != Status::kOk) return header->status;
   if (static_cast<int64_t>(header->height) * header->width > request.max_pixels) return Status::kTooLarge;
   if (!is_inside(request, *header)) return Status::kBoxOutside;
