@@ -4,6 +4,7 @@
 // sanitisers report, it aborts if one of these does not hold:
 // - the results of PlaneReader, and of libjpeg's crops, are crops of the whole image as libjpeg decodes it;
 // - vector code and portable code give the same bytes;
+// - views that are decoded together are those of each box alone;
 // - a file that tile_jpeg() accepts decodes, its tiled twin decodes to the same pixels and is a regular
 //   stream; tiling the twin again changes nothing.
 // Each input makes some of these checks (`Choices`): inputs are faster, and the choice mutates as well.
@@ -62,6 +63,7 @@ struct Choices {
   bool checks_crop() const { return checks % 4 == 0 || checks % 4 == 3; }
   bool checks_vectors() const { return checks % 4 == 1 || checks % 4 == 3; }
   bool checks_tiling() const { return checks % 4 == 2 || checks % 4 == 3; }
+  bool checks_views() const { return (checks & 24) == 0; }
   bool tiles_twice() const { return (checks & 4) != 0; }
   // libjpeg may allocate little.
   bool lacks_memory() const { return checks >= 192 && checks < 224; }
@@ -154,6 +156,31 @@ void check_vectors(const std::vector<uint8_t>& file, const Request& request, uin
   if (status != Status::kOk) return;
   require(pixels == others, "vector code and portable code give the same pixels");
   check_normalising(pixels, request, numbers);
+}
+
+// Boxes of several reductions, a copy among them.
+void check_views(const std::vector<uint8_t>& file, const Header& header, const Request& copy,
+                 const Request& resized) {
+  Request small = resized, flipped = resized, all = whole(header);
+  small.height = small.width = 4;
+  flipped.mirror = !flipped.mirror;
+  flipped.height = flipped.width = kMaxSide;
+  all.height = all.width = 5;
+  Request requests[] = {resized, small, flipped, all, copy};
+  std::vector<uint8_t> outs[5], alone;
+  std::vector<View> views;
+  for (int i = 0; i < 5; ++i) {
+    requests[i].is_gray = resized.is_gray;
+    outs[i].assign(3 * static_cast<size_t>(requests[i].height) * requests[i].width, 0xA5);
+    views.push_back({requests[i], outs[i].data(), Status::kCorrupt});
+  }
+  Header found;
+  decode_views(file.data(), file.size(), views.data(), 5, &found);
+  for (int i = 0; i < 5; ++i) {
+    const Status status = decode(file, requests[i], &alone);
+    require(views[i].status == status, "a view has the status of its box alone");
+    require(status != Status::kOk || outs[i] == alone, "a view has the pixels of its box alone");
+  }
 }
 
 // Decodes and tiles a file whose bytes are no longer those that the header was read from.
@@ -297,6 +324,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   resized.exact = choices.exact();
   resized.is_gray = choices.is_gray();
   if (choices.lacks_memory()) return check_memory(file, header, resized, tile), 0;
+  if (choices.checks_views()) check_views(file, header, request, resized);
   if (choices.checks_vectors()) check_vectors(file, resized, choices.numbers);
   check(file, header, request, resized, choices);
   return 0;
