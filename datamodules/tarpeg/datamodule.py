@@ -449,7 +449,13 @@ class ShardDataModule(lightning.LightningDataModule):
         else:
             loader = Loader(self._open(name), split, config, **options)
         if split.transform is not None and _takes_uint8(self.augment):
-            _check_uint8(name, loader.fetcher.transform_dtype)
+            dtype, shape = loader.fetcher.transform_result
+            _check_uint8(name, dtype)
+            if len(shape) < 3:
+                raise ValueError(
+                    f"augment= is a tarpeg.Augment, which takes images [C, H, W], but transform= of {name} "
+                    f"returns uint8 {list(shape)}: return images, or give augment=None"
+                )
         for known, other in self._loaders:
             if known == name and self.trainer is not None:
                 other.close()  # replaced, with reload_dataloaders_every_n_epochs
@@ -544,7 +550,8 @@ def _check_uint8(name: str, dtype: torch.dtype) -> None:
     if dtype != torch.uint8:
         raise ValueError(
             f"augment= is a tarpeg.Augment, which normalises uint8 images, but transform= of {name} returns "
-            f"{dtype}: leave its ToDtype or ToTensor and its Normalize out, or give augment=None"
+            f"{dtype}: leave its ToDtype or ToTensor and its Normalize out, or give augment=None and "
+            "normalise in transform= of all splits"
         )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import albumentations
 import numpy as np
@@ -184,6 +186,18 @@ def test_steps_run_on_one_thread_of_torch(photos):
         assert set(seen) == {1} and torch.get_num_threads() == threads + 2
     finally:
         torch.set_num_threads(threads)
+
+
+def test_loaders_of_several_threads_do_not_mix_their_generators(photos):
+    def slow(image):  # a draw, then other threads, then a draw
+        first = random.random()
+        time.sleep(0.002)
+        return (image * 0 + 1).float() * (first + random.random())
+
+    wanted = images_of(load(photos, compose(*CROP, slow)))
+    with ThreadPoolExecutor(2) as threads:
+        found = threads.map(lambda _: images_of(load(photos, compose(*CROP, slow))), range(2))
+        assert all(torch.equal(images, wanted) for images in found)
 
 
 def reproduced(steps, image, seed):
@@ -474,6 +488,8 @@ def test_uint8_results_go_on_to_augment_and_floats_are_refused(photos):
         with pytest.raises(ValueError, match=r"transform= of train returns torch.float32: leave its ToDtype"):
             module(photos, PYTHON[name], augment).train_dataloader()
     assert next(iter(module(photos, PYTHON["policy"]).train_dataloader())).image.dtype == torch.float32
+    with pytest.raises(ValueError, match=r"transform= of train returns uint8 \[3072\]: return images"):
+        module(photos, compose(*CROP, lambda image: image.flatten()), augment).train_dataloader()
 
 
 def test_random_transforms_in_augment_point_to_the_split(photos):
@@ -498,6 +514,7 @@ def test_the_plan():
     assert kinds == ["native"] * 3 + ["Python"] * 2 + ["native"] * 3
     assert re.search(r"Python  RandAugment\(.*: [\d,]+ us per image; tarpeg.RandAugment, here or", lines[4])
     assert "us per image" not in str(split.plan(measure=False))
+    assert "if the steps before return uint8 [3, H, W]" in str(split.plan(measure=False)).splitlines()[-1]
     blur = v2.RandomApply([v2.GaussianBlur(3)], p=0.5)
     assert "tarpeg.GaussianBlur" in str(Split("x", transform=compose(*CROP, blur)).plan(measure=False))
     views = Split("x", transform=[PYTHON["policy"], compose(*CROP), compose(*CROP)], views=3).plan()

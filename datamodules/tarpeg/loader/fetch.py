@@ -217,11 +217,14 @@ class Fetcher:
         return (self._last_format(outcome) or outcome).dtype
 
     @property
-    def transform_dtype(self) -> torch.dtype:
-        """Type of what ``Split(transform=...)`` returns."""
-        if (levels := self.split.pipelines[0].levels) is not None:
-            return levels.dtype
-        return self._outcomes(0)[0].dtype if self.split.runs_python else torch.uint8
+    def transform_result(self) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Type and shape, per sample, of what ``Split(transform=...)`` returns."""
+        pipeline = self.split.pipelines[0]
+        if pipeline.runs_python:
+            outcome = self._outcomes(0)[0]
+            return (pipeline.levels or outcome).dtype, outcome.shape
+        dtype = torch.uint8 if pipeline.levels is None else pipeline.levels.dtype
+        return dtype, (3, *self._crops(0)[0].size)
 
     def _last_format(self, outcome: Outcome) -> PixelFormat | None:
         """Return the format to which the results of a view's steps in Python are converted; None for none."""

@@ -426,12 +426,12 @@ def _plan_of(pipelines: Sequence[Pipeline], *, measure: bool) -> Plan:
 
 def _planned(pipeline: Pipeline, measure: bool) -> Iterator[PlannedStep]:
     times: list[float | None] = [None] * len(pipeline.python)
-    failure = ""
+    failure, is_run = "", not pipeline.python
     if measure and pipeline.python:
         image = _photograph(pipeline)
         try:
             pipeline = outcome_of(pipeline, image, lambda: "a synthetic image", 0).pipeline
-            times = [*_times(pipeline, image)]
+            is_run, times = True, [*_times(pipeline, image)]
         except TransformError as error:  # it may take images of one size only
             failure = f"not measured: {error}"
     for text, note in pipeline.head:
@@ -439,7 +439,9 @@ def _planned(pipeline: Pipeline, measure: bool) -> Iterator[PlannedStep]:
     for step, us in zip(pipeline.python, times, strict=True):
         yield PlannedStep(shown_step(original(step)), False, failure or _faster(step, us), us)
     for step in pipeline.tail:
-        yield PlannedStep(shown_step(original(step)), True, "one pass over the batch, with all that follow")
+        note = "one pass over the batch, with all that follow"
+        note += "" if is_run else ", if the steps before return uint8 [3, H, W]"
+        yield PlannedStep(shown_step(original(step)), True, note)
 
 
 def _faster(step: Any, us: float | None) -> str:
