@@ -15,7 +15,6 @@ import tarpeg
 import torch
 from PIL import Image
 from tarpeg.ops import matrices as mx
-from tarpeg.ops.programs import Op
 from torch import Tensor
 
 from helpers import reference
@@ -227,12 +226,14 @@ def parts(count: int, height: int, width: int, seed: int = 0) -> dict[str, torch
 
 
 def programs(
-    count: int, chains: int, length: int, seed: int = 0, without: Sequence[Op] = ()
+    count: int, chains: int, length: int, seed: int = 0, without: Sequence[int] = ()
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """ops, values and weights of run_programs: values over the ranges of random operations.
 
     The first operations are every one in turn, if there are so many images.
     """
+    from tarpeg.ops.programs import Op  # loads the native library
+
     generator = torch.Generator().manual_seed(seed)
     allowed = torch.tensor([op for op in Op if op not in without], dtype=torch.int32)
     ops = allowed[torch.randint(len(allowed), (count, chains, length), generator=generator)]

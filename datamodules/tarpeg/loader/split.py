@@ -212,7 +212,7 @@ class Split:
             return Shards(expand(self.shards))
         if self.target is not None:
             warn(
-                f"shards={self.shards!r} has images without labels, which will be -1. "
+                f"shards={self.shards!r} has only images, which have no labels: they will be -1. "
                 "Confirm with target=None; tarpeg.FolderShards packs a folder with a sub-directory per "
                 "class."
             )
