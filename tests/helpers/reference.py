@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 from tarpeg.ops import matrices as mx
-from tarpeg.ops.programs import Op
 from torch import Tensor
 from torchvision.transforms.v2 import functional
 from torchvision.transforms.v2.functional import adjust_hue, normalize, rgb_to_grayscale
@@ -200,6 +199,8 @@ def operation(
 ) -> Tensor:
     """One operation of ``run_programs`` by torchvision: uint8 ``[3, H, W]`` to the same."""
     first, second = numbers[:2]
+    from tarpeg.ops.programs import Op  # loads the native library
+
     match Op(op):
         case Op.IDENTITY:
             return image
