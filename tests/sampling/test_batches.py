@@ -12,7 +12,7 @@ from helpers.samplers import make_sampler
 from hypothesis import assume, given, settings, strategies as st
 from tarpeg import Blocks
 from tarpeg.errors import ShardError
-from tarpeg.sampling.batches import DistributedBatchSampler as Batches
+from tarpeg.sampling.batches import DistributedBatchSampler as Batches, EpochCounter
 
 
 @settings(deadline=None, max_examples=600)
@@ -121,3 +121,24 @@ def test_epochs_follow_while_the_callers_condition_holds():
     asked = list(batches.requests(sampler, 0, 3, 1, lambda epoch: epoch < 5))
     assert [request.epoch for request in asked] == [3, 3, 4, 4, 4]
     assert asked[2].ids.tolist() == sampler.draw_epoch(4)[0][:4].tolist()
+
+
+@pytest.mark.parametrize(
+    ("resumed", "epoch", "begins"),
+    [((0, 5, False), None, (0, 5)), ((0, 8, True), 1, (1, 0)), ((0, 8, True), None, (1, 0))],
+)
+def test_an_epoch_begins_where_it_was_resumed(recwarn, resumed, epoch, begins):
+    counter = EpochCounter()
+    counter.resume(*resumed)
+    if epoch is not None:
+        counter.set_epoch(epoch)
+    assert counter.begin() == begins and not recwarn.list
+    assert counter.begin() == (begins[0] + 1, 0)
+
+
+def test_batches_that_are_left_out_at_resume_are_a_warning():
+    counter = EpochCounter()
+    counter.resume(0, 5, False)
+    counter.set_epoch(1)
+    with pytest.warns(UserWarning, match="at batch 5 of epoch 0, but epoch 1 begins: .* max_steps"):
+        assert counter.begin() == (1, 0)
