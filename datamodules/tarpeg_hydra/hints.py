@@ -65,7 +65,7 @@ def check_arguments(program: str, arguments: Sequence[str]) -> None:
 _HINTS = {
     r"^((affine|color|erase|mask|mix)=.* must be a (tarpeg\.\w+))": r"\1 (+augment.\2._target_=\3)",
     r"(?<![\w.])(num_classes=\d)": r"model.net.\1",
-    r"(give augment=None)$": r"\1 (~augment)",
+    r"(give augment=None)(?= and normalise|$)": r"\1 (~augment)",
     r"([Cc]hoose another out)\b": r"\1 (data.prepare.out=...)",
     r"(train with val=None)\b": r"\1 (data.val=null)",
     r"(?s)^.*Are you sure that module 'timm' is installed.*$": "timm is not installed: pip install timm",

@@ -76,7 +76,7 @@ def test_help_names_the_groups(project):
 
 
 NO_KEY = "Could not override 'data.batchsize'.\nTo append to your config use +data.batchsize=8"
-NO_FILE = "Could not find 'augment/havy'\n\nAvailable options in 'augment':\n\tarticle\n\tdali\n"
+NO_FILE = "Could not find 'augment/havy'\n\nAvailable options in 'augment':\n\tarticle\n\taugmix\n"
 NO_VALUE = "Missing mandatory value: data.train.shards"
 WRONG = {"data.batchsize=8": NO_KEY, "augment=havy": NO_FILE, "net.width=8": NO_VALUE}
 
