@@ -318,7 +318,7 @@ class ShardDataModule(lightning.LightningDataModule):
         self.augment.train(is_training)
         options: dict[str, Any] = {"is_augmented": self._pixels(is_training, split).dtype != torch.uint8}
         if split is not None:
-            options |= {"views": split.view_groups(), "repeats": split.repeats}
+            options |= {"views": split.view_groups, "repeats": split.repeats}
         return augmented(self.augment, batch, self._config.seed, request, **options)
 
     def _split_of(self, dataloader_idx: int) -> Split | None:

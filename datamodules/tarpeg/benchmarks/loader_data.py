@@ -24,6 +24,14 @@ REPEATS = 8
 _SHARDS = 4
 
 
+def check_names(group: str, settings: type[Any], value: Mapping[str, Any]) -> None:
+    """Raise ValueError for a key that is not a field of the dataclass ``settings``."""
+    known = [one.name for one in fields(settings)]
+    for name in value:
+        if name not in known:
+            raise ValueError(f"{group} has no setting {name!r}; it has {', '.join(known)}")
+
+
 @dataclass(frozen=True)
 class LoaderSettings:
     """Further settings of the loader, article and dali suites.
@@ -48,10 +56,7 @@ class LoaderSettings:
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> LoaderSettings:
         """Return settings from a mapping; ValueError for an unknown key."""
-        known = [one.name for one in fields(cls)]
-        for name in value:
-            if name not in known:
-                raise ValueError(f"loader has no setting {name!r}; it has {', '.join(known)}")
+        check_names("loader", cls, value)
         return cls(**value)
 
     def selects(self, name: str) -> bool:

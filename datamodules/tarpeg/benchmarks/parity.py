@@ -12,7 +12,7 @@ import importlib.util
 import statistics
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from ..sampling.crops import CenterCrop, RandomResizedCrop
 from ..shards.folder import Folder
 from ..shards.pillow import as_tensor, open_rgb
 from .decode_peers import BATCH, MEAN, STD, decode_jpeg
-from .loader_data import Advance, LoaderSettings
+from .loader_data import Advance, LoaderSettings, check_names
 from .report import Report, Row
 
 _SIDE, _SHORTER, _SCALE = 64, 72, (0.25, 1.0)  # of the network's input in pixels; shares of a cell's area
@@ -66,10 +66,7 @@ class ParitySettings:
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> ParitySettings:
         """Return settings from a mapping; ValueError for an unknown key."""
-        known = [one.name for one in fields(cls)]
-        for name in value:
-            if name not in known:
-                raise ValueError(f"parity has no setting {name!r}; it has {', '.join(known)}")
+        check_names("parity", cls, value)
         return cls(**value)
 
 

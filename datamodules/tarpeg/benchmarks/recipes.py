@@ -189,7 +189,7 @@ class RecipeContestant(LoaderContestant):
         # are of different files, as the peers' are.
         options: Any = {**self.recipe.split, "repeats": 1}
         split = Split(self.data.shards(self.kind), **options)
-        views = split.view_groups()
+        views = split.view_groups
         pixels = pixels_of(augment, True, workers, sum(map(len, views)))
         config = LoaderConfig(BATCH, seed=_SEED, workers=workers, threads=threads, pixels=pixels)
         loader = Loader(split.open(), split, config, shuffle=True, keys=False, rank=0, world=1)

@@ -114,7 +114,7 @@ def comparison_sheet(
     found: list[tuple[str, float, int]] = []
     for loader, batch in _batches(data, split, samples, epoch, columns):
         request, fetcher = loader.claim(), loader.fetcher
-        views = by_view(batch.image, loader.split.view_groups())
+        views = by_view(batch.image, loader.split.view_groups)
         if views[0].dtype != torch.uint8 or not loader.split.is_decoded_only:
             raise ValueError(
                 f"split={split!r} must deliver the decoder's uint8 crops to be compared: leave out other "
@@ -225,7 +225,7 @@ class Card:
 def _cards(
     augment: Any, loader: Any, batch: AnyBatch, request: Request, limit: int, classes: Sequence[str] = ()
 ) -> list[Card]:
-    fetcher, after, views = loader.fetcher, batch, loader.split.view_groups()
+    fetcher, after, views = loader.fetcher, batch, loader.split.view_groups
     if augment is not None:
         options: dict[str, Any] = {"views": views, "repeats": loader.split.repeats}
         options["is_augmented"] = fetcher.dtype != torch.uint8

@@ -171,7 +171,7 @@ class Fetcher:
             substituted.append(f"{reason}; {self.shards.key(int(ids[row]))!r} takes its place")
         if pixels.augment is not None:
             distorted = request if pixels.distorts else None
-            views = self.split.view_groups()
+            views = self.split.view_groups
             images = augment_images(pixels.augment, images, self.seed, distorted, out, views)
         return FetchResult(self._batch(of_sizes(images), ids), substituted, non_jpeg)
 
@@ -192,7 +192,7 @@ class Fetcher:
         return [crop_at(crop, epoch) for crop in self.split.view_crops()]
 
     def _shape_of(self, shapes: Sequence[tuple[int, ...]], count: int) -> Shape:
-        groups = [(len(views), count, *shapes[views[0]]) for views in self.split.view_groups()]
+        groups = [(len(views), count, *shapes[views[0]]) for views in self.split.view_groups]
         return groups[0][1:] if len(shapes) == 1 else of_sizes(groups)
 
     def _crop_shape(self, request: Request | StreamRequest) -> Shape:
@@ -243,7 +243,7 @@ class Fetcher:
         if len(self.split.pipelines) == 1:
             return images
         found: dict[int, Tensor] = {}
-        for part, views in zip(images, self.split.view_groups(), strict=True):
+        for part, views in zip(images, self.split.view_groups, strict=True):
             found |= zip(views, part, strict=True)
         return [found[view] for view in sorted(found)]
 
@@ -386,7 +386,7 @@ class Fetcher:
         pairs = zip(self.split.pipelines, images, strict=True)
         found = [outcome_of(pipeline, image, where, self.seed) for pipeline, image in pairs]
         dtypes = [(self._last_format(outcome) or outcome).dtype for outcome in found]
-        shapes = [{found[view].shape for view in views} for views in self.split.view_groups()]
+        shapes = [{found[view].shape for view in views} for views in self.split.view_groups]
         if len({*dtypes}) > 1 or max(map(len, shapes)) > 1:
             each = zip(dtypes, found, strict=True)
             shown = " and ".join(f"{dtype} {list(outcome.shape)}" for dtype, outcome in each)
@@ -425,7 +425,7 @@ class Fetcher:
         if out is None and len(shapes) > 1:
             out = [_empty(shape, self._crop_format.dtype) for shape in shapes]
         flat = None if out is None else of_sizes([part.flatten(0, -4) for part in by_size(out)])
-        views = [view for group in self.split.view_groups() for view in group]
+        views = [view for group in self.split.view_groups for view in group]
         places, mirrored = (np.concatenate([each[view] for view in views]) for each in (boxes, flips))
         flat, statuses = self._resize(shapes[0][-2:], files * len(views), places, mirrored, flat, threads)
         flats, status = by_size(flat), statuses.view(len(views), count).amax(0)

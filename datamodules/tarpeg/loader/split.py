@@ -281,8 +281,9 @@ class Split:
         """
         return _plan_of(self.pipelines, measure=measure)
 
+    @cached_property
     def view_groups(self) -> list[list[int]]:
-        """Return the numbers of the views of each size, sizes in the order of their first view.
+        """Numbers of the views of each size, sizes in the order of their first view.
 
         The groups are the same in all epochs; the sizes may change.
         """
@@ -368,7 +369,7 @@ class Split:
         for epoch in sorted(epochs):
             for crop in self.view_crops():
                 _check_size(crop_at(crop, epoch))
-            if (groups := _groups(self.view_crops(), epoch)) != (first := self.view_groups()):
+            if (groups := _groups(self.view_crops(), epoch)) != (first := self.view_groups):
                 raise ValueError(
                     f"crop={self.crop!r}: the views of one size are {first} in epoch 0 and {groups} in epoch "
                     f"{epoch}, but must be the same in all epochs. Change their sizes together."
