@@ -34,7 +34,7 @@ bool with_vectors = true;
 
 // Instead of base/simd.cpp: both kinds of code run in one process.
 bool tarpeg::has_avx2() noexcept {
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   return with_vectors && __builtin_cpu_supports("avx2") != 0;
 #else
   return false;

@@ -1,7 +1,7 @@
 #pragma once
 
+// Vector code is written in intrinsics of AVX2, FMA and F16C: compiled by attributes, chosen at run time.
 #if defined(__x86_64__)
-#define TARPEG_X86 1
 #define TARPEG_AVX2 __attribute__((target("avx2")))
 #define TARPEG_AVX2_F16C __attribute__((target("avx2,f16c")))
 #define TARPEG_AVX2_FMA __attribute__((target("avx2,fma")))

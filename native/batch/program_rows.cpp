@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kBlock = 1024;  // pixels of which intermediate results are kept
 
 // A loop NAME_of is compiled twice: inlined into a function for AVX2 and FMA, it becomes vector code.
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
 #define TARPEG_TWICE(type, name, parameters, arguments)                              \
   static TARPEG_AVX2_FMA type name##_avx2 parameters { return name##_of arguments; } \
   type name parameters {                                                             \
@@ -22,7 +22,7 @@ constexpr int64_t kBlock = 1024;  // pixels of which intermediate results are ke
   type name parameters { return name##_of arguments; }
 #endif
 
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
 
 // Each returns how many numbers or pixels are done; the callers do the rest.
 
@@ -214,7 +214,7 @@ TARPEG_TWICE(void, join, (In r, In g, In b, int64_t n, Out pixels), (r, g, b, n,
 
 void look_up(In levels, int64_t n, In table, Out out) {
   int64_t i = 0;
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   if (has_avx2()) i = look_up_avx2(levels, n, table, out);
 #endif
   for (; i < n; ++i) out[i] = table[levels[i]];
@@ -274,7 +274,7 @@ TARPEG_TWICE(void, turn, (In r, In g, In b, int64_t n, float hue, Out x, Out y, 
 
 void sharpen(In above, In here, In below, int64_t width, float rest, Out out) {
   int64_t i = 1;
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   if (has_avx2()) i = sharpen_avx2(above, here, below, width, rest, out);
 #endif
   for (; i < width - 1; ++i) {
@@ -286,7 +286,7 @@ void sharpen(In above, In here, In below, int64_t width, float rest, Out out) {
 
 void join_four(In r, In g, In b, int64_t n, Out four) {
   int64_t i = 0;
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   if (has_avx2()) i = join_four_avx2(r, g, b, n, four);
 #endif
   for (; i < n; ++i) {
@@ -306,7 +306,7 @@ TARPEG_TWICE(void, indices, (const Grid& grid, int y, int width, int32_t* __rest
 
 void pick_row(const uint8_t* four, const int32_t* at, int64_t n, Out r, Out g, Out b) {
   int64_t i = 0;
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   if (has_avx2()) i = pick_row_avx2(four, at, n, r, g, b);
 #endif
   for (; i < n; ++i) {
@@ -340,7 +340,7 @@ TARPEG_TWICE(void, all_taps,
 void blend_row(const uint8_t* four, int64_t stride, const int32_t* at, const float* weights, int64_t n,
                const float* fill, Out r, Out g, Out b) {
   int64_t i = 0;
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   if (has_avx2()) i = blend_row_avx2(four, stride, at, weights, n, fill, r, g, b);
 #endif
   for (; i < n; ++i) {
@@ -363,7 +363,7 @@ TARPEG_TWICE(void, widen, (In levels, int64_t n, float* __restrict out), (levels
 
 void blur_row(const float* const* rows, const Blur& blur, int64_t n, float* __restrict out) {
   int64_t x = 0;
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   if (has_avx2()) x = blur_row_avx2(rows, blur, n, out);
 #endif
   for (; x < n; ++x) {

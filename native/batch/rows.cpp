@@ -59,7 +59,7 @@ TARPEG_HD void colour_of(const Plan& plan, int n, Row* row) {
 void brightness_portable(const Plan& plan, int n, Row* row) { brightness_of(plan, n, row); }
 int64_t gray_sum_portable(int n, const Row& row) { return gray_sum_of(n, row); }
 void colour_portable(const Plan& plan, int n, Row* row) { colour_of(plan, n, row); }
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
 TARPEG_AVX2 void brightness_avx2(const Plan& plan, int n, Row* row) { brightness_of(plan, n, row); }
 TARPEG_AVX2 int64_t gray_sum_avx2(int n, const Row& row) { return gray_sum_of(n, row); }
 TARPEG_AVX2 void colour_avx2(const Plan& plan, int n, Row* row) { colour_of(plan, n, row); }
@@ -82,7 +82,7 @@ void store_portable(const Row& row, const Normalisation& how, int64_t pixel, int
   }
 }
 
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
 
 TARPEG_AVX2 inline void widen(__m128i bytes, float* out) {
   _mm256_storeu_ps(out, _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)));
@@ -196,7 +196,7 @@ TARPEG_AVX2 int store_levels_avx2(const Row& row, int64_t pixel, int n, const Ta
 int direct_simd([[maybe_unused]] const uint8_t* pixel, [[maybe_unused]] const Picture<uint8_t>& from,
                 [[maybe_unused]] int channels, [[maybe_unused]] bool backwards, [[maybe_unused]] int count,
                 [[maybe_unused]] int at, [[maybe_unused]] Row* row) {
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   if (has_avx2()) return direct_avx2(pixel, from, channels, backwards, count, at, row);
 #endif
   return 0;
@@ -205,7 +205,7 @@ int direct_simd([[maybe_unused]] const uint8_t* pixel, [[maybe_unused]] const Pi
 template <Number kType>
 void store_as(const Row& row, const Normalisation& how, int64_t pixel, int n, const Target& target) {
   int done = 0;
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   if (has_avx2()) {
     if constexpr (kType == Number::kUint8) {
       done = store_levels_avx2(row, pixel, n, target);
@@ -249,14 +249,14 @@ void fetch_direct(const Source& source, const Affine& map, const float* fill, in
 
 void apply_brightness(const Plan& plan, int n, Row* row) {
   if (!(plan.parts & kBrightness)) return;
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   if (has_avx2()) return brightness_avx2(plan, n, row);
 #endif
   brightness_portable(plan, n, row);
 }
 
 int64_t sum_gray(int n, const Row& row) {
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   if (has_avx2()) return gray_sum_avx2(n, row);
 #endif
   return gray_sum_portable(n, row);
@@ -264,7 +264,7 @@ int64_t sum_gray(int n, const Row& row) {
 
 void apply_colour(const Plan& plan, int n, Row* row) {
   if (!(plan.parts & ~kBrightness)) return;
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   if (has_avx2()) return colour_avx2(plan, n, row);
 #endif
   colour_portable(plan, n, row);

@@ -7,7 +7,7 @@
 namespace tarpeg {
 namespace {
 
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
 
 // As floored() in warp.h.
 TARPEG_AVX2 inline __m256i floored8(__m256 value, __m256* behind) {
@@ -204,7 +204,7 @@ TARPEG_AVX2 int warped_avx2(const Source& source, const Span& span, bool nearest
 int warped_simd([[maybe_unused]] const Source& source, [[maybe_unused]] const Span& span,
                 [[maybe_unused]] bool nearest, [[maybe_unused]] const float* fill, [[maybe_unused]] int n,
                 [[maybe_unused]] Row* row) {
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   // Offsets are 32 bits; the gathers need an image of two rows and columns.
   const bool fits =
       source.height >= 2 && source.width >= 2 && source.height * source.width < (int64_t{1} << 29);

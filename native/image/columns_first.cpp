@@ -35,7 +35,7 @@ void blend_rows(const RowPass& pass, uint8_t* out) noexcept {
   }
 }
 
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
 
 TARPEG_AVX2 inline __m256i two_rows(const uint8_t* upper, const uint8_t* lower) noexcept {
   const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(upper));
@@ -149,14 +149,14 @@ constexpr decltype(&blend_rows_of<0>) kRows[] = {blend_rows_of<0>, blend_rows_of
 }  // namespace
 
 void blend_columns_first(const ColumnPass& pass, const uint8_t* const* rows, int16_t* const* out) noexcept {
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   if (has_avx2()) return kColumns[pass.pairs > kMostPairs ? 0 : pass.pairs](pass, rows, out);
 #endif
   for (int row = 0; row < kRowsAtOnce; ++row) blend_columns(pass, rows[row], out[row]);
 }
 
 void blend_rows_second(const RowPass& pass, uint8_t* out) noexcept {
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   if (has_avx2()) return kRows[pass.pairs > kMostPairs ? 0 : pass.pairs](pass, out);
 #endif
   blend_rows(pass, out);

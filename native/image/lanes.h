@@ -5,7 +5,7 @@
 #include "image/normalise.h"
 
 // Vector code that reads and writes eight RGB pixels at a time.
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
 namespace tarpeg {
 
 TARPEG_AVX2 inline __m128i load8(const uint8_t* at) {

@@ -19,7 +19,7 @@ void normalise_portable(const RgbRow& row, const Normalisation& how, int64_t beg
   }
 }
 
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
 
 // Eight numbers from eight bytes.
 template <Number kType, bool kStreams>
@@ -97,7 +97,7 @@ int64_t normalise_vectors(const RgbRow& row, const Normalisation& how, int64_t a
 int64_t normalise_simd([[maybe_unused]] const RgbRow& row, [[maybe_unused]] const Normalisation& how,
                        [[maybe_unused]] int64_t at, [[maybe_unused]] int64_t n,
                        [[maybe_unused]] const Target& target) noexcept {
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   const bool is_known = row.pixel_stride == 3 || (row.pixel_stride == 1 && target.planar);
   if (is_known && has_avx2()) {
     switch (target.type) {
@@ -131,7 +131,7 @@ void normalise(const RgbRow& row, const Normalisation& how, int64_t at, int64_t 
 }
 
 void finish_stores() noexcept {
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   _mm_sfence();
 #endif
 }

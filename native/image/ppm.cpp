@@ -35,7 +35,7 @@ void widen(const uint8_t* rgb, int begin, int pixels, uint8_t* rgbx) noexcept {
   }
 }
 
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
 
 // Eight pixels at a time, never reading past the row, which may end where the file does; returns how many.
 TARPEG_AVX2 int widen_avx2(const uint8_t* rgb, int pixels, uint8_t* rgbx) noexcept {
@@ -96,7 +96,7 @@ Status PpmReader::next(uint8_t* row) noexcept {
     std::memcpy(row, row_, 3 * static_cast<size_t>(width_));
   } else {
     int done = 0;
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
     if (has_avx2()) done = widen_avx2(row_, width_, row);
 #endif
     widen(row_, done, width_, row);

@@ -78,7 +78,7 @@ void blend_gray_columns(const Columns& columns, const int16_t* row, uint8_t* out
   }
 }
 
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
 
 template <int kPairs>
 TARPEG_AVX2 void blend_rows_of(const Rows& rows, int16_t* out) noexcept {
@@ -229,7 +229,7 @@ TARPEG_AVX2 void blend_gray_columns_avx2(const Columns& columns, const int16_t* 
 // The same integer sums on every processor.
 void blend(const Rows& rows, const Columns& columns, int16_t* between, uint8_t* out) noexcept {
   bool is_vector = false;
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   is_vector = has_avx2();
   if (is_vector) blend_rows_avx2(rows, between);
 #endif
@@ -237,7 +237,7 @@ void blend(const Rows& rows, const Columns& columns, int16_t* between, uint8_t* 
   if (rows.clamps) {
     for (size_t x = 0; x < rows.length; ++x) between[x] = std::clamp<int16_t>(between[x], 0, kMostBetween);
   }
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   if (is_vector) {
     return columns.is_gray ? blend_gray_columns_avx2(columns, between, out)
                            : blend_columns_avx2(columns, between, out);

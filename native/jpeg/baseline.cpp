@@ -22,7 +22,7 @@ size_t next_marker_portable(const uint8_t* data, size_t at, size_t size) noexcep
   return size;
 }
 
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
 
 // memchr() for 0xFF stops at every stuffed byte; comparing pairs skips those.
 TARPEG_AVX2 size_t next_marker_avx2(const uint8_t* data, size_t at, size_t size) noexcept {
@@ -43,7 +43,7 @@ TARPEG_AVX2 size_t next_marker_avx2(const uint8_t* data, size_t at, size_t size)
 // The position of the next marker in entropy-coded data: the last 0xFF before a byte that is neither 0x00
 // (stuffing) nor 0xFF (fill). `size` if there is none.
 size_t next_marker(const uint8_t* data, size_t at, size_t size) noexcept {
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   if (has_avx2()) return next_marker_avx2(data, at, size);
 #endif
   return next_marker_portable(data, at, size);

@@ -31,7 +31,7 @@ inline void mend_ends(const ChromaRow& row, uint8_t* out, int first, int last) n
   if (row.is_last) out[2 * row.count - 1] = static_cast<uint8_t>(last);
 }
 
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
 
 TARPEG_AVX2 inline __m256i widened(const uint8_t* at) noexcept {
   return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
@@ -129,7 +129,7 @@ TARPEG_AVX2 void h2v2_avx2(const ChromaRow& row, int16_t* sums, uint8_t* out) no
 void upsample_h2v1(const ChromaRow& row, uint8_t* out) noexcept {
   const uint8_t* in = row.near;
   const int n = row.count;
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   if (has_avx2()) {
     h2v1_avx2(in, n, out);
     mend_ends(row, out, in[0], in[n - 1]);
@@ -146,7 +146,7 @@ void upsample_h2v1(const ChromaRow& row, uint8_t* out) noexcept {
 void upsample_h2v2(const ChromaRow& row, int16_t* sums, uint8_t* out) noexcept {
   const int n = row.count;
   ++sums;  // the number before the first is read, not used
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   if (has_avx2()) {
     h2v2_avx2(row, sums, out);
     mend_ends(row, out, (4 * sums[0] + 8) >> 4, (4 * sums[n - 1] + 7) >> 4);
@@ -176,7 +176,7 @@ void replicate(const ChromaRow& row, int times, uint8_t* out) noexcept {
 void ycc_to_rgb(const uint8_t* luma, const uint8_t* cb, const uint8_t* cr, int count, int step,
                 uint8_t* out) noexcept {
   int done = 0;
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   if (has_avx2()) done = convert_avx2(luma, cb, cr, count, step, out);
 #endif
   convert_portable(luma, cb, cr, done, count, step, out);

@@ -85,7 +85,7 @@ inline bool next_ac(BitReader* reader, const AcTable& table, int16_t* block) noe
   }
 }
 
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
 
 // Copies up to the first 0xFF, 32 bytes at a time.
 TARPEG_AVX2 size_t copy_plain_avx2(const uint8_t* data, size_t size, uint8_t* out) noexcept {
@@ -108,7 +108,7 @@ ptrdiff_t remove_stuffing(const uint8_t* data, size_t size, uint8_t* out) noexce
   uint8_t* const begin = out;
   const uint8_t* const end = data + size;
   while (data < end) {
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
     if (has_avx2()) {
       const size_t plain = copy_plain_avx2(data, static_cast<size_t>(end - data), out);
       data += plain;

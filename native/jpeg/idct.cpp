@@ -93,7 +93,7 @@ void halved_dct_portable(const DctBlock& block, ptrdiff_t stride) noexcept {
   }
 }
 
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
 
 // Each vector holds one row of the first block below and the same row of the second above.
 struct Rows8 {
@@ -275,7 +275,7 @@ TARPEG_AVX2 bool halved_dct_avx2(const DctBlock& first, const DctBlock& second, 
 }  // namespace
 
 void inverse_dct(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept {
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   if (has_avx2() && inverse_dct_avx2(first, second, stride)) return;
 #endif
   inverse_dct_portable(first, stride);
@@ -283,7 +283,7 @@ void inverse_dct(const DctBlock& first, const DctBlock& second, ptrdiff_t stride
 }
 
 void halved_dct(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept {
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   if (has_avx2() && halved_dct_avx2(first, second, stride)) return;
 #endif
   halved_dct_portable(first, stride);

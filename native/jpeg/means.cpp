@@ -11,7 +11,7 @@ namespace {
 // so that means of means do not drift upwards.
 constexpr int rounding(int count, int column) noexcept { return count == 1 ? 0 : count / 2 - column % 2; }
 
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
 
 // Sums of at most 64 bytes fit 16 bits: down first, then across.
 template <int kBy>
@@ -42,7 +42,7 @@ TARPEG_AVX2 void reduce_avx2(const uint8_t* block, int side, uint8_t* out, ptrdi
 
 void reduce_block(const uint8_t* block, int side, int down_by, int across_by, uint8_t* out,
                   ptrdiff_t stride) noexcept {
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   if (down_by == across_by && has_avx2()) {
     if (down_by == 1) return reduce_avx2<1>(block, side, out, stride);
     if (down_by == 2) return reduce_avx2<2>(block, side, out, stride);

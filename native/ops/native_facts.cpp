@@ -29,7 +29,7 @@ std::string native_facts() {
   // The version in the header is that of the compilation; the file may have been replaced since.
   std::string facts = "libjpeg_turbo=" TARPEG_TEXT_OF(LIBJPEG_TURBO_VERSION) "\nlibjpeg_file=";
   facts += libjpeg_file();
-#if defined(TARPEG_X86)
+#if defined(TARPEG_AVX2)
   facts += has_avx2() ? "\nsimd=AVX2" : "\nsimd=none";
 #else
   facts += "\nsimd=none";
