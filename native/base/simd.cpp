@@ -1,24 +1,47 @@
 #include "base/simd.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <string_view>
 
 namespace tarpeg {
 namespace {
 
-bool detect() noexcept {
+Vectors supported() noexcept {
 #if defined(TARPEG_AVX2)
   // F16C is older than AVX2: no processor has the one without the other. FMA came with it.
-  const bool supports = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
-  return supports && std::getenv("TARPEG_PORTABLE") == nullptr;
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return Vectors::kNone;
+  const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                    __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2") &&
+                    __builtin_cpu_supports("bmi2");
+  return wide ? Vectors::kAvx512 : Vectors::kAvx2;
 #else
-  return false;
+  return Vectors::kNone;
 #endif
 }
 
-const bool kHasAvx2 = detect();
+std::string_view variable() noexcept {
+  const char* value = std::getenv("TARPEG_VECTORS");
+  return value == nullptr ? "" : value;
+}
+
+Vectors allowed() noexcept {
+  if (std::getenv("TARPEG_PORTABLE") != nullptr || variable() == "none") return Vectors::kNone;
+  return variable() == "avx2" ? Vectors::kAvx2 : Vectors::kAvx512;
+}
+
+const Vectors kVectors = std::min(supported(), allowed());
 
 }  // namespace
 
-bool has_avx2() noexcept { return kHasAvx2; }
+Vectors vectors() noexcept { return kVectors; }
+
+const char* vectors_name() noexcept { return has_avx512() ? "AVX-512" : has_avx2() ? "AVX2" : "none"; }
+
+bool is_vectors_variable_valid() noexcept {
+  const std::string_view value = variable();
+  return value.empty() || value == "avx512" || value == "avx2" || value == "none";
+}
 
 }  // namespace tarpeg

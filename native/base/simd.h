@@ -5,13 +5,31 @@
 #define TARPEG_AVX2 __attribute__((target("avx2")))
 #define TARPEG_AVX2_F16C __attribute__((target("avx2,f16c")))
 #define TARPEG_AVX2_FMA __attribute__((target("avx2,fma")))
+// Defined where AVX-512 code can be compiled. Such code uses these parts of it, and no other.
+#define TARPEG_AVX512 \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,avx2,fma,f16c,bmi2")))
 #include <immintrin.h>
 #endif
 
 namespace tarpeg {
 
-// Whether vector code runs: AVX2 with FMA, unless TARPEG_PORTABLE=1 is in the environment. Both give the same
-// bytes.
-bool has_avx2() noexcept;
+// Levels of vector code, each with those before it. All give the same bytes.
+enum class Vectors { kNone, kAvx2, kAvx512 };
+
+// The highest level that the processor has and the environment allows: TARPEG_VECTORS=avx512, avx2 or none;
+// TARPEG_PORTABLE=1 is none. kAvx2 includes F16C and FMA.
+// Note [AVX-512]
+// kAvx512 is F, BW, DQ, VL, VBMI and VBMI2. The last one decides: processors whose clock falls by a quarter
+// when a 512-bit vector is used (Skylake-X to Cooper Lake, Xeon Phi) lack it, and all that have it (Ice Lake,
+// Sapphire Rapids, Zen 4, Zen 5 and later) keep their clock within a few percent.
+Vectors vectors() noexcept;
+inline bool has_avx2() noexcept { return vectors() >= Vectors::kAvx2; }
+inline bool has_avx512() noexcept { return vectors() >= Vectors::kAvx512; }
+
+// For people: "AVX-512", "AVX2" or "none".
+const char* vectors_name() noexcept;
+
+// Whether TARPEG_VECTORS is unset, empty, or one of the values above.
+bool is_vectors_variable_valid() noexcept;
 
 }  // namespace tarpeg

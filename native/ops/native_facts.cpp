@@ -1,5 +1,6 @@
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <string>
 
 #include "base/export.h"
@@ -29,12 +30,7 @@ std::string native_facts() {
   // The version in the header is that of the compilation; the file may have been replaced since.
   std::string facts = "libjpeg_turbo=" TARPEG_TEXT_OF(LIBJPEG_TURBO_VERSION) "\nlibjpeg_file=";
   facts += libjpeg_file();
-#if defined(TARPEG_AVX2)
-  facts += has_avx2() ? "\nsimd=AVX2" : "\nsimd=none";
-#else
-  facts += "\nsimd=none";
-#endif
-  return facts;
+  return facts + "\nsimd=" + vectors_name();
 }
 
 }  // namespace
@@ -42,6 +38,11 @@ std::string native_facts() {
 
 // Returns null, or the reason why this library cannot work; for tarpeg.ops.library, after loading it.
 TARPEG_EXPORT const char* tarpeg_failure() {
+  if (!tarpeg::is_vectors_variable_valid()) {
+    static const std::string wrong = "TARPEG_VECTORS=" + std::string(std::getenv("TARPEG_VECTORS")) +
+                                     " in the environment must be avx512, avx2 or none";
+    return wrong.c_str();
+  }
   tarpeg::Decompressor reader;
   if (!tarpeg::is_other_library(&reader)) return nullptr;
   static const std::string reason =

@@ -11,6 +11,7 @@ import pytest
 import tarpeg
 import torch
 from helpers.checkouts import ROOT
+from helpers.forks import run_forked
 from helpers.pictures import jpeg
 from helpers.scripts import NO_JPEGLIB, PATHS, run_python, run_tool, write_program
 from packaging.requirements import Requirement
@@ -47,6 +48,19 @@ def test_portable_code_is_odd_also_without_the_tool():
     assert "none: the portable code runs" in done.stdout
     assert "\nodd\n  TARPEG_PORTABLE is set" in done.stdout
     assert done.stdout.endswith("it works, but see what is odd\n")
+
+
+@pytest.mark.parametrize("level", ["avx2", "none", "sse"])
+def test_the_environment_limits_the_vector_code(tmp_path, level):
+    script = tmp_path / "script.py"
+    script.write_text(f"{PATHS}import tarpeg; print(tarpeg.diagnose(speed=False))")
+    done = run_forked(script, TARPEG_VECTORS=level)
+    assert done.returncode == 0, done.stderr
+    if level == "sse":
+        assert "TARPEG_VECTORS=sse in the environment must be avx512, avx2 or none" in done.stdout
+    else:
+        assert f"TARPEG_VECTORS={level} limits the vector code: slower. Unset it" in done.stdout
+        assert re.search(rf"SIMD: +({level}|none)\b", done.stdout, re.IGNORECASE)
 
 
 def test_no_library_and_compiling_forbidden(tmp_path):

@@ -15,6 +15,7 @@ import tarpeg
 import torch
 from PIL import Image
 from tarpeg.ops import matrices as mx
+from tarpeg.ops.decode import native_facts
 from torch import Tensor
 
 from helpers import reference
@@ -87,14 +88,16 @@ def write(values):
 
 
 def assert_portable_is_equal(script: str) -> None:
-    """Run a script that passes tensors to write(), with and without vector code: the values must be equal."""
+    """Run a script that passes tensors to write(), at each level of vector code: the values must be equal."""
+    levels = {"none": {"TARPEG_PORTABLE": "1"}, "AVX2": {"TARPEG_VECTORS": "avx2"}, "AVX-512": {}}
     with tempfile.TemporaryDirectory() as folder:
-        code, vector, portable = (Path(folder, name) for name in ("script.py", "vector", "portable"))
+        code = Path(folder, "script.py")
         code.write_text(PORTABLE + script + "\noutput.close()\n")
-        for output, extra in ((vector, {}), (portable, {"TARPEG_PORTABLE": "1"})):
-            done = run_forked(code, output, **extra)
+        for level in list(levels)[: list(levels).index(native_facts()["simd"]) + 1]:
+            done = run_forked(code, Path(folder, level), **levels[level])
             assert done.returncode == 0, done.stdout + done.stderr
-        assert vector.read_bytes() and vector.read_bytes() == portable.read_bytes()
+            values = Path(folder, level).read_bytes()
+            assert values and values == Path(folder, "none").read_bytes(), level
 
 
 def assert_one_graph(function: Callable[..., Tensor], *arguments: Any) -> None:

@@ -238,11 +238,14 @@ def _load_library(report: _Report) -> bool:
     rows["library"] = f"{path}{', compiled just now' if is_new else ''}"
     rows["libjpeg-turbo"] = f"{facts['libjpeg_turbo']}, {Path(facts['libjpeg_file']).resolve()}"
     rows["SIMD"] = facts["simd"]
+    limit = os.environ.get("TARPEG_VECTORS")
+    if limit in ("avx2", "none"):
+        report.oddities.append(f"TARPEG_VECTORS={limit} limits the vector code: slower. Unset it")
     if facts["simd"] == "none":
         rows["SIMD"] = "none: the portable code runs"
         if os.environ.get("TARPEG_PORTABLE") is not None:
             report.oddities.append("TARPEG_PORTABLE is set: the portable code runs, slower. Unset it")
-        elif platform.machine() == "x86_64":
+        elif limit != "none" and platform.machine() == "x86_64":
             report.oddities.append("this processor has no AVX2: the portable code runs, slower")
     return True
 
