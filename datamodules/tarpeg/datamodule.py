@@ -100,7 +100,7 @@ class ShardDataModule(lightning.LightningDataModule):
     ``augment`` replaces the image.
     If the CPU trains, the decoder normalises for a ``tarpeg.Augment`` that does nothing else, and worker
     processes do any other ``tarpeg.Augment``; hooks before it then get float32. Outside Lightning: ``for
-    images, labels in dm.train_dataloader(): ...``, or ``dm.augmented(dm.train_dataloader())``.
+    images, labels in dm.augmented(dm.train_dataloader())``, as fast, or ``dm.train_dataloader()``, of uint8.
     """
 
     def __init__(
@@ -239,15 +239,15 @@ class ShardDataModule(lightning.LightningDataModule):
             return batch
         is_training = self.augment.training if self.trainer is None else self.trainer.training
         loader = self._train if is_training else None
-        request = None if loader is None else loader.claim()
-        return self._augmented(batch, is_training, request, self._split_of(dataloader_idx))
+        request, split = None if loader is None else loader.claim(), self._split_of(dataloader_idx)
+        return self._augmented(batch, is_training, request, split, self._pixels(is_training, split))
 
     def augmented(self, loader: BaseLoader, device: torch.device | str | None = None) -> Iterator[AnyBatch]:
         """Yield the loader's next epoch, augmented on ``device``: for loops without Lightning.
 
         ``for images, labels in data.augmented(data.train_dataloader(), "cuda"): ...``. Batches of the train
-        split are distorted with the same params as under Lightning; those of other splits are not. Raises
-        ``ValueError`` for anything but one loader.
+        split are distorted with the same params as under Lightning; those of other splits are not. On the CPU
+        the loader does as much of it as under Lightning. Raises ``ValueError`` for anything but one loader.
         """
         if not isinstance(loader, BaseLoader):
             raise ValueError(
@@ -258,12 +258,15 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def _augmented_batches(self, loader: BaseLoader, device: Any) -> Iterator[AnyBatch]:
         is_training = any(name == "train" and known is loader for name, known in self._loaders)
-        for batch in loader:
+        pixels = loader.config.pixels
+        if device is None or torch.device(device).type == "cpu":
+            pixels = self._pixels_on_cpu(is_training, loader.split)
+        for batch in loader.batches(pixels):
             *images, label = (
                 part.to(device, non_blocking=True) for part in (*by_size(batch.image), batch.label)
             )
             moved = batch._replace(image=of_sizes(images), label=label)
-            yield self._augmented(moved, is_training, loader.claim(), loader.split)
+            yield self._augmented(moved, is_training, loader.claim(), loader.split, pixels)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the train split; Lightning saves it in its checkpoints."""
@@ -311,12 +314,17 @@ class ShardDataModule(lightning.LightningDataModule):
             getattr(exception, "add_note", log.warning)(note)  # add_note: Python 3.11
 
     def _augmented(
-        self, batch: AnyBatch, is_training: bool, request: Request | None, split: Split | None
+        self,
+        batch: AnyBatch,
+        is_training: bool,
+        request: Request | None,
+        split: Split | None,
+        pixels: PixelFormat,
     ) -> AnyBatch:
         if self.augment is None:
             return batch
         self.augment.train(is_training)
-        options: dict[str, Any] = {"is_augmented": self._pixels(is_training, split).dtype != torch.uint8}
+        options: dict[str, Any] = {"is_augmented": pixels.dtype != torch.uint8}
         if split is not None:
             options |= {"views": split.view_groups, "repeats": split.repeats}
         return augmented(self.augment, batch, self._config.seed, request, **options)
@@ -403,8 +411,10 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def _pixels(self, is_train: bool, split: Split | None) -> PixelFormat:
         """Return the format of the images of a split's loader: uint8, unless the CPU trains."""
-        if not self._has_own_hook or not self._trains_on_cpu:
-            return PixelFormat()
+        is_on_cpu = self._has_own_hook and self._trains_on_cpu
+        return self._pixels_on_cpu(is_train, split) if is_on_cpu else PixelFormat()
+
+    def _pixels_on_cpu(self, is_train: bool, split: Split | None) -> PixelFormat:
         views = 1 if split is None else len(split.view_crops())
         return pixels_of(self.augment, is_train, self._config.workers_and_threads[0], views)
 

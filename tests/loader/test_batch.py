@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from helpers.loaders import digest, load
@@ -51,6 +53,28 @@ def test_the_same_bytes_in_any_process_and_loop(photos, tmp_path, engine):
     assert len(set(expected)) == 12
     assert trained(tmp_path, module(photos, augment=heavy(), **engine)) == expected
     assert looped(module(photos, augment=heavy(), **engine), epochs=2) == expected
+
+
+@pytest.mark.parametrize(
+    "engine", [{"workers": 0}, {"workers": 1}, {"workers": 1, "streaming": True}], ids=str
+)
+@pytest.mark.parametrize("make", [Augment, heavy], ids=["normalised", "heavy"])
+def test_the_loader_augments_for_a_plain_loop_as_for_a_trainer(photos, monkeypatch, make, engine):
+    here, calls, transform = os.getpid(), [], Augment.transform
+    monkeypatch.setattr(Augment, "transform", lambda *args: calls.append(os.getpid()) or transform(*args))
+    engine = dict(engine)
+    split = Split(photos, CenterCrop(16), streaming=engine.pop("streaming", False))
+    data = ShardDataModule(split, batch_size=4, augment=make(), **engine)
+    loader = data.train_dataloader()
+    for device in ("cpu", None):
+        assert next(iter(loader)).image.dtype == torch.uint8
+        assert next(data.augmented(loader, device)).image.dtype == torch.float32
+    assert (here in calls) == (make is heavy and engine["workers"] == 0)
+    if make is Augment:  # not on the CPU: Augment runs on the images that were moved
+        moved = next(data.augmented(loader, "meta")).image
+        assert (moved.dtype, moved.device.type) == (torch.float32, "meta")
+        assert loader.fetcher.dtype == torch.uint8 and len(calls) == 1
+    loader.close()
 
 
 def test_a_compiled_augment_gives_the_same_bytes(photos, tmp_path):

@@ -10,6 +10,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -26,7 +27,7 @@ from ..shards.labels import Samples
 from ..shards.mapped import Shards
 from .batch import AnyBatch, FetchResult
 from .buffers import PrefetchRunner, Runner, ToRequest
-from .config import LoaderConfig
+from .config import LoaderConfig, PixelFormat
 from .split import Split
 
 # A data set in which every tenth image is broken must not flood the terminal.
@@ -59,7 +60,6 @@ class BaseLoader(ABC):
     sampler: EpochCounter
     unclaimed_notice = ""
     """Warning, shown once, if the batches are not augmented: if no request is claimed."""
-    _runner: Runner
 
     def __init__(
         self,
@@ -72,6 +72,7 @@ class BaseLoader(ABC):
         keys: bool,
         rank: int,
         world: int,
+        to_request: ToRequest | None = None,
     ) -> None:
         # This import loads the operators; importing this module must not.
         from .fetch import Fetcher
@@ -88,6 +89,8 @@ class BaseLoader(ABC):
         self.fetcher = Fetcher(
             shards, split, config.seed, config.on_error, keys, config.pixels, candidates, config.max_pixels
         )
+        self._to_request = to_request
+        self._runner = make_runner(self.fetcher, config, to_request)
         self._rank = rank
         self._epoch = self._delivered = self._iterations = 0
         self._has_warned_of_non_jpeg = False
@@ -98,6 +101,14 @@ class BaseLoader(ABC):
         return len(self._batches)
 
     def __iter__(self) -> Iterator[AnyBatch]:
+        return self.batches(self.config.pixels)
+
+    def batches(self, pixels: PixelFormat) -> Iterator[AnyBatch]:
+        """Yield the next epoch as ``iter()`` does, with images in another format than the loader's own."""
+        if pixels != self.fetcher.pixels:
+            self.close()  # the workers have the fetcher, and batches in the other format
+            self.fetcher = replace(self.fetcher, pixels=pixels, _found={})
+            self._runner = make_runner(self.fetcher, self.config, self._to_request)
         # Lightning makes an iterator before it sets the epoch: a generator reads it at the first next().
         self._iterations += 1
         iteration = self._iterations
@@ -237,7 +248,6 @@ class Loader(BaseLoader):
     ) -> None:
         self._order = order = split.sampler(shards, config.seed, shuffle)
         super().__init__(shards, split, config, order, len(order), keys=keys, rank=rank, world=world)
-        self._runner = make_runner(self.fetcher, config)
         self._readahead = readahead_depth(shards, config.readahead)
         # Results in the order of requests, and the position (epoch, batch, process id) of the next one.
         self._flow: Iterator[FetchResult] | None = None

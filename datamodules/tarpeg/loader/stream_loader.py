@@ -15,7 +15,7 @@ from ..sampling.sampler import Request
 from ..shards.stream import Stream, StreamedSamples, Streaming, StreamRequest, expand_urls
 from .batch import FetchResult
 from .config import LoaderConfig
-from .loader import BaseLoader, make_runner
+from .loader import BaseLoader
 from .split import Split
 
 
@@ -45,10 +45,10 @@ class StreamingLoader(BaseLoader):
         )
         self._is_underway = self._is_done = False
         samples = streaming.samples
-        super().__init__(StreamedSamples([]), split, config, None, samples, keys=keys, rank=rank, world=world)
         # Worker processes read their own shares; otherwise requests carry the samples that this process read.
         pulling = _Pulling(self._stream, config.drop_last, self._workers) if self._workers else None
-        self._runner = make_runner(self.fetcher, config, pulling)
+        options: dict[str, Any] = {"keys": keys, "rank": rank, "world": world, "to_request": pulling}
+        super().__init__(StreamedSamples([]), split, config, None, samples, **options)
 
     def __len__(self) -> int:
         """Batches per epoch; TypeError without ``samples``."""
