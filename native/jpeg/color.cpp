@@ -11,17 +11,47 @@ namespace {
 // 16 fractional bits. 1.402 = 1 + 0.402, 1.772 = 2 - 0.228, 0.71414 = 1 - 0.28586: the rest fits 16 bits.
 constexpr int kRed = 26345, kBlue = -14942, kGreenBlue = -22554, kGreenRed = 18734, kHalf = 1 << 15;
 
-inline uint8_t clamped(int value) noexcept { return static_cast<uint8_t>(std::clamp(value, 0, 255)); }
+// Pixels of which planes are kept between conversion and interleaving.
+constexpr int kSome = 64;
 
-void convert_portable(const uint8_t* luma, const uint8_t* blue, const uint8_t* red, int begin, int count,
+inline uint8_t clamped(int16_t value) noexcept {
+  const int16_t positive = value < 0 ? 0 : value;
+  return static_cast<uint8_t>(positive > 255 ? 255 : positive);
+}
+
+// (factor * value + half) >> 16, of which 16 bits suffice in every step but one.
+inline int16_t scaled(int16_t value, int factor) noexcept {
+  return static_cast<int16_t>(((2 * value * factor >> 16) + 1) >> 1);
+}
+
+// Pixels of which the last byte may be written over by the next one; the last pixel is not.
+void interleave_portable(const uint8_t* r, const uint8_t* g, const uint8_t* b, int count, int step,
+                         uint8_t* __restrict out) noexcept {
+  uint32_t pixels[kSome];
+  for (int i = 0; i < count; ++i) pixels[i] = 0xFF000000u | uint32_t{b[i]} << 16 | uint32_t{g[i]} << 8 | r[i];
+  if (step == 4) {
+    std::memcpy(out, pixels, 4 * static_cast<size_t>(count));
+    return;
+  }
+  for (int i = 0; i < count - 1; ++i) std::memcpy(out + 3 * i, pixels + i, 4);
+  if (count > 0) std::memcpy(out + 3 * (count - 1), pixels + count - 1, 3);
+}
+
+// See Note [plain loops] in idct.cpp.
+void convert_portable(const uint8_t* luma, const uint8_t* blue, const uint8_t* red, int begin, int end,
                       int step, uint8_t* out) noexcept {
-  for (int x = begin; x < count; ++x) {
-    const int y = luma[x], cb = blue[x] - 128, cr = red[x] - 128;
-    uint8_t* pixel = out + static_cast<ptrdiff_t>(step) * x;
-    pixel[0] = clamped(y + cr + ((kRed * cr + kHalf) >> 16));
-    pixel[1] = clamped(y - cr + ((kGreenBlue * cb + kGreenRed * cr + kHalf) >> 16));
-    pixel[2] = clamped(y + 2 * cb + ((kBlue * cb + kHalf) >> 16));
-    if (step == 4) pixel[3] = 255;
+  uint8_t r[kSome], g[kSome], b[kSome];
+  for (int x = begin; x < end; x += kSome) {
+    const int count = std::min(kSome, end - x);
+    for (int i = 0; i < count; ++i) {
+      const int16_t y = luma[x + i], cb = static_cast<int16_t>(blue[x + i] - 128),
+                    cr = static_cast<int16_t>(red[x + i] - 128);
+      const int16_t green = static_cast<int16_t>((kGreenBlue * cb + kGreenRed * cr + kHalf) >> 16);
+      r[i] = clamped(static_cast<int16_t>(y + cr + scaled(cr, kRed)));
+      g[i] = clamped(static_cast<int16_t>(y - cr + green));
+      b[i] = clamped(static_cast<int16_t>(y + 2 * cb + scaled(cb, kBlue)));
+    }
+    interleave_portable(r, g, b, count, step, out + static_cast<ptrdiff_t>(step) * x);
   }
 }
 
@@ -137,8 +167,8 @@ void upsample_h2v1(const ChromaRow& row, uint8_t* out) noexcept {
   }
 #endif
   for (int x = 0; x < n; ++x) {
-    out[2 * x] = static_cast<uint8_t>((3 * in[x] + in[std::max(x - 1, 0)] + 1) >> 2);
-    out[2 * x + 1] = static_cast<uint8_t>((3 * in[x] + in[std::min(x + 1, n - 1)] + 2) >> 2);
+    out[2 * x] = static_cast<uint8_t>((3 * in[x] + in[x - 1] + 1) >> 2);
+    out[2 * x + 1] = static_cast<uint8_t>((3 * in[x] + in[x + 1] + 2) >> 2);
   }
   mend_ends(row, out, in[0], in[n - 1]);
 }
@@ -155,8 +185,8 @@ void upsample_h2v2(const ChromaRow& row, int16_t* sums, uint8_t* out) noexcept {
 #endif
   for (int x = 0; x < n; ++x) sums[x] = static_cast<int16_t>(3 * row.near[x] + row.far[x]);
   for (int x = 0; x < n; ++x) {
-    out[2 * x] = static_cast<uint8_t>((3 * sums[x] + sums[std::max(x - 1, 0)] + 8) >> 4);
-    out[2 * x + 1] = static_cast<uint8_t>((3 * sums[x] + sums[std::min(x + 1, n - 1)] + 7) >> 4);
+    out[2 * x] = static_cast<uint8_t>((3 * sums[x] + sums[x - 1] + 8) >> 4);
+    out[2 * x + 1] = static_cast<uint8_t>((3 * sums[x] + sums[x + 1] + 7) >> 4);
   }
   mend_ends(row, out, (4 * sums[0] + 8) >> 4, (4 * sums[n - 1] + 7) >> 4);
 }

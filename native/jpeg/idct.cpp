@@ -16,40 +16,101 @@ constexpr int kConstBits = 13, kPassBits = 2;
 // For the first pass of means of two; the additional bit halves the sums.
 constexpr int kHalvedShift = kConstBits - kPassBits + 1;
 
-inline int wrap(int value) noexcept { return static_cast<int16_t>(value); }
+// Note [plain loops]
+// The portable code of this and of the other kernels is loops over neighbours without branches, which
+// compilers turn into vector code for whatever the processor's oldest model has: SSE2, NEON.
 
-// Eight samples of one row or column, `step` apart.
-void transform(const int16_t* in, int step, int shift, int16_t* out) noexcept {
-  const int i0 = in[0], i1 = in[step], i2 = in[2 * step], i3 = in[3 * step], i4 = in[4 * step],
-            i5 = in[5 * step], i6 = in[6 * step], i7 = in[7 * step];
-  const int even2 = i2 * k0541 + i6 * (k0541 - k1847), even3 = i2 * (k0541 + k0765) + i6 * k0541;
-  const int even0 = wrap(i0 + i4) * (1 << kConstBits), even1 = wrap(i0 - i4) * (1 << kConstBits);
-  const int t10 = even0 + even3, t13 = even0 - even3, t11 = even1 + even2, t12 = even1 - even2;
-  const int s3 = wrap(i7 + i3), s4 = wrap(i5 + i1);
-  const int z3 = s3 * (k1175 - k1961) + s4 * k1175, z4 = s3 * k1175 + s4 * (k1175 - k0390);
-  const int odd0 = i7 * (k0298 - k0899) + i1 * -k0899 + z3, odd3 = i7 * -k0899 + i1 * (k1501 - k0899) + z4;
-  const int odd1 = i5 * (k2053 - k2562) + i3 * -k2562 + z4, odd2 = i5 * -k2562 + i3 * (k3072 - k2562) + z3;
-  const int sums[8] = {t10 + odd3, t11 + odd2, t12 + odd1, t13 + odd0,
-                       t13 - odd0, t12 - odd1, t11 - odd2, t10 - odd3};
-  for (int i = 0; i < 8; ++i) {
-    const int value = (sums[i] + (1 << (shift - 1))) >> shift;
-    out[i * step] = static_cast<int16_t>(std::clamp(value, -32768, 32767));
+// One vector of any processor. TARPEG_MIX: lanes of two of them, numbered through.
+using Lanes16 = int16_t __attribute__((vector_size(16)));
+using Lanes32 = int32_t __attribute__((vector_size(16)));
+using Lanes64 = int64_t __attribute__((vector_size(16)));
+#if defined(__clang__)
+#define TARPEG_MIX(type, a, b, ...) __builtin_shufflevector((type)(a), (type)(b), __VA_ARGS__)
+#else
+#define TARPEG_MIX(type, a, b, ...) __builtin_shuffle((type)(a), (type)(b), type{__VA_ARGS__})
+#endif
+
+// 8 x 8 numbers: those of a column become those of a row.
+void transpose_portable(int16_t* numbers) noexcept {
+  Lanes16 r[8], a[8];
+  Lanes32 b[8];
+  std::memcpy(r, numbers, sizeof r);
+  for (int i = 0; i < 4; ++i) {
+    a[2 * i] = TARPEG_MIX(Lanes16, r[2 * i], r[2 * i + 1], 0, 8, 1, 9, 2, 10, 3, 11);
+    a[2 * i + 1] = TARPEG_MIX(Lanes16, r[2 * i], r[2 * i + 1], 4, 12, 5, 13, 6, 14, 7, 15);
+  }
+  for (int i = 0; i < 2; ++i) {
+    b[4 * i] = TARPEG_MIX(Lanes32, a[4 * i], a[4 * i + 2], 0, 4, 1, 5);
+    b[4 * i + 1] = TARPEG_MIX(Lanes32, a[4 * i], a[4 * i + 2], 2, 6, 3, 7);
+    b[4 * i + 2] = TARPEG_MIX(Lanes32, a[4 * i + 1], a[4 * i + 3], 0, 4, 1, 5);
+    b[4 * i + 3] = TARPEG_MIX(Lanes32, a[4 * i + 1], a[4 * i + 3], 2, 6, 3, 7);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[2 * i] = (Lanes16)TARPEG_MIX(Lanes64, b[i], b[4 + i], 0, 2);
+    r[2 * i + 1] = (Lanes16)TARPEG_MIX(Lanes64, b[i], b[4 + i], 1, 3);
+  }
+  std::memcpy(numbers, r, sizeof r);
+}
+
+// Sums wrap. Those of the second pass are small after the shift.
+template <int kShift>
+inline int16_t descaled(uint32_t sum) noexcept {
+  int value = static_cast<int>(sum + (1u << (kShift - 1))) >> kShift;
+  if (kShift < 16) value = std::min(std::max(value, -32768), 32767);
+  return static_cast<int16_t>(value);
+}
+
+// The first numbers of as many rows.
+template <int kSide>
+inline void store_levels(const int16_t* rows, uint8_t* out, ptrdiff_t stride) noexcept {
+  uint8_t levels[8 * kSide];
+  for (int i = 0; i < 8 * kSide; ++i) {
+    int16_t level = static_cast<int16_t>(rows[i] + 128);
+    level = level < 0 ? 0 : level;
+    levels[i] = static_cast<uint8_t>(level > 255 ? 255 : level);
+  }
+  for (int y = 0; y < kSide; ++y) std::memcpy(out + y * stride, levels + 8 * y, kSide);
+}
+
+// Every column of eight rows.
+template <int kShift>
+void transform_portable(const int16_t* __restrict in, int16_t* __restrict out) noexcept {
+  for (int x = 0; x < 8; ++x) {
+    const int16_t i0 = in[x], i1 = in[8 + x], i2 = in[16 + x], i3 = in[24 + x], i4 = in[32 + x],
+                  i5 = in[40 + x], i6 = in[48 + x], i7 = in[56 + x];
+    const int even2 = i2 * k0541 + i6 * (k0541 - k1847), even3 = i2 * (k0541 + k0765) + i6 * k0541;
+    const int16_t sum04 = static_cast<int16_t>(i0 + i4), rest04 = static_cast<int16_t>(i0 - i4);
+    const int even0 = sum04 * (1 << kConstBits), even1 = rest04 * (1 << kConstBits);
+    const int t10 = even0 + even3, t13 = even0 - even3, t11 = even1 + even2, t12 = even1 - even2;
+    const int16_t s3 = static_cast<int16_t>(i7 + i3), s4 = static_cast<int16_t>(i5 + i1);
+    const int z3 = s3 * (k1175 - k1961) + s4 * k1175, z4 = s3 * k1175 + s4 * (k1175 - k0390);
+    const int odd0 = i7 * (k0298 - k0899) + i1 * -k0899 + z3, odd3 = i7 * -k0899 + i1 * (k1501 - k0899) + z4;
+    const int odd1 = i5 * (k2053 - k2562) + i3 * -k2562 + z4, odd2 = i5 * -k2562 + i3 * (k3072 - k2562) + z3;
+    out[x] = descaled<kShift>(t10 + odd3);
+    out[8 + x] = descaled<kShift>(t11 + odd2);
+    out[16 + x] = descaled<kShift>(t12 + odd1);
+    out[24 + x] = descaled<kShift>(t13 + odd0);
+    out[32 + x] = descaled<kShift>(t13 - odd0);
+    out[40 + x] = descaled<kShift>(t12 - odd1);
+    out[48 + x] = descaled<kShift>(t11 - odd2);
+    out[56 + x] = descaled<kShift>(t10 - odd3);
   }
 }
 
-// Four means of two neighbours each, of one row or column: equal to those of transform(), except for
-// rounding. The fifth coefficient belongs to a wave that cancels out in every pair. Sums wrap.
-void halve(const int16_t* in, int step, int shift, int16_t* out) noexcept {
-  const auto times = [in, step](int k, int factor) { return static_cast<uint32_t>(in[k * step] * factor); };
-  const uint32_t center = static_cast<uint32_t>(in[0]) << (kConstBits + 1);
-  const uint32_t even = times(2, k1847) - times(6, k0765);
-  const uint32_t odd1 = times(1, k1061) - times(3, k2172) + times(5, k1451) - times(7, k0211);
-  const uint32_t odd0 = times(1, k2562) + times(3, k0899) - times(5, k0601) - times(7, k0509);
-  const uint32_t sums[4] = {center + even + odd0, center - even + odd1, center - even - odd1,
-                            center + even - odd0};
-  for (int i = 0; i < 4; ++i) {
-    const int value = static_cast<int>(sums[i] + (1u << (shift - 1))) >> shift;
-    out[i * step] = static_cast<int16_t>(std::clamp(value, -32768, 32767));
+// Four means of two neighbours each, of every column of eight rows: equal to those of transform(), except for
+// rounding. The fifth coefficient belongs to a wave that cancels out in every pair.
+template <int kShift>
+void halve_portable(const int16_t* __restrict in, int16_t* __restrict out) noexcept {
+  for (int x = 0; x < 8; ++x) {
+    const auto times = [in, x](int k, int factor) { return static_cast<uint32_t>(in[8 * k + x] * factor); };
+    const uint32_t center = static_cast<uint32_t>(in[x]) << (kConstBits + 1);
+    const uint32_t even = times(2, k1847) - times(6, k0765);
+    const uint32_t odd1 = times(1, k1061) - times(3, k2172) + times(5, k1451) - times(7, k0211);
+    const uint32_t odd0 = times(1, k2562) + times(3, k0899) - times(5, k0601) - times(7, k0509);
+    out[x] = descaled<kShift>(center + even + odd0);
+    out[8 + x] = descaled<kShift>(center - even + odd1);
+    out[16 + x] = descaled<kShift>(center - even - odd1);
+    out[24 + x] = descaled<kShift>(center + even - odd0);
   }
 }
 
@@ -61,36 +122,37 @@ inline bool is_zero(const int16_t* coefficients, int count) noexcept {
   return std::all_of(coefficients, coefficients + count, [](int16_t c) { return c == 0; });
 }
 
+void shift_first_row(const int16_t* in, int16_t* out) noexcept {
+  for (int x = 0; x < 8; ++x) out[x] = static_cast<int16_t>(in[x] * (1 << kPassBits));
+  for (int y = 1; y < 8; ++y) std::memcpy(out + 8 * y, out, 8 * sizeof *out);
+}
+
 void inverse_dct_portable(const DctBlock& block, ptrdiff_t stride) noexcept {
-  int16_t work[64];
-  for (int i = 0; i < 64; ++i) work[i] = static_cast<int16_t>(block.coefficients[i] * block.quantisers[i]);
+  alignas(16) int16_t in[64], out[64];
+  for (int i = 0; i < 64; ++i) in[i] = static_cast<int16_t>(block.coefficients[i] * block.quantisers[i]);
   if (is_zero(block.coefficients + 8, 56)) {
-    for (int i = 0; i < 64; ++i) work[i] = static_cast<int16_t>(work[i % 8] * (i < 8 ? 1 << kPassBits : 1));
+    shift_first_row(in, out);
   } else {
-    for (int x = 0; x < 8; ++x) transform(work + x, 8, kConstBits - kPassBits, work + x);
+    transform_portable<kConstBits - kPassBits>(in, out);
   }
-  for (int y = 0; y < 8; ++y) transform(work + 8 * y, 1, kConstBits + kPassBits + 3, work + 8 * y);
-  for (int y = 0; y < 8; ++y) {
-    for (int x = 0; x < 8; ++x) {
-      block.out[y * stride + x] = static_cast<uint8_t>(std::clamp(work[8 * y + x] + 128, 0, 255));
-    }
-  }
+  transpose_portable(out);
+  transform_portable<kConstBits + kPassBits + 3>(out, in);
+  transpose_portable(in);
+  store_levels<8>(in, block.out, stride);
 }
 
 void halved_dct_portable(const DctBlock& block, ptrdiff_t stride) noexcept {
-  int16_t work[64];
-  for (int i = 0; i < 64; ++i) work[i] = static_cast<int16_t>(block.coefficients[i] * block.quantisers[i]);
+  alignas(16) int16_t in[64], out[64] = {};
+  for (int i = 0; i < 64; ++i) in[i] = static_cast<int16_t>(block.coefficients[i] * block.quantisers[i]);
   if (is_zero(block.coefficients + 8, 24) && is_zero(block.coefficients + 40, 24)) {
-    for (int i = 0; i < 32; ++i) work[i] = static_cast<int16_t>(work[i % 8] * (i < 8 ? 1 << kPassBits : 1));
+    shift_first_row(in, out);
   } else {
-    for (int x = 0; x < 8; ++x) halve(work + x, 8, kHalvedShift, work + x);
+    halve_portable<kHalvedShift>(in, out);
   }
-  for (int y = 0; y < 4; ++y) {
-    halve(work + 8 * y, 1, kHalvedShift + 2 * kPassBits + 3, work + 8 * y);
-    for (int x = 0; x < 4; ++x) {
-      block.out[y * stride + x] = static_cast<uint8_t>(std::clamp(work[8 * y + x] + 128, 0, 255));
-    }
-  }
+  transpose_portable(out);
+  halve_portable<kHalvedShift + 2 * kPassBits + 3>(out, in);
+  transpose_portable(in);
+  store_levels<4>(in, block.out, stride);
 }
 
 #if defined(TARPEG_AVX2)
