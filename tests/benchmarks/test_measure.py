@@ -12,7 +12,7 @@ import torch
 from helpers import pictures
 from helpers.scripts import measured, run_tool
 from PIL import Image
-from tarpeg.benchmarks import decode_peers
+from tarpeg.benchmarks import decode_peers, measure
 from tarpeg.benchmarks.loader import LoaderContestant
 from tarpeg.benchmarks.loader_data import LoaderData
 from tarpeg.datasets import synthetic
@@ -62,6 +62,17 @@ def test_the_augment_suite_compares_the_same_pixels(tmp_path):
         assert not row["mean"] or float(row["mean"]) <= limit, row
     policies = ["RandAugment(2, 9)", "TrivialAugmentWide()", "AutoAugment()", "AugMix()", "GaussianBlur(23)"]
     assert set(policies) < {row["group"] for row in rows}
+
+
+def test_progress_and_results_are_lines_without_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(measure, "_LINE_EVERY", 0.0)
+    with measure._progress() as (advance, show):
+        advance("measuring [dino]", 0.25)
+        show("dino: tarpeg: 900 images/s")
+        monkeypatch.setattr(measure, "_LINE_EVERY", 60.0)
+        advance("measuring", 0.5)
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "measuring [dino], 25%\ndino: tarpeg: 900 images/s\n")
 
 
 @pytest.mark.parametrize("only", ["tiled, threads", pytest.param("tiled", marks=pytest.mark.slow)])

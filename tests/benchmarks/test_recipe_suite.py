@@ -91,7 +91,7 @@ def test_all_contestants_make_such_batches(data, name, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_table_of_one_recipe(tmp_path, monkeypatch):
+def test_a_table_of_one_recipe(tmp_path, monkeypatch, capsys):
     for name in set(RECIPES) - {"resnet50_v2"}:
         monkeypatch.delitem(RECIPES, name)
     loader = {"data": str(tmp_path), "workers": 1, "seconds": 0.05, "only": ["tiled"]}
@@ -99,3 +99,5 @@ def test_a_table_of_one_recipe(tmp_path, monkeypatch):
     assert report.missing == () and "data sides of published recipes" in report.title
     assert [row.name for row in report.rows] == ["webdataset + torchvision v2", "tarpeg, tiled, workers"]
     assert all(row.images_per_second > 0 for row in report.rows) and report.rows[1].ratio > 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if "processor time per image" in line]
+    assert [line.split(":")[1].strip() for line in lines] == [row.name for row in report.rows]

@@ -31,7 +31,7 @@ from ..processes import ProcessExecutor
 from ..sampling.crops import RandomResizedCrop
 from ..shards.mapped import Shards
 from .decode_peers import BATCH, GROUPS, PIXELS, SIZE
-from .loader_data import Advance, LoaderData, LoaderSettings
+from .loader_data import Advance, LoaderData, LoaderSettings, Show
 from .loader_peers import PEERS, Peer, as_value_error, for_ever
 from .report import INSTALL_ERRORS, Report, Row, left_out
 
@@ -40,7 +40,7 @@ _KINDS = ("ordinary", "tiled", "raw")
 _BOUND = "bound: the operator alone, "  # first part of these contestants' names
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_WARM_UP = 8  # batches that may have been prefetched before a measurement
+_MOST_IDLE = 60.0  # seconds that prefetching may take after a measurement
 
 
 class Timing(NamedTuple):
@@ -71,6 +71,11 @@ class LoaderContestant:
     def peer(self) -> Peer | None:
         """Library of this contestant; None for this library."""
         return PEERS.get(self.name)
+
+    @property
+    def ahead(self) -> int:
+        """Batches that may have been prefetched before a measurement; they are not measured."""
+        return 8
 
     def absent(self) -> str | None:
         """Return a note with the packages to install if this contestant cannot run here, otherwise None."""
@@ -130,6 +135,7 @@ class LoaderRun:
     photos: Photos
     settings: LoaderSettings
     advance: Advance
+    show: Show
 
     @property
     def data(self) -> LoaderData:
@@ -156,13 +162,19 @@ class LoaderRun:
         rows: list[Row] = []
         missing: list[str] = []
         for group in groups:
+            self.show(f"{group}: opening the contestants")
             present = []
             for number, who in enumerate(contestants(group)):
                 if not number or self.settings.selects(who.name):
                     note = who.absent()
                     present += [who] if note is None else []
                     missing += [] if note is None else [note]
-            rows += self._measure_group(present, missing, compare(group) if compare else None)
+            for row in self._measure_group(present, missing, compare(group) if compare else None):
+                rows.append(row)
+                self.show(
+                    f"{group}: {row.name}: {row.images_per_second:.0f} images/s, "
+                    f"{row.processor:.0f} us of processor time per image"
+                )
         if not rows:
             raise ValueError(
                 f"suite={self.report.suite}: no contestant can be measured: {'; '.join(missing)}"
@@ -196,7 +208,8 @@ class LoaderRun:
                     child.submit(open_contestant, who).result()
                     first = child.submit(time_first_batch, who).result()
                     mean, maximum = compare(who, child) if compare else (None, None)
-                    child.submit(time_round, self.settings.seconds).result()
+                    if first < self.settings.seconds:  # a slower one has been warmed up by that batch
+                        child.submit(time_round, who, self.settings.seconds).result()
                 except (ShardError, ValueError) as error:
                     missing.append(f"left out: {who.name}, {who.group}: {error}")
                 else:
@@ -207,7 +220,7 @@ class LoaderRun:
                     who = list(opened)[index]
                     progress = (number + done / len(opened)) / self.report.rounds
                     self.advance(f"measuring {who.group}", progress)
-                    timing = children[who].submit(time_round, self.settings.seconds).result()
+                    timing = children[who].submit(time_round, who, self.settings.seconds).result()
                     timings[who].append(timing)
         reference: list[float] = []
         for who, (first, mean, maximum) in opened.items():
@@ -316,9 +329,9 @@ def time_first_batch(who: LoaderContestant) -> float:
     return seconds
 
 
-def time_round(seconds: float) -> Timing:
+def time_round(who: LoaderContestant, seconds: float) -> Timing:
     """Make batches for ``seconds``."""
-    return _time_decoders(seconds) if _decoders else _time_batches(_open[0], seconds)
+    return _time_decoders(who, seconds) if _decoders else _time_batches(who, _open[0], seconds)
 
 
 def time_data_module(who: LoaderContestant) -> float:
@@ -351,19 +364,21 @@ def memory_by_epoch(who: LoaderContestant, epochs: int) -> list[int]:
     return kept
 
 
-def _time_batches(batches: Iterator[Any], seconds: float) -> Timing:
-    for _ in range(_WARM_UP):
+def _time_batches(who: LoaderContestant, batches: Iterator[Any], seconds: float) -> Timing:
+    for _ in range(who.ahead):
         next(batches)
-    images, processor, started = 0, _processor_seconds(), time.perf_counter()
-    while time.perf_counter() - started < seconds or not images:
+    made, images, processor, started = 0, 0, _processor_seconds(), time.perf_counter()
+    # Whole turns of the workers, which may end their batches at the same time.
+    while time.perf_counter() - started < seconds or not made or made % who.workers:
         images += len(next(batches)[0])
+        made += 1
     passed, spent = time.perf_counter() - started, _processor_seconds() - processor
     _wait_until_idle()
     return Timing(images, passed, spent)
 
 
-def _time_decoders(seconds: float) -> Timing:
-    running = [child.submit(time_round, seconds) for child in _decoders]
+def _time_decoders(who: LoaderContestant, seconds: float) -> Timing:
+    running = [child.submit(time_round, who, seconds) for child in _decoders]
     parts: list[Timing] = [one.result() for one in running]
     rate = sum(part.images / part.seconds for part in parts)
     images = sum(part.images for part in parts)
@@ -386,8 +401,8 @@ def _decoded(who: LoaderContestant, number: int) -> Iterator[tuple[Tensor]]:
 
 def _wait_until_idle() -> None:
     """Wait until prefetching ends: it would slow the next contestant's measurement."""
-    before = _processor_seconds()
-    for _ in range(100):
+    before, started = _processor_seconds(), time.monotonic()
+    while time.monotonic() - started < _MOST_IDLE:
         time.sleep(0.05)
         now = _processor_seconds()
         if now - before < 0.015:

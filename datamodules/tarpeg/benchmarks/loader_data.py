@@ -18,6 +18,8 @@ from ..shards.mapped import Shards
 
 Advance = Callable[[str, float], None]
 """Callback of the progress bar: what is being done, and the finished fraction of it."""
+Show = Callable[[str], None]
+"""Callback that shows a line above the progress bar: a result, as soon as it is measured."""
 
 REPEATS = 8
 """Samples of each photograph per epoch."""

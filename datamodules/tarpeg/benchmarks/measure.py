@@ -48,24 +48,26 @@ from .decode_peers import (
     resize_contestants,
 )
 from .loader import LoaderRun, measure_loaders
-from .loader_data import Advance, LoaderSettings, size_label
+from .loader_data import Advance, LoaderSettings, Show, size_label
 from .parity import ParitySettings, measure_parity
 from .recipes import measure_recipes
 from .replay import measure_replays
 from .report import Report, Row
 
 _CROP = 256
+_LINE_EVERY = 10.0  # seconds between lines of progress, without a terminal
 _CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 class _Suite(NamedTuple):
-    """Default size and number of photographs; the rest only for suites that run in this process.
+    """Defaults of size, number of photographs and rounds; the rest is for suites that run in this process.
 
     ours: contestants that are always installed, the first of each group before the others of it.
     """
 
     size: str
     images: int
+    rounds: int = 7
     work: str = ""
     comparison: str = ""
     ours: Callable[[], list[InProcessContestant]] = list
@@ -76,6 +78,7 @@ _SUITES = {
     "crop": _Suite(
         "article",
         200,
+        7,
         f"random {_CROP}x{_CROP} crop",
         "speed relative to torchvision; pixels compared with Pillow's; the bound has other pixels",
         crop_contestants,
@@ -84,6 +87,7 @@ _SUITES = {
     "resize": _Suite(
         "imagenet",
         200,
+        7,
         f"RandomResizedCrop({SIZE}), bilinear",
         "speed and pixels relative to torchvision v2",
         resize_contestants,
@@ -92,6 +96,7 @@ _SUITES = {
     "augment": _Suite(
         "imagenet",
         200,
+        7,
         f"batches of {BATCH} at {SIZE}x{SIZE}",
         "speed and pixels relative to torchvision v2; the whole chain: flip, affine, brightness, contrast, "
         "saturation, hue, erase, normalise; policies draw for themselves, so their pixels are not compared",
@@ -101,7 +106,7 @@ _SUITES = {
     "loader": _Suite("imagenet", 2048),
     "article": _Suite("article", 2048),
     "dali": _Suite("imagenet", 2048),
-    "recipes": _Suite("imagenet", 2048),
+    "recipes": _Suite("imagenet", 256, 3),  # torchvision's pipelines take up to a second per image
     "parity": _Suite("imagenet", 0),
 }
 
@@ -110,7 +115,7 @@ def measure(
     suite: str,
     size: str | int | Sequence[int] | None = None,
     images: int | str | os.PathLike[str] | None = None,
-    rounds: int = 7,
+    rounds: int | None = None,
     tile: int = 32,
     seed: int = 0,
     clock: str = "wall",
@@ -123,8 +128,8 @@ def measure(
     """Measure `suite` on `images` synthetic photographs of `size` (see `Photos`), or on real ones.
 
     suite: crop, resize, augment, loader, article, dali, recipes or parity, see conf/bench.yaml. size: None
-    means "article" for crop and article, otherwise "imagenet". images: None means 200, for those
-    that load 2048. Fewer than 200 images or 5 rounds give misleading results. A directory of photographs:
+    means "article" for crop and article, otherwise "imagenet". images: None means 200, for those that load
+    2048, for recipes 256; rounds: 7, for recipes 3. Fewer mislead. A directory of photographs:
     parts of them, scaled to `size` and stored like the synthetic ones; crop and resize without a `size`
     measure its JPEGs as they are. parts: number of these parts, by default as many as synthetic photographs,
     equally many of each file.
@@ -134,7 +139,7 @@ def measure(
     and `images` is a directory or None, for the photographs in scikit-image and scikit-learn.
     interpolation: of the resize suite, bilinear, bicubic, lanczos or box.
 
-    A progress bar is shown if standard error is a terminal.
+    Progress and results are shown on standard error: as a bar if that is a terminal.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -159,14 +164,15 @@ def measure(
                 f"suite=parity cuts photographs itself: {parts=}, {size=} and {images=} must be None or DIR"
             )
         label = Path(folder).resolve().name if folder else "packages"
-        with _progress() as advance, _one_thread():
-            report = Report(suite, label, 0, rounds, clock, tile)
-            return measure_parity(report, folder, settings, ParitySettings.of(parity or {}), advance)
+        with _progress() as (advance, show), _one_thread():
+            report = Report(suite, label, 0, 0, clock, tile)
+            return measure_parity(report, folder, settings, ParitySettings.of(parity or {}), advance, show)
     given = images if folder is None else parts
     count: Any = _SUITES[suite].images if given is None else given
     in_process = bool(_SUITES[suite].peers)
     # An epoch of the loaders must fill a batch of 64; it has every photograph eight times.
     counted = "images" if folder is None else "parts"
+    rounds = _SUITES[suite].rounds if rounds is None else rounds
     for name, value, low in ((counted, count, 1 if in_process else 8), ("rounds", rounds, 1)):
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise ValueError(f"{name}={value!r} must be an integer of at least {low} for suite={suite}")
@@ -184,11 +190,11 @@ def measure(
     labels += [] if files else [size_label(photos.size[0])]
     report = Report(suite, "-".join(labels), count, rounds, clock, tile)
     with contextlib.ExitStack() as stack:
-        advance = stack.enter_context(_progress())
+        advance, show = stack.enter_context(_progress())
         if in_process:
             stack.enter_context(_one_thread())
             return _measure_in_process(report, photos, files, device, interpolation, advance)
-        run = LoaderRun(report, photos, settings, advance)
+        run = LoaderRun(report, photos, settings, advance, show)
         suites = {"loader": measure_loaders, "recipes": measure_recipes}
         return suites.get(suite, measure_replays)(run)
 
@@ -344,17 +350,24 @@ def _one_thread() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Advance]:
-    """Progress bar on standard error, if that is a terminal."""
+def _progress() -> Iterator[tuple[Advance, Show]]:
+    """Progress bar on standard error; lines now and then if that is not a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
+    console, is_terminal, shown = Console(stderr=True, highlight=False), sys.stderr.isatty(), time.monotonic()
     # Refreshed only between measurements: a thread that refreshes it would disturb them.
-    hidden = not sys.stderr.isatty()
-    with Progress(console=Console(stderr=True), auto_refresh=False, transient=True, disable=hidden) as bar:
+    with Progress(console=console, auto_refresh=False, transient=True, disable=not is_terminal) as bar:
         task = bar.add_task("", total=1.0)
 
         def advance(what: str, share: float) -> None:
+            nonlocal shown
             bar.update(task, description=what, completed=share, refresh=True)
+            if not is_terminal and (now := time.monotonic()) - shown >= _LINE_EVERY:
+                shown = now
+                show(f"{what}, {share:.0%}")
 
-        yield advance
+        def show(text: str) -> None:
+            console.print(text, markup=False, soft_wrap=True)
+
+        yield advance, show

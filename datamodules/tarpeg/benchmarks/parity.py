@@ -13,6 +13,7 @@ import statistics
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from ..sampling.crops import CenterCrop, RandomResizedCrop
 from ..shards.folder import Folder
 from ..shards.pillow import as_tensor, open_rgb
 from .decode_peers import BATCH, MEAN, STD, decode_jpeg
-from .loader_data import Advance, LoaderSettings, check_names
+from .loader_data import Advance, LoaderSettings, Show, check_names
 from .report import Report, Row
 
 _SIDE, _SHORTER, _SCALE = 64, 72, (0.25, 1.0)  # of the network's input in pixels; shares of a cell's area
@@ -80,7 +81,12 @@ class Pipeline:
 
 
 def measure_parity(
-    report: Report, folder: str | None, loaders: LoaderSettings, settings: ParitySettings, advance: Advance
+    report: Report,
+    folder: str | None,
+    loaders: LoaderSettings,
+    settings: ParitySettings,
+    advance: Advance,
+    show: Show,
 ) -> Report:
     """Train networks with each pipeline, and measure each of them with both validation pipelines."""
     paths = photographs(folder)
@@ -91,10 +97,11 @@ def measure_parity(
     scores: dict[tuple[str, str], list[float]] = {}
     for done, (seed, pipe) in enumerate(runs):
         net = network(counts["classes"], seed)
-        train(net, pipe.train(seed), settings.epochs)
+        what = f"training with {pipe.name}, seed {seed}"
+        train(net, pipe.train(seed), settings.epochs, partial(_advance, advance, what, done, len(runs)))
         for other in pipelines:
-            scores.setdefault((pipe.name, other.name), []).append(accuracy(net, other.val()))
-        advance(f"training with {pipe.name}, seed {seed}", (done + 1) / len(runs))
+            scores.setdefault((pipe.name, other.name), []).append(score := accuracy(net, other.val()))
+            show(f"trained with {pipe.name}, seed {seed}, measured with {other.name}: {score:.1%}")
     rows = [
         Row(
             f"measured with {other.name}",
@@ -193,17 +200,24 @@ def network(classes: int, seed: int) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(_WIDTHS[-1], classes))
 
 
-def train(net: nn.Module, epoch: Callable[[], Batches], epochs: int) -> None:
+def _advance(advance: Advance, what: str, done: int, runs: int, share: float) -> None:
+    advance(what, (done + share) / runs)
+
+
+def train(
+    net: nn.Module, epoch: Callable[[], Batches], epochs: int, advance: Callable[[float], None]
+) -> None:
     """Train with AdamW, the learning rate falling with a cosine per epoch."""
     optimizer = torch.optim.AdamW(net.parameters(), _RATE, weight_decay=_DECAY)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     net.train()
-    for _ in range(epochs):
+    for number in range(epochs):
         for images, labels in epoch():
             optimizer.zero_grad()
             nn.functional.cross_entropy(net(images), labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         schedule.step()
+        advance((number + 1) / epochs)
 
 
 @torch.no_grad()

@@ -179,6 +179,11 @@ class RecipeContestant(LoaderContestant):
                 return made
             return self._ours()
 
+    @property
+    def ahead(self) -> int:
+        """Batches that may have been prefetched: of a peer the two per worker of torch's DataLoader."""
+        return super().ahead if self.peer is None else 2 * self.workers
+
     def expects(self, images: Tensor) -> bool:
         """Whether images have the shape and dtype of the first view."""
         return tuple(images.shape) == (BATCH, 3, *self.recipe.size) and images.dtype == torch.float32

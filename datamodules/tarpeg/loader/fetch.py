@@ -142,15 +142,19 @@ class Fetcher:
         """
         occurrence = np.zeros_like(request.ids) if request.occurrence is None else request.occurrence
         boxes, flips, known = [], [], sizes[:, 0] > 0
-        pipelines = self.split.pipelines
+        pipelines, all_known = self.split.pipelines, bool(known.all())
         for view, (crop, pipeline) in enumerate(zip(self._crops(request.epoch), pipelines, strict=True)):
             first = rng.first_draw(occurrence, view)
             uniforms = rng.uniforms(self.seed, request.epoch, request.ids, crop.draws + 1, _CROP, first)
+            flips.append(uniforms[:, 0] < pipeline.flip)
+            if all_known:  # no copies
+                drawn = crop.boxes(sizes, uniforms[:, 1:])
+                boxes.append(self._checked(crop, drawn, sizes, request.ids))
+                continue
             boxes.append(np.zeros((len(sizes), 4), np.int32))
             if known.any():
                 drawn = crop.boxes(sizes[known], uniforms[known, 1:])
                 boxes[-1][known] = self._checked(crop, drawn, sizes[known], request.ids[known])
-            flips.append(uniforms[:, 0] < pipeline.flip)
         return boxes, flips
 
     def _fetch(self, request: Request, out: Images | None, threads: int) -> FetchResult:

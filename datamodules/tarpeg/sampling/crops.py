@@ -95,8 +95,8 @@ class RandomResizedCrop:
         ratios = np.exp(low + uniforms[:, self.tries : 2 * self.tries] * (high - low))
         widths, heights = np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
         fits = (widths >= 1) & (widths <= width) & (heights >= 1) & (heights <= height)
-        first = fits.argmax(axis=1)[:, None]
-        box = np.take_along_axis(np.stack([heights, widths], axis=-1), first[..., None], axis=1)[:, 0]
+        first = np.arange(len(fits)), fits.argmax(axis=1)
+        box = np.stack([heights[first], widths[first]], axis=1)
 
         shape = np.clip(width / height, self.ratio[0], self.ratio[1])
         central = np.concatenate([np.minimum(height, width / shape), np.minimum(width, height * shape)], 1)

@@ -6,6 +6,7 @@ it, on the order of drawing, or on what was drawn before.
 
 from __future__ import annotations
 
+import functools
 import operator
 
 import numpy as np
@@ -63,11 +64,16 @@ def _hashes(seed: int, epoch: int, stream: int, ids: npt.ArrayLike) -> UInt64:
         return np.empty(0, np.uint64)
     if rows.ndim != 1 or rows.dtype.kind not in "iu" or rows.min() < 0:
         raise ValueError(f"ids must be non-negative integers [B], not {rows.dtype} {list(rows.shape)}")
+    return _absorb(_state(_word("seed", seed), _word("epoch", epoch), stream), rows.astype(np.uint64))
+
+
+@functools.lru_cache(maxsize=256)  # the same few for all batches of an epoch
+def _state(*words: int) -> UInt64:
     # One-element arrays rather than scalars: numpy warns when a scalar wraps.
     state = np.zeros(1, np.uint64)
-    for word in (_word("seed", seed), _word("epoch", epoch), stream):
+    for word in words:
         state = _absorb(state, np.array([word], np.uint64))
-    return _absorb(state, rows.astype(np.uint64))
+    return state
 
 
 def _absorb(state: UInt64, words: UInt64) -> UInt64:
