@@ -33,12 +33,12 @@ bool with_vectors = true;
 }  // namespace
 
 // Instead of base/simd.cpp: both kinds of code run in one process.
-bool tarpeg::has_avx2() noexcept {
-#if defined(TARPEG_AVX2)
-  return with_vectors && __builtin_cpu_supports("avx2") != 0;
-#else
-  return false;
+tarpeg::Vectors tarpeg::vectors() noexcept {
+#if defined(__x86_64__)
+  if (with_vectors && __builtin_cpu_supports("avx512vbmi2")) return Vectors::kAvx512;
+  if (with_vectors && __builtin_cpu_supports("avx2")) return Vectors::kAvx2;
 #endif
+  return Vectors::kNone;
 }
 
 namespace {

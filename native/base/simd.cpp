@@ -8,7 +8,7 @@ namespace tarpeg {
 namespace {
 
 Vectors supported() noexcept {
-#if defined(TARPEG_AVX2)
+#if defined(__x86_64__)
   // F16C is older than AVX2: no processor has the one without the other. FMA came with it.
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return Vectors::kNone;
   const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -16,6 +16,8 @@ Vectors supported() noexcept {
                     __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2") &&
                     __builtin_cpu_supports("bmi2");
   return wide ? Vectors::kAvx512 : Vectors::kAvx2;
+#elif defined(TARPEG_AVX2)
+  return Vectors::kAvx2;
 #else
   return Vectors::kNone;
 #endif
@@ -37,7 +39,13 @@ const Vectors kVectors = std::min(supported(), allowed());
 
 Vectors vectors() noexcept { return kVectors; }
 
-const char* vectors_name() noexcept { return has_avx512() ? "AVX-512" : has_avx2() ? "AVX2" : "none"; }
+const char* vectors_name() noexcept {
+#if defined(__aarch64__)
+  return has_avx2() ? "NEON" : "none";
+#else
+  return has_avx512() ? "AVX-512" : has_avx2() ? "AVX2" : "none";
+#endif
+}
 
 bool is_vectors_variable_valid() noexcept {
   const std::string_view value = variable();

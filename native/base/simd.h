@@ -1,6 +1,8 @@
 #pragma once
 
-// Vector code is written in intrinsics of AVX2, FMA and F16C: compiled by attributes, chosen at run time.
+// Vector code is written in intrinsics of AVX2, FMA and F16C. On x86 attributes compile it, and it is chosen
+// at run time. On aarch64 the headers of SIMDe turn it into NEON, which every such processor has; without
+// them portable code runs.
 #if defined(__x86_64__)
 #define TARPEG_AVX2 __attribute__((target("avx2")))
 #define TARPEG_AVX2_F16C __attribute__((target("avx2,f16c")))
@@ -9,6 +11,14 @@
 #define TARPEG_AVX512 \
   __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,avx2,fma,f16c,bmi2")))
 #include <immintrin.h>
+#elif defined(__aarch64__) && __has_include(<simde/x86/avx2.h>)
+#define TARPEG_AVX2
+#define TARPEG_AVX2_F16C
+#define TARPEG_AVX2_FMA
+#define SIMDE_ENABLE_NATIVE_ALIASES
+#include <simde/x86/avx2.h>
+#include <simde/x86/f16c.h>
+#include <simde/x86/fma.h>
 #endif
 
 namespace tarpeg {
@@ -17,7 +27,7 @@ namespace tarpeg {
 enum class Vectors { kNone, kAvx2, kAvx512 };
 
 // The highest level that the processor has and the environment allows: TARPEG_VECTORS=avx512, avx2 or none;
-// TARPEG_PORTABLE=1 is none. kAvx2 includes F16C and FMA.
+// TARPEG_PORTABLE=1 is none. kAvx2 includes F16C and FMA; NEON counts as kAvx2.
 // Note [AVX-512]
 // kAvx512 is F, BW, DQ, VL, VBMI and VBMI2. The last one decides: processors whose clock falls by a quarter
 // when a 512-bit vector is used (Skylake-X to Cooper Lake, Xeon Phi) lack it, and all that have it (Ice Lake,
@@ -26,7 +36,7 @@ Vectors vectors() noexcept;
 inline bool has_avx2() noexcept { return vectors() >= Vectors::kAvx2; }
 inline bool has_avx512() noexcept { return vectors() >= Vectors::kAvx512; }
 
-// For people: "AVX-512", "AVX2" or "none".
+// For people: "AVX-512", "AVX2", "NEON" or "none".
 const char* vectors_name() noexcept;
 
 // Whether TARPEG_VECTORS is unset, empty, or one of the values above.

@@ -1,8 +1,10 @@
 #include "image/columns_first.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/simd.h"
+#include "image/portable.h"
 
 namespace tarpeg {
 namespace {
@@ -11,27 +13,23 @@ constexpr int even(WeightPair pair) noexcept { return static_cast<int16_t>(pair 
 constexpr int odd(WeightPair pair) noexcept { return static_cast<int16_t>(pair >> 16); }
 
 void blend_columns(const ColumnPass& pass, const uint8_t* row, int16_t* out) noexcept {
+  constexpr int kSome = 64;  // pixels
   const WeightPair* weights = pass.weights;
-  for (int x = 0; x < pass.width; ++x, weights += pass.pairs, out += 3) {
-    const uint8_t* in = row + 4 * static_cast<ptrdiff_t>(pass.start[x]);
-    for (int channel = 0; channel < 3; ++channel) {
-      int32_t sum = 1 << (pass.shift - 1);
+  int32_t sums[4 * kSome];
+  int16_t pixels[4 * kSome];
+  for (int begin = 0; begin < pass.width; begin += kSome) {
+    const int count = std::min(kSome, pass.width - begin);
+    for (int x = 0; x < count; ++x, weights += pass.pairs) {
+      const uint8_t* in = row + 4 * static_cast<ptrdiff_t>(pass.start[begin + x]);
+      Sums products = {Sums::Four{} + (1 << (pass.shift - 1))};
       for (int pair = 0; pair < pass.pairs; ++pair) {
-        sum += in[8 * pair + channel] * even(weights[pair]) + in[8 * pair + 4 + channel] * odd(weights[pair]);
+        const int16_t a = even(weights[pair]), b = odd(weights[pair]);
+        products.add(shorts_at(in + 8 * pair), Shorts{a, a, a, a, b, b, b, b});
       }
-      out[channel] = static_cast<int16_t>(std::clamp(sum >> pass.shift, 0, kMostBetween));
+      products.put(sums + 4 * x);
     }
-  }
-}
-
-void blend_rows(const RowPass& pass, uint8_t* out) noexcept {
-  for (size_t x = 0; x < pass.length; ++x) {
-    int32_t sum = 1 << (pass.shift - 1);
-    for (int pair = 0; pair < pass.pairs; ++pair) {
-      sum += pass.rows[2 * pair][x] * even(pass.weights[pair]);
-      sum += pass.rows[2 * pair + 1][x] * odd(pass.weights[pair]);
-    }
-    out[x] = static_cast<uint8_t>(std::clamp(sum >> pass.shift, 0, 255));
+    shift_between(sums, 4 * static_cast<size_t>(count), pass.shift, 0, kMostBetween, pixels);
+    for (int x = 0; x < count; ++x, out += 3) std::memcpy(out, pixels + 4 * x, 3 * sizeof *out);
   }
 }
 
@@ -159,7 +157,7 @@ void blend_rows_second(const RowPass& pass, uint8_t* out) noexcept {
 #if defined(TARPEG_AVX2)
   if (has_avx2()) return kRows[pass.pairs > kMostPairs ? 0 : pass.pairs](pass, out);
 #endif
-  blend_rows(pass, out);
+  blend_rows_portable(pass.rows, pass.weights, pass.pairs, pass.length, pass.shift, 0, 255, out);
 }
 
 }  // namespace tarpeg

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/simd.h"
+#include "image/portable.h"
 
 namespace tarpeg {
 namespace {
@@ -39,41 +40,41 @@ constexpr ptrdiff_t gray_place(int x, int blocks, int tap) noexcept {
   return (static_cast<ptrdiff_t>(x / 2) * blocks + tap / 8) * 16 + x % 2 * 8 + tap % 8;
 }
 
-void blend_rows(const Rows& rows, int16_t* out) noexcept {
-  const int32_t round = 1 << (rows.shift - 1);
-  for (size_t x = 0; x < rows.length; ++x) {
-    int32_t sum = round;
-    for (int pair = 0; pair < rows.pairs; ++pair) {
-      const uint32_t weights = static_cast<uint32_t>(rows.weights[pair]);
-      sum += rows.rows[2 * pair][x] * static_cast<int16_t>(weights & 0xFFFF);
-      sum += rows.rows[2 * pair + 1][x] * static_cast<int16_t>(weights >> 16);
-    }
-    out[x] = static_cast<int16_t>(std::clamp(sum >> rows.shift, INT16_MIN, INT16_MAX));
-  }
+// Where the weight of a tap of an RGBX pixel is: portable code takes two taps of four channels.
+inline ptrdiff_t rgb_place(bool is_vector, int tap, int channel) noexcept {
+  return is_vector ? tap / 2 * 8 + channel * 2 + tap % 2 : tap * 4 + channel;
 }
 
 void blend_columns(const Columns& columns, const int16_t* row, uint8_t* out) noexcept {
-  const int32_t round = 1 << (columns.shift - 1);
-  for (int x = 0; x < columns.width; ++x) {
-    const int16_t* in = row + 4 * static_cast<ptrdiff_t>(columns.start[x]);
-    const int16_t* weights = columns.weights + static_cast<ptrdiff_t>(x) * columns.blocks * 16;
-    for (int channel = 0; channel < 3; ++channel) {
-      int32_t sum = round;
-      for (int tap = 0; tap < 4 * columns.blocks; ++tap) {
-        sum += in[4 * tap + channel] * weights[tap / 2 * 8 + channel * 2 + tap % 2];
+  constexpr int kSome = 64;  // pixels
+  const int16_t* weights = columns.weights;
+  int32_t sums[4 * kSome];
+  uint8_t pixels[4 * kSome];
+  for (int begin = 0; begin < columns.width; begin += kSome) {
+    const int count = std::min(kSome, columns.width - begin);
+    for (int x = 0; x < count; ++x) {
+      const int16_t* in = row + 4 * static_cast<ptrdiff_t>(columns.start[begin + x]);
+      Sums products = {Sums::Four{} + (1 << (columns.shift - 1))};
+      for (int pair = 0; pair < 2 * columns.blocks; ++pair, in += 8, weights += 8) {
+        products.add(shorts_at(in), shorts_at(weights));
       }
-      out[3 * static_cast<ptrdiff_t>(x) + channel] =
-          static_cast<uint8_t>(std::clamp(sum >> columns.shift, 0, 255));
+      products.put(sums + 4 * x);
     }
+    shift_between(sums, 4 * static_cast<size_t>(count), columns.shift, 0, 255, pixels);
+    for (int x = 0; x < count; ++x, out += 3) std::memcpy(out, pixels + 4 * x, 3);
   }
 }
 
 void blend_gray_columns(const Columns& columns, const int16_t* row, uint8_t* out) noexcept {
   for (int x = 0; x < columns.width; ++x) {
-    int32_t sum = 1 << (columns.shift - 1);
-    for (int tap = 0; tap < 8 * columns.blocks; ++tap) {
-      sum += row[columns.start[x] + tap] * columns.weights[gray_place(x, columns.blocks, tap)];
+    Sums products;
+    for (int block = 0; block < columns.blocks; ++block) {
+      products.add(shorts_at(row + columns.start[x] + 8 * block),
+                   shorts_at(columns.weights + gray_place(x, columns.blocks, 8 * block)));
     }
+    int32_t sums[4];
+    products.put(sums);
+    const int32_t sum = sums[0] + sums[1] + sums[2] + sums[3] + (1 << (columns.shift - 1));
     out[x] = static_cast<uint8_t>(std::clamp(sum >> columns.shift, 0, 255));
   }
 }
@@ -233,7 +234,10 @@ void blend(const Rows& rows, const Columns& columns, int16_t* between, uint8_t* 
   is_vector = has_avx2();
   if (is_vector) blend_rows_avx2(rows, between);
 #endif
-  if (!is_vector) blend_rows(rows, between);
+  if (!is_vector) {
+    blend_rows_portable(rows.rows, rows.weights, rows.pairs, rows.length, rows.shift, INT16_MIN, INT16_MAX,
+                        between);
+  }
   if (rows.clamps) {
     for (size_t x = 0; x < rows.length; ++x) between[x] = std::clamp<int16_t>(between[x], 0, kMostBetween);
   }
@@ -290,7 +294,7 @@ void Resampler::prepare_columns(bool is_gray, bool reversed) {
     int16_t* target = columns_.data() + static_cast<size_t>(reversed ? last - x : x) * blocks_ * 16;
     for (int tap = 0; tap < horizontal_.taps; ++tap) {
       const int16_t weight = horizontal_.weights[static_cast<size_t>(x) * horizontal_.taps + tap];
-      for (int channel = 0; channel < 4; ++channel) target[tap / 2 * 8 + channel * 2 + tap % 2] = weight;
+      for (int channel = 0; channel < 4; ++channel) target[rgb_place(has_avx2(), tap, channel)] = weight;
     }
   }
 }

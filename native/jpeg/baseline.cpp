@@ -17,7 +17,10 @@ int ceil_div(int a, int b) noexcept { return (a + b - 1) / b; }
 
 size_t next_marker_portable(const uint8_t* data, size_t at, size_t size) noexcept {
   for (; at + 1 < size; ++at) {
-    if (data[at] == 0xFF && data[at + 1] != 0x00 && data[at + 1] != 0xFF) return at;
+    const void* found = std::memchr(data + at, 0xFF, size - 1 - at);
+    if (found == nullptr) break;
+    at = static_cast<size_t>(static_cast<const uint8_t*>(found) - data);
+    if (data[at + 1] != 0x00 && data[at + 1] != 0xFF) return at;
   }
   return size;
 }

@@ -115,7 +115,11 @@ ptrdiff_t remove_stuffing(const uint8_t* data, size_t size, uint8_t* out) noexce
       out += plain;
     }
 #endif
-    for (; data < end && *data != 0xFF; ++data) *out++ = *data;
+    const void* found = data == end ? nullptr : std::memchr(data, 0xFF, static_cast<size_t>(end - data));
+    const uint8_t* const stop = found == nullptr ? end : static_cast<const uint8_t*>(found);
+    std::memcpy(out, data, static_cast<size_t>(stop - data));
+    out += stop - data;
+    data = stop;
     if (data == end) break;
     if (end - data < 2 || data[1] != 0x00) return -1;
     *out++ = 0xFF;
