@@ -14,7 +14,7 @@ Vectors supported() noexcept {
   const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                     __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                     __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2") &&
-                    __builtin_cpu_supports("bmi2");
+                    __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("bmi2");
   return wide ? Vectors::kAvx512 : Vectors::kAvx2;
 #elif defined(TARPEG_AVX2)
   return Vectors::kAvx2;

@@ -9,8 +9,13 @@
 #define TARPEG_AVX2_FMA __attribute__((target("avx2,fma")))
 // Defined where AVX-512 code can be compiled. Such code uses these parts of it, and no other.
 #define TARPEG_AVX512 \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,avx2,fma,f16c,bmi2")))
+  __attribute__((     \
+      target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,avx512vnni,avx2,fma,f16c,bmi2")))
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12's own headers
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 #elif defined(__aarch64__) && __has_include(<simde/x86/avx2.h>)
 #define TARPEG_AVX2
 #define TARPEG_AVX2_F16C
@@ -29,7 +34,7 @@ enum class Vectors { kNone, kAvx2, kAvx512 };
 // The highest level that the processor has and the environment allows: TARPEG_VECTORS=avx512, avx2 or none;
 // TARPEG_PORTABLE=1 is none. kAvx2 includes F16C and FMA; NEON counts as kAvx2.
 // Note [AVX-512]
-// kAvx512 is F, BW, DQ, VL, VBMI and VBMI2. The last one decides: processors whose clock falls by a quarter
+// kAvx512 is F, BW, DQ, VL, VBMI, VBMI2 and VNNI. VBMI2 decides: processors whose clock falls by a quarter
 // when a 512-bit vector is used (Skylake-X to Cooper Lake, Xeon Phi) lack it, and all that have it (Ice Lake,
 // Sapphire Rapids, Zen 4, Zen 5 and later) keep their clock within a few percent.
 Vectors vectors() noexcept;

@@ -12,9 +12,9 @@ namespace tarpeg {
 
 // One component of a frame.
 struct Component {
-  int across, down;         // sampling factors: blocks per MCU
-  int width, height;        // of its samples in the whole image
-  uint16_t quantisers[64];  // natural order
+  int across, down;                     // sampling factors: blocks per MCU
+  int width, height;                    // of its samples in the whole image
+  alignas(64) uint16_t quantisers[64];  // natural order
   int dc_table, ac_table;
 };
 

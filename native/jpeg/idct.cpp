@@ -13,6 +13,7 @@ constexpr int k0298 = 2446, k0390 = 3196, k0541 = 4433, k0765 = 6270, k0899 = 73
               k1501 = 12299, k1847 = 15137, k1961 = 16069, k2053 = 16819, k2562 = 20995, k3072 = 25172;
 constexpr int k0211 = 1730, k0509 = 4176, k0601 = 4926, k1061 = 8697, k1451 = 11893, k2172 = 17799;
 constexpr int kConstBits = 13, kPassBits = 2;
+constexpr int kFirstShift = kConstBits - kPassBits, kSecondShift = kConstBits + kPassBits + 3;
 // For the first pass of means of two; the additional bit halves the sums.
 constexpr int kHalvedShift = kConstBits - kPassBits + 1;
 
@@ -127,21 +128,21 @@ void shift_first_row(const int16_t* in, int16_t* out) noexcept {
   for (int y = 1; y < 8; ++y) std::memcpy(out + 8 * y, out, 8 * sizeof *out);
 }
 
-void inverse_dct_portable(const DctBlock& block, ptrdiff_t stride) noexcept {
+void inverse_dct_portable(const DctBlock& block) noexcept {
   alignas(16) int16_t in[64], out[64];
   for (int i = 0; i < 64; ++i) in[i] = static_cast<int16_t>(block.coefficients[i] * block.quantisers[i]);
   if (is_zero(block.coefficients + 8, 56)) {
     shift_first_row(in, out);
   } else {
-    transform_portable<kConstBits - kPassBits>(in, out);
+    transform_portable<kFirstShift>(in, out);
   }
   transpose_portable(out);
-  transform_portable<kConstBits + kPassBits + 3>(out, in);
+  transform_portable<kSecondShift>(out, in);
   transpose_portable(in);
-  store_levels<8>(in, block.out, stride);
+  store_levels<8>(in, block.out, block.stride);
 }
 
-void halved_dct_portable(const DctBlock& block, ptrdiff_t stride) noexcept {
+void halved_dct_portable(const DctBlock& block) noexcept {
   alignas(16) int16_t in[64], out[64] = {};
   for (int i = 0; i < 64; ++i) in[i] = static_cast<int16_t>(block.coefficients[i] * block.quantisers[i]);
   if (is_zero(block.coefficients + 8, 24) && is_zero(block.coefficients + 40, 24)) {
@@ -152,7 +153,7 @@ void halved_dct_portable(const DctBlock& block, ptrdiff_t stride) noexcept {
   transpose_portable(out);
   halve_portable<kHalvedShift + 2 * kPassBits + 3>(out, in);
   transpose_portable(in);
-  store_levels<4>(in, block.out, stride);
+  store_levels<4>(in, block.out, block.stride);
 }
 
 #if defined(TARPEG_AVX2)
@@ -204,44 +205,41 @@ TARPEG_AVX2 inline Wide subtract(Wide a, Wide b) noexcept {
   return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)};
 }
 
-template <int kBits>
+// a * 2^kBits and the rounding term of a shift by kShift.
+template <int kBits, int kShift>
 TARPEG_AVX2 inline Wide scaled(__m256i a) noexcept {
-  const __m256i zero = _mm256_setzero_si256();
-  return {_mm256_srai_epi32(_mm256_unpacklo_epi16(zero, a), 16 - kBits),
-          _mm256_srai_epi32(_mm256_unpackhi_epi16(zero, a), 16 - kBits)};
+  return multiply(a, _mm256_set1_epi16(1 << 10), pair(1 << kBits, 1 << (kShift - 11)));
 }
 
 template <int kShift>
 TARPEG_AVX2 inline __m256i descale(Wide a) noexcept {
-  const __m256i round = _mm256_set1_epi32(1 << (kShift - 1));
-  return _mm256_packs_epi32(_mm256_srai_epi32(_mm256_add_epi32(a.low, round), kShift),
-                            _mm256_srai_epi32(_mm256_add_epi32(a.high, round), kShift));
+  return _mm256_packs_epi32(_mm256_srai_epi32(a.low, kShift), _mm256_srai_epi32(a.high, kShift));
 }
 
-template <int kShift>
-TARPEG_AVX2 inline void transform(Rows8* m) noexcept {
-  __m256i* r = m->row;
+// Sums of eight rows or columns, with the rounding term of a shift by kShift.
+template <int kShift, class Put>
+TARPEG_AVX2 inline void sum_up(const __m256i* r, Put put) noexcept {
   const Wide even3 = multiply(r[2], r[6], pair(k0541 + k0765, k0541));
   const Wide even2 = multiply(r[2], r[6], pair(k0541, k0541 - k1847));
-  const Wide even0 = scaled<kConstBits>(_mm256_add_epi16(r[0], r[4]));
-  const Wide even1 = scaled<kConstBits>(_mm256_sub_epi16(r[0], r[4]));
+  const Wide even0 = scaled<kConstBits, kShift>(_mm256_add_epi16(r[0], r[4]));
+  const Wide even1 = scaled<kConstBits, kShift>(_mm256_sub_epi16(r[0], r[4]));
   const Wide t10 = add(even0, even3), t13 = subtract(even0, even3);
   const Wide t11 = add(even1, even2), t12 = subtract(even1, even2);
   const __m256i s3 = _mm256_add_epi16(r[7], r[3]), s4 = _mm256_add_epi16(r[5], r[1]);
-  const Wide z3 = multiply(s3, s4, pair(k1175 - k1961, k1175)),
-             z4 = multiply(s3, s4, pair(k1175, k1175 - k0390));
+  const Wide z3 = multiply(s3, s4, pair(k1175 - k1961, k1175));
   const Wide odd0 = add(multiply(r[7], r[1], pair(k0298 - k0899, -k0899)), z3);
-  const Wide odd3 = add(multiply(r[7], r[1], pair(-k0899, k1501 - k0899)), z4);
-  const Wide odd1 = add(multiply(r[5], r[3], pair(k2053 - k2562, -k2562)), z4);
+  put(3, add(t13, odd0));
+  put(4, subtract(t13, odd0));
   const Wide odd2 = add(multiply(r[5], r[3], pair(-k2562, k3072 - k2562)), z3);
-  r[0] = descale<kShift>(add(t10, odd3));
-  r[7] = descale<kShift>(subtract(t10, odd3));
-  r[1] = descale<kShift>(add(t11, odd2));
-  r[6] = descale<kShift>(subtract(t11, odd2));
-  r[2] = descale<kShift>(add(t12, odd1));
-  r[5] = descale<kShift>(subtract(t12, odd1));
-  r[3] = descale<kShift>(add(t13, odd0));
-  r[4] = descale<kShift>(subtract(t13, odd0));
+  put(1, add(t11, odd2));
+  put(6, subtract(t11, odd2));
+  const Wide z4 = multiply(s3, s4, pair(k1175, k1175 - k0390));
+  const Wide odd1 = add(multiply(r[5], r[3], pair(k2053 - k2562, -k2562)), z4);
+  put(2, add(t12, odd1));
+  put(5, subtract(t12, odd1));
+  const Wide odd3 = add(multiply(r[7], r[1], pair(-k0899, k1501 - k0899)), z4);
+  put(0, add(t10, odd3));
+  put(7, subtract(t10, odd3));
 }
 
 TARPEG_AVX2 inline __m128i dequantised(const DctBlock& block, int row) noexcept {
@@ -257,21 +255,34 @@ TARPEG_AVX2 inline bool load_avx2(const DctBlock& first, const DctBlock& second,
   return __builtin_expect(_mm256_movemask_epi8(same) == -1, 1);
 }
 
-TARPEG_AVX2 bool inverse_dct_avx2(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept {
-  Rows8 m;
+TARPEG_AVX2 bool inverse_dct_avx2(const DctBlock& first, const DctBlock& second) noexcept {
+  Rows8 m, sums;
   if (!load_avx2(first, second, &m)) return false;
-  transform<kConstBits - kPassBits>(&m);
-  transpose(&m);
-  transform<kConstBits + kPassBits + 3>(&m);
-  transpose(&m);
+  sum_up<kFirstShift>(m.row, [&](int i, Wide sum) TARPEG_AVX2 { sums.row[i] = descale<kFirstShift>(sum); });
+  transpose(&sums);
+  // A sum shifted by kSecondShift fits 16 bits: the upper halves, shifted by the rest. Rows 0, 4, 1, 5, 2, 6,
+  // 3, 7 of a column each.
+  __m256i c[8];
+  sum_up<kSecondShift>(sums.row, [&](int i, Wide sum) TARPEG_AVX2 {
+    const __m256i rows = _mm256_blend_epi16(_mm256_srli_epi32(sum.low, 16), sum.high, 0xAA);
+    c[i] = _mm256_srai_epi16(rows, kSecondShift - 16);
+  });
+  const __m256i c04 = _mm256_packs_epi16(c[0], c[4]), c15 = _mm256_packs_epi16(c[1], c[5]);
+  const __m256i c26 = _mm256_packs_epi16(c[2], c[6]), c37 = _mm256_packs_epi16(c[3], c[7]);
+  const __m256i c01 = _mm256_unpacklo_epi8(c04, c15), c45 = _mm256_unpackhi_epi8(c04, c15);
+  const __m256i c23 = _mm256_unpacklo_epi8(c26, c37), c67 = _mm256_unpackhi_epi8(c26, c37);
+  const __m256i left[2] = {_mm256_unpacklo_epi16(c01, c23), _mm256_unpackhi_epi16(c01, c23)};
+  const __m256i right[2] = {_mm256_unpacklo_epi16(c45, c67), _mm256_unpackhi_epi16(c45, c67)};
   const __m256i center = _mm256_set1_epi8(-128);
   for (int i = 0; i < 4; ++i) {
-    const __m256i rows = _mm256_xor_si256(_mm256_packs_epi16(m.row[2 * i], m.row[2 * i + 1]), center);
+    const __m256i two = i % 2 ? _mm256_unpackhi_epi32(left[i / 2], right[i / 2])
+                              : _mm256_unpacklo_epi32(left[i / 2], right[i / 2]);
+    const __m256i rows = _mm256_xor_si256(two, center);
     const __m128i a = _mm256_castsi256_si128(rows), b = _mm256_extracti128_si256(rows, 1);
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(first.out + 2 * i * stride), a);
-    _mm_storeh_pd(reinterpret_cast<double*>(first.out + (2 * i + 1) * stride), _mm_castsi128_pd(a));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(second.out + 2 * i * stride), b);
-    _mm_storeh_pd(reinterpret_cast<double*>(second.out + (2 * i + 1) * stride), _mm_castsi128_pd(b));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(first.out + i * first.stride), a);
+    _mm_storeh_pd(reinterpret_cast<double*>(first.out + (i + 4) * first.stride), _mm_castsi128_pd(a));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(second.out + i * second.stride), b);
+    _mm_storeh_pd(reinterpret_cast<double*>(second.out + (i + 4) * second.stride), _mm_castsi128_pd(b));
   }
   return true;
 }
@@ -279,7 +290,8 @@ TARPEG_AVX2 bool inverse_dct_avx2(const DctBlock& first, const DctBlock& second,
 // Four means of two from the eight rows of m, in its first four.
 TARPEG_AVX2 inline void halve_rows(Rows8* m) noexcept {
   __m256i* r = m->row;
-  const Wide even = multiply(r[2], r[6], pair(k1847, -k0765)), center = scaled<kConstBits + 1>(r[0]);
+  const Wide even = multiply(r[2], r[6], pair(k1847, -k0765)),
+             center = scaled<kConstBits + 1, kHalvedShift>(r[0]);
   const Wide t10 = add(center, even), t12 = subtract(center, even);
   const Wide odd1 = add(multiply(r[1], r[3], pair(k1061, -k2172)), multiply(r[5], r[7], pair(k1451, -k0211)));
   const Wide odd0 = add(multiply(r[1], r[3], pair(k2562, k0899)), multiply(r[5], r[7], pair(-k0601, -k0509)));
@@ -295,7 +307,7 @@ TARPEG_AVX2 inline __m256i descaled_last(__m256i a) noexcept {
   return _mm256_srai_epi32(_mm256_add_epi32(a, _mm256_set1_epi32(1 << (kShift - 1))), kShift);
 }
 
-TARPEG_AVX2 bool halved_dct_avx2(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept {
+TARPEG_AVX2 bool halved_dct_avx2(const DctBlock& first, const DctBlock& second) noexcept {
   Rows8 m;
   if (!load_avx2(first, second, &m)) return false;
   halve_rows(&m);
@@ -326,9 +338,217 @@ TARPEG_AVX2 bool halved_dct_avx2(const DctBlock& first, const DctBlock& second, 
   alignas(32) uint8_t rows[32];
   _mm256_store_si256(reinterpret_cast<__m256i*>(rows), bytes);
   for (int i = 0; i < 4; ++i) {
-    std::memcpy(first.out + i * stride, rows + 4 * i, 4);
-    std::memcpy(second.out + i * stride, rows + 16 + 4 * i, 4);
+    std::memcpy(first.out + i * first.stride, rows + 4 * i, 4);
+    std::memcpy(second.out + i * second.stride, rows + 16 + 4 * i, 4);
   }
+  return true;
+}
+
+#endif
+
+#if defined(TARPEG_AVX512)
+
+// Two blocks, the first in the lower 256 bits of each vector. A 32-bit element holds two of the numbers that
+// are multiplied and added: 2 and 6, 7 and 1, 3 and 5, 0 and 4 of a column or row. Nothing is interleaved
+// inside the passes, because the first takes the columns in the order of kColumns: its results are the pairs
+// of the second.
+struct Pairs {
+  __m512i p26, p71, p35, p04;
+};
+
+constexpr int kColumns[8] = {2, 6, 7, 1, 3, 5, 0, 4};
+
+template <class T, int kCount>
+struct alignas(64) Places {
+  T place[kCount];
+};
+
+// The pairs of two rows of a block in all columns, and of two others.
+constexpr Places<uint16_t, 32> pairs_of(int first, int second, int third, int fourth) {
+  const int rows[4] = {first, second, third, fourth};
+  Places<uint16_t, 32> places{};
+  for (int i = 0; i < 32; ++i)
+    places.place[i] = static_cast<uint16_t>(8 * rows[i / 16 * 2 + i % 2] + kColumns[i / 2 % 8]);
+  return places;
+}
+
+// Two vectors of two rows each -> a pair of columns of these four rows in each block, then the next pair.
+constexpr Places<uint32_t, 16> turned_pairs(int pair) {
+  Places<uint32_t, 16> places{};
+  for (int i = 0; i < 16; ++i) {
+    const int row = i % 4, block = i / 4 % 2, next = i / 8;
+    places.place[i] = static_cast<uint32_t>(row / 2 * 16 + block * 8 + pair / 2 * 4 + row % 2 * 2 + next);
+  }
+  return places;
+}
+
+// Two vectors of four columns each, two by two, rows 0 to 3 and then 4 to 7 of each block -> rows of both
+// blocks.
+constexpr Places<uint16_t, 32> rows_of(int first) {
+  Places<uint16_t, 32> places{};
+  for (int i = 0; i < 32; ++i) {
+    const int row = first + i / 8, block = i / 4 % 2, columns = i % 4;
+    places.place[i] =
+        static_cast<uint16_t>(columns / 2 * 32 + (row / 4 * 2 + block) * 8 + columns % 2 * 4 + row % 4);
+  }
+  return places;
+}
+
+constexpr auto kPairs2671 = pairs_of(2, 6, 7, 1), kPairs3504 = pairs_of(3, 5, 0, 4);
+constexpr auto kTurned2671 = turned_pairs(0), kTurned3504 = turned_pairs(2);
+constexpr auto kUpperRows = rows_of(0), kLowerRows = rows_of(4);
+
+// Two vectors of two blocks each, calculated side by side: one waits while the other works.
+struct Twice {
+  __m512i a, b;
+};
+
+struct TwicePairs {
+  Twice p26, p71, p35, p04;
+};
+
+TARPEG_AVX512 inline Twice add(Twice x, Twice y) noexcept {
+  return {_mm512_add_epi32(x.a, y.a), _mm512_add_epi32(x.b, y.b)};
+}
+
+TARPEG_AVX512 inline Twice subtract(Twice x, Twice y) noexcept {
+  return {_mm512_sub_epi32(x.a, y.a), _mm512_sub_epi32(x.b, y.b)};
+}
+
+TARPEG_AVX512 inline Twice add_words(Twice x, Twice y) noexcept {
+  return {_mm512_add_epi16(x.a, y.a), _mm512_add_epi16(x.b, y.b)};
+}
+
+TARPEG_AVX512 inline Twice subtract_words(Twice x, Twice y) noexcept {
+  return {_mm512_sub_epi16(x.a, y.a), _mm512_sub_epi16(x.b, y.b)};
+}
+
+// sum + the products of both numbers of each pair with the factors.
+TARPEG_AVX512 inline Twice add_products(Twice sum, Twice pairs, const int& factors) noexcept {
+  const __m512i vector = _mm512_set1_epi32(factors);
+  return {_mm512_dpwssd_epi32(sum.a, pairs.a, vector), _mm512_dpwssd_epi32(sum.b, pairs.b, vector)};
+}
+
+constexpr int factors(int low, int high) {
+  return static_cast<int>(static_cast<uint32_t>(high) << 16 | (static_cast<uint32_t>(low) & 0xFFFF));
+}
+
+struct Factors {
+  int one = factors(1 << kConstBits, 0), t10 = factors(k0541 + k0765, k0541);
+  int t13 = factors(-k0541 - k0765, -k0541), t11 = factors(k0541, k0541 - k1847);
+  int t12 = factors(-k0541, k1847 - k0541), z3 = factors(k1175 - k1961, k1175);
+  int z4 = factors(k1175, k1175 - k0390), odd0 = factors(k0298 - k0899, -k0899);
+  int odd3 = factors(-k0899, k1501 - k0899), odd1 = factors(-k2562, k2053 - k2562);
+  int odd2 = factors(k3072 - k2562, -k2562), rounds[2] = {1 << (kFirstShift - 1), 1 << (kSecondShift - 1)};
+};
+constexpr Factors kFactors;
+
+// The sums of transform(), with the rounding term.
+TARPEG_AVX512 inline void sum_up(const Factors& f, const TwicePairs& in, int round, Twice* sums) noexcept {
+  const __m512i vector = _mm512_set1_epi32(round), zero = _mm512_setzero_si512();
+  const Twice rounds{vector, vector}, none{zero, zero};
+  const Twice turned{_mm512_rol_epi32(in.p04.a, 16), _mm512_rol_epi32(in.p04.b, 16)};
+  const Twice even0 = add_products(rounds, add_words(in.p04, turned), f.one);
+  const Twice even1 = add_products(rounds, subtract_words(in.p04, turned), f.one);
+  const Twice s34 = add_words(in.p71, in.p35);
+  const Twice z3 = add_products(none, s34, f.z3), z4 = add_products(none, s34, f.z4);
+  const Twice t10 = add_products(even0, in.p26, f.t10), odd3 = add_products(z4, in.p71, f.odd3);
+  sums[0] = add(t10, odd3);
+  sums[7] = subtract(t10, odd3);
+  const Twice t11 = add_products(even1, in.p26, f.t11), odd2 = add_products(z3, in.p35, f.odd2);
+  sums[1] = add(t11, odd2);
+  sums[6] = subtract(t11, odd2);
+  const Twice t12 = add_products(even1, in.p26, f.t12), odd1 = add_products(z4, in.p35, f.odd1);
+  sums[2] = add(t12, odd1);
+  sums[5] = subtract(t12, odd1);
+  const Twice t13 = add_products(even0, in.p26, f.t13), odd0 = add_products(z3, in.p71, f.odd0);
+  sums[3] = add(t13, odd0);
+  sums[4] = subtract(t13, odd0);
+}
+
+// False if only the portable code is correct: see Note [flat columns].
+TARPEG_AVX512 inline bool load_avx512(const DctBlock& first, const DctBlock& second, Pairs* pairs) noexcept {
+  const DctBlock* const blocks[2] = {&first, &second};
+  __m512i p2671[2], p3504[2];
+  for (int i = 0; i < 2; ++i) {
+    const int16_t* c = blocks[i]->coefficients;
+    const uint16_t* q = blocks[i]->quantisers;
+    const __m512i upper = _mm512_mullo_epi16(_mm512_loadu_si512(c), _mm512_loadu_si512(q));
+    const __m512i lower = _mm512_mullo_epi16(_mm512_loadu_si512(c + 32), _mm512_loadu_si512(q + 32));
+    p2671[i] = _mm512_permutex2var_epi16(upper, _mm512_load_si512(&kPairs2671), lower);
+    p3504[i] = _mm512_permutex2var_epi16(upper, _mm512_load_si512(&kPairs3504), lower);
+  }
+  *pairs = {_mm512_shuffle_i64x2(p2671[0], p2671[1], 0x44), _mm512_shuffle_i64x2(p2671[0], p2671[1], 0xEE),
+            _mm512_shuffle_i64x2(p3504[0], p3504[1], 0x44), _mm512_shuffle_i64x2(p3504[0], p3504[1], 0xEE)};
+  // The first row must keep its value if it is shifted by kPassBits; so must the fifth, which does no harm.
+  const __m512i placed = _mm512_add_epi16(pairs->p04, _mm512_set1_epi16(1 << (15 - kPassBits)));
+  const __m512i beyond = _mm512_set1_epi16(static_cast<int16_t>(0xFFFF << (16 - kPassBits)));
+  return __builtin_expect(_mm512_test_epi16_mask(placed, beyond) == 0, 1);
+}
+
+// The pairs of columns from vectors of two rows each.
+TARPEG_AVX512 inline Pairs turned(const __m512i* rows) noexcept {
+  const __m512i places2671 = _mm512_load_si512(&kTurned2671), places3504 = _mm512_load_si512(&kTurned3504);
+  const __m512i upper2671 = _mm512_permutex2var_epi32(rows[0], places2671, rows[1]);
+  const __m512i upper3504 = _mm512_permutex2var_epi32(rows[0], places3504, rows[1]);
+  const __m512i lower2671 = _mm512_permutex2var_epi32(rows[2], places2671, rows[3]);
+  const __m512i lower3504 = _mm512_permutex2var_epi32(rows[2], places3504, rows[3]);
+  return {_mm512_shuffle_i64x2(upper2671, lower2671, 0x44), _mm512_shuffle_i64x2(upper2671, lower2671, 0xEE),
+          _mm512_shuffle_i64x2(upper3504, lower3504, 0x44), _mm512_shuffle_i64x2(upper3504, lower3504, 0xEE)};
+}
+
+TARPEG_AVX512 inline void store_avx512(const DctBlock& first, const DctBlock& second,
+                                       const __m512i* columns) noexcept {
+  const __m512i center = _mm512_set1_epi8(-128);
+  const __m512i left = _mm512_xor_si512(_mm512_packs_epi16(columns[0], columns[1]), center);
+  const __m512i right = _mm512_xor_si512(_mm512_packs_epi16(columns[2], columns[3]), center);
+  const __m512i halves[2] = {_mm512_permutex2var_epi16(left, _mm512_load_si512(&kUpperRows), right),
+                             _mm512_permutex2var_epi16(left, _mm512_load_si512(&kLowerRows), right)};
+  const bool side_by_side = second.out == first.out + 8;
+  for (int half = 0; half < 2; ++half) {
+    const __m512i rows = halves[half];
+    const __m128i lines[4] = {_mm512_castsi512_si128(rows), _mm512_extracti64x2_epi64(rows, 1),
+                              _mm512_extracti64x2_epi64(rows, 2), _mm512_extracti64x2_epi64(rows, 3)};
+    for (int i = 0; i < 4; ++i) {
+      uint8_t* const out = first.out + (4 * half + i) * first.stride;
+      if (side_by_side) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out), lines[i]);
+        continue;
+      }
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(out), lines[i]);
+      _mm_storeh_pd(reinterpret_cast<double*>(second.out + (4 * half + i) * second.stride),
+                    _mm_castsi128_pd(lines[i]));
+    }
+  }
+}
+
+TARPEG_AVX512 bool inverse_dct_avx512(const DctBlock& first, const DctBlock& second, const DctBlock& third,
+                                      const DctBlock& fourth) noexcept {
+  const Factors* f = &kFactors;
+  asm("" : "+r"(f));  // else the compiler moves each factor through a general register
+  Pairs a, b;
+  if (!load_avx512(first, second, &a) || !load_avx512(third, fourth, &b)) return false;
+  Twice sums[8];
+  __m512i a4[4], b4[4];
+  sum_up(*f, {{a.p26, b.p26}, {a.p71, b.p71}, {a.p35, b.p35}, {a.p04, b.p04}}, f->rounds[0], sums);
+  for (int i = 0; i < 4; ++i) {
+    const Twice even = sums[2 * i], odd = sums[2 * i + 1];
+    a4[i] = _mm512_packs_epi32(_mm512_srai_epi32(even.a, kFirstShift), _mm512_srai_epi32(odd.a, kFirstShift));
+    b4[i] = _mm512_packs_epi32(_mm512_srai_epi32(even.b, kFirstShift), _mm512_srai_epi32(odd.b, kFirstShift));
+  }
+  a = turned(a4);
+  b = turned(b4);
+  sum_up(*f, {{a.p26, b.p26}, {a.p71, b.p71}, {a.p35, b.p35}, {a.p04, b.p04}}, f->rounds[1], sums);
+  // As in AVX2, the upper halves of the sums; two columns side by side.
+  for (int i = 0; i < 4; ++i) {
+    const Twice even = sums[2 * i], odd = sums[2 * i + 1];
+    a4[i] = _mm512_srai_epi16(_mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(even.a, 16), odd.a),
+                              kSecondShift - 16);
+    b4[i] = _mm512_srai_epi16(_mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(even.b, 16), odd.b),
+                              kSecondShift - 16);
+  }
+  store_avx512(first, second, a4);
+  store_avx512(third, fourth, b4);
   return true;
 }
 
@@ -336,20 +556,29 @@ TARPEG_AVX2 bool halved_dct_avx2(const DctBlock& first, const DctBlock& second, 
 
 }  // namespace
 
-void inverse_dct(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept {
-#if defined(TARPEG_AVX2)
-  if (has_avx2() && inverse_dct_avx2(first, second, stride)) return;
+void inverse_dct(const DctBlock* blocks, int count) noexcept {
+  for (int at = 0, step; at < count; at += step) {
+#if defined(TARPEG_AVX512)
+    step = std::min(count - at, 4);  // AVX2 is faster for two
+    const DctBlock* four = blocks + at;
+    if (step > 2 && has_avx512() && inverse_dct_avx512(four[0], four[1], four[2], four[step - 1])) continue;
 #endif
-  inverse_dct_portable(first, stride);
-  inverse_dct_portable(second, stride);
+    step = std::min(count - at, 2);
+#if defined(TARPEG_AVX2)
+    if (has_avx2() && inverse_dct_avx2(blocks[at], blocks[at + step - 1])) continue;
+#endif
+    for (int i = 0; i < step; ++i) inverse_dct_portable(blocks[at + i]);
+  }
 }
 
-void halved_dct(const DctBlock& first, const DctBlock& second, ptrdiff_t stride) noexcept {
+void halved_dct(const DctBlock* blocks, int count) noexcept {
+  for (int at = 0, step; at < count; at += step) {
+    step = std::min(count - at, 2);
 #if defined(TARPEG_AVX2)
-  if (has_avx2() && halved_dct_avx2(first, second, stride)) return;
+    if (has_avx2() && halved_dct_avx2(blocks[at], blocks[at + step - 1])) continue;
 #endif
-  halved_dct_portable(first, stride);
-  halved_dct_portable(second, stride);
+    for (int i = 0; i < step; ++i) halved_dct_portable(blocks[at + i]);
+  }
 }
 
 }  // namespace tarpeg

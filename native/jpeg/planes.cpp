@@ -214,52 +214,36 @@ bool PlaneReader::decode_mcu(const BaselineStream& stream, BitReader* reader, in
   return true;
 }
 
+// Turns the blocks of an MCU into samples of the planes, those of all components together.
 void PlaneReader::transform(const BaselineStream& stream, const Block* blocks, int row, int column) noexcept {
+  DctBlock whole[10], halved[10];
+  int whole_count = 0, halved_count = 0, block = 0;
   for (int i = 0; i < component_count_; ++i) {
-    // Cb and Cr of one block each go together.
-    const bool paired = i == 1 && stream.components[1].across * stream.components[1].down == 1 &&
-                        stream.components[2].across * stream.components[2].down == 1;
-    blocks += transform(stream, i, paired, blocks, row, column);
-    if (paired) break;
-  }
-}
-
-// Turns the blocks of one component of an MCU, into samples of its plane; returns
-// their number. `with_next`: the next component has one block, like this one, and is done too.
-int PlaneReader::transform(const BaselineStream& stream, int index, bool with_next, const Block* blocks,
-                           int row, int column) noexcept {
-  const Component& component = stream.components[index];
-  Plane& plane = planes_[index];
-  const int top = row * component.down, left = column * component.across;
-  const bool is_direct = plane.block_rows == plane.side && plane.block_columns == plane.side;
-  const ptrdiff_t stride = is_direct ? plane.stride : kBlockSide;
-  DctBlock jobs[16];
-  int count = 0;
-  for (int y = 0; y < component.down; ++y) {
-    for (int x = 0; x < component.across; ++x, ++count) {
-      jobs[count] = {blocks[count], component.quantisers,
-                     is_direct ? plane.block(top + y, left + x) : samples_[count]};
+    const Component& component = stream.components[i];
+    Plane& plane = planes_[i];
+    const bool is_whole = plane.side == kBlockSide;
+    for (int y = 0; y < component.down; ++y) {
+      for (int x = 0; x < component.across; ++x, ++block) {
+        (is_whole ? whole[whole_count++] : halved[halved_count++]) = {
+            blocks[block], component.quantisers,
+            plane.is_direct() ? plane.block(row * component.down + y, column * component.across + x)
+                              : samples_[block],
+            plane.is_direct() ? plane.stride : kBlockSide};
+      }
     }
   }
-  if (with_next && is_direct && plane.side == kBlockSide) {
-    jobs[1] = {blocks[1], stream.components[index + 1].quantisers, planes_[index + 1].block(top, left)};
-    inverse_dct(jobs[0], jobs[1], stride);
-    return 2;
-  }
-  for (int block = 0; block < count; block += 2) {
-    const DctBlock& second = jobs[std::min(block + 1, count - 1)];
-    if (plane.side == kBlockSide) {
-      inverse_dct(jobs[block], second, stride);
-    } else {
-      halved_dct(jobs[block], second, stride);
+  inverse_dct(whole, whole_count);
+  halved_dct(halved, halved_count);
+  block = 0;
+  for (int i = 0; i < component_count_; ++i) {
+    const Component& component = stream.components[i];
+    const int count = component.down * component.across;
+    for (int k = 0; k < count && !planes_[i].is_direct(); ++k) {
+      store(component, &planes_[i], row * component.down + k / component.across,
+            column * component.across + k % component.across, samples_[block + k]);
     }
+    block += count;
   }
-  for (int y = 0, block = 0; y < component.down && !is_direct; ++y) {
-    for (int x = 0; x < component.across; ++x, ++block) {
-      store(component, &plane, top + y, left + x, samples_[block]);
-    }
-  }
-  return count + (with_next ? transform(stream, index + 1, false, blocks + count, row, column) : 0);
 }
 
 // Row y of a component at full resolution, at least the columns of the box; index 0 is column 0 of the image.

@@ -25,6 +25,8 @@ struct Plane {
   int down = 1, across = 1;               // how often a sample is repeated in the rows returned
   int height = 0, width = 0;              // of the whole component, reduced
 
+  // Whether a block's samples are the plane's: not reduced further.
+  bool is_direct() const noexcept { return block_rows == side && block_columns == side; }
   uint8_t* block(int row, int column) noexcept {
     return data.data() + kMargin + (row * block_rows - top) * stride + column * block_columns - left;
   }
@@ -102,8 +104,6 @@ class PlaneReader final : public RowSource {
 
   void prepare(const Frame& frame, const Box& box, int reduction, PixelFormat format);
   void transform(const BaselineStream& stream, const Block* blocks, int row, int column) noexcept;
-  int transform(const BaselineStream& stream, int index, bool with_next, const Block* blocks, int row,
-                int column) noexcept;
   void store(const Component& component, Plane* plane, int row, int column, uint8_t* block) noexcept;
   void plan_blocks(const BaselineStream& stream) noexcept;
   Status decode_segment(const BaselineStream& stream, size_t segment);
@@ -116,7 +116,7 @@ class PlaneReader final : public RowSource {
   Range own_, read_;  // MCUs of this reader; of all that are decoded together
   PlaneReader* next_ = nullptr;
   BlockPlan plans_[10];  // of the blocks of an MCU
-  alignas(32) Block blocks_[10];
+  alignas(64) Block blocks_[10];
   alignas(32) uint8_t samples_[10][64];
   std::vector<uint8_t> segment_;  // without its stuffing
   Box box_{}, all_{};             // returned; kept, of height 0 if rows are not kept
