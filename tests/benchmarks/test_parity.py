@@ -42,6 +42,9 @@ def test_both_pipelines_learn_the_same(photographs, tmp_path):
         for other in ("torchvision v2", "tarpeg")
         for name in ("torchvision v2", "tarpeg")
     ]
+    assert report.missing == (
+        "left out: 2 of 5 photographs, which are below 320 pixels on a side, or damaged",
+    )
     for row in report.rows:
         assert len(row.accuracies) == 2 and row.accuracy == pytest.approx(sum(row.accuracies) / 2)
         assert row.accuracy > 0.5, "three colours"

@@ -36,6 +36,7 @@ from .report import Report, Row
 
 _SIDE, _SHORTER, _SCALE = 64, 72, (0.25, 1.0)  # of the network's input in pixels; shares of a cell's area
 _CELL, _LEAST, _ACROSS = 192, 64, 5  # largest and least side of a cell in pixels; cells per shorter side
+_TOO_SMALL = f"below {_LEAST * _ACROSS} pixels on a side, or damaged"
 _WIDTHS = (24, 48, 96, 192)
 _RATE, _DECAY = 3e-3, 0.05
 
@@ -117,6 +118,7 @@ def measure_parity(
     own = [scores[pipe.name, pipe.name] for pipe in pipelines]
     gaps = [ours - theirs for theirs, ours in zip(*own, strict=True)]
     gap, error = statistics.mean(gaps), statistics.stdev(gaps) / len(gaps) ** 0.5
+    unused = len(paths) - counts["classes"]
     return replace(
         report,
         images=len(paths),
@@ -129,6 +131,7 @@ def measure_parity(
             f"ours alone minus torchvision's alone: {100 * gap:+.1f} points, standard error "
             f"{100 * error:.1f}; one cell is {100 / counts['val']:.2f} points",
         ),
+        missing=(f"left out: {unused} of {len(paths)} photographs, which are {_TOO_SMALL}",) * bool(unused),
     )
 
 
