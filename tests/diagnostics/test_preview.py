@@ -109,6 +109,13 @@ def test_names_of_classes_and_of_several_splits(photos, tmp_path):
         contact_sheet(data, tmp_path / "x.png", split="val")
 
 
+def test_the_result_of_a_transform_is_not_called_a_crop(photos):
+    for transform, text in ((lambda image: 255 - image, "after transform="), (None, "crop")):
+        split = Split(photos, RandomResizedCrop(16), transform=transform)
+        found, *_ = cards(ShardDataModule(split, batch_size=4, workers=0, augment=Augment()))
+        assert {card.texts[1] for card in found} == {text}
+
+
 def test_letters_that_no_font_has_are_escaped(monkeypatch):
     default = ImageFont.load_default(14)
     assert preview._font_of("n01440764/cat_1", 14)[1] == "n01440764/cat_1"

@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import os
+import random
 import shutil
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,7 @@ import tarpeg
 import torch
 from helpers.small_tars import write_tar
 from torch import Tensor, nn
+from torchvision.transforms import v2
 
 GOLDEN = Path(__file__).parent / "golden"
 MTIME = 1_700_000_000 * 10**9  # of every fixture, in ns: indexes and caches compare it
@@ -147,7 +149,25 @@ def noise(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
 RRC, CENTER = tarpeg.RandomResizedCrop(24), tarpeg.CenterCrop(24)
 WIDE = tarpeg.RandomResizedCrop((20, 33), scale=(0.3, 0.9), ratio=(0.5, 2.0))
 EVEN = list(range(0, 31, 2))
+EXACT: dict[str, Any] = {"fidelity": "exact", "flip": 0.5}
+TWO_SIZES = [RRC] * 2 + [tarpeg.RandomResizedCrop((10, 14), scale=(0.05, 0.4))] * 3
 OF_SPLIT = {field.name for field in fields(tarpeg.Split)}
+
+
+def by_all_generators(image: Tensor) -> Tensor:
+    """Step of a transform: levels moved by numbers of torch, numpy and Python."""
+    moved = torch.randint(0, 99, (1,)) + np.random.randint(99) + random.randrange(99)
+    return image.roll(int(moved), 2) + moved.to(torch.uint8)
+
+
+NATIVE = v2.Compose(
+    [
+        v2.RandomResizedCrop(24, antialias=True),
+        v2.RandomHorizontalFlip(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize([0.5, 0.4, 0.3], [0.2, 0.3, 0.4]),
+    ]
+)
 
 
 def module(shards: Any, kind: str = "train", **options: Any) -> tarpeg.ShardDataModule:
@@ -214,6 +234,24 @@ def feed(
     sources: Sources, *, source: str = "shards", pattern: str = "", kind: str = "train", **options: Any
 ) -> object:
     return drain(module(f"{getattr(sources, source)}{pattern}", kind, **options), kind)
+
+
+@case("exact/bilinear")
+@case("exact/bicubic", interpolation="bicubic")
+@case("exact/lanczos", interpolation="lanczos")
+@case("exact/box", interpolation="box")
+@case("exact/gray", channels=1)
+@case("exact/views_of_two_sizes", crop=TWO_SIZES, keys=True)
+@case("exact/repeats", repeats=3, keys=True)
+@case("exact/repeats_of_blocks", repeats=2, keys=True, shuffle=tarpeg.Blocks(4, 2))
+@case("exact/transform", transform=by_all_generators)
+@case("exact/transform_workers", transform=by_all_generators, workers=2)
+@case("exact/transform_views", transform=[by_all_generators, lambda image: 255 - image])
+@case("exact/transform_native", transform=NATIVE, crop=None, flip=0.0)
+@case("exact/transform_policy", transform=v2.Compose([tarpeg.AugMix(), *NATIVE.transforms[2:]]))
+def feed_exactly(sources: Sources, **options: Any) -> object:
+    """Batches that do not depend on how fast mode resizes."""
+    return feed(sources, **{**EXACT, **options})
 
 
 @case("feed/raise")
@@ -324,6 +362,34 @@ def augment(sources: Sources, name: str, **options: Any) -> object:
 
 for _name in AUGMENTS:
     case(f"augment/{_name}", name=_name)(augment)
+
+
+POLICIES: dict[str, Callable[[], object]] = {
+    "rand_augment": lambda: tarpeg.RandAugment(2, 9),
+    "rand_augment_bilinear": lambda: tarpeg.RandAugment(3, 20, interpolation="bilinear", fill=(9, 99, 199)),
+    "trivial_augment_wide": tarpeg.TrivialAugmentWide,
+    "auto_augment": tarpeg.AutoAugment,
+    "aug_mix": tarpeg.AugMix,
+    "timm_rand_augment": lambda: tarpeg.TimmRandAugment("rand-m7-mstd0.5-inc1"),
+    "three_augment": lambda: [tarpeg.ThreeAugment(), tarpeg.ColorJitter(0.3, 0.3, 0.3)],
+    "dino": lambda: [
+        tarpeg.ColorJitter(0.4, 0.4, 0.2, 0.1, probability=0.8),
+        tarpeg.Grayscale(probability=0.2),
+        tarpeg.GaussianBlur(9, probability=0.5),
+        tarpeg.Solarize(probability=0.2),
+    ],
+}
+for _name, _policy in POLICIES.items():
+    case(f"policy/{_name}", make=_policy)(
+        lambda sources, make: feed_exactly(sources, augment=tarpeg.Augment(policy=make()))
+    )
+
+
+@case("policy/views_of_two_sizes")
+def policy_of_views(sources: Sources) -> object:
+    policies = [tarpeg.RandAugment(1, 9), tarpeg.AugMix(), *[tarpeg.TrivialAugmentWide()] * 3]
+    modules = nn.ModuleList([tarpeg.Augment(policy=policy) for policy in policies])
+    return feed_exactly(sources, crop=TWO_SIZES, augment=modules)
 
 
 @case("augment/called_alone")

@@ -39,6 +39,7 @@ OTHER = "test_same_bytes_by_the_other_code"
 EQUAL = [
     {"augment/mix", "augment/workers"},
     {"decode_batch/bilinear", "decode_batch/threads"},
+    {"exact/transform", "exact/transform_workers"},
     {"feed/broken", "feed/broken_workers"},
     {"feed/random_resized_crop", "feed/readahead"},
     {"feed/test", "feed/val"},

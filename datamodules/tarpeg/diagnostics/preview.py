@@ -252,8 +252,10 @@ def _cards(
             framed = _with_boxes(source, [box[0].tolist() for box in boxes])
             card.add(framed, f"{source.width} x {source.height}")
         for view, (images, results) in enumerate(zip(before, changed, strict=True)):
-            is_flipped = bool(flips and flips[view][0])
-            card.add(_fitted(_picture(None, images[row])), "crop, mirrored" if is_flipped else "crop")
+            pipeline, is_flipped = loader.split.pipelines[view], bool(flips and flips[view][0])
+            is_crop = not (pipeline.policies or pipeline.runs_python)
+            shown = "crop" if is_crop else "after transform="
+            card.add(_fitted(_picture(None, images[row])), f"{shown}, mirrored" if is_flipped else shown)
             text = _caption(params[view], row, images.shape[-2:])
             card.add(_fitted(_picture(modules[view], results[row])), text)
         cards.append(card)
