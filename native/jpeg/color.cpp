@@ -63,6 +63,12 @@ inline void mend_ends(const ChromaRow& row, uint8_t* out, int first, int last) n
 
 #if defined(TARPEG_AVX2)
 
+// (factor * c + 2^15) >> 16 is (factor / 2 * c + 2^14) >> 15, for kRed too: 13173 is half a unit more than
+// its half, but the result is the same for each c from -128 to 127.
+constexpr int kHalfRed = (kRed + 1) / 2;
+constexpr int kGreen =
+    static_cast<int>(static_cast<uint32_t>(kGreenRed) << 16 | (static_cast<uint32_t>(kGreenBlue) & 0xFFFF));
+
 TARPEG_AVX2 inline __m256i widened(const uint8_t* at) noexcept {
   return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
 }
@@ -74,9 +80,7 @@ TARPEG_AVX2 inline void store_interleaved(__m256i a, __m256i b, uint8_t* out) no
 
 TARPEG_AVX2 int convert_avx2(const uint8_t* luma, const uint8_t* blue, const uint8_t* red, int count,
                              int step, uint8_t* out) noexcept {
-  const __m256i center = _mm256_set1_epi16(128), one = _mm256_set1_epi16(1);
-  const __m256i green = _mm256_set1_epi32(static_cast<int>(static_cast<uint32_t>(kGreenRed) << 16 |
-                                                           (static_cast<uint32_t>(kGreenBlue) & 0xFFFF)));
+  const __m256i center = _mm256_set1_epi16(128), green = _mm256_set1_epi32(kGreen);
   const __m256i half = _mm256_set1_epi32(kHalf);
   const __m128i drop_x = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
   if (count < 16) return 0;
@@ -86,19 +90,15 @@ TARPEG_AVX2 int convert_avx2(const uint8_t* luma, const uint8_t* blue, const uin
     const __m256i y = widened(luma + x);
     const __m256i cb = _mm256_sub_epi16(widened(blue + x), center);
     const __m256i cr = _mm256_sub_epi16(widened(red + x), center);
-    // (c * x + half) >> 16 = (((2 * x * c) >> 16) + 1) >> 1
-    const __m256i twice_cr = _mm256_add_epi16(cr, cr), twice_cb = _mm256_add_epi16(cb, cb);
-    const __m256i r_part =
-        _mm256_srai_epi16(_mm256_add_epi16(_mm256_mulhi_epi16(twice_cr, _mm256_set1_epi16(kRed)), one), 1);
-    const __m256i b_part =
-        _mm256_srai_epi16(_mm256_add_epi16(_mm256_mulhi_epi16(twice_cb, _mm256_set1_epi16(kBlue)), one), 1);
+    const __m256i r_part = _mm256_mulhrs_epi16(cr, _mm256_set1_epi16(kHalfRed));
+    const __m256i b_part = _mm256_mulhrs_epi16(cb, _mm256_set1_epi16(kBlue / 2));
     const __m256i g_low = _mm256_srai_epi32(
         _mm256_add_epi32(_mm256_madd_epi16(_mm256_unpacklo_epi16(cb, cr), green), half), 16);
     const __m256i g_high = _mm256_srai_epi32(
         _mm256_add_epi32(_mm256_madd_epi16(_mm256_unpackhi_epi16(cb, cr), green), half), 16);
     const __m256i r = _mm256_add_epi16(y, _mm256_add_epi16(cr, r_part));
     const __m256i g = _mm256_add_epi16(_mm256_sub_epi16(y, cr), _mm256_packs_epi32(g_low, g_high));
-    const __m256i b = _mm256_add_epi16(y, _mm256_add_epi16(twice_cb, b_part));
+    const __m256i b = _mm256_add_epi16(y, _mm256_add_epi16(_mm256_add_epi16(cb, cb), b_part));
     // Bytes: lanes hold pixels 0-7 and 8-15.
     const __m256i rg = _mm256_packus_epi16(r, g), bx = _mm256_packus_epi16(b, _mm256_set1_epi16(255));
     const __m256i rgs = _mm256_unpacklo_epi8(rg, _mm256_srli_si256(rg, 8));
@@ -150,6 +150,68 @@ TARPEG_AVX2 void h2v2_avx2(const ChromaRow& row, int16_t* sums, uint8_t* out) no
     const __m256i right = _mm256_add_epi16(_mm256_add_epi16(three, after), seven);
     store_interleaved(_mm256_srli_epi16(left, 4), _mm256_srli_epi16(right, 4), out + 2 * x);
   }
+}
+
+#endif
+
+#if defined(TARPEG_AVX512)
+
+// Places of the bytes of 32 pixels: from red and green below 64, and blue and 255 from there on, eight of
+// each in turn.
+template <int kStep>
+struct Interleaved {
+  alignas(64) uint8_t place[32 * kStep];
+
+  constexpr Interleaved() : place() {
+    for (int i = 0; i < 32 * kStep; ++i) {
+      const int pixel = i / kStep, channel = i % kStep;
+      place[i] = static_cast<uint8_t>(channel / 2 * 64 + pixel / 8 * 16 + channel % 2 * 8 + pixel % 8);
+    }
+  }
+};
+constexpr Interleaved<3> kRgb;
+constexpr Interleaved<4> kRgbx;
+
+TARPEG_AVX512 inline __m512i widened512(const uint8_t* at) noexcept {
+  return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+}
+
+// As in AVX2, 32 pixels at a time.
+template <int kStep>
+TARPEG_AVX512 int convert_avx512(const uint8_t* luma, const uint8_t* blue, const uint8_t* red, int count,
+                                 uint8_t* out) noexcept {
+  const __m512i center = _mm512_set1_epi16(128), half = _mm512_set1_epi32(kHalf);
+  const __m512i green = _mm512_set1_epi32(kGreen);
+  const uint8_t* const places = kStep == 3 ? kRgb.place : kRgbx.place;
+  const __m512i first = _mm512_load_si512(places);
+  const __m512i second =
+      kStep == 3 ? _mm512_castsi256_si512(_mm256_load_si256(reinterpret_cast<const __m256i*>(places + 64)))
+                 : _mm512_load_si512(places + 64 * (kStep - 3));
+  for (int next = 0; next < count; next += 32) {
+    const int x = std::min(next, count - 32);
+    const __m512i y = widened512(luma + x);
+    const __m512i cb = _mm512_sub_epi16(widened512(blue + x), center);
+    const __m512i cr = _mm512_sub_epi16(widened512(red + x), center);
+    const __m512i r_part = _mm512_mulhrs_epi16(cr, _mm512_set1_epi16(kHalfRed));
+    const __m512i b_part = _mm512_mulhrs_epi16(cb, _mm512_set1_epi16(kBlue / 2));
+    const __m512i g_low = _mm512_srai_epi32(
+        _mm512_add_epi32(_mm512_madd_epi16(_mm512_unpacklo_epi16(cb, cr), green), half), 16);
+    const __m512i g_high = _mm512_srai_epi32(
+        _mm512_add_epi32(_mm512_madd_epi16(_mm512_unpackhi_epi16(cb, cr), green), half), 16);
+    const __m512i r = _mm512_add_epi16(y, _mm512_add_epi16(cr, r_part));
+    const __m512i g = _mm512_add_epi16(_mm512_sub_epi16(y, cr), _mm512_packs_epi32(g_low, g_high));
+    const __m512i b = _mm512_add_epi16(y, _mm512_add_epi16(_mm512_add_epi16(cb, cb), b_part));
+    const __m512i rg = _mm512_packus_epi16(r, g), bx = _mm512_packus_epi16(b, _mm512_set1_epi16(255));
+    uint8_t* const target = out + static_cast<ptrdiff_t>(kStep) * x;
+    _mm512_storeu_si512(target, _mm512_permutex2var_epi8(rg, first, bx));
+    const __m512i rest = _mm512_permutex2var_epi8(rg, second, bx);
+    if constexpr (kStep == 3) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(target + 64), _mm512_castsi512_si256(rest));
+    } else {
+      _mm512_storeu_si512(target + 64, rest);
+    }
+  }
+  return count;
 }
 
 #endif
@@ -206,8 +268,14 @@ void replicate(const ChromaRow& row, int times, uint8_t* out) noexcept {
 void ycc_to_rgb(const uint8_t* luma, const uint8_t* cb, const uint8_t* cr, int count, int step,
                 uint8_t* out) noexcept {
   int done = 0;
+#if defined(TARPEG_AVX512)
+  if (count >= 32 && has_avx512()) {
+    done =
+        step == 3 ? convert_avx512<3>(luma, cb, cr, count, out) : convert_avx512<4>(luma, cb, cr, count, out);
+  }
+#endif
 #if defined(TARPEG_AVX2)
-  if (has_avx2()) done = convert_avx2(luma, cb, cr, count, step, out);
+  if (done == 0 && has_avx2()) done = convert_avx2(luma, cb, cr, count, step, out);
 #endif
   convert_portable(luma, cb, cr, done, count, step, out);
 }

@@ -177,6 +177,9 @@ for kind in pictures.KINDS:
         file = tensor(jpeg(kind, height, width))
         add(file, height, width)
         add(tarpeg.tile_jpeg(file, 16), height, width)
+for file in (tensor(jpeg(kind, 40, 150)) for kind in ("420", "422", "444")):
+    for width in range(1, 140, 3):
+        write(tarpeg.decode_crop(file, 1, width % 7, 33, width))
 for strength, quantiser in product((40, 300, 3000), (1, 16, 255, 4000)):
     source = Jpeg(50, 70, tables=((quantiser,) * 64,) * 2, frame=0xC1, interval=1)
     add(tensor(source.noise(strength=strength).bytes()), 50, 70)
