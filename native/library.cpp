@@ -4,6 +4,8 @@
 STABLE_TORCH_LIBRARY(tarpeg, m) {
   m.def("decode_crop(Tensor jpeg, int top, int left, int height, int width, int max_pixels) -> Tensor");
   m.def("tile_jpeg(Tensor jpeg, int tile, int max_pixels) -> Tensor");
+  m.def("pack_jpeg(Tensor jpeg, int tile, int max_pixels) -> Tensor");
+  m.def("unpack_jpeg(Tensor image, int max_pixels) -> Tensor");
   m.def("image_sizes(Tensor[] jpegs) -> Tensor");
   m.def("native_facts() -> str");
   m.def(

@@ -59,7 +59,9 @@ if TYPE_CHECKING:
         decode_batch as decode_batch,
         decode_crop as decode_crop,
         image_sizes as image_sizes,
+        pack_jpeg as pack_jpeg,
         tile_jpeg as tile_jpeg,
+        unpack_jpeg as unpack_jpeg,
     )
     from .ops.programs import Op as Op, run_programs as run_programs
     from .sampling.crops import (
@@ -100,7 +102,7 @@ _NAMES = {
     "loader.split": "Split",
     "ops.matrices": "matrices",
     "ops.augment": "augment_batch warp_affine",
-    "ops.decode": "decode_batch decode_crop image_sizes tile_jpeg",
+    "ops.decode": "decode_batch decode_crop image_sizes pack_jpeg tile_jpeg unpack_jpeg",
     "ops.programs": "Op run_programs",
     "sampling.crops": "CenterCrop Progressive RandomCrop RandomResizedCrop Whole",
     "sampling.sampler": "Blocks",

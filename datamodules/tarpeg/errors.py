@@ -28,11 +28,12 @@ class Status(enum.IntEnum):
 
     OK = 0
     EMPTY = 1  # no bytes
-    NOT_AN_IMAGE = 2  # neither JPEG nor PPM
+    NOT_AN_IMAGE = 2  # neither JPEG nor PPM nor packed image
     TRUNCATED = 3  # the data ends before the image does
     CORRUPT = 4  # the header or the entropy-coded data is damaged
     UNSUPPORTED = 5  # such as a JPEG of 12 bits, a TIFF of floats: Pillow refuses or clips it
     TOO_LARGE = 6  # more pixels than max_pixels
+    LATER_VERSION = 7  # a packed image that a later tarpeg made
 
 
 _FEW_BAD = 10

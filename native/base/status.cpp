@@ -9,7 +9,7 @@ const char* describe(Status status) noexcept {
     case Status::kEmpty:
       return "no bytes at all";
     case Status::kNotAnImage:
-      return "neither a JPEG nor a PPM";
+      return "neither a JPEG nor a PPM nor a packed image";
     case Status::kTruncated:
       return "the data ends before the image does";
     case Status::kCorrupt:
@@ -18,6 +18,8 @@ const char* describe(Status status) noexcept {
       return "a kind of JPEG that is not supported (12 bits, lossless, two components)";
     case Status::kTooLarge:
       return "more pixels than max_pixels";
+    case Status::kLaterVersion:
+      return "a packed image of a later version, made by a later tarpeg: update tarpeg";
     case Status::kBoxOutside:
       return "the box is outside the image";
     case Status::kOutOfMemory:

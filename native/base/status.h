@@ -13,6 +13,7 @@ enum class Status : int32_t {
   kCorrupt = 4,
   kUnsupported = 5,
   kTooLarge = 6,
+  kLaterVersion = 7,
   // Never returned to Python: the operator raises an error.
   kBoxOutside = -1,
   kOutOfMemory = -2,

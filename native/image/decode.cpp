@@ -13,6 +13,7 @@ namespace {
 struct Scratch {
   Resampler resampler;
   BaselineStream stream;
+  PackedImage packed;
   PlaneReader planes[4];  // of reduction 1, 2, 4, 8; the first also of each box alone
   std::vector<uint8_t> row;
 
@@ -130,6 +131,14 @@ Status decode(const uint8_t* data, size_t size, const Request& request, int read
     PpmReader rows(data + header->body, header->width, box, format);
     return deliver(rows, 1);
   }
+  if (header->format == Format::kPacked) {
+    const PackedImage& packed = scratch->packed;
+    Status status = scratch->packed.parse(data, size, *header);
+    if (status != Status::kOk) return status;
+    scratch->planes[0].plan(packed, box, reduction, format, nullptr);
+    status = scratch->planes[0].decode(packed);
+    return status == Status::kOk ? deliver(scratch->planes[0], reduction) : status;
+  }
   // See Note [end of image].
   if (!has_end_marker(data, size, header->body)) return Status::kTruncated;
   // Note [two decoders]
@@ -177,6 +186,14 @@ struct Group {
   }
 };
 
+// Whether PlaneReader reads the image, so that its views may be decoded together; fills scratch->packed or
+// scratch->stream.
+bool has_planes(const uint8_t* data, size_t size, const Header& header, Scratch* scratch) {
+  if (header.format == Format::kPacked) return scratch->packed.parse(data, size, header) == Status::kOk;
+  return header.format == Format::kJpeg && has_end_marker(data, size, header.body) &&
+         scratch->stream.parse(data, size, header) && scratch->stream.is_decodable;
+}
+
 int power_of(const Request& request, const Header& header) noexcept {
   return __builtin_ctz(static_cast<unsigned>(plan_of(request, header).reduction));
 }
@@ -187,13 +204,16 @@ int power_of(const Request& request, const Header& header) noexcept {
 bool decode_together(const uint8_t* data, size_t size, const Group* groups, unsigned powers, View* views,
                      int count, Scratch* scratch, Header* header) {
   const PixelFormat format = views->request.is_gray ? PixelFormat::kGray : PixelFormat::kRgbx;
+  const bool is_packed = header->format == Format::kPacked;
+  const Frame& frame = is_packed ? static_cast<const Frame&>(scratch->packed) : scratch->stream;
   PlaneReader* first = nullptr;
   for (int power = 0; power < 4; ++power) {
     if ((powers >> power & 1) == 0) continue;
-    scratch->planes[power].plan(scratch->stream, groups[power].all, 1 << power, format, first);
+    scratch->planes[power].plan(frame, groups[power].all, 1 << power, format, first);
     first = &scratch->planes[power];
   }
-  if (first->decode(scratch->stream) != Status::kOk) return false;
+  const Status status = is_packed ? first->decode(scratch->packed) : first->decode(scratch->stream);
+  if (status != Status::kOk) return false;
   for (int power = 0; power < 4; ++power) {
     if (powers >> power & 1) scratch->planes[power].keep();
   }
@@ -247,6 +267,7 @@ unsigned decode_groups(const uint8_t* data, size_t size, View* views, int count,
 Header read_header(const uint8_t* data, size_t size) noexcept {
   if (size >= 3 && std::memcmp(data, "\xFF\xD8\xFF", 3) == 0) return read_jpeg_header(data, size);
   if (size >= 3 && std::memcmp(data, "P6", 2) == 0) return read_ppm_header(data, size);
+  if (size >= 4 && std::memcmp(data, PackedLayout::kMagic, 4) == 0) return read_packed_header(data, size);
   Header header;
   if (size == 0) header.status = Status::kEmpty;
   return header;
@@ -263,10 +284,9 @@ void decode_views(const uint8_t* data, size_t size, View* views, int count, Head
   } release;
   unsigned done = 0;  // reductions
   if (count > 1) *header = read_header(data, size);
-  if (count > 1 && header->status == Status::kOk && header->format != Format::kPpm &&
+  if (count > 1 && header->status == Status::kOk &&
       static_cast<int64_t>(header->height) * header->width <= views->request.max_pixels &&
-      has_end_marker(data, size, header->body) && scratch.stream.parse(data, size, *header) &&
-      scratch.stream.is_decodable) {
+      has_planes(data, size, *header, &scratch)) {
     done = decode_groups(data, size, views, count, &scratch, header);
   }
   const Header known = *header;

@@ -10,8 +10,8 @@
 
 namespace tarpeg {
 
-// Reads the header of a JPEG or a binary PPM. Never reads past `size`, never allocates. kNotAnImage if it is
-// neither.
+// Reads the header of a JPEG, a packed image or a binary PPM. Never reads past `size`, never allocates.
+// kNotAnImage if it is none of them.
 Header read_header(const uint8_t* data, size_t size) noexcept;
 
 // A crop and its resizing.

@@ -7,7 +7,7 @@
 
 namespace tarpeg {
 
-enum class Format { kJpeg, kPpm };
+enum class Format { kJpeg, kPpm, kPacked };
 
 // The header of an image. Sizes are as stored, before `orientation` is applied.
 struct Header {
@@ -15,7 +15,7 @@ struct Header {
   Format format = Format::kJpeg;
   int height = 0, width = 0;
   int orientation = 1;  // EXIF, 1 to 8
-  size_t body = 0;      // JPEG: the first SOS marker; PPM: the first pixel
+  size_t body = 0;      // JPEG: the first SOS marker; PPM: the first pixel; packed: 0
 
   int upright_height() const noexcept { return orientation >= 5 ? width : height; }
   int upright_width() const noexcept { return orientation >= 5 ? height : width; }

@@ -99,11 +99,16 @@ void limit_scans(j_common_ptr info) {
 
 }  // namespace
 
+void set_errors(Errors* errors) noexcept {
+  jpeg_std_error(&errors->base);
+  errors->base.error_exit = on_error;
+  errors->base.emit_message = on_message;
+  errors->base.output_message = on_output;
+}
+
 Decompressor::Decompressor() noexcept {
-  info.err = jpeg_std_error(&errors.base);
-  errors.base.error_exit = on_error;
-  errors.base.emit_message = on_message;
-  errors.base.output_message = on_output;
+  set_errors(&errors);
+  info.err = &errors.base;
 }
 
 Decompressor::~Decompressor() {

@@ -31,6 +31,9 @@ struct Errors {
   size_t earlier_padding;  // bytes before restart markers that the next report of surplus bytes may include
 };
 
+// Installs the callbacks; `errors->base` is then libjpeg's `err`.
+void set_errors(Errors* errors) noexcept;
+
 // A libjpeg reader: created by begin(), destroyed with its holder, however far it came.
 struct Decompressor {
   jpeg_decompress_struct info{};

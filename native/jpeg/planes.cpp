@@ -87,8 +87,8 @@ Status PlaneReader::check(const BaselineStream& stream, int rows) {
   return status;
 }
 
-Status PlaneReader::decode(const BaselineStream& stream) {
-  plan_blocks(stream);
+// MCUs of this reader and of those after it.
+void PlaneReader::plan_range() noexcept {
   read_ = own_;
   for (const PlaneReader* reader = next_; reader != nullptr; reader = reader->next_) {
     read_ = {std::min(read_.first_row, reader->own_.first_row),
@@ -96,6 +96,27 @@ Status PlaneReader::decode(const BaselineStream& stream) {
              std::min(read_.first_column, reader->own_.first_column),
              std::max(read_.last_column, reader->own_.last_column)};
   }
+}
+
+Status PlaneReader::decode(const PackedImage& image) {
+  plan_range();
+  if (!packed_) packed_.reset(new Packed);
+  for (int row = read_.first_row; row <= read_.last_row; ++row) {
+    const int first = read_.first_column / image.tile_mcus, last = read_.last_column / image.tile_mcus;
+    for (int tile = first; tile <= last; ++tile) {
+      if (!image.unpack(row, tile, component_count_, &packed_->scratch, packed_->blocks))
+        return Status::kCorrupt;
+      const int begin = tile * image.tile_mcus, end = begin + image.shape(tile).mcus;
+      for (int column = begin; column < end; ++column)
+        transform_all(image, packed_->blocks + (column - begin) * image.blocks, row, column);
+    }
+  }
+  return Status::kOk;
+}
+
+Status PlaneReader::decode(const BaselineStream& stream) {
+  plan_blocks(stream);
+  plan_range();
   const int64_t first = static_cast<int64_t>(read_.first_row) * stream.mcu_columns + read_.first_column;
   const int64_t last = static_cast<int64_t>(read_.last_row) * stream.mcu_columns + read_.last_column;
   Status status = Status::kOk;
@@ -208,18 +229,23 @@ bool PlaneReader::decode_mcu(const BaselineStream& stream, BitReader* reader, in
   const int blocks = component_count_ == 1 ? luma.across * luma.down : stream.blocks;
   std::memset(blocks_, 0, static_cast<size_t>(blocks) * sizeof blocks_[0]);
   if (!decode_blocks(reader, plans_, stream.blocks, dc, blocks_)) return false;
-  for (PlaneReader* reader = this; reader != nullptr; reader = reader->next_) {
-    if (reader->own_.contains(row, column)) reader->transform(stream, blocks_, row, column);
-  }
+  transform_all(stream, blocks_, row, column);
   return true;
 }
 
+// For all readers that an MCU belongs to.
+void PlaneReader::transform_all(const Frame& frame, const Block* blocks, int row, int column) noexcept {
+  for (PlaneReader* reader = this; reader != nullptr; reader = reader->next_) {
+    if (reader->own_.contains(row, column)) reader->transform(frame, blocks, row, column);
+  }
+}
+
 // Turns the blocks of an MCU into samples of the planes, those of all components together.
-void PlaneReader::transform(const BaselineStream& stream, const Block* blocks, int row, int column) noexcept {
+void PlaneReader::transform(const Frame& frame, const Block* blocks, int row, int column) noexcept {
   DctBlock whole[10], halved[10];
   int whole_count = 0, halved_count = 0, block = 0;
   for (int i = 0; i < component_count_; ++i) {
-    const Component& component = stream.components[i];
+    const Component& component = frame.components[i];
     Plane& plane = planes_[i];
     const bool is_whole = plane.side == kBlockSide;
     for (int y = 0; y < component.down; ++y) {
@@ -236,7 +262,7 @@ void PlaneReader::transform(const BaselineStream& stream, const Block* blocks, i
   halved_dct(halved, halved_count);
   block = 0;
   for (int i = 0; i < component_count_; ++i) {
-    const Component& component = stream.components[i];
+    const Component& component = frame.components[i];
     const int count = component.down * component.across;
     for (int k = 0; k < count && !planes_[i].is_direct(); ++k) {
       store(component, &planes_[i], row * component.down + k / component.across,

@@ -2,11 +2,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "base/rows.h"
 #include "jpeg/baseline.h"
 #include "jpeg/entropy.h"
+#include "jpeg/packed.h"
 
 namespace tarpeg {
 
@@ -52,12 +54,13 @@ class PlaneReader final : public RowSource {
     return decode(stream);
   }
   // The same in two steps: the entropy-coded data are decoded once for this reader and those after it.
-  void plan(const BaselineStream& stream, const Box& box, int reduction, PixelFormat format,
-            PlaneReader* next) {
-    prepare(stream, box, reduction, format);
+  void plan(const Frame& frame, const Box& box, int reduction, PixelFormat format, PlaneReader* next) {
+    prepare(frame, box, reduction, format);
     next_ = next;
   }
   Status decode(const BaselineStream& stream);
+  // kCorrupt if a tile under the box is damaged.
+  Status decode(const PackedImage& image);
   // Returns the rows of another box, under which all has been decoded, in a format of as many channels.
   void select(const Box& box, PixelFormat format) noexcept {
     box_ = reduced(box, reduction_);
@@ -87,7 +90,7 @@ class PlaneReader final : public RowSource {
   size_t stride() const noexcept override { return static_cast<size_t>(format_) * box_.width; }
   int skip() const noexcept override { return 0; }
   size_t bytes() const noexcept {
-    size_t sum = held_bytes(segment_, sums_, kept_, is_kept_);
+    size_t sum = held_bytes(segment_, sums_, kept_, is_kept_) + (packed_ ? sizeof(Packed) : 0);
     for (int i = 0; i < 3; ++i) sum += held_bytes(planes_[i].data, lines_[i]);
     return sum;
   }
@@ -103,7 +106,9 @@ class PlaneReader final : public RowSource {
   };
 
   void prepare(const Frame& frame, const Box& box, int reduction, PixelFormat format);
-  void transform(const BaselineStream& stream, const Block* blocks, int row, int column) noexcept;
+  void transform(const Frame& frame, const Block* blocks, int row, int column) noexcept;
+  void plan_range() noexcept;
+  void transform_all(const Frame& frame, const Block* blocks, int row, int column) noexcept;
   void store(const Component& component, Plane* plane, int row, int column, uint8_t* block) noexcept;
   void plan_blocks(const BaselineStream& stream) noexcept;
   Status decode_segment(const BaselineStream& stream, size_t segment);
@@ -118,6 +123,11 @@ class PlaneReader final : public RowSource {
   BlockPlan plans_[10];  // of the blocks of an MCU
   alignas(64) Block blocks_[10];
   alignas(32) uint8_t samples_[10][64];
+  struct Packed {
+    TileScratch scratch;
+    alignas(64) Block blocks[kMostTileBlocks];
+  };
+  std::unique_ptr<Packed> packed_;
   std::vector<uint8_t> segment_;  // without its stuffing
   Box box_{}, all_{};             // returned; kept, of height 0 if rows are not kept
   std::vector<uint8_t> kept_;     // rows of all_

@@ -1,4 +1,4 @@
-"""Operators on encoded images: decode a crop, decode a batch, tile a JPEG, read sizes, map their files.
+"""Operators on encoded images: decode a crop or a batch, tile or pack a JPEG, read sizes, map their files.
 
 Importing this module loads the native library and, if there is none yet, compiles it. Every operator has a
 fake kernel for ``torch.compile(fullgraph=True)`` and ``torch.export``.
@@ -82,6 +82,40 @@ def tile_jpeg(jpeg: Tensor, tile: int = 32, *, max_pixels: int = MAX_PIXELS) -> 
         lambda: torch.ops.tarpeg.tile_jpeg(jpeg, tile, max_pixels), lambda: _check_jpeg(jpeg, "jpeg")
     )
     return tiled
+
+
+def pack_jpeg(jpeg: Tensor, tile: int = 32, *, max_pixels: int = MAX_PIXELS) -> Tensor:
+    """Rewrite a JPEG, losslessly, as a packed image: the same coefficients in a form that is faster to read.
+
+    ``jpeg``: uint8 ``[n]``. ``tile``: the width of the tiles in pixels, 1 to 65535; a tile has at most 256
+    blocks of 8x8 samples. Returns uint8 ``[m]``, 1.25 to 1.5 times as large: ``decode_crop``,
+    ``decode_batch`` and ``image_sizes`` read it, with the pixels of the JPEG; no other program does.
+    ``unpack_jpeg`` makes a JPEG of it. EXIF, XMP and the ICC profile are kept. A source that cannot be packed
+    with exactly the same pixels (CMYK, arithmetic coding, padding within a scan) is returned as ``tile_jpeg``
+    returns it, and a packed image unchanged.
+
+    Raises ``DecodeError`` if the source is damaged: rewriting would hide it.
+    """
+    if not 1 <= tile <= 65535:
+        raise ValueError(f"tile={tile!r} must be from 1 to 65535 pixels")
+    packed: Tensor = _call(
+        lambda: torch.ops.tarpeg.pack_jpeg(jpeg, tile, max_pixels), lambda: _check_jpeg(jpeg, "jpeg")
+    )
+    return packed
+
+
+def unpack_jpeg(image: Tensor, *, max_pixels: int = MAX_PIXELS) -> Tensor:
+    """Turn a packed image into an ordinary baseline JPEG with the same coefficients.
+
+    ``image``: uint8 ``[n]``. Returns uint8 ``[m]``: optimised Huffman tables, no restart markers, and the
+    EXIF, XMP and ICC profile of the JPEG that was packed. A JPEG is returned unchanged.
+
+    Raises ``DecodeError`` if the image is damaged: its checksum is compared first.
+    """
+    jpeg: Tensor = _call(
+        lambda: torch.ops.tarpeg.unpack_jpeg(image, max_pixels), lambda: _check_jpeg(image, "image")
+    )
+    return jpeg
 
 
 def image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
@@ -309,6 +343,18 @@ def _fake_decode_crop(jpeg: Tensor, top: int, left: int, height: int, width: int
 def _fake_tile_jpeg(jpeg: Tensor, tile: int, max_pixels: int) -> Tensor:
     _check_jpeg(jpeg, "jpeg")
     return jpeg.new_empty((torch.library.get_ctx().new_dynamic_size(),))
+
+
+@torch.library.register_fake("tarpeg::pack_jpeg")  # type: ignore[untyped-decorator]
+def _fake_pack_jpeg(jpeg: Tensor, tile: int, max_pixels: int) -> Tensor:
+    _check_jpeg(jpeg, "jpeg")
+    return jpeg.new_empty((torch.library.get_ctx().new_dynamic_size(),))
+
+
+@torch.library.register_fake("tarpeg::unpack_jpeg")  # type: ignore[untyped-decorator]
+def _fake_unpack_jpeg(image: Tensor, max_pixels: int) -> Tensor:
+    _check_jpeg(image, "image")
+    return image.new_empty((torch.library.get_ctx().new_dynamic_size(),))
 
 
 @torch.library.register_fake("tarpeg::image_sizes")  # type: ignore[untyped-decorator]
