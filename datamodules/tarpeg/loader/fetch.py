@@ -440,6 +440,8 @@ class Fetcher:
         ]
         large = (status == Status.TOO_LARGE).nonzero()[:, 0].tolist()
         reasons = {row: pillow.too_large(sizes[row, 0], sizes[row, 1], limit) for row in large}
+        later = (status == Status.LATER_VERSION).nonzero()[:, 0].tolist()
+        reasons |= {row: pillow.later_version(files[row]) for row in later}
         non_jpeg = None
         for row in (sizes[:, 0] == 0).nonzero()[0].tolist():
             content = files[row].numpy().tobytes()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # In the order of preference: if a sample has several of these members, the first one is its image.
 # "avif" is one for any Pillow, so that all machines have the same samples; decoding may fail with the remedy.
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "ppm", "gif", "avif")
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "ppm", "gif", "avif", "tpj")
 # Also taken from a folder without classes, where no other member can be meant.
 FILE_EXTENSIONS = (*IMAGE_EXTENSIONS, "jpe", "jfif", "dib", "pgm", "pbm", "pnm")
 # Pillow's other plugins are unsafe for untrusted data: EPS runs Ghostscript on it.
@@ -41,6 +41,8 @@ _MAGIC = (
 )
 JPEG = bytes([0xFF, 0xD8, 0xFF])
 """First bytes of every JPEG."""
+PACKED = b"\x89TPJ"
+"""First bytes of every packed image."""
 MAX_PIXELS = 1 << 26
 """Default bound of the loader on images that Pillow decodes whole, with up to 22 bytes per pixel."""
 # Damaged data reaches the internals of Pillow's plugins, which raise more than OSError.
@@ -78,6 +80,12 @@ def too_large(height: int, width: int, max_pixels: int) -> str:
     return f"{height} x {width} pixels are more than max_pixels={max_pixels}"
 
 
+def later_version(content: Tensor) -> str:
+    """Return the reason why a packed image, uint8 ``[n]``, of a later version is refused."""
+    version = int(content[4]) + 256 * int(content[5])
+    return f"a packed image of version {version}, made by a later tarpeg: update tarpeg"
+
+
 def open_upright(content: bytes, max_pixels: int | None = None) -> Image.Image:
     """Decode an image of PILLOW_FORMATS (of several frames the first): upright, at most 8 bits per sample.
 
@@ -113,6 +121,8 @@ def open_upright(content: bytes, max_pixels: int | None = None) -> Image.Image:
 def _unidentified(content: bytes) -> tuple[Status, str]:
     """Return status and reason of an image that has none of PILLOW_FORMATS, or a damaged header."""
     name = format_name(content)
+    if content.startswith(PACKED):
+        return Status.CORRUPT, "its header, of a packed image, is damaged"
     if content.lstrip().startswith(b"<"):
         return Status.NOT_AN_IMAGE, "it looks like HTML or XML (a failed download?)"
     if name is None:
