@@ -200,7 +200,7 @@ def main() -> None:
     )
     means.text(4.1, 0.30, "fast", fontsize=12, color=FAST, weight="bold")
     means.text(4.1, 0.125, "exact", fontsize=12, color=EXACT, weight="bold")
-    means.text(0.99, 0.215, "below 2: same bytes", fontsize=9, color=GRAY)
+    means.text(0.99, 0.36, "below 2: whole samples", fontsize=9, color=GRAY)
     largest = figure.add_axes((0.665, 0.085, 0.322, 0.365))
     top = 1.3 * max(curve[:, 1].max() for curve in curves.values())
     draw_lines(largest, curves, 1, "Largest difference of any pixel", top)

@@ -13,6 +13,33 @@ struct Box {
   int top, left, height, width;
 };
 
+// How the pixels of an axis come from the samples of a component: each sample is `times` pixels, or, if
+// `is_mixed`, two: three quarters of it and a quarter of its neighbour on that side; at the image's end, all.
+struct Upsampling {
+  int times = 1;
+  bool is_mixed = false;
+
+  bool operator==(const Upsampling& other) const noexcept {
+    return times == other.times && is_mixed == other.is_mixed;
+  }
+};
+
+// The samples of one component of an image, as far as they are decoded, with 64 readable bytes after each
+// row.
+struct Samples {
+  const uint8_t* first;  // sample (top, left)
+  ptrdiff_t stride;
+  int top, left;
+  int height, width;  // of the component in the whole image
+  Upsampling down, across;
+
+  const uint8_t* at(int y, int x) const noexcept { return first + (y - top) * stride + (x - left); }
+  bool has_geometry_of(const Samples& other) const noexcept {
+    return top == other.top && left == other.left && height == other.height && width == other.width &&
+           down == other.down && across == other.across;
+  }
+};
+
 // Of the rows of a source: gray, RGB, or RGB and a byte to ignore. The value is the number of bytes per
 // pixel.
 enum class PixelFormat { kGray = 1, kRgb = 3, kRgbx = 4 };

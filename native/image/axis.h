@@ -1,7 +1,11 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
+
+#include "base/pages.h"
+#include "base/rows.h"
 
 namespace tarpeg {
 
@@ -13,9 +17,10 @@ enum class Filter { kNearest, kNearestExact, kBilinear, kAntialias, kBicubic, kL
 constexpr bool is_rounded_between(Filter filter) noexcept { return filter > Filter::kAntialias; }
 
 // How one axis of `in` samples becomes one of `out`: output i is the weighted sum of `taps` samples from
-// start[i] on. Weights are integers that sum to exactly 1 << precision.
+// start[i] on. Weights are integers that sum to exactly 1 << precision. Keeps its memory from image to image.
 struct Axis {
   int in = 0, out = 0, taps = 0, precision = 0;
+  int end = 0;  // of the samples whose weights are not zero
   std::vector<int> start;
   std::vector<int16_t> weights;  // [out][taps]
 
@@ -27,6 +32,19 @@ struct Axis {
   // the samples only by how much weights, which change slowly over 2 n samples or more, differ within a mean.
   void prepare(int in_size, int out_size, Filter filter, bool mirrored, int reduction, int offset,
                int max_precision);
+  // The same outputs from the samples of a subsampled component, `count` in the whole image: each sample
+  // takes the weights of the pixels that upsampling would make of it, whose first is pixel `offset` of the
+  // image. start[i] counts from the first sample of the image.
+  void prepare_component(const Axis& pixels, int offset, const Upsampling& upsampling, int count,
+                         int max_precision);
+  size_t bytes() const noexcept { return held_bytes(start, weights, counts_, shares_, padded_); }
+
+ private:
+  void round_weights(int max_precision);
+
+  std::vector<int> counts_;     // taps of each output
+  std::vector<double> shares_;  // their weights, one output after the other
+  std::vector<double> padded_;  // of one output, between zeros
 };
 
 }  // namespace tarpeg

@@ -361,6 +361,80 @@ Status Resampler::run(RowSource& rows, const Resize& resize, const Placement& pl
   return Status::kOk;
 }
 
+void Resampler::prepare_pass(const Samples& plane, const Box& box, bool reversed, PlanePass* pass) {
+  const Axis* columns = &horizontal_;
+  pass->rows = &vertical_;
+  pass->top = box.top;
+  pass->left = box.left;
+  if (plane.down.times > 1) {
+    pass->down.prepare_component(vertical_, box.top, plane.down, plane.height, kRowPrecision);
+    pass->rows = &pass->down;
+    pass->top = 0;
+  }
+  int offset = box.left;  // of the axis
+  if (plane.across.times > 1) {
+    pass->across.prepare_component(horizontal_, box.left, plane.across, plane.width, kColumnPrecision);
+    columns = &pass->across;
+    offset = 0;
+  }
+  const int first = *std::min_element(columns->start.begin(), columns->start.end());
+  pass->left = offset + first;
+  pass->width = columns->end - first;
+  pass->columns.prepare(*columns, first, reversed);
+  // Vector code of the second pass reads past the last sample, with weights of zero.
+  const size_t length =
+      static_cast<size_t>((pass->width + 31) / 32 * 32 + columns->taps + PlaneColumns::kBeyond);
+  at_least(&blend_, length);
+  at_least(&taps_, static_cast<size_t>(pass->rows->taps) + 1);
+  at_least(&row_weights_, static_cast<size_t>(pass->rows->taps) + 1);
+}
+
+void Resampler::run(const Samples* planes, const Box& box, const Resize& resize, const Placement& place) {
+  vertical_.prepare(resize.height, resize.out_height, resize.filter, resize.orientation.flip_rows,
+                    resize.reduction, resize.top, kRowPrecision);
+  horizontal_.prepare(resize.width, resize.out_width, resize.filter, resize.orientation.flip_columns,
+                      resize.reduction, resize.left, kColumnPrecision);
+  const int out_width = resize.out_width;
+  // A mirrored row is blended from right to left, and its bytes are in order again.
+  const bool reversed = place.column_step == -3, packed = std::abs(place.column_step) == 3;
+  PlanePass* pass_of[3];
+  for (int i = 0; i < 3; ++i) {
+    const bool is_same = i > 0 && planes[i].has_geometry_of(planes[i - 1]);
+    pass_of[i] = is_same ? pass_of[i - 1] : &passes_[i];
+    if (!is_same) prepare_pass(planes[i], box, reversed, pass_of[i]);
+  }
+  const size_t line_stride = (static_cast<size_t>(out_width) + 15) / 16 * 16;
+  int16_t* const lines = at_least(&lines_, 3 * line_stride);
+  uint8_t* const pixels = at_least(&pixels_, 3 * static_cast<size_t>(out_width));
+  for (int y = 0; y < resize.out_height; ++y) {
+    for (int i = 0; i < 3; ++i) {
+      const PlanePass& pass = *pass_of[i];
+      const Axis& rows = *pass.rows;
+      const int16_t* weights = rows.weights.data() + static_cast<ptrdiff_t>(y) * rows.taps;
+      const int pairs = (rows.taps + 1) / 2;
+      for (int tap = 0; tap < 2 * pairs; ++tap) {
+        const int weight = tap < rows.taps ? weights[tap] : 0;
+        const int row = std::min(rows.start[y] + tap, rows.end - 1);
+        taps_[tap] = planes[i].at(pass.top + row, pass.left);
+        row_weights_[tap] = static_cast<uint8_t>(weight);
+        if (weight != 1 << kRowPrecision) continue;
+        // More than a byte: half of it twice. The other weights are zero.
+        const int other = tap ^ 1;
+        taps_[other] = taps_[tap];
+        row_weights_[tap] = row_weights_[other] = 1 << (kRowPrecision - 1);
+        tap |= 1;
+      }
+      blend_plane_rows({taps_.data(), row_weights_.data(), pairs, static_cast<size_t>(pass.width)},
+                       blend_.data());
+      pass.columns.blend(blend_.data(), lines + i * line_stride);
+    }
+    uint8_t* const line = place.origin + y * place.row_step;
+    uint8_t* const target = reversed ? line + (out_width - 1) * place.column_step : line;
+    planes_to_rgb(lines, lines + line_stride, lines + 2 * line_stride, out_width, packed ? target : pixels);
+    if (!packed) scatter_pixels(pixels, out_width, 3, place.column_step, line);
+  }
+}
+
 Status Resampler::run_columns_first(RowSource& rows, bool is_gray, const Placement& place) {
   const int width = horizontal_.out, taps = vertical_.taps, column_pairs = (horizontal_.taps + 1) / 2;
   const int pairs = (taps + 1) / 2, pixel_bytes = is_gray ? 1 : 3;

@@ -9,6 +9,7 @@
 #include "image/axis.h"
 #include "image/columns_first.h"
 #include "image/orientation.h"
+#include "image/plane_passes.h"
 
 namespace tarpeg {
 
@@ -36,14 +37,29 @@ class Resampler {
   // Reads as many rows as it needs and writes out_height x out_width pixels to `place`. Without a reduction
   // the result differs by at most one level from torchvision v2's on uint8.
   Status run(RowSource& rows, const Resize& resize, const Placement& place);
+  // The same from Y, Cb and Cr (Note [planes]), for filters without negative weights: `box`, of the samples
+  // or the means of all components. One level less exact, and more where colours are beyond RGB.
+  void run(const Samples* planes, const Box& box, const Resize& resize, const Placement& place);
   size_t bytes() const noexcept {
-    return held_bytes(vertical_.start, vertical_.weights, horizontal_.start, horizontal_.weights, ring_,
-                      blend_, pixels_, taps_, pairs_, columns_, taps_between_, starts_, gray_, gray_between_);
+    size_t sum = vertical_.bytes() + horizontal_.bytes();
+    for (const PlanePass& pass : passes_)
+      sum += pass.down.bytes() + pass.across.bytes() + pass.columns.bytes();
+    return sum + held_bytes(ring_, blend_, pixels_, taps_, pairs_, columns_, taps_between_, starts_, gray_,
+                            gray_between_, lines_, row_weights_);
   }
 
  private:
   void prepare_columns(bool is_gray, bool reversed);
   Status run_columns_first(RowSource& rows, bool is_gray, const Placement& place);
+
+  // How components of one geometry are resampled.
+  struct PlanePass {
+    Axis down, across;  // of subsampled ones
+    const Axis* rows;
+    PlaneColumns columns;
+    int top, left, width;  // of the samples under the box; `top` is where the axis `rows` begins
+  };
+  void prepare_pass(const Samples& plane, const Box& box, bool reversed, PlanePass* pass);
 
   Axis vertical_, horizontal_;
   std::vector<uint8_t> ring_;         // the last rows read, RGBX or gray
@@ -58,6 +74,10 @@ class Resampler {
   std::vector<int> starts_;
   std::vector<uint8_t> gray_;
   std::vector<int16_t> gray_between_;
+  // Of planes: rows between the passes are in blend_.
+  PlanePass passes_[3];
+  std::vector<int16_t> lines_;  // of each component, after both passes
+  std::vector<uint8_t> row_weights_;
 };
 
 }  // namespace tarpeg

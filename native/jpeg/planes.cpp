@@ -300,6 +300,22 @@ const uint8_t* PlaneReader::upsampled(int index, int y, const Box& box) noexcept
   return line - static_cast<ptrdiff_t>(begin) * plane.across;
 }
 
+// As upsampled() does it.
+Samples PlaneReader::samples(int component) const noexcept {
+  const Plane& plane = planes_[component];
+  const bool is_fancy = reduction_ == 1 && plane.width > 2 && plane.across == 2;
+  const bool mixes_across = is_fancy && plane.down <= 2;
+  const bool mixes_down = reduction_ == 1 && plane.down == 2 && (is_fancy || plane.across == 1);
+  return {plane.row(plane.top) + plane.left,
+          plane.stride,
+          plane.top,
+          plane.left,
+          plane.height,
+          plane.width,
+          {plane.down, mixes_down},
+          {plane.across, mixes_across}};
+}
+
 // Row y of the image, the columns of `box`.
 void PlaneReader::convert(int y, const Box& box, uint8_t* out) noexcept {
   const uint8_t* luma = upsampled(0, y, box) + box.left;

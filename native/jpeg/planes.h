@@ -81,6 +81,10 @@ class PlaneReader final : public RowSource {
   // that no regular stream has.
   Status decode(const uint8_t* data, size_t size, const Header& header, const Box& box, int reduction,
                 PixelFormat format, bool is_checked);
+  // Y, Cb and Cr, instead of rows: samples(0) to samples(2) around the reduced box. False of gray.
+  bool has_color() const noexcept { return component_count_ == 3; }
+  Samples samples(int component) const noexcept;
+  const Box& reduced_box() const noexcept { return box_; }
   Status next(uint8_t* row) noexcept override;
   Status pass(uint8_t*) noexcept override {
     ++y_;

@@ -200,6 +200,14 @@ class Jpeg:
         found.append(bits.take())
         return found
 
+    def component(self, index: int) -> Jpeg:
+        """A gray file of the samples of one component."""
+        across, down, *_ = self.geometry()
+        h, v = self.sampling[index]
+        size = ceil_div(self.height * v, down), ceil_div(self.width * h, across)
+        coefficients, tables = [self.coefficients[index]], (self.tables[min(index, 1)],)
+        return Jpeg(*size, ((1, 1),), (1,), tables, self.codes, coefficients=coefficients)
+
     def bytes(self) -> bytes:
         """The file, in one interleaved scan."""
         return self.head() + self.scan(range(len(self.sampling))) + self.behind_scan

@@ -191,11 +191,11 @@ def decode_batch(
 
     ``fidelity="exact"``: bilinear and bicubic resizing, antialiased or not, is within one level of
     torchvision v2's on uint8 at every pixel, lanczos and box of Pillow's; nearest and nearest-exact are equal
-    to torchvision's. ``"fast"`` differs only if the box is at least 2 (bilinear), 3 (bicubic, lanczos) or 4
-    (box) times ``size`` in both directions and antialiased: means of 2, 4 or 8 samples of Y, Cb and Cr are
-    resampled. Over photographs this differs from torchvision v2 by 0.5 to 1 level on average, by their
-    content (docs/fidelity.md), and up to 7 pixels next to the box contribute. Both decode a file and its
-    tiled copy to the same pixels.
+    to torchvision's. ``"fast"`` differs if resizing is antialiased. Bilinear: Y, Cb and Cr are resampled
+    separately and become RGB at ``size``, which differs by 0.2 to 0.35 level on average. If the box is at
+    least 2 (bilinear), 3 (bicubic, lanczos) or 4 (box) times ``size`` in both directions, means of 2, 4 or 8
+    samples of them are resampled: 0.5 to 1 level on average, by the photographs' content (docs/fidelity.md),
+    and up to 7 pixels next to the box contribute. Both decode a file and its tiled copy to the same pixels.
 
     ``channels=1``: gray images ``[B, 1, height, width]``. Of YCbCr and gray JPEGs the luma plane is decoded
     alone, which is faster: Pillow's ``image.draft("L", image.size)``. About a level from ``convert("L")``
