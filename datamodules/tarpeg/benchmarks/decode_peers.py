@@ -13,6 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -68,6 +69,8 @@ PIXELS: dict[str, dict[str, Any]] = {
 }
 """Options of the decoder for each group."""
 
+KINDS = ("ordinary", "tiled", "packed")
+"""Kinds of files that this library decodes."""
 TORCHVISIONS = ("bilinear", "bicubic")
 """Interpolations of the resize suite with torchvision v2 as the reference; of the others it is Pillow."""
 INTERPOLATIONS = (*TORCHVISIONS, "lanczos", "box")
@@ -86,7 +89,7 @@ class DecodeInput(NamedTuple):
     jpegs: list[bytes]
     tensors: list[Tensor]  # the same bytes, uint8 [n]
     arrays: list[NDArray[np.uint8]]  # the same bytes
-    tiled: list[Tensor]  # the same photographs, tiled
+    kinds: dict[str, list[Tensor]]  # the same photographs by KINDS
     alone: list[Tensor]  # each crop stored as a JPEG of its own; empty in the resize suite
     boxes: Tensor  # int32 [B, 4]: top, left, height, width
     places: list[Place]  # the same boxes
@@ -160,9 +163,11 @@ def decode_input(jpegs: list[bytes], crop: Crop, tile: int, seed: int, stores_cr
     boxes = crop.boxes(decode.image_sizes(tensors).numpy(), generator.random((len(jpegs), crop.draws)))
     places = [(int(top), int(left), int(height), int(width)) for top, left, height, width in boxes]
     flips = torch.from_numpy(generator.random(len(jpegs)) < 0.5)
-    tiled = [decode.tile_jpeg(tensor, tile) for tensor in tensors]
+    kinds = {"ordinary": tensors}
+    kinds |= {"tiled": [decode.tile_jpeg(tensor, tile) for tensor in tensors]}
+    kinds |= {"packed": [decode.pack_jpeg(tensor, tile) for tensor in tensors]}
     alone = [_stored_crop(*pair) for pair in zip(jpegs, places, strict=True)] if stores_crops else []
-    return DecodeInput(jpegs, tensors, arrays, tiled, alone, torch.from_numpy(boxes), places, flips)
+    return DecodeInput(jpegs, tensors, arrays, kinds, alone, torch.from_numpy(boxes), places, flips)
 
 
 def _stored_crop(jpeg: bytes, place: Place) -> Tensor:
@@ -196,6 +201,10 @@ def _resized(
     return image
 
 
+def _decode_crop(kind: str, inputs: DecodeInput, index: int) -> Tensor:
+    return decode.decode_crop(inputs.kinds[kind][index], *inputs.places[index])
+
+
 def crop_contestants() -> list[InProcessContestant]:
     """Contestants of the crop suite that are always installed, torchvision first."""
 
@@ -205,8 +214,7 @@ def crop_contestants() -> list[InProcessContestant]:
     images: dict[str, Callable[[DecodeInput, int], Any]] = {
         "torchvision": _cropped(decode_jpeg),
         "Pillow": lambda b, i: np.asarray(pillow_crop(b.jpegs[i], b.places[i])),
-        "tarpeg, ordinary": lambda b, i: decode.decode_crop(b.tensors[i], *b.places[i]),
-        "tarpeg, tiled": lambda b, i: decode.decode_crop(b.tiled[i], *b.places[i]),
+        **{f"tarpeg, {kind}": partial(_decode_crop, kind) for kind in KINDS},
         "bound: the crop alone, torchvision": lambda b, i: decode_jpeg(b.alone[i]),
         "bound: the crop alone, tarpeg": bound,
     }
@@ -267,19 +275,18 @@ def with_buffer(make: Callable[[Any, Tensor | None], Tensor]) -> Callable[[Any],
 
 
 def _decode_batch(group: str, interpolation: decode.Interpolation) -> list[InProcessContestant]:
-    """decode_batch on ordinary and tiled JPEGs, at each fidelity, with one output buffer for all batches."""
+    """decode_batch on each kind of file, at each fidelity, with one output buffer for all batches."""
 
     def contestant(kind: str, fidelity: decode.Fidelity) -> InProcessContestant:
         def batch(inputs: DecodeInput, out: Tensor | None) -> Tensor:
-            jpegs = inputs.tiled if kind == "tiled" else inputs.tensors
             flips = inputs.flips if group == "float32" else None
             options = {**PIXELS[group], "out": out, "fidelity": fidelity, "interpolation": interpolation}
-            return decode.decode_batch(jpegs, inputs.boxes, SIZE, flips, **options)[0]
+            return decode.decode_batch(inputs.kinds[kind], inputs.boxes, SIZE, flips, **options)[0]
 
         return InProcessContestant(f"tarpeg, {kind}, {fidelity}", with_buffer(batch), group)
 
     fidelities: tuple[decode.Fidelity, ...] = ("fast", "exact")
-    return [contestant(kind, fidelity) for kind in ("ordinary", "tiled") for fidelity in fidelities]
+    return [contestant(kind, fidelity) for kind in KINDS for fidelity in fidelities]
 
 
 Peer = tuple[str, Callable[[], InProcessContestant]]

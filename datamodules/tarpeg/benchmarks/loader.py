@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..cache import codecs
 from ..datasets.synthetic import Photos
 from ..errors import ShardError
 from ..loader.config import LoaderConfig, PixelFormat
@@ -36,7 +37,7 @@ from .loader_peers import PEERS, Peer, as_value_error, for_ever
 from .report import INSTALL_ERRORS, Report, Row, left_out
 
 ENGINES = ("threads", "workers")
-_KINDS = ("ordinary", "tiled", "raw")
+_KINDS = ("ordinary", "tiled", *(("packed",) * hasattr(codecs, "Packed")), "raw")
 _BOUND = "bound: the operator alone, "  # first part of these contestants' names
 
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..cache import codecs
 from ..cache.build import build_cache
-from ..cache.codecs import Raw, Tiled
 from ..datasets.synthetic import FolderPhotos, Photos, check_integer
 from ..datasets.writer import make_shards
 from ..shards.mapped import Shards
@@ -82,7 +82,7 @@ class LoaderData:
     def shards(self, kind: str, repeats: int = REPEATS) -> list[Path]:
         """Paths of the shards that hold every photograph ``repeats`` times, made if they are missing.
 
-        ``kind``: "ordinary" JPEGs, "tiled" JPEGs or "raw" pixels (binary PPM).
+        ``kind``: "ordinary" JPEGs, or a codec: "tiled" JPEGs, "packed" images or "raw" pixels (binary PPM).
         """
         name = f"{kind}-{self.tile}" if kind == "tiled" else kind
         return sorted(self.cached(name, partial(self._write, kind)).glob(f"[0-{repeats - 1}]-*.tar"))
@@ -113,7 +113,7 @@ class LoaderData:
         if kind == "ordinary":
             make_shards(within, self.photos, self.images, samples_per_shard=-(-self.images // _SHARDS))
         else:
-            codec = Tiled(self.tile) if kind == "tiled" else Raw()
+            codec = codecs.Tiled(self.tile) if kind == "tiled" else getattr(codecs, kind.capitalize())()
             build_cache(self.shards("ordinary", 1), within, codec)
         # Hard links under other names are other samples that share the file's pages in memory.
         for path in within.glob("*.tar"):

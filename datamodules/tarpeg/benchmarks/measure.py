@@ -35,6 +35,7 @@ from .decode_peers import (
     FFCV_MISSING,
     GROUPS,
     INTERPOLATIONS,
+    KINDS,
     PEERS_MISSING,
     RESIZE_PEERS,
     SIZE,
@@ -157,7 +158,7 @@ def measure(
     folder = None if images is None or isinstance(images, int) else os.fspath(images)
     if parts is not None and folder is None:
         raise ValueError(f"parts={parts!r} needs a directory of photographs, images=DIR")
-    settings = LoaderSettings.of(loader or {})
+    settings, vectors = LoaderSettings.of(loader or {}), decode.native_facts()["simd"]
     if suite == "parity":
         if isinstance(images, int) or (size, parts) != (None, None):
             raise ValueError(
@@ -165,7 +166,7 @@ def measure(
             )
         label = Path(folder).resolve().name if folder else "packages"
         with _progress() as (advance, show), _one_thread():
-            report = Report(suite, label, 0, 0, clock, tile)
+            report = Report(suite, label, 0, 0, clock, tile, vectors=vectors)
             return measure_parity(report, folder, settings, ParitySettings.of(parity or {}), advance, show)
     given = images if folder is None else parts
     count: Any = _SUITES[suite].images if given is None else given
@@ -188,7 +189,7 @@ def measure(
         photos = replace(photos, parts=max(1, count // len(photos.files)))
     labels = [] if folder is None else [Path(folder).resolve().name]
     labels += [] if files else [size_label(photos.size[0])]
-    report = Report(suite, "-".join(labels), count, rounds, clock, tile)
+    report = Report(suite, "-".join(labels), count, rounds, clock, tile, vectors=vectors)
     with contextlib.ExitStack() as stack:
         advance, show = stack.enter_context(_progress())
         if in_process:
@@ -255,7 +256,8 @@ def _measure_in_process(
     report = replace(report, work=suite.work, rows=tuple(rows), comparison=suite.comparison, missing=missing)
     if is_augment:
         return replace(report, work=f"{suite.work} on the {device}")
-    figures = (_file_sizes(jpegs, [jpeg for batch in batches for jpeg in batch.tiled], report.tile),)
+    stored = {kind: [jpeg for batch in batches for jpeg in batch.kinds[kind]] for kind in KINDS[1:]}
+    figures = (_file_sizes(jpegs, stored, report.tile),)
     if interpolation != "bilinear":  # of the file names, too
         report = replace(report, suite=f"{report.suite}-{interpolation}")
     return replace(report, groups=GROUPS, figures=figures, missing=(*missing, FFCV_MISSING))
@@ -280,11 +282,13 @@ def _photographs(photos: Photos, count: int) -> Iterator[bytes]:
     return (one.jpeg for one in drawn)
 
 
-def _file_sizes(jpegs: Sequence[bytes], tiled: Sequence[Tensor], tile: int) -> str:
+def _file_sizes(jpegs: Sequence[bytes], stored: Mapping[str, Sequence[Tensor]], tile: int) -> str:
     before = sum(map(len, jpegs))
     pixels = sum(int(height * width) for height, width in decode.image_sizes([*map(as_tensor, jpegs)]))
-    after = sum(map(len, tiled)) / before
-    return f"files: {8 * before / pixels:.2f} bits per pixel; with tile={tile} {after:.3f} times the bytes"
+    after = (f"{kind} {sum(map(len, files)) / before:.3f}" for kind, files in stored.items())
+    return (
+        f"files: {8 * before / pixels:.2f} bits per pixel; times the bytes, tile={tile}: {', '.join(after)}"
+    )
 
 
 def _differences(

@@ -118,7 +118,8 @@ class Report:
 
     work: the task. groups: description of each group for the chart. comparison: meaning of speed and
     differences. figures: further results. missing: a line for each contestant that was left out. workers:
-    processes or threads of each contestant of a loader suite; None if all of it ran on one thread.
+    processes or threads of each contestant of a loader suite; None if all of it ran on one thread. vectors:
+    vector code of this library, "none" for the portable code.
     """
 
     suite: str
@@ -134,6 +135,7 @@ class Report:
     figures: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     workers: int | None = None
+    vectors: str = ""
     machine: str = field(default_factory=machine_name)
     versions: str = field(default_factory=installed_versions)
     date: str = field(default_factory=lambda: time.strftime("%Y-%m-%d"))
@@ -154,7 +156,7 @@ class Report:
     @property
     def notes(self) -> tuple[str, ...]:
         """Lines below the table: machine, comparison, versions, further figures, missing contestants."""
-        about = f"{self.machine}, {self.date}; {self.comparison}"
+        about = f"{self.machine}, {self.date}; tarpeg's vector code: {self.vectors}; {self.comparison}"
         return (about, self.versions, *self.figures, *self.missing)
 
     def table(self) -> Table:
@@ -177,8 +179,14 @@ class Report:
         return table
 
     def write(self, directory: str | os.PathLike[str]) -> tuple[Path, ...]:
-        """Write SUITE-SIZE.csv and, if matplotlib is installed, SUITE-SIZE.png; return the paths."""
-        name = re.sub(r"[^\w.-]+", "x", f"{self.suite}-{self.size}").strip("x")
+        """Write SUITE-SIZE.csv and, if matplotlib is installed, SUITE-SIZE.png; return the paths.
+
+        With TARPEG_VECTORS or TARPEG_PORTABLE in the environment the names end in the vector code.
+        """
+        name = f"{self.suite}-{self.size}"
+        if os.environ.get("TARPEG_VECTORS") or os.environ.get("TARPEG_PORTABLE"):
+            name += f"-vectors-{self.vectors}"
+        name = re.sub(r"[^\w.-]+", "x", name).strip("x")
         table, chart = (Path(directory) / f"{name}.{kind}" for kind in ("csv", "png"))
         table.parent.mkdir(parents=True, exist_ok=True)
         with table.open("w", newline="") as stream:
