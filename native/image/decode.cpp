@@ -156,7 +156,7 @@ Status decode(const uint8_t* data, size_t size, const Request& request, int read
     if (status != Status::kOk) return status;
     scratch->planes[0].plan(packed, box, reduction, format, nullptr);
     status = scratch->planes[0].decode(packed);
-    return status == Status::kOk ? deliver(scratch->planes[0], reduction) : status;
+    return status == Status::kOk ? deliver_planes(scratch->planes[0]) : status;
   }
   // See Note [end of image].
   if (!has_end_marker(data, size, header->body)) return Status::kTruncated;

@@ -408,16 +408,18 @@ def test_the_mean_difference_where_means_begin(name: str, ratios: tuple[int, ...
 
 @pytest.mark.parametrize("fidelity", ["fast", "exact"])
 @pytest.mark.parametrize("kind", pictures.KINDS)
-def test_a_file_and_its_tiled_copy_give_the_same_pixels(kind: str, fidelity: tarpeg.ops.Fidelity) -> None:
+def test_a_file_and_its_tiled_and_packed_copies_give_the_same_pixels(
+    kind: str, fidelity: tarpeg.ops.Fidelity
+) -> None:
     for seed, (height, width) in enumerate([(75, 101), (160, 128), (97, 210), (65, 64)]):
         source = pictures.tensor(pictures.jpeg(kind, height, width, seed))
-        tiled = tarpeg.tile_jpeg(source, 16)
+        files = [source, tarpeg.tile_jpeg(source, 16), tarpeg.pack_jpeg(source, 16)]
         boxes = [(1, 3, height - 2, width - 8), (0, 0, height, width)]
         for box, size in itertools.product(boxes, [(30, 31), (15, 14), (7, 8), (3, 2), (50, 60)]):
             for name in ("bilinear", "bicubic", "lanczos", "box"):
                 options = {"fidelity": fidelity, "interpolation": name}
-                first, second = (resized(file, box, size, **options) for file in (source, tiled))
-                assert torch.equal(first, second), (height, width, size, name)
+                first, *others = (resized(file, box, size, **options) for file in files)
+                assert all(torch.equal(first, other) for other in others), (height, width, size, name)
 
 
 def test_a_flat_picture_stays_flat() -> None:
