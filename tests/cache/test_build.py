@@ -126,7 +126,17 @@ def test_a_second_build_writes_missing_and_changed_shards(source, cache):
     os.utime(source / "b.tar", ns=(1, 1))
     assert build(source, cache).built == 1
     assert {**contents(cache), "manifest.json": b""} == {**whole, "manifest.json": b""}
-    assert build(source, cache, Tiled(tile=16)).built == 2
+
+
+def test_a_finished_cache_of_another_codec_is_only_replaced_if_asked(source, cache):
+    build(source, cache)
+    whole = contents(cache)
+    names = r"holds a finished cache of Tiled\(tile=32, .*, and the codec of this build is "
+    for codec, name in {Raw(): r"Raw\(shorter=None\): choose", Tiled(tile=16): r"Tiled\(tile=16, "}.items():
+        with pytest.raises(CacheError, match=f"{names}{name}.* or build with replace=True$"):
+            build(source, cache, codec)
+    assert contents(cache) == whole and build(source, cache).built == 0
+    assert build(source, cache, Tiled(tile=16), replace=True).built == 2
     assert contents(cache)["a.tar"] != whole["a.tar"]
 
     (source / "a.tar").unlink()
@@ -380,7 +390,7 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(source, tmp_path, cache,
     def fill_the_disk(codec: Tiled, free: int) -> None:
         room[0] = free
         with pytest.raises(CacheError, match=r"cannot write .*\.tar: No space left on device.*make room"):
-            build(source, cache, codec)
+            build(source, cache, codec, replace=True)
         assert not list(cache.rglob("*.tmp"))
 
     def complete() -> None:

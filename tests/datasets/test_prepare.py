@@ -127,7 +127,7 @@ def source(tmp_path):
     return SyntheticShards(tmp_path / "shards", photos={"size": 48}, **settings)
 
 
-def test_shards_and_their_cache_are_made_once_and_again_for_another_codec_or_source(source, tmp_path):
+def test_shards_and_their_cache_are_made_once_and_refused_for_another_codec_or_source(source, tmp_path):
     prepare = CachedShards(source, tmp_path / "cache", workers=0)
     out = prepare()
     assert out == tmp_path / "cache"
@@ -135,14 +135,15 @@ def test_shards_and_their_cache_are_made_once_and_again_for_another_codec_or_sou
     assert [path.name for path in expand(f"{out}/train-*.tar")] == [f"train-{n:06d}.tar" for n in range(3)]
     before = stamps(out)
     assert prepare() == out and stamps(out) == before
-    CachedShards(source(), out, tarpeg.Tiled(16), workers=0)()
-    assert read_manifest(out).codec["parameters"]["tile"] == 16
+    with pytest.raises(tarpeg.CacheError, match=r"codec of this build is Tiled\(tile=16, .*: choose another"):
+        CachedShards(source(), out, tarpeg.Tiled(16), workers=0)()
+    assert stamps(out) == before
     shards = sorted(map(str, (tmp_path / "shards").glob("*.tar")))
     layout = tarpeg.Layout(samples_per_shard=5)
     with pytest.raises(
         tarpeg.CacheError, match=r"of another source, .*train-000002\.tar: choose another folder"
     ):
-        CachedShards(shards[:2], out, tarpeg.Tiled(16), layout, workers=0)()
+        CachedShards(shards[:2], out, None, layout, workers=0)()
     out = tmp_path / "other"
     CachedShards(shards[:2], out, tarpeg.Tiled(16), layout, workers=0)()
     assert [entry.samples for entry in read_manifest(out).shards] == [5, 3]

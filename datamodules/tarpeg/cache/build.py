@@ -33,6 +33,7 @@ from ..shards.folder import Folder
 from ..shards.manifest import (
     BUILDING,
     MANIFEST,
+    CodecEntry,
     Finding,
     Manifest,
     Quarantined,
@@ -117,7 +118,8 @@ def build_cache(
     jobs, one per shard; or a number of local processes (0: this process); default one per core. max_bad:
     largest fraction of undecodable samples, 0 to 1 (ten are allowed, unless it is 0, as in
     ``ShardDataModule``); these are left out and listed in the manifest. replace: whether a cache of another
-    source in ``dest``, or of this one and others, may be replaced. progress: called after each shard.
+    source or codec in ``dest``, or of this source and others, may be replaced. progress: called after each
+    shard.
 
     The shards are the same bytes for any executor and after any number of killed builds; a second build
     writes only missing or changed shards, and those whose index is damaged. It does not read tars that have
@@ -126,8 +128,8 @@ def build_cache(
     Raises:
         ValueError: for an argument out of range.
         ShardError: if the source cannot be read.
-        CacheError: if too many samples are undecodable, ``dest`` holds a cache of another source, or the
-            cache cannot be written.
+        CacheError: if too many samples are undecodable, ``dest`` holds a cache of another source or codec,
+            or the cache cannot be written.
     """
     started = time.monotonic()
     codec = Tiled() if codec is None else codec
@@ -220,7 +222,7 @@ class _Builder:
                 manifest = dataclasses.replace(manifest, classes=self.classes)
                 manifest.write(self.folder)
             return manifest
-        done = _start_build(self.folder, fingerprint, self._source(), self.replace)
+        done = _start_build(self.folder, fingerprint, self._source(), self.codec, self.replace)
         on_abandon = partial(_withdraw_build, self.folder)
         with open_executor(executor, plan.shards if plan else usable_cores()) as pool:
             if plan is None:
@@ -352,12 +354,12 @@ def _finished_manifest(folder: Path, fingerprint: str) -> Manifest | None:
 
 
 def _start_build(
-    folder: Path, fingerprint: str, source: list[object], replace: bool
+    folder: Path, fingerprint: str, source: list[object], codec: Codec, replace: bool
 ) -> dict[str, ShardResult]:
     """Take the folder over for a build, remove temporaries of dead builders; return results by name.
 
     Only results of shards that are in place. Raises CacheError if there are shards of another origin, or of
-    another source and not `replace`.
+    another source or, in a finished cache, codec and not `replace`.
     """
     with FileLock(folder / COMMIT_LOCK):
         for path in folder.iterdir():
@@ -382,6 +384,12 @@ def _start_build(
                 f"{folder} holds a cache of another source, {lost}: choose another folder, delete this one, "
                 "or build with replace=True"
             )
+        requested = job.describe_codec(codec)
+        if not replace and manifest is not None and manifest.codec != requested:
+            raise CacheError(
+                f"{folder} holds a finished cache of {_shown(manifest.codec)}, and the codec of this build is "
+                f"{_shown(requested)}: choose another folder, delete this one, or build with replace=True"
+            )
         building.mkdir(exist_ok=True)
         write_json(recorded, source)
         job.remove_temporaries(folder)
@@ -390,6 +398,10 @@ def _start_build(
                 write_json(building / f"{result.name}.json", asdict(result))
         write_json(building / CURRENT_BUILD, {"fingerprint": fingerprint})
     return {name: result for name, result in results.items() if _is_in_place(folder, result)}
+
+
+def _shown(codec: CodecEntry) -> str:
+    return f"{codec['name']}({', '.join(f'{name}={value!r}' for name, value in codec['parameters'].items())})"
 
 
 def _withdraw_build(folder: Path) -> None:

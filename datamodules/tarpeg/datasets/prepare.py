@@ -125,7 +125,7 @@ class CachedShards:
         ValueError: when called, for a value out of range.
         ShardError: when called, if the source cannot be read.
         CacheError: when called, if too many images are undecodable, the cache cannot be written, or `out`
-            holds the cache of another source, or of more shards than this one.
+            holds the cache of another source or codec, or of more shards than this one.
     """
 
     source: Folder | Sequence[str | os.PathLike[str]] | str | Callable[[], Source] | Source
