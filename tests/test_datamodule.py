@@ -21,12 +21,14 @@ from tarpeg import (
     CenterCrop,
     Color,
     DataStallMonitor,
+    DecodeError,
     Folder,
     FolderShards,
     KeyedBatch,
     ShardDataModule,
     Split,
     build_cache,
+    errors,
     machine,
     make_shards,
 )
@@ -113,7 +115,9 @@ def test_training_on_shards_of_val_or_test_is_an_error(photos, tmp_path):
 
 def test_without_a_val_split(photos, tmp_path):
     data = ShardDataModule(Split(photos, CenterCrop(16)), batch_size=23, keys=True, workers=0)
-    net = fitted(tmp_path, data)
+    with warnings.catch_warnings(record=True) as caught:
+        net = fitted(tmp_path, data)
+    assert not [str(each.message) for each in caught if "across ranks is zero" in str(each.message)]
     assert sorted(net.keys("train")[0]) == ALL and not net.seen["validate"]
     with pytest.raises(ValueError, match="there is no test split"):
         trainer(tmp_path).test(net, datamodule=data)
@@ -278,6 +282,31 @@ def test_batches_that_nobody_augments_are_a_warning(photos, tmp_path):
     assert not warnings_of(fit_loader, augment=None)
 
 
+class Convolution(Net):
+    """Does not convert its images."""
+
+    def _see(self, batch):
+        return nn.functional.conv2d(batch.image, torch.ones(1, 3, 1, 1)).mean()
+
+
+def test_a_model_that_does_not_take_uint8_gets_a_hint(photos, tmp_path):
+    def hints(data, *loaders):
+        errors._warned.clear()
+        given = {} if loaders else {"datamodule": data}
+        with warnings.catch_warnings(record=True) as caught, pytest.raises(RuntimeError, match=r"Byte|unsig"):
+            warnings.simplefilter("always")
+            trainer(tmp_path).fit(Convolution(), *loaders, **given)
+        return {text for each in caught if "augment=" in (text := str(each.message))}
+
+    data = module(photos)
+    for loaders in ((), (data.train_dataloader(),), (data.train_dataloader(), data.val_dataloader())):
+        (text,) = hints(data, *loaders)
+        assert text.startswith("the images are uint8: give the ShardDataModule augment=tarpeg.Augment()")
+    data = module(photos, augment=Augment())
+    (text,) = hints(data, data.train_dataloader())
+    assert "is not applied to these batches of train" in text, "also before the fourth batch"
+
+
 def test_augmented_takes_one_loader(photos):
     data = module(photos, augment=Augment())
     loader = data.train_dataloader()
@@ -286,6 +315,62 @@ def test_augmented_takes_one_loader(photos):
             ValueError, match=f"loader={type(given).__name__} must be one loader of this Shard"
         ):
             data.augmented(given)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("views", [1, 2])
+def test_predictions_leave_out_undecodable_images(shard_of, workers, views):
+    samples = [sample(number, b"" if number in (1, 2, 4) else None) for number in range(6)]
+    crops = {"views": views} if views > 1 else {}
+    split = Split(shard_of(*samples), CenterCrop(16), **crops)
+    data = ShardDataModule(predict=split, val=split, batch_size=2, workers=workers)
+    with pytest.warns(UserWarning, match=r"key 'k0001': image is EMPTY \(1\); it is left out of the predic"):
+        batches = list(data.predict_dataloader())
+    assert [batch.key for batch in batches] == [["k0000"], ["k0003"], ["k0005"]]
+    assert [batch.label.tolist() for batch in batches] == [[0], [3], [0]]
+    with pytest.warns(UserWarning, match="takes its place"):
+        whole = list(data.val_dataloader())
+    for batch, row in zip(batches, (0, 1, 1), strict=True):
+        other = whole[int(batch.key[0][1:]) // 2].image
+        kept = batch.image[0] if views == 1 else batch.image[:, 0]
+        assert torch.equal(kept, other[row] if views == 1 else other[:, row])
+    data = ShardDataModule(predict=split, batch_size=2, workers=workers, on_error="raise")
+    with pytest.raises(DecodeError, match="key 'k0001'"):
+        list(data.predict_dataloader())
+    data.teardown()
+
+
+def test_missing_labels_are_an_error_at_setup(shard_of, tmp_path):
+    image = [(f"k{number}.jpg", jpeg("420", 24, 24)) for number in range(3)]
+    shards = shard_of(image)
+    with pytest.raises(ShardError, match=r"x\.tar, key 'k0' has no member 'cls', .* or None if there are no"):
+        ShardDataModule(Split(shards, CenterCrop(16))).setup("fit")
+    ShardDataModule(Split(shards, CenterCrop(16), target=None)).setup("fit")
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "写真 1.JPG").write_bytes(image[0][1])
+    split = Split(tmp_path / "images", CenterCrop(16))
+    with pytest.warns(UserWarning, match="no labels"):
+        with pytest.raises(
+            ShardError, match=r"only images, such as '写真 1\.JPG', .* give Split\(target=None"
+        ):
+            ShardDataModule(split).setup("fit")
+        ShardDataModule(predict=split).setup("predict")
+
+
+def test_splits_of_several_types_of_images_are_refused(photos):
+    floats = v2.Compose([v2.CenterCrop(16), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    one, other = Split(photos, transform=floats), Split(photos, CenterCrop(16))
+    for train, val, text in ((one, other, "train has torch.float32"), (other, one, "val has torch.float32")):
+        with pytest.raises(ValueError, match=rf"{text} images, .* has uint8 ones: give both the same"):
+            ShardDataModule(train, val)
+        ShardDataModule(train, predict=val)
+    ShardDataModule(one, one)
+
+    class Own(ShardDataModule):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return batch
+
+    Own(one, other)
 
 
 def test_a_label_that_the_loss_refuses_gets_a_note(shard_of, tmp_path):

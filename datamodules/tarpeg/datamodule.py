@@ -35,7 +35,7 @@ from .loader.batch import (
 )
 from .loader.config import LoaderConfig, OnError, PixelFormat
 from .loader.loader import BaseLoader, Loader
-from .loader.split import Split, kind_of, named_splits
+from .loader.split import Split, check_types, kind_of, named_splits
 from .loader.stream_loader import StreamingLoader
 from .machine import warn_about_spinning_threads
 from .ops import library
@@ -83,7 +83,7 @@ class ShardDataModule(lightning.LightningDataModule):
             params of ``tarpeg.Augment`` are a function of seed, epoch and sample. Or a list of modules, one
             per view; a split of one view, for validation, then takes the first of them.
         on_error: ``"substitute"`` replaces an undecodable image by another sample, chosen deterministically,
-            with a warning; ``"raise"`` raises ``DecodeError``.
+            with a warning, and leaves it out of its batch in prediction; ``"raise"`` raises ``DecodeError``.
         max_bad: largest fraction of undecodable images per epoch; ten are allowed, unless it is 0.
         max_pixels: images with more pixels are undecodable; default 178,956,970 for JPEG and PPM, 67,108,864
             for other formats, of which Pillow decodes the whole image (up to 22 bytes per pixel and worker).
@@ -136,6 +136,8 @@ class ShardDataModule(lightning.LightningDataModule):
             )
         self.augment = _checked_augment(augment, self.splits)
         _check_splits(self.splits, self.augment)
+        if augment is None and self._has_own_hook:
+            check_types(self.splits)
         self._config = LoaderConfig(
             batch_size,
             global_batch_size,
@@ -223,7 +225,10 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def val_dataloader(self) -> BaseLoader | list[BaseLoader]:
         """Return the loader of the val split, a list for several; an empty list without a val split."""
-        return self._loaders_of("val") if self.splits.get("val", True) else []
+        if self.splits.get("val", True):
+            return self._loaders_of("val")
+        warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")  # as intended
+        return []
 
     def test_dataloader(self) -> BaseLoader | list[BaseLoader]:
         """Return the loader of the test split, a list for several."""
@@ -291,12 +296,7 @@ class ShardDataModule(lightning.LightningDataModule):
         self._close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Stop the worker processes after a failure; explain uint8 images and labels that were refused."""
-        if self.augment is None and re.search("unsigned char|Byte", str(exception)):
-            log.warning(
-                "the images are uint8, because augment=None: give augment=tarpeg.Augment(), which "
-                "normalises, or convert them in the model"
-            )
+        """Stop the worker processes after a failure; explain labels that were refused."""
         self._close()
         train, split = self._shards.get("train"), self.splits["train"]
         if (
@@ -352,6 +352,8 @@ class ShardDataModule(lightning.LightningDataModule):
                 if self._rank_and_world()[0]:
                     warnings.simplefilter("ignore")  # rank 0 warns about the same shards
                 self._shards[name] = split.open()
+                if name != "predict":
+                    split.check_labels(self._shards[name])
         return self._shards[name]
 
     def _check_overlap(self) -> None:
@@ -449,7 +451,10 @@ class ShardDataModule(lightning.LightningDataModule):
         # Lightning warns that overfit_batches turns shuffling off, but does not do it.
         is_overfitting = getattr(self.trainer, "overfit_batches", 0) > 0
         config = replace(
-            self._config, drop_last=self._drop_last and is_train, pixels=self._pixels(is_train, split)
+            self._config,
+            drop_last=self._drop_last and is_train,
+            pixels=self._pixels(is_train, split),
+            leaves_out=name == "predict",
         )
         options: dict[str, Any] = {"shuffle": is_train and not is_overfitting, "rank": rank, "world": world}
         options["keys"] = self._keys or name == "predict"
@@ -470,12 +475,14 @@ class ShardDataModule(lightning.LightningDataModule):
             if known == name and self.trainer is not None:
                 other.close()  # replaced, with reload_dataloaders_every_n_epochs
         self._loaders.append((name, loader))
+        if self.trainer is not None and self.augment is not None:
+            loader.uint8_notice = ""  # augment= converts them
         if is_train and not rank and self.augment is not None and self._has_own_hook:
             loader.unclaimed_notice = _NOT_AUGMENTED
         has_helpers = any(config.workers_and_threads) and torch.get_num_threads() > 1
         if is_train and not rank and self._trains_on_cpu and has_helpers:
             warn_about_spinning_threads()
-        _compare_over_ranks(loader, name, world)
+        loader.compare_over_ranks(name)
         return loader
 
 
@@ -563,21 +570,6 @@ def _check_uint8(name: str, dtype: torch.dtype) -> None:
             f"{dtype}: leave its ToDtype or ToTensor and its Normalize out, or give augment=None and "
             "normalise in transform= of all splits"
         )
-
-
-def _compare_over_ranks(loader: BaseLoader, name: str, world: int) -> None:
-    """Raise if ranks would not agree on the batches: different counts deadlock or corrupt collectives."""
-    if world == 1 or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return
-    mine = {"batches": len(loader), **loader.facts()}
-    ranks: list[Any] = [None] * world
-    torch.distributed.all_gather_object(ranks, mine)
-    for rank, theirs in enumerate(ranks):
-        if theirs != ranks[0]:
-            raise ShardError(
-                f"the {name} split is {ranks[0]} on rank 0 but {theirs} on rank {rank}. "
-                "Give every rank the same shards, seed and batch size."
-            )
 
 
 def _forget_a_finished_epoch(trainer: lightning.Trainer) -> None:

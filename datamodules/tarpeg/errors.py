@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import warnings
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -42,6 +44,12 @@ _FEW_BAD = 10
 def allowed_bad(max_bad: float, samples: float) -> float:
     """Return how many undecodable images ``max_bad`` allows: ten of a small data set; none if it is 0."""
     return max(max_bad * samples, _FEW_BAD) if max_bad else 0.0
+
+
+def similar(given: object, known: Iterable[str]) -> str:
+    """Return a question for messages about a misspelt name: the known name most like it; "" if none is."""
+    near = get_close_matches(str(given), [*known], 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 _warned: dict[Any, Any] = {}  # with which Python shows a warning of one text once, if filters say so

@@ -387,8 +387,8 @@ def _start_build(
         requested = job.describe_codec(codec)
         if not replace and manifest is not None and manifest.codec != requested:
             raise CacheError(
-                f"{folder} holds a finished cache of {_shown(manifest.codec)}, and the codec of this build is "
-                f"{_shown(requested)}: choose another folder, delete this one, or build with replace=True"
+                f"{folder} holds a finished cache of {_shown(manifest.codec)}, and the codec of this build "
+                f"is {_shown(requested)}: choose another folder, delete this one, or build with replace=True"
             )
         building.mkdir(exist_ok=True)
         write_json(recorded, source)

@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageOps
 
+from ..errors import similar
+
 _Field = NDArray[np.float32]
 
 # Preset -> ((height, width), weight); _ODD holds the ranges of height and width, drawn for each picture.
@@ -98,7 +100,8 @@ class Photos:
         fields = cls.__dataclass_fields__
         for name in value:
             if name not in fields:
-                raise ValueError(f"photos has no field {name!r}; the fields are {', '.join(fields)}")
+                near = similar(name, fields)
+                raise ValueError(f"photos has no field {name!r}; the fields are {', '.join(fields)}{near}")
         return cls(**{str(name): field for name, field in value.items()})
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..augment.module import Augment
 from ..augment.policies import CODES
-from ..errors import DecodeError
+from ..errors import DecodeError, similar
 from ..loader.batch import AnyBatch, augmented, by_view, modules_of, params_of, uncompiled
 from ..loader.split import kind_of
 from ..ops import matrices
@@ -158,7 +158,9 @@ def _batches(data: Any, split: str, samples: int, epoch: int, columns: int) -> I
             raise ValueError(f"{name}={value!r} must be an integer of at least {least}")
     if data.splits.get(split) is None:
         names = [name for name, each in data.splits.items() if each is not None]
-        raise ValueError(f"split={split!r} must be a split of the data: {', '.join(names)}")
+        raise ValueError(
+            f"split={split!r} must be a split of the data: {', '.join(names)}{similar(split, names)}"
+        )
     if data.splits[split].streaming:
         raise ValueError(f"split={split!r} must not be streamed: its samples cannot be read a second time")
     kind = kind_of(split)

@@ -60,6 +60,7 @@ class FetchResult(NamedTuple):
     The training process warns and raises: each worker would warn separately. ``substituted``: a message for
     each image that was replaced. ``non_jpeg``: a message about the first image that is not a JPEG. ``notes``:
     other warnings. ``request``: the request for the batch; a worker sends it only if it made it itself.
+    ``left_out``: rows without an image, which the consumer does not get.
     """
 
     batch: AnyBatch | None
@@ -68,6 +69,19 @@ class FetchResult(NamedTuple):
     error: Exception | None = None
     notes: Sequence[str] = ()
     request: Request | None = None
+    left_out: Sequence[int] = ()
+
+
+def without_rows(
+    batch: AnyBatch, request: Request, rows: Sequence[int], has_views: bool
+) -> tuple[AnyBatch, Request]:
+    """Return the batch and its request without these rows; images of several views are [views, B, ...]."""
+    kept = [row for row in range(len(request.ids)) if row not in set(rows)]
+    images = [part[:, kept] if has_views else part[kept] for part in by_size(batch.image)]
+    lists: list[Any] = [[field[row] for row in kept] for field in batch[2:]]
+    epoch, ids, occurrence = request
+    left = Request(epoch, ids[kept], None if occurrence is None else occurrence[kept])
+    return type(batch)(of_sizes(images), batch.label[kept], *lists), left
 
 
 def uncompiled(module: Any) -> Any:

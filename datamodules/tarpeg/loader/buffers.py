@@ -247,11 +247,11 @@ def _lend(
     packed: _Packed, buffers: BatchBuffers, dtype: torch.dtype, number: int, request: Any
 ) -> FetchResult:
     """Complete a worker's result by the images in buffer ``number`` and by the request."""
-    shape, kind, fields, substituted, non_jpeg, error, notes, own_request = packed
+    shape, kind, fields, substituted, non_jpeg, error, notes, own_request, left_out = packed
     if kind is None:
         buffers.release(number)
         batch = None
     else:
         label, *rest = fields
         batch = kind(buffers.lend(number, shape, dtype), torch.from_numpy(label), *rest)
-    return FetchResult(batch, substituted, non_jpeg, error, notes, own_request or request)
+    return FetchResult(batch, substituted, non_jpeg, error, notes, own_request or request, left_out)

@@ -49,7 +49,8 @@ class LoaderConfig:
     threads). ``readahead``: batches, see ``loader.readahead_depth``. ``max_bad``: largest fraction of
     undecodable images per epoch; ten are allowed, unless it is 0. ``max_pixels``: images with more pixels are
     undecodable; None: 178,956,970 for JPEG and PPM, and 67,108,864 for formats that Pillow decodes whole (at
-    up to 22 bytes per pixel and worker; ``PIL.Image.MAX_IMAGE_PIXELS`` bounds these, too).
+    up to 22 bytes per pixel and worker; ``PIL.Image.MAX_IMAGE_PIXELS`` bounds these, too). ``leaves_out``:
+    undecodable images are left out of their batch in place of being substituted, for prediction.
     """
 
     batch_size: int = 64
@@ -64,6 +65,7 @@ class LoaderConfig:
     drop_last: bool = False
     pixels: PixelFormat = PixelFormat()
     max_pixels: int | None = None
+    leaves_out: bool = False
 
     def __post_init__(self) -> None:
         for name, least in _INTEGERS.items():

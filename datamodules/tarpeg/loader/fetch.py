@@ -81,8 +81,8 @@ class Fetcher:
     """Reads and decodes the samples of one split. Can be pickled.
 
     ``candidates``: ids of the samples that may replace a broken image, all if it is None. A
-    ``StreamRequest`` brings its samples; they replace ``shards`` and ``candidates``. ``max_pixels``: see
-    ``LoaderConfig``.
+    ``StreamRequest`` brings its samples; they replace ``shards`` and ``candidates``. ``max_pixels``,
+    ``leaves_out``: see ``LoaderConfig``.
     """
 
     shards: Samples
@@ -93,6 +93,7 @@ class Fetcher:
     pixels: PixelFormat = field(default_factory=PixelFormat)
     candidates: Int64 | None = None
     max_pixels: int | None = None
+    leaves_out: bool = False
     # What the transform of each view returns, by the sizes of the crops.
     _found: dict[tuple[tuple[int, ...], ...], list[Outcome]] = field(default_factory=dict)
 
@@ -164,13 +165,17 @@ class Fetcher:
         decoded = out if pixels.augment is None else None
         images, status, reasons, first, _ = self._decode(request, decoded, threads)
         non_jpeg = None if first is None else f"{where_of(self.shards, int(ids[first]))} is not a JPEG"
-        substituted = []
+        substituted, left_out = [], []
         for row in status.numpy().nonzero()[0].tolist():
             code = Status(int(status[row]))
             reason = f"{where_of(self.shards, int(ids[row]))}: image is {code.name} ({code:d})"
             reason += f": {reasons[row]}" if row in reasons else ""
             if self.on_error == "raise":
                 raise DecodeError(f"{reason}; on_error='substitute' replaces it by another sample")
+            if self.leaves_out:
+                left_out.append(row)
+                substituted.append(f"{reason}; it is left out of the predictions")
+                continue
             ids[row], others = self._substitute(request.of_row(row), reason)
             for part, other in zip(images, others, strict=True):
                 self._row(part, row).copy_(other)
@@ -179,7 +184,8 @@ class Fetcher:
             distorted = request if pixels.distorts else None
             views = self.split.view_groups
             images = augment_images(pixels.augment, images, self.seed, distorted, out, views)
-        return FetchResult(self._batch(of_sizes(images), ids), substituted, non_jpeg)
+        batch = self._batch(of_sizes(images), ids)
+        return FetchResult(batch, substituted, non_jpeg, left_out=left_out)
 
     def _check_unchanged(self, ids: Int64) -> None:
         if isinstance(self.shards, Shards):

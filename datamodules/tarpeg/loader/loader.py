@@ -6,6 +6,7 @@ import ctypes
 import errno
 import mmap
 import os
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections import deque
@@ -25,7 +26,7 @@ from ..sampling.batches import DistributedBatchSampler, EpochCounter
 from ..sampling.sampler import Request, Sampler
 from ..shards.labels import Samples
 from ..shards.mapped import Shards
-from .batch import AnyBatch, FetchResult
+from .batch import AnyBatch, FetchResult, without_rows
 from .buffers import PrefetchRunner, Runner, ToRequest
 from .config import LoaderConfig, PixelFormat
 from .split import Split
@@ -60,6 +61,11 @@ class BaseLoader(ABC):
     sampler: EpochCounter
     unclaimed_notice = ""
     """Warning, shown once, if the batches are not augmented: if no request is claimed."""
+    uint8_notice = (
+        "the images are uint8: give the ShardDataModule augment=tarpeg.Augment(), which normalises, and the "
+        "Trainer the ShardDataModule itself; or convert them in the model"
+    )
+    """Warning, if a Trainer's run ends because the model did not take uint8."""
 
     def __init__(
         self,
@@ -87,7 +93,8 @@ class BaseLoader(ABC):
         )
         candidates = None if order is None else order.candidates()
         self.fetcher = Fetcher(
-            shards, split, config.seed, config.on_error, keys, config.pixels, candidates, config.max_pixels
+            *(shards, split, config.seed, config.on_error, keys, config.pixels, candidates),
+            *(config.max_pixels, config.leaves_out),
         )
         self._to_request = to_request
         self._runner = make_runner(self.fetcher, config, to_request)
@@ -126,14 +133,16 @@ class BaseLoader(ABC):
                     raise error
                 finally:
                     del result, error  # the error holds this frame, which must not hold the error
-            assert result.batch is not None
-            assert result.request is not None
+            batch, request = result.batch, result.request
+            assert batch is not None
+            assert request is not None
+            if result.left_out:
+                batch, request = without_rows(batch, request, result.left_out, len(self.split.pipelines) > 1)
             self._delivered += 1
-            self._unclaimed.append(result.request)
+            self._unclaimed.append(request)
             if self.unclaimed_notice and len(self._unclaimed) == _MOST_PLAIN:
                 notice, self.unclaimed_notice = self.unclaimed_notice, ""
                 warn(notice)
-            batch = result.batch
             del result  # memory that the consumer releases while it waits for the next batch is free at once
             yield batch
             del batch
@@ -176,6 +185,21 @@ class BaseLoader(ABC):
                 "Fabric.launch(), for example."
             )
 
+    def compare_over_ranks(self, name: str) -> None:
+        """Raise if ranks would not agree on the batches: different counts deadlock or corrupt collectives."""
+        world = self._batches.world
+        if world == 1 or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return
+        mine = {"batches": len(self), **self.facts()}
+        ranks: list[Any] = [None] * world
+        torch.distributed.all_gather_object(ranks, mine)
+        for rank, theirs in enumerate(ranks):
+            if theirs != ranks[0]:
+                raise ShardError(
+                    f"the {name} split is {ranks[0]} on rank 0 but {theirs} on rank {rank}. "
+                    "Give every rank the same shards, seed and batch size."
+                )
+
     def close(self) -> None:
         """Stop processes, threads and the iterator. Idempotent; iterating again starts new ones."""
         self._iterations += 1
@@ -188,6 +212,9 @@ class BaseLoader(ABC):
 
     @_iterator.setter
     def _iterator(self, value: None) -> None:
+        error = sys.exc_info()[1]  # the cause of the run's end
+        if self.uint8_notice and error is not None and re.search("unsigned char|Byte", str(error)):
+            warn(self.unclaimed_notice or self.uint8_notice)
         self.close()
 
     @abstractmethod

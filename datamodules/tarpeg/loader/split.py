@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from ..augment.policies import Policy
-from ..errors import warn
+from ..errors import ShardError, similar, warn
 from ..sampling.crops import Crop, Progressive, crop_at
 from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fraction, shown, subset_ids
-from ..shards.folder import find_images
-from ..shards.labels import Decode, Samples, Target, check_target
+from ..shards.folder import UnlabelledImages, find_images
+from ..shards.labels import Decode, Samples, Target, check_target, read_labels
 from ..shards.manifest import stored_classes
 from ..shards.mapped import Shards
 from ..shards.paths import Source, expand, identity, resolved
@@ -180,7 +180,8 @@ class Split:
             raise ValueError(f"flip={self.flip!r} must be a probability in 0..1")
         self._check_crops()
         if (mode := self.interpolation) not in (modes := get_args(Interpolation)):
-            raise ValueError(f"interpolation={mode!r} must be one of {', '.join(map(repr, modes))}")
+            near = similar(mode, modes)
+            raise ValueError(f"interpolation={mode!r} must be one of {', '.join(map(repr, modes))}{near}")
         if self.fidelity not in ("fast", "exact"):
             raise ValueError(f"fidelity={self.fidelity!r} must be 'fast' or 'exact'")
         if not (self.shuffle in (None, True, False, "blocks") or isinstance(self.shuffle, Blocks)):
@@ -217,6 +218,26 @@ class Split:
                 "class."
             )
         return images
+
+    def check_labels(self, samples: Samples) -> None:
+        """Raise ShardError if the first sample has no label, before a loss meets it. Not for a ``subset``."""
+        if self.target is None or self.subset is not None or not len(samples):
+            return
+        if isinstance(samples, UnlabelledImages):
+            raise ShardError(
+                f"shards={self.shards!r} has only images, such as {samples.key(0)!r}, which have no labels. "
+                "Pack a folder with a sub-directory per class with tarpeg.build_cache(...) or "
+                "tarpeg.FolderShards(...); to train without labels, give Split(target=None)."
+            )
+        read_labels(samples, np.zeros(1, np.int64), self.target)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Type of the images, as far as it is known before a transform in Python runs; otherwise None."""
+        last = self.pipelines[0]
+        if last.levels is not None:
+            return last.levels.dtype
+        return None if last.runs_python else torch.uint8
 
     def places(self) -> dict[object, str]:
         """Return the paths and URLs of the shards or images by ``identity``. Raises as ``open``."""
@@ -409,6 +430,21 @@ def named_splits(kind: str, splits: Split | Sequence[Split] | Mapping[str, Split
         several = " or a list or dict of them" * (kind in ("val", "test"))
         raise ValueError(f"{kind}={splits!r} must be a tarpeg.Split(...){several}")
     return {f"{kind}/{name}": split for name, split in found.items()}
+
+
+def check_types(splits: Mapping[str, Split | None]) -> None:
+    """Raise ValueError if the model would get uint8 images of one split, and floats of another."""
+    known = {name: split.dtype for name, split in splits.items() if split and name != "predict"}
+    floats, bytes_ = (
+        [name for name, dtype in known.items() if dtype and dtype.is_floating_point is kind]
+        for kind in (True, False)
+    )
+    if floats and bytes_:
+        raise ValueError(
+            f"{floats[0]} has {known[floats[0]]} images, which its transform= converts, and {bytes_[0]} has "
+            "uint8 ones: give both the same ToDtype and Normalize in transform=, or leave them out and give "
+            "augment=tarpeg.Augment()"
+        )
 
 
 def kind_of(name: str) -> str:

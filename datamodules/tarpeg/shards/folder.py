@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ShardError
+from ..errors import ShardError, similar
 from .paths import Source, parts_of
 from .pillow import FILE_EXTENSIONS, IMAGE_EXTENSIONS
 
@@ -77,7 +77,9 @@ class Folder:
         if not self.root:
             raise ValueError(f"root={self.root!r} must be a directory")
         if self.split not in (splits := ("all", "train", "val", "test")):
-            raise ValueError(f"split={self.split!r} must be one of {', '.join(splits)}")
+            raise ValueError(
+                f"split={self.split!r} must be one of {', '.join(splits)}{similar(self.split, splits)}"
+            )
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ValueError(f"seed={self.seed!r} must be an integer")
         share = self.val_share

@@ -119,7 +119,10 @@ def shown(text: bytes) -> str:
     return repr(text[:32].decode("utf-8", "replace") + ("..." if len(text) > 32 else ""))
 
 
-_LABEL = "Write its label as KEY.cls, or give the extension of the member with the label."
+_LABEL = (
+    "Write its label as KEY.cls; or give Split(target=...) the extension of the member with the label, or "
+    "None if there are no labels."
+)
 
 
 def missing(samples: Samples, id: int, extension: str, remedy: str = _LABEL) -> ShardError:
