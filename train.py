@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import pickle
 import re
+import signal
 import sys
+import threading
+import typing
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,14 +29,16 @@ import lightning
 import tarpeg
 import torch
 import torchmetrics
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from lightning.pytorch.profilers import PyTorchProfiler
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue
 from rich.console import Console
-from tarpeg_hydra.hints import check_arguments, in_overrides, with_overrides
+from tarpeg_hydra.hints import check_arguments, check_settings, in_overrides, with_overrides
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
@@ -142,6 +149,70 @@ class ConfigError(ValueError):
     """Settings that do not fit together."""
 
 
+class Summary(lightning.Callback):
+    """Prints at the start what is trained on. ``note``: what to add."""
+
+    def __init__(self, note: str = "") -> None:
+        self.note = note
+
+    def setup(self, trainer: lightning.Trainer, _: lightning.LightningModule, stage: str) -> None:
+        """Print it after the data module's own setup, which raises if shards are missing."""
+        if trainer.is_global_zero and stage == "fit":
+            data = trainer.datamodule
+            splits = {name: split for name, split in data.splits.items() if split is not None}
+            parts = [
+                f"{name}: {split.shards}" + f" ({len(split.open())} images)" * (not split.streaming)
+                for name, split in splits.items()
+                if name.startswith(("train", "val"))
+            ]
+            parts += [f"{data.num_classes} classes"] * bool(data.num_classes)
+            line = f"{'; '.join(parts)}{self.note}"
+            Console().print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+class Interrupt(lightning.Callback):
+    """Ctrl-C ends the run after the current batch, with a checkpoint of exactly that place.
+
+    During a validation it ends after it. A second Ctrl-C ends the run at once, without a checkpoint.
+    ``saved``: path of the checkpoint, "" if there is none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "interrupted.ckpt"
+        self.saved = ""
+        self.is_asked = False
+
+    def on_train_start(self, trainer: lightning.Trainer, _: lightning.LightningModule) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._ask)
+
+    def on_train_end(self, *_: Any) -> None:
+        if signal.getsignal(signal.SIGINT) == self._ask:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, *given: Any) -> None:
+        if given[-1] + 1 < trainer.num_training_batches:  # after the last batch, in on_train_epoch_end
+            self._end_if_asked(trainer)
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, _: lightning.LightningModule) -> None:
+        self._end_if_asked(trainer)
+
+    def _ask(self, *_: Any) -> None:
+        if self.is_asked:
+            raise KeyboardInterrupt
+        self.is_asked = True
+        if not rank_zero_only.rank:  # print() might be interrupted within itself
+            os.write(2, b"\nCtrl-C: ends after this batch or validation; once more: at once\n")
+
+    def _end_if_asked(self, trainer: lightning.Trainer) -> None:
+        """Save and end if any rank was interrupted, on all ranks at the same step."""
+        if trainer.strategy.reduce_boolean_decision(self.is_asked, all=False):
+            self.is_asked = True
+            trainer.save_checkpoint(self.path, weights_only=False)
+            self.saved = str(self.path)
+            raise KeyboardInterrupt
+
+
 @hydra.main(config_path="conf", config_name="train", version_base="1.3")
 def main(config: DictConfig) -> None:
     """Fit, then print a summary; if a setting or a file is wrong, print one line with its name instead."""
@@ -154,8 +225,14 @@ def main(config: DictConfig) -> None:
         raise SystemExit(f"train: {f'{key[1]}: ' if key else ''}{kind}{with_overrides(cause)}") from None
     except MissingMandatoryValue as error:
         raise SystemExit(f"train: {error.full_key} is not set: give {error.full_key}=...") from None
-    except (tarpeg.ShardError, tarpeg.DecodeError, tarpeg.BuildError, ConfigError) as error:
+    except (
+        *(tarpeg.ShardError, tarpeg.DecodeError, tarpeg.BuildError, ConfigError),
+        MisconfigurationException,
+    ) as error:
         raise SystemExit(f"train: {with_overrides(error)}") from None
+    except KeyboardInterrupt:
+        Console(stderr=True).print("train: interrupted", style="none")
+        raise SystemExit(130) from None
 
 
 def _fit(config: DictConfig) -> None:
@@ -167,26 +244,33 @@ def _fit(config: DictConfig) -> None:
             if split is not None:
                 Console().print(f"{name}:\n{split.plan()}", highlight=False, markup=False, soft_wrap=True)
     model = _model(config.model)
+    _check_trainer(config.trainer)
     if config.ckpt_path is not None and "://" not in config.ckpt_path:
         _check_checkpoint(config.ckpt_path, model)
     callbacks = {
         name: instantiate(callback) for name, callback in (config.callbacks or {}).items() if callback
     }
+    if not any(data.splits[name] for name in data.splits if name.startswith("val")):  # nothing to monitor
+        named = {name: str(getattr(each, "monitor", "")) for name, each in callbacks.items()}
+        callbacks = {name: callbacks[name] for name in named if not named[name].startswith("val/")}
+    hydra_config = HydraConfig.get()
+    interrupt = Interrupt(Path(hydra_config.runtime.output_dir) / "checkpoints")
+    is_drawn = "tarpeg.SyntheticShards" in str(config.data.get("prepare"))
+    note = ". Synthetic photographs; data=shards or data=folder for your own" * is_drawn
     trainer = instantiate(
         config.trainer,
         logger=[instantiate(logger) for logger in (config.logger or {}).values()] or False,
-        callbacks=list(callbacks.values()),
+        callbacks=[*callbacks.values(), Summary(note), interrupt],
         profiler=instantiate(config.profiler) or None,
     )
     try:
         trainer.fit(model, datamodule=data, ckpt_path=config.ckpt_path)
     except SystemExit:  # Lightning's end after Ctrl-C
         if trainer.is_global_zero:
-            resume = (
-                _resume_hint(trainer) or "there is no checkpoint yet: one is written after each validation"
-            )
+            resume = _resume_hint(trainer, interrupt.saved, config.ckpt_path)
+            resume = resume or "there is no checkpoint yet: one is written after each validation"
             Console().print(f"interrupted; {resume}", highlight=False, markup=False, soft_wrap=True)
-        raise
+        raise SystemExit(130) from None
     if trainer.is_global_zero:
         for line in _summary(trainer, callbacks, trainer.profiler.dirpath if config.profiler else None):
             Console().print(line, highlight=False, markup=False, soft_wrap=True)
@@ -213,6 +297,8 @@ def _check_checkpoint(path: str, model: nn.Module) -> None:
         found = sorted(str(each) for each in Path(path).rglob("*.ckpt"))
         hint = f"a folder; give a file, such as {found[-1]}" if found else "not a file"
         raise ConfigError(f"ckpt_path={path} is {hint}")
+    if not zipfile.is_zipfile(path):
+        raise ConfigError(f"ckpt_path={path} is not a checkpoint of Lightning, or not a whole one")
     try:
         saved = torch.load(path, map_location="meta", weights_only=False, mmap=True)["state_dict"]
     except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
@@ -224,6 +310,16 @@ def _check_checkpoint(path: str, model: nn.Module) -> None:
             f"ckpt_path={path} is of another model: {len(other)} of its tensors differ, such as {name}, "
             f"{_shape(shapes.get(name))} there and {_shape(own.get(name))} here. Give the same model=..."
         )
+
+
+def _check_trainer(config: DictConfig) -> None:
+    """Raise ConfigError for a word in place of a number: Lightning asserts, or fails in the first step."""
+    parameters = inspect.signature(lightning.Trainer).parameters
+    for name, value in config.items():
+        kind = parameters[name].annotation if name in parameters else None
+        kinds = typing.get_args(kind) or (kind,)
+        if isinstance(value, str) and str not in kinds and {int, float} & set(kinds):
+            raise ConfigError(f"trainer.{name}={value} must be a number")
 
 
 def _shape(shape: torch.Size | None) -> str:
@@ -252,9 +348,9 @@ def _summary(trainer: lightning.Trainer, callbacks: dict[str, object], profile: 
     yield "trained: " + ", ".join(parts)
 
 
-def _resume_hint(trainer: lightning.Trainer) -> str:
+def _resume_hint(trainer: lightning.Trainer, saved: str = "", otherwise: str | None = None) -> str:
     writers = (each for each in trainer.checkpoint_callbacks if getattr(each, "monitor", "") is None)
-    last = next((each.best_model_path for each in writers), "")
+    last = saved or next((each.best_model_path for each in writers), "") or otherwise
     if not last:
         return ""
     hint = f"to go on from here: ckpt_path={os.path.relpath(last)}"
@@ -272,7 +368,15 @@ def _quiet() -> None:
     log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     # "data: " is the monitor's verdict, which is printed with overrides at the end.
     log.addFilter(lambda record: not record.getMessage().startswith(("💡 Tip", "TPU available", "data: ")))
-    for text in (".*LeafSpec", "You have overridden `on_before_batch_transfer`", "Grad strides do not match"):
+    for text in (
+        *(".*LeafSpec", "You have overridden `on_before_batch_transfer`", "Grad strides do not match"),
+        # Of a small data set, of data.val=null, and of ckpt_path=.
+        *(
+            "The dirpath has changed from",
+            "The number of training batches .* smaller than the logging interval",
+            "You defined a `valid",
+        ),
+    ):
         warnings.filterwarnings("ignore", message=text)
     if rank_zero_only.rank:  # rank 0 prints the same
         warnings.simplefilter("ignore")
@@ -282,4 +386,5 @@ def _quiet() -> None:
 if __name__ == "__main__":
     sys.argv[1:] = ["verbose=true" if each in ("-v", "--verbose") else each for each in sys.argv[1:]]
     check_arguments("train", sys.argv[1:])
+    check_settings("train", sys.argv[1:])
     main()

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 
 class Net(lightning.LightningModule):
-    """Any network."""
+    """Any network. ``num_classes`` is compared with the data before training starts."""
 
-    def __init__(self, classes: int = 10, lr: float = 0.05) -> None:
+    def __init__(self, num_classes: int = 10, lr: float = 0.05) -> None:
         super().__init__()
-        self.lr = lr
-        head = (nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, classes))
+        self.num_classes, self.lr = num_classes, lr
+        head = (nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, num_classes))
         self.layers = nn.Sequential(nn.Conv2d(3, 32, 7, stride=4), *head)
 
     def training_step(self, batch: tarpeg.Batch, _: int) -> Tensor:
@@ -38,5 +38,7 @@ class Net(lightning.LightningModule):
 
 
 if __name__ == "__main__":
-    cli = LightningCLI(Net, tarpeg.ShardDataModule, save_config_kwargs={"overwrite": True})
+    usage = {"usage": "%(prog)s [--config YAML] [--KEY VALUE ...]"}  # otherwise 70 lines before an error
+    options = {"save_config_kwargs": {"overwrite": True}, "parser_kwargs": {"fit": usage}}
+    cli = LightningCLI(Net, tarpeg.ShardDataModule, **options)
     print(f"{cli.trainer.global_step} steps, {dict(cli.trainer.callback_metrics)}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import sys
 
 from rich.console import Console
 
-from .hints import check_arguments
+from .hints import check_arguments, check_settings
 
 COMMANDS = {
     "build-cache": "convert shards, or a folder of images, into a cache that decodes quickly",
@@ -20,10 +21,16 @@ COMMANDS = {
 
 _AFTER = {"build_cache": "; finished shards are kept: the same command goes on from there"}
 
+# The name of the folder that a tool writes: each takes the other's name, too.
+_SAME = {"make_shards": ("^dest=", "out="), "build_cache": ("^out=", "dest=")}
+
 
 def run(tool: str) -> None:
     """Run a tool of this package with the arguments in ``sys.argv``."""
+    if tool in _SAME:
+        sys.argv[1:] = [re.sub(*_SAME[tool], argument) for argument in sys.argv[1:]]
     check_arguments(tool, sys.argv[1:])
+    check_settings(tool, sys.argv[1:])
     try:
         importlib.import_module(f".{tool}", __package__).main()
     except KeyboardInterrupt:

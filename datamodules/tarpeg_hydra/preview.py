@@ -9,15 +9,23 @@ from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue
 from rich.console import Console
 from tarpeg import comparison_sheet, contact_sheet
-from tarpeg.errors import BuildError, ShardError
+from tarpeg.errors import BuildError, ShardError, similar
 
 from .hints import with_overrides
+
+_KINDS = ("train", "val", "test", "predict")
 
 
 @hydra.main(version_base="1.3", config_path="pkg://tarpeg.conf", config_name="preview")
 def main(cfg: DictConfig) -> None:
     """Draw a contact sheet of the data in `cfg` and print its path."""
     try:
+        kind = str(cfg.split).partition("/")[0]
+        if kind not in _KINDS:
+            raise ValueError(f"split={cfg.split} must be one of {', '.join(_KINDS)}{similar(kind, _KINDS)}")
+        for other in _KINDS if cfg.data.get(kind) else ():
+            if other != kind and other in cfg.data:
+                cfg.data[other] = None  # neither drawn nor required
         data = instantiate(cfg.data, augment=instantiate(cfg.get("augment")), workers=0)
         options = {name: cfg[name] for name in ("split", "samples", "epoch", "columns")}
         if cfg.compare not in (None, "torchvision"):

@@ -230,6 +230,7 @@ def test_the_tool(tmp_path):
     ("arguments", "message"),
     [
         ("data=shards", "data.train.shards is not set"),
+        ("split=vall", "split=vall must be one of train, val, test, predict; did you mean 'val'?"),
         ("data=shards data.train.shards=/nothing/a.tar data.val.shards=/x", "shard /nothing/a.tar"),
         ("augment=heavy augment.erase.probability=2", "probability=2 of Erase must be a probability in 0..1"),
     ],

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from helpers.scripts import run_script
+from helpers.scripts import run_script, run_tool
 from tarpeg_hydra import command
-from tarpeg_hydra.hints import check_arguments
+from tarpeg_hydra.hints import check_arguments, check_settings
+
+OWN = "for shards of your own: data=shards data.train.shards="
 
 
 @pytest.mark.parametrize(
@@ -78,3 +81,54 @@ def test_a_command_has_the_settings_of_its_tool(name):
     assert f"  tarpeg {name} " in done.stdout and "python tools" not in done.stdout
     explained = re.search(r"Every setting is explained in (\S+\.yaml)", done.stdout)
     assert name == "doctor" or Path(explained[1]).is_file()
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "message"),
+    [
+        ("train", ["data.bach_size=3"], "data.bach_size is not a setting; did you mean data.batch_size?"),
+        ("train", ["dta.train.flip=1"], "dta.train.flip is not a setting; did you mean data.train.flip?"),
+        ("train", ["max_epochs=3"], "max_epochs is not a setting; did you mean trainer.max_epochs?"),
+        ("train", ["zzz=3"], "zzz is not a setting; `python train.py --help` lists them"),
+        (
+            "train",
+            ["data.train.fidelity=exact"],
+            "data.train.fidelity is not in the file of these settings: add it with +data.train.fidelity="
+            "exact",
+        ),
+        (
+            "train",
+            ["+data.train.fidelty=exact"],
+            "data.train.fidelty is not an argument of tarpeg.Split; did you mean data.train.fidelity?",
+        ),
+        ("train", ["train=/x"], f"train is not a setting; {OWN}/x"),
+        ("train", ["data.train=/x"], f"data.train=/x must be a split; {OWN}/x"),
+        (
+            "train",
+            ["data.train.shards=/x"],
+            "data.train.shards=/x is given with data=synthetic, which draws photographs and has their "
+            "settings: add data=shards",
+        ),
+        ("build_cache", ["dst=y"], "dst is not a setting; did you mean dest?"),
+        (
+            "build_cache",
+            ["codec=rav"],
+            "codec=rav must be one of raw, resized, tiled; did you mean codec=raw?",
+        ),
+        ("train", ["data=shards", "data.train.shards=/x", "+data.allow_overlap=true", "data.val=null"], ""),
+        ("train", ["data.bach_size=3", "--multirun"], ""),
+    ],
+)
+def test_settings_that_do_not_exist_are_one_line_with_a_similar_name(program, arguments, message):
+    with pytest.raises(SystemExit) if message else nullcontext() as caught:
+        check_settings(program, arguments)
+    assert not message or str(caught.value) == f"{program}: {message}"
+
+
+def test_the_folder_to_write_has_one_name_in_both_tools(tmp_path):
+    shards, cache = tmp_path / "shards", tmp_path / "cache"
+    done = run_tool("make_shards", f"dest={shards}", "samples=3", "size=64", "workers=0", cwd=tmp_path)
+    assert done.returncode == 0 and f"1 shards in {shards}: 3 samples" in done.stdout, done.stderr
+    settings = ("measure=false", "workers=0")
+    done = run_tool("build_cache", f"source={shards}", f"out={cache}", *settings, cwd=tmp_path)
+    assert done.returncode == 0 and (cache / "manifest.json").is_file(), done.stderr

@@ -11,7 +11,7 @@ import types
 import pytest
 import tarpeg
 import torch
-from helpers.checkouts import ROOT, SMALL, TINY, copy, library, tracked, train
+from helpers.checkouts import PHOTOS, ROOT, SMALL, TINY, copy, library, tracked, train
 from helpers.pictures import jpeg
 from helpers.small_tars import sample, write_tar
 from lightning.pytorch.profilers import PyTorchProfiler, SimpleProfiler
@@ -94,8 +94,60 @@ def test_ctrl_c_ends_with_the_checkpoint_to_resume(checkout, epoch, line):
     stop = ("+callbacks.stop._target_=stop.Stop", f"+callbacks.stop.epoch={epoch}")
     arguments = (*TINY, *stop, "trainer.max_epochs=3", "hydra.run.dir=outputs/stopped")
     done = train(checkout, *arguments, TARPEG_LIB_DIR=library())
-    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.returncode == 130 and "Traceback" not in done.stderr
     assert done.stdout.splitlines()[-1] == f"interrupted; {line}"
+
+
+PRESS = """
+import os
+import signal
+
+from lightning.pytorch import Callback
+
+class Press(Callback):
+    def __init__(self, hook, step):
+        setattr(self, hook, self.press)
+        self.step, self.is_pressed = step, False
+
+    def press(self, trainer, *_):
+        if trainer.global_step == self.step and not trainer.sanity_checking and not self.is_pressed:
+            self.is_pressed = True
+            os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_exactly_where_ctrl_c_ended_it(checkout):
+    (checkout / "press.py").write_text(PRESS)
+    few = (*TINY, "trainer.max_epochs=2", "logger=none")
+
+    def weights(name):
+        saved = torch.load(checkout / "outputs" / name / "checkpoints" / "last.ckpt", weights_only=False)
+        return saved["global_step"], saved["epoch"], saved["state_dict"]
+
+    good(checkout, *few, "hydra.run.dir=outputs/whole")
+    whole = weights("whole")
+    for hook, step, at in (("on_train_batch_start", 1, 2), ("on_validation_batch_start", 3, 3)):
+        press = ("+callbacks.press._target_=press.Press", f"+callbacks.press.hook={hook}")
+        press += (f"+callbacks.press.step={step}", "hydra.run.dir=outputs/pressed")
+        done = train(checkout, *few, *press, TARPEG_LIB_DIR=library())
+        path = "outputs/pressed/checkpoints/interrupted.ckpt"
+        assert done.returncode == 130 and "Ctrl-C: ends after this batch or validation" in done.stderr
+        assert done.stdout.splitlines()[-1] == f"interrupted; to go on from here: ckpt_path={path}"
+        assert torch.load(checkout / path, weights_only=False)["global_step"] == at
+        done = good(checkout, *few, f"ckpt_path={path}", f"hydra.run.dir=outputs/on-{hook}")
+        assert "warn" not in (done.stdout + done.stderr).lower() and ".py:" not in done.stderr, done.stderr
+        resumed = weights(f"on-{hook}")
+        assert resumed[:2] == whole[:2] == (6, 1)
+        assert all(torch.equal(resumed[2][name], value) for name, value in whole[2].items())
+
+
+@pytest.mark.slow
+def test_training_without_validation_is_quiet(checkout):
+    done = good(checkout, *SMALL, *PHOTOS, "data.val=null", "hydra.run.dir=outputs/no-val")
+    first = "train: data/synthetic/train-*.tar (60 images). Synthetic photographs; data=shards or"
+    assert first in done.stdout and ".py:" not in done.stderr, done.stderr
+    assert "to go on from here: ckpt_path=outputs/no-val/checkpoints/last.ckpt" in done.stdout
 
 
 @pytest.mark.slow
@@ -236,6 +288,8 @@ def test_the_summary_leaves_out_what_was_not_measured(script, tmp_path):
 def test_messages_of_the_package_get_overrides(script):
     error = tarpeg.ShardError("data/x has other shards. Choose another out, or delete the folder.")
     assert "Choose another out (data.prepare.out=...), or" in script.with_overrides(error)
+    error = "You restored a checkpoint with current_epoch=8, but you have set Trainer(max_epochs=2)."
+    assert script.with_overrides(error).endswith("but max_epochs is 2: give more, trainer.max_epochs=...")
     with pytest.raises(ValueError, match=r"erase=.* must be a tarpeg\.Erase") as caught:
         tarpeg.Augment(erase={"probability": 1})
     text = script.with_overrides(caught.value)
@@ -249,13 +303,16 @@ def test_checkpoints_that_do_not_fit_are_one_line(script, tmp_path):
     script._check_checkpoint("last", torch.nn.Linear(2, 3))
     other.write_bytes(path.read_bytes()[:500])
     folder.mkdir()
+    words = tmp_path / "words.json"
+    words.write_text("{}")
     torch.save([], tmp_path / "list.ckpt")
     expected = {
         tmp_path / "none.ckpt": r"none\.ckpt is not a file$",
         folder: "run is not a file$",
         tmp_path: r"is a folder; give a file, such as .*/torn\.ckpt$",
-        other: "is not a complete checkpoint of Lightning",
+        other: "is not a checkpoint of Lightning, or not a whole one$",
         tmp_path / "list.ckpt": "is not a complete checkpoint of Lightning",
+        words: r"words\.json is not a checkpoint of Lightning, or not a whole one$",
         path: r"of another model: 2 of its tensors differ, such as bias, \[3\] there and \[4\] here\. Give",
     }
     for given, message in expected.items():
@@ -271,8 +328,12 @@ NO_SHARD = r"shard /nowhere/x\.tar does not exist; there is no folder /nowhere\.
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["data.trian=1"], r"Key 'trian' is not in struct"),
-        (["data=nonsense"], r"Could not find 'data/nonsense'"),
+        (["data.trian=1"], r"^train: data\.trian is not a setting; did you mean data\.train\?$"),
+        (
+            ["data=nonsense"],
+            r"^train: data=nonsense must be one of article, cached, folder, shards, synthetic$",
+        ),
+        (["trainer.max_epochs=one"], r"^train: trainer\.max_epochs=one must be a number$"),
         (["data=shards"], r"^train: data\.train\.shards is not set: give data\.train\.shards="),
         (NOWHERE, rf"^train: {NO_SHARD}$"),
         (["data.train.flip=2"], r"^train: data\.train: flip=2 must be a probability in 0\.\.1$"),
