@@ -5,7 +5,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 # pip shows its progress on a terminal, and only warnings and errors elsewhere.
 PIP := $(PY) -m pip install --disable-pip-version-check $(shell [ -t 2 ] || echo -qq)
-NATIVE := $(wildcard native/*.cpp native/*/*.cpp native/*/*.h native/*/*.cu fuzz/*.cpp wheels/*.h tests/helpers/*/*.h \
+NATIVE := $(wildcard native/*.cpp native/*/*.cpp native/*/*.h native/*/*.cu fuzz/*.cpp wheels/*.h tests/helpers/*/*.h tests/helpers/core/*.cpp \
 	datamodules/tarpeg/benchmarks/*.cpp)
 
 .DEFAULT_GOAL := help

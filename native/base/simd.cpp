@@ -40,10 +40,12 @@ const Vectors kVectors = std::min(supported(), allowed());
 Vectors vectors() noexcept { return kVectors; }
 
 const char* vectors_name() noexcept {
-#if defined(__aarch64__)
+#if defined(__x86_64__)
+  return has_avx512() ? "AVX-512" : has_avx2() ? "AVX2" : "none";
+#elif defined(TARPEG_AVX2)
   return has_avx2() ? "NEON" : "none";
 #else
-  return has_avx512() ? "AVX-512" : has_avx2() ? "AVX2" : "none";
+  return "none";
 #endif
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 from importlib import metadata
 from pathlib import Path
@@ -61,6 +62,14 @@ def test_the_environment_limits_the_vector_code(tmp_path, level):
     else:
         assert f"TARPEG_VECTORS={level} limits the vector code: slower. Unset it" in done.stdout
         assert re.search(rf"SIMD: +({level}|none)\b", done.stdout, re.IGNORECASE)
+
+
+def test_a_library_without_neon_is_odd_on_aarch64(monkeypatch):
+    facts = {**decode.native_facts(), "simd": "none"}
+    monkeypatch.setattr(decode, "native_facts", lambda: facts)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    (said,) = [line for line in tarpeg.diagnose(speed=False).oddities if "SIMDe" in line]
+    assert "apt-get install libsimde-dev" in said and str(library.library_path()) in said
 
 
 def test_no_library_and_compiling_forbidden(tmp_path):

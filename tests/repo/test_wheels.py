@@ -105,8 +105,10 @@ def test_wheel_for_another_machine(make_wheel, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     name = f"tarpeg/_lib/{library.library_name(NATIVE)}"
     with zipfile.ZipFile(wheel) as archive:
-        assert archive.read(name)[:4] == b"\x7fELF" and archive.read(name)[18] == 183  # EM_AARCH64
+        binary = archive.read(name)
+        assert binary[:4] == b"\x7fELF" and binary[18] == 183 and b"NEON" in binary  # EM_AARCH64
     assert re.search(r"tarpeg\.libs/libjpeg-[0-9a-f]+\.so", contents(wheel))
+    assert "dist-info/licenses/LICENSE.simde" in contents(wheel)
 
 
 def test_sources_without_torch_compile_for_macos(tmp_path: Path) -> None:

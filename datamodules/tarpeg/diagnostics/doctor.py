@@ -247,6 +247,11 @@ def _load_library(report: _Report) -> bool:
             report.oddities.append("TARPEG_PORTABLE is set: the portable code runs, slower. Unset it")
         elif limit != "none" and platform.machine() == "x86_64":
             report.oddities.append("this processor has no AVX2: the portable code runs, slower")
+        elif limit != "none" and platform.machine() == "aarch64":
+            report.oddities.append(
+                "the native library was compiled without SIMDe's headers: no NEON code, slower. Install them "
+                f"(Debian, Ubuntu: apt-get install libsimde-dev) and remove {path}: it is compiled again"
+            )
     return True
 
 

@@ -159,7 +159,7 @@ def native_facts() -> dict[str, str]:
     """Return facts about the native library.
 
     ``libjpeg_turbo``: the version of its headers; ``libjpeg_file``: the file that its functions came from;
-    ``simd``: ``AVX-512``, ``AVX2``, or ``none`` for the portable code.
+    ``simd``: ``AVX-512``, ``AVX2``, ``NEON``, or ``none`` for the portable code.
     """
     return dict(line.split("=", 1) for line in torch.ops.tarpeg.native_facts().splitlines())
 

@@ -1,0 +1,49 @@
+"""Unpack Debian's packages for any machine: python wheels/debian.py ARCHITECTURE PACKAGE[:all][=FILE]...
+
+Prints the directory, in build/, that holds their files, or of some only FILE. Nothing is installed. ":all" is
+for packages that are the same for all machines. Exit status 77: they cannot be fetched; the reason on stderr.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def unpacked(architecture: str, *packages: str) -> Path:
+    """Return the directory with these packages; raise OSError if they cannot be fetched."""
+    root = ROOT / "build" / f"debian-{architecture}"
+    wanted = [package.split("=") for package in packages]
+    missing = [each for each in wanted if not (root / f"{each[0]}.done").exists()]
+    if not missing:
+        return root
+    apt = ["apt-get", "-qq", "-o", f"APT::Architectures::={architecture}"]
+    for key, folder in {"State::lists": "lists", "Cache": "cache"}.items():
+        (root / folder / "partial").mkdir(parents=True, exist_ok=True)
+        apt += ["-o", f"Dir::{key}={root / folder}"]
+    _run(root, *apt, "update")
+    for name, *files in missing:
+        _run(root, *apt, "download", name if name.endswith(":all") else f"{name}:{architecture}")
+        (deb,) = root.glob(f"{name.removesuffix(':all')}_*.deb")
+        command = f'dpkg --fsys-tarfile "{deb}" | tar -x -C "{root}" ' + " ".join(
+            f"./{file}" for file in files
+        )
+        _run(root, "bash", "-o", "pipefail", "-c", command)
+        deb.unlink()
+        (root / f"{name}.done").touch()
+    return root
+
+
+def _run(place: Path, *command: str) -> None:
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise OSError(f"{command[0]} ended with status {done.returncode}: {done.stderr.strip()}")
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(f"{unpacked(*sys.argv[1:])}\n")
+    except OSError as error:
+        sys.stderr.write(f"packages of Debian cannot be fetched: {error}\n")
+        sys.exit(77)
