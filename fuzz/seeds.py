@@ -35,6 +35,11 @@ def files() -> list[bytes]:
     found += [pictures.encoded(image, orientation=orientation) for orientation in range(1, 9)]
     found += [pictures.encoded(image, quality=quality) for quality in (1, 20, 100)]
     found.append(pictures.encoded(image.convert("L"), progressive=True))
+    wide = Image.fromarray(pictures.pixels(24, 200))  # large enough for an index of its rows
+    found.append(pictures.encoded(wide, quality=92, optimize=True))
+    for kind, (height, width) in itertools.product(("420", "444", "gray"), ((64, 24), (150, 16))):
+        data = bytes(tarpeg.tile_jpeg(pictures.tensor(pictures.jpeg(kind, height, width)), 8).numpy())
+        found += row_indexes(data)
     plain = found[0]
     found += [
         plain[:2] + crafted.segment(0xE1, XMP % quotes) + plain[2:] for quotes in ((b'="', b'"'), (b">", b""))
@@ -51,12 +56,28 @@ def files() -> list[bytes]:
     return found
 
 
+def row_indexes(data: bytes) -> Iterator[bytes]:
+    """Return the tiled file with the index of its rows, which is left out of one so small, and wrong ones."""
+    frame = next(body for marker, body in crafted.segments_of(data) if marker in (0xC0, 0xC1))
+    height, down = int.from_bytes(frame[1:3], "big"), 8 * (frame[7] & 15 if frame[5] > 1 else 1)
+    start, markers = crafted.scan_of(data)
+    count = -(-height // down)
+    right = [len(data) - 2 - start, *markers[(len(markers) + 1) // count - 1 :: (len(markers) + 1) // count]]
+    for numbers in (
+        right,
+        [*right[:3], *right[4:], 0],
+        [right[0], *right[9:], *right[1:9]],
+        [right[0]] * count,
+    ):
+        yield crafted.with_index(data, numbers)
+
+
 def requests(number: int) -> Iterator[bytes]:
     """Return the choices for one file: every check, little memory, and two others."""
     side = (0, 40, 70, 110)[number % 4]
     number_of_filter = 3 + number % 5  # antialiased bilinear to bicubic
     options = 2 * (number_of_filter % 4) + 32 * (number_of_filter // 4) + 16 * (number % 2)
-    yield bytes((0, 0, 255, 255, side, side, 15, options, ALL_CHECKS, number % 128))
+    yield bytes((0, 0, 255, 255, side, side, 15, options, ALL_CHECKS, number % 256))
     yield bytes((0, 0, 255, 255, side, side, 15, 6, LITTLE_MEMORY, 0))
     for turn in (1, 2):
         yield bytes((37 * number + 59 * turn * place) % (STALE if place == 8 else 256) for place in range(10))

@@ -169,7 +169,7 @@ Status decode(const uint8_t* data, size_t size, const Request& request, int read
   PlaneReader& planes = scratch->planes[0];
   const BaselineStream& stream = scratch->stream;
   bool is_checked = false;
-  if (scratch->stream.parse(data, size, *header)) {
+  if (scratch->stream.parse(data, size, *header, rows_of(box, reduction))) {
     const Status status = stream.is_decodable ? planes.decode(stream, box, reduction, format)
                                               : planes.check(stream, box.top + box.height + reduction);
     is_checked = status == Status::kOk;
@@ -205,12 +205,26 @@ struct Group {
   }
 };
 
+// The rows of all views that are inside of the image.
+RowRange rows_of(const View* views, int count, const Header& header) noexcept {
+  RowRange all{INT32_MAX, 0};
+  for (const View* view = views; view < views + count; ++view) {
+    if (!is_inside(view->request, header)) continue;
+    const Plan plan = plan_of(view->request, header);
+    const RowRange rows = rows_of(plan.box, plan.reduction);
+    all = {std::min(all.top, rows.top), std::max(all.bottom, rows.bottom)};
+  }
+  return all;
+}
+
 // Whether PlaneReader reads the image, so that its views may be decoded together; fills scratch->packed or
 // scratch->stream.
-bool has_planes(const uint8_t* data, size_t size, const Header& header, Scratch* scratch) {
+bool has_planes(const uint8_t* data, size_t size, const Header& header, const View* views, int count,
+                Scratch* scratch) {
   if (header.format == Format::kPacked) return scratch->packed.parse(data, size, header) == Status::kOk;
   return header.format == Format::kJpeg && has_end_marker(data, size, header.body) &&
-         scratch->stream.parse(data, size, header) && scratch->stream.is_decodable;
+         scratch->stream.parse(data, size, header, rows_of(views, count, header)) &&
+         scratch->stream.is_decodable;
 }
 
 int power_of(const Request& request, const Header& header) noexcept {
@@ -305,7 +319,7 @@ void decode_views(const uint8_t* data, size_t size, View* views, int count, Head
   if (count > 1) *header = read_header(data, size);
   if (count > 1 && header->status == Status::kOk &&
       static_cast<int64_t>(header->height) * header->width <= views->request.max_pixels &&
-      has_planes(data, size, *header, &scratch)) {
+      has_planes(data, size, *header, views, count, &scratch)) {
     done = decode_groups(data, size, views, count, &scratch, header);
   }
   const Header known = *header;

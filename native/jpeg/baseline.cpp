@@ -11,6 +11,10 @@ namespace {
 
 int number(const uint8_t* at) noexcept { return at[0] << 8 | at[1]; }
 
+size_t number32(const uint8_t* at) noexcept {
+  return static_cast<size_t>(number(at)) << 16 | static_cast<size_t>(number(at + 2));
+}
+
 constexpr int kMostBlocks = 10;  // in an MCU: T.81 B.2.3
 
 int ceil_div(int a, int b) noexcept { return (a + b - 1) / b; }
@@ -95,21 +99,23 @@ bool Frame::is_halved(int component, int reduction, int count) const noexcept {
          (components[component].across == across || components[component].down == down);
 }
 
-bool BaselineStream::parse(const uint8_t* data, size_t size, const Header& header) {
+bool BaselineStream::parse(const uint8_t* data, size_t size, const Header& header, RowRange rows) {
   data_ = data;
   size_ = size;
   height = header.height;
   width = header.width;
   interval = component_count = 0;
   has_jfif_ = false;
+  index_bytes_ = 0;
+  has_index = is_indexed = false;
   adobe_transform_ = -1;
   for (int i = 0; i < 4; ++i) has_quantisers_[i] = has_dc_[i] = has_ac_[i] = false;
-  return parse_segments(header.body);
+  return parse_segments(header.body, rows);
 }
 
 // The last of each table counts, as in libjpeg. read_header() has checked the lengths up to the scan, but the
 // file may be mapped and have changed since then: each length is checked again where it is used.
-bool BaselineStream::parse_segments(size_t end) {
+bool BaselineStream::parse_segments(size_t end, RowRange rows) {
   size_t at = 2;
   while (true) {
     while (at < end && data_[at] != 0xFF) ++at;
@@ -149,6 +155,12 @@ bool BaselineStream::parse_segments(size_t end) {
       case 0xEE:
         if (length >= 12 && std::memcmp(body, "Adobe", 5) == 0) adobe_transform_ = body[11];
         break;
+      case kIndexMarker:
+        if (length > sizeof kIndexHead && std::memcmp(body, kIndexHead, sizeof kIndexHead) == 0) {
+          index_ = body + sizeof kIndexHead;
+          index_bytes_ = length - sizeof kIndexHead;
+        }
+        break;
       default:
         // Application segments, comments and a DNL are passed over; libjpeg refuses every reserved marker.
         is_regular = (marker >= 0xE0 && marker <= 0xEF) || marker == 0xFE || marker == 0xDC;
@@ -161,7 +173,7 @@ bool BaselineStream::parse_segments(size_t end) {
   const size_t length = static_cast<size_t>(number(data_ + end + 2));
   if (length < 2 || end + 2 + length >= size_) return false;
   is_decodable &= is_color_known();
-  return parse_scan(data_ + end + 4, length - 2) && find_segments(end + 2 + length);
+  return parse_scan(data_ + end + 4, length - 2) && find_segments(end + 2 + length, rows);
 }
 
 bool BaselineStream::parse_frame(const uint8_t* body, size_t length) {
@@ -255,7 +267,7 @@ bool BaselineStream::parse_scan(const uint8_t* body, size_t length) {
   return spectrum[0] == 0 && spectrum[1] == 63 && spectrum[2] == 0;
 }
 
-bool BaselineStream::find_segments(size_t at) {
+bool BaselineStream::find_segments(size_t at, RowRange rows) {
   const size_t mcus = static_cast<size_t>(mcu_rows) * mcu_columns;
   if (interval == 0) interval = static_cast<int>(std::min<size_t>(mcus, INT32_MAX));
   const size_t count = (mcus + interval - 1) / interval;
@@ -266,20 +278,53 @@ bool BaselineStream::find_segments(size_t at) {
   // Each has its own check: the vectors are reused, also after memory ran out between the two.
   if (starts.size() < count) starts.resize(count);
   if (ends.size() < count) ends.resize(count);
-  for (size_t found = 0;; ++found) {
-    if (found == count) return false;
+  first_segment = 0;
+  end_segment = count;
+  has_index = index_bytes_ == 4 * static_cast<size_t>(mcu_rows) && mcu_columns % interval == 0;
+  is_indexed = has_index && follow_index(at, count, is_decodable ? rows : RowRange());
+  return is_indexed || scan(at, 0, count, count) > 0;
+}
+
+// Finds the segments from `first`, which begins at `at`, to the one before `end`, of `count` in all. Returns
+// the position behind the last one's marker; 0 if a marker is wrong.
+size_t BaselineStream::scan(size_t at, size_t first, size_t end, size_t count) noexcept {
+  for (size_t found = first; found < end; ++found) {
     starts[found] = data_ + at;
     at = next_marker(data_, at, size_);
-    if (at >= size_) return false;
+    if (at >= size_) return 0;
     // 0xFF before a marker fills up.
-    const uint8_t* end = data_ + at;
-    while (end > starts[found] && end[-1] == 0xFF) --end;
-    ends[found] = end;
-    const int marker = data_[at + 1];
+    const uint8_t* last = data_ + at;
+    while (last > starts[found] && last[-1] == 0xFF) --last;
+    ends[found] = last;
+    if (data_[at + 1] != (found + 1 == count ? 0xD9 : 0xD0 + found % 8)) return 0;
     at += 2;
-    if (marker == 0xD9) return found + 1 == count;
-    if (marker != 0xD0 + static_cast<int>(found % 8)) return false;
   }
+  return at;
+}
+
+// Finds the segments of `rows` by the index, of a scan that begins at `at`. False if they do not fit.
+bool BaselineStream::follow_index(size_t at, size_t count, RowRange rows) {
+  const size_t per_row = static_cast<size_t>(mcu_columns / interval);
+  const size_t length = number32(index_);
+  if (length > size_ - at || size_ - at - length < 2) return false;
+  if (data_[at + length] != 0xFF || data_[at + length + 1] != 0xD9) return false;
+  const int first = std::clamp(rows.top, 0, height - 1) / mcu_height;
+  const int last = std::max(first, (std::clamp(rows.bottom, 1, height) - 1) / mcu_height);
+  const size_t start = first == 0 ? 0 : number32(index_ + 4 * static_cast<size_t>(first));
+  if (start > length) return false;
+  const uint8_t* const marker = data_ + at + start - 2;
+  const size_t before = first * per_row - 1;
+  if (first > 0 && (start < 2 || marker[0] != 0xFF || marker[1] != 0xD0 + before % 8)) return false;
+  size_t here = at + start;
+  for (int row = first; row <= last; ++row) {
+    here = scan(here, row * per_row, (row + 1) * per_row, count);
+    const size_t next =
+        row + 1 == mcu_rows ? length + 2 : number32(index_ + 4 * static_cast<size_t>(row + 1));
+    if (here == 0 || here - at != next) return false;
+  }
+  first_segment = first * per_row;
+  end_segment = (last + 1) * per_row;
+  return true;
 }
 
 }  // namespace tarpeg

@@ -42,14 +42,33 @@ struct Frame {
   bool is_halved(int component, int reduction, int count) const noexcept;
 };
 
+// Rows of pixels as stored, from `top` to the one before `bottom`; those outside of the image do not count.
+struct RowRange {
+  int top = 0, bottom = INT32_MAX;
+};
+
+// Note [row index]
+// Finding restart markers means reading the whole scan: a third of the work on a crop of a large photograph,
+// and from a cold disk the whole file. tile_jpeg() therefore writes the place of each row of tiles into an
+// application segment, as docs/formats.md describes. It is a hint: whatever can be checked without reading
+// other rows is checked. EOI must follow the scan's length, a restart marker of the right number must precede
+// the first of the rows that are read, and each must end where the next begins, after the right number of
+// markers. Otherwise the index is ignored, and all is scanned. So a scan that another program rewrote does
+// not fit its old index, and no value leads out of the file. Two differences to a scan are left. Markers that
+// are damaged in other rows go unnoticed, as damage in other tiles does. And an index that was crafted so
+// that other rows of the right markers are taken shows those: verify_cache() compares every offset.
+constexpr uint8_t kIndexMarker = 0xEA;                                  // APP10
+constexpr uint8_t kIndexHead[] = {'t', 'a', 'r', 'p', 'e', 'g', 0, 1};  // signature and version
+
 // The structure of a baseline JPEG in one interleaved scan, which allows its parts to be decoded separately.
 // Restart markers cut the scan into segments, which do not depend on each other; a tiled file (tile_jpeg) has
 // many in each row of MCUs. Keeps its memory from image to image.
 struct BaselineStream : Frame {
   // Reads everything up to the end of the scan, whose markers must be exactly the restart markers that the
   // frame and the interval require, and EOI. False if anything is not regular:
-  // libjpeg then decodes the file.
-  bool parse(const uint8_t* data, size_t size, const Header& header);
+  // libjpeg then decodes the file. If the file is decodable and has an index (Note [row index]), only the
+  // segments of `rows` are found and judged.
+  bool parse(const uint8_t* data, size_t size, const Header& header, RowRange rows = {});
 
   size_t bytes() const noexcept { return held_bytes(starts, ends); }
 
@@ -57,21 +76,27 @@ struct BaselineStream : Frame {
   bool is_decodable = false;  // in gray or YCbCr, of sampling factors that PlaneReader decodes
   DcTable dc_tables[4];       // filled if a component uses them
   AcTable ac_tables[4];
-  std::vector<const uint8_t*> starts;  // of each segment
+  std::vector<const uint8_t*> starts;  // of the segments from `first_segment` to the one before `end_segment`
   std::vector<const uint8_t*> ends;
+  size_t first_segment = 0, end_segment = 0;
+  bool has_index = false, is_indexed = false;  // there is one for such a frame; it was followed
 
  private:
-  bool parse_segments(size_t end);
+  bool parse_segments(size_t end, RowRange rows);
   bool parse_frame(const uint8_t* body, size_t length);
   bool parse_scan(const uint8_t* body, size_t length);
   bool parse_quantisers(const uint8_t* body, size_t length);
   bool parse_huffman(const uint8_t* body, size_t length);
   bool assume_tables();
-  bool find_segments(size_t at);
+  bool find_segments(size_t at, RowRange rows);
+  bool follow_index(size_t at, size_t count, RowRange rows);
+  size_t scan(size_t at, size_t first, size_t end, size_t count) noexcept;
   bool is_color_known() const noexcept;
 
   const uint8_t* data_ = nullptr;
   size_t size_ = 0;
+  const uint8_t* index_ = nullptr;  // behind its head
+  size_t index_bytes_ = 0;
   uint16_t quantisers_[4][64];
   bool has_quantisers_[4], has_dc_[4], has_ac_[4];
   uint8_t ids_[4], tables_[4];

@@ -30,12 +30,12 @@ void PlaneReader::prepare(const Frame& frame, const Box& box, int reduction, Pix
   all_ = {};
   y_ = box_.top;
   // Every sample of a reduced pixel counts, whether it is in the box or next to it.
-  const int bottom = std::min(frame.height, (box_.top + box_.height) * reduction);
+  const RowRange needed = rows_of(box, reduction);
   const int right = std::min(frame.width, (box_.left + box_.width) * reduction);
   own_.first_column = std::max(0, box_.left * reduction - 1) / frame.mcu_width;
   own_.last_column = std::min(frame.width - 1, right) / frame.mcu_width;
-  own_.first_row = std::max(0, box_.top * reduction - 1) / frame.mcu_height;
-  own_.last_row = std::min(frame.height - 1, bottom) / frame.mcu_height;
+  own_.first_row = std::max(0, needed.top) / frame.mcu_height;
+  own_.last_row = (std::min(frame.height, needed.bottom) - 1) / frame.mcu_height;
   for (int i = 0; i < component_count_; ++i) {
     const Component& component = frame.components[i];
     Plane& plane = planes_[i];
@@ -169,6 +169,7 @@ Status PlaneReader::decode(const uint8_t* data, size_t size, const Header& heade
 }
 
 Status PlaneReader::decode_segment(const BaselineStream& stream, size_t segment) {
+  if (segment < stream.first_segment || segment >= stream.end_segment) return Status::kUnsupported;
   const size_t bytes = static_cast<size_t>(stream.ends[segment] - stream.starts[segment]);
   if (segment_.size() < bytes + kReadAhead) segment_.resize(bytes + kReadAhead);
   const ptrdiff_t length = remove_stuffing(stream.starts[segment], bytes, segment_.data());

@@ -42,6 +42,12 @@ inline Box reduced(const Box& box, int times) noexcept {
           (box.left + box.width + times - 1) / times - left};
 }
 
+// The rows of the image that a box needs, reduced by `times`: whole reduced pixels, and Note [margin].
+inline RowRange rows_of(const Box& box, int times) noexcept {
+  const Box pixels = reduced(box, times);
+  return {pixels.top * times - 1, (pixels.top + pixels.height) * times + 1};
+}
+
 // Decodes the MCUs of a regular stream that a box and its margin touch, and returns RGB or gray rows,
 // identical to libjpeg's. Only the segments under the box are read. Keeps its memory from image to image.
 class PlaneReader final : public RowSource {

@@ -36,6 +36,29 @@ int tile_interval(int columns, int rows, int target, size_t source_bytes, int cu
   return columns;
 }
 
+// The index of a file's rows of tiles (Note [row index]), a whole segment. Empty where it does not pay: small
+// and strongly compressed images are scanned as quickly; and for colours that only libjpeg decodes.
+std::vector<uint8_t> index_of(const BaselineStream& stream) {
+  constexpr size_t kLeastBytes = 128;  // of the scan, per byte of its index
+  std::vector<uint8_t> segment;
+  const auto put = [&segment](size_t value, int bytes) {
+    while (bytes-- > 0) segment.push_back(static_cast<uint8_t>(value >> 8 * bytes));
+  };
+  const size_t rows = static_cast<size_t>(stream.mcu_rows);
+  const size_t length = static_cast<size_t>(stream.ends[stream.end_segment - 1] - stream.starts[0]);
+  const size_t bytes = 4 + sizeof kIndexHead + 4 * rows;
+  if (!stream.is_decodable || rows < 2 || kLeastBytes * bytes > length || length > UINT32_MAX) return segment;
+  put(0xFF00 | kIndexMarker, 2);
+  put(bytes - 2, 2);
+  segment.insert(segment.end(), kIndexHead, kIndexHead + sizeof kIndexHead);
+  put(length, 4);
+  const size_t per_row = static_cast<size_t>(stream.mcu_columns / stream.interval);
+  for (size_t row = 1; row < rows; ++row) {
+    put(static_cast<size_t>(stream.starts[row * per_row] - stream.starts[0]), 4);
+  }
+  return segment;
+}
+
 constexpr int kExif = JPEG_APP0 + 1, kIcc = JPEG_APP0 + 2;
 
 // A libjpeg writer to memory, destroyed with its holder, however far it came.
@@ -290,7 +313,13 @@ Status write_tiled(const uint8_t* data, size_t size, int tile, Transcoder* trans
   if (transcoder->untouched) {
     out->assign(data, data + size);
   } else {
-    out->assign(transcoder->buffer, transcoder->buffer + transcoder->length);
+    const uint8_t* const made = transcoder->buffer;
+    const Header head = read_jpeg_header(made, transcoder->length);
+    out->assign(made, made + transcoder->length);
+    BaselineStream stream;
+    if (!stream.parse(made, transcoder->length, head)) return Status::kOk;
+    const std::vector<uint8_t> index = index_of(stream);
+    out->insert(out->begin() + static_cast<ptrdiff_t>(head.body), index.begin(), index.end());
   }
   return Status::kOk;
 }

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import tarpeg
-from helpers import pictures
+from helpers import crafted, pictures
 from helpers.small_caches import make_cache
 from helpers.small_tars import cache_home as cache_home, plain
 from tarpeg.cache.report import summarise_check
@@ -58,6 +58,20 @@ def test_a_good_cache(cache):
     size = sum(tar.stat().st_size for tar in cache.glob("*.tar"))
     assert (report.dest, report.shards, report.samples, report.bytes) == (cache, 3, 10, size)
     assert summarise_check(report)[0].startswith(f"{cache}: 3 shards, all good (10 samples")
+
+
+def test_an_index_of_rows_that_is_not_that_of_the_tiles(tmp_path):
+    photo = tarpeg.Tiled(160).encode(pictures.jpeg("420", 400, 160), "jpg").data
+    start, markers = crafted.scan_of(photo)
+    numbers = [len(photo) - 2 - start, *markers]
+    photos = [
+        crafted.with_index(photo, each) for each in (numbers, [numbers[0], *numbers[9:], *numbers[-8:]])
+    ]
+    members = {"train-0": [(f"k{n}.jpg", data) for n, data in enumerate(photos)]}
+    cache = make_cache(tmp_path / "cache", members)
+    assert found(cache) == [
+        "shard train-0.tar, key 'k1': the index of its rows of tiles is not that of its tiles"
+    ]
 
 
 def second_sample(cache, shard):

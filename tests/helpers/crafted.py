@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -221,3 +222,23 @@ def segments_of(data: bytes) -> list[tuple[int, bytes]]:
         found.append((data[at + 1], data[at + 4 : at + 2 + length]))
         at += 2 + length
     return found
+
+
+def scan_of(data: bytes) -> tuple[int, list[int]]:
+    """Where the scan begins, and the position behind each of its restart markers, relative to that."""
+    start = data.index(b"\xff\xda")
+    start += 2 + int.from_bytes(data[start + 2 : start + 4], "big")
+    return start, [found.end() for found in re.finditer(rb"\xff[\xd0-\xd7]", data[start:])]
+
+
+INDEX = b"tarpeg\0\1"
+"""What the index of a tiled file's rows begins with."""
+
+
+def with_index(data: bytes, numbers: Sequence[int], head: bytes = INDEX) -> bytes:
+    """The tiled file with this index of its rows, none for no numbers, instead of its own."""
+    own = b"".join(segment(0xEA, body) for marker, body in segments_of(data) if marker == 0xEA)
+    data = data.replace(own, b"", 1)
+    at = data.index(b"\xff\xda")
+    body = head + b"".join(number.to_bytes(4, "big") for number in numbers)
+    return data[:at] + (segment(0xEA, body) if numbers else b"") + data[at:]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -17,7 +19,8 @@ RAW = "stored raw"  # a reason why an image has no tiles
 _SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
 _BASELINE = (0xC0, 0xC1)
 _OTHER_FRAMES = (0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0))
-_DRI, _SOS = 0xDD, 0xDA
+_DRI, _SOS, _APP10 = 0xDD, 0xDA, 0xEA
+_INDEX = b"tarpeg\0\1"  # signature and version of the index of rows, see docs/formats.md
 
 
 class Encoded(NamedTuple):
@@ -193,29 +196,50 @@ def _to_jpeg(image: Image.Image, quality: int, subsampling: str) -> bytes:
 
 def tile_width(jpeg: bytes) -> tuple[int | None, str]:
     """Return the width of a JPEG's tiles, in pixels, from its header; or None and the reason."""
-    at, interval, columns, across = 2, 0, 0, 0
-    while at + 4 <= len(jpeg) and jpeg[at] == 0xFF:
-        marker = jpeg[at + 1]
-        if marker == 0xFF:
-            at += 1
-            continue
-        if marker == _SOS:
-            break
+    interval = columns = across = 0
+    for marker, body, _ in _segments(jpeg):
         if marker == _DRI:
-            interval = int.from_bytes(jpeg[at + 4 : at + 6], "big")
+            interval = int.from_bytes(body[:2], "big")
         elif marker in _BASELINE:
-            width, count = int.from_bytes(jpeg[at + 7 : at + 9], "big"), sum(jpeg[at + 9 : at + 10])
-            factors = [factor >> 4 for factor in jpeg[at + 11 : at + 11 + 3 * count : 3]]
+            width, count = int.from_bytes(body[3:5], "big"), sum(body[5:6])
+            factors = [factor >> 4 for factor in body[7 : 7 + 3 * count : 3]]
             if not count or len(factors) < count or not all(factors):
                 return None, "its header is damaged"
             across = 8 * max(factors) if count > 1 else 8
             columns = -(-width // across)
         elif marker in _OTHER_FRAMES:
             return None, "arithmetic (which hides damage), or progressive and no baseline file is equal"
-        at += 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
     if not interval or not columns or columns % interval:
         return None, "its tables, samplings, coefficients or padding fit into no tiled file"
     return interval * across, ""
+
+
+def row_index_fits(jpeg: bytes) -> bool:
+    """Whether the index of a tiled JPEG's rows holds the places of its restart markers; True without one."""
+    start, index = 0, b""
+    for marker, body, start in _segments(jpeg):  # noqa: B007
+        index = body if marker == _APP10 and body.startswith(_INDEX) else index
+    if not index:
+        return True
+    scan = np.frombuffer(jpeg, np.uint8)[start:]
+    codes = np.where(scan[:-1] == 0xFF, scan[1:], 0)
+    ends = (codes == 0xD9).nonzero()[0][:1]
+    rows = ((codes >= 0xD0) & (codes <= 0xD7)).nonzero()[0] + 2
+    found = np.frombuffer(index[len(_INDEX) : len(index) // 4 * 4], ">u4")
+    per_row = max(1, (len(rows) + 1) // max(1, len(found)))
+    return np.array_equal(found, [*ends, *rows[per_row - 1 :: per_row]])
+
+
+def _segments(jpeg: bytes) -> Iterator[tuple[int, bytes, int]]:
+    """Yield the marker, the body and the end of each segment of a header, the last one SOS."""
+    at, marker = 2, 0
+    while at + 4 <= len(jpeg) and jpeg[at] == 0xFF and marker != _SOS:
+        marker, length = jpeg[at + 1], int.from_bytes(jpeg[at + 2 : at + 4], "big")
+        if marker == 0xFF:
+            at += 1
+            continue
+        yield marker, jpeg[at + 4 : at + 2 + length], at + 2 + length
+        at += 2 + length
 
 
 def _check(name: str, value: object, least: int, most: int) -> None:

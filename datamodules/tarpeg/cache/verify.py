@@ -21,6 +21,7 @@ from ..shards.index import ShardIndex, build
 from ..shards.manifest import BUILDING, MANIFEST, ShardEntry, read_manifest
 from ..shards.wds_index import index_path, parse
 from .build import Progress
+from .codecs import row_index_fits
 
 _SMALL = 200 << 20  # bytes that one process checks before others have started
 _LOCK = re.compile(r"\..*lock|\.lock")
@@ -181,5 +182,9 @@ def _undecodable(tar: Path, entry: ShardEntry, index: ShardIndex) -> Iterator[Pr
         status = Status(int(decode.decode_batch([image], box, 1)[1]))
         if status != Status.OK:
             yield Problem(entry.name, index.key(row), f"image is {status.name} ({int(status)})")
+        elif not row_index_fits(image.numpy().tobytes()):
+            yield Problem(
+                entry.name, index.key(row), "the index of its rows of tiles is not that of its tiles"
+            )
     if torn[0]:
         yield Problem(entry.name, "", "it was cut while it was read, or its disk failed")

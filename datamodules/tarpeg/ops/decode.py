@@ -69,10 +69,11 @@ def tile_jpeg(jpeg: Tensor, tile: int = 32, *, max_pixels: int = MAX_PIXELS) -> 
 
     ``jpeg``: uint8 ``[n]``. ``tile``: the desired width of the tiles in pixels, 1 to 65535; narrower tiles
     waste less around a crop and need more bytes. Returns uint8 ``[m]``: an ordinary baseline JPEG that every
-    decoder decodes to the same pixels as the source. Restart markers divide its rows of MCUs, its Huffman
-    tables are optimised; EXIF, XMP and the ICC profile are kept. Progressive sources become baseline.
-    Returned unchanged: a source that cannot be tiled with exactly the same pixels, and one in which damage
-    may be hidden (arithmetic coding, padding within a scan).
+    decoder decodes to the same pixels as the source. Restart markers divide its rows of MCUs, an APP10
+    segment holds the places of the rows unless the image is small, its Huffman tables are optimised; EXIF,
+    XMP and the ICC profile are kept. Progressive sources become baseline. Returned unchanged: a source that
+    cannot be tiled with exactly the same pixels, and one in which damage may be hidden (arithmetic coding,
+    padding within a scan).
 
     Raises ``DecodeError`` if the source is damaged: rewriting would hide it.
     """
