@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/interleave.h"
 #include "base/simd.h"
 
 namespace tarpeg {
@@ -43,10 +44,10 @@ void blend_rows(const PlaneRows& rows, int16_t* out) noexcept {
 
 // A sum of pairs is 16 bits: the weights are at most 256 together, samples -128 to 127.
 template <int kPairs>
-TARPEG_AVX2 void blend_rows_of(const PlaneRows& rows, int16_t* out) noexcept {
+TARPEG_AVX2 void blend_rows_of(const PlaneRows& rows, size_t begin, int16_t* out) noexcept {
   const int pairs = kPairs > 0 ? kPairs : rows.pairs;
   const __m256i center = _mm256_set1_epi8(-128);
-  for (size_t x = 0; x < rows.length; x += 32) {
+  for (size_t x = begin; x < rows.length; x += 32) {
     __m256i low = _mm256_setzero_si256(), high = low;
     for (int pair = 0; pair < pairs; ++pair) {
       const __m256i weights =
@@ -99,6 +100,57 @@ TARPEG_AVX2 int to_rgb_avx2(const int16_t* luma, const int16_t* blue, const int1
     _mm_storel_epi64(reinterpret_cast<__m128i*>(target + 36), last);
     const int tail = _mm_extract_epi32(last, 2);
     std::memcpy(target + 44, &tail, 4);
+  }
+  return width;
+}
+
+#endif
+
+#if defined(TARPEG_AVX512)
+
+// As in AVX2, 64 samples at a time; returns how many are done.
+template <int kPairs>
+TARPEG_AVX512 size_t blend_rows_avx512(const PlaneRows& rows, int16_t* out) noexcept {
+  const int pairs = kPairs > 0 ? kPairs : rows.pairs;
+  const __m512i center = _mm512_set1_epi8(-128);
+  const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11),
+                second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+  size_t x = 0;
+  for (; x + 32 < rows.length; x += 64) {
+    __m512i low = _mm512_setzero_si512(), high = low;
+    for (int pair = 0; pair < pairs; ++pair) {
+      const __m512i weights =
+          _mm512_set1_epi16(static_cast<int16_t>(rows.weights[2 * pair] | rows.weights[2 * pair + 1] << 8));
+      const __m512i even = _mm512_xor_si512(_mm512_loadu_si512(rows.rows[2 * pair] + x), center);
+      const __m512i odd = _mm512_xor_si512(_mm512_loadu_si512(rows.rows[2 * pair + 1] + x), center);
+      low = _mm512_add_epi16(low, _mm512_maddubs_epi16(weights, _mm512_unpacklo_epi8(even, odd)));
+      high = _mm512_add_epi16(high, _mm512_maddubs_epi16(weights, _mm512_unpackhi_epi8(even, odd)));
+    }
+    _mm512_storeu_si512(out + x, _mm512_permutex2var_epi64(low, first, high));
+    _mm512_storeu_si512(out + x + 32, _mm512_permutex2var_epi64(low, second, high));
+  }
+  return x;
+}
+
+// As in AVX2, 32 pixels at a time.
+TARPEG_AVX512 int to_rgb_avx512(const int16_t* luma, const int16_t* blue, const int16_t* red, int width,
+                                uint8_t* rgb) noexcept {
+  if (width < 32) return 0;
+  const __m512i round = _mm512_set1_epi16(1 << (kLineBits - 1)), center = _mm512_set1_epi8(-128);
+  const Interleaved<3> order;
+  for (int next = 0; next < width; next += 32) {
+    const int x = std::min(next, width - 32);
+    const __m512i y = _mm512_add_epi16(_mm512_loadu_si512(luma + x), round);
+    const __m512i cb = _mm512_loadu_si512(blue + x), cr = _mm512_loadu_si512(red + x);
+    const __m512i r_part = _mm512_add_epi16(cr, _mm512_mulhrs_epi16(cr, _mm512_set1_epi16(kRed)));
+    const __m512i g_part = _mm512_add_epi16(_mm512_mulhrs_epi16(cb, _mm512_set1_epi16(kGreenBlue)),
+                                            _mm512_mulhrs_epi16(cr, _mm512_set1_epi16(kGreenRed)));
+    const __m512i b_part = _mm512_add_epi16(cb, _mm512_mulhrs_epi16(cb, _mm512_set1_epi16(kBlue)));
+    const __m512i r = _mm512_srai_epi16(_mm512_adds_epi16(y, r_part), kLineBits);
+    const __m512i g = _mm512_srai_epi16(_mm512_adds_epi16(y, g_part), kLineBits);
+    const __m512i b = _mm512_srai_epi16(_mm512_adds_epi16(y, b_part), kLineBits);
+    order.store(_mm512_xor_si512(_mm512_packs_epi16(r, g), center),
+                _mm512_xor_si512(_mm512_packs_epi16(b, b), center), rgb + 3 * static_cast<ptrdiff_t>(x));
   }
   return width;
 }
@@ -181,15 +233,49 @@ struct PlaneColumnsCode {
     }
   }
 #endif
+
+#if defined(TARPEG_AVX512)
+  // 16 outputs at a time, picked from kReach samples.
+  template <int kReach>
+  TARPEG_AVX512 static void sixteen(const PlaneColumns& columns, const int16_t* row, int16_t* out) noexcept {
+    const __m512i round = _mm512_set1_epi32(1 << (columns.shift() - 1));
+    const __m128i shift = _mm_cvtsi32_si128(columns.shift());
+    const int* start = columns.start_.data();
+    const int16_t* weights = columns.weights_.data();
+    const uint8_t* picks = columns.picks_.data();
+    for (int x = 0; x < columns.width_; x += 16, ++start, picks += 64) {
+      const int16_t* in = row + *start;
+      const __m512i low = _mm512_loadu_si512(in), high = kReach == 32 ? low : _mm512_loadu_si512(in + 32);
+      __m512i sum = round, pick = _mm512_loadu_si512(picks);
+      for (int pair = 0; pair < columns.pairs_; ++pair, weights += 32) {
+        const __m512i samples =
+            kReach == 32 ? _mm512_permutexvar_epi16(pick, low) : _mm512_permutex2var_epi16(low, pick, high);
+        sum = _mm512_dpwssd_epi32(sum, samples, _mm512_loadu_si512(weights));
+        pick = _mm512_add_epi16(pick, _mm512_set1_epi16(2));
+      }
+      const __m256i words = _mm512_cvtsepi32_epi16(_mm512_sra_epi32(sum, shift));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + x), words);
+    }
+  }
+#endif
 };
 
 void blend_plane_rows(const PlaneRows& rows, int16_t* out) noexcept {
+  size_t done = 0;
+#if defined(TARPEG_AVX512)
+  if (has_avx512()) {
+    done = rows.pairs == 1   ? blend_rows_avx512<1>(rows, out)
+           : rows.pairs == 2 ? blend_rows_avx512<2>(rows, out)
+           : rows.pairs == 3 ? blend_rows_avx512<3>(rows, out)
+                             : blend_rows_avx512<0>(rows, out);
+  }
+#endif
 #if defined(TARPEG_AVX2)
   if (has_avx2()) {
-    return rows.pairs == 1   ? blend_rows_of<1>(rows, out)
-           : rows.pairs == 2 ? blend_rows_of<2>(rows, out)
-           : rows.pairs == 3 ? blend_rows_of<3>(rows, out)
-                             : blend_rows_of<0>(rows, out);
+    return rows.pairs == 1   ? blend_rows_of<1>(rows, done, out)
+           : rows.pairs == 2 ? blend_rows_of<2>(rows, done, out)
+           : rows.pairs == 3 ? blend_rows_of<3>(rows, done, out)
+                             : blend_rows_of<0>(rows, done, out);
   }
 #endif
   blend_rows(rows, out);
@@ -205,25 +291,32 @@ void PlaneColumns::prepare(const Axis& axis, int first, bool reversed) {
   const auto column = [&](int x) { return reversed ? axis.out - 1 - x : x; };
   // Past the end the last output is repeated, with weights of zero.
   const auto start = [&](int x) { return axis.start[column(std::min(x, axis.out - 1))] - first; };
+  int reach = 0;  // samples under sixteen outputs; starts ascend or descend
+  for (int x = 0; x < width_; x += 16)
+    reach = std::max(reach, std::abs(start(x + 15) - start(x)) + 2 * pairs_);
+  reach_ = !has_avx512() || reach > 64 ? 0 : reach > 32 ? 64 : 32;
   start_.resize(width_);
   picks_.resize(static_cast<size_t>(width_) * 4);
+  const int together = reach_ > 0 ? 16 : 4;
   uint8_t* pick = picks_.data();
-  for (int x = 0; x < width_; x += 4) {
-    const int low = std::min(start(x), start(x + 3));  // they ascend or descend
-    start_[x / 4] = low;
-    for (int i = 0; i < 4; ++i, pick += 4) {
+  for (int x = 0; x < width_; x += together) {
+    const int low = std::min(start(x), start(x + together - 1));
+    start_[x / together] = low;
+    for (int i = 0; i < together; ++i, pick += 4) {
       const int span = start(x + i) - low;
-      if (span < 0 || span > kMostSpan) pairs_ = 0;
-      for (int byte = 0; byte < 4; ++byte) pick[byte] = static_cast<uint8_t>(2 * span + byte);
+      if (reach_ == 0 && (span < 0 || span > kMostSpan)) pairs_ = 0;
+      for (int byte = 0; byte < 4; ++byte)
+        pick[byte] = static_cast<uint8_t>(reach_ == 0 ? 2 * span + byte : byte % 2 ? 0 : span + byte / 2);
     }
   }
   blocks_ = (axis.taps + 7) / 8;
   weights_.assign(static_cast<size_t>(width_) * (pairs_ > 0 ? 2 * pairs_ : 8 * blocks_), 0);
+  const int group = reach_ > 0 ? 16 : 8;
   for (int x = 0; x < axis.out; ++x) {
     const int16_t* from = axis.weights.data() + static_cast<ptrdiff_t>(column(x)) * axis.taps;
     if (pairs_ > 0) {
-      int16_t* to = weights_.data() + static_cast<ptrdiff_t>(x / 8) * pairs_ * 16 + x % 8 * 2;
-      for (int tap = 0; tap < axis.taps; ++tap) to[tap / 2 * 16 + tap % 2] = from[tap];
+      int16_t* to = weights_.data() + static_cast<ptrdiff_t>(x / group) * pairs_ * 2 * group + x % group * 2;
+      for (int tap = 0; tap < axis.taps; ++tap) to[tap / 2 * 2 * group + tap % 2] = from[tap];
     } else {
       int16_t* to = weights_.data() + static_cast<ptrdiff_t>(x / 2) * blocks_ * 16 + x % 2 * 8;
       for (int tap = 0; tap < axis.taps; ++tap) to[tap / 8 * 16 + tap % 8] = from[tap];
@@ -233,6 +326,10 @@ void PlaneColumns::prepare(const Axis& axis, int first, bool reversed) {
 }
 
 void PlaneColumns::blend(const int16_t* row, int16_t* out) const noexcept {
+#if defined(TARPEG_AVX512)
+  if (reach_ == 32) return PlaneColumnsCode::sixteen<32>(*this, row, out);
+  if (reach_ == 64) return PlaneColumnsCode::sixteen<64>(*this, row, out);
+#endif
 #if defined(TARPEG_AVX2)
   if (has_avx2()) {
     return pairs_ == 0   ? PlaneColumnsCode::far(*this, row, out)
@@ -248,8 +345,11 @@ void PlaneColumns::blend(const int16_t* row, int16_t* out) const noexcept {
 void planes_to_rgb(const int16_t* luma, const int16_t* cb, const int16_t* cr, int width,
                    uint8_t* rgb) noexcept {
   int done = 0;
+#if defined(TARPEG_AVX512)
+  if (has_avx512()) done = to_rgb_avx512(luma, cb, cr, width, rgb);
+#endif
 #if defined(TARPEG_AVX2)
-  if (has_avx2()) done = to_rgb_avx2(luma, cb, cr, width, rgb);
+  if (done == 0 && has_avx2()) done = to_rgb_avx2(luma, cb, cr, width, rgb);
 #endif
   to_rgb_portable(luma, cb, cr, done, width, rgb);
 }

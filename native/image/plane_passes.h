@@ -36,7 +36,7 @@ class PlaneColumns {
   // kBeyond numbers past the row.
   void blend(const int16_t* row, int16_t* out) const noexcept;
   size_t bytes() const noexcept { return held_bytes(start_, weights_, picks_); }
-  static constexpr int kBeyond = 32;
+  static constexpr int kBeyond = 64;
 
  private:
   friend struct PlaneColumnsCode;
@@ -47,9 +47,10 @@ class PlaneColumns {
   bool reversed_ = false;
   // If every four outputs have their first two taps among eight samples, which one vector holds, `picks_` are
   // bytes of it [eight outputs][output][byte], weights_ [eight outputs][pair of taps][output][tap], and
-  // start_ has a number for each four outputs. Otherwise pairs_ is 0, outputs have blocks of eight taps,
-  // weights_ [two outputs][block][output][tap], and start_ has a number for each.
-  int pairs_ = 0, blocks_ = 0;
+  // start_ has a number for each four outputs. With AVX-512 the same for sixteen outputs and `reach_`
+  // samples, 32 or 64, and picks_ are pairs of their numbers. Otherwise pairs_ is 0, outputs have blocks of
+  // eight taps, weights_ [two outputs][block][output][tap], and start_ has a number for each.
+  int pairs_ = 0, blocks_ = 0, reach_ = 0;
   std::vector<int> start_;
   std::vector<int16_t> weights_;
   std::vector<uint8_t> picks_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/interleave.h"
 #include "base/simd.h"
 
 namespace tarpeg {
@@ -156,22 +157,6 @@ TARPEG_AVX2 void h2v2_avx2(const ChromaRow& row, int16_t* sums, uint8_t* out) no
 
 #if defined(TARPEG_AVX512)
 
-// Places of the bytes of 32 pixels: from red and green below 64, and blue and 255 from there on, eight of
-// each in turn.
-template <int kStep>
-struct Interleaved {
-  alignas(64) uint8_t place[32 * kStep];
-
-  constexpr Interleaved() : place() {
-    for (int i = 0; i < 32 * kStep; ++i) {
-      const int pixel = i / kStep, channel = i % kStep;
-      place[i] = static_cast<uint8_t>(channel / 2 * 64 + pixel / 8 * 16 + channel % 2 * 8 + pixel % 8);
-    }
-  }
-};
-constexpr Interleaved<3> kRgb;
-constexpr Interleaved<4> kRgbx;
-
 TARPEG_AVX512 inline __m512i widened512(const uint8_t* at) noexcept {
   return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
 }
@@ -182,11 +167,7 @@ TARPEG_AVX512 int convert_avx512(const uint8_t* luma, const uint8_t* blue, const
                                  uint8_t* out) noexcept {
   const __m512i center = _mm512_set1_epi16(128), half = _mm512_set1_epi32(kHalf);
   const __m512i green = _mm512_set1_epi32(kGreen);
-  const uint8_t* const places = kStep == 3 ? kRgb.place : kRgbx.place;
-  const __m512i first = _mm512_load_si512(places);
-  const __m512i second =
-      kStep == 3 ? _mm512_castsi256_si512(_mm256_load_si256(reinterpret_cast<const __m256i*>(places + 64)))
-                 : _mm512_load_si512(places + 64 * (kStep - 3));
+  const Interleaved<kStep> order;
   for (int next = 0; next < count; next += 32) {
     const int x = std::min(next, count - 32);
     const __m512i y = widened512(luma + x);
@@ -202,14 +183,7 @@ TARPEG_AVX512 int convert_avx512(const uint8_t* luma, const uint8_t* blue, const
     const __m512i g = _mm512_add_epi16(_mm512_sub_epi16(y, cr), _mm512_packs_epi32(g_low, g_high));
     const __m512i b = _mm512_add_epi16(y, _mm512_add_epi16(_mm512_add_epi16(cb, cb), b_part));
     const __m512i rg = _mm512_packus_epi16(r, g), bx = _mm512_packus_epi16(b, _mm512_set1_epi16(255));
-    uint8_t* const target = out + static_cast<ptrdiff_t>(kStep) * x;
-    _mm512_storeu_si512(target, _mm512_permutex2var_epi8(rg, first, bx));
-    const __m512i rest = _mm512_permutex2var_epi8(rg, second, bx);
-    if constexpr (kStep == 3) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(target + 64), _mm512_castsi512_si256(rest));
-    } else {
-      _mm512_storeu_si512(target + 64, rest);
-    }
+    order.store(rg, bx, out + static_cast<ptrdiff_t>(kStep) * x);
   }
   return count;
 }

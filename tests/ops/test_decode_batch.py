@@ -181,6 +181,9 @@ for kind in pictures.KINDS:
 for file in (tensor(jpeg(kind, 40, 150)) for kind in ("420", "422", "444")):
     for width in range(1, 140, 3):
         write(tarpeg.decode_crop(file, 1, width % 7, 33, width))
+for kind, size in product(("420", "444"), [(60, 50), (62, 23), (64, 110), (62, 195), (65, 222)]):
+    for flip in (False, True):  # columns of every scale at once
+        write(resized(tensor(jpeg(kind, 64, 200)), (1, 3, 62, 195), size, flip=torch.tensor([flip])))
 for strength, quantiser in product((40, 300, 3000), (1, 16, 255, 4000)):
     source = Jpeg(50, 70, tables=((quantiser,) * 64,) * 2, frame=0xC1, interval=1)
     add(tensor(source.noise(strength=strength).bytes()), 50, 70)
