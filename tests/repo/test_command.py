@@ -13,6 +13,7 @@ from helpers.scripts import run_script, run_tool
 from tarpeg_hydra import command
 from tarpeg_hydra.hints import check_arguments, check_settings
 
+CODECS = ", ".join(sorted(path.stem for path in Path(__file__).parents[2].glob("conf/codec/*.yaml")))
 OWN = "for shards of your own: data=shards data.train.shards="
 
 
@@ -113,7 +114,7 @@ def test_a_command_has_the_settings_of_its_tool(name):
         (
             "build_cache",
             ["codec=rav"],
-            "codec=rav must be one of raw, resized, tiled; did you mean codec=raw?",
+            f"codec=rav must be one of {CODECS}; did you mean codec=raw?",
         ),
         ("train", ["data=shards", "data.train.shards=/x", "+data.allow_overlap=true", "data.val=null"], ""),
         ("train", ["data.bach_size=3", "--multirun"], ""),

@@ -72,6 +72,7 @@ TOO_LONG = "1048577 bytes, and labels are read from members of up to 1048576"
         ({"a": 2**63}, "json:a", "is 9223372036854775808, not"),
         ({"a": "7" * 99}, "json:a", r'is "7+\.\.\., not'),
         ({"a": None}, "json:a", "is null, not"),
+        ({"a": "猫"}, "json:a", 'is "猫", not'),
         ({"a": 1}, "xml:a", r"has no member 'xml', only \['jpg', 'json', 'cls'\]"),
         ({"a": 1}, ["cls", "json:b"], "no field 'b'"),
         *((text, "json", "member 'json' is '.*', not a 64-bit integer") for text in NOT_INTEGERS),

@@ -199,7 +199,7 @@ def _field(samples: Samples, id: int, extension: str, document: Any, field: str)
                 f"at {name!r} it has {found}"
             )
     if not isinstance(value, int) or isinstance(value, bool) or not -_LIMIT <= value < _LIMIT:
-        found = json.dumps(value)
+        found = json.dumps(value, ensure_ascii=False)
         raise ShardError(
             f"{where_of(samples, id)}: field {field!r} of member {extension!r} is "
             f"{found if len(found) <= 32 else found[:32] + '...'}, not a 64-bit integer"
