@@ -31,8 +31,9 @@ from .tar import LONGEST_HEADERS, grouped, header_end, is_member, regular_member
 
 SAVED_SUFFIX = ".tarpeg.npz"
 
-# Of indexes that are complete, and of others, which version 1 had without AVIF: they are built again.
-_COMPLETE, _PARTIAL = 1, 2
+# Of indexes that are complete, and of others, which versions 1 and 2 had without AVIF and packed images: they
+# are built again.
+_COMPLETE, _PARTIAL = 1, 3
 _HEADERS = 10 << 10  # bytes before a member's data that are read first to check its name
 # Note [One parser]: numpy parses the header of an array as Python code, and CPython 3.11 fails now and then
 # if two threads parse at once ("AST constructor recursion depth mismatch", its issue 106905).
