@@ -6,7 +6,7 @@
 // - vector code and portable code give the same bytes;
 // - views that are decoded together are those of each box alone;
 // - a file that tile_jpeg() accepts decodes, its tiled twin decodes to the same pixels and is a regular
-//   stream; tiling the twin again changes nothing.
+//   stream; tiling the twin again changes nothing. Packed it has the same pixels, too.
 // Each input makes some of these checks (`Choices`): inputs are faster, and the choice mutates as well.
 //
 // An index that fits the crop's rows alone was made to show other tiles (Note [row index]): no pixel is
@@ -241,10 +241,8 @@ void check(const std::vector<uint8_t>& file, const Header& header, const Request
   with_vectors = !choices.portable();
   std::vector<uint8_t> pixels, others, small;
   const Status cropped = decode(file, crop, &pixels);
-  if (header.format == Format::kPpm) {
-    require(cropped == Status::kOk, "a PPM with a good header decodes");
-    return;
-  }
+  if (header.format == Format::kPpm) require(cropped == Status::kOk, "a PPM with a good header decodes");
+  if (header.format != Format::kJpeg) return;
   if (!choices.checks_crop() && !choices.checks_tiling()) return;
   const bool has_end = has_end_marker(file.data(), file.size(), header.body);
   // See Note [padding]: a file that can be parsed is judged by PlaneReader, all others by libjpeg.
@@ -271,6 +269,17 @@ void check(const std::vector<uint8_t>& file, const Header& header, const Request
   std::vector<uint8_t> tiled, again;
   const int tile = choices.tile + 1;
   if (tile_jpeg(file.data(), file.size(), header, tile, kMaxPixels, &tiled) != Status::kOk) return;
+  require(pack_jpeg(file.data(), file.size(), header, tile, kMaxPixels, &others) == Status::kOk,
+          "what can be tiled can be packed, or stays a JPEG");
+  const bool is_packed = read_header(others.data(), others.size()).format == Format::kPacked;
+  require(is_packed || others == tiled, "what cannot be packed is tiled");
+  if (tiled == file && !is_packed) return;
+  std::vector<uint8_t> twice;
+  if (is_packed) {
+    require(decode(others, crop, &again) == Status::kOk && decode(others, resized, &twice) == Status::kOk,
+            "a packed file decodes");
+  }
+  if (is_packed && kIsVectorLibjpeg) require(again == pixels && twice == small, "packing keeps every pixel");
   if (tiled == file) return;
   require(full == Status::kOk && cropped == Status::kOk && shrunk == Status::kOk,
           "what can be tiled decodes");

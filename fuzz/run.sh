@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the fuzz target under ASan and UBSan and lets it run: fuzz/run.sh PYTHON
-# FUZZ_SECONDS=60; FUZZ_LIBJPEG=source builds libjpeg-turbo with the sanitisers too, from the distribution's
-# source package; FUZZ_ARGS are libFuzzer's. The corpus stays in build/fuzz/corpus.
+# Builds the fuzz targets, decode.cpp and packed.cpp, under ASan and UBSan and lets each run: fuzz/run.sh PYTHON
+# FUZZ_SECONDS=60 for each; FUZZ_TARGETS="decode packed"; FUZZ_LIBJPEG=source builds libjpeg-turbo with the sanitisers too, from the distribution's
+# source package; FUZZ_ARGS are libFuzzer's. The corpora stay in build/fuzz/TARGET/corpus.
 # Exit status 77: clang is missing and could not be installed.
 # At the end it prints the line coverage of each decoder file; less than 90% of one is a failure.
 set -euo pipefail
@@ -27,7 +27,8 @@ can_fuzz() {
 can_fuzz || { install clang-14 libclang-rt-14-dev llvm-14 && can_fuzz; } ||
   { echo "$cxx cannot link libFuzzer: install libclang-rt-dev" >&2; exit 77; }
 
-mkdir -p $out/{seeds,corpus,crashes,objects,covered}
+targets=(${FUZZ_TARGETS:-decode packed})
+mkdir -p $out/{decode,packed}/{seeds,corpus} $out/{crashes,objects,covered,bin}
 tools=$(dirname "$(readlink -f "$(command -v "$cxx")")")/
 jpeg=(-ljpeg) include=()
 if [ "${FUZZ_LIBJPEG:-}" = source ]; then
@@ -39,15 +40,15 @@ if [ "${FUZZ_LIBJPEG:-}" = source ]; then
   fi
 fi
 
-# base/simd.cpp is left out: the target itself chooses between vector code and portable code.
-sources=(fuzz/decode.cpp native/base/status.cpp native/jpeg/*.cpp native/image/*.cpp)
+# base/simd.cpp is left out: the targets themselves choose between vector code and portable code.
+sources=(fuzz/{decode,packed}.cpp native/base/status.cpp native/jpeg/*.cpp native/image/*.cpp)
 common="-std=c++17 -g -ffp-contract=off -Inative ${include[*]-}"
 sanitised="$common -O2 -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined"
 # Comparisons are traced in parsers alone: in the loops over pixels that takes a third of the time.
 compile() { # SOURCE
   local object untraced=()
   object=$(echo "$1" | tr / -).o
-  case $1 in fuzz/* | */header.cpp | */baseline.cpp | */ppm.cpp) ;; *) untraced=(-fno-sanitize-coverage=trace-cmp) ;; esac
+  case $1 in fuzz/* | */header.cpp | */baseline.cpp | */packed.cpp | */ppm.cpp) ;; *) untraced=(-fno-sanitize-coverage=trace-cmp) ;; esac
   "$cxx" $sanitised "${untraced[@]}" -c "$1" -o "$out/objects/$object"
   "$cxx" $common -O1 -fprofile-instr-generate -fcoverage-mapping -c "$1" -o "$out/covered/$object"
 }
@@ -55,16 +56,24 @@ export -f compile
 export cxx common sanitised out
 rm -f $out/{objects,covered}/*.o
 printf '%s\n' "${sources[@]}" | xargs -P "$(nproc)" -I{} bash -c 'compile {}'
-"$cxx" -fsanitize=fuzzer,address,undefined $out/objects/*.o "${jpeg[@]}" -o $out/decode
-# A sanitised libjpeg needs their runtime libraries.
-"$cxx" -fsanitize=fuzzer${FUZZ_LIBJPEG:+,address,undefined} -fprofile-instr-generate $out/covered/*.o "${jpeg[@]}" -o $out/coverage
+for target in "${targets[@]}"; do
+  "$cxx" -fsanitize=fuzzer,address,undefined $out/objects/{fuzz-$target.cpp,native-*}.o "${jpeg[@]}" -o $out/bin/$target
+  # A sanitised libjpeg needs their runtime libraries.
+  "$cxx" -fsanitize=fuzzer${FUZZ_LIBJPEG:+,address,undefined} -fprofile-instr-generate \
+    $out/covered/{fuzz-$target.cpp,native-*}.o "${jpeg[@]}" -o $out/bin/$target-coverage
+done
 
-"$python" fuzz/seeds.py $out/seeds
+"$python" fuzz/seeds.py $out/decode/seeds $out/packed/seeds
 # Short stacks and a short quarantine of freed memory: half the time of an allocation.
 export ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1:malloc_context_size=4:quarantine_size_mb=16
-$out/decode -max_len=4096 -timeout=20 -rss_limit_mb=3000 -dict=fuzz/jpeg.dict -artifact_prefix=$out/crashes/ \
-  -max_total_time="${FUZZ_SECONDS:-60}" -print_final_stats=1 ${FUZZ_ARGS:-} $out/corpus $out/seeds
+for target in "${targets[@]}"; do
+  $out/bin/$target -max_len=4096 -timeout=20 -rss_limit_mb=3000 -dict=fuzz/jpeg.dict -artifact_prefix=$out/crashes/ \
+    -max_total_time="${FUZZ_SECONDS:-60}" -print_final_stats=1 ${FUZZ_ARGS:-} $out/$target/{corpus,seeds}
+done
 
-LLVM_PROFILE_FILE=$out/coverage.raw $out/coverage -runs=0 $out/corpus $out/seeds 2>$out/coverage.log
-"${tools}llvm-profdata" merge -o $out/coverage.data $out/coverage.raw
-"${tools}llvm-cov" export -summary-only $out/coverage -instr-profile=$out/coverage.data | "$python" fuzz/coverage.py
+for target in "${targets[@]}"; do
+  LLVM_PROFILE_FILE=$out/$target.raw $out/bin/$target-coverage -runs=0 $out/$target/{corpus,seeds} 2>$out/$target.log
+done
+"${tools}llvm-profdata" merge -o $out/coverage.data $(printf "$out/%s.raw " "${targets[@]}")
+"${tools}llvm-cov" export -summary-only $(printf -- "-object $out/bin/%s-coverage " "${targets[@]}") \
+  -instr-profile=$out/coverage.data | "$python" fuzz/coverage.py

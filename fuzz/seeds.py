@@ -1,6 +1,6 @@
-"""Write the seed corpus of fuzz/decode.cpp: small files of every kind, each after the bytes of its `Choices`.
+"""Write the seed corpora of both targets: small files of all kinds, each after the bytes of its `Choices`.
 
-python fuzz/seeds.py build/fuzz/seeds
+python fuzz/seeds.py build/fuzz/decode/seeds build/fuzz/packed/seeds
 """
 
 from __future__ import annotations
@@ -96,16 +96,47 @@ def stale(data: bytes) -> Iterator[bytes]:
         )
 
 
-def main() -> None:
-    """Write the inputs within the limit to the directory named on the command line."""
-    directory = Path(sys.argv[1])
+def packed(jpegs: list[bytes]) -> Iterator[bytes]:
+    """Return the inputs of fuzz/packed.cpp: the files that can be packed, in tiles of 8 and 32 pixels."""
+    import tarpeg
+
+    big = [
+        crafted.Jpeg(24, 40, sampling, tables=(table,) * 2).noise(number, strength, limit).bytes()
+        for number, (sampling, strength, limit, table) in enumerate(
+            itertools.product(crafted.SAMPLINGS[:6], (40, 4000), (120, 1023), ([1] * 64, [300] * 64))
+        )
+    ]
+    number = 0
+    for data, tile in itertools.product([*jpegs, *big], (8, 32)):
+        try:
+            found = bytes(tarpeg.pack_jpeg(pictures.tensor(data), tile).numpy())
+        except ValueError:
+            continue
+        if found[:4] == b"\x89TPJ" and len(found) <= LIMIT:
+            options = number % 16 if number % 5 else 48
+            yield (
+                bytes((37 * number % 256, 59 * number % 256, 200, 90, 7 * number % 256, options, 0, 40))
+                + found
+            )
+            number += 1
+
+
+def write(directory: Path, inputs: list[bytes]) -> None:
+    """Write the inputs within the limit."""
     directory.mkdir(parents=True, exist_ok=True)
-    found = files()
-    inputs = [request + data for number, data in enumerate(found) for request in requests(number)]
-    inputs += [changed for data in (found[0], found[18]) for changed in stale(data)]
     for number, data in enumerate(inputs):
         if len(data) <= LIMIT:
             (directory / f"seed-{number:04d}").write_bytes(data)
+
+
+def main() -> None:
+    """Write the inputs to the directories named on the command line."""
+    found = files()
+    inputs = [request + data for number, data in enumerate(found) for request in requests(number)]
+    inputs += [changed for data in (found[0], found[18]) for changed in stale(data)]
+    coefficients = list(packed(found))
+    write(Path(sys.argv[1]), inputs + [bytes(2) + data for data in coefficients[::10]])
+    write(Path(sys.argv[2]), coefficients)
 
 
 if __name__ == "__main__":
