@@ -17,7 +17,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
-from tarpeg import RandomResizedCrop, Raw, Resized, Tiled, decode_batch, image_sizes
+from tarpeg import Packed, RandomResizedCrop, Raw, Resized, Tiled, decode_batch, image_sizes
 from tarpeg.benchmarks.report import machine_name
 from tarpeg.datasets.synthetic import Photos, photograph
 
@@ -26,6 +26,8 @@ CODECS = {
     "tiled": Tiled(),
     "tiled codec.tile=16": Tiled(16),
     "tiled codec.tile=64": Tiled(64),
+    "packed": Packed(),
+    "packed codec.shorter=512": Packed(512),
     "resized codec.shorter=512": Resized(512),
     "resized codec.shorter=256": Resized(256),
     "raw codec.shorter=512": Raw(512),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .benchmarks.measure import measure as measure
     from .cache import codecs as codecs
     from .cache.build import CacheReport as CacheReport, build_cache as build_cache
-    from .cache.codecs import Raw as Raw, Resized as Resized, Tiled as Tiled
+    from .cache.codecs import Packed as Packed, Raw as Raw, Resized as Resized, Tiled as Tiled
     from .cache.plan import Layout as Layout
     from .cache.verify import VerifyReport as VerifyReport, verify_cache as verify_cache
     from .datamodule import ShardDataModule as ShardDataModule
@@ -85,7 +85,7 @@ _NAMES = {
         "TimmRandAugment TrivialAugmentWide"
     ),
     "benchmarks.measure": "measure",
-    "cache.codecs": "codecs Raw Resized Tiled",
+    "cache.codecs": "codecs Packed Raw Resized Tiled",
     "cache.build": "CacheReport build_cache",
     "cache.plan": "Layout",
     "cache.verify": "VerifyReport verify_cache",

@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue
 from rich.console import Console
 from tarpeg import diagnose
+from tarpeg.cache.report import summarise_shards
 
 from .hints import with_overrides
 
@@ -30,10 +31,20 @@ def main(cfg: DictConfig) -> None:
 
 
 def _plans(cfg: DictConfig) -> list[str]:
-    """Return what the splits of ``cfg.data`` do natively and in Python, and its cost."""
+    """Return what the splits of ``cfg.data`` do natively and in Python, its cost, and their caches."""
     try:
         splits = instantiate(cfg.data).splits.items()
-        plans = [(name, str(split.plan()).splitlines()) for name, split in splits if split is not None]
+        plans = [
+            (
+                name,
+                [
+                    *str(split.plan()).splitlines(),
+                    *([] if split.streaming else summarise_shards(split.shards)),
+                ],
+            )
+            for name, split in splits
+            if split is not None
+        ]
     except MissingMandatoryValue as error:
         sys.exit(f"doctor: {error.full_key} is not set: give {error.full_key}=...")
     except InstantiationException as error:

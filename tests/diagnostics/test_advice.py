@@ -118,6 +118,23 @@ def test_tiled_images_may_be_raw_or_smaller():
     assert "expected" not in text(run, wait=0.61)
 
 
+def test_packed_images_leave_out_entropy_coding():
+    both = PLAIN._replace(packed=120.0, packed_growth=1.36)
+    growth = ", which leaves out entropy coding for 1.4 times the bytes; expected"
+    # 250 or 120 of 1000 us: packed is the better one only if decoding stays the limit.
+    assert "codec" not in text(GPU._replace(costs=both), wait=0.61)
+    run = GPU._replace(costs=both)
+    assert "dest='/d-cache', codec=tarpeg.Packed()) and train on it" in text(run, wait=0.9)
+    assert text(run, wait=0.9).endswith(f"{growth} 8.3x")
+    assert " dest=/d-cache codec=packed`" in overrides(run, wait=0.9)
+    costs = TILED._replace(decode=250.0, cached=80.0)
+    tiled = GPU._replace(costs=costs._replace(packed=120.0, packed_growth=1.36))
+    assert text(tiled, rate=32e3, wait=0.5).endswith(f"{growth} 2.0x"), "fewer bytes than raw"
+    assert "codec=tarpeg.Raw()" in text(tiled, rate=32e3, wait=0.9)
+    packed = GPU._replace(costs=costs)
+    assert "codec=tarpeg.Raw()" in text(packed, rate=32e3, wait=0.5), "packed already"
+
+
 def test_a_slow_disk():
     run = GPU._replace(costs=TILED)
     found = text(run, rate=100.0, wait=0.6)
@@ -196,6 +213,7 @@ def test_every_kind_of_source(source, override, dest):
 def every_advice():
     runs = [GPU, CPU, GPU._replace(is_streaming=True), GPU._replace(has_operators=False)]
     runs += [GPU._replace(costs=costs) for costs in (PLAIN, TILED, TILED._replace(cached=1000.0))]
+    runs += [GPU._replace(costs=PLAIN._replace(cached=900.0, packed=100.0, packed_growth=1.4))]
     runs += [GPU._replace(workers=0, threads=2), CPU._replace(workers=0, cores=4)]
     runs += [CPU._replace(cores=1, costs=PLAIN._replace(augment=5000.0))]
     waits = [advice(run, rate=rate, wait=0.5) for run in runs for rate in (1.0, 8000.0)]
@@ -218,7 +236,7 @@ def test_every_call_exists():
     calls = [part for each in every_advice() for part in each if isinstance(part, Call)]
     nested = [value for call in calls for value in call.arguments.values() if isinstance(value, Call)]
     names = {call.function.removeprefix("tarpeg.") for call in (*calls, *nested)}
-    public = "Augment Raw Resized ShardDataModule Split Trainer build_cache diagnose"
+    public = "Augment Packed Raw Resized ShardDataModule Split Trainer build_cache diagnose"
     assert " ".join(sorted(names)) == public
     assert names - {"Trainer"} <= set(tarpeg.__all__)
     tarpeg.ShardDataModule(tarpeg.Split("x", tarpeg.Whole(8)), workers=3, threads=None)

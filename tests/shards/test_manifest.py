@@ -65,7 +65,7 @@ def change(content, place, value):
     [
         ("format", "other", "not the manifest of a tarpeg cache.*'other'.*rename that file"),
         ("format", ..., "format is None"),
-        ("version", 2, "version 2, and this tarpeg reads up to 1.*Update tarpeg"),
+        ("version", 3, "version 3, codec Tiled, and this tarpeg reads up to 2.*Update tarpeg"),
         *(("version", value, f"version: {POSITIVE} {value}") for value in (0, True, 1.0)),
         ("version", ..., f"version: {POSITIVE} None"),
         ("tarpeg", 1, "tarpeg: Expected `str`, got `int`, found 1"),

@@ -78,7 +78,8 @@ class CacheReport:
     in the cache, counted by kind. findings: samples that may be a mistake of the source, by kind, such as
     "samples without a label (a member cls)": their number, and source shard, key and content of the first.
     classes: names by label, None if the source has none. converted: files that became JPEGs by format, in
-    the shards that this build wrote. is_split: false for a folder without ``train`` and ``val``.
+    the shards that this build wrote. is_split: false for a folder without ``train`` and ``val``. codec: its
+    class; of ``Packed``, tiles are those of packed images, untiled all others.
     """
 
     dest: Path
@@ -97,6 +98,7 @@ class CacheReport:
     classes: list[str] | None = None
     converted: dict[str, int] = field(default_factory=dict)
     is_split: bool = True
+    codec: str = "Tiled"
 
 
 def build_cache(
@@ -169,12 +171,13 @@ def build_cache(
         classes=builder.classes,
         converted=summed(result.converted for result in builder.results.values()),
         is_split=not isinstance(listing, Folder) or listing.split != "all" or "" not in listing.parts(),
+        codec=manifest.codec["name"],
     )
 
 
 def _check_codec(codec: object) -> None:
     if not is_dataclass(codec) or isinstance(codec, type) or not hasattr(codec, "encode"):
-        raise ValueError(f"codec={codec!r} must be a codec such as Tiled(), Resized(256) or Raw()")
+        raise ValueError(f"codec={codec!r} must be a codec such as Tiled(), Packed(), Resized(256) or Raw()")
 
 
 def _check_apart(listing: list[SourceShard] | Folder, folder: Path) -> None:

@@ -29,7 +29,7 @@ from ..files import write_json
 from ..shards.index import build_from, save
 from ..shards.labels import is_label, shown
 from ..shards.manifest import BUILDING, MANIFEST, CodecEntry, Finding
-from ..shards.pillow import JPEG, format_name, image_extension, is_animated
+from ..shards.pillow import NATIVE, format_name, image_extension, is_animated
 from ..shards.wds_index import Component, index_text
 from .codecs import Codec
 from .sources import Sample, ShardInput, SourceShard
@@ -202,7 +202,7 @@ def _encode(codec: Codec, sample: Sample, result: ShardResult) -> dict[str, byte
             "codec, or rename that member."
         )
     members[extension] = data
-    if data.startswith(JPEG) and not sample.members[image].startswith(JPEG):
+    if data.startswith(NATIVE) and not sample.members[image].startswith(NATIVE):
         kind = format_name(sample.members[image]) or image.upper()
         result.converted[kind] = result.converted.get(kind, 0) + 1
     counts, name = (result.untiled, untiled) if tile is None else (result.tiles, str(tile))

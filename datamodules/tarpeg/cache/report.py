@@ -12,10 +12,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from ..errors import ShardError
 from ..progress import progress
 from ..shards import pillow
 from ..shards.folder import left_out_line
+from ..shards.manifest import read_manifest
 from ..shards.mapped import Shards
+from ..shards.paths import Source, expand
 from .build import CacheReport, Progress
 from .codecs import RAW
 from .job import NO_LABEL
@@ -71,11 +74,14 @@ def summarise_build(report: CacheReport, measure: bool = False) -> list[str]:
     if others := widths[most:]:
         share_of_others = sum(report.tiles[width] for width in others) / images
         shown.append(f"{min(others)} to {max(others)} px: {share_of_others:.1%}")
+    if report.codec == "Packed":
+        lines.append(f"packed: {_counted(sum(report.tiles.values()), images)}")
     if shown:
         lines.append(f"images by width of tile: {', '.join(shown)}")
+    kept = "not packed" if report.codec == "Packed" else "not tiled"
     for reason, count in report.untiled.items():
-        counted = f"{count} image{'s' * (count != 1)} ({count / images:.1%})"
-        lines.append(f"stored as pixels: {counted}" if reason == RAW else f"not tiled: {counted}, {reason}")
+        counted = _counted(count, images)
+        lines.append(f"stored as pixels: {counted}" if reason == RAW else f"{kept}: {counted}, {reason}")
     lines += left_out_lines(report)
     if not report.is_split:
         lines.append(
@@ -89,6 +95,27 @@ def summarise_build(report: CacheReport, measure: bool = False) -> list[str]:
             f"{before / after:.1f} times as fast ({count} images, one thread)"
         )
     return lines
+
+
+def summarise_shards(shards: Source) -> list[str]:
+    """Return a line about each cache that local shards are of, or the reason why they cannot be read."""
+    try:
+        folders = {path.parent: None for path in expand(shards)}
+        manifests = {folder: read_manifest(folder) for folder in folders}
+    except ShardError as error:
+        return [str(error)]
+    lines = []
+    for folder, manifest in manifests.items():
+        if manifest is not None:
+            kind = "packed" if manifest.codec["name"] == "Packed" else "tiled"
+            counted = _counted(sum(manifest.tiles.values()), max(manifest.samples, 1))
+            size = f"{manifest.samples} samples, {manifest.bytes / 1e6:.1f} MB"
+            lines.append(f"cache {folder}: codec {manifest.codec['name']}, {size}; {kind}: {counted}")
+    return lines
+
+
+def _counted(count: int, images: int) -> str:
+    return f"{count} image{'s' * (count != 1)} ({count / images:.1%})"
 
 
 def left_out_lines(report: CacheReport) -> list[str]:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import torch
 
-from ..errors import CacheError, ShardError, Status
+from ..errors import CacheError, DecodeError, ShardError, Status
 from ..files import read_regular
 from ..ops import library
 from ..processes import completed, open_executor
+from ..shards import pillow
 from ..shards.index import ShardIndex, build
 from ..shards.manifest import BUILDING, MANIFEST, ShardEntry, read_manifest
 from ..shards.wds_index import index_path, parse
@@ -73,6 +74,8 @@ def verify_cache(
     progress: Callable[[Progress], object] | None = None,
 ) -> VerifyReport:
     """Check size and checksums of every shard, its index against its headers, and decode each whole image.
+
+    Packed images have a checksum each, so that those of a damaged shard are found.
 
     executor: runs the checks, one call per shard; or a number of local processes (0: this process); default
     one per core, or this process for a small cache. progress: called after each shard.
@@ -176,6 +179,13 @@ def _undecodable(tar: Path, entry: ShardEntry, index: ShardIndex) -> Iterator[Pr
     places = zip(index.offset[members].tolist(), index.nbytes[members].tolist(), strict=True)
     for row, (offset, nbytes) in enumerate(places):
         image = data.narrow(0, offset, nbytes)
+        content = image.numpy().data
+        if content[:4] == pillow.PACKED:
+            try:
+                pillow.check_packed(content)
+            except DecodeError as error:
+                yield Problem(entry.name, index.key(row), f"image is {error}")
+                continue
         sides = decode.image_sizes([image]).clamp(min=1)
         box = torch.cat([torch.zeros_like(sides), sides], dim=1)
         # Reduced to one pixel: every coefficient of the image is decoded.

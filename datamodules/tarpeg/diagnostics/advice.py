@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cache.codecs import Codec, Raw, Tiled, tile_width
+from ..cache.codecs import Codec, Packed, Raw, Tiled, tile_width
 from ..errors import DecodeError, ShardError
 from ..loader.config import PixelFormat
 from ..loader.fetch import BoxError, Fetcher
 from ..sampling.sampler import Request
-from ..shards.pillow import JPEG, as_tensor
+from ..shards.pillow import NATIVE, PACKED, as_tensor
 
 STAGES = {
     "wait": "waiting for data",
@@ -65,9 +65,10 @@ Advice = tuple[str | Call, ...]
 class Costs(NamedTuple):
     """Microseconds per image on one thread, medians over rounds.
 
-    images: how many were measured. tiled: fraction of tiled JPEGs among them. decode: read, crop and resize
-    the images as they are. cached: the same from a cache, which is tiled, or raw if most images are tiled
-    already. growth: bytes in that cache per byte now. augment: augmentation by the loader, 0 without one.
+    images: how many were measured. tiled: fraction of tiled or packed ones among them. decode: read, crop and
+    resize the images as they are. cached: the same from a cache, which is tiled, or raw if most images are
+    tiled already. growth: bytes in that cache per byte now. augment: augmentation by the loader, 0 without
+    one. packed, packed_growth: cached and growth of a packed cache; 0 if most images are packed already.
     """
 
     images: int
@@ -76,6 +77,8 @@ class Costs(NamedTuple):
     cached: float
     growth: float
     augment: float
+    packed: float = 0.0
+    packed_growth: float = 0.0
 
 
 class RunFacts(NamedTuple):
@@ -214,11 +217,18 @@ def _options(wait: float, run: RunFacts) -> Iterator[tuple[float, Advice]]:
         left = after / full
         return 1 / max(1 - wait, left) if decoders else 1 / (1 - wait + wait * left)
 
+    caches: list[tuple[float, Advice]] = []  # the smallest first
     if costs.tiled < 0.5:
-        yield speedup(costs.cached + costs.augment), _cache(run)
-    else:
+        caches.append((costs.cached, _cache(run)))
+    if costs.packed:
+        growth = f", which leaves out entropy coding for {costs.packed_growth:.1f} times the bytes"
+        caches.append((costs.packed, (*_cache(run, Call("tarpeg.Packed")), growth)))
+    if costs.tiled >= 0.5:
         growth = f", which takes {costs.growth:.0f} times the bytes"
-        yield speedup(costs.cached + costs.augment), (*_cache(run, Call("tarpeg.Raw")), growth)
+        caches.append((costs.cached, (*_cache(run, Call("tarpeg.Raw")), growth)))
+    gains = [speedup(after + costs.augment) for after, _ in caches]
+    chosen = next(number for number, gain in enumerate(gains) if gain * _MIN_GAIN >= max(gains))
+    yield gains[chosen], caches[chosen][1]
     if costs.augment:
         text = "the loader's augmentation takes it; "
         yield speedup(costs.decode), (text, Call("Augment"), " only normalises")
@@ -286,35 +296,45 @@ def _costs(fetcher: Fetcher, epoch: int, end: float, end_of_encoding: float) -> 
     drawn = np.random.default_rng(0).choice(candidates, min(_MAX_IMAGES, len(candidates)), replace=False)
     files = {id: fetcher.shards.images([id])[0] for id in drawn.tolist()}
     contents = [file.numpy().tobytes() for file in files.values()]
-    widths = [tile_width(content) for content in contents if content.startswith(JPEG)]
+    widths = [tile_width(content) for content in contents if content.startswith(NATIVE)]
     tiled = sum(width is not None for width, _ in widths) / len(files)
-    codec: Codec = Tiled() if tiled < 0.5 else Raw()
-    cached: dict[int, Tensor] = {}
-    for id, file in files.items():
-        is_late = time.monotonic() > end_of_encoding or sum(map(len, cached.values())) > _MAX_NBYTES
-        if len(cached) > 1 and is_late:
+    packed = sum(content.startswith(PACKED) for content in contents) / len(files)
+    codecs: list[Codec] = [Tiled() if tiled < 0.5 else Raw(), *([Packed()] if packed < 0.5 else [])]
+    caches: list[dict[int, Tensor]] = [{} for _ in codecs]
+    for id, content in zip(files, contents, strict=True):
+        nbytes = sum(len(data) for cached in caches for data in cached.values())
+        if len(caches[0]) > 1 and (time.monotonic() > end_of_encoding or nbytes > _MAX_NBYTES):
             break
-        try:
-            data = codec.encode(file.numpy().tobytes(), "jpg").data
-        except DecodeError:
-            cached[id] = file  # undecodable: fetched as it is
-        else:
-            cached[id] = as_tensor(data)
-    request = Request(epoch, np.array(list(cached), np.int64))
+        for codec, cached in zip(codecs, caches, strict=True):
+            try:
+                cached[id] = as_tensor(codec.encode(content, "jpg").data)
+            except DecodeError:
+                cached[id] = files[id]  # undecodable: fetched as it is
+    ids = list(caches[0])
+    request = Request(epoch, np.array(ids, np.int64))
     plain = fetcher if fetcher.pixels.augment is None else replace(fetcher, pixels=PixelFormat())
-    samples: Any = copy.copy(fetcher.shards)
-    samples.images = lambda ids: [
-        cached[id] if id in cached else fetcher.shards.images([id])[0] for id in ids.tolist()
-    ]
-    from_cache = replace(plain, shards=samples)
-    fetchers = [plain, from_cache] if plain is fetcher else [plain, from_cache, fetcher]
+    fetchers = [plain, *(replace(plain, shards=_replaced(fetcher.shards, cached)) for cached in caches)]
+    if plain is not fetcher:
+        fetchers.append(fetcher)
     rounds: list[list[float]] = []
     while len(rounds) < 2 or (len(rounds) <= _MAX_ROUNDS and time.monotonic() < end):
-        rounds.append([1e6 / len(cached) * _cpu_seconds(each, request) for each in fetchers])
+        rounds.append([1e6 / len(ids) * _cpu_seconds(each, request) for each in fetchers])
     # The first round maps the shards and allocates.
-    decode, after, *full = (statistics.median(column) for column in zip(*rounds[1:], strict=True))
-    growth = sum(map(len, cached.values())) / max(1, sum(len(files[id]) for id in cached))
-    return Costs(len(cached), tiled, decode, after, growth, max(0.0, full[0] - decode) if full else 0.0)
+    decode, *times = (statistics.median(column) for column in zip(*rounds[1:], strict=True))
+    augment = 0.0 if plain is fetcher else max(0.0, times.pop() - decode)
+    before = max(1, sum(len(files[id]) for id in ids))
+    growths = [sum(map(len, cached.values())) / before for cached in caches]
+    of_packed = (times[1], growths[1]) if len(codecs) > 1 else ()
+    return Costs(len(ids), tiled, decode, times[0], growths[0], augment, *of_packed)
+
+
+def _replaced(shards: Any, cached: Mapping[int, Tensor]) -> Any:
+    """Return the shards with other files for some of their images."""
+    samples = copy.copy(shards)
+    samples.images = lambda ids: [
+        cached[id] if id in cached else shards.images([id])[0] for id in ids.tolist()
+    ]
+    return samples
 
 
 def _cpu_seconds(fetcher: Fetcher, request: Request) -> float:

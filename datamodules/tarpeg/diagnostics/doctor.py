@@ -94,14 +94,15 @@ class Diagnosis:
 class SpeedCheck:
     """Microseconds for a 256x256 crop of an 800x533 photograph, in the best of the rounds.
 
-    reference, ordinary, tiled: processor time on one thread. The reference, torchvision or Pillow, decodes
-    everything and crops; the others are ours, on the same file and on its tiled copy. alone, together:
-    elapsed time for tiled files, on one thread and on ``cores`` threads.
+    reference, ordinary, tiled, packed: processor time on one thread. The reference, torchvision or Pillow,
+    decodes everything and crops; the others are ours, on the same file and on its tiled and packed copies.
+    alone, together: elapsed time for tiled files, on one thread and on ``cores`` threads.
     """
 
     reference: float
     ordinary: float
     tiled: float
+    packed: float
     alone: float
     together: float
     cores: int
@@ -114,10 +115,11 @@ class SpeedCheck:
 
     def lines(self) -> list[str]:
         """Return the results in words."""
+        kinds = {"an ordinary": self.ordinary, "a tiled": self.tiled, "a packed": self.packed}
         lines = [
             f"a crop of {kind} 800x533 photograph: {taken:.0f} us, "
             f"{self.reference / taken:.1f} times {self.peer}"
-            for kind, taken in (("an ordinary", self.ordinary), ("a tiled", self.tiled))
+            for kind, taken in kinds.items()
         ]
         if self.cores > 1:
             lines.append(
@@ -330,7 +332,7 @@ def _check_speed(cores: int, seconds: float = 6.0) -> SpeedCheck:
 
     photos = [photograph(Photos(size="article"), index).jpeg for index in range(_PHOTOS)]
     jpegs = list(map(as_tensor, photos))
-    tiled = [decode.tile_jpeg(jpeg) for jpeg in jpegs]
+    tiled, packed = ([rewrite(jpeg) for jpeg in jpegs] for rewrite in (decode.tile_jpeg, decode.pack_jpeg))
     repeats = min(max(_REPEATS[0], cores), _REPEATS[1])
     count, crop = repeats * _PHOTOS, RandomCrop(_CROP)
     sizes = decode.image_sizes(jpegs).repeat(repeats, 1).numpy()
@@ -351,6 +353,7 @@ def _check_speed(cores: int, seconds: float = 6.0) -> SpeedCheck:
         (theirs, cpu, _PHOTOS),
         (ours(jpegs, 1), cpu, count),
         (ours(tiled, 1), cpu, count),
+        (ours(packed, 1), cpu, count),
         (ours(tiled, 1), elapsed, count),
         (ours(tiled, cores), elapsed, count),
     )
@@ -363,8 +366,8 @@ def _check_speed(cores: int, seconds: float = 6.0) -> SpeedCheck:
             run()
             taken.append(1e6 * (clock() - started) / images)
         rounds.append(taken)
-    reference, ordinary, tiled_cpu, alone, together = map(min, zip(*rounds, strict=True))
-    return SpeedCheck(reference, ordinary, tiled_cpu, alone, together, cores, peer)
+    reference, ordinary, tiled_cpu, packed_cpu, alone, together = map(min, zip(*rounds, strict=True))
+    return SpeedCheck(reference, ordinary, tiled_cpu, packed_cpu, alone, together, cores, peer)
 
 
 def _peer() -> tuple[str, Callable[[Tensor], Tensor]]:

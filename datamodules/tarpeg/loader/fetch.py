@@ -54,7 +54,7 @@ _POLICIES = 1 << 16  # and the numbers from here on, one per policy in a transfo
 _MOST_SUBSTITUTES = 20
 # Size of the noise that shows what a transform of whole images returns, if a stream has no sample yet.
 _NOISE = (375, 500)
-# The native decoder's judgement of a file that Pillow may decode; JPEGs never are, and a PPM may be.
+# The native decoder's judgement of a file that Pillow may decode: a PPM, but no file of pillow.NATIVE.
 _OTHER_FORMAT = (Status.NOT_AN_IMAGE, Status.CORRUPT, Status.UNSUPPORTED)
 
 
@@ -374,8 +374,10 @@ class Fetcher:
         box = np.array([[0, 0, height, width]], np.int32)
         (image,), (code,) = self._resize(size, [file], box, pixels=PixelFormat())
         decoded.status[row] = code
-        content = file.numpy().tobytes() if not height and int(code) in _OTHER_FORMAT else pillow.JPEG
-        if not content.startswith(pillow.JPEG):
+        content = pillow.JPEG if height else file.numpy().tobytes()
+        if code == Status.LATER_VERSION:
+            decoded.reasons[row] = pillow.later_version(content)
+        if int(code) in _OTHER_FORMAT and not content.startswith(pillow.NATIVE):
             try:
                 whole = pillow.open_upright(content, self.max_pixels or pillow.MAX_PIXELS)
             except pillow.RefusedError as error:
@@ -451,7 +453,7 @@ class Fetcher:
         non_jpeg = None
         for row in (sizes[:, 0] == 0).nonzero()[0].tolist():
             content = files[row].numpy().tobytes()
-            if content.startswith(pillow.JPEG) or int(status[row]) not in _OTHER_FORMAT:
+            if content.startswith(pillow.NATIVE) or int(status[row]) not in _OTHER_FORMAT:
                 continue
             try:
                 rows = [flat[place : place + 1] for flat in flats for place in range(row, len(flat), count)]

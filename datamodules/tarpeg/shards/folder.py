@@ -214,7 +214,7 @@ class UnlabelledImages:
     """The images of a folder, numbered 0..len-1; keys are their paths below the folder, with "/".
 
     Has the interface of ``Shards``. Labels are -1 and there are no other members. No file is kept open: each
-    is read when it is requested. JPEGs and binary PPMs are decoded natively, other formats by Pillow.
+    is read when it is requested. JPEGs, packed images and binary PPMs are decoded natively, others by Pillow.
     """
 
     def __init__(self, root: Path, names: Sequence[str]) -> None:

@@ -19,7 +19,9 @@ from ..files import read_regular, write_json
 
 CLASSES = "classes.json"  # beside shards that were written from a folder: numbers of the classes by name
 MANIFEST, BUILDING = "manifest.json", ".building"  # in a finished cache; in an unfinished one
-FORMAT, VERSION = "tarpeg-cache", 1
+FORMAT, VERSION = "tarpeg-cache", 2
+# Of caches whose images a reader of an earlier version cannot decode; all others have version 1.
+_VERSION_OF = {"Packed": 2}
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -103,7 +105,8 @@ class Manifest:
     def write(self, folder: str | os.PathLike[str]) -> None:
         """Write folder/manifest.json atomically. Raises CacheError if it could not be read again."""
         path = Path(folder) / MANIFEST
-        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        version = _VERSION_OF.get(self.codec["name"], 1)
+        content = {"format": FORMAT, "version": version, **asdict(self)}
         for part, name in ((content, "classes"), *((shard, "findings") for shard in content["shards"])):
             if not part[name]:  # as in manifests of earlier versions
                 del part[name]
@@ -137,8 +140,10 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest | None:
     if type(version) is not int or version < 1:  # not isinstance: true is not a version
         raise _damaged(path, f"version: expected an integer of at least 1, found {version!r}")
     if version > VERSION:
+        codec = content.get("codec")
+        name = f", codec {codec['name']}" if isinstance(codec, dict) and "name" in codec else ""
         raise CacheError(
-            f"{path} has version {version}, and this tarpeg reads up to {VERSION}: tarpeg "
+            f"{path} has version {version}{name}, and this tarpeg reads up to {VERSION}: tarpeg "
             f"{content.get('tarpeg')!r} wrote it. Update tarpeg, or {_rebuild(path)}."
         )
     return _decoded(content, path)

@@ -1,4 +1,4 @@
-"""Image formats: their extensions, and images that are not JPEG, which Pillow decodes."""
+"""Image formats: their extensions, packed images, and images that are not JPEG, which Pillow decodes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from ..errors import DecodeError, Status
 if TYPE_CHECKING:
     from torch import Tensor
 
-# In the order of preference: if a sample has several of these members, the first one is its image.
+# In the order of preference: if a sample has several of these members, the first one is its image. "tpj" is
+# the first, so that a mask in another format is not taken for the image once that is packed.
 # "avif" is one for any Pillow, so that all machines have the same samples; decoding may fail with the remedy.
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "ppm", "gif", "avif", "tpj")
+IMAGE_EXTENSIONS = ("tpj", "jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "ppm", "gif", "avif")
 # Also taken from a folder without classes, where no other member can be meant.
 FILE_EXTENSIONS = (*IMAGE_EXTENSIONS, "jpe", "jfif", "dib", "pgm", "pbm", "pnm")
 # Pillow's other plugins are unsafe for untrusted data: EPS runs Ghostscript on it.
@@ -41,8 +42,10 @@ _MAGIC = (
 )
 JPEG = bytes([0xFF, 0xD8, 0xFF])
 """First bytes of every JPEG."""
-PACKED = b"\x89TPJ"
-"""First bytes of every packed image."""
+PACKED, PACKED_VERSION = b"\x89TPJ", 1
+"""First bytes of every packed image, and the version that this tarpeg writes."""
+NATIVE = (JPEG, PACKED)
+"""First bytes of files that are not decoded by Pillow, even if they are damaged."""
 MAX_PIXELS = 1 << 26
 """Default bound of the loader on images that Pillow decodes whole, with up to 22 bytes per pixel."""
 # Damaged data reaches the internals of Pillow's plugins, which raise more than OSError.
@@ -80,18 +83,45 @@ def too_large(height: int, width: int, max_pixels: int) -> str:
     return f"{height} x {width} pixels are more than max_pixels={max_pixels}"
 
 
-def later_version(content: Tensor) -> str:
-    """Return the reason why a packed image, uint8 ``[n]``, of a later version is refused."""
+def later_version(content: Tensor | bytes | memoryview) -> str:
+    """Return the reason why a packed image, uint8 ``[n]`` or bytes, of a later version is refused."""
     version = int(content[4]) + 256 * int(content[5])
     return f"a packed image of version {version}, made by a later tarpeg: update tarpeg"
+
+
+def check_packed(content: bytes | memoryview) -> None:
+    """Raise ``RefusedError`` for a packed image of a later version, or with a wrong checksum."""
+    if int.from_bytes(content[4:6], "little") > PACKED_VERSION:
+        raise RefusedError(Status.LATER_VERSION, later_version(content))
+    if zlib.crc32(content[12:]) != int.from_bytes(content[8:12], "little"):
+        raise RefusedError(Status.CORRUPT, "a packed image whose checksum differs: it is damaged")
+
+
+def unpacked(content: bytes) -> bytes:
+    """Return a packed image as an ordinary JPEG; any other file as it is. Raises ``RefusedError``.
+
+    The checksum is compared: a damaged image must not become a clean one.
+    """
+    if not content.startswith(PACKED):
+        return content
+    from ..ops import decode  # loads the operators: only for a packed image
+
+    check_packed(content)
+    try:
+        return decode.unpack_jpeg(as_tensor(content)).numpy().tobytes()
+    except DecodeError as error:
+        raise RefusedError(Status.CORRUPT, str(error)) from error
 
 
 def open_upright(content: bytes, max_pixels: int | None = None) -> Image.Image:
     """Decode an image of PILLOW_FORMATS (of several frames the first): upright, at most 8 bits per sample.
 
+    A packed image is decoded as the JPEG of the same coefficients.
+
     Samples of 16 bits keep the upper 8, as Pillow does by itself if there are several per pixel. Raises
     ``RefusedError``.
     """
+    content = unpacked(content)
     try:
         with Image.open(io.BytesIO(content), formats=PILLOW_FORMATS) as image:
             if max_pixels is not None and image.width * image.height > max_pixels:
@@ -121,8 +151,6 @@ def open_upright(content: bytes, max_pixels: int | None = None) -> Image.Image:
 def _unidentified(content: bytes) -> tuple[Status, str]:
     """Return status and reason of an image that has none of PILLOW_FORMATS, or a damaged header."""
     name = format_name(content)
-    if content.startswith(PACKED):
-        return Status.CORRUPT, "its header, of a packed image, is damaged"
     if content.lstrip().startswith(b"<"):
         return Status.NOT_AN_IMAGE, "it looks like HTML or XML (a failed download?)"
     if name is None:
@@ -140,8 +168,8 @@ def format_name(content: bytes) -> str | None:
 
 
 def is_animated(content: bytes) -> bool:
-    """Return whether a file that is not a JPEG has several frames or pages."""
-    if content.startswith(JPEG):
+    """Return whether a file, neither JPEG nor packed, has several frames or pages."""
+    if content.startswith(NATIVE):
         return False
     try:
         with Image.open(io.BytesIO(content), formats=PILLOW_FORMATS) as image:
