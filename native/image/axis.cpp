@@ -110,12 +110,6 @@ inline Taps tap_weights(int i, int in, int out, Filter filter, const Scale& how,
   const double center = scale * (i + 0.5);
   const int first = std::max(static_cast<int>(center - support + 0.5), 0);
   const int count = std::min(static_cast<int>(center + support + 0.5), in) - first;
-  if (filter == Filter::kAntialias) {
-    const double total = fill(first, count, center, inverse, weights,
-                              [](double x) { return std::max(0.0, 1.0 - std::abs(x)); });
-    for (int j = 0; j < count; ++j) weights[j] /= total;
-    return {first, count};
-  }
   double total;
   if (filter == Filter::kBicubic) {
     total = fill(first, count, center, inverse, weights, [](double x) { return cubic(x, -0.5); });
@@ -131,6 +125,25 @@ inline Taps tap_weights(int i, int in, int out, Filter filter, const Scale& how,
   return {first, count};
 }
 
+// The same for kAntialias. At least `least` taps are computed, kMost if that is not 0, those past the
+// filter's end as zeros: loops of a known length have no branch that is hard to predict.
+template <int kMost>
+inline Taps triangle_weights(int i, int in, const Scale& how, int least, double* weights) {
+  const double center = how.scale * (i + 0.5);
+  const int first = std::max(static_cast<int>(center - how.support + 0.5), 0);
+  const int count = std::min(static_cast<int>(center + how.support + 0.5), in) - first;
+  if (kMost > 0 && count > kMost) return triangle_weights<0>(i, in, how, least, weights);  // by rounding
+  const int most = kMost > 0 ? kMost : std::max(count, least);
+  double total = 0;
+  for (int j = 0; j < most; ++j) {
+    const double weight = std::max(0.0, 1.0 - std::abs((first + j - center + 0.5) * how.inverse));
+    weights[j] = j < count ? weight : 0.0;
+    total += weights[j];
+  }
+  for (int j = 0; j < most; ++j) weights[j] /= total;
+  return {first, std::max(count, std::min(least, in - first))};
+}
+
 }  // namespace
 
 void Axis::prepare(int in_size, int out_size, Filter filter, bool mirrored, int reduction, int offset,
@@ -143,11 +156,16 @@ void Axis::prepare(int in_size, int out_size, Filter filter, bool mirrored, int 
   if (shares_.size() < most * out) shares_.resize(most * out);
   double* row = shares_.data();
   const Scale how(in_size, out, filter);
+  const int width = static_cast<int>(std::ceil(2 * how.support));  // taps of a triangle
+  const bool drops_zeros = !mirrored && filter != Filter::kAntialias;
   for (int i = 0; i < out; ++i) {
     // In the order of the stored axis: a mirrored output takes the mirrored samples.
-    auto [first, count] = tap_weights(mirrored ? out - 1 - i : i, in_size, out, filter, how, row);
+    const int output = mirrored ? out - 1 - i : i;
+    auto [first, count] = filter != Filter::kAntialias ? tap_weights(output, in_size, out, filter, how, row)
+                          : width <= 4 ? triangle_weights<4>(output, in_size, how, width, row)
+                                       : triangle_weights<0>(output, in_size, how, width, row);
     // Mirrored these would be the first: `start` may not go back, as rows are read once.
-    while (!mirrored && count > 1 && row[count - 1] == 0.0) --count;
+    while (drops_zeros && count > 1 && row[count - 1] == 0.0) --count;
     if (mirrored) {
       first = in_size - first - count;
       std::reverse(row, row + count);
@@ -185,7 +203,7 @@ void Axis::prepare_component(const Axis& pixels, int offset, const Upsampling& u
   if (shares_.size() < most * out) shares_.resize(most * out);
   const double* share = pixels.shares_.data();
   double* row = shares_.data();
-  padded_.assign(static_cast<size_t>(pixels.taps) + 6, 0.0);
+  padded_.assign(static_cast<size_t>(pixels.taps) + 8, 0.0);
   double* const padded = padded_.data() + 1;
   const int last = count - 1, times = upsampling.times;
   for (int i = 0; i < out; ++i) {
@@ -196,13 +214,14 @@ void Axis::prepare_component(const Axis& pixels, int offset, const Upsampling& u
       // A sample is three quarters of its own two pixels and a quarter of the next on either side; the first
       // and the last of the image are all of its outermost pixels.
       first = std::max(0, (begin - 1) / 2);
-      behind = std::min(last, end / 2);
       std::copy(share, share + taken, padded + 2);
-      padded[taken + 2] = padded[taken + 3] = padded[taken + 4] = 0;
+      std::fill_n(padded + taken + 2, 4, 0.0);
       const double* pixel = padded + (2 * first - begin + 2);
-      for (int sample = first; sample <= behind; ++sample, pixel += 2) {
-        row[sample - first] = 0.75 * (pixel[0] + pixel[1]) + 0.25 * (pixel[-1] + pixel[2]);
+      const int samples = taken / 2 + 2;  // zeros at the end, if there are fewer
+      for (int j = 0; j < samples; ++j, pixel += 2) {
+        row[j] = 0.75 * (pixel[0] + pixel[1]) + 0.25 * (pixel[-1] + pixel[2]);
       }
+      behind = std::min(last, first + samples - 1);
       if (begin == 0) row[0] += 0.25 * share[0];
       if (end - 1 == 2 * last + 1) row[behind - first] += 0.25 * share[taken - 1];
     } else {

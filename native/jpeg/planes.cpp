@@ -61,6 +61,31 @@ void PlaneReader::prepare(const Frame& frame, const Box& box, int reduction, Pix
     if (lines_[i].size() < length) lines_[i].resize(length);
     if (sums_.size() < length) sums_.resize(length);
   }
+  plan_targets(frame);
+}
+
+void PlaneReader::plan_targets(const Frame& frame) noexcept {
+  Target halved[10], *next = targets_;
+  whole_count_ = halved_count_ = 0;
+  is_direct_ = true;
+  for (int i = 0, block = 0; i < component_count_; ++i) {
+    const Component& component = frame.components[i];
+    const Plane& plane = planes_[i];
+    is_direct_ &= plane.is_direct();
+    for (int y = 0; y < component.down; ++y) {
+      for (int x = 0; x < component.across; ++x, ++block) {
+        const Target target =
+            plane.is_direct()
+                ? Target{component.quantisers, y * plane.side * plane.stride + x * plane.side, plane.stride,
+                         block, i}
+                : Target{component.quantisers, block * static_cast<ptrdiff_t>(sizeof samples_[0]), kBlockSide,
+                         block, kDense};
+        (plane.side == kBlockSide ? *next++ : halved[halved_count_++]) = target;
+      }
+    }
+  }
+  whole_count_ = static_cast<int>(next - targets_);
+  std::copy(halved, halved + halved_count_, next);
 }
 
 void PlaneReader::plan_blocks(const BaselineStream& stream) noexcept {
@@ -243,26 +268,19 @@ void PlaneReader::transform_all(const Frame& frame, const Block* blocks, int row
 
 // Turns the blocks of an MCU into samples of the planes, those of all components together.
 void PlaneReader::transform(const Frame& frame, const Block* blocks, int row, int column) noexcept {
-  DctBlock whole[10], halved[10];
-  int whole_count = 0, halved_count = 0, block = 0;
+  uint8_t* bases[kDense + 1];
   for (int i = 0; i < component_count_; ++i) {
-    const Component& component = frame.components[i];
-    Plane& plane = planes_[i];
-    const bool is_whole = plane.side == kBlockSide;
-    for (int y = 0; y < component.down; ++y) {
-      for (int x = 0; x < component.across; ++x, ++block) {
-        (is_whole ? whole[whole_count++] : halved[halved_count++]) = {
-            blocks[block], component.quantisers,
-            plane.is_direct() ? plane.block(row * component.down + y, column * component.across + x)
-                              : samples_[block],
-            plane.is_direct() ? plane.stride : kBlockSide};
-      }
-    }
+    bases[i] = planes_[i].block(row * frame.components[i].down, column * frame.components[i].across);
   }
-  inverse_dct(whole, whole_count);
-  halved_dct(halved, halved_count);
-  block = 0;
-  for (int i = 0; i < component_count_; ++i) {
+  bases[kDense] = samples_[0];
+  DctBlock jobs[10];
+  for (int i = 0; i < whole_count_ + halved_count_; ++i) {
+    const Target& target = targets_[i];
+    jobs[i] = {blocks[target.block], target.quantisers, bases[target.base] + target.offset, target.stride};
+  }
+  inverse_dct(jobs, whole_count_);
+  halved_dct(jobs + whole_count_, halved_count_);
+  for (int i = 0, block = 0; i < component_count_ && !is_direct_; ++i) {
     const Component& component = frame.components[i];
     const int count = component.down * component.across;
     for (int k = 0; k < count && !planes_[i].is_direct(); ++k) {

@@ -115,7 +115,16 @@ class PlaneReader final : public RowSource {
     }
   };
 
+  // Where the samples of a block of an MCU go.
+  struct Target {
+    const uint16_t* quantisers;
+    ptrdiff_t offset, stride;
+    int block, base;  // in the MCU; the plane, or kDense for a block that is reduced, or cut at an edge
+  };
+  static constexpr int kDense = 3;
+
   void prepare(const Frame& frame, const Box& box, int reduction, PixelFormat format);
+  void plan_targets(const Frame& frame) noexcept;
   void transform(const Frame& frame, const Block* blocks, int row, int column) noexcept;
   void plan_range() noexcept;
   void transform_all(const Frame& frame, const Block* blocks, int row, int column) noexcept;
@@ -131,6 +140,9 @@ class PlaneReader final : public RowSource {
   Range own_, read_;  // MCUs of this reader; of all that are decoded together
   PlaneReader* next_ = nullptr;
   BlockPlan plans_[10];  // of the blocks of an MCU
+  Target targets_[10];   // of those that are decoded: whole blocks, then halved ones
+  int whole_count_ = 0, halved_count_ = 0;
+  bool is_direct_ = true;  // none is dense
   alignas(64) Block blocks_[10];
   alignas(32) uint8_t samples_[10][64];
   struct Packed {
