@@ -6,6 +6,7 @@ for packages that are the same for all machines. Exit status 77: they cannot be 
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,18 +25,16 @@ def unpacked(architecture: str, *packages: str) -> Path:
         apt += ["-o", f"Dir::{key}={root / folder}"]
     _run(root, *apt, "update")
     for name, *files in missing:
-        _run(root, *apt, "download", name if name.endswith(":all") else f"{name}:{architecture}")
-        (deb,) = root.glob(f"{name.removesuffix(':all')}_*.deb")
-        command = f'dpkg --fsys-tarfile "{deb}" | tar -x -C "{root}" ' + " ".join(
-            f"./{file}" for file in files
-        )
-        _run(root, "bash", "-o", "pipefail", "-c", command)
-        deb.unlink()
+        with tempfile.TemporaryDirectory(dir=root) as scratch:
+            _run(scratch, *apt, "download", name if name.endswith(":all") else f"{name}:{architecture}")
+            only = " ".join(f"./{file}" for file in files)
+            unpack = f"dpkg --fsys-tarfile {scratch}/*.deb | tar -x -C .. {only}"
+            _run(scratch, "bash", "-o", "pipefail", "-c", unpack)
         (root / f"{name}.done").touch()
     return root
 
 
-def _run(place: Path, *command: str) -> None:
+def _run(place: Path | str, *command: str) -> None:
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise OSError(f"{command[0]} ended with status {done.returncode}: {done.stderr.strip()}")

@@ -19,7 +19,7 @@ from helpers.pictures import ORDERS, noise, tensor
 from tarpeg.datasets.synthetic import Photos, photograph
 from tarpeg.ops import library
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("aarch64")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("wheels")]
 NATIVE = ROOT / "native"
 COMPILER = "aarch64-linux-gnu-g++"
 METHODS = [(name, True) for name in ("nearest", "nearest-exact", "bilinear", "bicubic", "lanczos", "box")]
