@@ -26,6 +26,13 @@
 #include <simde/x86/fma.h>
 #endif
 
+// For portable code, in the compilers' own terms: lanes of two vectors of 16 bytes, numbered through.
+#if defined(__clang__)
+#define TARPEG_MIX(type, a, b, ...) __builtin_shufflevector((type)(a), (type)(b), __VA_ARGS__)
+#else
+#define TARPEG_MIX(type, a, b, ...) __builtin_shuffle((type)(a), (type)(b), type{__VA_ARGS__})
+#endif
+
 namespace tarpeg {
 
 // Levels of vector code, each with those before it. All give the same bytes.

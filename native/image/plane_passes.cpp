@@ -5,6 +5,8 @@
 
 #include "base/interleave.h"
 #include "base/simd.h"
+#include "image/portable.h"
+#include "jpeg/color.h"
 
 namespace tarpeg {
 namespace {
@@ -15,19 +17,27 @@ constexpr int kMostSpan = 6;  // of the starts of four outputs whose first two t
 // Of 2^15: R = Y + Cr + 0.402 Cr, G = Y - 0.344136 Cb - 0.714136 Cr, B = Y + Cb + 0.772 Cb.
 constexpr int kRed = 13173, kGreenBlue = -11277, kGreenRed = -23401, kBlue = 25297;
 
-int scaled(int value, int factor) noexcept { return (value * factor + (1 << 14)) >> 15; }
+inline int scaled(int16_t value, int factor) noexcept { return (value * factor + (1 << 14)) >> 15; }
 
-uint8_t level_of(int value) noexcept {
-  return static_cast<uint8_t>(std::clamp((value + (1 << (kLineBits - 1))) >> kLineBits, -128, 127) + 128);
+inline uint8_t level_of(int value) noexcept {
+  const int level = ((value + (1 << (kLineBits - 1))) >> kLineBits) + 128;
+  const int positive = level < 0 ? 0 : level;
+  return static_cast<uint8_t>(positive > 255 ? 255 : positive);
 }
 
-void to_rgb_portable(const int16_t* luma, const int16_t* cb, const int16_t* cr, int begin, int width,
+// See Note [plain loops] in jpeg/idct.cpp.
+void to_rgb_portable(const int16_t* luma, const int16_t* blue, const int16_t* red, int begin, int width,
                      uint8_t* rgb) noexcept {
-  for (int x = begin; x < width; ++x) {
-    uint8_t* pixel = rgb + 3 * static_cast<ptrdiff_t>(x);
-    pixel[0] = level_of(luma[x] + cr[x] + scaled(cr[x], kRed));
-    pixel[1] = level_of(luma[x] + scaled(cb[x], kGreenBlue) + scaled(cr[x], kGreenRed));
-    pixel[2] = level_of(luma[x] + cb[x] + scaled(cb[x], kBlue));
+  uint8_t r[kSome], g[kSome], b[kSome];
+  for (; begin < width; begin += kSome) {
+    const int count = std::min(kSome, width - begin);
+    for (int i = 0; i < count; ++i) {
+      const int16_t y = luma[begin + i], cb = blue[begin + i], cr = red[begin + i];
+      r[i] = level_of(y + cr + scaled(cr, kRed));
+      g[i] = level_of(y + scaled(cb, kGreenBlue) + scaled(cr, kGreenRed));
+      b[i] = level_of(y + cb + scaled(cb, kBlue));
+    }
+    interleave_portable(r, g, b, count, 3, rgb + 3 * static_cast<ptrdiff_t>(begin));
   }
 }
 
@@ -161,16 +171,30 @@ TARPEG_AVX512 int to_rgb_avx512(const int16_t* luma, const int16_t* blue, const 
 
 // The loops of the second pass.
 struct PlaneColumnsCode {
+  // Four outputs at a time, four taps of two outputs in each vector.
+  static Shorts two_fours(const int16_t* first, const int16_t* second) noexcept {
+    int16_t both[8];
+    std::memcpy(both, first, 4 * sizeof *both);
+    std::memcpy(both + 4, second, 4 * sizeof *both);
+    return shorts_at(both);
+  }
+
   static void portable(const PlaneColumns& columns, const int16_t* row, int16_t* out) noexcept {
-    const Axis& axis = *columns.axis_;
-    const int round = 1 << (columns.shift() - 1);
-    for (int x = 0; x < axis.out; ++x) {
-      const int column = columns.reversed_ ? axis.out - 1 - x : x;
-      const int16_t* in = row + (axis.start[column] - columns.first_);
-      const int16_t* weights = axis.weights.data() + static_cast<ptrdiff_t>(column) * axis.taps;
-      int sum = round;
-      for (int tap = 0; tap < axis.taps; ++tap) sum += in[tap] * weights[tap];
-      out[x] = static_cast<int16_t>(sum >> columns.shift());
+    const int blocks = columns.blocks_, shift = columns.shift();
+    const int* start = columns.start_.data();
+    const int16_t* weights = columns.weights_.data();
+    for (int x = 0; x < columns.width_; x += 4, start += 4, weights += 16 * blocks) {
+      Sums::Four left = {}, right = {};
+      for (int block = 0; block < blocks; ++block) {
+        const int16_t* in = row + 4 * block;
+        left += paired_products(two_fours(in + start[0], in + start[1]), shorts_at(weights + 8 * block));
+        right += paired_products(two_fours(in + start[2], in + start[3]),
+                                 shorts_at(weights + 8 * (blocks + block)));
+      }
+      const Sums::Four sums =
+          TARPEG_MIX(Sums::Four, left, right, 0, 2, 4, 6) + TARPEG_MIX(Sums::Four, left, right, 1, 3, 5, 7);
+      const Sums::Four levels = (sums + (1 << (shift - 1))) >> shift;
+      for (int i = 0; i < 4; ++i) out[x + i] = static_cast<int16_t>(levels[i]);
     }
   }
 
@@ -285,7 +309,6 @@ void PlaneColumns::prepare(const Axis& axis, int first, bool reversed) {
   axis_ = &axis;
   first_ = first;
   reversed_ = reversed;
-  if (!has_avx2()) return;
   width_ = (axis.out + 15) / 16 * 16;
   pairs_ = (axis.taps + 1) / 2;
   const auto column = [&](int x) { return reversed ? axis.out - 1 - x : x; };
@@ -296,6 +319,17 @@ void PlaneColumns::prepare(const Axis& axis, int first, bool reversed) {
     reach = std::max(reach, std::abs(start(x + 15) - start(x)) + 2 * pairs_);
   reach_ = !has_avx512() || reach > 64 ? 0 : reach > 32 ? 64 : 32;
   start_.resize(width_);
+  if (!has_avx2()) {
+    blocks_ = (axis.taps + 3) / 4;
+    weights_.assign(static_cast<size_t>(width_) * 4 * blocks_, 0);
+    for (int x = 0; x < width_; ++x) start_[x] = start(x);
+    for (int x = 0; x < axis.out; ++x) {
+      const int16_t* from = axis.weights.data() + static_cast<ptrdiff_t>(column(x)) * axis.taps;
+      int16_t* to = weights_.data() + static_cast<ptrdiff_t>(x / 2) * blocks_ * 8 + x % 2 * 4;
+      for (int tap = 0; tap < axis.taps; ++tap) to[tap / 4 * 8 + tap % 4] = from[tap];
+    }
+    return;
+  }
   picks_.resize(static_cast<size_t>(width_) * 4);
   const int together = reach_ > 0 ? 16 : 4;
   uint8_t* pick = picks_.data();

@@ -4,9 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
+#include "base/simd.h"
 
 // Resampling without AVX2: see Note [plain loops] in jpeg/idct.cpp.
 namespace tarpeg {
@@ -51,6 +49,18 @@ struct Sums {
     std::memcpy(out, &both, sizeof both);
   }
 };
+
+// Sums of neighbouring products, of eight numbers.
+inline Sums::Four paired_products(Shorts a, Shorts b) noexcept {
+#if defined(__SSE2__)
+  return (Sums::Four)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+  Sums products;
+  products.add(a, b);
+  return TARPEG_MIX(Sums::Four, products.low, products.high, 0, 2, 4, 6) +
+         TARPEG_MIX(Sums::Four, products.low, products.high, 1, 3, 5, 7);
+#endif
+}
 
 // Adds a row and the next one, weighted, to `count` sums.
 template <class T>

@@ -12,9 +12,6 @@ namespace {
 // 16 fractional bits. 1.402 = 1 + 0.402, 1.772 = 2 - 0.228, 0.71414 = 1 - 0.28586: the rest fits 16 bits.
 constexpr int kRed = 26345, kBlue = -14942, kGreenBlue = -22554, kGreenRed = 18734, kHalf = 1 << 15;
 
-// Pixels of which planes are kept between conversion and interleaving.
-constexpr int kSome = 64;
-
 inline uint8_t clamped(int16_t value) noexcept {
   const int16_t positive = value < 0 ? 0 : value;
   return static_cast<uint8_t>(positive > 255 ? 255 : positive);
@@ -23,19 +20,6 @@ inline uint8_t clamped(int16_t value) noexcept {
 // (factor * value + half) >> 16, of which 16 bits suffice in every step but one.
 inline int16_t scaled(int16_t value, int factor) noexcept {
   return static_cast<int16_t>(((2 * value * factor >> 16) + 1) >> 1);
-}
-
-// Pixels of which the last byte may be written over by the next one; the last pixel is not.
-void interleave_portable(const uint8_t* r, const uint8_t* g, const uint8_t* b, int count, int step,
-                         uint8_t* __restrict out) noexcept {
-  uint32_t pixels[kSome];
-  for (int i = 0; i < count; ++i) pixels[i] = 0xFF000000u | uint32_t{b[i]} << 16 | uint32_t{g[i]} << 8 | r[i];
-  if (step == 4) {
-    std::memcpy(out, pixels, 4 * static_cast<size_t>(count));
-    return;
-  }
-  for (int i = 0; i < count - 1; ++i) std::memcpy(out + 3 * i, pixels + i, 4);
-  if (count > 0) std::memcpy(out + 3 * (count - 1), pixels + count - 1, 3);
 }
 
 // See Note [plain loops] in idct.cpp.
@@ -191,6 +175,19 @@ TARPEG_AVX512 int convert_avx512(const uint8_t* luma, const uint8_t* blue, const
 #endif
 
 }  // namespace
+
+// Four bytes are written, the last of which belongs to the next pixel.
+void interleave_portable(const uint8_t* r, const uint8_t* g, const uint8_t* b, int count, int step,
+                         uint8_t* __restrict out) noexcept {
+  uint32_t pixels[kSome];
+  for (int i = 0; i < count; ++i) pixels[i] = 0xFF000000u | uint32_t{b[i]} << 16 | uint32_t{g[i]} << 8 | r[i];
+  if (step == 4) {
+    std::memcpy(out, pixels, 4 * static_cast<size_t>(count));
+    return;
+  }
+  for (int i = 0; i < count - 1; ++i) std::memcpy(out + 3 * i, pixels + i, 4);
+  if (count > 0) std::memcpy(out + 3 * (count - 1), pixels + count - 1, 3);
+}
 
 void upsample_h2v1(const ChromaRow& row, uint8_t* out) noexcept {
   const uint8_t* in = row.near;

@@ -24,6 +24,10 @@ void replicate(const ChromaRow& row, int times, uint8_t* out) noexcept;
 // YCbCr to RGB (BT.601, full range) with libjpeg's rounding (jdcolor.c): `step` is 3 or 4 bytes per pixel.
 void ycc_to_rgb(const uint8_t* luma, const uint8_t* cb, const uint8_t* cr, int count, int step,
                 uint8_t* out) noexcept;
+// RGB from planes of at most kSome pixels.
+constexpr int kSome = 64;
+void interleave_portable(const uint8_t* r, const uint8_t* g, const uint8_t* b, int count, int step,
+                         uint8_t* out) noexcept;
 // Gray as Pillow's convert("L") computes it from RGB; `gray` may be `rgb`.
 void rgb_to_gray(const uint8_t* rgb, int count, uint8_t* gray) noexcept;
 void gray_to_rgb(const uint8_t* luma, int count, int step, uint8_t* out) noexcept;

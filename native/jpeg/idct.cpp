@@ -21,15 +21,10 @@ constexpr int kHalvedShift = kConstBits - kPassBits + 1;
 // The portable code of this and of the other kernels is loops over neighbours without branches, which
 // compilers turn into vector code for whatever the processor's oldest model has: SSE2, NEON.
 
-// One vector of any processor. TARPEG_MIX: lanes of two of them, numbered through.
+// One vector of any processor.
 using Lanes16 = int16_t __attribute__((vector_size(16)));
 using Lanes32 = int32_t __attribute__((vector_size(16)));
 using Lanes64 = int64_t __attribute__((vector_size(16)));
-#if defined(__clang__)
-#define TARPEG_MIX(type, a, b, ...) __builtin_shufflevector((type)(a), (type)(b), __VA_ARGS__)
-#else
-#define TARPEG_MIX(type, a, b, ...) __builtin_shuffle((type)(a), (type)(b), type{__VA_ARGS__})
-#endif
 
 // 8 x 8 numbers: those of a column become those of a row.
 void transpose_portable(int16_t* numbers) noexcept {
