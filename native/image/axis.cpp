@@ -152,11 +152,12 @@ void Axis::prepare(int in_size, int out_size, Filter filter, bool mirrored, int 
   out = out_size;
   start.resize(out);
   counts_.resize(out);
-  const size_t most = static_cast<size_t>(most_taps(in_size, out, filter));
+  const Scale how(in_size, out, filter);
+  const int width =
+      static_cast<int>(std::ceil(2 * how.support));  // taps of a triangle, written also beyond `in`
+  const size_t most = static_cast<size_t>(std::max(most_taps(in_size, out, filter), width));
   if (shares_.size() < most * out) shares_.resize(most * out);
   double* row = shares_.data();
-  const Scale how(in_size, out, filter);
-  const int width = static_cast<int>(std::ceil(2 * how.support));  // taps of a triangle
   const bool drops_zeros = !mirrored && filter != Filter::kAntialias;
   for (int i = 0; i < out; ++i) {
     // In the order of the stored axis: a mirrored output takes the mirrored samples.
