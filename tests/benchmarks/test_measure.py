@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
+import tarfile
 
 import numpy as np
 import pytest
@@ -37,6 +38,19 @@ def test_a_decoding_suite_makes_a_table_a_csv_and_a_chart(tmp_path, suite, size,
     # Crops are identical; a resize is as close as promised.
     limit = 0.0 if suite == "crop" else 0.6
     assert all(float(row["mean"]) <= limit for row in ours)
+
+
+@pytest.mark.slow
+def test_shards_of_each_kind(tmp_path):
+    data = LoaderData(tmp_path, Photos(size=96), 8, 16)
+    for kind, extension in (("ordinary", ".jpg"), ("tiled", ".jpg"), ("packed", ".tpj"), ("raw", ".ppm")):
+        shards = data.shards(kind, 1)
+        names = []
+        for path in shards:
+            with tarfile.open(path) as tar:
+                names += tar.getnames()
+        assert len(shards) == 4 and sum(name.endswith(extension) for name in names) == 8
+    assert {path.name for path in shards[0].parents[1].iterdir()} >= {"tiled-16", "packed-16"}
 
 
 def test_packed_files_and_limited_vectors_are_named(tmp_path, monkeypatch):

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cache import codecs
 from ..datasets.synthetic import Photos
 from ..errors import ShardError
 from ..loader.config import LoaderConfig, PixelFormat
@@ -37,7 +36,7 @@ from .loader_peers import PEERS, Peer, as_value_error, for_ever
 from .report import INSTALL_ERRORS, Report, Row, left_out
 
 ENGINES = ("threads", "workers")
-_KINDS = ("ordinary", "tiled", *(("packed",) * hasattr(codecs, "Packed")), "raw")
+_KINDS = ("ordinary", "tiled", "packed", "raw")
 _BOUND = "bound: the operator alone, "  # first part of these contestants' names
 
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..cache import codecs
 from ..cache.build import build_cache
+from ..cache.codecs import Codec, Packed, Raw, Tiled
 from ..datasets.synthetic import FolderPhotos, Photos, check_integer
 from ..datasets.writer import make_shards
 from ..shards.mapped import Shards
@@ -84,7 +84,7 @@ class LoaderData:
 
         ``kind``: "ordinary" JPEGs, or a codec: "tiled" JPEGs, "packed" images or "raw" pixels (binary PPM).
         """
-        name = f"{kind}-{self.tile}" if kind == "tiled" else kind
+        name = f"{kind}-{self.tile}" if kind in ("tiled", "packed") else kind
         return sorted(self.cached(name, partial(self._write, kind)).glob(f"[0-{repeats - 1}]-*.tar"))
 
     def samples(self) -> Iterator[tuple[bytes, int]]:
@@ -113,8 +113,9 @@ class LoaderData:
         if kind == "ordinary":
             make_shards(within, self.photos, self.images, samples_per_shard=-(-self.images // _SHARDS))
         else:
-            codec = codecs.Tiled(self.tile) if kind == "tiled" else getattr(codecs, kind.capitalize())()
-            build_cache(self.shards("ordinary", 1), within, codec)
+            codecs: dict[str, Codec] = {"raw": Raw()}
+            codecs |= {"tiled": Tiled(self.tile), "packed": Packed(tile=self.tile)}
+            build_cache(self.shards("ordinary", 1), within, codecs[kind])
         # Hard links under other names are other samples that share the file's pages in memory.
         for path in within.glob("*.tar"):
             for number in range(REPEATS):
