@@ -49,7 +49,8 @@ class PlaneColumns {
   // bytes of it [eight outputs][output][byte], weights_ [eight outputs][pair of taps][output][tap], and
   // start_ has a number for each four outputs. With AVX-512 the same for sixteen outputs and `reach_`
   // samples, 32 or 64, and picks_ are pairs of their numbers. Otherwise pairs_ is 0, outputs have blocks of
-  // eight taps, weights_ [two outputs][block][output][tap], and start_ has a number for each.
+  // eight taps (portable code: four), weights_ [two outputs][block][output][tap], and start_ has a number for
+  // each.
   int pairs_ = 0, blocks_ = 0, reach_ = 0;
   std::vector<int> start_;
   std::vector<int16_t> weights_;
