@@ -88,31 +88,47 @@ void DcTable::fill() noexcept {
 }
 
 void AcTable::fill() noexcept {
-  Entry single[1 << kLookahead];
-  Entry* next = single;
+  uint64_t single[1 << kLookahead];  // words of entries
+  uint64_t* next = single;
   const uint8_t* symbol = symbols;
   for (int length = 1; length <= kLookahead; ++length) {
     for (int i = codes(length); i > 0; --i, ++symbol) {
       const int size = *symbol & 15, run = *symbol == 0 ? kEndOfBlock : *symbol >> 4;
       const int spare = kLookahead - length;
       if (size > spare) {
-        next = std::fill_n(next, 1 << spare, Entry::partial(length, run, size));
+        next = std::fill_n(next, 1 << spare, Entry::partial(length, run, size).word());
         continue;
       }
       for (int bits = 0; bits < 1 << size; ++bits) {
-        const int value = size == 0 ? 0 : extended(static_cast<uint64_t>(bits) << (64 - size), size);
-        next = std::fill_n(next, 1 << (spare - size), Entry(length + size, run, value));
+        const int value = 2 * bits < 1 << size ? bits + 1 - (1 << size) : bits;
+        next = std::fill_n(next, 1 << (spare - size), Entry(length + size, run, value).word());
       }
     }
   }
-  std::fill(next, single + (1 << kLookahead), Entry());
-  for (int i = 0; i < 1 << kLookahead; ++i) {
-    const Entry entry = single[i];
-    entries[i] = entry;
-    if (entry.bits() == 0 || entry.first() == kEndOfBlock) continue;
-    const Entry follower = single[i << entry.bits() & ((1 << kLookahead) - 1)];
-    if (follower.bits() == 0 || entry.bits() + follower.bits() > kLookahead) continue;
-    entries[i] = entry.followed_by(follower);
+  std::fill(next, single + (1 << kLookahead), Entry().word());
+  // Those that fit behind `bits` bits, by the bits after them: what they add to an entry, and whether they
+  // do.
+  uint64_t followers[kLookahead + 1][1 << (kLookahead - 1)], masks[kLookahead + 1][1 << (kLookahead - 1)];
+  bool is_known[kLookahead + 1] = {};
+  for (int i = 0; i < 1 << kLookahead;) {
+    const Entry entry = Entry::of(single[i]);
+    const int bits = entry.bits(), count = 1 << (kLookahead - bits);
+    if (bits == 0 || entry.first() == kEndOfBlock) {
+      entries[i++] = entry;
+      continue;
+    }
+    for (int j = 0; j < count && !is_known[bits]; ++j) {
+      const Entry after = Entry::of(single[j << bits]);
+      const bool fits = after.bits() != 0 && bits + after.bits() <= kLookahead;
+      followers[bits][j] = after.follower();
+      masks[bits][j] = fits ? ~uint64_t{0} : 0;
+    }
+    is_known[bits] = true;
+    const uint64_t word = entry.word(), added = entry.added();
+    for (int j = 0; j < count; ++j) {
+      entries[i + j] = Entry::of(word + ((added + followers[bits][j]) & masks[bits][j]));
+    }
+    i += count;
   }
 }
 

@@ -70,13 +70,19 @@ struct AcTable : HuffmanCode {
       entry.word_ = byte(run) << 8 | byte(length) << 24 | half(size) << 32;
       return entry;
     }
-    // This coefficient, then that of `next`.
-    Entry followed_by(Entry next) const noexcept {
-      Entry both;
-      both.word_ = (word_ & 0xFFFF0000FF00) | byte(bits() + next.bits()) |
-                   byte(advance() + next.first()) << 16 | byte(advance() + next.advance()) << 24 |
-                   half(next.value()) << 48;
-      return both;
+    // This coefficient, then that of `next`, is the entry word() + added() + next.follower(): no field of a
+    // sum carries into the next one.
+    uint64_t added() const noexcept {
+      const uint64_t both = byte(bits()) | byte(advance()) << 16 | byte(advance()) << 24;
+      return (both | (word_ & 0xFFFF0000FF00)) - word_;
+    }
+    uint64_t follower() const noexcept {
+      return byte(bits()) | byte(first()) << 16 | byte(advance()) << 24 | half(value()) << 48;
+    }
+    static Entry of(uint64_t word) noexcept {
+      Entry entry;
+      entry.word_ = word;
+      return entry;
     }
 
     uint64_t word() const noexcept { return word_; }
