@@ -9,8 +9,6 @@
 // augment_batch on the CPU, without threads: the operator divides images and bands of rows among them.
 namespace tarpeg {
 
-constexpr int64_t kLarge = 16 << 20;  // bytes of output: larger than the caches
-
 struct AugmentBatch {
   AugmentJob job;
   std::vector<Plan> plans;

@@ -20,6 +20,9 @@ struct Normalisation {
   float scale[3] = {1, 1, 1}, shift[3] = {0, 0, 0};
 };
 
+// Bytes of output that are more than the caches hold.
+constexpr int64_t kLarge = 16 << 20;
+
 // One image of the output; strides in elements.
 struct Target {
   void* data;

@@ -121,7 +121,8 @@ void decode_file(const File& file, FileScratch* scratch) {
     job.header.status = view.status;
     const Output& output = *job.output;
     if (view.status != Status::kOk || output.type == Number::kUint8) continue;
-    const Target target = {job.image, output.type, output.height, output.width, output.planar, false};
+    const bool streams = output.count * static_cast<int64_t>(output.image_bytes()) >= kLarge;
+    const Target target = {job.image, output.type, output.height, output.width, output.planar, streams};
     const int channels = static_cast<int>(output.channels);
     normalise({view.out, channels, 1, false, channels}, output.how, 0, output.height * output.width, target);
   }
@@ -152,6 +153,7 @@ struct Batch {
         if (result != Status::kOk) std::memset(job.image, 0, job.output->image_bytes());
       }
     }
+    finish_stores();
   }
 };
 

@@ -450,6 +450,19 @@ def test_unusual_samplings_are_reduced_within_their_memory(sampling: tuple[int, 
 DTYPES = {torch.float32: 1e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_output_larger_than_the_caches_has_the_same_numbers(order: torch.memory_format) -> None:
+    files, boxes = batch(1)
+    for size in ((1200, 1216), (1199, 1217)):  # with and without rows that vectors can be streamed to
+        out = torch.empty(1, 3, *size).contiguous(memory_format=order)
+        assert out.nbytes > 16 << 20
+        tarpeg.decode_batch(files, boxes, size, mean=MEAN, std=STD, dtype=out.dtype, out=out)
+        scale = 1 / (255 * torch.tensor(STD))
+        expected = tarpeg.decode_batch(files, boxes, size)[0].float().mul_(scale[:, None, None])
+        expected -= (torch.tensor(MEAN) / torch.tensor(STD))[:, None, None]
+        assert torch.allclose(out, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [(33, 21), (1, 1), (8, 8), (40, 50)])
 def test_floating_point_is_the_normalised_uint8_result(dtype: torch.dtype, size: tuple[int, int]) -> None:
