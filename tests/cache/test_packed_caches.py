@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import zlib
 from functools import partial
 
 import numpy as np
@@ -145,6 +146,12 @@ def test_a_damaged_packed_image_never_becomes_a_clean_one(codec):
             codec.encode(good[:end], "tpj")
     with pytest.raises(DecodeError, match="version 9, made by a later tarpeg: update tarpeg"):
         codec.encode(later(good), "tpj")
+    # The place of the first row of tiles is beyond the end, under a checksum that fits.
+    lying, at = bytearray(good), 40 + 128 * good[19]
+    lying[at : at + 4] = b"\xff" * 4
+    lying[8:12] = zlib.crc32(lying[12:]).to_bytes(4, "little")
+    with pytest.raises(DecodeError, match=r"corrupt|damaged"):
+        codec.encode(bytes(lying), "tpj")
 
 
 def some(*, damaged: bool = False):
