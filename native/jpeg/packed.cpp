@@ -19,17 +19,13 @@ Number number(const uint8_t* at) noexcept {
   return value;
 }
 
-// [i][byte]: the sum of this byte and i zeros after it.
+// [i][byte]: the sum of this byte and i zeros after it, each of eight more bits.
 constexpr std::array<std::array<uint32_t, 256>, 8> crc_tables() {
   std::array<std::array<uint32_t, 256>, 8> tables{};
-  for (uint32_t byte = 0; byte < 256; ++byte) {
-    uint32_t sum = byte;
+  for (size_t i = 0; i < 8 * 256; ++i) {
+    uint32_t sum = i < 256 ? static_cast<uint32_t>(i) : tables[i / 256 - 1][i % 256];
     for (int bit = 0; bit < 8; ++bit) sum = sum >> 1 ^ (sum & 1 ? 0xEDB88320 : 0);
-    tables[0][byte] = sum;
-  }
-  for (size_t i = 1; i < 8; ++i) {
-    for (size_t byte = 0; byte < 256; ++byte)
-      tables[i][byte] = tables[i - 1][byte] >> 8 ^ tables[0][tables[i - 1][byte] & 255];
+    tables[i / 256][i % 256] = sum;
   }
   return tables;
 }
