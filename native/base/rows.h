@@ -55,6 +55,8 @@ class RowSource {
   // Row y of the rectangle, from its first pixel on, with at least 32 readable bytes after the last one;
   // nullptr if rows are not kept.
   virtual const uint8_t* kept(int) noexcept { return nullptr; }
+  // Bytes per pixel of the rows that are kept, if the source keeps other ones than next() writes; or 0.
+  virtual int kept_bytes() const noexcept { return 0; }
   // Checks the rest of the file, up to its end, if the rectangle reaches the end of the image.
   virtual Status finish() noexcept { return Status::kOk; }
   virtual size_t stride() const noexcept = 0;

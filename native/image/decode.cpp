@@ -147,7 +147,7 @@ Status decode(const uint8_t* data, size_t size, const Request& request, int read
     return deliver_planes(planes);
   }
   if (header->format == Format::kPpm) {
-    PpmReader rows(data + header->body, header->width, box, format);
+    PpmReader rows(data + header->body, data + size, header->width, box, format);
     return deliver(rows, 1);
   }
   if (header->format == Format::kPacked) {

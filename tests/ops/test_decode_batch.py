@@ -170,6 +170,12 @@ for dtype, std in product((torch.float32, torch.float16, torch.bfloat16), stds):
 for width in range(1, 70):
     file = tensor(b"P6\\n%d 30\\n255\\n" % width + pictures.pixels(30, width).tobytes())
     write(resized(file, (3, 0, 27, width), (13, 17)))
+for height, width in ((90, 1201), (40, 2000), (5, 3000)):  # resampled where they lie, but for their ends
+    file = tensor(b"P6\\n%d %d\\n255\\n" % (width, height) + pictures.pixels(height, width).tobytes())
+    inner = (height // 3, 99, height - height // 3, width - 99)
+    for box in ((0, 0, height, width), inner, (0, 0, 4, width - 3)):
+        for size in ((9, 31), (64, 50), (3, 700)):
+            write(resized(file, box, size))
 def add(file, height, width):
     for box in ((0, 0, height, width), (height // 3, width // 4, height // 2, width // 2)):
         write(tarpeg.decode_crop(file, *box))
