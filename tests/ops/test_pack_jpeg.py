@@ -331,7 +331,7 @@ def test_opcheck_and_one_graph() -> None:
     torch.library.opcheck(torch.ops.tarpeg.unpack_jpeg, (image, 10**6))
 
 
-def test_every_level_of_vector_code_gives_the_same_bytes() -> None:
+def test_portable_code_and_every_level_of_vector_code_give_the_same_bytes() -> None:
     pictures.assert_portable_is_equal(
         """
 from helpers.crafted import SAMPLINGS
