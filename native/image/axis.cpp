@@ -222,7 +222,7 @@ void Axis::prepare_component(const Axis& pixels, int offset, const Upsampling& u
       for (int j = 0; j < samples; ++j, pixel += 2) {
         row[j] = 0.75 * (pixel[0] + pixel[1]) + 0.25 * (pixel[-1] + pixel[2]);
       }
-      behind = std::min(last, first + samples - 1);
+      behind = std::min(last, end / 2);  // samples beyond it may not be decoded
       if (begin == 0) row[0] += 0.25 * share[0];
       if (end - 1 == 2 * last + 1) row[behind - first] += 0.25 * share[taken - 1];
     } else {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import threading
 from pathlib import Path
 from typing import Literal
 
@@ -389,6 +390,16 @@ def test_planes_are_resampled_as_by_the_reference(sampling: tuple[tuple[int, int
             expected = reference.resize_planes(planes, times, box, size)
             image = resized(pictures.tensor(source.bytes()), box, size)
             assert torch.equal(image, expected), (box, size)
+
+
+def test_rows_below_the_decoded_ones_are_not_read() -> None:
+    """The sanitisers see it (make asan): the planes of a new thread are no larger than they must be."""
+    source = pictures.tensor(pictures.jpeg("420", 100, 600))
+    found = []
+    work = threading.Thread(target=lambda: found.append(resized(source, (1, 0, 30, 600), (25, 500))))
+    work.start()
+    work.join()
+    assert torch.equal(found[0], resized(source, (1, 0, 30, 600), (25, 500)))
 
 
 def test_a_box_much_taller_than_its_size_is_resampled_as_rgb() -> None:
