@@ -122,7 +122,7 @@ def test_the_loader_suite_makes_a_table_a_csv_and_a_chart(tmp_path, only):
     assert all(float(row["images_per_second"]) > 0 and float(row["processor"]) > 0 for row in rows)
     assert float(rows[0]["ratio"]) == 1.0
     (folder,) = (tmp_path / "data").iterdir()
-    assert {path.name for path in folder.iterdir()} == {"ordinary", "tiled-32", "raw"}
+    assert {path.name for path in folder.iterdir()} == {"ordinary", "tiled-32", "packed-32", "raw"}
 
 
 def test_own_photographs_as_they_are_and_in_parts(tmp_path, monkeypatch):

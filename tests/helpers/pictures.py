@@ -15,7 +15,6 @@ import tarpeg
 import torch
 from PIL import Image
 from tarpeg.ops import matrices as mx
-from tarpeg.ops.decode import native_facts
 from torch import Tensor
 
 from helpers import reference
@@ -93,6 +92,8 @@ def assert_portable_is_equal(script: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         code = Path(folder, "script.py")
         code.write_text(PORTABLE + script + "\noutput.close()\n")
+        from tarpeg.ops.decode import native_facts  # loads the native library
+
         for level in list(levels)[: list(levels).index(native_facts()["simd"]) + 1]:
             done = run_forked(code, Path(folder, level), **levels[level])
             assert done.returncode == 0, done.stdout + done.stderr

@@ -46,7 +46,7 @@ def album(tmp_path):
 
 
 def predicted(source, **options):
-    options = {"shuffle": False, "flip": 0, "target": None, "workers": 0, **options}
+    options = {"shuffle": False, "flip": 0, "target": None, "workers": 0, "fidelity": "exact"} | options
     loader = load(source, CenterCrop(48, shorter=56), **options)
     with pytest.warns(UserWarning, match=r"shard .*album, key '.*' is not a JPEG: Pillow decodes"):
         batches = list(loader)
