@@ -111,6 +111,9 @@ class Plain:
             for wrong in NOT_RANGES
         ),
         *((CenterCrop, {"shorter": wrong}, "shorter=") for wrong in (0, -5, 2.5, "256")),
+        (CenterCrop, {"shorter": 8}, r"at least 9, the smaller side of size=\(9, 9\): this crop"),
+        (CenterCrop, {"size": (12, 9), "shorter": 8}, "shorter=8 must be at least 9"),
+        (Progressive, {"crop": CenterCrop(8, shorter=8), "sizes": {3: 9}}, "shorter=8 must be at least 9"),
         (Progressive, {"sizes": {}}, "sizes={} must map epochs"),
         (Progressive, {"sizes": 128}, "sizes=128 must map epochs"),
         (Progressive, {"sizes": {-1: 8}}, "epoch -1 must be an int"),
@@ -233,7 +236,7 @@ def test_center_crop_equals_torchvisions(height, width, crop_height, crop_width)
         (CenterCrop(224, shorter=256), (1, 1), [0, 0, 1, 1]),
         (CenterCrop((100, 200), shorter=100), (50, 200), [0, 50, 50, 100]),
         (CenterCrop((100, 200), shorter=100), (60, 60), [15, 0, 30, 60]),
-        (CenterCrop(300, shorter=256), (512, 600), [0, 44, 512, 512]),
+        (CenterCrop(256, shorter=256), (512, 600), [0, 44, 512, 512]),
     ],
 )
 def test_boxes_of_whole_and_of_center_crop_with_shorter(crop, size, box):

@@ -130,10 +130,10 @@ class CenterCrop:
     """The central box of the crop's size, an int for a square or (height, width); not random.
 
     shorter: the crop equals "resize the shorter side to that many pixels, then crop the centre", taken as one
-    box from the source: size / shorter of the source's shorter side. The box lies on whole pixels of the
-    source, half a pixel from torchvision's at most, whatever ``fidelity`` is; a ``Split(transform=...)`` of
-    Resize and CenterCrop has torchvision's. If the box does not fit into the image, it is the largest box of
-    the crop's shape that does, as in RandomCrop.
+    box from the source: size / shorter of the source's shorter side; at least the smaller side of size. The
+    box lies on whole pixels of the source, half a pixel from torchvision's at most, whatever ``fidelity`` is;
+    a ``Split(transform=...)`` of Resize and CenterCrop has torchvision's. If the box does not fit into the
+    image, it is the largest box of the crop's shape that does, as in RandomCrop.
     """
 
     size: Size = _Size()
@@ -144,6 +144,11 @@ class CenterCrop:
     def __post_init__(self) -> None:
         if self.shorter is not None and not (isinstance(self.shorter, int) and self.shorter >= 1):
             raise ValueError(f"shorter={self.shorter!r} must be a positive int (pixels), or None")
+        if self.shorter is not None and self.shorter < (least := min(self.size)):
+            raise ValueError(
+                f"shorter={self.shorter!r} must be at least {least}, the smaller side of size={self.size}: "
+                f"this crop fits into no image whose shorter side is {self.shorter}"
+            )
 
     def boxes(self, sizes: npt.ArrayLike, draws: npt.ArrayLike | None = None) -> Int32:
         """Boxes, int32 [B, 4], from upright image sizes [B, 2]; draws ([B, 0], or None) is not used."""
