@@ -121,6 +121,8 @@ def test_without_a_val_split(photos, tmp_path):
     assert sorted(net.keys("train")[0]) == ALL and not net.seen["validate"]
     with pytest.raises(ValueError, match="there is no test split"):
         trainer(tmp_path).test(net, datamodule=data)
+    with pytest.raises(ValueError, match=r"there is no val split: pass ShardDataModule\(val=Split"):
+        trainer(tmp_path).validate(net, datamodule=data)
 
 
 def test_the_batch_size_is_an_attribute_that_the_tuner_sets(photos, tmp_path):

@@ -224,8 +224,9 @@ class ShardDataModule(lightning.LightningDataModule):
         return loader
 
     def val_dataloader(self) -> BaseLoader | list[BaseLoader]:
-        """Return the loader of the val split, a list for several; an empty list without a val split."""
-        if self.splits.get("val", True):
+        """Return the loader of the val split, a list for several; in a fit without one, an empty list."""
+        is_asked = self.trainer is not None and self.trainer.state.fn == TrainerFn.VALIDATING
+        if self.splits.get("val", True) or is_asked:
             return self._loaders_of("val")
         warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")  # as intended
         return []
