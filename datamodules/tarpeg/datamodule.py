@@ -352,6 +352,8 @@ class ShardDataModule(lightning.LightningDataModule):
             with warnings.catch_warnings():
                 if self._rank_and_world()[0]:
                     warnings.simplefilter("ignore")  # rank 0 warns about the same shards
+                if name != "predict" and split.subset is None:  # check_labels raises instead
+                    warnings.filterwarnings("ignore", ".* has only images, which have no labels")
                 self._shards[name] = split.open()
                 if name != "predict":
                     split.check_labels(self._shards[name])

@@ -225,8 +225,8 @@ class Split:
             return
         if isinstance(samples, UnlabelledImages):
             raise ShardError(
-                f"shards={self.shards!r} has only images, such as {samples.key(0)!r}, which have no labels. "
-                "Pack a folder with a sub-directory per class with tarpeg.build_cache(...) or "
+                f"shards={self.shards!r} has only images, such as {samples.example()!r}, which have no "
+                "labels. Pack a folder with a sub-directory per class with tarpeg.build_cache(...) or "
                 "tarpeg.FolderShards(...); to train without labels, give Split(target=None)."
             )
         read_labels(samples, np.zeros(1, np.int64), self.target)

@@ -10,6 +10,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -17,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ShardError, similar
+from ..errors import DecodeError, ShardError, similar
 from .paths import Source, parts_of
-from .pillow import FILE_EXTENSIONS, IMAGE_EXTENSIONS
+from .pillow import FILE_EXTENSIONS, IMAGE_EXTENSIONS, open_rgb
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -259,6 +260,14 @@ class UnlabelledImages:
     def key(self, id: int) -> str:
         """Path of the image below the folder."""
         return self._names[id].replace(os.sep, "/")
+
+    def example(self) -> str:
+        """Return the key of one of the first images that can be decoded; of the first if none can."""
+        for id in range(min(len(self), 16)):
+            with suppress(DecodeError, ShardError):
+                open_rgb(self.images([id])[0].numpy().tobytes())
+                return self.key(id)
+        return self.key(0)
 
     def shard(self, id: int) -> Path:
         """Path of the folder."""
