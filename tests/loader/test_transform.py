@@ -512,6 +512,9 @@ def test_the_plan():
     lines = str(split.plan()).splitlines()
     kinds = [line.split()[0] for line in lines]
     assert kinds == ["native"] * 3 + ["Python"] * 2 + ["native"] * 3
+    assert re.search(
+        r"Python  ToImage\(\): [\d,]+ us per image; again, for the type that the steps", lines[3]
+    )
     assert re.search(r"Python  RandAugment\(.*: [\d,]+ us per image; tarpeg.RandAugment, here or", lines[4])
     assert "us per image" not in str(split.plan(measure=False))
     assert "if the steps before return uint8 [3, H, W]" in str(split.plan(measure=False)).splitlines()[-1]

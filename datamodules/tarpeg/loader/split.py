@@ -473,8 +473,11 @@ def _planned(pipeline: Pipeline, measure: bool) -> Iterator[PlannedStep]:
             failure = f"not measured: {error}"
     for text, note in pipeline.head:
         yield PlannedStep(text, True, note)
-    for step, us in zip(pipeline.python, times, strict=True):
-        yield PlannedStep(shown_step(original(step)), False, failure or _faster(step, us), us)
+    for number, (step, us) in enumerate(zip(pipeline.python, times, strict=True)):
+        text, note = shown_step(original(step)), failure or _faster(step, us)
+        if number == 0 and name_of(step) == "ToImage" and text in dict(pipeline.head):
+            note = failure or "again, for the type that the steps in Python get"
+        yield PlannedStep(text, False, note, us)
     for step in pipeline.tail:
         note = "one pass over the batch, with all that follow"
         note += "" if is_run else ", if the steps before return uint8 [3, H, W]"
