@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import warnings
@@ -542,6 +543,29 @@ def test_a_plain_loop_needs_no_setup_and_settings_reach_the_loaders(photos):
     assert sum(len(labels) for _, labels in data.val_dataloader()) == 23, "drop_last is for training"
     loader = module(photos, global_batch_size=23, max_pixels=12345).train_dataloader()
     assert (len(loader), loader.fetcher.max_pixels) == (1, 12345)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "text"),
+    [
+        (
+            ShardDataModule,
+            "num_workers",
+            "ShardDataModule() has no argument 'num_workers'; did you mean 'workers'?",
+        ),
+        (ShardDataModule, "train_shards", "give train=Split(shards=...)"),
+        (ShardDataModule, "shuffle", "give it to a Split(shuffle=...)"),
+        (ShardDataModule, "batchsize", "did you mean 'batch_size'?"),
+        (Split, "transforms", "Split() has no argument 'transforms'; did you mean 'transform'?"),
+        (Split, "drop_last", "ShardDataModule has drop_last="),
+        (Split, "num_workers", "ShardDataModule has workers="),
+        (Split, "zzz", "Split() has no argument 'zzz'"),
+    ],
+)
+def test_unknown_arguments_get_a_hint(kind, name, text):
+    with pytest.raises(TypeError, match=re.escape(text)):
+        kind(**{"shards": "x"} if kind is Split else {}, **{name: 2})
+    assert not any(part.kind is part.VAR_KEYWORD for part in inspect.signature(kind).parameters.values())
 
 
 def test_errors(photos, tmp_path):

@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -20,7 +20,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
 from .augment.module import Augment
-from .errors import ShardError, warn
+from .errors import ShardError, explains_arguments, warn
 from .loader.batch import (
     AnyBatch,
     Batch,
@@ -60,6 +60,15 @@ _FIXED = {
 }
 
 
+@explains_arguments(
+    {"num_workers": "did you mean 'workers'?"}
+    | {part.name: f"give it to a Split({part.name}=...)" for part in fields(Split)}
+    | {
+        f"{kind}_{part.name}": f"give {kind}=Split({part.name}=...)"
+        for kind in ("train", "val", "test", "predict")
+        for part in fields(Split)
+    }
+)
 class ShardDataModule(lightning.LightningDataModule):
     """Read WebDataset shards for a Lightning run or a plain loop.
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+import functools
+import inspect
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 
 class DecodeError(ValueError):
@@ -50,6 +52,33 @@ def similar(given: object, known: Iterable[str]) -> str:
     """Return a question for messages about a misspelt name: the known name most like it; "" if none is."""
     near = get_close_matches(str(given), [*known], 1)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def explains_arguments(remedies: Mapping[str, str]) -> Callable[[_Class], _Class]:
+    """Decorate a class: a TypeError for an unknown argument has its entry of ``remedies``, or a similar name.
+
+    The signature stays visible to ``inspect.signature``.
+    """
+
+    def decorated(kind: _Class) -> _Class:
+        init = kind.__init__  # type: ignore[misc]
+        known = [*inspect.signature(init).parameters][1:]
+
+        @functools.wraps(init)
+        def checked(self: Any, *args: Any, **given: Any) -> None:
+            for name in given:
+                if name not in known:
+                    hint = f"; {remedies[name]}" if name in remedies else similar(name, known)
+                    raise TypeError(f"{kind.__name__}() has no argument {name!r}{hint}")
+            init(self, *args, **given)
+
+        kind.__init__ = checked  # type: ignore[misc]
+        return kind
+
+    return decorated
 
 
 _warned: dict[Any, Any] = {}  # with which Python shows a warning of one text once, if filters say so

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..augment.policies import Policy
-from ..errors import ShardError, similar, warn
+from ..errors import ShardError, explains_arguments, similar, warn
 from ..sampling.crops import Crop, Progressive, crop_at
 from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fraction, shown, subset_ids
 from ..shards.folder import UnlabelledImages, find_images
@@ -24,6 +24,7 @@ from ..shards.manifest import stored_classes
 from ..shards.mapped import Shards
 from ..shards.paths import Source, expand, identity, resolved
 from ..shards.stream import Streaming, expand_urls
+from .config import LoaderConfig
 from .transform import (
     FullImage,
     Pipeline,
@@ -96,6 +97,13 @@ class Plan:
 Interpolation = Literal["bilinear", "bicubic", "lanczos", "box", "area", "nearest", "nearest-exact"]
 
 
+_OF_DATA = [*(field.name for field in fields(LoaderConfig)), "num_workers", "augment", "keys", "prepare"]
+
+
+@explains_arguments(
+    {name: f"ShardDataModule has {name.removeprefix('num_')}=" for name in _OF_DATA}
+    | {"size": "give it to a crop, such as crop=RandomResizedCrop(224)"}
+)
 @dataclass(frozen=True)
 class Split:
     """Shards, and how their samples are chosen, cropped and labelled.
