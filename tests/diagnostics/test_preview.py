@@ -122,7 +122,8 @@ def test_letters_that_no_font_has_are_escaped(monkeypatch):
     preview._fonts.cache_clear()
     monkeypatch.setattr(preview, "_FONTS", ())
     text = "Z\u00fcrich \u4e2d \udcff\n"
-    font, shown = preview._font_of(text, 14)
+    with pytest.warns(UserWarning, match="no font of this system .* fonts-noto-cjk"):
+        font, shown = preview._font_of(text, 14)
     assert (font.getname(), shown) == (default.getname(), "Z\\xfcrich \\u4e2d \\udcff\n".replace("\n", "\\n"))
     preview._fonts.cache_clear()
     folder = pytest.importorskip("matplotlib").get_data_path()

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..augment.module import Augment
 from ..augment.policies import CODES
-from ..errors import DecodeError, similar
+from ..errors import DecodeError, similar, warn
 from ..loader.batch import AnyBatch, augmented, by_view, modules_of, params_of, uncompiled
 from ..loader.split import kind_of
 from ..ops import matrices
@@ -456,6 +456,11 @@ def _font_of(text: str, size: int) -> tuple[Any, str]:
     fonts: list[Any] = _fonts(size) or [ImageFont.load_default(size)]
     lost = [sum(not _has(font, character) for character in text) for font in fonts]
     font = fonts[lost.index(min(lost))]
+    if any(character.isprintable() and not _has(font, character) for character in text):
+        warn(
+            "no font of this system has all letters of some captions: the others are escaped. Install "
+            "fonts-noto-cjk (Chinese, Japanese, Korean) or fonts-dejavu (Greek, Cyrillic and others)."
+        )
     shown = (
         character if _has(font, character) else character.encode("unicode_escape").decode()
         for character in text
