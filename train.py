@@ -263,6 +263,11 @@ def _fit(config: DictConfig) -> None:
         callbacks=[*callbacks.values(), Summary(note), interrupt],
         profiler=instantiate(config.profiler) or None,
     )
+    if config.validate:
+        if config.ckpt_path is None:
+            raise ConfigError("validate=true needs the checkpoint to measure: give ckpt_path=...")
+        trainer.validate(model, datamodule=data, ckpt_path=config.ckpt_path)
+        return
     try:
         trainer.fit(model, datamodule=data, ckpt_path=config.ckpt_path)
     except SystemExit:  # Lightning's end after Ctrl-C

@@ -140,6 +140,10 @@ def test_a_run_goes_on_from_exactly_where_ctrl_c_ended_it(checkout):
         resumed = weights(f"on-{hook}")
         assert resumed[:2] == whole[:2] == (6, 1)
         assert all(torch.equal(resumed[2][name], value) for name, value in whole[2].items())
+    done = good(checkout, *few, "validate=true", "ckpt_path=outputs/whole/checkpoints/last.ckpt")
+    assert "val/accuracy" in done.stdout and "trained:" not in done.stdout
+    done = train(checkout, *few, "validate=true", TARPEG_LIB_DIR=library())
+    assert done.returncode == 1 and "validate=true needs the checkpoint to measure" in done.stderr
 
 
 @pytest.mark.slow
