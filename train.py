@@ -173,7 +173,8 @@ class Summary(lightning.Callback):
 class Interrupt(lightning.Callback):
     """Ctrl-C ends the run after the current batch, with a checkpoint of exactly that place.
 
-    During a validation it ends after it. A second Ctrl-C ends the run at once, without a checkpoint.
+    Several ranks end together, after at most ``log_every_n_steps`` batches. During a validation it ends after
+    it. A second Ctrl-C ends the run at once, without a checkpoint.
     ``saved``: path of the checkpoint, "" if there is none.
     """
 
@@ -191,7 +192,10 @@ class Interrupt(lightning.Callback):
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def on_train_batch_end(self, trainer: lightning.Trainer, *given: Any) -> None:
-        if given[-1] + 1 < trainer.num_training_batches:  # after the last batch, in on_train_epoch_end
+        # Ranks ask each other only now and then: each time they wait for their GPUs. After the last batch of
+        # an epoch, on_train_epoch_end does.
+        every = 1 if trainer.world_size == 1 else trainer.log_every_n_steps or 50
+        if (given[-1] + 1) % every == 0 and given[-1] + 1 < trainer.num_training_batches:
             self._end_if_asked(trainer)
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, _: lightning.LightningModule) -> None:

@@ -37,6 +37,8 @@ def files() -> list[bytes]:
     found.append(pictures.encoded(image.convert("L"), progressive=True))
     wide = Image.fromarray(pictures.pixels(24, 200))  # large enough for an index of its rows
     found.append(pictures.encoded(wide, quality=92, optimize=True))
+    # Wider than the margin around the samples, so that reads beside them are found.
+    found.append(pictures.encoded(Image.fromarray(pictures.pixels(48, 200)), quality=30, subsampling="4:2:0"))
     for kind, (height, width) in itertools.product(("420", "444", "gray"), ((64, 24), (150, 16))):
         data = bytes(tarpeg.tile_jpeg(pictures.tensor(pictures.jpeg(kind, height, width)), 8).numpy())
         found += row_indexes(data)
