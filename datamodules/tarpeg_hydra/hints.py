@@ -101,7 +101,9 @@ def check_settings(program: str, arguments: Sequence[str]) -> None:
 
 
 def _composed(program: str, arguments: Sequence[str]) -> DictConfig:
-    with initialize_config_dir(str(_CONF), version_base="1.3"):
+    # Services that copy a source directory may leave out its links; conf/ itself is in a checkout.
+    conf = _CONF if _CONF.is_dir() else _CHECKOUT / "conf"
+    with initialize_config_dir(str(conf), version_base="1.3"):
         return compose(program, list(arguments), return_hydra_config=True)
 
 

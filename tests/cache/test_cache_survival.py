@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,7 +130,9 @@ def test_two_builders_at_once(source, whole, tmp_path):
     assert waiting == "0\n" and "another builder is at work" in warning
     assert working == ("16\n", "")
     assert contents(tmp_path / "cache") == whole()
-    run(64, 16)
+    shutil.rmtree(tmp_path / "cache")
+    results = [builder.communicate() for builder in [start(source, tmp_path / "cache", n) for n in (64, 16)]]
+    assert sum("choose another folder" in error for _, error in results) == 1, "the second keeps the first's"
     assert contents(tmp_path / "cache") in (whole(64), whole(16))
 
 

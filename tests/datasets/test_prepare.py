@@ -254,7 +254,7 @@ def test_train_py_with_data_cached(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert read_manifest(checkout / "data" / "own").samples == 32
     path = checkout / "data" / "own" / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"version": 2}))
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"version": 3}))
     done = train(checkout, "data=cached", *own, *SMALL_RUN, TARPEG_LIB_DIR=library())
     assert done.returncode != 0 and "Traceback" not in done.stderr
-    assert "has version 2, and this tarpeg reads up to 1" in done.stderr.strip().splitlines()[-1]
+    assert "has version 3" in done.stderr.strip().splitlines()[-1]

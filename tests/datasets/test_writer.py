@@ -196,6 +196,6 @@ def test_tool_errors_are_one_line(tmp_path, arguments, message):
 @SLOW
 def test_tool_unknown_key_and_help(tmp_path):
     done = tool("out=o", "sice=3", cwd=tmp_path)
-    assert done.returncode == 1 and "'sice'" in done.stderr
+    assert done.returncode == 1 and "sice is not a setting; did you mean size?" in done.stderr
     assert "python tools/make_shards.py out=DIR" in tool("--help", cwd=tmp_path).stdout
     assert list(tmp_path.iterdir()) == []
