@@ -1,11 +1,39 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "base/simd.h"
 
-#if defined(TARPEG_AVX512)
 namespace tarpeg {
+
+#if defined(TARPEG_AVX2)
+
+// Stores 16 pixels of `step` channels, 3 or 4, from the results of _mm256_packus_epi16(red, green) and
+// (blue, 255): lanes hold pixels 0-7 and 8-15.
+TARPEG_AVX2 inline void store_pixels(__m256i rg, __m256i bx, int step, uint8_t* out) noexcept {
+  const __m128i drop_x = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
+  const __m256i rgs = _mm256_unpacklo_epi8(rg, _mm256_srli_si256(rg, 8));
+  const __m256i bxs = _mm256_unpacklo_epi8(bx, _mm256_srli_si256(bx, 8));
+  const __m256i low = _mm256_unpacklo_epi16(rgs, bxs), high = _mm256_unpackhi_epi16(rgs, bxs);
+  const __m128i quads[4] = {_mm256_castsi256_si128(low), _mm256_castsi256_si128(high),
+                            _mm256_extracti128_si256(low, 1), _mm256_extracti128_si256(high, 1)};
+  if (step == 4) {
+    for (int i = 0; i < 4; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 16 * i), quads[i]);
+    return;
+  }
+  for (int i = 0; i < 3; ++i) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 12 * i), _mm_shuffle_epi8(quads[i], drop_x));
+  }
+  const __m128i last = _mm_shuffle_epi8(quads[3], drop_x);
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(out + 36), last);
+  const int tail = _mm_extract_epi32(last, 2);
+  std::memcpy(out + 44, &tail, 4);
+}
+
+#endif
+
+#if defined(TARPEG_AVX512)
 
 // Places of the bytes of 32 pixels of kStep channels: from red and green below 64, and blue and 255 from
 // there on, eight of each in turn.
@@ -41,5 +69,6 @@ struct Interleaved {
   }
 };
 
-}  // namespace tarpeg
 #endif
+
+}  // namespace tarpeg

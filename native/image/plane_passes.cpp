@@ -79,7 +79,6 @@ TARPEG_AVX2 int to_rgb_avx2(const int16_t* luma, const int16_t* blue, const int1
                             uint8_t* rgb) noexcept {
   if (width < 16) return 0;
   const __m256i round = _mm256_set1_epi16(1 << (kLineBits - 1)), center = _mm256_set1_epi8(-128);
-  const __m128i drop_x = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
   // 16 pixels at a time, the last 16 perhaps again in part: the bytes written must stay inside the row.
   for (int next = 0; next < width; next += 16) {
     const int x = std::min(next, width - 16);
@@ -94,22 +93,8 @@ TARPEG_AVX2 int to_rgb_avx2(const int16_t* luma, const int16_t* blue, const int1
     const __m256i r = _mm256_srai_epi16(_mm256_adds_epi16(y, r_part), kLineBits);
     const __m256i g = _mm256_srai_epi16(_mm256_adds_epi16(y, g_part), kLineBits);
     const __m256i b = _mm256_srai_epi16(_mm256_adds_epi16(y, b_part), kLineBits);
-    // Bytes: lanes hold pixels 0-7 and 8-15.
-    const __m256i rg = _mm256_xor_si256(_mm256_packs_epi16(r, g), center);
-    const __m256i bx = _mm256_xor_si256(_mm256_packs_epi16(b, b), center);
-    const __m256i rgs = _mm256_unpacklo_epi8(rg, _mm256_srli_si256(rg, 8));
-    const __m256i bxs = _mm256_unpacklo_epi8(bx, bx);
-    const __m256i low = _mm256_unpacklo_epi16(rgs, bxs), high = _mm256_unpackhi_epi16(rgs, bxs);
-    const __m128i quads[4] = {_mm256_castsi256_si128(low), _mm256_castsi256_si128(high),
-                              _mm256_extracti128_si256(low, 1), _mm256_extracti128_si256(high, 1)};
-    uint8_t* target = rgb + 3 * static_cast<ptrdiff_t>(x);
-    for (int i = 0; i < 3; ++i) {
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(target + 12 * i), _mm_shuffle_epi8(quads[i], drop_x));
-    }
-    const __m128i last = _mm_shuffle_epi8(quads[3], drop_x);
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(target + 36), last);
-    const int tail = _mm_extract_epi32(last, 2);
-    std::memcpy(target + 44, &tail, 4);
+    store_pixels(_mm256_xor_si256(_mm256_packs_epi16(r, g), center),
+                 _mm256_xor_si256(_mm256_packs_epi16(b, b), center), 3, rgb + 3 * static_cast<ptrdiff_t>(x));
   }
   return width;
 }

@@ -67,7 +67,6 @@ TARPEG_AVX2 int convert_avx2(const uint8_t* luma, const uint8_t* blue, const uin
                              int step, uint8_t* out) noexcept {
   const __m256i center = _mm256_set1_epi16(128), green = _mm256_set1_epi32(kGreen);
   const __m256i half = _mm256_set1_epi32(kHalf);
-  const __m128i drop_x = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
   if (count < 16) return 0;
   // 16 pixels at a time, the last 16 perhaps again in part: the bytes written must stay inside the row.
   for (int next = 0; next < count; next += 16) {
@@ -84,25 +83,8 @@ TARPEG_AVX2 int convert_avx2(const uint8_t* luma, const uint8_t* blue, const uin
     const __m256i r = _mm256_add_epi16(y, _mm256_add_epi16(cr, r_part));
     const __m256i g = _mm256_add_epi16(_mm256_sub_epi16(y, cr), _mm256_packs_epi32(g_low, g_high));
     const __m256i b = _mm256_add_epi16(y, _mm256_add_epi16(_mm256_add_epi16(cb, cb), b_part));
-    // Bytes: lanes hold pixels 0-7 and 8-15.
     const __m256i rg = _mm256_packus_epi16(r, g), bx = _mm256_packus_epi16(b, _mm256_set1_epi16(255));
-    const __m256i rgs = _mm256_unpacklo_epi8(rg, _mm256_srli_si256(rg, 8));
-    const __m256i bxs = _mm256_unpacklo_epi8(bx, _mm256_srli_si256(bx, 8));
-    const __m256i low = _mm256_unpacklo_epi16(rgs, bxs), high = _mm256_unpackhi_epi16(rgs, bxs);
-    const __m128i quads[4] = {_mm256_castsi256_si128(low), _mm256_castsi256_si128(high),
-                              _mm256_extracti128_si256(low, 1), _mm256_extracti128_si256(high, 1)};
-    uint8_t* target = out + static_cast<ptrdiff_t>(step) * x;
-    if (step == 4) {
-      for (int i = 0; i < 4; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(target + 16 * i), quads[i]);
-      continue;
-    }
-    for (int i = 0; i < 3; ++i) {
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(target + 12 * i), _mm_shuffle_epi8(quads[i], drop_x));
-    }
-    const __m128i last = _mm_shuffle_epi8(quads[3], drop_x);
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(target + 36), last);
-    const int tail = _mm_extract_epi32(last, 2);
-    std::memcpy(target + 44, &tail, 4);
+    store_pixels(rg, bx, step, out + static_cast<ptrdiff_t>(step) * x);
   }
   return count;
 }

@@ -7,6 +7,7 @@
 #include <torch/headeronly/util/shim_utils.h>
 
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -55,6 +56,21 @@ inline Tensor new_images(const std::vector<int64_t>& sizes, const std::vector<in
                                                   strides.data(), dtype, aoti_torch_device_type_cpu(), 0,
                                                   &handle));
   return Tensor(handle);
+}
+
+// A file that `rewrite(data, size, header, &bytes)` makes of another. `verb`, for the message: what it does.
+template <class Rewrite>
+Tensor rewritten(const Tensor& file, const char* name, const char* verb, const Rewrite& rewrite) {
+  check_bytes(file, name, 0);
+  const uint8_t* data = file.const_data_ptr<uint8_t>();
+  const size_t size = static_cast<size_t>(file.numel());
+  std::vector<uint8_t> bytes;
+  const Status status = rewrite(data, size, read_header(data, size), &bytes);
+  check_status(status);
+  STD_TORCH_CHECK(status == Status::kOk, "[decode] cannot ", verb, " the image: ", describe(status));
+  Tensor result = new_images({static_cast<int64_t>(bytes.size())}, {1});
+  std::memcpy(result.mutable_data_ptr<uint8_t>(), bytes.data(), bytes.size());
+  return result;
 }
 
 }  // namespace tarpeg
