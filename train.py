@@ -161,7 +161,8 @@ class Summary(lightning.Callback):
             data = trainer.datamodule
             splits = {name: split for name, split in data.splits.items() if split is not None}
             parts = [
-                f"{name}: {split.shards}" + f" ({len(split.open())} images)" * (not split.streaming)
+                f"{name}: {split.shards}"
+                + ("" if split.streaming else f" ({len(data.samples(name))} images)")
                 for name, split in splits.items()
                 if name.startswith(("train", "val"))
             ]
@@ -230,7 +231,10 @@ def main(config: DictConfig) -> None:
     except MissingMandatoryValue as error:
         raise SystemExit(f"train: {error.full_key} is not set: give {error.full_key}=...") from None
     except (
-        *(tarpeg.ShardError, tarpeg.DecodeError, tarpeg.BuildError, ConfigError),
+        tarpeg.ShardError,
+        tarpeg.DecodeError,
+        tarpeg.BuildError,
+        ConfigError,
         MisconfigurationException,
     ) as error:
         raise SystemExit(f"train: {with_overrides(error)}") from None
@@ -257,8 +261,7 @@ def _fit(config: DictConfig) -> None:
     if not any(data.splits[name] for name in data.splits if name.startswith("val")):  # nothing to monitor
         named = {name: str(getattr(each, "monitor", "")) for name, each in callbacks.items()}
         callbacks = {name: callbacks[name] for name in named if not named[name].startswith("val/")}
-    hydra_config = HydraConfig.get()
-    interrupt = Interrupt(Path(hydra_config.runtime.output_dir) / "checkpoints")
+    interrupt = Interrupt(Path(HydraConfig.get().runtime.output_dir) / "checkpoints")
     is_drawn = "tarpeg.SyntheticShards" in str(config.data.get("prepare"))
     note = ". Synthetic photographs; data=shards or data=folder for your own" * is_drawn
     trainer = instantiate(
@@ -378,13 +381,12 @@ def _quiet() -> None:
     # "data: " is the monitor's verdict, which is printed with overrides at the end.
     log.addFilter(lambda record: not record.getMessage().startswith(("💡 Tip", "TPU available", "data: ")))
     for text in (
-        *(".*LeafSpec", "You have overridden `on_before_batch_transfer`", "Grad strides do not match"),
-        # Of a small data set, of data.val=null, and of ckpt_path=.
-        *(
-            "The dirpath has changed from",
-            "The number of training batches .* smaller than the logging interval",
-            "You defined a `valid",
-        ),
+        ".*LeafSpec",
+        "You have overridden `on_before_batch_transfer`",
+        "Grad strides do not match",
+        "The dirpath has changed from",  # ckpt_path=
+        "The number of training batches .* smaller than the logging interval",  # a small data set
+        "You defined a `valid",  # data.val=null
     ):
         warnings.filterwarnings("ignore", message=text)
     if rank_zero_only.rank:  # rank 0 prints the same

@@ -220,7 +220,7 @@ class ShardDataModule(lightning.LightningDataModule):
         wanted = {"train", "val"} if stage == "fit" else {"val" if stage == "validate" else stage}
         for name, split in self.splits.items():
             if split is not None and not split.streaming and (stage is None or kind_of(name) in wanted):
-                self._open(name)
+                self.samples(name)
 
     def train_dataloader(self) -> BaseLoader:
         """Return the loader of the train split; it continues at the position of a resumed checkpoint."""
@@ -354,10 +354,9 @@ class ShardDataModule(lightning.LightningDataModule):
         self._loaders.clear()
         self._resume = None
 
-    def _open(self, name: str) -> Samples:
-        split = self.splits[name]
-        assert split is not None
-        if name not in self._shards:
+    def samples(self, name: str) -> Samples:
+        """Return the samples of a split, which is opened once. Raises ``KeyError`` if there is none."""
+        if name not in self._shards and (split := self.splits[name]) is not None:
             with warnings.catch_warnings():
                 if self._rank_and_world()[0]:
                     warnings.simplefilter("ignore")  # rank 0 warns about the same shards
@@ -474,7 +473,7 @@ class ShardDataModule(lightning.LightningDataModule):
         if split.streaming:
             loader = StreamingLoader(split, config, **options)
         else:
-            loader = Loader(self._open(name), split, config, **options)
+            loader = Loader(self.samples(name), split, config, **options)
         if split.transform is not None and _takes_uint8(self.augment):
             dtype, shape = loader.fetcher.transform_result
             _check_uint8(name, dtype)

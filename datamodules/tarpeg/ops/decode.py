@@ -77,12 +77,7 @@ def tile_jpeg(jpeg: Tensor, tile: int = 32, *, max_pixels: int = MAX_PIXELS) -> 
 
     Raises ``DecodeError`` if the source is damaged: rewriting would hide it.
     """
-    if not 1 <= tile <= 65535:
-        raise ValueError(f"tile={tile!r} must be from 1 to 65535 pixels")
-    tiled: Tensor = _call(
-        lambda: torch.ops.tarpeg.tile_jpeg(jpeg, tile, max_pixels), lambda: _check_jpeg(jpeg, "jpeg")
-    )
-    return tiled
+    return _in_tiles(torch.ops.tarpeg.tile_jpeg, jpeg, tile, max_pixels)
 
 
 def pack_jpeg(jpeg: Tensor, tile: int = 32, *, max_pixels: int = MAX_PIXELS) -> Tensor:
@@ -97,12 +92,14 @@ def pack_jpeg(jpeg: Tensor, tile: int = 32, *, max_pixels: int = MAX_PIXELS) -> 
 
     Raises ``DecodeError`` if the source is damaged: rewriting would hide it.
     """
+    return _in_tiles(torch.ops.tarpeg.pack_jpeg, jpeg, tile, max_pixels)
+
+
+def _in_tiles(operator: Callable[..., Tensor], jpeg: Tensor, tile: int, max_pixels: int) -> Tensor:
     if not 1 <= tile <= 65535:
         raise ValueError(f"tile={tile!r} must be from 1 to 65535 pixels")
-    packed: Tensor = _call(
-        lambda: torch.ops.tarpeg.pack_jpeg(jpeg, tile, max_pixels), lambda: _check_jpeg(jpeg, "jpeg")
-    )
-    return packed
+    result: Tensor = _call(lambda: operator(jpeg, tile, max_pixels), lambda: _check_jpeg(jpeg, "jpeg"))
+    return result
 
 
 def unpack_jpeg(image: Tensor, *, max_pixels: int = MAX_PIXELS) -> Tensor:
@@ -341,13 +338,8 @@ def _fake_decode_crop(jpeg: Tensor, top: int, left: int, height: int, width: int
 
 
 @torch.library.register_fake("tarpeg::tile_jpeg")  # type: ignore[untyped-decorator]
-def _fake_tile_jpeg(jpeg: Tensor, tile: int, max_pixels: int) -> Tensor:
-    _check_jpeg(jpeg, "jpeg")
-    return jpeg.new_empty((torch.library.get_ctx().new_dynamic_size(),))
-
-
 @torch.library.register_fake("tarpeg::pack_jpeg")  # type: ignore[untyped-decorator]
-def _fake_pack_jpeg(jpeg: Tensor, tile: int, max_pixels: int) -> Tensor:
+def _fake_in_tiles(jpeg: Tensor, tile: int, max_pixels: int) -> Tensor:
     _check_jpeg(jpeg, "jpeg")
     return jpeg.new_empty((torch.library.get_ctx().new_dynamic_size(),))
 
