@@ -67,7 +67,7 @@ done
 # Short stacks and a short quarantine of freed memory: half the time of an allocation.
 export ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1:malloc_context_size=4:quarantine_size_mb=16
 for target in "${targets[@]}"; do
-  $out/bin/$target -max_len=4096 -timeout=20 -rss_limit_mb=3000 -dict=fuzz/jpeg.dict -artifact_prefix=$out/crashes/ \
+  $out/bin/$target -max_len=16384 -timeout=20 -rss_limit_mb=3000 -dict=fuzz/jpeg.dict -artifact_prefix=$out/crashes/ \
     -max_total_time="${FUZZ_SECONDS:-60}" -print_final_stats=1 ${FUZZ_ARGS:-} $out/$target/{corpus,seeds}
 done
 

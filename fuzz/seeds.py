@@ -17,7 +17,7 @@ from helpers import crafted, pictures  # noqa: E402
 from PIL import Image  # noqa: E402
 
 SIZES = ((16, 16), (33, 47), (3, 5), (64, 24))
-LIMIT = 4096
+LIMIT = 16384
 ALL_CHECKS, LITTLE_MEMORY, STALE = 7, 192, 224
 XMP = b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta><rdf:Description tiff:Orientation%s8%s/>"
 
@@ -55,6 +55,8 @@ def files() -> list[bytes]:
     found += [data[: len(data) * 2 // 3] for data in found[:40]]
     header = b"P6 # by hand\n30 20 255\n"
     found += [header + image.tobytes(), header.replace(b"255", b"254") + image.tobytes(), header + b"cut"]
+    large = Image.fromarray(pictures.pixels(90, 50))  # large enough to be resampled where it lies
+    found.append(b"P6 50 90 255\n" + large.tobytes())
     return found
 
 
