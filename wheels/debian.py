@@ -7,7 +7,10 @@ for packages that are the same for all machines. Exit status 77: they cannot be 
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -15,10 +18,17 @@ ROOT = Path(__file__).resolve().parents[1]
 def unpacked(architecture: str, *packages: str) -> Path:
     """Return the directory with these packages; raise OSError if they cannot be fetched."""
     root = ROOT / "build" / f"debian-{architecture}"
+    root.mkdir(parents=True, exist_ok=True)
+    with FileLock(root / ".lock"):
+        _unpack(root, architecture, packages)
+    return root
+
+
+def _unpack(root: Path, architecture: str, packages: Sequence[str]) -> None:
     wanted = [package.split("=") for package in packages]
     missing = [each for each in wanted if not (root / f"{each[0]}.done").exists()]
     if not missing:
-        return root
+        return
     apt = ["apt-get", "-qq", "-o", f"APT::Architectures::={architecture}"]
     for key, folder in {"State::lists": "lists", "Cache": "cache"}.items():
         (root / folder / "partial").mkdir(parents=True, exist_ok=True)
@@ -31,7 +41,6 @@ def unpacked(architecture: str, *packages: str) -> Path:
             unpack = f"dpkg --fsys-tarfile {scratch}/*.deb | tar -x -C .. {only}"
             _run(scratch, "bash", "-o", "pipefail", "-c", unpack)
         (root / f"{name}.done").touch()
-    return root
 
 
 def _run(place: Path | str, *command: str) -> None:

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
 import fsspec
+from filelock import FileLock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
@@ -38,17 +40,21 @@ def url_of_wheel(machine: str) -> str:
 def fetch(machine: str, *more: str) -> Path:
     """Return the directory that holds torch/, filled if that has not happened before."""
     place = ROOT / "build" / f"torch-{VERSION}-{machine}"
-    wanted = [name for name in (*FILES, *more) if not (place / name).exists()]
-    if wanted:
-        place.mkdir(parents=True, exist_ok=True)
-        address = url_of_wheel(machine)
-        with tempfile.TemporaryDirectory(dir=place) as scratch:
-            with fsspec.open(address, block_size=2**22) as file, zipfile.ZipFile(file) as archive:
-                archive.extractall(scratch, [n for n in archive.namelist() if n.startswith(tuple(wanted))])
-            for name in wanted:
-                (place / name).parent.mkdir(parents=True, exist_ok=True)
-                (Path(scratch) / name).rename(place / name)
+    place.mkdir(parents=True, exist_ok=True)
+    with FileLock(place / ".lock"):
+        wanted = [name for name in (*FILES, *more) if not (place / name).exists()]
+        if wanted:
+            _extract(place, url_of_wheel(machine), wanted)
     return place
+
+
+def _extract(place: Path, address: str, wanted: Sequence[str]) -> None:
+    with tempfile.TemporaryDirectory(dir=place) as scratch:
+        with fsspec.open(address, block_size=2**22) as file, zipfile.ZipFile(file) as archive:
+            archive.extractall(scratch, [n for n in archive.namelist() if n.startswith(tuple(wanted))])
+        for name in wanted:
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (Path(scratch) / name).rename(place / name)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -316,12 +317,24 @@ def test_import_neither_compiles_nor_prints_nor_imports_torch(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_real_sources_build_within_40_seconds_of_one_job(tmp_path: Path, monkeypatch) -> None:
-    """29 seconds on a quiet machine, 33 beside another test that fills its other core."""
+def test_real_sources_build_as_fast_as_13_files_with_regular_expressions(tmp_path: Path, monkeypatch) -> None:
+    """31 seconds of one job, 40 at most, where such a file takes 3.05: a machine that is busy gets more."""
     monkeypatch.setenv("TARPEG_BUILD_JOBS", "1")
-    before = sum(os.times()[2:4])  # processor time of children: another test may share the machine
-    library.build(directories=[tmp_path])
-    assert sum(os.times()[2:4]) - before < 40
+    file = tmp_path / "regex.cpp"
+    file.write_text(
+        '#include <regex>\nbool f(const char* s) { return std::regex_match(s, std::regex("a+b")); }\n'
+    )
+    command = [*library.compiler(), *library.COMPILE_FLAGS, "-c", str(file), "-o", str(tmp_path / "regex.o")]
+
+    def seconds(work: Callable[[], object]) -> float:
+        before = sum(os.times()[2:4])  # processor time of children: another test may share the machine
+        work()
+        return sum(os.times()[2:4]) - before
+
+    reference = seconds(lambda: subprocess.run(command, check=True))
+    built = seconds(lambda: library.build(directories=[tmp_path]))
+    reference += seconds(lambda: subprocess.run(command, check=True))
+    assert built < 13 * reference / 2, f"{built:.1f} s, a file with regular expressions {reference / 2:.2f} s"
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="a version script")

@@ -58,7 +58,7 @@ if platform.system() == "Linux":
 # mixed with the process's libstdc++.so, and messages of errors end too early, or in a crash.
 EXPORTS = "{ global: tarpeg_*; local: *; };\n"
 TIMEOUT_S = 900  # for one compiler call: a compiler that hangs must not hang the training
-SECONDS_PER_FILE = 3
+SECONDS_PER_FILE = 1
 
 ARCHITECTURES = ("80", "90")
 """Compute capabilities with machine code; newer ones use the PTX of the last."""
