@@ -43,7 +43,7 @@ test: setup  ## the fast tests (ARGS="-k crop")
 	$(PY) -m pytest -m "not slow" -n 2 $(ARGS)
 
 test-all: setup  ## the slow tests, those that `make test` leaves out
-	$(PY) -m pytest -m slow -n 2 --dist loadgroup $(ARGS)
+	$(PY) -m pytest -m slow -n 2 --dist loadgroup --durations=15 $(ARGS)
 
 lint: setup  ## formatting, ruff, mypy, clang-format
 	$(VENV)/bin/ruff format --check .
