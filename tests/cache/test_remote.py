@@ -157,6 +157,13 @@ def test_a_local_shard_that_changes_while_it_is_read_is_an_error(shard_of):
     os.utime(path, ns=(0, 0))
     with pytest.raises(ShardError, match=r"x\.tar changed while it was read"):
         list(reader)
+    path = shard_of(sample(0), sample(1), sample(2, bytes(300_000)))
+    (shard,) = sources.list_source(path)
+    reader = sources.WholeShard(shard).read()
+    next(reader)
+    os.truncate(path, 200_000)
+    with pytest.raises(ShardError, match=r"^shard /.*/x\.tar ended at byte 200000 while it was read"):
+        list(reader)
 
 
 def test_one_warning_if_the_server_sends_no_version(serve, tmp_path):

@@ -104,7 +104,9 @@ class WholeShard:
         """Read the samples in order, in one pass forwards. Raises ShardError."""
         with self.shard.open() as file:
             members = regular_members(file, self.shard.name, self.shard.nbytes)
-            contents = ((name, _read_at(file, offset, nbytes)) for name, offset, nbytes in members)
+            contents = (
+                (name, _read_at(file, self.shard.name, offset, nbytes)) for name, offset, nbytes in members
+            )
             for key, sample in grouped(contents, self.shard.name):
                 yield Sample(self.shard.name, key, sample)
 
@@ -168,8 +170,9 @@ class PickedSamples:
         ranges = [(self.shards[number].location, start, stop) for number, start, stop in far]
         blobs = dict(zip(far, remote.read_ranges(ranges), strict=True))
         for number, near in itertools.groupby((s for s in spans if s not in blobs), lambda span: span[0]):
-            with self.shards[number].open() as file:
-                blobs.update({span: _read_at(file, span[1], span[2] - span[1]) for span in near})
+            shard = self.shards[number]
+            with shard.open() as file:
+                blobs.update({span: _read_at(file, shard.name, span[1], span[2] - span[1]) for span in near})
         return [blobs[span] for span in spans]
 
 
@@ -201,12 +204,13 @@ def _check_unchanged(shards: Sequence[SourceShard]) -> None:
                 raise ShardError(f"shard {shard.name} changed while it was read. Start again.")
 
 
-def _read_at(file: BinaryIO, offset: int, nbytes: int) -> bytes:
+def _read_at(file: BinaryIO, name: str, offset: int, nbytes: int) -> bytes:
     file.seek(offset)
     data = file.read(nbytes)
     if len(data) != nbytes:
         raise ShardError(
-            f"a shard ended at byte {offset + len(data)} while it was read. It may have changed: start again."
+            f"shard {name} ended at byte {offset + len(data)} while it was read. It may have changed: start "
+            "again."
         )
     return data
 
