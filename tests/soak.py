@@ -66,7 +66,8 @@ def data_of(kind: str, folder: Path, engine: dict[str, int]) -> tarpeg.ShardData
         paths = [f"{folder}/train/train-{number:06d}.tar" for number in range(SHARDS)]
         source = [f"pipe:cat {path}" if number % 2 else path for number, path in enumerate(paths)]
     split = tarpeg.Split(source, tarpeg.RandomResizedCrop(64), flip=0.5, streaming=kind == "stream")
-    return tarpeg.ShardDataModule(split, batch_size=16, seed=3, keys=True, **engine)
+    # A damaged image is an error: a substitute would be another batch.
+    return tarpeg.ShardDataModule(split, batch_size=16, seed=3, keys=True, on_error="raise", **engine)
 
 
 def table_of(kind: str, engine: dict[str, int]) -> str:
@@ -261,7 +262,7 @@ class Fault:
         path = self.draw.choice(sorted(files - self.run.damaged))
         how = self.draw.choice(["cut", "overwrite", "replace", "remove"])
         content, found = path.read_bytes(), path.stat()
-        place, junk = self.draw.randrange(len(content)), self.draw.randbytes(self.draw.randrange(1, 99_999))
+        place, junk = self.draw.randrange(len(content)), self.draw.randbytes(self.draw.randrange(999, 99_999))
         self.error = f"{re.escape(str(path))}|{re.escape(str(path.with_suffix('.tar')))}"
         time = found.st_mtime_ns if how in ("replace", "remove") and self.draw.random() < 0.5 else None
         self.undo = functools.partial(self.put_back, path, content, time)
