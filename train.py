@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
 import logging
 import os
@@ -35,7 +36,7 @@ from hydra.utils import instantiate
 from lightning.pytorch.profilers import PyTorchProfiler
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 from rich.console import Console
 from tarpeg_hydra.hints import check_arguments, check_settings, in_overrides, with_overrides
@@ -72,13 +73,22 @@ class Classifier(lightning.LightningModule):
         self.num_classes = classes
         self.criterion = criterion or nn.CrossEntropyLoss()
         self.no_decay, self.schedule = no_decay, schedule
+        self.classes: list[str] = []  # names by label, of a checkpoint's training
         self.accuracy = torchmetrics.classification.MulticlassAccuracy(classes, average="micro")
         self.loss = torchmetrics.MeanMetric()
 
     def forward(self, images: Tensor) -> Tensor:
         return self.net(images)
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["classes"] = self.trainer.datamodule.classes
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.classes = checkpoint.get("classes") or []
+
     def on_before_batch_transfer(self, batch: tarpeg.Batch, _: int) -> tarpeg.Batch:
+        if self.trainer.predicting:  # without labels
+            return batch
         low, high = (int(bound) for bound in batch[1].aminmax())
         if low < 0 or high >= self.num_classes:  # on a GPU this would be an assertion without a message
             text = f"need model.net.num_classes={high + 1} or more, and it is {self.num_classes}"
@@ -109,6 +119,15 @@ class Classifier(lightning.LightningModule):
         """Log loss and accuracy over all validation sets."""
         self.log("val/loss", self.loss)
         self.log("val/accuracy", self.accuracy, prog_bar=True)
+
+    def predict_step(self, batch: tarpeg.KeyedBatch, _: int) -> list[tuple[str, str | int, float]]:
+        """Return key, class and probability of each image; the class is a number if it has no name."""
+        if not batch.key:  # none could be decoded
+            return []
+        found = self(batch.image).float().softmax(1).max(1)
+        named = dict(enumerate(self.classes))
+        classes = (named.get(label, label) for label in found.indices.tolist())
+        return list(zip(batch.key, classes, found.values.tolist(), strict=True))
 
     def configure_optimizers(self) -> dict[str, Any]:
         free = set(_without_decay(self.net, self.no_decay))
@@ -169,6 +188,39 @@ class Summary(lightning.Callback):
             parts += [f"{data.num_classes} classes"] * bool(data.num_classes)
             line = f"{'; '.join(parts)}{self.note}"
             Console().print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+class Predictions(lightning.Callback):
+    """Writes what ``predict_step`` returns, on all ranks, to a table in the order of the images.
+
+    ``rows``: of all ranks. The table gets its name when it is complete.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.rows = path, 0
+
+    def on_predict_start(self, trainer: lightning.Trainer, _: lightning.LightningModule) -> None:
+        if trainer.is_global_zero:
+            # Names of files may have bytes that are not UTF-8.
+            self.file = self.path.with_suffix(".part").open("w", newline="", errors="surrogateescape")
+            csv.writer(self.file).writerow(("key", "class", "probability"))
+
+    def on_predict_batch_end(
+        self, trainer: lightning.Trainer, model: lightning.LightningModule, rows: Any, *_: Any
+    ) -> None:
+        ranks = [rows]
+        if trainer.world_size > 1:
+            ranks *= trainer.world_size
+            torch.distributed.all_gather_object(ranks, rows)
+        self.rows += sum(map(len, ranks))
+        if trainer.is_global_zero:
+            for rows in ranks:
+                csv.writer(self.file).writerows((key, name, f"{share:.6f}") for key, name, share in rows)
+
+    def on_predict_end(self, trainer: lightning.Trainer, _: lightning.LightningModule) -> None:
+        if trainer.is_global_zero:
+            self.file.close()
+            self.path.with_suffix(".part").replace(self.path)
 
 
 class Interrupt(lightning.Callback):
@@ -246,33 +298,47 @@ def main(config: DictConfig) -> None:
 def _fit(config: DictConfig) -> None:
     lightning.seed_everything(config.seed, verbose=False)
     augment = instantiate(config.augment) if config.get("augment") else None
-    data = instantiate(config.data, augment=augment)
+    data = instantiate(config.data, augment=augment, **_to_predict(config))
     if config.verbose and not rank_zero_only.rank:
         for name, split in data.splits.items():
             if split is not None:
                 Console().print(f"{name}:\n{split.plan()}", highlight=False, markup=False, soft_wrap=True)
     model = _model(config.model)
     _check_trainer(config.trainer)
+    for asked, use in ((config.predict, "predict="), (config.validate, "validate=true")):
+        if asked and config.ckpt_path is None:
+            raise ConfigError(f"{use} needs a checkpoint: give ckpt_path=...")
+    if config.predict and type(model).predict_step is lightning.LightningModule.predict_step:
+        raise ConfigError(f"predict= needs predict_step(), which {type(model).__name__} does not have")
     if config.ckpt_path is not None and "://" not in config.ckpt_path:
         _check_checkpoint(config.ckpt_path, model)
     callbacks = {
         name: instantiate(callback) for name, callback in (config.callbacks or {}).items() if callback
     }
-    if not any(data.splits[name] for name in data.splits if name.startswith("val")):  # nothing to monitor
+    has_val = any(split for name, split in data.splits.items() if name.startswith("val"))
+    if config.validate and not has_val:
+        raise ConfigError("validate=true measures on data.val, which is null: give data.val.shards=...")
+    if not (has_val or config.predict):  # nothing to monitor
         named = {name: str(getattr(each, "monitor", "")) for name, each in callbacks.items()}
         callbacks = {name: callbacks[name] for name in named if not named[name].startswith("val/")}
-    interrupt = Interrupt(Path(HydraConfig.get().runtime.output_dir) / "checkpoints")
+    out = Path(HydraConfig.get().runtime.output_dir)
+    interrupt, table = Interrupt(out / "checkpoints"), Predictions(out / "predictions.csv")
     is_drawn = "tarpeg.SyntheticShards" in str(config.data.get("prepare"))
     note = ". Synthetic photographs; data=shards or data=folder for your own" * is_drawn
     trainer = instantiate(
         config.trainer,
         logger=[instantiate(logger) for logger in (config.logger or {}).values()] or False,
-        callbacks=[*callbacks.values(), Summary(note), interrupt],
+        callbacks=[*callbacks.values(), Summary(note), interrupt, table],
         profiler=instantiate(config.profiler) or None,
     )
+    if config.predict:
+        trainer.predict(model, datamodule=data, ckpt_path=config.ckpt_path, return_predictions=False)
+        if trainer.is_global_zero:
+            count = len(data.samples("predict"))
+            line = f"predicted: {table.rows} of {count} images, in {os.path.relpath(table.path)}"
+            Console().print(line, highlight=False, markup=False, soft_wrap=True)
+        return
     if config.validate:
-        if config.ckpt_path is None:
-            raise ConfigError("validate=true needs the checkpoint to measure: give ckpt_path=...")
         trainer.validate(model, datamodule=data, ckpt_path=config.ckpt_path)
         return
     try:
@@ -286,6 +352,29 @@ def _fit(config: DictConfig) -> None:
     if trainer.is_global_zero:
         for line in _summary(trainer, callbacks, trainer.profiler.dirpath if config.profiler else None):
             Console().print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _to_predict(config: DictConfig) -> dict[str, Any]:
+    """Arguments of the data module for predict=: that split alone, without training data or labels."""
+    if not config.predict:
+        return {}
+    if not isinstance(config.predict, (str, ListConfig)):
+        raise ConfigError(f"predict={config.predict} must be a folder of images, a glob or shards")
+    if config.validate:
+        raise ConfigError("validate=true and predict= are two runs: give one of them")
+    val = config.data.get("val")
+    while val is not None and "_target_" not in val:  # of several, the first
+        val = next(iter(val.values() if isinstance(val, DictConfig) else val))
+    if val is None:
+        raise ConfigError("predict= needs the crop of data.val, which is null")
+    names = ("_target_", "crop", "transform", "interpolation", "fidelity", "channels")
+    given = {name: val[name] for name in names if name in val}
+    split = {
+        name: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        for name, value in given.items()
+    }
+    others = dict.fromkeys(("train", "val", "test", "prepare"))
+    return {**others, "predict": {**split, "shards": config.predict, "target": None}}
 
 
 def _model(config: DictConfig) -> lightning.LightningModule:

@@ -48,10 +48,10 @@ def allowed_bad(max_bad: float, samples: float) -> float:
     return max(max_bad * samples, _FEW_BAD) if max_bad else 0.0
 
 
-def similar(given: object, known: Iterable[str]) -> str:
+def similar(given: object, known: Iterable[str], shown: Callable[[str], str] = repr) -> str:
     """Return a question for messages about a misspelt name: the known name most like it; "" if none is."""
     near = get_close_matches(str(given), [*known], 1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    return f"; did you mean {shown(near[0])}?" if near else ""
 
 
 _Class = TypeVar("_Class", bound=type)

@@ -17,6 +17,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from tarpeg.errors import similar
 
 if TYPE_CHECKING:  # importing it loads the operators, which the tools may not need
     from tarpeg.diagnostics.advice import Advice, Call
@@ -84,7 +85,7 @@ def check_settings(program: str, arguments: Sequence[str]) -> None:
         problem += (
             _own_data("train", option)
             if group == "data" and _is_path(option)
-            else _similar(option, error.options or (), f"{group}=")
+            else similar(option, error.options or (), f"{group}={{}}".format)
         )
     except ConfigCompositionException as error:
         found = re.search(r"Could not (?:override|append to config.*|delete.*) '([^']+)'", str(error))
@@ -114,8 +115,9 @@ def _unknown(program: str, key: str, given: dict[str, str]) -> str:
         config = _composed(program, groups)
     except (HydraException, OmegaConfBaseException, ValueError):
         config = _composed(program, [])
-    if key in ("train", "val", "test", "predict") and _is_path(given[key]):
-        return f"{key} is not a setting" + _own_data(key, given[key])
+    kind = key.removeprefix("data.").removesuffix(".shards")
+    if (kind in ("train", "val", "test") and key == kind and _is_path(given[key])) or kind == "predict":
+        return f"{key} is not a setting" + _own_data(kind, given[key])
     path, node = [], config
     for part in key.split("."):
         if not isinstance(node, DictConfig) or part not in node:
@@ -127,8 +129,8 @@ def _unknown(program: str, key: str, given: dict[str, str]) -> str:
     if prefix + part == key and part in own:
         return f"{key} is not in the file of these settings: add it with +{key}={given[key]}"
     known = [str(name) for name in node] if isinstance(node, DictConfig) else []
-    if near := get_close_matches(part, [*known, *own], 1):
-        return f"{key} is not a setting; did you mean {prefix}{near[0]}{key[len(prefix + part) :]}?"
+    if hint := similar(part, [*known, *own], lambda name: f"{prefix}{name}{key[len(prefix + part) :]}"):
+        return f"{key} is not a setting{hint}"
     paths = [*_paths(config)]
     near = get_close_matches(key.rpartition(".")[2], {name.rpartition(".")[2]: 0 for name in paths}, 1)
     same = [name for name in paths if near and name.rpartition(".")[2] == near[0]]
@@ -154,22 +156,18 @@ def _misplaced(config: DictConfig, given: dict[str, str]) -> Iterator[str]:
         node = OmegaConf.select(config, parent) if parent else None
         own = _arguments(node)
         if own and isinstance(node, DictConfig) and name in node and name not in own and name[:1] != "_":
-            yield f"{parent}.{name} is not an argument of {node['_target_']}" + _similar(
-                name, own, f"{parent}."
-            )
+            near = similar(name, own, f"{parent}.{{}}".format)
+            yield f"{parent}.{name} is not an argument of {node['_target_']}{near}"
 
 
 def _own_data(kind: str, place: str) -> str:
+    if kind == "predict":
+        return f"; to write the classes of images to a table: predict={place} ckpt_path=..."
     return f"; for shards of your own: data=shards data.{kind}.shards={place}"
 
 
 def _is_path(value: str) -> bool:
     return "/" in value or value.endswith(".tar") or Path(value).exists()
-
-
-def _similar(name: str, known: Sequence[str], prefix: str) -> str:
-    near = get_close_matches(name, known, 1)
-    return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 
 def _arguments(node: Any) -> list[str]:

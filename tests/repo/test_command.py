@@ -15,6 +15,7 @@ from tarpeg_hydra.hints import check_arguments, check_settings
 
 CODECS = ", ".join(sorted(path.stem for path in Path(__file__).parents[2].glob("conf/codec/*.yaml")))
 OWN = "for shards of your own: data=shards data.train.shards="
+TABLE = "to write the classes of images to a table: predict=/x ckpt_path=..."
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,9 @@ def test_a_command_has_the_settings_of_its_tool(name):
             "data.train.fidelty is not an argument of tarpeg.Split; did you mean data.train.fidelity?",
         ),
         ("train", ["train=/x"], f"train is not a setting; {OWN}/x"),
+        ("train", ["data.predict=/x"], f"data.predict is not a setting; {TABLE}"),
+        ("train", ["data.predict.shards=/x"], f"data.predict.shards is not a setting; {TABLE}"),
+        ("train", ["+data.predict=/x"], f"data.predict=/x must be a split; {TABLE}"),
         ("train", ["data.train=/x"], f"data.train=/x must be a split; {OWN}/x"),
         (
             "train",

@@ -143,7 +143,7 @@ def test_a_run_goes_on_from_exactly_where_ctrl_c_ended_it(checkout):
     done = good(checkout, *few, "validate=true", "ckpt_path=outputs/whole/checkpoints/last.ckpt")
     assert "val/accuracy" in done.stdout and "trained:" not in done.stdout
     done = train(checkout, *few, "validate=true", TARPEG_LIB_DIR=library())
-    assert done.returncode == 1 and "validate=true needs the checkpoint to measure" in done.stderr
+    assert done.returncode == 1 and "validate=true needs a checkpoint: give ckpt_path=" in done.stderr
 
 
 @pytest.mark.slow
@@ -232,10 +232,35 @@ def test_a_folder_of_images(checkout, tmp_path):
         (folder / f"{number}.jpg").write_bytes(jpeg("420", 64, 80, seed=number))
     paths = (f"data.prepare.root={tmp_path / 'photos'}", f"data.prepare.out={tmp_path / 'out'}")
     folder = ("data=folder", *paths)
-    assert steps(good(checkout, *folder, *SMALL, "model.net.num_classes=3", "data.batch_size=27")) == 2
+    few = ("model.net.num_classes=3", "data.batch_size=27", "hydra.run.dir=outputs/folder")
+    assert steps(good(checkout, *folder, *SMALL, *few)) == 2
     line = bad(checkout, *folder, *SMALL, "model.net.num_classes=2")
     needed = "labels 0..2 need model.net.num_classes=3"
     assert line == f"train: {needed}, and the network has 2: label 2 is 'class2'"
+
+    new = tmp_path / "new" / "a, b"
+    new.mkdir(parents=True)
+    for number in range(9):
+        (new / f"{number}.jpg").write_bytes(b"\xff\xd8" if number == 4 else jpeg("420", 64, 80, seed=number))
+    checkpoint = "ckpt_path=outputs/folder/checkpoints/last.ckpt"
+    tables = []
+    for ranks in (1, 2):  # without the training's data
+        out = f"outputs/predicted{ranks}"
+        elsewhere = ("data.prepare.root=/nowhere", "data.prepare.out=/nowhere", f"hydra.run.dir={out}")
+        settings = ("model.net.num_classes=3", "data.batch_size=2", f"trainer.devices={ranks}", *elsewhere)
+        settings += ("trainer=ddp",) * (ranks > 1)
+        done = good(checkout, "data=folder", *SMALL, *settings, f"predict={new.parent}", checkpoint)
+        assert done.stdout.splitlines()[-1] == f"predicted: 8 of 9 images, in {out}/predictions.csv"
+        assert "trained" not in done.stdout and ".py:" not in done.stderr, done.stderr
+        with (checkout / out / "predictions.csv").open(newline="") as file:
+            tables.append(list(csv.DictReader(file)))
+    assert "key 'a, b/4.jpg': image is" in done.stderr and "it is left out of the predictions" in done.stderr
+    assert [row["key"] for row in tables[0]] == [f"a, b/{number}.jpg" for number in range(9) if number != 4]
+    for row, other in zip(*tables, strict=True):
+        assert row["class"] in ("class0", "class1", "class2") and 1 / 3 <= float(row["probability"]) <= 1
+        assert (row["key"], row["class"]) == (other["key"], other["class"])
+        assert float(row["probability"]) == pytest.approx(float(other["probability"]), abs=1e-5)
+
     (tmp_path / "out" / "classes.json").unlink()
     line = bad(checkout, *folder, *SMALL, "model.net.num_classes=2")
     assert line == f"train: {needed} or more, and it is 2"
@@ -324,6 +349,23 @@ def test_checkpoints_that_do_not_fit_are_one_line(script, tmp_path):
             script._check_checkpoint(str(given), torch.nn.Linear(2, 4))
 
 
+def test_what_predict_takes(script):
+    crop = {"_target_": "tarpeg.CenterCrop", "size": 32}
+    val = {"_target_": "tarpeg.Split", "shards": "${..place}/x", "crop": crop, "subset": 0.1}
+    for given in (val, {"clean": val}, [val]):
+        config = {"data": {"place": "???", "val": given}, "predict": "/new", "validate": False}
+        found = script._to_predict(OmegaConf.create(config))
+        split = {"_target_": "tarpeg.Split", "crop": crop, "shards": "/new", "target": None}
+        assert found == {**dict.fromkeys(("train", "val", "test", "prepare")), "predict": split}
+    for change, text in (
+        ({"predict": True}, "predict=True must be a folder of images, a glob or shards"),
+        ({"validate": True}, "validate=true and predict= are two runs: give one of them"),
+        ({"data": {"val": None}}, "predict= needs the crop of data.val, which is null"),
+    ):
+        with pytest.raises(script.ConfigError, match=f"^{text}$"):
+            script._to_predict(OmegaConf.create({**config, **change}))
+
+
 NOWHERE = ["data=shards", "data.train.shards=/nowhere/x.tar", "data.val.shards=/nowhere"]
 NO_SHARD = r"shard /nowhere/x\.tar does not exist; there is no folder /nowhere\. Check the path\."
 
@@ -343,6 +385,11 @@ NO_SHARD = r"shard /nowhere/x\.tar does not exist; there is no folder /nowhere\.
         (["data.train.flip=2"], r"^train: data\.train: flip=2 must be a probability in 0\.\.1$"),
         (["ckpt_path="], r"^train: ckpt_path= is empty: give a file, or leave it out$"),
         (["ckpt_path=nope.ckpt"], r"^train: ckpt_path=nope\.ckpt is not a file$"),
+        (["predict=/x"], r"^train: predict= needs a checkpoint: give ckpt_path="),
+        (
+            ["validate=true", "data.val=null", "ckpt_path=last"],
+            "^train: validate=true measures on data.val, which",
+        ),
         ([*TINY, "model.net.num_classes=0"], r"^train: model\.net\.num_classes=0 must be at least 1$"),
         ([*TINY, "model.optimizer.lr=-1"], r"^train: model\.optimizer: Invalid learning rate: -1"),
         (["data.on_error=skip"], r"^train: data: on_error='skip' must be 'substitute' or 'raise'$"),
