@@ -9,6 +9,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+import setuptools
+
+if int(setuptools.__version__.partition(".")[0]) < 77:  # with --no-build-isolation, pip does not look
+    raise SystemExit(
+        f"tarpeg: setuptools {setuptools.__version__} is older than 77: run pip install 'setuptools>=77' "
+        "first, or leave --no-build-isolation out"
+    )
+
 from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py

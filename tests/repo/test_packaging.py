@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import sysconfig
 import tarfile
 import zipfile
@@ -153,3 +154,10 @@ def test_install_without_libjpeg_says_what_is_missing(packed, tmp_path: Path) ->
     assert done.returncode != 0
     assert f"tarpeg: {native.NO_JPEG}" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_an_old_setuptools_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "setuptools.py").write_text("__version__ = '76.1.0'")
+    done = attempt([sys.executable, str(ROOT / "setup.py")], ROOT, PYTHONPATH=str(tmp_path))
+    text = "tarpeg: setuptools 76.1.0 is older than 77: run pip install 'setuptools>=77' first, or leave "
+    assert (done.returncode, done.stderr) == (1, f"{text}--no-build-isolation out\n")
