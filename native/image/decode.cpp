@@ -29,15 +29,19 @@ Status copy_rows(RowSource& rows, const Box& box, size_t pixel_bytes, const Plac
                  std::vector<uint8_t>* row) {
   if (row->size() < rows.stride()) row->resize(rows.stride());
   const uint8_t* pixels = row->data() + pixel_bytes * static_cast<size_t>(rows.skip());
+  const size_t bytes = pixel_bytes * static_cast<size_t>(box.width);
+  const bool is_in_order = place.column_step == static_cast<ptrdiff_t>(pixel_bytes);
+  const bool is_exact = is_in_order && rows.stride() == bytes;
   for (int y = 0; y < box.height; ++y) {
-    const Status status = rows.next(row->data());
+    uint8_t* const line = place.origin + y * place.row_step;
+    const Status status = rows.next(is_exact ? line : row->data());
     if (status != Status::kOk) return status;
-    uint8_t* line = place.origin + y * place.row_step;
-    if (place.column_step == static_cast<ptrdiff_t>(pixel_bytes)) {
-      std::memcpy(line, pixels, pixel_bytes * static_cast<size_t>(box.width));
-      continue;
+    if (is_exact) continue;
+    if (is_in_order) {
+      std::memcpy(line, pixels, bytes);
+    } else {
+      scatter_pixels(pixels, box.width, pixel_bytes, place.column_step, line);
     }
-    scatter_pixels(pixels, box.width, pixel_bytes, place.column_step, line);
   }
   return Status::kOk;
 }

@@ -40,12 +40,6 @@ void convert_portable(const uint8_t* luma, const uint8_t* blue, const uint8_t* r
   }
 }
 
-// The outermost results at the image's own edges.
-inline void mend_ends(const ChromaRow& row, uint8_t* out, int first, int last) noexcept {
-  if (row.is_first) out[0] = static_cast<uint8_t>(first);
-  if (row.is_last) out[2 * row.count - 1] = static_cast<uint8_t>(last);
-}
-
 #if defined(TARPEG_AVX2)
 
 // (factor * c + 2^15) >> 16 is (factor / 2 * c + 2^14) >> 15, for kRed too: 13173 is half a unit more than
@@ -127,31 +121,102 @@ TARPEG_AVX512 inline __m512i widened512(const uint8_t* at) noexcept {
   return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
 }
 
-// As in AVX2, 32 pixels at a time.
+// RGB of 32 pixels, from Y and twice Cb - 128 and Cr - 128: a product rounded to nearest of 15 fractional
+// bits is then libjpeg's for each of their 256 values.
+template <int kStep>
+struct ToRgb512 {
+  const __m512i red = _mm512_set1_epi16(22970), blue = _mm512_set1_epi16(29033);
+  const __m512i green = _mm512_set1_epi32(static_cast<int>(0xA4970000u | (0xFFFF & -11277)));
+  const __m512i half = _mm512_set1_epi32(kHalf), opaque = _mm512_set1_epi16(255);
+  const Interleaved<kStep> order;
+
+  TARPEG_AVX512 ToRgb512() noexcept {}
+  TARPEG_AVX512 void store(__m512i y, __m512i cb, __m512i cr, uint8_t* out) const noexcept {
+    const __m512i g_low = _mm512_dpwssd_epi32(half, _mm512_unpacklo_epi16(cb, cr), green);
+    const __m512i g_high = _mm512_dpwssd_epi32(half, _mm512_unpackhi_epi16(cb, cr), green);
+    const __m512i g_part = _mm512_packs_epi32(_mm512_srai_epi32(g_low, 16), _mm512_srai_epi32(g_high, 16));
+    const __m512i r = _mm512_add_epi16(y, _mm512_mulhrs_epi16(cr, red));
+    const __m512i b = _mm512_add_epi16(y, _mm512_mulhrs_epi16(cb, blue));
+    order.store(_mm512_packus_epi16(r, _mm512_add_epi16(y, g_part)), _mm512_packus_epi16(b, opaque), out);
+  }
+};
+
 template <int kStep>
 TARPEG_AVX512 int convert_avx512(const uint8_t* luma, const uint8_t* blue, const uint8_t* red, int count,
                                  uint8_t* out) noexcept {
-  const __m512i center = _mm512_set1_epi16(128), half = _mm512_set1_epi32(kHalf);
-  const __m512i green = _mm512_set1_epi32(kGreen);
-  const Interleaved<kStep> order;
+  const __m512i center = _mm512_set1_epi16(256);
+  const ToRgb512<kStep> to_rgb;
+  // The last 32 pixels perhaps again in part, as in AVX2.
   for (int next = 0; next < count; next += 32) {
     const int x = std::min(next, count - 32);
-    const __m512i y = widened512(luma + x);
-    const __m512i cb = _mm512_sub_epi16(widened512(blue + x), center);
-    const __m512i cr = _mm512_sub_epi16(widened512(red + x), center);
-    const __m512i r_part = _mm512_mulhrs_epi16(cr, _mm512_set1_epi16(kHalfRed));
-    const __m512i b_part = _mm512_mulhrs_epi16(cb, _mm512_set1_epi16(kBlue / 2));
-    const __m512i g_low = _mm512_srai_epi32(
-        _mm512_add_epi32(_mm512_madd_epi16(_mm512_unpacklo_epi16(cb, cr), green), half), 16);
-    const __m512i g_high = _mm512_srai_epi32(
-        _mm512_add_epi32(_mm512_madd_epi16(_mm512_unpackhi_epi16(cb, cr), green), half), 16);
-    const __m512i r = _mm512_add_epi16(y, _mm512_add_epi16(cr, r_part));
-    const __m512i g = _mm512_add_epi16(_mm512_sub_epi16(y, cr), _mm512_packs_epi32(g_low, g_high));
-    const __m512i b = _mm512_add_epi16(y, _mm512_add_epi16(_mm512_add_epi16(cb, cb), b_part));
-    const __m512i rg = _mm512_packus_epi16(r, g), bx = _mm512_packus_epi16(b, _mm512_set1_epi16(255));
-    order.store(rg, bx, out + static_cast<ptrdiff_t>(kStep) * x);
+    const __m512i cb = _mm512_sub_epi16(_mm512_slli_epi16(widened512(blue + x), 1), center);
+    const __m512i cr = _mm512_sub_epi16(_mm512_slli_epi16(widened512(red + x), 1), center);
+    to_rgb.store(widened512(luma + x), cb, cr, out + static_cast<ptrdiff_t>(kStep) * x);
   }
   return count;
+}
+
+// For 32 pixels, of which the first has an even ([0]) or odd number: the samples that each mixes, from those
+// that begin with the one before the first pixel's; their weights; and its rounding term with and without
+// mixed rows. A pixel is three quarters of its own sample.
+struct alignas(64) Mix {
+  uint8_t samples[64];
+  int8_t weights[64], near_weights[64];
+  int16_t rounds[2][32];
+};
+
+constexpr Mix mix_of(int first) {
+  Mix mix{};
+  for (int i = 0; i < 32; ++i) {
+    const int pixel = first + i, is_odd = pixel % 2;
+    for (int k = 0; k < 2; ++k) {
+      mix.samples[2 * i + k] = static_cast<uint8_t>(pixel / 2 + is_odd + k);
+      mix.weights[2 * i + k] = static_cast<int8_t>(k == is_odd ? 1 : 3);
+      mix.near_weights[2 * i + k] = static_cast<int8_t>(3 * mix.weights[2 * i + k]);
+    }
+    // Without, the row is mixed with itself, and rounding is the other way round. Minus 128 levels.
+    for (int mixes = 0; mixes < 2; ++mixes)
+      mix.rounds[mixes][i] = static_cast<int16_t>((mixes != is_odd ? 8 : 7) - 16 * 128);
+  }
+  return mix;
+}
+constexpr Mix kMix[2] = {mix_of(0), mix_of(1)};
+
+struct Mixer512 {
+  const __m512i places, weights, near_weights, rounds;
+
+  TARPEG_AVX512 Mixer512(const Mix& mix, bool mixes_rows) noexcept
+      : places(_mm512_load_si512(mix.samples)),
+        weights(_mm512_load_si512(mix.weights)),
+        near_weights(_mm512_load_si512(mix.near_weights)),
+        rounds(_mm512_load_si512(mix.rounds[mixes_rows])) {}
+  TARPEG_AVX512 __m512i pairs(const uint8_t* samples) const noexcept {
+    const __m256i some = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(samples));
+    return _mm512_permutexvar_epi8(places, _mm512_castsi256_si512(some));
+  }
+  // Twice a component of 32 pixels, minus 128.
+  TARPEG_AVX512 __m512i twice(const uint8_t* near, const uint8_t* far) const noexcept {
+    const __m512i sum = _mm512_add_epi16(_mm512_maddubs_epi16(pairs(near), near_weights),
+                                         _mm512_maddubs_epi16(pairs(far), weights));
+    return _mm512_and_si512(_mm512_srai_epi16(_mm512_add_epi16(sum, rounds), 3), _mm512_set1_epi16(-2));
+  }
+};
+
+template <int kStep>
+TARPEG_AVX512 void mix_and_convert(const uint8_t* luma, const ChromaRow& cb, const ChromaRow& cr,
+                                   bool mixes_rows, int left, int count, uint8_t* out) noexcept {
+  const ToRgb512<kStep> to_rgb;
+  const uint8_t *const near_cb = cb.near, *const far_cb = cb.far, *const near_cr = cr.near,
+                       *const far_cr = cr.far;
+  const auto convert = [=](const Mixer512& mixer, int x) TARPEG_AVX512 {
+    const ptrdiff_t at = (left + x) / 2 - 1;
+    to_rgb.store(widened512(luma + x), mixer.twice(near_cb + at, far_cb + at),
+                 mixer.twice(near_cr + at, far_cr + at), out + static_cast<ptrdiff_t>(kStep) * x);
+  };
+  const Mixer512 mixer(kMix[left % 2], mixes_rows);
+  int x = 0;
+  for (; x + 32 <= count; x += 32) convert(mixer, x);
+  if (x < count) convert(Mixer512(kMix[(left + count) % 2], mixes_rows), count - 32);
 }
 
 #endif
@@ -175,35 +240,25 @@ void upsample_h2v1(const ChromaRow& row, uint8_t* out) noexcept {
   const uint8_t* in = row.near;
   const int n = row.count;
 #if defined(TARPEG_AVX2)
-  if (has_avx2()) {
-    h2v1_avx2(in, n, out);
-    mend_ends(row, out, in[0], in[n - 1]);
-    return;
-  }
+  if (has_avx2()) return h2v1_avx2(in, n, out);
 #endif
   for (int x = 0; x < n; ++x) {
     out[2 * x] = static_cast<uint8_t>((3 * in[x] + in[x - 1] + 1) >> 2);
     out[2 * x + 1] = static_cast<uint8_t>((3 * in[x] + in[x + 1] + 2) >> 2);
   }
-  mend_ends(row, out, in[0], in[n - 1]);
 }
 
 void upsample_h2v2(const ChromaRow& row, int16_t* sums, uint8_t* out) noexcept {
   const int n = row.count;
   ++sums;  // the number before the first is read, not used
 #if defined(TARPEG_AVX2)
-  if (has_avx2()) {
-    h2v2_avx2(row, sums, out);
-    mend_ends(row, out, (4 * sums[0] + 8) >> 4, (4 * sums[n - 1] + 7) >> 4);
-    return;
-  }
+  if (has_avx2()) return h2v2_avx2(row, sums, out);
 #endif
   for (int x = 0; x < n; ++x) sums[x] = static_cast<int16_t>(3 * row.near[x] + row.far[x]);
   for (int x = 0; x < n; ++x) {
     out[2 * x] = static_cast<uint8_t>((3 * sums[x] + sums[x - 1] + 8) >> 4);
     out[2 * x + 1] = static_cast<uint8_t>((3 * sums[x] + sums[x + 1] + 7) >> 4);
   }
-  mend_ends(row, out, (4 * sums[0] + 8) >> 4, (4 * sums[n - 1] + 7) >> 4);
 }
 
 void upsample_h1v2(const ChromaRow& row, bool is_lower, uint8_t* out) noexcept {
@@ -231,6 +286,19 @@ void ycc_to_rgb(const uint8_t* luma, const uint8_t* cb, const uint8_t* cr, int c
   if (done == 0 && has_avx2()) done = convert_avx2(luma, cb, cr, count, step, out);
 #endif
   convert_portable(luma, cb, cr, done, count, step, out);
+}
+
+bool upsample_to_rgb([[maybe_unused]] const uint8_t* luma, [[maybe_unused]] const ChromaRow& cb,
+                     [[maybe_unused]] const ChromaRow& cr, [[maybe_unused]] bool mixes_rows,
+                     [[maybe_unused]] int left, [[maybe_unused]] int count, [[maybe_unused]] int step,
+                     [[maybe_unused]] uint8_t* out) noexcept {
+#if defined(TARPEG_AVX512)
+  if (count >= 32 && has_avx512()) {
+    (step == 3 ? mix_and_convert<3> : mix_and_convert<4>)(luma, cb, cr, mixes_rows, left, count, out);
+    return true;
+  }
+#endif
+  return false;
 }
 
 void rgb_to_gray(const uint8_t* rgb, int count, uint8_t* gray) noexcept {

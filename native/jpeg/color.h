@@ -5,16 +5,15 @@
 
 namespace tarpeg {
 
-// One row of subsampled chroma and the row that it is mixed with. `is_first`, `is_last`: whether the image
-// ends at that side; its outermost sample is then repeated. Otherwise the outermost results are invalid.
+// One row of subsampled chroma and the row that it is mixed with. The samples before and after it are read.
 struct ChromaRow {
   const uint8_t *near, *far;
   int count;
-  bool is_first, is_last;
 };
 
-// libjpeg's "fancy" (triangle) upsampling, bit for bit (jdsample.c). `out`: count (or 2 * count) bytes, and
-// room for 64 more. `sums`: count + 64 numbers of scratch.
+// libjpeg's "fancy" (triangle) upsampling, bit for bit (jdsample.c), if the image's outermost samples are
+// repeated beyond its edges. `out`: count (or 2 * count) bytes, and room for 64 more. `sums`: count + 64
+// numbers of scratch.
 void upsample_h2v1(const ChromaRow& row, uint8_t* out) noexcept;
 void upsample_h2v2(const ChromaRow& row, int16_t* sums, uint8_t* out) noexcept;
 void upsample_h1v2(const ChromaRow& row, bool is_lower, uint8_t* out) noexcept;
@@ -24,6 +23,11 @@ void replicate(const ChromaRow& row, int times, uint8_t* out) noexcept;
 // YCbCr to RGB (BT.601, full range) with libjpeg's rounding (jdcolor.c): `step` is 3 or 4 bytes per pixel.
 void ycc_to_rgb(const uint8_t* luma, const uint8_t* cb, const uint8_t* cr, int count, int step,
                 uint8_t* out) noexcept;
+// Both at once, for pixels [left, left + count) of a row: upsample_h2v2(), or upsample_h2v1() if not
+// `mixes_rows`. `luma` is pixel `left`, the chroma rows begin at the image's edge. False if there is no code
+// for it.
+bool upsample_to_rgb(const uint8_t* luma, const ChromaRow& cb, const ChromaRow& cr, bool mixes_rows, int left,
+                     int count, int step, uint8_t* out) noexcept;
 // RGB from planes of at most kSome pixels.
 constexpr int kSome = 64;
 void interleave_portable(const uint8_t* r, const uint8_t* g, const uint8_t* b, int count, int step,

@@ -125,13 +125,25 @@ TileShape PackedImage::shape(int tile) const noexcept {
   return shape;
 }
 
-bool PackedImage::unpack(int row, int tile, int wanted, TileScratch* scratch, Block* blocks) const noexcept {
+PackedImage::Extent PackedImage::extent(int row, int tile) const noexcept {
   const size_t start = number<uint32_t>(data_ + rows_ + 4 * static_cast<size_t>(row));
   const uint8_t* ends = data_ + ends_ + 2 * (static_cast<size_t>(row) * tiles + tile);
   const size_t begin = tile == 0 ? 0 : number<uint16_t>(ends - 2), end = number<uint16_t>(ends);
-  if (begin > end || start + (end << unit_) + kTileMargin > size_) return false;
-  return unpack_tile(data_ + start + (begin << unit_), (end - begin) << unit_, size_t{1} << unit_,
-                     shape(tile), wanted, scratch, blocks);
+  return {start + (begin << unit_), start + (end << unit_)};
+}
+
+void PackedImage::prefetch(int row, int tile) const noexcept {
+  constexpr size_t kLine = 64, kMost = 16 * kLine;
+  const Extent bytes = extent(row, tile);
+  const size_t end = std::min({bytes.end, bytes.begin + kMost, size_});
+  for (size_t at = bytes.begin; at < end; at += kLine) __builtin_prefetch(data_ + at);
+}
+
+bool PackedImage::unpack(int row, int tile, int wanted, TileScratch* scratch, Block* blocks) const noexcept {
+  const Extent bytes = extent(row, tile);
+  if (bytes.begin > bytes.end || bytes.end + kTileMargin > size_) return false;
+  return unpack_tile(data_ + bytes.begin, bytes.end - bytes.begin, size_t{1} << unit_, shape(tile), wanted,
+                     scratch, blocks);
 }
 
 }  // namespace tarpeg

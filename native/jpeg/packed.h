@@ -33,6 +33,8 @@ struct PackedImage : Frame {
   // The blocks of the first `wanted` components of a tile. False if it is damaged.
   bool unpack(int row, int tile, int wanted, TileScratch* scratch, Block* blocks) const noexcept;
   TileShape shape(int tile) const noexcept;
+  // Requests the bytes of a tile from memory: rows of tiles are too short for the processor's own prefetcher.
+  void prefetch(int row, int tile) const noexcept;
 
   int tile_mcus = 0, tiles = 0;  // MCUs of a tile, except for the last of a row; tiles of a row
   int table_count = 0;
@@ -41,6 +43,12 @@ struct PackedImage : Frame {
   size_t metadata_size = 0;
 
  private:
+  // Where the bytes of a tile begin and end; beyond the data if the directory is damaged.
+  struct Extent {
+    size_t begin, end;
+  };
+  Extent extent(int row, int tile) const noexcept;
+
   const uint8_t* data_ = nullptr;
   size_t size_ = 0, rows_ = 0, ends_ = 0;  // the directory: offsets of rows, ends of tiles
   int unit_ = 0, dc_bytes_[3] = {};

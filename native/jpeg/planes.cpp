@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "base/pages.h"
-#include "jpeg/color.h"
 #include "jpeg/entropy.h"
 #include "jpeg/idct.h"
 #include "jpeg/libjpeg.h"
@@ -36,6 +35,7 @@ void PlaneReader::prepare(const Frame& frame, const Box& box, int reduction, Pix
   own_.last_column = std::min(frame.width - 1, right) / frame.mcu_width;
   own_.first_row = std::max(0, needed.top) / frame.mcu_height;
   own_.last_row = (std::min(frame.height, needed.bottom) - 1) / frame.mcu_height;
+  is_direct_ = true;
   for (int i = 0; i < component_count_; ++i) {
     const Component& component = frame.components[i];
     Plane& plane = planes_[i];
@@ -47,45 +47,28 @@ void PlaneReader::prepare(const Frame& frame, const Box& box, int reduction, Pix
     plane.block_columns = kBlockSide / plane.across_by;
     plane.across = std::max(1, across / reduction);
     plane.down = std::max(1, down / reduction);
+    is_direct_ &= plane.is_direct();
+    // Upsampling mixes with the samples of the next pixel.
+    const int margin = plane.across > 1 || plane.down > 1;
+    const int down_to_block = plane.down * plane.block_rows,
+              across_to_block = plane.across * plane.block_columns;
+    plane.needed = {std::max(0, box_.top - margin) / down_to_block,
+                    (box_.top + box_.height - 1 + margin) / down_to_block,
+                    std::max(0, box_.left - margin) / across_to_block,
+                    (box_.left + box_.width - 1 + margin) / across_to_block};
     plane.width = (component.width + plane.across_by - 1) / plane.across_by;
     plane.height = (component.height + plane.down_by - 1) / plane.down_by;
     plane.top = own_.first_row * component.down * plane.block_rows;
     plane.left = own_.first_column * component.across * plane.block_columns;
     plane.columns = (own_.last_column - own_.first_column + 1) * component.across * plane.block_columns;
-    plane.stride = plane.columns;
-    const size_t rows =
-        static_cast<size_t>(own_.last_row - own_.first_row + 1) * component.down * plane.block_rows;
-    const size_t bytes = rows * plane.stride + 2 * Plane::kMargin;
+    plane.stride = (plane.columns + 2 * Plane::kGap - 1) / Plane::kGap * Plane::kGap;
+    plane.rows = (own_.last_row - own_.first_row + 1) * component.down * plane.block_rows;
+    const size_t bytes = static_cast<size_t>(plane.rows) * plane.stride + 2 * Plane::kMargin;
     if (plane.data.size() < bytes) plane.data.resize(bytes);
     const size_t length = static_cast<size_t>(plane.columns) * plane.across + 64;
     if (lines_[i].size() < length) lines_[i].resize(length);
     if (sums_.size() < length) sums_.resize(length);
   }
-  plan_targets(frame);
-}
-
-void PlaneReader::plan_targets(const Frame& frame) noexcept {
-  Target halved[10], *next = targets_;
-  whole_count_ = halved_count_ = 0;
-  is_direct_ = true;
-  for (int i = 0, block = 0; i < component_count_; ++i) {
-    const Component& component = frame.components[i];
-    const Plane& plane = planes_[i];
-    is_direct_ &= plane.is_direct();
-    for (int y = 0; y < component.down; ++y) {
-      for (int x = 0; x < component.across; ++x, ++block) {
-        const Target target =
-            plane.is_direct()
-                ? Target{component.quantisers, y * plane.side * plane.stride + x * plane.side, plane.stride,
-                         block, i}
-                : Target{component.quantisers, block * static_cast<ptrdiff_t>(sizeof samples_[0]), kBlockSide,
-                         block, kDense};
-        (plane.side == kBlockSide ? *next++ : halved[halved_count_++]) = target;
-      }
-    }
-  }
-  whole_count_ = static_cast<int>(next - targets_);
-  std::copy(halved, halved + halved_count_, next);
 }
 
 void PlaneReader::plan_blocks(const BaselineStream& stream) noexcept {
@@ -126,16 +109,17 @@ void PlaneReader::plan_range() noexcept {
 Status PlaneReader::decode(const PackedImage& image) {
   plan_range();
   if (!packed_) packed_.reset(new Packed);
+  const int first = read_.first_column / image.tile_mcus, last = read_.last_column / image.tile_mcus;
+  for (int tile = first; tile <= last; ++tile) image.prefetch(read_.first_row, tile);
   for (int row = read_.first_row; row <= read_.last_row; ++row) {
-    const int first = read_.first_column / image.tile_mcus, last = read_.last_column / image.tile_mcus;
     for (int tile = first; tile <= last; ++tile) {
       if (!image.unpack(row, tile, component_count_, &packed_->scratch, packed_->blocks))
         return Status::kCorrupt;
-      const int begin = tile * image.tile_mcus, end = begin + image.shape(tile).mcus;
-      for (int column = begin; column < end; ++column)
-        transform_all(image, packed_->blocks + (column - begin) * image.blocks, row, column);
+      if (row < read_.last_row) image.prefetch(row + 1, tile);
+      transform_all(image, packed_->blocks, row, tile * image.tile_mcus, image.shape(tile).mcus);
     }
   }
+  repeat_all_ends();
   return Status::kOk;
 }
 
@@ -154,6 +138,7 @@ Status PlaneReader::decode(const BaselineStream& stream) {
     status = worse(status, decode_segment(stream, static_cast<size_t>(segment)));
     if (status == Status::kCorrupt) return status;
   }
+  repeat_all_ends();
   return status;
 }
 
@@ -190,6 +175,7 @@ Status PlaneReader::decode(const uint8_t* data, size_t size, const Header& heade
       }
     }
   }
+  repeat_ends();
   return own_.last_row == frame.mcu_rows - 1 ? raw.finish() : Status::kOk;
 }
 
@@ -208,10 +194,16 @@ Status PlaneReader::decode_segment(const BaselineStream& stream, size_t segment)
       column = static_cast<int>(begin % stream.mcu_columns);
   int dc[4] = {0, 0, 0, 0};
   int64_t mcu = begin;
-  for (; mcu < end && mcu <= last; ++mcu) {
-    const bool wanted = row >= read_.first_row && column >= read_.first_column && column <= read_.last_column;
-    if (wanted) {
-      if (!decode_mcu(stream, &reader, dc, row, column)) return Status::kUnsupported;
+  for (int held = 0; mcu < end && mcu <= last; ++mcu) {
+    if (read_.has_row(row) && read_.has_column(column)) {
+      Block* const blocks = blocks_ + held * stream.blocks;
+      std::memset(blocks, 0, static_cast<size_t>(stream.blocks) * sizeof *blocks);
+      if (!decode_blocks(&reader, plans_, stream.blocks, dc, blocks)) return Status::kUnsupported;
+      ++held;
+      if (column == read_.last_column || mcu + 1 == end || (held + 1) * stream.blocks > kTogether) {
+        transform_all(stream, blocks_, row, column + 1 - held, held);
+        held = 0;
+      }
     } else {
       // After the last block under the box, the rest of this segment is not needed.
       if (column > read_.last_column &&
@@ -249,46 +241,89 @@ void PlaneReader::store(const Component& component, Plane* plane, int row, int c
                plane->stride);
 }
 
-bool PlaneReader::decode_mcu(const BaselineStream& stream, BitReader* reader, int* dc, int row, int column) {
-  // Blocks of components that are not decoded are written to, and ignored.
-  const Component& luma = stream.components[0];
-  const int blocks = component_count_ == 1 ? luma.across * luma.down : stream.blocks;
-  std::memset(blocks_, 0, static_cast<size_t>(blocks) * sizeof blocks_[0]);
-  if (!decode_blocks(reader, plans_, stream.blocks, dc, blocks_)) return false;
-  transform_all(stream, blocks_, row, column);
-  return true;
-}
-
-// For all readers that an MCU belongs to.
-void PlaneReader::transform_all(const Frame& frame, const Block* blocks, int row, int column) noexcept {
+// Turns the blocks of `count` MCUs of a row into samples, for all readers that they belong to.
+void PlaneReader::transform_all(const Frame& frame, const Block* blocks, int row, int column,
+                                int count) noexcept {
   for (PlaneReader* reader = this; reader != nullptr; reader = reader->next_) {
-    if (reader->own_.contains(row, column)) reader->transform(frame, blocks, row, column);
+    const BlockRange& own = reader->own_;
+    const int first = std::max(column, own.first_column);
+    const int end = std::min(column + count, own.last_column + 1);
+    if (!own.has_row(row) || first >= end) continue;
+    const Block* const mine = blocks + (first - column) * frame.blocks;
+    const int step = reader->is_direct_ ? end - first : 1;
+    for (int at = first; at < end; at += step)
+      reader->transform(frame, mine + (at - first) * frame.blocks, row, at, step);
   }
 }
 
-// Turns the blocks of an MCU into samples of the planes, those of all components together.
-void PlaneReader::transform(const Frame& frame, const Block* blocks, int row, int column) noexcept {
-  uint8_t* bases[kDense + 1];
+// Those of all components together; of one MCU if planes are not direct.
+void PlaneReader::transform(const Frame& frame, const Block* blocks, int row, int column,
+                            int count) noexcept {
+  DctBlock jobs[kMostTileBlocks];
+  DctBlock *whole = jobs, *halved = jobs + kMostTileBlocks;
+  uint8_t (*samples)[64] = samples_;
   for (int i = 0; i < component_count_; ++i) {
-    bases[i] = planes_[i].block(row * frame.components[i].down, column * frame.components[i].across);
-  }
-  bases[kDense] = samples_[0];
-  DctBlock jobs[10];
-  for (int i = 0; i < whole_count_ + halved_count_; ++i) {
-    const Target& target = targets_[i];
-    jobs[i] = {blocks[target.block], target.quantisers, bases[target.base] + target.offset, target.stride};
-  }
-  inverse_dct(jobs, whole_count_);
-  halved_dct(jobs + whole_count_, halved_count_);
-  for (int i = 0, block = 0; i < component_count_ && !is_direct_; ++i) {
     const Component& component = frame.components[i];
-    const int count = component.down * component.across;
-    for (int k = 0; k < count && !planes_[i].is_direct(); ++k) {
-      store(component, &planes_[i], row * component.down + k / component.across,
-            column * component.across + k % component.across, samples_[block + k]);
+    Plane& plane = planes_[i];
+    const bool is_direct = plane.is_direct(), is_whole = plane.side == kBlockSide;
+    const int across = component.across, begin = std::max(column * across, plane.needed.first_column);
+    const int end = std::min((column + count) * across, plane.needed.last_column + 1);
+    for (int y = 0; y < component.down; ++y, blocks += across) {
+      if (!plane.needed.has_row(row * component.down + y)) continue;
+      uint8_t* line = plane.block(row * component.down + y, begin);
+      const ptrdiff_t stride = is_direct ? plane.stride : kBlockSide;
+      const Block* mcu = blocks + (begin / across - column) * frame.blocks;
+      for (int at = begin, x = begin % across; at < end; ++at, line += plane.side) {
+        uint8_t* const out = is_direct ? line : *samples++;
+        (is_whole ? *whole++ : *--halved) = {mcu[x], component.quantisers, out, stride};
+        if (++x == across) {
+          x = 0;
+          mcu += frame.blocks;
+        }
+      }
     }
-    block += count;
   }
+  inverse_dct(jobs, static_cast<int>(whole - jobs));
+  halved_dct(halved, static_cast<int>(jobs + kMostTileBlocks - halved));
+  samples = samples_;
+  for (int i = 0; i < component_count_ && !is_direct_; ++i) {
+    const Component& component = frame.components[i];
+    Plane& plane = planes_[i];
+    for (int k = 0; k < component.down * component.across && !plane.is_direct(); ++k) {
+      const int y = row * component.down + k / component.across;
+      const int x = column * component.across + k % component.across;
+      if (plane.needed.has_row(y) && plane.needed.has_column(x)) store(component, &plane, y, x, *samples++);
+    }
+  }
+}
+
+// libjpeg mixes only for these ratios, and only if chroma is more than two samples wide (jdsample.c).
+bool PlaneReader::is_mixed(const Plane& plane) const noexcept {
+  return reduction_ == 1 && plane.width > 2 && plane.across == 2 && plane.down <= 2;
+}
+
+// The image's last sample is repeated, not whatever the rest of its block holds.
+void PlaneReader::repeat_ends() noexcept {
+  for (int i = 0; i < component_count_; ++i) {
+    Plane& plane = planes_[i];
+    const bool is_first = plane.left == 0, is_last = plane.left + plane.columns >= plane.width;
+    if (!is_mixed(plane) || !(is_first || is_last)) continue;
+    uint8_t* row = plane.data.data() + Plane::kMargin - plane.left;
+    for (int y = 0; y < plane.rows; ++y, row += plane.stride) {
+      if (is_first) row[-1] = row[0];
+      if (is_last) row[plane.width] = row[plane.width - 1];
+    }
+  }
+}
+
+void PlaneReader::repeat_all_ends() noexcept {
+  for (PlaneReader* reader = this; reader != nullptr; reader = reader->next_) reader->repeat_ends();
+}
+
+// The samples for row y of the image, and those that they are mixed with; index 0 is column 0 of the image.
+ChromaRow PlaneReader::chroma_row(const Plane& plane, int y) const noexcept {
+  const int near = y / plane.down, next = plane.down == 1 ? near : y % plane.down == 0 ? near - 1 : near + 1;
+  return {plane.row(near), plane.row(std::clamp(next, plane.top, plane.height - 1)), 0};
 }
 
 // Row y of a component at full resolution, at least the columns of the box; index 0 is column 0 of the image.
@@ -296,21 +331,14 @@ const uint8_t* PlaneReader::upsampled(int index, int y, const Box& box) noexcept
   const Plane& plane = planes_[index];
   if (plane.across == 1 && plane.down == 1) return plane.row(y);
   uint8_t* const line = lines_[index].data();
-  // libjpeg mixes only for these ratios, and only if chroma is more than two samples wide (jdsample.c).
-  const bool fancy = plane.width > 2 && reduction_ == 1;
-  const int near = y / plane.down;
-  const int far = std::clamp(y % plane.down == 0 ? near - 1 : near + 1, plane.top, plane.height - 1);
-  // The image's last sample is repeated, not whatever the rest of its block holds.
   // Only what is under the box, and a margin: the planes may hold more, for other boxes.
-  const int begin = std::max(plane.left, box.left / plane.across - 2);
+  const int begin = std::max(plane.left, box.left / plane.across - 2) - 1;
   const int last = (box.left + box.width) / plane.across + 3;
-  const int end = std::min({plane.left + plane.columns, plane.width, last});
-  const ChromaRow row{plane.row(near) + begin, plane.row(far) + begin, end - begin, begin == 0,
-                      end == plane.width};
-  if (fancy && plane.across == 2 && plane.down == 1) {
-    upsample_h2v1(row, line);
-  } else if (fancy && plane.across == 2 && plane.down == 2) {
-    upsample_h2v2(row, sums_.data(), line);
+  const int end = std::min({plane.left + plane.columns, plane.width, last}) + 1;
+  ChromaRow row = chroma_row(plane, y);
+  row = {row.near + begin, row.far + begin, end - begin};
+  if (is_mixed(plane)) {
+    plane.down == 1 ? upsample_h2v1(row, line) : upsample_h2v2(row, sums_.data(), line);
   } else if (reduction_ == 1 && plane.across == 1 && plane.down == 2) {
     upsample_h1v2(row, y % 2, line);
   } else {
@@ -322,9 +350,8 @@ const uint8_t* PlaneReader::upsampled(int index, int y, const Box& box) noexcept
 // As upsampled() does it.
 Samples PlaneReader::samples(int component) const noexcept {
   const Plane& plane = planes_[component];
-  const bool is_fancy = reduction_ == 1 && plane.width > 2 && plane.across == 2;
-  const bool mixes_across = is_fancy && plane.down <= 2;
-  const bool mixes_down = reduction_ == 1 && plane.down == 2 && (is_fancy || plane.across == 1);
+  const bool mixes_across = is_mixed(plane);
+  const bool mixes_down = reduction_ == 1 && plane.down == 2 && (mixes_across || plane.across == 1);
   return {plane.row(plane.top) + plane.left,
           plane.stride,
           plane.top,
@@ -344,6 +371,13 @@ void PlaneReader::convert(int y, const Box& box, uint8_t* out) noexcept {
   } else if (component_count_ == 1) {
     gray_to_rgb(luma, box.width, step, out);
   } else {
+    const Plane &blue = planes_[1], &red = planes_[2];
+    if (planes_[0].across == 1 && planes_[0].down == 1 && is_mixed(blue) && is_mixed(red) &&
+        blue.down == red.down &&
+        upsample_to_rgb(luma, chroma_row(blue, y), chroma_row(red, y), blue.down == 2, box.left, box.width,
+                        step, out)) {
+      return;
+    }
     const uint8_t* cb = upsampled(1, y, box) + box.left;
     const uint8_t* cr = upsampled(2, y, box) + box.left;
     ycc_to_rgb(luma, cb, cr, box.width, step, out);

@@ -7,25 +7,37 @@
 
 #include "base/rows.h"
 #include "jpeg/baseline.h"
+#include "jpeg/color.h"
 #include "jpeg/entropy.h"
 #include "jpeg/packed.h"
 
 namespace tarpeg {
+
+// Blocks or MCUs, inclusive.
+struct BlockRange {
+  int first_row = 0, last_row = 0, first_column = 0, last_column = 0;
+
+  bool has_row(int row) const noexcept { return row >= first_row && row <= last_row; }
+  bool has_column(int column) const noexcept { return column >= first_column && column <= last_column; }
+};
 
 // The decoded samples of one component around a box, perhaps reduced: means of down_by x across_by samples of
 // the component. Sample (y, x) of the reduced component is row(y)[x].
 struct Plane {
   // Vector code may read, but does not use, a few bytes before the first and after the last.
   static constexpr int kMargin = 64;
+  // Bytes between rows at least, two of which repeat the outermost samples.
+  static constexpr int kGap = 16;
 
   std::vector<uint8_t> data;
   ptrdiff_t stride = 0;
-  int top = 0, left = 0, columns = 0;
+  int top = 0, left = 0, rows = 0, columns = 0;
   int down_by = 1, across_by = 1;
   int side = 8;  // samples of a decoded block in each direction: 4 if it is halved (Note [half size])
   int block_rows = 8, block_columns = 8;  // size of a block in the plane
   int down = 1, across = 1;               // how often a sample is repeated in the rows returned
   int height = 0, width = 0;              // of the whole component, reduced
+  BlockRange needed;                      // blocks of the component that the box touches
 
   // Whether a block's samples are the plane's: not reduced further.
   bool is_direct() const noexcept { return block_rows == side && block_columns == side; }
@@ -106,45 +118,29 @@ class PlaneReader final : public RowSource {
   }
 
  private:
-  // MCUs, inclusive.
-  struct Range {
-    int first_row = 0, last_row = 0, first_column = 0, last_column = 0;
-
-    bool contains(int row, int column) const noexcept {
-      return row >= first_row && row <= last_row && column >= first_column && column <= last_column;
-    }
-  };
-
-  // Where the samples of a block of an MCU go.
-  struct Target {
-    const uint16_t* quantisers;
-    ptrdiff_t offset, stride;
-    int block, base;  // in the MCU; the plane, or kDense for a block that is reduced, or cut at an edge
-  };
-  static constexpr int kDense = 3;
-
   void prepare(const Frame& frame, const Box& box, int reduction, PixelFormat format);
-  void plan_targets(const Frame& frame) noexcept;
-  void transform(const Frame& frame, const Block* blocks, int row, int column) noexcept;
   void plan_range() noexcept;
-  void transform_all(const Frame& frame, const Block* blocks, int row, int column) noexcept;
+  void transform_all(const Frame& frame, const Block* blocks, int row, int column, int count) noexcept;
+  void transform(const Frame& frame, const Block* blocks, int row, int column, int count) noexcept;
   void store(const Component& component, Plane* plane, int row, int column, uint8_t* block) noexcept;
   void plan_blocks(const BaselineStream& stream) noexcept;
   Status decode_segment(const BaselineStream& stream, size_t segment);
-  bool decode_mcu(const BaselineStream& stream, BitReader* reader, int* dc, int row, int column);
+  void repeat_ends() noexcept;
+  void repeat_all_ends() noexcept;
+  bool is_mixed(const Plane& plane) const noexcept;
+  ChromaRow chroma_row(const Plane& plane, int y) const noexcept;
   const uint8_t* upsampled(int component, int y, const Box& box) noexcept;
   void convert(int y, const Box& box, uint8_t* out) noexcept;
 
   int component_count_ = 0, reduction_ = 1;  // components to be decoded: luma alone for gray
   Plane planes_[3];
-  Range own_, read_;  // MCUs of this reader; of all that are decoded together
+  BlockRange own_, read_;  // MCUs of this reader; of all that are decoded together
   PlaneReader* next_ = nullptr;
-  BlockPlan plans_[10];  // of the blocks of an MCU
-  Target targets_[10];   // of those that are decoded: whole blocks, then halved ones
-  int whole_count_ = 0, halved_count_ = 0;
-  bool is_direct_ = true;  // none is dense
-  alignas(64) Block blocks_[10];
-  alignas(32) uint8_t samples_[10][64];
+  BlockPlan plans_[10];                 // of the blocks of an MCU
+  bool is_direct_ = true;               // so are all planes
+  static constexpr int kTogether = 24;  // blocks of MCUs that are transformed together
+  alignas(64) Block blocks_[kTogether];
+  alignas(32) uint8_t samples_[10][64];  // of an MCU, of planes that are not direct
   struct Packed {
     TileScratch scratch;
     alignas(64) Block blocks[kMostTileBlocks];
