@@ -480,6 +480,7 @@ def _quiet() -> None:
         warnings.filterwarnings("ignore", message=text)
     if rank_zero_only.rank:  # rank 0 prints the same
         warnings.simplefilter("ignore")
+        warnings.filterwarnings("default", message=".* on rank .* cannot be decoded")  # its own images
         logging.disable(logging.WARNING)
 
 

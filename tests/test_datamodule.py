@@ -6,6 +6,7 @@ import inspect
 import os
 import re
 import warnings
+from itertools import islice
 
 import pytest
 import torch
@@ -618,3 +619,19 @@ def test_substituted_images_are_logged(shard_of, tmp_path):
     with pytest.warns(UserWarning, match="takes its place"):
         net = fitted(tmp_path, data, callbacks=[DataStallMonitor()])
     assert net.trainer.callback_metrics["data/substituted"] == 1
+
+
+def test_images_that_metrics_do_not_count_are_summed_up_once(shard_of):
+    path = shard_of(*(sample(number, b"" if number in (3, 5) else None) for number in range(8)))
+    split = Split(path, CenterCrop(16))
+    data = ShardDataModule(split, {"own": split}, allow_overlap=True, batch_size=3, workers=0)
+    (val,) = data.val_dataloader()
+    for loader, epoch, texts in (
+        (val, 0, ["val/own: 2 of 8 images"]),
+        (val, 1, []),
+        (data.train_dataloader(), 0, []),
+    ):
+        with pytest.warns(UserWarning, match="takes its place") as warned:
+            list(islice(loader, len(loader)))  # Lightning does not ask for more either
+        found = [str(entry.message) for entry in warned if "takes its place" not in str(entry.message)]
+        assert [text.partition(" cannot be decoded: metrics count")[0] for text in found] == texts, epoch

@@ -103,7 +103,7 @@ class ShardDataModule(lightning.LightningDataModule):
         allow_overlap: allow train to share shards with val or test, for example with other samples of them
             (``Split(subset=...)``); otherwise this is a ``ShardError``.
 
-    With several ranks only rank 0 warns; substituted images of all ranks are counted (``data/substituted``).
+    Only rank 0 warns, but all count substituted images: ``data/substituted``; in val and test a warning each.
 
     A batch is ``(image, label)``: uint8 ``[B, 3, H, W]`` and int64 ``[B]``, see ``Batch`` for views and gray;
     ``augment`` replaces the image.
@@ -488,6 +488,7 @@ class ShardDataModule(lightning.LightningDataModule):
         self._loaders.append((name, loader))
         if self.trainer is not None and self.augment is not None:
             loader.uint8_notice = ""  # augment= converts them
+        loader.measured = "" if split.streaming or kind_of(name) not in ("val", "test") else name
         if is_train and not rank and self.augment is not None and self._has_own_hook:
             loader.unclaimed_notice = _NOT_AUGMENTED
         has_helpers = any(config.workers_and_threads) and torch.get_num_threads() > 1

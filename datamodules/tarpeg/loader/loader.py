@@ -66,6 +66,8 @@ class BaseLoader(ABC):
         "Trainer the ShardDataModule itself; or convert them in the model"
     )
     """Warning, if a Trainer's run ends because the model did not take uint8."""
+    measured = ""
+    """Name of a split with a length whose metrics count substitutes, which is a warning, shown once."""
 
     def __init__(
         self,
@@ -139,6 +141,8 @@ class BaseLoader(ABC):
             if result.left_out:
                 batch, request = without_rows(batch, request, result.left_out, len(self.split.pipelines) > 1)
             self._delivered += 1
+            if self.measured and self.substituted > before and self._delivered == len(self):
+                self._sum_up(self.substituted - before)
             self._unclaimed.append(request)
             if self.unclaimed_notice and len(self._unclaimed) == _MOST_PLAIN:
                 notice, self.unclaimed_notice = self.unclaimed_notice, ""
@@ -234,6 +238,15 @@ class BaseLoader(ABC):
             f"{bad} images of epoch {self._epoch} could not be decoded, more than max_bad={share} of the "
             f"{samples:.0f} on this rank; the last: {result.substituted[-1]}. "
             "Repair the shards, or raise max_bad."
+        )
+
+    def _sum_up(self, bad: int) -> None:
+        """Warn, on each rank, how many images of an epoch were substituted."""
+        name, self.measured = self.measured, ""
+        where = f" on rank {self._rank}" if self._batches.world > 1 else ""
+        warn(
+            f"{name}: {bad} of {self._expected_samples():.0f} images{where} cannot be decoded: metrics count "
+            "the samples in their place. tarpeg.build_cache leaves such images out."
         )
 
     def _warn(self, result: FetchResult) -> None:
