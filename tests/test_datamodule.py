@@ -198,8 +198,9 @@ def test_several_validation_and_test_sets(photos, tmp_path, names):
 def test_what_is_not_a_split_is_refused(photos):
     split = Split(photos, CenterCrop(16))
     for kind, given in {"train": [split], "predict": {"a": split}, "val": [], "test": [str(photos)]}.items():
-        several = " or a list or dict of them" * (kind in ("val", "test"))
-        with pytest.raises(ValueError, match=rf"^{kind}=.* must be a tarpeg\.Split\(\.\.\.\){several}$"):
+        several = "a tarpeg.Split(...) or a list or dict of them"
+        wanted = several if kind in ("val", "test") else "one tarpeg.Split(...)"
+        with pytest.raises(ValueError, match=rf"^{kind}=\S+ must be {re.escape(wanted)}$"):
             ShardDataModule(**{kind: given})
 
 
@@ -221,10 +222,10 @@ def test_class_names(tmp_path):
     (tmp_path / "out" / "classes.json").write_text('{"ant": 0, "bee": 2}')
     assert data(f"{tmp_path}/out/train-*.tar").classes is None
     net = Net()
-    net.num_classes = 2
-    text = r"^labels 0\.\.2 need num_classes=3, and the network has 2: label 2 is 'cat'$"
-    with pytest.raises(ShardError, match=text):
-        fitted(tmp_path, data(tmp_path / "cache"), net)
+    for net.num_classes, name in ((2, "cat"), (1, "bee")):
+        text = rf"labels 0\.\.2 need num_classes=3, and the network has (\d): label \1 is '{name}'$"
+        with pytest.raises(ShardError, match=text):
+            fitted(tmp_path, data(tmp_path / "cache"), net)
 
 
 def test_splits_with_other_labels_are_an_error(tmp_path):
@@ -385,9 +386,8 @@ def test_a_label_that_the_loss_refuses_gets_a_note(shard_of, tmp_path):
     data = ShardDataModule(Split(shard_of(*members), CenterCrop(16)), workers=0)
     with pytest.raises(IndexError, match="out of bounds") as caught:
         fitted(tmp_path, data)
-    assert getattr(caught.value, "__notes__", ["labels 5..7 need num_classes=8"]) == [
-        "labels 5..7 need num_classes=8"
-    ]
+    note = f"labels 5..7 need num_classes=8; the first 7: shard {tmp_path}/x.tar, key 'k0002'"
+    assert getattr(caught.value, "__notes__", [note]) == [note]
 
 
 def test_resume_at_an_epochs_end_continues_with_the_next_epoch(photos, tmp_path):
@@ -611,6 +611,18 @@ def test_ranks_with_different_batches_raise(photos, tmp_path):
     assert done.returncode != 0
     text = r"ShardError: the train split is \{.*'seed': 0\} on rank 0 but \{.*'seed': 1\} on rank 1"
     assert re.search(text, done.stderr)
+
+
+def test_the_hook_of_the_module_comes_after_augment(photos, tmp_path, recwarn):
+    class Hooked(Net):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            assert batch.image.dtype == torch.float32, "augmented"
+            return batch._replace(image=batch.image * 0 + 7)
+
+    for settings in ({"augment": Augment()}, {"augment": Augment(), "workers": 1}):
+        net = fitted(tmp_path, module(photos, **settings), Hooked())
+        assert all((batch.image == 7).all() for stage in ("train", "validate") for batch in net.seen[stage])
+    assert not [entry for entry in recwarn if "on_after_batch_transfer" in str(entry.message)]
 
 
 def test_substituted_images_are_logged(shard_of, tmp_path):

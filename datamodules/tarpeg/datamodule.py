@@ -40,7 +40,7 @@ from .loader.stream_loader import StreamingLoader
 from .machine import warn_about_spinning_threads
 from .ops import library
 from .sampling.sampler import Request
-from .shards.labels import Samples, read_labels
+from .shards.labels import Samples, read_labels, where_of
 
 # What torch's losses report about a label beyond the classes, on the CPU and on a GPU.
 _LABEL_REFUSED = re.compile(r"Target -?\d+ is out of bounds|device-side assert")
@@ -214,6 +214,7 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Index the shards of the splits of ``stage``; of all splits if it is None."""
+        warnings.filterwarnings("ignore", "You have overridden `on_after_batch_transfer` in both")  # both run
         self._check_overlap()
         self._check_labels()
         self._check_network()
@@ -249,13 +250,14 @@ class ShardDataModule(lightning.LightningDataModule):
         return self._loader("predict")
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Augment the images on their device."""
-        if self.augment is None or not isinstance(batch, (Batch, KeyedBatch, ExtraBatch)):
-            return batch
-        is_training = self.augment.training if self.trainer is None else self.trainer.training
-        loader = self._train if is_training else None
-        request, split = None if loader is None else loader.claim(), self._split_of(dataloader_idx)
-        return self._augmented(batch, is_training, request, split, self._pixels(is_training, split))
+        """Augment the images on their device, then call the hook of this name of the LightningModule."""
+        if self.augment is not None and isinstance(batch, (Batch, KeyedBatch, ExtraBatch)):
+            is_training = self.augment.training if self.trainer is None else self.trainer.training
+            loader = self._train if is_training else None
+            request, split = None if loader is None else loader.claim(), self._split_of(dataloader_idx)
+            batch = self._augmented(batch, is_training, request, split, self._pixels(is_training, split))
+        own = None if self.trainer is None else self.trainer.lightning_module  # Lightning leaves it out
+        return batch if own is None else own.on_after_batch_transfer(batch, dataloader_idx)
 
     def augmented(self, loader: BaseLoader, device: torch.device | str | None = None) -> Iterator[AnyBatch]:
         """Yield the loader's next epoch, augmented on ``device``: for loops without Lightning.
@@ -308,19 +310,16 @@ class ShardDataModule(lightning.LightningDataModule):
     def on_exception(self, exception: BaseException) -> None:
         """Stop the worker processes after a failure; explain labels that were refused."""
         self._close()
-        train, split = self._shards.get("train"), self.splits["train"]
-        if (
-            train is None
-            or split is None
-            or split.target is None
-            or not _LABEL_REFUSED.search(str(exception))
-        ):
+        train, target = self._shards.get("train"), getattr(self.splits["train"], "target", None)
+        if train is None or target is None or not _LABEL_REFUSED.search(str(exception)):
             return
         with suppress(ShardError):  # the exception is more important
             ids = np.unique(np.linspace(0, len(train) - 1, _MOST_LABELS, dtype=np.int64))
-            low, high = (int(bound) for bound in read_labels(train, ids, split.target).aminmax())
+            labels = read_labels(train, ids, target)
+            low, high = (int(bound) for bound in labels.aminmax())
+            place = where_of(train, int(ids[int(labels.reshape(len(ids), -1).amax(1).argmax())]))
             few = f" (of {len(ids)} of the {len(train)} samples)" * (len(ids) < len(train))
-            note = f"labels {low}..{high}{few} need num_classes={high + 1}"
+            note = f"labels {low}..{high}{few} need num_classes={high + 1}; the first {high}: {place}"
             getattr(exception, "add_note", log.warning)(note)  # add_note: Python 3.11
 
     def _augmented(
@@ -414,7 +413,7 @@ class ShardDataModule(lightning.LightningDataModule):
         """Raise ShardError if the network has too few classes, before its loss fails without that reason."""
         net = None if self.trainer is None else self.trainer.lightning_module
         given = getattr(net, "num_classes", getattr(net, "hparams", {}).get("num_classes"))
-        if not isinstance(given, int) or given < 2:  # one output is enough for two classes
+        if not isinstance(given, int) or given < 1 or given == len(self._names) - 1 == 1:  # 1: of two classes
             return
         if given < (count := len(self._names)):
             raise ShardError(

@@ -154,9 +154,15 @@ def test_worker_processes_of_the_data_loader_are_refused(photos, start):
 
 
 def test_what_is_not_a_loader_and_what_has_no_length(shard_of):
+    shard = shard_of(*map(sample, range(5)))
+    with pytest.raises(
+        TypeError, match=r"loader\[0\]: .*DataLoader\(tarpeg\.Dataset\(loader\), batch_size=None\)"
+    ):
+        next(iter(DataLoader(load(shard), batch_size=None)))
+    with pytest.raises(ValueError, match=r"batches=Augment must be a function .* such as data\.augmented"):
+        Dataset(load(shard), Augment())
     with pytest.raises(ValueError, match=r"must be a loader of ShardDataModule: data.train_dataloader\(\)"):
         Dataset([1, 2])
-    shard = shard_of(*map(sample, range(5)))
     outer = face(load(shard, streaming=True, workers=0))
     with pytest.raises(TypeError, match="a stream has no length"):
         len(outer)

@@ -322,6 +322,7 @@ def test_compiles_into_one_graph() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"boxes": [[0, 0, 10, 10]]}, r"boxes=\[\[0, 0, 10, 10\]\] must be an int32 tensor \[1, 4\]"),
         ({"boxes": torch.zeros((1, 4), dtype=torch.int64)}, r"boxes must be int32 \[1, 4\]"),
         ({"boxes": torch.zeros((2, 4), dtype=torch.int32)}, r"boxes must be int32 \[1, 4\]"),
         ({"flip": torch.zeros(1)}, r"flip must be bool \[1\]"),

@@ -88,5 +88,5 @@ def test_errors_of_labels_have_shard_and_key(tmp_path, document, target, text):
 
 @pytest.mark.parametrize("target", ["", "json:", "json:a..b", ":a", "a/b", [], [""], ["cls", 3], 7])
 def test_targets_that_are_not_labels(target):
-    with pytest.raises((ValueError, TypeError), match=r"target=|not iterable"):
+    with pytest.raises(ValueError, match="target="):
         Split("x", CenterCrop(8), target=target)

@@ -51,7 +51,9 @@ def test_missing_folder_fifo_no_paths_and_no_images(tmp_path):
             Shards([path])
     with pytest.raises(ShardError, match="has no shards"):
         Shards([])
-    with pytest.raises(ShardError, match=r"t\.tar has no image: its first key is 'a'.*first dot"):
+    with pytest.raises(
+        ShardError, match=r"t\.tar has no image: its first key is 'a', with .*'0001\.jpg'.*first dot"
+    ):
         Shards([write_tar(tmp_path / "t.tar", [("a.0001.jpg", b"."), ("a.0002.jpg", b".")])])
     with pytest.raises(ShardError, match=r"no key\.extension members at all"):
         Shards([write_tar(tmp_path / "u.tar", [("README", b".")])])

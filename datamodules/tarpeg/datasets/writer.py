@@ -146,9 +146,9 @@ def _files(folder: Folder, out: Path, samples: int | None) -> list[ImageFile]:
         raise ValueError(f"out={str(out)!r} must not be inside {folder.directory()}: it would become a class")
     if "" not in (parts := folder.parts()):
         raise ShardError(
-            f"root={folder.root!r} has folders {' and '.join(parts)}, which are not classes: pass "
-            "Folder(split=...), use FolderShards, which packs them separately, or build a cache of it with "
-            "tarpeg.build_cache"
+            f"root={folder.root!r} has folders {' and '.join(parts)}, which are not classes: build a "
+            "cache of it, which packs each of them (build_cache; in Python FolderShards too), or pack one of "
+            f"them alone: root={str(next(iter(parts.values())).directory())!r}"
         )
     files = folder.files()
     if folder.split in ("all", "train"):  # once for all splits

@@ -112,6 +112,13 @@ class BaseLoader(ABC):
     def __iter__(self) -> Iterator[AnyBatch]:
         return self.batches(self.config.pixels)
 
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuse an index, which a DataLoader would use."""
+        raise TypeError(
+            f"loader[{index!r}]: a loader of ShardDataModule makes whole batches, in order. Iterate over it; "
+            "for a tool that takes a DataLoader: DataLoader(tarpeg.Dataset(loader), batch_size=None)"
+        )
+
     def batches(self, pixels: PixelFormat) -> Iterator[AnyBatch]:
         """Yield the next epoch as ``iter()`` does, with images in another format than the loader's own."""
         if pixels != self.fetcher.pixels:
@@ -380,6 +387,11 @@ class Dataset(IterableDataset[Any]):
         if not isinstance(loader, BaseLoader):
             raise ValueError(
                 f"loader={loader!r} must be a loader of ShardDataModule: data.train_dataloader()"
+            )
+        if isinstance(batches, torch.nn.Module) or not callable(batches):
+            raise ValueError(
+                f"batches={type(batches).__name__} must be a function that returns the batches of a loader, "
+                "such as data.augmented of a ShardDataModule(augment=...)"
             )
         self.loader = loader
         self._batches = batches

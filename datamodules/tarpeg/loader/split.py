@@ -125,7 +125,8 @@ class Split:
     compositions of Albumentations and tarpeg's policies are steps, too. Before each sample the global
     generators of torch (CPU), numpy and Python are seeded by seed, epoch and sample, so results do not depend
     on the number of workers. They must be uint8 or float tensors of one shape. Worker processes are forked,
-    so lambdas work; with ``workers=0`` the steps in Python run in the thread that requests the batch.
+    so lambdas work, but for Lightning's ``ddp_spawn``; with ``workers=0`` the steps in Python run in the
+    thread that requests the batch.
 
     ``shuffle``: True, a new permutation per epoch; False; or "blocks", for disks with slow random access
     (``tarpeg.Blocks`` sets the sizes of the blocks). Default: True for training, otherwise False.
@@ -435,8 +436,12 @@ def named_splits(kind: str, splits: Split | Sequence[Split] | Mapping[str, Split
     is_several = kind in ("val", "test") and isinstance(splits, (Sequence, Mapping)) and len(splits) > 0
     found = dict(splits if isinstance(splits, Mapping) else enumerate(splits)) if is_several else {}
     if not found or not all(isinstance(split, Split) for split in found.values()):
-        several = " or a list or dict of them" * (kind in ("val", "test"))
-        raise ValueError(f"{kind}={splits!r} must be a tarpeg.Split(...){several}")
+        wanted = "a tarpeg.Split(...) or a list or dict of them"
+        wanted = wanted if kind in ("val", "test") else "one tarpeg.Split(...)"
+        given = (
+            type(splits).__name__ if isinstance(splits, (list, tuple, Mapping)) and splits else repr(splits)
+        )
+        raise ValueError(f"{kind}={given} must be {wanted}")
     return {f"{kind}/{name}": split for name, split in found.items()}
 
 

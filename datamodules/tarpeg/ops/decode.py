@@ -209,6 +209,11 @@ def decode_batch(
     Raises ``ValueError`` if a box is outside its image (a ``RuntimeError`` inside ``torch.compile``).
     """
     height, width = checked_size(size, 1, 65535)
+    if not isinstance(boxes, Tensor):
+        raise ValueError(
+            f"boxes={boxes!r} must be an int32 tensor [{len(jpegs)}, 4], one box for each image: "
+            "torch.tensor([[top, left, height, width], ...], dtype=torch.int32)"
+        )
     if interpolation not in (names := get_args(Interpolation)):
         raise ValueError(f"interpolation={interpolation!r} must be one of {', '.join(map(repr, names))}")
     if not antialias and interpolation in ("lanczos", "box", "area"):

@@ -134,12 +134,14 @@ def build_from(file: BinaryIO, path: object, nbytes: int, mtime_ns: int) -> TarI
     members: list[tuple[int, int, int]] = []
     codes: dict[str, int] = {}
     left_out: list[str] = []
+    members_there: list[str] = []  # of the first of them
     key_end = 0
     found = ((name, (offset, length)) for name, offset, length in regular_members(file, path, nbytes))
     for key, sample in grouped(found, path):
         image = image_extension(sample)
         if image is None:
             left_out.append(key)
+            members_there = members_there or [*sample]
             continue
         keys.append(key.encode("utf-8", "surrogateescape"))
         key_end += len(keys[-1])
@@ -147,7 +149,9 @@ def build_from(file: BinaryIO, path: object, nbytes: int, mtime_ns: int) -> TarI
         for extension, (offset, length) in sample.items():
             members.append((codes.setdefault(extension, len(codes)), offset, length))
     if not samples:
-        seen = f"its first key is {left_out[0]!r}" if left_out else "it has no key.extension members at all"
+        seen = "it has no key.extension members at all"
+        if left_out:
+            seen = f"its first key is {left_out[0]!r}, with the members {members_there}"
         raise ShardError(
             f"shard {path} has no image: {seen}. Images are named KEY.EXTENSION, with an extension of "
             f"{', '.join(IMAGE_EXTENSIONS)}, and the key ends at the first dot of the file name."

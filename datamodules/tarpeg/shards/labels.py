@@ -64,7 +64,8 @@ def where_of(samples: Samples, id: int) -> str:
 
 def check_target(target: Target) -> None:
     """Raise ValueError unless each target is an extension, or a field such as "json:field.sub"."""
-    names = [target] if isinstance(target, str) else [] if target is None else list(target)
+    is_list = isinstance(target, Sequence) and not isinstance(target, str)
+    names = list(target or ()) if is_list or target is None else [target]
     for name in names:
         if not isinstance(name, str) or not re.fullmatch(r"[^/:]+(:[^.]+(\.[^.]+)*)?", name):
             raise ValueError(
