@@ -561,6 +561,7 @@ def test_a_plain_loop_needs_no_setup_and_settings_reach_the_loaders(photos):
         (Split, "drop_last", "ShardDataModule has drop_last="),
         (Split, "num_workers", "ShardDataModule has workers="),
         (Split, "zzz", "Split() has no argument 'zzz'"),
+        (Augment, "colour", "Augment() has no argument 'colour'; did you mean 'color'?"),
     ],
 )
 def test_unknown_arguments_get_a_hint(kind, name, text):

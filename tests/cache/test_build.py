@@ -435,6 +435,15 @@ def test_temporaries_of_dead_builders_are_removed_and_those_of_living_ones_are_n
 # --- folders of images, and other layouts
 
 
+def test_shards_beside_the_splits_of_a_folder_are_refused(tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / "pets" / split / "cat").mkdir(parents=True)
+        (tmp_path / "pets" / split / "cat" / "a.jpg").write_bytes(jpeg("420", 64, 80))
+    with pytest.raises(ValueError, match=r"dest='.*/pets' holds images in train, val or test, which shards"):
+        build(tmp_path / "pets" / "train", tmp_path / "pets")
+    assert build(tmp_path / "pets" / "train", tmp_path).samples == 1
+
+
 def test_a_folder_of_images(tmp_path, cache):
     root, layout = tmp_path / "pets", Layout(samples_per_shard=5)
     for number in range(12):

@@ -435,6 +435,8 @@ def test_a_transform_that_fails_is_an_error_with_its_sample(photos, step, text, 
     ("settings", "text"),
     [
         ({}, r"crop=None: give crop=RandomResizedCrop\(224\), or transform="),
+        ({"transform": "RandAugment"}, "transform='RandAugment' must be an object"),
+        ({"transform": v2.RandAugment}, r"is <class .*RandAugment'>: it must .*, an instance, not a class"),
         ({"transform": 3}, "transform= or a step of it is 3: it must be a callable"),
         ({"transform": compose(v2.RandomResizedCrop(8), "flip")}, "transform= or a step of it is 'flip'"),
         ({"transform": []}, r"transform=\[\] is empty"),

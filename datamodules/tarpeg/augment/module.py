@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ..errors import explains_arguments
 from ..ops import library
 from ..sampling import rng
 from .distortions import Affine, Color, Distortion, Erase, Mask, check_probabilities
@@ -34,6 +35,7 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 _MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last, None: None}
 
 
+@explains_arguments({"horizontal": "flip= is the probability of mirroring left to right"})
 class Augment(nn.Module):
     """Turn uint8 images into normalised network input, in one pass over memory: ``tarpeg.augment_batch``.
 

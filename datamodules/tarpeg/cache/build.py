@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import NamedTuple
 from filelock import FileLock, Timeout
 
 from .. import __version__
-from ..errors import CacheError, allowed_bad, warn
+from ..errors import CacheError, ShardError, allowed_bad, warn
 from ..files import read_regular, write_json
 from ..machine import usable_cores
 from ..ops import library
@@ -117,8 +117,8 @@ def build_cache(
     source: shards, as a folder, paths, globs, brace patterns or URLs (fsspec's), or a folder of images with
     one sub-directory per class, or with these in ``train``, ``val`` and ``test``, which become shards
     ``train-*``, ``val-*`` and ``test-*`` (see ``Folder``). codec: default ``Tiled()``. executor: runs the
-    jobs, one per shard; or a number of local processes (0: this process); default one per core. max_bad:
-    largest fraction of undecodable samples, 0 to 1 (ten are allowed, unless it is 0, as in
+    jobs, one per shard; or a number of local processes (0: this process, faster for a few MB); default one
+    per core. max_bad: largest fraction of undecodable samples, 0 to 1 (ten are allowed, unless it is 0, as in
     ``ShardDataModule``); these are left out and listed in the manifest. replace: whether a cache of another
     source or codec in ``dest``, or of this source and others, may be replaced. progress: called after each
     shard.
@@ -183,10 +183,19 @@ def _check_codec(codec: object) -> None:
 def _check_apart(listing: list[SourceShard] | Folder, folder: Path) -> None:
     """Refuse a cache inside its own source, which would then contain it."""
     target = folder.resolve()
-    if isinstance(listing, Folder):
-        inside = Path(listing.root).resolve() in (target, *target.parents)
-    else:
+    if not isinstance(listing, Folder):
         inside = any(not s.is_remote and Path(s.location).resolve().parent == target for s in listing)
+    else:
+        root = Path(listing.root).resolve()
+        inside = root in (target, *target.parents)
+        with suppress(ShardError):
+            if root.parent == target and any(
+                part.directory() == root for part in Folder(str(target)).parts().values()
+            ):
+                raise ValueError(
+                    f"dest={str(folder)!r} holds images in train, val or test, which shards beside them would "
+                    "hide: choose another folder"
+                )
     if inside:
         raise ValueError(f"dest={str(folder)!r} is inside the source: choose another folder")
 

@@ -352,6 +352,11 @@ class Split:
     def _check_crops(self) -> None:
         if not isinstance(self.views, int) or self.views < 1:
             raise ValueError(f"views={self.views!r} must be an integer of at least 1")
+        for name, given in (("crop", self.crop), ("transform", self.transform)):
+            if isinstance(given, str):
+                raise ValueError(
+                    f"{name}={given!r} must be an object, such as RandomResizedCrop(224), not its name"
+                )
         if self.crop is None and self.transform is None:
             raise ValueError(
                 "crop=None: give crop=RandomResizedCrop(224), or transform=, torchvision's for example"

@@ -329,10 +329,11 @@ def _flattened(transform: Any) -> list[Step]:
         return [step for part in transform.transforms for step in _flattened(part)]
     if type(transform) is nn.Sequential:
         return [step for part in transform for step in _flattened(part)]
-    if not callable(transform) and not isinstance(transform, Policy):
+    is_step = callable(transform) or isinstance(transform, Policy)
+    if isinstance(transform, type) or not is_step:
         raise ValueError(
             f"transform= or a step of it is {transform!r}: it must be a callable that takes a uint8 image "
-            "[3, H, W], such as torchvision's v2.Compose([...])"
+            "[3, H, W], such as torchvision's v2.Compose([...])" + ", an instance, not a class" * is_step
         )
     return [transform]
 
