@@ -193,8 +193,8 @@ def _check_apart(listing: list[SourceShard] | Folder, folder: Path) -> None:
                 part.directory() == root for part in Folder(str(target)).parts().values()
             ):
                 raise ValueError(
-                    f"dest={str(folder)!r} holds images in train, val or test, which shards beside them would "
-                    "hide: choose another folder"
+                    f"dest={str(folder)!r} holds images in train, val or test, which shards beside them "
+                    "would hide: choose another folder"
                 )
     if inside:
         raise ValueError(f"dest={str(folder)!r} is inside the source: choose another folder")
