@@ -1,6 +1,7 @@
 #include "image/columns_first.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/simd.h"
@@ -8,6 +9,8 @@
 
 namespace tarpeg {
 namespace {
+
+constexpr int kMostPairs = 5;  // unrolled
 
 constexpr int even(WeightPair pair) noexcept { return static_cast<int16_t>(pair & 0xFFFF); }
 constexpr int odd(WeightPair pair) noexcept { return static_cast<int16_t>(pair >> 16); }
@@ -103,7 +106,7 @@ TARPEG_AVX2 void blend_columns_of(const ColumnPass& pass, const uint8_t* const* 
 
 // kPairs as above. 32 bytes at a time.
 template <int kPairs>
-TARPEG_AVX2 void blend_rows_of(const RowPass& pass, uint8_t* out) noexcept {
+TARPEG_AVX2 void blend_rows_of(const RowPass& pass, size_t begin, uint8_t* out) noexcept {
   constexpr int kKept = kPairs > 0 ? kPairs : 1;
   const __m256i round = _mm256_set1_epi32(1 << (pass.shift - 1));
   const __m128i shift = _mm_cvtsi32_si128(pass.shift);
@@ -115,7 +118,7 @@ TARPEG_AVX2 void blend_rows_of(const RowPass& pass, uint8_t* out) noexcept {
     rows[2 * pair + 1] = pass.rows[2 * pair + 1];
   }
   const size_t length = pass.length;
-  for (size_t x = 0; x < length; x += 32) {
+  for (size_t x = begin; x < length; x += 32) {
     __m256i words[2];
     for (int half = 0; half < 2; ++half) {
       const size_t at = x + 16 * half;
@@ -135,7 +138,6 @@ TARPEG_AVX2 void blend_rows_of(const RowPass& pass, uint8_t* out) noexcept {
   }
 }
 
-constexpr int kMostPairs = 5;  // unrolled
 constexpr decltype(&blend_columns_of<0>) kColumns[] = {blend_columns_of<0>, blend_columns_of<1>,
                                                        blend_columns_of<2>, blend_columns_of<3>,
                                                        blend_columns_of<4>, blend_columns_of<5>};
@@ -144,9 +146,125 @@ constexpr decltype(&blend_rows_of<0>) kRows[] = {blend_rows_of<0>, blend_rows_of
 
 #endif
 
+#if defined(TARPEG_AVX512)
+
+// As in AVX2, 64 bytes at a time; returns how many are done.
+template <int kPairs>
+TARPEG_AVX512 size_t blend_rows_avx512(const RowPass& pass, uint8_t* out) noexcept {
+  const __m512i round = _mm512_set1_epi32(1 << (pass.shift - 1));
+  const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+  const __m128i shift = _mm_cvtsi32_si128(pass.shift);
+  const int pairs = kPairs > 0 ? kPairs : pass.pairs;
+  const int16_t* const* const rows = pass.rows;
+  const WeightPair* const all_weights = pass.weights;
+  size_t x = 0;
+  for (const size_t length = pass.length; x + 32 < length; x += 64) {
+    __m512i words[2];
+    for (int half = 0; half < 2; ++half) {
+      const size_t at = x + 32 * half;
+      __m512i low = round, high = round;
+      for (int pair = 0; pair < pairs; ++pair) {
+        const __m512i weights = _mm512_set1_epi32(all_weights[pair]);
+        const __m512i even = _mm512_loadu_si512(rows[2 * pair] + at);
+        const __m512i odd = _mm512_loadu_si512(rows[2 * pair + 1] + at);
+        low = _mm512_dpwssd_epi32(low, _mm512_unpacklo_epi16(even, odd), weights);
+        high = _mm512_dpwssd_epi32(high, _mm512_unpackhi_epi16(even, odd), weights);
+      }
+      words[half] = _mm512_packs_epi32(_mm512_sra_epi32(low, shift), _mm512_sra_epi32(high, shift));
+    }
+    const __m512i bytes = _mm512_packus_epi16(words[0], words[1]);
+    _mm512_storeu_si512(out + x, _mm512_permutexvar_epi64(order, bytes));
+  }
+  return x;
+}
+
+constexpr decltype(&blend_rows_avx512<0>) kRows512[] = {blend_rows_avx512<0>, blend_rows_avx512<1>,
+                                                        blend_rows_avx512<2>, blend_rows_avx512<3>,
+                                                        blend_rows_avx512<4>, blend_rows_avx512<5>};
+
+#endif
+
 }  // namespace
 
+constexpr int kGroup = 5;  // pixels of three channels: 15 of the 16 sums of a register
+
+void ColumnGroups::prepare(const ColumnPass& pass) {
+  base_.clear();
+  if (!has_avx512()) return;
+  const int groups = (pass.width + kGroup - 1) / kGroup;
+  // Starts ascend or descend. Past the end the last pixel is repeated, with weights of zero.
+  const auto start = [&](int group, int i) {
+    return pass.start[std::min(kGroup * group + i, pass.width - 1)];
+  };
+  for (int group = 0; group < groups; ++group) {
+    if (std::abs(start(group, kGroup - 1) - start(group, 0)) + 2 * pass.pairs > 32) return;
+  }
+  base_.resize(groups);
+  picks_.resize(64 * static_cast<size_t>(groups));
+  weights_.assign(16 * static_cast<size_t>(groups) * pass.pairs, 0);
+  for (int group = 0; group < groups; ++group) {
+    const int base = std::min(start(group, 0), start(group, kGroup - 1));
+    base_[group] = base;
+    uint8_t* pick = picks_.data() + 64 * static_cast<ptrdiff_t>(group);
+    for (int i = 0; i < kGroup; ++i) {
+      for (int channel = 0; channel < 3; ++channel, pick += 4)
+        pick[0] = pick[1] = static_cast<uint8_t>(4 * (start(group, i) - base) + channel),
+        pick[2] = pick[3] = static_cast<uint8_t>(pick[0] + 4);
+      const int x = kGroup * group + i;
+      for (int pair = 0; pair < pass.pairs && x < pass.width; ++pair) {
+        WeightPair* to = weights_.data() + 16 * (static_cast<ptrdiff_t>(group) * pass.pairs + pair) + 3 * i;
+        to[0] = to[1] = to[2] = pass.weights[static_cast<ptrdiff_t>(x) * pass.pairs + pair];
+      }
+    }
+  }
+}
+
+#if defined(TARPEG_AVX512)
+
+struct ColumnGroupsCode {
+  TARPEG_AVX512 static void blend(const ColumnPass& pass, const uint8_t* const* rows,
+                                  int16_t* const* out) noexcept {
+    const ColumnGroups& groups = *pass.groups;
+    const __m512i round = _mm512_set1_epi32(1 << (pass.shift - 1)), zero = _mm512_setzero_si512();
+    const __m256i most = _mm256_set1_epi16(kMostBetween);
+    const __m128i shift = _mm_cvtsi32_si128(pass.shift);
+    constexpr __mmask64 kLow = 0x5555555555555555;  // of each number of 16 bits
+    const uint8_t* picks = groups.picks_.data();
+    const WeightPair* weights = groups.weights_.data();
+    ptrdiff_t at = 0;
+    for (const int base : groups.base_) {
+      __m512i low[kRowsAtOnce], high[kRowsAtOnce], sums[kRowsAtOnce];
+      for (int row = 0; row < kRowsAtOnce; ++row) {
+        low[row] = _mm512_loadu_si512(rows[row] + 4 * static_cast<ptrdiff_t>(base));
+        high[row] = _mm512_loadu_si512(rows[row] + 4 * static_cast<ptrdiff_t>(base) + 64);
+        sums[row] = round;
+      }
+      __m512i pick = _mm512_loadu_si512(picks);
+      picks += 64;
+      for (int pair = 0; pair < pass.pairs; ++pair, weights += 16) {
+        const __m512i factors = _mm512_loadu_si512(weights);
+        for (int row = 0; row < kRowsAtOnce; ++row) {
+          const __m512i taps = _mm512_maskz_permutex2var_epi8(kLow, low[row], pick, high[row]);
+          sums[row] = _mm512_dpwssd_epi32(sums[row], taps, factors);
+        }
+        pick = _mm512_add_epi8(pick, _mm512_set1_epi8(8));
+      }
+      for (int row = 0; row < kRowsAtOnce; ++row) {
+        const __m512i positive = _mm512_max_epi32(_mm512_sra_epi32(sums[row], shift), zero);
+        const __m256i words = _mm256_min_epu16(_mm512_cvtusepi32_epi16(positive), most);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out[row] + at), words);
+      }
+      at += 3 * kGroup;
+    }
+  }
+};
+
+#endif
+
 void blend_columns_first(const ColumnPass& pass, const uint8_t* const* rows, int16_t* const* out) noexcept {
+#if defined(TARPEG_AVX512)
+  if (pass.groups->is_ready()) return ColumnGroupsCode::blend(pass, rows, out);
+#endif
 #if defined(TARPEG_AVX2)
   if (has_avx2()) return kColumns[pass.pairs > kMostPairs ? 0 : pass.pairs](pass, rows, out);
 #endif
@@ -154,8 +272,13 @@ void blend_columns_first(const ColumnPass& pass, const uint8_t* const* rows, int
 }
 
 void blend_rows_second(const RowPass& pass, uint8_t* out) noexcept {
+  [[maybe_unused]] const int unrolled = pass.pairs > kMostPairs ? 0 : pass.pairs;
+  [[maybe_unused]] size_t done = 0;
+#if defined(TARPEG_AVX512)
+  if (has_avx512()) done = kRows512[unrolled](pass, out);
+#endif
 #if defined(TARPEG_AVX2)
-  if (has_avx2()) return kRows[pass.pairs > kMostPairs ? 0 : pass.pairs](pass, out);
+  if (has_avx2()) return kRows[unrolled](pass, done, out);
 #endif
   blend_rows_portable(pass.rows, pass.weights, pass.pairs, pass.length, pass.shift, 0, 255, out);
 }

@@ -468,7 +468,9 @@ Status Resampler::run_columns_first(RowSource& rows, bool is_gray, const Placeme
     pair_up(horizontal_.weights.data() + static_cast<ptrdiff_t>(column) * horizontal_.taps, horizontal_.taps,
             weights + static_cast<ptrdiff_t>(x) * column_pairs);
   }
-  const ColumnPass column_pass{starts, weights, column_pairs, width, horizontal_.precision - kBlendBits};
+  const ColumnPass column_pass{starts,  weights, column_pairs, width, horizontal_.precision - kBlendBits,
+                               &groups_};
+  groups_.prepare(column_pass);
 
   // Vector code reads past the last sample, with weights of zero. Three gray rows are blended as the three
   // channels of one row.
@@ -476,12 +478,13 @@ Status Resampler::run_columns_first(RowSource& rows, bool is_gray, const Placeme
   const size_t skip = (is_gray ? 1 : 4) * static_cast<size_t>(rows.skip());
   const size_t in_stride =
       std::max(rows.stride(), skip + 4 * static_cast<size_t>(horizontal_.in)) + 8 * (column_pairs + 2);
-  const size_t length = pixel_bytes * static_cast<size_t>(width), stride = (length + 31) / 32 * 32 + 8;
-  const size_t gray_stride = 3 * static_cast<size_t>(width) + 8;
-  uint8_t* const in = at_least(&ring_, kRowsAtOnce * in_stride);
+  const size_t length = pixel_bytes * static_cast<size_t>(width);
+  const size_t stride = (length + 31) / 32 * 32 + kWrittenBeyond;
+  const size_t gray_stride = 3 * static_cast<size_t>(width) + kWrittenBeyond;
+  uint8_t* const in = at_least(&ring_, kRowsAtOnce * in_stride + kReadBeyond);
   uint8_t* const gray_in = is_gray ? at_least(&gray_, kRowsAtOnce * rows_each * rows.stride()) : nullptr;
   int16_t* const gray_out = is_gray ? at_least(&gray_between_, kRowsAtOnce * gray_stride) : nullptr;
-  int16_t* const ring = at_least(&blend_, ring_rows * stride);
+  int16_t* const ring = at_least(&blend_, ring_rows * stride + 64);
   uint8_t* const pixels = at_least(&pixels_, stride + 24);
   const int16_t** const tap_rows = at_least(&taps_between_, 2 * static_cast<size_t>(pairs));
   const RowPass row_pass{tap_rows, row_weights, pairs, length, vertical_.precision + kBlendBits};

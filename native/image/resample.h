@@ -41,7 +41,7 @@ class Resampler {
   // or the means of all components. One level less exact, and more where colours are beyond RGB.
   void run(const Samples* planes, const Box& box, const Resize& resize, const Placement& place);
   size_t bytes() const noexcept {
-    size_t sum = vertical_.bytes() + horizontal_.bytes();
+    size_t sum = vertical_.bytes() + horizontal_.bytes() + groups_.bytes();
     for (const PlanePass& pass : passes_)
       sum += pass.down.bytes() + pass.across.bytes() + pass.columns.bytes();
     return sum + held_bytes(ring_, blend_, pixels_, taps_, pairs_, columns_, taps_between_, starts_, gray_,
@@ -72,6 +72,7 @@ class Resampler {
   // Of the columns first: rows between the passes are in blend_, weights of both passes in pairs_.
   std::vector<const int16_t*> taps_between_;
   std::vector<int> starts_;
+  ColumnGroups groups_;
   std::vector<uint8_t> gray_;
   std::vector<int16_t> gray_between_;
   // Of planes: rows between the passes are in blend_.
