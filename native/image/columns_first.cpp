@@ -207,9 +207,10 @@ void ColumnGroups::prepare(const ColumnPass& pass) {
     base_[group] = base;
     uint8_t* pick = picks_.data() + 64 * static_cast<ptrdiff_t>(group);
     for (int i = 0; i < kGroup; ++i) {
-      for (int channel = 0; channel < 3; ++channel, pick += 4)
-        pick[0] = pick[1] = static_cast<uint8_t>(4 * (start(group, i) - base) + channel),
-        pick[2] = pick[3] = static_cast<uint8_t>(pick[0] + 4);
+      for (int channel = 0; channel < 3; ++channel, pick += 4) {
+        pick[0] = static_cast<uint8_t>(4 * (start(group, i) - base) + channel);
+        pick[2] = static_cast<uint8_t>(pick[0] + 4);
+      }
       const int x = kGroup * group + i;
       for (int pair = 0; pair < pass.pairs && x < pass.width; ++pair) {
         WeightPair* to = weights_.data() + 16 * (static_cast<ptrdiff_t>(group) * pass.pairs + pair) + 3 * i;

@@ -41,7 +41,7 @@ class ColumnGroups {
  private:
   friend struct ColumnGroupsCode;
   std::vector<int> base_;            // [five pixels]: the first of the 32
-  std::vector<uint8_t> picks_;       // [five pixels][pixel, channel][tap of the first pair]: a byte of the 32
+  std::vector<uint8_t> picks_;       // [five pixels][pixel, channel][first two taps][byte of the 32, -]
   std::vector<WeightPair> weights_;  // [five pixels][pair][pixel, channel]
 };
 void blend_columns_first(const ColumnPass& pass, const uint8_t* const* rows, int16_t* const* out) noexcept;

@@ -429,6 +429,8 @@ constexpr int factors(int low, int high) {
 }
 
 struct Factors {
+  int sum = factors(1 << kConstBits, 1 << kConstBits),
+      difference = factors(1 << kConstBits, -(1 << kConstBits));
   int one = factors(1 << kConstBits, 0), t10 = factors(k0541 + k0765, k0541);
   int t13 = factors(-k0541 - k0765, -k0541), t11 = factors(k0541, k0541 - k1847);
   int t12 = factors(-k0541, k1847 - k0541), z3 = factors(k1175 - k1961, k1175);
@@ -438,13 +440,21 @@ struct Factors {
 };
 constexpr Factors kFactors;
 
-// The sums of transform(), with the rounding term.
+// The sums of transform(), with the rounding term. kWraps: whether sums of rows 0 and 4 may need more than 16
+// bits.
+template <bool kWraps>
 TARPEG_AVX512 inline void sum_up(const Factors& f, const TwicePairs& in, int round, Twice* sums) noexcept {
   const __m512i vector = _mm512_set1_epi32(round), zero = _mm512_setzero_si512();
   const Twice rounds{vector, vector}, none{zero, zero};
-  const Twice turned{_mm512_rol_epi32(in.p04.a, 16), _mm512_rol_epi32(in.p04.b, 16)};
-  const Twice even0 = add_products(rounds, add_words(in.p04, turned), f.one);
-  const Twice even1 = add_products(rounds, subtract_words(in.p04, turned), f.one);
+  Twice even0, even1;
+  if (kWraps) {
+    const Twice turned{_mm512_rol_epi32(in.p04.a, 16), _mm512_rol_epi32(in.p04.b, 16)};
+    even0 = add_products(rounds, add_words(in.p04, turned), f.one);
+    even1 = add_products(rounds, subtract_words(in.p04, turned), f.one);
+  } else {
+    even0 = add_products(rounds, in.p04, f.sum);
+    even1 = add_products(rounds, in.p04, f.difference);
+  }
   const Twice s34 = add_words(in.p71, in.p35);
   const Twice z3 = add_products(none, s34, f.z3), z4 = add_products(none, s34, f.z4);
   const Twice t10 = add_products(even0, in.p26, f.t10), odd3 = add_products(z4, in.p71, f.odd3);
@@ -499,20 +509,22 @@ TARPEG_AVX512 inline void store_avx512(const DctBlock& first, const DctBlock& se
   const __m512i right = _mm512_xor_si512(_mm512_packs_epi16(columns[2], columns[3]), center);
   const __m512i halves[2] = {_mm512_permutex2var_epi16(left, _mm512_load_si512(&kUpperRows), right),
                              _mm512_permutex2var_epi16(left, _mm512_load_si512(&kLowerRows), right)};
-  const bool side_by_side = second.out == first.out + 8;
-  for (int half = 0; half < 2; ++half) {
-    const __m512i rows = halves[half];
+  // Copies, because bytes that are stored could be anything's.
+  uint8_t *out = first.out, *other = second.out;
+  const ptrdiff_t step = first.stride, other_step = second.stride;
+  const bool side_by_side = other == out + 8;
+  for (const __m512i rows : halves) {
     const __m128i lines[4] = {_mm512_castsi512_si128(rows), _mm512_extracti64x2_epi64(rows, 1),
                               _mm512_extracti64x2_epi64(rows, 2), _mm512_extracti64x2_epi64(rows, 3)};
-    for (int i = 0; i < 4; ++i) {
-      uint8_t* const out = first.out + (4 * half + i) * first.stride;
+    for (const __m128i line : lines) {
       if (side_by_side) {
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(out), lines[i]);
-        continue;
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out), line);
+      } else {
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(out), line);
+        _mm_storeh_pd(reinterpret_cast<double*>(other), _mm_castsi128_pd(line));
+        other += other_step;
       }
-      _mm_storel_epi64(reinterpret_cast<__m128i*>(out), lines[i]);
-      _mm_storeh_pd(reinterpret_cast<double*>(second.out + (4 * half + i) * second.stride),
-                    _mm_castsi128_pd(lines[i]));
+      out += step;
     }
   }
 }
@@ -525,7 +537,7 @@ TARPEG_AVX512 bool inverse_dct_avx512(const DctBlock& first, const DctBlock& sec
   if (!load_avx512(first, second, &a) || !load_avx512(third, fourth, &b)) return false;
   Twice sums[8];
   __m512i a4[4], b4[4];
-  sum_up(*f, {{a.p26, b.p26}, {a.p71, b.p71}, {a.p35, b.p35}, {a.p04, b.p04}}, f->rounds[0], sums);
+  sum_up<false>(*f, {{a.p26, b.p26}, {a.p71, b.p71}, {a.p35, b.p35}, {a.p04, b.p04}}, f->rounds[0], sums);
   for (int i = 0; i < 4; ++i) {
     const Twice even = sums[2 * i], odd = sums[2 * i + 1];
     a4[i] = _mm512_packs_epi32(_mm512_srai_epi32(even.a, kFirstShift), _mm512_srai_epi32(odd.a, kFirstShift));
@@ -533,7 +545,7 @@ TARPEG_AVX512 bool inverse_dct_avx512(const DctBlock& first, const DctBlock& sec
   }
   a = turned(a4);
   b = turned(b4);
-  sum_up(*f, {{a.p26, b.p26}, {a.p71, b.p71}, {a.p35, b.p35}, {a.p04, b.p04}}, f->rounds[1], sums);
+  sum_up<true>(*f, {{a.p26, b.p26}, {a.p71, b.p71}, {a.p35, b.p35}, {a.p04, b.p04}}, f->rounds[1], sums);
   // As in AVX2, the upper halves of the sums; two columns side by side.
   for (int i = 0; i < 4; ++i) {
     const Twice even = sums[2 * i], odd = sums[2 * i + 1];
