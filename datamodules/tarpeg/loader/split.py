@@ -110,7 +110,7 @@ class Split:
 
     ``shards``: a folder, a path, a glob, a brace pattern ("train-{000..009}.tar") or a list of these; or a
     folder of images, searched with its sub-folders, or a glob of images (see ``UnlabelledImages``). Of
-    several images of a sample the first of tpj, jpg, jpeg, png, webp, bmp, tif, tiff, ppm, gif, avif is taken.
+    several images per sample, the first of tpj, jpg, jpeg, png, webp, bmp, tif, tiff, ppm, gif, avif is read.
     ``crop``: ``RandomResizedCrop``, ``RandomCrop``, ``CenterCrop`` or ``Whole``, or one of these in
     ``Progressive``.
     ``flip``: probability, 0 to 1, of mirroring left to right.
