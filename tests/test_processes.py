@@ -33,9 +33,10 @@ def test_the_death_of_a_child_is_an_error():
         list(map_in_processes(os._exit, [3, 3, 3], 2))
 
 
-def test_ctrl_c_does_not_wait_for_running_calls():
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ctrl_c_does_not_wait_for_running_calls(workers):
     started = time.monotonic()
-    with open_executor(2, 2) as executor, pytest.raises(KeyboardInterrupt):
+    with open_executor(workers, 2) as executor, pytest.raises(KeyboardInterrupt):
         timer = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
         timer.start()
         list(completed(executor, time.sleep, [(60,), (60,)], lambda: None))

@@ -72,7 +72,7 @@ def completed(
     pending: set[Future[_Result]] = set()
     limit = max_pending(executor)
     try:
-        for call in calls:
+        for call in _made_ahead(calls, limit - 1) if isinstance(executor, _Caller) else calls:
             pending.add(executor.submit(function, *call))
             done, pending = wait(pending, 0 if len(pending) < limit else None, FIRST_COMPLETED)
             yield from (future.result() for future in done)
@@ -90,24 +90,34 @@ def completed(
         wait(running)
 
 
+def _made_ahead(calls: Iterable[_Block], depth: int) -> Iterator[_Block]:
+    """Yield the calls, each after `depth` further ones were made: those that wait in other executors."""
+    waiting: deque[_Block] = deque()
+    for call in calls:
+        waiting.append(call)
+        if len(waiting) > depth:
+            yield waiting.popleft()
+    yield from waiting
+
+
 def max_pending(executor: Executor) -> int:
     """Return how many calls may wait or run at once: few per process of ours, more in another executor."""
     if isinstance(executor, ProcessExecutor):
         return _PENDING_EACH * executor.workers
-    return _PENDING_EACH if isinstance(executor, _OneThread) else _PENDING
+    return _PENDING_EACH if isinstance(executor, _Caller) else _PENDING
 
 
 @contextlib.contextmanager
 def open_executor(executor: Executor | int | None, jobs: int) -> Iterator[Executor]:
     """Yield the executor itself, or one with so many child processes, at most one per job.
 
-    None: one process per core. With 0 or 1 processes a thread of this process does the work.
+    None: one process per core. With 0 or 1 processes the caller's thread does the work.
     """
     if isinstance(executor, Executor):
         yield executor
         return
     workers = min(usable_cores() if executor is None else executor, jobs)
-    own = ProcessExecutor(workers) if workers > 1 else _OneThread(1)
+    own = ProcessExecutor(workers) if workers > 1 else _Caller()
     try:
         yield own
     finally:
@@ -174,8 +184,14 @@ class ProcessExecutor(Executor):
             self._idle.put(child)
 
 
-class _OneThread(ThreadPoolExecutor):
-    """One thread of this process, used instead of a single child process."""
+class _Caller(Executor):
+    """The caller's thread, used instead of a single child process: Ctrl-C interrupts the call itself."""
+
+    def submit(self, fn: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        """Call `fn` before returning, and raise what it raises."""
+        future: Future[Any] = Future()
+        future.set_result(fn(*arguments, **named))
+        return future
 
 
 class _Child:

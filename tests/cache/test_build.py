@@ -112,6 +112,25 @@ def test_other_codecs(source, cache, codec):
     assert bool(report.untiled) == isinstance(codec, Raw)
 
 
+def test_small_sources_are_built_in_this_process_by_default(source, cache, monkeypatch):
+    def refused(_, workers):
+        raise CacheError(f"{workers} processes")
+
+    monkeypatch.setattr("tarpeg.processes.ProcessExecutor.__init__", refused)
+    monkeypatch.setattr("tarpeg.processes.usable_cores", lambda: 4)
+    count = len(expand(source))
+    assert count > 1 and build_cache(source, cache).built == count
+    nbytes = sum(path.stat().st_size for path in expand(source))
+    monkeypatch.setattr("tarpeg.cache.build._BYTES_PER_PROCESS", nbytes // 2)
+    for layout in (None, Layout(samples_per_shard=2)):
+        with pytest.raises(CacheError, match=r"^2 processes$"):
+            build_cache(source, cache.parent / "large", layout=layout)
+    monkeypatch.undo()
+    monkeypatch.setattr("tarpeg.processes.ProcessExecutor.__init__", refused)
+    with pytest.raises(CacheError, match=r"^2 processes$"):
+        build_cache(source, cache.parent / "asked", executor=2)
+
+
 def test_a_second_build_writes_missing_and_changed_shards(source, cache):
     build(source, cache)
     whole, seen = contents(cache), []

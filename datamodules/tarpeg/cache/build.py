@@ -52,6 +52,7 @@ from .sources import ShardInput, Source, SourceShard, count_left_out, list_sourc
 _BUILD_LOCK, _SOURCE = ".build.lock", "build.source"
 _FORMAT = 1  # to be raised if the same source and parameters give other shards
 _OPTIONS = ("split", "seed", "val_share")  # of a Folder, which identify it together with its path
+_BYTES_PER_PROCESS = 32 << 20  # takes about as long as the start of a process, which imports torch
 _SHOWN = 5  # reasons in an error
 
 
@@ -117,11 +118,11 @@ def build_cache(
     source: shards, as a folder, paths, globs, brace patterns or URLs (fsspec's), or a folder of images with
     one sub-directory per class, or with these in ``train``, ``val`` and ``test``, which become shards
     ``train-*``, ``val-*`` and ``test-*`` (see ``Folder``). codec: default ``Tiled()``. executor: runs the
-    jobs, one per shard; or a number of local processes (0: this process, faster for a few MB); default one
-    per core. max_bad: largest fraction of undecodable samples, 0 to 1 (ten are allowed, unless it is 0, as in
-    ``ShardDataModule``); these are left out and listed in the manifest. replace: whether a cache of another
-    source or codec in ``dest``, or of this source and others, may be replaced. progress: called after each
-    shard.
+    jobs, one per shard; or a number of local processes (0: this process); default one per core, and this
+    process for local sources below 64 MB. max_bad: largest fraction of undecodable samples, 0 to 1 (ten are
+    allowed, unless it is 0, as in ``ShardDataModule``); these are left out and listed in the manifest.
+    replace: whether a cache of another source or codec in ``dest``, or of this source and others, may be
+    replaced. progress: called after each shard.
 
     The shards are the same bytes for any executor and after any number of killed builds; a second build
     writes only missing or changed shards, and those whose index is damaged. It does not read tars that have
@@ -236,7 +237,7 @@ class _Builder:
             return manifest
         done = _start_build(self.folder, fingerprint, self._source(), self.codec, self.replace)
         on_abandon = partial(_withdraw_build, self.folder)
-        with open_executor(executor, plan.shards if plan else usable_cores()) as pool:
+        with open_executor(executor, self._most_processes(plan, executor)) as pool:
             if plan is None:
                 assert isinstance(self.listing, list)
                 # Not kept in a variable: the plan has a smaller form of these indexes.
@@ -266,6 +267,15 @@ class _Builder:
         self.classes = found[0] if len(found) == 1 else None
         is_resharded = self.layout.is_cut or self.layout.shuffle
         return None if is_resharded else copy_plan(self.listing), [shard.identity for shard in self.listing]
+
+    def _most_processes(self, plan: Plan | None, executor: Executor | int | None) -> int:
+        """Return how many processes are of use; by default 1 for local sources below 64 MB."""
+        jobs = plan.shards if plan else usable_cores()
+        shards = [] if isinstance(self.listing, Folder) else self.listing
+        if executor is None and not any(shard.is_remote for shard in shards):
+            nbytes = plan.source_bytes if plan else sum(shard.nbytes for shard in shards)
+            jobs = min(jobs, nbytes // _BYTES_PER_PROCESS)
+        return jobs
 
     def _job(self, name: str, source: ShardInput, fingerprint: str) -> ShardJob:
         return ShardJob(str(self.folder), name, source, self.codec, fingerprint)

@@ -114,7 +114,7 @@ class CachedShards:
 
     source: shards or a folder of images, as for build_cache; or a callable that makes them and returns their
     place, such as SyntheticShards. Shards keep their names: `out/train-*.tar` are the source's train shards.
-    codec: None means Tiled(). layout, max_bad: as for build_cache. workers: processes; None for one per core.
+    codec: None means Tiled(). layout, max_bad: as for build_cache. workers: processes; None: as there.
     refresh: compare the cache with the source in every call, and build missing or changed shards; False uses
     a complete cache of this codec and layout without a look at the source, which may be gone. Whatever the
     build leaves out is a warning.
