@@ -89,7 +89,7 @@ def test_training_on_shards_of_val_or_test_is_an_error(photos, tmp_path):
     crop, only_b = CenterCrop(16), Split(f"{photos}/b.tar", CenterCrop(16))
     (tmp_path / "link").symlink_to(photos)
     for kind in ("val", "test"):
-        text = f"train and {kind} have 1 shards in common, such as {re.escape(str(photos))}/b.tar, "
+        text = f"train and {kind} have 1 shard in common, such as {re.escape(str(photos))}/b.tar, "
         for train in (photos, f"{tmp_path}/link/*.tar"):
             with pytest.raises(ShardError, match=text):
                 data(train, **{kind: only_b}).train_dataloader()
@@ -560,6 +560,9 @@ def test_a_plain_loop_needs_no_setup_and_settings_reach_the_loaders(photos):
         (Split, "transforms", "Split() has no argument 'transforms'; did you mean 'transform'?"),
         (Split, "drop_last", "ShardDataModule has drop_last="),
         (Split, "num_workers", "ShardDataModule has workers="),
+        (build_cache, "dst", "build_cache() has no argument 'dst'; did you mean 'dest'?"),
+        (build_cache, "workers", "build_cache() has no argument 'workers'; give executor=N"),
+        (build_cache, "shuffle", "give layout=Layout(shuffle=...)"),
         (Split, "zzz", "Split() has no argument 'zzz'"),
         (Augment, "colour", "Augment() has no argument 'colour'; did you mean 'color'?"),
     ],

@@ -382,9 +382,9 @@ class ShardDataModule(lightning.LightningDataModule):
                 first = min(shared, key=train.__getitem__)
                 link = f" (in {name}: {other[first]})" if train[first] != other[first] else ""
                 raise ShardError(
-                    f"train and {name} have {len(shared)} shards in common, such as {train[first]}{link}, so "
-                    f"{name} would measure samples of the training. Give each its own, such as 'train-*.tar' "
-                    f"and '{kind_of(name)}-*.tar'; or give allow_overlap=True."
+                    f"train and {name} have {len(shared)} shard{'s' * (len(shared) > 1)} in common, such as "
+                    f"{train[first]}{link}, so {name} would measure samples of the training. Give each its "
+                    f"own, such as 'train-*.tar' and '{kind_of(name)}-*.tar'; or give allow_overlap=True."
                 )
         self._is_apart = len(places) == len(splits)
 

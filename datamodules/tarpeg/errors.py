@@ -54,28 +54,31 @@ def similar(given: object, known: Iterable[str], shown: Callable[[str], str] = r
     return f"; did you mean {shown(near[0])}?" if near else ""
 
 
-_Class = TypeVar("_Class", bound=type)
+_Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
 
-def explains_arguments(remedies: Mapping[str, str]) -> Callable[[_Class], _Class]:
-    """Decorate a class: a TypeError for an unknown argument has its entry of ``remedies``, or a similar name.
+def explains_arguments(remedies: Mapping[str, str]) -> Callable[[_Callable], _Callable]:
+    """Decorate a class or function: add a remedy to its TypeError for an unknown argument.
 
-    The signature stays visible to ``inspect.signature``.
+    The remedy is that of ``remedies``, or a similar name. ``inspect.signature`` sees the same signature.
     """
 
-    def decorated(kind: _Class) -> _Class:
-        init = kind.__init__  # type: ignore[misc]
-        known = [*inspect.signature(init).parameters][1:]
+    def decorated(kind: Any) -> Any:
+        is_class = isinstance(kind, type)
+        call = kind.__init__ if is_class else kind
+        known = [*inspect.signature(call).parameters][is_class:]
 
-        @functools.wraps(init)
-        def checked(self: Any, *args: Any, **given: Any) -> None:
+        @functools.wraps(call)
+        def checked(*args: Any, **given: Any) -> Any:
             for name in given:
                 if name not in known:
                     hint = f"; {remedies[name]}" if name in remedies else similar(name, known)
                     raise TypeError(f"{kind.__name__}() has no argument {name!r}{hint}")
-            init(self, *args, **given)
+            return call(*args, **given)
 
-        kind.__init__ = checked  # type: ignore[misc]
+        if not is_class:
+            return checked
+        kind.__init__ = checked
         return kind
 
     return decorated

@@ -58,7 +58,7 @@ def main(cfg: DictConfig) -> None:
     except MissingMandatoryValue as error:
         sys.exit(f"build_cache: {error.full_key} is not set: give {error.full_key}=...")
     except (ShardError, ValueError) as error:
-        sys.exit(f"build_cache: {error}")
+        sys.exit(f"build_cache: {error}".replace("replace=True", "replace=true"))
     except InstantiationException as error:
         sys.exit(f"build_cache: codec: {error.__cause__ or error}")
     for line in lines:

@@ -25,7 +25,7 @@ def main(cfg: DictConfig) -> None:
         source = Folder(cfg.root, cfg.seed) if cfg.source == "folder" else Photos.of(photos)
         report = make_shards(cfg.out, source, **packing)
     except (ShardError, ValueError) as error:
-        sys.exit(f"make_shards: {error}")
+        sys.exit(f"make_shards: {error}".replace("replace=True", "replace=true"))
     shards = f"{len(report.shards)} shards in {cfg.out}: {report.samples} samples"
     size = f"{report.bytes / 1e6:.1f} MB, {report.bits_per_pixel:.2f} bits per pixel, {report.seconds:.1f} s"
     Console(soft_wrap=True).print(f"{shards}, {size}", markup=False, highlight=False)

@@ -95,6 +95,7 @@ def test_the_default_device_of_torch_does_not_matter(images, space, make):
         (lambda: Augment([0.5], [0.2], policy=RandAugment()), "policy=RandAugment.* needs RGB images"),
         (lambda: Augment([0.5], [0.2], space="ycbcr"), "space='ycbcr' needs RGB images"),
         (lambda: Augment([0, 0, 0], [1, 0, 1]), r"std=\[1, 0, 1\] must be positive"),
+        (lambda: Augment(flip=True), "flip=True of Augment must be a probability"),
         (lambda: Augment(flip=2), r"flip=2 of Augment must be a probability in 0\.\.1"),
         (lambda: Augment(space="hsv"), r"space='hsv' must be 'rgb' or 'ycbcr'"),
         (lambda: Augment(dtype="int8"), r"dtype='int8' must be one of 'float32', 'float16', 'bfloat16'"),

@@ -27,6 +27,8 @@ def test_build_and_summary(photos, tmp_path):
     assert "us before" in speed and "times as fast (13 images, one thread)" in speed
     again = tool(pattern, f"dest={tmp_path}/c", "codec=resized", "codec.shorter=48", "measure=false")
     assert "0 of them written now" in again.stdout and "us before" not in again.stdout
+    other = tool(pattern, f"dest={tmp_path}/c")
+    assert other.returncode == 1 and other.stderr.endswith("or build with replace=true\n")
 
 
 @pytest.mark.slow

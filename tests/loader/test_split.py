@@ -91,6 +91,7 @@ class OwnCrop:
     ("settings", "text"),
     [
         ({"flip": 1.5}, r"flip=1\.5 must be a probability"),
+        ({"flip": True}, "flip=True must be a probability"),
         ({"crop": 224}, "crop=224 must have size, draws and boxes"),
         ({"crop": [CenterCrop(8), 224]}, "crop=224 must have size, draws and boxes"),
         ({"subset": 1.5}, r"subset=1\.5"),

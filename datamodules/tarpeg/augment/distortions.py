@@ -203,7 +203,7 @@ def check_probabilities(owner: object, *names: str) -> None:
     """Raise ValueError unless these attributes are numbers in 0..1."""
     for name in names:
         value = getattr(owner, name)
-        if not isinstance(value, (int, float, np.floating)) or not 0 <= value <= 1:
+        if value is True or not isinstance(value, (int, float, np.floating)) or not 0 <= value <= 1:
             raise ValueError(f"{name}={value!r} of {type(owner).__name__} must be a probability in 0..1")
 
 

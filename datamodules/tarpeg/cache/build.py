@@ -24,7 +24,7 @@ from typing import NamedTuple
 from filelock import FileLock, Timeout
 
 from .. import __version__
-from ..errors import CacheError, ShardError, allowed_bad, warn
+from ..errors import CacheError, ShardError, allowed_bad, explains_arguments, warn
 from ..files import read_regular, write_json
 from ..machine import usable_cores
 from ..ops import library
@@ -102,6 +102,10 @@ class CacheReport:
     codec: str = "Tiled"
 
 
+@explains_arguments(
+    {"workers": "give executor=N, a number of processes", "out": "did you mean 'dest'?"}
+    | {part.name: f"give layout=Layout({part.name}=...)" for part in fields(Layout)}
+)
 def build_cache(
     source: Source,
     dest: str | os.PathLike[str],

@@ -135,8 +135,8 @@ def _joined_classes(directory: Path, prefix: str, folder: Folder) -> dict[str, i
         if names.setdefault(label, name) != name:
             raise ShardError(
                 f"label {label} is {name!r} in {others[0]} and would be {names[label]!r} in shards of "
-                f"{folder.root}. Give a folder that holds both splits, as Folder(root, split='train') and "
-                "Folder(root, split='val'), or another out."
+                f"{folder.root}. Build a cache of a folder that holds both splits (build_cache; in Python "
+                "Folder(root, split='train') and Folder(root, split='val') too), or give another out."
             )
     return {names[label]: label for label in sorted(names)}
 

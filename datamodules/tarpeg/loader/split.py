@@ -186,7 +186,7 @@ class Split:
             raise ValueError(
                 f"shards={self.shards!r} must be a folder, a path, a glob, a brace pattern or a list of these"
             )
-        if not 0.0 <= self.flip <= 1.0:
+        if self.flip is True or not 0.0 <= self.flip <= 1.0:
             raise ValueError(f"flip={self.flip!r} must be a probability in 0..1")
         self._check_crops()
         if (mode := self.interpolation) not in (modes := get_args(Interpolation)):
