@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import tarfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from helpers.scripts import run_script
 from helpers.small_caches import add_manifest, make_big_cache, make_cache
 from helpers.small_tars import cache_home as cache_home, images, plain, write_tar
 from tarpeg import CacheError, ShardError
+from tarpeg.ops import decode
 from tarpeg.shards.mapped import Shards
 from tarpeg.shards.paths import expand
 
@@ -129,6 +131,30 @@ def test_labels_of_different_extensions_and_forms(tmp_path):
     assert shards.labels(range(len(forms)), "coarse").tolist() == [7, 8, -3, 4, 5, 2**63 - 1]
     with pytest.raises(ShardError, match=r"a\.tar, key '0' has no member 'cls', only \['jpg', 'coarse'\]"):
         shards.labels([0])
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b" ", b"-", b"+ 1", b"1 2", b"1_0", b"0x1", b"9" * 19, b" " * 64 + b"1", b"1\0"]
+)
+def test_a_label_that_is_no_integer_is_found_among_others(tmp_path, text):
+    forms = [b"1", text, b"-" + b"9" * 18, b"\t\v 12\f\r\n"]
+    members = [m for i, label in enumerate(forms) for m in ((f"{i}.jpg", b"."), (f"{i}.cls", label))]
+    shards = Shards([write_tar(tmp_path / "a.tar", members)])
+    assert shards.labels([0, 2, 3]).tolist() == [1, 1 - 10**18, 12]
+    with pytest.raises(ShardError, match=r"a\.tar, key '1': member 'cls' is .* not a 64-bit integer"):
+        shards.labels(range(4))
+
+
+def test_maps_of_several_threads_stay_where_they_are(tmp_path, monkeypatch):
+    """Two threads that map a tar at the same time must agree on one map: addresses of the other are freed."""
+    shards, map_file = Shards([plain(tmp_path / "a.tar")]), decode.map_file
+    barrier, found = threading.Barrier(2), []
+    monkeypatch.setattr(decode, "map_file", lambda *place: (barrier.wait(), map_file(*place))[1])
+    threads = [threading.Thread(target=lambda: found.extend(shards.images([0, 2]))) for _ in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert len(found) == 4 and len({image.data_ptr() for image in found}) == 2
+    assert shards._addresses.tolist() == [found[0].untyped_storage().data_ptr()]
 
 
 def test_pickles_without_maps_and_works_in_a_spawned_process(tmp_path):
@@ -363,6 +389,7 @@ import json, os, time
 import numpy, torch, tarpeg
 from tarpeg.loader.config import LoaderConfig
 from tarpeg.loader.loader import Loader
+from tarpeg.ops import decode
 from tarpeg.shards.mapped import Shards
 
 def memory(name):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..sampling.sampler import Request
-from .batch import FetchResult, Images, Shape, by_size, of_sizes
+from .batch import Batch, ExtraBatch, FetchResult, Images, KeyedBatch, Shape, by_size, of_sizes
 from .workers import ProcessPool, ThreadPool, WorkerPool
 
 _FREE, _ACQUIRED, _LENT = range(3)
@@ -111,11 +111,19 @@ class BatchBuffers:
     def _array(self, number: int, shape: Shape, dtype: torch.dtype) -> np.ndarray:
         begin = number * self.nbytes
         count = sum(map(math.prod, shape)) if isinstance(shape, list) else math.prod(shape)
-        return self._memory[begin : begin + count * dtype.itemsize]
+        array = self._memory[begin : begin + count * dtype.itemsize]
+        if isinstance(shape, list) or len(shape) < 4 or dtype != torch.uint8:
+            return array
+        # With its final shape: torch would take longer for it.
+        *lead, channels, height, width = shape
+        return array.reshape(*lead, height, width, channels).transpose(*range(len(lead)), -1, -3, -2)
 
 
 def _as_images(array: np.ndarray, shape: Shape, dtype: torch.dtype) -> Images:
-    numbers = torch.from_numpy(array).view(dtype)
+    numbers = torch.from_numpy(array)
+    if array.ndim > 1:
+        return numbers
+    numbers = numbers.view(dtype)
     if isinstance(shape, list):
         parts = numbers.split_with_sizes(list(map(math.prod, shape)))
         return [_as_image(part, each) for part, each in zip(parts, shape, strict=True)]
@@ -193,7 +201,7 @@ class PrefetchRunner(Runner):
             jobs: deque[tuple[int, Any]] = deque()
             for request in requests:
                 jobs.append((buffers.acquire(), request))
-                pool.submit(jobs[-1])
+                pool.submit(_to_plain(*jobs[-1]) if self._workers else jobs[-1])
                 if pool.pending > self._depth:
                     yield _lend(pool.result(), buffers, dtype, *jobs.popleft())
             while jobs:
@@ -220,10 +228,19 @@ class PrefetchRunner(Runner):
         return buffers, ThreadPool(work, _FETCHING_THREADS)
 
 
-# A FetchResult without its images, which are in a buffer: their shape, the type of the batch (None: there is
-# none), its fields after the images, and the result's fields after the batch. A plain tuple is unpickled
-# without calls of Python code; the label is an array because torch pickles tensors slowly.
+# A FetchResult without its images, which are in a buffer: their shape, the place of the type in _KINDS
+# (None: there is no batch), its fields after the images, and the result's fields after the batch. Jobs and
+# results are plain tuples with the bytes of arrays: after a batch the processor's caches no longer hold the
+# code that pickles objects, and it would take 3% of the time.
 _Packed = tuple[Any, ...]
+_KINDS = (Batch, KeyedBatch, ExtraBatch)
+
+
+def _to_plain(number: int, request: Any) -> tuple[int, Any]:
+    if not isinstance(request, Request):
+        return number, request
+    epoch, ids, occurrence = request
+    return number, (epoch, ids.tobytes(), None if occurrence is None else occurrence.tobytes())
 
 
 def _fetch_into(
@@ -231,7 +248,10 @@ def _fetch_into(
 ) -> _Packed:
     """Fetch a batch into its buffer; called by a worker."""
     number, request = job
-    if to_request is not None:
+    if type(request) is tuple:
+        epoch, *parts = request
+        request = Request(epoch, *(part and np.frombuffer(bytearray(part), np.int64) for part in parts))
+    elif to_request is not None:
         request = to_request(request)
         if isinstance(request, FetchResult):
             return (), None, (), *request[1:]
@@ -240,7 +260,8 @@ def _fetch_into(
     batch = result.batch
     if batch is None:
         return shape, None, (), *result[1:]
-    return shape, type(batch), (batch.label.numpy(), *batch[2:]), *result[1:]
+    label = batch.label.numpy()
+    return shape, _KINDS.index(type(batch)), (label.tobytes(), label.shape, *batch[2:]), *result[1:]
 
 
 def _lend(
@@ -252,6 +273,7 @@ def _lend(
         buffers.release(number)
         batch = None
     else:
-        label, *rest = fields
-        batch = kind(buffers.lend(number, shape, dtype), torch.from_numpy(label), *rest)
+        content, lengths, *rest = fields
+        label = torch.from_numpy(np.frombuffer(bytearray(content), np.int64).reshape(lengths))
+        batch = _KINDS[kind](buffers.lend(number, shape, dtype), label, *rest)
     return FetchResult(batch, substituted, non_jpeg, error, notes, own_request or request, left_out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -163,6 +164,7 @@ class Fetcher:
     def _fetch(self, request: Request, out: Images | None, threads: int) -> FetchResult:
         pixels, ids = self.pixels, np.array(request.ids)
         decoded = out if pixels.augment is None else None
+        label = self._labels(ids)
         images, status, reasons, first, _ = self._decode(request, decoded, threads)
         non_jpeg = None if first is None else f"{where_of(self.shards, int(ids[first]))} is not a JPEG"
         substituted, left_out = [], []
@@ -184,15 +186,25 @@ class Fetcher:
             distorted = request if pixels.distorts else None
             views = self.split.view_groups
             images = augment_images(pixels.augment, images, self.seed, distorted, out, views)
-        batch = self._batch(of_sizes(images), ids)
+        batch = self._batch(of_sizes(images), ids, None if substituted else label)
         return FetchResult(batch, substituted, non_jpeg, left_out=left_out)
+
+    def _labels(self, ids: Int64) -> Tensor | None:
+        """Read labels before the images are decoded, which leaves nothing else in the processor's caches.
+
+        None for an error: another sample may take the place of the one without a label.
+        """
+        with contextlib.suppress(ShardError):
+            return read_labels(self.shards, ids, self.split.target)
+        return None
 
     def _check_unchanged(self, ids: Int64) -> None:
         if isinstance(self.shards, Shards):
             self.shards.check_unchanged(ids)
 
-    def _batch(self, images: Images, ids: Int64) -> AnyBatch:
-        members, label = tuple(self.split.members), read_labels(self.shards, ids, self.split.target)
+    def _batch(self, images: Images, ids: Int64, label: Tensor | None) -> AnyBatch:
+        members = tuple(self.split.members)
+        label = read_labels(self.shards, ids, self.split.target) if label is None else label
         if not self.keys and not members:
             return Batch(images, label)
         keys = [self.shards.key(int(id)) for id in ids]
@@ -442,18 +454,24 @@ class Fetcher:
         views = [view for group in self.split.view_groups for view in group]
         places, mirrored = (np.concatenate([each[view] for view in views]) for each in (boxes, flips))
         flat, statuses = self._resize(shapes[0][-2:], files * len(views), places, mirrored, flat, threads)
-        flats, status = by_size(flat), statuses.view(len(views), count).amax(0)
+        flats, status = (
+            by_size(flat),
+            statuses if len(views) == 1 else statuses.view(len(views), count).amax(0),
+        )
         images = [
             part if len(views) == 1 else part.view(shape) for part, shape in zip(flats, shapes, strict=True)
         ]
-        large = (status == Status.TOO_LARGE).nonzero()[:, 0].tolist()
-        reasons = {row: pillow.too_large(sizes[row, 0], sizes[row, 1], limit) for row in large}
-        later = (status == Status.LATER_VERSION).nonzero()[:, 0].tolist()
-        reasons |= {row: pillow.later_version(files[row]) for row in later}
-        non_jpeg = None
-        for row in (sizes[:, 0] == 0).nonzero()[0].tolist():
-            content = files[row].numpy().tobytes()
-            if content.startswith(pillow.NATIVE) or int(status[row]) not in _OTHER_FORMAT:
+        reasons, non_jpeg = {}, None
+        for row in status.numpy().nonzero()[0].tolist():
+            code, file = int(status[row]), files[row]
+            if code == Status.TOO_LARGE:
+                reasons[row] = pillow.too_large(sizes[row, 0], sizes[row, 1], limit)
+            elif code == Status.LATER_VERSION:
+                reasons[row] = pillow.later_version(file)
+            if sizes[row, 0] or code not in _OTHER_FORMAT:
+                continue
+            content = file.numpy().tobytes()
+            if content.startswith(pillow.NATIVE):
                 continue
             try:
                 rows = [flat[place : place + 1] for flat in flats for place in range(row, len(flat), count)]

@@ -51,6 +51,7 @@ _GRACE = 5.0
 # show its end while another process holds a copy of it.
 _CHECK_INTERVAL = 5.0
 _READY = b"ready"
+_CHUNK = 1 << 16  # bytes that are received at once: a whole message, nearly always
 
 
 class WorkerPool(ABC):
@@ -294,13 +295,23 @@ class _Channel:
         self._end = end
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
+        self._held = bytearray()  # received, and not yet returned
 
     def send(self, message: bytes) -> None:
         self._end.sendall(len(message).to_bytes(8, "little") + message)
 
     def receive(self, is_alive: Callable[[], bool]) -> bytearray:
         """Wait for a message. EOFError or OSError if the other end is closed, or its process not alive."""
-        return self._read(int.from_bytes(self._read(8, is_alive), "little"), is_alive)
+        held, end = self._held, 8
+        while len(held) < end or len(held) < (end := 8 + int.from_bytes(held[:8], "little")):
+            if not self._poll.poll(_CHECK_INTERVAL * 1000) and not is_alive() and not self._poll.poll(0):
+                raise EOFError
+            content = self._end.recv(_CHUNK)
+            if not content:
+                raise EOFError
+            held += content
+        self._held = held[end:]
+        return held[8:end]
 
     def is_readable(self, seconds: float) -> bool:
         """Wait at most ``seconds`` for a message or the end."""
@@ -312,18 +323,6 @@ class _Channel:
             if shut_down:
                 self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
-
-    def _read(self, count: int, is_alive: Callable[[], bool]) -> bytearray:
-        content = bytearray(count)
-        rest = memoryview(content)
-        while len(rest):
-            if not self._poll.poll(_CHECK_INTERVAL * 1000) and not is_alive() and not self._poll.poll(0):
-                raise EOFError
-            length = self._end.recv_into(rest)
-            if not length:
-                raise EOFError
-            rest = rest[length:]
-        return content
 
 
 class _Worker(NamedTuple):

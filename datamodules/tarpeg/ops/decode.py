@@ -1,4 +1,4 @@
-"""Operators on encoded images: decode a crop or a batch, tile or pack a JPEG, read sizes, map their files.
+"""Operators on encoded images: decode a crop or a batch, tile or pack a JPEG, read sizes; maps of files.
 
 Importing this module loads the native library and, if there is none yet, compiles it. Every operator has a
 fake kernel for ``torch.compile(fullgraph=True)`` and ``torch.export``.
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -32,13 +33,17 @@ MAX_PIXELS = 178_956_970
 Interpolation = Literal["bilinear", "bicubic", "lanczos", "box", "area", "nearest", "nearest-exact"]
 Fidelity = Literal["fast", "exact"]
 T = TypeVar("T")
+Int64 = npt.NDArray[np.int64]
 
 # No operators: a map may be released by the garbage collector, within any of torch's modes.
 _native = ctypes.CDLL(str(library.library_path()))
-_native.tarpeg_guard_map.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-_native.tarpeg_guard_map.restype = ctypes.c_bool
-_native.tarpeg_release_map.argtypes = (ctypes.c_void_p,)
+_P, _N = ctypes.c_void_p, ctypes.c_int64
+_native.tarpeg_guard_map.argtypes, _native.tarpeg_guard_map.restype = (_P, ctypes.c_size_t, _P), ctypes.c_bool
+_native.tarpeg_release_map.argtypes = (_P,)
 _native.tarpeg_release_map.restype = _native.tarpeg_guard.restype = None
+_native.tarpeg_first_unusual.argtypes, _native.tarpeg_first_unusual.restype = (_P, _N, _N, _P, _P), _N
+_native.tarpeg_read_integers.argtypes, _native.tarpeg_read_integers.restype = (_P, _P, _N, _P), _N
+_native.tarpeg_first_changed.argtypes, _native.tarpeg_first_changed.restype = (_P, _P, _P, _N), _N
 
 
 def decode_crop(
@@ -151,6 +156,45 @@ def _release_map(torn: npt.NDArray[np.uint8]) -> None:
 def guard_maps() -> None:
     """Install the handler of SIGBUS for all maps again, if another replaced it; in about a microsecond."""
     _native.tarpeg_guard()
+
+
+def first_unusual(
+    columns: Int64, first: int, keys: npt.NDArray[np.uint8], ends: npt.NDArray[np.uint8]
+) -> int:
+    """First member, from ``first`` on, whose header is not the usual one of KEY.EXTENSION and its size; or B.
+
+    ``columns``: int64 [7, B]: address of the member's data, its offset in the tar, its size; begin and end of
+    its key in ``keys``, and of its ``header_end`` in ``ends``. Nothing is checked: all of it must be within
+    the maps and the arrays.
+    """
+    count = columns.shape[1]
+    places = columns.ctypes.data, count, first, keys.ctypes.data, ends.ctypes.data
+    found: int = _native.tarpeg_first_unusual(*places)
+    return found
+
+
+def read_integers(addresses: Int64, sizes: Int64) -> Int64 | None:
+    """Read texts of decimal integers, white space around them: int64 [B]; None if one is anything else.
+
+    ``addresses``, ``sizes``: int64 [B], within the maps: nothing is checked. Longer than 18 digits is else.
+    """
+    numbers, count = np.empty(len(sizes), np.int64), len(sizes)
+    texts = addresses.ctypes.data, sizes.ctypes.data, count
+    return numbers if _native.tarpeg_read_integers(*texts, numbers.ctypes.data) == count else None
+
+
+class Files:
+    """Paths of files with the size (bytes) and time of modification (ns) of each, to look for changes."""
+
+    def __init__(self, paths: Sequence[os.PathLike[str]], stats: Sequence[tuple[int, int]]) -> None:
+        self._paths: Any = (ctypes.c_char_p * len(paths))(*map(os.fsencode, paths))
+        self._stats = np.array(stats, np.int64)
+
+    def are_unchanged(self, numbers: Int64) -> bool:
+        """Whether each of these files, numbers from 0, can be read and has its size and time."""
+        places = self._stats.ctypes.data, numbers.ctypes.data, len(numbers)
+        found: int = _native.tarpeg_first_changed(self._paths, *places)
+        return found == len(numbers)
 
 
 def native_facts() -> dict[str, str]:

@@ -96,14 +96,16 @@ class RandomResizedCrop:
         widths, heights = np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
         fits = (widths >= 1) & (widths <= width) & (heights >= 1) & (heights <= height)
         first = np.arange(len(fits)), fits.argmax(axis=1)
-        box = np.stack([heights[first], widths[first]], axis=1)
-
-        shape = np.clip(width / height, self.ratio[0], self.ratio[1])
-        central = np.concatenate([np.minimum(height, width / shape), np.minimum(width, height * shape)], 1)
-        central = np.maximum(np.rint(central), 1).astype(np.int64)
-        found = fits.any(axis=1, keepdims=True)
-        size = np.where(found, box, central).astype(np.int64)
-        return _joined(np.where(found, _placed(image, size, uniforms[:, -2:]), (image - central) // 2), size)
+        size = np.stack([heights[first], widths[first]], axis=1).astype(np.int64)
+        found = fits[first][:, None]
+        if not found.all():  # rarely
+            shape = np.clip(width / height, self.ratio[0], self.ratio[1])
+            central = np.concatenate(
+                [np.minimum(height, width / shape), np.minimum(width, height * shape)], 1
+            )
+            size = np.where(found, size, np.maximum(np.rint(central), 1).astype(np.int64))
+        place = _placed(image, size, uniforms[:, -2:])
+        return _joined(np.where(found, place, (image - size) // 2), size)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +25,15 @@ from .manifest import MANIFEST, ShardEntry, entries
 from .tar import header_end, is_member
 from .wds_index import index_path, parse
 
+if TYPE_CHECKING:
+    from ..ops.decode import Files
+
 # Indexes of a cache that are parsed together, some 100 kB each, and the most threads that parse: numpy is
 # fastest with arrays of that length, and the arrays of all threads add up to the peak memory.
 _TOGETHER, _PARSERS = 8, 4
 _CHUNK = 1 << 16  # samples searched at once: for millions, temporary arrays would take too much memory
 
-_Map = tuple[torch.Tensor, memoryview, npt.NDArray[np.uint8]]  # a tar's bytes, twice, and map_file's flag
+_Map = tuple[torch.Tensor, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]  # a tar's bytes, twice, and torn
 
 
 class Shards:
@@ -49,9 +53,14 @@ class Shards:
         self._paths = [Path(path).absolute() for path in paths]
         self._stats: list[tuple[int, int]] = []
         self._index = ShardIndex.join(self._opened(threads), len(self._paths))
-        self._maps: list[_Map | None] = [None] * len(self._paths)
-        self._columns: dict[str, npt.NDArray[np.int32]] = {}
         self._header_ends = [header_end(extension) for extension in self._index.extensions]
+        self._header_text = np.frombuffer(b"".join(self._header_ends), np.uint8)
+        self._header_stops = np.cumsum([0, *map(len, self._header_ends)])
+        self._maps: dict[int, _Map]
+        self._addresses: Int64  # of the maps; 0 for a tar that is not mapped
+        self._columns: dict[str, npt.NDArray[np.int32]]
+        self._files: Files | None
+        self.__dict__ |= self._unmapped()
         self._walked: set[int] = set()  # shards whose index was compared with all headers
 
     def _opened(self, threads: int) -> Iterator[ShardIndex]:
@@ -67,7 +76,16 @@ class Shards:
         return len(self._index)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_maps": [None] * len(self._paths), "_columns": {}}
+        return {**self.__dict__, **self._unmapped()}
+
+    def _unmapped(self) -> dict[str, Any]:
+        """Return the fields that belong to one process, empty."""
+        return {
+            "_maps": {},
+            "_addresses": np.zeros(len(self._paths), np.int64),
+            "_columns": {},
+            "_files": None,
+        }
 
     def images(self, ids: npt.ArrayLike, *, check: bool = True) -> list[torch.Tensor]:
         """Return the encoded images of samples ids [B]: uint8 [n] each, views on the map (never write).
@@ -77,13 +95,10 @@ class Shards:
         """
         rows = self._checked(ids)
         members = self._index.member_ends[rows] + self._index.image[rows]
-        places, maps = self._places(rows, members), self._maps
+        places = self._places(rows, members)
         if check:
             self._compare(rows, members, places)
-        return [
-            (maps[shard] or self._map(shard))[0].narrow(0, start, size)
-            for shard, start, size in zip(*places, strict=True)
-        ]
+        return list(self._views(places, 0))
 
     def labels(self, ids: npt.ArrayLike, extension: str = "cls") -> torch.Tensor:
         """Read the labels of samples ids [B]: int64 [B], ASCII integers in the members of that extension.
@@ -94,9 +109,14 @@ class Shards:
         members = self._members(rows, extension)
         if (members < 0).any():
             raise missing(self, int(rows[members < 0][0]), extension)
-        shards, starts, sizes = places = self._places(rows, members)
+        places = self._places(rows, members)
         self._compare(rows, members, places)
-        texts = map(self._bytes, shards, starts, [min(size, LONGEST + 1) for size in sizes])
+        from ..ops.decode import read_integers
+
+        labels = read_integers(self._addresses[places[0]] + places[1], places[2])
+        if labels is not None:
+            return torch.from_numpy(labels)
+        texts = (view[: LONGEST + 1].tobytes() for view in self._views(places, 1))
         return integers(self, rows.tolist(), extension, texts)
 
     def member(self, id: int, extension: str) -> bytes | None:
@@ -107,7 +127,8 @@ class Shards:
             return None
         places = self._places(rows, members)
         self._compare(rows, members, places)
-        return next(map(self._bytes, *places))
+        content: bytes = next(self._views(places, 1)).tobytes()
+        return content
 
     def extensions(self, id: int) -> list[str]:
         """Extensions of the sample's members, lowercase, without the dot, in the tar's order."""
@@ -129,8 +150,15 @@ class Shards:
 
         What was read from a tar that is written to, or cut, is undefined. A removed tar stays mapped.
         """
-        for shard in set(self._index.shard[self._checked(ids)].tolist()):
-            path, mapped, reason = self._paths[shard], self._maps[shard], ""
+        from ..ops.decode import Files
+
+        shards = list(set(self._index.shard[self._checked(ids)].tolist()))
+        self._files = self._files or Files(self._paths, self._stats)
+        is_torn = any(self._maps[shard][2][0] for shard in shards if shard in self._maps)
+        if not is_torn and self._files.are_unchanged(np.array(shards, np.int64)):
+            return
+        for shard in shards:
+            path, mapped, reason = self._paths[shard], self._maps.get(shard), ""
             try:
                 found = path.stat()
                 if found.st_size != self._stats[shard][0]:
@@ -164,26 +192,36 @@ class Shards:
             raise IndexError(f"ids must be in 0..{len(self) - 1}, not {rows.min()}..{rows.max()}")
         return rows.astype(np.int64, copy=False)
 
-    def _places(self, rows: Int64, members: Int64) -> list[list[int]]:
-        """Return the shards, offsets and sizes (bytes) of one member of each sample."""
-        index = self._index
-        columns = index.shard[rows], index.offset[members], index.nbytes[members]
-        return [column.tolist() for column in columns]
+    def _places(self, rows: Int64, members: Int64) -> Int64:
+        """Return the shard, offset and size (bytes) of one member of each sample: int64 [3, B]."""
+        index, places = self._index, np.empty((3, len(rows)), np.int64)
+        places[0], places[1], places[2] = index.shard[rows], index.offset[members], index.nbytes[members]
+        return places
 
-    def _bytes(self, shard: int, offset: int, nbytes: int) -> bytes:
-        return bytes((self._maps[shard] or self._map(shard))[1][offset : offset + nbytes])
+    def _views(self, places: Int64, form: int) -> Iterator[Any]:
+        """Yield the bytes of members, views on the maps: tensors (0) or arrays (1)."""
+        starts, stops = places[1].tolist(), (places[1] + places[2]).tolist()
+        for shard, start, stop in zip(places[0].tolist(), starts, stops, strict=True):
+            yield (self._maps.get(shard) or self._map(shard))[form][start:stop]
 
-    def _compare(self, rows: Int64, members: Int64, places: list[list[int]]) -> None:
+    def _compare(self, rows: Int64, members: Int64, places: Int64) -> None:
         """Compare key and size of one member of each sample with its header in the tar. Raises ShardError."""
-        from ..ops.decode import guard_maps
+        from ..ops.decode import first_unusual, guard_maps
 
         guard_maps()  # once per batch: faulthandler, for one, may have been enabled after the last map
-        index, keys, ends, maps = self._index, self._index.keys.data, self._header_ends, self._maps
-        spans = index.key_ends[rows], index.key_ends[rows + 1], index.extension[members]
-        columns = (*(column.tolist() for column in spans), *places)
-        for start, stop, code, shard, offset, nbytes in zip(*columns, strict=True):
-            tar = (maps[shard] or self._map(shard))[1]
-            if not is_member(tar, offset, nbytes, bytes(keys[start:stop]), ends[code]):
+        index, shards = self._index, places[0]
+        while not (addresses := self._addresses[shards]).all():
+            self._map(int(shards[addresses.argmin()]))
+        extensions, stops = index.extension[members], self._header_stops
+        columns = np.empty((7, len(rows)), np.int64)
+        columns[0], columns[1:3] = addresses + places[1], places[1:]
+        columns[3], columns[4] = index.key_ends[rows], index.key_ends[rows + 1]
+        columns[5], columns[6] = stops[extensions], stops[1:][extensions]
+        row = -1
+        while (row := first_unusual(columns, row + 1, index.keys, self._header_text)) < len(rows):
+            shard, offset, nbytes = places[:, row].tolist()
+            tar, key = self._maps[shard][1], index.key_bytes(int(rows[row]))
+            if not is_member(tar.data, offset, nbytes, key, self._header_ends[extensions[row]]):
                 self._walk(shard)
 
     def _members(self, rows: Int64, extension: str) -> Int64:
@@ -234,7 +272,7 @@ class Shards:
         )
 
     def _map(self, shard: int) -> _Map:
-        """Map a tar: its bytes as a tensor and as a buffer, from which bytes are copied quickly."""
+        """Map a tar: its bytes as a tensor and as an array, and the flag of map_file."""
         # This import loads the operators; opening shards must not.
         from ..ops.decode import map_file
 
@@ -251,7 +289,9 @@ class Shards:
             raise ShardError(
                 f"shard {path} cannot be mapped: {error}. Check the file and the free memory."
             ) from error
-        mapped = self._maps[shard] = tar, tar.numpy().data, torn
+        # Another thread may have mapped it meanwhile: the address must be that of the map that stays.
+        mapped = self._maps.setdefault(shard, (tar, tar.numpy(), torn))
+        self._addresses[shard] = mapped[0].data_ptr()
         return mapped
 
 
