@@ -77,6 +77,15 @@ def test_the_resize_suite_with_other_interpolations(interpolation):
     assert all(row.maximum <= (2 if row.group == "float32" else 1) for row in ours if "exact" in row.name)
 
 
+def test_the_views_suite_compares_eight_crops_of_each_photograph():
+    report = tarpeg.measure("views", images=3, rounds=1, clock="cpu", size=(200, 160))
+    rows = {row.name: row for row in report.rows}
+    assert next(iter(rows)) == "tarpeg, tiled, one by one" and len(rows) == 6 and not report.missing
+    for name, row in rows.items():
+        assert row.maximum == 0 if name.startswith("tarpeg") else 0 < row.mean < 0.8, row
+    assert "packed" in report.figures[0] and "6 to 96" in report.work
+
+
 def test_the_augment_suite_compares_the_same_pixels(tmp_path):
     texts = (
         "torchvision v2",
@@ -179,7 +188,10 @@ def test_a_peer_that_is_not_installed_is_left_out_with_the_package_to_install(tm
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"suite": "speed"}, "suite='speed' must be one of crop, resize, augment, loader, article, dali"),
+        (
+            {"suite": "speed"},
+            "suite='speed' must be one of crop, resize, views, augment, loader, article, dali",
+        ),
         ({"clock": "sun"}, "clock='sun' must be one of wall, cpu"),
         ({"interpolation": "cubic"}, "interpolation='cubic' must be one of bilinear, bicubic, lanczos, box"),
         ({"interpolation": "box"}, "interpolation='box' needs suite=resize, got suite=crop"),

@@ -1,4 +1,4 @@
-"""Contestants of the crop and resize suites: torchvision, Pillow, this library and other decoders.
+"""Contestants of the crop, resize and views suites: torchvision, Pillow, this library and other decoders.
 
 All of them run in this process on one thread of the CPU. A peer imports its package inside the function that
 makes it: a peer that is not installed is left out of the table.
@@ -24,7 +24,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..ops import decode
-from ..sampling.crops import Crop
+from ..sampling.crops import Crop, RandomResizedCrop
 from ..shards.pillow import as_tensor
 from .report import INSTALL_ERRORS, left_out
 
@@ -60,6 +60,8 @@ BATCH = 64
 """Images per batch."""
 SIZE = 224
 """Side of the output of the resize suite, in pixels."""
+VIEWS = (*2 * (RandomResizedCrop(SIZE, scale=(0.4, 1.0)),), *6 * (RandomResizedCrop(96, scale=(0.05, 0.4)),))
+"""Crops of each photograph in the views suite, the larger ones first."""
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 GROUPS = {"uint8": "to uint8", "float32": "to float32, flipped and normalised"}
 """Description of each group."""
@@ -91,7 +93,7 @@ class DecodeInput(NamedTuple):
     arrays: list[NDArray[np.uint8]]  # the same bytes
     kinds: dict[str, list[Tensor]]  # the same photographs by KINDS
     alone: list[Tensor]  # each crop stored as a JPEG of its own; empty in the resize suite
-    boxes: Tensor  # int32 [B, 4]: top, left, height, width
+    boxes: Tensor  # int32 [B, 4]: top, left, height, width; [B, 8, 4] in the views suite
     places: list[Place]  # the same boxes
     flips: Tensor  # bool [B]; used if the output is normalised
 
@@ -256,6 +258,44 @@ def resize_contestants(interpolation: decode.Interpolation = "bilinear") -> list
         *_decode_batch("uint8", interpolation),
         InProcessContestant(first, each(reference_normalised), "float32"),
         *_decode_batch("float32", interpolation),
+    ]
+
+
+def views_input(jpegs: list[bytes], tile: int, seed: int) -> DecodeInput:
+    """Draw the boxes of VIEWS for each photograph and make all forms of it."""
+    inputs, generator = decode_input(jpegs, VIEWS[0], tile, seed, False), np.random.default_rng(seed)
+    sizes = decode.image_sizes(inputs.tensors).numpy()
+    boxes = [crop.boxes(sizes, generator.random((len(jpegs), crop.draws))) for crop in VIEWS]
+    return inputs._replace(boxes=torch.from_numpy(np.stack(boxes, axis=1)))
+
+
+def views_contestants() -> list[InProcessContestant]:
+    """Contestants of the views suite: all crops of a photograph from one call, or each from its own."""
+
+    def separately(kind: str, inputs: DecodeInput) -> Iterator[Tensor]:
+        for file, boxes in zip(inputs.kinds[kind], inputs.boxes, strict=True):
+            for crop, box in zip(VIEWS, boxes.split(1), strict=True):
+                yield decode.decode_batch([file], box, crop.size)[0][0]
+
+    def together(kind: str, inputs: DecodeInput) -> Iterator[Tensor]:
+        for file, boxes in zip(inputs.kinds[kind], inputs.boxes, strict=True):
+            shapes = [(2, SIZE, SIZE, 3), (6, 96, 96, 3)]
+            outs = [torch.empty(shape, dtype=torch.uint8).permute(0, 3, 1, 2) for shape in shapes]
+            decode.decode_sizes([file] * len(VIEWS), boxes, None, outs)
+            for images in outs:
+                yield from images
+
+    def torchvision(inputs: DecodeInput) -> Iterator[Tensor]:
+        for file, boxes in zip(inputs.tensors, inputs.boxes.tolist(), strict=True):
+            decoded = decode_jpeg(file)
+            for crop, box in zip(VIEWS, boxes, strict=True):
+                yield functional.resized_crop(decoded, *box, list(crop.size), antialias=True)
+
+    return [
+        InProcessContestant("tarpeg, tiled, one by one", partial(separately, "tiled")),
+        InProcessContestant("torchvision v2, decoded once", torchvision),
+        InProcessContestant("tarpeg, packed, one by one", partial(separately, "packed")),
+        *(InProcessContestant(f"tarpeg, {kind}, together", partial(together, kind)) for kind in KINDS),
     ]
 
 

@@ -47,6 +47,8 @@ from .decode_peers import (
     installed,
     pillow_crop,
     resize_contestants,
+    views_contestants,
+    views_input,
 )
 from .loader import LoaderRun, measure_loaders
 from .loader_data import Advance, LoaderSettings, Show, size_label
@@ -94,6 +96,14 @@ _SUITES = {
         resize_contestants,
         RESIZE_PEERS,
     ),
+    "views": _Suite(
+        "imagenet",
+        200,
+        7,
+        f"2 crops to {SIZE} and 6 to 96 of each photograph, per photograph",
+        "speed and pixels relative to eight calls for the tiled file",
+        views_contestants,
+    ),
     "augment": _Suite(
         "imagenet",
         200,
@@ -128,12 +138,12 @@ def measure(
 ) -> Report:
     """Measure `suite` on `images` synthetic photographs of `size` (see `Photos`), or on real ones.
 
-    suite: crop, resize, augment, loader, article, dali, recipes or parity, see conf/bench.yaml. size: None
-    means "article" for crop and article, otherwise "imagenet". images: None means 200, for those that load
-    2048, for recipes 256; rounds: 7, for recipes 3. Fewer mislead. A directory of photographs:
-    parts of them, scaled to `size` and stored like the synthetic ones; crop and resize without a `size`
-    measure its JPEGs as they are. parts: number of these parts, by default as many as synthetic photographs,
-    equally many of each file.
+    suite: crop, resize, views, augment, loader, article, dali, recipes or parity, see conf/bench.yaml.
+    size: None means "article" for crop and article, otherwise "imagenet". images: None means 200, for
+    those that load 2048, for recipes 256; rounds: 7, for recipes 3. Fewer mislead. A directory of
+    photographs: parts of them, scaled to `size` and stored like the synthetic ones; crop and resize
+    without a `size` measure its JPEGs as they are. parts: number of these parts, by default as many as
+    synthetic photographs, equally many of each file.
     tile: requested width of tiles in pixels. clock: "wall", or "cpu", the processor time of all threads, for
     a machine that runs other programs, too. device: "cpu", or "cuda" for the augment suite. loader: settings
     of the suites that load, see `LoaderSettings`. parity: see `ParitySettings`; this suite takes no `size`,
@@ -170,7 +180,7 @@ def measure(
             return measure_parity(report, folder, settings, ParitySettings.of(parity or {}), advance, show)
     given = images if folder is None else parts
     count: Any = _SUITES[suite].images if given is None else given
-    in_process = bool(_SUITES[suite].peers)
+    in_process = bool(_SUITES[suite].work)
     # An epoch of the loaders must fill a batch of 64; it has every photograph eight times.
     counted = "images" if folder is None else "parts"
     rounds = _SUITES[suite].rounds if rounds is None else rounds
@@ -237,6 +247,8 @@ def _measure_in_process(
         part, seed = jpegs[start : start + BATCH], photos.seed + start
         if is_augment:
             batches.append(augment_input(part, seed, device))
+        elif report.suite == "views":
+            batches.append(views_input(part, report.tile, seed))
         else:
             batches.append(decode_input(part, crop, report.tile, seed, stores_crops=report.suite == "crop"))
         advance("tiling", min(1.0, (start + BATCH) / images))
@@ -260,7 +272,8 @@ def _measure_in_process(
     figures = (_file_sizes(jpegs, stored, report.tile),)
     if interpolation != "bilinear":  # of the file names, too
         report = replace(report, suite=f"{report.suite}-{interpolation}")
-    return replace(report, groups=GROUPS, figures=figures, missing=(*missing, FFCV_MISSING))
+    missing += (FFCV_MISSING,) if suite.peers else ()
+    return replace(report, groups=GROUPS, figures=figures, missing=missing)
 
 
 def _suite_of(name: str, interpolation: decode.Interpolation) -> _Suite:
@@ -306,7 +319,8 @@ def _differences(
             expected = references.setdefault(who.group, pixels)
             if who.compared:
                 apart = [(ours - theirs).abs() for ours, theirs in zip(pixels, expected, strict=True)]
-                means[index] += sum(float(image.mean()) for image in apart)
+                per_image = len(batch.jpegs) / len(apart)  # 1 / 8 in the views suite
+                means[index] += per_image * sum(float(image.mean()) for image in apart)
                 maxima[index] = max(maxima[index], *(float(image.max()) for image in apart))
         advance("comparing", (done + 1) / len(batches))
     images = sum(len(batch.jpegs) for batch in batches)
