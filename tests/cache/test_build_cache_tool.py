@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import pytest
@@ -93,6 +94,8 @@ def test_the_summary_counts_files_that_became_jpegs(shard_of, tmp_path):
         report = build_cache(path, tmp_path / "c", Tiled(quality=90), 0)
         lines = [line for line in summarise_build(report) if "encoded" in line]
         assert lines == ["encoded as JPEG, quality 90: 2 PNG, 1 WEBP"] * (report.built > 0)
+    report = dataclasses.replace(report, shards=2, built=1, converted={"PNG": 1})
+    assert "encoded as JPEG, quality 90: 1 PNG, in the shards written now" in summarise_build(report)
 
 
 def test_the_summary_of_a_folder_without_val_shows_how_to_train(tmp_path):

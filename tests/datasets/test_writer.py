@@ -139,6 +139,12 @@ def test_folder_errors(tmp_path, images):
     (tmp_path / "flat" / "empty").mkdir()
     with pytest.raises(ShardError, match=r"flat.* has no image .* in its sub-directories"):
         make_shards(out, Folder(tmp_path / "flat"))
+    for name in "bc":
+        (tmp_path / "flat" / f"{name}.jpg").write_bytes(b"")
+    (tmp_path / "flat" / "empty" / "d.jpg").write_bytes(b"")
+    text = r"flat' has 3 images without a class folder, such as a\.jpg, and 1 with one\. Move them into"
+    with pytest.raises(ShardError, match=text):
+        make_shards(out, Folder(tmp_path / "flat"))
     with pytest.raises(ValueError, match=r"samples=26 must be at most 25, the images of "):
         make_shards(out, Folder(images), 26)
     with pytest.raises(ValueError, match=r"out='.*shards' must not be inside .*images"):

@@ -67,7 +67,8 @@ def summarise_build(report: CacheReport, measure: bool = False) -> list[str]:
     if report.converted:
         quality = getattr(report.example and report.example.codec, "quality", None)
         formats = ", ".join(f"{count} {name}" for name, count in report.converted.items())
-        lines.append(f"encoded as JPEG{f', quality {quality}' * (quality is not None)}: {formats}")
+        part = ", in the shards written now" * (report.built < report.shards)
+        lines.append(f"encoded as JPEG{f', quality {quality}' * (quality is not None)}: {formats}{part}")
     widths = sorted(report.tiles, key=lambda width: -report.tiles[width])
     most = 9 if len(widths) == 9 else 8  # the last entry is a range of at least two
     shown = [f"{width} px: {report.tiles[width] / images:.1%}" for width in widths[:most]]

@@ -445,6 +445,12 @@ def _scan(root: Path, classes: dict[str, int]) -> list[ImageFile]:
             files.append(ImageFile(path, key, classes[name]))
     if not files:
         raise ShardError(f"root={str(root)!r} has no image ({_kinds()}) in its sub-directories.")
+    loose = sorted(entry.name for entry in os.scandir(root) if _is_image(entry.name, IMAGE_EXTENSIONS))
+    if len(loose) > len(files):
+        raise ShardError(
+            f"root={str(root)!r} has {len(loose)} images without a class folder, such as {loose[0]}, and "
+            f"{len(files)} with one. Move them into the folders of their classes, or away."
+        )
     return files
 
 
