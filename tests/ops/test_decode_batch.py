@@ -325,6 +325,7 @@ def test_compiles_into_one_graph() -> None:
         ({"boxes": [[0, 0, 10, 10]]}, r"boxes=\[\[0, 0, 10, 10\]\] must be an int32 tensor \[1, 4\]"),
         ({"boxes": torch.zeros((1, 4), dtype=torch.int64)}, r"boxes must be int32 \[1, 4\]"),
         ({"boxes": torch.zeros((2, 4), dtype=torch.int32)}, r"boxes must be int32 \[1, 4\]"),
+        ({"flip": [True]}, r"flip=\[True\] must be a bool tensor \[1\], or None"),
         ({"flip": torch.zeros(1)}, r"flip must be bool \[1\]"),
         ({"jpegs": [torch.zeros(4)]}, r"jpegs\[0\] must be a file's bytes"),
     ],

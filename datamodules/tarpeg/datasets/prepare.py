@@ -234,7 +234,7 @@ def _is_made(directory: Path, requested: dict[str, Any], contents: Callable[[], 
         raise ShardError(
             f"the images in {parameters.get('root')} have changed since they were packed into {directory} "
             f"({_changes(then, now)}): choose another out, or delete {directory} to pack them again. A "
-            "cache of the folder (build_cache or CachedShards) is updated instead: only what changed is written."
+            "cache of the folder (build_cache or CachedShards) is updated instead, and only in what changed"
         )
     return True
 

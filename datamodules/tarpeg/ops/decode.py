@@ -258,6 +258,8 @@ def decode_batch(
             f"boxes={boxes!r} must be an int32 tensor [{len(jpegs)}, 4], one box for each image: "
             "torch.tensor([[top, left, height, width], ...], dtype=torch.int32)"
         )
+    if flip is not None and not isinstance(flip, Tensor):
+        raise ValueError(f"flip={flip!r} must be a bool tensor [{len(jpegs)}], or None")
     if interpolation not in (names := get_args(Interpolation)):
         raise ValueError(f"interpolation={interpolation!r} must be one of {', '.join(map(repr, names))}")
     if not antialias and interpolation in ("lanczos", "box", "area"):
