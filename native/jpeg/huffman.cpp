@@ -1,6 +1,7 @@
 #include "jpeg/huffman.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace tarpeg {
 namespace {
@@ -62,8 +63,8 @@ bool HuffmanCode::build(const uint8_t* counts, const uint8_t* values, size_t ava
 }
 
 HuffmanCode::Symbol HuffmanCode::find(uint32_t bits) const noexcept {
-  int length = 1;
-  while (length <= 16 && bits >= limits[length]) ++length;
+  int length = 1;  // no branch depends on it: it would be mispredicted
+  for (int n = 1; n <= 16; ++n) length += bits >= limits[n];
   if (length > 16) return {0, 0};
   const int index = offsets[length] + static_cast<int>(bits >> (32 - length));
   return index >= 0 && index < count ? Symbol{length, symbols[index]} : Symbol{0, 0};
@@ -74,59 +75,77 @@ int HuffmanCode::codes(int length) const noexcept {
 }
 
 // Canonical codes are in ascending order, and so are the entries.
-void DcTable::fill() noexcept {
+void HuffmanCode::fill(int lookahead, bool is_dc, Entry* entries) const noexcept {
   Entry* next = entries;
   const uint8_t* symbol = symbols;
-  for (int length = 1; length <= kLookahead; ++length) {
+  const auto entry = [](int bits, int run, int shift, int value) {
+    return Entry{static_cast<uint8_t>(bits),
+                 static_cast<uint8_t>(run),
+                 static_cast<uint8_t>(run),
+                 static_cast<uint8_t>(shift),
+                 0,
+                 static_cast<int16_t>(value)};
+  };
+  const Entry none = entry(0, Entry::kNone, 63, 0);
+  for (int length = 1; length <= lookahead; ++length) {
     for (int i = codes(length); i > 0; --i, ++symbol) {
-      const int total = length + *symbol;
-      const Entry entry{static_cast<uint8_t>(length), *symbol, static_cast<uint8_t>(total)};
-      next = std::fill_n(next, 1 << (kLookahead - length), entry);
+      const int size = is_dc ? *symbol : *symbol & 15;
+      const int run = is_dc ? 0 : *symbol == 0 ? Entry::kEndOfBlock : *symbol >> 4;
+      const int spare = lookahead - length, rest = size - spare;
+      if (rest > 0 && spare == 0) {
+        *next++ = none;  // not even the sign is known
+        continue;
+      }
+      for (int bits = 0; bits < 1 << std::min(size, spare); ++bits) {
+        const int known = rest > 0 ? bits << rest : bits;
+        const int value = 2 * known < 1 << size ? known + 1 - (1 << size) : known;
+        const int index = static_cast<int>(next - entries);
+        if (rest > 0) {
+          *next++ = entry(length + size, run, 64 - length - size, value - (index << rest));
+        } else {
+          // `index` begins with the same bit in all of these entries.
+          next = std::fill_n(next, 1 << -rest,
+                             entry(length + size, run, 63, value - (index >> (lookahead - 1))));
+        }
+      }
     }
   }
-  std::fill(next, entries + (1 << kLookahead), Entry{0, 0, 0});
+  std::fill(next, entries + (1 << lookahead), none);
+}
+
+void DcTable::fill() noexcept {
+  HuffmanCode::fill(kLookahead, true, entries);
+  none[0] = none[1] = entries[(1 << kLookahead) - 1];  // all ones are no code
 }
 
 void AcTable::fill() noexcept {
-  uint64_t single[1 << kLookahead];  // words of entries
-  uint64_t* next = single;
-  const uint8_t* symbol = symbols;
-  for (int length = 1; length <= kLookahead; ++length) {
-    for (int i = codes(length); i > 0; --i, ++symbol) {
-      const int size = *symbol & 15, run = *symbol == 0 ? kEndOfBlock : *symbol >> 4;
-      const int spare = kLookahead - length;
-      if (size > spare) {
-        next = std::fill_n(next, 1 << spare, Entry::partial(length, run, size).word());
-        continue;
-      }
-      for (int bits = 0; bits < 1 << size; ++bits) {
-        const int value = 2 * bits < 1 << size ? bits + 1 - (1 << size) : bits;
-        next = std::fill_n(next, 1 << (spare - size), Entry(length + size, run, value).word());
-      }
-    }
-  }
-  std::fill(next, single + (1 << kLookahead), Entry().word());
-  // Those that fit behind `bits` bits, by the bits after them: what they add to an entry, and whether they
-  // do.
-  uint64_t followers[kLookahead + 1][1 << (kLookahead - 1)], masks[kLookahead + 1][1 << (kLookahead - 1)];
+  Entry single[1 << kLookahead];
+  HuffmanCode::fill(kLookahead, false, single);
+  // What those that fit behind `bits` bits add to an entry, by the bits after them: no field carries.
+  uint64_t followers[kLookahead + 1][1 << (kLookahead - 1)];
   bool is_known[kLookahead + 1] = {};
   for (int i = 0; i < 1 << kLookahead;) {
-    const Entry entry = Entry::of(single[i]);
-    const int bits = entry.bits(), count = 1 << (kLookahead - bits);
-    if (bits == 0 || entry.first() == kEndOfBlock) {
-      entries[i++] = entry;
+    const int bits = single[i].bits;
+    if (bits == 0 || bits >= kLookahead || single[i].first == Entry::kEndOfBlock) {
+      entries[i] = single[i];
+      ++i;
       continue;
     }
+    const int count = 1 << (kLookahead - bits);
     for (int j = 0; j < count && !is_known[bits]; ++j) {
-      const Entry after = Entry::of(single[j << bits]);
-      const bool fits = after.bits() != 0 && bits + after.bits() <= kLookahead;
-      followers[bits][j] = after.follower();
-      masks[bits][j] = fits ? ~uint64_t{0} : 0;
+      const Entry& after = single[j << bits];
+      const bool fits = after.bits != 0 && bits + after.bits <= kLookahead;
+      const int value = after.value + (j << bits >> (kLookahead - 1));
+      followers[bits][j] = !fits ? 0
+                                 : after.bits | static_cast<uint64_t>(after.first + 1) << 16 |
+                                       static_cast<uint64_t>(static_cast<uint16_t>(value)) << 32;
     }
     is_known[bits] = true;
-    const uint64_t word = entry.word(), added = entry.added();
+    uint64_t word;
+    std::memcpy(&word, &single[i], sizeof word);
     for (int j = 0; j < count; ++j) {
-      entries[i + j] = Entry::of(word + ((added + followers[bits][j]) & masks[bits][j]));
+      const uint64_t both = word + followers[bits][j];
+      std::memcpy(&entries[i + j], &both, sizeof both);
     }
     i += count;
   }

@@ -28,21 +28,36 @@ struct HuffmanCode {
  protected:
   // How many codes have `length` bits, at most 16.
   int codes(int length) const noexcept;
+  // Entries of one coefficient by the next `lookahead` bits.
+  void fill(int lookahead, bool is_dc, struct Entry* entries) const noexcept;
 };
 
 // The body of a DHT segment with the tables of T.81 K.3: DC 0, AC 0, DC 1, AC 1.
 constexpr size_t kStandardDc = 17 + 12, kStandardAc = 17 + 162;
 extern const uint8_t kStandardTables[2 * (kStandardDc + kStandardAc)];
 
-// DC codes by the next kLookahead bits, the first of which is the highest.
-struct DcTable : HuffmanCode {
-  static constexpr int kLookahead = 9;
+// The first one or two coefficients in the next bits. The same steps apply to every entry, without a branch:
+// the first value is `value` plus the next bits shifted right by `shift`, which completes values whose end is
+// beyond the lookahead. For a value that the entry holds as a whole, `shift` leaves the first bit, which is
+// subtracted in `value`.
+struct Entry {
+  // The distance that represents the end of a block, and that of no entry: see behind() in entropy.cpp.
+  static constexpr int kEndOfBlock = 128, kNone = 64;
 
-  struct Entry {
-    uint8_t length, size,
-        total;  // bits of the code, of the difference, of both; 0 for a longer code, or none
-  };
-  Entry entries[1 << kLookahead];
+  uint8_t bits;    // of all that is in it
+  uint8_t first;   // zeros before the first coefficient
+  uint8_t second;  // distance of the second from the start; `first` if there is one coefficient
+  uint8_t shift;
+  int16_t second_value, value;
+};
+static_assert(sizeof(Entry) == 8, "AcTable::fill() adds entries as words");
+
+// DC codes, with the difference, by the next kLookahead bits, the first of which is the highest.
+struct DcTable : HuffmanCode {
+  static constexpr int kLookahead = 8;
+
+  alignas(64) Entry entries[1 << kLookahead];
+  alignas(64) Entry none[2];  // a table of one bit without any code
 
   void fill() noexcept;
 };
@@ -52,54 +67,7 @@ struct DcTable : HuffmanCode {
 // so most entries of a small table hold two of them, including their values.
 struct AcTable : HuffmanCode {
   static constexpr int kLookahead = 10;
-  // The run that represents the end of a block: it leads out of any block, farther than a damaged run could.
-  static constexpr int kEndOfBlock = 128;
 
-  // The first one or two coefficients in the next bits. In an entry of one coefficient the fields of both
-  // describe it.
-  class Entry {
-   public:
-    Entry() noexcept = default;
-    // A coefficient after `run` zeros, in `bits` bits.
-    Entry(int bits, int run, int value) noexcept
-        : word_(byte(bits) | byte(run) << 8 | byte(run) << 16 | byte(run + 1) << 24 | half(value) << 32 |
-                half(value) << 48) {}
-    // A code of `length` bits whose coefficient has `size` more, too many for the table.
-    static Entry partial(int length, int run, int size) noexcept {
-      Entry entry;
-      entry.word_ = byte(run) << 8 | byte(length) << 24 | half(size) << 32;
-      return entry;
-    }
-    // This coefficient, then that of `next`, is the entry word() + added() + next.follower(): no field of a
-    // sum carries into the next one.
-    uint64_t added() const noexcept {
-      const uint64_t both = byte(bits()) | byte(advance()) << 16 | byte(advance()) << 24;
-      return (both | (word_ & 0xFFFF0000FF00)) - word_;
-    }
-    uint64_t follower() const noexcept {
-      return byte(bits()) | byte(first()) << 16 | byte(advance()) << 24 | half(value()) << 48;
-    }
-    static Entry of(uint64_t word) noexcept {
-      Entry entry;
-      entry.word_ = word;
-      return entry;
-    }
-
-    uint64_t word() const noexcept { return word_; }
-    int bits() const noexcept { return word_ & 0xFF; }  // 0: the table does not hold the whole coefficient
-    int first() const noexcept { return word_ >> 8 & 0xFF; }     // zeros before the first
-    int second() const noexcept { return word_ >> 16 & 0xFF; }   // distance of the second from the start
-    int advance() const noexcept { return word_ >> 24 & 0xFF; }  // to the start of the next
-    int16_t value() const noexcept { return static_cast<int16_t>(word_ >> 32); }
-    int16_t second_value() const noexcept { return static_cast<int16_t>(word_ >> 48); }
-    bool is_pair() const noexcept { return first() != second(); }
-
-   private:
-    static uint64_t byte(int value) noexcept { return static_cast<uint8_t>(value); }
-    static uint64_t half(int value) noexcept { return static_cast<uint16_t>(value); }
-
-    uint64_t word_ = 0;
-  };
   alignas(64) Entry entries[1 << kLookahead];
 
   void fill() noexcept;

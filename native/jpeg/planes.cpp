@@ -123,9 +123,65 @@ Status PlaneReader::decode(const PackedImage& image) {
   return Status::kOk;
 }
 
+// Decodes tiles two at a time: Note [lanes]. False if they are large or anything is irregular:
+// decode_segment() then decides.
+bool PlaneReader::decode_tiles(const BaselineStream& stream) {
+  const int tile = stream.interval, per_row = stream.mcu_columns / tile;
+  if (stream.mcu_columns % tile != 0 || tile > LanePair::kMostBlocks / stream.blocks) return false;
+  const int first = read_.first_column / tile, across = read_.last_column / tile + 1 - first;
+  const int count = across * (read_.last_row + 1 - read_.first_row);
+  if (count < 2 || !LanePair::is_available()) return false;
+  if (!lanes_) lanes_.reset(new Lanes);
+  LanePair& pair = lanes_->pair;
+  pair.plan(plans_, stream.blocks, stream.dc_tables);
+  int at[LanePair::kLanes], next = 0;
+  const auto segment_of = [&](int number) {
+    return static_cast<size_t>(read_.first_row + number / across) * per_row + first + number % across;
+  };
+  // MCUs of a tile that are decoded.
+  const auto range_of = [&](int number, int* begin, int* end) {
+    *begin = (first + number % across) * tile;
+    *end = std::min(*begin + tile, read_.last_column + 1);
+  };
+  const auto start = [&](int lane) {
+    const size_t segment = segment_of(next);
+    if (segment < stream.first_segment || segment >= stream.end_segment) return false;
+    const uint8_t* const data = stream.starts[segment];
+    const size_t bytes = static_cast<size_t>(stream.ends[segment] - data);
+    std::vector<uint8_t>& plain = lanes_->segments[lane];
+    if (plain.size() < bytes + kReadAhead) plain.resize(bytes + kReadAhead);
+    const ptrdiff_t length = remove_stuffing(data, bytes, plain.data());
+    if (length < 0) return false;
+    int begin, end;
+    range_of(next, &begin, &end);
+    pair.start(lane, plain.data(), length, std::max(0, read_.first_column - begin) * stream.blocks,
+               (end - begin) * stream.blocks);
+    at[lane] = next++;
+    return true;
+  };
+  for (int lane = 0; lane < LanePair::kLanes; ++lane) {
+    if (!start(lane)) return false;
+  }
+  for (int done = 0; done < count; ++done) {
+    const int lane = pair.run();
+    if (lane < 0) return false;
+    int begin, end;
+    range_of(at[lane], &begin, &end);
+    // Padding is judged by decode_segment().
+    if (end % tile == 0 && pair.left(lane) >= 8) return false;
+    transform_all(stream, pair.blocks(lane), read_.first_row + at[lane] / across, begin, end - begin);
+    if (next < count && !start(lane)) return false;
+  }
+  return true;
+}
+
 Status PlaneReader::decode(const BaselineStream& stream) {
   plan_blocks(stream);
   plan_range();
+  if (decode_tiles(stream)) {
+    repeat_all_ends();
+    return Status::kOk;
+  }
   const int64_t first = static_cast<int64_t>(read_.first_row) * stream.mcu_columns + read_.first_column;
   const int64_t last = static_cast<int64_t>(read_.last_row) * stream.mcu_columns + read_.last_column;
   Status status = Status::kOk;

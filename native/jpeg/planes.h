@@ -113,6 +113,7 @@ class PlaneReader final : public RowSource {
   int skip() const noexcept override { return 0; }
   size_t bytes() const noexcept {
     size_t sum = held_bytes(segment_, sums_, kept_, is_kept_) + (packed_ ? sizeof(Packed) : 0);
+    if (lanes_) sum += sizeof(Lanes) + held_bytes(lanes_->segments[0], lanes_->segments[1]);
     for (int i = 0; i < 3; ++i) sum += held_bytes(planes_[i].data, lines_[i]);
     return sum;
   }
@@ -124,6 +125,7 @@ class PlaneReader final : public RowSource {
   void transform(const Frame& frame, const Block* blocks, int row, int column, int count) noexcept;
   void store(const Component& component, Plane* plane, int row, int column, uint8_t* block) noexcept;
   void plan_blocks(const BaselineStream& stream) noexcept;
+  bool decode_tiles(const BaselineStream& stream);
   Status decode_segment(const BaselineStream& stream, size_t segment);
   void repeat_ends() noexcept;
   void repeat_all_ends() noexcept;
@@ -147,6 +149,11 @@ class PlaneReader final : public RowSource {
   };
   std::unique_ptr<Packed> packed_;
   std::vector<uint8_t> segment_;  // without its stuffing
+  struct Lanes {
+    LanePair pair;
+    std::vector<uint8_t> segments[LanePair::kLanes];
+  };
+  std::unique_ptr<Lanes> lanes_;
   Box box_{}, all_{};             // returned; kept, of height 0 if rows are not kept
   std::vector<uint8_t> kept_;     // rows of all_
   std::vector<uint8_t> is_kept_;  // whether a row of kept_ is filled

@@ -218,6 +218,24 @@ def test_flipped_bits_have_the_same_status_whoever_decodes() -> None:
         assert found[0] == found[1], at
 
 
+def test_flipped_bits_give_the_same_at_each_level_of_vector_code() -> None:
+    """Two tiles at a time, or one: the same status, and the same pixels."""
+    pictures.assert_portable_is_equal("""
+import numpy as np
+rng = np.random.default_rng(1)
+data = tarpeg.tile_jpeg(tensor(jpeg("420", 100, 160, 1)), 32)
+scan = bytes(data.numpy()).index(b"\\xff\\xda") + 14
+files = [data] + [data.clone() for _ in range(150)]
+for file in files[1:]:
+    file[int(rng.integers(scan, len(data)))] ^= 1 << int(rng.integers(8))
+boxes = torch.tensor([[0, 0, 100, 160]] * len(files), dtype=torch.int32)
+images, status = tarpeg.decode_batch(files, boxes, (100, 160))
+assert status[0] == 0 and 10 < int((status == 0).sum()) < 140
+write(status)
+write(images)
+""")
+
+
 def test_motion_jpeg_without_tables() -> None:
     """Frames of webcams leave out the standard tables, and end with a byte of ones at times."""
     for options in ({}, {"restart_marker_blocks": 4}):
@@ -388,18 +406,23 @@ def test_blocks_that_end_at_every_coefficient_and_sparse_ones(coded: Jpeg) -> No
 
 @pytest.mark.parametrize("symbols", [[0xF0] * 4, [0x01] * 60 + [0xF1], [0x01] * 62 + [0x11]])
 @pytest.mark.parametrize("behind", [0x00, 0x01])
-def test_runs_that_lead_out_of_the_block(symbols: list[int], behind: int) -> None:
-    """A pair must not hide such a run: libjpeg decides."""
+@pytest.mark.parametrize("tiles", [1, 3])
+def test_runs_that_lead_out_of_the_block(symbols: list[int], behind: int, tiles: int) -> None:
+    """A pair must not hide such a run, alone or in the last of several tiles: libjpeg decides."""
+    box = (0, 0, 8, 8 * tiles)
     for codes in ("ones", "end", "runs", "mixed"):
-        source = Jpeg(8, 8, ((1, 1),), ids=(1,), codes=CODES[codes], coefficients=[np.zeros((1, 1, 64), int)])
+        empty = [np.zeros((1, tiles, 64), int)]
+        source = Jpeg(*box[2:], ((1, 1),), (1,), codes=CODES[codes], interval=tiles // 3, coefficients=empty)
         bits = crafted.Bits()
         bits.put(*CODES[codes][0].codes[0])
         for symbol in [*symbols, behind]:
             bits.put(*CODES[codes][1].codes[symbol])
             bits.put(1, symbol & 15)
-        data = source.head() + source.scan([0])[: 2 + 8] + bits.take() + EOI
-        if status_of(data, (0, 0, 8, 8)) == Status.OK:
-            check(data, [(0, 0, 8, 8)])
+        scan = source.scan([0])
+        last = scan[: scan.rindex(b"\xff\xd1") + 2 if tiles == 3 else 10]
+        data = source.head() + last + bits.take() + EOI
+        if status_of(data, box) == Status.OK:
+            check(data, [box])
 
 
 @pytest.mark.parametrize("residue", range(16))
