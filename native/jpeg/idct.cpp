@@ -446,15 +446,11 @@ template <bool kWraps>
 TARPEG_AVX512 inline void sum_up(const Factors& f, const TwicePairs& in, int round, Twice* sums) noexcept {
   const __m512i vector = _mm512_set1_epi32(round), zero = _mm512_setzero_si512();
   const Twice rounds{vector, vector}, none{zero, zero};
-  Twice even0, even1;
-  if (kWraps) {
-    const Twice turned{_mm512_rol_epi32(in.p04.a, 16), _mm512_rol_epi32(in.p04.b, 16)};
-    even0 = add_products(rounds, add_words(in.p04, turned), f.one);
-    even1 = add_products(rounds, subtract_words(in.p04, turned), f.one);
-  } else {
-    even0 = add_products(rounds, in.p04, f.sum);
-    even1 = add_products(rounds, in.p04, f.difference);
-  }
+  const Twice turned{_mm512_rol_epi32(in.p04.a, 16), _mm512_rol_epi32(in.p04.b, 16)};
+  const Twice even0 =
+      kWraps ? add_products(rounds, add_words(in.p04, turned), f.one) : add_products(rounds, in.p04, f.sum);
+  const Twice even1 = kWraps ? add_products(rounds, subtract_words(in.p04, turned), f.one)
+                             : add_products(rounds, in.p04, f.difference);
   const Twice s34 = add_words(in.p71, in.p35);
   const Twice z3 = add_products(none, s34, f.z3), z4 = add_products(none, s34, f.z4);
   const Twice t10 = add_products(even0, in.p26, f.t10), odd3 = add_products(z4, in.p71, f.odd3);
