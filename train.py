@@ -39,6 +39,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 from rich.console import Console
+from tarpeg.errors import ResumeError
 from tarpeg_hydra.hints import check_arguments, check_settings, in_overrides, with_overrides
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
@@ -73,18 +74,11 @@ class Classifier(lightning.LightningModule):
         self.num_classes = classes
         self.criterion = criterion or nn.CrossEntropyLoss()
         self.no_decay, self.schedule = no_decay, schedule
-        self.classes: list[str] = []  # names by label, of a checkpoint's training
         self.accuracy = torchmetrics.classification.MulticlassAccuracy(classes, average="micro")
         self.loss = torchmetrics.MeanMetric()
 
     def forward(self, images: Tensor) -> Tensor:
         return self.net(images)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["classes"] = self.trainer.datamodule.classes
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.classes = checkpoint.get("classes") or []
 
     def on_before_batch_transfer(self, batch: tarpeg.Batch, _: int) -> tarpeg.Batch:
         if self.trainer.predicting:  # without labels
@@ -125,7 +119,7 @@ class Classifier(lightning.LightningModule):
         if not batch.key:  # none could be decoded
             return []
         found = self(batch.image).float().softmax(1).max(1)
-        named = dict(enumerate(self.classes))
+        named = dict(enumerate(self.trainer.datamodule.classes or []))  # those of the checkpoint
         classes = (named.get(label, label) for label in found.indices.tolist())
         return list(zip(batch.key, classes, found.values.tolist(), strict=True))
 
@@ -137,8 +131,12 @@ class Classifier(lightning.LightningModule):
         groups = [{"params": parts[0]}, {"params": parts[1], "weight_decay": 0.0}]
         try:
             optimizer = self.optimizer([group for group in groups if group["params"]])
-        except ValueError as error:
-            raise ConfigError(f"model.optimizer: {error}") from error
+        except (TypeError, ValueError) as error:
+            given = getattr(self.optimizer, "keywords", {})
+            words = "".join(
+                f"{key}={value} is a word: " for key, value in given.items() if isinstance(value, str)
+            )
+            raise ConfigError(f"model.optimizer: {words}{error}") from error
         if self.schedule is None:
             return {"optimizer": optimizer}
         epochs, warmup = self.trainer.max_epochs, int(self.schedule["warmup"])
@@ -286,6 +284,7 @@ def main(config: DictConfig) -> None:
         tarpeg.ShardError,
         tarpeg.DecodeError,
         tarpeg.BuildError,
+        ResumeError,
         ConfigError,
         MisconfigurationException,
     ) as error:

@@ -6,6 +6,7 @@ import inspect
 import os
 import re
 import warnings
+from functools import partial
 from itertools import islice
 
 import pytest
@@ -226,6 +227,34 @@ def test_class_names(tmp_path):
         text = rf"labels 0\.\.2 need num_classes=3, and the network has (\d): label \1 is '{name}'$"
         with pytest.raises(ShardError, match=text):
             fitted(tmp_path, data(tmp_path / "cache"), net)
+
+
+def test_a_checkpoint_is_used_with_its_classes(tmp_path):
+    def data(*names, kind="train"):
+        out = tmp_path / "-".join(names)
+        for number, name in enumerate(names):
+            (out / "images" / name).mkdir(parents=True, exist_ok=True)
+            (out / "images" / name / "a.jpg").write_bytes(jpeg("420", 40, 48, seed=number))
+        make_shards(out / "shards", Folder(str(out / "images")), replace=True)
+        return ShardDataModule(**{kind: Split(f"{out}/shards/*.tar", CenterCrop(16))}, workers=0)
+
+    path, run = tmp_path / "run.ckpt", partial(trainer, tmp_path)
+    fitted(tmp_path, data("ant", "bee", "cat")).trainer.save_checkpoint(path)
+    moved = data("bee", "cat", "fox", kind="val")
+    text = r"^label 0 was 'ant' when the checkpoint was made and is 'bee' now: 3 of 3 labels mean other"
+    with pytest.raises(ShardError, match=text):
+        run().validate(Net(), moved, ckpt_path=path)
+    with pytest.raises(ShardError, match="restore these folders, or train without the checkpoint"):
+        run(max_epochs=2).fit(Net(), data("bee", "cat", "fox"), ckpt_path=path)
+    with pytest.warns(
+        UserWarning, match="label 1 was 'bee' .* is 'bees' now: right if the class was renamed"
+    ):
+        run().validate(Net(), data("ant", "bees", "cat", kind="val"), ckpt_path=path, verbose=False)
+    run().validate(Net(), data("ant", "bee", "cat", kind="val"), ckpt_path=path, verbose=False)
+    images = Split(tmp_path / "bee-cat-fox" / "images", CenterCrop(16), target=None)
+    alone = ShardDataModule(predict=images, workers=0)
+    run().predict(Net(), alone, ckpt_path=path)
+    assert alone.classes == ["ant", "bee", "cat"]
 
 
 def test_splits_with_other_labels_are_an_error(tmp_path):

@@ -40,7 +40,7 @@ from .loader.stream_loader import StreamingLoader
 from .machine import warn_about_spinning_threads
 from .ops import library
 from .sampling.sampler import Request
-from .shards.labels import Samples, read_labels, where_of
+from .shards.labels import Samples, check_classes, read_labels, where_of
 
 # What torch's losses report about a label beyond the classes, on the CPU and on a GPU.
 _LABEL_REFUSED = re.compile(r"Target -?\d+ is out of bounds|device-side assert")
@@ -191,14 +191,14 @@ class ShardDataModule(lightning.LightningDataModule):
 
     @property
     def classes(self) -> list[str] | None:
-        """Names of the classes by label, of the first split that has them, see ``Split.classes``; or None.
+        """Names of the classes by label, of the first split or checkpoint that has them; or None.
 
         Calls ``prepare_data()`` first outside a Trainer, unless it was called.
         """
         if self.trainer is None and not self._is_prepared:
             self.prepare_data()
         found = (split.classes() for split in self.splits.values() if split is not None)
-        return next((classes for classes in found if classes), None)
+        return next((classes for classes in found if classes), self._names or None)
 
     @property
     def num_classes(self) -> int | None:
@@ -286,16 +286,17 @@ class ShardDataModule(lightning.LightningDataModule):
             yield self._augmented(moved, is_training, loader.claim(), loader.split, pixels)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the train split; Lightning saves it in its checkpoints."""
-        return {} if self._train is None else {"train": self._train.state_dict()}
+        """Return the position in the train split, and the classes, for Lightning's checkpoints."""
+        return {} if self._train is None else {"train": self._train.state_dict(), "classes": self._names}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue training at the position of a state; ignored if a checkpoint is validated or tested.
+        """Compare the classes, and continue training at the position, ignored in validation and so on.
 
         Lightning saves and restores the loader's own state too, but loses it if
         ``trainer.estimated_stepping_batches`` is read first (its issue 20550); this method is called earlier.
         """
-        state = state_dict.get("train")
+        check_classes(then := state_dict.get("classes") or [], self._names)
+        self._names, state = self._names or then, state_dict.get("train")
         if state is None or self.trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
             return
         # An existing loader may be from a previous run; some strategies load after the loader is created.

@@ -27,6 +27,10 @@ class BuildError(RuntimeError):
     """The native operators cannot be compiled or loaded. The message has the compiler's output."""
 
 
+class ResumeError(ValueError):
+    """A checkpoint does not fit the data. The message has what differs."""
+
+
 class Status(enum.IntEnum):
     """Result of one image of a batch; the same values as ``enum class Status`` in native/base/status.h."""
 

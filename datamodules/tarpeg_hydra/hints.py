@@ -197,6 +197,7 @@ def _program(program: str) -> str:
 _HINTS = {
     r"^((affine|color|erase|mask|mix)=.* must be a (tarpeg\.\w+))": r"\1 (+augment.\2._target_=\3)",
     r"(?<![\w.])(num_classes=\d)": r"model.net.\1",
+    r"(?<![\w.])((?:global_)?batch_size=)(?= (?:times|fixes))": r"data.\1",
     r"(give augment=None)(?= and normalise|$)": r"\1 (~augment)",
     r"([Cc]hoose another out)\b": r"\1 (data.prepare.out=...)",
     r"(train with val=None)\b": r"\1 (data.val=null)",

@@ -137,6 +137,12 @@ def test_a_run_goes_on_from_exactly_where_ctrl_c_ended_it(checkout):
         assert torch.load(checkout / path, weights_only=False)["global_step"] == at
         done = good(checkout, *few, f"ckpt_path={path}", f"hydra.run.dir=outputs/on-{hook}")
         assert "warn" not in (done.stdout + done.stderr).lower() and ".py:" not in done.stderr, done.stderr
+        if at == 2:
+            line = bad(checkout, *few, f"ckpt_path={path}", "data.batch_size=10")
+            assert line.startswith(
+                "train: cannot resume at batch 2 of epoch 0: global_batch was 20 when the"
+            ), line
+            assert "Restore it (data.batch_size= times the ranks; data.global_batch_size= fixes it" in line
         resumed = weights(f"on-{hook}")
         assert resumed[:2] == whole[:2] == (6, 1)
         assert all(torch.equal(resumed[2][name], value) for name, value in whole[2].items())
@@ -393,6 +399,10 @@ NO_SHARD = r"shard /nowhere/x\.tar does not exist; there is no folder /nowhere\.
             "^train: validate=true measures on data.val, which",
         ),
         ([*TINY, "model.net.num_classes=0"], r"^train: model\.net\.num_classes=0 must be at least 1$"),
+        (
+            [*TINY, "model.optimizer.lr=fast"],
+            r"^train: model\.optimizer: lr=fast is a word: '<=' not supported",
+        ),
         ([*TINY, "model.optimizer.lr=-1"], r"^train: model\.optimizer: Invalid learning rate: -1"),
         (["data.on_error=skip"], r"^train: data: on_error='skip' must be 'substitute' or 'raise'$"),
     ],

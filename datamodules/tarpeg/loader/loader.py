@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from ..errors import DecodeError, ShardError, allowed_bad, warn
+from ..errors import DecodeError, ResumeError, ShardError, allowed_bad, warn
 from ..machine import read_machine
 from ..sampling.batches import DistributedBatchSampler, EpochCounter
 from ..sampling.sampler import Request, Sampler
@@ -41,7 +41,8 @@ _MOST_PLAIN = 4
 _READAHEAD = 8
 _NO_WORKERS = "must be 0: the loader has its own, see workers= and threads= of ShardDataModule"
 _REMEDIES = {
-    "global_batch": " (global_batch_size= fixes it for any number of ranks)",
+    "global_batch": " (batch_size= times the ranks; global_batch_size= fixes it for any number of ranks)",
+    "samples": " (the shards and subset=)",
     "order": " (shuffle=, subset=, weights= and repeats= of the split)",
 }
 
@@ -313,7 +314,7 @@ class Loader(BaseLoader):
         is_end = batches == state["len"]
         for name, value in self.facts().items():
             if batches and not is_end and state[name] != value:
-                raise ValueError(
+                raise ResumeError(
                     f"cannot resume at batch {batches} of epoch {epoch}: {name} was {state[name]} when the "
                     f"checkpoint was made and is {value} now, which makes other batches. Restore it"
                     f"{_REMEDIES.get(name, '')}, or use a checkpoint from the end of an epoch."

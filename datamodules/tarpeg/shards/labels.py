@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..errors import ShardError
+from ..errors import ShardError, warn
 from .index import Int64
 
 LONGEST = 64
@@ -74,6 +74,28 @@ def check_target(target: Target) -> None:
             )
     if target is not None and not names:
         raise ValueError(f"target={target!r} must have at least one label; give None for samples without")
+
+
+def check_classes(then: Sequence[str], now: Sequence[str]) -> None:
+    """Compare the classes of a checkpoint, by label, with those of now.
+
+    Raises ShardError if a class has another label now, and warns if a label has a new name.
+    """
+    changed = [label for label, (old, new) in enumerate(zip(then, now, strict=False)) if old != new]
+    if not changed:
+        return
+    label = changed[0]
+    text = f"label {label} was {then[label]!r} when the checkpoint was made and is {now[label]!r} now"
+    if {*then} & {now[label] for label in changed}:
+        raise ShardError(
+            f"{text}: {len(changed)} of {len(now)} labels mean other classes than those that the network has "
+            "learnt. Labels are the places of the class folders in sorted order: restore these folders, or "
+            "train without the checkpoint."
+        )
+    warn(
+        f"{text}: right if the class was renamed, wrong if it is another one, which the network has not "
+        "learnt"
+    )
 
 
 def read_labels(samples: Samples, ids: Int64, target: Target) -> Tensor:
