@@ -265,7 +265,8 @@ void LanePair::plan(const BlockPlan* plans, int count, const DcTable* tables) no
   }
 }
 
-void LanePair::start(int number, const uint8_t* data, ptrdiff_t size, int first, int count) noexcept {
+void LanePair::start(int number, const uint8_t* data, ptrdiff_t size, [[maybe_unused]] int first,
+                     int count) noexcept {
   Lane& lane = lanes_[number];
   Block* const blocks = blocks_[number];
   // The block behind the last has a table without codes.
