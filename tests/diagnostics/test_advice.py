@@ -11,6 +11,7 @@ from helpers.checkouts import ROOT
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from tarpeg.diagnostics.advice import Call, Costs, RunFacts, advise
+from tarpeg.loader.split import PlannedStep
 from tarpeg_hydra.hints import in_overrides
 
 GPU = RunFacts("cuda", 8, 8, "/d/train-*.tar", workers=8, augment="Augment", is_random=True)
@@ -144,6 +145,30 @@ def test_a_slow_disk():
         assert f"data.{setting}" in overrides(run, rate=100.0, wait=0.6)
 
 
+def test_steps_in_python_that_take_the_time():
+    note = "tarpeg.RandAugment, in transform= or Augment(policy=...), takes about 212 us"
+    steps = PlannedStep("invert", False, us=100.0), PlannedStep("RandAugment(num_ops=2)", False, note, 1500.0)
+    costs = TILED._replace(decode=2000.0, cached=1900.0, python=steps)
+    taken = "take 1,600 of the 2,000 us per image; the slowest is"
+    words = (
+        f"the steps in Python of Split(transform=...) {taken} RandAugment: {note}; split.plan() lists them"
+    )
+    busy = CPU._replace(costs=costs, workers=2, compute_threads=8)
+    assert text(busy, rate=900.0, wait=0.55) == f"{words} (at most 2.22x)", "not a smaller crop"
+    assert text(busy, rate=900.0, wait=0.95) == f"{words} (at most 5.00x)", "400 us are left"
+    assert text(busy, rate=10.0, wait=0.55) == f"{words} (at most 2.22x)", "not the disk"
+    assert overrides(busy, wait=0.55).startswith(f"the steps in Python of data.train.transform=... {taken}")
+    idle = "; ShardDataModule(workers=8) decodes on the idle cores; expected 3.3x"
+    assert text(GPU._replace(workers=2, costs=costs), rate=900.0, wait=0.7) == words + idle
+    inline = CPU._replace(workers=0, cores=1, costs=costs)
+    assert text(inline, rate=400.0, wait=0.5) == f"{words} (at most 1.67x)", "0.5 + 0.5 / 5"
+    alone = busy._replace(costs=costs._replace(python=(PlannedStep("invert", False, us=9000.0),)))
+    assert "take 2,000 of the 2,000 us per image; the slowest is invert; split" in text(alone, wait=0.55)
+    for few in (steps[:1], (PlannedStep("invert", False),)):  # 5% of the time, and not measured
+        run = busy._replace(costs=costs._replace(python=few))
+        assert text(run, rate=10.0, wait=0.55).startswith("decoding is much faster than this")
+
+
 def test_streams():
     run = GPU._replace(source="s3://b/t-{000..009}.tar", is_streaming=True)
     assert text(run, wait=0.5).endswith(
@@ -216,6 +241,7 @@ def every_advice():
     runs += [GPU._replace(costs=PLAIN._replace(cached=900.0, packed=100.0, packed_growth=1.4))]
     runs += [GPU._replace(workers=0, threads=2), CPU._replace(workers=0, cores=4)]
     runs += [CPU._replace(cores=1, costs=PLAIN._replace(augment=5000.0))]
+    runs += [GPU._replace(costs=PLAIN._replace(python=(PlannedStep("invert", False, us=900.0),)))]
     waits = [advice(run, rate=rate, wait=0.5) for run in runs for rate in (1.0, 8000.0)]
     rest = [advice(run, **{stage: 0.5}) for run in runs for stage in ("transfer", "augment", "other")]
     return [*waits, *rest, advice(GPU)]

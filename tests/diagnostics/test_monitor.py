@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import lightning
 import pytest
+import tarpeg
 import torch
 from helpers import training
 from lightning.pytorch.callbacks import LambdaCallback
@@ -49,8 +50,8 @@ class Model(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def busy(key, members):
-    end = time.thread_time() + 0.01
+def busy(key, members, seconds=0.01):
+    end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
 
@@ -157,13 +158,27 @@ def test_a_slow_augment_module(photos):
     assert "Slow takes it; tarpeg.Augment needs one pass" in stall.verdict
 
 
-def test_a_compiled_augment_has_its_own_name_in_the_advice(photos):
-    data = module(photos, workers=0, augment=torch.compile(Augment(flip=0.5)))
+def facts_of(data, seconds):
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
     about = {"strategy": strategy, "num_devices": 1, "profiler": PassThroughProfiler(), "current_epoch": 0}
     run = SimpleNamespace(train_dataloader=data.train_dataloader(), datamodule=data, **about)
-    facts = monitor._run_facts(run, 0)
+    return monitor._run_facts(run, seconds)
+
+
+def test_a_compiled_augment_has_its_own_name_in_the_advice(photos):
+    facts = facts_of(module(photos, workers=0, augment=torch.compile(Augment(flip=0.5))), 0)
     assert (facts.augment, facts.is_random) == ("Augment", True)
+
+
+def test_steps_in_python_are_a_part_of_the_costs(photos):
+    def slow(image):
+        busy("", {}, 0.001)
+        return image
+
+    costs = facts_of(module(photos, {"transform": slow}, workers=0), 0.01).costs
+    (step,) = costs.python
+    assert step.step.endswith("slow") and min(step.us, costs.decode) >= 1000
+    assert facts_of(module(photos, {"transform": tarpeg.RandAugment()}, workers=0), 0.01).costs.python == ()
 
 
 def test_validation_and_the_first_step_are_not_counted():

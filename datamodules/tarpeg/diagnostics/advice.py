@@ -25,6 +25,7 @@ from ..cache.codecs import Codec, Packed, Raw, Tiled, tile_width
 from ..errors import DecodeError, ShardError
 from ..loader.config import PixelFormat
 from ..loader.fetch import BoxError, Fetcher
+from ..loader.split import PlannedStep
 from ..sampling.sampler import Request
 from ..shards.pillow import NATIVE, PACKED, as_tensor
 
@@ -41,6 +42,8 @@ STAGES = {
 _MIN_STEPS = 10
 # Smallest share of the time, and smallest speed-up of the run, for which a change is proposed.
 _MIN_SHARE, _MIN_GAIN = 0.09, 1.1
+# Share of an image's time from which steps in Python are the first to change.
+_MIN_PYTHON = 0.25
 # Limits on what is decoded to measure the costs.
 _MAX_IMAGES, _MAX_ROUNDS, _MAX_NBYTES = 32, 5, 64 << 20
 
@@ -69,6 +72,7 @@ class Costs(NamedTuple):
     resize the images as they are. cached: the same from a cache, which is tiled, or raw if most images are
     tiled already. growth: bytes in that cache per byte now. augment: augmentation by the loader, 0 without
     one. packed, packed_growth: cached and growth of a packed cache; 0 if most images are packed already.
+    python: steps in Python of all views, as planned, a part of decode and cached.
     """
 
     images: int
@@ -79,6 +83,7 @@ class Costs(NamedTuple):
     augment: float
     packed: float = 0.0
     packed_growth: float = 0.0
+    python: tuple[PlannedStep, ...] = ()
 
 
 class RunFacts(NamedTuple):
@@ -172,7 +177,8 @@ def _on_waiting(wait: float, rate: float, run: RunFacts) -> Advice:
         return (f"{give}read shards with tarpeg.ShardDataModule{limit}",)
     if run.is_streaming:
         return *_cache(run, streaming=False), limit
-    if _is_starved(wait, rate, run):
+    python = _on_python(wait, run)
+    if not python and _is_starved(wait, rate, run):
         return (
             "decoding is much faster than this, so the loader waits for the disk or delivers in bursts: ",
             *(Call("ShardDataModule", {"readahead": 16}), " asks the disk earlier, "),
@@ -180,7 +186,9 @@ def _on_waiting(wait: float, rate: float, run: RunFacts) -> Advice:
         )
     gain, advice = max(_options(wait, run), default=(0.0, ()), key=lambda option: option[0])
     if gain >= _MIN_GAIN:
-        return *advice, _expected(gain)
+        return *((*python[:-1], "; ") if python else ()), *advice, _expected(gain)
+    if python:
+        return python
     if run.costs is None:
         return *_cache(run), f", unless the images are tiled already{limit}"
     if run.device == "cpu":
@@ -190,6 +198,22 @@ def _on_waiting(wait: float, rate: float, run: RunFacts) -> Advice:
         f"all {run.cores} cores decode images that are fast to decode already; for smaller images, ",
         *_cache(run, Call("tarpeg.Resized", {"shorter": 256})),
     )
+
+
+def _on_python(wait: float, run: RunFacts) -> Advice:
+    """Return the advice on steps in Python, with the limit as its last part; () if they take little."""
+    if run.costs is None or not run.costs.python:
+        return ()
+    full = run.costs.decode + run.costs.augment
+    taken = min(sum(step.us or 0.0 for step in run.costs.python), run.costs.decode)
+    if taken < _MIN_PYTHON * full:
+        return ()
+    slowest = max(run.costs.python, key=lambda step: step.us or 0.0)
+    name = slowest.step.partition("(")[0] + f": {slowest.note}" * bool(slowest.note)
+    costs = f" take {taken:,.0f} of the {full:,.0f} us per image; the slowest is {name}; "
+    share = min(wait, taken / full) if run.workers or run.threads else wait * taken / full
+    transform = Call("Split", {"transform": ...})
+    return "the steps in Python of ", transform, costs, "split.plan() lists them", f" ({_limit(share)})"
 
 
 def _options(wait: float, run: RunFacts) -> Iterator[tuple[float, Advice]]:
@@ -325,7 +349,9 @@ def _costs(fetcher: Fetcher, epoch: int, end: float, end_of_encoding: float) -> 
     before = max(1, sum(len(files[id]) for id in ids))
     growths = [sum(map(len, cached.values())) / before for cached in caches]
     of_packed = (times[1], growths[1]) if len(codecs) > 1 else ()
-    return Costs(len(ids), tiled, decode, times[0], growths[0], augment, *of_packed)
+    steps = (step for view in fetcher.split.plan().views for step in view if step.us)
+    costs = Costs(len(ids), tiled, decode, times[0], growths[0], augment, *of_packed)
+    return costs._replace(python=tuple(steps))
 
 
 def _replaced(shards: Any, cached: Mapping[int, Tensor]) -> Any:

@@ -58,7 +58,7 @@ _FASTER_HUE = 14.0  # ColorJitter(hue=...)
 # The same for classes of timm.
 _NATIVE_FOR_TIMM = {
     "RandomResizedCropAndInterpolation": "interpolation='bicubic', not 'random', is done in the decoder",
-    "RandAugment": "tarpeg.TimmRandAugment('rand-...'), here or in Augment(policy=...), is native",
+    "RandAugment": "tarpeg.TimmRandAugment('rand-...'), in transform= or Augment(policy=...), is native",
 }
 
 
@@ -511,7 +511,7 @@ def _faster(step: Any, us: float | None) -> str:
     name, ratio = _FASTER.get(name_of(inner[0]) if len(inner) == 1 else "", ("", 1.0))
     ratio = _FASTER_HUE if name == "ColorJitter" and inner[0].hue else ratio
     cost = f"about {us / ratio:,.0f} us" if us is not None else f"about 1/{ratio:g} of the time"
-    return f"tarpeg.{name}, here or in Augment(policy=...), takes {cost}" if name else ""
+    return f"tarpeg.{name}, in transform= or Augment(policy=...), takes {cost}" if name else ""
 
 
 def _photograph(pipeline: Pipeline) -> Tensor:
