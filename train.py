@@ -189,7 +189,7 @@ class Summary(lightning.Callback):
 
 
 class Predictions(lightning.Callback):
-    """Writes what ``predict_step`` returns, on all ranks, to a table in the order of the images.
+    """Writes what ``predict_step`` returns, on all ranks, to a table (UTF-8) in the order of the images.
 
     ``rows``: of all ranks. The table gets its name when it is complete.
     """
@@ -200,7 +200,8 @@ class Predictions(lightning.Callback):
     def on_predict_start(self, trainer: lightning.Trainer, _: lightning.LightningModule) -> None:
         if trainer.is_global_zero:
             # Names of files may have bytes that are not UTF-8.
-            self.file = self.path.with_suffix(".part").open("w", newline="", errors="surrogateescape")
+            part = self.path.with_suffix(".part")
+            self.file = part.open("w", newline="", encoding="utf-8", errors="surrogateescape")
             csv.writer(self.file).writerow(("key", "class", "probability"))
 
     def on_predict_batch_end(
@@ -307,7 +308,7 @@ def _fit(config: DictConfig) -> None:
     for asked, use in ((config.predict, "predict="), (config.validate, "validate=true")):
         if asked and config.ckpt_path is None:
             raise ConfigError(f"{use} needs a checkpoint: give ckpt_path=...")
-    if config.predict and type(model).predict_step is lightning.LightningModule.predict_step:
+    if config.predict is not None and type(model).predict_step is lightning.LightningModule.predict_step:
         raise ConfigError(f"predict= needs predict_step(), which {type(model).__name__} does not have")
     if config.ckpt_path is not None and "://" not in config.ckpt_path:
         _check_checkpoint(config.ckpt_path, model)
@@ -317,7 +318,7 @@ def _fit(config: DictConfig) -> None:
     has_val = any(split for name, split in data.splits.items() if name.startswith("val"))
     if config.validate and not has_val:
         raise ConfigError("validate=true measures on data.val, which is null: give data.val.shards=...")
-    if not (has_val or config.predict):  # nothing to monitor
+    if not (has_val or config.predict is not None):  # nothing to monitor
         named = {name: str(getattr(each, "monitor", "")) for name, each in callbacks.items()}
         callbacks = {name: callbacks[name] for name in named if not named[name].startswith("val/")}
     out = Path(HydraConfig.get().runtime.output_dir)
@@ -330,7 +331,7 @@ def _fit(config: DictConfig) -> None:
         callbacks=[*callbacks.values(), Summary(note), interrupt, table],
         profiler=instantiate(config.profiler) or None,
     )
-    if config.predict:
+    if config.predict is not None:
         trainer.predict(model, datamodule=data, ckpt_path=config.ckpt_path, return_predictions=False)
         if trainer.is_global_zero:
             count = len(data.samples("predict"))
@@ -355,10 +356,10 @@ def _fit(config: DictConfig) -> None:
 
 def _to_predict(config: DictConfig) -> dict[str, Any]:
     """Arguments of the data module for predict=: that split alone, without training data or labels."""
-    if not config.predict:
+    if config.predict is None:
         return {}
-    if not isinstance(config.predict, (str, ListConfig)):
-        raise ConfigError(f"predict={config.predict} must be a folder of images, a glob or shards")
+    if not isinstance(config.predict, (str, ListConfig)) or not config.predict:
+        raise ConfigError(f"predict={config.predict!r} must be a folder of images, a glob or shards")
     if config.validate:
         raise ConfigError("validate=true and predict= are two runs: give one of them")
     val = config.data.get("val")

@@ -188,9 +188,7 @@ def test_several_validation_and_test_sets(photos, tmp_path, names):
     fitted(tmp_path, data(**options), Indexed(), max_epochs=1, limit_train_batches=3, **saving)
     rest = fitted(tmp_path, data(**options), Indexed(), tmp_path / "w.ckpt", max_epochs=2)
     assert rest.keys("train")[0] == whole.keys("train")[0][8:]
-    with pytest.raises(
-        ShardError, match=rf"train and val/{names[0]} have 1 shards .*so val/{names[0]} would"
-    ):
+    with pytest.raises(ShardError, match=rf"train and val/{names[0]} have 1 shard .*so val/{names[0]} would"):
         data().setup("fit")
     with pytest.raises(ValueError, match="there is no test split"):
         data(**options).test_dataloader()
@@ -255,6 +253,13 @@ def test_a_checkpoint_is_used_with_its_classes(tmp_path):
     alone = ShardDataModule(predict=images, workers=0)
     run().predict(Net(), alone, ckpt_path=path)
     assert alone.classes == ["ant", "bee", "cat"]
+    alone.load_state_dict({"classes": ["bee", "ant"]})  # of another checkpoint: not compared with the first
+    alone.setup("predict")
+    assert alone.classes == ["bee", "ant"]
+    others = data("bee", "cat", "fox", kind="predict")
+    assert others.classes == ["bee", "cat", "fox"]
+    others.load_state_dict({"classes": ["ant", "bee", "cat"]})
+    assert others.classes == ["ant", "bee", "cat"]
 
 
 def test_splits_with_other_labels_are_an_error(tmp_path):
@@ -650,6 +655,7 @@ def test_the_hook_of_the_module_comes_after_augment(photos, tmp_path, recwarn):
     class Hooked(Net):
         def on_after_batch_transfer(self, batch, dataloader_idx):
             assert batch.image.dtype == torch.float32, "augmented"
+            batch = self.trainer.datamodule.on_after_batch_transfer(batch, dataloader_idx)  # not once more
             return batch._replace(image=batch.image * 0 + 7)
 
     for settings in ({"augment": Augment()}, {"augment": Augment(), "workers": 1}):

@@ -147,25 +147,13 @@ class ShardDataModule(lightning.LightningDataModule):
         _check_splits(self.splits, self.augment)
         if augment is None and self._has_own_hook:
             check_types(self.splits)
-        self._config = LoaderConfig(
-            batch_size,
-            global_batch_size,
-            seed,
-            workers,
-            threads,
-            prefetch,
-            readahead,
-            on_error,
-            max_bad,
-            max_pixels=max_pixels,
-        )
-        self._drop_last = drop_last
-        self._keys = keys
-        self._prepare = prepare
-        self._is_prepared = False
+        first = (batch_size, global_batch_size, seed, workers, threads, prefetch, readahead)
+        self._config = LoaderConfig(*first, on_error, max_bad, max_pixels=max_pixels)
+        self._drop_last, self._keys, self._prepare = drop_last, keys, prepare
+        self._is_prepared = self._has_same_labels = self._is_in_hook = False
         self._is_apart = allow_overlap
-        self._has_same_labels = False
         self._names: list[str] = []  # of the classes, of the first split that has them
+        self._stored: list[str] = []  # of the classes of the last checkpoint
         self._shards: dict[str, Samples] = {}
         self._loaders: list[tuple[str, BaseLoader]] = []
         self._train: BaseLoader | None = None
@@ -191,14 +179,16 @@ class ShardDataModule(lightning.LightningDataModule):
 
     @property
     def classes(self) -> list[str] | None:
-        """Names of the classes by label, of the first split or checkpoint that has them; or None.
+        """Names of the classes by label, of the labelled splits, or of the checkpoint; None if unknown.
 
         Calls ``prepare_data()`` first outside a Trainer, unless it was called.
         """
         if self.trainer is None and not self._is_prepared:
             self.prepare_data()
-        found = (split.classes() for split in self.splits.values() if split is not None)
-        return next((classes for classes in found if classes), self._names or None)
+        splits = [split for name, split in self.splits.items() if split and name != "predict"]
+        names = next(filter(None, (split.classes() for split in splits)), None) or self._stored
+        # Labels of the predict split may be those of other classes.
+        return names or ((predict := self.splits["predict"]) and predict.classes()) or None
 
     @property
     def num_classes(self) -> int | None:
@@ -251,13 +241,20 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Augment the images on their device, then call the hook of this name of the LightningModule."""
+        if self._is_in_hook:  # which may call this one
+            return batch
         if self.augment is not None and isinstance(batch, (Batch, KeyedBatch, ExtraBatch)):
             is_training = self.augment.training if self.trainer is None else self.trainer.training
             loader = self._train if is_training else None
             request, split = None if loader is None else loader.claim(), self._split_of(dataloader_idx)
             batch = self._augmented(batch, is_training, request, split, self._pixels(is_training, split))
-        own = None if self.trainer is None else self.trainer.lightning_module  # Lightning leaves it out
-        return batch if own is None else own.on_after_batch_transfer(batch, dataloader_idx)
+        if self.trainer is None:
+            return batch
+        self._is_in_hook = True
+        try:  # Lightning leaves it out
+            return self.trainer.lightning_module.on_after_batch_transfer(batch, dataloader_idx)
+        finally:
+            self._is_in_hook = False
 
     def augmented(self, loader: BaseLoader, device: torch.device | str | None = None) -> Iterator[AnyBatch]:
         """Yield the loader's next epoch, augmented on ``device``: for loops without Lightning.
@@ -287,16 +284,18 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the train split, and the classes, for Lightning's checkpoints."""
-        return {} if self._train is None else {"train": self._train.state_dict(), "classes": self._names}
+        return (
+            {}
+            if self._train is None
+            else {"train": self._train.state_dict(), "classes": self._names or self._stored}
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Compare the classes, and continue training at the position, ignored in validation and so on.
-
-        Lightning saves and restores the loader's own state too, but loses it if
-        ``trainer.estimated_stepping_batches`` is read first (its issue 20550); this method is called earlier.
-        """
-        check_classes(then := state_dict.get("classes") or [], self._names)
-        self._names, state = self._names or then, state_dict.get("train")
+        """Compare the classes, and continue training at the position, ignored in validation and so on."""
+        # Lightning saves and restores the loader's own state too, but loses it if
+        # trainer.estimated_stepping_batches is read first (its issue 20550); this method is called earlier.
+        self._stored, state = state_dict.get("classes") or [], state_dict.get("train")
+        check_classes(self._stored, self._names)
         if state is None or self.trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
             return
         # An existing loader may be from a previous run; some strategies load after the loader is created.

@@ -19,6 +19,8 @@ def main(cfg: DictConfig) -> None:
     try:
         if cfg.source not in ("synthetic", "folder"):
             raise ValueError(f"source={cfg.source!r} must be synthetic or folder")
+        if cfg.root is not None and cfg.source != "folder":
+            raise ValueError(f"root={cfg.root} is of images to pack: give source=folder too")
         for name in ["out", "root"] if cfg.source == "folder" else ["out"]:
             if OmegaConf.is_missing(cfg, name) or cfg[name] is None:
                 raise ValueError(f"{name} is not set: pass {name}=DIR")
@@ -26,6 +28,7 @@ def main(cfg: DictConfig) -> None:
         report = make_shards(cfg.out, source, **packing)
     except (ShardError, ValueError) as error:
         sys.exit(f"make_shards: {error}".replace("replace=True", "replace=true"))
-    shards = f"{len(report.shards)} shards in {cfg.out}: {report.samples} samples"
+    count = len(report.shards)
+    shards = f"{count} shard{'s' * (count != 1)} in {cfg.out}: {report.samples} samples"
     size = f"{report.bytes / 1e6:.1f} MB, {report.bits_per_pixel:.2f} bits per pixel, {report.seconds:.1f} s"
     Console(soft_wrap=True).print(f"{shards}, {size}", markup=False, highlight=False)

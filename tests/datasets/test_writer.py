@@ -177,7 +177,7 @@ def test_tool_draws_and_packs(tmp_path, images):
     make_shards(tmp_path / "b", Photos(size=32, seed=3, exif=0.5), 10, samples_per_shard=4)
     assert tars(tmp_path / "a") == tars(tmp_path / "b")
     done = tool("out=c", "source=folder", f"root={images}", cwd=tmp_path)
-    assert done.stdout.startswith("1 shards in c: 25 samples, ")
+    assert done.stdout.startswith("1 shard in c: 25 samples, ")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c", "images"]
 
 
@@ -186,6 +186,7 @@ def test_tool_draws_and_packs(tmp_path, images):
     ("arguments", "message"),
     [
         (["samples=3"], "make_shards: out is not set: pass out=DIR"),
+        (["out=o", "root=x"], "make_shards: root=x is of images to pack: give source=folder too"),
         (["out=o", "source=folder"], "make_shards: root is not set: pass root=DIR"),
         (["out=o", "source=folder", "root=nowhere"], "make_shards: root='nowhere' is not a directory"),
         (["out=o", "source=web"], "make_shards: source='web' must be synthetic or folder"),

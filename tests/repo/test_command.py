@@ -133,7 +133,7 @@ def test_settings_that_do_not_exist_are_one_line_with_a_similar_name(program, ar
 def test_the_folder_to_write_has_one_name_in_both_tools(tmp_path):
     shards, cache = tmp_path / "shards", tmp_path / "cache"
     done = run_tool("make_shards", f"dest={shards}", "samples=3", "size=64", "workers=0", cwd=tmp_path)
-    assert done.returncode == 0 and f"1 shards in {shards}: 3 samples" in done.stdout, done.stderr
+    assert done.returncode == 0 and f"1 shard in {shards}: 3 samples" in done.stdout, done.stderr
     settings = ("measure=false", "workers=0")
     done = run_tool("build_cache", f"source={shards}", f"out={cache}", *settings, cwd=tmp_path)
     assert done.returncode == 0 and (cache / "manifest.json").is_file(), done.stderr

@@ -367,6 +367,7 @@ def test_what_predict_takes(script):
         assert found == {**dict.fromkeys(("train", "val", "test", "prepare")), "predict": split}
     for change, text in (
         ({"predict": True}, "predict=True must be a folder of images, a glob or shards"),
+        ({"predict": ""}, "predict='' must be a folder of images, a glob or shards"),
         ({"validate": True}, "validate=true and predict= are two runs: give one of them"),
         ({"data": {"val": None}}, "predict= needs the crop of data.val, which is null"),
     ):
