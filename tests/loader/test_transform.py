@@ -517,7 +517,7 @@ def test_the_plan():
     assert re.search(
         r"Python  ToImage\(\): [\d,]+ us per image; again, for the type that the steps", lines[3]
     )
-    assert re.search(r"Python  RandAugment\(.*: [\d,]+ us per image; tarpeg.RandAugment, here or", lines[4])
+    assert re.search(r"Python  RandAugment\(.*: [\d,]+ us per image; tarpeg.RandAugment, in trans", lines[4])
     assert "us per image" not in str(split.plan(measure=False))
     assert "if the steps before return uint8 [3, H, W]" in str(split.plan(measure=False)).splitlines()[-1]
     blur = v2.RandomApply([v2.GaussianBlur(3)], p=0.5)
