@@ -4,12 +4,24 @@
 #define TARPEG_MANYLINUX_H
 
 #include <sys/single_threaded.h>
+#include <sys/stat.h>
 
 #include <new>
 
 // glibc 2.32: shared_ptr counts without atomic operations while there is one thread; here it never does.
 inline constexpr char tarpeg_single_threaded = 0;
 #define __libc_single_threaded tarpeg_single_threaded
+
+// glibc 2.33: stat(), which was an inline function of this one before. Its version of struct stat: _STAT_VER.
+extern "C" int __xstat(int version, const char* path, struct stat* found) noexcept;
+inline int tarpeg_stat(const char* path, struct stat* found) noexcept {
+#if defined(__x86_64__)
+  return __xstat(1, path, found);
+#else
+  return __xstat(0, path, found);
+#endif
+}
+#define stat(path, found) tarpeg_stat(path, found)
 
 // GCC 11: what allocators throw.
 namespace std {

@@ -55,9 +55,8 @@ bool read_integer(const uint8_t* text, int64_t size, int64_t* out) noexcept {
 }  // namespace tarpeg
 
 // The first member, from `first` on, that has not the usual header of KEY.EXTENSION and its size. columns,
-// [7] [count]: address of the data, its offset in the tar and its size; begin and end of the key in keys, and
-// of
-// ".EXTENSION\0" in ends.
+// [7] [count]: address of the data, its offset in the tar and its size; begin and end of the key in keys;
+// begin and end of ".EXTENSION\0" in ends.
 TARPEG_EXPORT int64_t tarpeg_first_unusual(const int64_t* columns, int64_t count, int64_t first,
                                            const uint8_t* keys, const uint8_t* ends) noexcept {
   using namespace tarpeg;
