@@ -185,8 +185,8 @@ class ShardDataModule(lightning.LightningDataModule):
         """
         if self.trainer is None and not self._is_prepared:
             self.prepare_data()
-        splits = [split for name, split in self.splits.items() if split and name != "predict"]
-        names = next(filter(None, (split.classes() for split in splits)), None) or self._stored
+        found = (split.classes() for split in self._labelled().values())
+        names = next(filter(None, found), None) or self._stored
         # Labels of the predict split may be those of other classes.
         return names or ((predict := self.splits["predict"]) and predict.classes()) or None
 
@@ -284,11 +284,9 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the train split, and the classes, for Lightning's checkpoints."""
-        return (
-            {}
-            if self._train is None
-            else {"train": self._train.state_dict(), "classes": self._names or self._stored}
-        )
+        if self._train is None:
+            return {}
+        return {"train": self._train.state_dict(), "classes": self._names or self._stored}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Compare the classes, and continue training at the position, ignored in validation and so on."""
@@ -366,12 +364,15 @@ class ShardDataModule(lightning.LightningDataModule):
                     split.check_labels(self._shards[name])
         return self._shards[name]
 
+    def _labelled(self) -> dict[str, Split]:
+        return {name: split for name, split in self.splits.items() if split and name != "predict"}
+
     def _check_overlap(self) -> None:
         """Raise ShardError if train shares a shard with val or test, whose scores would be too good."""
         if self._is_apart:
             return
         places: dict[str, dict[object, str]] = {}
-        splits = {name: split for name, split in self.splits.items() if split and name != "predict"}
+        splits = self._labelled()
         others = [name for name in splits if name != "train"]
         for name, split in splits.items():
             with suppress(ShardError):  # opening it raises
@@ -393,7 +394,7 @@ class ShardDataModule(lightning.LightningDataModule):
         if self._has_same_labels:
             return
         names: dict[str, list[str] | None] = {}
-        splits = {name: split for name, split in self.splits.items() if split and name != "predict"}
+        splits = self._labelled()
         for name, split in splits.items():
             with suppress(ShardError):  # opening it raises
                 names[name] = split.classes()

@@ -91,7 +91,10 @@ def completed(
 
 
 def _made_ahead(calls: Iterable[_Block], depth: int) -> Iterator[_Block]:
-    """Yield the calls, each after `depth` further ones were made: those that wait in other executors."""
+    """Yield the calls, each after `depth` further ones were made: those that wait in other executors.
+
+    What making a call does, such as counting shards that a build keeps, happens as early as there.
+    """
     waiting: deque[_Block] = deque()
     for call in calls:
         waiting.append(call)

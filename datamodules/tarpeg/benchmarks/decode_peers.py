@@ -10,7 +10,7 @@ import functools
 import importlib
 import io
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -279,7 +279,7 @@ def views_contestants() -> list[InProcessContestant]:
 
     def together(kind: str, inputs: DecodeInput) -> Iterator[Tensor]:
         for file, boxes in zip(inputs.kinds[kind], inputs.boxes, strict=True):
-            shapes = [(2, SIZE, SIZE, 3), (6, 96, 96, 3)]
+            shapes = [(count, *size, 3) for size, count in Counter(crop.size for crop in VIEWS).items()]
             outs = [torch.empty(shape, dtype=torch.uint8).permute(0, 3, 1, 2) for shape in shapes]
             decode.decode_sizes([file] * len(VIEWS), boxes, None, outs)
             for images in outs:

@@ -454,10 +454,8 @@ class Fetcher:
         views = [view for group in self.split.view_groups for view in group]
         places, mirrored = (np.concatenate([each[view] for view in views]) for each in (boxes, flips))
         flat, statuses = self._resize(shapes[0][-2:], files * len(views), places, mirrored, flat, threads)
-        flats, status = (
-            by_size(flat),
-            statuses if len(views) == 1 else statuses.view(len(views), count).amax(0),
-        )
+        flats = by_size(flat)
+        status = statuses if len(views) == 1 else statuses.view(len(views), count).amax(0)
         images = [
             part if len(views) == 1 else part.view(shape) for part, shape in zip(flats, shapes, strict=True)
         ]

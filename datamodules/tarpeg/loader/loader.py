@@ -68,7 +68,7 @@ class BaseLoader(ABC):
     )
     """Warning, if a Trainer's run ends because the model did not take uint8."""
     measured = ""
-    """Name of a split with a length whose metrics count substitutes, which is a warning, shown once."""
+    """Name of a val or test split: one warning counts the substitutes in its metrics; empty for none."""
 
     def __init__(
         self,
