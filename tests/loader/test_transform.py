@@ -219,6 +219,15 @@ def test_steps_in_python_are_torchvisions_own(photos):
         assert torch.equal(image, reproduced(steps, crop, seed))
 
 
+@pytest.mark.parametrize("first", [CROP, [*CROP, NORMAL[0]], []], ids=str)
+def test_steps_in_python_get_planes_as_from_torchvisions_decoder(photos, first):
+    seen = []
+    images = images_of(load(photos, compose(*first, lambda x: (seen.append(x), x)[1], v2.Resize((32, 32)))))
+    assert all(image.is_contiguous() for image in seen)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(images, v2.Resize((32, 32))(torch.stack(seen[-23:])) if first else images)
+
+
 def test_the_generators_of_this_process_go_on(photos):
     def drawn():
         return torch.rand(1).item(), np.random.random(), random.random()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import ClassVar, Literal, NamedTuple
@@ -74,6 +74,17 @@ class Policy:
     def program(self, uniforms: Float64, size: tuple[int, int]) -> Program:
         """Return the programs of images of (height, width) from draws [B, draws] in [0, 1)."""
         raise NotImplementedError
+
+
+def run_policies(policies: Sequence[Policy], images: Tensor, draw: Callable[[int, int], Float64]) -> Tensor:
+    """Return uint8 images ``[B, 3, H, W]`` after policies; ``draw(k, count)``: of policy k, [B, count]."""
+    from ..ops.programs import run_programs  # loads the native library, which this module must not
+
+    height, width = images.shape[-2:]
+    for number, policy in enumerate(policies):
+        program = policy.program(draw(number, policy.draws), (height, width))
+        images = run_programs(images, *program, nearest=policy.interpolation != "bilinear", fill=policy.fill)
+    return images
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..augment.policies import run_policies
 from ..errors import DecodeError, ShardError, Status
 from ..ops.decode import MAX_PIXELS, decode_batch, decode_sizes, image_sizes
 from ..sampling import rng
@@ -45,7 +46,7 @@ from .transform import (
     normalised,
     outcome_of,
     own_generators,
-    run_policies,
+    prepared,
     run_steps,
 )
 
@@ -335,15 +336,18 @@ class Fetcher:
         if source is not None:
             draw = partial(self._policy_draws, request, first)
             source = run_policies(pipeline.policies, source, draw)
-        if source is not None and pipeline.levels_first:
-            source = normalised(source, pipeline.levels)
         if source is not None and not pipeline.runs_python:
             if last is None:
                 out.copy_(source)
             else:
                 normalised(source, last, out)
             return decoded
-        results = out if last is None else _empty((len(out), *outcome.shape), torch.uint8)
+        if source is not None:
+            source = prepared(pipeline, source)
+        results = out
+        if last is not None:
+            shape = (len(out), *outcome.shape)
+            results = _empty(shape, torch.uint8, pipeline.takes_planes)  # most steps keep that order
         draws = rng.uniforms(self.seed, request.epoch, request.ids, 1, _TRANSFORM, first)[:, 0]
         sizes = decoded.sizes if pipeline.least is not None else None
         with own_generators() as seed_all:
@@ -355,6 +359,7 @@ class Fetcher:
                     steps, image = pipeline.uncropped, None
                 if image is None:
                     image, decoded = self._decode_full(id, pipeline.crop, row, decoded)
+                    image = None if image is None else prepared(pipeline, image[None], is_whole=True)[0]
                 if image is None:
                     continue
                 where = partial(where_of, self.shards, id)
@@ -559,7 +564,8 @@ class Fetcher:
 
 def _copy(image: Tensor, out: Tensor) -> None:
     """Copy the result of a transform; torch takes three times as long for planes to channels_last order."""
-    if image.dtype == torch.uint8 and image.ndim == 3 and image.is_contiguous() and len(image) == 3:
+    is_planar = image.dtype == torch.uint8 and image.ndim == 3 and image.is_contiguous() and len(image) == 3
+    if is_planar and not out.is_contiguous():
         target = out.numpy()
         for channel, plane in enumerate(image.numpy()):
             target[channel] = plane
@@ -567,9 +573,9 @@ def _copy(image: Tensor, out: Tensor) -> None:
         out.copy_(image)
 
 
-def _empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return new memory for results: images, [..., 3, H, W], in channels_last order."""
-    if len(shape) < 4:
+def _empty(shape: Sequence[int], dtype: torch.dtype, is_planar: bool = False) -> Tensor:
+    """Return new memory for results: images, [..., 3, H, W], in channels_last order if not ``is_planar``."""
+    if len(shape) < 4 or is_planar:
         return torch.empty(shape, dtype=dtype, device="cpu")
     *lead, channels, height, width = shape
     return torch.empty((*lead, height, width, channels), dtype=dtype, device="cpu").movedim(-1, -3)

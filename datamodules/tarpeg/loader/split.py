@@ -31,11 +31,11 @@ from .transform import (
     Transform,
     TransformError,
     name_of,
-    normalised,
     original,
     outcome_of,
     own_generators,
     pipeline_of,
+    prepared,
     run_steps,
     shown_step,
 )
@@ -528,7 +528,7 @@ def _photograph(pipeline: Pipeline) -> Tensor:
 def _times(pipeline: Pipeline, image: Tensor) -> npt.NDArray[np.float64]:
     """Mean processor time of each step in Python, in microseconds, over runs with other random numbers."""
     totals = np.zeros(len(pipeline.python))
-    start = normalised(image[None], pipeline.levels)[0] if pipeline.levels_first else image
+    start = prepared(pipeline, image[None])[0]
     with own_generators() as seed_all:
         for run in range(_RUNS):
             seed_all(run, pipeline.python)
