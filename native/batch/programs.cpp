@@ -135,7 +135,7 @@ class Image {
 
   void equalise_planes() {
     for (int c = 0; c < 3; ++c) {
-      int64_t histogram[256] = {};
+      uint32_t histogram[256] = {};
       uint32_t counts[4][256] = {};  // four: equal neighbours do not wait for each other
       const uint8_t* levels = plane(c);
       int64_t i = 0;
@@ -146,8 +146,13 @@ class Image {
       for (int level = 0; level < 256; ++level) {
         for (int k = 0; k < 4; ++k) histogram[tables_[c][level]] += counts[k][level];
       }
+      const int64_t step = equalise_step(histogram, pixels());
       uint8_t after[256];
-      equalise(histogram, pixels(), after);
+      int64_t below = 0;
+      for (int level = 0; level < 256; ++level) {
+        after[level] = equalised(level, below, step);
+        below += histogram[level];
+      }
       for (uint8_t& level : tables_[c]) level = after[level];
     }
     has_table_ = true;

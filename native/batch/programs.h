@@ -124,17 +124,16 @@ TARPEG_HD uint8_t level_after(Op op, const float* values, const Statistic& of, i
 }
 
 // kEqualize, from a channel's histogram [256] and number of pixels.
-template <class Count>
-TARPEG_HD void equalise(const Count* histogram, int64_t pixels, uint8_t* table) {
+TARPEG_HD int64_t equalise_step(const uint32_t* histogram, int64_t pixels) {
   int last = 255;
   while (last > 0 && histogram[last] == 0) --last;
-  const int64_t step = (pixels - static_cast<int64_t>(histogram[last])) / 255;
-  int64_t below = 0;
-  for (int level = 0; level < 256; ++level) {
-    const int64_t value = step == 0 ? level : (below + step / 2) / step;
-    table[level] = static_cast<uint8_t>(value < 255 ? value : 255);
-    below += static_cast<int64_t>(histogram[level]);
-  }
+  return (pixels - static_cast<int64_t>(histogram[last])) / 255;
+}
+
+// below: pixels of lower levels.
+TARPEG_HD uint8_t equalised(int level, int64_t below, int64_t step) {
+  const int64_t value = step == 0 ? level : (below + step / 2) / step;
+  return static_cast<uint8_t>(value < 255 ? value : 255);
 }
 
 // adjust_hue: through HSV in values of 0 to 1.

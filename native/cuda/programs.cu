@@ -8,265 +8,306 @@
 #include "cuda/quads.h"
 #include "ops/program_checks.h"
 
-// One block of threads runs one chain of one image, operation by operation, in two buffers of three planes.
+// Each operation of all programs takes three launches: what it must know about whole images, tables made of
+// that, and the new levels, one block for each tile of a chain's image. So few images use a whole GPU too.
 namespace tarpeg {
 namespace {
 
-struct Shared {
-  uint8_t tables[3][256];
+constexpr int kTile = 32;                // side of a tile in pixels
+constexpr int kRows = kThreads / kTile;  // of a tile, written at once
+constexpr int64_t kCounted = 4096;       // pixels that a block counts
+
+// What an operation knows about the image of a chain; zeros before it.
+struct Facts {
+  unsigned long long sum;  // of gray levels
   uint32_t histogram[3][256];
-  unsigned long long sum;
+  uint8_t tables[3][256];
   Blur blur;
 };
 
-// The image on its way through its program; the same in all threads of the block.
-struct Canvas {
-  const ProgramJob& job;
-  uint8_t *now, *next;
-  int64_t pixels, height, width;
+// An image [3, H, W] in any order in memory.
+template <class T>
+struct Planes {
+  T* data;
+  int64_t channel, pixel;  // strides
 
-  TARPEG_DEVICE void swap() {
-    uint8_t* const before = now;
-    now = next;
-    next = before;
+  TARPEG_DEVICE T& at(int c, int64_t i) const { return data[c * channel + i * pixel]; }
+};
+
+// Operation `at` of every chain of every image, numbered together.
+struct Step {
+  ProgramJob job;
+  Facts* facts;       // [B * chains]
+  uint8_t* canvases;  // [0 to 2, B * chains, 3, H, W]: results of operations but the last one without weights
+  int64_t at;
+
+  TARPEG_DEVICE Op op(int64_t chain) const { return job.op(chain * job.length + at); }
+  TARPEG_DEVICE const float* values(int64_t chain) const {
+    return job.values + (chain * job.length + at) * kValues;
+  }
+  TARPEG_DEVICE Planes<uint8_t> canvas(int64_t number, int64_t chain) const {
+    const int64_t pixels = job.from.pixels(), chains = job.from.count * job.chains;
+    return {canvases + (number % 2 * chains + chain) * 3 * pixels, pixels, 1};
+  }
+  TARPEG_DEVICE Planes<const uint8_t> source(int64_t image) const {
+    return {job.images + image * job.from.numbers(), job.from.channel_stride(), job.from.pixel_stride()};
+  }
+  TARPEG_DEVICE Planes<const uint8_t> from(int64_t chain) const {
+    if (at == 0) return source(chain / job.chains);
+    const Planes<uint8_t> before = canvas(at - 1, chain);
+    return {before.data, before.channel, before.pixel};
+  }
+  TARPEG_DEVICE Planes<uint8_t> to(int64_t chain) const {
+    if (job.weights || at < job.length - 1) return canvas(at, chain);
+    return {job.out + chain * job.to.numbers(), job.to.channel_stride(), job.to.pixel_stride()};
   }
 };
 
-TARPEG_DEVICE const uint8_t* source_of(const ProgramJob& job, int64_t image) {
-  return job.images + image * job.from.numbers();
-}
-
-TARPEG_DEVICE uint8_t level_of(const uint8_t* image, const BatchLayout& layout, int c, int64_t pixel) {
-  return image[c * layout.channel_stride() + pixel * layout.pixel_stride()];
-}
-
-// Between a barrier before and one after it.
-TARPEG_DEVICE void count_levels(const Canvas& canvas, Shared* shared) {
-  for (int c = 0; c < 3; ++c) shared->histogram[c][threadIdx.x] = 0;
-  __syncthreads();
-  for (int64_t i = threadIdx.x; i < canvas.pixels; i += kThreads) {
-    for (int c = 0; c < 3; ++c) atomicAdd(&shared->histogram[c][canvas.now[c * canvas.pixels + i]], 1u);
-  }
-  __syncthreads();
-}
-
-TARPEG_DEVICE void sum_gray(const Canvas& canvas, Shared* shared) {
-  if (threadIdx.x == 0) shared->sum = 0;
-  __syncthreads();
-  unsigned long long sum = 0;
-  for (int64_t i = threadIdx.x; i < canvas.pixels; i += kThreads) {
-    const uint8_t* at = canvas.now + i;
-    sum += static_cast<unsigned>(whole_gray(at[0], at[canvas.pixels], at[2 * canvas.pixels]));
-  }
-  atomicAdd(&shared->sum, sum);
-  __syncthreads();
-}
-
-TARPEG_DEVICE void look_up(const Canvas& canvas, Op op, const float* values, Shared* shared) {
+__global__ void __launch_bounds__(kThreads) count_kernel(Step step, int64_t first) {
+  struct Counts {
+    uint32_t levels[3][256];
+  };
+  TARPEG_SHARED(Counts, counts);
   static_assert(kThreads == 256, "one level for each thread");
-  const int level = static_cast<int>(threadIdx.x);
-  Statistic of = {0, 0, 0};
+  const int64_t chain = first + blockIdx.y, begin = int64_t{blockIdx.x} * kCounted;
+  const int64_t pixels = step.job.from.pixels(), end = begin + kCounted < pixels ? begin + kCounted : pixels;
+  const Planes<const uint8_t> from = step.from(chain);
+  const Op op = step.op(chain);
   if (op == Op::kContrast) {
-    sum_gray(canvas, shared);
-    of.mean = mean_of(static_cast<int64_t>(shared->sum), canvas.pixels);
+    uint32_t sum = 0;
+    for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) {
+      sum += static_cast<uint32_t>(whole_gray(from.at(0, i), from.at(1, i), from.at(2, i)));
+    }
+    add_from_warp(&step.facts[chain].sum, sum);
   }
-  if (op == Op::kAutocontrast || op == Op::kEqualize) count_levels(canvas, shared);
+  if (op != Op::kAutocontrast && op != Op::kEqualize) return;
+  for (int c = 0; c < 3; ++c) counts.levels[c][threadIdx.x] = 0;
+  __syncthreads();
+  for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) {
+    for (int c = 0; c < 3; ++c) atomicAdd(&counts.levels[c][from.at(c, i)], 1u);
+  }
+  __syncthreads();
   for (int c = 0; c < 3; ++c) {
+    const uint32_t count = counts.levels[c][threadIdx.x];
+    if (count > 0) atomicAdd(&step.facts[chain].histogram[c][threadIdx.x], count);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) table_kernel(Step step, int64_t first) {
+  const int64_t chain = first + blockIdx.y, pixels = step.job.from.pixels();
+  const int level = static_cast<int>(threadIdx.x);
+  const float* values = step.values(chain);
+  Facts& facts = step.facts[chain];
+  const Op op = step.op(chain);
+  if (op == Op::kBlur && level == 0) blur_of(values, &facts.blur);
+  if (op != Op::kEqualize && !is_table(op)) return;
+  for (int c = 0; c < 3; ++c) {
+    const uint32_t* counts = facts.histogram[c];
     if (op == Op::kEqualize) {
-      if (level == c) equalise(shared->histogram[c], canvas.pixels, shared->tables[c]);
+      int64_t below = 0;
+      for (int i = 0; i < level; ++i) below += counts[i];
+      facts.tables[c][level] = equalised(level, below, equalise_step(counts, pixels));
       continue;
     }
+    Statistic of = {0, 0, 0};
+    if (op == Op::kContrast) of.mean = mean_of(static_cast<int64_t>(facts.sum), pixels);
     if (op == Op::kAutocontrast) {
-      const uint32_t* counts = shared->histogram[c];
       for (of.low = 0; of.low < 255 && counts[of.low] == 0;) ++of.low;
       for (of.high = 255; of.high > 0 && counts[of.high] == 0;) --of.high;
     }
-    shared->tables[c][level] = level_after(op, values, of, level);
-  }
-  __syncthreads();
-  for (int64_t i = threadIdx.x; i < canvas.pixels; i += kThreads) {
-    for (int c = 0; c < 3; ++c) {
-      uint8_t* const at = canvas.now + c * canvas.pixels + i;
-      *at = shared->tables[c][*at];
-    }
+    facts.tables[c][level] = level_after(op, values, of, level);
   }
 }
 
-TARPEG_DEVICE void recolour_pixels(const Canvas& canvas, Op op, float value) {
-  const float rest = rest_of(value);
-  for (int64_t i = threadIdx.x; i < canvas.pixels; i += kThreads) {
-    uint8_t *const r = canvas.now + i, *const g = r + canvas.pixels, *const b = g + canvas.pixels;
-    const uint8_t red = *r, green = *g, blue = *b;
-    if (op == Op::kHue) {
-      shift_hue(value, red, green, blue, r, g, b);
-      continue;
+// The tile of a block, and the image that it is a part of.
+struct Tile {
+  const ProgramJob& job;
+  Planes<const uint8_t> from;
+  Planes<uint8_t> to;
+  int height, width;  // of the image
+  int top, left;      // of the tile
+
+  // Calls each(x, y, pixel) for the pixels of the tile, of which every thread has its own.
+  template <class Each>
+  TARPEG_DEVICE void over(const Each& each) const {
+    const int x = left + static_cast<int>(threadIdx.x) % kTile;
+    const int first = top + static_cast<int>(threadIdx.x) / kTile;
+    for (int y = first; y < top + kTile && y < height && x < width; y += kRows) {
+      each(x, y, int64_t{y} * width + x);
     }
+  }
+};
+
+TARPEG_DEVICE void copy(const Tile& tile, bool mirrored) {
+  tile.over([&](int x, int, int64_t i) {
+    const int64_t at = mirrored ? i - x + tile.width - 1 - x : i;
+    for (int c = 0; c < 3; ++c) tile.to.at(c, i) = tile.from.at(c, at);
+  });
+}
+
+TARPEG_DEVICE void look_up(const Tile& tile, const Facts& facts) {
+  tile.over([&](int, int, int64_t i) {
+    for (int c = 0; c < 3; ++c) tile.to.at(c, i) = facts.tables[c][tile.from.at(c, i)];
+  });
+}
+
+TARPEG_DEVICE void recolour(const Tile& tile, Op op, float value) {
+  const float rest = rest_of(value);
+  tile.over([&](int, int, int64_t i) {
+    const uint8_t red = tile.from.at(0, i), green = tile.from.at(1, i), blue = tile.from.at(2, i);
+    uint8_t *const r = &tile.to.at(0, i), *const g = &tile.to.at(1, i), *const b = &tile.to.at(2, i);
+    if (op == Op::kHue) return shift_hue(value, red, green, blue, r, g, b);
     const int32_t gray = whole_gray(red, green, blue);
     const bool all = op == Op::kGrayscale;
     const float other = static_cast<float>(gray);
     *r = all ? static_cast<uint8_t>(gray) : blend_levels(red, value, other, rest);
     *g = all ? static_cast<uint8_t>(gray) : blend_levels(green, value, other, rest);
     *b = all ? static_cast<uint8_t>(gray) : blend_levels(blue, value, other, rest);
-  }
+  });
 }
 
-TARPEG_DEVICE uint8_t interpolated(const ProgramJob& job, const uint8_t* plane, int c, const Taps& taps) {
-  const int64_t width = job.from.width, height = job.from.height;
+TARPEG_DEVICE uint8_t interpolated(const Tile& tile, int c, const Taps& taps) {
+  const int64_t width = tile.width;
   float values[4], inside[4];
   TARPEG_UNROLL for (int k = 0; k < 4; ++k) {
     const int64_t x = taps.x + k % 2, y = taps.y + k / 2;
-    const bool is_in = is_inside(x, y, width, height);
-    values[k] = is_in ? static_cast<float>(plane[y * width + x]) : 0.0f;
+    const bool is_in = is_inside(x, y, width, tile.height);
+    values[k] = is_in ? static_cast<float>(tile.from.at(c, y * width + x)) : 0.0f;
     inside[k] = is_in ? 1.0f : 0.0f;
   }
   const float weights[4] = {taps.nw, taps.ne, taps.sw, taps.se};
   const float value = weighted(values[0], values[1], values[2], values[3], weights);
-  if (!job.has_fill) return rounded(value);
-  return rounded(filled(value, weighted(inside[0], inside[1], inside[2], inside[3], weights), job.fill[c]));
+  if (!tile.job.has_fill) return rounded(value);
+  const float part = weighted(inside[0], inside[1], inside[2], inside[3], weights);
+  return rounded(filled(value, part, tile.job.fill[c]));
 }
 
-TARPEG_DEVICE void warp(const Canvas& canvas, const float* matrix) {
-  const ProgramJob& job = canvas.job;
-  const Grid grid = grid_of(matrix, canvas.height, canvas.width);
-  for (int64_t i = threadIdx.x; i < canvas.pixels; i += kThreads) {
-    const int x = static_cast<int>(i % canvas.width), y = static_cast<int>(i / canvas.width);
-    if (job.nearest) {
+TARPEG_DEVICE void warp(const Tile& tile, const float* matrix) {
+  const Grid grid = grid_of(matrix, tile.height, tile.width);
+  tile.over([&](int x, int y, int64_t i) {
+    if (tile.job.nearest) {
       const int32_t at = index_at(grid, x, y);
-      for (int c = 0; c < 3; ++c) {
-        const int64_t plane = c * canvas.pixels;
-        canvas.next[plane + i] = at < 0 ? job.outside(c) : canvas.now[plane + at];
-      }
-      continue;
+      for (int c = 0; c < 3; ++c) tile.to.at(c, i) = at < 0 ? tile.job.outside(c) : tile.from.at(c, at);
+      return;
     }
     const Taps taps = taps_at(grid, x, y);
-    for (int c = 0; c < 3; ++c) {
-      const int64_t plane = c * canvas.pixels;
-      canvas.next[plane + i] = interpolated(job, canvas.now + plane, c, taps);
-    }
-  }
+    for (int c = 0; c < 3; ++c) tile.to.at(c, i) = interpolated(tile, c, taps);
+  });
 }
 
-TARPEG_DEVICE void sharpen(const Canvas& canvas, float ratio) {
+TARPEG_DEVICE void sharpen(const Tile& tile, float ratio) {
   const float rest = rest_of(ratio);
-  const int64_t width = canvas.width;
-  for (int64_t i = threadIdx.x; i < canvas.pixels; i += kThreads) {
-    const int64_t x = i % width, y = i / width;
-    const bool is_edge = x == 0 || y == 0 || x == width - 1 || y == canvas.height - 1;
+  const int64_t width = tile.width;
+  tile.over([&](int x, int y, int64_t i) {
+    const bool is_edge = x == 0 || y == 0 || x == tile.width - 1 || y == tile.height - 1;
     for (int c = 0; c < 3; ++c) {
-      const uint8_t* at = canvas.now + c * canvas.pixels + i;
-      uint8_t level = *at;
-      if (!is_edge) {
-        const uint8_t *above = at - width, *below = at + width;
-        const int sum =
-            above[-1] + above[0] + above[1] + at[-1] + 5 * at[0] + at[1] + below[-1] + below[0] + below[1];
-        level = sharpened(level, sum, rest);
+      const int level = tile.from.at(c, i);
+      if (is_edge) {
+        tile.to.at(c, i) = static_cast<uint8_t>(level);
+        continue;
       }
-      canvas.next[c * canvas.pixels + i] = level;
+      int sum = 4 * level;
+      TARPEG_UNROLL for (int k = -1; k <= 1; ++k) {
+        const int64_t at = i + k * width;
+        sum += tile.from.at(c, at - 1) + tile.from.at(c, at) + tile.from.at(c, at + 1);
+      }
+      tile.to.at(c, i) = sharpened(level, sum, rest);
     }
-  }
+  });
 }
 
-// The first pass of a blur, at one pixel.
-TARPEG_DEVICE float blurred(const uint8_t* row, int64_t x, int64_t width, const Blur& blur) {
-  float sum = blur.weights[0] * static_cast<float>(row[x]);
-  for (int i = 1; i <= blur.radius; ++i) {
-    const float before = row[reflected(x - i, width)], after = row[reflected(x + i, width)];
-    sum = fused(blur.weights[i], before + after, sum);
-  }
-  return sum;
-}
+// The first pass of a blur: the columns of the tile, and rows for the second pass above and below it.
+struct Smoothed {
+  float rows[kTile + 2 * kMostRadius][kTile];
+};
 
-TARPEG_DEVICE void smooth(const Canvas& canvas, const Blur& blur) {
-  const int64_t width = canvas.width, height = canvas.height;
-  for (int64_t i = threadIdx.x; i < canvas.pixels; i += kThreads) {
-    const int64_t x = i % width, y = i / width;
-    for (int c = 0; c < 3; ++c) {
-      const uint8_t* plane = canvas.now + c * canvas.pixels;
-      float sum = blur.weights[0] * blurred(plane + y * width, x, width, blur);
-      for (int k = 1; k <= blur.radius; ++k) {
-        const float above = blurred(plane + reflected(y - k, height) * width, x, width, blur);
-        const float below = blurred(plane + reflected(y + k, height) * width, x, width, blur);
+TARPEG_DEVICE void smooth(const Tile& tile, const Blur& blur, Smoothed* smoothed) {
+  const int column = static_cast<int>(threadIdx.x) % kTile, x = tile.left + column, radius = blur.radius;
+  const int bottom = tile.top + kTile < tile.height ? kTile : tile.height - tile.top;
+  const bool is_inner = x >= radius && x + radius < tile.width;
+  for (int c = 0; c < 3; ++c) {
+    for (int row = static_cast<int>(threadIdx.x) / kTile; row < bottom + 2 * radius; row += kRows) {
+      if (x >= tile.width) break;
+      const int64_t line = reflected(tile.top - radius + row, tile.height) * tile.width;
+      float sum = blur.weights[0] * static_cast<float>(tile.from.at(c, line + x));
+      for (int k = 1; k <= radius; ++k) {
+        const int64_t left = is_inner ? x - k : reflected(x - k, tile.width);
+        const int64_t right = is_inner ? x + k : reflected(x + k, tile.width);
+        const float before = tile.from.at(c, line + left), after = tile.from.at(c, line + right);
+        sum = fused(blur.weights[k], before + after, sum);
+      }
+      smoothed->rows[row][column] = sum;
+    }
+    __syncthreads();
+    tile.over([&](int, int y, int64_t i) {
+      const int row = y - tile.top + radius;
+      float sum = blur.weights[0] * smoothed->rows[row][column];
+      for (int k = 1; k <= radius; ++k) {
+        const float above = smoothed->rows[row - k][column], below = smoothed->rows[row + k][column];
         sum = fused(blur.weights[k], above + below, sum);
       }
-      canvas.next[c * canvas.pixels + i] = rounded(sum);
-    }
+      tile.to.at(c, i) = rounded(sum);
+    });
+    __syncthreads();
   }
 }
 
-// All threads of a block take the same way through this function. True: the result is in `next`.
-TARPEG_DEVICE bool apply(const Canvas& canvas, Op op, const float* values, Shared* shared) {
+__global__ void __launch_bounds__(kThreads) level_kernel(Step step, int64_t first) {
+  TARPEG_SHARED(Smoothed, smoothed);
+  const ProgramJob& job = step.job;
+  const int64_t chain = first + blockIdx.y;
+  const int height = static_cast<int>(job.from.height), width = static_cast<int>(job.from.width);
+  const int index = static_cast<int>(blockIdx.x), across = (width + kTile - 1) / kTile;
+  const Tile tile = {job,   step.from(chain),       step.to(chain),        height,
+                     width, index / across * kTile, index % across * kTile};
+  const Facts& facts = step.facts[chain];
+  const float* values = step.values(chain);
+  const Op op = step.op(chain);
   switch (op) {
     case Op::kIdentity:
-      return false;
     case Op::kFlip:
-      for (int64_t i = threadIdx.x; i < 3 * canvas.pixels; i += kThreads) {
-        const int64_t x = i % canvas.width;
-        canvas.next[i] = canvas.now[i - x + canvas.width - 1 - x];
-      }
-      return true;
+      return copy(tile, op == Op::kFlip);
     case Op::kAffine:
-      warp(canvas, values);
-      return true;
+      return warp(tile, values);
     case Op::kSaturation:
     case Op::kHue:
     case Op::kGrayscale:
-      recolour_pixels(canvas, op, values[0]);
-      return false;
+      return recolour(tile, op, values[0]);
     case Op::kSharpness:
-      if (canvas.height <= 2 || canvas.width <= 2) return false;
-      sharpen(canvas, values[0]);
-      return true;
+      return height <= 2 || width <= 2 ? copy(tile, false) : sharpen(tile, values[0]);
     case Op::kBlur:
-      if (threadIdx.x == 0) blur_of(values, &shared->blur);
-      __syncthreads();
-      if (shared->blur.radius == 0) return false;
-      smooth(canvas, shared->blur);
-      return true;
+      return facts.blur.radius == 0 ? copy(tile, false) : smooth(tile, facts.blur, &smoothed);
     default:
-      look_up(canvas, op, values, shared);
-      return false;
+      return look_up(tile, facts);
   }
 }
 
-// scratch: 6 planes for each chain of each image; its result is in the first three.
-__global__ void __launch_bounds__(kThreads) chain_kernel(ProgramJob job, uint8_t* scratch) {
-  TARPEG_SHARED(Shared, shared);
-  const int64_t image = int64_t{blockIdx.x} / job.chains, chain = int64_t{blockIdx.x} % job.chains;
-  const int64_t pixels = job.from.pixels();
-  uint8_t* const first = scratch + 6 * pixels * int64_t{blockIdx.x};
-  Canvas canvas = {job, first, first + 3 * pixels, pixels, job.from.height, job.from.width};
-  const uint8_t* source = source_of(job, image);
-  for (int64_t i = threadIdx.x; i < pixels; i += kThreads) {
-    for (int c = 0; c < 3; ++c) canvas.now[c * pixels + i] = level_of(source, job.from, c, i);
-  }
-  __syncthreads();
-  for (int64_t i = 0; i < job.length; ++i) {
-    const int64_t step = job.step(image, chain, i);
-    if (apply(canvas, job.op(step), job.values + step * kValues, &shared)) canvas.swap();
-    __syncthreads();
-  }
-  if (canvas.now == first) return;
-  for (int64_t i = threadIdx.x; i < 3 * pixels; i += kThreads) first[i] = canvas.now[i];
-}
-
-__global__ void __launch_bounds__(kThreads)
-    mix_kernel(ProgramJob job, const uint8_t* scratch, int64_t begin) {
-  const int64_t image = begin + blockIdx.y, pixels = job.from.pixels();
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= pixels) return;
-  const uint8_t* chains = scratch + 6 * pixels * image * job.chains;
+// After the last operation: the weighted sum of chains and image, or, of no operations, the image.
+__global__ void __launch_bounds__(kThreads) mix_kernel(Step step, int64_t first) {
+  const ProgramJob& job = step.job;
+  const int64_t image = first + blockIdx.y, i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= job.from.pixels()) return;
+  const Planes<const uint8_t> source = step.source(image);
   uint8_t* const out = job.out + image * job.to.numbers();
   for (int c = 0; c < 3; ++c) {
-    uint8_t level = chains[c * pixels + i];
+    uint8_t level = source.at(c, i);
     if (job.weights) {
       const float* weights = job.weights + image * (job.chains + 1);
-      float sum = weights[0] * static_cast<float>(level_of(source_of(job, image), job.from, c, i));
+      float sum = weights[0] * static_cast<float>(level);
       for (int64_t k = 0; k < job.chains; ++k) {
-        sum = mixed_in(sum, weights[k + 1], chains[(6 * k + c) * pixels + i]);
+        sum = mixed_in(sum, weights[k + 1], step.from(image * job.chains + k).at(c, i));
       }
       level = cut(sum);
     }
     out[c * job.to.channel_stride() + i * job.to.pixel_stride()] = level;
+  }
+}
+
+void launch_all(void (*kernel)(Step, int64_t), int64_t blocks, int64_t count, const Stream& stream,
+                const Step& step) {
+  for (int64_t first = 0; first < count; first += kMostImages) {
+    const unsigned rows = static_cast<unsigned>(std::min(kMostImages, count - first));
+    launch(kernel, dim3(static_cast<unsigned>(blocks), rows), kThreads, stream, "run_programs", step, first);
   }
 }
 
@@ -279,14 +320,20 @@ void run_programs(Tensor images, Tensor ops, Tensor values, std::optional<Tensor
   STD_TORCH_CHECK(chains < (int64_t{1} << 31), "ops must have fewer than 2^31 chains, got ", chains);
   const torch::stable::accelerator::DeviceGuard guard(images.get_device_index());
   const Stream stream = current_stream(images.get_device_index());
-  const Tensor scratch = new_on_device(images, 6 * pixels * chains, aoti_torch_dtype_uint8());
+  const int64_t known = static_cast<int64_t>(sizeof(Facts)) * chains;
+  const int64_t kept = std::min<int64_t>(weights ? job.length : std::max<int64_t>(job.length - 1, 0), 2);
+  const Tensor scratch = new_on_device(images, known + kept * 3 * pixels * chains, aoti_torch_dtype_uint8());
   uint8_t* const memory = static_cast<uint8_t*>(scratch.mutable_data_ptr());
-  launch(chain_kernel, dim3(static_cast<unsigned>(chains)), kThreads, stream, "run_programs", job, memory);
-  const unsigned blocks = static_cast<unsigned>((pixels + kThreads - 1) / kThreads);
-  for (int64_t first = 0; first < count; first += kMostImages) {
-    const dim3 grid(blocks, static_cast<unsigned>(std::min(kMostImages, count - first)));
-    launch(mix_kernel, grid, kThreads, stream, "run_programs", job, memory, first);
+  Step step = {job, reinterpret_cast<Facts*>(memory), memory + known, 0};
+  const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
+  const int64_t tiles = parts(job.to.width, kTile) * parts(job.to.height, kTile);
+  for (; step.at < job.length; ++step.at) {
+    clear_async(memory, static_cast<size_t>(known), stream);
+    launch_all(count_kernel, parts(pixels, kCounted), chains, stream, step);
+    launch_all(table_kernel, 1, chains, stream, step);
+    launch_all(level_kernel, tiles, chains, stream, step);
   }
+  if (job.weights || job.length == 0) launch_all(mix_kernel, parts(pixels, kThreads), count, stream, step);
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ from helpers.pictures import MEAN, ORDERS, STD, TOLERANCE, drawn, noise, parts, 
 from helpers.scripts import PATHS, run_python, write_program
 from tarpeg.errors import BuildError
 from tarpeg.ops import library, matrices as mx
+from tarpeg.ops.programs import Op
 
 HERE = Path(__file__).parent
 EMULATION = HERE.parent / "helpers" / "emulated_cuda"
@@ -113,9 +114,19 @@ def programmed(device: str, size: tuple[int, int], seed: int):
         yield (order, out_order, chains, nearest, fill), result.cpu()
 
 
+def blurred(device: str):
+    """Results of run_programs for wide blurs of images of several tiles, copied to the CPU."""
+    for order, (sigma, size) in itertools.product(ORDERS, ((2.0, 23), (60.0, 255))):
+        images = noise(2, 3, 33, 70, seed=size).contiguous(memory_format=order).to(device)
+        ops = torch.full((2, 1, 1), Op.BLUR, dtype=torch.int32)
+        values = torch.tensor([sigma, size, 0, 0, 0, 0]).repeat(2, 1, 1, 1)
+        yield (order, size), tarpeg.run_programs(images, ops.to(device), values.to(device)).cpu()
+
+
 def everything(device: str):
     yield from shrunk(device)
     yield from nans(device)
+    yield from blurred(device)
     for seed, size in enumerate(SHAPES):
         yield from augmented(device, size, seed)
         yield from gray(device, size, seed)
@@ -186,7 +197,7 @@ def test_emulated_kernels_give_the_bits_of_the_cpu(tmp_path):
     ]
     options = "detect_leaks=0:detect_odr_violation=0"
     printed = run(EMULATED, emulated, LD_PRELOAD=" ".join(found), ASAN_OPTIONS=options)
-    assert int(printed) == 2 * 9 + 2 * 4 * 2 + len(SHAPES) * (7 * 2 * 4 * 2 + 3 * 2 * 4 * 2 + 32 + 12)
+    assert int(printed) == 2 * 9 + 2 * 4 * 2 + 4 + len(SHAPES) * (7 * 2 * 4 * 2 + 3 * 2 * 4 * 2 + 32 + 12)
 
 
 MISTAKES = """
