@@ -401,7 +401,7 @@ def test_gpus_are_refused_on_which_no_kernel_runs(tmp_path, monkeypatch, caplog)
     monkeypatch.setattr(library, "_cuda", stand_in)
     capabilities = {1: (7, 5), 2: (8, 0), 3: (12, 1), 4: (9, 0)}
     current_device = torch.cuda.current_device
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capabilities[index])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=3: capabilities[index])
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(library, "_usable", set())
