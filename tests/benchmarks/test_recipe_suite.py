@@ -15,6 +15,7 @@ from tarpeg.benchmarks import recipes
 from tarpeg.benchmarks.loader_data import LoaderData
 from tarpeg.benchmarks.recipes import PEERS, RECIPES, RecipeContestant
 from torch import nn
+from torchvision.transforms import v2
 
 NAMES = sorted(RECIPES)
 SHARDS = ("data.train.shards=x.tar", "+data.val.shards=y.tar")
@@ -44,6 +45,15 @@ def test_python_and_yaml_agree(name):
     for field in fields(split):
         assert getattr(split, field.name) == getattr(ours, field.name), field.name
     assert described(augment) == described(RECIPES[name].augment())
+
+
+def test_resnet50_v2_has_the_numbers_of_torchvisions_preset():
+    split, augment = of_experiment("resnet50_v2")
+    (policy,), (erase,) = augment.policies, augment.distortions.values()
+    erasing = v2.RandomErasing()
+    assert (erase.area, erase.aspect) == (tuple(erasing.scale), tuple(erasing.ratio))
+    # Its presets.py: TrivialAugmentWide(interpolation=interpolation), which is that of the crop.
+    assert policy.interpolation == split.interpolation == "bilinear"
 
 
 def test_every_experiment_with_a_source_is_measured():

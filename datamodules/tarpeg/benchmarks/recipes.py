@@ -85,7 +85,8 @@ def _dino() -> nn.Module:
 
 
 def _resnet50_v2_by_torchvision(v2: Any, last: list[Any]) -> Callable[[Any], Any]:
-    steps = [v2.RandomResizedCrop(176, antialias=True), v2.RandomHorizontalFlip(), v2.TrivialAugmentWide()]
+    policy = v2.TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR)
+    steps = [v2.RandomResizedCrop(176, antialias=True), v2.RandomHorizontalFlip(), policy]
     result: Callable[[Any], Any] = v2.Compose([*steps, *last, v2.RandomErasing(0.1)])
     return result
 
@@ -129,7 +130,9 @@ RECIPES = {
     "resnet50_v2": Recipe(
         "torchvision's ResNet-50 v2: RandomResizedCrop(176), TrivialAugmentWide, erasing, mixing",
         {"crop": RandomResizedCrop(176), "flip": 0.5, "repeats": 4},
-        _mixing("resnet50_v2", policy=TrivialAugmentWide(), erase=Erase(0.1)),
+        _mixing(
+            "resnet50_v2", policy=TrivialAugmentWide(interpolation="bilinear"), erase=Erase(0.1, (0.02, 0.33))
+        ),
         _resnet50_v2_by_torchvision,
         _MIXES["resnet50_v2"],
     ),
