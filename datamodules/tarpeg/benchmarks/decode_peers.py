@@ -77,6 +77,9 @@ TORCHVISIONS = ("bilinear", "bicubic")
 """Interpolations of the resize suite with torchvision v2 as the reference; of the others it is Pillow."""
 INTERPOLATIONS = (*TORCHVISIONS, "lanczos", "box")
 PEERS_MISSING = "left out: other peers, which suite=resize measures with interpolation=bilinear only"
+TORCHVISION_MISSING = (
+    "left out: torchvision v2, whose installed version has interpolation={} for PIL images only"
+)
 FFCV_MISSING = "left out: FFCV (its decoder only reads FFCV's own files; suite=loader measures it)"
 
 Place = tuple[int, int, int, int]
@@ -203,6 +206,16 @@ def _resized(
     return image
 
 
+def torchvision_resizes(interpolation: str) -> bool:
+    """Whether the installed torchvision v2 resizes tensors so: it has no "box", 0.26 no "lanczos" either."""
+    mode, image = functional.InterpolationMode(interpolation), torch.zeros((3, 16, 16), dtype=torch.uint8)
+    try:
+        functional.resize(image, [8, 8], mode, antialias=True)
+    except NotImplementedError:
+        return False
+    return True
+
+
 def _decode_crop(kind: str, inputs: DecodeInput, index: int) -> Tensor:
     return decode.decode_crop(inputs.kinds[kind][index], *inputs.places[index])
 
@@ -229,8 +242,8 @@ def crop_contestants() -> list[InProcessContestant]:
 def resize_contestants(interpolation: decode.Interpolation = "bilinear") -> list[InProcessContestant]:
     """Contestants of the resize suite that are always installed: to uint8, then to normalised float32.
 
-    All resize to SIZE with antialiasing. The reference is Pillow for "lanczos" and "box" (torchvision v2 has
-    no box for tensors), otherwise torchvision v2.
+    All resize to SIZE with antialiasing. The reference is Pillow for "lanczos" and "box", otherwise
+    torchvision v2, which is left out if it resizes no tensors in this way.
     """
     method = Image.Resampling[interpolation.upper()]
 
@@ -242,7 +255,7 @@ def resize_contestants(interpolation: decode.Interpolation = "bilinear") -> list
         return torch.from_numpy(np.array(pillow(inputs, index))).permute(2, 0, 1)
 
     peers: dict[str, Callable[[DecodeInput, int], Any]] = {"Pillow": pillow}
-    if interpolation != "box":
+    if torchvision_resizes(interpolation):
         peers["torchvision v2"] = _resized(decode_jpeg, interpolation)
     if interpolation in TORCHVISIONS:
         peers = dict(reversed(peers.items()))

@@ -39,6 +39,7 @@ from .decode_peers import (
     PEERS_MISSING,
     RESIZE_PEERS,
     SIZE,
+    TORCHVISION_MISSING,
     TORCHVISIONS,
     InProcessContestant,
     Peer,
@@ -47,6 +48,7 @@ from .decode_peers import (
     installed,
     pillow_crop,
     resize_contestants,
+    torchvision_resizes,
     views_contestants,
     views_input,
 )
@@ -253,7 +255,9 @@ def _measure_in_process(
             batches.append(decode_input(part, crop, report.tile, seed, stores_crops=report.suite == "crop"))
         advance("tiling", min(1.0, (start + BATCH) / images))
     others, missing = installed(suite.peers)
-    missing += () if interpolation == "bilinear" else (PEERS_MISSING,)
+    if interpolation != "bilinear":
+        missing += (PEERS_MISSING,)
+        missing += () if torchvision_resizes(interpolation) else (TORCHVISION_MISSING.format(interpolation),)
     contestants = [*suite.ours(), *others]
     order = [who.group for who in contestants]
     # A stable sort: the first of a group stays first.
