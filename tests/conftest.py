@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,7 +63,17 @@ def shard_of(tmp_path):
 
 @pytest.fixture
 def children():
-    """A function that lists this process's children by number, without those that were there before."""
+    """A function that lists this process's children by number, without those that were there before.
 
+    It writes their commands to stderr, which a test that fails shows: libraries and drivers start some, too.
+    """
     before = live_processes(PARENT, os.getpid())
-    return lambda: live_processes(PARENT, os.getpid()) - before
+
+    def listed() -> set[int]:
+        found = live_processes(PARENT, os.getpid()) - before
+        for number in found:
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"{number}: " + Path(f"/proc/{number}/cmdline").read_text() + "\n")
+        return found
+
+    return listed

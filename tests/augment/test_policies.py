@@ -311,7 +311,7 @@ def test_the_codes_are_those_of_the_operator():
         (tarpeg.RandAugment(), v2.RandAugment()),
         (
             tarpeg.RandAugment(fill=9, interpolation="bilinear"),
-            v2.RandAugment(interpolation="bilinear", fill=9),
+            v2.RandAugment(interpolation=v2.InterpolationMode.BILINEAR, fill=9),
         ),
         (tarpeg.TrivialAugmentWide(), v2.TrivialAugmentWide()),
         (tarpeg.AugMix(), v2.AugMix(chain_depth=2)),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import io
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -92,7 +94,8 @@ def _resampled(
         center = scale * (i + 0.5)
         first, end = max(int(center - support + 0.5), 0), min(int(center + support + 0.5), pixels)
         triangle = [max(0.0, 1 - abs((j - center + 0.5) * (1 / support))) for j in range(first, end)]
-        shares = {begin + first + j: weight / sum(triangle) for j, weight in enumerate(triangle)}
+        total = functools.reduce(operator.add, triangle)  # from Python 3.12 on, sum() rounds only once
+        shares = {begin + first + j: weight / total for j, weight in enumerate(triangle)}
         of_sample: dict[int, float] = {}
         if mixes:
             for k in range(max(0, (begin + first - 1) // 2), min(last, (begin + end) // 2) + 1):

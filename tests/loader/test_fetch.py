@@ -76,8 +76,8 @@ def test_a_png_named_jpg_is_decoded_with_one_warning(shard_of, workers):
     loader = load(shard_of(*(sample(n, data[n]) for n in range(6))), batch_size=2, workers=workers)
     with pytest.warns(UserWarning, match="is not a JPEG") as warned:
         images = torch.cat([batch.image for _ in range(2) for batch in loader])
-    assert len([entry for entry in warned if "is not a JPEG" in str(entry.message)]) == 1
-    assert warned[0].filename == "tarpeg"
+    # Python 3.12 and newer also warn of the fork.
+    assert [entry.filename for entry in warned if "is not a JPEG" in str(entry.message)] == ["tarpeg"]
     for number, image in enumerate(images):
         assert worst(image, data[number % 6]) <= 1
 

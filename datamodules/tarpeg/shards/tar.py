@@ -230,7 +230,7 @@ def _rest_is_zero(file: Any) -> bool:
 class _Bounded(tarfile.TarInfo):
     """Raises for extended headers that are too large, which tarfile would read whole.
 
-    From some release of Python 3.12 on, tarfile parses headers by ``_frombuf``, before by ``frombuf``.
+    Since a security release of each Python, tarfile parses headers by ``_frombuf``, before by ``frombuf``.
     """
 
     is_checked = False
