@@ -528,9 +528,9 @@ def _checked_augment(augment: Any, splits: Mapping[str, Split | None]) -> nn.Mod
             raise ValueError(
                 f"augment={name} of torchvision would also run in validation, with one draw per batch. Give "
                 "it to the training split, Split(transform=v2.Compose([...])), where every sample has its "
-                "own draw; or tarpeg.Augment(flip=, policy=, affine=, color=, erase=, mix=), or a "
-                "torch.nn.Module of your own that distorts only if self.training. Fixed steps, such as "
-                "v2.Normalize, always run: give them as they are."
+                "own draw (not MixUp and CutMix: they are tarpeg.Augment(mix=)); or tarpeg.Augment(flip=, "
+                "policy=, affine=, color=, erase=, mix=), or a torch.nn.Module of your own that distorts "
+                "only if self.training. Fixed steps, such as v2.Normalize, always run: give them as they are."
             )
     if not all(isinstance(module, nn.Module) or (module is None and not is_list) for module in modules):
         raise ValueError(

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import albumentations
+import cv2
 import numpy as np
 import pytest
 import tarpeg
@@ -19,6 +20,7 @@ from helpers.pictures import MEAN, STD, jpeg, picture
 from helpers.small_tars import sample
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from PIL import Image
 from tarpeg import CenterCrop, RandomCrop, RandomResizedCrop, ShardDataModule, Split, Whole
 from tarpeg.diagnostics.advice import measure_costs
 from tarpeg.loader.config import PixelFormat
@@ -50,6 +52,7 @@ def images_of(loader):
 
 
 CROP = [v2.RandomResizedCrop(32), v2.RandomHorizontalFlip()]
+BICUBIC = InterpolationMode.BICUBIC
 NATIVE = {
     "v2": [v2.ToImage(), *CROP, *NORMAL, v2.ToPureTensor()],
     "flip first": [v2.RandomHorizontalFlip(), v2.RandomResizedCrop(32), *NORMAL],
@@ -87,6 +90,13 @@ def test_other_crops(photos, steps, crop, dtype):
     plain = loaders.load(photos, crop, shuffle=False, workers=0, flip=0.0, pixels=pixels)
     images = images_of(load(photos, compose(*steps)))
     assert images.dtype == dtype and torch.equal(images, images_of(plain))
+
+
+def test_normalize_with_one_number(photos):
+    steps = v1.Compose([v1.CenterCrop(32), v1.ToTensor(), v1.Normalize(0.5, 0.25)])
+    pixels = PixelFormat((0.5,) * 3, (0.25,) * 3, torch.float32)
+    plain = loaders.load(photos, CenterCrop(32), shuffle=False, workers=0, flip=0.0, pixels=pixels)
+    assert torch.equal(images_of(load(photos, steps)), images_of(plain))
 
 
 METHODS = [
@@ -309,6 +319,10 @@ def test_resize_and_center_crop(shard_of):
         size = FullImage(64).target(height, width)
         whole, _ = decode_batch([file], torch.tensor([[0, 0, height, width]], dtype=torch.int32), size)
         assert torch.equal(near, v2.CenterCrop(56)(whole[0])), "the same box at the other fidelity"
+    images = images_of(fast)
+    for before in (v2.ToDtype(torch.uint8, scale=True), v1.ToTensor()):
+        given = images_of(load(path, compose(v2.ToImage(), before, steps)))
+        assert torch.equal(given, images if given.dtype == torch.uint8 else images.float() / 255)
     plan = str(fast.split.plan(measure=False))
     assert "whole image" in plan and "crop=tarpeg.CenterCrop((56, 56), shorter=64) decodes less" in plan
 
@@ -417,6 +431,10 @@ def sometimes_failing(image):
     return image
 
 
+def quoting(image):
+    raise ValueError("an image: " + "0" * 99_999)
+
+
 def growing(image):
     return image if image[0, 0, 0] % 2 else image[:, :9]
 
@@ -438,6 +456,18 @@ def retyping(image):
         (v2.ToPILImage(), r"k0000': transform= returned a Image of \(32, 32\): it must return a tensor"),
         (lambda image: image.long(), r"transform= returned int64.*Convert it with image.to\(torch.uint8\)"),
         (lambda image: image.convert("L"), r"<lambda>.*v2.ToPILImage\(\) before steps that need PIL"),
+        (v1.RandomRotation((9, 9), interpolation=BICUBIC), r"with Tensor input. Images are uint8 tens"),
+        (lambda image: Image.fromarray(image.numpy()), "Cannot handle this data type.* Images are uint8"),
+        (lambda image: cv2.cvtColor(image.numpy(), cv2.COLOR_RGB2HSV), "OpenCV.* Images are uint8"),
+        (lambda image: [image, image], r"returned a list: .*one each: transform=\[first, second\]"),
+        (v2.FiveCrop(8), r"returned a tuple: .* FiveCrop needs torch.stack"),
+        (lambda image: {"image": image}, r"returned a dict: .* Return the image alone"),
+        (
+            lambda image: image.permute(1, 2, 0).numpy(),
+            r"returned a ndarray of .*v2.ToImage.*Images are uint8",
+        ),
+        (v2.RandomCrop(0), r"returned uint8 \[3, 0, 0\]: .*Give its crop or resize a size of at least 1"),
+        (quoting, r"failed in quoting, .{500,600}$"),
         (
             v1.RandomApply([v1.Lambda(lambda i: functional.to_tensor(i))], p=1.0),
             r"v2.ToPILImage\(\) before steps",
@@ -465,6 +495,9 @@ def test_a_transform_that_fails_is_an_error_with_its_sample(photos, step, text, 
         ({"transform": CROP, "crop": [CenterCrop(8)] * 3}, "crop= has 3 crops, but transform= has 2"),
         ({"transform": CROP[0], "channels": 1}, "channels=1 has no transform=.*Grayscale"),
         ({"transform": CROP[0], "flip": 0.5}, "flip=0.5 and .* belong to crop="),
+        ({"transform": RandomResizedCrop(8)}, r"such as torchvision's v2.Compose\(.*; crops belong in crop="),
+        ({"transform": compose(*CROP, v2.MixUp(num_classes=2))}, r"MixUp, which mixes .*Augment\(mix="),
+        ({"crop": CenterCrop(8), "interpolation": BICUBIC}, "interpolation=<.*; did you mean 'bicubic'"),
         (
             {"transform": [v2.RandomResizedCrop(8), v2.RandomResizedCrop(8, interpolation="bicubic")]},
             "several kinds of interpolation",
@@ -549,7 +582,14 @@ def test_the_plan():
     fixed = Split(
         "x", transform=compose(nn.Flatten(0), v2.LinearTransformation(torch.eye(12), torch.ones(12)))
     )
-    assert "not measured: a synthetic image: transform= failed in LinearTransf" in str(fixed.plan())
+    lines = str(fixed.plan()).splitlines()
+    assert "not measured: a synthetic image: transform= failed in LinearTransf" in lines[1]
+    assert "the times below are" not in lines[0] and lines[2].endswith("): not measured")
+    whole = Split("x", transform=compose(v2.RandomRotation(9), CROP[0], *NORMAL, v2.RandomErasing()))
+    lines = str(whole.plan()).splitlines()
+    assert "the times below are of 500x375 pixels, and grow with their number" in lines[0]
+    assert "tarpeg.Augment(erase=tarpeg.Erase(...)) is native" in lines[-1]
+    assert "the times below are" not in str(whole.plan(measure=False))
 
 
 def test_hydra(photos):

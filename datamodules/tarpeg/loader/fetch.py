@@ -423,8 +423,9 @@ class Fetcher:
             shown = " and ".join(f"{dtype} {list(outcome.shape)}" for dtype, outcome in each)
             raise TransformError(
                 f"{where()}: the views of transform= return {shown}: all must have one type, and those that "
-                "begin with crops of one size, or without a crop, one shape. A list has one transform per "
-                "view; the steps of one pipeline belong in v2.Compose([...])."
+                "begin with crops of one size, or without a crop, one shape. A crop behind other steps, such "
+                "as v2.ToPILImage(), does not count: put it first. A list has one transform per view; the "
+                "steps of one pipeline belong in v2.Compose([...])."
             )
         self._found[key] = found
         return found

@@ -40,8 +40,9 @@ from .transform import (
     shown_step,
 )
 
-# Runs of which the steps in Python are timed.
+# Runs of which the steps in Python are timed, and the size of the image that steps on whole images get.
 _RUNS = 10
+_HEIGHT_WIDTH = 375, 500
 # Policies of tarpeg for transforms of torchvision, and how many times as fast they are: on a batch of uint8,
 # 224 pixels, one thread; see suite=augment.
 _FASTER = {
@@ -59,6 +60,14 @@ _FASTER_HUE = 14.0  # ColorJitter(hue=...)
 _NATIVE_FOR_TIMM = {
     "RandomResizedCropAndInterpolation": "interpolation='bicubic', not 'random', is done in the decoder",
     "RandAugment": "tarpeg.TimmRandAugment('rand-...'), in transform= or Augment(policy=...), is native",
+    "AutoAugment": "for '3a', tarpeg.ThreeAugment(), in transform= or Augment(policy=...), is native",
+    "RandomErasing": "tarpeg.Augment(erase=tarpeg.Erase(..., pixels=True)) is native, and normalises",
+}
+# Steps of torchvision without a policy.
+_NATIVE = {
+    "RandomErasing": "tarpeg.Augment(erase=tarpeg.Erase(...)) is native, and normalises",
+    "ImageClassification": "v2.Compose of its Resize, CenterCrop, ToDtype and Normalize is resized in the "
+    "decoder",
 }
 
 
@@ -190,7 +199,7 @@ class Split:
             raise ValueError(f"flip={self.flip!r} must be a probability in 0..1")
         self._check_crops()
         if (mode := self.interpolation) not in (modes := get_args(Interpolation)):
-            near = similar(mode, modes)
+            near = similar(getattr(mode, "value", mode), modes)
             raise ValueError(f"interpolation={mode!r} must be one of {', '.join(map(repr, modes))}{near}")
         if self.fidelity not in ("fast", "exact"):
             raise ValueError(f"fidelity={self.fidelity!r} must be 'fast' or 'exact'")
@@ -388,6 +397,12 @@ class Split:
                         "of whole images. For one pipeline of these steps give transform=v2.Compose([...]); "
                         "for such a view, v2.Compose of this step"
                     )
+        names = {name_of(step) for pipeline in self.pipelines for step in pipeline.python}
+        for name in sorted(names & {"MixUp", "CutMix"}):
+            raise ValueError(
+                f"transform= has {name}, which mixes the images of a batch: leave it out, and give the data "
+                "module augment=tarpeg.Augment(mix=tarpeg.Mix(classes=10))"
+            )
         if len({(each.interpolation, each.antialias) for each in self.pipelines}) > 1:
             raise ValueError(
                 "transform= has views with several kinds of interpolation= or antialias=: give all the same"
@@ -490,12 +505,16 @@ def _planned(pipeline: Pipeline, measure: bool) -> Iterator[PlannedStep]:
             is_run, times = True, [*_times(pipeline, image)]
         except TransformError as error:  # it may take images of one size only
             failure = f"not measured: {error}"
+    size = "; the times below are of {1}x{0} pixels, and grow with their number".format(*_HEIGHT_WIDTH)
+    is_timed_whole = pipeline.crop == FullImage() and times[:1] not in ([], [None])
     for text, note in pipeline.head:
-        yield PlannedStep(text, True, note)
+        yield PlannedStep(text, True, note + size * is_timed_whole)
     for number, (step, us) in enumerate(zip(pipeline.python, times, strict=True)):
-        text, note = shown_step(original(step)), failure or _faster(step, us)
+        text, note = shown_step(original(step)), _faster(step, us)
         if number == 0 and name_of(step) == "ToImage" and text in dict(pipeline.head):
-            note = failure or "again, for the type that the steps in Python get"
+            note = "again, for the type that the steps in Python get"
+        note = "; ".join(part for part in (note, failure) if part)
+        failure = "not measured" * bool(failure)  # the reason is the same for all
         yield PlannedStep(text, False, note, us)
     for step in pipeline.tail:
         note = "one pass over the batch, with all that follow"
@@ -505,19 +524,20 @@ def _planned(pipeline: Pipeline, measure: bool) -> Iterator[PlannedStep]:
 
 def _faster(step: Any, us: float | None) -> str:
     """Return the policy of tarpeg that does the same, and its cost; "" if there is none."""
-    if (kind := type(original(step))).__module__ in ("timm.data.transforms", "timm.data.auto_augment"):
+    if (kind := type(original(step))).__module__.startswith("timm.data."):
         return _NATIVE_FOR_TIMM.get(kind.__name__, "")
     inner = list(step.transforms) if name_of(step) == "RandomApply" else [step]
     name, ratio = _FASTER.get(name_of(inner[0]) if len(inner) == 1 else "", ("", 1.0))
     ratio = _FASTER_HUE if name == "ColorJitter" and inner[0].hue else ratio
     cost = f"about {us / ratio:,.0f} us" if us is not None else f"about 1/{ratio:g} of the time"
-    return f"tarpeg.{name}, in transform= or Augment(policy=...), takes {cost}" if name else ""
+    others = _NATIVE.get(name_of(step), "")
+    return f"tarpeg.{name}, in transform= or Augment(policy=...), takes {cost}" if name else others
 
 
 def _photograph(pipeline: Pipeline) -> Tensor:
     """Return a synthetic photograph: soft shapes and a little noise, uint8 ``[3, H, W]``."""
     crop = pipeline.crop
-    height, width = crop.target(375, 500) if isinstance(crop, FullImage) else crop_at(crop, 0).size
+    height, width = crop.target(*_HEIGHT_WIDTH) if isinstance(crop, FullImage) else crop_at(crop, 0).size
     noise = np.random.default_rng(0)
     coarse = torch.from_numpy(noise.uniform(0, 255, (1, 3, 8, 8)))
     soft = nn.functional.interpolate(coarse, (height, width), mode="bicubic")[0]

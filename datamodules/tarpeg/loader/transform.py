@@ -46,9 +46,13 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _REPEATS = 3  # runs that must equal the first one
 _PIL_HINT = (
     " Images are uint8 tensors [3, H, W], not PIL images: put torchvision's v2.ToPILImage() before steps "
-    "that need PIL, and v2.PILToTensor() after them."
+    "that need PIL or arrays, and v2.PILToTensor() after them."
 )
+_OF_ARRAYS = ("PIL", "'Tensor' object", "Cannot handle this data type", "with Tensor input", "OpenCV")
 _FLOAT_HINT = " Put v2.ToDtype(torch.float32, scale=True) before steps that need floats."
+_SEVERAL = "Views are a list of transforms, one each: transform=[first, second]; FiveCrop needs torch.stack."
+_ENDING = "End it with torchvision's v2.ToImage(), or Albumentations' ToTensorV2()."
+_REMEDIES = {list: _SEVERAL, tuple: _SEVERAL, dict: "Return the image alone.", object: _ENDING + _PIL_HINT}
 
 
 class TransformError(RuntimeError):
@@ -114,10 +118,7 @@ class Pipeline:
 
 
 def pipeline_of(
-    transform: Transform | None,
-    crop: Crop | Progressive | None,
-    flip: float,
-    interpolation: str,
+    transform: Transform | None, crop: Crop | Progressive | None, flip: float, interpolation: str
 ) -> Pipeline:
     """Return how a view is made by ``transform``, after ``crop``, ``flip`` and ``interpolation`` if given.
 
@@ -186,7 +187,8 @@ class _Levels:
             return is_known
         if name != "Normalize" or self.dtype == torch.uint8 or self._is_normalised:
             return name in _NOTHING
-        mean, std = ([float(number) / self._unit for number in values] for values in (step.mean, step.std))
+        given = (np.ravel(values).astype(float) for values in (step.mean, step.std))  # or numbers
+        mean, std = ((values / self._unit).tolist() for values in given)
         mean, std = (values * 3 if len(values) == 1 else values for values in (mean, std))
         if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
             return False
@@ -250,19 +252,22 @@ class _Head:
 
 def _uncropped(steps: list[Any]) -> tuple[_Head, list[Any]]:
     """Return the head of a list that does not begin with a native crop, and the steps without it."""
-    first = next((place for place, step in enumerate(steps) if name_of(step) not in _NOTHING), 0)
+    levels = _Levels()
+    first = next((place for place, step in enumerate(steps) if not levels.absorb(step)), 0)
     resize, head = steps[first] if steps else None, _Head(FullImage())
     note = "the whole image, one at a time: no crop that the decoder can do comes first"
     head.names = [("decode", note)]
     if name_of(resize) == "Resize" and (shorter := _shorter(resize)) and (method := _method(steps, first)):
         head.crop, (head.interpolation, head.antialias) = FullImage(shorter), method
         note = "in the decoder, of the whole image, one at a time"
+        note += ", where levels are rounded to whole numbers" * (levels.dtype != torch.uint8)
         crop = next((step for step in steps[first + 1 :] if name_of(step) not in _NOTHING), None)
         if name_of(crop) == "CenterCrop":
             size = f"{_pair(crop.size)}, shorter={shorter}"  # type: ignore[union-attr]
             note += f"; crop=tarpeg.CenterCrop({size}) decodes less, a box of whole pixels of the source"
         head.names = [(shown_step(resize), note)]
-        steps = [*(step for step in steps[:first] if name_of(step) == "ToImage"), *steps[first + 1 :]]
+        before = (step for step in steps[:first] if name_of(step) not in _NOTHING - {"ToImage"})
+        steps = [*before, *steps[first + 1 :]]
     return head, steps
 
 
@@ -336,9 +341,11 @@ def _flattened(transform: Any) -> list[Step]:
         return [step for part in transform for step in _flattened(part)]
     is_step = callable(transform) or isinstance(transform, Policy)
     if isinstance(transform, type) or not is_step:
+        hint = "; crops belong in crop=" * hasattr(transform, "boxes")
+        hint = ", an instance, not a class" if is_step else hint
         raise ValueError(
             f"transform= or a step of it is {transform!r}: it must be a callable that takes a uint8 image "
-            "[3, H, W], such as torchvision's v2.Compose([...])" + ", an instance, not a class" * is_step
+            f"[3, H, W], such as torchvision's v2.Compose([...]){hint}"
         )
     return [transform]
 
@@ -422,11 +429,7 @@ class _OnePolicy:
 def _adapted(step: Any) -> Step:
     if isinstance(step, Policy):
         return _OnePolicy(step)
-    bases = {f"{base.__module__}.{base.__name__}" for base in type(step).__mro__}
-    if bases & {
-        "albumentations.core.composition.BaseCompose",
-        "albumentations.core.transforms_interface.BasicTransform",
-    }:
+    if any(base.__module__.startswith("albumentations.core.") for base in type(step).__mro__):
         return _Albumentations(step)
     if name_of(step) in ("ToTensor", "PILToTensor"):
         return _FromPil(step)
@@ -486,8 +489,8 @@ def run_steps(steps: Sequence[Step], image: Any, where: Callable[[], str]) -> An
         try:
             result = step(image)
         except Exception as error:
-            text = str(error).rstrip(".")
-            hint = _PIL_HINT if "PIL" in text or "'Tensor' object" in text else ""
+            text = " ".join(str(error)[:500].split()).rstrip(".")  # some quote whole images
+            hint = _PIL_HINT if any(part in text for part in _OF_ARRAYS) else ""
             hint = _FLOAT_HINT if "float tensor" in text else hint
             raise TransformError(
                 f"{where()}: transform= failed in {shown_step(original(step))}, step {number + 1} of the "
@@ -550,14 +553,15 @@ def outcome_of(pipeline: Pipeline, image: Tensor, where: Callable[[], str], seed
             return run_steps(steps, start.clone(), where)
 
         result = run(pipeline.python)
-        if pipeline.tail and not (isinstance(result, Tensor) and _outcome(pipeline, result).is_rgb):
+        found = Outcome(pipeline, result.dtype, tuple(result.shape)) if isinstance(result, Tensor) else None
+        if pipeline.tail and not (found and found.is_rgb):
             pipeline = replace(pipeline, python=pipeline.python + pipeline.tail, tail=(), levels=None)
             result = run(pipeline.python)
-        if not isinstance(result, Tensor) or not (
-            result.dtype == torch.uint8 or result.dtype.is_floating_point
-        ):
-            remedy = "End it with torchvision's v2.PILToTensor(), or Albumentations' ToTensorV2()."
+        is_image = isinstance(result, Tensor) and (result.dtype == torch.uint8 or result.is_floating_point())
+        if not is_image or not result.numel():
+            remedy = _REMEDIES.get(type(result), _REMEDIES[object])
             remedy = "Convert it with image.to(torch.uint8)." if isinstance(result, Tensor) else remedy
+            remedy = "Give its crop or resize a size of at least 1." if is_image else remedy
             raise TransformError(
                 f"{where()}: transform= returned {described(result)}: it must return a tensor of uint8 or "
                 f"floats. {remedy}"
@@ -570,11 +574,7 @@ def outcome_of(pipeline: Pipeline, image: Tensor, where: Callable[[], str], seed
                 "or Python, which are seeded for each sample, and give compositions of Albumentations as "
                 "they are, not within a function."
             )
-    return _outcome(pipeline, first)
-
-
-def _outcome(pipeline: Pipeline, result: Tensor) -> Outcome:
-    return Outcome(pipeline, result.dtype, tuple(result.shape))
+    return Outcome(pipeline, first.dtype, tuple(first.shape))
 
 
 def _is_same(one: Tensor, other: Any) -> bool:
