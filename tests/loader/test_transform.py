@@ -24,6 +24,7 @@ from PIL import Image
 from tarpeg import CenterCrop, RandomCrop, RandomResizedCrop, ShardDataModule, Split, Whole
 from tarpeg.diagnostics.advice import measure_costs
 from tarpeg.loader.config import PixelFormat
+from tarpeg.loader.split import _policy_of
 from tarpeg.loader.transform import FullImage, TransformError
 from tarpeg.ops.decode import decode_batch
 from tarpeg.sampling.sampler import Request
@@ -590,6 +591,33 @@ def test_the_plan():
     assert "the times below are of 500x375 pixels, and grow with their number" in lines[0]
     assert "tarpeg.Augment(erase=tarpeg.Erase(...)) is native" in lines[-1]
     assert "the times below are" not in str(whole.plan(measure=False))
+
+
+@pytest.mark.parametrize(
+    ("step", "policy"),
+    [
+        (
+            v2.RandAugment(3, 5, interpolation=InterpolationMode.BILINEAR),
+            tarpeg.RandAugment(3, 5, 31, "bilinear"),
+        ),
+        (v2.AutoAugment(v2.AutoAugmentPolicy.SVHN), tarpeg.AutoAugment("svhn")),
+        (v2.AugMix(severity=2), tarpeg.AugMix(2)),
+        (v2.RandomApply([v2.GaussianBlur(5, 0.5)], p=0.25), tarpeg.GaussianBlur(5, 0.5, 0.25)),
+        (v1.ColorJitter(0.25, hue=0.125), tarpeg.ColorJitter(0.25, hue=0.125)),
+        (v2.RandomApply([v1.RandomGrayscale(0.5)], p=0.5), tarpeg.Grayscale(0.25)),
+        (v2.RandomSolarize(99, p=0.5), tarpeg.Solarize(99, 0.5)),
+        (v2.RandAugment(interpolation=BICUBIC), None),
+        (v2.RandomApply([v2.TrivialAugmentWide()]), None),
+        (v2.GaussianBlur((3, 5)), None),
+    ],
+)
+def test_a_plan_measures_the_policy_with_the_arguments_of_the_step(step, policy):
+    assert _policy_of(step) == policy
+    note = Split("x", transform=compose(*CROP, step)).plan().views[0][-1].note
+    name = type(policy).__name__
+    assert (
+        re.fullmatch(rf"tarpeg.{name}, .* takes about [\d,]+ us", note) if policy else "tarpeg." not in note
+    )
 
 
 def test_hydra(photos):

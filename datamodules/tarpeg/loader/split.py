@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..augment.policies import Policy
+from ..augment.policies import (
+    AugMix,
+    AutoAugment,
+    ColorJitter,
+    GaussianBlur,
+    Grayscale,
+    Policy,
+    RandAugment,
+    Solarize,
+    TrivialAugmentWide,
+    run_policies,
+)
 from ..errors import ShardError, explains_arguments, similar, warn
 from ..sampling.crops import Crop, Progressive, crop_at
 from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fraction, shown, subset_ids
@@ -43,19 +55,18 @@ from .transform import (
 # Runs of which the steps in Python are timed, and the size of the image that steps on whole images get.
 _RUNS = 10
 _HEIGHT_WIDTH = 375, 500
-# Policies of tarpeg for transforms of torchvision, and how many times as fast they are: on a batch of uint8,
-# 224 pixels, one thread; see suite=augment.
-_FASTER = {
-    "RandAugment": ("RandAugment", 8.5),
-    "TrivialAugmentWide": ("TrivialAugmentWide", 8.0),
-    "AutoAugment": ("AutoAugment", 7.4),
-    "AugMix": ("AugMix", 7.5),
-    "GaussianBlur": ("GaussianBlur", 44.0),
-    "ColorJitter": ("ColorJitter", 5.5),
-    "RandomGrayscale": ("Grayscale", 2.9),
-    "RandomSolarize": ("Solarize", 4.9),
+# Policies of tarpeg for transforms of torchvision, with the arguments that both have.
+_POLICIES: dict[str, tuple[type[Policy], str]] = {
+    "RandAugment": (RandAugment, "num_ops magnitude num_magnitude_bins interpolation"),
+    "TrivialAugmentWide": (TrivialAugmentWide, "num_magnitude_bins interpolation"),
+    "AutoAugment": (AutoAugment, "policy interpolation"),
+    "AugMix": (AugMix, "severity mixture_width chain_depth alpha all_ops interpolation"),
+    "GaussianBlur": (GaussianBlur, "kernel_size sigma"),
+    "ColorJitter": (ColorJitter, "brightness contrast saturation hue"),
+    "RandomGrayscale": (Grayscale, ""),
+    "RandomSolarize": (Solarize, "threshold"),
 }
-_FASTER_HUE = 14.0  # ColorJitter(hue=...)
+_BATCH = 64  # images of which policies are timed
 # The same for classes of timm.
 _NATIVE_FOR_TIMM = {
     "RandomResizedCropAndInterpolation": "interpolation='bicubic', not 'random', is done in the decoder",
@@ -510,7 +521,7 @@ def _planned(pipeline: Pipeline, measure: bool) -> Iterator[PlannedStep]:
     for text, note in pipeline.head:
         yield PlannedStep(text, True, note + size * is_timed_whole)
     for number, (step, us) in enumerate(zip(pipeline.python, times, strict=True)):
-        text, note = shown_step(original(step)), _faster(step, us)
+        text, note = shown_step(original(step)), _faster(step, None if us is None else image)
         if number == 0 and name_of(step) == "ToImage" and text in dict(pipeline.head):
             note = "again, for the type that the steps in Python get"
         note = "; ".join(part for part in (note, failure) if part)
@@ -522,16 +533,44 @@ def _planned(pipeline: Pipeline, measure: bool) -> Iterator[PlannedStep]:
         yield PlannedStep(shown_step(original(step)), True, note)
 
 
-def _faster(step: Any, us: float | None) -> str:
-    """Return the policy of tarpeg that does the same, and its cost; "" if there is none."""
+def _faster(step: Any, image: Tensor | None) -> str:
+    """Return the policy of tarpeg that does the same, and its cost on ``image``; "" if there is none."""
     if (kind := type(original(step))).__module__.startswith("timm.data."):
         return _NATIVE_FOR_TIMM.get(kind.__name__, "")
-    inner = list(step.transforms) if name_of(step) == "RandomApply" else [step]
-    name, ratio = _FASTER.get(name_of(inner[0]) if len(inner) == 1 else "", ("", 1.0))
-    ratio = _FASTER_HUE if name == "ColorJitter" and inner[0].hue else ratio
-    cost = f"about {us / ratio:,.0f} us" if us is not None else f"about 1/{ratio:g} of the time"
-    others = _NATIVE.get(name_of(step), "")
-    return f"tarpeg.{name}, in transform= or Augment(policy=...), takes {cost}" if name else others
+    if (policy := _policy_of(step)) is None:
+        return _NATIVE.get(name_of(step), "")
+    cost = "is native" if image is None else f"takes about {_policy_time(policy, image):,.0f} us"
+    return f"tarpeg.{type(policy).__name__}, in transform= or Augment(policy=...), {cost}"
+
+
+def _policy_of(step: Any) -> Policy | None:
+    """Return the policy of tarpeg that does the same as a step of torchvision; None if there is none."""
+    parts = step.transforms if name_of(step) == "RandomApply" else [step]
+    kind, names = _POLICIES.get(name_of(parts[0]) if len(parts) == 1 else "", (None, ""))
+    if kind is None:
+        return None
+    given = {name: getattr(parts[0], name) for name in names.split()}
+    given = {name: getattr(each, "value", each) for name, each in given.items() if each is not None}
+    chances = [part.p for part in {step, parts[0]} if hasattr(part, "p")]
+    given |= {"probability": math.prod(chances)} if chances else {}
+    if len({*(sides := given.get("kernel_size", ()))}) == 1:
+        given["kernel_size"] = sides[0]
+    try:
+        return kind(**given)
+    except (TypeError, ValueError):  # arguments that only torchvision has
+        return None
+
+
+def _policy_time(policy: Policy, image: Tensor) -> float:
+    """Processor time of a policy per image, in microseconds, on one thread."""
+    images = image.expand(_BATCH, *image.shape).contiguous(memory_format=torch.channels_last)
+    draws, times = np.random.default_rng(0), []
+    with own_generators():  # one thread of torch
+        for _ in range(4):
+            begin = time.thread_time()
+            run_policies([policy], images, lambda _, count: draws.random((_BATCH, count)))
+            times.append(time.thread_time() - begin)
+    return 1e6 / _BATCH * float(np.median(times[1:]))
 
 
 def _photograph(pipeline: Pipeline) -> Tensor:
