@@ -94,17 +94,23 @@ def check_settings(program: str, arguments: Sequence[str]) -> None:
             return
         problem = _unknown(program, key, given)
     except (HydraException, OmegaConfBaseException, ValueError):
-        return  # Hydra explains it
+        empty = [key for key, value in given.items() if value == "null" and (_conf() / key).is_dir()]
+        if not empty:
+            return  # Hydra explains it
+        problem = f"{empty[0]}=null cannot be given here: ~{empty[0]} leaves it out"
     else:
         problem = next(_misplaced(config, given), "")
     if problem:
         raise SystemExit(f"{program}: {problem}")
 
 
-def _composed(program: str, arguments: Sequence[str]) -> DictConfig:
+def _conf() -> Path:
     # Services that copy a source directory may leave out its links; conf/ itself is in a checkout.
-    conf = _CONF if _CONF.is_dir() else _CHECKOUT / "conf"
-    with initialize_config_dir(str(conf), version_base="1.3"):
+    return _CONF if _CONF.is_dir() else _CHECKOUT / "conf"
+
+
+def _composed(program: str, arguments: Sequence[str]) -> DictConfig:
+    with initialize_config_dir(str(_conf()), version_base="1.3"):
         return compose(program, list(arguments), return_hydra_config=True)
 
 

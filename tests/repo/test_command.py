@@ -122,6 +122,7 @@ def test_a_command_has_the_settings_of_its_tool(name):
         ),
         ("train", ["data=shards", "data.train.shards=/x", "+data.allow_overlap=true", "data.val=null"], ""),
         ("train", ["data.bach_size=3", "--multirun"], ""),
+        ("preview", ["augment=null"], "augment=null cannot be given here: ~augment leaves it out"),
     ],
 )
 def test_settings_that_do_not_exist_are_one_line_with_a_similar_name(program, arguments, message):
