@@ -32,6 +32,7 @@ from tarpeg.diagnostics import preview
 from tarpeg.sampling.crops import RandomResizedCrop
 from tarpeg.sampling.sampler import Request
 from tarpeg.shards.pillow import open_rgb
+from torchvision.transforms import v2
 
 ORANGE = (0xE4, 0x57, 0x2E)
 
@@ -175,6 +176,20 @@ def test_crops_beside_torchvisions(photos, tmp_path):
         data = ShardDataModule(split, batch_size=4, workers=0, augment=None)
         done = comparison_sheet(data, tmp_path / "exact.png", samples=3)
         assert max(done.maxima) <= 1, f"{interpolation}: as docs/fidelity.md promises"
+
+
+def test_a_transform_beside_torchvisions(photos, tmp_path):
+    def compared(*steps):
+        split = Split(photos, transform=v2.Compose([v2.RandomResizedCrop(16), *steps]))
+        data = ShardDataModule(split, batch_size=4, workers=0, augment=None)
+        return comparison_sheet(data, tmp_path / "sheet.png", samples=3)
+
+    normal = v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    flip, plain = v2.RandomHorizontalFlip(), compared(v2.RandomHorizontalFlip())
+    for dtype in (torch.float32, torch.bfloat16):
+        assert compared(flip, v2.ToImage(), v2.ToDtype(dtype, scale=True), normal) == plain
+    with pytest.raises(ValueError, match="leave out steps of transform= behind them, such as RandAugment"):
+        compared(v2.RandAugment())
 
 
 def test_a_wrong_box_is_seen(photos, tmp_path, monkeypatch):

@@ -115,10 +115,14 @@ def comparison_sheet(
     for loader, batch in _batches(data, split, samples, epoch, columns):
         request, fetcher = loader.claim(), loader.fetcher
         views = by_view(batch.image, loader.split.view_groups)
+        levels = loader.split.pipelines[0].levels
+        if levels and loader.split.is_decoded_only:  # the decoder has rounded them before it normalised
+            inverse = Augment(levels.mean, levels.std)
+            views = [inverse.denormalise(view).round().clamp(0, 255).to(torch.uint8) for view in views]
         if views[0].dtype != torch.uint8 or not loader.split.is_decoded_only:
             raise ValueError(
-                f"split={split!r} must deliver the decoder's uint8 crops to be compared: leave out other "
-                "steps of transform="
+                f"split={split!r} must deliver the decoder's crops to be compared: leave out steps of "
+                "transform= behind them, such as RandAugment, that are not native"
             )
         for row, id in enumerate(request.ids[: samples - len(cards)].tolist()):
             card = Card(fetcher.shards.key(id), "")
