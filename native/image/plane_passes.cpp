@@ -165,7 +165,7 @@ struct PlaneColumnsCode {
   }
 
   static void portable(const PlaneColumns& columns, const int16_t* row, int16_t* out) noexcept {
-    const int blocks = columns.blocks_, shift = columns.shift();
+    const int blocks = columns.blocks_, shift = columns.shift_;
     const int* start = columns.start_.data();
     const int16_t* weights = columns.weights_.data();
     for (int x = 0; x < columns.width_; x += 4, start += 4, weights += 16 * blocks) {
@@ -188,8 +188,8 @@ struct PlaneColumnsCode {
   template <int kPairs>
   TARPEG_AVX2 static void near(const PlaneColumns& columns, const int16_t* row, int16_t* out) noexcept {
     const int pairs = kPairs > 0 ? kPairs : columns.pairs_;
-    const __m256i round = _mm256_set1_epi32(1 << (columns.shift() - 1));
-    const __m128i shift = _mm_cvtsi32_si128(columns.shift());
+    const __m256i round = _mm256_set1_epi32(1 << (columns.shift_ - 1));
+    const __m128i shift = _mm_cvtsi32_si128(columns.shift_);
     const int* start = columns.start_.data();
     const int16_t* weights = columns.weights_.data();
     const uint8_t* picks = columns.picks_.data();
@@ -228,8 +228,8 @@ struct PlaneColumnsCode {
   }
 
   TARPEG_AVX2 static void far(const PlaneColumns& columns, const int16_t* row, int16_t* out) noexcept {
-    const __m256i round = _mm256_set1_epi32(1 << (columns.shift() - 1));
-    const __m128i shift = _mm_cvtsi32_si128(columns.shift());
+    const __m256i round = _mm256_set1_epi32(1 << (columns.shift_ - 1));
+    const __m128i shift = _mm_cvtsi32_si128(columns.shift_);
     for (int x = 0; x < columns.width_; x += 8) {
       const __m256i first = _mm256_hadd_epi32(two(columns, row, x), two(columns, row, x + 2));
       const __m256i second = _mm256_hadd_epi32(two(columns, row, x + 4), two(columns, row, x + 6));
@@ -247,8 +247,8 @@ struct PlaneColumnsCode {
   // 16 outputs at a time, picked from kReach samples.
   template <int kReach>
   TARPEG_AVX512 static void sixteen(const PlaneColumns& columns, const int16_t* row, int16_t* out) noexcept {
-    const __m512i round = _mm512_set1_epi32(1 << (columns.shift() - 1));
-    const __m128i shift = _mm_cvtsi32_si128(columns.shift());
+    const __m512i round = _mm512_set1_epi32(1 << (columns.shift_ - 1));
+    const __m128i shift = _mm_cvtsi32_si128(columns.shift_);
     const int* start = columns.start_.data();
     const int16_t* weights = columns.weights_.data();
     const uint8_t* picks = columns.picks_.data();
@@ -290,10 +290,8 @@ void blend_plane_rows(const PlaneRows& rows, int16_t* out) noexcept {
   blend_rows(rows, out);
 }
 
-void PlaneColumns::prepare(const Axis& axis, int first, bool reversed) {
-  axis_ = &axis;
-  first_ = first;
-  reversed_ = reversed;
+void PlaneColumns::prepare(const Axis& axis, int first, bool reversed, int dropped) {
+  shift_ = axis.precision + dropped;
   width_ = (axis.out + 15) / 16 * 16;
   pairs_ = (axis.taps + 1) / 2;
   const auto column = [&](int x) { return reversed ? axis.out - 1 - x : x; };

@@ -27,11 +27,13 @@ struct PlaneRows {
 };
 void blend_plane_rows(const PlaneRows& rows, int16_t* out) noexcept;
 
-// The second pass: the positions and weights of an axis in the order of the vector registers.
+// The second pass: the positions and weights of an axis in the order of the vector registers. Rows of gray
+// images have it, too.
 class PlaneColumns {
  public:
-  // `axis` must outlive it. Sample `first` of the axis is the first of a row; `reversed`: from right to left.
-  void prepare(const Axis& axis, int first, bool reversed);
+  // Sample `first` of the axis is the first of a row; `reversed`: from right to left.
+  // The results have `dropped` fractional bits less than a row.
+  void prepare(const Axis& axis, int first, bool reversed, int dropped);
   // Fills out[axis.out], and up to the next multiple of 16. Reads, but does not use, up to axis.taps +
   // kBeyond numbers past the row.
   void blend(const int16_t* row, int16_t* out) const noexcept;
@@ -40,11 +42,7 @@ class PlaneColumns {
 
  private:
   friend struct PlaneColumnsCode;
-  int shift() const noexcept { return axis_->precision + 1; }  // leaves 7 of the fractional bits
-
-  const Axis* axis_ = nullptr;
-  int first_ = 0, width_ = 0;
-  bool reversed_ = false;
+  int width_ = 0, shift_ = 0;
   // If every four outputs have their first two taps among eight samples, which one vector holds, `picks_` are
   // bytes of it [eight outputs][output][byte], weights_ [eight outputs][pair of taps][output][tap], and
   // start_ has a number for each four outputs. With AVX-512 the same for sixteen outputs and `reach_`

@@ -7,6 +7,7 @@
 
 #include "base/simd.h"
 #include "image/portable.h"
+#include "jpeg/color.h"
 
 namespace tarpeg {
 namespace {
@@ -25,20 +26,14 @@ struct Rows {
   bool clamps;  // to levels of 0 to 255
 };
 
-// One output row of the horizontal pass: `width` pixels, each of blocks * 4 taps (gray: blocks * 8).
+// One output row of the horizontal pass: `width` pixels, each of blocks * 4 taps.
 struct Columns {
   const int* start;  // [width], pixels
-  // [width][blocks][tap pair][channel][tap], gray: [pair of pixels][blocks][pixel][tap]: as a multiply-add of
-  // 16 lanes takes them
+  // [width][blocks][tap pair][channel][tap]: as a multiply-add of 16 lanes takes them
   const int16_t* weights;
   int blocks, width, shift;
-  int pixel;  // numbers per pixel of a row: 1 for gray, 3 or 4
+  int pixel;  // numbers per pixel of a row: 3 or 4
 };
-
-// Where the weight of a tap of gray pixel x is.
-constexpr ptrdiff_t gray_place(int x, int blocks, int tap) noexcept {
-  return (static_cast<ptrdiff_t>(x / 2) * blocks + tap / 8) * 16 + x % 2 * 8 + tap % 8;
-}
 
 // Where the weight of a tap of an RGBX pixel is: portable code takes two taps of four channels.
 inline ptrdiff_t rgb_place(bool is_vector, int tap, int channel) noexcept {
@@ -62,20 +57,6 @@ void blend_columns(const Columns& columns, const int16_t* row, uint8_t* out) noe
     }
     shift_between(sums, 4 * static_cast<size_t>(count), columns.shift, 0, 255, pixels);
     for (int x = 0; x < count; ++x, out += 3) std::memcpy(out, pixels + 4 * x, 3);
-  }
-}
-
-void blend_gray_columns(const Columns& columns, const int16_t* row, uint8_t* out) noexcept {
-  for (int x = 0; x < columns.width; ++x) {
-    Sums products;
-    for (int block = 0; block < columns.blocks; ++block) {
-      products.add(shorts_at(row + columns.start[x] + 8 * block),
-                   shorts_at(columns.weights + gray_place(x, columns.blocks, 8 * block)));
-    }
-    int32_t sums[4];
-    products.put(sums);
-    const int32_t sum = sums[0] + sums[1] + sums[2] + sums[3] + (1 << (columns.shift - 1));
-    out[x] = static_cast<uint8_t>(std::clamp(sum >> columns.shift, 0, 255));
   }
 }
 
@@ -197,65 +178,73 @@ TARPEG_AVX2 void blend_columns_avx2(const Columns& columns, const int16_t* row, 
   }
 }
 
-// Sums of eight taps and more of gray pixels x (low half) and x + 1, four partial sums each.
-TARPEG_AVX2 inline __m256i gather_gray(const Columns& columns, const int16_t* row, int x) noexcept {
-  const int last = columns.width - 1;
-  const int16_t* even = row + columns.start[std::min(x, last)];
-  const int16_t* odd = row + columns.start[std::min(x + 1, last)];
-  const int16_t* weights = columns.weights + gray_place(x, columns.blocks, 0);
-  __m256i sum = _mm256_setzero_si256();
-  for (int block = 0; block < columns.blocks; ++block) {
-    const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(even + 8 * block));
-    const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(odd + 8 * block));
-    const __m256i factor = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + 16 * block));
-    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_set_m128i(high, low), factor));
-  }
-  return sum;
-}
-
-TARPEG_AVX2 void blend_gray_columns_avx2(const Columns& columns, const int16_t* row, uint8_t* out) noexcept {
-  const __m256i round = _mm256_set1_epi32(1 << (columns.shift - 1));
-  const __m128i shift = _mm_cvtsi32_si128(columns.shift);
-  for (int x = 0; x < columns.width; x += 8) {  // past the end the last pixel is weighted by zeros
-    const __m256i first = _mm256_hadd_epi32(gather_gray(columns, row, x), gather_gray(columns, row, x + 2));
-    const __m256i second =
-        _mm256_hadd_epi32(gather_gray(columns, row, x + 4), gather_gray(columns, row, x + 6));
-    // Pixels 0, 2, 4, 6 in the low half, 1, 3, 5, 7 in the high one.
-    const __m256i sums = _mm256_add_epi32(_mm256_hadd_epi32(first, second), round);
-    const __m256i levels = _mm256_sra_epi32(sums, shift);
-    const __m256i words = _mm256_packs_epi32(levels, levels);
-    const __m128i mixed =
-        _mm_unpacklo_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    alignas(16) uint8_t bytes[16];
-    _mm_store_si128(reinterpret_cast<__m128i*>(bytes), _mm_packus_epi16(mixed, mixed));
-    std::memcpy(out + x, bytes, static_cast<size_t>(std::min(8, columns.width - x)));
+// Eight numbers of each row at a time, of which up to seven are past the end.
+TARPEG_AVX2 void split_rows_avx2(const int16_t* line, int width, int16_t* const* rows) noexcept {
+  const __m128i first = _mm_setr_epi8(0, 1, 6, 7, 12, 13, 2, 3, 8, 9, 14, 15, 4, 5, 10, 11);
+  const __m128i second = _mm_setr_epi8(2, 3, 8, 9, 14, 15, 4, 5, 10, 11, 0, 1, 6, 7, 12, 13);
+  const __m128i third = _mm_setr_epi8(4, 5, 10, 11, 0, 1, 6, 7, 12, 13, 2, 3, 8, 9, 14, 15);
+  int16_t *const a = rows[0], *const b = rows[1], *const c = rows[2];
+  for (int x = 0; x < width; x += 8, line += 24) {
+    const __m128i* const in = reinterpret_cast<const __m128i*>(line);
+    const __m128i low = _mm_loadu_si128(in), middle = _mm_loadu_si128(in + 1), high = _mm_loadu_si128(in + 2);
+    // Lanes 0, 3, 6 of one vector, 1, 4, 7 of another and 2, 5 of the third.
+    const __m128i as = _mm_blend_epi16(_mm_blend_epi16(low, middle, 0x92), high, 0x24);
+    const __m128i bs = _mm_blend_epi16(_mm_blend_epi16(high, low, 0x92), middle, 0x24);
+    const __m128i cs = _mm_blend_epi16(_mm_blend_epi16(middle, high, 0x92), low, 0x24);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(a + x), _mm_shuffle_epi8(as, first));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(b + x), _mm_shuffle_epi8(bs, second));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(c + x), _mm_shuffle_epi8(cs, third));
   }
 }
 
 #endif
 
 // The same integer sums on every processor.
-void blend(const Rows& rows, const Columns& columns, int16_t* between, uint8_t* out) noexcept {
-  bool is_vector = false;
+void blend_rows(const Rows& rows, int16_t* between) noexcept {
+  bool is_done = false;
 #if defined(TARPEG_AVX2)
-  is_vector = has_avx2();
-  if (is_vector) blend_rows_avx2(rows, between);
+  is_done = has_avx2();
+  if (is_done) blend_rows_avx2(rows, between);
 #endif
-  if (!is_vector) {
+  if (!is_done) {
     blend_rows_portable(rows.rows, rows.weights, rows.pairs, rows.length, rows.shift, INT16_MIN, INT16_MAX,
                         between);
   }
   if (rows.clamps) {
     for (size_t x = 0; x < rows.length; ++x) between[x] = std::clamp<int16_t>(between[x], 0, kMostBetween);
   }
+}
+
+void blend(const Columns& columns, const int16_t* between, uint8_t* out) noexcept {
 #if defined(TARPEG_AVX2)
-  if (is_vector) {
-    return columns.pixel == 1   ? blend_gray_columns_avx2(columns, between, out)
-           : columns.pixel == 3 ? blend_columns_avx2<3>(columns, between, out)
-                                : blend_columns_avx2<4>(columns, between, out);
+  if (has_avx2()) {
+    return columns.pixel == 3 ? blend_columns_avx2<3>(columns, between, out)
+                              : blend_columns_avx2<4>(columns, between, out);
   }
 #endif
-  columns.pixel == 1 ? blend_gray_columns(columns, between, out) : blend_columns(columns, between, out);
+  blend_columns(columns, between, out);
+}
+
+void to_levels(const int16_t* __restrict line, int width, uint8_t* __restrict out) noexcept {
+  for (int x = 0; x < width; ++x) out[x] = static_cast<uint8_t>(std::clamp<int16_t>(line[x], 0, 255));
+}
+
+// `count` gray rows, up to three, become the channels of a row of RGBX.
+void join_rows(const uint8_t* rows, ptrdiff_t stride, int count, int width, uint8_t* out) noexcept {
+  const uint8_t *second = rows + (count > 1) * stride, *third = second + (count > 2) * stride;
+  for (int x = 0; x < width; x += kSome) {
+    interleave_portable(rows + x, second + x, third + x, std::min(kSome, width - x), 4, out + 4 * x);
+  }
+}
+
+// The channels of a row of RGB become `count` rows, up to three.
+void split_rows(const int16_t* line, int width, int count, int16_t* const* rows) noexcept {
+#if defined(TARPEG_AVX2)
+  if (count == 3 && has_avx2()) return split_rows_avx2(line, width, rows);
+#endif
+  for (int row = 0; row < count; ++row) {
+    for (int x = 0; x < width; ++x) rows[row][x] = line[3 * x + row];
+  }
 }
 
 // The weights of one output, two by two.
@@ -283,19 +272,9 @@ T* at_least(std::vector<T>* memory, size_t count) {
 
 }  // namespace
 
-void Resampler::prepare_columns(bool is_gray, bool reversed) {
+void Resampler::prepare_columns(bool reversed) {
   const int last = horizontal_.out - 1;
   if (reversed) std::reverse(horizontal_.start.begin(), horizontal_.start.end());
-  if (is_gray) {
-    blocks_ = (horizontal_.taps + 7) / 8;
-    columns_.assign(static_cast<size_t>(horizontal_.out + 7) / 8 * 64 * blocks_, 0);
-    const int16_t* weight = horizontal_.weights.data();
-    for (int x = 0; x <= last; ++x) {
-      const int column = reversed ? last - x : x;
-      for (int tap = 0; tap < horizontal_.taps; ++tap) columns_[gray_place(column, blocks_, tap)] = *weight++;
-    }
-    return;
-  }
   blocks_ = (horizontal_.taps + 3) / 4;
   columns_.assign(static_cast<size_t>(horizontal_.out) * blocks_ * 16, 0);
   for (int x = 0; x <= last; ++x) {
@@ -331,14 +310,21 @@ Status Resampler::run(RowSource& rows, const Resize& resize, const Placement& pl
   // A mirrored row is blended from right to left, and its bytes are in order again.
   const bool reversed = place.column_step == -pixel_bytes,
              packed = std::abs(place.column_step) == pixel_bytes;
-  prepare_columns(resize.is_gray, reversed);
+  PlaneColumns& gray_columns = passes_[0].columns;
+  if (resize.is_gray) {
+    gray_columns.prepare(horizontal_, 0, reversed, kBlendBits);
+    at_least(&lines_, (static_cast<size_t>(out_width) + 15) / 16 * 16);
+  } else {
+    prepare_columns(reversed);
+  }
   const size_t length = step * static_cast<size_t>(box_width);
   // The passes work on whole vectors and whole groups of taps: past the end they read zeros of weight zero.
   const size_t padded = (length + 31) / 32 * 32;
   const size_t skip = step * static_cast<size_t>(rows.skip());
   const size_t ring_stride = std::max(rows.stride(), skip + padded);
   if (ring_.size() < ring_rows * ring_stride) ring_.resize(ring_rows * ring_stride);
-  const size_t blend_size = padded + 16 * static_cast<size_t>(blocks_ + 1);
+  const size_t beyond = resize.is_gray ? horizontal_.taps + PlaneColumns::kBeyond : 16 * (blocks_ + 1);
+  const size_t blend_size = padded + beyond;
   if (blend_.size() < blend_size) blend_.resize(blend_size);
   std::memset(blend_.data() + length, 0, (blend_size - length) * sizeof(int16_t));
   if (pixels_.size() < 3 * static_cast<size_t>(out_width) + 16)
@@ -372,7 +358,14 @@ Status Resampler::run(RowSource& rows, const Resize& resize, const Placement& pl
         clamps};
     uint8_t* line = place.origin + y * place.row_step;
     uint8_t* const target = reversed ? line + (out_width - 1) * place.column_step : line;
-    blend(rows_in, columns, blend_.data(), packed ? target : pixels_.data());
+    uint8_t* const pixels = packed ? target : pixels_.data();
+    blend_rows(rows_in, blend_.data());
+    if (resize.is_gray) {
+      gray_columns.blend(blend_.data(), lines_.data());
+      to_levels(lines_.data(), out_width, pixels);
+    } else {
+      blend(columns, blend_.data(), pixels);
+    }
     if (packed) continue;
     scatter_pixels(pixels_.data(), out_width, static_cast<size_t>(pixel_bytes), place.column_step, line);
   }
@@ -398,7 +391,7 @@ void Resampler::prepare_pass(const Samples& plane, const Box& box, bool reversed
   const int first = *std::min_element(columns->start.begin(), columns->start.end());
   pass->left = offset + first;
   pass->width = columns->end - first;
-  pass->columns.prepare(*columns, first, reversed);
+  pass->columns.prepare(*columns, first, reversed, kRowPrecision - kBlendBits);
   // Vector code of the second pass reads past the last sample, with weights of zero.
   const size_t length =
       static_cast<size_t>((pass->width + 31) / 32 * 32 + columns->taps + PlaneColumns::kBeyond);
@@ -486,7 +479,7 @@ Status Resampler::run_columns_first(RowSource& rows, bool is_gray, const Placeme
       std::max(rows.stride(), skip + 4 * static_cast<size_t>(horizontal_.in)) + 8 * (column_pairs + 2);
   const size_t length = pixel_bytes * static_cast<size_t>(width);
   const size_t stride = (length + 31) / 32 * 32 + kWrittenBeyond;
-  const size_t gray_stride = 3 * static_cast<size_t>(width) + kWrittenBeyond;
+  const size_t gray_stride = 3 * static_cast<size_t>(width) + kWrittenBeyond + 24;
   uint8_t* const in = at_least(&ring_, kRowsAtOnce * in_stride + kReadBeyond);
   uint8_t* const gray_in = is_gray ? at_least(&gray_, kRowsAtOnce * rows_each * rows.stride()) : nullptr;
   int16_t* const gray_out = is_gray ? at_least(&gray_between_, kRowsAtOnce * gray_stride) : nullptr;
@@ -517,16 +510,15 @@ Status Resampler::run_columns_first(RowSource& rows, bool is_gray, const Placeme
         sources[i] = in + row * in_stride + (is_gray ? 0 : skip);
         targets[i] = is_gray ? gray_out + row * gray_stride : ring + (have + row) % ring_rows * stride;
       }
-      for (int i = 0; is_gray && i < count; ++i) {
-        const uint8_t* line = gray_in + i * rows.stride() + skip;
-        uint8_t* to = in + i / 3 * in_stride + i % 3;
-        for (int x = 0; x < horizontal_.in; ++x) to[4 * x] = line[x];
+      for (int i = 0; is_gray && i < count; i += 3) {
+        join_rows(gray_in + i * rows.stride() + skip, rows.stride(), count - i, horizontal_.in,
+                  in + i / 3 * in_stride);
       }
       blend_columns_first(column_pass, sources, targets);
-      for (int i = 0; is_gray && i < count; ++i) {
-        const int16_t* line = gray_out + i / 3 * gray_stride + i % 3;
-        int16_t* to = ring + (have + i) % ring_rows * stride;
-        for (int x = 0; x < width; ++x) to[x] = line[3 * x];
+      for (int i = 0; is_gray && i < count; i += 3) {
+        int16_t* three[3];
+        for (int row = 0; row < 3; ++row) three[row] = ring + (have + i + row) % ring_rows * stride;
+        split_rows(gray_out + i / 3 * gray_stride, width, std::min(3, count - i), three);
       }
       have += count;
     }

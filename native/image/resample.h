@@ -50,7 +50,7 @@ class Resampler {
   }
 
  private:
-  void prepare_columns(bool is_gray, bool reversed);
+  void prepare_columns(bool reversed);
   Status run_columns_first(RowSource& rows, bool is_gray, const Placement& place);
 
   // How components of one geometry are resampled.
@@ -69,16 +69,16 @@ class Resampler {
   std::vector<const uint8_t*> taps_;  // rows under the current output row
   std::vector<int32_t> pairs_;        // vertical weights, two rows in one number
   std::vector<int16_t> columns_;      // horizontal weights in the order of the vector registers
-  int blocks_ = 0;                    // groups of four horizontal taps, or eight of gray
+  int blocks_ = 0;                    // groups of four horizontal taps
   // Of the columns first: rows between the passes are in blend_, weights of both passes in pairs_.
   std::vector<const int16_t*> taps_between_;
   std::vector<int> starts_;
   ColumnGroups groups_;
   std::vector<uint8_t> gray_;
   std::vector<int16_t> gray_between_;
-  // Of planes: rows between the passes are in blend_.
+  // Of planes: rows between the passes are in blend_. The first has the columns of gray images, too.
   PlanePass passes_[3];
-  std::vector<int16_t> lines_;  // of each component, after both passes
+  std::vector<int16_t> lines_;  // of each component, or of gray, after both passes
   std::vector<uint8_t> row_weights_;
 };
 
