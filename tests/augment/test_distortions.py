@@ -100,6 +100,7 @@ def test_masks():
         (lambda: Color(probability=2), r"probability=2 of Color must be a probability in 0\.\.1"),
         (lambda: Erase(area=(0.5, 1.5)), r"area=\(0\.5, 1\.5\) of Erase .* at most 1\.0"),
         (lambda: Erase(aspect=(0, 1)), r"aspect=\(0, 1\) of Erase"),
+        (lambda: Erase(pixels="pixel"), r"pixels='pixel' of Erase must be True, as timm's mode 'pixel'"),
         (lambda: Mask(ratio=1.5), r"ratio=1\.5 of Mask must be a probability"),
         (lambda: Mask(cells=0), r"cells=0 must be an int or \(height, width\)"),
         (lambda: Mask(cells=500), r"cells=500 .* at most 32768 in all"),

@@ -118,6 +118,8 @@ class Erase:
 
     ``area``: range of the erased fraction of the image, within 0..1. ``aspect``: range of height / width,
     drawn evenly in the logarithm. The first of ten tries that fits is used; if none fits, nothing is erased.
+    A box may be as high or as wide as the image, where torchvision's and timm's are smaller in both: 1 of
+    1000 boxes is so at 224x224, 5 at 32x32.
     ``pixels``: erased pixels become normal random numbers in place of normalised ones, as in timm's mode
     "pixel"; otherwise they are ``fill`` of ``Augment``.
     """
@@ -131,6 +133,10 @@ class Erase:
 
     def __post_init__(self) -> None:
         check_probabilities(self, "probability")
+        if not isinstance(self.pixels, bool):
+            raise ValueError(
+                f"pixels={self.pixels!r} of Erase must be True, as timm's mode 'pixel', or False, as 'const'"
+            )
         _set_range(self, "area", 1e-9, 1.0)
         _set_range(self, "aspect", 1e-9, math.inf)
 
