@@ -11,7 +11,7 @@ from helpers.checkouts import ROOT
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from tarpeg.diagnostics.advice import Call, Costs, RunFacts, advise
-from tarpeg.loader.split import PlannedStep
+from tarpeg.loader.plan import PlannedStep
 from tarpeg_hydra.hints import in_overrides
 
 GPU = RunFacts("cuda", 8, 8, "/d/train-*.tar", workers=8, augment="Augment", is_random=True)

@@ -24,7 +24,7 @@ from PIL import Image
 from tarpeg import CenterCrop, RandomCrop, RandomResizedCrop, ShardDataModule, Split, Whole
 from tarpeg.diagnostics.advice import measure_costs
 from tarpeg.loader.config import PixelFormat
-from tarpeg.loader.split import _policy_of
+from tarpeg.loader.plan import _policy_of
 from tarpeg.loader.transform import FullImage, TransformError
 from tarpeg.ops.decode import decode_batch
 from tarpeg.sampling.sampler import Request

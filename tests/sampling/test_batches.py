@@ -12,7 +12,7 @@ from helpers.samplers import make_sampler
 from hypothesis import assume, given, settings, strategies as st
 from tarpeg import Blocks
 from tarpeg.errors import ShardError
-from tarpeg.sampling.batches import DistributedBatchSampler as Batches, EpochCounter
+from tarpeg.sampling.sampler import DistributedBatchSampler as Batches, EpochCounter
 
 
 @settings(deadline=None, max_examples=600)

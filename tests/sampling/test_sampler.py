@@ -9,9 +9,8 @@ import pytest
 from helpers.samplers import make_sampler as sampler
 from hypothesis import given, settings, strategies as st
 from tarpeg import Blocks
-from tarpeg.sampling.batches import DistributedBatchSampler
 from tarpeg.sampling.rng import permutation
-from tarpeg.sampling.sampler import checked_weights, subset_ids
+from tarpeg.sampling.sampler import DistributedBatchSampler, checked_weights, subset_ids
 
 
 def epoch_ids(*args, epoch=0, **options):

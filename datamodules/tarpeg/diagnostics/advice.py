@@ -25,7 +25,7 @@ from ..cache.codecs import Codec, Packed, Raw, Tiled, tile_width
 from ..errors import DecodeError, ShardError
 from ..loader.config import PixelFormat
 from ..loader.fetch import BoxError, Fetcher
-from ..loader.split import PlannedStep
+from ..loader.plan import PlannedStep
 from ..sampling.sampler import Request
 from ..shards.pillow import NATIVE, PACKED, as_tensor
 

@@ -22,8 +22,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ..errors import DecodeError, ResumeError, ShardError, allowed_bad, warn
 from ..machine import read_machine
-from ..sampling.batches import DistributedBatchSampler, EpochCounter
-from ..sampling.sampler import Request, Sampler
+from ..sampling.sampler import DistributedBatchSampler, EpochCounter, Request, Sampler
 from ..shards.labels import Samples
 from ..shards.mapped import Shards
 from .batch import AnyBatch, FetchResult, without_rows

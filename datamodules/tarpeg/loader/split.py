@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import operator
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor, nn
 
 from ..augment.policies import (
-    AugMix,
-    AutoAugment,
-    ColorJitter,
-    GaussianBlur,
-    Grayscale,
     Policy,
-    RandAugment,
-    Solarize,
-    TrivialAugmentWide,
-    run_policies,
 )
 from ..errors import ShardError, explains_arguments, similar, warn
 from ..sampling.crops import Crop, Progressive, crop_at
@@ -37,81 +24,15 @@ from ..shards.mapped import Shards
 from ..shards.paths import Source, expand, identity, resolved
 from ..shards.stream import Streaming, expand_urls
 from .config import LoaderConfig
+from .plan import Plan, plan_of
 from .transform import (
     FullImage,
     Pipeline,
     Transform,
-    TransformError,
     name_of,
-    original,
-    outcome_of,
-    own_generators,
     pipeline_of,
-    prepared,
-    run_steps,
     shown_step,
 )
-
-# Runs of which the steps in Python are timed, and the size of the image that steps on whole images get.
-_RUNS = 10
-_HEIGHT_WIDTH = 375, 500
-# Policies of tarpeg for transforms of torchvision, with the arguments that both have.
-_POLICIES: dict[str, tuple[type[Policy], str]] = {
-    "RandAugment": (RandAugment, "num_ops magnitude num_magnitude_bins interpolation"),
-    "TrivialAugmentWide": (TrivialAugmentWide, "num_magnitude_bins interpolation"),
-    "AutoAugment": (AutoAugment, "policy interpolation"),
-    "AugMix": (AugMix, "severity mixture_width chain_depth alpha all_ops interpolation"),
-    "GaussianBlur": (GaussianBlur, "kernel_size sigma"),
-    "ColorJitter": (ColorJitter, "brightness contrast saturation hue"),
-    "RandomGrayscale": (Grayscale, ""),
-    "RandomSolarize": (Solarize, "threshold"),
-}
-_BATCH = 64  # images of which policies are timed
-# The same for classes of timm.
-_NATIVE_FOR_TIMM = {
-    "RandomResizedCropAndInterpolation": "interpolation='bicubic', not 'random', is done in the decoder",
-    "RandAugment": "tarpeg.TimmRandAugment('rand-...'), in transform= or Augment(policy=...), is native",
-    "AutoAugment": "for '3a', tarpeg.ThreeAugment(), in transform= or Augment(policy=...), is native",
-    "RandomErasing": "tarpeg.Augment(erase=tarpeg.Erase(..., pixels=True)) is native, and normalises",
-}
-# Steps of torchvision without a policy.
-_NATIVE = {
-    "RandomErasing": "tarpeg.Augment(erase=tarpeg.Erase(...)) is native, and normalises",
-    "ImageClassification": "v2.Compose of its Resize, CenterCrop, ToDtype and Normalize is resized in the "
-    "decoder",
-}
-
-
-@dataclass(frozen=True)
-class PlannedStep:
-    """A step of a plan. ``us``: microseconds per image, of a step in Python that was measured."""
-
-    step: str
-    is_native: bool
-    note: str = ""
-    us: float | None = None
-
-    def __str__(self) -> str:
-        cost = "" if self.us is None else f"{self.us:,.0f} us per image"
-        notes = "; ".join(part for part in (cost, self.note) if part)
-        return f"  {'native' if self.is_native else 'Python'}  {self.step}" + f": {notes}" * bool(notes)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is done natively and what in Python: the steps of each view, in order, and one line per step."""
-
-    views: tuple[tuple[PlannedStep, ...], ...]
-
-    def __str__(self) -> str:
-        lines: list[str] = []
-        for steps in dict.fromkeys(self.views):
-            same = [str(number) for number, view in enumerate(self.views) if view == steps]
-            if len(same) < len(self.views):
-                lines.append(f"view{'s' * (len(same) > 1)} {', '.join(same)}")
-            lines += map(str, steps)
-        return "\n".join(lines)
-
 
 # The names of ops.decode, which loads the native library.
 Interpolation = Literal["bilinear", "bicubic", "lanczos", "box", "area", "nearest", "nearest-exact"]
@@ -330,7 +251,7 @@ class Split:
 
         ``measure``: run the steps in Python on a synthetic image, and time them.
         """
-        return _plan_of(self.pipelines, measure=measure)
+        return plan_of(self.pipelines, measure=measure)
 
     @cached_property
     def view_groups(self) -> list[list[int]]:
@@ -495,105 +416,3 @@ def check_types(splits: Mapping[str, Split | None]) -> None:
 def kind_of(name: str) -> str:
     """Return the kind of a split by its name: "val" of "val" and of "val/clean"."""
     return name.partition("/")[0]
-
-
-def _plan_of(pipelines: Sequence[Pipeline], *, measure: bool) -> Plan:
-    """Return the plan of a split's views; ``measure``: time the steps in Python on a synthetic image."""
-    known: dict[int, tuple[PlannedStep, ...]] = {}
-    for pipeline in pipelines:
-        if id(pipeline) not in known:
-            known[id(pipeline)] = tuple(_planned(pipeline, measure))
-    return Plan(tuple(known[id(pipeline)] for pipeline in pipelines))
-
-
-def _planned(pipeline: Pipeline, measure: bool) -> Iterator[PlannedStep]:
-    times: list[float | None] = [None] * len(pipeline.python)
-    failure, is_run = "", not pipeline.python
-    if measure and pipeline.python:
-        image = _photograph(pipeline)
-        try:
-            pipeline = outcome_of(pipeline, image, lambda: "a synthetic image", 0).pipeline
-            is_run, times = True, [*_times(pipeline, image)]
-        except TransformError as error:  # it may take images of one size only
-            failure = f"not measured: {error}"
-    size = "; the times below are of {1}x{0} pixels, and grow with their number".format(*_HEIGHT_WIDTH)
-    is_timed_whole = pipeline.crop == FullImage() and times[:1] not in ([], [None])
-    for text, note in pipeline.head:
-        yield PlannedStep(text, True, note + size * is_timed_whole)
-    for number, (step, us) in enumerate(zip(pipeline.python, times, strict=True)):
-        text, note = shown_step(original(step)), _faster(step, None if us is None else image)
-        if number == 0 and name_of(step) == "ToImage" and text in dict(pipeline.head):
-            note = "again, for the type that the steps in Python get"
-        note = "; ".join(part for part in (note, failure) if part)
-        failure = "not measured" * bool(failure)  # the reason is the same for all
-        yield PlannedStep(text, False, note, us)
-    for step in pipeline.tail:
-        note = "one pass over the batch, with all that follow"
-        note += "" if is_run else ", if the steps before return uint8 [3, H, W]"
-        yield PlannedStep(shown_step(original(step)), True, note)
-
-
-def _faster(step: Any, image: Tensor | None) -> str:
-    """Return the policy of tarpeg that does the same, and its cost on ``image``; "" if there is none."""
-    if (kind := type(original(step))).__module__.startswith("timm.data."):
-        return _NATIVE_FOR_TIMM.get(kind.__name__, "")
-    if (policy := _policy_of(step)) is None:
-        return _NATIVE.get(name_of(step), "")
-    cost = "is native" if image is None else f"takes about {_policy_time(policy, image):,.0f} us"
-    return f"tarpeg.{type(policy).__name__}, in transform= or Augment(policy=...), {cost}"
-
-
-def _policy_of(step: Any) -> Policy | None:
-    """Return the policy of tarpeg that does the same as a step of torchvision; None if there is none."""
-    parts = step.transforms if name_of(step) == "RandomApply" else [step]
-    kind, names = _POLICIES.get(name_of(parts[0]) if len(parts) == 1 else "", (None, ""))
-    if kind is None:
-        return None
-    given = {name: getattr(parts[0], name) for name in names.split()}
-    given = {name: getattr(each, "value", each) for name, each in given.items() if each is not None}
-    chances = [part.p for part in {step, parts[0]} if hasattr(part, "p")]
-    given |= {"probability": math.prod(chances)} if chances else {}
-    if len({*(sides := given.get("kernel_size", ()))}) == 1:
-        given["kernel_size"] = sides[0]
-    try:
-        return kind(**given)
-    except (TypeError, ValueError):  # arguments that only torchvision has
-        return None
-
-
-def _policy_time(policy: Policy, image: Tensor) -> float:
-    """Processor time of a policy per image, in microseconds, on one thread."""
-    images = image.expand(_BATCH, *image.shape).contiguous(memory_format=torch.channels_last)
-    draws, times = np.random.default_rng(0), []
-    with own_generators():  # one thread of torch
-        for _ in range(4):
-            begin = time.thread_time()
-            run_policies([policy], images, lambda _, count: draws.random((_BATCH, count)))
-            times.append(time.thread_time() - begin)
-    return 1e6 / _BATCH * float(np.median(times[1:]))
-
-
-def _photograph(pipeline: Pipeline) -> Tensor:
-    """Return a synthetic photograph: soft shapes and a little noise, uint8 ``[3, H, W]``."""
-    crop = pipeline.crop
-    height, width = crop.target(*_HEIGHT_WIDTH) if isinstance(crop, FullImage) else crop_at(crop, 0).size
-    noise = np.random.default_rng(0)
-    coarse = torch.from_numpy(noise.uniform(0, 255, (1, 3, 8, 8)))
-    soft = nn.functional.interpolate(coarse, (height, width), mode="bicubic")[0]
-    levels = soft + torch.from_numpy(noise.normal(0, 4, (3, height, width)))
-    return levels.clamp(0, 255).byte().movedim(0, -1).contiguous().movedim(-1, 0)
-
-
-def _times(pipeline: Pipeline, image: Tensor) -> npt.NDArray[np.float64]:
-    """Mean processor time of each step in Python, in microseconds, over runs with other random numbers."""
-    totals = np.zeros(len(pipeline.python))
-    start = prepared(pipeline, image[None])[0]
-    with own_generators() as seed_all:
-        for run in range(_RUNS):
-            seed_all(run, pipeline.python)
-            value: Any = start.clone()
-            for number, step in enumerate(pipeline.python):
-                begin = time.thread_time()  # other processes do not count
-                value = run_steps([step], value, lambda: "a synthetic image")
-                totals[number] += time.thread_time() - begin
-    return totals / _RUNS * 1e6
