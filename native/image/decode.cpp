@@ -99,8 +99,9 @@ Plan plan_of(const Request& request, const Header& header) noexcept {
   const int columns = orientation.swap ? request.height : request.width;
   const int reduction = reduction_of(request, box, rows, columns);
   const bool is_copy = request.box.height == request.height && request.box.width == request.width;
-  const bool by_planes = request.filter == Filter::kAntialias && !request.exact && !is_copy &&
-                         reduction <= kMostPlaneReduction && box.height / reduction / rows < kMostPlaneRatio;
+  const bool by_planes = request.filter == Filter::kAntialias && !request.exact && !request.is_gray &&
+                         !is_copy && reduction <= kMostPlaneReduction &&
+                         box.height / reduction / rows < kMostPlaneRatio;
   return {orientation, box, rows, columns, reduction, by_planes};
 }
 
@@ -140,8 +141,7 @@ Status decode(const uint8_t* data, size_t size, const Request& request, int read
   };
   const auto deliver_planes = [&](PlaneReader& reader) {
     if (!plan.by_planes || !reader.has_color()) return deliver(reader, reduction);
-    Samples samples[3];
-    for (int i = 0; i < channels; ++i) samples[i] = reader.samples(i);
+    const Samples samples[3] = {reader.samples(0), reader.samples(1), reader.samples(2)};
     scratch->resampler.run(samples, reader.reduced_box(), resize_of(reduction), place);
     return Status::kOk;
   };

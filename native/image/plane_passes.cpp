@@ -359,13 +359,6 @@ void PlaneColumns::blend(const int16_t* row, int16_t* out) const noexcept {
   PlaneColumnsCode::portable(*this, row, out);
 }
 
-void plane_to_gray(const int16_t* luma, int width, uint8_t* gray) noexcept {
-  for (int x = 0; x < width; ++x) {
-    const int level = ((luma[x] + 64) >> 7) + 128;
-    gray[x] = static_cast<uint8_t>(level < 0 ? 0 : level > 255 ? 255 : level);
-  }
-}
-
 void planes_to_rgb(const int16_t* luma, const int16_t* cb, const int16_t* cr, int width,
                    uint8_t* rgb) noexcept {
   int done = 0;

@@ -55,9 +55,6 @@ class PlaneColumns {
   std::vector<uint8_t> picks_;
 };
 
-// A line of the second pass to levels.
-void plane_to_gray(const int16_t* luma, int width, uint8_t* gray) noexcept;
-
 // Three lines of the second pass to RGB (BT.601, full range).
 void planes_to_rgb(const int16_t* luma, const int16_t* cb, const int16_t* cr, int width,
                    uint8_t* rgb) noexcept;

@@ -407,10 +407,9 @@ void Resampler::run(const Samples* planes, const Box& box, const Resize& resize,
                       resize.reduction, resize.left, kColumnPrecision);
   const int out_width = resize.out_width;
   // A mirrored row is blended from right to left, and its bytes are in order again.
-  const int count = resize.is_gray ? 1 : 3;
-  const bool reversed = place.column_step == -count, packed = std::abs(place.column_step) == count;
+  const bool reversed = place.column_step == -3, packed = std::abs(place.column_step) == 3;
   PlanePass* pass_of[3];
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < 3; ++i) {
     const bool is_same = i > 0 && planes[i].has_geometry_of(planes[i - 1]);
     pass_of[i] = is_same ? pass_of[i - 1] : &passes_[i];
     if (!is_same) prepare_pass(planes[i], box, reversed, pass_of[i]);
@@ -419,7 +418,7 @@ void Resampler::run(const Samples* planes, const Box& box, const Resize& resize,
   int16_t* const lines = at_least(&lines_, 3 * line_stride);
   uint8_t* const pixels = at_least(&pixels_, 3 * static_cast<size_t>(out_width));
   for (int y = 0; y < resize.out_height; ++y) {
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < 3; ++i) {
       const PlanePass& pass = *pass_of[i];
       const Axis& rows = *pass.rows;
       const int16_t* weights = rows.weights.data() + static_cast<ptrdiff_t>(y) * rows.taps;
@@ -442,13 +441,8 @@ void Resampler::run(const Samples* planes, const Box& box, const Resize& resize,
     }
     uint8_t* const line = place.origin + y * place.row_step;
     uint8_t* const target = reversed ? line + (out_width - 1) * place.column_step : line;
-    uint8_t* const to = packed ? target : pixels;
-    if (resize.is_gray) {
-      plane_to_gray(lines, out_width, to);
-    } else {
-      planes_to_rgb(lines, lines + line_stride, lines + 2 * line_stride, out_width, to);
-    }
-    if (!packed) scatter_pixels(pixels, out_width, static_cast<size_t>(count), place.column_step, line);
+    planes_to_rgb(lines, lines + line_stride, lines + 2 * line_stride, out_width, packed ? target : pixels);
+    if (!packed) scatter_pixels(pixels, out_width, 3, place.column_step, line);
   }
 }
 

@@ -37,9 +37,8 @@ class Resampler {
   // Reads as many rows as it needs and writes out_height x out_width pixels to `place`. Without a reduction
   // the result differs by at most one level from torchvision v2's on uint8.
   Status run(RowSource& rows, const Resize& resize, const Placement& place);
-  // The same from Y, Cb and Cr, or for gray from Y (Note [planes]), for filters without negative weights:
-  // `box`, of the samples or the means of all components. One level less exact, and more where colours are
-  // beyond RGB.
+  // The same from Y, Cb and Cr (Note [planes]), for filters without negative weights: `box`, of the samples
+  // or the means of all components. One level less exact, and more where colours are beyond RGB.
   void run(const Samples* planes, const Box& box, const Resize& resize, const Placement& place);
   size_t bytes() const noexcept {
     size_t sum = vertical_.bytes() + horizontal_.bytes() + groups_.bytes();

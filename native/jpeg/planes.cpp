@@ -22,7 +22,6 @@ Status worse(Status status, Status next) { return next == Status::kOk ? status :
 // Chroma upsampling mixes each sample with its neighbours, so the pixels next to the box contribute: the MCUs
 // that contain them are decoded too.
 void PlaneReader::prepare(const Frame& frame, const Box& box, int reduction, PixelFormat format) {
-  has_color_ = frame.component_count == 3;
   component_count_ = format == PixelFormat::kGray ? 1 : frame.component_count;
   reduction_ = reduction;
   format_ = format;

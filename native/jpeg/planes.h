@@ -99,9 +99,8 @@ class PlaneReader final : public RowSource {
   // that no regular stream has.
   Status decode(const uint8_t* data, size_t size, const Header& header, const Box& box, int reduction,
                 PixelFormat format, bool is_checked);
-  // Whether the image has Y, Cb and Cr: samples(0) to samples(2) around the reduced box, instead of rows; of
-  // the format kGray samples(0) alone.
-  bool has_color() const noexcept { return has_color_; }
+  // Y, Cb and Cr, instead of rows: samples(0) to samples(2) around the reduced box. False of gray.
+  bool has_color() const noexcept { return component_count_ == 3; }
   Samples samples(int component) const noexcept;
   const Box& reduced_box() const noexcept { return box_; }
   Status next(uint8_t* row) noexcept override;
@@ -135,7 +134,6 @@ class PlaneReader final : public RowSource {
   const uint8_t* upsampled(int component, int y, const Box& box) noexcept;
   void convert(int y, const Box& box, uint8_t* out) noexcept;
 
-  bool has_color_ = false;
   int component_count_ = 0, reduction_ = 1;  // components to be decoded: luma alone for gray
   Plane planes_[3];
   BlockRange own_, read_;  // MCUs of this reader; of all that are decoded together

@@ -63,8 +63,7 @@ def resize_planes(
 ) -> Tensor:
     """Twin of ``fidelity="fast"``, bilinear, antialiased, of a box that is not reduced: Y, Cb and Cr apart.
 
-    ``planes``: uint8 [h, w] each, or Y alone for gray; ``times``: how many rows and columns of pixels a
-    sample of each has.
+    ``planes``: uint8 [h, w] each; ``times``: how many rows and columns of pixels a sample of each has.
     """
     top, left, height, width = box
     lines = []
@@ -74,10 +73,7 @@ def resize_planes(
         mixes_down = down == 2 and (is_fancy or across == 1)
         values = _resampled(values, (top, height, size[0]), down, mixes_down, 8)
         lines.append(_resampled(values.T, (left, width, size[1]), across, is_fancy, 14).T)
-    y, *chroma = ((line + 16384) >> 15 for line in lines)  # 7 fractional bits
-    if not chroma:
-        return torch.from_numpy((((y + 64) >> 7) + 128).clip(0, 255).astype(np.uint8))[None]
-    cb, cr = chroma
+    y, cb, cr = ((line + 16384) >> 15 for line in lines)  # 7 fractional bits
 
     def part(values: np.ndarray, factor: float) -> np.ndarray:
         return (values * round(factor * 32768) + 16384) >> 15
