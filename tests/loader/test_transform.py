@@ -569,6 +569,11 @@ def test_the_plan():
     lines = str(split.plan()).splitlines()
     kinds = [line.split()[0] for line in lines]
     assert kinds == ["native"] * 3 + ["Python"] * 2 + ["native"] * 3
+    decoding = (
+        r": [\d,]+ us per image; for all that the decoder does, of an ordinary JPEG of at least 500x375; "
+    )
+    assert len([line for line in lines if re.search(decoding, line)]) == 1
+    assert re.search(r"native  To.*: [\d,]+ us per image; one pass over the batch", lines[5])
     assert re.search(
         r"Python  ToImage\(\): [\d,]+ us per image; again, for the type that the steps", lines[3]
     )

@@ -349,7 +349,7 @@ def _costs(fetcher: Fetcher, epoch: int, end: float, end_of_encoding: float) -> 
     before = max(1, sum(len(files[id]) for id in ids))
     growths = [sum(map(len, cached.values())) / before for cached in caches]
     of_packed = (times[1], growths[1]) if len(codecs) > 1 else ()
-    steps = (step for view in fetcher.split.plan().views for step in view if step.us)
+    steps = (step for view in fetcher.split.plan().views for step in view if step.us and not step.is_native)
     costs = Costs(len(ids), tiled, decode, times[0], growths[0], augment, *of_packed)
     return costs._replace(python=tuple(steps))
 

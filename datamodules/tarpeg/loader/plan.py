@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from ..augment.policies import (
@@ -25,12 +27,13 @@ from ..augment.policies import (
     TrivialAugmentWide,
     run_policies,
 )
-from ..sampling.crops import crop_at
+from ..sampling.crops import CenterCrop, RandomCrop, RandomResizedCrop, Whole, crop_at
 from .transform import (
     FullImage,
     Pipeline,
     TransformError,
     name_of,
+    normalised,
     original,
     outcome_of,
     own_generators,
@@ -39,8 +42,10 @@ from .transform import (
     shown_step,
 )
 
-# Runs of which the steps in Python are timed, and the size of the image that steps on whole images get.
+# Runs of which the steps in Python are timed, images of a batch that is timed, and the least size of the JPEG
+# and of the images that steps on whole images get.
 _RUNS = 10
+_BATCH = 64
 _HEIGHT_WIDTH = 375, 500
 # Policies of tarpeg for transforms of torchvision, with the arguments that both have.
 _POLICIES: dict[str, tuple[type[Policy], str]] = {
@@ -53,7 +58,6 @@ _POLICIES: dict[str, tuple[type[Policy], str]] = {
     "RandomGrayscale": (Grayscale, ""),
     "RandomSolarize": (Solarize, "threshold"),
 }
-_BATCH = 64  # images of which policies are timed
 # The same for classes of timm.
 _NATIVE_FOR_TIMM = {
     "RandomResizedCropAndInterpolation": "interpolation='bicubic', not 'random', is done in the decoder",
@@ -71,7 +75,7 @@ _NATIVE = {
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A step of a plan. ``us``: microseconds per image, of a step in Python that was measured."""
+    """A step of a plan. ``us``: processor time in microseconds per image, if it was measured."""
 
     step: str
     is_native: bool
@@ -100,16 +104,21 @@ class Plan:
         return "\n".join(lines)
 
 
-def plan_of(pipelines: Sequence[Pipeline], *, measure: bool) -> Plan:
-    """Return the plan of a split's views; ``measure``: time the steps in Python on a synthetic image."""
-    known: dict[int, tuple[PlannedStep, ...]] = {}
+def plan_of(pipelines: Sequence[Pipeline], fidelity: str, channels: int, *, measure: bool) -> Plan:
+    """Return the plan of a split's views; ``measure``: time all steps, of a synthetic image."""
+    known: list[tuple[Pipeline, tuple[PlannedStep, ...]]] = []
+    views = []
     for pipeline in pipelines:
-        if id(pipeline) not in known:
-            known[id(pipeline)] = tuple(_planned(pipeline, measure))
-    return Plan(tuple(known[id(pipeline)] for pipeline in pipelines))
+        steps = next((steps for other, steps in known if other == pipeline), None)
+        if steps is None:
+            us = _decoder_time(pipeline, fidelity, channels) if measure else None
+            steps = tuple(_planned(pipeline, us, measure))
+            known.append((pipeline, steps))
+        views.append(steps)
+    return Plan(tuple(views))
 
 
-def _planned(pipeline: Pipeline, measure: bool) -> Iterator[PlannedStep]:
+def _planned(pipeline: Pipeline, decoding: float | None, measure: bool) -> Iterator[PlannedStep]:
     times: list[float | None] = [None] * len(pipeline.python)
     failure, is_run = "", not pipeline.python
     if measure and pipeline.python:
@@ -121,8 +130,21 @@ def _planned(pipeline: Pipeline, measure: bool) -> Iterator[PlannedStep]:
             failure = f"not measured: {error}"
     size = "; the times below are of {1}x{0} pixels, and grow with their number".format(*_HEIGHT_WIDTH)
     is_timed_whole = pipeline.crop == FullImage() and times[:1] not in ([], [None])
+    policies = iter(pipeline.policies)
     for text, note in pipeline.head:
-        yield PlannedStep(text, True, note + size * is_timed_whole)
+        note += size * is_timed_whole
+        if note.startswith("on the batch") and (policy := next(policies, None)):
+            yield PlannedStep(
+                text, True, note, _policy_time(policy, _photograph(pipeline)) if measure else None
+            )
+        elif decoding is not None and ("decode" in note or "whole image" in note):
+            work = "for all that the decoder does, of an ordinary JPEG of at least {1}x{0}".format(
+                *_HEIGHT_WIDTH
+            )
+            yield PlannedStep(text, True, f"{work}; {note}", decoding)
+            decoding = None
+        else:
+            yield PlannedStep(text, True, note)
     for number, (step, us) in enumerate(zip(pipeline.python, times, strict=True)):
         text, note = shown_step(original(step)), _faster(step, None if us is None else image)
         if number == 0 and name_of(step) == "ToImage" and text in dict(pipeline.head):
@@ -130,10 +152,11 @@ def _planned(pipeline: Pipeline, measure: bool) -> Iterator[PlannedStep]:
         note = "; ".join(part for part in (note, failure) if part)
         failure = "not measured" * bool(failure)  # the reason is the same for all
         yield PlannedStep(text, False, note, us)
-    for step in pipeline.tail:
+    for number, step in enumerate(pipeline.tail):
         note = "one pass over the batch, with all that follow"
         note += "" if is_run else ", if the steps before return uint8 [3, H, W]"
-        yield PlannedStep(shown_step(original(step)), True, note)
+        us = _normalising_time(pipeline) if measure and is_run and number == 0 else None
+        yield PlannedStep(shown_step(original(step)), True, note, us)
 
 
 def _faster(step: Any, image: Tensor | None) -> str:
@@ -167,19 +190,62 @@ def _policy_of(step: Any) -> Policy | None:
 def _policy_time(policy: Policy, image: Tensor) -> float:
     """Processor time of a policy per image, in microseconds, on one thread."""
     images = image.expand(_BATCH, *image.shape).contiguous(memory_format=torch.channels_last)
-    draws, times = np.random.default_rng(0), []
+    draws = np.random.default_rng(0)
+    return _batch_time(lambda: run_policies([policy], images, lambda _, count: draws.random((_BATCH, count))))
+
+
+def _normalising_time(pipeline: Pipeline) -> float:
+    image = _photograph(pipeline)
+    images = image.expand(_BATCH, *image.shape).contiguous(memory_format=torch.channels_last)
+    out = normalised(images, pipeline.levels)
+    return _batch_time(lambda: normalised(images, pipeline.levels, out))
+
+
+def _decoder_time(pipeline: Pipeline, fidelity: str, channels: int) -> float | None:
+    """Processor time of decoding a JPEG for a view, in microseconds; None for a crop of the user's own."""
+    from ..ops.decode import decode_batch  # loads the native library, which this module must not
+
+    crop = pipeline.crop if isinstance(pipeline.crop, FullImage) else crop_at(pipeline.crop, 0)
+    if not isinstance(crop, (FullImage, RandomResizedCrop, RandomCrop, CenterCrop, Whole)):
+        return None
+    height, width = (max(pair) for pair in zip(_HEIGHT_WIDTH, crop.size, strict=True))
+    content, image = io.BytesIO(), _synthetic(height, width).movedim(0, -1).numpy()
+    Image.fromarray(image).save(content, "JPEG", quality=90)
+    # Of their own: views of one file would share its decoding.
+    jpegs = [torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8) for _ in range(_BATCH)]
+    draws = np.random.default_rng(0).random((_BATCH, crop.draws))
+    boxes = torch.from_numpy(crop.boxes(np.array([[height, width]] * _BATCH, np.int32), draws))
+    size = crop.target(height, width) if isinstance(crop, FullImage) else crop.size
+    options: dict[str, Any] = {"interpolation": pipeline.interpolation, "antialias": pipeline.antialias}
+    if pipeline.levels and not pipeline.runs_python and not pipeline.policies:
+        options |= {name: getattr(pipeline.levels, name) for name in ("mean", "std", "dtype")}
+    options |= {"fidelity": fidelity, "channels": channels, "threads": 1}
+    flips = torch.arange(_BATCH) % 2 == 0 if pipeline.flip else None
+    options["out"] = decode_batch(jpegs, boxes, size, flips, **options)[0]
+    return _batch_time(lambda: decode_batch(jpegs, boxes, size, flips, **options))
+
+
+def _batch_time(work: Callable[[], object]) -> float:
+    """Processor time of work on a batch per image, in microseconds, on one thread."""
+    times = []
     with own_generators():  # one thread of torch
         for _ in range(4):
             begin = time.thread_time()
-            run_policies([policy], images, lambda _, count: draws.random((_BATCH, count)))
+            work()
             times.append(time.thread_time() - begin)
     return 1e6 / _BATCH * float(np.median(times[1:]))
 
 
 def _photograph(pipeline: Pipeline) -> Tensor:
-    """Return a synthetic photograph: soft shapes and a little noise, uint8 ``[3, H, W]``."""
+    """Return what the decoder makes of a synthetic photograph, uint8 ``[3, H, W]``."""
     crop = pipeline.crop
-    height, width = crop.target(*_HEIGHT_WIDTH) if isinstance(crop, FullImage) else crop_at(crop, 0).size
+    return _synthetic(
+        *(crop.target(*_HEIGHT_WIDTH) if isinstance(crop, FullImage) else crop_at(crop, 0).size)
+    )
+
+
+def _synthetic(height: int, width: int) -> Tensor:
+    """Return soft shapes and a little noise, uint8 ``[3, H, W]``."""
     noise = np.random.default_rng(0)
     coarse = torch.from_numpy(noise.uniform(0, 255, (1, 3, 8, 8)))
     soft = nn.functional.interpolate(coarse, (height, width), mode="bicubic")[0]

@@ -251,7 +251,7 @@ class Split:
 
         ``measure``: run the steps in Python on a synthetic image, and time them.
         """
-        return plan_of(self.pipelines, measure=measure)
+        return plan_of(self.pipelines, self.fidelity, self.channels, measure=measure)
 
     @cached_property
     def view_groups(self) -> list[list[int]]:
