@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import random
 import re
 import time
@@ -511,16 +509,6 @@ def test_a_transform_that_fails_is_an_error_with_its_sample(photos, step, text, 
 def test_wrong_settings(settings, text):
     with pytest.raises(ValueError, match=text):
         Split("x", **settings)
-
-
-def test_a_lambda_is_copied_and_not_pickled():
-    """Lightning's ddp_spawn pickles the data."""
-    split = Split("x", transform=compose(*CROP, lambda image: image))
-    with pytest.raises(pickle.PicklingError, match=r"transform=Compose.*lambda.*strategy='ddp' in place"):
-        pickle.dumps(split)
-    assert copy.copy(split) == split and copy.deepcopy(split).crop == split.crop
-    split = Split("x", transform=compose(*CROP, torch.clone), flip=0.0)
-    assert pickle.loads(pickle.dumps(split)).view_groups == split.view_groups
 
 
 def test_views_of_other_types(photos):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import operator
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -254,31 +252,6 @@ class Split:
         ``measure``: run the steps in Python on a synthetic image, and time them.
         """
         return plan_of(self.pipelines, self.fidelity, self.channels, measure=measure)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a pickle; PicklingError for a function that another process cannot find."""
-        for name in ("crop", "transform", "decode"):
-            value = getattr(self, name)
-            try:
-                pickle.dumps(value)
-            except (pickle.PicklingError, AttributeError, TypeError) as error:
-                raise pickle.PicklingError(
-                    f"{name}={shown_step(value)} cannot be sent to other processes: {error}. Use "
-                    "strategy='ddp' in place of 'ddp_spawn', or put its lambdas and local functions at the "
-                    "top of a module. tarpeg's own worker processes and threads take them as they are"
-                ) from error
-        return self.__dict__
-
-    def __copy__(self) -> Split:
-        return self._with_state(self.__dict__)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Split:
-        return self._with_state(copy.deepcopy(self.__dict__, memo))
-
-    def _with_state(self, state: dict[str, Any]) -> Split:
-        made = object.__new__(type(self))
-        made.__dict__.update(state)
-        return made
 
     @cached_property
     def view_groups(self) -> list[list[int]]:
