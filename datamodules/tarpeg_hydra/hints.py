@@ -97,7 +97,9 @@ def check_settings(program: str, arguments: Sequence[str]) -> None:
         empty = [key for key, value in given.items() if value == "null" and (_conf() / key).is_dir()]
         if not empty:
             return  # Hydra explains it
-        problem = f"{empty[0]}=null cannot be given here: ~{empty[0]} leaves it out"
+        is_needed = empty[0] in ("data", "model", "trainer")
+        remedy = f"choose one: {empty[0]}=NAME" if is_needed else f"~{empty[0]} leaves it out"
+        problem = f"{empty[0]}=null cannot be given here: {remedy}"
     else:
         problem = next(_misplaced(config, given), "")
     if problem:

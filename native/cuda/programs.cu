@@ -8,8 +8,8 @@
 #include "cuda/quads.h"
 #include "ops/program_checks.h"
 
-// Each operation of all programs takes three launches: what it must know about whole images, tables made of
-// that, and the new levels, one block for each tile of a chain's image. So few images use a whole GPU too.
+// Each operation of all programs takes three launches: statistics of whole images, tables made of them, and
+// the new levels, one block for each tile of a chain's image. So few images use a whole GPU too.
 namespace tarpeg {
 namespace {
 
@@ -17,7 +17,7 @@ constexpr int kTile = 32;                // side of a tile in pixels
 constexpr int kRows = kThreads / kTile;  // of a tile, written at once
 constexpr int64_t kCounted = 4096;       // pixels that a block counts
 
-// What an operation knows about the image of a chain; zeros before it.
+// Statistics of a chain's image for one operation; zeros before it.
 struct Facts {
   unsigned long long sum;  // of gray levels
   uint32_t histogram[3][256];
@@ -37,8 +37,9 @@ struct Planes {
 // Operation `at` of every chain of every image, numbered together.
 struct Step {
   ProgramJob job;
-  Facts* facts;       // [B * chains]
-  uint8_t* canvases;  // [0 to 2, B * chains, 3, H, W]: results of operations but the last one without weights
+  Facts* facts;  // [B * chains]
+  uint8_t*
+      canvases;  // [0 to 2, B * chains, 3, H, W]: results, by turns; without weights the last one goes to out
   int64_t at;
 
   TARPEG_DEVICE Op op(int64_t chain) const { return job.op(chain * job.length + at); }

@@ -245,10 +245,13 @@ def test_steps_in_python_are_torchvisions_own(photos):
 @pytest.mark.parametrize("first", [CROP, [*CROP, NORMAL[0]], []], ids=str)
 def test_steps_in_python_get_planes_as_from_torchvisions_decoder(photos, first):
     seen = []
-    images = images_of(load(photos, compose(*first, lambda x: (seen.append(x), x)[1], v2.Resize((32, 32)))))
+    steps = compose(v2.Resize((24, 24)), v2.GaussianBlur(5, 1.0), v2.RandomAdjustSharpness(2, p=1))
+    images = images_of(load(photos, compose(*first, lambda x: (seen.append(x), x)[1], steps)))
     assert all(image.is_contiguous() for image in seen)
     assert images.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(images, v2.Resize((32, 32))(torch.stack(seen[-23:])) if first else images)
+    for image, given in zip(images, seen[-23:], strict=True):
+        expected = steps(given.movedim(0, -1).contiguous().movedim(-1, 0))
+        assert torch.equal(image, expected) if image.dtype == torch.uint8 else torch.allclose(image, expected)
 
 
 def test_the_generators_of_this_process_go_on(photos):
@@ -582,6 +585,13 @@ def test_the_plan():
     assert "if the steps before return uint8 [3, H, W]" in str(split.plan(measure=False)).splitlines()[-1]
     blur = v2.RandomApply([v2.GaussianBlur(3)], p=0.5)
     assert "tarpeg.GaussianBlur" in str(Split("x", transform=compose(*CROP, blur)).plan(measure=False))
+    for last in (v2.ToPureTensor(), v2.PILToTensor(), v2.ToDtype(torch.uint8)):  # not a pass over the batch
+        plan = str(Split("x", transform=compose(CROP[0], v2.RandAugment(), last)).plan())
+        assert plan.splitlines()[-1].endswith(": nothing to do"), plan
+    policy = Split("x", transform=compose(*CROP, tarpeg.RandAugment(), *NORMAL)).plan().views[0]
+    assert [step.us is not None for step in policy] == [True, False, True, True, False]
+    floats = Split("x", transform=compose(CROP[0], NORMAL[0], v2.GaussianBlur(3))).plan().views[0]
+    assert [step.us is not None for step in floats] == [True] * 3 and "on the batch" in floats[1].note
     views = Split("x", transform=[PYTHON["policy"], compose(*CROP), compose(*CROP)], views=3).plan()
     assert [line for line in str(views).splitlines() if line[0] == "v"] == ["view 0", "views 1, 2"]
     assert str(Split("x", RandomResizedCrop(8), 0.5).plan()).count("native") == 2

@@ -114,8 +114,15 @@ def programmed(device: str, size: tuple[int, int], seed: int):
         yield (order, out_order, chains, nearest, fill), result.cpu()
 
 
-def blurred(device: str):
-    """Results of run_programs for wide blurs of images of several tiles, copied to the CPU."""
+def in_parts(device: str):
+    """Results of run_programs for images of several tiles and counting blocks, copied to the CPU."""
+    for chains, length in ((1, 3), (3, 1), (1, 0), (3, 0)):
+        ops, values, weights = (each.to(device) for each in programs(16, chains, length, 7))
+        images = noise(16, 3, 65, 70, seed=7).to(device)
+        yield (
+            (chains, length),
+            tarpeg.run_programs(images, ops, values, weights if chains > 1 else None).cpu(),
+        )
     for order, (sigma, size) in itertools.product(ORDERS, ((2.0, 23), (60.0, 255))):
         images = noise(2, 3, 33, 70, seed=size).contiguous(memory_format=order).to(device)
         ops = torch.full((2, 1, 1), Op.BLUR, dtype=torch.int32)
@@ -126,7 +133,7 @@ def blurred(device: str):
 def everything(device: str):
     yield from shrunk(device)
     yield from nans(device)
-    yield from blurred(device)
+    yield from in_parts(device)
     for seed, size in enumerate(SHAPES):
         yield from augmented(device, size, seed)
         yield from gray(device, size, seed)
@@ -197,7 +204,7 @@ def test_emulated_kernels_give_the_bits_of_the_cpu(tmp_path):
     ]
     options = "detect_leaks=0:detect_odr_violation=0"
     printed = run(EMULATED, emulated, LD_PRELOAD=" ".join(found), ASAN_OPTIONS=options)
-    assert int(printed) == 2 * 9 + 2 * 4 * 2 + 4 + len(SHAPES) * (7 * 2 * 4 * 2 + 3 * 2 * 4 * 2 + 32 + 12)
+    assert int(printed) == 2 * 9 + 2 * 4 * 2 + 8 + len(SHAPES) * (7 * 2 * 4 * 2 + 3 * 2 * 4 * 2 + 32 + 12)
 
 
 MISTAKES = """

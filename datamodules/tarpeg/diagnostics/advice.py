@@ -25,7 +25,7 @@ from ..cache.codecs import Codec, Packed, Raw, Tiled, tile_width
 from ..errors import DecodeError, ShardError
 from ..loader.config import PixelFormat
 from ..loader.fetch import BoxError, Fetcher
-from ..loader.plan import PlannedStep
+from ..loader.plan import PlannedStep, plan_of
 from ..sampling.sampler import Request
 from ..shards.pillow import NATIVE, PACKED, as_tensor
 
@@ -349,7 +349,9 @@ def _costs(fetcher: Fetcher, epoch: int, end: float, end_of_encoding: float) -> 
     before = max(1, sum(len(files[id]) for id in ids))
     growths = [sum(map(len, cached.values())) / before for cached in caches]
     of_packed = (times[1], growths[1]) if len(codecs) > 1 else ()
-    steps = (step for view in fetcher.split.plan().views for step in view if step.us and not step.is_native)
+    split = fetcher.split
+    plan = plan_of(split.pipelines, split.fidelity, split.channels, measure=True, native=False)
+    steps = (step for view in plan.views for step in view if step.us)
     costs = Costs(len(ids), tiled, decode, times[0], growths[0], augment, *of_packed)
     return costs._replace(python=tuple(steps))
 

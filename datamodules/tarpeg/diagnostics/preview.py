@@ -122,7 +122,7 @@ def comparison_sheet(
         if views[0].dtype != torch.uint8 or not loader.split.is_decoded_only:
             raise ValueError(
                 f"split={split!r} must deliver the decoder's crops to be compared: leave out steps of "
-                "transform= behind them, such as RandAugment, that are not native"
+                "transform= behind them, in Python or policies; views need one Normalize"
             )
         for row, id in enumerate(request.ids[: samples - len(cards)].tolist()):
             card = Card(fetcher.shards.key(id), "")

@@ -1,4 +1,4 @@
-"""What of a split's views is done natively and what in Python, and what each step costs."""
+"""Native and Python steps of a split's views, with their costs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from ..augment.policies import (
 )
 from ..sampling.crops import CenterCrop, RandomCrop, RandomResizedCrop, Whole, crop_at
 from .transform import (
+    CONVERSIONS,
     FullImage,
     Pipeline,
     TransformError,
@@ -42,10 +44,10 @@ from .transform import (
     shown_step,
 )
 
-# Runs of which the steps in Python are timed, images of a batch that is timed, and the least size of the JPEG
-# and of the images that steps on whole images get.
+# Runs of which the steps in Python are timed; images and pixels, at most, of a batch that is timed; the least
+# size of the JPEG and of the images that steps on whole images get.
 _RUNS = 10
-_BATCH = 64
+_BATCH, _MOST_PIXELS = 64, 1 << 22
 _HEIGHT_WIDTH = 375, 500
 # Policies of tarpeg for transforms of torchvision, with the arguments that both have.
 _POLICIES: dict[str, tuple[type[Policy], str]] = {
@@ -90,7 +92,7 @@ class PlannedStep:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is done natively and what in Python: the steps of each view, in order, and one line per step."""
+    """Native and Python steps of each view, in order; one line per step."""
 
     views: tuple[tuple[PlannedStep, ...], ...]
 
@@ -104,25 +106,31 @@ class Plan:
         return "\n".join(lines)
 
 
-def plan_of(pipelines: Sequence[Pipeline], fidelity: str, channels: int, *, measure: bool) -> Plan:
-    """Return the plan of a split's views; ``measure``: time all steps, of a synthetic image."""
-    known: list[tuple[Pipeline, tuple[PlannedStep, ...]]] = []
+def plan_of(
+    pipelines: Sequence[Pipeline], fidelity: str, channels: int, *, measure: bool, native: bool = True
+) -> Plan:
+    """Return the plan of a split's views.
+
+    ``measure``: time the steps on a synthetic image; ``native``: the native ones, too.
+    """
+    known: dict[tuple[object, ...], tuple[PlannedStep, ...]] = {}
     views = []
     for pipeline in pipelines:
-        steps = next((steps for other, steps in known if other == pipeline), None)
-        if steps is None:
-            us = _decoder_time(pipeline, fidelity, channels) if measure else None
-            steps = tuple(_planned(pipeline, us, measure))
-            known.append((pipeline, steps))
-        views.append(steps)
+        settings = (pipeline.crop, pipeline.flip, pipeline.interpolation, pipeline.antialias, pipeline.levels)
+        numbers = map(id, (*pipeline.python, *pipeline.tail))
+        key = (repr((settings, pipeline.policies, pipeline.head)), *numbers)
+        if key not in known:
+            known[key] = tuple(_planned(pipeline, fidelity, channels, measure, measure and native))
+        views.append(known[key])
     return Plan(tuple(views))
 
 
-def _planned(pipeline: Pipeline, decoding: float | None, measure: bool) -> Iterator[PlannedStep]:
+def _planned(
+    pipeline: Pipeline, fidelity: str, channels: int, measure: bool, native: bool
+) -> Iterator[PlannedStep]:
     times: list[float | None] = [None] * len(pipeline.python)
-    failure, is_run = "", not pipeline.python
+    failure, is_run, image = "", not pipeline.python, _photograph(pipeline)
     if measure and pipeline.python:
-        image = _photograph(pipeline)
         try:
             pipeline = outcome_of(pipeline, image, lambda: "a synthetic image", 0).pipeline
             is_run, times = True, [*_times(pipeline, image)]
@@ -130,21 +138,22 @@ def _planned(pipeline: Pipeline, decoding: float | None, measure: bool) -> Itera
             failure = f"not measured: {error}"
     size = "; the times below are of {1}x{0} pixels, and grow with their number".format(*_HEIGHT_WIDTH)
     is_timed_whole = pipeline.crop == FullImage() and times[:1] not in ([], [None])
+    decoding = _decoder_time(pipeline, fidelity, channels) if native else None
+    normalising = _normalising_time(pipeline, image) if native and is_run and pipeline.levels else None
     policies = iter(pipeline.policies)
     for text, note in pipeline.head:
-        note += size * is_timed_whole
-        if note.startswith("on the batch") and (policy := next(policies, None)):
-            yield PlannedStep(
-                text, True, note, _policy_time(policy, _photograph(pipeline)) if measure else None
-            )
+        us: float | None = None
+        if pipeline.levels_first and text.partition("(")[0] in (*CONVERSIONS, "Normalize"):
+            note = "on the batch, in one pass"
+        if note == "on the batch":
+            us = _policy_time(next(policies), image) if native else None
+        elif note == "on the batch, in one pass":
+            us, normalising = normalising, None
         elif decoding is not None and ("decode" in note or "whole image" in note):
-            work = "for all that the decoder does, of an ordinary JPEG of at least {1}x{0}".format(
-                *_HEIGHT_WIDTH
-            )
-            yield PlannedStep(text, True, f"{work}; {note}", decoding)
-            decoding = None
-        else:
-            yield PlannedStep(text, True, note)
+            jpeg = "an ordinary JPEG of at least {1}x{0}".format(*_HEIGHT_WIDTH)
+            note = f"for all that the decoder does, of {jpeg}; {note}"
+            us, decoding = decoding, None
+        yield PlannedStep(text, True, note + size * is_timed_whole, us)
     for number, (step, us) in enumerate(zip(pipeline.python, times, strict=True)):
         text, note = shown_step(original(step)), _faster(step, None if us is None else image)
         if number == 0 and name_of(step) == "ToImage" and text in dict(pipeline.head):
@@ -152,11 +161,11 @@ def _planned(pipeline: Pipeline, decoding: float | None, measure: bool) -> Itera
         note = "; ".join(part for part in (note, failure) if part)
         failure = "not measured" * bool(failure)  # the reason is the same for all
         yield PlannedStep(text, False, note, us)
-    for number, step in enumerate(pipeline.tail):
-        note = "one pass over the batch, with all that follow"
+    for step in pipeline.tail:
+        note = "one pass over the batch, with all that follow" if pipeline.levels else "nothing to do"
         note += "" if is_run else ", if the steps before return uint8 [3, H, W]"
-        us = _normalising_time(pipeline) if measure and is_run and number == 0 else None
-        yield PlannedStep(shown_step(original(step)), True, note, us)
+        yield PlannedStep(shown_step(original(step)), True, note, normalising)
+        normalising = None
 
 
 def _faster(step: Any, image: Tensor | None) -> str:
@@ -189,16 +198,26 @@ def _policy_of(step: Any) -> Policy | None:
 
 def _policy_time(policy: Policy, image: Tensor) -> float:
     """Processor time of a policy per image, in microseconds, on one thread."""
-    images = image.expand(_BATCH, *image.shape).contiguous(memory_format=torch.channels_last)
-    draws = np.random.default_rng(0)
-    return _batch_time(lambda: run_policies([policy], images, lambda _, count: draws.random((_BATCH, count))))
+    images, draws = _batch_of(image), np.random.default_rng(0)
+    run = partial(run_policies, [policy], images, lambda _, count: draws.random((len(images), count)))
+    return _batch_time(run, len(images))
 
 
-def _normalising_time(pipeline: Pipeline) -> float:
-    image = _photograph(pipeline)
-    images = image.expand(_BATCH, *image.shape).contiguous(memory_format=torch.channels_last)
-    out = normalised(images, pipeline.levels)
-    return _batch_time(lambda: normalised(images, pipeline.levels, out))
+def _normalising_time(pipeline: Pipeline, image: Tensor) -> float:
+    images = _batch_of(image)
+    return _batch_time(
+        partial(normalised, images, pipeline.levels, normalised(images, pipeline.levels)), len(images)
+    )
+
+
+def _batch_of(image: Tensor) -> Tensor:
+    """Return a batch as the loader has it, of at most 64 images."""
+    images = image.expand(_count(*image.shape[1:]), *image.shape)
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def _count(height: int, width: int) -> int:
+    return max(1, min(_BATCH, _MOST_PIXELS // (height * width)))
 
 
 def _decoder_time(pipeline: Pipeline, fidelity: str, channels: int) -> float | None:
@@ -206,34 +225,35 @@ def _decoder_time(pipeline: Pipeline, fidelity: str, channels: int) -> float | N
     from ..ops.decode import decode_batch  # loads the native library, which this module must not
 
     crop = pipeline.crop if isinstance(pipeline.crop, FullImage) else crop_at(pipeline.crop, 0)
-    if not isinstance(crop, (FullImage, RandomResizedCrop, RandomCrop, CenterCrop, Whole)):
+    if type(crop) not in (FullImage, RandomResizedCrop, RandomCrop, CenterCrop, Whole):
         return None
     height, width = (max(pair) for pair in zip(_HEIGHT_WIDTH, crop.size, strict=True))
+    size = crop.target(height, width) if isinstance(crop, FullImage) else crop.size
+    count = _count(*size)
     content, image = io.BytesIO(), _synthetic(height, width).movedim(0, -1).numpy()
     Image.fromarray(image).save(content, "JPEG", quality=90)
     # Of their own: views of one file would share its decoding.
-    jpegs = [torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8) for _ in range(_BATCH)]
-    draws = np.random.default_rng(0).random((_BATCH, crop.draws))
-    boxes = torch.from_numpy(crop.boxes(np.array([[height, width]] * _BATCH, np.int32), draws))
-    size = crop.target(height, width) if isinstance(crop, FullImage) else crop.size
+    jpegs = [torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8) for _ in range(count)]
+    draws = np.random.default_rng(0).random((count, crop.draws))
+    boxes = torch.from_numpy(crop.boxes(np.array([[height, width]] * count, np.int32), draws))
     options: dict[str, Any] = {"interpolation": pipeline.interpolation, "antialias": pipeline.antialias}
     if pipeline.levels and not pipeline.runs_python and not pipeline.policies:
         options |= {name: getattr(pipeline.levels, name) for name in ("mean", "std", "dtype")}
     options |= {"fidelity": fidelity, "channels": channels, "threads": 1}
-    flips = torch.arange(_BATCH) % 2 == 0 if pipeline.flip else None
+    flips = torch.arange(count) % 2 == 0 if pipeline.flip else None
     options["out"] = decode_batch(jpegs, boxes, size, flips, **options)[0]
-    return _batch_time(lambda: decode_batch(jpegs, boxes, size, flips, **options))
+    return _batch_time(partial(decode_batch, jpegs, boxes, size, flips, **options), count)
 
 
-def _batch_time(work: Callable[[], object]) -> float:
-    """Processor time of work on a batch per image, in microseconds, on one thread."""
+def _batch_time(work: Callable[[], object], count: int) -> float:
+    """Processor time of work on a batch of ``count`` per image, in microseconds, on one thread."""
     times = []
     with own_generators():  # one thread of torch
         for _ in range(4):
             begin = time.thread_time()
             work()
             times.append(time.thread_time() - begin)
-    return 1e6 / _BATCH * float(np.median(times[1:]))
+    return 1e6 / count * float(np.median(times[1:]))
 
 
 def _photograph(pipeline: Pipeline) -> Tensor:

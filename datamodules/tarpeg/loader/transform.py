@@ -29,7 +29,7 @@ Transform = Callable[[Any], Any]
 
 # Steps that leave a uint8 RGB tensor as it is.
 _NOTHING = {"ToImage", "PILToTensor", "ToPureTensor", "Identity", "RGB"}
-_CONVERSIONS = {"ToDtype", "ConvertImageDtype", "ToTensor"}
+CONVERSIONS = {"ToDtype", "ConvertImageDtype", "ToTensor"}
 # Steps that take PIL images in most lists, and make tensors of them.
 _FROM_PIL = {"ToImage", "PILToTensor", "ToTensor"}
 _CROPS = {"RandomResizedCrop", "RandomCrop", "CenterCrop", "Resize"}
@@ -113,8 +113,8 @@ class Pipeline:
     @property
     def takes_planes(self) -> bool:
         """Whether the memory of images for Python is in planes: torchvision's steps take 0.8 of the time."""
-        first = self.python[0] if self.python else None
-        return not isinstance(first, (_Albumentations, _OnPil)) and name_of(first) != "ToPILImage"
+        first = [step for step in self.python[:1] if not isinstance(step, (_Albumentations, _OnPil))]
+        return any(name_of(step) != "ToPILImage" for step in first)
 
 
 def pipeline_of(
@@ -178,7 +178,7 @@ class _Levels:
     def absorb(self, step: Any) -> bool:
         """Whether the step is such a conversion; if so, remember it."""
         name = name_of(step)
-        if name in _CONVERSIONS:
+        if name in CONVERSIONS:
             dtype = torch.float32 if name == "ToTensor" else step.dtype
             if self.dtype == torch.uint8 and dtype in _FLOATS and not getattr(step, "scale", True):
                 self._unit, self.std = 255.0, (1 / 255,) * 3
@@ -489,12 +489,12 @@ def run_steps(steps: Sequence[Step], image: Any, where: Callable[[], str]) -> An
         try:
             result = step(image)
         except Exception as error:
-            text = " ".join(str(error)[:500].split()).rstrip(".")  # some quote whole images
+            text = " ".join(str(error).split()).rstrip(".")
             hint = _PIL_HINT if any(part in text for part in _OF_ARRAYS) else ""
             hint = _FLOAT_HINT if "float tensor" in text else hint
             raise TransformError(
                 f"{where()}: transform= failed in {shown_step(original(step))}, step {number + 1} of the "
-                f"{len(steps)} in Python, on {described(image)}: {type(error).__name__}: {text}.{hint}"
+                f"{len(steps)} in Python, on {described(image)}: {type(error).__name__}: {text[:500]}.{hint}"
             ) from error
         image = result
     return image
