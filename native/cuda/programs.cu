@@ -38,8 +38,8 @@ struct Planes {
 struct Step {
   ProgramJob job;
   Facts* facts;  // [B * chains]
-  uint8_t*
-      canvases;  // [0 to 2, B * chains, 3, H, W]: results, by turns; without weights the last one goes to out
+  // [0 to 2, B * chains, 3, H, W]: results, by turns; without weights the last one goes to out.
+  uint8_t* canvases;
   int64_t at;
 
   TARPEG_DEVICE Op op(int64_t chain) const { return job.op(chain * job.length + at); }

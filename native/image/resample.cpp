@@ -60,6 +60,8 @@ void blend_columns(const Columns& columns, const int16_t* row, uint8_t* out) noe
   }
 }
 
+constexpr size_t kSplitBeyond = 24;  // numbers that split_rows reads past the end
+
 #if defined(TARPEG_AVX2)
 
 template <int kPairs>
@@ -473,7 +475,7 @@ Status Resampler::run_columns_first(RowSource& rows, bool is_gray, const Placeme
       std::max(rows.stride(), skip + 4 * static_cast<size_t>(horizontal_.in)) + 8 * (column_pairs + 2);
   const size_t length = pixel_bytes * static_cast<size_t>(width);
   const size_t stride = (length + 31) / 32 * 32 + kWrittenBeyond;
-  const size_t gray_stride = 3 * static_cast<size_t>(width) + kWrittenBeyond + 24;
+  const size_t gray_stride = 3 * static_cast<size_t>(width) + kWrittenBeyond + kSplitBeyond;
   uint8_t* const in = at_least(&ring_, kRowsAtOnce * in_stride + kReadBeyond);
   uint8_t* const gray_in = is_gray ? at_least(&gray_, kRowsAtOnce * rows_each * rows.stride()) : nullptr;
   int16_t* const gray_out = is_gray ? at_least(&gray_between_, kRowsAtOnce * gray_stride) : nullptr;

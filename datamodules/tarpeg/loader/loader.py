@@ -67,7 +67,7 @@ class BaseLoader(ABC):
     )
     """Warning, if a Trainer's run ends because the model did not take uint8."""
     measured = ""
-    """Name of a val or test split: one warning counts the substitutes in its metrics; empty for none."""
+    """Name of the val or test split whose substitutes are counted in a warning; "" for other splits."""
 
     def __init__(
         self,

@@ -129,8 +129,9 @@ def _planned(
     pipeline: Pipeline, fidelity: str, channels: int, measure: bool, native: bool
 ) -> Iterator[PlannedStep]:
     times: list[float | None] = [None] * len(pipeline.python)
-    failure, is_run, image = "", not pipeline.python, _photograph(pipeline)
-    if measure and pipeline.python:
+    failure, is_run = "", not pipeline.python
+    image = _photograph(pipeline) if measure else None
+    if image is not None and pipeline.python:
         try:
             pipeline = outcome_of(pipeline, image, lambda: "a synthetic image", 0).pipeline
             is_run, times = True, [*_times(pipeline, image)]
@@ -139,14 +140,15 @@ def _planned(
     size = "; the times below are of {1}x{0} pixels, and grow with their number".format(*_HEIGHT_WIDTH)
     is_timed_whole = pipeline.crop == FullImage() and times[:1] not in ([], [None])
     decoding = _decoder_time(pipeline, fidelity, channels) if native else None
-    normalising = _normalising_time(pipeline, image) if native and is_run and pipeline.levels else None
+    batch = _batch_of(image) if native and image is not None else None
+    normalising = _normalising_time(pipeline, batch) if batch is not None and is_run else None
     policies = iter(pipeline.policies)
     for text, note in pipeline.head:
         us: float | None = None
         if pipeline.levels_first and text.partition("(")[0] in (*CONVERSIONS, "Normalize"):
             note = "on the batch, in one pass"
         if note == "on the batch":
-            us = _policy_time(next(policies), image) if native else None
+            us = _policy_time(next(policies), batch) if batch is not None else None
         elif note == "on the batch, in one pass":
             us, normalising = normalising, None
         elif decoding is not None and ("decode" in note or "whole image" in note):
@@ -174,7 +176,7 @@ def _faster(step: Any, image: Tensor | None) -> str:
         return _NATIVE_FOR_TIMM.get(kind.__name__, "")
     if (policy := _policy_of(step)) is None:
         return _NATIVE.get(name_of(step), "")
-    cost = "is native" if image is None else f"takes about {_policy_time(policy, image):,.0f} us"
+    cost = "is native" if image is None else f"takes about {_policy_time(policy, _batch_of(image)):,.0f} us"
     return f"tarpeg.{type(policy).__name__}, in transform= or Augment(policy=...), {cost}"
 
 
@@ -196,18 +198,19 @@ def _policy_of(step: Any) -> Policy | None:
         return None
 
 
-def _policy_time(policy: Policy, image: Tensor) -> float:
+def _policy_time(policy: Policy, images: Tensor) -> float:
     """Processor time of a policy per image, in microseconds, on one thread."""
-    images, draws = _batch_of(image), np.random.default_rng(0)
+    draws = np.random.default_rng(0)
     run = partial(run_policies, [policy], images, lambda _, count: draws.random((len(images), count)))
     return _batch_time(run, len(images))
 
 
-def _normalising_time(pipeline: Pipeline, image: Tensor) -> float:
-    images = _batch_of(image)
-    return _batch_time(
-        partial(normalised, images, pipeline.levels, normalised(images, pipeline.levels)), len(images)
-    )
+def _normalising_time(pipeline: Pipeline, images: Tensor) -> float | None:
+    """Processor time of the pass that normalises, per image, in microseconds; None without one."""
+    if pipeline.levels is None:
+        return None
+    out = normalised(images, pipeline.levels)
+    return _batch_time(partial(normalised, images, pipeline.levels, out), len(images))
 
 
 def _batch_of(image: Tensor) -> Tensor:
