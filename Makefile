@@ -2,14 +2,19 @@
 PYTHON ?= python3
 ARGS ?=
 VENV := .venv
+# As many processes as cores, at most eight; the tests that took longest are listed at the end.
+PYTEST := $(VENV)/bin/python -m pytest -n logical --maxprocesses 8 --durations=15 --durations-min=1
 PY := $(VENV)/bin/python
 # pip shows its progress on a terminal, and only warnings and errors elsewhere.
 PIP := $(PY) -m pip install --disable-pip-version-check $(shell [ -t 2 ] || echo -qq)
 NATIVE := $(wildcard native/*.cpp native/*/*.cpp native/*/*.h native/*/*.cu fuzz/*.cpp wheels/*.h tests/helpers/*/*.h tests/helpers/core/*.cpp \
-	datamodules/tarpeg/benchmarks/*.cpp)
+	benchmarks/*.cpp)
+
+# The tests are compiled once, not by each process of each run.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system build wheel train test test-all lint format bench soak fuzz asan clean
+.PHONY: help setup system build wheel train test test-all lint format docs bench soak fuzz asan clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -31,7 +36,7 @@ system:  ## a C++ compiler and libjpeg-turbo's headers, installed where that is 
 	@PYTHON="$(PYTHON)" tools/install_system.sh
 
 build: setup  ## compile the native library again (TARPEG_DEBUG=1, TARPEG_SANITIZE=address,undefined)
-	$(PY) -c "import logging; logging.basicConfig(level='INFO'); from tarpeg.ops import library; library.build(force=True)"
+	$(PY) -c "import logging; logging.basicConfig(level='INFO'); from tarpeg.ops import compiler; compiler.build(force=True)"
 
 wheel: setup  ## a manylinux wheel with libjpeg-turbo, in dist/ (ARGS=aarch64: cross-compiled)
 	$(PY) wheels/make.py $(ARGS)
@@ -40,10 +45,10 @@ train: setup  ## train on synthetic shards (ARGS="experiment=article trainer.max
 	$(PY) train.py $(ARGS)
 
 test: setup  ## the fast tests (ARGS="-k crop")
-	$(PY) -m pytest -m "not slow" -n 2 $(ARGS)
+	$(PYTEST) -m "not slow" --dist worksteal $(ARGS)
 
 test-all: setup  ## the slow tests, those that `make test` leaves out
-	$(PY) -m pytest -m slow -n 2 --dist loadgroup --durations=15 $(ARGS)
+	$(PYTEST) -m slow --dist loadgroup $(ARGS)
 
 lint: setup  ## formatting, ruff, mypy, clang-format
 	$(VENV)/bin/ruff format --check .
@@ -55,6 +60,9 @@ format: setup  ## reformat the sources
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/clang-format -i $(NATIVE)
+
+docs: setup  ## the site of the pages and of all public names, in build/site
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
 
 bench: setup  ## measure (ARGS="suite=crop")
 	$(PY) tools/bench.py $(ARGS)

@@ -23,9 +23,9 @@ from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).parent / "datamodules"))
 from tarpeg.errors import BuildError
-from tarpeg.ops import library  # imports the standard library alone
+from tarpeg.ops import compiler  # imports the standard library alone
 
-AHEAD_OF_TIME = library.torch_dir() is not None and not library.building_forbidden()
+AHEAD_OF_TIME = compiler.torch_dir() is not None and not compiler.building_forbidden()
 
 
 class BuildPackage(build_py):
@@ -43,14 +43,14 @@ class BuildPackage(build_py):
             return
         try:
             if self.editable_mode:
-                library.build(force=True)
-                if library.cuda_switch():
-                    library.build_cuda(force=True)
+                compiler.build(force=True)
+                if compiler.cuda_switch():
+                    compiler.build_cuda(force=True)
                 return
             with tempfile.TemporaryDirectory() as scratch:
-                libraries = [library.build(directories=[Path(scratch)])]
+                libraries = [compiler.build(directories=[Path(scratch)])]
                 if self.has_cuda():
-                    libraries.append(library.build_cuda(directories=[Path(scratch)]))
+                    libraries.append(compiler.build_cuda(directories=[Path(scratch)]))
                 packed.mkdir(parents=True)
                 for path in libraries:
                     shutil.copy(path, packed)
@@ -59,10 +59,10 @@ class BuildPackage(build_py):
 
     def has_cuda(self) -> bool:
         """Return whether the wheel gets the CUDA operators: if nvcc works, unless TARPEG_CUDA decides."""
-        wanted = library.cuda_switch()
+        wanted = compiler.cuda_switch()
         if wanted is None:
             try:
-                library.find_nvcc()
+                compiler.find_nvcc()
             except BuildError as error:
                 self.warn(f"tarpeg: the wheel holds no CUDA operators: {error}")
                 return False

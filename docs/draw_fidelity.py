@@ -19,12 +19,14 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
 from tarpeg import decode_batch
-from tarpeg.benchmarks.decode_peers import decode_jpeg, functional
 from tarpeg.datasets.synthetic import Photos, photograph
 from tarpeg.ops.decode import Fidelity
+
+from benchmarks.decode_peers import decode_jpeg, functional
 
 PHOTOS, COUNT = Photos(size="big"), 12
 SIDE = 1440  # of the crops that are measured; offsets that no mean begins at

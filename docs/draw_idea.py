@@ -17,12 +17,14 @@ from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 from PIL import Image
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
 from tarpeg import decode_crop, tile_jpeg
-from tarpeg.benchmarks.decode_peers import decode_jpeg
-from tarpeg.benchmarks.report import machine_name
 from tarpeg.datasets.synthetic import Photos, photograph
+
+from benchmarks.decode_peers import decode_jpeg
+from benchmarks.report import machine_name
 
 TOP, LEFT, SIDE = 232, 440, 256
 MCU = 16  # pixels: 4:2:0

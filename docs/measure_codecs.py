@@ -15,11 +15,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
 from tarpeg import Packed, RandomResizedCrop, Raw, Resized, Tiled, decode_batch, image_sizes
-from tarpeg.benchmarks.report import machine_name
 from tarpeg.datasets.synthetic import Photos, photograph
+
+from benchmarks.report import machine_name
 
 CODECS = {
     "none (ordinary JPEGs)": None,

@@ -102,8 +102,7 @@ Status decode_by_libjpeg(const std::vector<uint8_t>& file, const Header& header,
                          std::vector<uint8_t>* out) {
   const Box box{0, 0, header.height, header.width};
   JpegReader rows;
-  Status status =
-      rows.open(file.data(), file.size(), header.height, header.width, box, PixelFormat::kRgb, is_checked);
+  Status status = rows.open(file.data(), file.size(), header.height, header.width, box, false, is_checked);
   if (status != Status::kOk) return status;
   const size_t bytes = 3 * static_cast<size_t>(header.width);
   std::vector<uint8_t> row(rows.stride());

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the fuzz targets, decode.cpp and packed.cpp, under ASan and UBSan and lets each run: fuzz/run.sh PYTHON
-# FUZZ_SECONDS=60 for each; FUZZ_TARGETS="decode packed"; FUZZ_LIBJPEG=source builds libjpeg-turbo with the sanitisers too, from the distribution's
-# source package; FUZZ_ARGS are libFuzzer's. The corpora stay in build/fuzz/TARGET/corpus.
+# FUZZ_SECONDS=60 for each; FUZZ_TARGETS="decode packed"; FUZZ_LAUNCHER=ccache goes before the compiler; FUZZ_LIBJPEG=source
+# builds libjpeg-turbo with the sanitisers too, from the distribution's source package; FUZZ_ARGS are libFuzzer's. The corpora stay in build/fuzz/TARGET/corpus.
 # Exit status 77: clang is missing and could not be installed.
 # At the end it prints the line coverage of each decoder file; less than 90% of one is a failure.
 set -euo pipefail
@@ -49,8 +49,8 @@ compile() { # SOURCE
   local object untraced=()
   object=$(echo "$1" | tr / -).o
   case $1 in fuzz/* | */header.cpp | */baseline.cpp | */packed.cpp | */ppm.cpp) ;; *) untraced=(-fno-sanitize-coverage=trace-cmp) ;; esac
-  "$cxx" $sanitised "${untraced[@]}" -c "$1" -o "$out/objects/$object"
-  "$cxx" $common -O1 -fprofile-instr-generate -fcoverage-mapping -c "$1" -o "$out/covered/$object"
+  ${FUZZ_LAUNCHER:-} "$cxx" $sanitised "${untraced[@]}" -c "$1" -o "$out/objects/$object"
+  ${FUZZ_LAUNCHER:-} "$cxx" $common -O1 -fprofile-instr-generate -fcoverage-mapping -c "$1" -o "$out/covered/$object"
 }
 export -f compile
 export cxx common sanitised out

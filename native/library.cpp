@@ -21,10 +21,7 @@ STABLE_TORCH_LIBRARY(tarpeg, m) {
       "warp_affine(Tensor images, Tensor matrices, float[] fill, bool nearest, bool inverse, bool fresh, "
       "Tensor(a!) out) -> ()");
   m.def(
-      "augment_batch(Tensor images, Tensor numbers, int parts, Tensor? boxes, Tensor? mask, float[] "
-      "constants, "
-      "bool fresh, Tensor(a!) out) -> ()");
-  m.def(
-      "run_programs(Tensor images, Tensor ops, Tensor values, Tensor? weights, bool nearest, float[] fill, "
-      "bool fresh, Tensor(a!) out, int threads) -> ()");
+      "run_batch(Tensor images, Tensor? ops, Tensor? values, Tensor? weights, bool nearest, float[] border, "
+      "Tensor? numbers, int parts, Tensor? boxes, Tensor? mask, float[] constants, bool fresh, "
+      "Tensor(a!) out, int threads) -> ()");
 }

@@ -7,13 +7,32 @@ from pathlib import Path
 
 import pytest
 from helpers import object_cache
+from helpers.kinds import mark_slow
 from helpers.packed import Packed
 from helpers.scripts import PARENT, live_processes
 from helpers.small_tars import sample, write_tar
+from hypothesis import settings
+
+settings.register_profile("same", derandomize=True, deadline=None)  # every run draws the same examples
+settings.register_profile("new", deadline=None)  # --hypothesis-profile=new draws others
+settings.load_profile("same")
 
 
 def pytest_collection_modifyitems(items):
-    """Tests that need a GPU are skipped without one; with TARPEG_REQUIRE_GPU=1 they fail."""
+    """Leave out of the quick loop what helpers.kinds says; skip what needs a GPU."""
+    mark_slow(items)
+    skip_without_gpu(items)
+    items.sort(key=longest_timeout, reverse=True)
+
+
+def longest_timeout(item):
+    """Tests that may take longest begin: with short ones at the end, no process waits for another."""
+    timeout = item.get_closest_marker("timeout")
+    return timeout.args[0] if timeout else 0
+
+
+def skip_without_gpu(items):
+    """With TARPEG_REQUIRE_GPU=1 they fail."""
     import torch
 
     if torch.cuda.is_available() or os.environ.get("TARPEG_REQUIRE_GPU", "") not in ("", "0"):
@@ -24,14 +43,9 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def objects(tmp_path_factory) -> None:
+def objects() -> None:
     """A folder for the objects of builds that are equal, see helpers.object_cache; all processes share it."""
-    if object_cache.FOLDER in os.environ:  # pytest within a test, for example under the sanitisers
-        return
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "objects"
-    folder.mkdir(exist_ok=True)
-    os.environ[object_cache.FOLDER] = str(folder)
+    os.environ.setdefault(object_cache.FOLDER, str(object_cache.folder()))
 
 
 @pytest.fixture(scope="session")

@@ -284,7 +284,7 @@ class Fault:
 
     def index(self) -> None:
         """Damage all saved indexes: they are made again."""
-        for path in (self.run.folder / "train").glob("*.npz"):
+        for path in (self.run.folder / "train").glob("*.index"):
             content = path.read_bytes()
             path.write_bytes(self.draw.choice([content[: len(content) // 2], self.draw.randbytes(99)]))
 

@@ -29,7 +29,7 @@ def test_errors_are_raised_in_the_caller():
 
 
 def test_the_death_of_a_child_is_an_error():
-    with pytest.raises(ShardError, match="a worker process died with status 3"):
+    with pytest.raises(ShardError, match="status 3"):
         list(map_in_processes(os._exit, [3, 3, 3], 2))
 
 
@@ -68,7 +68,7 @@ def test_more_calls_wait_in_the_executor_of_the_caller():
 
 
 def test_the_address_of_a_dask_scheduler_is_required():
-    with pytest.raises(ValueError, match="address=None must be that of a Dask"), dask_executor(None):
+    with pytest.raises(ValueError, match=r"^address=None "), dask_executor(None):
         pass
 
 
@@ -78,7 +78,7 @@ def test_a_dask_scheduler_must_answer():
     dask = pytest.importorskip("dask")
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "1s"}),  # instead of 30 s
-        pytest.raises(CacheError, match="no Dask scheduler answers"),
+        pytest.raises(CacheError, match="Dask"),
         dask_executor("tcp://127.0.0.1:9"),
     ):
         pass

@@ -18,7 +18,7 @@ from filelock import FileLock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "datamodules"))
 
-from tarpeg.ops.library import OLDEST_TORCH
+from tarpeg.ops.compiler import OLDEST_TORCH
 
 ROOT = Path(__file__).resolve().parents[1]
 VERSION = ".".join(map(str, OLDEST_TORCH)) + ".0"

@@ -11,8 +11,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .augment.distortions import Affine as Affine, Color as Color, Erase as Erase, Mask as Mask
-    from .augment.module import Augment as Augment, Mix as Mix
+    from .augment.distortions import Affine as Affine, Erase as Erase, GridMask as GridMask
+    from .augment.mixing import Mix as Mix
+    from .augment.module import Augment as Augment
     from .augment.policies import (
         AugMix as AugMix,
         AutoAugment as AutoAugment,
@@ -26,11 +27,16 @@ if TYPE_CHECKING:
         TimmRandAugment as TimmRandAugment,
         TrivialAugmentWide as TrivialAugmentWide,
     )
-    from .benchmarks.measure import measure as measure
     from .cache import codecs as codecs
     from .cache.build import CacheReport as CacheReport, build_cache as build_cache
-    from .cache.codecs import Packed as Packed, Raw as Raw, Resized as Resized, Tiled as Tiled
-    from .cache.plan import Layout as Layout
+    from .cache.codecs import (
+        Original as Original,
+        Packed as Packed,
+        Raw as Raw,
+        Resized as Resized,
+        Tiled as Tiled,
+    )
+    from .cache.layout import Layout as Layout
     from .cache.verify import VerifyReport as VerifyReport, verify_cache as verify_cache
     from .datamodule import ShardDataModule as ShardDataModule
     from .datasets.prepare import (
@@ -50,9 +56,18 @@ if TYPE_CHECKING:
         ShardError as ShardError,
         Status as Status,
     )
-    from .loader.batch import Batch as Batch, ExtraBatch as ExtraBatch, KeyedBatch as KeyedBatch
-    from .loader.loader import Dataset as Dataset
+    from .loader.batch import (
+        Batch as Batch,
+        ExtraBatch as ExtraBatch,
+        KeyedBatch as KeyedBatch,
+        KeyedTargetBatch as KeyedTargetBatch,
+        TargetBatch as TargetBatch,
+    )
+    from .loader.config import LoaderConfig as LoaderConfig
+    from .loader.dataset import Dataset as Dataset
+    from .loader.loader import Loader as Loader
     from .loader.split import Split as Split
+    from .loader.targets import Target as Target
     from .ops import matrices as matrices
     from .ops.augment import augment_batch as augment_batch, warp_affine as warp_affine
     from .ops.decode import (
@@ -71,23 +86,25 @@ if TYPE_CHECKING:
         RandomResizedCrop as RandomResizedCrop,
         Whole as Whole,
     )
+    from .sampling.geometry import View as View
     from .sampling.sampler import Blocks as Blocks
     from .shards.folder import Folder as Folder
+    from .shards.source import Source as Source
     from .shards.stream import Streaming as Streaming
 
 __version__ = "0.1.0"
 
 _NAMES = {
-    "augment.distortions": "Affine Color Erase Mask",
-    "augment.module": "Augment Mix",
+    "augment.distortions": "Affine Erase GridMask",
+    "augment.mixing": "Mix",
+    "augment.module": "Augment",
     "augment.policies": (
         "AugMix AutoAugment ColorJitter GaussianBlur Grayscale Policy RandAugment Solarize ThreeAugment "
         "TimmRandAugment TrivialAugmentWide"
     ),
-    "benchmarks.measure": "measure",
-    "cache.codecs": "codecs Packed Raw Resized Tiled",
+    "cache.codecs": "codecs Original Packed Raw Resized Tiled",
     "cache.build": "CacheReport build_cache",
-    "cache.plan": "Layout",
+    "cache.layout": "Layout",
     "cache.verify": "VerifyReport verify_cache",
     "datamodule": "ShardDataModule",
     "datasets.prepare": "CachedShards FolderShards SyntheticShards",
@@ -97,27 +114,40 @@ _NAMES = {
     "diagnostics.monitor": "DataStallMonitor",
     "diagnostics.preview": "comparison_sheet contact_sheet",
     "errors": "BuildError CacheError DecodeError ShardError Status",
-    "loader.batch": "Batch ExtraBatch KeyedBatch",
-    "loader.loader": "Dataset",
+    "loader.batch": "Batch ExtraBatch KeyedBatch KeyedTargetBatch TargetBatch",
+    "loader.config": "LoaderConfig",
+    "loader.dataset": "Dataset",
+    "loader.loader": "Loader",
     "loader.split": "Split",
+    "loader.targets": "Target",
     "ops.matrices": "matrices",
     "ops.augment": "augment_batch warp_affine",
     "ops.decode": "decode_batch decode_crop image_sizes pack_jpeg tile_jpeg unpack_jpeg",
     "ops.programs": "Op run_programs",
     "sampling.crops": "CenterCrop Progressive RandomCrop RandomResizedCrop Whole",
+    "sampling.geometry": "View",
     "sampling.sampler": "Blocks",
     "shards.folder": "Folder",
+    "shards.source": "Source",
     "shards.stream": "Streaming",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 _MODULES = {"codecs", "matrices"}  # public names that are modules
+# Old public names, which work for this version, with a warning.
+_RENAMED = {"Color": "ColorJitter", "Mask": "GridMask"}
+_REMOVED = {"measure": "benchmarks need a clone of tarpeg's repository: python tools/bench.py suite=..."}
 
 __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> object:
+    if name in _RENAMED:
+        errors = importlib.import_module(".errors", __name__)
+        errors.warn(f"tarpeg.{name} is now tarpeg.{_RENAMED[name]}; the old name works in this version only")
+        name = _RENAMED[name]
     if name not in _HOME:
-        raise AttributeError(f"module 'tarpeg' has no attribute {name!r}")
+        hint = f": {_REMOVED[name]}" if name in _REMOVED else ""
+        raise AttributeError(f"module 'tarpeg' has no attribute {name!r}{hint}")
     home = importlib.import_module(f".{_HOME[name]}", __name__)
     return home if name in _MODULES else getattr(home, name)
 

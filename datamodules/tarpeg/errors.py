@@ -12,19 +12,49 @@ from typing import Any, TypeVar
 
 
 class DecodeError(ValueError):
-    """An image cannot be decoded. The message has the reason and, if available, shard and key."""
+    """An image cannot be decoded. The message has the reason and, if available, shard and key.
+
+    Example:
+        >>> tarpeg.decode_crop(jpeg[:300], top=0, left=0, height=64, width=64)
+        Traceback (most recent call last):
+        ...
+        tarpeg.errors.DecodeError: ...
+    """
 
 
 class ShardError(RuntimeError):
-    """A shard is missing, damaged or not as required. The message has its path."""
+    """A shard is missing, damaged or not as required. The message has its path.
+
+    Example:
+        >>> split = tarpeg.Split(tmp / "train-*.tar", tarpeg.RandomCrop(96))
+        >>> tarpeg.ShardDataModule(train=split).train_dataloader()
+        Traceback (most recent call last):
+        ...
+        tarpeg.errors.ShardError: ...
+    """
 
 
 class CacheError(ShardError):
-    """A cache cannot be built, or is incomplete. The message has the folder or file, and a remedy."""
+    """A cache cannot be built, or is incomplete. The message has the folder or file, and a remedy.
+
+    Example:
+        >>> tarpeg.verify_cache(tmp)
+        Traceback (most recent call last):
+        ...
+        tarpeg.errors.CacheError: ...
+    """
 
 
 class BuildError(RuntimeError):
-    """The native operators cannot be compiled or loaded. The message has the compiler's output."""
+    """The native operators cannot be compiled or loaded. The message has the compiler's output.
+
+    Example:
+        >>> try:
+        ...     tarpeg.image_sizes([jpeg])  # the first operator loads the library
+        ... except tarpeg.BuildError as error:
+        ...     print("install a compiler and libjpeg-turbo's headers:", error)
+        tensor([[400, 600]], dtype=torch.int32)
+    """
 
 
 class ResumeError(ValueError):
@@ -32,7 +62,17 @@ class ResumeError(ValueError):
 
 
 class Status(enum.IntEnum):
-    """Result of one image of a batch; the same values as ``enum class Status`` in native/base/status.h."""
+    """Result of decoding one image of a batch, as ``decode_batch`` returns it: 0 is OK.
+
+    The values are those of ``enum class Status`` in native/base/status.h.
+
+    Example:
+        >>> boxes = torch.tensor([[0, 0, 64, 64]] * 2, dtype=torch.int32)
+        >>> broken = torch.zeros(10, dtype=torch.uint8)
+        >>> images, status = tarpeg.decode_batch([jpeg, broken], boxes, size=64)
+        >>> [tarpeg.Status(value).name for value in status.tolist()]
+        ['OK', 'NOT_AN_IMAGE']
+    """
 
     OK = 0
     EMPTY = 1  # no bytes
@@ -48,7 +88,13 @@ _FEW_BAD = 10
 
 
 def allowed_bad(max_bad: float, samples: float) -> float:
-    """Return how many undecodable images ``max_bad`` allows: ten of a small data set; none if it is 0."""
+    """Return the largest number of undecodable images that is no error.
+
+    Args:
+        max_bad: Largest fraction of undecodable images. 0 allows none; otherwise ten are always allowed, so
+            that a small data set does not fail at its first bad file.
+        samples: Number of images.
+    """
     return max(max_bad * samples, _FEW_BAD) if max_bad else 0.0
 
 

@@ -37,11 +37,16 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
 
 @contextlib.contextmanager
 def renamed(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """Open a temporary file, to write, that is renamed to `path` at the end of the block.
+    """Open a temporary file, to write, that is renamed to ``path`` at the end of the block.
 
-    If the block raises, the temporary file is removed and `path` stays as it was. Writers of one path do not
-    disturb each other: the last rename wins. Only a killed process leaves its `.NAME.PID-RANDOM.tmp` behind.
-    durable: sync the file and its folder; without, a power failure may leave a damaged file under `path`.
+    If the block raises, the temporary file is removed and ``path`` stays as it was. Writers of one path do
+    not disturb each other: the last rename wins. Only a killed process leaves its ``.NAME.PID-RANDOM.tmp``
+    behind.
+
+    Args:
+        path: The final path.
+        durable: Sync the file and its folder. Without it, a power failure may leave a damaged file under
+            ``path``.
     """
     # Not tempfile: its mode 0600 would keep the file from other users of the folder.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")

@@ -19,8 +19,14 @@ _UNLIMITED = 1 << 60  # bytes; without a limit, version 1 of cgroups has a numbe
 class Machine:
     """Resources that this process may use. Memory in bytes; None if unknown, or if there is no limit.
 
-    cores: that this process may run on. core_limit: how many of them a container may keep busy, a fraction.
-    load: average over the last minute.
+    Attributes:
+        cores: Number of cores that this process may run on.
+        core_limit: How many of them a container may keep busy, a fraction.
+        memory: Memory of the machine.
+        memory_free: Memory that is free.
+        memory_limit: Limit of the container.
+        shared_free: Free shared memory, in /dev/shm.
+        load: Average load of the last minute.
     """
 
     cores: int

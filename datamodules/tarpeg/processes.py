@@ -63,11 +63,17 @@ def completed(
     calls: Iterable[tuple[Any, ...]],
     on_abandon: Callable[[], None],
 ) -> Iterator[_Result]:
-    """Yield `function(*call)` for each of the calls, in the order of completion; raise what they raise.
+    """Yield ``function(*call)`` for each of the calls, in the order of completion; raise what they raise.
 
     After an exception, or if the caller stops iterating, waiting calls are cancelled and running ones are
-    waited for, because they write files. on_abandon: called first if more calls than cores are still running.
-    Ctrl-C kills child processes instead: unfinished files have temporary names.
+    waited for, because they write files. Ctrl-C kills child processes instead: unfinished files have
+    temporary names.
+
+    Args:
+        executor: Executor of the calls.
+        function: Function to call.
+        calls: Arguments of each call.
+        on_abandon: Called before waiting, if more calls than cores are still running.
     """
     pending: set[Future[_Result]] = set()
     limit = max_pending(executor)
@@ -129,7 +135,15 @@ def open_executor(executor: Executor | int | None, jobs: int) -> Iterator[Execut
 
 @contextlib.contextmanager
 def dask_executor(address: str | None) -> Iterator[Executor]:
-    """Yield the workers of a Dask cluster as an executor. address: of its scheduler, tcp://HOST:PORT."""
+    """Yield the workers of a Dask cluster as an executor.
+
+    Args:
+        address: Address of its scheduler, tcp://HOST:PORT.
+
+    Raises:
+        ValueError: Without an address.
+        CacheError: If Dask is not installed, or no scheduler answers there.
+    """
     if not address:
         raise ValueError(f"address={address!r} must be that of a Dask scheduler, such as tcp://HOST:8786")
     try:

@@ -19,7 +19,13 @@ class Update(Protocol):
     """Function that reports progress."""
 
     def __call__(self, done: int, note: str = "", total: int | None = None) -> None:
-        """``done`` of ``total`` items are done; ``note``: for example their rate."""
+        """Show how far the work is.
+
+        Args:
+            done: Number of items that are done.
+            note: Remark behind the numbers, for example a rate.
+            total: Number of all items, if it has changed.
+        """
 
 
 @contextlib.contextmanager

@@ -4,19 +4,17 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Executor
+from typing import Any
 
 import hydra
-from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue
 from rich.console import Console
 from tarpeg import Layout, build_cache, verify_cache
 from tarpeg.cache.report import progress_bar, summarise_build, summarise_check
-from tarpeg.errors import ShardError
 from tarpeg.processes import dask_executor
 
-from .hints import with_overrides
+from .overrides import one_line_errors, with_overrides
 
 
 @contextlib.contextmanager
@@ -35,7 +33,7 @@ def open_executor(cfg: DictConfig) -> Iterator[Executor | int | None]:
 
 def build(cfg: DictConfig) -> list[str]:
     """Build the cache of the configuration and return its summary."""
-    settings = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    settings: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     layout = Layout(**{name: settings[name] for name in Layout.__dataclass_fields__})
     options = {"codec": instantiate(cfg.codec), "layout": layout}
     options |= {name: settings[name] for name in ("max_bad", "replace")}
@@ -48,19 +46,13 @@ def build(cfg: DictConfig) -> list[str]:
 def main(cfg: DictConfig) -> None:
     """Build or verify a cache and print a summary; exit with 1 if something is wrong."""
     is_good = True
-    try:
+    with one_line_errors("build_cache", ValueError):
         if cfg.verify:
             with open_executor(cfg) as executor, progress_bar() as show:
                 report = verify_cache(cfg.dest, executor, progress=show)
             lines, is_good = summarise_check(report), report.is_good
         else:
             lines = build(cfg)
-    except MissingMandatoryValue as error:
-        sys.exit(f"build_cache: {error.full_key} is not set: give {error.full_key}=...")
-    except (ShardError, ValueError) as error:
-        sys.exit(f"build_cache: {error}".replace("replace=True", "replace=true"))
-    except InstantiationException as error:
-        sys.exit(f"build_cache: codec: {error.__cause__ or error}")
     for line in lines:
         Console(soft_wrap=True).print(with_overrides(line), markup=False, highlight=False)
     sys.exit(not is_good)

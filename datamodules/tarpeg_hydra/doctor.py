@@ -3,15 +3,13 @@
 import sys
 
 import hydra
-from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
-from omegaconf.errors import MissingMandatoryValue
 from rich.console import Console
 from tarpeg import diagnose
 from tarpeg.cache.report import summarise_shards
 
-from .hints import with_overrides
+from .overrides import one_line_errors
 
 
 @hydra.main(version_base="1.3", config_path="pkg://tarpeg.conf", config_name="doctor")
@@ -32,21 +30,11 @@ def main(cfg: DictConfig) -> None:
 
 def _plans(cfg: DictConfig) -> list[str]:
     """Return what the splits of ``cfg.data`` do natively and in Python, its cost, and their caches."""
-    try:
-        splits = instantiate(cfg.data).splits.items()
-        plans = [
-            (
-                name,
-                [
-                    *str(split.plan()).splitlines(),
-                    *([] if split.streaming else summarise_shards(split.shards)),
-                ],
-            )
-            for name, split in splits
-            if split is not None
-        ]
-    except MissingMandatoryValue as error:
-        sys.exit(f"doctor: {error.full_key} is not set: give {error.full_key}=...")
-    except InstantiationException as error:
-        sys.exit(f"doctor: {with_overrides(error.__cause__ or error)}")
-    return [line for name, plan in plans for line in (f"plan of {name}", *(f"  {each}" for each in plan))]
+    lines = []
+    with one_line_errors("doctor"):
+        for name, split in instantiate(cfg.data).splits.items():
+            if split is not None:
+                about = [] if split.streaming else summarise_shards(split.shards)
+                lines.append(f"plan of {name}")
+                lines += [f"  {line}" for line in (*str(split.plan()).splitlines(), *about)]
+    return lines

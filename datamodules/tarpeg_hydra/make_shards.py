@@ -1,14 +1,13 @@
 """Write WebDataset shards of synthetic photographs or a folder's images. Settings: conf/make_shards.yaml."""
 
-import sys
-
 import hydra
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from tarpeg.datasets.synthetic import Photos
 from tarpeg.datasets.writer import make_shards
-from tarpeg.errors import ShardError
 from tarpeg.shards.folder import Folder
+
+from .overrides import one_line_errors
 
 
 @hydra.main(version_base="1.3", config_path="pkg://tarpeg.conf", config_name="make_shards")
@@ -16,7 +15,7 @@ def main(cfg: DictConfig) -> None:
     """Write the shards and print one line about them."""
     packing = {name: cfg[name] for name in ("samples", "prefix", "samples_per_shard", "workers", "replace")}
     photos = {name: cfg[name] for name in Photos.__dataclass_fields__}
-    try:
+    with one_line_errors("make_shards", ValueError):
         if cfg.source not in ("synthetic", "folder"):
             raise ValueError(f"source={cfg.source!r} must be synthetic or folder")
         if cfg.root is not None and cfg.source != "folder":
@@ -26,8 +25,6 @@ def main(cfg: DictConfig) -> None:
                 raise ValueError(f"{name} is not set: pass {name}=DIR")
         source = Folder(cfg.root, cfg.seed) if cfg.source == "folder" else Photos.of(photos)
         report = make_shards(cfg.out, source, **packing)
-    except (ShardError, ValueError) as error:
-        sys.exit(f"make_shards: {error}".replace("replace=True", "replace=true"))
     count = len(report.shards)
     shards = f"{count} shard{'s' * (count != 1)} in {cfg.out}: {report.samples} samples"
     size = f"{report.bytes / 1e6:.1f} MB, {report.bits_per_pixel:.2f} bits per pixel, {report.seconds:.1f} s"

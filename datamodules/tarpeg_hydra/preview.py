@@ -1,17 +1,13 @@
 """Draw the network's inputs, before and after augmentation, as a PNG. Settings: conf/preview.yaml."""
 
-import sys
-
 import hydra
-from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
-from omegaconf.errors import MissingMandatoryValue
 from rich.console import Console
 from tarpeg import comparison_sheet, contact_sheet
-from tarpeg.errors import BuildError, ShardError, similar
+from tarpeg.errors import similar
 
-from .hints import with_overrides
+from .overrides import one_line_errors
 
 _KINDS = ("train", "val", "test", "predict")
 
@@ -19,7 +15,7 @@ _KINDS = ("train", "val", "test", "predict")
 @hydra.main(version_base="1.3", config_path="pkg://tarpeg.conf", config_name="preview")
 def main(cfg: DictConfig) -> None:
     """Draw a contact sheet of the data in `cfg` and print its path."""
-    try:
+    with one_line_errors("preview", ValueError):
         kind = str(cfg.split).partition("/")[0]
         if kind not in _KINDS:
             raise ValueError(f"split={cfg.split} must be one of {', '.join(_KINDS)}{similar(kind, _KINDS)}")
@@ -34,11 +30,5 @@ def main(cfg: DictConfig) -> None:
         done = draw(data, cfg.out, **options)
         split = data.splits[cfg.split]
         plan = [str(split.plan())] if split.transform is not None else []
-    except MissingMandatoryValue as error:
-        sys.exit(f"preview: {error.full_key} is not set: give {error.full_key}=...")
-    except InstantiationException as error:
-        sys.exit(f"preview: {with_overrides(error.__cause__ or error)}")
-    except (BuildError, ShardError, ValueError) as error:
-        sys.exit(f"preview: {with_overrides(error)}")
     lines = [*plan, *([str(done)] * bool(cfg.compare)), f"written: {cfg.out}"]
     Console(soft_wrap=True).print(*lines, sep="\n", markup=False, highlight=False)

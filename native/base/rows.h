@@ -40,9 +40,8 @@ struct Samples {
   }
 };
 
-// Of the rows of a source: gray, RGB, or RGB and a byte to ignore. The value is the number of bytes per
-// pixel.
-enum class PixelFormat { kGray = 1, kRgb = 3, kRgbx = 4 };
+// Of the rows of a source: gray; RGB pixel by pixel; or a row of red, one of green and one of blue.
+enum class PixelFormat { kGray, kRgb, kPlanar };
 
 // A rectangle of an image, row by row, from the top.
 class RowSource {
@@ -52,15 +51,18 @@ class RowSource {
   virtual Status next(uint8_t* row) noexcept = 0;
   // Skips a row that is not needed; `row` may be written to.
   virtual Status pass(uint8_t* row) noexcept { return next(row); }
-  // Row y of the rectangle, from its first pixel on, with at least 32 readable bytes after the last one;
-  // nullptr if rows are not kept.
+  // Row y of the rectangle, from its first pixel on; nullptr if rows are not kept. If they are, all are.
+  // After its last pixel at least kReadable bytes can be read, and unless it is RGB as many as it has pixels
+  // besides.
+  static constexpr int kReadable = 256;
   virtual const uint8_t* kept(int) noexcept { return nullptr; }
-  // Bytes per pixel of the rows that are kept, if the source keeps other ones than next() writes; or 0.
-  virtual int kept_bytes() const noexcept { return 0; }
   // Checks the rest of the file, up to its end, if the rectangle reaches the end of the image.
   virtual Status finish() noexcept { return Status::kOk; }
   virtual size_t stride() const noexcept = 0;
   virtual int skip() const noexcept = 0;
+  // If rows are planar: bytes from the first pixel's red to its green, of the rows that are kept, if they
+  // are.
+  virtual ptrdiff_t plane() const noexcept { return 0; }
 };
 
 }  // namespace tarpeg

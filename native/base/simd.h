@@ -26,6 +26,19 @@
 #include <simde/x86/fma.h>
 #endif
 
+// A loop NAME_of is compiled twice: inlined into a function for AVX2 and FMA, it becomes vector code.
+#if defined(TARPEG_AVX2)
+#define TARPEG_TWICE(type, name, parameters, arguments)                              \
+  static TARPEG_AVX2_FMA type name##_avx2 parameters { return name##_of arguments; } \
+  type name parameters {                                                             \
+    if (has_avx2()) return name##_avx2 arguments;                                    \
+    return name##_of arguments;                                                      \
+  }
+#else
+#define TARPEG_TWICE(type, name, parameters, arguments) \
+  type name parameters { return name##_of arguments; }
+#endif
+
 // For portable code, in the compilers' own terms: lanes of two vectors of 16 bytes, numbered through.
 #if defined(__clang__)
 #define TARPEG_MIX(type, a, b, ...) __builtin_shufflevector((type)(a), (type)(b), __VA_ARGS__)

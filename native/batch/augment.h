@@ -5,6 +5,7 @@
 
 #include "base/device.h"
 #include "batch/warp.h"
+#include "image/normalise.h"
 
 // The arithmetic of a pixel, in levels of 0 to 255. See Note [one arithmetic] in base/device.h; the order and
 // the formulas are those of tarpeg.augment_batch's docstring.
@@ -34,6 +35,23 @@ enum Column : int {
   kColumns = 23
 };
 
+// The final pass of a batch as plain pointers, checked. Each image has its numbers; boxes and cells that are
+// erased, a colour for these, and the scale and shift of each channel.
+struct FinalPass {
+  const double* numbers;  // [B, kColumns], or null: there is no final pass
+  int parts;
+  const int32_t* boxes;  // [B, box_count, box_columns] (top, left, height, width, key), or null
+  int64_t box_count;
+  int64_t box_columns;  // 6 with keys, low and high half: boxes of random pixels; 4 without
+  const uint8_t* mask;  // [B, mask_height, mask_width], or null
+  int64_t mask_height, mask_width;
+  float fill[3];
+  Normalisation how;
+
+  // The level that becomes a normal random number, of pixel `at` and channel c in a box with a key.
+  TARPEG_HD float random_level(const int32_t* box, int64_t at, int c) const;
+};
+
 // The numbers of one image, ready for use; parts that would change nothing are removed.
 struct Plan {
   Affine map;
@@ -45,7 +63,9 @@ struct Plan {
 
 TARPEG_HD bool is_whole(double value) { return value > -kNear && value < kNear && floor(value) == value; }
 
-TARPEG_HD Plan plan_of(const double* numbers, int parts, int64_t source_width) {
+TARPEG_HD Plan plan_of(const FinalPass& pass, int64_t image, int64_t source_width) {
+  const double* numbers = pass.numbers + image * kColumns;
+  const int parts = pass.parts;
   Plan plan;
   plan.map = {1, 0, 0, 0, 1, 0, true};
   if (parts & kMatrix) plan.map = affine_of(numbers + kMatrixAt, false);
@@ -143,6 +163,11 @@ TARPEG_HD float normal_of(uint64_t key, uint64_t index) {
   const int32_t sum = static_cast<int32_t>((pairs * 0x0001000100010001u) >> 48);
   const float x = static_cast<float>(sum - 1020) * 0.0047841973f, square = x * x;
   return x * (0.98166437f + square * (5.2188194e-3f + square * 2.5875132e-4f));
+}
+
+TARPEG_HD float FinalPass::random_level(const int32_t* box, int64_t at, int c) const {
+  const uint64_t low = static_cast<uint32_t>(box[4]), high = static_cast<uint32_t>(box[5]);
+  return (normal_of(low | (high << 32), static_cast<uint64_t>(3 * at + c)) - how.shift[c]) / how.scale[c];
 }
 
 TARPEG_HD uint8_t to_level(float value) { return static_cast<uint8_t>(in_levels(value) + 0.5f); }

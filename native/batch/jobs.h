@@ -6,6 +6,7 @@
 
 #include "base/number.h"
 #include "batch/augment.h"
+#include "batch/programs.h"
 #include "image/normalise.h"
 
 namespace tarpeg {
@@ -21,29 +22,28 @@ struct BatchLayout {
   TARPEG_HD int64_t channel_stride() const { return channels == 1 ? 0 : planar ? pixels() : 1; }
   TARPEG_HD int64_t row_stride() const { return planar ? width : channels * width; }
   TARPEG_HD int64_t pixel_stride() const { return planar ? 1 : channels; }
+
+  template <class T>
+  TARPEG_HD Picture<T> picture(const T* images, int64_t image) const {
+    return {images + image * numbers(),
+            static_cast<int>(channels),
+            height,
+            width,
+            channel_stride(),
+            row_stride(),
+            pixel_stride()};
+  }
 };
 
-// The arguments of augment_batch as plain pointers, checked; the same for the CPU and for CUDA.
-struct AugmentJob {
+// The arguments of run_batch as plain pointers, checked; the same for the CPU and for CUDA. Each image goes
+// through its program, if there are any, and then through the final pass, if there is one.
+struct BatchJob {
   BatchLayout from, to;
   const uint8_t* images;
-  const double* numbers;  // [B, kColumns]
-  int parts;
-  const int32_t* boxes;  // [B, box_count, box_columns] (top, left, height, width, key), or null
-  int64_t box_count;
-  int64_t box_columns;  // 6 with keys, low and high half: boxes of random pixels; 4 without
-  const uint8_t* mask;  // [B, mask_height, mask_width], or null
-  int64_t mask_height, mask_width;
-  float fill[3];
-  Normalisation how;
+  Programs programs;
+  FinalPass pass;
   Number type;
   void* out;
-
-  // The level that becomes a normal random number, of pixel `at` and channel c in a box with a key.
-  TARPEG_HD float random_level(const int32_t* box, int64_t at, int c) const {
-    const uint64_t low = static_cast<uint32_t>(box[4]), high = static_cast<uint32_t>(box[5]);
-    return (normal_of(low | (high << 32), static_cast<uint64_t>(3 * at + c)) - how.shift[c]) / how.scale[c];
-  }
 };
 
 constexpr int64_t kFills = 16;  // channels that may have a fill of their own
@@ -63,12 +63,7 @@ struct WarpJob {
 
   template <class T>
   TARPEG_HD Picture<T> picture(int64_t image) const {
-    return {static_cast<const T*>(images) + image * from.numbers(),
-            from.height,
-            from.width,
-            from.channel_stride(),
-            from.row_stride(),
-            from.pixel_stride()};
+    return from.picture(static_cast<const T*>(images), image);
   }
 };
 

@@ -9,19 +9,6 @@ namespace {
 
 constexpr int64_t kBlock = 1024;  // pixels of which intermediate results are kept
 
-// A loop NAME_of is compiled twice: inlined into a function for AVX2 and FMA, it becomes vector code.
-#if defined(TARPEG_AVX2)
-#define TARPEG_TWICE(type, name, parameters, arguments)                              \
-  static TARPEG_AVX2_FMA type name##_avx2 parameters { return name##_of arguments; } \
-  type name parameters {                                                             \
-    if (has_avx2()) return name##_avx2 arguments;                                    \
-    return name##_of arguments;                                                      \
-  }
-#else
-#define TARPEG_TWICE(type, name, parameters, arguments) \
-  type name parameters { return name##_of arguments; }
-#endif
-
 #if defined(TARPEG_AVX2)
 
 // Each returns how many numbers or pixels are done; the callers do the rest.

@@ -1,8 +1,7 @@
-#include "batch/programs.h"
-
 #include <cstring>
 #include <vector>
 
+#include "batch/engine.h"
 #include "batch/program_rows.h"
 
 namespace tarpeg {
@@ -34,8 +33,8 @@ T* room(std::vector<T>* memory, size_t count) {
 class Image {
  public:
   // first and second: room for three planes each.
-  Image(const ProgramJob& job, const uint8_t* image, uint8_t* first, uint8_t* second, Workspace* space)
-      : job_(job), now_(image), spare_{first, second}, space_(space) {
+  Image(const BatchJob& job, const uint8_t* image, uint8_t* first, uint8_t* second, Workspace* space)
+      : of_(job.programs), size_(job.from), now_(image), spare_{first, second}, space_(space) {
     clear_table();
   }
 
@@ -46,7 +45,7 @@ class Image {
       case Op::kFlip:
         return flip();
       case Op::kAffine:
-        return job_.nearest ? warp_nearest(values) : warp_bilinear(values);
+        return of_.nearest ? warp_nearest(values) : warp_bilinear(values);
       case Op::kSaturation:
         flush();
         return replace([&](uint8_t* to) {
@@ -87,9 +86,9 @@ class Image {
   }
 
  private:
-  int64_t height() const { return job_.from.height; }
-  int64_t width() const { return job_.from.width; }
-  int64_t pixels() const { return job_.from.pixels(); }
+  int64_t height() const { return size_.height; }
+  int64_t width() const { return size_.width; }
+  int64_t pixels() const { return size_.pixels(); }
   const uint8_t* plane(int channel) const { return now_ + channel * pixels(); }
 
   // make(to) computes the new planes from now_.
@@ -171,7 +170,7 @@ class Image {
     const Grid grid = grid_of(matrix, height(), width());
     int32_t* const at = room(&space_->indices, static_cast<size_t>(width()));
     uint8_t* const four = room(&space_->four, static_cast<size_t>(4 * (pixels() + 1)));
-    for (int c = 0; c < 3; ++c) four[c] = job_.outside(c);
+    for (int c = 0; c < 3; ++c) four[c] = of_.outside(c);
     programs::join_four(plane(0), plane(1), plane(2), pixels(), four + 4);
     replace([&](uint8_t* to) {
       for (int64_t y = 0; y < height(); ++y, to += width()) {
@@ -201,7 +200,7 @@ class Image {
     replace([&](uint8_t* to) {
       for (int64_t y = 0; y < height(); ++y, to += width()) {
         programs::all_taps(grid, static_cast<int>(y), static_cast<int>(width()), at, weights);
-        programs::blend_row(four, stride, at, weights, width(), job_.has_fill ? job_.fill : nullptr, to,
+        programs::blend_row(four, stride, at, weights, width(), of_.has_fill ? of_.fill : nullptr, to,
                             to + pixels(), to + 2 * pixels());
       }
     });
@@ -259,7 +258,8 @@ class Image {
     });
   }
 
-  const ProgramJob& job_;
+  const Programs& of_;
+  const BatchLayout& size_;
   const uint8_t* now_;
   uint8_t* spare_[2];
   Workspace* space_;
@@ -269,10 +269,11 @@ class Image {
 
 }  // namespace
 
-void run_program(const ProgramJob& job, int64_t image) {
+void run_program(const BatchJob& job, int64_t image) {
   static thread_local Workspace space;
+  const Programs& of = job.programs;
   const int64_t pixels = job.from.pixels(), numbers = 3 * pixels;
-  const int64_t results = job.weights ? job.chains : 0;
+  const int64_t results = of.weights ? of.chains : 0;
   uint8_t* const memory = room(&space.levels, static_cast<size_t>((4 + results) * numbers));
   const uint8_t* source = job.images + image * numbers;
   if (!job.from.planar) {
@@ -280,29 +281,36 @@ void run_program(const ProgramJob& job, int64_t image) {
     source = memory;
   }
   std::vector<const uint8_t*> parts = {source};
-  for (int64_t chain = 0; chain < job.chains; ++chain) {
+  for (int64_t chain = 0; chain < of.chains; ++chain) {
     Image picture(job, source, memory + numbers, memory + 2 * numbers, &space);
-    for (int64_t i = 0; i < job.length; ++i) {
-      const int64_t step = job.step(image, chain, i);
-      picture.apply(job.op(step), job.values + step * kValues);
+    for (int64_t i = 0; i < of.length; ++i) {
+      const int64_t step = of.step(image, chain, i);
+      picture.apply(of.op(step), of.values + step * kValues);
     }
     parts.push_back(picture.result());
-    if (!job.weights || parts.back() == source) continue;
+    if (!of.weights || parts.back() == source) continue;
     uint8_t* const kept = memory + (4 + chain) * numbers;
     std::memcpy(kept, parts.back(), static_cast<size_t>(numbers));
     parts.back() = kept;
   }
   const uint8_t* result = parts.back();
-  uint8_t* const out = job.out + image * numbers;
-  if (job.weights) {
-    uint8_t* const mixed = job.to.planar ? out : memory + 3 * numbers;
-    programs::mix(parts.data(), job.weights + image * (job.chains + 1), job.chains + 1, numbers, mixed);
+  const bool ends = !job.pass.numbers;
+  uint8_t* const spare = memory + (result == memory + numbers ? 2 : 1) * numbers;
+  uint8_t* const levels = ends ? static_cast<uint8_t*>(job.out) + image * numbers : spare;
+  if (of.weights) {
+    uint8_t* const mixed = ends && job.to.planar ? levels : memory + 3 * numbers;
+    programs::mix(parts.data(), of.weights + image * (of.chains + 1), of.chains + 1, numbers, mixed);
     result = mixed;
   }
-  if (!job.to.planar) {
-    programs::join(result, result + pixels, result + 2 * pixels, pixels, out);
-  } else if (result != out) {
-    std::memcpy(out, result, static_cast<size_t>(numbers));
+  if (!job.to.planar) {  // the final pass, too, is fastest from the order that it writes
+    programs::join(result, result + pixels, result + 2 * pixels, pixels, levels);
+    result = levels;
+  } else if (ends && result != levels) {
+    std::memcpy(levels, result, static_cast<size_t>(numbers));
+  }
+  if (!ends) {
+    const BatchLayout made = {1, 3, job.from.height, job.from.width, job.to.planar};
+    run_final_pass(job, made.picture(result, 0), image, 0, job.to.height);
   }
   space.trim();
 }

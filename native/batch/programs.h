@@ -5,7 +5,6 @@
 
 #include "base/device.h"
 #include "batch/augment.h"
-#include "batch/jobs.h"
 
 // The arithmetic of run_programs: that of torchvision v2's functions on uint8, operation by operation and
 // rounding by rounding, as torch computes it on x86. See Note [one arithmetic] in base/device.h.
@@ -35,18 +34,16 @@ constexpr int kMostRadius = 127;                   // of a blur, in pixels
 constexpr int64_t kMostPixels = int64_t{1} << 30;  // of an image: positions are int32
 constexpr int64_t kMostSide = int64_t{1} << 24;    // exact in float32
 
-// The arguments as plain pointers, checked; the same for the CPU and for CUDA.
-struct ProgramJob {
-  BatchLayout from, to;  // of one size
-  const uint8_t* images;
-  const int32_t* ops;    // [B, chains, length]
+// The programs of a batch as plain pointers, checked.
+struct Programs {
+  const int32_t* ops;    // [B, chains, length], if there are any chains
   const float* values;   // [B, chains, length, kValues]
   const float* weights;  // [B, chains + 1], or null: the result is that of the only chain
   int64_t chains, length;
   bool nearest, has_fill;
   float fill[3];
-  uint8_t* out;
 
+  TARPEG_HD bool given() const { return chains > 0; }
   TARPEG_HD int64_t step(int64_t image, int64_t chain, int64_t at) const {
     return (image * chains + chain) * length + at;
   }
@@ -68,7 +65,7 @@ TARPEG_HD uint8_t rounded(float value) {
   return static_cast<uint8_t>(static_cast<int32_t>(rintf(in_levels(value))));
 }
 
-TARPEG_HD uint8_t ProgramJob::outside(int channel) const { return has_fill ? rounded(fill[channel]) : 0; }
+TARPEG_HD uint8_t Programs::outside(int channel) const { return has_fill ? rounded(fill[channel]) : 0; }
 
 TARPEG_HD int32_t whole_gray(float r, float g, float b) {
   return static_cast<int32_t>(fused(b, 0.114f, fused(g, 0.587f, r * 0.2989f)));
@@ -281,9 +278,5 @@ TARPEG_HD int64_t reflected(int64_t at, int64_t count) {
 TARPEG_HD float mixed_in(float sum, float weight, uint8_t level) {
   return sum + weight * static_cast<float>(level);
 }
-
-// Runs the program of one image on the CPU (programs.cpp), without threads: the operator divides images among
-// them. Each thread keeps its working memory for the next image, up to 64 MiB of each kind.
-void run_program(const ProgramJob& job, int64_t image);
 
 }  // namespace tarpeg

@@ -8,63 +8,6 @@
 namespace tarpeg {
 namespace {
 
-TARPEG_HD void brightness_of(const Plan& plan, int n, Row* row) {
-  const float ratio = plan.brightness;
-  for (int i = 0; i < n; ++i) {
-    row->r[i] = scaled(row->r[i], ratio);
-    row->g[i] = scaled(row->g[i], ratio);
-    row->b[i] = scaled(row->b[i], ratio);
-  }
-}
-
-TARPEG_HD int64_t gray_sum_of(int n, const Row& row) {
-  int32_t sum = 0;  // at most 256 * 255 * 1024
-  for (int i = 0; i < n; ++i) sum += gray_units(row.r[i], row.g[i], row.b[i]);
-  return sum;
-}
-
-TARPEG_HD void contrast_of(const Plan& plan, int n, Row* row) {
-  const float ratio = plan.contrast, part = plan.mean_part;
-  for (int i = 0; i < n; ++i) {
-    row->r[i] = blended(row->r[i], ratio, part);
-    row->g[i] = blended(row->g[i], ratio, part);
-    row->b[i] = blended(row->b[i], ratio, part);
-  }
-}
-
-TARPEG_HD void saturation_of(const Plan& plan, int n, Row* row) {
-  const float ratio = plan.saturation;
-  for (int i = 0; i < n; ++i) saturate(ratio, &row->r[i], &row->g[i], &row->b[i]);
-}
-
-TARPEG_HD void hue_of(const Plan& plan, int n, Row* row) {
-  const float turn = plan.hue;
-  for (int i = 0; i < n; ++i) turn_hue(turn, &row->r[i], &row->g[i], &row->b[i]);
-}
-
-TARPEG_HD void recolour_of(const Plan& plan, int n, Row* row) {
-  float matrix[12];
-  std::copy(plan.colour, plan.colour + 12, matrix);
-  for (int i = 0; i < n; ++i) recolour(matrix, &row->r[i], &row->g[i], &row->b[i]);
-}
-
-TARPEG_HD void colour_of(const Plan& plan, int n, Row* row) {
-  if (plan.parts & kContrast) contrast_of(plan, n, row);
-  if (plan.parts & kSaturation) saturation_of(plan, n, row);
-  if (plan.parts & kHue) hue_of(plan, n, row);
-  if (plan.parts & kColour) recolour_of(plan, n, row);
-}
-
-// The same loops compiled twice: inlined into a function for AVX2, they become vector code for it.
-void brightness_portable(const Plan& plan, int n, Row* row) { brightness_of(plan, n, row); }
-int64_t gray_sum_portable(int n, const Row& row) { return gray_sum_of(n, row); }
-void colour_portable(const Plan& plan, int n, Row* row) { colour_of(plan, n, row); }
-#if defined(TARPEG_AVX2)
-TARPEG_AVX2 void brightness_avx2(const Plan& plan, int n, Row* row) { brightness_of(plan, n, row); }
-TARPEG_AVX2 int64_t gray_sum_avx2(int n, const Row& row) { return gray_sum_of(n, row); }
-TARPEG_AVX2 void colour_avx2(const Plan& plan, int n, Row* row) { colour_of(plan, n, row); }
-#endif
-
 template <Number kType>
 void store_portable(const Row& row, const Normalisation& how, int64_t pixel, int begin, int n,
                     const Target& target) {
@@ -88,8 +31,8 @@ TARPEG_AVX2 inline void widen(__m128i bytes, float* out) {
   _mm256_storeu_ps(out, _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)));
 }
 
-TARPEG_AVX2 int direct_avx2(const uint8_t* pixel, const Picture<uint8_t>& from, int channels, bool backwards,
-                            int count, int at, Row* row) {
+TARPEG_AVX2 int direct_avx2(const uint8_t* pixel, const Picture<uint8_t>& from, bool backwards, int count,
+                            int at, Row* row) {
   float* out[3] = {row->r + at, row->g + at, row->b + at};
   int i = 0;
   if (from.pixel_stride == 1) {
@@ -97,7 +40,7 @@ TARPEG_AVX2 int direct_avx2(const uint8_t* pixel, const Picture<uint8_t>& from, 
                                     : _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -1, -1, -1, -1, -1, -1, -1, -1);
     for (; i + 8 <= count; i += 8) {
       const uint8_t* first = backwards ? pixel - i - 7 : pixel + i;
-      for (int c = 0; c < channels; ++c) {
+      for (int c = 0; c < from.channels; ++c) {
         fetch_ahead(first + c * from.channel_stride);
         widen(_mm_shuffle_epi8(load8(first + c * from.channel_stride), order), out[c] + i);
       }
@@ -194,10 +137,10 @@ TARPEG_AVX2 int store_levels_avx2(const Row& row, int64_t pixel, int n, const Ta
 
 // Reads `count` pixels from `pixel` on (backwards: leftwards) into row[at..] and returns how many are done.
 int direct_simd([[maybe_unused]] const uint8_t* pixel, [[maybe_unused]] const Picture<uint8_t>& from,
-                [[maybe_unused]] int channels, [[maybe_unused]] bool backwards, [[maybe_unused]] int count,
-                [[maybe_unused]] int at, [[maybe_unused]] Row* row) {
+                [[maybe_unused]] bool backwards, [[maybe_unused]] int count, [[maybe_unused]] int at,
+                [[maybe_unused]] Row* row) {
 #if defined(TARPEG_AVX2)
-  if (has_avx2()) return direct_avx2(pixel, from, channels, backwards, count, at, row);
+  if (has_avx2()) return direct_avx2(pixel, from, backwards, count, at, row);
 #endif
   return 0;
 }
@@ -221,54 +164,73 @@ void store_as(const Row& row, const Normalisation& how, int64_t pixel, int n, co
 
 }  // namespace
 
-void fetch_direct(const Source& source, const Affine& map, const float* fill, int64_t x, int64_t y, int n,
-                  Row* row) {
+void fetch_direct(const Picture<uint8_t>& from, const Affine& map, const float* fill, int64_t x, int64_t y,
+                  int n, Row* row) {
   const int64_t source_y = static_cast<int64_t>(map.yy) * y + static_cast<int64_t>(map.y0);
   const int64_t step = static_cast<int64_t>(map.xx), first = step * x + static_cast<int64_t>(map.x0);
   // Which of the n pixels come from inside the image: 0 <= first + step * i < width.
-  int64_t begin = step > 0 ? -first : first - source.width + 1,
-          end = step > 0 ? source.width - first : first + 1;
+  int64_t begin = step > 0 ? -first : first - from.width + 1, end = step > 0 ? from.width - first : first + 1;
   begin = std::min<int64_t>(std::max<int64_t>(begin, 0), n);
   end = std::max(begin, std::min<int64_t>(end, n));
-  if (source_y < 0 || source_y >= source.height) end = begin = 0;
+  if (source_y < 0 || source_y >= from.height) end = begin = 0;
   fill_row(fill, 0, begin, row);
   fill_row(fill, end, n, row);
   if (begin == end) return;
-  const Picture<uint8_t> from = source.picture();
   const uint8_t* pixel = from.data + source_y * from.row_stride + (first + step * begin) * from.pixel_stride;
   const int count = static_cast<int>(end - begin);
-  const int done = direct_simd(pixel, from, source.channels, step < 0, count, static_cast<int>(begin), row);
+  const int done = direct_simd(pixel, from, step < 0, count, static_cast<int>(begin), row);
   pixel += done * step * from.pixel_stride;
   for (int64_t i = begin + done; i < end; ++i, pixel += step * from.pixel_stride) {
     row->r[i] = static_cast<float>(pixel[0]);
-    if (source.channels == 1) continue;
+    if (from.channels == 1) continue;
     row->g[i] = static_cast<float>(pixel[from.channel_stride]);
     row->b[i] = static_cast<float>(pixel[2 * from.channel_stride]);
   }
 }
 
-void apply_brightness(const Plan& plan, int n, Row* row) {
+TARPEG_HD void apply_brightness_of(const Plan& plan, int n, Row* row) {
   if (!(plan.parts & kBrightness)) return;
-#if defined(TARPEG_AVX2)
-  if (has_avx2()) return brightness_avx2(plan, n, row);
-#endif
-  brightness_portable(plan, n, row);
+  const float ratio = plan.brightness;
+  for (int i = 0; i < n; ++i) {
+    row->r[i] = scaled(row->r[i], ratio);
+    row->g[i] = scaled(row->g[i], ratio);
+    row->b[i] = scaled(row->b[i], ratio);
+  }
 }
+TARPEG_TWICE(void, apply_brightness, (const Plan& plan, int n, Row* row), (plan, n, row))
 
-int64_t sum_gray(int n, const Row& row) {
-#if defined(TARPEG_AVX2)
-  if (has_avx2()) return gray_sum_avx2(n, row);
-#endif
-  return gray_sum_portable(n, row);
+TARPEG_HD int64_t sum_gray_of(int n, const Row& row) {
+  int32_t sum = 0;  // at most 256 * 255 * 1024
+  for (int i = 0; i < n; ++i) sum += gray_units(row.r[i], row.g[i], row.b[i]);
+  return sum;
 }
+TARPEG_TWICE(int64_t, sum_gray, (int n, const Row& row), (n, row))
 
-void apply_colour(const Plan& plan, int n, Row* row) {
-  if (!(plan.parts & ~kBrightness)) return;
-#if defined(TARPEG_AVX2)
-  if (has_avx2()) return colour_avx2(plan, n, row);
-#endif
-  colour_portable(plan, n, row);
+// A loop for each part: vector code needs loops without branches.
+TARPEG_HD void apply_colour_of(const Plan& plan, int n, Row* row) {
+  if (plan.parts & kContrast) {
+    const float ratio = plan.contrast, part = plan.mean_part;
+    for (int i = 0; i < n; ++i) {
+      row->r[i] = blended(row->r[i], ratio, part);
+      row->g[i] = blended(row->g[i], ratio, part);
+      row->b[i] = blended(row->b[i], ratio, part);
+    }
+  }
+  if (plan.parts & kSaturation) {
+    const float ratio = plan.saturation;
+    for (int i = 0; i < n; ++i) saturate(ratio, &row->r[i], &row->g[i], &row->b[i]);
+  }
+  if (plan.parts & kHue) {
+    const float turn = plan.hue;
+    for (int i = 0; i < n; ++i) turn_hue(turn, &row->r[i], &row->g[i], &row->b[i]);
+  }
+  if (plan.parts & kColour) {
+    float matrix[12];
+    std::copy(plan.colour, plan.colour + 12, matrix);
+    for (int i = 0; i < n; ++i) recolour(matrix, &row->r[i], &row->g[i], &row->b[i]);
+  }
 }
+TARPEG_TWICE(void, apply_colour, (const Plan& plan, int n, Row* row), (plan, n, row))
 
 void store(const Row& row, const Normalisation& how, int64_t x, int64_t y, int n, const Target& target) {
   const int64_t pixel = y * target.width + x;

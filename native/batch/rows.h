@@ -10,29 +10,17 @@
 // of float32 that stay in the first-level cache.
 namespace tarpeg {
 
+// Of gray images, `g` and `b` are not used.
 struct Row {
   float r[kSpan], g[kSpan], b[kSpan];
 };
 
-// One uint8 image, RGB or gray, dense: planes or interleaved. Of gray, `g` and `b` of a Row are not used.
-struct Source {
-  const uint8_t* data;
-  int64_t height, width;
-  bool planar;
-  int channels = 3;  // 1: planar
-
-  Picture<uint8_t> picture() const {
-    if (planar) return {data, height, width, height * width, width, 1};
-    return {data, height, width, 1, 3 * width, 3};
-  }
-};
-
-// Fills the first n of `row` with the source's values at the target pixels (x.., y); x is a multiple of
+// Fills the first n of `row` with the values of `from` at the target pixels (x.., y); x is a multiple of
 // kSpan. fetch_direct: the map takes whole pixels to whole pixels along rows; fetch_warped (warp_rows.cpp):
 // interpolated or nearest.
-void fetch_direct(const Source& source, const Affine& map, const float* fill, int64_t x, int64_t y, int n,
-                  Row* row);
-void fetch_warped(const Source& source, const Affine& map, bool nearest, const float* fill, int64_t x,
+void fetch_direct(const Picture<uint8_t>& from, const Affine& map, const float* fill, int64_t x, int64_t y,
+                  int n, Row* row);
+void fetch_warped(const Picture<uint8_t>& from, const Affine& map, bool nearest, const float* fill, int64_t x,
                   int64_t y, int n, Row* row);
 
 // Sets the pixels from `begin` up to `end` to the fill colour.

@@ -109,7 +109,10 @@ TARPEG_HD Place place_in(const Span& span, int offset, float shift) {
 template <class T>
 struct Picture {
   const T* data;
+  int channels;
   int64_t height, width, channel_stride, row_stride, pixel_stride;
+
+  TARPEG_HD bool is_planar() const { return pixel_stride == 1; }
 };
 
 TARPEG_HD bool is_inside(int64_t x, int64_t y, int64_t width, int64_t height) {

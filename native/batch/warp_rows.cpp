@@ -79,11 +79,11 @@ TARPEG_AVX2 inline Pairs pairs_at(const uint8_t* data, const int32_t* offsets) {
 // Four taps around each of eight places, all of them inside. A gather reads four bytes although one, two or
 // three are needed: the upper row's extend into the lower one, the lower row's begin earlier, so none is
 // outside the image.
-TARPEG_AVX2 inline void bilinear8(const Source& source, __m256i pixels, __m256 right, __m256 below, int i,
-                                  Row* row) {
+TARPEG_AVX2 inline void bilinear8(const Picture<uint8_t>& source, __m256i pixels, __m256 right, __m256 below,
+                                  int i, Row* row) {
   float* out[3] = {row->r + i, row->g + i, row->b + i};
   const int64_t width = source.width;
-  if (source.planar) {
+  if (source.is_planar()) {
     for (int c = 0; c < source.channels; ++c) {
       const uint8_t* plane = source.data + c * source.height * width;
       const __m256i upper = gather8(plane, pixels), lower = gather8(plane + width - 2, pixels);
@@ -106,10 +106,10 @@ TARPEG_AVX2 inline void bilinear8(const Source& source, __m256i pixels, __m256 r
   }
 }
 
-TARPEG_AVX2 inline void nearest8(const Source& source, __m256i pixels, int i, Row* row) {
+TARPEG_AVX2 inline void nearest8(const Picture<uint8_t>& source, __m256i pixels, int i, Row* row) {
   float* out[3] = {row->r + i, row->g + i, row->b + i};
   const int32_t plane = static_cast<int32_t>(source.height * source.width);
-  if (source.planar) {
+  if (source.is_planar()) {
     for (int c = 0; c < source.channels; ++c) {
       _mm256_storeu_ps(out[c], channel8(gather_inside(source.data + c * int64_t{plane}, pixels, plane), 0));
     }
@@ -121,16 +121,17 @@ TARPEG_AVX2 inline void nearest8(const Source& source, __m256i pixels, int i, Ro
 }
 
 // One tap at each of eight places, or fill if that is outside.
-TARPEG_AVX2 inline void tap8(const Source& source, __m256i x, __m256i y, const float* fill, __m256* out) {
+TARPEG_AVX2 inline void tap8(const Picture<uint8_t>& source, __m256i x, __m256i y, const float* fill,
+                             __m256* out) {
   const int32_t width = static_cast<int32_t>(source.width), height = static_cast<int32_t>(source.height);
   const __m256i outside = _mm256_or_si256(is_outside(x, 0, width - 1), is_outside(y, 0, height - 1));
   const __m256i pixels =
       _mm256_andnot_si256(outside, _mm256_add_epi32(_mm256_mullo_epi32(y, _mm256_set1_epi32(width)), x));
   const int32_t plane = width * height;
   const __m256i offsets = _mm256_add_epi32(pixels, _mm256_slli_epi32(pixels, 1));
-  const __m256i found = source.planar ? pixels : gather_inside(source.data, offsets, 3 * plane);
+  const __m256i found = source.is_planar() ? pixels : gather_inside(source.data, offsets, 3 * plane);
   for (int c = 0; c < source.channels; ++c) {
-    const __m256 value = source.planar
+    const __m256 value = source.is_planar()
                              ? channel8(gather_inside(source.data + c * int64_t{plane}, pixels, plane), 0)
                              : channel8(found, 8 * c);
     out[c] = _mm256_blendv_ps(value, _mm256_set1_ps(fill[c]), _mm256_castsi256_ps(outside));
@@ -138,8 +139,8 @@ TARPEG_AVX2 inline void tap8(const Source& source, __m256i x, __m256i y, const f
 }
 
 // Eight places of which some are at the edge or outside.
-TARPEG_AVX2 void edge8(const Source& source, __m256i x, __m256i y, __m256 right, __m256 below, bool nearest,
-                       const float* fill, int i, Row* row) {
+TARPEG_AVX2 void edge8(const Picture<uint8_t>& source, __m256i x, __m256i y, __m256 right, __m256 below,
+                       bool nearest, const float* fill, int i, Row* row) {
   float* out[3] = {row->r + i, row->g + i, row->b + i};
   const int edge = nearest ? 0 : 1, width = static_cast<int>(source.width),
             height = static_cast<int>(source.height);
@@ -168,8 +169,8 @@ TARPEG_AVX2 void edge8(const Source& source, __m256i x, __m256i y, __m256 right,
   }
 }
 
-TARPEG_AVX2 int warped_avx2(const Source& source, const Span& span, bool nearest, const float* fill, int n,
-                            Row* row) {
+TARPEG_AVX2 int warped_avx2(const Picture<uint8_t>& source, const Span& span, bool nearest, const float* fill,
+                            int n, Row* row) {
   const int32_t width = static_cast<int32_t>(source.width), height = static_cast<int32_t>(source.height);
   const int edge = nearest ? 0 : 1;
   const __m256 rest_x = _mm256_set1_ps(span.rest_x), rest_y = _mm256_set1_ps(span.rest_y);
@@ -201,7 +202,7 @@ TARPEG_AVX2 int warped_avx2(const Source& source, const Span& span, bool nearest
 #endif
 
 // Samples the first pixels of a span and returns how many are done.
-int warped_simd([[maybe_unused]] const Source& source, [[maybe_unused]] const Span& span,
+int warped_simd([[maybe_unused]] const Picture<uint8_t>& source, [[maybe_unused]] const Span& span,
                 [[maybe_unused]] bool nearest, [[maybe_unused]] const float* fill, [[maybe_unused]] int n,
                 [[maybe_unused]] Row* row) {
 #if defined(TARPEG_AVX2)
@@ -215,24 +216,22 @@ int warped_simd([[maybe_unused]] const Source& source, [[maybe_unused]] const Sp
 
 }  // namespace
 
-void fetch_warped(const Source& source, const Affine& map, bool nearest, const float* fill, int64_t x,
+void fetch_warped(const Picture<uint8_t>& from, const Affine& map, bool nearest, const float* fill, int64_t x,
                   int64_t y, int n, Row* row) {
   if (!map.usable) return fill_row(fill, 0, n, row);
-  const Picture<uint8_t> from = source.picture();
   const Span span = span_at(map, x, y);
-  for (int i = warped_simd(source, span, nearest, fill, n, row); i < n; ++i) {
+  for (int i = warped_simd(from, span, nearest, fill, n, row); i < n; ++i) {
     const Place place = place_in(span, i, nearest ? 0.5f : 0.0f);
     row->r[i] = sampled(from, 0, place, nearest, fill[0]);
-    if (source.channels == 1) continue;
+    if (from.channels == 1) continue;
     row->g[i] = sampled(from, 1, place, nearest, fill[1]);
     row->b[i] = sampled(from, 2, place, nearest, fill[2]);
   }
 }
 
 void warp_rgb(const WarpJob& job, const Affine& map, int64_t image, int64_t begin, int64_t end) {
-  const BatchLayout &from = job.from, &to = job.to;
-  const Source source = {static_cast<const uint8_t*>(job.images) + image * from.numbers(), from.height,
-                         from.width, from.planar};
+  const BatchLayout& to = job.to;
+  const Picture<uint8_t> from = job.picture<uint8_t>(image);
   const Target target = {static_cast<uint8_t*>(job.out) + image * to.numbers(),
                          Number::kUint8,
                          to.height,
@@ -244,7 +243,7 @@ void warp_rgb(const WarpJob& job, const Affine& map, int64_t image, int64_t begi
   for (int64_t y = begin; y < end; ++y) {
     for (int64_t x = 0; x < to.width; x += kSpan) {
       const int n = static_cast<int>(std::min<int64_t>(kSpan, to.width - x));
-      fetch_warped(source, map, job.nearest, fill, x, y, n, &row);
+      fetch_warped(from, map, job.nearest, fill, x, y, n, &row);
       store(row, {}, x, y, n, target);
     }
   }

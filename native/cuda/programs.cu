@@ -4,12 +4,13 @@
 #include <optional>
 #include <vector>
 
+#include "cuda/final_pass.h"
 #include "cuda/launch.h"
 #include "cuda/quads.h"
-#include "ops/program_checks.h"
+#include "ops/batch_checks.h"
 
-// Each operation of all programs takes three launches: statistics of whole images, tables made of them, and
-// the new levels, one block for each tile of a chain's image. So few images use a whole GPU too.
+// run_batch. Each operation of all programs takes three launches: statistics of whole images, tables made of
+// them, and the new levels, one block for each tile of a chain's image. So few images use a whole GPU too.
 namespace tarpeg {
 namespace {
 
@@ -36,31 +37,35 @@ struct Planes {
 
 // Operation `at` of every chain of every image, numbered together.
 struct Step {
-  ProgramJob job;
+  BatchJob job;  // its result are levels
   Facts* facts;  // [B * chains]
   // [0 to 2, B * chains, 3, H, W]: results, by turns; without weights the last one goes to out.
   uint8_t* canvases;
   int64_t at;
 
-  TARPEG_DEVICE Op op(int64_t chain) const { return job.op(chain * job.length + at); }
+  TARPEG_DEVICE const Programs& of() const { return job.programs; }
+  TARPEG_DEVICE Op op(int64_t chain) const { return of().op(chain * of().length + at); }
   TARPEG_DEVICE const float* values(int64_t chain) const {
-    return job.values + (chain * job.length + at) * kValues;
+    return of().values + (chain * of().length + at) * kValues;
   }
   TARPEG_DEVICE Planes<uint8_t> canvas(int64_t number, int64_t chain) const {
-    const int64_t pixels = job.from.pixels(), chains = job.from.count * job.chains;
+    const int64_t pixels = job.from.pixels(), chains = job.from.count * of().chains;
     return {canvases + (number % 2 * chains + chain) * 3 * pixels, pixels, 1};
   }
   TARPEG_DEVICE Planes<const uint8_t> source(int64_t image) const {
     return {job.images + image * job.from.numbers(), job.from.channel_stride(), job.from.pixel_stride()};
   }
   TARPEG_DEVICE Planes<const uint8_t> from(int64_t chain) const {
-    if (at == 0) return source(chain / job.chains);
+    if (at == 0) return source(chain / of().chains);
     const Planes<uint8_t> before = canvas(at - 1, chain);
     return {before.data, before.channel, before.pixel};
   }
   TARPEG_DEVICE Planes<uint8_t> to(int64_t chain) const {
-    if (job.weights || at < job.length - 1) return canvas(at, chain);
-    return {job.out + chain * job.to.numbers(), job.to.channel_stride(), job.to.pixel_stride()};
+    return of().weights || at < of().length - 1 ? canvas(at, chain) : result(chain);
+  }
+  TARPEG_DEVICE Planes<uint8_t> result(int64_t image) const {
+    return {static_cast<uint8_t*>(job.out) + image * job.to.numbers(), job.to.channel_stride(),
+            job.to.pixel_stride()};
   }
 };
 
@@ -122,7 +127,7 @@ __global__ void __launch_bounds__(kThreads) table_kernel(Step step, int64_t firs
 
 // The tile of a block, and the image that it is a part of.
 struct Tile {
-  const ProgramJob& job;
+  const Programs& programs;
   Planes<const uint8_t> from;
   Planes<uint8_t> to;
   int height, width;  // of the image
@@ -178,17 +183,17 @@ TARPEG_DEVICE uint8_t interpolated(const Tile& tile, int c, const Taps& taps) {
   }
   const float weights[4] = {taps.nw, taps.ne, taps.sw, taps.se};
   const float value = weighted(values[0], values[1], values[2], values[3], weights);
-  if (!tile.job.has_fill) return rounded(value);
+  if (!tile.programs.has_fill) return rounded(value);
   const float part = weighted(inside[0], inside[1], inside[2], inside[3], weights);
-  return rounded(filled(value, part, tile.job.fill[c]));
+  return rounded(filled(value, part, tile.programs.fill[c]));
 }
 
 TARPEG_DEVICE void warp(const Tile& tile, const float* matrix) {
   const Grid grid = grid_of(matrix, tile.height, tile.width);
   tile.over([&](int x, int y, int64_t i) {
-    if (tile.job.nearest) {
+    if (tile.programs.nearest) {
       const int32_t at = index_at(grid, x, y);
-      for (int c = 0; c < 3; ++c) tile.to.at(c, i) = at < 0 ? tile.job.outside(c) : tile.from.at(c, at);
+      for (int c = 0; c < 3; ++c) tile.to.at(c, i) = at < 0 ? tile.programs.outside(c) : tile.from.at(c, at);
       return;
     }
     const Taps taps = taps_at(grid, x, y);
@@ -255,12 +260,11 @@ TARPEG_DEVICE void smooth(const Tile& tile, const Blur& blur, Smoothed* smoothed
 
 __global__ void __launch_bounds__(kThreads) level_kernel(Step step, int64_t first) {
   TARPEG_SHARED(Smoothed, smoothed);
-  const ProgramJob& job = step.job;
   const int64_t chain = first + blockIdx.y;
-  const int height = static_cast<int>(job.from.height), width = static_cast<int>(job.from.width);
+  const int height = static_cast<int>(step.job.from.height), width = static_cast<int>(step.job.from.width);
   const int index = static_cast<int>(blockIdx.x), across = (width + kTile - 1) / kTile;
-  const Tile tile = {job,   step.from(chain),       step.to(chain),        height,
-                     width, index / across * kTile, index % across * kTile};
+  const Tile tile = {step.of(), step.from(chain),       step.to(chain),        height,
+                     width,     index / across * kTile, index % across * kTile};
   const Facts& facts = step.facts[chain];
   const float* values = step.values(chain);
   const Op op = step.op(chain);
@@ -285,22 +289,22 @@ __global__ void __launch_bounds__(kThreads) level_kernel(Step step, int64_t firs
 
 // After the last operation: the weighted sum of chains and image, or, of no operations, the image.
 __global__ void __launch_bounds__(kThreads) mix_kernel(Step step, int64_t first) {
-  const ProgramJob& job = step.job;
+  const Programs& of = step.of();
   const int64_t image = first + blockIdx.y, i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= job.from.pixels()) return;
+  if (i >= step.job.from.pixels()) return;
   const Planes<const uint8_t> source = step.source(image);
-  uint8_t* const out = job.out + image * job.to.numbers();
+  const Planes<uint8_t> result = step.result(image);
   for (int c = 0; c < 3; ++c) {
     uint8_t level = source.at(c, i);
-    if (job.weights) {
-      const float* weights = job.weights + image * (job.chains + 1);
+    if (of.weights) {
+      const float* weights = of.weights + image * (of.chains + 1);
       float sum = weights[0] * static_cast<float>(level);
-      for (int64_t k = 0; k < job.chains; ++k) {
-        sum = mixed_in(sum, weights[k + 1], step.from(image * job.chains + k).at(c, i));
+      for (int64_t k = 0; k < of.chains; ++k) {
+        sum = mixed_in(sum, weights[k + 1], step.from(image * of.chains + k).at(c, i));
       }
       level = cut(sum);
     }
-    out[c * job.to.channel_stride() + i * job.to.pixel_stride()] = level;
+    result.at(c, i) = level;
   }
 }
 
@@ -312,34 +316,52 @@ void launch_all(void (*kernel)(Step, int64_t), int64_t blocks, int64_t count, co
   }
 }
 
-void run_programs(Tensor images, Tensor ops, Tensor values, std::optional<Tensor> weights, bool nearest,
-                  std::vector<double> fill, bool, Tensor out, int64_t) {
-  const ProgramJob job = check_programs(images, ops, values, weights, nearest, fill, out);
-  const int64_t pixels = job.to.pixels(), count = job.to.count;
-  if (count == 0 || pixels == 0) return;
-  const int64_t chains = count * job.chains;
+// Runs the programs of all images, then the final pass on their results.
+void run_programs(const BatchJob& job, const Tensor& images, const Stream& stream) {
+  const Programs& of = job.programs;
+  const int64_t pixels = job.from.pixels(), count = job.from.count, chains = count * of.chains;
   STD_TORCH_CHECK(chains < (int64_t{1} << 31), "ops must have fewer than 2^31 chains, got ", chains);
-  const torch::stable::accelerator::DeviceGuard guard(images.get_device_index());
-  const Stream stream = current_stream(images.get_device_index());
   const int64_t known = static_cast<int64_t>(sizeof(Facts)) * chains;
-  const int64_t kept = std::min<int64_t>(weights ? job.length : std::max<int64_t>(job.length - 1, 0), 2);
-  const Tensor scratch = new_on_device(images, known + kept * 3 * pixels * chains, aoti_torch_dtype_uint8());
+  const int64_t kept = std::min<int64_t>(of.weights ? of.length : std::max<int64_t>(of.length - 1, 0), 2);
+  const int64_t canvases = kept * chains, results = job.pass.numbers ? count : 0;
+  const Tensor scratch =
+      new_on_device(images, known + (canvases + results) * 3 * pixels, aoti_torch_dtype_uint8());
   uint8_t* const memory = static_cast<uint8_t*>(scratch.mutable_data_ptr());
   Step step = {job, reinterpret_cast<Facts*>(memory), memory + known, 0};
+  if (results > 0) {
+    step.job.out = memory + known + canvases * 3 * pixels;
+    step.job.to = {count, 3, job.from.height, job.from.width, true};
+  }
   const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
-  const int64_t tiles = parts(job.to.width, kTile) * parts(job.to.height, kTile);
-  for (; step.at < job.length; ++step.at) {
+  const int64_t tiles = parts(job.from.width, kTile) * parts(job.from.height, kTile);
+  for (; step.at < of.length; ++step.at) {
     clear_async(memory, static_cast<size_t>(known), stream);
     launch_all(count_kernel, parts(pixels, kCounted), chains, stream, step);
     launch_all(table_kernel, 1, chains, stream, step);
     launch_all(level_kernel, tiles, chains, stream, step);
   }
-  if (job.weights || job.length == 0) launch_all(mix_kernel, parts(pixels, kThreads), count, stream, step);
+  if (of.weights || of.length == 0) launch_all(mix_kernel, parts(pixels, kThreads), count, stream, step);
+  if (results == 0) return;
+  BatchJob last = job;
+  last.images = static_cast<const uint8_t*>(step.job.out);
+  last.from = step.job.to;
+  run_final_pass(last, images, stream);
+}
+
+void run_batch(Tensor images, std::optional<Tensor> ops, std::optional<Tensor> values,
+               std::optional<Tensor> weights, bool nearest, std::vector<double> border,
+               std::optional<Tensor> numbers, int64_t parts, std::optional<Tensor> boxes,
+               std::optional<Tensor> cells, std::vector<double> constants, bool, Tensor out, int64_t) {
+  const BatchJob job = check_batch(images, ops, values, weights, nearest, border, numbers, parts, boxes,
+                                   cells, constants, out);
+  if (job.to.count == 0 || job.to.pixels() == 0) return;
+  const torch::stable::accelerator::DeviceGuard guard(images.get_device_index());
+  const Stream stream = current_stream(images.get_device_index());
+  if (job.programs.given()) return run_programs(job, images, stream);
+  run_final_pass(job, images, stream);
 }
 
 }  // namespace
 }  // namespace tarpeg
 
-STABLE_TORCH_LIBRARY_IMPL(tarpeg, TARPEG_DISPATCH, m) {
-  m.impl("run_programs", TORCH_BOX(&tarpeg::run_programs));
-}
+STABLE_TORCH_LIBRARY_IMPL(tarpeg, TARPEG_DISPATCH, m) { m.impl("run_batch", TORCH_BOX(&tarpeg::run_batch)); }

@@ -42,14 +42,6 @@ __global__ void __launch_bounds__(kThreads) warp_kernel(WarpJob job, int64_t fir
   }
 }
 
-template <class T>
-void run(const WarpJob& job, const Stream& stream) {
-  for (int64_t first = 0; first < job.to.count; first += kMostImages) {
-    const dim3 blocks = grid_of(job.to, std::min(kMostImages, job.to.count - first));
-    launch(warp_kernel<T>, blocks, kThreads, stream, "warp_affine", job, first);
-  }
-}
-
 void warp_affine(Tensor images, Tensor matrices, std::vector<double> fill, bool nearest, bool inverse, bool,
                  Tensor out) {
   const std::vector<float> fills(fill.begin(), fill.end());
@@ -57,15 +49,11 @@ void warp_affine(Tensor images, Tensor matrices, std::vector<double> fill, bool 
   if (job.to.count == 0 || job.to.numbers() == 0) return;
   const torch::stable::accelerator::DeviceGuard guard(images.get_device_index());
   const Stream stream = current_stream(images.get_device_index());
-  switch (job.type) {
-    case Number::kUint8:
-      return run<uint8_t>(job, stream);
-    case Number::kFloat32:
-      return run<float>(job, stream);
-    case Number::kFloat16:
-      return run<torch::headeronly::Half>(job, stream);
-    case Number::kBFloat16:
-      return run<torch::headeronly::BFloat16>(job, stream);
+  for (int64_t first = 0; first < job.to.count; first += kMostImages) {
+    const dim3 blocks = grid_of(job.to, std::min(kMostImages, job.to.count - first));
+    with_type(job.type, [&](auto zero) {
+      launch(warp_kernel<decltype(zero)>, blocks, kThreads, stream, "warp_affine", job, first);
+    });
   }
 }
 

@@ -127,9 +127,8 @@ Status decode(const uint8_t* data, size_t size, const Request& request, int read
   const Placement place =
       Placement::upright(out, request.height, request.width, channels, orientation, request.mirror);
   const bool is_copy = request.box.height == request.height && request.box.width == request.width;
-  const PixelFormat format = request.is_gray ? PixelFormat::kGray
-                             : is_copy       ? PixelFormat::kRgb
-                                             : PixelFormat::kRgbx;
+  PixelFormat format = is_copy ? PixelFormat::kRgb : PixelFormat::kPlanar;
+  if (request.is_gray) format = PixelFormat::kGray;
   const auto resize_of = [&](int times) {
     return Resize{box.height,  box.width, plan.out_rows,   plan.out_columns, request.filter,
                   orientation, times,     box.top % times, box.left % times, request.is_gray};
@@ -151,7 +150,7 @@ Status decode(const uint8_t* data, size_t size, const Request& request, int read
     return deliver_planes(planes);
   }
   if (header->format == Format::kPpm) {
-    PpmReader rows(data + header->body, data + size, header->width, box, format);
+    PpmReader rows(data + header->body, data + size, header->width, box, request.is_gray);
     return deliver(rows, 1);
   }
   if (header->format == Format::kPacked) {
@@ -186,7 +185,8 @@ Status decode(const uint8_t* data, size_t size, const Request& request, int read
     if (status != Status::kUnsupported) return status;
   }
   JpegReader rows;
-  const Status status = rows.open(data, size, header->height, header->width, box, format, is_checked);
+  const Status status =
+      rows.open(data, size, header->height, header->width, box, request.is_gray, is_checked);
   return status == Status::kOk ? deliver(rows, 1) : status;
 }
 
@@ -240,7 +240,7 @@ int power_of(const Request& request, const Header& header) noexcept {
 // the file is not sound under all boxes: then the fate of each view depends on its own box.
 bool decode_together(const uint8_t* data, size_t size, const Group* groups, unsigned powers, View* views,
                      int count, Scratch* scratch, Header* header) {
-  const PixelFormat format = views->request.is_gray ? PixelFormat::kGray : PixelFormat::kRgbx;
+  const PixelFormat format = views->request.is_gray ? PixelFormat::kGray : PixelFormat::kPlanar;
   const bool is_packed = header->format == Format::kPacked;
   const Frame& frame = is_packed ? static_cast<const Frame&>(scratch->packed) : scratch->stream;
   PlaneReader* first = nullptr;

@@ -24,7 +24,7 @@ inline int16_t scaled(int16_t value, int factor) noexcept {
 
 // See Note [plain loops] in idct.cpp.
 void convert_portable(const uint8_t* luma, const uint8_t* blue, const uint8_t* red, int begin, int end,
-                      int step, uint8_t* out) noexcept {
+                      RgbLine rgb) noexcept {
   uint8_t r[kSome], g[kSome], b[kSome];
   for (int x = begin; x < end; x += kSome) {
     const int count = std::min(kSome, end - x);
@@ -36,7 +36,13 @@ void convert_portable(const uint8_t* luma, const uint8_t* blue, const uint8_t* r
       g[i] = clamped(static_cast<int16_t>(y - cr + green));
       b[i] = clamped(static_cast<int16_t>(y + 2 * cb + scaled(cb, kBlue)));
     }
-    interleave_portable(r, g, b, count, step, out + static_cast<ptrdiff_t>(step) * x);
+    if (rgb.plane == 0) {
+      interleave(r, g, b, count, rgb.out + 3 * static_cast<ptrdiff_t>(x));
+      continue;
+    }
+    std::memcpy(rgb.out + x, r, count);
+    std::memcpy(rgb.out + rgb.plane + x, g, count);
+    std::memcpy(rgb.out + 2 * rgb.plane + x, b, count);
   }
 }
 
@@ -58,7 +64,7 @@ TARPEG_AVX2 inline void store_interleaved(__m256i a, __m256i b, uint8_t* out) no
 }
 
 TARPEG_AVX2 int convert_avx2(const uint8_t* luma, const uint8_t* blue, const uint8_t* red, int count,
-                             int step, uint8_t* out) noexcept {
+                             RgbLine rgb) noexcept {
   const __m256i center = _mm256_set1_epi16(128), green = _mm256_set1_epi32(kGreen);
   const __m256i half = _mm256_set1_epi32(kHalf);
   if (count < 16) return 0;
@@ -77,8 +83,17 @@ TARPEG_AVX2 int convert_avx2(const uint8_t* luma, const uint8_t* blue, const uin
     const __m256i r = _mm256_add_epi16(y, _mm256_add_epi16(cr, r_part));
     const __m256i g = _mm256_add_epi16(_mm256_sub_epi16(y, cr), _mm256_packs_epi32(g_low, g_high));
     const __m256i b = _mm256_add_epi16(y, _mm256_add_epi16(_mm256_add_epi16(cb, cb), b_part));
-    const __m256i rg = _mm256_packus_epi16(r, g), bx = _mm256_packus_epi16(b, _mm256_set1_epi16(255));
-    store_pixels(rg, bx, step, out + static_cast<ptrdiff_t>(step) * x);
+    const __m256i rg = _mm256_packus_epi16(r, g), bb = _mm256_packus_epi16(b, b);
+    if (rgb.plane == 0) {
+      store_rgb(rg, bb, rgb.out + 3 * static_cast<ptrdiff_t>(x));
+      continue;
+    }
+    const __m256i in_order = _mm256_permute4x64_epi64(rg, 0xD8);
+    uint8_t* const out = rgb.out + x;
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_castsi256_si128(in_order));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + rgb.plane), _mm256_extracti128_si256(in_order, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 2 * rgb.plane),
+                     _mm256_castsi256_si128(_mm256_permute4x64_epi64(bb, 0xD8)));
   }
   return count;
 }
@@ -123,35 +138,44 @@ TARPEG_AVX512 inline __m512i widened512(const uint8_t* at) noexcept {
 
 // RGB of 32 pixels, from Y and twice Cb - 128 and Cr - 128: a product rounded to nearest of 15 fractional
 // bits is then libjpeg's for each of their 256 values.
-template <int kStep>
+template <bool kIsPlanar>
 struct ToRgb512 {
   const __m512i red = _mm512_set1_epi16(22970), blue = _mm512_set1_epi16(29033);
   const __m512i green = _mm512_set1_epi32(static_cast<int>(0xA4970000u | (0xFFFF & -11277)));
-  const __m512i half = _mm512_set1_epi32(kHalf), opaque = _mm512_set1_epi16(255);
-  const Interleaved<kStep> order;
+  const __m512i half = _mm512_set1_epi32(kHalf), order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+  const StoreRgb store_rgb;
+  const RgbLine rgb;
 
-  TARPEG_AVX512 ToRgb512() noexcept {}
-  TARPEG_AVX512 void store(__m512i y, __m512i cb, __m512i cr, uint8_t* out) const noexcept {
+  TARPEG_AVX512 explicit ToRgb512(RgbLine row) noexcept : rgb(row) {}
+  TARPEG_AVX512 void store(__m512i y, __m512i cb, __m512i cr, int x) const noexcept {
     const __m512i g_low = _mm512_dpwssd_epi32(half, _mm512_unpacklo_epi16(cb, cr), green);
     const __m512i g_high = _mm512_dpwssd_epi32(half, _mm512_unpackhi_epi16(cb, cr), green);
     const __m512i g_part = _mm512_packs_epi32(_mm512_srai_epi32(g_low, 16), _mm512_srai_epi32(g_high, 16));
     const __m512i r = _mm512_add_epi16(y, _mm512_mulhrs_epi16(cr, red));
     const __m512i b = _mm512_add_epi16(y, _mm512_mulhrs_epi16(cb, blue));
-    order.store(_mm512_packus_epi16(r, _mm512_add_epi16(y, g_part)), _mm512_packus_epi16(b, opaque), out);
+    const __m512i rg = _mm512_packus_epi16(r, _mm512_add_epi16(y, g_part)), bb = _mm512_packus_epi16(b, b);
+    if constexpr (!kIsPlanar) return store_rgb(rg, bb, rgb.out + 3 * static_cast<ptrdiff_t>(x));
+    const __m512i in_order = _mm512_permutexvar_epi64(order, rg);
+    put(_mm512_castsi512_si256(in_order), rgb.out + x);
+    put(_mm512_extracti64x4_epi64(in_order, 1), rgb.out + rgb.plane + x);
+    put(_mm512_castsi512_si256(_mm512_permutexvar_epi64(order, bb)), rgb.out + 2 * rgb.plane + x);
+  }
+  TARPEG_AVX512 static void put(__m256i levels, uint8_t* out) noexcept {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), levels);
   }
 };
 
-template <int kStep>
+template <bool kIsPlanar>
 TARPEG_AVX512 int convert_avx512(const uint8_t* luma, const uint8_t* blue, const uint8_t* red, int count,
-                                 uint8_t* out) noexcept {
+                                 RgbLine rgb) noexcept {
   const __m512i center = _mm512_set1_epi16(256);
-  const ToRgb512<kStep> to_rgb;
+  const ToRgb512<kIsPlanar> to_rgb(rgb);
   // The last 32 pixels perhaps again in part, as in AVX2.
   for (int next = 0; next < count; next += 32) {
     const int x = std::min(next, count - 32);
     const __m512i cb = _mm512_sub_epi16(_mm512_slli_epi16(widened512(blue + x), 1), center);
     const __m512i cr = _mm512_sub_epi16(_mm512_slli_epi16(widened512(red + x), 1), center);
-    to_rgb.store(widened512(luma + x), cb, cr, out + static_cast<ptrdiff_t>(kStep) * x);
+    to_rgb.store(widened512(luma + x), cb, cr, x);
   }
   return count;
 }
@@ -202,16 +226,16 @@ struct Mixer512 {
   }
 };
 
-template <int kStep>
+template <bool kIsPlanar>
 TARPEG_AVX512 void mix_and_convert(const uint8_t* luma, const ChromaRow& cb, const ChromaRow& cr,
-                                   bool mixes_rows, int left, int count, uint8_t* out) noexcept {
-  const ToRgb512<kStep> to_rgb;
+                                   bool mixes_rows, int left, int count, RgbLine rgb) noexcept {
+  const ToRgb512<kIsPlanar> to_rgb(rgb);
   const uint8_t *const near_cb = cb.near, *const far_cb = cb.far, *const near_cr = cr.near,
                        *const far_cr = cr.far;
   const auto convert = [=](const Mixer512& mixer, int x) TARPEG_AVX512 {
     const ptrdiff_t at = (left + x) / 2 - 1;
     to_rgb.store(widened512(luma + x), mixer.twice(near_cb + at, far_cb + at),
-                 mixer.twice(near_cr + at, far_cr + at), out + static_cast<ptrdiff_t>(kStep) * x);
+                 mixer.twice(near_cr + at, far_cr + at), x);
   };
   const Mixer512 mixer(kMix[left % 2], mixes_rows);
   int x = 0;
@@ -222,19 +246,6 @@ TARPEG_AVX512 void mix_and_convert(const uint8_t* luma, const ChromaRow& cb, con
 #endif
 
 }  // namespace
-
-// Four bytes are written, the last of which belongs to the next pixel.
-void interleave_portable(const uint8_t* r, const uint8_t* g, const uint8_t* b, int count, int step,
-                         uint8_t* __restrict out) noexcept {
-  uint32_t pixels[kSome];
-  for (int i = 0; i < count; ++i) pixels[i] = 0xFF000000u | uint32_t{b[i]} << 16 | uint32_t{g[i]} << 8 | r[i];
-  if (step == 4) {
-    std::memcpy(out, pixels, 4 * static_cast<size_t>(count));
-    return;
-  }
-  for (int i = 0; i < count - 1; ++i) std::memcpy(out + 3 * i, pixels + i, 4);
-  if (count > 0) std::memcpy(out + 3 * (count - 1), pixels + count - 1, 3);
-}
 
 void upsample_h2v1(const ChromaRow& row, uint8_t* out) noexcept {
   const uint8_t* in = row.near;
@@ -273,28 +284,27 @@ void replicate(const ChromaRow& row, int times, uint8_t* out) noexcept {
   }
 }
 
-void ycc_to_rgb(const uint8_t* luma, const uint8_t* cb, const uint8_t* cr, int count, int step,
-                uint8_t* out) noexcept {
+void ycc_to_rgb(const uint8_t* luma, const uint8_t* cb, const uint8_t* cr, int count, RgbLine rgb) noexcept {
   int done = 0;
 #if defined(TARPEG_AVX512)
   if (count >= 32 && has_avx512()) {
-    done =
-        step == 3 ? convert_avx512<3>(luma, cb, cr, count, out) : convert_avx512<4>(luma, cb, cr, count, out);
+    done = (rgb.plane == 0 ? convert_avx512<false> : convert_avx512<true>)(luma, cb, cr, count, rgb);
   }
 #endif
 #if defined(TARPEG_AVX2)
-  if (done == 0 && has_avx2()) done = convert_avx2(luma, cb, cr, count, step, out);
+  if (done == 0 && has_avx2()) done = convert_avx2(luma, cb, cr, count, rgb);
 #endif
-  convert_portable(luma, cb, cr, done, count, step, out);
+  convert_portable(luma, cb, cr, done, count, rgb);
 }
 
 bool upsample_to_rgb([[maybe_unused]] const uint8_t* luma, [[maybe_unused]] const ChromaRow& cb,
                      [[maybe_unused]] const ChromaRow& cr, [[maybe_unused]] bool mixes_rows,
-                     [[maybe_unused]] int left, [[maybe_unused]] int count, [[maybe_unused]] int step,
-                     [[maybe_unused]] uint8_t* out) noexcept {
+                     [[maybe_unused]] int left, [[maybe_unused]] int count,
+                     [[maybe_unused]] RgbLine rgb) noexcept {
 #if defined(TARPEG_AVX512)
   if (count >= 32 && has_avx512()) {
-    (step == 3 ? mix_and_convert<3> : mix_and_convert<4>)(luma, cb, cr, mixes_rows, left, count, out);
+    (rgb.plane == 0 ? mix_and_convert<false> : mix_and_convert<true>)(luma, cb, cr, mixes_rows, left, count,
+                                                                      rgb);
     return true;
   }
 #endif
@@ -307,11 +317,11 @@ void rgb_to_gray(const uint8_t* rgb, int count, uint8_t* gray) noexcept {
   }
 }
 
-void gray_to_rgb(const uint8_t* luma, int count, int step, uint8_t* out) noexcept {
-  for (int x = 0; x < count; ++x) {
-    uint8_t* pixel = out + static_cast<ptrdiff_t>(step) * x;
-    pixel[0] = pixel[1] = pixel[2] = luma[x];
-    if (step == 4) pixel[3] = 255;
+void gray_to_rgb(const uint8_t* luma, int count, RgbLine rgb) noexcept {
+  if (rgb.plane == 0) {
+    for (int x = 0; x < count; ++x) std::memset(rgb.out + 3 * static_cast<ptrdiff_t>(x), luma[x], 3);
+  } else {
+    for (int i = 0; i < 3; ++i) std::memcpy(rgb.out + i * rgb.plane, luma, count);
   }
 }
 

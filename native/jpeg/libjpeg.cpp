@@ -17,21 +17,21 @@ uint8_t multiply_255(int a, int b) noexcept {
 }
 
 // CMYK as Adobe stores it (inverted), to RGB as Pillow's convert("RGB") makes it; in place.
-void cmyk_to_rgb(uint8_t* row, size_t pixels, int step) noexcept {
+void cmyk_to_rgb(uint8_t* row, size_t pixels) noexcept {
   for (size_t i = 0; i < pixels; ++i) {
     const uint8_t* in = row + 4 * i;
     const int white = in[3];
     const uint8_t rgb[3] = {static_cast<uint8_t>(white - multiply_255(255 - in[0], white)),
                             static_cast<uint8_t>(white - multiply_255(255 - in[1], white)),
                             static_cast<uint8_t>(white - multiply_255(255 - in[2], white))};
-    std::memcpy(row + step * i, rgb, 3);
+    std::memcpy(row + 3 * i, rgb, 3);
   }
 }
 
 }  // namespace
 
 struct JpegReader::State : Decompressor {
-  PixelFormat format = PixelFormat::kRgb;
+  bool is_gray = false;  // else RGB
   int skip = 0, bottom = 0;
 
   Status open(const uint8_t* data, size_t size, int height, int width, const Box& box) noexcept;
@@ -50,11 +50,8 @@ Status JpegReader::State::open(const uint8_t* data, size_t size, int height, int
   }
   const bool four = info.num_components == 4;
   const bool has_luma = info.jpeg_color_space == JCS_YCbCr || info.jpeg_color_space == JCS_GRAYSCALE;
-  info.out_color_space = four                           ? JCS_CMYK
-                         : format == PixelFormat::kRgbx ? JCS_EXT_RGBX
-                         : format == PixelFormat::kRgb  ? JCS_RGB
-                         : has_luma                     ? JCS_GRAYSCALE
-                                                        : JCS_RGB;
+  const bool is_luma = is_gray && has_luma;
+  info.out_color_space = four ? JCS_CMYK : is_luma ? JCS_GRAYSCALE : JCS_RGB;
   jpeg_start_decompress(&info);
   if (!is_complete()) return Status::kTruncated;
   bottom = box.top + box.height;
@@ -94,9 +91,7 @@ Status JpegReader::State::next(uint8_t* row) noexcept {
   if (setjmp(errors.jump)) return errors.status;
   JSAMPROW rows[1] = {row};
   if (jpeg_read_scanlines(&info, rows, 1) != 1) return Status::kTruncated;
-  const bool is_gray = format == PixelFormat::kGray;
-  if (info.out_color_space == JCS_CMYK)
-    cmyk_to_rgb(row, info.output_width, is_gray ? 3 : static_cast<int>(format));
+  if (info.out_color_space == JCS_CMYK) cmyk_to_rgb(row, info.output_width);
   if (is_gray && info.out_color_space != JCS_GRAYSCALE)
     rgb_to_gray(row, static_cast<int>(info.output_width), row);
   return Status::kOk;
@@ -121,9 +116,9 @@ JpegReader::JpegReader() : state_(new State) {}
 
 JpegReader::~JpegReader() = default;
 
-Status JpegReader::open(const uint8_t* data, size_t size, int height, int width, const Box& box,
-                        PixelFormat format, bool is_checked) noexcept {
-  state_->format = format;
+Status JpegReader::open(const uint8_t* data, size_t size, int height, int width, const Box& box, bool is_gray,
+                        bool is_checked) noexcept {
+  state_->is_gray = is_gray;
   state_->errors.is_checked = is_checked;
   return state_->open(data, size, height, width, box);
 }

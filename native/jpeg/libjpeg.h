@@ -18,9 +18,10 @@ class JpegReader final : public RowSource {
   JpegReader(const JpegReader&) = delete;
   JpegReader& operator=(const JpegReader&) = delete;
 
-  // `data` must outlive the reader; `box` is in stored pixels and inside the stored size, which must be
-  // `height` x `width`. `is_checked`: PlaneReader::check() has judged it down to the box. To be called once.
-  Status open(const uint8_t* data, size_t size, int height, int width, const Box& box, PixelFormat format,
+  // Rows are gray or RGB. `data` must outlive the reader; `box` is in stored pixels and inside the stored
+  // size, which must be `height` x `width`. `is_checked`: PlaneReader::check() has judged it down to the box.
+  // To be called once.
+  Status open(const uint8_t* data, size_t size, int height, int width, const Box& box, bool is_gray,
               bool is_checked) noexcept;
   Status next(uint8_t* row) noexcept override;
   Status finish() noexcept override;

@@ -421,27 +421,27 @@ Samples PlaneReader::samples(int component) const noexcept {
 // Row y of the image, the columns of `box`.
 void PlaneReader::convert(int y, const Box& box, uint8_t* out) noexcept {
   const uint8_t* luma = upsampled(0, y, box) + box.left;
-  const int step = static_cast<int>(format_);
+  const RgbLine rgb{out, format_ == PixelFormat::kPlanar ? box.width : 0};
   if (format_ == PixelFormat::kGray) {
     std::memcpy(out, luma, static_cast<size_t>(box.width));
   } else if (component_count_ == 1) {
-    gray_to_rgb(luma, box.width, step, out);
+    gray_to_rgb(luma, box.width, rgb);
   } else {
     const Plane &blue = planes_[1], &red = planes_[2];
     if (planes_[0].across == 1 && planes_[0].down == 1 && is_mixed(blue) && is_mixed(red) &&
         blue.down == red.down &&
         upsample_to_rgb(luma, chroma_row(blue, y), chroma_row(red, y), blue.down == 2, box.left, box.width,
-                        step, out)) {
+                        rgb)) {
       return;
     }
     const uint8_t* cb = upsampled(1, y, box) + box.left;
     const uint8_t* cr = upsampled(2, y, box) + box.left;
-    ycc_to_rgb(luma, cb, cr, box.width, step, out);
+    ycc_to_rgb(luma, cb, cr, box.width, rgb);
   }
 }
 
 void PlaneReader::keep() {
-  const size_t bytes = stride() * box_.height + 32;
+  const size_t bytes = stride() * box_.height + box_.width + kReadable;
   if (bytes > kMostKept / 2) return;
   if (kept_.size() < bytes) kept_.resize(bytes);
   is_kept_.assign(box_.height, 0);
@@ -449,18 +449,19 @@ void PlaneReader::keep() {
 }
 
 const uint8_t* PlaneReader::kept(int y) noexcept {
-  if (all_.height == 0 || format_ == PixelFormat::kRgb) return nullptr;
-  const int step = static_cast<int>(format_), row = box_.top + y - all_.top;
-  uint8_t* const line = kept_.data() + static_cast<size_t>(step) * all_.width * row;
+  if (!keeps_rows()) return nullptr;
+  const int row = box_.top + y - all_.top;
+  uint8_t* const line = kept_.data() + static_cast<size_t>(channels()) * all_.width * row;
   if (!is_kept_[row]) {
     convert(all_.top + row, all_, line);
     is_kept_[row] = 1;
   }
-  return line + static_cast<ptrdiff_t>(step) * (box_.left - all_.left);
+  return line + (box_.left - all_.left);
 }
 
+// Rows that are kept are read by kept(), but for those of gray that are copied.
 Status PlaneReader::next(uint8_t* out) noexcept {
-  const uint8_t* line = kept(y_ - box_.top);
+  const uint8_t* line = format_ == PixelFormat::kGray ? kept(y_ - box_.top) : nullptr;
   if (line != nullptr) {
     std::memcpy(out, line, stride());
   } else {

@@ -109,8 +109,11 @@ class PlaneReader final : public RowSource {
     return Status::kOk;
   }
   const uint8_t* kept(int y) noexcept override;
-  size_t stride() const noexcept override { return static_cast<size_t>(format_) * box_.width; }
+  size_t stride() const noexcept override { return static_cast<size_t>(channels()) * box_.width; }
   int skip() const noexcept override { return 0; }
+  ptrdiff_t plane() const noexcept override {
+    return format_ == PixelFormat::kPlanar ? (keeps_rows() ? all_.width : box_.width) : 0;
+  }
   size_t bytes() const noexcept {
     size_t sum = held_bytes(segment_, sums_, kept_, is_kept_) + (packed_ ? sizeof(Packed) : 0);
     if (lanes_) sum += sizeof(Lanes) + held_bytes(lanes_->segments[0], lanes_->segments[1]);
@@ -133,6 +136,8 @@ class PlaneReader final : public RowSource {
   ChromaRow chroma_row(const Plane& plane, int y) const noexcept;
   const uint8_t* upsampled(int component, int y, const Box& box) noexcept;
   void convert(int y, const Box& box, uint8_t* out) noexcept;
+  int channels() const noexcept { return format_ == PixelFormat::kGray ? 1 : 3; }
+  bool keeps_rows() const noexcept { return all_.height > 0 && format_ != PixelFormat::kRgb; }
 
   int component_count_ = 0, reduction_ = 1;  // components to be decoded: luma alone for gray
   Plane planes_[3];

@@ -2,8 +2,11 @@
 
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Exception.h>
+#include <torch/headeronly/util/Half.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -11,8 +14,23 @@
 #include "batch/jobs.h"
 #include "ops/checks.h"
 
-// The memory checks of warp_affine and augment_batch, for the CPU and for CUDA.
+// The memory checks of warp_affine and run_batch, for the CPU and for CUDA.
 namespace tarpeg {
+
+// Calls call(T()) with the type T of a tensor's elements.
+template <class Call>
+void with_type(Number type, const Call& call) {
+  switch (type) {
+    case Number::kUint8:
+      return call(uint8_t());
+    case Number::kFloat32:
+      return call(float());
+    case Number::kFloat16:
+      return call(torch::headeronly::Half());
+    case Number::kBFloat16:
+      return call(torch::headeronly::BFloat16());
+  }
+}
 
 inline BatchLayout layout_of(const Tensor& images, const char* name) {
   STD_TORCH_CHECK(images.dim() == 4, name, " must be a tensor [B, C, H, W]");
@@ -62,47 +80,108 @@ inline Tensor new_on_device(const Tensor& images, int64_t count, int32_t dtype) 
   return Tensor(handle);
 }
 
+inline Programs check_programs(const Tensor& images, const Tensor& ops, const std::optional<Tensor>& values,
+                               const std::optional<Tensor>& weights, bool nearest,
+                               const std::vector<double>& border) {
+  const int64_t count = images.size(0), height = images.size(2), width = images.size(3);
+  STD_TORCH_CHECK(images.size(1) == 3, "programs need images of 3 channels");
+  STD_TORCH_CHECK(height * width <= kMostPixels && std::max(height, width) <= kMostSide,
+                  "images must have at most ", kMostPixels, " pixels and sides of at most ", kMostSide,
+                  ", got ", height, " x ", width);
+  STD_TORCH_CHECK(ops.dim() == 3 && ops.size(0) == count && ops.size(1) > 0 &&
+                      ops.scalar_type() == ScalarType::Int && ops.is_contiguous() && same_device(ops, images),
+                  "ops must be a contiguous int32 tensor [", count, ", c, n] on the device of images");
+  Programs programs = {};
+  programs.chains = ops.size(1);
+  programs.length = ops.size(2);
+  STD_TORCH_CHECK(values && values->dim() == 4 && values->size(0) == count &&
+                      values->size(1) == programs.chains && values->size(2) == programs.length &&
+                      values->size(3) == kValues && values->scalar_type() == ScalarType::Float &&
+                      values->is_contiguous() && same_device(*values, images),
+                  "values must be a contiguous float32 tensor [", count, ", ", programs.chains, ", ",
+                  programs.length, ", ", kValues, "] on the device of images");
+  STD_TORCH_CHECK(weights || programs.chains == 1, "ops must be of one chain without weights, got ",
+                  programs.chains);
+  if (weights) {
+    STD_TORCH_CHECK(weights->dim() == 2 && weights->size(0) == count &&
+                        weights->size(1) == programs.chains + 1 &&
+                        weights->scalar_type() == ScalarType::Float && weights->is_contiguous() &&
+                        same_device(*weights, images),
+                    "weights must be a contiguous float32 tensor [", count, ", ", programs.chains + 1,
+                    "] on the device of images");
+    programs.weights = static_cast<const float*>(weights->const_data_ptr());
+  }
+  STD_TORCH_CHECK(border.empty() || border.size() == 3, "border must be no or three numbers, got ",
+                  border.size());
+  programs.has_fill = !border.empty();
+  for (size_t i = 0; i < border.size(); ++i) programs.fill[i] = static_cast<float>(border[i]);
+  programs.nearest = nearest;
+  programs.ops = static_cast<const int32_t*>(ops.const_data_ptr());
+  programs.values = static_cast<const float*>(values->const_data_ptr());
+  return programs;
+}
+
 // constants: fill, scale and shift, three numbers each.
-inline AugmentJob check_augment(const Tensor& images, const Tensor& numbers, int64_t parts,
-                                const std::optional<Tensor>& boxes, const std::optional<Tensor>& mask,
-                                const std::vector<double>& constants, const Tensor& out) {
-  STD_TORCH_CHECK(images.scalar_type() == ScalarType::Byte, "images must be a uint8 tensor");
-  AugmentJob job = {};
-  job.from = layout_of(images, "images");
-  job.to = layout_of(out, "out");
-  job.type = number_of(out.scalar_type(), "out");
-  const int64_t count = job.from.count;
-  const int64_t channels = job.from.channels;
-  STD_TORCH_CHECK((channels == 1 || channels == 3) && job.to.channels == channels && job.to.count == count,
-                  "images and out must have the same number of images, with 3 channels or 1");
-  STD_TORCH_CHECK(channels == 3 || (parts & kColourParts) == 0, "colours need images of 3 channels");
-  STD_TORCH_CHECK(same_device(images, out), "out must be on the device of images");
-  check_apart(images, count * job.from.numbers(), out, count * job.to.numbers() * size_of(job.type));
-  job.numbers = check_table(numbers, {count, kColumns}, images, "numbers");
-  job.parts = static_cast<int>(parts);
+inline FinalPass check_pass(const Tensor& images, const Tensor& numbers, int64_t parts,
+                            const std::optional<Tensor>& boxes, const std::optional<Tensor>& mask,
+                            const std::vector<double>& constants) {
+  const int64_t count = images.size(0);
+  STD_TORCH_CHECK(images.size(1) == 3 || (parts & kColourParts) == 0, "colours need images of 3 channels");
+  FinalPass pass = {};
+  pass.numbers = check_table(numbers, {count, kColumns}, images, "numbers");
+  pass.parts = static_cast<int>(parts);
   if (boxes) {
     STD_TORCH_CHECK(
         boxes->dim() == 3 && boxes->size(0) == count && (boxes->size(2) == 4 || boxes->size(2) == 6) &&
             boxes->scalar_type() == ScalarType::Int && boxes->is_contiguous() && same_device(*boxes, images),
         "boxes must be a contiguous int32 tensor [", count, ", n, 4 or 6] on the device of images");
-    job.boxes = static_cast<const int32_t*>(boxes->const_data_ptr());
-    job.box_count = boxes->size(1);
-    job.box_columns = boxes->size(2);
+    pass.boxes = static_cast<const int32_t*>(boxes->const_data_ptr());
+    pass.box_count = boxes->size(1);
+    pass.box_columns = boxes->size(2);
   }
   if (mask) {
     STD_TORCH_CHECK(mask->dim() == 3 && mask->size(0) == count && mask->size(1) > 0 && mask->size(2) > 0 &&
                         mask->scalar_type() == ScalarType::Bool && mask->is_contiguous() &&
                         same_device(*mask, images),
                     "mask must be a contiguous bool tensor [", count, ", h, w] on the device of images");
-    job.mask = static_cast<const uint8_t*>(mask->const_data_ptr());
-    job.mask_height = mask->size(1);
-    job.mask_width = mask->size(2);
+    pass.mask = static_cast<const uint8_t*>(mask->const_data_ptr());
+    pass.mask_height = mask->size(1);
+    pass.mask_width = mask->size(2);
   }
   STD_TORCH_CHECK(constants.size() == 9, "constants must be 9 numbers, got ", constants.size());
   for (int i = 0; i < 3; ++i) {
-    job.fill[i] = static_cast<float>(constants[i]);
-    job.how.scale[i] = static_cast<float>(constants[3 + i]);
-    job.how.shift[i] = static_cast<float>(constants[6 + i]);
+    pass.fill[i] = static_cast<float>(constants[i]);
+    pass.how.scale[i] = static_cast<float>(constants[3 + i]);
+    pass.how.shift[i] = static_cast<float>(constants[6 + i]);
+  }
+  return pass;
+}
+
+// The arguments of run_batch: `numbers` and those after it are the final pass.
+inline BatchJob check_batch(const Tensor& images, const std::optional<Tensor>& ops,
+                            const std::optional<Tensor>& values, const std::optional<Tensor>& weights,
+                            bool nearest, const std::vector<double>& border,
+                            const std::optional<Tensor>& numbers, int64_t parts,
+                            const std::optional<Tensor>& boxes, const std::optional<Tensor>& mask,
+                            const std::vector<double>& constants, const Tensor& out) {
+  STD_TORCH_CHECK(images.scalar_type() == ScalarType::Byte, "images must be a uint8 tensor");
+  BatchJob job = {};
+  job.from = layout_of(images, "images");
+  job.to = layout_of(out, "out");
+  job.type = number_of(out.scalar_type(), "out");
+  const BatchLayout &from = job.from, &to = job.to;
+  STD_TORCH_CHECK(
+      (from.channels == 3 || from.channels == 1) && to.channels == from.channels && to.count == from.count,
+      "images and out must have the same number of images, with 3 channels or 1");
+  STD_TORCH_CHECK(same_device(images, out), "out must be on the device of images");
+  check_apart(images, from.count * from.numbers(), out, to.count * to.numbers() * size_of(job.type));
+  STD_TORCH_CHECK(ops || numbers, "ops or numbers must be given");
+  if (ops) job.programs = check_programs(images, *ops, values, weights, nearest, border);
+  if (numbers) {
+    job.pass = check_pass(images, *numbers, parts, boxes, mask, constants);
+  } else {
+    STD_TORCH_CHECK(job.type == Number::kUint8 && to.height == from.height && to.width == from.width,
+                    "without numbers, images and out must be uint8 tensors of the same shape");
   }
   job.images = static_cast<const uint8_t*>(images.const_data_ptr());
   job.out = out.mutable_data_ptr();

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tarpeg import Affine, Color, Erase, Mask
+from tarpeg import Affine, ColorJitter, Erase, GridMask
 from tarpeg.ops import matrices
 from tarpeg.sampling.rng import uniforms
 
@@ -45,14 +45,14 @@ def test_affine_fills_its_ranges():
 
 
 def test_color_omits_parameters_that_change_nothing():
-    assert params(Color()) == {}
-    found = params(Color(0.4, (0.5, 0.8), hue=0.1))
+    assert params(ColorJitter()) == {}
+    found = params(ColorJitter(0.4, (0.5, 0.8), hue=0.1))
     assert set(found) == {"brightness", "contrast", "hue"}
     for name, low, high in (("brightness", 0.6, 1.4), ("contrast", 0.5, 0.8), ("hue", -0.1, 0.1)):
         values = found[name]
         assert low <= values.min() < low + 0.01 and high - 0.01 < values.max() <= high
-    assert params(Color(3.0))["brightness"].min() >= 0
-    rare = params(Color(0.4, hue=0.1, probability=0.25))
+    assert params(ColorJitter(3.0))["brightness"].min() >= 0
+    rare = params(ColorJitter(0.4, hue=0.1, probability=0.25))
     assert 0.7 < (rare["hue"] == 0).double().mean() < 0.8
     assert torch.equal(rare["hue"] == 0, rare["brightness"] == 1)
 
@@ -72,16 +72,16 @@ def test_erased_boxes_are_inside_and_have_the_requested_shapes():
 
 
 def test_masks():
-    plain, dilated = (params(Mask(0.25, (8, 10), dilate))["mask"] for dilate in (False, True))
+    plain, dilated = (params(GridMask(0.25, (8, 10), dilate))["mask"] for dilate in (False, True))
     assert plain.shape == (2000, 8, 10) and 0.24 < plain.double().mean() < 0.26
     inner = dilated[:, 1:-1, 1:-1].double().mean()
     assert abs(inner - (1 - 0.75**5)) < 0.01 and (dilated | ~plain).all()
     draws = np.ones((2, 21))
     draws[:, 0] = draws[0, 7] = draws[1, 20] = 0  # cells (1, 1) and (3, 4)
-    grown = Mask(cells=(4, 5)).params(draws, SIZE)["mask"]
+    grown = GridMask(cells=(4, 5)).params(draws, SIZE)["mask"]
     assert grown[0].nonzero().tolist() == [[0, 1], [1, 0], [1, 1], [1, 2], [2, 1]]
     assert grown[1].nonzero().tolist() == [[2, 4], [3, 3], [3, 4]]
-    rare = params(Mask(1.0, 4, probability=0.25))["mask"]
+    rare = params(GridMask(1.0, 4, probability=0.25))["mask"]
     assert 0.2 < rare.all((1, 2)).double().mean() < 0.3
     assert torch.equal(rare.any((1, 2)), rare.all((1, 2)))
 
@@ -89,21 +89,21 @@ def test_masks():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Affine(-5), r"degrees=-5 must not be negative"),
-        (lambda: Affine(scale=(2, 1)), r"scale=\(2, 1\) of Affine must be a number or a pair \(low, high\)"),
+        (lambda: Affine(-5), r"degrees=-5"),
+        (lambda: Affine(scale=(2, 1)), r"scale=\(2, 1\) of Affine"),
         (lambda: Affine(scale=0), r"scale=\(0, 0\) of Affine .* at least 0\.001"),
         (lambda: Affine(shear=90), r"shear=.* of Affine .* at least -89\.0, at most 89\.0"),
         (lambda: Affine(degrees=float("nan")), "degrees"),
         (lambda: Affine(translate="far"), "translate"),
-        (lambda: Color(hue=0.6), r"hue=.* of Color .* at most 0\.5"),
-        (lambda: Color(brightness=(-1, 1)), r"brightness=\(-1, 1\) of Color .* at least 0\.0"),
-        (lambda: Color(probability=2), r"probability=2 of Color must be a probability in 0\.\.1"),
+        (lambda: ColorJitter(hue=0.6), r"hue=.* of ColorJitter .* at most 0\.5"),
+        (lambda: ColorJitter(brightness=(-1, 1)), r"brightness=\(-1, 1\) of ColorJitter .* at least 0\.0"),
+        (lambda: ColorJitter(probability=2), r"probability=2 of ColorJitter .*0\.\.1"),
         (lambda: Erase(area=(0.5, 1.5)), r"area=\(0\.5, 1\.5\) of Erase .* at most 1\.0"),
         (lambda: Erase(aspect=(0, 1)), r"aspect=\(0, 1\) of Erase"),
-        (lambda: Erase(pixels="pixel"), r"pixels='pixel' of Erase must be True, as timm's mode 'pixel'"),
-        (lambda: Mask(ratio=1.5), r"ratio=1\.5 of Mask must be a probability"),
-        (lambda: Mask(cells=0), r"cells=0 must be an int or \(height, width\)"),
-        (lambda: Mask(cells=500), r"cells=500 .* at most 32768 in all"),
+        (lambda: Erase(pixels="pixel"), r"pixels='pixel' of Erase"),
+        (lambda: GridMask(ratio=1.5), r"ratio=1\.5 of GridMask"),
+        (lambda: GridMask(cells=0), r"cells=0"),
+        (lambda: GridMask(cells=500), r"cells=500 .*32768"),
     ],
 )
 def test_settings_out_of_range_raise(make, message):

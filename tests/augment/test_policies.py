@@ -13,7 +13,7 @@ import tarpeg
 import torch
 from helpers.pictures import pixels
 from PIL import Image
-from tarpeg.augment.policies import CODES
+from tarpeg.augment.tables import CODES
 from tarpeg.ops.programs import Op, run_programs
 from tarpeg.sampling import rng
 from torchvision.transforms import v2
@@ -115,6 +115,7 @@ def assert_same_distribution(first, second) -> None:
     assert np.abs(shares[0] - shares[1]).max() < 1.95 * math.sqrt(1 / len(first) + 1 / len(second))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("ours", "theirs", "count"),
     [
@@ -140,6 +141,7 @@ def test_operations_are_distributed_as_torchvisions(ours, theirs, count):
     assert {part for log in mine for part in log} <= {part for log in reference for part in log} | common
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("depth, alpha, all_ops", [(-1, 1.0, True), (2, 0.5, False)])
 def test_augmix_is_distributed_as_torchvisions(depth, alpha, all_ops):
     count, theirs = 800, v2.AugMix(4, 3, depth, alpha, all_ops)
@@ -193,6 +195,7 @@ def in_timms_words(name: str, *values: float) -> tuple[str, float]:
     return names.get(name, name.title()), a
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("config", ["rand-m7-mstd0.5-inc1", "rand-m9-n3-p0.7-mstd101", "rand-m5-inc1"])
 def test_timms_operations_are_distributed_as_timms(config):
     count = 3000
@@ -305,6 +308,7 @@ def test_the_codes_are_those_of_the_operator():
     assert {op.name: op.value for op in Op} == CODES
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -358,37 +362,37 @@ def test_images_are_torchvisions_for_the_same_operations(ours, theirs):
     [
         (
             lambda: tarpeg.RandAugment(magnitude=31),
-            r"magnitude=31 of RandAugment must be an integer in 0\.\.30",
+            r"magnitude=31 of RandAugment .*0\.\.30",
         ),
         (
             lambda: tarpeg.RandAugment(magnitude=-1),
-            r"magnitude=-1 of RandAugment must be an integer in 0\.\.30",
+            r"magnitude=-1 of RandAugment .*0\.\.30",
         ),
-        (lambda: tarpeg.RandAugment(0), r"num_ops=0 of RandAugment must be an integer in 1\.\.64"),
-        (lambda: tarpeg.RandAugment(interpolation="cubic"), r"interpolation='cubic' must be 'nearest' or"),
-        (lambda: tarpeg.RandAugment(fill=300), r"fill=300 of RandAugment must be a level in 0\.\.255"),
-        (lambda: tarpeg.TrivialAugmentWide(1), r"num_magnitude_bins=1 of TrivialAugmentWide must be"),
-        (lambda: tarpeg.AutoAugment("mnist"), r"policy='mnist' must be one of 'imagenet', 'cifar10', 'svhn'"),
-        (lambda: tarpeg.AugMix(severity=11), r"severity=11 of AugMix must be an integer in 1\.\.10"),
-        (lambda: tarpeg.AugMix(chain_depth=0), r"chain_depth=0 of AugMix must be .* -1 for a random 1 to 3"),
-        (lambda: tarpeg.AugMix(alpha=0), r"alpha=0 of AugMix must be in 0\.1\.\.1000"),
-        (lambda: tarpeg.TimmRandAugment("augmix-m5"), r"config='augmix-m5' must be such as 'rand-m9"),
-        (lambda: tarpeg.TimmRandAugment("rand-m9-t3a"), r"config='rand-m9-t3a' must be such as 'rand-m9"),
-        (lambda: tarpeg.TimmRandAugment("rand-m12"), r"config='rand-m12': m must be in 0\.\.10"),
-        (lambda: tarpeg.TimmRandAugment("rand-p2"), r"config='rand-p2': p must be a probability in 0\.\.1"),
-        (lambda: tarpeg.GaussianBlur(4), r"kernel_size=4 of GaussianBlur must be odd"),
+        (lambda: tarpeg.RandAugment(0), r"num_ops=0 of RandAugment .*1\.\.64"),
+        (lambda: tarpeg.RandAugment(interpolation="cubic"), r"interpolation='cubic'"),
+        (lambda: tarpeg.RandAugment(fill=300), r"fill=300 of RandAugment .*0\.\.255"),
+        (lambda: tarpeg.TrivialAugmentWide(1), r"num_magnitude_bins=1 of TrivialAugmentWide"),
+        (lambda: tarpeg.AutoAugment("mnist"), r"policy='mnist' .*'imagenet', 'cifar10', 'svhn'"),
+        (lambda: tarpeg.AugMix(severity=11), r"severity=11 of AugMix .*1\.\.10"),
+        (lambda: tarpeg.AugMix(chain_depth=0), r"chain_depth=0 of AugMix .*-1 for a random 1 to 3"),
+        (lambda: tarpeg.AugMix(alpha=0), r"alpha=0 of AugMix .*0\.1\.\.1000"),
+        (lambda: tarpeg.TimmRandAugment("augmix-m5"), r"config='augmix-m5'"),
+        (lambda: tarpeg.TimmRandAugment("rand-m9-t3a"), r"config='rand-m9-t3a'"),
+        (lambda: tarpeg.TimmRandAugment("rand-m12"), r"config='rand-m12'.* m .*0\.\.10"),
+        (lambda: tarpeg.TimmRandAugment("rand-p2"), r"config='rand-p2': p .*0\.\.1"),
+        (lambda: tarpeg.GaussianBlur(4), r"kernel_size=4 of GaussianBlur .*odd"),
         (
             lambda: tarpeg.GaussianBlur(3, -1.0),
-            r"sigma=\(-1\.0, -1\.0\) of GaussianBlur must be .* at least 0\.001",
+            r"sigma=\(-1\.0, -1\.0\) of GaussianBlur .*at least 0\.001",
         ),
-        (lambda: tarpeg.GaussianBlur(probability=2), r"probability=2 of GaussianBlur must be a probability"),
+        (lambda: tarpeg.GaussianBlur(probability=2), r"probability=2 of GaussianBlur"),
         (
             lambda: programs(tarpeg.GaussianBlur(255), 1),
-            r"kernel_size=255 of GaussianBlur needs images of more",
+            r"kernel_size=255 of GaussianBlur",
         ),
-        (lambda: tarpeg.Solarize(300), r"threshold=300 of Solarize must be a level in 0\.\.256"),
-        (lambda: tarpeg.Grayscale(-0.1), r"probability=-0\.1 of Grayscale must be a probability in 0\.\.1"),
-        (lambda: tarpeg.ColorJitter(hue=0.6), r"hue=\(-0\.6, 0\.6\) of ColorJitter must be .* at most 0\.5"),
+        (lambda: tarpeg.Solarize(300), r"threshold=300 of Solarize .*0\.\.256"),
+        (lambda: tarpeg.Grayscale(-0.1), r"probability=-0\.1 of Grayscale .*0\.\.1"),
+        (lambda: tarpeg.ColorJitter(hue=0.6), r"hue=\(-0\.6, 0\.6\) of ColorJitter .*at most 0\.5"),
     ],
 )
 def test_wrong_settings_raise(make, message):

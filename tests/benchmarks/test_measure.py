@@ -10,18 +10,19 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import tarpeg
 import torch
 from helpers import pictures
 from helpers.scripts import measured, run_tool
 from PIL import Image
-from tarpeg.benchmarks import decode_peers, measure
-from tarpeg.benchmarks.loader import LoaderContestant
-from tarpeg.benchmarks.loader_data import LoaderData
-from tarpeg.datasets import synthetic
-from tarpeg.datasets.synthetic import FolderPhotos, Photos, draw, photograph
+from tarpeg.datasets.synthetic import Photos, draw, photograph
 from tarpeg.ops.decode import native_facts
 from torchvision.transforms.v2.functional import _geometry
+
+from benchmarks import decode_peers, measure as measuring, photos as real
+from benchmarks.loader import LoaderContestant
+from benchmarks.loader_data import LoaderData
+from benchmarks.measure import measure
+from benchmarks.photos import FolderPhotos
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_shards_of_each_kind(tmp_path):
 def test_packed_files_and_limited_vectors_are_named(tmp_path, monkeypatch):
     for name in ("TARPEG_VECTORS", "TARPEG_PORTABLE"):
         monkeypatch.delenv(name, raising=False)
-    report = tarpeg.measure("crop", images=2, rounds=1, clock="cpu")
+    report = measure("crop", images=2, rounds=1, clock="cpu")
     (packed,) = [row for row in report.rows if row.name == "tarpeg, packed"]
     assert packed.ratio > 1 and packed.maximum == 0
     assert re.search(r"tiled [01]\.\d+, packed 1\.\d+$", report.figures[0])
@@ -68,12 +69,13 @@ def test_packed_files_and_limited_vectors_are_named(tmp_path, monkeypatch):
     assert report.write(tmp_path)[0].name == f"crop-article-vectors-{report.vectors}.csv"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("interpolation", ["bicubic", "lanczos", "lanczos of old torchvisions", "box"])
 def test_the_resize_suite_with_other_interpolations(interpolation, monkeypatch):
     interpolation, _, is_old = interpolation.partition(" of ")
     if is_old:  # 0.26 with torch 2.11
         monkeypatch.setattr(_geometry, "interpolate", Mock(side_effect=NotImplementedError("Input Error")))
-    report = tarpeg.measure("resize", images=2, rounds=1, clock="cpu", interpolation=interpolation)
+    report = measure("resize", images=2, rounds=1, clock="cpu", interpolation=interpolation)
     assert report.suite == f"resize-{interpolation}" and interpolation in report.work
     first = "torchvision v2" if interpolation == "bicubic" else "Pillow"
     assert [row.name for row in report.rows if row.ratio == 1.0] == [first] * 2
@@ -87,7 +89,7 @@ def test_the_resize_suite_with_other_interpolations(interpolation, monkeypatch):
 
 
 def test_the_views_suite_compares_eight_crops_of_each_photograph():
-    report = tarpeg.measure("views", images=3, rounds=1, clock="cpu", size=(200, 160))
+    report = measure("views", images=3, rounds=1, clock="cpu", size=(200, 160))
     rows = {row.name: row for row in report.rows}
     assert next(iter(rows)) == "tarpeg, tiled, one by one" and len(rows) == 6 and not report.missing
     for name, row in rows.items():
@@ -112,11 +114,11 @@ def test_the_augment_suite_compares_the_same_pixels(tmp_path):
 
 
 def test_progress_and_results_are_lines_without_a_terminal(capsys, monkeypatch):
-    monkeypatch.setattr(measure, "_LINE_EVERY", 0.0)
-    with measure._progress() as (advance, show):
+    monkeypatch.setattr(measuring, "_LINE_EVERY", 0.0)
+    with measuring._progress() as (advance, show):
         advance("measuring [dino]", 0.25)
         show("dino: tarpeg: 900 images/s")
-        monkeypatch.setattr(measure, "_LINE_EVERY", 60.0)
+        monkeypatch.setattr(measuring, "_LINE_EVERY", 60.0)
         advance("measuring", 0.5)
     out, err = capsys.readouterr()
     assert (out, err) == ("", "measuring [dino], 25%\ndino: tarpeg: 900 images/s\n")
@@ -143,6 +145,7 @@ def test_the_loader_suite_makes_a_table_a_csv_and_a_chart(tmp_path, only):
     assert {path.name for path in folder.iterdir()} == {"ordinary", "tiled-32", "packed-32", "raw"}
 
 
+@pytest.mark.slow
 def test_own_photographs_as_they_are_and_in_parts(tmp_path, monkeypatch):
     folder = tmp_path / "own"
     (folder / "more").mkdir(parents=True)
@@ -151,32 +154,32 @@ def test_own_photographs_as_they_are_and_in_parts(tmp_path, monkeypatch):
         (folder / name).write_bytes(pictures.jpeg(kind, 300, 400, seed=seed))
     (folder / "small.jpg").write_bytes(pictures.jpeg("420", 255, 400))
     (folder / "torn.jpg").write_bytes(pictures.jpeg("420", 300, 400)[:3000])
-    report = tarpeg.measure("crop", images=folder, rounds=1, clock="cpu")
+    report = measure("crop", images=folder, rounds=1, clock="cpu")
     assert (report.size, report.images) == ("own", 2), "those of 256x256 pixels that decode"
     assert {row.mean for row in report.rows if row.name.startswith("tarpeg")} == {0.0}
 
     with pytest.raises(ValueError, match=r"torn\.jpg cannot be decoded: .*Remove it"):
-        tarpeg.measure("resize", images=folder, size=64, rounds=1)
+        measure("resize", images=folder, size=64, rounds=1)
     (folder / "torn.jpg").unlink()
     photos = FolderPhotos(size=[(90, 60), (50, 100)], folder=str(folder), seed=3)
     parts = [photograph(photos, index) for index in range(8)]
     assert {part.pixels for part in parts} == {90 * 60, 50 * 100} and len({*parts}) == 8
     assert parts == [photograph(photos, index) for index in range(8)]
     decoded = []
-    monkeypatch.setattr(synthetic.ImageOps, "exif_transpose", lambda image: decoded.append(1) or image)
-    synthetic._upright.cache_clear()
+    monkeypatch.setattr(real.ImageOps, "exif_transpose", lambda image: decoded.append(1) or image)
+    real._upright.cache_clear()
     several = dataclasses.replace(photos, parts=4)
     assert len({photograph(several, index) for index in range(8)}) == 8 and len(decoded) == 2, "one per file"
-    report = tarpeg.measure("resize", images=folder, size=64, rounds=1, parts=7, clock="cpu")
+    report = measure("resize", images=folder, size=64, rounds=1, parts=7, clock="cpu")
     assert report.images == 7
     whole = draw(FolderPhotos(size=(300, 400), folder=str(folder / "more")), 0)
     with Image.open(folder / "more" / "b.JPG") as image:
         assert np.array_equal(whole, image.convert("YCbCr")), "a part is not enlarged"
     with pytest.raises(ValueError, match=r"folder='.*none' has no photographs"):
-        tarpeg.measure("resize", images=tmp_path / "none", size=64)
+        measure("resize", images=tmp_path / "none", size=64)
     with pytest.raises(ValueError, match=r"images='.*more' has no JPEG of at least 256x256 pixels that dec"):
         (folder / "more" / "b.JPG").write_bytes(b"")
-        tarpeg.measure("crop", images=folder / "more")
+        measure("crop", images=folder / "more")
 
 
 def test_a_peer_that_is_not_installed_is_left_out_with_the_package_to_install(tmp_path, monkeypatch):
@@ -225,7 +228,7 @@ def test_a_peer_that_is_not_installed_is_left_out_with_the_package_to_install(tm
 )
 def test_a_wrong_argument_is_an_error(settings, message):
     with pytest.raises(ValueError, match=message):
-        tarpeg.measure(**{"suite": "crop", **settings})
+        measure(**{"suite": "crop", **settings})
 
 
 def test_the_tool_prints_an_error_in_one_line(tmp_path):
@@ -236,7 +239,7 @@ def test_the_tool_prints_an_error_in_one_line(tmp_path):
 
 def test_measuring_restores_the_number_of_threads():
     before = torch.get_num_threads()
-    report = tarpeg.measure("crop", size=[300, 320], images=2, rounds=1)
+    report = measure("crop", size=[300, 320], images=2, rounds=1)
     assert torch.get_num_threads() == before
     assert (report.size, report.images) == ("300x320", 2)
     assert report.rows[0].ratio == 1.0

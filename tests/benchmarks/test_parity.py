@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tarpeg import measure
-from tarpeg.benchmarks import parity
-from tarpeg.benchmarks.decode_peers import decode_jpeg
 from tarpeg.shards.pillow import as_tensor
+
+from benchmarks import parity
+from benchmarks.decode_peers import decode_jpeg
+from benchmarks.measure import measure
 
 
 @pytest.fixture
@@ -74,13 +75,11 @@ def test_pipelines_read_the_same_cells_and_labels(photographs, tmp_path):
 
 def test_what_is_missing_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(parity.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install scikit-image scikit-learn, or give images=DIR"):
+    with pytest.raises(ValueError, match=r"pip install scikit-image scikit-learn.*images=DIR"):
         measure("parity")
     for settings, text in ({"images": 5}, "must be None or DIR"), ({"parity": {"seeds": 1}}, "at least 2"):
         with pytest.raises(ValueError, match=text):
             measure("parity", **settings)
     Image.new("RGB", (400, 400)).save(tmp_path / "one.png")
-    with pytest.raises(
-        ValueError, match="1 of 1 photographs have sides of at least 320 pixels; give at least two"
-    ):
+    with pytest.raises(ValueError, match=r"1 of 1 photographs .* 320 pixels"):
         measure("parity", images=tmp_path, loader={"data": str(tmp_path / "data")})

@@ -11,11 +11,12 @@ import torch
 from helpers.checkouts import ROOT
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from tarpeg.benchmarks import recipes
-from tarpeg.benchmarks.loader_data import LoaderData
-from tarpeg.benchmarks.recipes import PEERS, RECIPES, RecipeContestant
 from torch import nn
 from torchvision.transforms import v2
+
+from benchmarks import recipes
+from benchmarks.loader_data import LoaderData
+from benchmarks.recipes import PEERS, RECIPES, RecipeContestant
 
 NAMES = sorted(RECIPES)
 SHARDS = ("data.train.shards=x.tar", "+data.val.shards=y.tar")
@@ -73,7 +74,7 @@ def data(tmp_path_factory):
 @pytest.mark.parametrize("name", NAMES)
 def test_all_contestants_make_such_batches(data, name, monkeypatch):
     monkeypatch.setattr(recipes, "BATCH", 8)
-    monkeypatch.setattr("tarpeg.benchmarks.loader_peers.BATCH", 8)
+    monkeypatch.setattr("benchmarks.loader_peers.BATCH", 8)
     means = {}
     for contestant in (*PEERS, *recipes._OURS):
         who = RecipeContestant(contestant, name, data, 1)

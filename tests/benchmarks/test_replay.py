@@ -9,11 +9,12 @@ import pytest
 import torch
 from helpers.scripts import measured
 from PIL import Image
-from tarpeg.benchmarks import replay_peers
-from tarpeg.benchmarks.loader_data import LoaderData
-from tarpeg.benchmarks.replay import RECIPES, SKIPPING, ReplayContestant, contestant_names, given_batch
 from tarpeg.datasets.synthetic import Photos
 from tarpeg.errors import BuildError
+
+from benchmarks import replay_peers
+from benchmarks.loader_data import LoaderData
+from benchmarks.replay import RECIPES, SKIPPING, ReplayContestant, contestant_names, given_batch
 
 PIPELINES = [(suite, group) for suite, recipes in RECIPES.items() for group in recipes]
 # Mean and largest difference from torchvision in levels. DALI and we resample as torchvision does, except for
@@ -36,6 +37,7 @@ def data(tmp_path_factory):
     torch.set_num_threads(before)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("suite", "group"), PIPELINES)
 def test_all_contestants_make_the_same_batch(data, suite, group):
     given, recipe = given_batch(suite, group, data), RECIPES[suite][group]
@@ -102,7 +104,7 @@ def test_crop_and_skip_equals_a_full_decode_except_at_its_edges(data, tmp_path):
     assert torch.equal(made[:, :, 2:-2], expected[:, :, 2:-2])
     assert torch.equal(replay_peers.decode_by_skipping(library, whole.shape[1:], jpeg, 0.0, 0.0), whole)
     for damaged, size in ((jpeg[:9], (8, 8)), (b"", (8, 8)), (b"no JPEG", (8, 8)), (jpeg, (8, 401))):
-        with pytest.raises(ValueError, match="libjpeg cannot decode a crop of 8 x"):
+        with pytest.raises(ValueError, match=r"libjpeg .*8 x"):
             replay_peers.decode_by_skipping(library, size, damaged, 0.0, 0.0)
 
 

@@ -12,14 +12,28 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from helpers.pictures import full, jpeg, picture, pixels
+from helpers.pictures import full, jpeg, picture, pixels, saved
 from helpers.small_caches import contents, shard_files
 from helpers.small_tars import members, sample, tars
 from PIL import Image
-from tarpeg import CacheError, Folder, Layout, Raw, Resized, ShardError, Tiled, build_cache, verify_cache
+from tarpeg import (
+    CacheError,
+    Folder,
+    Layout,
+    Original,
+    Raw,
+    Resized,
+    ShardError,
+    Tiled,
+    build_cache,
+    make_shards,
+    verify_cache,
+)
 from tarpeg.cache import job
 from tarpeg.cache.report import left_out_lines, summarise_build, summarise_check
-from tarpeg.shards.manifest import read_manifest, stored_classes
+from tarpeg.shards import tar_writer
+from tarpeg.shards.classes import stored_classes
+from tarpeg.shards.manifest import read_manifest
 from tarpeg.shards.mapped import Shards
 from tarpeg.shards.paths import expand
 
@@ -32,7 +46,7 @@ def opened(folder: Path) -> Shards:
 
 def keys(folder: Path) -> list[str]:
     shards = opened(folder)
-    return [shards.key(id) for id in range(len(shards))]
+    return shards.keys(range(len(shards)))
 
 
 def decoded(folder: Path) -> list[tuple[str, bytes]]:
@@ -94,9 +108,10 @@ def test_other_members_are_carried_over_as_they_are(shard_of, cache):
 def test_headers_are_those_of_tarfile():
     for name in ("a.jpg", "a" * 100, "a" * 101, "é.jpg", "x/y z.cls", "\udcff.jpg", "nul\0.jpg"):
         for size in (0, 1, 511, 10**6, 8**11 - 1, 8**11):
-            assert job.tar_header(name, size) == job._tarfile_header(name, size)
+            assert tar_writer.tar_header(name, size) == tar_writer._tarfile_header(name, size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [Layout(), Layout(samples_per_shard=9)], ids=str)
 def test_the_same_bytes_from_any_number_of_processes(source, tmp_path, layout):
     for workers in (0, 2):
@@ -113,6 +128,29 @@ def test_other_codecs(source, cache, codec):
         kept = codec.encode(before.images([id])[0].numpy().tobytes(), "jpg")
         assert after.images([id])[0].numpy().tobytes() == kept.data and kept.extension in after.extensions(id)
     assert bool(report.untiled) == isinstance(codec, Raw)
+
+
+def test_original_files(tmp_path):
+    images = tmp_path / "images"
+    for number in range(9):
+        path = images / ("cat", "dog")[number % 2] / (f"{number}.png" if number < 2 else f"{number}.jpg")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        png = saved(Image.new("RGB", (9, 7)), "PNG")
+        path.write_bytes(png if number < 2 else jpeg("420", 64, 80, number))
+    make_shards(tmp_path / "shards", Folder(images), workers=0)
+    report = build(images, tmp_path / "cache", Original())
+    packed, kept = (opened(tmp_path / name) for name in ("shards", "cache"))
+    assert packed.keys(range(len(packed))) == kept.keys(range(len(kept)))
+    for one, two in zip(packed.images(range(len(packed))), kept.images(range(len(kept))), strict=True):
+        assert (one.numpy() == two.numpy()).all()
+    assert packed.labels(range(len(packed))).tolist() == kept.labels(range(len(kept))).tolist()
+    assert report.untiled == {"kept as they are": report.samples} and not report.tiles
+    assert verify_cache(tmp_path / "cache", 0).is_good
+    (text,) = [line for line in summarise_build(report) if "kept" in line]
+    assert text == "kept as they are: 9 images (100.0%)"
+    again = build(tmp_path / "cache", tmp_path / "tiled")
+    same = build(tmp_path / "tiled", tmp_path / "same", Original())
+    assert same.tiles == again.tiles and tars(tmp_path / "same") == tars(tmp_path / "tiled")
 
 
 def test_small_sources_are_built_in_this_process_by_default(source, cache, monkeypatch):
@@ -162,7 +200,7 @@ def test_a_finished_cache_of_another_codec_is_only_replaced_if_asked(source, cac
     assert contents(cache)["a.tar"] != whole["a.tar"]
 
     (source / "a.tar").unlink()
-    for name in ("more/x.tar", "c.tar.gz", "d.TGZ", "e.jpg", "notes.txt", "b.tarpeg.npz", ".old/x.tar"):
+    for name in ("more/x.tar", "c.tar.gz", "d.TGZ", "e.jpg", "notes.txt", "b.tarpeg.index", ".old/x.tar"):
         (source / name).parent.mkdir(exist_ok=True)
         (source / name).touch()
     report = build(source, cache, Tiled(tile=16))
@@ -228,7 +266,7 @@ def test_keys_of_any_bytes_are_kept(tmp_path, cache):
     assert b'"key": "sur\\udcff"' in (cache / "manifest.json").read_bytes()
     assert verify_cache(cache, 0).problems == ()
     shards = opened(cache)
-    assert shards.key(0) == "n\0l" and shards.labels([0]) == 1 and len(shards.images([0])) == 1
+    assert shards.keys([0]) == ["n\0l"] and shards.labels([0]) == 1 and len(shards.images([0])) == 1
 
 
 def test_quarantine(shard_of, cache):

@@ -12,7 +12,7 @@ from helpers.small_tars import sample
 from tarpeg import Raw, Tiled, build_cache
 from tarpeg.cache.build import CacheReport, Progress
 from tarpeg.cache.report import progress_bar, summarise_build
-from tarpeg_hydra.hints import with_overrides
+from tarpeg_hydra.overrides import with_overrides
 
 tool = partial(run_tool, "build_cache")
 
@@ -104,7 +104,7 @@ def test_the_summary_of_a_folder_without_val_shows_how_to_train(tmp_path):
     for source, is_split in (("root/train", False), ("root", True)):
         (last,) = summarise_build(build_cache(tmp_path / source, tmp_path / "c" / source, executor=0))[-1:]
         assert last.startswith("not split: ") is not is_split
-        assert is_split or with_overrides(last).endswith("train with val=None (data.val=null), or make these")
+        assert is_split or with_overrides(last).endswith("train with data.val=null, or make these")
 
 
 def test_the_progress_bar_leaves_standard_output_alone(capsys):

@@ -136,7 +136,7 @@ def test_damage_is_an_error(codec, damage):
         "header only": source[:4],
         "floats": saved(Image.new("F", (8, 8)), "TIFF"),
     }[damage]
-    with pytest.raises(DecodeError, match="black and white are not defined" if damage == "floats" else None):
+    with pytest.raises(DecodeError, match="black and white" if damage == "floats" else None):
         codec.encode(data, "jpg")
 
 
@@ -157,6 +157,7 @@ def test_bad_settings(kind, settings, message):
         kind(**settings)
 
 
+@pytest.mark.slow
 def test_constructing_a_codec_does_not_load_the_operators():
     code = "import tarpeg, sys; tarpeg.codecs.Tiled(), tarpeg.Raw(); assert 'tarpeg.ops' not in sys.modules"
     assert run_script(code).returncode == 0

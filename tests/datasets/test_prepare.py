@@ -34,7 +34,7 @@ def test_synthetic_shards_are_made_once(tmp_path):
     make = pickle.loads(pickle.dumps(SyntheticShards(out, train=6, photos={"size": 32}, **settings)))
     out.mkdir()
     foreign = write_tar(out / "val-000000.tar", [("a.txt", b"")])
-    with pytest.raises(ShardError, match=r"val-000000\.tar was not written by make_shards"):
+    with pytest.raises(ShardError, match=r"val-000000\.tar .*make_shards"):
         make()
     foreign.unlink()
     assert len(tars(out)) == 2 and not (out / "shards.json").exists(), "stopped between train and val"
@@ -58,7 +58,7 @@ def test_synthetic_shards_are_made_once(tmp_path):
     message = r"shards\.json is damaged: delete the folder, or choose another out"
     with pytest.raises(ShardError, match=message):
         make()
-    with pytest.raises(ShardError, match=r"cannot make shards in .*file"):
+    with pytest.raises(ShardError, match=r"shards in .*file"):
         (tmp_path / "file").touch()
         SyntheticShards(tmp_path / "file", train=1, val=1)()
 
@@ -90,11 +90,11 @@ def test_folder_shards_split_evenly(tmp_path, images):
     assert len(training) + len(val) == 50
     assert [labels.count(label) for label in range(3)] == [1, 2, 3]
     make()
-    with pytest.raises(ShardError, match=r"val_share \(0\.25 there, 0\.5 requested\)"):
+    with pytest.raises(ShardError, match=r"val_share .*0\.25.* 0\.5"):
         FolderShards(root=images, out=tmp_path / "o", val_share=0.5)()
-    with pytest.raises(ShardError, match=r"val_share=0\.01 of the 25 images .* leaves no image for val"):
+    with pytest.raises(ShardError, match=r"val_share=0\.01 .*25 images"):
         FolderShards(root=images, out=tmp_path / "p", val_share=0.01, workers=0)()
-    with pytest.raises(ValueError, match="val_share=1 must be between 0 and 1"):
+    with pytest.raises(ValueError, match=r"^val_share=1 "):
         FolderShards(root=images, out=tmp_path / "p", val_share=1)
 
 
@@ -106,7 +106,7 @@ def test_folder_shards_of_a_changed_folder(tmp_path, images, caplog):
     assert packing == f"packing the images of {images} into {tmp_path / 'o'} (once)"
     assert left_out == f"{images}: left out: 1 .cache/, 1 .txt"
     os.utime(images / "ant" / "0.v1.JPG", (0, 0))
-    with pytest.raises(ShardError, match=r"packed into .*o \(other names, sizes or dates of files\): choose"):
+    with pytest.raises(ShardError, match=r"packed into .*names, sizes or dates"):
         make()
     (images / "dog").mkdir()
     (images / "dog" / "one.jpg").write_bytes(jpeg("420", 32, 32))
@@ -138,14 +138,12 @@ def test_shards_and_their_cache_are_made_once_and_refused_for_another_codec_or_s
     assert [path.name for path in expand(f"{out}/train-*.tar")] == [f"train-{n:06d}.tar" for n in range(3)]
     before = stamps(out)
     assert prepare() == out and stamps(out) == before
-    with pytest.raises(tarpeg.CacheError, match=r"codec of this build is Tiled\(tile=16, .*: choose another"):
+    with pytest.raises(tarpeg.CacheError, match=r"Tiled\(tile=16"):
         CachedShards(source(), out, tarpeg.Tiled(16), workers=0)()
     assert stamps(out) == before
     shards = sorted(map(str, (tmp_path / "shards").glob("*.tar")))
     layout = tarpeg.Layout(samples_per_shard=5)
-    with pytest.raises(
-        tarpeg.CacheError, match=r"of another source, .*train-000002\.tar: choose another folder"
-    ):
+    with pytest.raises(tarpeg.CacheError, match=r"another source, .*train-000002\.tar"):
         CachedShards(shards[:2], out, None, layout, workers=0)()
     out = tmp_path / "other"
     CachedShards(shards[:2], out, tarpeg.Tiled(16), layout, workers=0)()
@@ -193,7 +191,7 @@ def test_a_folder_with_train_and_val_becomes_shards_of_both(tmp_path):
     assert list(tars(out)) == ["train-000000.tar", "val-000000.tar"]
     recorded = {"folder": str(root), "classes": {"cat": 0, "dog": 1}, "split": "all", "seed": 0}
     assert read_manifest(out).source == [recorded]
-    with pytest.raises(ShardError, match=rf"val, which are not classes: .* alone: root='{root}/train'"):
+    with pytest.raises(ShardError, match=f"val.*classes.*root='{root}/train'"):
         tarpeg.make_shards(tmp_path / "shards", tarpeg.Folder(str(root)))
     packed = FolderShards(root, root / "shards", workers=0)()
     assert members(packed / "val-000000.tar")["dog/3.cls"] == b"1"
@@ -238,7 +236,7 @@ def test_a_test_folder_is_packed_and_what_is_left_out_is_a_warning(tmp_path, cap
     assert list(tars(cached)) == ["test-000000.tar", "train-000000.tar"]
     assert len(members(cached / "train-000000.tar")) == 8, "no part of train becomes val"
     assert caplog.messages[1:] == [f"{root}: {line}", f"{cached}: {line}"]
-    with pytest.raises(ShardError, match=r"holds a cache of another source, .*pets: choose another folder"):
+    with pytest.raises(ShardError, match=r"another source, .*pets"):
         CachedShards(str(packed), cached, workers=0)()
 
 

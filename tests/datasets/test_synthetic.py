@@ -56,6 +56,7 @@ def test_labels_are_even_and_shuffled():
     assert labels[:10] != sorted(labels[:10]) and labels[:10] != labels[10:20]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "is_so"),
     [
@@ -136,9 +137,9 @@ def test_values_out_of_range_raise(field, value):
 
 def test_photos_of_a_mapping():
     assert Photos.of({"size": 64, "gray": 0.5}) == Photos(size=64, gray=0.5)
-    with pytest.raises(ValueError, match="no field 'sise'; the fields are size, quality"):
+    with pytest.raises(ValueError, match=r"'sise'.* size, quality"):
         Photos.of({"sise": 64})
-    with pytest.raises(ValueError, match="photos=3 must be Photos or a mapping"):
+    with pytest.raises(ValueError, match=r"^photos=3 "):
         Photos.of(3)
 
 

@@ -10,9 +10,10 @@ import tarpeg
 from helpers.checkouts import ROOT
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from tarpeg.diagnostics.advice import Call, Costs, RunFacts, advise
-from tarpeg.loader.plan import PlannedStep
-from tarpeg_hydra.hints import in_overrides
+from tarpeg.diagnostics.advice import Costs, RunFacts, advise
+from tarpeg.remedies import Call
+from tarpeg.transforms.plan import PlannedStep
+from tarpeg_hydra.overrides import in_overrides
 
 GPU = RunFacts("cuda", 8, 8, "/d/train-*.tar", workers=8, augment="Augment", is_random=True)
 CPU = GPU._replace(device="cpu", cores=2, compute_threads=1, workers=1)
@@ -247,6 +248,7 @@ def every_advice():
     return [*waits, *rest, advice(GPU)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("data", ["synthetic", "shards", "folder", "cached", "article"])
 def test_every_override_exists(data):
     pattern = r"(?:\+\+)?\b(?:data|augment|profiler)[\w.]*=[\w./-]+"

@@ -83,7 +83,7 @@ def sleepy(seconds=0.0, count=12):
 def test_before_training():
     stall = DataStallMonitor()
     assert (stall.wait_share, stall.images_per_second, stall.verdict) == (0.0, 0.0, "")
-    with pytest.raises(ValueError, match="sample_seconds=-1 must not be negative"):
+    with pytest.raises(ValueError, match=r"^sample_seconds=-1 "):
         DataStallMonitor(-1)
 
 

@@ -16,11 +16,11 @@ from tarpeg import (
     Augment,
     AugMix,
     CenterCrop,
-    Color,
+    ColorJitter,
     Erase,
     GaussianBlur,
     Grayscale,
-    Mask,
+    GridMask,
     Mix,
     ShardDataModule,
     Solarize,
@@ -30,7 +30,6 @@ from tarpeg import (
 )
 from tarpeg.diagnostics import preview
 from tarpeg.sampling.crops import RandomResizedCrop
-from tarpeg.sampling.sampler import Request
 from tarpeg.shards.pillow import open_rgb
 from torchvision.transforms import v2
 
@@ -45,7 +44,7 @@ def cards(data, split="train", samples=4):
 
 
 def test_a_sheet(photos, tmp_path):
-    data = module(photos, augment=Augment(affine=Affine(30), color=Color(0.4), erase=Erase(1.0)))
+    data = module(photos, augment=Augment(affine=Affine(30), color=ColorJitter(0.4), erase=Erase(1.0)))
     first = sheet(data, tmp_path / "new" / "sheet.png", samples=6)
     assert (np.asarray(first) == ORANGE).all(-1).sum() > 6 * 50, "boxes are drawn"
     assert sheet(data, tmp_path / "again.png", samples=6) == first, "the same for the same epoch"
@@ -62,11 +61,11 @@ def test_the_box_matches_the_crop(photos):
     request = loader.claim()
     for row, id in enumerate(request.ids.tolist()):
         source = open_rgb(bytes(loader.fetcher.shards.images([id])[0].numpy()))
-        size = np.array([[source.height, source.width]], np.int32)
-        (box,), (flip,) = loader.fetcher.boxes_and_flips(Request(request.epoch, request.ids[[row]]), size)
-        top, left, height, width = box[0].tolist()
+        view = request.views[0].row(row)
+        assert view.sizes[0].tolist() == [source.height, source.width]
+        top, left, height, width = view.boxes[0].tolist()
         crop = source.resize((16, 16), Image.Resampling.BILINEAR, (left, top, left + width, top + height))
-        crop = np.asarray(crop)[:, ::-1] if flip[0] else np.asarray(crop)
+        crop = np.asarray(crop)[:, ::-1] if view.flips[0] else np.asarray(crop)
         assert np.abs(batch.image[row].permute(1, 2, 0).numpy().astype(int) - crop).mean() < 4
 
 
@@ -106,7 +105,7 @@ def test_names_of_classes_and_of_several_splits(photos, tmp_path):
     a, b = (Split(f"{photos}/{name}.tar", CenterCrop(16)) for name in ("a", "b"))
     data = ShardDataModule(val=[a, b], workers=0)
     assert sheet(data, tmp_path / "x.png", split="val/0") != sheet(data, tmp_path / "y.png", split="val/1")
-    with pytest.raises(ValueError, match="split='val' must be a split of the data: val/0, val/1"):
+    with pytest.raises(ValueError, match=r"^split='val' .*: val/0, val/1"):
         contact_sheet(data, tmp_path / "x.png", split="val")
 
 
@@ -123,7 +122,7 @@ def test_letters_that_no_font_has_are_escaped(monkeypatch):
     preview._fonts.cache_clear()
     monkeypatch.setattr(preview, "_FONTS", ())
     text = "Z\u00fcrich \u4e2d \udcff\n"
-    with pytest.warns(UserWarning, match="no font of this system .* fonts-noto-cjk"):
+    with pytest.warns(UserWarning, match="fonts-noto-cjk"):
         font, shown = preview._font_of(text, 14)
     assert (font.getname(), shown) == (default.getname(), "Z\\xfcrich \\u4e2d \\udcff\n".replace("\n", "\\n"))
     preview._fonts.cache_clear()
@@ -142,11 +141,11 @@ def test_captions():
     def caption(**parts):
         return preview._caption(Augment(**parts).params([0], (40, 40)), 0, (40, 40))
 
-    moved, color = Affine((90, 90), translate=(0.25, 0.25)), Color((1.5, 1.5), hue=(0.25, 0.25))
+    moved, color = Affine((90, 90), translate=(0.25, 0.25)), ColorJitter((1.5, 1.5), hue=(0.25, 0.25))
     text = "mirrored, +90°, x1.00, by +10, +10\nbrightness 1.50\nhue +90°"
     assert caption(flip=1.0, affine=moved, color=color) == text
-    assert caption(color=Color(0.4, probability=0)) == "unchanged"
-    assert caption(erase=Erase(1.0), mask=Mask(1.0, 4)) == "erased, 100% masked"
+    assert caption(color=ColorJitter(0.4, probability=0)) == "unchanged"
+    assert caption(erase=Erase(1.0), mask=GridMask(1.0, 4)) == "erased, 100% masked"
     policies = [Grayscale(), GaussianBlur(3, probability=0), Solarize()]
     assert caption(flip=1.0, policy=policies, erase=Erase(1.0)) == "mirrored, grayscale, solarize, erased"
     assert re.fullmatch(r"\d+% of it, mixed", caption(policy=AugMix()))
@@ -188,7 +187,7 @@ def test_a_transform_beside_torchvisions(photos, tmp_path):
     flip, plain = v2.RandomHorizontalFlip(), compared(v2.RandomHorizontalFlip())
     for dtype in (torch.float32, torch.bfloat16):
         assert compared(flip, v2.ToImage(), v2.ToDtype(dtype, scale=True), normal) == plain
-    with pytest.raises(ValueError, match="leave out steps of transform= behind them"):
+    with pytest.raises(ValueError, match="transform="):
         compared(v2.RandAugment())
 
 

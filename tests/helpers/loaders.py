@@ -5,16 +5,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import fields
 
-from tarpeg import RandomResizedCrop, Split
-from tarpeg.loader.config import LoaderConfig
-from tarpeg.loader.loader import Loader
-from tarpeg.loader.stream_loader import StreamingLoader
+from tarpeg import Loader, LoaderConfig, RandomResizedCrop, Split
 
 ALL = [f"k{number:04d}" for number in range(23)]
 """The keys of ``photos``, in the order of its shards."""
 
 
-def load(source, crop=None, *, rank=0, world=1, shuffle=True, keys=True, split=None, **options):
+def load(source, crop=None, *, rank=0, world=1, shuffle=True, keys=True, split=None, pixels=None, **options):
     """A loader of batches of 4; by default random crops of 32 pixels, half of them flipped.
 
     ``options``: of ``LoaderConfig`` and of ``Split``.
@@ -22,9 +19,10 @@ def load(source, crop=None, *, rank=0, world=1, shuffle=True, keys=True, split=N
     config = {field.name: options.pop(field.name) for field in fields(LoaderConfig) if field.name in options}
     split = split or Split(source, crop or RandomResizedCrop(32), **{"flip": 0.5, **options})
     config = LoaderConfig(**{"batch_size": 4, **config})
-    if split.streaming:
-        return StreamingLoader(split, config, shuffle=shuffle, keys=keys, rank=rank, world=world)
-    return Loader(split.open(), split, config, shuffle=shuffle, keys=keys, rank=rank, world=world)
+    loader = Loader(split, training=shuffle, keys=keys, rank=rank, world=world, config=config)
+    if pixels is not None:
+        loader.pixels = pixels
+    return loader
 
 
 def keys_of(loader):

@@ -206,6 +206,11 @@ def shrinking() -> torch.Tensor:
     return torch.cat((both, across, down))
 
 
+def final_pass(images: torch.Tensor, *given: object) -> tuple[object, ...]:
+    """Arguments of the operator run_batch without programs; given: numbers and those after it, up to out."""
+    return (images, None, None, None, True, [], *given, 0)
+
+
 def parts(count: int, height: int, width: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """Arguments of augment_batch for every part, different for each image."""
     generator = torch.Generator().manual_seed(seed)

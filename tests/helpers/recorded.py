@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 SOURCE = Path(__file__).parent / "core" / "replay.cpp"
 TYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)  # Number in native/base/number.h
 RESULTS = dict.fromkeys(("decode_batch", "decode_crop", "tile_jpeg", "pack_jpeg", "unpack_jpeg"))
-RESULTS |= {"decode_sizes_out": 8, "warp_affine": 6, "augment_batch": 7, "run_programs": 7}
+RESULTS |= {"decode_sizes_out": 8, "warp_affine": 6, "run_batch": 12}
 """Operators that are recorded: the argument that holds the result, or None if it is returned."""
 
 

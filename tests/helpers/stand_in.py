@@ -37,7 +37,7 @@ class Site:
         self.native, self.lib, self.calls = self.package / "native", self.package / "_lib", home / "calls"
         self.native.mkdir(parents=True)
         (self.package / "ops").mkdir()
-        for name in ("__init__.py", "errors.py", "ops/__init__.py", "ops/library.py"):
+        for name in ("__init__.py", "errors.py", "ops/__init__.py", "ops/compiler.py", "ops/library.py"):
             shutil.copy(PACKAGE / name, self.package / name)
         (self.native / "one.h").write_text("int two();\n")
         (self.native / "one.cpp").write_text('#include "one.h"\nextern "C" int one() { return two() - 1; }\n')

@@ -9,10 +9,10 @@ from tarpeg import (
     Augment,
     AugMix,
     CenterCrop,
-    Color,
+    ColorJitter,
     Erase,
     GaussianBlur,
-    Mask,
+    GridMask,
     RandAugment,
     RandomResizedCrop,
     ShardDataModule,
@@ -31,9 +31,13 @@ def module(photos, **settings):
 
 def heavy(**settings):
     """An Augment with all kinds of distortions."""
-    parts = {"affine": Affine(30, translate=0.1), "color": Color(0.4, hue=0.1), "erase": Erase(pixels=True)}
+    parts = {
+        "affine": Affine(30, translate=0.1),
+        "color": ColorJitter(0.4, hue=0.1),
+        "erase": Erase(pixels=True),
+    }
     policies = {"flip": 0.5, "policy": [GaussianBlur(3), AugMix(), RandAugment()]}
-    return Augment(**{**parts, **policies, "mask": Mask(0.1, 4), **settings})
+    return Augment(**{**parts, **policies, "mask": GridMask(0.1, 4), **settings})
 
 
 class Net(lightning.LightningModule):

@@ -42,6 +42,7 @@ REFERENCES = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("part", REFERENCES.values(), ids=REFERENCES)
 def test_any_reference_to_a_batch_keeps_it(part) -> None:
     buffers = BatchBuffers(NBYTES, 0, shared=False)

@@ -36,6 +36,7 @@ def wrapped(kind, loader):
     return face(loader)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ["torch", "fabric", "torchdata"])
 def test_batches_and_epochs_are_those_of_the_loader(photos, kind, workers, children):
@@ -50,6 +51,7 @@ def test_batches_and_epochs_are_those_of_the_loader(photos, kind, workers, child
     assert children() == set()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("taken", [0, 2, 6, 8, 12])
 @pytest.mark.parametrize("kind", ["torch", "fabric", "torchdata"])
 def test_resuming_at_any_batch(photos, kind, taken):
@@ -134,7 +136,7 @@ def test_augmented_batches(photos):
 
 def test_a_batch_size_of_the_data_loader_is_refused(photos):
     for settings in ({}, {"batch_size": 2}):
-        with pytest.raises(ValueError, match="batch_size= of the DataLoader must be None"):
+        with pytest.raises(ValueError, match=r"^batch_size= of the DataLoader"):
             next(iter(DataLoader(Dataset(load(photos)), **settings)))
     assert default_collate([(1, torch.zeros(2))])[1].shape == (1, 2), "of other items as ever"
 
@@ -143,7 +145,7 @@ def test_a_batch_size_of_the_data_loader_is_refused(photos):
 def test_worker_processes_of_the_data_loader_are_refused(photos, start):
     loader = load(photos, workers=1)
     before = keys_of(loader)
-    text = r"must be 0: the loader has its own, see workers= and threads= of ShardDataModule"
+    text = r"must be 0: the loader has its own, see workers= and threads= of tarpeg.Loader"
     value = "num_workers=2" if start == "fork" else "num_workers"
     outer = face(loader, num_workers=2, multiprocessing_context=start)
     with pytest.raises(ValueError, match=rf"{value} of (the|a) DataLoader {text}"):
@@ -159,12 +161,12 @@ def test_what_is_not_a_loader_and_what_has_no_length(shard_of):
         TypeError, match=r"loader\[0\]: .*DataLoader\(tarpeg\.Dataset\(loader\), batch_size=None\)"
     ):
         next(iter(DataLoader(load(shard), batch_size=None)))
-    with pytest.raises(ValueError, match=r"batches=Augment must be a function .* such as data\.augmented"):
+    with pytest.raises(ValueError, match=r"^batches=Augment "):
         Dataset(load(shard), Augment())
-    with pytest.raises(ValueError, match=r"must be a loader of ShardDataModule: data.train_dataloader\(\)"):
+    with pytest.raises(ValueError, match=r"must be a tarpeg.Loader\(.*data.train_dataloader\(\)"):
         Dataset([1, 2])
     outer = face(load(shard, streaming=True, workers=0))
-    with pytest.raises(TypeError, match="a stream has no length"):
+    with pytest.raises(TypeError, match=r"stream .*length"):
         len(outer)
     assert sum(len(batch.label) for batch in outer) == 5
     assert len(face(load(shard, streaming=Streaming(samples=8), workers=0))) == 2
@@ -181,7 +183,7 @@ def test_accelerate_may_not_divide_the_batches_again(photos, monkeypatch, dispat
     monkeypatch.setitem(accelerate.PartialState._shared_state, "num_processes", 2)
     two = DataLoader(Dataset(load(photos)), batch_size=1, collate_fn=lambda batches: batches[0])
     outer = accelerate.prepare_data_loader(two, num_processes=2, process_index=1, **settings)
-    with pytest.raises(ValueError, match="Accelerate would divide the batches of this rank over all ranks"):
+    with pytest.raises(ValueError, match="Accelerate"):
         next(iter(outer))
     assert keys_of(face(load(photos))) == keys_of(load(photos)), "not prepared: nothing to refuse"
 

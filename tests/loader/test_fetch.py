@@ -19,8 +19,8 @@ from helpers.small_tars import sample
 from PIL import Image
 from tarpeg import CenterCrop, DecodeError, RandomResizedCrop, ShardError
 from tarpeg.loader import fetch
-from tarpeg.loader.config import PixelFormat
 from tarpeg.shards import pillow
+from tarpeg.transforms.pixels import PixelFormat
 
 FULL = CenterCrop(64)
 
@@ -142,6 +142,7 @@ def test_substitutes_are_the_same_for_any_worker_and_differ_by_epoch(shard_of):
     assert runs[0][0] != runs[0][1]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("runner", [{"workers": 0, "threads": 0}, {"workers": 1}], ids=name_of)
 def test_images_without_a_range_or_too_large_are_refused_with_the_reason(shard_of, runner):
     large = saved(Image.new("1", (9000, 8000), 1), "PNG")
@@ -162,18 +163,21 @@ def test_images_without_a_range_or_too_large_are_refused_with_the_reason(shard_o
     with pytest.warns(UserWarning, match="'k0001': image is UNSUPPORTED|is not a JPEG"):
         (batch,) = load(path, max_pixels=8000 * 9000, **runner)
     assert batch.key == ["k0000", "k0000", "k0002"] and (batch.image[2] == 255).all()
-    with pytest.raises(DecodeError, match=r"TOO_LARGE \(6\): 64 x 80 pixels are more than max_pixels=5119"):
+    with pytest.raises(DecodeError, match=r"TOO_LARGE \(6\): 64 x 80 .*max_pixels=5119"):
         list(load(path, max_pixels=64 * 80 - 1, on_error="raise", **runner))
 
 
 def test_warnings_about_substitutes_are_limited(shard_of):
-    loader = load(shard_of(*(sample(n, None if n < 20 else b"") for n in range(60))), max_bad=1.0)
+    loader = load(
+        shard_of(*(sample(n, None if n < 20 else b"") for n in range(60))), max_bad=1.0, shuffle=True
+    )
     with pytest.warns(UserWarning, match="takes its place") as warned:
         assert sum(len(batch.key) for batch in loader) == 60
     assert len(warned) == 20 and loader.substituted == 40
     assert "further ones are only counted" in str(warned[-1].message)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("runner", RUNNERS, ids=name_of)
 @pytest.mark.parametrize("status", BROKEN)
 def test_an_error_has_shard_and_key(shard_of, status, runner):
@@ -189,7 +193,7 @@ def test_an_error_has_shard_and_key(shard_of, status, runner):
 
 
 def test_an_error_if_nothing_can_be_decoded(shard_of):
-    with pytest.raises(DecodeError, match=r"key 'k0000': image is EMPTY \(1\), and none of 20 others"):
+    with pytest.raises(DecodeError, match=r"key 'k0000': image is EMPTY \(1\), .* 20 others"):
         list(load(shard_of(sample(0, b""), sample(1, b""))))
 
 
@@ -207,6 +211,7 @@ def test_damage_inside_the_pixels_never_crashes(shard_of):
     assert len(batches[0].image) == 80
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("runner", RUNNERS, ids=name_of)
 @pytest.mark.parametrize("label", [b"cat", b"", b"1.5", b"9" * 30])
 def test_a_label_that_is_not_an_integer(shard_of, label, runner):
@@ -218,7 +223,7 @@ def test_a_label_that_is_not_an_integer(shard_of, label, runner):
 
 def test_a_missing_label(shard_of):
     path = shard_of(sample(0), sample(1)[:1])
-    with pytest.raises(ShardError, match=r"x\.tar, key 'k0001' has no member 'cls', only \['jpg'\]"):
+    with pytest.raises(ShardError, match=r"x\.tar, key 'k0001' .*'cls'.*\['jpg'\]"):
         list(load(path))
     (batch,) = load(path, target=None)
     assert batch.label.tolist() == [-1, -1] and batch.label.dtype == torch.int64
@@ -248,7 +253,7 @@ def test_a_box_outside_its_image_is_an_error_with_shard_and_key(shard_of, box, w
 
 
 def test_boxes_of_the_wrong_shape(shard_of):
-    with pytest.raises(ValueError, match=r"boxes must be integers \[1, 4\], got int64 \(1, 3\)"):
+    with pytest.raises(ValueError, match=r"boxes .*\[1, 4\].*\(1, 3\)"):
         list(load(shard_of(sample(0)), crop=Off((0, 0, 1))))
 
 

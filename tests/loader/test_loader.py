@@ -13,11 +13,10 @@ import torch
 from helpers.loaders import ALL, digest, keys_of, load
 from helpers.scripts import wait_until
 from helpers.small_tars import sample
-from tarpeg import CenterCrop, DecodeError, RandomResizedCrop, Split
-from tarpeg.loader import loader as room
+from tarpeg import CenterCrop, DecodeError, Split
+from tarpeg.loader import indexed as room
 from tarpeg.loader.config import LoaderConfig
-from tarpeg.loader.loader import Loader, read_ahead, readahead_depth, will_need
-from tarpeg.loader.stream_loader import StreamingLoader
+from tarpeg.loader.indexed import read_ahead, readahead_depth
 from tarpeg.machine import Machine
 from tarpeg.sampling.sampler import Request
 
@@ -57,7 +56,7 @@ def test_a_new_iterator_retires_the_old(photos, workers):
     old, new = iter(loader), iter(loader)
     next(old)
     first = next(new).key
-    with pytest.raises(RuntimeError, match="retired by a newer one"):
+    with pytest.raises(RuntimeError, match="retired"):
         next(old)
     assert sorted(first + [key for batch in new for key in batch.key]) == ALL
 
@@ -221,7 +220,7 @@ def test_claim_returns_the_samples_of_each_batch(photos, engine):
 
 @pytest.mark.parametrize(("runner", "most"), [({"workers": 2}, 32), ({"workers": 0, "threads": 2}, 24)])
 def test_few_python_calls_per_batch_in_the_training_process(photos, runner, most):
-    """24 and 18 in the steady state, of which 6 are the loader's own; the rest is for a new epoch."""
+    """30.3 and 23.2 here, of which 6 are the loader's own; a part of them is for a new epoch."""
     calls = []
     loader = load(photos, batch_size=1, **runner)
     list(loader)
@@ -235,21 +234,16 @@ def test_few_python_calls_per_batch_in_the_training_process(photos, runner, most
     assert len(calls) / batches < most
 
 
-def test_a_streaming_loader_has_every_member_of_a_loader(photos):
-    split = Split(photos, RandomResizedCrop(32), streaming=True)
+def test_a_loader_of_a_stream(photos):
     plain = load(photos, workers=0, threads=0)
-    loader = StreamingLoader(split, plain.config, shuffle=True, keys=True, rank=0, world=1)
-    public = {name for name in dir(plain) if not name.startswith("_")}
-    assert public == {name for name in dir(loader) if not name.startswith("_")}
-    assert public >= {"split", "config", "fetcher", "sampler", "substituted", "claim", "state_dict", "close"}
-    for name in public:
-        getattr(loader, name)
+    loader = load(photos, workers=0, threads=0, streaming=True)
     assert loader.fetcher.shape(Request(0, [1, 2])) == plain.fetcher.shape(Request(0, [1, 2]))
     assert loader.batch_sampler is None and loader.claim() is None and loader.substituted == 0
     batch = next(iter(loader))
     assert loader.claim().ids.shape == (4,) and len(batch.key) == 4
-    assert loader.facts().keys() < loader.state_dict().keys()
-    assert isinstance(plain, Loader) and not isinstance(loader, Loader)
+    with pytest.raises(TypeError, match="a stream has no length"):
+        len(loader)
+    assert loader.state_dict().keys() == {"epoch", "batches", "len", "shards", "samples", "seed"}
 
 
 # --- reading ahead
@@ -278,7 +272,7 @@ def test_bytes_that_were_asked_for_are_read(tmp_path, photos):
     size = path.stat().st_size
     if cached(path, 0, size) is not False:
         pytest.skip("this file system keeps its pages, or cannot answer")
-    will_need(shards, Request(0, range(len(shards))))
+    shards.will_need(range(len(shards)))
     assert wait_until(lambda: cached(path, 1024, size // 2), 20)
 
 

@@ -85,6 +85,8 @@ while True:
 """
 
 
+@pytest.mark.quick
+@pytest.mark.sweep
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_plain_loop_that_is_ended_by_a_signal(photos, tmp_path, engine, end):
@@ -216,7 +218,7 @@ loader.close()
 @pytest.mark.parametrize("engine", [*ENGINES, "caller"])
 def test_ctrl_c_is_never_lost_and_the_loader_can_go_on(photos, tmp_path, engine):
     settings = ENGINES.get(engine, {"workers": 0, "threads": 0})
-    run = Run(tmp_path, INTERRUPTED.format(photos=str(photos), engine=settings, times=40))
+    run = Run(tmp_path, INTERRUPTED.format(photos=str(photos), engine=settings, times=20))
     run.assert_nothing_is_left(100)
     assert run.process.returncode == 0, run.log.read_text()
     # Nothing was raised where Python can only discard it.
@@ -259,11 +261,11 @@ DDP = {"devices": 2, "strategy": "ddp"}
     [
         *(("two", "workers", end) for end in ("SIGINT", "SIGTERM", "training", "validation", "success")),
         *(("two", "threads", end) for end in ("SIGINT", "training")),
-        *(("one", "workers", end) for end in ("SIGINT", "SIGTERM")),
-        ("one", "threads", "SIGINT"),
+        ("one", "workers", "SIGTERM"),
     ],
 )
 def test_under_lightning(photos, tmp_path, ranks, engine, end):
+    """Ctrl-C of one rank is that of each of two ranks; tests/soak.py draws it at any moment."""
     settings = DDP if ranks == "two" else {}
     epochs = 2 if end == "success" else 100_000
     code = TRAINED.format(

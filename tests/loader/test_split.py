@@ -29,11 +29,11 @@ from tarpeg import (
     image_sizes,
 )
 from tarpeg.loader import split as split_module
-from tarpeg.loader.config import PixelFormat
 from tarpeg.loader.fetch import Fetcher
 from tarpeg.ops import decode
 from tarpeg.sampling.sampler import Request
 from tarpeg.shards.mapped import Shards
+from tarpeg.transforms.pixels import PixelFormat
 
 SMALL = RandomResizedCrop(32)
 
@@ -56,12 +56,14 @@ OPTIONS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_same_bytes_for_any_number_of_workers(photos, name):
     digests = {digest(load(photos, workers=workers, **OPTIONS[name])) for workers in (0, 1, 2)}
     assert len(digests) == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("world", [2, 3, 5])
 @pytest.mark.parametrize("batch_size", [1, 4, 30])
 @pytest.mark.parametrize("name", ["full", "small blocks", "subset", "weights", "repeats"])

@@ -49,6 +49,7 @@ def same(batch, images):
     return all(map(torch.equal, batch.image, images))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("runner", [*RUNNERS[:2], RUNNERS[3], RUNNERS[5], RUNNERS[6]], ids=name_of)
 @pytest.mark.parametrize("name", GROUPS)
 def test_the_bytes_of_loaders_of_single_views(photos, of_view, name, runner):
@@ -313,11 +314,11 @@ def test_the_sheet_shows_all_views(photos, tmp_path):
 def test_wrong_numbers_of_modules(photos, count, text):
     with pytest.raises(ValueError, match=text):
         data_of(photos, [Augment()] * count)
-    with pytest.raises(ValueError, match="augment= has 8 modules, but val has 3 views"):
+    with pytest.raises(ValueError, match=r"augment= .*8 .*val .*3 views"):
         data_of(photos, [Augment()] * 8, val=Split(photos, CenterCrop(8), views=3))
-    with pytest.raises(ValueError, match="a list of one module per view, or None"):
+    with pytest.raises(ValueError, match="one module per view"):
         data_of(photos, [Augment(), *[None] * 7])
-    with pytest.raises(ValueError, match="augment=GaussianBlur of torchvision would also run in validation"):
+    with pytest.raises(ValueError, match=r"augment=GaussianBlur .*validation"):
         from torchvision.transforms import v2
 
         data_of(photos, [v2.GaussianBlur(3)] * 8)

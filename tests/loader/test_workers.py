@@ -19,8 +19,9 @@ from helpers.loaders import ALL, RUNNERS, digest, keys_of, load, name_of
 from helpers.scripts import PARENT, live_processes, run_script, wait_until
 from tarpeg import Augment, Progressive, RandomResizedCrop, Split
 from tarpeg.loader import workers
-from tarpeg.loader.config import LoaderConfig, PixelFormat
+from tarpeg.loader.config import LoaderConfig
 from tarpeg.loader.workers import ProcessPool, ThreadPool
+from tarpeg.transforms.pixels import PixelFormat
 
 POOLS = {"processes": ProcessPool, "threads": ThreadPool}
 
@@ -80,6 +81,7 @@ class OddError(Exception):
         super().__init__(f"shard {shard}, key {key}")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("error", "text"),
     [
@@ -328,6 +330,7 @@ def test_images_are_normalised_on_request(photos, runner):
         assert torch.allclose(floats.image, normalised, atol=2e-6) and floats.key == integers.key
 
 
+@pytest.mark.sweep
 def test_batches_that_are_kept_are_never_overwritten(loader, expected):
     epochs = [list(loader) for _ in range(3)]
     assert [digest(epoch) for epoch in epochs] == expected
@@ -335,6 +338,7 @@ def test_batches_that_are_kept_are_never_overwritten(loader, expected):
     assert [digest(epoch) for epoch in epochs] == expected, "nor when the loader ends"
 
 
+@pytest.mark.sweep
 def test_memory_is_used_again(loader, runner):
     places = set()
     for _ in range(10):
@@ -344,6 +348,7 @@ def test_memory_is_used_again(loader, runner):
     assert len(places) <= 4 + max(1, runner.get("workers", 0)) * max(2, runner.get("prefetch", 2))
 
 
+@pytest.mark.sweep
 def test_an_epoch_can_be_abandoned(loader, expected):
     for epoch in range(3):
         loader.sampler.set_epoch(epoch)
@@ -356,6 +361,7 @@ def test_an_epoch_can_be_abandoned(loader, expected):
     assert digest(loader) == expected[1], "an abandoned epoch is over"
 
 
+@pytest.mark.sweep
 def test_workers_stay_until_close_and_iterating_starts_new_ones(
     photos, runner, children, assert_nothing_left
 ):
@@ -377,6 +383,7 @@ def test_workers_stay_until_close_and_iterating_starts_new_ones(
     assert children() == set()
 
 
+@pytest.mark.sweep
 def test_a_deleted_loader_leaves_nothing(photos, runner, assert_nothing_left):
     loader = load(photos, **runner)
     next(iter(loader))
@@ -384,6 +391,7 @@ def test_a_deleted_loader_leaves_nothing(photos, runner, assert_nothing_left):
     assert_nothing_left()
 
 
+@pytest.mark.sweep
 def test_sizes_follow_the_epoch_and_buffers_the_sizes(photos, runner):
     split = Split(photos, Progressive(RandomResizedCrop(16), {1: 48, 2: (64, 40), 4: 8}), views=2)
     plain, loader = load(photos, split=split, workers=0, threads=0), load(photos, split=split, **runner)

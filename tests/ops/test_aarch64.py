@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import tarpeg
 import torch
-from helpers import crafted, pictures, recorded
+from helpers import crafted, object_cache, pictures, recorded
 from helpers.checkouts import ROOT
 from helpers.packed import attempt
 from helpers.pictures import ORDERS, noise, tensor
 from tarpeg.datasets.synthetic import Photos, photograph
-from tarpeg.ops import library
+from tarpeg.ops import compiler
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("wheels")]
 NATIVE = ROOT / "native"
@@ -61,13 +61,22 @@ def replay(tmp_path_factory: pytest.TempPathFactory):
     include = [f"-I{NATIVE}", *(f"-I{target}/usr/include{more}" for more in ("", "/aarch64-linux-gnu"))]
     files = [
         path
-        for path in library.sources(NATIVE, "cpp")
+        for path in compiler.sources(NATIVE, "cpp")
         if path.parent.name in ("base", "batch", "image", "jpeg")
     ]
     objects = {path: place / f"{path.stem}.o" for path in (*files, recorded.SOURCE)}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         commands = [
-            [COMPILER, *library.COMPILE_FLAGS, *include, "-c", str(path), "-o", str(out)]
+            [
+                *object_cache.launcher(),
+                COMPILER,
+                *compiler.COMPILE_FLAGS,
+                *include,
+                "-c",
+                str(path),
+                "-o",
+                str(out),
+            ]
             for path, out in objects.items()
         ]
         for done in pool.map(lambda command: attempt(command, ROOT), commands):

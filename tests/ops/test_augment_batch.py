@@ -9,7 +9,7 @@ import pytest
 import tarpeg
 import torch
 from helpers import pictures, reference
-from helpers.pictures import MEAN, ORDERS, STD, YCBCR, drawn, noise, parts
+from helpers.pictures import MEAN, ORDERS, STD, YCBCR, drawn, final_pass, noise, parts
 from hypothesis import given, settings, strategies as st
 from tarpeg.ops import matrices as mx
 from tarpeg.sampling import rng
@@ -172,6 +172,7 @@ def test_out_is_written_and_returned():
         assert torch.equal(out, tarpeg.augment_batch(images, dtype=dtype, **given))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [224, 217])
 def test_large_batches_equal_small_ones(dtype, width):
@@ -255,7 +256,7 @@ def test_unchecked_values_have_a_defined_result():
     constants = [9.0] * 3 + CONSTANTS[3:]
     for bits in range(128):
         out = torch.empty(3, 3, 5, 300, dtype=torch.uint8)
-        torch.ops.tarpeg.augment_batch(images, numbers, bits, boxes, None, constants, False, out)
+        torch.ops.tarpeg.run_batch(*final_pass(images, numbers, bits, boxes, None, constants, False, out))
         assert bool((out[:, :, :2] == 9).all()), "boxes are clipped"
         if bits == 1:
             assert bool((out == 9).all())
@@ -268,7 +269,7 @@ def test_results_of_nan(columns, bit):
     numbers[:, columns] = torch.nan
     for dtype, of_matrix in ((torch.float32, torch.nan), (torch.uint8, 0)):
         out = torch.zeros_like(images, dtype=dtype)
-        torch.ops.tarpeg.augment_batch(images, numbers, bit, None, None, CONSTANTS, False, out)
+        torch.ops.tarpeg.run_batch(*final_pass(images, numbers, bit, None, None, CONSTANTS, False, out))
         expected = torch.full_like(out, {32: 10, 64: of_matrix}.get(bit, 0))
         torch.testing.assert_close(out, expected, atol=0, rtol=0, equal_nan=True)
 
@@ -293,7 +294,7 @@ def test_copies_to_the_cpu_are_waited_for():
 
 def test_operator_checks_memory():
     images, numbers, _, boxes, mask, _, _, out = good = OPERATOR
-    torch.ops.tarpeg.augment_batch(*good)
+    torch.ops.tarpeg.run_batch(*final_pass(*good))
     for place, bad, name in (
         (0, images.float(), "images"),
         (0, images[:, :2], "images"),
@@ -311,7 +312,7 @@ def test_operator_checks_memory():
         (7, out.double(), "out"),
     ):
         with pytest.raises(RuntimeError, match=f"{name} must"):
-            torch.ops.tarpeg.augment_batch(*good[:place], bad, *good[place + 1 :])
+            torch.ops.tarpeg.run_batch(*final_pass(*good[:place], bad, *good[place + 1 :]))
 
 
 def test_portable_code_gives_the_same_bits():
@@ -330,9 +331,9 @@ for order, size in product(ORDERS, ((33, 47), (5, 600), (2, 2))):
 def test_opcheck_and_one_graph():
     images, numbers, _, *extra, constants, _, out = OPERATOR
     for boxes, mask in (extra, (None, None)):
-        arguments = (images, numbers, 126, boxes, mask, constants, True, out)
-        torch.library.opcheck(torch.ops.tarpeg.augment_batch.default, arguments)
-        arguments = (noise(2, 1, 8, 8), numbers, 3, boxes, mask, constants, True, out[:, :1].contiguous())
-        torch.library.opcheck(torch.ops.tarpeg.augment_batch.default, arguments)
+        arguments = final_pass(images, numbers, 126, boxes, mask, constants, True, out)
+        torch.library.opcheck(torch.ops.tarpeg.run_batch.default, arguments)
+        gray = (noise(2, 1, 8, 8), numbers, 3, boxes, mask, constants, True, out[:, :1].contiguous())
+        torch.library.opcheck(torch.ops.tarpeg.run_batch.default, final_pass(*gray))
     options = parts(2, 8, 8) | {"mean": MEAN, "std": STD}
     pictures.assert_one_graph(lambda x, given: tarpeg.augment_batch(x, **given) * 2, images, options)

@@ -13,11 +13,22 @@ from pathlib import Path
 import pytest
 import tarpeg
 import torch
-from helpers import reference
-from helpers.pictures import MEAN, ORDERS, STD, TOLERANCE, drawn, noise, parts, programs, shrinking
+from helpers import object_cache, reference
+from helpers.pictures import (
+    MEAN,
+    ORDERS,
+    STD,
+    TOLERANCE,
+    drawn,
+    final_pass,
+    noise,
+    parts,
+    programs,
+    shrinking,
+)
 from helpers.scripts import PATHS, run_python, write_program
 from tarpeg.errors import BuildError
-from tarpeg.ops import library, matrices as mx
+from tarpeg.ops import compiler, library, matrices as mx
 from tarpeg.ops.programs import Op
 
 HERE = Path(__file__).parent
@@ -95,7 +106,7 @@ def nans(device: str):
         numbers[:, 11:] = kind
         out = torch.zeros_like(images, dtype=dtype)
         constants = [0.0] * 3 + [1.0] * 3 + [0.0] * 3
-        torch.ops.tarpeg.augment_batch(images, numbers, 64, None, None, constants, False, out)
+        torch.ops.tarpeg.run_batch(*final_pass(images, numbers, 64, None, None, constants, False, out))
         yield (dtype, "augment_batch", nan), out.view(torch.int16).cpu()
 
 
@@ -130,6 +141,18 @@ def in_parts(device: str):
         yield (order, size), tarpeg.run_programs(images, ops.to(device), values.to(device)).cpu()
 
 
+def in_one_call(device: str, size: tuple[int, int], seed: int):
+    """Results of augment_batch with programs before it, copied to the CPU."""
+    options = {name: value.to(device) for name, value in parts(16, *size, seed).items()}
+    ops, values, weights = (each.to(device) for each in programs(16, 3, 3, seed))
+    chain = {"ops": ops[:, :1].contiguous(), "values": values[:, :1].contiguous()}
+    mixed = {"ops": ops, "values": values, "weights": weights, "nearest": False}
+    for order, dtype, (number, program) in itertools.product(ORDERS, TOLERANCE, enumerate((chain, mixed))):
+        images = noise(16, 3, *size, seed=seed).contiguous(memory_format=order).to(device)
+        result = tarpeg.augment_batch(images, programs=program, dtype=dtype, **options)
+        yield (order, dtype, number), result.cpu()
+
+
 def everything(device: str):
     yield from shrunk(device)
     yield from nans(device)
@@ -139,6 +162,7 @@ def everything(device: str):
         yield from gray(device, size, seed)
         yield from warped(device, size, seed)
         yield from programmed(device, size, seed)
+        yield from in_one_call(device, size, seed)
 
 
 def test_a_nan_of_16_bits_is_always_the_same():
@@ -149,14 +173,14 @@ def test_a_nan_of_16_bits_is_always_the_same():
 EMULATED = """
 import contextlib, ctypes, shutil, threading, torch, tarpeg, test_cuda
 from pathlib import Path
-from tarpeg.ops import library
+from tarpeg.ops import compiler, library
 expected = list(test_cuda.everything("cpu"))
 
-library.torch_cuda, library.driver_cuda, torch.cuda.device_count = lambda: (13, 0), lambda: None, lambda: 2
+compiler.torch_cuda, library.driver_cuda, torch.cuda.device_count = lambda: (13, 0), lambda: None, lambda: 2
 torch.cuda.get_device_capability, torch.cuda.current_device = lambda index: (9, 0), lambda: 0
 torch.cuda.device = contextlib.nullcontext
-library.library_dirs = lambda: [Path(path).parent]
-shutil.copy(path, Path(path).with_name(library.cuda_library_name(library.native_dir(), 13)))
+compiler.library_dirs = lambda: [Path(path).parent]
+shutil.copy(path, Path(path).with_name(compiler.cuda_library_name(compiler.native_dir(), 13)))
 library._cuda = found = library._find_or_build_cuda()
 error = ctypes.c_int32.in_dll(found, "tarpeg_launch_error")
 error.value = 35
@@ -183,9 +207,9 @@ SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 @pytest.mark.timeout(900)
 def test_emulated_kernels_give_the_bits_of_the_cpu(tmp_path):
     """Under ASan and UBSan; see emulated_cuda/cuda_runtime.h for what else is found."""
-    native, torch_home = library.native_dir(), library.torch_dir()
+    native, torch_home = compiler.native_dir(), compiler.torch_dir()
     emulated = tmp_path / "emulated.so"
-    flags = [flag for flag in library.COMPILE_FLAGS if not flag.startswith(("-W", "-O"))]
+    flags = [flag for flag in compiler.COMPILE_FLAGS if not flag.startswith(("-W", "-O"))]
     flags += [
         "-O2",
         *SANITIZED,
@@ -195,16 +219,22 @@ def test_emulated_kernels_give_the_bits_of_the_cpu(tmp_path):
         "-isystem",
         f"{torch_home}/include",
     ]
-    files = [word for file in library.sources(native, "cu") for word in ("-x", "c++", str(file))]
+    files = compiler.sources(native, "cu")
+    objects = [str(tmp_path / f"{file.stem}.o") for file in files]
+    for file, out in zip(files, objects, strict=True):
+        command = [*object_cache.launcher(), "c++", *flags, "-x", "c++", "-c", str(file), "-o", out]
+        subprocess.run(command, check=True)
     link = ["-shared", "-o", str(emulated), f"-L{torch_home}/lib", "-ltorch_cpu"]
-    subprocess.run(["c++", *flags, *files, *link], check=True)
+    subprocess.run(["c++", *flags, *objects, *link], check=True)
     names = (["c++", f"-print-file-name=lib{name}.so"] for name in ("asan", "ubsan"))
     found = [
         subprocess.run(name, capture_output=True, text=True, check=True).stdout.strip() for name in names
     ]
-    options = "detect_leaks=0:detect_odr_violation=0"
+    options = "detect_leaks=0:detect_odr_violation=0:malloc_context_size=4:quarantine_size_mb=16"
     printed = run(EMULATED, emulated, LD_PRELOAD=" ".join(found), ASAN_OPTIONS=options)
-    assert int(printed) == 2 * 9 + 2 * 4 * 2 + 8 + len(SHAPES) * (7 * 2 * 4 * 2 + 3 * 2 * 4 * 2 + 32 + 12)
+    assert int(printed) == 2 * 9 + 2 * 4 * 2 + 8 + len(SHAPES) * (
+        7 * 2 * 4 * 2 + 3 * 2 * 4 * 2 + 32 + 12 + 16
+    )
 
 
 MISTAKES = """
@@ -237,6 +267,7 @@ int main(int, char** arguments) {
 """
 
 
+@pytest.mark.slow
 def test_the_emulation_finds_mistakes_of_kernels(tmp_path):
     (tmp_path / "mistakes.cpp").write_text(MISTAKES)
     program = str(tmp_path / "mistakes")
@@ -261,14 +292,14 @@ def test_the_emulation_finds_mistakes_of_kernels(tmp_path):
 @pytest.mark.timeout(900)
 def test_compiles_in_a_minute_and_loads_without_a_gpu(tmp_path):
     try:
-        library.find_nvcc()
+        compiler.find_nvcc()
     except BuildError:
         pytest.skip("needs nvcc")
     before = sum(os.times()[2:4])  # processor time of children: others may share the machine
-    built = library.build_cuda(directories=[tmp_path])
+    built = compiler.build_cuda(directories=[tmp_path])
     assert sum(os.times()[2:4]) - before < 60
-    assert built.name == library.cuda_library_name(library.native_dir(), library.find_nvcc()[1][0])
-    assert library.build_cuda(directories=[tmp_path]) == built, "once"
+    assert built.name == compiler.cuda_library_name(compiler.native_dir(), compiler.find_nvcc()[1][0])
+    assert compiler.build_cuda(directories=[tmp_path]) == built, "once"
     run(
         "import torch, tarpeg; tarpeg.warp_affine; torch.ops.load_library(path)\n"
         "for name in ('warp_affine', 'augment_batch', 'run_programs'):\n"
@@ -282,7 +313,7 @@ def test_compiles_in_a_minute_and_loads_without_a_gpu(tmp_path):
 @pytest.fixture
 def nvcc(tmp_path, monkeypatch):
     """A function that writes a stand-in for nvcc, which fails if it may not use CXX. No other is found."""
-    monkeypatch.setattr(library, "USUAL_NVCC", str(tmp_path / "usual" / "bin" / "nvcc"))
+    monkeypatch.setattr(compiler, "USUAL_NVCC", str(tmp_path / "usual" / "bin" / "nvcc"))
     for name in ("CUDA_HOME", "CUDA_PATH", "CXX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
@@ -296,12 +327,12 @@ def nvcc(tmp_path, monkeypatch):
 
 
 def test_nvcc_is_searched_in_the_environment_and_must_work(tmp_path, monkeypatch, nvcc):
-    monkeypatch.setattr(library, "torch_cuda", lambda: None)
+    monkeypatch.setattr(compiler, "torch_cuda", lambda: None)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "empty"))
     monkeypatch.setenv("CUDA_PATH", nvcc("broken", "echo no >&2; exit 1"))
     monkeypatch.setenv("PATH", nvcc("old", "echo release 11.4, V11.4.1") + "/bin")
     with pytest.raises(BuildError) as caught:
-        library.find_nvcc()
+        compiler.find_nvcc()
     message = str(caught.value)
     assert "empty/bin/nvcc is not there" in message and "broken/bin/nvcc does not work (no)" in message
     assert (
@@ -311,39 +342,37 @@ def test_nvcc_is_searched_in_the_environment_and_must_work(tmp_path, monkeypatch
 
 def test_nvcc_must_be_of_torchs_cuda(monkeypatch, nvcc):
     monkeypatch.setenv("CUDA_HOME", nvcc("new", "echo release 13.0, V13.0.88"))
-    monkeypatch.setattr(library, "torch_cuda", lambda: (12, 6))
+    monkeypatch.setattr(compiler, "torch_cuda", lambda: (12, 6))
     refusal = "new/bin/nvcc is of CUDA 13.0, torch is built for CUDA 12.6"
-    with pytest.raises(
-        BuildError, match=f"no working nvcc of CUDA 12: .*{refusal}.* Install the toolkit of CUDA 12 "
-    ):
-        library.build_cuda()
+    with pytest.raises(BuildError, match=f"{refusal}.*toolkit of CUDA 12 "):
+        compiler.build_cuda()
     monkeypatch.setenv("CUDA_PATH", nvcc("fits", "echo release 12.9, V12.9.1"))
-    assert library.find_nvcc() == (f"{os.environ['CUDA_PATH']}/bin/nvcc", (12, 9))
+    assert compiler.find_nvcc() == (f"{os.environ['CUDA_PATH']}/bin/nvcc", (12, 9))
 
 
 def test_nvcc_compiles_with_cxx(tmp_path, monkeypatch, nvcc):
-    monkeypatch.setattr(library, "torch_cuda", lambda: (12, 6))
+    monkeypatch.setattr(compiler, "torch_cuda", lambda: (12, 6))
     calls = tmp_path / "calls"
     script = f'echo "$*" >> {calls}; echo release 12.9'
     monkeypatch.setenv(
         "CUDA_HOME", nvcc("home", f"{script}; while [ $# -gt 1 ]; do [ $1 = -o ] && touch $2; shift; done")
     )
     monkeypatch.setenv("CXX", "ccache g++-12 -m64")
-    assert library.build_cuda(directories=[tmp_path]).name == library.cuda_library_name(
-        library.native_dir(), 12
+    assert compiler.build_cuda(directories=[tmp_path]).name == compiler.cuda_library_name(
+        compiler.native_dir(), 12
     )
     version, check, *compilations, link = calls.read_text().splitlines()
-    assert version == "--version" and len(compilations) == len(library.sources(library.native_dir(), "cu"))
+    assert version == "--version" and len(compilations) == len(compiler.sources(compiler.native_dir(), "cu"))
     assert all("-ccbin g++-12 -Xcompiler=-m64 " in call for call in (check, *compilations, link))
 
 
 def test_versions_of_torchs_cuda_and_of_the_driver(tmp_path, monkeypatch):
-    assert library.torch_cuda() == (torch.version.cuda and tuple(map(int, torch.version.cuda.split("."))))
+    assert compiler.torch_cuda() == (torch.version.cuda and tuple(map(int, torch.version.cuda.split("."))))
     (tmp_path / "version.py").write_text(
         "__version__ = '2.14.1+cpu'\ncuda: Optional[str] = None\nhip = '6.4'\n"
     )
-    monkeypatch.setattr(library, "torch_dir", lambda: tmp_path)
-    assert library.torch_cuda() is None
+    monkeypatch.setattr(compiler, "torch_dir", lambda: tmp_path)
+    assert compiler.torch_cuda() is None
     (tmp_path / "cuda.c").write_text("int cuDriverGetVersion(int* version) { *version = 12040; return 0; }\n")
     cuda = str(tmp_path / "libcuda.so.1")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", cuda, str(tmp_path / "cuda.c")], check=True)
@@ -377,7 +406,7 @@ def test_gpu_without_cuda_library_warns_once(
     monkeypatch.delenv("TARPEG_CUDA", raising=False)
     if switch is not None:
         monkeypatch.setenv("TARPEG_CUDA", switch)
-    monkeypatch.setattr(library, "torch_cuda", lambda: (13, 0))
+    monkeypatch.setattr(compiler, "torch_cuda", lambda: (13, 0))
     monkeypatch.setattr(library, "driver_cuda", lambda: driver)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     library._refused.cache_clear()

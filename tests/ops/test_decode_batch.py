@@ -277,6 +277,7 @@ def damaged(jpeg: torch.Tensor, seed: int) -> torch.Tensor:
     return torch.from_numpy(data)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("interpolation, antialias", [METHODS[0], METHODS[2], METHODS[4]])
 @pytest.mark.parametrize("channels", [3, 1])
 def test_boxes_of_one_file_are_decoded_as_each_alone(
@@ -375,6 +376,7 @@ def test_the_mean_difference_over_photographs_is_small() -> None:
 PLANES = [sampling for sampling in crafted.SAMPLINGS if len(sampling) == 3 and 3 not in sum(sampling, ())]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("sampling", PLANES, ids=str)
 def test_planes_are_resampled_as_by_the_reference(sampling: tuple[tuple[int, int], ...]) -> None:
     draw = random.Random(str(sampling))
@@ -411,6 +413,7 @@ def test_a_box_much_taller_than_its_size_is_resampled_as_rgb() -> None:
     assert not torch.equal(resized(jpeg, (0, 0, 639, 20), (40, 20)), exact)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "ratios"), [("bicubic", (3, 8, 24)), ("lanczos", (3, 8, 24)), ("box", (4, 10, 30))]
 )
@@ -428,6 +431,7 @@ def test_the_mean_difference_where_means_begin(name: str, ratios: tuple[int, ...
         assert (fast.int() - expected.int()).abs().float().mean() <= 0.3
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("fidelity", ["fast", "exact"])
 @pytest.mark.parametrize("kind", pictures.KINDS)
 def test_a_file_and_its_tiled_and_packed_copies_give_the_same_pixels(

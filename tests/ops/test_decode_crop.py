@@ -96,18 +96,18 @@ def test_broken_exif_and_thumbnails_are_ignored() -> None:
 def test_a_box_outside_its_image() -> None:
     outside = [(0, 0, 31, 40), (0, 0, 30, 41), (30, 0, 1, 1), (25, 0, 6, 1)]
     for box in [*outside, (0, 2**31, 1, 1), (2**40, 0, 1, 1)]:
-        with pytest.raises(ValueError, match=r"box \(.*outside the image") as caught:
+        with pytest.raises(ValueError, match=r"box \(.*outside") as caught:
             tarpeg.decode_crop(SMALL, *box)
         assert not isinstance(caught.value, tarpeg.DecodeError)
     for box in [(0, 0, 0, 1), (-1, 0, 1, 1), (0, -1, 1, 1), (0, 0, 1, -5)]:
-        with pytest.raises(ValueError, match="empty or negative"):
+        with pytest.raises(ValueError, match=f"height={box[2]}, width={box[3]}"):
             tarpeg.decode_crop(SMALL, *box)
     for box in [(0, 0, 65536, 1), (0, 0, 1, 2**63)]:
-        with pytest.raises(ValueError, match=f"height={box[2]}, width={box[3]}.*at most 65535"):
+        with pytest.raises(ValueError, match=f"height={box[2]}, width={box[3]}.* 65535"):
             tarpeg.decode_crop(SMALL, *box)
     rotated = pictures.tensor(pictures.encoded(Image.fromarray(pictures.pixels(30, 40)), orientation=6))
     tarpeg.decode_crop(rotated, 0, 0, 40, 30)
-    with pytest.raises(ValueError, match="outside the image of 40 x 30"):
+    with pytest.raises(ValueError, match=r"outside .*40 x 30"):
         tarpeg.decode_crop(rotated, 0, 0, 30, 40)
 
 
@@ -135,9 +135,9 @@ def test_decode_errors_contain_the_reason() -> None:
 
 def test_errors_contain_the_name_of_the_argument() -> None:
     for wrong in (SMALL.float(), SMALL[None], bytes(4)):
-        with pytest.raises(ValueError, match="jpeg must be a file's bytes"):
+        with pytest.raises(ValueError, match=r"^jpeg "):
             tarpeg.decode_crop(wrong, 0, 0, 8, 8)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"jpegs\[1\] must be a file's bytes"):
+    with pytest.raises(ValueError, match=r"^jpegs\[1\] "):
         tarpeg.image_sizes([SMALL, SMALL.int()])
 
 
@@ -148,6 +148,7 @@ def test_opcheck_and_one_graph() -> None:
     pictures.assert_one_graph(lambda files: tarpeg.image_sizes(files) * 2, [SMALL, SMALL])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("limit", ["JPEGMEM", "RLIMIT_AS"])
 def test_too_little_memory_is_not_a_damaged_file(limit: str) -> None:
     """libjpeg holds all coefficients of a progressive file: 70 MB of this one."""

@@ -71,6 +71,7 @@ def test_a_ppm_is_pillows_gray() -> None:
         check_crops(pictures.tensor(b"P6\n%d 30\n255\n" % width + rgb.tobytes()))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("fidelity", ["fast", "exact"])
 @pytest.mark.parametrize("interpolation, antialias", METHODS)
 def test_resized_gray_is_a_channel_of_rgb(
@@ -172,7 +173,7 @@ def test_opcheck_and_compile() -> None:
     scale = torch.full((2,), 0.5)
     arguments = ([SMALL], BOX, None, "nearest", False, True, decode.MAX_PIXELS, scale, out, 0)
     torch.library.opcheck(torch.ops.tarpeg.decode_batch_out.default, arguments)
-    with pytest.raises(RuntimeError, match="channels must be 1 or 3, got 2"):
+    with pytest.raises(RuntimeError, match=r"channels .* 2"):
         torch.ops.tarpeg.decode_batch([SMALL], BOX, 8, 8, None, "bilinear", True, True, 1 << 20, 0, 2)
 
     def gray(files: list[torch.Tensor], boxes: torch.Tensor) -> torch.Tensor:

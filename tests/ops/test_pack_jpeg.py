@@ -287,7 +287,7 @@ def test_a_later_version_is_refused_by_its_own_status() -> None:
     assert status_of(later) == Status.LATER_VERSION
     assert tarpeg.image_sizes([pictures.tensor(later)]).tolist() == [[0, 0]]
     for call in (lambda: unpacked(later), lambda: packed(later)):
-        with pytest.raises(tarpeg.DecodeError, match="a packed image of a later version"):
+        with pytest.raises(tarpeg.DecodeError, match="later version"):
             call()
 
 
@@ -317,7 +317,7 @@ def test_damaged_jpegs_are_refused() -> None:
 def test_arguments() -> None:
     jpeg = pictures.tensor(pictures.jpeg("420", 20, 30))
     for tile in (0, 65536):
-        with pytest.raises(ValueError, match=f"tile={tile} must be from 1 to 65535"):
+        with pytest.raises(ValueError, match=f"tile={tile} .* 65535"):
             tarpeg.pack_jpeg(jpeg, tile)
     for call, name in ((tarpeg.pack_jpeg, "jpeg"), (tarpeg.unpack_jpeg, "image")):
         with pytest.raises(ValueError, match=name):
@@ -362,5 +362,5 @@ def test_shards_with_packed_members_are_read(tmp_path) -> None:
 def test_a_loader_gives_the_version_of_a_later_packed_image(tmp_path) -> None:
     later = changed(packed(pictures.jpeg("420", 40, 64)), 4, 2, 1)
     path = write_tar(tmp_path / "a.tar", [("0.tpj", later), ("0.cls", b"1")])
-    with pytest.raises(tarpeg.DecodeError, match=r"LATER_VERSION \(7\): a packed image of version 258, made"):
+    with pytest.raises(tarpeg.DecodeError, match=r"LATER_VERSION \(7\).* version 258"):
         next(iter(load(str(path), batch_size=1)))

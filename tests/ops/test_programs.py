@@ -246,24 +246,28 @@ def test_the_operator_checks_memory():
     images, out = noise(2, 3, 8, 8), noise(2, 3, 8, 8)
     ops, values, weights = programs(2, 2, 3)
     good = {"images": images, "ops": ops, "values": values, "weights": weights, "out": out}
-    good |= {"nearest": True, "fill": [], "fresh": False, "threads": 1}
-    torch.ops.tarpeg.run_programs(**good)
+    good |= {"nearest": True, "border": [], "fresh": False, "threads": 1}
+    good |= {"numbers": None, "parts": 0, "boxes": None, "mask": None, "constants": []}
+    torch.ops.tarpeg.run_batch(**good)
     for change, text in (
         ({"ops": ops.long()}, "ops must be a contiguous int32"),
         ({"ops": ops.transpose(1, 2)}, "ops must be a contiguous int32"),
         ({"values": values[:, :, :1]}, "values must be a contiguous float32"),
         ({"weights": None}, "ops must be of one chain"),
         ({"weights": weights[:, :1]}, "weights must be a contiguous float32"),
-        ({"fill": [1.0]}, "fill must be no or three"),
-        ({"images": images[:, :1].contiguous()}, "must have the same shape, with 3 channels"),
+        ({"border": [1.0]}, "border must be no or three"),
+        ({"images": images[:, :1].contiguous()}, "must have the same number of images, with 3 channels"),
+        ({"ops": None}, "ops or numbers must be given"),
+        ({"out": out.float()}, "images and out must be uint8 tensors of the same shape"),
         ({"out": out[:, :, :4]}, "must"),
         ({"out": images}, "out must not share memory"),
     ):
         with pytest.raises(RuntimeError, match=text):
-            torch.ops.tarpeg.run_programs(**(good | change))
+            torch.ops.tarpeg.run_batch(**(good | change))
 
 
 WILD = """
+run_batch, no_pass = torch.ops.tarpeg.run_batch, (None, 0, None, None, [])
 ops = torch.arange(-2, 18, dtype=torch.int32).reshape(20, 1, 1)
 for number in (float("nan"), float("inf"), -float("inf"), 1e30, -1e30, -5.0, 1e-30, 300.5):
     for second in (number, 3.0):
@@ -271,7 +275,7 @@ for number in (float("nan"), float("inf"), -float("inf"), 1e30, -1e30, -5.0, 1e-
         values[..., 0] = number
         for nearest, fill in product((True, False), ([], [9.0, 8.0, 7.0])):
             images, out = noise(20, 3, 9, 40), torch.zeros(20, 3, 9, 40, dtype=torch.uint8)
-            torch.ops.tarpeg.run_programs(images, ops, values, None, nearest, fill, False, out, 1)
+            run_batch(images, ops, values, None, nearest, fill, *no_pass, False, out, 1)
             assert torch.equal(out[[0, 1, -2, -1]], images[[0, 1, -2, -1]]), "unknown codes change nothing"
             write(out)
 """
@@ -294,8 +298,28 @@ for order, nearest, size in product(ORDERS, (True, False), ((1, 1), (3, 5), (33,
 
 def test_opcheck_and_one_graph():
     images, (ops, values, weights) = noise(2, 3, 20, 30), programs(2, 2, 3)
-    arguments = (images, ops, values, weights, True, [1.0, 2.0, 3.0], True, torch.zeros_like(images), 1)
-    torch.library.opcheck(torch.ops.tarpeg.run_programs.default, arguments)
+    given, out = (images, ops, values, weights, True, [1.0, 2.0, 3.0]), torch.zeros_like(images)
+    arguments = (*given, None, 0, None, None, [], True, out, 1)
+    torch.library.opcheck(torch.ops.tarpeg.run_batch.default, arguments)
     pictures.assert_one_graph(
         lambda *given: tarpeg.run_programs(*given, fill=4) / 2, images, ops, values, weights
     )
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("chains", [1, 2])
+def test_programs_and_augment_batch_in_one_call_give_the_bytes_of_two(order, chains):
+    """The final pass reads what the program wrote: with contrast, another size, erasing; in every type."""
+    images = noise(16, 3, 33, 47).contiguous(memory_format=order)
+    ops, values, weights = programs(16, chains, 3)
+    program = {"ops": ops, "values": values, "weights": weights if chains > 1 else None, "fill": 7}
+    whole = pictures.parts(16, 33, 47)
+    for names, dtype in itertools.product(((), ("flip",), ("matrix", "contrast"), whole), pictures.TOLERANCE):
+        given = {name: whole[name] for name in names} | {"dtype": dtype, "fill": (9, 8, 7)}
+        levels = tarpeg.run_programs(images, **program)
+        expected = tarpeg.augment_batch(levels, **given)
+        assert torch.equal(tarpeg.augment_batch(images, programs=program, **given), expected), (names, dtype)
+    small = tarpeg.augment_batch(images, programs=program, size=(20, 9), matrix=whole["matrix"])
+    assert torch.equal(small, tarpeg.augment_batch(levels, size=(20, 9), matrix=whole["matrix"]))
+    with pytest.raises(ValueError, match=r"images must be RGB, \[B, 3, H, W\]"):
+        tarpeg.augment_batch(images[:, :1], programs=program)

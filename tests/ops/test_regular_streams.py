@@ -153,6 +153,7 @@ def test_bytes_at_the_end(source: Jpeg) -> None:
         check(data + trailing)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["plain", "sheared", "tiled", *LIBJPEGS])
 def test_bytes_between_a_scan_and_its_marker(name: str) -> None:
     """Padding of real encoders is accepted, but not rewritten; else the decoder has lost its place."""
@@ -218,6 +219,7 @@ def test_flipped_bits_have_the_same_status_whoever_decodes() -> None:
         assert found[0] == found[1], at
 
 
+@pytest.mark.slow
 def test_flipped_bits_give_the_same_at_each_level_of_vector_code() -> None:
     """Two tiles at a time, or one: the same status, and the same pixels."""
     pictures.assert_portable_is_equal("""
@@ -260,6 +262,7 @@ def test_height_after_the_scan_is_refused(source: Jpeg) -> None:
     check(replace(source, more=dnl).bytes())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("size", [(50, 70), (33, 3), (2, 41), (17, 18), (64, 96), (41, 67), (18, 33)])
 def test_any_sampling(sampling: tuple[tuple[int, int], ...], size: tuple[int, int]) -> None:
@@ -284,6 +287,7 @@ def test_quantisers_of_16_bits(top: int) -> None:
     check(Jpeg(50, 70, tables=(crafted.PHOTO, table), frame=0xC0).noise(strength=9).bytes())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("quantiser", [1, 7, 16, 255])
 @pytest.mark.parametrize("strength", [30, 300, 3000])
 def test_saturated_noise(quantiser: int, strength: int) -> None:
@@ -320,6 +324,7 @@ def test_black_and_white_noise() -> None:
                 check(tarpeg.tile_jpeg(pictures.tensor(data)).numpy().tobytes(), BOXES[:2])
 
 
+@pytest.mark.slow
 def test_every_residue_of_width_and_height_tiled() -> None:
     rng = np.random.default_rng(5)
     image = pictures.pixels(40, 40)
@@ -425,6 +430,7 @@ def test_runs_that_lead_out_of_the_block(symbols: list[int], behind: int, tiles:
             check(data, [box])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("residue", range(16))
 def test_every_residue_of_width_and_height(residue: int) -> None:
     for height, width in [(33, 32 + residue), (32 + residue, 33), (32 + residue, 48 - residue)]:

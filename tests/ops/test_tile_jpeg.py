@@ -264,6 +264,7 @@ def test_surplus_behind_an_irregular_segment_is_damage() -> None:
     assert_damaged(data, tarpeg.Status.CORRUPT)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["420", "restarts", "progressive"])
 def test_flipped_bits_that_libjpeg_notices_are_damage(kind: str) -> None:
     """One flipped bit in a scan; the strict decoder raises for every warning of libjpeg."""
@@ -291,7 +292,7 @@ def test_errors_contain_the_name_of_the_argument() -> None:
     for tile in (0, -1, 65536):
         with pytest.raises(ValueError, match="tile="):
             tarpeg.tile_jpeg(jpeg, tile)
-    with pytest.raises(ValueError, match="jpeg must be"):
+    with pytest.raises(ValueError, match=r"^jpeg "):
         tarpeg.tile_jpeg(jpeg.float())
     for data, reason in [(b"", "no bytes"), (b"P6 1 1 255\nabc", "neither"), (b"GIF89a", "neither")]:
         with pytest.raises(tarpeg.DecodeError, match=reason):

@@ -65,6 +65,7 @@ def test_positions_are_exact_relative_to_the_step(step):
     assert (result - expected).abs().max() <= max(1e-3, step / 20_000)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("order", ORDERS)
 def test_images_that_shrink_to_nothing(order):
     """If a span's steps leave the range of int32, its pixels lie outside, as in the reference."""

@@ -267,7 +267,7 @@ def feed_raise(sources: Sources) -> object:
 @case("feed/two_ranks_global_batch", global_batch_size=7)
 def feed_two_ranks(sources: Sources, **options: Any) -> object:
     def gather(found: list[Any], mine: Any) -> None:
-        found[:] = [mine] * len(found)
+        found[:] = [(rank, *mine[1:]) for rank in range(len(found))]
 
     ranks = []
     for rank in (0, 1):  # torch's public functions stand in for a process group
@@ -329,9 +329,9 @@ def all_of(**options: Any) -> tarpeg.Augment:
     return tarpeg.Augment(
         flip=0.5,
         affine=tarpeg.Affine(degrees=20, scale=(0.7, 1.3), shear=8, translate=0.1, probability=0.8),
-        color=tarpeg.Color(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1, probability=0.9),
+        color=tarpeg.ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1, probability=0.9),
         erase=tarpeg.Erase(probability=0.5),
-        mask=tarpeg.Mask(ratio=0.1, cells=6),
+        mask=tarpeg.GridMask(ratio=0.1, cells=6),
         **options,
     )
 
@@ -344,9 +344,9 @@ AUGMENTS: dict[str, Callable[[], nn.Module]] = {
     "all_bfloat16": lambda: all_of(dtype="bfloat16", fill=7, memory_format="channels_last"),
     "all_float16": lambda: all_of(dtype="float16", space="ycbcr", memory_format="contiguous"),
     "affine": lambda: tarpeg.Augment(affine=tarpeg.Affine(degrees=(10, 40), translate=(0.05, 0.2))),
-    "color": lambda: tarpeg.Augment(color=tarpeg.Color(brightness=(0.5, 1.5), hue=0.5)),
+    "color": lambda: tarpeg.Augment(color=tarpeg.ColorJitter(brightness=(0.5, 1.5), hue=0.5)),
     "erase": lambda: tarpeg.Augment(erase=tarpeg.Erase(1.0, area=(0.1, 0.4)), fill=(1, 2, 3)),
-    "mask": lambda: tarpeg.Augment(mask=tarpeg.Mask(0.25, (4, 5), dilate=False, probability=0.5)),
+    "mask": lambda: tarpeg.Augment(mask=tarpeg.GridMask(0.25, (4, 5), dilate=False, probability=0.5)),
     "mixup": lambda: tarpeg.Augment(mix=tarpeg.Mix(classes=5, mixup=0.4, cutmix=0)),
     "mix": lambda: all_of(mix=tarpeg.Mix(classes=5)),
 }

@@ -75,6 +75,8 @@ def test_the_commands_are_listed(monkeypatch, capsys):
         assert "build-cache" in printed and "doctor" in printed
 
 
+@pytest.mark.quick
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", command.COMMANDS)
 def test_a_command_has_the_settings_of_its_tool(name):
     code = f"sys.argv = ['/bin/tarpeg', {name!r}, '--help']\nfrom tarpeg_hydra.command import main; main()"
@@ -85,6 +87,7 @@ def test_a_command_has_the_settings_of_its_tool(name):
     assert name == "doctor" or Path(explained[1]).is_file()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("program", "arguments", "message"),
     [

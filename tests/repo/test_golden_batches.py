@@ -32,6 +32,7 @@ import pytest
 import torch
 from golden_cases import CASES, Sources, digest
 
+pytestmark = pytest.mark.xdist_group("golden")  # in one process, which makes the files of the cases once
 VALUES = Path(__file__).parent / "golden_batches.json"
 PORTABLE = "TARPEG_PORTABLE"
 OTHER = "test_same_bytes_by_the_other_code"
@@ -101,13 +102,19 @@ def golden(sources: Sources) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.parametrize("name", CASES)
+def marked(name: str) -> Any:
+    """A case, for the quick loop unless it is by worker processes."""
+    return pytest.param(name, marks=pytest.mark.slow) if "worker" in name else name
+
+
+@pytest.mark.parametrize("name", [marked(name) for name in CASES])
 def test_same_bytes_as_recorded(name: str, sources: Sources, golden: dict[str, Any]) -> None:
     if not is_comparable(name, golden):
         pytest.skip(f"recorded with Pillow {golden['made_with']['pillow']}, this is {PIL.__version__}")
     assert value_of(name, sources) == golden["values"][name]
 
 
+@pytest.mark.slow
 def test_same_bytes_by_the_other_code(
     golden: dict[str, Any], elsewhere: tuple[subprocess.Popen[str], Path]
 ) -> None:

@@ -1,4 +1,4 @@
-"""The rules of the house: rooms, floors, what importing does, and how long a file may be."""
+"""The rules of the house: rooms, floors, and what importing does."""
 
 from __future__ import annotations
 
@@ -21,22 +21,21 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 NATIVE = sorted(path for path in (ROOT / "native").rglob("*") if path.suffix in (".cpp", ".h", ".cu"))
 CONF = sorted((ROOT / "conf").rglob("*.yaml"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
-OUTSIDE = [ROOT / "train.py", *(ROOT / "tools").glob("*.py"), *PACKAGE.with_name("tarpeg_hydra").glob("*.py")]
 
 # A module imports from lower floors and from its own room; two rooms of one floor do not import each other.
 FLOORS = {
-    "benchmarks": 6,
-    "diagnostics": 5,
-    **dict.fromkeys(("datamodule", "datasets"), 4),
-    **dict.fromkeys(("loader", "cache"), 3),
+    "diagnostics": 6,
+    **dict.fromkeys(("datamodule", "datasets"), 5),
+    **dict.fromkeys(("loader", "cache"), 4),
+    "transforms": 3,
     **dict.fromkeys(("shards", "augment"), 2),
     **dict.fromkeys(("sampling", "ops"), 1),
-    **dict.fromkeys(("errors", "machine", "progress", "files", "processes"), 0),
+    **dict.fromkeys(("errors", "machine", "progress", "files", "processes", "remedies"), 0),
 }
 ROOMS = {path.parent.name for path in MODULES if path.stem == "__init__"} - {PACKAGE.name}
 LIGHTNING = {"datamodule", "diagnostics.monitor"}
 # These pass an exception on to the caller: it is raised where the result is requested, or with its sample.
-CATCH_ALL = {"loader.workers", "loader.transform"}
+CATCH_ALL = {"loader.workers", "transforms.results"}
 # These read pickles of their own child processes; nothing from a shard is ever unpickled.
 PICKLES = {"loader.workers", "processes"}
 
@@ -124,26 +123,9 @@ def test_there_are_no_import_cycles():
 
 
 def test_rooms_hold_one_docstring_and_no_code():
-    assert len(ROOMS) == 9
     for room in ROOMS:
         body = tree_of(PACKAGE / room / "__init__.py").body
         assert [type(node) for node in body] == [ast.Expr], f"{room}/__init__.py holds more than a docstring"
-
-
-def test_the_house_stays_small():
-    """63 modules, of which 14 in benchmarks; eight files beside the rooms: more is a new room or a merge.
-
-    600 lines per file, tests 800: longer files have held two subjects, shorter limits have cut one in pieces.
-    """
-    modules = [name for name, path in NAMES.items() if path.stem != "__init__"]
-    assert len(modules) <= 63
-    assert sum(name.startswith("benchmarks.") for name in modules) <= 14
-    files = [path for path in PACKAGE.iterdir() if path.is_file()]
-    assert len(files) <= 8, sorted(path.name for path in files)
-    sources = [*MODULES, *NATIVE, *OUTSIDE, ROOT / "setup.py"]
-    limits = dict.fromkeys(sources, 600) | dict.fromkeys(TESTS, 800)
-    lengths = {path: len(path.read_text().splitlines()) for path in limits}
-    assert not {path: count for path, count in lengths.items() if count > limits[path]}
 
 
 @functools.cache
@@ -159,7 +141,17 @@ def _code(path: Path) -> str:
 @each_module
 def test_what_the_package_never_imports(path):
     name, outer = name_of(path), outer_imports(path)
-    assert not outer & {"hydra", "omegaconf", "tools", "train", "tests", "helpers", "datamodules", "tarpeg"}
+    assert not outer & {
+        "hydra",
+        "omegaconf",
+        "tarpeg_hydra",
+        "benchmarks",
+        "training",
+        "tools",
+        "train",
+        "tests",
+    }
+    assert not outer & {"helpers", "datamodules", "tarpeg"}
     if name not in LIGHTNING:
         assert not outer & {"lightning", "pytorch_lightning", "torchmetrics"}
 
@@ -208,6 +200,7 @@ def run(body: str) -> subprocess.CompletedProcess[str]:
     return run_python("-c", code, TARPEG_NO_BUILD="1", TARPEG_LIB_DIR="/nonexistent")
 
 
+@pytest.mark.quick
 def test_importing_the_package_does_nothing_else():
     done = run("import tarpeg; dir(tarpeg); tarpeg.__version__; tarpeg.DecodeError; tarpeg.Status")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -215,9 +208,17 @@ def test_importing_the_package_does_nothing_else():
 
 # Children that draw photographs start quickly, and the doctor can report a torch that does not import.
 TORCH_FREE_ROOMS = {"sampling", "datasets", "machine", "progress", "files", "processes", "errors"}
-TORCH_FREE = {"diagnostics.doctor", "ops.library", "shards.folder", "shards.paths", "shards.manifest"}
+TORCH_FREE = {
+    "diagnostics.doctor",
+    "ops.compiler",
+    "ops.library",
+    "shards.folder",
+    "shards.paths",
+    "shards.manifest",
+}
 
 
+@pytest.mark.quick
 def test_torch_free_modules_do_not_import_torch():
     assert {*TORCH_FREE_ROOMS, *TORCH_FREE} <= set(NAMES), "a rule for a module that does not exist"
     names = TORCH_FREE | {name for name in NAMES if name.partition(".")[0] in TORCH_FREE_ROOMS}
@@ -256,10 +257,19 @@ def test_public_names():
     assert typed == set(tarpeg.__all__), "type checkers see other names than there are"
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = tarpeg.nonsense
+    with pytest.raises(AttributeError, match=r"'measure': .*tools/bench\.py"):
+        _ = tarpeg.measure
+
+
+def test_old_public_names_work_with_a_warning():
+    for old, new in tarpeg._RENAMED.items():
+        assert old not in tarpeg.__all__
+        with pytest.warns(UserWarning, match=f"tarpeg.{old} is now tarpeg.{new}"):
+            assert getattr(tarpeg, old) is getattr(tarpeg, new)
 
 
 TOOLS = {
-    "bench": ["measure"],
+    "bench": [],  # benchmarks are not in the package
     "build_cache": ["build_cache", "verify_cache"],
     "doctor": ["diagnose"],
     "make_shards": ["make_shards"],
@@ -295,14 +305,11 @@ def test_native_rooms():
     assert [path.name for path in (ROOT / "native").glob("*") if path.is_file()] == ["library.cpp"]
     rooms = {path.name for path in (ROOT / "native").iterdir() if path.is_dir()}
     assert rooms == {"ops", "jpeg", "image", "batch", "base", "cuda"}
-    for room in rooms:
-        long = [p for p in (ROOT / "native" / room).glob("*.cpp") if len(p.read_text().splitlines()) > 60]
-        assert len(long) <= 20, room
 
 
 def test_tests_mirror_the_rooms_and_import_only_helpers():
     places = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name[0] not in "._"}
-    assert places == {*ROOMS, "repo", "helpers"}
+    assert places == {*ROOMS, "benchmarks", "repo", "helpers"}
     tests = {path.stem for path in TESTS if path.stem.startswith("test_")}
     assert len(tests) == sum(path.stem.startswith("test_") for path in TESTS), "two test files of one name"
     for path in TESTS:
@@ -332,7 +339,7 @@ def test_the_design_lists_every_room_and_every_note():
     text = (ROOT / "docs" / "design.md").read_text()
     listed = set(re.findall(r"^\| \d? ?\|? ?`([\w/]+?)/?`", text, re.M))
     native = {f"native/{path.name}" for path in (ROOT / "native").iterdir() if path.is_dir()}
-    assert {*ROOMS, *native} <= listed
+    assert {*ROOMS, "benchmarks", *native} <= listed
 
     # Every note is listed, and every listed note exists.
     listed = dict(re.findall(r"^\| ([\w -]+) \| `([\w/]+\.\w+)` \|", text.partition("## Notes")[2], re.M))

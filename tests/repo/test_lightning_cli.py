@@ -163,7 +163,7 @@ def test_settings_of_the_data_module():
     expected = tarpeg.ShardDataModule(split, **settings)
     found = parsed(train={"shards": "a", "crop": RANDOM}, **settings)
     assert shown(found) == shown(expected)
-    for name in ("_drop_last", "_keys", "_is_apart"):
+    for name in ("_drop_last", "_keys", "_has_separate_shards"):
         assert getattr(found, name) == getattr(expected, name) is True
 
 
@@ -178,9 +178,12 @@ AUGMENTS = [
     ({"dtype": "torch.bfloat16", "memory_format": "torch.channels_last"},) * 2,
     ({"affine": AFFINE}, {"affine": tarpeg.Affine(**AFFINE)}),
     ({"affine": of("Affine", **AFFINE)}, {"affine": tarpeg.Affine(**AFFINE)}),
-    ({"color": of("Color", brightness=0.2, hue=[-0.1, 0.1])}, {"color": tarpeg.Color(0.2, hue=(-0.1, 0.1))}),
+    (
+        {"color": of("ColorJitter", brightness=0.2, hue=[-0.1, 0.1])},
+        {"color": tarpeg.ColorJitter(0.2, hue=(-0.1, 0.1))},
+    ),
     ({"erase": of("Erase", area=[0.1, 0.2])}, {"erase": tarpeg.Erase(area=(0.1, 0.2))}),
-    ({"mask": of("Mask", cells=[4, 5])}, {"mask": tarpeg.Mask(cells=(4, 5))}),
+    ({"mask": of("GridMask", cells=[4, 5])}, {"mask": tarpeg.GridMask(cells=(4, 5))}),
     ({"mix": of("Mix", classes=10)}, {"mix": tarpeg.Mix(10)}),
     ({"policy": of("RandAugment", magnitude=5)}, {"policy": tarpeg.RandAugment(magnitude=5)}),
     (

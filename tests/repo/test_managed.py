@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 pytestmark = pytest.mark.slow
 
-SHIPPED = ("train.py", "conf/", "datamodules/", "native/", "requirements.txt")
+SHIPPED = ("train.py", "training/", "conf/", "datamodules/", "native/", "requirements.txt")
 
 
 @pytest.fixture(params=["as links", "as copies", "left out"])

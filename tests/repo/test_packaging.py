@@ -17,7 +17,7 @@ from helpers.packed import PIP, attempt, copy_checkout, install, make_wheel, run
 from helpers.scripts import NO_JPEGLIB, write_program
 from packaging.requirements import Requirement
 from tarpeg.errors import BuildError
-from tarpeg.ops import library as native
+from tarpeg.ops import compiler
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("packed")]
 PROBE = """
@@ -60,7 +60,7 @@ def expected() -> set[str]:
 def test_wheel_with_torch_at_hand_holds_the_library(packed, tmp_path: Path) -> None:
     machine = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     assert packed.wheel.name.endswith(f"-py3-none-{machine}.whl")
-    library = f"tarpeg/_lib/{native.library_name(ROOT / 'native')}"
+    library = f"tarpeg/_lib/{compiler.library_name(ROOT / 'native')}"
     assert contents(packed.wheel) == {*expected(), library}
 
     op, path = run([str(packed.python), "-c", PROBE], cwd=tmp_path, TARPEG_NO_BUILD="1").splitlines()[:2]
@@ -90,10 +90,10 @@ def test_isolated_wheel_holds_the_sources_and_builds_at_first_use(packed, tmp_pa
 def test_wheel_holds_the_cuda_operators_if_nvcc_is_installed(tmp_path: Path) -> None:
     tree = copy_checkout(tmp_path / "tree")
     wheel, words = make_wheel(tree, tmp_path / "out", "--no-build-isolation", cuda="")
-    libraries = {native.library_name(ROOT / "native")}
+    libraries = {compiler.library_name(ROOT / "native")}
     try:
-        _, (major, _) = native.find_nvcc()
-        libraries.add(native.cuda_library_name(ROOT / "native", major))
+        _, (major, _) = compiler.find_nvcc()
+        libraries.add(compiler.cuda_library_name(ROOT / "native", major))
     except BuildError:
         assert sum("the wheel holds no CUDA operators" in line for line in words.splitlines()) == 1
     assert contents(wheel) == {*expected(), *(f"tarpeg/_lib/{name}" for name in libraries)}
@@ -107,7 +107,7 @@ def test_sdist_holds_what_a_build_needs_and_makes_the_same_wheel(packed) -> None
     about = {"LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "requirements.txt", "setup.py"}
     made = {"PKG-INFO", "setup.cfg", *(f"datamodules/tarpeg.egg-info/{name}" for name in EGG_INFO)}
     assert names == {f"datamodules/{name}" for name in expected()} | about | made
-    library = f"tarpeg/_lib/{native.library_name(ROOT / 'native')}"
+    library = f"tarpeg/_lib/{compiler.library_name(ROOT / 'native')}"
     assert contents(packed.wheel_of_sdist) == {*expected(), library}
 
 
@@ -118,7 +118,11 @@ def test_metadata_equals_requirements_and_extras(packed) -> None:
         about = Parser().parsestr(archive.read(name).decode())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    assert about.get_all("Provides-Extra") == list(extras) == ["bench", "recipes", "cluster", "remote", "dev"]
+    assert (
+        about.get_all("Provides-Extra")
+        == list(extras)
+        == ["bench", "recipes", "cluster", "remote", "docs", "dev"]
+    )
     needs_of_wheel = [Requirement(line) for line in about.get_all("Requires-Dist")]
     required = (ROOT / "requirements.txt").read_text().splitlines()
     listed = [Requirement(line) for line in required if line[0] != "#"]
@@ -148,11 +152,11 @@ def test_the_extras_resolve(packed, tmp_path: Path) -> None:
 
 
 def test_install_without_libjpeg_says_what_is_missing(packed, tmp_path: Path) -> None:
-    compiler = write_program(tmp_path / "compiler", NO_JPEGLIB)
+    wrong = write_program(tmp_path / "compiler", NO_JPEGLIB)
     command = [*PIP, "wheel", "--no-deps", "--no-build-isolation", str(copy_checkout(tmp_path / "tree"))]
-    done = attempt(command, tmp_path, CXX=compiler)
+    done = attempt(command, tmp_path, CXX=wrong)
     assert done.returncode != 0
-    assert f"tarpeg: {native.NO_JPEG}" in done.stdout + done.stderr
+    assert f"tarpeg: {compiler.NO_JPEG}" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 
 

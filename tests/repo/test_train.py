@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
+import pickle
 import re
+import sys
 import types
 
 import pytest
 import tarpeg
 import torch
-from helpers.checkouts import PHOTOS, ROOT, SMALL, TINY, copy, library, tracked, train
+from helpers.checkouts import PHOTOS, SMALL, TINY, copy, library, tracked, train
 from helpers.pictures import jpeg
 from helpers.small_tars import sample, write_tar
 from lightning.pytorch.profilers import PyTorchProfiler, SimpleProfiler
 from omegaconf import OmegaConf
+from tarpeg.remedies import Message, Setting
+from tarpeg_hydra.overrides import with_overrides
+
+from training.checks import ConfigError, check_checkpoint
+from training.predictions import data_to_predict
+from training.reports import summary_of
 
 SUMMARY = re.compile(
     r"^trained: (\d+) steps, \d+ images/s, \d+% of the time waiting for data, validation accuracy \d\.\d{3}$"
@@ -142,7 +149,7 @@ def test_a_run_goes_on_from_exactly_where_ctrl_c_ended_it(checkout):
             assert line.startswith(
                 "train: cannot resume at batch 2 of epoch 0: global_batch was 20 when the"
             ), line
-            assert "Restore it (data.batch_size= times the ranks; data.global_batch_size= fixes it" in line
+            assert "Restore it (data.batch_size times the ranks; data.global_batch_size fixes it" in line
         resumed = weights(f"on-{hook}")
         assert resumed[:2] == whole[:2] == (6, 1)
         assert all(torch.equal(resumed[2][name], value) for name, value in whole[2].items())
@@ -173,7 +180,7 @@ def test_a_transform_of_torchvision_and_its_plan(checkout):
     floats = compose % f"{steps}, {{_target_: {of}.ConvertImageDtype}}"
     last = bad(checkout, *alone, floats)
     assert "transform= of train returns torch.float32" in last
-    assert "or give augment=None" in last and "in transform= of all splits" in last and "~augment" in last
+    assert "or give ~augment and normalise in transform= of all splits" in last
 
 
 @pytest.mark.slow
@@ -299,45 +306,60 @@ def test_own_shards_by_a_brace_pattern(checkout, tmp_path):
     assert steps(good(checkout, "data=shards", pattern, val, "data.batch_size=12", *SMALL)) == 2
 
 
-@pytest.fixture(scope="module")
-def script():
-    """train.py as a module."""
-    spec = importlib.util.spec_from_file_location("train_script", ROOT / "train.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_summary_leaves_out_what_was_not_measured(script, tmp_path):
+def test_the_summary_leaves_out_what_was_not_measured(tmp_path):
     profiler = PyTorchProfiler(tmp_path)
     measured = {"callback_metrics": {}, "profiler": profiler, "checkpoint_callbacks": []}
     trainer = types.SimpleNamespace(global_step=1, **measured)
     stall = tarpeg.DataStallMonitor()
     stall._timeline.seconds["other"] = 0.1  # after the first step, which is not counted
-    lines = list(script._summary(trainer, {"data": stall}, str(tmp_path)))
+    lines = list(summary_of(trainer, {"data": stall}))
     assert lines == [f"profile: {tmp_path} (too few steps for a trace)", "trained: 1 steps"]
     (tmp_path / "host.1.pt.trace.json").touch()
-    assert "(traces open in" in next(script._summary(trainer, {}, str(tmp_path)))
+    assert "(traces open in" in next(summary_of(trainer, {}))
     trainer.profiler = SimpleProfiler(tmp_path)
-    assert next(script._summary(trainer, {}, str(tmp_path))) == f"profile: {tmp_path}"
+    assert next(summary_of(trainer, {})) == f"profile: {tmp_path}"
 
 
-def test_messages_of_the_package_get_overrides(script):
-    error = tarpeg.ShardError("data/x has other shards. Choose another out, or delete the folder.")
-    assert "Choose another out (data.prepare.out=...), or" in script.with_overrides(error)
-    error = "You restored a checkpoint with current_epoch=8, but you have set Trainer(max_epochs=2)."
-    assert script.with_overrides(error).endswith("but max_epochs is 2: give more, trainer.max_epochs=...")
-    with pytest.raises(ValueError, match=r"erase=.* must be a tarpeg\.Erase") as caught:
+def test_messages_of_the_package_get_overrides():
+    with pytest.raises(ValueError, match=r"erase=.*tarpeg\.Erase") as caught:
         tarpeg.Augment(erase={"probability": 1})
-    text = script.with_overrides(caught.value)
-    assert " must be a tarpeg.Erase (+augment.erase._target_=tarpeg.Erase)" in text
+    text = with_overrides(caught.value)
+    assert text.endswith(" must be a tarpeg.Erase, got a dict: give +augment.erase._target_=tarpeg.Erase")
+    assert str(caught.value).endswith("give erase=tarpeg.Erase()")
+    for owner, name, value, python, override in (
+        ("prepare", "out", ..., "out", "data.prepare.out"),
+        ("network", "num_classes", 3, "num_classes=3", "model.net.num_classes=3"),
+        ("ShardDataModule", "val", None, "val=None", "data.val=null"),
+        ("ShardDataModule", "augment", None, "augment=None", "~augment"),
+        ("ShardDataModule", "allow_overlap", True, "allow_overlap=True", "++data.allow_overlap=true"),
+        ("build_cache", "replace", True, "replace=True", "replace=true"),
+    ):
+        error = tarpeg.ShardError(Message("give ", Setting(owner, name, value), "."))
+        error = pickle.loads(pickle.dumps(error))  # from another process
+        assert str(error) == f"give {python}." and with_overrides(error) == f"give {override}."
+        assert error.args[0].remedies == (Setting(owner, name, value),)
 
 
-def test_checkpoints_that_do_not_fit_are_one_line(script, tmp_path):
+def test_a_checkpoint_with_an_object_of_a_class_that_has_moved(tmp_path, monkeypatch):
+    for name, gone in (("module", True), ("class", False)):
+        moved = types.ModuleType("moved")
+        moved.Old = type("Old", (), {"__module__": "moved"})
+        monkeypatch.setitem(sys.modules, "moved", moved)
+        path = tmp_path / f"{name}.ckpt"
+        torch.save({"state_dict": {}, "old": moved.Old()}, path)
+        if gone:
+            monkeypatch.delitem(sys.modules, "moved")
+        else:
+            del moved.Old
+        with pytest.raises(ConfigError, match="class that is missing here, or has moved"):
+            check_checkpoint(str(path), torch.nn.Linear(2, 3))
+
+
+def test_checkpoints_that_do_not_fit_are_one_line(tmp_path):
     path, other, folder = (tmp_path / name for name in ("a.ckpt", "torn.ckpt", "run"))
     torch.save({"state_dict": torch.nn.Linear(2, 3).state_dict()}, path)
-    script._check_checkpoint(str(path), torch.nn.Linear(2, 3))
-    script._check_checkpoint("last", torch.nn.Linear(2, 3))
+    check_checkpoint(str(path), torch.nn.Linear(2, 3))
+    check_checkpoint("last", torch.nn.Linear(2, 3))
     other.write_bytes(path.read_bytes()[:500])
     folder.mkdir()
     words = tmp_path / "words.json"
@@ -353,16 +375,23 @@ def test_checkpoints_that_do_not_fit_are_one_line(script, tmp_path):
         path: r"of another model: 2 of its tensors differ, such as bias, \[3\] there and \[4\] here\. Give",
     }
     for given, message in expected.items():
-        with pytest.raises(script.ConfigError, match=message):
-            script._check_checkpoint(str(given), torch.nn.Linear(2, 4))
+        with pytest.raises(ConfigError, match=message):
+            check_checkpoint(str(given), torch.nn.Linear(2, 4))
+
+    loops = {"fit_loop": {"epoch_progress": {"current": {"processed": 8}}}}
+    torch.save({"state_dict": torch.nn.Linear(2, 3).state_dict(), "loops": loops}, path)
+    for limit in (8, -1, None):
+        check_checkpoint(str(path), torch.nn.Linear(2, 3), limit)
+    with pytest.raises(ConfigError, match=r"trained for 8 epochs, and trainer\.max_epochs is 2: give more"):
+        check_checkpoint(str(path), torch.nn.Linear(2, 3), 2)
 
 
-def test_what_predict_takes(script):
+def test_what_predict_takes():
     crop = {"_target_": "tarpeg.CenterCrop", "size": 32}
     val = {"_target_": "tarpeg.Split", "shards": "${..place}/x", "crop": crop, "subset": 0.1}
     for given in (val, {"clean": val}, [val]):
         config = {"data": {"place": "???", "val": given}, "predict": "/new", "validate": False}
-        found = script._to_predict(OmegaConf.create(config))
+        found = data_to_predict(OmegaConf.create(config))
         split = {"_target_": "tarpeg.Split", "crop": crop, "shards": "/new", "target": None}
         assert found == {**dict.fromkeys(("train", "val", "test", "prepare")), "predict": split}
     for change, text in (
@@ -371,8 +400,8 @@ def test_what_predict_takes(script):
         ({"validate": True}, "validate=true and predict= are two runs: give one of them"),
         ({"data": {"val": None}}, "predict= needs the crop of data.val, which is null"),
     ):
-        with pytest.raises(script.ConfigError, match=f"^{text}$"):
-            script._to_predict(OmegaConf.create({**config, **change}))
+        with pytest.raises(ConfigError, match=f"^{text}$"):
+            data_to_predict(OmegaConf.create({**config, **change}))
 
 
 NOWHERE = ["data=shards", "data.train.shards=/nowhere/x.tar", "data.val.shards=/nowhere"]
@@ -419,7 +448,7 @@ def test_bad_images_by_policy(checkout, tmp_path, on_error):
     samples = [sample(number, b"" if number == 7 else None) for number in range(24)]
     path = write_tar(tmp_path / "bad.tar", [member for members in samples for member in members])
     shards = ("data=shards", f"data.train.shards={path}", f"data.val.shards={path}", "data.batch_size=12")
-    assert "or give allow_overlap=True (+data.allow_overlap=true)." in bad(checkout, *shards, *SMALL)
+    assert "or give ++data.allow_overlap=true." in bad(checkout, *shards, *SMALL)
     shards += ("+data.allow_overlap=true",)
     text = f"shard {path}, key 'k0007': image is EMPTY (1)"
     if on_error == "raise":

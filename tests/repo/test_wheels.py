@@ -15,7 +15,7 @@ import pytest
 from helpers.checkouts import ROOT
 from helpers.packed import PIP, attempt, copy_checkout, install, run
 from tarpeg.errors import BuildError
-from tarpeg.ops import library
+from tarpeg.ops import compiler
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("wheels")]
 NATIVE = ROOT / "native"
@@ -48,19 +48,19 @@ def compile_each(commands: list[list[str]]) -> None:
 
 def test_operators_compile_with_the_oldest_torch() -> None:
     flags = ["-I", str(NATIVE), "-isystem", str(oldest_torch(platform.machine()) / "torch" / "include")]
-    own = [*library.compiler(), *library.COMPILE_FLAGS, "-fsyntax-only", *flags]
+    own = [*compiler.find_compiler(), *compiler.COMPILE_FLAGS, "-fsyntax-only", *flags]
     compile_each([[*own, str(path)] for path in WITH_TORCH])
 
 
 def test_cuda_operators_compile_with_the_oldest_torch(tmp_path: Path) -> None:
     try:
-        nvcc, _ = library.find_nvcc()
+        nvcc, _ = compiler.find_nvcc()
     except BuildError as error:
         pytest.skip(str(error))
-    flags = [flag for flag in library.CUDA_COMPILE_FLAGS if not flag.startswith("-gencode")]
+    flags = [flag for flag in compiler.CUDA_COMPILE_FLAGS if not flag.startswith("-gencode")]
     flags += ["-arch=sm_90", "-I", str(NATIVE)]
     flags += ["-isystem", str(oldest_torch(platform.machine()) / "torch" / "include")]
-    files = library.sources(NATIVE, "cu")
+    files = compiler.sources(NATIVE, "cu")
     compile_each([[nvcc, *flags, "-c", str(path), "-o", str(tmp_path / path.stem)] for path in files])
 
 
@@ -88,7 +88,7 @@ def contents(wheel: Path) -> str:
 
 def test_wheel_contains_libjpeg_turbo_and_its_licence(make_wheel, tmp_path: Path) -> None:
     wheel = make_wheel(platform.machine())
-    assert f"tarpeg/_lib/{library.library_name(NATIVE)}" in contents(wheel)
+    assert f"tarpeg/_lib/{compiler.library_name(NATIVE)}" in contents(wheel)
     assert "dist-info/licenses/LICENSE.libjpeg-turbo" in contents(wheel)
     python = install(wheel, tmp_path / "venv")
     words = run([str(python), "-c", PROBE], cwd=tmp_path, TARPEG_NO_BUILD="1").splitlines()
@@ -103,7 +103,7 @@ def test_wheel_for_another_machine(make_wheel, monkeypatch: pytest.MonkeyPatch) 
         pytest.skip("aarch64-linux-gnu-g++ is not installed: apt-get install g++-aarch64-linux-gnu")
     wheel = make_wheel("aarch64")
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    name = f"tarpeg/_lib/{library.library_name(NATIVE)}"
+    name = f"tarpeg/_lib/{compiler.library_name(NATIVE)}"
     with zipfile.ZipFile(wheel) as archive:
         binary = archive.read(name)
         assert binary[:4] == b"\x7fELF" and binary[18] == 183 and b"NEON" in binary  # EM_AARCH64
@@ -121,11 +121,11 @@ def test_sources_without_torch_compile_for_macos(tmp_path: Path) -> None:
     jpeg = tmp_path / "jpeg"
     jpeg.mkdir()
     source = "#include <cstdio>\n#include <jpeglib.h>\n#include <jerror.h>\n"
-    command = [*library.compiler(), "-M", "-x", "c++", "-"]
+    command = [*compiler.find_compiler(), "-M", "-x", "c++", "-"]
     headers = subprocess.check_output(command, input=source, text=True)
     for path in re.findall(r"\S+/j\w+\.h\b", headers):
         shutil.copy(path, jpeg)
-    flags = [*library.COMPILE_FLAGS, "-O0", "-I", str(NATIVE), "-I", str(jpeg)]
+    flags = [*compiler.COMPILE_FLAGS, "-O0", "-I", str(NATIVE), "-I", str(jpeg)]
     own = [str(place / "ziglang" / "zig"), "c++", "-target", "aarch64-macos", *flags]
-    files = [path for path in library.sources(NATIVE, "cpp") if path not in WITH_TORCH]
+    files = [path for path in compiler.sources(NATIVE, "cpp") if path not in WITH_TORCH]
     compile_each([[*own, "-c", str(path), "-o", str(tmp_path / f"{path.stem}.o")] for path in files])

@@ -55,12 +55,12 @@ def test_plan_exact():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((5, 8, 8), ShardError, "samples=5 are too few for world=8"),
-        ((0, 8, 1), ShardError, "samples=0 are too few"),
-        ((100, 3, 4), ValueError, "global_batch=3 is smaller than world=4"),
+        ((5, 8, 8), ShardError, "samples=5 .*world=8"),
+        ((0, 8, 1), ShardError, "samples=0"),
+        ((100, 3, 4), ValueError, "global_batch=3 .*world=4"),
         ((100, 3, 0), ValueError, "world=0"),
         ((100, 0, 1), ValueError, "global_batch=0"),
-        ((7, 8, 1, True), ShardError, "drop_last=True leaves no batch"),
+        ((7, 8, 1, True), ShardError, "drop_last=True"),
     ],
 )
 def test_refused_sizes(arguments, error, message):
@@ -81,6 +81,7 @@ def requests(batches, sampler, rank, epoch, first=0):
     return list(batches.requests(sampler, rank, epoch, first, lambda epoch: False))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("world", [1, 2, 3, 7, 64, 1000, 1024])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_planned_multiset_over_all_ranks(world, kind):
@@ -140,5 +141,5 @@ def test_batches_that_are_left_out_at_resume_are_a_warning():
     counter = EpochCounter()
     counter.resume(0, 5, False)
     counter.set_epoch(1)
-    with pytest.warns(UserWarning, match="at batch 5 of epoch 0, but epoch 1 begins: .* max_steps"):
+    with pytest.warns(UserWarning, match="batch 5 of epoch 0.* epoch 1.* max_steps"):
         assert counter.begin() == (1, 0)

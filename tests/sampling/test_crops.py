@@ -63,10 +63,10 @@ def test_ends_of_the_draws_undecodable_rows_and_empty_batches(crop):
     assert boxes[1:].tolist() == [[0, 0, 1, 1]] * 3
     assert (boxes[:1] == boxes_of(crop, (300, 400))).all()
     assert crop.boxes(np.empty((0, 2), np.int32), np.empty((0, crop.draws))).shape == (0, 4)
-    with pytest.raises(ValueError, match=r"draws must be \[1, "):
+    with pytest.raises(ValueError, match=r"^draws "):
         crop.boxes([(3, 4)], np.zeros((1, crop.draws + 1)))
     for sizes in ([(3.0, 4.0)], [3, 4], [(1, 2, 3)]):
-        with pytest.raises(ValueError, match=r"sizes must be integers \[B, 2\]"):
+        with pytest.raises(ValueError, match=r"^sizes .*\[B, 2\]"):
             crop.boxes(sizes, np.zeros((1, crop.draws)))
 
 
@@ -111,15 +111,15 @@ class Plain:
             for wrong in NOT_RANGES
         ),
         *((CenterCrop, {"shorter": wrong}, "shorter=") for wrong in (0, -5, 2.5, "256")),
-        (CenterCrop, {"shorter": 8}, r"at least 9, the smaller side of size=\(9, 9\): this crop"),
-        (CenterCrop, {"size": (12, 9), "shorter": 8}, "shorter=8 must be at least 9"),
-        (Progressive, {"crop": CenterCrop(8, shorter=8), "sizes": {3: 9}}, "shorter=8 must be at least 9"),
-        (Progressive, {"sizes": {}}, "sizes={} must map epochs"),
-        (Progressive, {"sizes": 128}, "sizes=128 must map epochs"),
-        (Progressive, {"sizes": {-1: 8}}, "epoch -1 must be an int"),
-        (Progressive, {"sizes": {"0": 8}}, "epoch '0' must be an int"),
-        (Progressive, {"sizes": {0: 0}}, "size=0 must be positive"),
-        (Progressive, {"sizes": {0: 8}, "crop": Plain()}, "must be a frozen dataclass with a field size"),
+        (CenterCrop, {"shorter": 8}, r"shorter=8 .*size=\(9, 9\)"),
+        (CenterCrop, {"size": (12, 9), "shorter": 8}, "shorter=8 .* 9"),
+        (Progressive, {"crop": CenterCrop(8, shorter=8), "sizes": {3: 9}}, "shorter=8 .* 9"),
+        (Progressive, {"sizes": {}}, "sizes={}"),
+        (Progressive, {"sizes": 128}, "sizes=128"),
+        (Progressive, {"sizes": {-1: 8}}, "epoch -1"),
+        (Progressive, {"sizes": {"0": 8}}, "epoch '0'"),
+        (Progressive, {"sizes": {0: 0}}, "size=0"),
+        (Progressive, {"sizes": {0: 8}, "crop": Plain()}, "frozen dataclass .*size"),
     ],
 )
 def test_wrong_options_are_refused(make, options, text):
@@ -131,6 +131,7 @@ def test_wrong_options_are_refused(make, options, text):
 # --- RandomResizedCrop
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("size", "options"),
     [

@@ -59,7 +59,7 @@ def test_a_draw_depends_on_nothing_but_its_own_numbers():
         ((2**63, 0, [0], 1), "seed=9223372036854775808"),
         ((0, -2, [0], 1), "epoch=-2"),
         ((0, 0, [0], 1, -3), "stream=-3"),
-        *(((0, 0, ids, 1), "ids must be non-negative") for ids in ([-1], [0.5], [[1]])),
+        *(((0, 0, ids, 1), "^ids ") for ids in ([-1], [0.5], [[1]])),
     ],
 )
 def test_uniforms_refuse(arguments, message):

@@ -104,16 +104,16 @@ def test_indices_keep_their_order_without_shuffling(tmp_path):
 @pytest.mark.parametrize(
     ("subset", "text"),
     [
-        *((fraction, f"subset={fraction} must be above 0") for fraction in (0.0, 1.5, -1, math.nan)),
-        ([], r"subset=\[\] must be sample numbers"),
-        ([0.5, 0.5], r"subset=\[0.5, 0.5\] must be sample numbers"),
-        ([[1]], r"subset=\[\[1\]\] must be"),
-        ([True, False], "must be sample numbers .*bool"),
-        (True, "subset=True must be"),
-        ([1, 10], r"subset=\[1, 10\] must be within 0..9"),
-        ([-1], "within 0..9"),
-        ([3, 1, 3], "contains sample 3 more than once"),
-        ("nowhere.npy", "subset='nowhere.npy' cannot be read"),
+        *((fraction, f"subset={fraction} ") for fraction in (0.0, 1.5, -1, math.nan)),
+        ([], r"subset=\[\]"),
+        ([0.5, 0.5], r"subset=\[0.5, 0.5\]"),
+        ([[1]], r"subset=\[\[1\]\]"),
+        ([True, False], "subset=.*bool"),
+        (True, "subset=True"),
+        ([1, 10], r"subset=\[1, 10\] .*0\.\.9"),
+        ([-1], r"subset=\[-1\] .*0\.\.9"),
+        ([3, 1, 3], "sample 3 "),
+        ("nowhere.npy", "subset='nowhere.npy'"),
     ],
 )
 def test_subsets_that_are_none(subset, text):
@@ -186,20 +186,20 @@ def test_weights_from_a_file(tmp_path):
     np.save(tmp_path / "weights.npy", np.array([0, 1], np.float32))
     assert epoch_ids(2, weights=tmp_path / "weights.npy").tolist() == [1, 1]
     np.save(tmp_path / "objects.npy", np.array([object()]), allow_pickle=True)
-    with pytest.raises(ValueError, match=r"weights='.*objects.npy' cannot be read as a .npy file"):
+    with pytest.raises(ValueError, match=r"weights='.*objects.npy'"):
         checked_weights(tmp_path / "objects.npy", 1, None)
 
 
 @pytest.mark.parametrize(
     ("weights", "text"),
     [
-        ([1, 2], r"weights=\[1, 2\] must be one number for each of the 3 samples of the shards, not .*\[2\]"),
-        ([1, -1, 1], r"weights\[1\]=-1.0 must be a finite number"),
-        ([1, 1, math.nan], r"weights\[2\]=nan must be"),
-        ([math.inf, 1, 1], r"weights\[0\]=inf must be"),
-        ([0, 0, 0], r"weights=\[0, 0, 0\] must have a positive, finite sum .* not 0.0"),
-        (["a", "b", "c"], "weights=.* must be one number for each"),
-        ([[1], [1, 2], [3]], "weights must be a list of numbers"),
+        ([1, 2], r"weights=\[1, 2\] .* 3 samples .*\[2\]"),
+        ([1, -1, 1], r"weights\[1\]=-1.0"),
+        ([1, 1, math.nan], r"weights\[2\]=nan"),
+        ([math.inf, 1, 1], r"weights\[0\]=inf"),
+        ([0, 0, 0], r"weights=\[0, 0, 0\] .*sum .* 0.0"),
+        (["a", "b", "c"], "weights=.*a"),
+        ([[1], [1, 2], [3]], "^weights"),
         ([1e308, 1e308, 1e308], "finite sum .* not inf"),
     ],
 )

@@ -16,6 +16,7 @@ from helpers.pictures import jpeg, picture, tensor
 from helpers.small_tars import plain
 from tarpeg import CenterCrop, Folder, KeyedBatch, ShardError, Split
 from tarpeg.shards.folder import UnlabelledImages, find_images, left_out_line
+from tarpeg.shards.labels import read_labels
 
 FORMATS = {
     "a.jpg": ("JPEG", "RGB"),
@@ -48,7 +49,7 @@ def album(tmp_path):
 def predicted(source, **options):
     options = {"shuffle": False, "flip": 0, "target": None, "workers": 0, "fidelity": "exact"} | options
     loader = load(source, CenterCrop(48, shorter=56), **options)
-    with pytest.warns(UserWarning, match=r"shard .*album, key '.*' is not a JPEG: Pillow decodes"):
+    with pytest.warns(UserWarning, match=r"shard .*album, key '.*' is not a JPEG"):
         batches = list(loader)
     loader.close()
     return batches
@@ -69,7 +70,7 @@ def test_all_formats_in_order_with_their_paths_as_keys(album):
 
 
 def test_globs_paths_and_lists(album, monkeypatch):
-    keys = lambda source: [find_images(source).key(id) for id in range(len(find_images(source)))]  # noqa: E731
+    keys = lambda source: find_images(source).keys(range(len(find_images(source))))  # noqa: E731
     assert keys(f"{album}/**/*.p?m") == ["d/g/i.ppm", "d/g/j.pgm", "d/g/k.pbm"]
     assert keys(f"{album}/d/*") == ["e.bmp", "f.tiff"]
     assert keys(str(album / "a.jpg")) == ["a.jpg"]
@@ -88,32 +89,32 @@ def test_sources_that_mean_shards(tmp_path, album):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ShardError, match=r"has no \.tar file"):
         Split(tmp_path / "empty", CenterCrop(8)).open()
-    with pytest.raises(ShardError, match=r"cannot be read: .* has images and .* has shards"):
+    with pytest.raises(ShardError, match=r"has images .* shards"):
         Split([album, tmp_path / "x.tar"], CenterCrop(8)).open()
 
 
 def test_a_folder_has_no_labels(album):
-    with pytest.warns(UserWarning, match="has no labels|have no labels: they will be -1"):
+    with pytest.warns(UserWarning, match="no labels"):
         pictures = Split(album, CenterCrop(8)).open()
     assert pictures.labels([0, 1]).tolist() == [-1, -1]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Split(album, CenterCrop(8), target=None).open()
     for target, message in (("fine", "target='fine'"), ("json:label", "no member 'json'")):
-        with pytest.warns(UserWarning, match="no labels"), pytest.raises(ShardError, match=message):
-            next(iter(load(album, CenterCrop(8), target=target, workers=0, threads=0)))
+        with pytest.raises(ShardError, match=message):
+            read_labels(pictures, np.arange(2), target)
+        with pytest.raises(ShardError, match="no labels"):
+            load(album, CenterCrop(8), target=target, workers=0, threads=0)
 
 
 def test_a_broken_image_and_a_removed_one(album):
     (album / "c.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
-    with pytest.warns(
-        UserWarning, match=r"key 'c\.png': image is CORRUPT .*: its PNG header is damaged; .* takes its place"
-    ):
+    with pytest.warns(UserWarning, match=r"key 'c\.png': image is CORRUPT .*PNG header"):
         batches = predicted(album)
     assert sum(len(batch.key) for batch in batches) == len(FORMATS)
     pictures = Split(album, CenterCrop(8), target=None).open()
     (album / "a.jpg").unlink()
-    with pytest.raises(ShardError, match=r"image a\.jpg of .*album cannot be read: No such file"):
+    with pytest.raises(ShardError, match=r"a\.jpg of .*album .*No such file"):
         pictures.images([0])
 
 
@@ -124,7 +125,7 @@ def test_no_file_is_kept_open(tmp_path):
     pictures = pickle.loads(pickle.dumps(find_images(tmp_path)))
     assert isinstance(pictures, UnlabelledImages) and len(pictures.images(np.arange(300))) == 300
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-    assert (pictures.key(7), pictures.extensions(7), pictures.shard(7)) == ("007.jpg", ["jpg"], tmp_path)
+    assert (pictures.keys([7]), pictures.extensions(7), pictures.shard(7)) == (["007.jpg"], ["jpg"], tmp_path)
 
 
 # --- classes and splits
@@ -149,13 +150,13 @@ def test_names_of_splits(tmp_path, name):
     assert sorted(found["train"]) == [("cat/a", 0), ("dog/b", 1)]
     alone = filled(tmp_path / "alone", f"{name}/a.jpg", "zoo/b.jpg")
     assert alone.classes() == {name: 0, "zoo": 1}, "a single one may be a class"
-    with pytest.raises(ShardError, match="no train, which defines"):
+    with pytest.raises(ShardError, match="no train"):
         filled(tmp_path / "two", f"{name}/x/a.jpg", f"{'val' if split == 'test' else 'test'}/x/b.jpg").files()
 
 
 def test_splits_that_cannot_be_told_apart(tmp_path):
     folder = filled(tmp_path / "a", "train/cat/a.jpg", "val/cat/a.jpg", "dev/cat/a.jpg")
-    with pytest.raises(ShardError, match="directories dev and val, which are both the split val"):
+    with pytest.raises(ShardError, match="dev and val"):
         folder.parts()
     with pytest.raises(ShardError, match=r"train.* has no sub-directory"):
         filled(tmp_path / "b", "train/a.jpg", "test/b.jpg").files()
@@ -168,15 +169,15 @@ def test_splits_that_cannot_be_told_apart(tmp_path):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ("images/a.jpg annotations/a.xml", r"class 'annotations' of root=.* has no image.* add images\.$"),
-        ("train/cat/a.jpg info/a.xml z/a.xml", r"class 'info' .*nor have 1 more.* or give root=.*train'"),
-        ("train/cat/a.jpg test_images/b.jpg", "has train and test_images, which would be classes"),
-        ("train/cat/a.jpg holdout/cat/b.jpg", "has train and holdout, which .* Give root=.*/train', or"),
-        ("training_set/cat/a.jpg test_set/cat/b.jpg", "has training_set and test_set, which would"),
-        ("train2017/a.jpg val2017/b.jpg", "has train2017 and val2017, which would be classes"),
-        ("seg_train/seg_train/x/a.jpg seg_test/seg_test/x/b.jpg", "has seg_train and seg_test, which"),
-        ("images/train/x/a.jpg images/val/x/b.jpg", "has images, which .* Give root=.*images'"),
-        ("val/cat/a.jpg val/dog/b.jpg", "has val, which .* Give root=.*val'"),
+        ("images/a.jpg annotations/a.xml", r"'annotations' of root="),
+        ("train/cat/a.jpg info/a.xml z/a.xml", r"'info' .*1 more.*root=.*train'"),
+        ("train/cat/a.jpg test_images/b.jpg", "train and test_images"),
+        ("train/cat/a.jpg holdout/cat/b.jpg", "train and holdout.* root=.*/train'"),
+        ("training_set/cat/a.jpg test_set/cat/b.jpg", "training_set and test_set"),
+        ("train2017/a.jpg val2017/b.jpg", "train2017 and val2017"),
+        ("seg_train/seg_train/x/a.jpg seg_test/seg_test/x/b.jpg", "seg_train and seg_test"),
+        ("images/train/x/a.jpg images/val/x/b.jpg", "has images.* root=.*images'"),
+        ("val/cat/a.jpg val/dog/b.jpg", "has val.* root=.*val'"),
         ("train/cat/a.jpg eval/b.jpg", "val.* has no sub-directory"),
         ("Training/a.jpg Testing/b.jpg", "Training' has no sub-directory"),
     ],
@@ -198,10 +199,10 @@ def test_classes_with_names_of_splits_stay_classes(tmp_path):
     three = filled(tmp_path / "d", "train/x/a.jpg", "val/x/b.jpg", "eval/x/c.jpg", "val/empty/.x")
     assert list(three.parts()) == ["train", "val"]
     assert three.left_out() == {".x": 1, "folder eval, which is not a split": 1}
-    with pytest.raises(ShardError, match="empty is not one of the 1 classes of train"):
+    with pytest.raises(ShardError, match=r"empty .* 1 classes of train"):
         three.contents()
     (tmp_path / "d" / "train" / "empty").mkdir()
-    with pytest.raises(ShardError, match=r"class 'empty' of root=.*train' has no image"):
+    with pytest.raises(ShardError, match=r"'empty' of root=.*train'"):
         three.contents()
     filled(tmp_path / "d", "train/empty/a.jpg")
     assert three.contents()["classes"] == {"train/empty": 1, "train/x": 1, "val/x": 1}
@@ -210,7 +211,7 @@ def test_classes_with_names_of_splits_stay_classes(tmp_path):
 def test_splits_that_are_one_directory(tmp_path):
     folder = filled(tmp_path, "train/cat/a.jpg", "train/dog/a.jpg")
     (tmp_path / "val").symlink_to("train")
-    with pytest.raises(ShardError, match="the splits train and val, which are one directory, by a link"):
+    with pytest.raises(ShardError, match=r"train and val.* link"):
         folder.contents()
 
 
@@ -265,11 +266,11 @@ def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(ShardError, match=r"folder .*cat/closed cannot be read: Permission denied"):
+    with pytest.raises(ShardError, match=r"cat/closed .*Permission denied"):
         folder.files()
     linked = filled(tmp_path / "linked", "cat/a.jpg")
     (tmp_path / "linked" / "cat" / "b.jpg").symlink_to("nowhere")
-    with pytest.raises(ShardError, match=r"b\.jpg cannot be read: No such .* remove it; tarpeg\.build_cache"):
+    with pytest.raises(ShardError, match=r"b\.jpg .*No such .*tarpeg\.build_cache"):
         linked.contents()
     disk = filled(tmp_path / "disk", "train/x/a.jpg", "val/x/b.jpg", "closed/c.jpg")
     assert list(disk.contents()["classes"]) == ["train/x", "val/x"]

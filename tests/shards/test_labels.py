@@ -44,8 +44,8 @@ def test_fields_of_json(tmp_path):
 
 def test_a_member_is_parsed_once_for_all_its_fields(tmp_path, monkeypatch):
     source = shards(tmp_path, {"a": 1, "b": 2})
-    read, member = [], Shards.member
-    monkeypatch.setattr(Shards, "member", lambda self, *where: read.append(where) or member(self, *where))
+    read, members = [], Shards.members
+    monkeypatch.setattr(Shards, "members", lambda self, *where: read.append(where) or members(self, *where))
     assert labels(source, ["json:a", "json:b"]).tolist() == [[1, 2]]
     assert len(read) == 1
 
@@ -60,22 +60,22 @@ TOO_LONG = "1048577 bytes, and labels are read from members of up to 1048576"
 @pytest.mark.parametrize(
     ("document", "target", "text"),
     [
-        *((text, "json:a", "member 'json' is not JSON") for text in (b"{", b"\xff\xfe{}", b"1" * 5000)),
-        (b"[" * 200_000, "json:a", "nested too deeply"),
+        *((text, "json:a", "'json' .*JSON") for text in (b"{", b"\xff\xfe{}", b"1" * 5000)),
+        (b"[" * 200_000, "json:a", "nested"),
         (b" " * 2**20 + b"1", "json:a", TOO_LONG),
-        ({"b": 1}, "json:a", r"no field 'a': at 'a' it has fields \['b'\]"),
-        ({"a": 1}, "json:a.b", r"no field 'a.b': at 'b' it has a int"),
-        ({"a": [1]}, "json:a.1", r"no field 'a.1': at '1' it has a list"),
-        ({"a": [1]}, "json:a.-1", "no field 'a.-1'"),
-        ({"a": 1.0}, "json:a", r"field 'a' of member 'json' is 1\.0, not a 64-bit integer"),
-        ({"a": True}, "json:a", "is true, not a 64-bit"),
-        ({"a": 2**63}, "json:a", "is 9223372036854775808, not"),
-        ({"a": "7" * 99}, "json:a", r'is "7+\.\.\., not'),
-        ({"a": None}, "json:a", "is null, not"),
-        ({"a": "猫"}, "json:a", 'is "猫", not'),
-        ({"a": 1}, "xml:a", r"has no member 'xml', only \['jpg', 'json', 'cls'\]"),
-        ({"a": 1}, ["cls", "json:b"], "no field 'b'"),
-        *((text, "json", "member 'json' is '.*', not a 64-bit integer") for text in NOT_INTEGERS),
+        ({"b": 1}, "json:a", r"'a'.*\['b'\]"),
+        ({"a": 1}, "json:a.b", "'a.b'.* 'b' .*int"),
+        ({"a": [1]}, "json:a.1", "'a.1'.* '1' .*list"),
+        ({"a": [1]}, "json:a.-1", "'a.-1'"),
+        ({"a": 1.0}, "json:a", r"'a' .*'json' is 1\.0"),
+        ({"a": True}, "json:a", "is true"),
+        ({"a": 2**63}, "json:a", "is 9223372036854775808"),
+        ({"a": "7" * 99}, "json:a", r'is "7+\.\.\.'),
+        ({"a": None}, "json:a", "is null"),
+        ({"a": "猫"}, "json:a", 'is "猫"'),
+        ({"a": 1}, "xml:a", r"'xml'.*\['jpg', 'json', 'cls'\]"),
+        ({"a": 1}, ["cls", "json:b"], "'b'"),
+        *((text, "json", "'json' is '.*'") for text in NOT_INTEGERS),
     ],
 )
 def test_errors_of_labels_have_shard_and_key(tmp_path, document, target, text):

@@ -52,10 +52,10 @@ def test_reads_the_samples_that_webdataset_reads(tmp_path, format):
     path = write_tar(tmp_path / "a.tar", members, format)
     shards = Shards([path])
     theirs = list(webdataset.WebDataset(str(path), shardshuffle=False, empty_check=False))
-    assert [shards.key(i) for i in range(len(shards))] == [sample["__key__"] for sample in theirs]
+    assert shards.keys(range(len(shards))) == [sample["__key__"] for sample in theirs]
     for i, sample in enumerate(theirs):
         data = {name: value for name, value in sample.items() if not name.startswith("__")}
-        assert {name: shards.member(i, name) for name in shards.extensions(i)} == data
+        assert {name: shards.members([i], name)[0] for name in shards.extensions(i)} == data
     expected = [b"upper case", b"same name, other folder", b"image of b", b"the key again, not consecutive"]
     assert images(shards) == [*expected, b"dot in the folder", b"long name", b"unicode", b""]
     assert shards.extensions(2) == ["c.d.jpg", "png"]
@@ -74,7 +74,7 @@ def test_samples_without_image_are_left_out_with_one_warning_each_time(tmp_path)
         with pytest.warns(UserWarning, match=r"a\.tar: 2 samples have no image .* 'a'") as caught:
             shards = Shards([path])
         assert len(caught) == 1 and caught[0].filename == "tarpeg"
-        assert images(shards) == [b"B", b"D"] and shards.member(1, "cls") == b"4"
+        assert images(shards) == [b"B", b"D"] and shards.members([1], "cls")[0] == b"4"
 
 
 def test_a_duplicate_extension_is_an_error_with_shard_and_key(tmp_path):
@@ -92,12 +92,12 @@ def test_ids_number_the_samples_of_all_shards_in_order(tmp_path):
     assert len(shards) == 5
     assert images(shards) == [b"J0", b"J1", b"J2", b"J10", b"J11"]
     assert images(shards, np.array([4, 0, 4], np.int32)) == [b"J11", b"J0", b"J11"]
-    assert [shards.key(i) for i in (2, 3)] == ["k0002", "k0010"]
+    assert shards.keys([2, 3]) == ["k0002", "k0010"]
     assert [shards.shard(i) for i in (2, 3)] == paths
     labels = shards.labels(torch.tensor([3, 1]))
     assert labels.tolist() == [10, 1] and labels.dtype == torch.int64
-    assert shards.member(3, "cls") == shards.member(3, ".CLS") == b"10"
-    assert shards.member(3, "json") is None and shards.extensions(3) == ["jpg", "cls"]
+    assert shards.members([3], "cls")[0] == shards.members([3], ".CLS")[0] == b"10"
+    assert shards.members([3], "json")[0] is None and shards.extensions(3) == ["jpg", "cls"]
     assert shards.images([]) == [] and shards.labels([]).shape == (0,)
 
 
@@ -117,10 +117,10 @@ def test_images_are_views_and_ids_outside_are_refused(tmp_path):
     open_files = [os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()]
     assert not [name for name in open_files if name.endswith("a.tar")]
     for ids in ([-1], [3], [0, 99]):
-        for access in (shards.images, shards.labels, lambda ids: shards.key(ids[-1])):
-            with pytest.raises(IndexError, match=r"ids must be in 0\.\.2"):
+        for access in (shards.images, shards.labels, shards.keys):
+            with pytest.raises(IndexError, match=r"^ids .*0\.\.2"):
                 access(ids)
-    with pytest.raises(TypeError, match="ids must be integers"):
+    with pytest.raises(TypeError, match=r"^ids "):
         shards.images([0.5])
 
 
@@ -173,7 +173,7 @@ def test_shards_with_many_and_with_different_extensions(tmp_path):
     b = write_tar(tmp_path / "b.tar", [("b.x7", b"seven"), ("b.cls", b"2"), ("b.png", b"B")])
     shards = Shards([a, b])
     assert images(shards) == [b"A", b"B"] and shards.labels([1, 0]).tolist() == [2, 1]
-    assert shards.member(1, "x7") == b"seven" and shards.extensions(1) == ["x7", "cls", "png"]
+    assert shards.members([1], "x7")[0] == b"seven" and shards.extensions(1) == ["x7", "cls", "png"]
     assert len(shards.extensions(0)) == 302
 
 
@@ -181,10 +181,10 @@ def test_a_tar_that_changed_or_was_removed_after_indexing_is_an_error(tmp_path):
     path = plain(tmp_path / "a.tar", 30)
     shards = Shards([path])
     plain(path, 3)
-    with pytest.raises(ShardError, match=r"a\.tar changed since it was indexed"):
+    with pytest.raises(ShardError, match=r"a\.tar changed"):
         shards.images([0])
     path.unlink()
-    with pytest.raises(ShardError, match=r"a\.tar cannot be mapped"):
+    with pytest.raises(ShardError, match=r"a\.tar .*mapped"):
         shards.labels([0])
 
 
@@ -204,20 +204,20 @@ def test_a_tar_that_was_replaced_by_one_of_the_same_size_and_time(tmp_path, name
     opened = Shards([path])
     replaced(path, [*first, (f"{name}x.jpg", b"X"), (f"{name}x.cls", b"3"), *last])
     stale = Shards([path])  # the last sample, compared when a saved index is loaded, is the same
-    assert stale.key(1) == f"{name}b" and images(stale, [0, 2]) == [b"A", b"C"]
+    assert stale.keys([1])[0] == f"{name}b" and images(stale, [0, 2]) == [b"A", b"C"]
     message = rf"a\.tar, key '{name}x': the index has '{name}b' .*replaced by another of the same size"
-    for read in (lambda: stale.images([1]), lambda: opened.labels([1]), lambda: opened.member(1, "cls")):
+    for read in (lambda: stale.images([1]), lambda: opened.labels([1]), lambda: opened.members([1], "cls")):
         with pytest.raises(ShardError, match=message):
             read()
     again = Shards([path])
-    assert (again.key(1), images(again), again.labels([0, 1]).tolist()) == (
+    assert (again.keys([1])[0], images(again), again.labels([0, 1]).tolist()) == (
         f"{name}x",
         [b"A", b"X", b"C"],
         [1, 3],
     )
     replaced(path, [*first, *last, (f"{name}d.cls", b"4"), (f"{name}d.jpg", b"D")])
     other = Shards([path])
-    assert [other.key(id) for id in range(3)] == [f"{name}{key}" for key in "acd"] and other.labels([2]) == 4
+    assert other.keys(range(3)) == [f"{name}{key}" for key in "acd"] and other.labels([2]) == 4
 
 
 def test_a_label_that_has_become_shorter_is_not_read_with_its_old_size(tmp_path):
@@ -281,18 +281,18 @@ def test_a_cache_reads_like_the_tars_in_it(cache, tmp_path):
     assert images(shards) == images(others)
     assert shards.labels(range(60)).tolist() == others.labels(range(60)).tolist() == [7] * 60
     for id in range(60):
-        assert (shards.key(id), shards.shard(id).name) == (others.key(id), others.shard(id).name)
+        assert (shards.keys([id])[0], shards.shard(id).name) == (others.keys([id])[0], others.shard(id).name)
         assert shards.extensions(id) == others.extensions(id) == ["jpg", "cls"]
-        assert shards.member(id, "cls") == b"7"
+        assert shards.members([id], "cls")[0] == b"7"
 
 
 def test_opening_a_cache_reads_no_tar_and_writes_nothing(cache, cache_home, tmp_path):
     tar = cache / "train-0.tar"
     tar.write_bytes(bytes(tar.stat().st_size))
     assert len(Shards(expand(cache))) == 60
-    assert not list(cache.glob("*.npz")) and not list(cache_home.rglob("*.npz"))
+    assert not list(cache.glob("*.index")) and not list(cache_home.rglob("*.index"))
     shards = Shards([cache / "train-1.tar", plain(tmp_path / "other.tar"), tar])
-    assert [shards.key(id) for id in (0, 3, 6)] == ["f/k10", "k0000", "f/k00"]
+    assert shards.keys([0, 3, 6]) == ["f/k10", "k0000", "f/k00"]
 
 
 def test_a_part_of_a_cache_may_be_copied(cache):
@@ -300,7 +300,7 @@ def test_a_part_of_a_cache_may_be_copied(cache):
         (cache / name).unlink()
     assert len(Shards(expand(f"{cache}/train-{{0..1}}.tar"))) == 6
     for source in (cache, f"{cache}/*.tar", f"{cache}/train-*"):
-        with pytest.raises(CacheError, match=r"train-2\.tar, which manifest\.json lists, cannot be read"):
+        with pytest.raises(CacheError, match=r"train-2\.tar.* manifest\.json"):
             Shards(expand(source))
     assert len(Shards(expand(f"{cache}/train-1*"))) == 33
 
@@ -340,7 +340,7 @@ def test_every_damage_to_one_character_of_an_index_is_found(tmp_path):
     for place in range(len(text)):
         for bit in (1, 4, 32):
             idx.write_bytes(bytes([*text[:place], text[place] ^ bit, *text[place + 1 :]]))
-            with pytest.raises(CacheError, match=r"a\.idx is damaged, or not of this build"):
+            with pytest.raises(CacheError, match=r"a\.idx .*damaged"):
                 Shards([cache / "a.tar"])
 
 
@@ -366,19 +366,19 @@ def test_a_shard_of_a_cache_that_does_not_belong_to_its_index(cache):
     for read in (lambda: shards.images([4]), lambda: shards.labels([3])):
         with pytest.raises(CacheError, match=message):
             read()
-    assert not list(cache.glob("*.npz"))
+    assert not list(cache.glob("*.index"))
 
 
 def test_refused_manifests_and_unfinished_builds_are_errors_of_every_source(cache):
     """Which manifests are refused, and the messages: test_manifest.py."""
     (cache / "manifest.json").write_text('{"format": "other"}')
     for read, source in ((expand, cache), (expand, f"{cache}/*.tar"), (Shards, [cache / "train-0.tar"])):
-        with pytest.raises(CacheError, match="not the manifest of a tarpeg cache: its format is 'other'"):
+        with pytest.raises(CacheError, match=r"format .*'other'"):
             read(source)
     (cache / "manifest.json").unlink()
     (cache / ".building").mkdir()
     for source in (cache, f"{cache}/train-*.tar"):
-        with pytest.raises(CacheError, match=r"build was not finished .*run the same build again"):
+        with pytest.raises(CacheError, match="not finished"):
             expand(source)
     add_manifest(cache)
     assert len(Shards(expand(cache))) == 60
@@ -387,8 +387,6 @@ def test_refused_manifests_and_unfinished_builds_are_errors_of_every_source(cach
 MEASURE = """
 import json, os, time
 import numpy, torch, tarpeg
-from tarpeg.loader.config import LoaderConfig
-from tarpeg.loader.loader import Loader
 from tarpeg.ops import decode
 from tarpeg.shards.mapped import Shards
 
@@ -401,8 +399,8 @@ before = memory("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")  # resets VmHWM
 started = time.process_time()  # of all threads: independent of other load on the machine
 split = tarpeg.Split(folder, tarpeg.RandomResizedCrop(8))
-config = LoaderConfig(64, workers=0, threads=2)
-loader = Loader(split.open(), split, config, shuffle=True, keys=True, rank=0, world=1)
+config = tarpeg.LoaderConfig(64, workers=0, threads=2)
+loader = tarpeg.Loader(split, keys=True, config=config)
 batch = next(iter(loader))
 seconds = time.process_time() - started
 started = time.process_time()

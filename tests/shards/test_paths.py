@@ -29,7 +29,7 @@ def test_expand_folder_glob_braces_path_and_list(tmp_path):
     assert expand((tmp_path / "below", paths[0])) == [tmp_path / "below" / "p-009.tar", paths[0]]
     assert expand(f"{tmp_path}/**/p-009.tar") == [tmp_path / "below" / "p-009.tar"]
     Shards(paths)
-    assert (tmp_path / "p-000.tarpeg.npz").exists()
+    assert (tmp_path / "p-000.tarpeg.index").exists()
     assert expand(f"{tmp_path}/p-*") == in_order
 
 
@@ -58,18 +58,18 @@ NOT_LOCAL = ["s3://bucket/a-{{000..001}}.tar", ["{dir}/a-000.tar", "https://host
     ("source", "message"),
     [
         ([], "has no shards"),
-        ("", "'' has no shards"),
+        ("", "^''"),
         (["{dir}/a-000.tar", ""], "has no shards"),
-        ("{dir}/absent.tar", "absent.tar does not exist; its folder .* has a-000.tar, empty"),
-        ("{dir}/nowhere/a.tar", "does not exist; there is no folder"),
-        ("{dir}/q-*.tar", r"q-\*.tar.*no file matches this pattern; its folder .* has a-000.tar, empty\."),
-        ("{dir}/a-{{000..001}}.tar", r"a-001.tar does not exist"),
-        ("{dir}/a-{{000.tar", "braces do not match"),
-        ("{dir}/a-{{000}}.tar", "does not exist"),
-        ("{dir}/empty", r"has no .tar file\. Expected are"),
+        ("{dir}/absent.tar", "absent.tar.* a-000.tar, empty"),
+        ("{dir}/nowhere/a.tar", "nowhere"),
+        ("{dir}/q-*.tar", r"q-\*.tar.* a-000.tar, empty\."),
+        ("{dir}/a-{{000..001}}.tar", "a-001.tar"),
+        ("{dir}/a-{{000.tar", "braces"),
+        ("{dir}/a-{{000}}.tar", r"a-\{000\}.tar"),
+        ("{dir}/empty", "empty.*no .tar"),
         (["{dir}/a-000.tar", "{dir}/empty/../a-000.tar"], "is there twice"),
         (["{dir}", "{dir}/a-000.tar"], "is there twice"),
-        *((source, r"is not local\. Give Split\(\.\.\., streaming=True\)") for source in NOT_LOCAL),
+        *((source, "streaming=True") for source in NOT_LOCAL),
     ],
 )
 def test_expand_refuses(tmp_path, source, message):

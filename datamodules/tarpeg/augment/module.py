@@ -1,4 +1,4 @@
-"""``Augment``, the module that distorts and normalises a batch on its own device, and ``Mix``."""
+"""``Augment``, the module that distorts and normalises a batch on its own device."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 from ..errors import explains_arguments
 from ..ops import library
+from ..remedies import Call, Message, Setting
 from ..sampling import rng
-from .distortions import Affine, Color, Distortion, Erase, Mask, check_probabilities
-from .policies import Interpolation, Policy, Program, applied
+from . import geometry
+from .distortions import Affine, Distortion, Erase, GridMask, check_probabilities
+from .mixing import Mix
+from .policies import ColorJitter, Interpolation, Policy, Program, applied
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -37,25 +40,42 @@ _MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch
 
 @explains_arguments({"horizontal": "flip= is the probability of mirroring left to right"})
 class Augment(nn.Module):
-    """Turn uint8 images into normalised network input, in one pass over memory: ``tarpeg.augment_batch``.
+    """Turn uint8 images into normalised network input, in one pass over memory.
 
-    In training, images are distorted in this order: ``flip``, the probability of mirroring left to right (if
-    ``Split(flip=...)`` does not do it); ``policy``, such as ``RandAugment()`` or a list of policies;
-    ``affine``, ``color``, ``erase`` and ``mask``. In training and evaluation they are then converted to
-    ``space``, "rgb" or "ycbcr" (BT.601, full range), and normalised: (image / 255 - mean) / std, with one
-    mean and std per channel, for values in 0..1.
-
-    ``fill``: level in 0..255, or one per channel, of erased pixels (in ``space``) and of pixels outside the
-    warped image (in RGB); by default ``mean``, which becomes 0. ``mix``: MixUp and CutMix, which
-    ``ShardDataModule`` runs because they need the labels. ``dtype``: "float32", "float16" or "bfloat16".
-    ``memory_format``: "contiguous", "channels_last", or None for the images' own.
+    In training, images are distorted in this order: ``flip``, ``policy``, ``affine``, ``color``, ``erase``,
+    ``mask``. In training and evaluation they are then converted to ``space`` and normalised:
+    (image / 255 - mean) / std.
 
     ``forward`` takes uint8 ``[B, 3, H, W]``, or gray ``[B, 1, H, W]`` if ``mean`` and ``std`` have one number
     each (then without ``policy``, ``color`` and "ycbcr"), and returns ``dtype`` of the same shape on the same
-    device. Its
-    random parameters come from ``params``, a function of seed, epoch and sample ids: they are the same for
-    any number of workers and ranks, and after a resume. If they are not given, images count as samples 0, 1,
-    2 ... in the order of the calls.
+    device. Its random parameters come from ``params``, a function of seed, epoch and sample ids: they are the
+    same for any number of workers and ranks, and after a resume. Without params, images count as samples 0,
+    1, 2 ... in the order of the calls.
+
+    Args:
+        mean: Mean of each channel, for values in 0 to 1.
+        std: Standard deviation of each channel, for values in 0 to 1.
+        flip: Probability, 0 to 1, of mirroring left to right, if ``Split(flip=...)`` does not do it.
+        policy: A policy such as ``RandAugment()``, or a list of policies.
+        affine: Random scale, shear, rotation and translation.
+        color: Random brightness, contrast, saturation and hue.
+        erase: Erasing of a random box.
+        mask: Erasing of random cells of a grid.
+        space: "rgb", or "ycbcr" (BT.601, full range).
+        fill: Level in 0 to 255, or one per channel, of erased pixels (in ``space``) and of pixels from
+            outside the warped image (in RGB); by default ``mean``, which becomes 0.
+        mix: MixUp and CutMix, which ``ShardDataModule`` runs because they need the labels.
+        dtype: "float32", "float16" or "bfloat16", or torch's type.
+        memory_format: "contiguous", "channels_last", or None for the images' own.
+
+    Example:
+        >>> augment = tarpeg.Augment(flip=0.5, color=tarpeg.ColorJitter(0.4), erase=tarpeg.Erase(0.25))
+        >>> images = torch.randint(256, (8, 3, 64, 64), dtype=torch.uint8)
+        >>> params = augment.params([0, 1, 2, 3, 4, 5, 6, 7], images.shape[2:], seed=0, epoch=0)
+        >>> augment(images, params).shape
+        torch.Size([8, 3, 64, 64])
+        >>> augment.eval()(images).dtype  # only converts and normalises
+        torch.float32
     """
 
     def __init__(
@@ -66,9 +86,9 @@ class Augment(nn.Module):
         flip: float = 0.0,
         policy: Policy | Sequence[Policy] | None = None,
         affine: Affine | None = None,
-        color: Color | None = None,
+        color: ColorJitter | None = None,
         erase: Erase | None = None,
-        mask: Mask | None = None,
+        mask: GridMask | None = None,
         space: Literal["rgb", "ycbcr"] = "rgb",
         fill: float | Sequence[float] | None = None,
         mix: Mix | None = None,
@@ -89,11 +109,21 @@ class Augment(nn.Module):
             )
         if space not in ("rgb", "ycbcr"):
             raise ValueError(f"space={space!r} must be 'rgb' or 'ycbcr'")
-        parts = {"affine": affine, "color": color, "erase": erase, "mask": mask, "mix": mix}
-        for name, part in parts.items():
+        parts: dict[str, tuple[type, object]] = {
+            "affine": (Affine, affine),
+            "color": (ColorJitter, color),
+            "erase": (Erase, erase),
+            "mask": (GridMask, mask),
+            "mix": (Mix, mix),
+        }
+        for name, (kind, part) in parts.items():
             if isinstance(part, Mapping):  # a config without its class
                 raise ValueError(
-                    f"{name}={dict(part)!r} must be a tarpeg.{name.title()}, got a {type(part).__name__}"
+                    Message(
+                        f"{name}={dict(part)!r} must be a tarpeg.{kind.__name__}, got a "
+                        f"{type(part).__name__}: give ",
+                        Setting("Augment", name, Call(f"tarpeg.{kind.__name__}")),
+                    )
                 )
         if len(mean) == 1:
             for name, value in (("color", color), ("policy", policy), ("space", space)):
@@ -138,12 +168,19 @@ class Augment(nn.Module):
         occurrence: npt.ArrayLike | None = None,
         views: int | Sequence[int] = 1,
     ) -> dict[str, Tensor]:
-        """Draw the parameters of samples ids [B]: arguments of ``tarpeg.augment_batch``.
+        """Draw the parameters of some samples: arguments of ``tarpeg.augment_batch``.
 
-        ``ops0``, ``values0`` and ``weights0``, ``ops1`` ... are the programs of ``policy``.
-        ``size``: (height, width) of the images. ``occurrence``: [B], which occurrence of its sample in the
-        epoch, from 0; None means 0. ``views``: images per sample, or the numbers of their views; the result
-        has [views * B] rows, the first view of all samples first.
+        Args:
+            ids: Sample ids [B].
+            size: (height, width) of the images.
+            seed: Seed of the run.
+            epoch: Epoch, from 0.
+            occurrence: [B], which occurrence of its sample in the epoch, from 0; None is 0.
+            views: Images per sample, or the numbers of their views.
+
+        Returns:
+            Tensors of views * B rows, the first view of all samples first. ``ops0``, ``values0`` and
+            ``weights0``, ``ops1`` ... are the programs of ``policy``.
         """
         rows, (height, width) = np.asarray(ids), size
         occurrences = np.zeros_like(rows) if occurrence is None else np.asarray(occurrence)
@@ -168,6 +205,25 @@ class Augment(nn.Module):
         for stream, distortion in self.distortions.items():
             params |= distortion.params(uniforms(distortion.draws, stream), (height, width))
         return params
+
+    def geometry(self, params: Mapping[str, Tensor], size: Sequence[int]) -> Tensor | None:
+        """Return how ``params`` move the pixels of each image: float64 [B, 2, 3], or None if they move none.
+
+        The matrices map points (x, y) of the image to points of its result, of the same size, flips included.
+        Coordinates are those of pixel edges: pixel i covers [i, i + 1), and a mirrored image of width w has
+        x' = w - x. AugMix, whose result is a sum of images that lie differently, counts as not moving.
+
+        Args:
+            params: The result of ``params``, on any device; the matrices are on that device.
+            size: (height, width) of the images.
+
+        Example:
+            >>> augment = tarpeg.Augment(flip=1.0)
+            >>> params = augment.params([7], (200, 300))
+            >>> augment.geometry(params, (200, 300)).tolist()
+            [[[-1.0, 0.0, 300.0], [0.0, 1.0, 0.0]]]
+        """
+        return geometry.affines(params, size)
 
     def forward(self, images: Tensor, params: Mapping[str, Tensor] | None = None) -> Tensor:
         """Normalise ``images``, uint8 ``[B, C, H, W]``; in training, distort them by ``params`` first."""
@@ -194,13 +250,13 @@ class Augment(nn.Module):
         has_operators = kind == "cpu" or (kind == "cuda" and library.has_cuda(images.device))
         if not params and self.space == "rgb" and not has_operators:
             return self._normalise_by_torch(images)
-        if self.stages and params:
-            images, params = self._run_policies(images, dict(params))
         # Importing ops.augment loads the native library; importing this module must not.
         from ..ops.augment import augment_batch
 
         matrix = torch.tensor(_YCBCR, dtype=torch.float64, device="cpu") if self.space == "ycbcr" else None
         arguments: dict[str, Any] = {"colour_matrix": matrix, **params}
+        if self.stages and params:
+            images, arguments["programs"] = self._run_policies(images, arguments)
         return augment_batch(
             images,
             **arguments,
@@ -224,7 +280,13 @@ class Augment(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """In training, mix the output of ``forward`` and its labels.
 
-        ``first``: id of the first sample. ``occurrence``: which of its occurrences, in repeated augmentation.
+        Args:
+            images: Output of ``forward``.
+            labels: int64 [B].
+            first: Id of the batch's first sample.
+            seed: Seed of the run.
+            epoch: Epoch, from 0.
+            occurrence: Which occurrence of the first sample in the epoch, in repeated augmentation.
         """
         if self.mix is None or not self.training:
             return images, labels
@@ -250,20 +312,23 @@ class Augment(nn.Module):
         self._seen += len(images)
         return self.params(ids, images.shape[2:])
 
-    def _run_policies(self, images: Tensor, params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the images, uint8, after all policies, and the params that are not theirs."""
+    def _run_policies(self, images: Tensor, params: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        """Move programs out of ``params``: run all but the last, and return the images and the last one."""
         from ..ops.programs import run_programs
 
-        for number, stage in enumerate(self.stages):
-            images = run_programs(
-                images,
-                params.pop(f"ops{number}"),
-                params.pop(f"values{number}"),
-                params.pop(f"weights{number}", None),
-                nearest=stage.interpolation != "bilinear",
-                fill=stage.fill,
-            )
-        return images, params
+        programs = [
+            {
+                "ops": params.pop(f"ops{number}"),
+                "values": params.pop(f"values{number}"),
+                "weights": params.pop(f"weights{number}", None),
+                "nearest": stage.interpolation != "bilinear",
+                "fill": stage.fill,
+            }
+            for number, stage in enumerate(self.stages)
+        ]
+        for program in programs[:-1]:
+            images = run_programs(images, **program)
+        return images, programs[-1]
 
     def _normalise_by_torch(self, images: Tensor) -> Tensor:
         """Normalise on a device without operators: CUDA without a compiler for it, or another kind."""
@@ -274,61 +339,6 @@ class Augment(nn.Module):
         )
         normalised = torch.addcmul(term, images.float(), factor)
         return normalised.to(self.dtype, memory_format=self.memory_format or torch.preserve_format)
-
-
-@dataclass(frozen=True)
-class Mix:
-    """Mix each image with its neighbour in the batch, and their labels: torchvision v2's MixUp and CutMix.
-
-    ``classes``: number of classes. ``mixup`` and ``cutmix``: alpha of the Beta distribution of the mixing
-    ratio; 0 disables the method. ``probability``: of mixing a batch. ``cutmix_share``: probability of CutMix
-    if both are enabled.
-
-    Labels int64 ``[B]`` become float32 ``[B, classes]``, mixed or not. One ratio holds for a rank's batch and
-    depends on seed, epoch and the batch's first sample: only this result depends on the number of ranks.
-    """
-
-    classes: int
-    mixup: float = 0.2
-    cutmix: float = 1.0
-    probability: float = 1.0
-    cutmix_share: float = 0.5
-
-    draws: ClassVar[int] = 3
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.classes, int) or self.classes < 1:
-            raise ValueError(f"classes={self.classes!r} must be the number of classes, at least 1")
-        for name in ("mixup", "cutmix"):
-            value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"{name}={value!r} must be the alpha of a Beta distribution, or 0 for never")
-        check_probabilities(self, "probability", "cutmix_share")
-
-    def __call__(
-        self, images: Tensor | list[Tensor], labels: Tensor, uniforms: Sequence[float]
-    ) -> tuple[Tensor, Tensor]:
-        """Mix ``images``, floating point ``[B, C, H, W]``, by three uniform draws."""
-        from torchvision.transforms import v2
-
-        if isinstance(images, list) or images.ndim != 4:
-            got = [list(part.shape) for part in images] if isinstance(images, list) else list(images.shape)
-            raise ValueError(f"mix takes one view of each image, [B, 3, H, W], got {got}")
-        if labels.ndim != 1 or labels.dtype != torch.int64:
-            raise ValueError(f"mix takes labels int64 [B], got {labels.dtype} {list(labels.shape)}")
-        low, high = (int(bound) for bound in labels.aminmax()) if labels.device.type == "cpu" else (0, 0)
-        if low < 0 or high >= self.classes:
-            raise ValueError(f"labels {low}..{high} must be in 0..{self.classes - 1}, see classes of Mix")
-        is_mixed, method, seed = uniforms
-        if is_mixed >= self.probability or not (self.mixup or self.cutmix):
-            return images, torch.nn.functional.one_hot(labels, self.classes).float()
-        is_cutmix = self.cutmix > 0 and (self.mixup == 0 or method < self.cutmix_share)
-        alpha, transform = (self.cutmix, v2.CutMix) if is_cutmix else (self.mixup, v2.MixUp)
-        # torchvision draws from torch's CPU generator: seed a copy of it from our draw.
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(seed * 2**53))
-            mixed, soft = transform(alpha=alpha, num_classes=self.classes)(images, labels)
-        return mixed, soft.float()
 
 
 class _Stage(NamedTuple):

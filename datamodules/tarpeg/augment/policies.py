@@ -18,27 +18,24 @@ import torch
 from torch import Tensor
 
 from ..sampling.rng import Float64
-from .distortions import Range, _between, _set_range, check_probabilities
-
-# The codes of ops.programs.Op, in order; importing that module would load the native library.
-_NAMES = (
-    "IDENTITY FLIP AFFINE BRIGHTNESS CONTRAST SATURATION HUE SHARPNESS POSTERIZE SOLARIZE AUTOCONTRAST "
-    "EQUALIZE INVERT GRAYSCALE BLUR SOLARIZE_ADD"
+from .distortions import Params, Range, _between, _set_range, check_probabilities
+from .tables import (
+    AUTO,
+    CODES,
+    FACTORS,
+    KINDS,
+    MIXED,
+    PAIRS,
+    RAND,
+    STANDARD,
+    TIMM,
+    WIDE,
+    codes_of,
+    pairs_of,
+    table_of,
+    timm_amount,
+    values_of,
 )
-CODES = {name: code for code, name in enumerate(_NAMES.split())}
-
-# Operations by torchvision's and timm's names.
-_WARPS = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
-_FACTORS = ("Brightness", "Color", "Contrast", "Sharpness")
-_KINDS = (*_WARPS, *_FACTORS, "Posterize", "Solarize", "AutoContrast", "Equalize")
-_RAND, _AUTO, _TIMM = ("Identity", *_KINDS), (*_KINDS, "Invert"), (*_KINDS, "Invert", "SolarizeAdd")
-
-# The strongest shear, translation (a fraction of the side, or pixels), rotation and change of a factor, and
-# the bits that the weakest and the strongest posterisation keep.
-_Ranges = tuple[float, float, float, float, int, int]
-_STANDARD: _Ranges = (0.3, 150 / 331, 30.0, 0.9, 8, 4)
-_WIDE: _Ranges = (0.99, 32.0, 135.0, 0.99, 8, 2)
-_MIXED: _Ranges = (0.3, 1 / 3, 30.0, 0.9, 4, 0)
 
 Interpolation = Literal["nearest", "bilinear"]
 
@@ -46,8 +43,10 @@ Interpolation = Literal["nearest", "bilinear"]
 class Program(NamedTuple):
     """Arguments of ``run_programs`` for B images, c chains and n operations.
 
-    ``ops``: int32 ``[B, c, n]``. ``values``: float32 ``[B, c, n, 6]``. ``weights``: float32
-    ``[B, c + 1]``, or None for one chain whose result is the image.
+    Attributes:
+        ops: int32 ``[B, c, n]``.
+        values: float32 ``[B, c, n, 6]``.
+        weights: float32 ``[B, c + 1]``; None for one chain whose result is the image.
     """
 
     ops: Tensor
@@ -58,8 +57,19 @@ class Program(NamedTuple):
 class Policy:
     """Base class of the policies: ``Augment(policy=...)`` takes one or a list.
 
-    ``interpolation`` and ``fill`` (a level in 0..255, or three) hold for shears, translations and rotations.
-    fill None is black; interpolation None: the policy has none of these operations.
+    A policy of your own is a frozen dataclass with ``draws``, the count of random numbers per image, and
+    ``program(uniforms, size)``, which turns them into operations of ``run_programs``.
+
+    Attributes:
+        interpolation: "nearest" or "bilinear", of shears, translations and rotations; None if the policy has
+            none of these operations.
+        fill: Level in 0 to 255, or three levels, of pixels from outside the image; None is black.
+
+    Example:
+        >>> policies = [tarpeg.RandAugment(2, 9), tarpeg.Grayscale(0.1)]
+        >>> all(isinstance(policy, tarpeg.Policy) for policy in policies)
+        True
+        >>> augment = tarpeg.Augment(policy=policies)
     """
 
     interpolation: Interpolation | None = None
@@ -78,20 +88,41 @@ class Policy:
 
 def run_policies(policies: Sequence[Policy], images: Tensor, draw: Callable[[int, int], Float64]) -> Tensor:
     """Return uint8 images ``[B, 3, H, W]`` after policies; ``draw(k, count)``: of policy k, [B, count]."""
+    height, width = images.shape[-2:]
+    return run_drawn(policies, drawn_programs(policies, draw, (height, width)), images)
+
+
+def drawn_programs(
+    policies: Sequence[Policy], draw: Callable[[int, int], Float64], size: tuple[int, int]
+) -> list[Program]:
+    """Return the programs of policies for images of that (height, width); ``draw``: see run_policies."""
+    return [policy.program(draw(number, policy.draws), size) for number, policy in enumerate(policies)]
+
+
+def run_drawn(policies: Sequence[Policy], programs: Sequence[Program], images: Tensor) -> Tensor:
+    """Return uint8 images ``[B, 3, H, W]`` after the programs that were drawn for these policies."""
     from ..ops.programs import run_programs  # loads the native library, which this module must not
 
-    height, width = images.shape[-2:]
-    for number, policy in enumerate(policies):
-        program = policy.program(draw(number, policy.draws), (height, width))
+    for policy, program in zip(policies, programs, strict=True):
         images = run_programs(images, *program, nearest=policy.interpolation != "bilinear", fill=policy.fill)
     return images
 
 
 @dataclass(frozen=True)
 class RandAugment(Policy):
-    """``num_ops`` random operations of one magnitude per image: torchvision's RandAugment.
+    """Apply ``num_ops`` random operations of one magnitude per image: torchvision's RandAugment.
 
-    ``magnitude``: 0 to ``num_magnitude_bins`` - 1, where the last is the strongest.
+    Args:
+        num_ops: Operations per image.
+        magnitude: Strength, 0 to ``num_magnitude_bins`` - 1.
+        num_magnitude_bins: Number of strengths.
+        interpolation: "nearest" or "bilinear", of shears, translations and rotations.
+        fill: Level in 0 to 255, or three levels, of pixels from outside the image; None is black.
+
+    Example:
+        >>> augment = tarpeg.Augment(policy=tarpeg.RandAugment(num_ops=2, magnitude=9))
+        >>> augment(torch.zeros(8, 3, 64, 64, dtype=torch.uint8)).shape
+        torch.Size([8, 3, 64, 64])
     """
 
     num_ops: int = 2
@@ -113,7 +144,7 @@ class RandAugment(Policy):
 
     def program(self, uniforms: Float64, size: tuple[int, int]) -> Program:
         """Programs of one chain of ``num_ops`` operations, from draws [B, 2 num_ops]."""
-        codes, values = _table(_RAND, _STANDARD, self.num_magnitude_bins, size)
+        codes, values = table_of(RAND, STANDARD, self.num_magnitude_bins, size)
         which, sign = np.moveaxis(uniforms.reshape(-1, 1, self.num_ops, 2), -1, 0)
         index = _index(which, len(codes))
         return _program(codes[index], values[index, _index(sign, 2), self.magnitude])
@@ -121,7 +152,18 @@ class RandAugment(Policy):
 
 @dataclass(frozen=True)
 class TrivialAugmentWide(Policy):
-    """One random operation of random magnitude per image: torchvision's TrivialAugmentWide."""
+    """Apply one random operation of random magnitude per image: torchvision's TrivialAugmentWide.
+
+    Args:
+        num_magnitude_bins: Number of strengths.
+        interpolation: "nearest" or "bilinear", of shears, translations and rotations.
+        fill: Level in 0 to 255, or three levels, of pixels from outside the image; None is black.
+
+    Example:
+        >>> augment = tarpeg.Augment(policy=tarpeg.TrivialAugmentWide(interpolation="bilinear"))
+        >>> augment(torch.zeros(8, 3, 64, 64, dtype=torch.uint8)).shape
+        torch.Size([8, 3, 64, 64])
+    """
 
     num_magnitude_bins: int = 31
     interpolation: Interpolation = "nearest"
@@ -135,7 +177,7 @@ class TrivialAugmentWide(Policy):
 
     def program(self, uniforms: Float64, size: tuple[int, int]) -> Program:
         """Programs of one operation, from draws [B, 3]: which, magnitude and sign."""
-        codes, values = _table(_RAND, _WIDE, self.num_magnitude_bins, size)
+        codes, values = table_of(RAND, WIDE, self.num_magnitude_bins, size)
         which, magnitude, sign = uniforms.T[:, :, None, None]
         index = _index(which, len(codes))
         chosen = values[index, _index(sign, 2), _index(magnitude, self.num_magnitude_bins)]
@@ -144,9 +186,17 @@ class TrivialAugmentWide(Policy):
 
 @dataclass(frozen=True)
 class AutoAugment(Policy):
-    """One of 25 pairs of operations per image, each with its own probability: torchvision's AutoAugment.
+    """Apply one of 25 pairs of operations, each with its probability, per image: torchvision's AutoAugment.
 
-    ``policy``: "imagenet", "cifar10" or "svhn", the data set on which the pairs were learned.
+    Args:
+        policy: Data set on which the pairs were learned: "imagenet", "cifar10" or "svhn".
+        interpolation: "nearest" or "bilinear", of shears, translations and rotations.
+        fill: Level in 0 to 255, or three levels, of pixels from outside the image; None is black.
+
+    Example:
+        >>> augment = tarpeg.Augment(policy=tarpeg.AutoAugment("cifar10"))
+        >>> augment(torch.zeros(8, 3, 32, 32, dtype=torch.uint8)).shape
+        torch.Size([8, 3, 32, 32])
     """
 
     policy: str = "imagenet"
@@ -156,14 +206,14 @@ class AutoAugment(Policy):
     draws: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
-        if self.policy not in _PAIRS:
-            raise ValueError(f"policy={self.policy!r} must be one of {', '.join(map(repr, _PAIRS))}")
+        if self.policy not in PAIRS:
+            raise ValueError(f"policy={self.policy!r} must be one of {', '.join(map(repr, PAIRS))}")
         _check_geometry(self)
 
     def program(self, uniforms: Float64, size: tuple[int, int]) -> Program:
         """Programs of two operations, from draws [B, 5]: the pair, and for each whether, and its sign."""
-        kinds, probabilities, magnitudes = _pairs(self.policy)
-        codes, values = _table(_AUTO, _STANDARD, 10, size)
+        kinds, probabilities, magnitudes = pairs_of(self.policy)
+        codes, values = table_of(AUTO, STANDARD, 10, size)
         pair = _index(uniforms[:, 0], len(kinds))
         whether, sign = uniforms[:, 1:].reshape(-1, 2, 2).transpose(2, 0, 1)
         ops = np.where(whether < probabilities[pair], codes[kinds[pair]], CODES["IDENTITY"])
@@ -172,11 +222,21 @@ class AutoAugment(Policy):
 
 @dataclass(frozen=True)
 class AugMix(Policy):
-    """The image mixed with several chains of random operations: torchvision's AugMix.
+    """Mix each image with several chains of random operations: torchvision's AugMix.
 
-    ``severity``: 1 to 10. ``mixture_width``: number of chains. ``chain_depth``: operations per chain, -1 for
-    a random 1 to 3. ``alpha``: of the Dirichlet distributions of the shares. ``all_ops``: also brightness,
-    color, contrast and sharpness.
+    Args:
+        severity: Strength of the operations, 1 to 10.
+        mixture_width: Number of chains.
+        chain_depth: Operations per chain; -1 for a random number of 1 to 3.
+        alpha: Parameter of the Dirichlet distributions of the shares.
+        all_ops: Also change brightness, colour, contrast and sharpness.
+        interpolation: "nearest" or "bilinear", of shears, translations and rotations.
+        fill: Level in 0 to 255, or three levels, of pixels from outside the image; None is black.
+
+    Example:
+        >>> augment = tarpeg.Augment(policy=tarpeg.AugMix(severity=3))
+        >>> augment(torch.zeros(8, 3, 64, 64, dtype=torch.uint8)).shape
+        torch.Size([8, 3, 64, 64])
     """
 
     severity: int = 3
@@ -209,8 +269,8 @@ class AugMix(Policy):
 
     def program(self, uniforms: Float64, size: tuple[int, int]) -> Program:
         """Programs of ``mixture_width`` chains, and weights, from draws [B, draws]."""
-        kinds = tuple(kind for kind in _KINDS if self.all_ops or kind not in _FACTORS)
-        codes, values = _table(kinds, _MIXED, 10, size)
+        kinds = tuple(kind for kind in KINDS if self.all_ops or kind not in FACTORS)
+        codes, values = table_of(kinds, MIXED, 10, size)
         width, depth = self.mixture_width, self._depth
         own, shares, depths, rest = np.split(uniforms, [2, 2 + width, 2 + 2 * width], axis=1)
         which, magnitude, sign = np.moveaxis(rest.reshape(len(uniforms), width, depth, 3), -1, 0)
@@ -228,12 +288,20 @@ class AugMix(Policy):
 class TimmRandAugment(Policy):
     """timm's RandAugment, given as its ``--aa``: "rand-m7-mstd0.5-inc1" (ResNet strikes back, A2).
 
-    ``config``: "rand", then in any order m (magnitude, 0 to 10), n (operations, 2), p (probability of each,
-    0.5), mstd (standard deviation of the magnitude; above 100: uniform in 0..m), mmax (its upper bound, 10)
-    and inc1 (all operations become stronger with the magnitude). ``fill``: ImageNet's mean, as in timm.
-
-    Different from timm, which runs Pillow: interpolation is always bilinear (timm: bilinear or bicubic, at
+    Different from timm, which runs Pillow, interpolation is always bilinear (timm's is bilinear or bicubic at
     random), and colours may differ by one level.
+
+    Args:
+        config: "rand", then in any order m (magnitude, 0 to 10), n (operations, 2), p (probability of each,
+            0.5), mstd (standard deviation of the magnitude; above 100: uniform in 0 to m), mmax (its upper
+            bound, 10) and inc1 (all operations become stronger with the magnitude).
+        interpolation: "nearest" or "bilinear", of shears, translations and rotations.
+        fill: Level in 0 to 255, or three levels, of pixels from outside the image; default as in timm.
+
+    Example:
+        >>> augment = tarpeg.Augment(policy=tarpeg.TimmRandAugment("rand-m7-mstd0.5-inc1"))
+        >>> augment(torch.zeros(8, 3, 64, 64, dtype=torch.uint8)).shape
+        torch.Size([8, 3, 64, 64])
     """
 
     config: str = "rand-m9-mstd0.5-inc1"
@@ -275,14 +343,14 @@ class TimmRandAugment(Policy):
         elif settings["mstd"] > 0:
             magnitude += settings["mstd"] * torch.special.ndtri(torch.from_numpy(noise)).numpy()
         level = np.clip(magnitude, 0.0, settings["mmax"]) / 10
-        index = _index(which, len(_TIMM))
+        index = _index(which, len(TIMM))
         values = np.zeros((*index.shape, 6))
         signed = np.where(sign < 0.5, level, -level)
-        for number, kind in enumerate(_TIMM):
+        for number, kind in enumerate(TIMM):
             chosen = index == number
-            amount = _timm_amount(kind, level[chosen], signed[chosen], bool(settings["inc"]), size)
-            values[chosen] = _values(kind, amount, size)
-        codes = _codes(_TIMM)
+            amount = timm_amount(kind, level[chosen], signed[chosen], bool(settings["inc"]), size)
+            values[chosen] = values_of(kind, amount, size)
+        codes = codes_of(TIMM)
         return _program(np.where(whether < settings["p"], codes[index], CODES["IDENTITY"]), values)
 
 
@@ -290,7 +358,14 @@ class TimmRandAugment(Policy):
 class ThreeAugment(Policy):
     """One of grayscale, solarise and Gaussian blur per image: 3-Augment of DeiT III, timm's "3a".
 
-    Solarised from level 128 on; blurred with sigma 0.1 to 2. Its colour jitter of 0.3 is a ``ColorJitter``.
+    Images are solarised from level 128 on, and blurred with a sigma of 0.1 to 2. The colour jitter that
+    follows in DeiT III is a ``ColorJitter`` of 0.3.
+
+    Example:
+        >>> policy = [tarpeg.ThreeAugment(), tarpeg.ColorJitter(0.3, 0.3, 0.3)]
+        >>> augment = tarpeg.Augment(policy=policy)
+        >>> augment(torch.zeros(8, 3, 64, 64, dtype=torch.uint8)).shape
+        torch.Size([8, 3, 64, 64])
     """
 
     draws: ClassVar[int] = 2
@@ -307,10 +382,24 @@ class ThreeAugment(Policy):
 
 @dataclass(frozen=True)
 class ColorJitter(Policy):
-    """Change brightness, contrast, saturation and hue in random order: torchvision's ColorJitter.
+    """Change brightness, contrast, saturation and hue: torchvision's ColorJitter.
 
-    The first three are ranges of factors, 1 changes nothing; n means max(0, 1 - n)..1 + n. ``hue``: a range
-    in turns of the colour circle, within -0.5..0.5; n means -n..n. ``probability``: of applying it.
+    ``Augment(color=...)`` applies them in this order in the pass that normalises, without rounding: the
+    fastest way. ``Augment(policy=...)`` applies them where they stand among the policies, in random order and
+    rounded to levels after each, as torchvision.
+
+    Args:
+        brightness: Range (low, high) of the factor, where 1 changes nothing; n means max(0, 1 - n) to 1 + n.
+        contrast: As ``brightness``.
+        saturation: As ``brightness``.
+        hue: Range of the shift, in turns of the colour circle within -0.5 to 0.5; n means -n to n.
+        probability: Probability, 0 to 1, of changing an image.
+
+    Example:
+        >>> augment = tarpeg.Augment(color=tarpeg.ColorJitter(brightness=0.4, hue=0.1))
+        >>> jittered = tarpeg.Augment(policy=tarpeg.ColorJitter(0.4, 0.4, 0.2, 0.1, probability=0.8))
+        >>> jittered(torch.zeros(8, 3, 64, 64, dtype=torch.uint8)).shape
+        torch.Size([8, 3, 64, 64])
     """
 
     brightness: Range = 0.0
@@ -327,26 +416,55 @@ class ColorJitter(Policy):
             _set_range(self, name, 0.0, math.inf, around=1.0)
         _set_range(self, "hue", -0.5, 0.5, around=0.0)
 
+    def params(self, uniforms: Float64, size: tuple[int, int]) -> Params:
+        """For ``color=``: the amounts that change something, from draws [B, 9]: four of them, and whether."""
+        is_changed = uniforms[:, 4] < self.probability
+        return {
+            name: torch.from_numpy(np.where(is_changed, amounts, _neutral(name)))
+            for name, amounts in self._amounts(uniforms[:, :4]).items()
+        }
+
     def program(self, uniforms: Float64, size: tuple[int, int]) -> Program:
         """Programs of four operations, from draws [B, 9]: four places, four amounts, and whether."""
-        count, codes = len(uniforms), np.zeros(4, np.int32)
-        amounts = np.zeros((count, 4, 6))
-        for column, name in enumerate(("brightness", "contrast", "saturation", "hue")):
-            bounds, neutral = getattr(self, name), 0.0 if name == "hue" else 1.0
-            if bounds != (neutral, neutral):
-                codes[column] = CODES[name.upper()]
-                amounts[:, column, 0] = _between(bounds, uniforms[:, 4 + column])
+        codes, values = np.zeros(4, np.int32), np.zeros((len(uniforms), 4, 6))
+        for name, amounts in self._amounts(uniforms[:, 4:8]).items():
+            column = _COLOURS.index(name)
+            codes[column] = CODES[name.upper()]
+            values[:, column, 0] = amounts
         order = uniforms[:, :4].argsort(1)
         ops = np.where(uniforms[:, 8:] < self.probability, codes[order], CODES["IDENTITY"])
-        return _program(ops[:, None], np.take_along_axis(amounts, order[..., None], 1)[:, None])
+        return _program(ops[:, None], np.take_along_axis(values, order[..., None], 1)[:, None])
+
+    def _amounts(self, uniforms: Float64) -> dict[str, Float64]:
+        """Return the amounts [B] of the colours that may change, from draws [B, 4]."""
+        ranges = {name: getattr(self, name) for name in _COLOURS}
+        return {
+            name: _between(bounds, uniforms[:, column])
+            for column, (name, bounds) in enumerate(ranges.items())
+            if bounds != (_neutral(name), _neutral(name))
+        }
+
+
+_COLOURS = ("brightness", "contrast", "saturation", "hue")
+
+
+def _neutral(name: str) -> float:
+    return 0.0 if name == "hue" else 1.0
 
 
 @dataclass(frozen=True)
 class GaussianBlur(Policy):
     """Blur with a Gaussian kernel: torchvision's GaussianBlur.
 
-    ``kernel_size``: odd, in pixels. ``sigma``: a range, in pixels; n means n. ``probability``: of blurring an
-    image.
+    Args:
+        kernel_size: Side of the kernel in pixels, odd.
+        sigma: Range of the standard deviation in pixels; n means exactly n.
+        probability: Probability, 0 to 1, of blurring an image.
+
+    Example:
+        >>> augment = tarpeg.Augment(policy=tarpeg.GaussianBlur(9, sigma=(0.1, 2.0), probability=0.5))
+        >>> augment(torch.zeros(8, 3, 64, 64, dtype=torch.uint8)).shape
+        torch.Size([8, 3, 64, 64])
     """
 
     kernel_size: int = 23
@@ -376,7 +494,17 @@ class GaussianBlur(Policy):
 
 @dataclass(frozen=True)
 class Solarize(Policy):
-    """Invert all values from ``threshold`` on, a level of 0 to 256: torchvision's RandomSolarize."""
+    """Invert all values from a threshold on: torchvision's RandomSolarize.
+
+    Args:
+        threshold: Level, 0 to 256.
+        probability: Probability, 0 to 1, of changing an image.
+
+    Example:
+        >>> augment = tarpeg.Augment(policy=tarpeg.Solarize(128, probability=0.2))
+        >>> augment(torch.zeros(8, 3, 64, 64, dtype=torch.uint8)).shape
+        torch.Size([8, 3, 64, 64])
+    """
 
     threshold: float = 128.0
     probability: float = 1.0
@@ -395,7 +523,16 @@ class Solarize(Policy):
 
 @dataclass(frozen=True)
 class Grayscale(Policy):
-    """Turn to gray, in three equal channels: torchvision's RandomGrayscale."""
+    """Turn an image to gray, in three equal channels: torchvision's RandomGrayscale.
+
+    Args:
+        probability: Probability, 0 to 1, of changing an image.
+
+    Example:
+        >>> augment = tarpeg.Augment(policy=tarpeg.Grayscale(0.2))
+        >>> augment(torch.zeros(8, 3, 64, 64, dtype=torch.uint8)).shape
+        torch.Size([8, 3, 64, 64])
+    """
 
     probability: float = 1.0
 
@@ -407,94 +544,6 @@ class Grayscale(Policy):
     def program(self, uniforms: Float64, size: tuple[int, int]) -> Program:
         """Programs of one operation, from draws [B, 1]."""
         return applied("GRAYSCALE", uniforms[:, 0] < self.probability)
-
-
-_IntArray = npt.NDArray[np.int32]
-_Float32 = npt.NDArray[np.float32]
-
-
-@lru_cache(maxsize=32)
-def _table(
-    kinds: tuple[str, ...], ranges: _Ranges, bins: int, size: tuple[int, int]
-) -> tuple[_IntArray, _Float32]:
-    """Return codes [kinds] and values [kinds, 2 signs, bins, 6] for images of (height, width)."""
-    shear, translate, rotate, factor, first, last = ranges
-    rows = []
-    for kind in kinds:
-        side = size[kind != "TranslateY"]
-        most = {"S": shear, "T": translate * (side if translate < 1 else 1), "R": rotate}
-        # In torch's float32 as torchvision, so that integers are rounded and cut to the same side.
-        if kind == "Posterize":
-            amounts = (first - torch.arange(bins, device="cpu") / ((bins - 1) / (first - last))).round()
-        elif kind == "Solarize":
-            amounts = torch.linspace(1.0, 0.0, bins, device="cpu")
-        else:
-            high = most[kind[0]] if kind in _WARPS else factor * (kind in _FACTORS)
-            amounts = torch.linspace(0.0, high, bins, device="cpu")
-        exact = amounts.double().numpy() * (255 if kind == "Solarize" else 1)
-        exact = np.trunc(exact) if kind.startswith("Translate") else exact
-        second = -exact if kind in (*_WARPS, *_FACTORS) else exact
-        rows.append([_values(kind, exact, size), _values(kind, second, size)])
-    return _codes(kinds), np.array(rows, np.float32)
-
-
-def _codes(kinds: Sequence[str]) -> _IntArray:
-    names = {**dict.fromkeys(_WARPS, "AFFINE"), "Color": "SATURATION", "SolarizeAdd": "SOLARIZE_ADD"}
-    return np.array([CODES[names.get(kind, kind.upper())] for kind in kinds], np.int32)
-
-
-def _values(kind: str, amounts: Float64, size: tuple[int, int]) -> Float64:
-    """Return the values [..., 6] of an operation.
-
-    amounts: tangents, pixels, degrees, factors minus 1, bits, thresholds, or levels to add.
-    """
-    height, width = size
-    values = np.zeros((*amounts.shape, 6))
-    if kind in _WARPS:  # the inverse map about the centre; shears keep the corner (0, 0)
-        values[..., 0] = values[..., 4] = 1.0
-    match kind:
-        case "ShearX":
-            values[..., 1], values[..., 2] = amounts, amounts * height / 2
-        case "ShearY":
-            values[..., 3], values[..., 5] = amounts, amounts * width / 2
-        case "TranslateX":
-            values[..., 2] = -amounts
-        case "TranslateY":
-            values[..., 5] = -amounts
-        case "Rotate":
-            cosine, sine = np.cos(np.radians(amounts)), np.sin(np.radians(amounts))
-            values[..., 0] = values[..., 4] = cosine
-            values[..., 1], values[..., 3] = -sine, sine
-        case "SolarizeAdd":
-            values[..., 0], values[..., 1] = amounts, 128.0
-        case _:
-            values[..., 0] = 1.0 + amounts if kind in _FACTORS else amounts
-    return values
-
-
-def _timm_amount(
-    kind: str, level: Float64, signed: Float64, increasing: bool, size: tuple[int, int]
-) -> Float64:
-    """Return the amounts of timm's operations; level: 0..1, or more with mmax; signed: with a random sign."""
-    match kind:
-        case "ShearX" | "ShearY":
-            return 0.3 * signed
-        case "TranslateX" | "TranslateY":
-            return 0.45 * size[kind == "TranslateX"] * signed
-        case "Rotate":
-            return 30.0 * signed
-        case "Posterize":
-            dropped = np.trunc(4 * level)
-            return np.maximum(4 - dropped, 0) if increasing else dropped
-        case "Solarize":
-            threshold = np.minimum(np.trunc(256 * level), 256)
-            return 256 - threshold if increasing else threshold
-        case "SolarizeAdd":
-            return np.minimum(np.trunc(110 * level), 128)
-        case _ if kind in _FACTORS:
-            return np.maximum(0.9 * signed, -0.9) if increasing else 1.8 * level - 0.9
-        case _:
-            return np.zeros_like(level)
 
 
 def applied(name: str, whether: npt.NDArray[np.bool_], *values: npt.ArrayLike) -> Program:
@@ -550,46 +599,3 @@ def _check_geometry(policy: Policy) -> None:
         raise ValueError(f"fill={fill!r} of {type(policy).__name__} must be a level in 0..255, or three")
     if isinstance(fill, Sequence):
         object.__setattr__(policy, "fill", tuple(map(float, levels)))
-
-
-_PAIRS = {
-    "imagenet": """
-        Posterize .4 8, Rotate .6 9; Solarize .6 5, AutoContrast .6; Equalize .8, Equalize .6;
-        Posterize .6 7, Posterize .6 6; Equalize .4, Solarize .2 4; Equalize .4, Rotate .8 8;
-        Solarize .6 3, Equalize .6; Posterize .8 5, Equalize 1; Rotate .2 3, Solarize .6 8;
-        Equalize .6, Posterize .4 6; Rotate .8 8, Color .4 0; Rotate .4 9, Equalize .6;
-        Equalize 0, Equalize .8; Invert .6, Equalize 1; Color .6 4, Contrast 1 8;
-        Rotate .8 8, Color 1 2; Color .8 8, Solarize .8 7; Sharpness .4 7, Invert .6;
-        ShearX .6 5, Equalize 1; Color .4 0, Equalize .6; Equalize .4, Solarize .2 4;
-        Solarize .6 5, AutoContrast .6; Invert .6, Equalize 1; Color .6 4, Contrast 1 8;
-        Equalize .8, Equalize .6""",
-    "cifar10": """
-        Invert .1, Contrast .2 6; Rotate .7 2, TranslateX .3 9; Sharpness .8 1, Sharpness .9 3;
-        ShearY .5 8, TranslateY .7 9; AutoContrast .5, Equalize .9; ShearY .2 7, Posterize .3 7;
-        Color .4 3, Brightness .6 7; Sharpness .3 9, Brightness .7 9; Equalize .6, Equalize .5;
-        Contrast .6 7, Sharpness .6 5; Color .7 7, TranslateX .5 8; Equalize .3, AutoContrast .4;
-        TranslateY .4 3, Sharpness .2 6; Brightness .9 6, Color .2 8; Solarize .5 2, Invert 0;
-        Equalize .2, AutoContrast .6; Equalize .2, Equalize .6; Color .9 9, Equalize .6;
-        AutoContrast .8, Solarize .2 8; Brightness .1 3, Color .7 0; Solarize .4 5, AutoContrast .9;
-        TranslateY .9 9, TranslateY .7 9; AutoContrast .9, Solarize .8 3; Equalize .8, Invert .1;
-        TranslateY .7 9, AutoContrast .9""",
-    "svhn": """
-        ShearX .9 4, Invert .2; ShearY .9 8, Invert .7; Equalize .6, Solarize .6 6;
-        Invert .9, Equalize .6; Equalize .6, Rotate .9 3; ShearX .9 4, AutoContrast .8;
-        ShearY .9 8, Invert .4; ShearY .9 5, Solarize .2 6; Invert .9, AutoContrast .8;
-        Equalize .6, Rotate .9 3; ShearX .9 4, Solarize .3 3; ShearY .8 8, Invert .7;
-        Equalize .9, TranslateY .6 6; Invert .9, Equalize .6; Contrast .3 3, Rotate .8 4;
-        Invert .8, TranslateY 0 2; ShearY .7 6, Solarize .4 8; Invert .6, Rotate .8 4;
-        ShearY .3 7, TranslateX .9 3; ShearX .1 6, Invert .6; Solarize .7 2, TranslateY .6 7;
-        ShearY .8 4, Invert .8; ShearX .7 9, TranslateY .8 3; ShearY .8 5, AutoContrast .7;
-        ShearX .7 2, Invert .1""",
-}
-
-
-@lru_cache
-def _pairs(policy: str) -> tuple[npt.NDArray[np.int64], Float64, npt.NDArray[np.int64]]:
-    """Return indices into _AUTO, probabilities and magnitudes, each [pairs, 2]."""
-    pairs = [[part.split() for part in pair.split(",")] for pair in _PAIRS[policy].split(";")]
-    kinds = np.array([[_AUTO.index(kind) for kind, *_ in pair] for pair in pairs])
-    probabilities = np.array([[float(part[1]) for part in pair] for pair in pairs])
-    return kinds, probabilities, np.array([[int((*part, "0")[2]) for part in pair] for pair in pairs])

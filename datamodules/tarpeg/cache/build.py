@@ -1,4 +1,4 @@
-"""Building a cache: plan the shards, run one job per shard, write the manifest at the end.
+"""Building a cache: assign samples to shards, run one job per shard, write the manifest at the end.
 
 A finished cache has a manifest. While it is built, DEST/.building holds one NAME.json per finished shard.
 A build turns an existing manifest into such results, and the first job that replaces a shard removes it:
@@ -29,6 +29,8 @@ from ..files import read_regular, write_json
 from ..machine import usable_cores
 from ..ops import library
 from ..processes import completed, open_executor
+from ..remedies import Message, Setting
+from ..shards.classes import classes_beside, stored_classes
 from ..shards.folder import Folder
 from ..shards.manifest import (
     BUILDING,
@@ -39,14 +41,14 @@ from ..shards.manifest import (
     Quarantined,
     ShardEntry,
     read_manifest,
-    stored_classes,
     summed,
 )
-from ..shards.paths import is_url, resolved
+from ..shards.paths import resolved
+from ..shards.urls import is_url
 from . import job
 from .codecs import Codec, Tiled
 from .job import COMMIT_LOCK, CURRENT_BUILD, ShardJob, ShardResult
-from .plan import Layout, Plan, copy_plan, folder_plan, index_shards, reshard_plan
+from .layout import Assignment, Layout, assign_copies, assign_files, assign_samples, index_shards
 from .sources import ShardInput, Source, SourceShard, count_left_out, list_source
 
 _BUILD_LOCK, _SOURCE = ".build.lock", "build.source"
@@ -57,7 +59,17 @@ _SHOWN = 5  # reasons in an error
 
 
 class Progress(NamedTuple):
-    """Progress of a build. kept: shards that existed already; bytes: of the source."""
+    """Progress of a build.
+
+    Attributes:
+        shards: Shards that are complete.
+        shards_total: Shards of the cache.
+        kept: Shards that existed already.
+        samples: Samples in the complete shards.
+        bytes: Bytes of the source that were read.
+        bytes_total: Bytes of the source.
+        quarantined: Samples that were left out.
+    """
 
     shards: int
     shards_total: int
@@ -72,15 +84,33 @@ class Progress(NamedTuple):
 class CacheReport:
     """Contents of a cache, and what this build added.
 
-    shards, samples, bytes: of the cache; source_bytes: of the same samples in the source; built: shards
-    written by this build. tiles: images by width of tile in pixels; untiled: images by reason; quarantine:
-    samples that were left out. example: the job of the first shard, to compare the cache with its source;
-    None if the source would have to be indexed for it. left_out: files of a folder that are not
-    in the cache, counted by kind. findings: samples that may be a mistake of the source, by kind, such as
-    "samples without a label (a member cls)": their number, and source shard, key and content of the first.
-    classes: names by label, None if the source has none. converted: files that became JPEGs by format, in
-    the shards that this build wrote. is_split: false for a folder without ``train`` and ``val``. codec: its
-    class; of ``Packed``, tiles are those of packed images, untiled all others.
+    Attributes:
+        dest: Folder of the cache.
+        shards: Number of shards.
+        built: Shards written by this build.
+        samples: Number of samples.
+        source_bytes: Bytes of these samples in the source.
+        bytes: Bytes of the shards.
+        tiles: Number of images by width of tile in pixels; with ``Packed`` those that are packed.
+        untiled: Number of images without tiles (with ``Packed``: that are not packed), by reason.
+        quarantine: Samples that were left out.
+        seconds: Duration of the build.
+        example: Job of the first shard, to compare the cache with its source; None if the source would have
+            to be indexed for it.
+        left_out: Files of a folder that are not in the cache, counted by kind.
+        findings: Samples that may be a mistake of the source, by kind, such as "samples without a label":
+            their number, and source shard, key and content of the first.
+        classes: Names of the classes by label; None if the source has none.
+        converted: Files that became JPEGs, by format, in the shards that this build wrote.
+        is_split: False for a folder without ``train`` and ``val``.
+        codec: Name of the codec's class.
+
+    Example:
+        >>> report = tarpeg.build_cache(shards, tmp, executor=0)
+        >>> report.built, report.samples, report.codec
+        (2, 32, 'Tiled')
+        >>> tarpeg.build_cache(shards, tmp, executor=0).built  # nothing has changed
+        0
     """
 
     dest: Path
@@ -119,24 +149,38 @@ def build_cache(
 ) -> CacheReport:
     """Rewrite a source into a cache: local shards that decode quickly, their indexes, and a manifest.
 
-    source: shards, as a folder, paths, globs, brace patterns or URLs (fsspec's), or a folder of images with
-    one sub-directory per class, or with these in ``train``, ``val`` and ``test``, which become shards
-    ``train-*``, ``val-*`` and ``test-*`` (see ``Folder``). codec: default ``Tiled()``. executor: runs the
-    jobs, one per shard; or a number of local processes (0: this process); default one per core, and this
-    process for local sources below 64 MB. max_bad: largest fraction of undecodable samples, 0 to 1 (ten are
-    allowed, unless it is 0, as in ``ShardDataModule``); these are left out and listed in the manifest.
-    replace: whether a cache of another source or codec in ``dest``, or of this source and others, may be
-    replaced. progress: called after each shard.
-
-    The shards are the same bytes for any executor and after any number of killed builds; a second build
+    The shards are the same bytes for any executor and after any number of killed builds. A second build
     writes only missing or changed shards, and those whose index is damaged. It does not read tars that have
     their size: delete those that ``verify_cache`` finds bad. A second builder of one folder waits.
 
+    Args:
+        source: Shards, as a folder, paths, globs, brace patterns or URLs (fsspec's); or a folder of images
+            with one sub-directory per class, or with these in ``train``, ``val`` and ``test``, which become
+            shards ``train-*``, ``val-*`` and ``test-*`` (see ``Folder``).
+        dest: Folder of the cache.
+        codec: ``Tiled()`` by default, ``Packed()``, ``Resized(...)``, ``Raw()``, ``Original()`` or an object
+            with ``encode``.
+        executor: Executor of the jobs, one per shard; or a number of local processes (0: this process); by
+            default one per core, and this process for local sources below 64 MB.
+        layout: Distribution of the samples over the shards; by default that of the source.
+        max_bad: Largest fraction of undecodable samples, 0 to 1 (ten are allowed, unless it is 0). They are
+            left out and listed in the manifest.
+        replace: Replace a cache of another source or codec in ``dest``, or of this source and others.
+        progress: Called after each shard.
+
+    Returns:
+        Contents of the cache, and what this build added.
+
     Raises:
-        ValueError: for an argument out of range.
-        ShardError: if the source cannot be read.
-        CacheError: if too many samples are undecodable, ``dest`` holds a cache of another source or codec,
+        ValueError: For an argument out of range.
+        ShardError: If the source cannot be read.
+        CacheError: If too many samples are undecodable, ``dest`` holds a cache of another source or codec,
             or the cache cannot be written.
+
+    Example:
+        >>> report = tarpeg.build_cache(folder, tmp, tarpeg.Tiled(tile=64), executor=0)
+        >>> report.samples, report.classes
+        (16, ['cat', 'dog'])
     """
     started = time.monotonic()
     codec = Tiled() if codec is None else codec
@@ -182,7 +226,9 @@ def build_cache(
 
 def _check_codec(codec: object) -> None:
     if not is_dataclass(codec) or isinstance(codec, type) or not hasattr(codec, "encode"):
-        raise ValueError(f"codec={codec!r} must be a codec such as Tiled(), Packed(), Resized(256) or Raw()")
+        raise ValueError(
+            f"codec={codec!r} must be a codec such as Tiled(), Packed(), Resized(256), Raw() or Original()"
+        )
 
 
 def _check_apart(listing: list[SourceShard] | Folder, folder: Path) -> None:
@@ -228,86 +274,89 @@ class _Builder:
 
     def build(self, executor: Executor | int | None) -> Manifest:
         """Write what is missing in the folder, and return its manifest."""
-        plan, identity = self._plan()
+        assignment, identity = self._assign()
         fingerprint = job.hash_of([_FORMAT, identity, job.describe_codec(self.codec), asdict(self.layout)])
         manifest = _finished_manifest(self.folder, fingerprint)
         if manifest is not None:
             self.samples, self.bad = manifest.samples, list(manifest.quarantine)
             self._check_bad(manifest.samples + len(manifest.quarantine), self.max_bad)
-            self.example = None if plan is None else self._job(*next(iter(plan.inputs)), fingerprint)
+            if assignment is not None:
+                self.example = self._job(*next(iter(assignment.inputs)), fingerprint)
             if self.classes and self.classes != stored_classes(self.folder):  # built by an early version
                 manifest = dataclasses.replace(manifest, classes=self.classes)
                 manifest.write(self.folder)
             return manifest
         done = _start_build(self.folder, fingerprint, self._source(), self.codec, self.replace)
         on_abandon = partial(_withdraw_build, self.folder)
-        with open_executor(executor, self._most_processes(plan, executor)) as pool:
-            if plan is None:
+        with open_executor(executor, self._most_processes(assignment, executor)) as pool:
+            if assignment is None:
                 assert isinstance(self.listing, list)
-                # Not kept in a variable: the plan has a smaller form of these indexes.
-                plan = reshard_plan(
+                # Not kept in a variable: the assignment has a smaller form of these indexes.
+                assignment = assign_samples(
                     self.listing, index_shards(self.listing, self.folder, pool, on_abandon), self.layout
                 )
-            self.bad += plan.left_out
-            calls = ((missing,) for missing in self._missing(plan, done, fingerprint))
+            self.bad += assignment.left_out
+            calls = ((missing,) for missing in self._missing(assignment, done, fingerprint))
             for result in completed(pool, job.run_job, calls, on_abandon):
                 self.built += 1
-                self._add(plan, result)
+                self._add(assignment, result)
         self._check_bad(self.samples + len(self.bad), self.max_bad)
         manifest = self._manifest(fingerprint)
         _finish_build(self.folder, manifest)
         return manifest
 
-    def _plan(self) -> tuple[Plan | None, list[object]]:
-        """Return the plan, None if it takes indexing, and plain values that identify the source."""
+    def _assign(self) -> tuple[Assignment | None, list[object]]:
+        """Return the assignment, None if it takes indexing, and plain values that identify the source."""
         if isinstance(self.listing, Folder):
-            plan = folder_plan(self.listing, self.layout)
-            self.findings = plan.findings
+            files = assign_files(self.listing, self.layout)
+            self.findings = files.findings
             self.classes = list(self.listing.classes())
-            unreadable = [[bad.key, bad.reason] for bad in plan.left_out]
-            return plan, [*(source.identity() for _, source in plan.inputs), *unreadable]
-        folders = {Path(shard.location).parent for shard in self.listing if not shard.is_remote}
-        found = [stored_classes(folder) for folder in folders]
-        self.classes = found[0] if len(found) == 1 else None
+            unreadable = [[bad.key, bad.reason] for bad in files.left_out]
+            return files, [*(source.identity() for _, source in files.inputs), *unreadable]
+        local = [Path(shard.location) for shard in self.listing if not shard.is_remote]
+        self.classes = classes_beside(local)
         is_resharded = self.layout.is_cut or self.layout.shuffle
-        return None if is_resharded else copy_plan(self.listing), [shard.identity for shard in self.listing]
+        assignment = None if is_resharded else assign_copies(self.listing)
+        return assignment, [shard.identity for shard in self.listing]
 
-    def _most_processes(self, plan: Plan | None, executor: Executor | int | None) -> int:
+    def _most_processes(self, assignment: Assignment | None, executor: Executor | int | None) -> int:
         """Return how many processes are of use; by default 1 for local sources below 64 MB."""
-        jobs = plan.shards if plan else usable_cores()
+        jobs = assignment.shards if assignment else usable_cores()
         shards = [] if isinstance(self.listing, Folder) else self.listing
         if executor is None and not any(shard.is_remote for shard in shards):
-            nbytes = plan.source_bytes if plan else sum(shard.nbytes for shard in shards)
+            nbytes = assignment.source_bytes if assignment else sum(shard.nbytes for shard in shards)
             jobs = min(jobs, nbytes // _BYTES_PER_PROCESS)
         return jobs
 
     def _job(self, name: str, source: ShardInput, fingerprint: str) -> ShardJob:
         return ShardJob(str(self.folder), name, source, self.codec, fingerprint)
 
-    def _missing(self, plan: Plan, done: dict[str, ShardResult], fingerprint: str) -> Iterator[ShardJob]:
+    def _missing(
+        self, assignment: Assignment, done: dict[str, ShardResult], fingerprint: str
+    ) -> Iterator[ShardJob]:
         """Yield the jobs of shards that are missing or changed; add the results of the others."""
-        for name, source in plan.inputs:
+        for name, source in assignment.inputs:
             shard_job = self._job(name, source, fingerprint)
             self.example = self.example or shard_job
             self.names.append(name)
             result = done.get(name)
             if result is not None and result.fingerprint == shard_job.fingerprint:
-                self._add(plan, result)
+                self._add(assignment, result)
             else:
                 yield shard_job
 
-    def _add(self, plan: Plan, result: ShardResult) -> None:
+    def _add(self, assignment: Assignment, result: ShardResult) -> None:
         self.results[result.name] = result
         self.samples += result.samples
         self.source_bytes += result.source_bytes
         self.bad += _quarantined(result)
         # The number of all samples is only estimated so far: fail early only beyond twice the limit.
         seen = self.samples + len(self.bad)
-        share = min(1.0, self.source_bytes / max(plan.source_bytes, 1))
+        share = min(1.0, self.source_bytes / max(assignment.source_bytes, 1))
         self._check_bad(seen / max(share, 1e-9), 2 * self.max_bad)
         if self.progress is not None:
-            kept, total = len(self.results) - self.built, max(plan.source_bytes, self.source_bytes)
-            counts = (len(self.results), plan.shards, kept, self.samples, self.source_bytes, total)
+            kept, total = len(self.results) - self.built, max(assignment.source_bytes, self.source_bytes)
+            counts = (len(self.results), assignment.shards, kept, self.samples, self.source_bytes, total)
             self.progress(Progress(*counts, len(self.bad)))
 
     def _check_bad(self, samples: float, limit: float) -> None:
@@ -407,14 +456,20 @@ def _start_build(
             held = json.loads(recorded.read_bytes()) if results and recorded.exists() else source
         if not replace and (lost := _lost(held, source, manifest is not None)):
             raise CacheError(
-                f"{folder} holds a cache of another source, {lost}: choose another folder, delete this one, "
-                "or build with replace=True"
+                Message(
+                    f"{folder} holds a cache of another source, {lost}: choose another folder, delete this "
+                    "one, or build with ",
+                    Setting("build_cache", "replace", True),
+                )
             )
         requested = job.describe_codec(codec)
         if not replace and manifest is not None and manifest.codec != requested:
             raise CacheError(
-                f"{folder} holds a finished cache of {_shown(manifest.codec)}, and the codec of this build "
-                f"is {_shown(requested)}: choose another folder, delete this one, or build with replace=True"
+                Message(
+                    f"{folder} holds a finished cache of {_shown(manifest.codec)}, and the codec of this "
+                    f"build is {_shown(requested)}: choose another folder, delete this one, or build with ",
+                    Setting("build_cache", "replace", True),
+                )
             )
         building.mkdir(exist_ok=True)
         write_json(recorded, source)
@@ -445,7 +500,7 @@ def _finish_build(folder: Path, manifest: Manifest) -> None:
         manifest.write(aside)
         (folder / MANIFEST).unlink(missing_ok=True)
         for name in _saved_results(folder / BUILDING).keys() - {Path(e.name).stem for e in manifest.shards}:
-            for kind in ("tar", "idx"):
+            for kind in ("tar", "idx", "tarpeg.sizes"):
                 (folder / f"{name}.{kind}").unlink(missing_ok=True)
         (aside / MANIFEST).replace(folder / MANIFEST)
         shutil.rmtree(folder / BUILDING)

@@ -1,4 +1,11 @@
-"""The codecs of a cache: Tiled, Packed, Resized, Raw. ``decode_batch`` reads the images of all of them."""
+"""The codecs of a cache: Tiled, Packed, Resized, Raw, Original. ``decode_batch`` reads all their images.
+
+A codec of your own is a frozen dataclass with ``encode``, see ``Codec``.
+
+Example:
+    >>> [name for name in ("Tiled", "Packed", "Resized", "Raw") if hasattr(tarpeg.codecs, name)]
+    ['Tiled', 'Packed', 'Resized', 'Raw']
+"""
 
 from __future__ import annotations
 
@@ -15,7 +22,8 @@ from PIL import Image
 from ..errors import DecodeError, Status
 from ..shards import pillow
 
-RAW = "stored raw"  # a reason why an image has no tiles
+RAW = "stored raw"  # reasons why an image has no tiles
+KEPT = "kept as they are"
 NOT_PACKED = "tiled JPEGs: CMYK, RGB, or coefficients that do not fit"  # why an image of Packed is not packed
 _SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
 _BASELINE = (0xC0, 0xC1)
@@ -28,8 +36,11 @@ _PACKED_HEADER = 40  # bytes
 class Encoded(NamedTuple):
     """An image as the cache stores it.
 
-    tile: the width of its tiles in pixels, or None if it has none, or is not packed by ``Packed``; untiled:
-    the reason, in a few words.
+    Attributes:
+        data: Bytes of the file.
+        extension: Extension of the member, such as "jpg".
+        tile: Width of its tiles in pixels; None if it has none, or is not packed by ``Packed``.
+        untiled: Reason, in a few words, if ``tile`` is None.
     """
 
     data: bytes
@@ -47,12 +58,22 @@ class Codec(Protocol):
 
 @dataclass(frozen=True)
 class Tiled:
-    """Rewrite JPEGs losslessly into tiles of about ``tile`` pixels, see ``tarpeg.tile_jpeg``.
+    """Rewrite JPEGs losslessly into tiles, see ``tarpeg.tile_jpeg``.
 
     A JPEG that cannot be tiled with the same pixels is kept as it is. Other formats are converted to upright
-    RGB JPEGs of that ``quality`` (1 to 100) and chroma ``subsampling`` ("4:4:4", "4:2:2" or "4:2:0"), then
-    tiled: without alpha, with an RGB colour profile, of several frames the first, of 16-bit samples the upper
-    8 bits. ``quality=None`` stores them as binary PPM instead, without loss of these 8 bits.
+    RGB JPEGs, then tiled: without alpha, with an RGB colour profile, of several frames the first, of 16-bit
+    samples the upper 8 bits.
+
+    Args:
+        tile: Desired width of the tiles in pixels.
+        quality: JPEG quality, 1 to 100, of other formats; None stores them as binary PPM instead, without
+            loss of these 8 bits.
+        subsampling: Chroma subsampling of other formats: "4:4:4", "4:2:2" or "4:2:0".
+
+    Example:
+        >>> report = tarpeg.build_cache(shards, tmp, tarpeg.Tiled(tile=64), executor=0)
+        >>> sum(report.tiles.values())
+        32
     """
 
     tile: int = 32
@@ -78,10 +99,20 @@ class Tiled:
 class Resized:
     """Reduce images to a shorter side of at most ``shorter`` pixels, as tiled JPEGs; never enlarge.
 
-    Pillow reduces the upright image, antialiased (Lanczos, from all of its pixels), and saves it with that
-    ``quality`` (1 to 100) and chroma ``subsampling``. Gray stays gray; an RGB colour profile is kept, other
-    metadata is dropped. Smaller JPEGs are tiled without loss; smaller images of other formats are converted
-    to JPEG.
+    Pillow reduces the upright image, antialiased (Lanczos, from all of its pixels). Gray stays gray; an RGB
+    colour profile is kept, other metadata is dropped. Smaller JPEGs are tiled without loss; smaller images of
+    other formats are converted to JPEG.
+
+    Args:
+        shorter: Largest shorter side in pixels.
+        quality: JPEG quality, 1 to 100.
+        tile: Desired width of the tiles in pixels.
+        subsampling: Chroma subsampling: "4:4:4", "4:2:2" or "4:2:0".
+
+    Example:
+        >>> report = tarpeg.build_cache(shards, tmp, tarpeg.Resized(shorter=96), executor=0)
+        >>> report.codec, report.samples
+        ('Resized', 32)
     """
 
     shorter: int
@@ -109,10 +140,20 @@ class Packed:
     """Store the coefficients of JPEGs without entropy coding, in tiles (``.tpj``): see ``tarpeg.pack_jpeg``.
 
     Lossless, for 1.3 to 1.5 times the bytes: ``unpack_jpeg`` and ``Tiled`` make ordinary JPEGs of them again.
-    A JPEG that cannot be packed exactly is stored as ``Tiled`` stores it. ``shorter``: reduce images to a
-    shorter side of at most that many pixels first, as ``Resized`` does. Reduced images and other formats
-    become JPEGs of that ``quality`` (1 to 100) and chroma ``subsampling`` and are packed; ``quality=None``
-    is 95 or, with ``shorter``, 90. ``Raw`` and ``Tiled(quality=None)`` keep the pixels of other formats.
+    A JPEG that cannot be packed exactly is stored as ``Tiled`` stores it. ``Raw`` and ``Tiled(quality=None)``
+    keep the pixels of other formats.
+
+    Args:
+        shorter: Reduce images to a shorter side of at most that many pixels first, as ``Resized`` does.
+        quality: JPEG quality, 1 to 100, of reduced images and other formats before they are packed; None is
+            95 or, with ``shorter``, 90.
+        tile: Desired width of the tiles in pixels.
+        subsampling: Chroma subsampling of reduced images and other formats: "4:4:4", "4:2:2" or "4:2:0".
+
+    Example:
+        >>> report = tarpeg.build_cache(shards, tmp, tarpeg.Packed(), executor=0)
+        >>> report.codec, sum(report.tiles.values())
+        ('Packed', 32)
     """
 
     shorter: int | None = None
@@ -144,8 +185,15 @@ class Packed:
 class Raw:
     """Store the pixels, upright RGB, as binary PPM: large files without any decoding.
 
-    ``shorter``: reduce images to a shorter side of at most that many pixels, as ``Resized`` does. PPM cannot
-    contain a colour profile or other metadata.
+    PPM cannot contain a colour profile or other metadata.
+
+    Args:
+        shorter: Reduce images to a shorter side of at most that many pixels, as ``Resized`` does.
+
+    Example:
+        >>> report = tarpeg.build_cache(shards, tmp, tarpeg.Raw(shorter=96), executor=0)
+        >>> report.samples
+        32
     """
 
     shorter: int | None = None
@@ -159,6 +207,25 @@ class Raw:
         image = _decode(pillow.unpacked(data))
         image = image if self.shorter is None else _reduce(image, self.shorter)
         return Encoded(pillow.ppm(image.convert("RGB")), "ppm", None, RAW)
+
+
+@dataclass(frozen=True)
+class Original:
+    """Keep every file as it is: pack a folder, or repack shards, without a change to the images.
+
+    A cache of original files decodes no faster than its source. Files are not decoded while they are packed:
+    ``verify_cache`` finds those that are damaged, and ``ShardDataModule(on_error=...)`` applies to them.
+
+    Example:
+        >>> report = tarpeg.build_cache(folder, tmp, tarpeg.Original(), executor=0)
+        >>> report.samples, report.classes
+        (16, ['cat', 'dog'])
+    """
+
+    def encode(self, data: bytes, extension: str) -> Encoded:
+        """Return the file. Its tiles are counted, if it has some already."""
+        tile = tile_width(data)[0] if data.startswith((pillow.JPEG, pillow.PACKED)) else None
+        return Encoded(data, extension, tile, "" if tile else KEPT)
 
 
 def _tile(data: bytes, extension: str, tile: int) -> Encoded:

@@ -16,21 +16,21 @@ import json
 import os
 import secrets
 import socket
-import tarfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from filelock import FileLock
 
 from ..errors import CacheError, DecodeError
 from ..files import write_json
 from ..shards.index import build_from, save
-from ..shards.labels import is_label, shown
 from ..shards.manifest import BUILDING, MANIFEST, CodecEntry, Finding
 from ..shards.pillow import NATIVE, format_name, image_extension, is_animated
-from ..shards.wds_index import Component, index_text
+from ..shards.source import is_label, shown
+from ..shards.tar_writer import TarWriter, tar_nbytes
+from ..shards.wds_index import index_text
 from .codecs import Codec
 from .sources import Sample, ShardInput, SourceShard
 
@@ -38,14 +38,20 @@ NO_LABEL = "samples without a label (a member cls)"
 WRONG_LABEL = "labels that are not 64-bit integers, at which training stops"
 FRAMES = "images with several frames or pages, of which the first is in the cache"
 COMMIT_LOCK, CURRENT_BUILD = ".commit.lock", "build.fingerprint"
-OWNER = "tarpeg"  # the user of every member, as in shards of make_shards
-_BLOCK = 512
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 @dataclass(frozen=True)
 class ShardJob:
-    """One shard to write, DEST/NAME.tar, from the samples of `source`. build: the build's fingerprint."""
+    """One shard to write, DEST/NAME.tar.
+
+    Attributes:
+        dest: Folder of the cache.
+        name: Name of the shard without ".tar".
+        source: Samples of the shard.
+        codec: Codec of the images.
+        build: Fingerprint of the build.
+    """
 
     dest: str
     name: str
@@ -63,9 +69,20 @@ class ShardJob:
 class ShardResult:
     """Result of one job; DEST/.building/NAME.json has the same fields.
 
-    bytes: of the tar; source_bytes: of a tar of the samples before encoding. tiles: images by width of tile
-    in pixels; untiled: images by reason; converted: files that became JPEGs by format, not in the manifest;
-    findings: as in the manifest; quarantine: (source shard, key, reason).
+    Attributes:
+        name: Name of the shard without ".tar".
+        fingerprint: Hash of the job's samples and codec.
+        samples: Number of samples in the shard.
+        bytes: Bytes of the tar.
+        sha256: Checksum of the tar.
+        idx_sha256: Checksum of its index.
+        source_bytes: Bytes of a tar of the samples before encoding.
+        tiles: Number of images by width of tile in pixels.
+        untiled: Number of images without tiles, by reason.
+        converted: Number of files that became JPEGs, by format; not in the manifest.
+        findings: As in the manifest.
+        quarantine: Samples that were left out: (source shard, key, reason).
+        mtime_ns: Time of modification of the tar.
     """
 
     name: str
@@ -139,13 +156,8 @@ def hash_of(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def tar_nbytes(nbytes: Any) -> Any:
-    """Return the bytes that a member of so many bytes takes in a tar, with its header; also for arrays."""
-    return _BLOCK - (-nbytes // _BLOCK) * _BLOCK
-
-
 def _write_shard(job: ShardJob, result: ShardResult, tar: BinaryIO, idx: BinaryIO) -> None:
-    writer, written, last = _TarWriter(tar), [], None
+    writer, written, last = TarWriter(tar), [], None
     seen: set[str] = set()
     for sample in job.source.read():
         result.source_bytes += sum(tar_nbytes(len(data)) for data in sample.members.values())
@@ -208,60 +220,6 @@ def _encode(codec: Codec, sample: Sample, result: ShardResult) -> dict[str, byte
     counts, name = (result.untiled, untiled) if tile is None else (result.tiles, str(tile))
     counts[name] = counts.get(name, 0) + 1
     return members
-
-
-class _TarWriter:
-    """Writes a tar whose bytes depend only on names and contents, and computes its checksum."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.position = 0
-        self._file, self._sha = file, hashlib.sha256()
-
-    def add(self, key: str, extension: str, data: bytes) -> Component:
-        """Write one member and return its place in the tar."""
-        name = f"{key}.{extension}"
-        self._put(tar_header(name, len(data)))
-        component = Component(extension, self.position, len(data), name)
-        self._put(data)
-        self._put(bytes(-len(data) % _BLOCK))
-        return component
-
-    def finish(self) -> str:
-        """Write the end of the tar and return its sha256."""
-        self._put(bytes(2 * _BLOCK))
-        return self._sha.hexdigest()
-
-    def _put(self, data: bytes) -> None:
-        self._file.write(data)
-        self._sha.update(data)
-        self.position += len(data)
-
-
-def tar_header(name: str, nbytes: int) -> bytes:
-    """Return the header of a member in a tar; it depends only on name and size.
-
-    Plain ustar headers are filled in here: tarfile takes 40 us for the same bytes.
-    """
-    if name.isascii() and len(name) <= _LONGEST_NAME and nbytes < 8**11 and "\0" not in name:
-        filled = bytearray(_EMPTY)
-        plain, digits = name.encode("ascii"), b"%011o" % nbytes
-        filled[: len(plain)], filled[124:135] = plain, digits
-        filled[148:154] = b"%06o" % (_EMPTY_SUM + sum(plain) + sum(digits) - 11 * ord("0"))
-        return bytes(filled)
-    return _tarfile_header(name, nbytes)
-
-
-def _tarfile_header(name: str, nbytes: int) -> bytes:
-    info = tarfile.TarInfo(name)
-    info.size, info.mode, info.uname, info.gname = nbytes, 0o644, OWNER, OWNER
-    if "\0" in name:  # which ends the name in a plain header
-        info.pax_headers = {"path": name}
-    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-
-
-_LONGEST_NAME = 100
-_EMPTY = _tarfile_header("", 0)
-_EMPTY_SUM = int(_EMPTY[148:154], 8)
 
 
 @contextlib.contextmanager

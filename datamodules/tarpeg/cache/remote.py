@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -11,19 +9,20 @@ from functools import partial
 from typing import Any
 
 from ..errors import ShardError
-from ..shards.paths import HTTP, file_system, find_objects, public_url, shard_errors
-
-_shard_errors = partial(
+from ..shards import urls
+from ..shards.urls import (
+    file_system,
+    find_objects,
+    open_ranges,
+    public_url,
     shard_errors,
-    remedy="Check address, access rights and network, then start again: finished shards are kept.",
+    size_and_version,
 )
+
+_REMEDY = "Check address, access rights and network, then start again: finished shards are kept."
+_shard_errors = partial(shard_errors, remedy=_REMEDY)
 _CHUNK = 8 << 20
 _KEPT = 2048  # bytes kept behind the read position: tarfile seeks back by up to a block
-# The version of an object, by the names that the file systems of fsspec have for it.
-_VERSION_FIELDS = (
-    *("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "blob_id", "generation"),
-    *("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created"),
-)
 
 
 def list_shards(url: str) -> list[tuple[str, int, str]]:
@@ -38,7 +37,7 @@ def list_shards(url: str) -> list[tuple[str, int, str]]:
             infos = list(threads.map(system.info, paths))
     shards = []
     for path, info in zip(paths, infos, strict=True):
-        nbytes, version = _nbytes_and_version(info)
+        nbytes, version = size_and_version(info)
         if nbytes is None:
             raise ShardError(f"shard {public_url(path)}: the server does not send its size. Copy it first.")
         shards.append((system.unstrip_protocol(path), nbytes, version))
@@ -50,43 +49,29 @@ def nbytes_and_version(url: str) -> tuple[int | None, str]:
     with _shard_errors(url):
         system, path = file_system(url)
         system.invalidate_cache()
-        return _nbytes_and_version(system.info(path))
-
-
-def _nbytes_and_version(info: dict[str, Any]) -> tuple[int | None, str]:
-    nbytes = info.get("size")
-    version = next((str(info[name]) for name in _VERSION_FIELDS if info.get(name)), "")
-    return None if nbytes is None else int(nbytes), version
+        return size_and_version(system.info(path))
 
 
 @contextmanager
 def open_object(url: str, nbytes: int) -> Iterator[ReadAhead]:
     """Open an object for reading forwards; the next 8 MB are fetched meanwhile."""
-    with _shard_errors(url), closing(_open(url, nbytes)) as file, closing(ReadAhead(file)) as reader:
+    with (
+        _shard_errors(url),
+        closing(open_ranges(url, nbytes, _CHUNK)) as file,
+        closing(ReadAhead(file)) as reader,
+    ):
         yield reader
 
 
 def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
     """Read ranges of objects, (url, start, stop) in bytes, many at once. Raises ShardError."""
-    blobs: list[bytes] = []
-    located = [(*file_system(one[0]), *one) for one in ranges]
-    for system, group in itertools.groupby(located, lambda one: one[0]):
-        _, paths, urls, starts, stops = map(list, zip(*group, strict=True))
-        with _shard_errors(urls[0]):
-            blobs += system.cat_ranges(paths, starts, stops, on_error="raise")
-    for (url, start, stop), blob in zip(ranges, blobs, strict=True):
-        if len(blob) != stop - start:
-            raise ShardError(
-                f"shard {public_url(url)}: {len(blob)} bytes arrived instead of those from {start} to "
-                f"{stop}. It may have changed: start again."
-            )
-    return blobs
+    return urls.read_ranges(ranges, _REMEDY)
 
 
 def check_ranges(url: str, nbytes: int) -> None:
     """Raise ShardError if the server cannot send a part of an object."""
     with _shard_errors(url):
-        _open(url, nbytes, whole=False).close()
+        open_ranges(url, nbytes, _CHUNK, whole=False).close()
 
 
 class ReadAhead:
@@ -148,26 +133,3 @@ class ReadAhead:
             parts.append(part)
             missing -= len(part)
         return b"".join(parts)
-
-
-def _open(url: str, nbytes: int, *, whole: bool = True) -> Any:
-    """Open an object for reading in ranges; if the server has none and `whole`, as one stream."""
-    system, path = file_system(url)
-    file = system.open(path, "rb", block_size=_CHUNK, cache_type="none", size=nbytes)
-    if not HTTP.match(url) or nbytes < 2:
-        return file
-    try:
-        file.seek(1)
-        file.read(1)
-        file.seek(0)
-        return file
-    except ValueError as error:
-        file.close()
-        if not whole:
-            raise ShardError(
-                f"shard {public_url(url)}: the server sends only whole files, but parts are needed to "
-                "shuffle or to change the size of shards. Build a cache without that, then another from it."
-            ) from error
-    # aiohttp's default is five minutes in total; a large shard takes longer.
-    timeout = importlib.import_module("aiohttp").ClientTimeout(total=None, sock_connect=60, sock_read=60)
-    return system.open(path, "rb", block_size=0, size=nbytes, timeout=timeout)

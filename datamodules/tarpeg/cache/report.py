@@ -14,13 +14,14 @@ from torch import Tensor
 
 from ..errors import ShardError
 from ..progress import progress
+from ..remedies import Message, Setting
 from ..shards import pillow
 from ..shards.folder import left_out_line
 from ..shards.manifest import read_manifest
 from ..shards.mapped import Shards
-from ..shards.paths import Source, expand
+from ..shards.paths import Paths, expand
 from .build import CacheReport, Progress
-from .codecs import RAW
+from .codecs import KEPT, RAW
 from .job import NO_LABEL
 from .verify import VerifyReport
 
@@ -53,7 +54,12 @@ def progress_bar() -> Iterator[Callable[[Progress], None]]:
 
 
 def summarise_build(report: CacheReport, measure: bool = False) -> list[str]:
-    """Return a few lines about the contents of a cache; measure: and about its speedup."""
+    """Describe the contents of a cache in a few lines.
+
+    Args:
+        report: Result of the build.
+        measure: Also measure how much faster it decodes than its source.
+    """
     share = report.bytes / max(report.source_bytes, 1)
     images = max(report.samples, 1)
     lines = [
@@ -63,7 +69,8 @@ def summarise_build(report: CacheReport, measure: bool = False) -> list[str]:
     ]
     if report.classes:
         names = f"{report.classes[0]!r} to {report.classes[-1]!r}"
-        lines.append(f"{len(report.classes)} classes, {names}: num_classes={len(report.classes)}")
+        enough = Setting("network", "num_classes", len(report.classes))
+        lines.append(Message(f"{len(report.classes)} classes, {names}: ", enough))
     if report.converted:
         quality = getattr(report.example and report.example.codec, "quality", None)
         formats = ", ".join(f"{count} {name}" for name, count in report.converted.items())
@@ -82,12 +89,13 @@ def summarise_build(report: CacheReport, measure: bool = False) -> list[str]:
     kept = "not packed" if report.codec == "Packed" else "not tiled"
     for reason, count in report.untiled.items():
         counted = _counted(count, images)
-        lines.append(f"stored as pixels: {counted}" if reason == RAW else f"{kept}: {counted}, {reason}")
+        plain = {RAW: "stored as pixels", KEPT: KEPT}.get(reason)
+        lines.append(f"{plain}: {counted}" if plain else f"{kept}: {counted}, {reason}")
     lines += left_out_lines(report)
     if not report.is_split:
-        lines.append(
-            "not split: the folder has no directories train and val; train with val=None, or make these"
-        )
+        no_val = Setting("ShardDataModule", "val", None)
+        missing = "not split: the folder has no directories train and val; train with "
+        lines.append(Message(missing, no_val, ", or make these"))
     speedup = measure_speedup(report) if measure else None
     if speedup is not None:
         count, before, after = speedup
@@ -98,7 +106,7 @@ def summarise_build(report: CacheReport, measure: bool = False) -> list[str]:
     return lines
 
 
-def summarise_shards(shards: Source) -> list[str]:
+def summarise_shards(shards: Paths) -> list[str]:
     """Return a line about each cache that local shards are of, or the reason why they cannot be read."""
     try:
         folders = {path.parent: None for path in expand(shards)}
@@ -156,7 +164,8 @@ def measure_speedup(report: CacheReport, images: int = 64, rounds: int = 7) -> S
     if report.example is None or not (path := report.dest / f"{report.example.name}.tar").is_file():
         return None
     shards = Shards([path])
-    ids = {shards.key(id): id for id in reversed(range(len(shards)))}
+    keys = shards.keys(range(len(shards)))
+    ids = {key: id for id, key in reversed([*enumerate(keys)])}
     before, after = [], []
     for sample in islice(report.example.source.read(), images):
         image = pillow.image_extension(sample.members)

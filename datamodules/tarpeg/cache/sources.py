@@ -15,9 +15,10 @@ from typing import BinaryIO, NamedTuple, Protocol, cast
 from ..errors import ShardError, warn
 from ..files import open_regular
 from ..shards.folder import Folder, ImageFile
-from ..shards.paths import URL, expand, expand_braces, parts_of, public_url, refuse_twice
+from ..shards.paths import expand, expand_braces, parts_of, refuse_twice
 from ..shards.pillow import IMAGE_EXTENSIONS
 from ..shards.tar import grouped, regular_members
+from ..shards.urls import URL, public_url
 from . import remote
 
 _BATCH_BYTES, _BATCH_SAMPLES = 32 << 20, 256
@@ -38,9 +39,13 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceShard:
-    """A shard of the source. location: absolute path or URL; name: for messages and the manifest.
+    """A shard of the source.
 
-    version: changes with the content (time of modification, ETag).
+    Attributes:
+        location: Absolute path or URL.
+        name: Name for messages and the manifest.
+        nbytes: Size of the tar.
+        version: Text that changes with the content (time of modification, ETag).
     """
 
     location: str
@@ -121,7 +126,12 @@ class SampleRanges(NamedTuple):
 
 @dataclass(frozen=True)
 class PickedSamples:
-    """Some samples of some shards, in any order. shards: the used ones by number."""
+    """Some samples of some shards, in any order.
+
+    Attributes:
+        shards: The shards that have them, by number.
+        samples: Ranges of the samples' members.
+    """
 
     shards: dict[int, SourceShard]
     samples: tuple[SampleRanges, ...]
@@ -178,7 +188,13 @@ class PickedSamples:
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Images of a folder with their labels. stats: (bytes, time of modification in ns) of each."""
+    """Images of a folder with their labels.
+
+    Attributes:
+        root: The folder.
+        files: Images, in the order of the shard.
+        stats: (bytes, time of modification in ns) of each image.
+    """
 
     root: str
     files: tuple[ImageFile, ...]

@@ -20,6 +20,7 @@ from ..processes import completed, open_executor
 from ..shards import pillow
 from ..shards.index import ShardIndex, build
 from ..shards.manifest import BUILDING, MANIFEST, ShardEntry, read_manifest
+from ..shards.saved import SUFFIXES
 from ..shards.wds_index import index_path, parse
 from .build import Progress
 from .codecs import row_index_fits
@@ -43,9 +44,21 @@ class Problem:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Result of a check. shards, samples, bytes: in the manifest.
+    """Result of ``verify_cache``.
 
-    problems: in the order of shards. extra: names of other files in the folder, which are harmless.
+    Attributes:
+        dest: Folder of the cache.
+        shards: Number of shards in the manifest.
+        samples: Number of samples in the manifest.
+        bytes: Bytes of the shards in the manifest.
+        problems: What is wrong, in the order of the shards; each has ``shard``, ``key`` and ``what``.
+        extra: Names of other files in the folder, which are harmless.
+        seconds: Duration of the check.
+
+    Example:
+        >>> report = tarpeg.build_cache(shards, tmp, executor=0)
+        >>> tarpeg.verify_cache(tmp, executor=0).is_good
+        True
     """
 
     dest: Path
@@ -77,10 +90,20 @@ def verify_cache(
 
     Packed images have a checksum each, so that those of a damaged shard are found.
 
-    executor: runs the checks, one call per shard; or a number of local processes (0: this process); default
-    one per core, or this process for a small cache. progress: called after each shard.
+    Args:
+        dest: Folder of the cache.
+        executor: Executor of the checks, one call per shard; or a number of local processes (0: this
+            process); by default one per core, or this process for a small cache.
+        progress: Called after each shard.
 
-    Raises CacheError if the folder holds no finished cache, or its manifest is damaged.
+    Raises:
+        CacheError: If the folder holds no finished cache, or its manifest is damaged.
+
+    Example:
+        >>> report = tarpeg.build_cache(shards, tmp, executor=0)
+        >>> (tmp / "train-000001.tar").unlink()
+        >>> tarpeg.verify_cache(tmp, executor=0).bad_shards
+        ('train-000001.tar',)
     """
     started = time.monotonic()
     folder = Path(dest).expanduser().absolute()
@@ -107,7 +130,7 @@ def verify_cache(
     for name in sorted(path.name for path in folder.iterdir() if path.name not in known):
         if name.endswith((".tar", ".idx")) and not name.startswith("."):
             problems.append(Problem(name, "", f"it is in the folder, but not in {MANIFEST}"))
-        elif not _LOCK.fullmatch(name):
+        elif not _LOCK.fullmatch(name) and not name.endswith(SUFFIXES):
             extra.append(name)
     counts, seconds = (len(manifest.shards), manifest.samples, manifest.bytes), time.monotonic() - started
     return VerifyReport(folder, *counts, tuple(problems), tuple(extra), seconds)
@@ -191,10 +214,22 @@ def _undecodable(tar: Path, entry: ShardEntry, index: ShardIndex) -> Iterator[Pr
         # Reduced to one pixel: every coefficient of the image is decoded.
         status = Status(int(decode.decode_batch([image], box, 1)[1]))
         if status != Status.OK:
-            yield Problem(entry.name, index.key(row), f"image is {status.name} ({int(status)})")
+            if not _is_other_format(bytes(content)):
+                yield Problem(entry.name, index.key(row), f"image is {status.name} ({int(status)})")
         elif content[:3] == pillow.JPEG and not row_index_fits(bytes(content)):
             yield Problem(
                 entry.name, index.key(row), "the index of its rows of tiles is not that of its tiles"
             )
     if torn[0]:
         yield Problem(entry.name, "", "it was cut while it was read, or its disk failed")
+
+
+def _is_other_format(content: bytes) -> bool:
+    """Whether Pillow decodes a file that was kept as it is, such as a PNG."""
+    if content.startswith(pillow.NATIVE):
+        return False
+    try:
+        pillow.open_rgb(content)
+    except DecodeError:
+        return False
+    return True

@@ -16,6 +16,7 @@ from filelock import FileLock
 
 from ..errors import ShardError
 from ..files import write_json
+from ..remedies import Message, Setting
 from ..shards.folder import Folder
 from ..shards.manifest import read_manifest
 from .synthetic import Photos, check_integer
@@ -23,25 +24,41 @@ from .writer import make_shards
 
 if TYPE_CHECKING:
     from ..cache.codecs import Codec
-    from ..cache.plan import Layout
+    from ..cache.layout import Layout
     from ..cache.sources import Source
 
 log = logging.getLogger("tarpeg")
 
 _LISTED = 3  # classes in the message about changed images
+_OUT = Setting("prepare", "out")
 _FORMAT = 1  # raise it if the same parameters give other shards
 
 
 @dataclass(frozen=True)
 class SyntheticShards:
-    """Callable that draws `out/train-*.tar` and `out/val-*.tar` of synthetic photographs if they are missing.
+    """Callable that draws ``out/{train,val}-*.tar`` of synthetic photographs if they are missing.
 
-    train, val: number of photographs, at least 1. photos: Photos, or a mapping of its fields. workers:
-    processes; None chooses. Several processes may call at once: one works, the others wait.
+    Several processes may call at once: one works, the others wait.
+
+    Args:
+        out: Folder of the shards.
+        train: Number of photographs for training, at least 1.
+        val: Number of photographs for validation, at least 1.
+        photos: ``Photos``, or a mapping of its fields.
+        samples_per_shard: Largest number of photographs in a shard.
+        workers: Processes; None chooses.
 
     Raises:
-        ValueError: when constructed, for a value out of range.
-        ShardError: when called, if `out` has shards made with other parameters.
+        ValueError: When constructed, for a value out of range.
+        ShardError: When called, if ``out`` has shards made with other parameters.
+
+    Example:
+        >>> photos = tarpeg.Photos(size=96)
+        >>> prepare = tarpeg.SyntheticShards(str(tmp), train=8, val=4, photos=photos, workers=0)
+        >>> split = tarpeg.Split(tmp / "train-*.tar", tarpeg.RandomCrop(64))
+        >>> data = tarpeg.ShardDataModule(train=split, batch_size=4, workers=0, prepare=prepare)
+        >>> len(data.train_dataloader())
+        2
     """
 
     out: str
@@ -67,18 +84,30 @@ class SyntheticShards:
 
 @dataclass(frozen=True)
 class FolderShards:
-    """Callable that packs a folder of images into `out/{train,val}-*.tar` if they are missing.
+    """Callable that packs a folder of images into ``out/{train,val}-*.tar`` if they are missing.
 
-    It also writes `out/classes.json`. The directories train, val and test in root (or others of the names in
-    Folder) are the splits, and test becomes `out/test-*.tar`; without val, `val_share` of the images,
-    drawn by `seed` evenly over the classes, are val. Files that are left out are counted in a warning. A
-    later call raises if the images in `root` have changed; if `root` is missing or empty, it uses the
-    existing shards.
+    It also writes ``out/classes.json``. Files that are left out are counted in a warning. A later call raises
+    if the images in ``root`` have changed; if ``root`` is missing or empty, it uses the existing shards.
+
+    Args:
+        root: Folder of images; its directories train, val and test (or others of the names in ``Folder``) are
+            the splits, and test becomes ``out/test-*.tar``.
+        out: Folder of the shards.
+        val_share: Without a directory for val: the share of the images, drawn evenly over the classes, that
+            are val.
+        seed: Seed of the order and of the images of val.
+        samples_per_shard: Largest number of images in a shard.
+        workers: Processes; None chooses.
 
     Raises:
-        ValueError: when constructed, for a value out of range.
-        ShardError: when called, for a folder without images, or if `out` was made with other parameters or
+        ValueError: When constructed, for a value out of range.
+        ShardError: When called, for a folder without images, or if ``out`` was made with other parameters or
             from other images.
+
+    Example:
+        >>> prepare = tarpeg.FolderShards(str(folder), str(tmp), val_share=0.25, workers=0)
+        >>> sorted(path.name for path in prepare().glob("*.tar"))
+        ['train-000000.tar', 'val-000000.tar']
     """
 
     root: str
@@ -110,22 +139,35 @@ class FolderShards:
 
 @dataclass(frozen=True)
 class CachedShards:
-    """Callable that builds the cache of a source in `out` if it is missing; see `tarpeg.build_cache`.
-
-    source: shards or a folder of images, as for build_cache; or a callable that makes them and returns their
-    place, such as SyntheticShards. Shards keep their names: `out/train-*.tar` are the source's train shards.
-    codec: None means Tiled(). layout, max_bad: as for build_cache. workers: processes; None: as there.
-    refresh: compare the cache with the source in every call, and build missing or changed shards; False uses
-    a complete cache of this codec and layout without a look at the source, which may be gone. Whatever the
-    build leaves out is a warning.
+    """Callable that builds the cache of a source in ``out`` if it is missing; see ``tarpeg.build_cache``.
 
     Several processes may call at once: one works, the others wait. A later call completes a killed build.
+    Samples that the build leaves out are counted in a warning.
+
+    Args:
+        source: Shards or a folder of images, as for ``build_cache``; or a callable that makes them and
+            returns their place, such as ``SyntheticShards``. Shards keep their names: ``out/train-*.tar`` are
+            the source's train shards.
+        out: Folder of the cache.
+        codec: Codec of the images; None is ``Tiled()``.
+        layout: As for ``build_cache``.
+        max_bad: As for ``build_cache``.
+        workers: Processes; None as in ``build_cache``.
+        refresh: Compare the cache with the source in every call, and build missing or changed shards. False
+            uses a complete cache of this codec and layout without reading the source, which may be gone.
 
     Raises:
-        ValueError: when called, for a value out of range.
-        ShardError: when called, if the source cannot be read.
-        CacheError: when called, if too many images are undecodable, the cache cannot be written, or `out`
+        ValueError: When called, for a value out of range.
+        ShardError: When called, if the source cannot be read.
+        CacheError: When called, if too many images are undecodable, the cache cannot be written, or ``out``
             holds the cache of another source or codec, or of more shards than this one.
+
+    Example:
+        >>> prepare = tarpeg.CachedShards(shards, str(tmp), codec=tarpeg.Packed(), workers=0)
+        >>> split = tarpeg.Split(tmp / "train-*.tar", tarpeg.RandomCrop(64))
+        >>> data = tarpeg.ShardDataModule(train=split, batch_size=8, workers=0, prepare=prepare)
+        >>> len(data.train_dataloader())
+        4
     """
 
     source: Folder | Sequence[str | os.PathLike[str]] | str | Callable[[], Source] | Source
@@ -157,7 +199,7 @@ class CachedShards:
     def _is_complete(self) -> bool:
         from ..cache.codecs import Tiled
         from ..cache.job import describe_codec
-        from ..cache.plan import Layout
+        from ..cache.layout import Layout
 
         manifest = read_manifest(self.out)
         requested = [describe_codec(self.codec or Tiled()), dataclasses.asdict(self.layout or Layout())]
@@ -177,10 +219,14 @@ def _make_once(
     task: str,
     contents: Callable[[], dict[str, Any]] = dict,
 ) -> Path:
-    """Make shards under a lock unless `out/shards.json`, which is written last, records the same parameters.
+    """Make shards under a lock unless ``out/shards.json``, written last, records the same parameters.
 
-    splits: source and number of samples of each. contents: returns a description of the source, which must
-    not change later; empty if it is unknown.
+    Args:
+        parameters: All parameters of the shards.
+        splits: Source and number of samples of each split.
+        task: Description of the work, for the log.
+        contents: Function that returns a description of the source, which must not change later; empty if it
+            is unknown.
     """
     directory = Path(parameters["out"])
     options = {name: parameters[name] for name in ("samples_per_shard", "workers")}
@@ -215,7 +261,8 @@ def _is_made(directory: Path, requested: dict[str, Any], contents: Callable[[], 
     except FileNotFoundError:
         return False
     except (ValueError, TypeError, KeyError) as error:
-        raise ShardError(f"{path} is damaged: delete the folder, or choose another out") from error
+        remedy = Message(f"{path} is damaged: delete the folder, or choose another ", _OUT)
+        raise ShardError(remedy) from error
     old, new = _flat(parameters), _flat(requested)
     differing = [
         f"{name} ({old.get(name)!r} there, {new.get(name)!r} requested)"
@@ -224,17 +271,24 @@ def _is_made(directory: Path, requested: dict[str, Any], contents: Callable[[], 
     ]
     if differing:
         raise ShardError(
-            f"{directory} has shards made with other parameters: {', '.join(differing)}: choose another out, "
-            "or delete the folder"
+            Message(
+                f"{directory} has shards made with other parameters: {', '.join(differing)}: choose another ",
+                _OUT,
+                ", or delete the folder",
+            )
         )
     if not all((directory / name).is_file() for name in names):
         return False
     now = contents() if then else {}
     if now and now != then:
         raise ShardError(
-            f"the images in {parameters.get('root')} have changed since they were packed into {directory} "
-            f"({_changes(then, now)}): choose another out, or delete {directory} to pack them again. A "
-            "cache of the folder (build_cache or CachedShards) is updated instead, and only in what changed"
+            Message(
+                f"the images in {parameters.get('root')} have changed since they were packed into "
+                f"{directory} ({_changes(then, now)}): choose another ",
+                _OUT,
+                f", or delete {directory} to pack them again. A cache of the folder (build_cache or "
+                "CachedShards) is updated instead, and only in what changed",
+            )
         )
     return True
 

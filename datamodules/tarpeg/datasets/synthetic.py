@@ -6,19 +6,17 @@ pixel at any size from 128x160 to 2000x1500. Imports no torch: processes that dr
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import io
 import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFilter, ImageOps
+from PIL import Image, ImageDraw, ImageFilter
 
 from ..errors import similar
 
@@ -57,16 +55,27 @@ _RANDOM_HUE = 3  # one stone in three has a random hue
 class Photos:
     """Parameters of synthetic photographs; hashable. Equal parameters give equal pictures.
 
-    size: an int (a square), (height, width), "article" (533, 800), "imagenet" (a mixture, on average 413 high
-    and 478 wide), "big" (1500, 2000), or a list of these, drawn evenly. Two ints are always one
-    (height, width). Sides in 16..16384.
-    quality: 1..100. subsampling: "4:4:4", "4:2:2" or "4:2:0". classes: 1..65536, which differ in hue.
-    progressive, gray, exif, corrupt: probability that a picture is a progressive JPEG, is grayscale (which
-    hides its class), is stored rotated or mirrored with an EXIF orientation of 2..8, or is corrupt:
-    truncated, with flipped bits, or empty.
+    Args:
+        size: An int (a square), (height, width), "article" (533, 800), "imagenet" (a mixture, on average 413
+            high and 478 wide), "big" (1500, 2000), or a list of these, drawn evenly. Two ints are always one
+            (height, width). Sides are 16 to 16384 pixels.
+        quality: JPEG quality, 1 to 100.
+        subsampling: "4:4:4", "4:2:2" or "4:2:0".
+        classes: Number of classes, 1 to 65536, which differ in hue.
+        seed: Seed of the pictures.
+        progressive: Probability that a picture is a progressive JPEG.
+        gray: Probability that a picture is grayscale, which hides its class.
+        exif: Probability that a picture is stored rotated or mirrored, with an EXIF orientation of 2 to 8.
+        corrupt: Probability that a picture is truncated, has flipped bits, or is empty.
 
     Raises:
-        ValueError: for a value out of range.
+        ValueError: For a value out of range.
+
+    Example:
+        >>> photos = tarpeg.Photos(size=(96, 128), classes=3, progressive=0.1)
+        >>> report = tarpeg.make_shards(tmp, photos, samples=6, workers=0)
+        >>> report.samples
+        6
     """
 
     size: Any = 256
@@ -104,28 +113,14 @@ class Photos:
                 raise ValueError(f"photos has no field {name!r}; the fields are {', '.join(fields)}{near}")
         return cls(**{str(name): field for name, field in value.items()})
 
+    def scene(self, rng: np.random.Generator, index: int, label: int, height: int, width: int) -> Image.Image:
+        """Return picture ``index``, whose class is ``label``: upright, in colour, mode YCbCr.
 
-@dataclass(frozen=True)
-class FolderPhotos(Photos):
-    """Parts of the photographs in a directory, scaled to ``size`` and stored, in place of drawn pictures.
-
-    folder: holds JPEGs or PNGs, also in sub-directories. A part has at least half of the largest height and
-    width that its shape allows, and is not enlarged if the photograph is large enough. Labels mean nothing.
-    parts: consecutive pictures that are parts of one photograph, which is decoded once for them.
-    """
-
-    folder: str = ""
-    parts: int = 1
-    files: tuple[Path, ...] = dataclasses.field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("parts", self.parts, 1)
-        found = (path for path in Path(self.folder).expanduser().rglob("*") if path.is_file())
-        files = tuple(sorted(path for path in found if path.suffix.lower() in (".jpg", ".jpeg", ".png")))
-        object.__setattr__(self, "files", files)
-        if not files:
-            raise ValueError(f"folder={self.folder!r} has no photographs (.jpg, .jpeg, .png)")
+        A subclass that overrides this method stores other pictures. It needs no other random numbers than
+        those of ``rng``.
+        """
+        step = math.tau / self.classes
+        return _draw_scene(rng, height, width, step * label, 0.3 * step)
 
 
 class Photograph(NamedTuple):
@@ -175,30 +170,7 @@ def draw(photos: Photos, index: int, split: str = "train") -> Image.Image:
     """Draw picture `index` upright and in colour, mode YCbCr, before grayscale, EXIF and compression."""
     plan = _plan(photos, index, split)
     rng = _generator(photos, split, index, "draw")
-    if isinstance(photos, FolderPhotos):
-        path = photos.files[index // photos.parts % len(photos.files)]
-        return _part_of(_upright(path, path.stat().st_mtime_ns), rng, plan.height, plan.width)
-    step = math.tau / photos.classes
-    return _draw_scene(rng, plan.height, plan.width, step * label_of(photos, index, split), 0.3 * step)
-
-
-@functools.lru_cache(maxsize=1)
-def _upright(path: Path, _mtime_ns: int) -> Image.Image:
-    try:
-        with Image.open(path) as image:
-            return ImageOps.exif_transpose(image).convert("YCbCr")
-    except OSError as error:
-        raise ValueError(f"{path} cannot be decoded: {error}. Remove it from the photographs.") from error
-
-
-def _part_of(upright: Image.Image, rng: np.random.Generator, height: int, width: int) -> Image.Image:
-    """Cut a random part of the shape of (height, width) out of a photograph and scale it."""
-    largest = min(upright.height / height, upright.width / width)
-    scale = max(largest * rng.uniform(0.5, 1), min(1.0, largest))
-    down, across = scale * height, scale * width
-    top, left = rng.random() * (upright.height - down), rng.random() * (upright.width - across)
-    box = left, top, left + across, top + down
-    return upright.resize((width, height), Image.Resampling.LANCZOS, box, reducing_gap=3.0)
+    return photos.scene(rng, index, label_of(photos, index, split), plan.height, plan.width)
 
 
 def check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The shard writer: synthetic photographs or a folder's images, through webdataset's TarWriter."""
+"""The shard writer: synthetic photographs or a folder's images."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from typing import NamedTuple
 from PIL import Image
 
 from ..errors import ShardError
-from ..files import renamed, write_json
+from ..files import renamed
 from ..machine import usable_cores
 from ..processes import map_in_processes
 from ..progress import progress
+from ..remedies import Message, Setting
+from ..shards.classes import joined_classes, write_classes
 from ..shards.folder import NESTED, Folder, ImageFile, left_out_line, only_nested
-from ..shards.manifest import CLASSES, stored_classes
 from ..shards.pillow import PILLOW_FORMATS
+from ..shards.tar_writer import OWNER, RECORD, TarWriter
 from .synthetic import Photos, check_integer, photograph
 
 log = logging.getLogger("tarpeg")
 
-_OWNER = "tarpeg"  # user and group of each member; marks the shards that make_shards may replace
 _BLOCK = 16  # samples per task of a worker process
 _COMPARED = 8  # samples of an earlier shard that are compared with the source
 
@@ -75,18 +76,32 @@ def make_shards(
     workers: int | None = None,
     replace: bool = False,
 ) -> ShardReport:
-    """Write `source` to shards `out/{prefix}-000000.tar` and following, with `key.jpg` and `key.cls`.
+    """Write a source to shards ``out/{prefix}-000000.tar`` and following, with ``key.jpg`` and ``key.cls``.
 
-    source: Photos (or a mapping of its fields) to draw, or a Folder to pack, with its `classes.json`.
-    samples: None means 1000 photographs, or all files. prefix: another one has other photographs.
-    workers: processes; 0 works in this process, None chooses. The bytes do not depend on it.
+    A shard gets its name when it is complete. Shards that ``make_shards`` wrote under this prefix are
+    replaced if one of their first samples is in the source; those of another source only with ``replace``.
 
-    A shard gets its name when it is complete. Shards that make_shards wrote under this prefix are replaced if
-    one of their first samples is in the source; those of another source only with `replace`.
+    Args:
+        out: Folder of the shards.
+        source: ``Photos`` (or a mapping of its fields) to draw, or a ``Folder`` to pack, whose classes are
+            written to ``classes.json``.
+        samples: Number of samples; None is 1000 photographs, or all files.
+        prefix: Beginning of the shards' names; another one has other photographs.
+        samples_per_shard: Largest number of samples in a shard.
+        workers: Processes; 0 works in this process, None chooses. The bytes do not depend on it.
+        replace: Replace shards of another source under this prefix.
+
+    Returns:
+        Paths, number of samples, bytes of the images, bits per pixel, and seconds.
 
     Raises:
-        ValueError: for an argument out of range.
-        ShardError: for a folder without images, an unreadable file, or shards of another source or writer.
+        ValueError: For an argument out of range.
+        ShardError: For a folder without images, an unreadable file, or shards of another source or writer.
+
+    Example:
+        >>> report = tarpeg.make_shards(tmp, tarpeg.Folder(folder), samples_per_shard=10, workers=0)
+        >>> report.samples, [path.name for path in report.shards]
+        (16, ['train-000000.tar', 'train-000001.tar'])
     """
     if not isinstance(prefix, str) or not re.fullmatch(r"[\w][\w.-]*", prefix):
         raise ValueError(f"prefix={prefix!r} must consist of letters, digits, '_', '.' and '-'")
@@ -113,32 +128,17 @@ def make_shards(
         workers = workers if workers > 1 else 0
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        classes = _joined_classes(directory, prefix, source) if isinstance(source, Folder) else None
+        classes: dict[str, int] | None = None
+        if isinstance(source, Folder):
+            others = (path for path in directory.glob("*.tar") if not path.name.startswith(f"{prefix}-"))
+            classes = joined_classes(directory, others, source.classes(), source.root)
         _remove_old(directory, prefix, None if replace else find)
         report = _write(directory, prefix, items, samples_per_shard, workers)
         if classes is not None:
-            write_json(directory / CLASSES, classes)
+            write_classes(directory, classes)
     except OSError as error:
         raise ShardError(f"cannot write shards in {directory}: {error}") from error
     return report
-
-
-def _joined_classes(directory: Path, prefix: str, folder: Folder) -> dict[str, int]:
-    """Return the classes of the folder, and further ones of shards with other names in the directory.
-
-    Raises ShardError if these have another name for a label.
-    """
-    classes = folder.classes()
-    names = {label: name for name, label in classes.items()}
-    others = [path for path in directory.glob("*.tar") if not path.name.startswith(f"{prefix}-")]
-    for label, name in enumerate((stored_classes(directory) or []) if others else []):
-        if names.setdefault(label, name) != name:
-            raise ShardError(
-                f"label {label} is {name!r} in {others[0]} and would be {names[label]!r} in shards of "
-                f"{folder.root}. Build a cache of a folder that holds both splits (build_cache; in Python "
-                "Folder(root, split='train') and Folder(root, split='val') too), or give another out."
-            )
-    return {names[label]: label for label in sorted(names)}
 
 
 def _files(folder: Folder, out: Path, samples: int | None) -> list[ImageFile]:
@@ -162,24 +162,24 @@ def _files(folder: Folder, out: Path, samples: int | None) -> list[ImageFile]:
 
 
 def _write(directory: Path, prefix: str, items: _Items, samples_per_shard: int, workers: int) -> ShardReport:
-    from webdataset.writer import TarWriter  # imports torch, which worker processes need not
-
     started = time.monotonic()
     paths = []
     done = nbytes = readable = pixels = 0
     with progress(prefix, len(items)) as update, contextlib.closing(_records(items, workers)) as records:
         for number in range(-(-len(items) // samples_per_shard)):
             paths.append(directory / f"{prefix}-{number:06d}.tar")
-            options = {"user": _OWNER, "group": _OWNER, "mode": 0o644, "mtime": 0, "encoder": False}
-            with renamed(paths[-1]) as stream, TarWriter(stream, **options) as tar:
+            with renamed(paths[-1]) as stream:
+                tar = TarWriter(stream)
                 for record in islice(records, samples_per_shard):
-                    label = str(record.label).encode("ascii")
-                    tar.write({"__key__": record.key, record.extension: record.data, "cls": label})
+                    members = {record.extension: record.data, "cls": b"%d" % record.label}
+                    for extension, data in sorted(members.items()):  # as webdataset's writer does
+                        tar.add(record.key, extension, data)
                     nbytes += len(record.data)
                     readable += len(record.data) if record.pixels else 0
                     pixels += record.pixels
                     done += 1
                     update(done, f"{done / max(time.monotonic() - started, 1e-3):.0f} images/s")
+                tar.finish(RECORD)
     bits = 8 * readable / pixels if pixels else 0.0
     return ShardReport(tuple(paths), len(items), nbytes, bits, time.monotonic() - started)
 
@@ -217,14 +217,25 @@ def _remove_old(directory: Path, prefix: str, find: _Find | None) -> None:
     for path in old:
         if path.suffix == ".tar" and not _is_ours(path):
             raise ShardError(
-                f"{path} was not written by make_shards, which does not replace it: choose another out or "
-                "prefix, or move the file away"
+                Message(
+                    f"{path} was not written by make_shards, which does not replace it: choose another ",
+                    Setting("make_shards", "out"),
+                    " or ",
+                    Setting("make_shards", "prefix"),
+                    ", or move the file away",
+                )
             )
     first = next((path for path in old if path.suffix == ".tar"), None)
     if find is not None and first is not None and not _is_of_source(first, find):
         raise ShardError(
-            f"{first} has samples of another source: choose another out or prefix, move the shards away, or "
-            "give replace=True"
+            Message(
+                f"{first} has samples of another source: choose another ",
+                Setting("make_shards", "out"),
+                " or ",
+                Setting("make_shards", "prefix"),
+                ", move the shards away, or give ",
+                Setting("make_shards", "replace", True),
+            )
         )
     for path in old:
         path.unlink()
@@ -247,7 +258,7 @@ def _is_ours(path: Path) -> bool:
             first = tar.next()
     except tarfile.TarError:
         return False
-    return first is not None and first.uname == _OWNER
+    return first is not None and first.uname == OWNER
 
 
 def _pixels(data: bytes) -> int:

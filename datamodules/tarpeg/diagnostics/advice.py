@@ -23,11 +23,12 @@ from torch import Tensor
 
 from ..cache.codecs import Codec, Packed, Raw, Tiled, tile_width
 from ..errors import DecodeError, ShardError
-from ..loader.config import PixelFormat
 from ..loader.fetch import BoxError, Fetcher
-from ..loader.plan import PlannedStep, plan_of
+from ..remedies import Call
 from ..sampling.sampler import Request
 from ..shards.pillow import NATIVE, PACKED, as_tensor
+from ..transforms.pixels import PixelFormat
+from ..transforms.plan import PlannedStep, plan_of
 
 STAGES = {
     "wait": "waiting for data",
@@ -48,19 +49,6 @@ _MIN_PYTHON = 0.25
 _MAX_IMAGES, _MAX_ROUNDS, _MAX_NBYTES = 32, 5, 64 << 20
 
 
-class Call(NamedTuple):
-    """A proposed change, as a call: ``...`` is a value for the user to choose. ``str()`` of it is Python."""
-
-    function: str
-    arguments: Mapping[str, Any] = {}
-
-    def __str__(self) -> str:
-        def shown(value: object) -> str:
-            return str(value) if isinstance(value, Call) else "..." if value is ... else repr(value)
-
-        return f"{self.function}({', '.join(f'{n}={shown(value)}' for n, value in self.arguments.items())})"
-
-
 Advice = tuple[str | Call, ...]
 """A sentence in parts: text, and the proposed calls. ``"".join(map(str, advice))`` is the whole sentence."""
 
@@ -68,11 +56,16 @@ Advice = tuple[str | Call, ...]
 class Costs(NamedTuple):
     """Microseconds per image on one thread, medians over rounds.
 
-    images: how many were measured. tiled: fraction of tiled or packed ones among them. decode: read, crop and
-    resize the images as they are. cached: the same from a cache, which is tiled, or raw if most images are
-    tiled already. growth: bytes in that cache per byte now. augment: augmentation by the loader, 0 without
-    one. packed, packed_growth: cached and growth of a packed cache; 0 if most images are packed already.
-    python: steps in Python of all views, as planned, a part of decode and cached.
+    Attributes:
+        images: Number of images that were measured.
+        tiled: Fraction of tiled or packed images among them.
+        decode: Time to read, crop and resize the images as they are.
+        cached: The same from a cache, which is tiled, or raw if most images are tiled already.
+        growth: Bytes in that cache per byte now.
+        augment: Augmentation by the loader; 0 without one.
+        packed: As ``cached``, of a packed cache; 0 if most images are packed already.
+        packed_growth: As ``growth``, of a packed cache.
+        python: Steps in Python of all views, as planned; their times are a part of ``decode`` and ``cached``.
     """
 
     images: int
@@ -89,10 +82,20 @@ class Costs(NamedTuple):
 class RunFacts(NamedTuple):
     """Facts about a training run; those with a default are of tarpeg's loader, except the last two.
 
-    device: type of the network's device. cores: per rank. compute_threads: of torch. source: the train
-    split's shards. workers, threads: of ``LoaderConfig``; workers is None for another loader. augment: name
-    of its class; is_random: it distorts; has_operators: for that device. is_profiled: the Trainer has a
-    profiler. other_workers: worker processes of another loader; None without such a setting.
+    Attributes:
+        device: Type of the network's device.
+        cores: Cores per rank.
+        compute_threads: Threads of torch.
+        source: Shards of the train split; None for a source of the user.
+        is_streaming: Shards are read as streams.
+        workers: Worker processes of ``LoaderConfig``; None for another loader.
+        threads: Threads of ``LoaderConfig``.
+        augment: Name of the augmentation's class.
+        is_random: The augmentation distorts.
+        has_operators: The native operators exist for that device.
+        costs: Measured times of the loader; None if they are unknown.
+        is_profiled: The Trainer has a profiler.
+        other_workers: Worker processes of another loader; None without such a setting.
     """
 
     device: str
@@ -111,9 +114,13 @@ class RunFacts(NamedTuple):
 
 
 def advise(shares: Mapping[str, float], steps: int, rate: float, run: RunFacts) -> Advice:
-    """Describe where the time of ``steps`` steps went and what to change.
+    """Describe where the time of a training went, and what to change.
 
-    ``shares``: of wait, transfer, augment, compute and other, 0 to 1. ``rate``: images per second per rank.
+    Args:
+        shares: Shares of wait, transfer, augment, compute and other, 0 to 1.
+        steps: Number of training steps.
+        rate: Images per second and rank.
+        run: Facts about the run.
     """
     if steps < _MIN_STEPS:
         return (f"{max(steps, 0)} steps after the first are too few to measure what they wait for",)
@@ -290,7 +297,10 @@ def _cache(run: RunFacts, codec: Call | None = None, **settings: Any) -> Advice:
     shown = ... if not paths or len(paths) > 3 else paths[0] if len(paths) == 1 else paths
     arguments = {"source": shown, "dest": dest} | ({} if codec is None else {"codec": codec})
     split = Call("Split", {"shards": dest + names, **settings})
-    return "build a cache with ", Call("tarpeg.build_cache", arguments), " and train on it with ", split
+    build = "build a cache with "
+    if run.source is None:
+        build = f"write the samples of your source as shards, {build}"
+    return build, Call("tarpeg.build_cache", arguments), " and train on it with ", split
 
 
 def _limit(share: float) -> str:
@@ -336,7 +346,7 @@ def _costs(fetcher: Fetcher, epoch: int, end: float, end_of_encoding: float) -> 
                 cached[id] = files[id]  # undecodable: fetched as it is
     ids = list(caches[0])
     request = Request(epoch, np.array(ids, np.int64))
-    plain = fetcher if fetcher.pixels.augment is None else replace(fetcher, pixels=PixelFormat())
+    plain = fetcher if fetcher.pixels.worker_augment is None else replace(fetcher, pixels=PixelFormat())
     fetchers = [plain, *(replace(plain, shards=_replaced(fetcher.shards, cached)) for cached in caches)]
     if plain is not fetcher:
         fetchers.append(fetcher)

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 
 from .. import __version__, machine
 from ..errors import BuildError
-from ..ops import library
+from ..ops import compiler, library
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,10 +56,18 @@ _MIN_SCALING, _MIN_SPEEDUP = 0.6, 1.3
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A report; ``str()`` of it is a page of text.
+    """Result of ``diagnose``; ``str()`` of it is a page of text.
 
-    facts: names and values for reading, by section. speed: None if it was not measured. oddities: what works,
-    but not as it should. problems: what is broken, each with a remedy.
+    Attributes:
+        facts: Names and values for reading, by section.
+        speed: Result of the speed check; None if it was not done.
+        oddities: What works, but not as it should.
+        problems: What is broken, each with a remedy.
+
+    Example:
+        >>> report = tarpeg.diagnose(speed=False)
+        >>> report.is_well
+        True
     """
 
     facts: dict[str, dict[str, str]]
@@ -94,9 +102,15 @@ class Diagnosis:
 class SpeedCheck:
     """Microseconds for a 256x256 crop of an 800x533 photograph, in the best of the rounds.
 
-    reference, ordinary, tiled, packed: processor time on one thread. The reference, torchvision or Pillow,
-    decodes everything and crops; the others are ours, on the same file and on its tiled and packed copies.
-    alone, together: elapsed time for tiled files, on one thread and on ``cores`` threads.
+    Attributes:
+        reference: Processor time of torchvision or Pillow, which decode everything and crop, on one thread.
+        ordinary: Processor time of ours on the same file, on one thread.
+        tiled: The same on its tiled copy.
+        packed: The same on its packed copy.
+        alone: Elapsed time for tiled files on one thread.
+        together: Elapsed time for tiled files on ``cores`` threads.
+        cores: Number of cores.
+        peer: Name of the reference.
     """
 
     reference: float
@@ -160,7 +174,15 @@ def diagnose(speed: bool = True) -> Diagnosis:
     """Inspect the installed packages, the native library, CUDA and the machine; measure for ten seconds.
 
     Loads the operators, and compiles them first if necessary, as their first use would. Initialises CUDA if
-    there is a GPU. speed: whether to measure. Nothing broken is raised: it is in ``Diagnosis.problems``.
+    there is a GPU. Nothing broken is raised: it is in ``Diagnosis.problems``.
+
+    Args:
+        speed: Measure the speed of crops, on one core and on all.
+
+    Example:
+        >>> report = tarpeg.diagnose(speed=False)
+        >>> report.problems
+        ()
     """
     report, measured = _Report(), None
     _packages(report)
@@ -182,7 +204,7 @@ def diagnose(speed: bool = True) -> Diagnosis:
 def _packages(report: _Report) -> None:
     rows = report.facts["installed"] = {
         "python": f"{platform.python_version()}, {sys.executable}",
-        "tarpeg": f"{__version__}, {library.PACKAGE}",
+        "tarpeg": f"{__version__}, {compiler.PACKAGE}",
     }
     for requirement in _requirements():
         name, version = requirement.name, _version(requirement.name)
@@ -202,7 +224,7 @@ def _packages(report: _Report) -> None:
 
 def _requirements() -> list[Requirement]:
     """Return the requirements of the checkout, or those that pip recorded at the installation."""
-    listed = library.PACKAGE.resolve().parents[1] / "requirements.txt"
+    listed = compiler.PACKAGE.resolve().parents[1] / "requirements.txt"
     if listed.is_file():
         lines = [line for line in listed.read_text().splitlines() if line and not line.startswith("#")]
     else:
@@ -260,12 +282,12 @@ def _load_library(report: _Report) -> bool:
 def _compiler(report: _Report) -> None:
     rows = report.facts["native operators"]
     try:
-        command = library.compiler()
+        command = compiler.find_compiler()
         version = next(iter(_output([*command, "--version"]).splitlines()), "unknown version")
         rows["compiler"] = f"{command[0]}, {version}"
     except BuildError:
         rows["compiler"] = "none"
-    if library.building_forbidden():
+    if compiler.building_forbidden():
         rows["compiler"] += "; TARPEG_NO_BUILD forbids compiling"
 
 
@@ -280,13 +302,13 @@ def _cuda(report: _Report) -> None:
     else:
         rows["GPU"] = "none"
     try:
-        nvcc, (major, minor) = library.find_nvcc()
+        nvcc, (major, minor) = compiler.find_nvcc()
         rows["toolkit"] = f"{nvcc}, {major}.{minor}"
     except BuildError:
         rows["toolkit"] = "no working nvcc"
     reason = library.why_no_cuda()
     rows["operators"] = "loaded" if reason is None else f"not loaded: {reason.partition('. ')[0]}"
-    if reason is not None and rows["GPU"] != "none" and library.cuda_switch() is not False:
+    if reason is not None and rows["GPU"] != "none" and compiler.cuda_switch() is not False:
         report.oddities.append(f"there is a GPU, but images on it will be refused: {reason}")
 
 
@@ -320,7 +342,7 @@ def _output(command: list[str]) -> str:
 def _check_speed(cores: int, seconds: float = 6.0) -> SpeedCheck:
     """Make a few photographs and decode crops of them for about ``seconds``, on one thread and on ``cores``.
 
-    An impression of this machine. Figures to quote are measured by ``tarpeg.measure``.
+    An impression of this machine. Figures to quote are measured by tools/bench.py of the checkout.
     """
     import numpy as np
     import torch

@@ -16,9 +16,11 @@ from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
 from torch import Tensor
 
 from .. import machine
-from ..loader.batch import modules_of, uncompiled
-from ..loader.loader import BaseLoader
+from ..loader.augmenting import modules_of, uncompiled
+from ..loader.loader import Loader
+from ..loader.ranks import rank_of_strategy
 from ..ops import library
+from ..shards.source import is_source
 from .advice import STAGES, Advice, RunFacts, advise, measure_costs
 
 # The first step starts processes, compiles and allocates: it is not measured.
@@ -35,12 +37,11 @@ _ACTIONS = {
 class DataStallMonitor(Callback):
     """Measure the share of the training steps spent waiting for data, and give advice at the end.
 
-    Logs after each epoch ``data/X_share`` for X = wait, transfer, augment, compute and other (callbacks and
-    loggers), which add up to 1; ``data/images_per_second`` over all ranks, if the lengths of batches are
+    After each epoch it logs ``data/X_share`` for X = wait, transfer, augment, compute and other (callbacks
+    and loggers), which add up to 1; ``data/images_per_second`` over all ranks, if the lengths of batches are
     known; and ``data/substituted``, the number of images so far that were replaced by others. ``shares``,
     ``wait_share`` and ``images_per_second`` are of the whole run. ``verdict``, logged at the end, is where
-    the time went and one piece of advice; ``advice`` is the same in parts. To estimate the gain, rank 0 then
-    decodes images of the train split for about ``sample_seconds`` (0: none).
+    the time went and one piece of advice; ``advice`` is the same in parts.
 
     Validation, work between two epochs and the first step are not counted. The shares are those of the rank
     that waits most, because the others wait for it. On CUDA they are shares of the GPU's time, by events:
@@ -50,6 +51,16 @@ class DataStallMonitor(Callback):
 
     Steps are observed through the profiler interface of the Trainer, whose own profiler continues, so this
     works with any data. With a Lightning that uses other names, the time between two steps is waiting.
+
+    Args:
+        sample_seconds: Time for which rank 0 decodes images of the train split at the end, to estimate the
+            gain of the advice; 0 for none.
+
+    Example:
+        >>> import lightning
+        >>> monitor = tarpeg.DataStallMonitor(sample_seconds=0)
+        >>> options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        >>> trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", callbacks=[monitor], **options)
     """
 
     def __init__(self, sample_seconds: float = 1.0) -> None:
@@ -139,7 +150,8 @@ class DataStallMonitor(Callback):
         self._seconds, self._rate = shares, rate
         if trainer.is_global_zero:
             run = _run_facts(trainer, self._sample_seconds if shares["wait"] > 0 else 0.0)
-            self.advice = advise(shares, self._steps - _WARMUP, rate / trainer.world_size, run)
+            _, world = rank_of_strategy(trainer.strategy)
+            self.advice = advise(shares, self._steps - _WARMUP, rate / world, run)
             self.verdict = "".join(map(str, self.advice))
             rank_zero_info(f"data: {self.verdict}")
 
@@ -223,7 +235,10 @@ class DeviceTimeline(Timeline):
     """A Timeline of the GPU's time: marks go into its queue and are read after it has passed them.
 
     Nothing waits for the GPU. If the program waits while the GPU is busy with the step before, that wait
-    takes no time here. ``event``: makes a mark with the methods of ``torch.cuda.Event``.
+    takes no time here.
+
+    Args:
+        event: Function that makes a mark with the methods of ``torch.cuda.Event``.
     """
 
     def __init__(self, event: Callable[[], Any] = _cuda_event) -> None:
@@ -305,17 +320,22 @@ def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def _over_ranks(measured: list[float], trainer: Trainer) -> tuple[dict[str, float], float, float]:
-    """Shares of the rank that waits most; images per second and substituted images, both over all ranks."""
-    mine = [*measured, float(getattr(trainer.train_dataloader, "substituted", 0))]
+    """Shares of the rank that waits most; images per second and substituted images, both over all ranks.
+
+    Processes of one data-parallel rank train on the same images, which count once.
+    """
+    rank, _ = rank_of_strategy(trainer.strategy)
+    mine = (rank, [*measured, float(getattr(trainer.train_dataloader, "substituted", 0))])
     ranks: list[Any] = [mine]
     if trainer.world_size > 1 and torch.distributed.is_available() and torch.distributed.is_initialized():
         ranks = [None] * trainer.world_size
         torch.distributed.all_gather_object(ranks, mine)
-    seconds = [dict(zip(STAGES, rank, strict=False)) for rank in ranks]
+    seconds = [dict(zip(STAGES, each, strict=False)) for _, each in ranks]
     shares = max(map(_shares, seconds), key=lambda each: each["wait"])
-    totals = [sum(each.values()) for each in seconds]
-    rate = sum(rank[-2] / total for rank, total in zip(ranks, totals, strict=True) if total)
-    return shares, rate, sum(rank[-1] for rank in ranks)
+    totals = {rank: sum(each.values()) for (rank, _), each in zip(ranks, seconds, strict=True)}
+    figures = dict(ranks)
+    rate = sum(figures[rank][-2] / total for rank, total in totals.items() if total)
+    return shares, rate, sum(each[-1] for each in figures.values())
 
 
 def _length(batch: Any, loader: Any = None) -> int:
@@ -353,7 +373,7 @@ def _run_facts(trainer: Trainer, seconds: float) -> RunFacts:
     is_profiled = not isinstance(profiler, PassThroughProfiler)
     run = RunFacts(device, cores, torch.get_num_threads(), is_profiled=is_profiled)
     loader = trainer.train_dataloader
-    if not isinstance(loader, BaseLoader):
+    if not isinstance(loader, Loader):
         return run._replace(other_workers=_workers(loader))
     split, (workers, threads) = loader.split, loader.config.workers_and_threads
     modules = modules_of(getattr(getattr(trainer, "datamodule", None), "augment", None))
@@ -363,7 +383,7 @@ def _run_facts(trainer: Trainer, seconds: float) -> RunFacts:
     if not split.streaming:
         costs = measure_costs(loader.fetcher, max(trainer.current_epoch - 1, 0), seconds)
     return run._replace(
-        source=split.shards,
+        source=None if is_source(split.shards) else cast(Any, split.shards),
         is_streaming=bool(split.streaming),
         workers=workers,
         threads=threads,

@@ -21,11 +21,13 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from ..augment.module import Augment
-from ..augment.policies import CODES
+from ..augment.tables import CODES
 from ..errors import DecodeError, similar, warn
-from ..loader.batch import AnyBatch, augmented, by_view, modules_of, params_of, uncompiled
+from ..loader.augmenting import augment_on_arrival, modules_of, params_of, uncompiled
+from ..loader.batch import AnyBatch, KeyedTargetBatch, TargetBatch, by_size, by_view
 from ..loader.split import kind_of
 from ..ops import matrices
+from ..sampling.geometry import View
 from ..sampling.sampler import Request
 from ..shards.pillow import open_rgb
 
@@ -60,9 +62,24 @@ def contact_sheet(
 
     For each sample: the source photograph with the boxes of its views, the decoded crops, and the crops as
     ``augment`` changes them in that epoch, with key, label and random parameters. Normalisation is undone;
-    erased parts have the mean colour. ``split``: "train", "val", "test", "predict", or the name of one of
-    several, such as "val/0". ``columns``: samples per row. Raises ``ValueError`` for a number out of range
-    and for a split that does not exist or is streamed.
+    erased parts have the mean colour.
+
+    Args:
+        data: A ``ShardDataModule``.
+        path: File to write.
+        split: "train", "val", "test", "predict", or the name of one of several, such as "val/0".
+        samples: Number of samples.
+        epoch: Epoch, from 0.
+        columns: Samples per row.
+
+    Raises:
+        ValueError: For a number out of range, and for a split that does not exist or is streamed.
+
+    Example:
+        >>> split = tarpeg.Split(shards, tarpeg.RandomResizedCrop(96), flip=0.5)
+        >>> data = tarpeg.ShardDataModule(train=split, augment=tarpeg.Augment(), workers=0)
+        >>> tarpeg.contact_sheet(data, tmp / "sheet.png", samples=4).name
+        'sheet.png'
     """
     cards: list[Card] = []
     for loader, batch in _batches(data, split, samples, epoch, columns):
@@ -105,10 +122,31 @@ def comparison_sheet(
 ) -> Comparison:
     """Draw the first samples of an epoch as torchvision and as this library crops them.
 
-    Return the differences. Both have the same boxes and flips. torchvision v2 crops and resizes the whole
-    image that Pillow decoded, with the interpolation of the split. Each sample has its source, torchvision's
-    crop, ours, and their difference, amplified around gray, of the first view of each size. ``augment`` is
-    not compared. The arguments and errors are those of ``contact_sheet``.
+    torchvision v2 crops and resizes the whole image that Pillow decoded, with the same boxes and flips and
+    with the interpolation of the split. Each sample has its source, torchvision's crop, ours, and their
+    difference, amplified around gray, of the first view of each size. ``augment`` is not compared.
+
+    Args:
+        data: A ``ShardDataModule``.
+        path: File to write.
+        split: "train", "val", "test", "predict", or the name of one of several, such as "val/0".
+        samples: Number of samples.
+        epoch: Epoch, from 0.
+        columns: Samples per row.
+
+    Returns:
+        The differences of each sample: ``means`` and ``maxima``, in levels of 0 to 255, and ``keys``.
+
+    Raises:
+        ValueError: For a number out of range, for a split that does not exist or is streamed, and for one
+            whose ``transform`` has steps in Python.
+
+    Example:
+        >>> split = tarpeg.Split(shards, tarpeg.CenterCrop(96), fidelity="exact")
+        >>> data = tarpeg.ShardDataModule(val=split, workers=0)
+        >>> report = tarpeg.comparison_sheet(data, tmp / "sheet.png", split="val", samples=4)
+        >>> max(report.maxima) <= 1
+        True
     """
     cards: list[Card] = []
     found: list[tuple[str, float, int]] = []
@@ -125,19 +163,19 @@ def comparison_sheet(
                 "transform= behind them, in Python or policies; views need one Normalize"
             )
         for row, id in enumerate(request.ids[: samples - len(cards)].tolist()):
-            card = Card(fetcher.shards.key(id), "")
+            card = Card(fetcher.shards.keys([id])[0], "")
             try:
                 source = open_rgb(fetcher.shards.images([id])[0].numpy().tobytes())
             except DecodeError:
                 continue  # the batch has another sample in its place
             size = np.array([[source.height, source.width]], np.int32)
-            boxes, flips = fetcher.boxes_and_flips(request.of_row(row), size)
-            card.add(
-                _with_boxes(source, [box[0].tolist() for box in boxes]), f"{source.width} x {source.height}"
-            )
+            drawn = fetcher.draw_views(request.of_row(row), size)
+            boxes = [view.boxes[0].tolist() for view in drawn]
+            card.add(_with_boxes(source, boxes), f"{source.width} x {source.height}")
             differences = []
-            for box, flip, images, pipeline in zip(boxes, flips, views, loader.split.pipelines, strict=True):
-                theirs = _by_torchvision(source, box[0].tolist(), bool(flip[0]), images[row], pipeline)
+            for number, (images, pipeline) in enumerate(zip(views, loader.split.pipelines, strict=True)):
+                is_flipped = bool(drawn[number].flips[0])
+                theirs = _by_torchvision(source, boxes[number], is_flipped, images[row], pipeline)
                 differences.append(images[row].int() - theirs.int())
                 if [each.shape for each in differences].count(differences[-1].shape) == 1:
                     _add_comparison(card, theirs, images[row], differences[-1])
@@ -177,7 +215,7 @@ def _batches(data: Any, split: str, samples: int, epoch: int, columns: int) -> I
     seen = 0
     for batch in loader:
         yield loader, batch
-        seen += len(batch.label)
+        seen += by_size(batch.image)[0].shape[-4]
         if seen >= samples:
             break
     loader.close()
@@ -235,18 +273,20 @@ def _cards(
     if augment is not None:
         options: dict[str, Any] = {"views": views, "repeats": loader.split.repeats}
         options["is_augmented"] = fetcher.dtype != torch.uint8
-        after = augmented(augment, batch, fetcher.seed, request, **options)
+        after = augment_on_arrival(augment, batch, fetcher.seed, request, **options)
     before, changed = by_view(batch.image, views), by_view(after.image, views)
     modules: list[Any] = [*modules_of(augment)] or [None]
     modules = modules if len(modules) > 1 else modules * len(before)
     params: list[dict[str, Tensor]] = [{} for _ in before]
     for view, (module, images) in enumerate(zip(modules, before, strict=False)):
         if isinstance(module, Augment) and module.training:
-            params[view] = params_of(module, images, fetcher.seed, request, [view])
+            params[view] = params_of(module, images.shape[-2:], fetcher.seed, request, [view])
     cards = []
     for row, id in enumerate(request.ids[:limit].tolist()):
-        card = Card(fetcher.shards.key(id), _label(after.label[row], classes))
-        flips = []
+        card = Card(fetcher.shards.keys([id])[0], "")
+        if not isinstance(after, (TargetBatch, KeyedTargetBatch)):
+            card = Card(card.key, _label(after.label[row], classes))
+        drawn: list[View] = []
         try:
             source = open_rgb(fetcher.shards.images([id])[0].numpy().tobytes())
         except DecodeError:
@@ -254,11 +294,11 @@ def _cards(
             card.add(gray, "cannot be decoded: replaced by another sample")
         else:
             size = np.array([[source.height, source.width]], np.int32)
-            boxes, flips = fetcher.boxes_and_flips(request.of_row(row), size)
-            framed = _with_boxes(source, [box[0].tolist() for box in boxes])
+            drawn = fetcher.draw_views(request.of_row(row), size)
+            framed = _with_boxes(source, [view.boxes[0].tolist() for view in drawn])
             card.add(framed, f"{source.width} x {source.height}")
         for view, (images, results) in enumerate(zip(before, changed, strict=True)):
-            pipeline, is_flipped = loader.split.pipelines[view], bool(flips and flips[view][0])
+            pipeline, is_flipped = loader.split.pipelines[view], bool(drawn and drawn[view].flips[0])
             is_crop = not (pipeline.policies or pipeline.runs_python)
             shown = "crop" if is_crop else "after transform="
             card.add(_fitted(_picture(None, images[row])), f"{shown}, mirrored" if is_flipped else shown)

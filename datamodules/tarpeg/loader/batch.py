@@ -1,18 +1,17 @@
-"""Batches, the result of fetching one, and their augmentation: in the worker or where they arrive."""
+"""Batches, what they are made of in a worker, and the result of fetching one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import groupby
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..augment.module import Augment
 from ..sampling.sampler import Request
-from .config import PixelFormat
 
 # One tensor, or a list of tensors if the views of a split have several sizes. Any instead of list[Tensor]: a
 # network of one size needs no cast, and one of several sizes neither.
@@ -22,12 +21,20 @@ Shape = tuple[int, ...] | list[tuple[int, ...]]
 
 
 class Batch(NamedTuple):
-    """``image``: uint8 ``[B, 3, H, W]``, RGB, channels_last. ``label``: int64 ``[B]``.
+    """A batch of images and labels.
 
-    With ``Split(channels=1)`` images are gray: 1 instead of 3.
-    With ``Split(views=n)`` the image is ``[n, B, 3, H, W]``, where ``image[v]`` is an ordinary batch; with
-    crops of several sizes it is a list with one tensor ``[n, B, 3, H, W]`` per size, sizes in the order of
-    their first crop; with several targets the label is ``[B, targets]``.
+    Attributes:
+        image: uint8 ``[B, 3, H, W]``, RGB, channels_last; 1 instead of 3 with ``Split(channels=1)``. With
+            ``Split(views=n)`` it is ``[n, B, 3, H, W]``, where ``image[v]`` is an ordinary batch; with crops
+            of several sizes a list with one such tensor per size, sizes in the order of their first crop.
+        label: int64 ``[B]``, or ``[B, targets]`` with several targets.
+
+    Example:
+        >>> split = tarpeg.Split(shards, tarpeg.RandomCrop(96), views=2)
+        >>> data = tarpeg.ShardDataModule(train=split, batch_size=8, workers=0)
+        >>> images, labels = next(iter(data.train_dataloader()))
+        >>> images.shape, labels.shape
+        (torch.Size([2, 8, 3, 96, 96]), torch.Size([8]))
     """
 
     image: Images
@@ -35,7 +42,20 @@ class Batch(NamedTuple):
 
 
 class KeyedBatch(NamedTuple):
-    """A ``Batch`` with ``key``, the keys of the B samples: in prediction, and with ``keys=True``."""
+    """A ``Batch`` with the keys of its samples: in prediction, and with ``ShardDataModule(keys=True)``.
+
+    Attributes:
+        image: As in ``Batch``.
+        label: As in ``Batch``.
+        key: Keys of the B samples.
+
+    Example:
+        >>> split = tarpeg.Split(shards, tarpeg.CenterCrop(96))
+        >>> data = tarpeg.ShardDataModule(val=split, batch_size=8, workers=0, keys=True)
+        >>> images, labels, keys = next(iter(data.val_dataloader()))
+        >>> len(keys)
+        8
+    """
 
     image: Images
     label: Tensor
@@ -43,7 +63,21 @@ class KeyedBatch(NamedTuple):
 
 
 class ExtraBatch(NamedTuple):
-    """A ``KeyedBatch`` with ``extra``: what the split's ``decode`` returned for each sample's members."""
+    """A ``KeyedBatch`` with other members of its samples, of a split with ``members=``.
+
+    Attributes:
+        image: As in ``Batch``.
+        label: As in ``Batch``.
+        key: Keys of the B samples.
+        extra: What the split's ``decode`` returned for each sample; without it the bytes of the members.
+
+    Example:
+        >>> split = tarpeg.Split(shards, tarpeg.CenterCrop(96), members=["cls"])
+        >>> data = tarpeg.ShardDataModule(val=split, batch_size=8, workers=0)
+        >>> batch = next(iter(data.val_dataloader()))
+        >>> int(batch.extra[0]["cls"]) == batch.label[0]
+        tensor(True)
+    """
 
     image: Images
     label: Tensor
@@ -51,7 +85,105 @@ class ExtraBatch(NamedTuple):
     extra: list[Any]
 
 
-AnyBatch = Batch | KeyedBatch | ExtraBatch
+class TargetBatch(NamedTuple):
+    """A batch of a split with ``targets=``: images, and the moved target of each, without labels.
+
+    Attributes:
+        image: As in ``Batch``.
+        targets: A list of B targets as ``Target.move`` returned them, a dict per sample if ``targets=`` is a
+            dict; with several views a list of such a list per view.
+
+    Example:
+        >>> class Centre(tarpeg.Target):
+        ...     def read(self, source, ids):
+        ...         return [[[width / 2, height / 2]] for height, width in source.sizes(ids)]
+        ...     def move(self, value, view):
+        ...         return view.points(value)
+        >>> split = tarpeg.Split(shards, tarpeg.CenterCrop(96), targets=Centre())
+        >>> data = tarpeg.ShardDataModule(val=split, batch_size=8, workers=0)
+        >>> images, targets = next(iter(data.val_dataloader()))
+        >>> targets[0].tolist()  # the centre stays in the centre
+        [[48.0, 48.0]]
+    """
+
+    image: Images
+    targets: list[Any]
+
+
+class KeyedTargetBatch(NamedTuple):
+    """A ``TargetBatch`` with the keys of its samples: in prediction, and with ``ShardDataModule(keys=True)``.
+
+    Attributes:
+        image: As in ``Batch``.
+        targets: As in ``TargetBatch``.
+        key: Keys of the B samples.
+
+    Example:
+        >>> class Key(tarpeg.Target):
+        ...     def read(self, source, ids):
+        ...         return source.keys(ids)
+        ...     def move(self, value, view):
+        ...         return value
+        >>> split = tarpeg.Split(shards, tarpeg.CenterCrop(96), targets=Key())
+        >>> data = tarpeg.ShardDataModule(val=split, batch_size=8, workers=0, keys=True)
+        >>> images, targets, keys = next(iter(data.val_dataloader()))
+        >>> targets == keys
+        True
+    """
+
+    image: Images
+    targets: list[Any]
+    key: list[str]
+
+
+AnyBatch = Batch | KeyedBatch | ExtraBatch | TargetBatch | KeyedTargetBatch
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Samples as they were read.
+
+    Args:
+        request: Which samples.
+        files: The encoded image of each, uint8 [n].
+        sizes: int32 [B, 2], upright (height, width) by their headers; (0, 0) if they are not known.
+    """
+
+    request: Request
+    files: list[Tensor]
+    sizes: npt.NDArray[np.int32]
+
+    def rows(self, rows: npt.NDArray[np.int64]) -> Encoded:
+        """Return some of the samples."""
+        return Encoded(self.request.rows(rows), [self.files[row] for row in rows], self.sizes[rows])
+
+
+@dataclass
+class Decoded:
+    """Images, and what went wrong with them. The steps after decoding change it.
+
+    Args:
+        images: Per size, [B, C, H, W] or [views, B, C, H, W].
+        status: int32 [B], codes of ``tarpeg.Status``.
+        reasons: By row, more about a status that is not OK.
+        non_jpeg: The first row that Pillow decoded.
+    """
+
+    images: list[Tensor]
+    status: Tensor
+    reasons: dict[int, str] = field(default_factory=dict)
+    non_jpeg: int | None = None
+
+    @classmethod
+    def nothing(cls, count: int) -> Decoded:
+        """Return the state before anything is decoded."""
+        return cls([], torch.zeros(count, dtype=torch.int32, device="cpu"))
+
+    def fail(self, row: int, status: int, reason: str = "") -> None:
+        """Remember why a row has no image."""
+        self.status[row] = status
+        if reason:
+            self.reasons[row] = reason
 
 
 class FetchResult(NamedTuple):
@@ -59,7 +191,7 @@ class FetchResult(NamedTuple):
 
     The training process warns and raises: each worker would warn separately. ``substituted``: a message for
     each image that was replaced. ``non_jpeg``: a message about the first image that is not a JPEG. ``notes``:
-    other warnings. ``request``: the request for the batch; a worker sends it only if it made it itself.
+    other warnings. ``request``: the request for the batch, with the ``views`` that were drawn for it.
     ``left_out``: rows without an image, which the consumer does not get.
     """
 
@@ -76,17 +208,28 @@ def without_rows(
     batch: AnyBatch, request: Request, rows: Sequence[int], has_views: bool
 ) -> tuple[AnyBatch, Request]:
     """Return the batch and its request without these rows; images of several views are [views, B, ...]."""
-    kept = [row for row in range(len(request.ids)) if row not in set(rows)]
-    images = [part[:, kept] if has_views else part[kept] for part in by_size(batch.image)]
-    lists: list[Any] = [[field[row] for row in kept] for field in batch[2:]]
-    epoch, ids, occurrence = request
-    left = Request(epoch, ids[kept], None if occurrence is None else occurrence[kept])
-    return type(batch)(of_sizes(images), batch.label[kept], *lists), left
+    kept = np.array([row for row in range(len(request.ids)) if row not in set(rows)], np.int64)
+    changed: dict[str, Any] = {}
+    for name, value in batch._asdict().items():
+        if name == "image":
+            changed[name] = of_sizes([part[:, kept] if has_views else part[kept] for part in by_size(value)])
+        elif isinstance(value, Tensor):
+            changed[name] = value[kept]
+        elif name == "targets" and has_views:
+            changed[name] = [[view[row] for row in kept] for view in value]
+        else:
+            changed[name] = [value[row] for row in kept]
+    return batch._replace(**changed), request.rows(kept)
 
 
-def uncompiled(module: Any) -> Any:
-    """Return the module that torch.compile was given; any other object as it is."""
-    return getattr(module, "_orig_mod", module)
+def on_device(batch: AnyBatch, device: torch.device | str | None) -> AnyBatch:
+    """Return the batch with images and labels on the device; targets stay as they are."""
+    changed: dict[str, Any] = {
+        "image": of_sizes([part.to(device, non_blocking=True) for part in by_size(batch.image)])
+    }
+    if not isinstance(batch, (TargetBatch, KeyedTargetBatch)):
+        changed["label"] = batch.label.to(device, non_blocking=True)
+    return batch._replace(**changed)
 
 
 def by_size(value: Any) -> list[Any]:
@@ -100,198 +243,22 @@ def of_sizes(parts: list[Any]) -> Any:
 
 
 def by_view(images: Images, views: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Return the images ``[B, 3, H, W]`` of each view, in the order of the crops.
+    """Return the images of each view, ``[B, ...]``, in the order of the crops.
 
     ``views``: numbers of the views of each size, see ``Split.view_groups``.
     """
+    parts = by_size(images)
+    if sum(map(len, views)) == 1:
+        return parts
     found: dict[int, Tensor] = {}
-    for part, numbers in zip(by_size(images), views, strict=True):
-        found |= zip(numbers, part[None] if part.ndim == 4 else part, strict=True)
+    for part, numbers in zip(parts, views, strict=True):
+        found |= zip(numbers, part, strict=True)
     return [found[number] for number in sorted(found)]
 
 
-def modules_of(augment: nn.Module | None) -> list[nn.Module]:
-    """Return the modules of ``augment``: one per view of a list of them, otherwise at most one."""
-    return list(augment) if isinstance(augment, nn.ModuleList) else [] if augment is None else [augment]
-
-
-def augmented(
-    augment: nn.Module,
-    batch: AnyBatch,
-    seed: int,
-    request: Request | None,
-    *,
-    is_augmented: bool,
-    views: Sequence[Sequence[int]] | None = None,
-    repeats: int = 1,
-) -> AnyBatch:
-    """Augment a batch, its images a tensor or a list of tensors, as drawn for ``request``.
-
-    ``augment``: a module for all views, or a ``ModuleList`` of one per view. ``request`` None: without
-    distortions. ``is_augmented``: the loader delivered floating-point images, to whatever type they were cast
-    since, that need nothing more. ``views``: numbers of the views of each size, see ``Split.view_groups``;
-    None: in the order of the images. ``repeats``: of the split. Raises ``ValueError`` if the batch is not of
-    as many samples as the request, or not of these views.
-    """
-    parts, label = by_size(batch.image), batch.label
-    plain = [module for module in map(uncompiled, modules_of(augment)) if isinstance(module, Augment)]
-    if not augment.training or not plain:
-        request = None
-    needs_numbers = request is not None or isinstance(augment, nn.ModuleList)
-    groups = _numbers(augment, parts, views if needs_numbers else None)
-    if request is not None and (parts[0].shape[-4], len(label)) != 2 * (len(request.ids),):
-        raise ValueError(
-            f"the batch has {parts[0].shape[-4]} images and {len(label)} labels, but {len(request.ids)} were "
-            "delivered, so their samples are unknown: hooks that run before Augment must keep all of them"
-        )
-
-    def augment_part(module: nn.Module, images: Tensor, numbers: Sequence[int], _: Tensor | None) -> Tensor:
-        own = uncompiled(module)  # also then the draws are functions of the samples
-        params = []
-        if request is not None and isinstance(own, Augment) and own.is_random:
-            params.append(params_of(own, images, seed, request, numbers))
-        result: Tensor = module(images, *params)
-        return result
-
-    images = [
-        part if is_augmented and part.is_floating_point() else _on_views(augment_part, augment, part, numbers)
-        for part, numbers in zip(parts, groups, strict=True)
-    ]
-    image = of_sizes(images)
-    mixing = next((module for module in plain if module.mix is not None), None)
-    if request is not None and mixing is not None:
-        image, label = _mixed(mixing, image, label, seed, request, repeats)
-    return batch._replace(image=image, label=label)
-
-
-def _mixed(
-    augment: Augment, image: Any, label: Tensor, seed: int, request: Request, repeats: int
-) -> tuple[Tensor, Tensor]:
-    """Mix a batch; with ``repeats``, each image with one of another sample where the batch has others."""
-    first, options = int(request.ids[0]), {"seed": seed, "epoch": request.epoch}
-    if repeats == 1 or request.occurrence is None or not isinstance(image, Tensor) or image.ndim != 4:
-        return augment.mix_batch(image, label, first, **options)
-    # Mixing takes neighbours, which are images of one sample here: all first occurrences come first instead.
-    order = torch.from_numpy(np.argsort(request.occurrence, kind="stable")).to(image.device)
-    options["occurrence"] = int(request.occurrence[0])
-    image, label = augment.mix_batch(image[order], label[order], first, **options)
-    return image[back := order.argsort()], label[back]
-
-
-def params_of(
-    augment: Augment, images: Tensor, seed: int, request: Request, views: Sequence[int] = (0,)
-) -> dict[str, Tensor]:
-    """Draw the params of the images ``[len(views) * B, 3, H, W]`` of these views of ``request``."""
-    size, epoch, occurrence = images.shape[-2:], request.epoch, request.occurrence
-    return augment.params(request.ids, size, seed=seed, epoch=epoch, occurrence=occurrence, views=views)
-
-
-def augment_images(
-    augment: nn.Module,
-    images: list[Tensor],
-    seed: int,
-    request: Request | None,
-    out: Images | None,
-    views: Sequence[Sequence[int]],
-) -> list[Tensor]:
-    """Augment images in a worker as ``augmented`` would later; ``request`` None: without distortions."""
-
-    def transform(module: Any, part: Tensor, numbers: Sequence[int], into: Tensor | None) -> Tensor:
-        params = {} if request is None else params_of(module, part, seed, request, numbers)
-        result: Tensor = module.transform(part, params, into)
-        return result
-
-    outs = [None] * len(images) if out is None else by_size(out)
-    groups = _numbers(augment, images, views)
-    return [
-        _on_views(transform, augment, part, numbers, into)
-        for part, numbers, into in zip(images, groups, outs, strict=True)
-    ]
-
-
-def pixels_of(augment: nn.Module | None, is_training: bool, workers: int, views: int = 1) -> PixelFormat:
-    """Format of a loader's images if the CPU trains: as much of ``augment`` as the loader does better.
-
-    Normalisation alone is done by the decoder while it writes. Anything more is done by the worker processes,
-    in parallel to the training: 5% to 30% more steps per second with ``augment=heavy`` and a small network on
-    two cores. Without workers Augment runs on the delivered batches.
-    """
-    modules = modules_of(augment)[: None if views > 1 else 1]
-    own = [module for module in modules if type(module) is Augment]
-    dtypes = {module.dtype for module in own}
-    is_planar = any(module.memory_format is torch.contiguous_format for module in own)
-    if len(own) < len(modules) or len(dtypes) != 1 or is_planar:
-        return PixelFormat()
-    distorts, first = is_training and any(module.is_random for module in own), own[0]
-    has_one_scale = len({(module.mean, module.std, module.space) for module in own}) == 1
-    if not distorts and has_one_scale and first.space == "rgb":
-        return PixelFormat(first.mean, first.std, first.dtype)
-    return PixelFormat(dtype=first.dtype, augment=augment, distorts=distorts) if workers else PixelFormat()
-
-
-def _numbers(
-    augment: nn.Module, parts: Sequence[Tensor], views: Sequence[Sequence[int]] | None
-) -> list[Sequence[int]]:
-    """Return the numbers of the views of each tensor, checked against ``views`` and ``augment``.
-
-    Hooks may remove views from a split with one size.
-    """
-    lengths = [part.shape[-4] for part in parts if len(parts) > 1]
-    if len(set(lengths)) > 1:
-        raise ValueError(
-            f"the views of a batch have {' and '.join(map(str, lengths))} images: a hook that removes "
-            "samples must remove them from all tensors of batch.image, and from batch.label"
-        )
-    counts = [1 if part.ndim == 4 else len(part) for part in parts]
-    starts = [sum(counts[:size]) for size in range(len(counts))]
-    numbers: list[Sequence[int]] = [
-        range(start, start + count) for start, count in zip(starts, counts, strict=True)
-    ]
-    if views is not None and len(views) > 1:
-        numbers, delivered = list(views), [len(group) for group in views]
-        if counts != delivered:
-            raise ValueError(
-                f"the batch has {counts} views of each size, but {delivered} were delivered: hooks that run "
-                "before augment= must keep all of them"
-            )
-    if isinstance(augment, nn.ModuleList) and sum(counts) not in (1, len(augment)):
-        raise ValueError(
-            f"augment= has {len(augment)} modules, but the batch has {sum(counts)} views: give one module "
-            "per view, or a single one for all"
-        )
-    return numbers
-
-
-def _on_views(
-    call: Callable[[Any, Tensor, Sequence[int], Tensor | None], Tensor],
-    augment: nn.Module,
-    images: Tensor,
-    numbers: Sequence[int],
-    out: Tensor | None = None,
-) -> Tensor:
-    """Return ``call(module, images, numbers, out)`` of the views of one size.
-
-    Consecutive views with the same module are one batch ``[n * B, 3, H, W]`` in one call.
-    """
-    runs: list[tuple[nn.Module, list[int]]] = [(augment, list(numbers))]
-    if isinstance(augment, nn.ModuleList):
-        runs = [(module, list(run)) for module, run in groupby(numbers, augment.__getitem__)]
-    if len(runs) == 1 and images.ndim == 4:
-        return call(runs[0][0], images, numbers, out)
-    # flatten(0, -4) returns a batch of one view itself.
-    flat, into = images.flatten(0, -4), None if out is None else out.flatten(0, -4)
-    lead, results, start = images.shape[:-3], [], 0
-    for module, run in runs:
-        rows = slice(start, start + len(run) * lead[-1])
-        results.append(call(module, flat[rows], run, None if into is None else into[rows]))
-        start = rows.stop
-    if into is not None:
-        return into.view(images.shape)
-    if len({(result.shape[1:], result.dtype) for result in results}) > 1:
-        shown = [f"{result.dtype} {list(result.shape[1:])}" for result in results]
-        raise ValueError(
-            f"augment= returns {' and '.join(shown)} for the views {[run for _, run in runs]}, whose crops "
-            "have one size: their results must have one shape and type"
-        )
-    whole = results[0] if len(results) == 1 else torch.cat(results)
-    return whole.view(*lead, *whole.shape[1:])
+def empty_images(shape: Sequence[int], dtype: torch.dtype, is_planar: bool = False) -> Tensor:
+    """Return new memory for results: images, [..., 3, H, W], in channels_last order if not ``is_planar``."""
+    if len(shape) < 4 or is_planar:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    *lead, channels, height, width = shape
+    return torch.empty((*lead, height, width, channels), dtype=dtype, device="cpu").movedim(-1, -3)

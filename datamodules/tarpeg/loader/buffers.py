@@ -9,15 +9,16 @@ import mmap
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypedDict, cast, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..sampling.geometry import View
 from ..sampling.sampler import Request
-from .batch import Batch, ExtraBatch, FetchResult, Images, KeyedBatch, Shape, by_size, of_sizes
+from .batch import AnyBatch, FetchResult, Images, Shape, by_size, of_sizes
 from .workers import ProcessPool, ThreadPool, WorkerPool
 
 _FREE, _ACQUIRED, _LENT = range(3)
@@ -138,6 +139,10 @@ def _as_image(numbers: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 ToRequest = Callable[[Any], Request | FetchResult]
+Job = tuple[int, Any]
+"""The number of a buffer, and the request for its batch, or what ``to_request`` makes one of."""
+Answer = tuple[Shape, FetchResult]
+"""A result whose images are in the buffer, and their shape."""
 
 
 class Runner:
@@ -198,14 +203,15 @@ class PrefetchRunner(Runner):
             buffers, pool, dtype = self._buffers, self._pool, self._fetcher.dtype
             pool.drain()
             buffers.release_acquired()
-            jobs: deque[tuple[int, Any]] = deque()
+            submitted: deque[Job] = deque()
             for request in requests:
-                jobs.append((buffers.acquire(), request))
-                pool.submit(_to_plain(*jobs[-1]) if self._workers else jobs[-1])
+                job = buffers.acquire(), request
+                submitted.append(job)
+                pool.submit(_job_message(*job) if self._workers else job)
                 if pool.pending > self._depth:
-                    yield _lend(pool.result(), buffers, dtype, *jobs.popleft())
-            while jobs:
-                yield _lend(pool.result(), buffers, dtype, *jobs.popleft())
+                    yield _lend(pool.result(), buffers, dtype, *submitted.popleft())
+            while submitted:
+                yield _lend(pool.result(), buffers, dtype, *submitted.popleft())
         except GeneratorExit:
             raise
         except BaseException:
@@ -224,56 +230,204 @@ class PrefetchRunner(Runner):
         buffers = BatchBuffers(nbytes, self._depth, shared=self._workers > 0)
         work = functools.partial(_fetch_into, self._fetcher, buffers, self._threads or 1, self._to_request)
         if self._workers:
-            return buffers, ProcessPool(work, self._workers)
+            return buffers, ProcessPool(functools.partial(_answer, work), self._workers)
         return buffers, ThreadPool(work, _FETCHING_THREADS)
 
 
-# A FetchResult without its images, which are in a buffer: their shape, the place of the type in _KINDS
-# (None: there is no batch), its fields after the images, and the result's fields after the batch. Jobs and
-# results are plain tuples with the bytes of arrays: after a batch the processor's caches no longer hold the
-# code that pickles objects, and it would take 3% of the time.
-_Packed = tuple[Any, ...]
-_KINDS = (Batch, KeyedBatch, ExtraBatch)
+class RequestMessage(TypedDict):
+    """A ``Request`` without its views; arrays are bytes.
+
+    Messages between processes are plain dicts with the bytes of arrays: after a batch the processor's caches
+    no longer hold the code that pickles objects, and it would take 3% of the time.
+    """
+
+    epoch: int
+    ids: bytes
+    occurrence: bytes | None
 
 
-def _to_plain(number: int, request: Any) -> tuple[int, Any]:
-    if not isinstance(request, Request):
-        return number, request
-    epoch, ids, occurrence = request
-    return number, (epoch, ids.tobytes(), None if occurrence is None else occurrence.tobytes())
+class JobMessage(TypedDict):
+    """The request for a batch, or what ``to_request`` makes one of, and the number of its buffer."""
+
+    buffer: int
+    request: RequestMessage | Any
+
+
+class ViewMessage(TypedDict):
+    """A ``View``; arrays are bytes, of as many rows as the ids have."""
+
+    sizes: bytes
+    boxes: bytes
+    flips: bytes
+    size: tuple[int, int]
+    affine: bytes | None
+
+
+class ResultMessage(TypedDict):
+    """A ``FetchResult``. Its images are in the buffer: ``shape``. ``kind``: of the batch, None for no batch.
+
+    ``labels``: the bytes and the shape of the batch's labels; ``others``: its other fields by name.
+    ``request``: if the worker made it itself.
+    """
+
+    kind: str | None
+    shape: Shape
+    labels: tuple[bytes, tuple[int, ...]] | None
+    others: dict[str, Any]
+    request: RequestMessage | None
+    views: list[ViewMessage]
+    substituted: list[str]
+    non_jpeg: str | None
+    error: Exception | None
+    notes: Sequence[str]
+    left_out: Sequence[int]
+
+
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(AnyBatch)}
+
+
+def _job_message(number: int, request: Any) -> JobMessage:
+    """Return the message for a request, or for an item of which a worker makes one."""
+    if type(request) is not Request:
+        return {"buffer": number, "request": request}
+    return {"buffer": number, "request": _request_message(request)}
+
+
+def _request_message(request: Request) -> RequestMessage:
+    occurrence = request.occurrence
+    return {
+        "epoch": request.epoch,
+        "ids": request.ids.tobytes(),
+        "occurrence": None if occurrence is None else occurrence.tobytes(),
+    }
+
+
+def _request_of(message: RequestMessage) -> Request:
+    occurrence = message["occurrence"]
+    return Request(
+        epoch=message["epoch"],
+        ids=np.frombuffer(bytearray(message["ids"]), np.int64),
+        occurrence=None if occurrence is None else np.frombuffer(bytearray(occurrence), np.int64),
+    )
+
+
+def _view_message(view: View) -> ViewMessage:
+    affine = view.affine
+    return {
+        "sizes": view.sizes.tobytes(),
+        "boxes": view.boxes.tobytes(),
+        "flips": view.flips.tobytes(),
+        "size": view.size,
+        "affine": None if affine is None else affine.tobytes(),
+    }
+
+
+def _view_of(message: ViewMessage) -> View:
+    affine = message["affine"]
+    return View(
+        sizes=np.frombuffer(bytearray(message["sizes"]), np.int32).reshape(-1, 2),
+        boxes=np.frombuffer(bytearray(message["boxes"]), np.int32).reshape(-1, 4),
+        flips=np.frombuffer(bytearray(message["flips"]), np.bool_),
+        size=message["size"],
+        affine=None if affine is None else np.frombuffer(bytearray(affine)).reshape(-1, 2, 3),
+    )
+
+
+def _result_message(shape: Shape, result: FetchResult, is_own: bool) -> ResultMessage:
+    batch, request = result.batch, result.request
+    others: dict[str, Any] = {} if batch is None else batch._asdict()
+    others.pop("image", None)
+    label = others.pop("label", None)
+    return {
+        "kind": None if batch is None else type(batch).__name__,
+        "shape": shape,
+        "labels": None if label is None else (label.numpy().tobytes(), tuple(label.shape)),
+        "others": others,
+        "request": _request_message(request) if is_own and request is not None else None,
+        "views": [] if request is None else [_view_message(view) for view in request.views],
+        "substituted": result.substituted,
+        "non_jpeg": result.non_jpeg,
+        "error": result.error,
+        "notes": result.notes,
+        "left_out": result.left_out,
+    }
+
+
+def _result_of(message: ResultMessage, request: Any, images: Images | None) -> FetchResult:
+    """Return the result of a message, with the images of its batch, for the request that was sent."""
+    batch: AnyBatch | None = None
+    if message["kind"] is not None:
+        fields = message["others"]
+        if message["labels"] is not None:
+            content, shape = message["labels"]
+            labels = np.frombuffer(bytearray(content), np.int64).reshape(shape)
+            fields["label"] = torch.from_numpy(labels)
+        batch = _KINDS[message["kind"]](image=images, **fields)
+    own = message["request"]
+    if own is not None:
+        request = _request_of(own)
+    if message["views"]:
+        views = tuple(map(_view_of, message["views"]))
+        request = Request(request.epoch, request.ids, request.occurrence, views)
+    return FetchResult(
+        batch=batch,
+        substituted=message["substituted"],
+        non_jpeg=message["non_jpeg"],
+        error=message["error"],
+        notes=message["notes"],
+        request=request,
+        left_out=message["left_out"],
+    )
+
+
+def _answer(work: Callable[[Job], Answer], message: JobMessage) -> ResultMessage:
+    """Do the work of a message; called by a worker process."""
+    request = message["request"]
+    is_own = type(request) is not dict
+    if not is_own:
+        request = _request_of(cast(RequestMessage, request))
+    return _result_message(*work((message["buffer"], request)), is_own)
 
 
 def _fetch_into(
-    fetcher: Any, buffers: BatchBuffers, threads: int, to_request: ToRequest | None, job: tuple[int, Any]
-) -> _Packed:
+    fetcher: Any, buffers: BatchBuffers, threads: int, to_request: ToRequest | None, job: Job
+) -> Answer:
     """Fetch a batch into its buffer; called by a worker."""
     number, request = job
-    if type(request) is tuple:
-        epoch, *parts = request
-        request = Request(epoch, *(part and np.frombuffer(bytearray(part), np.int64) for part in parts))
-    elif to_request is not None:
+    if to_request is not None:
         request = to_request(request)
         if isinstance(request, FetchResult):
-            return (), None, (), *request[1:]
-    shape = fetcher.shape(request)
-    result = fetcher.fetch(request, buffers.view(number, shape, fetcher.dtype), threads)
-    batch = result.batch
-    if batch is None:
-        return shape, None, (), *result[1:]
-    label = batch.label.numpy()
-    return shape, _KINDS.index(type(batch)), (label.tobytes(), label.shape, *batch[2:]), *result[1:]
+            return (), request
+    shape: Shape = ()
+
+    def place(of_images: Shape) -> Images:
+        nonlocal shape
+        shape = of_images
+        return buffers.view(number, shape, fetcher.dtype)
+
+    result = fetcher.fetch(request, place, threads)
+    return shape, result
 
 
 def _lend(
-    packed: _Packed, buffers: BatchBuffers, dtype: torch.dtype, number: int, request: Any
+    answer: Answer | ResultMessage, buffers: BatchBuffers, dtype: torch.dtype, number: int, request: Any
 ) -> FetchResult:
-    """Complete a worker's result by the images in buffer ``number`` and by the request."""
-    shape, kind, fields, substituted, non_jpeg, error, notes, own_request, left_out = packed
-    if kind is None:
+    """Return a worker's result with the images in buffer ``number``, as the consumer may hold them."""
+    if isinstance(answer, dict):
+        if answer["kind"] is not None:
+            return _result_of(answer, request, buffers.lend(number, answer["shape"], dtype))
         buffers.release(number)
-        batch = None
-    else:
-        content, lengths, *rest = fields
-        label = torch.from_numpy(np.frombuffer(bytearray(content), np.int64).reshape(lengths))
-        batch = _KINDS[kind](buffers.lend(number, shape, dtype), label, *rest)
-    return FetchResult(batch, substituted, non_jpeg, error, notes, own_request or request, left_out)
+        return _result_of(answer, request, None)
+    shape, result = answer
+    if result.batch is None:
+        buffers.release(number)
+        return result
+    return FetchResult(
+        batch=result.batch._replace(image=buffers.lend(number, shape, dtype)),
+        substituted=result.substituted,
+        non_jpeg=result.non_jpeg,
+        error=result.error,
+        notes=result.notes,
+        request=result.request,
+        left_out=result.left_out,
+    )

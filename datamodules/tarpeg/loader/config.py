@@ -5,14 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
-
-import torch
+from typing import Any, Literal
 
 from ..machine import usable_cores
-
-if TYPE_CHECKING:
-    from torch import nn
 
 OnError = Literal["substitute", "raise"]
 
@@ -24,33 +19,35 @@ _REQUIRED = ("batch_size", "seed", "prefetch")  # the others may be None
 
 
 @dataclass(frozen=True)
-class PixelFormat:
-    """Format of delivered images: uint8, or (value / 255 - mean) / std in a floating-point ``dtype``.
-
-    ``mean`` and ``std``: one number per channel, for values in 0..1; None with uint8. ``augment``:
-    an ``Augment``, or a ``ModuleList`` of one per view, that makes images of that ``dtype`` from uint8 ones
-    in the process that decodes them; ``distorts``: with random distortions of each sample.
-    """
-
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    dtype: torch.dtype = torch.uint8
-    augment: nn.Module | None = None
-    distorts: bool = False
-
-
-@dataclass(frozen=True)
 class LoaderConfig:
-    """How batches are cut and decoded; the same for all splits of a data module.
+    """Settings of a ``tarpeg.Loader``; see also ``tarpeg.ShardDataModule``, whose arguments they are.
 
-    ``batch_size`` is per rank; ``global_batch_size`` sets the sum over all ranks instead. ``workers``:
-    processes that decode; if it is 0, ``threads`` of this process decode; if both are 0, the caller's thread
-    does. None: see ``workers_and_threads``. ``prefetch``: batches prefetched per worker (in total, for
-    threads). ``readahead``: batches, see ``loader.readahead_depth``. ``max_bad``: largest fraction of
-    undecodable images per epoch; ten are allowed, unless it is 0. ``max_pixels``: images with more pixels are
-    undecodable; None: 178,956,970 for JPEG and PPM, and 67,108,864 for formats that Pillow decodes whole (at
-    up to 22 bytes per pixel and worker; ``PIL.Image.MAX_IMAGE_PIXELS`` bounds these, too). ``leaves_out``:
-    undecodable images are left out of their batch in place of being substituted, for prediction.
+    Args:
+        batch_size: Samples per rank and batch.
+        global_batch_size: Samples per batch over all ranks; overrides ``batch_size``.
+        seed: Seed of order, crops, flips and augmentation.
+        workers: Processes that decode. None: one per core, at most 8. 0: ``threads`` decode.
+        threads: Threads of this process that decode if ``workers=0``. None: one per core, at most 8. 0: the
+            thread that requests a batch decodes it.
+        prefetch: Batches prefetched per worker (in total, for threads).
+        readahead: Batches for which the disk is asked ahead. None: 8 if the shards take more than half of the
+            memory, otherwise 0.
+        on_error: ``"substitute"`` replaces an undecodable image by another sample; ``"raise"`` raises
+            ``DecodeError``.
+        max_bad: Largest fraction of undecodable images per epoch, 0 to 1; ten are allowed, unless it is 0.
+        drop_last: Leave out an incomplete last batch.
+        max_pixels: Images with more pixels are undecodable. None: 178,956,970 for JPEG and PPM, and
+            67,108,864 for formats that Pillow decodes whole (at up to 22 bytes per pixel and worker;
+            ``PIL.Image.MAX_IMAGE_PIXELS`` bounds these, too).
+        leaves_out: Leave undecodable images out of their batch in place of substituting them, for prediction.
+
+    Raises:
+        ValueError: For values out of range, and for both ``workers`` and ``threads``.
+
+    Example:
+        >>> config = tarpeg.LoaderConfig(batch_size=8, workers=0, threads=2, on_error="raise")
+        >>> len(tarpeg.Loader(tarpeg.Split(shards, tarpeg.CenterCrop(64)), config=config)) > 0
+        True
     """
 
     batch_size: int = 64
@@ -63,7 +60,6 @@ class LoaderConfig:
     on_error: OnError = "substitute"
     max_bad: float = 0.01
     drop_last: bool = False
-    pixels: PixelFormat = PixelFormat()
     max_pixels: int | None = None
     leaves_out: bool = False
 

@@ -1,81 +1,79 @@
-"""From sample ids to a decoded batch: the work that a worker does per batch."""
+"""From sample ids to a decoded batch: the work that a worker does per batch, in five steps.
+
+Read the samples, draw a view of each image, decode what the views need, run the steps in Python, assemble.
+``Fetcher._fetch`` and ``Fetcher._images_of`` are these steps in order.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..augment.policies import run_policies
 from ..errors import DecodeError, ShardError, Status
 from ..ops.decode import MAX_PIXELS, decode_batch, decode_sizes, image_sizes
 from ..sampling import rng
 from ..sampling.crops import Crop, crop_at
+from ..sampling.geometry import View
 from ..sampling.rng import Int64
 from ..sampling.sampler import Request
 from ..shards import pillow
-from ..shards.labels import Samples, read_extra, read_labels, where_of
-from ..shards.mapped import Shards
-from ..shards.stream import StreamedSamples, StreamRequest
+from ..shards.labels import read_extra, read_labels
+from ..shards.source import Source, where_of
+from ..shards.stream import StreamRequest
+from ..transforms.pipeline import Uncropped
+from ..transforms.pixels import PixelFormat
+from ..transforms.results import Outcome, TransformError, outcome_of
+from .augmenting import augment_in_worker, moved_views
 from .batch import (
     AnyBatch,
     Batch,
+    Decoded,
+    Encoded,
     ExtraBatch,
     FetchResult,
     Images,
     KeyedBatch,
+    KeyedTargetBatch,
     Shape,
-    augment_images,
+    TargetBatch,
     by_size,
+    by_view,
+    empty_images,
     of_sizes,
 )
-from .config import OnError, PixelFormat
+from .config import OnError
+from .python_steps import PythonSteps, is_for_pillow
 from .split import Split
-from .transform import (
-    FullImage,
-    Outcome,
-    TransformError,
-    normalised,
-    outcome_of,
-    own_generators,
-    prepared,
-    run_steps,
-)
+from .targets import move_targets, read_targets
 
-# Streams of random numbers: no two uses of a sample's numbers are correlated.
-_CROP, _SUBSTITUTE, _TRANSFORM = range(3)
-_POLICIES = 1 << 16  # and the numbers from here on, one per policy in a transform
+# Streams of random numbers, beside those of loader.python_steps: no two uses of a sample's numbers are
+# correlated.
+_CROP = 0
+_SUBSTITUTE = 1
 _MOST_SUBSTITUTES = 20
 # Size of the noise that shows what a transform of whole images returns, if a stream has no sample yet.
 _NOISE = (375, 500)
-# The native decoder's judgement of a file that Pillow may decode: a PPM, but no file of pillow.NATIVE.
-_OTHER_FORMAT = (Status.NOT_AN_IMAGE, Status.CORRUPT, Status.UNSUPPORTED)
+
+Size = tuple[int, int]
+Place = Callable[[Shape], Images]
 
 
 class BoxError(ValueError):
-    """A crop's boxes that are malformed or outside their images."""
+    """A crop's boxes or size that are malformed, or boxes outside their images."""
 
 
-class _Decoded(NamedTuple):
-    """``images``: per size [B, C, H, W] or [views, B, C, H, W]. ``status``: [B].
-
-    ``reasons``: by row, if known. ``non_jpeg``: the first row that Pillow decoded. ``sizes``: [B, 2],
-    upright, by the headers, (0, 0) if unknown; None if nothing was cropped.
-    """
-
-    images: list[Tensor]
-    status: Tensor
-    reasons: dict[int, str]
-    non_jpeg: int | None
-    sizes: npt.NDArray[np.int32] | None = None
+# Errors that are part of a result; others are raised.
+_OF_THE_RESULT = (DecodeError, ShardError, BoxError)
 
 
 @dataclass
@@ -87,7 +85,7 @@ class Fetcher:
     ``leaves_out``: see ``LoaderConfig``.
     """
 
-    shards: Samples
+    shards: Source
     split: Split
     seed: int
     on_error: OnError
@@ -97,100 +95,72 @@ class Fetcher:
     max_pixels: int | None = None
     leaves_out: bool = False
     # What the transform of each view returns, by the sizes of the crops.
-    _found: dict[tuple[tuple[int, ...], ...], list[Outcome]] = field(default_factory=dict)
+    _found: dict[tuple[Size, ...], list[Outcome]] = field(default_factory=dict)
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the images."""
-        return self._decoded_dtype if self.pixels.augment is None else self.pixels.dtype
+        return self._decoded_dtype if self.pixels.worker_augment is None else self.pixels.dtype
 
-    def shape(self, request: Request | StreamRequest) -> Shape:
+    def shape(self, request: Request) -> Shape:
         """Shape of the images of ``request``; a list of shapes for views of several sizes."""
-        if self.split.is_decoded_only:
-            return self._crop_shape(request)
-        outcomes = self._outcomes(request.epoch)
-        return self._shape_of([outcome.shape for outcome in outcomes], len(request.ids))
+        return self._shape(request.epoch, self._sizes(request), len(request.ids))
 
     def nbytes(self, request: Request) -> int:
-        """Bytes of the images of ``request``."""
-        return sum(map(math.prod, by_size(self.shape(request)))) * self.dtype.itemsize
+        """Bytes of the images of as many samples as ``request`` has, at most."""
+        shapes = by_size(self._shape(request.epoch, self._largest(request.epoch), len(request.ids)))
+        return sum(map(math.prod, shapes)) * self.dtype.itemsize
 
     def fetch(
-        self, request: Request | StreamRequest, out: Images | None = None, threads: int = 1
+        self, request: Request | StreamRequest, out: Images | Place | None = None, threads: int = 1
     ) -> FetchResult:
         """Read, decode, crop and resize the samples of ``request``: the same bytes in any process.
 
         ``out``: memory for the images, of ``shape(request)`` (a list of tensors for a list of shapes) and
-        ``dtype``, each in channels_last order.
+        ``dtype``, each in channels_last order; or a function that returns it for that shape.
         ``threads``: decode on so many. A damaged sample or shard, and a box outside its image, are the error
         of the result; other errors are raised.
         """
+        notes: Sequence[str] = ()
+        fetcher, is_stream = self, isinstance(request, StreamRequest)
         if isinstance(request, StreamRequest):
             fetcher = replace(self, shards=request.samples, candidates=request.ids)
-            plain = Request(request.epoch, request.ids, request.occurrence)
-            return fetcher.fetch(plain, out, threads)._replace(notes=request.notes, request=plain)
+            notes = request.notes
+            request = Request(request.epoch, request.ids, request.occurrence)
         try:
             try:
-                return self._fetch(request, out, threads)
+                if is_stream and not self.split.is_decoded_only:
+                    # Of noise, whichever sample comes first.
+                    self._outcomes(request.epoch, fetcher._sizes(request))
+                return fetcher._fetch(request, out, threads)._replace(notes=notes)
             finally:  # before any other error: a shard that changed may cause all of them
-                self._check_unchanged(request.ids)
-        except (DecodeError, ShardError, BoxError) as error:
-            return FetchResult(None, [], None, error)
+                fetcher.shards.check_unchanged(request.ids)
+        except _OF_THE_RESULT as error:
+            return FetchResult(None, [], None, error, notes, request)
 
-    def boxes_and_flips(
-        self, request: Request, sizes: npt.NDArray[np.int32]
-    ) -> tuple[list[npt.NDArray[np.int32]], list[npt.NDArray[np.bool_]]]:
-        """Draw the boxes [B, 4] and the flips [B] of each view, for images of those sizes [B, 2].
+    def _fetch(self, request: Request, out: Images | Place | None, threads: int) -> FetchResult:
+        """Read the labels, make the images of each view, and assemble the batch."""
+        sizes, is_final = self._sizes(request), self.pixels.worker_augment is None
+        if callable(out):
+            out = out(self._shape(request.epoch, sizes, len(request.ids)))
+        labels = self._read_labels(request.ids)
+        views, decoded = self._images_of(request, sizes, out if is_final else None, threads)
+        return self._assemble(request, sizes, labels, views, decoded, out)
 
-        An image of unknown size, (0, 0), has the box (0, 0, 0, 0). Raises ``BoxError`` for boxes that are not
-        integers [B, 4], or are outside their images.
-        """
-        occurrence = np.zeros_like(request.ids) if request.occurrence is None else request.occurrence
-        boxes, flips, known = [], [], sizes[:, 0] > 0
-        pipelines, all_known = self.split.pipelines, bool(known.all())
-        for view, (crop, pipeline) in enumerate(zip(self._crops(request.epoch), pipelines, strict=True)):
-            first = rng.first_draw(occurrence, view)
-            uniforms = rng.uniforms(self.seed, request.epoch, request.ids, crop.draws + 1, _CROP, first)
-            flips.append(uniforms[:, 0] < pipeline.flip)
-            if all_known:  # no copies
-                drawn = crop.boxes(sizes, uniforms[:, 1:])
-                boxes.append(self._checked(crop, drawn, sizes, request.ids))
-                continue
-            boxes.append(np.zeros((len(sizes), 4), np.int32))
-            if known.any():
-                drawn = crop.boxes(sizes[known], uniforms[known, 1:])
-                boxes[-1][known] = self._checked(crop, drawn, sizes[known], request.ids[known])
-        return boxes, flips
+    def _images_of(
+        self, request: Request, sizes: list[Size], out: Images | None = None, threads: int = 1
+    ) -> tuple[list[View], Decoded]:
+        """Make the images of each view: read, draw, decode, run the steps in Python."""
+        encoded = self._read(request)
+        views = self.draw_views(request, encoded.sizes, sizes)
+        crops_into = out if self.split.is_decoded_only else None
+        decoded = self._decode(encoded, views, crops_into, threads)
+        self._run_python(encoded, views, decoded, out)
+        return views, decoded
 
-    def _fetch(self, request: Request, out: Images | None, threads: int) -> FetchResult:
-        pixels, ids = self.pixels, np.array(request.ids)
-        decoded = out if pixels.augment is None else None
-        label = self._labels(ids)
-        images, status, reasons, first, _ = self._decode(request, decoded, threads)
-        non_jpeg = None if first is None else f"{where_of(self.shards, int(ids[first]))} is not a JPEG"
-        substituted, left_out = [], []
-        for row in status.numpy().nonzero()[0].tolist():
-            code = Status(int(status[row]))
-            reason = f"{where_of(self.shards, int(ids[row]))}: image is {code.name} ({code:d})"
-            reason += f": {reasons[row]}" if row in reasons else ""
-            if self.on_error == "raise":
-                raise DecodeError(f"{reason}; on_error='substitute' replaces it by another sample")
-            if self.leaves_out:
-                left_out.append(row)
-                substituted.append(f"{reason}; it is left out of the predictions")
-                continue
-            ids[row], others = self._substitute(request.of_row(row), reason)
-            for part, other in zip(images, others, strict=True):
-                self._row(part, row).copy_(other)
-            substituted.append(f"{reason}; {self.shards.key(int(ids[row]))!r} takes its place")
-        if pixels.augment is not None:
-            distorted = request if pixels.distorts else None
-            views = self.split.view_groups
-            images = augment_images(pixels.augment, images, self.seed, distorted, out, views)
-        batch = self._batch(of_sizes(images), ids, None if substituted else label)
-        return FetchResult(batch, substituted, non_jpeg, left_out=left_out)
+    # 1. Read
 
-    def _labels(self, ids: Int64) -> Tensor | None:
+    def _read_labels(self, ids: Int64) -> Tensor | None:
         """Read labels before the images are decoded, which leaves nothing else in the processor's caches.
 
         None for an error: another sample may take the place of the one without a label.
@@ -199,334 +169,39 @@ class Fetcher:
             return read_labels(self.shards, ids, self.split.target)
         return None
 
-    def _check_unchanged(self, ids: Int64) -> None:
-        if isinstance(self.shards, Shards):
-            self.shards.check_unchanged(ids)
+    def _read(self, request: Request) -> Encoded:
+        """Read the encoded images and their sizes."""
+        files = self.shards.images(request.ids)
+        return Encoded(request, files, image_sizes(files).numpy())
 
-    def _batch(self, images: Images, ids: Int64, label: Tensor | None) -> AnyBatch:
-        members = tuple(self.split.members)
-        label = read_labels(self.shards, ids, self.split.target) if label is None else label
-        if not self.keys and not members:
-            return Batch(images, label)
-        keys = [self.shards.key(int(id)) for id in ids]
-        if not members:
-            return KeyedBatch(images, label, keys)
-        return ExtraBatch(images, label, keys, read_extra(self.shards, ids, members, self.split.decode))
+    # 2. Draw a view of each image
 
-    def _crops(self, epoch: int) -> list[Crop]:
-        return [crop_at(crop, epoch) for crop in self.split.view_crops()]
+    def draw_views(
+        self, request: Request, sizes: npt.NDArray[np.int32], results: list[Size] | None = None
+    ) -> list[View]:
+        """Draw the boxes and the flips of each view, for images of those sizes, int32 [B, 2].
 
-    def _shape_of(self, shapes: Sequence[tuple[int, ...]], count: int) -> Shape:
-        groups = [(len(views), count, *shapes[views[0]]) for views in self.split.view_groups]
-        return groups[0][1:] if len(shapes) == 1 else of_sizes(groups)
-
-    def _crop_shape(self, request: Request | StreamRequest) -> Shape:
-        """Shape of the images that the decoder writes."""
-        crops = self._crops(request.epoch)
-        channels = self.split.channels
-        return self._shape_of([(channels, *map(int, crop.size)) for crop in crops], len(request.ids))
-
-    @property
-    def _crop_format(self) -> PixelFormat:
-        """Format of the images that the decoder writes: steps in Python and Augment take uint8."""
-        if not self.split.is_decoded_only or self.pixels.augment is not None:
-            return PixelFormat()
-        return self.split.pipelines[0].levels or self.pixels
-
-    @property
-    def _decoded_dtype(self) -> torch.dtype:
-        """Type of the images before ``pixels.augment``."""
-        if self.split.is_decoded_only:
-            return self._crop_format.dtype
-        outcome = self._outcomes(0)[0]
-        return (self._last_format(outcome) or outcome).dtype
-
-    @property
-    def transform_result(self) -> tuple[torch.dtype, tuple[int, ...]]:
-        """Type and shape, per sample, of what ``Split(transform=...)`` returns."""
-        pipeline = self.split.pipelines[0]
-        if pipeline.runs_python:
-            outcome = self._outcomes(0)[0]
-            return (pipeline.levels or outcome).dtype, outcome.shape
-        dtype = torch.uint8 if pipeline.levels is None else pipeline.levels.dtype
-        return dtype, (3, *self._crops(0)[0].size)
-
-    def _last_format(self, outcome: Outcome) -> PixelFormat | None:
-        """Return the format to which the results of a view's steps in Python are converted; None for none."""
-        pipeline, pixels = outcome.pipeline, self.pixels
-        if pipeline.levels is not None:
-            return None if pipeline.levels_first else pipeline.levels
-        is_normalised = pixels.augment is None and pixels.dtype != torch.uint8
-        return pixels if is_normalised and outcome.is_rgb else None
-
-    def _row(self, images: Tensor, row: int) -> Tensor:
-        """Return the part of a tensor that belongs to one sample."""
-        return images[row] if len(self.split.pipelines) == 1 else images[:, row]
-
-    def _by_view(self, images: list[Tensor]) -> list[Tensor]:
-        """Return the results of each view, [B, ...], in order."""
-        if len(self.split.pipelines) == 1:
-            return images
-        found: dict[int, Tensor] = {}
-        for part, views in zip(images, self.split.view_groups, strict=True):
-            found |= zip(views, part, strict=True)
-        return [found[view] for view in sorted(found)]
-
-    def _decode(self, request: Request, out: Images | None = None, threads: int = 1) -> _Decoded:
-        """Decode all views of all samples, and run their transforms."""
-        if self.split.is_decoded_only:
-            return self._with_small_images(request, self._decode_crops(request, out, threads))
-        outcomes, sources, decoded = self._outcomes(request.epoch), *self._sources(request, threads)
-        if out is None:
-            images = [_empty(shape, self._decoded_dtype) for shape in by_size(self.shape(request))]
-        else:
-            images = by_size(out)
-        decoded = decoded._replace(images=images)
-        for view, part in enumerate(self._by_view(images)):
-            decoded = self._transform(request, view, outcomes[view], sources[view], part, decoded)
-        return self._with_small_images(request, decoded)
-
-    def _with_small_images(self, request: Request, decoded: _Decoded) -> _Decoded:
-        """Replace the crops of images that are smaller than torchvision's crop by what its steps make."""
-        pipelines = self.split.pipelines
-        if decoded.sizes is None or not any(pipeline.least for pipeline in pipelines):
-            return decoded
-        sizes, status = decoded.sizes, decoded.status.numpy()
-        for view, pipeline in enumerate(pipelines):
-            if pipeline.least is None or pipeline.runs_python:
-                continue
-            rows = ((sizes < pipeline.least).any(axis=1) & (status == Status.OK)).nonzero()[0]
-            if not len(rows):
-                continue
-            whole = replace(pipeline, python=pipeline.uncropped, policies=(), least=None)
-            outcome = Outcome(whole, torch.uint8, (3, *self._crops(request.epoch)[view].size))
-            occurrence = None if request.occurrence is None else request.occurrence[rows]
-            small = Request(request.epoch, request.ids[rows], occurrence)
-            out = _empty((len(rows), *outcome.shape), self._decoded_dtype)
-            undecided = _Decoded([], torch.zeros(len(rows), dtype=torch.int32, device="cpu"), {}, None)
-            done = self._transform(small, view, outcome, None, out, undecided)
-            self._by_view(decoded.images)[view][torch.from_numpy(rows)] = out
-            status[rows] = done.status.numpy()  # shares its memory with decoded.status
-            decoded.reasons.update({int(rows[row]): reason for row, reason in done.reasons.items()})
-        return decoded
-
-    def _sources(self, request: Request, threads: int = 1) -> tuple[list[Tensor | None], _Decoded]:
-        """Return the crops of each view, uint8 [B, 3, H, W]: what transforms take; None for whole images."""
-        is_full = [isinstance(pipeline.crop, FullImage) for pipeline in self.split.pipelines]
-        if all(is_full):
-            status = torch.zeros(len(request.ids), dtype=torch.int32, device="cpu")
-            return [None] * len(is_full), _Decoded([], status, {}, None)
-        decoded = self._decode_crops(request, None, threads)
-        parts = self._by_view(decoded.images)
-        return [None if full else part for full, part in zip(is_full, parts, strict=True)], decoded
-
-    def _transform(
-        self,
-        request: Request,
-        view: int,
-        outcome: Outcome,
-        source: Tensor | None,
-        out: Tensor,
-        decoded: _Decoded,
-    ) -> _Decoded:
-        """Run the transform of a view on its crops ``source``, or on whole images, into ``out``, [B, ...]."""
-        pipeline, last = outcome.pipeline, self._last_format(outcome)
-        occurrence = np.zeros_like(request.ids) if request.occurrence is None else request.occurrence
-        first = rng.first_draw(occurrence, view)
-        if source is not None:
-            draw = partial(self._policy_draws, request, first)
-            source = run_policies(pipeline.policies, source, draw)
-        if source is not None and not pipeline.runs_python:
-            if last is None:
-                out.copy_(source)
-            else:
-                normalised(source, last, out)
-            return decoded
-        if source is not None:
-            source = prepared(pipeline, source)
-        results = out
-        if last is not None:
-            shape = (len(out), *outcome.shape)
-            results = _empty(shape, torch.uint8, pipeline.takes_planes)  # most steps keep that order
-        draws = rng.uniforms(self.seed, request.epoch, request.ids, 1, _TRANSFORM, first)[:, 0]
-        sizes = decoded.sizes if pipeline.least is not None else None
-        with own_generators() as seed_all:
-            for row, (id, draw) in enumerate(zip(request.ids.tolist(), draws.tolist(), strict=True)):
-                if decoded.status[row] != Status.OK:
-                    continue
-                steps, image = pipeline.python, None if source is None else source[row]
-                if sizes is not None and (sizes[row] < pipeline.least).any():
-                    steps, image = pipeline.uncropped, None
-                if image is None:
-                    image, decoded = self._decode_full(id, pipeline.crop, row, decoded)
-                    image = None if image is None else prepared(pipeline, image[None], is_whole=True)[0]
-                if image is None:
-                    continue
-                where = partial(where_of, self.shards, id)
-                seed_all(int(draw * 2**53), steps)
-                result = run_steps(steps, image, where)
-                outcome.check(result, where)
-                _copy(result, results[row])
-        if last is not None:
-            normalised(results, last, out)
-        return decoded
-
-    def _policy_draws(self, request: Request, first: Int64, number: int, count: int) -> rng.Float64:
-        return rng.uniforms(self.seed, request.epoch, request.ids, count, _POLICIES + number, first)
-
-    def _decode_full(
-        self, id: int, crop: object, row: int, decoded: _Decoded
-    ) -> tuple[Tensor | None, _Decoded]:
-        """Decode a whole image, uint8 [3, H, W]; None, and its status in ``decoded``, if that fails."""
-        (file,), limit = self.shards.images(np.array([id], np.int64)), self.max_pixels or MAX_PIXELS
-        target_of = crop.target if isinstance(crop, FullImage) else FullImage().target
-        height, width = image_sizes([file])[0].tolist()
-        size = target_of(height, width) if height else (1, 1)
-        if max(height * width, size[0] * size[1]) > limit:
-            decoded.status[row], decoded.reasons[row] = (
-                Status.TOO_LARGE,
-                pillow.too_large(height, width, limit),
-            )
-            return None, decoded
-        box = np.array([[0, 0, height, width]], np.int32)
-        (image,), (code,) = self._resize(size, [file], box, pixels=PixelFormat())
-        decoded.status[row] = code
-        content = pillow.JPEG if height else file.numpy().tobytes()
-        if code == Status.LATER_VERSION:
-            decoded.reasons[row] = pillow.later_version(content)
-        if int(code) in _OTHER_FORMAT and not content.startswith(pillow.NATIVE):
-            try:
-                whole = pillow.open_upright(content, self.max_pixels or pillow.MAX_PIXELS)
-            except pillow.RefusedError as error:
-                decoded.status[row], decoded.reasons[row] = int(error.status), error.reason
-                return None, decoded
-            ppm = pillow.as_tensor(pillow.ppm(pillow.to_rgb(whole)))
-            box = np.array([[0, 0, whole.height, whole.width]], np.int32)
-            size = target_of(whole.height, whole.width)
-            (image,), (code,) = self._resize(size, [ppm], box, pixels=PixelFormat())
-            decoded.status[row] = code
-            decoded = decoded._replace(non_jpeg=row if decoded.non_jpeg is None else decoded.non_jpeg)
-        return (image if code == Status.OK else None), decoded
-
-    def _outcomes(self, epoch: int) -> list[Outcome]:
-        """Return what the transform of each view returns for the first sample that can be decoded."""
-        key = tuple(tuple(crop.size) for crop in self._crops(epoch))
-        if key in self._found:
-            return self._found[key]
-        images, where = self._first_images(epoch)
-        pairs = zip(self.split.pipelines, images, strict=True)
-        found = [outcome_of(pipeline, image, where, self.seed) for pipeline, image in pairs]
-        dtypes = [(self._last_format(outcome) or outcome).dtype for outcome in found]
-        shapes = [{found[view].shape for view in views} for views in self.split.view_groups]
-        if len({*dtypes}) > 1 or max(map(len, shapes)) > 1:
-            each = zip(dtypes, found, strict=True)
-            shown = " and ".join(f"{dtype} {list(outcome.shape)}" for dtype, outcome in each)
-            raise TransformError(
-                f"{where()}: the views of transform= return {shown}: all must have one type, and those that "
-                "begin with crops of one size, or without a crop, one shape. A crop behind other steps, such "
-                "as v2.ToPILImage(), does not count: put it first. A list has one transform per view; the "
-                "steps of one pipeline belong in v2.Compose([...])."
-            )
-        self._found[key] = found
-        return found
-
-    def _first_images(self, epoch: int) -> tuple[list[Tensor], Callable[[], str]]:
-        """Return an image of each view of the first sample that can be decoded; noise for a stream."""
-        pipelines = self.split.pipelines
-        ids = np.arange(len(self.shards)) if self.candidates is None else self.candidates
-        for id in ids[: 0 if isinstance(self.shards, StreamedSamples) else _MOST_SUBSTITUTES].tolist():
-            sources, decoded = self._sources(Request(epoch, np.array([id], np.int64)))
-            images = [
-                self._decode_full(id, pipeline.crop, 0, decoded)[0] if source is None else source[0]
-                for pipeline, source in zip(pipelines, sources, strict=True)
-            ]
-            if decoded.status[0] == Status.OK:
-                return [image for image in images if image is not None], partial(where_of, self.shards, id)
-        noise, found = np.random.default_rng(0), []
-        for crop in self._crops(epoch):
-            size = crop.target(*_NOISE) if isinstance(crop, FullImage) else crop.size
-            found.append(torch.from_numpy(noise.integers(0, 256, (*size, 3), np.uint8)).movedim(2, 0))
-        return found, lambda: "an image of noise"
-
-    def _decode_crops(self, request: Request, out: Images | None = None, threads: int = 1) -> _Decoded:
-        """Decode the crops of all views of all samples: views share what is under several of their boxes."""
-        files, limit = self.shards.images(request.ids), self.max_pixels or MAX_PIXELS
-        sizes = image_sizes(files).numpy()
-        boxes, flips = self.boxes_and_flips(request, sizes)
-        shapes, count = by_size(self._crop_shape(request)), len(files)
-        if out is None and len(shapes) > 1:
-            out = [_empty(shape, self._crop_format.dtype) for shape in shapes]
-        flat = None if out is None else of_sizes([part.flatten(0, -4) for part in by_size(out)])
-        views = [view for group in self.split.view_groups for view in group]
-        places, mirrored = (np.concatenate([each[view] for view in views]) for each in (boxes, flips))
-        flat, statuses = self._resize(shapes[0][-2:], files * len(views), places, mirrored, flat, threads)
-        flats = by_size(flat)
-        status = statuses if len(views) == 1 else statuses.view(len(views), count).amax(0)
-        images = [
-            part if len(views) == 1 else part.view(shape) for part, shape in zip(flats, shapes, strict=True)
-        ]
-        reasons, non_jpeg = {}, None
-        for row in status.numpy().nonzero()[0].tolist():
-            code, file = int(status[row]), files[row]
-            if code == Status.TOO_LARGE:
-                reasons[row] = pillow.too_large(sizes[row, 0], sizes[row, 1], limit)
-            elif code == Status.LATER_VERSION:
-                reasons[row] = pillow.later_version(file)
-            if sizes[row, 0] or code not in _OTHER_FORMAT:
-                continue
-            content = file.numpy().tobytes()
-            if content.startswith(pillow.NATIVE):
-                continue
-            try:
-                rows = [flat[place : place + 1] for flat in flats for place in range(row, len(flat), count)]
-                self._decode_whole(content, request.of_row(row), dict(zip(views, rows, strict=True)))
-            except pillow.RefusedError as error:
-                status[row], reasons[row] = int(error.status), error.reason
-            else:
-                status[row], non_jpeg = 0, row if non_jpeg is None else non_jpeg
-        return _Decoded(images, status, reasons, non_jpeg, sizes)
-
-    def _decode_whole(self, content: bytes, request: Request, outs: dict[int, Tensor]) -> None:
-        """Decode a file that is not a JPEG into ``outs``, [1, C, H, W] by view; raises ``RefusedError``.
-
-        Such files are decoded one at a time: their memory is that of the whole image, not that of the crop.
+        ``results``: the sizes of the views. An image of unknown size, (0, 0), has the box (0, 0, 0, 0).
+        Raises ``BoxError`` for boxes that are not integers [B, 4], or are outside their images.
         """
-        image = pillow.open_upright(content, self.max_pixels or pillow.MAX_PIXELS)
-        size = np.array([[image.height, image.width]], np.int32)
-        for view, (box, flip) in enumerate(zip(*self.boxes_and_flips(request, size), strict=True)):
-            top, left, height, width = box[0].tolist()
-            part = image.crop((left, top, left + width, top + height))
-            gray = part.convert("L") if self.split.channels == 1 else part
-            ppm = pillow.as_tensor(pillow.ppm(pillow.to_rgb(gray)))
-            whole = np.array([[0, 0, height, width]], np.int32)
-            self._resize(outs[view].shape[-2:], [ppm], whole, flip, outs[view])
-
-    def _resize(
-        self,
-        size: Sequence[int],
-        files: list[Tensor],
-        boxes: npt.NDArray[np.int32],
-        flips: npt.NDArray[np.bool_] | None = None,
-        out: Images | None = None,
-        threads: int = 1,
-        pixels: PixelFormat | None = None,
-    ) -> tuple[Images, Tensor]:
-        pipelines, pixels = self.split.pipelines, pixels or self._crop_format
-        is_flipped = flips is not None and any(pipeline.flip for pipeline in pipelines)
-        places, mirrored = torch.from_numpy(boxes), torch.from_numpy(flips) if is_flipped else None
-        method: dict[str, Any] = {
-            "interpolation": pipelines[0].interpolation,
-            "antialias": pipelines[0].antialias,
-            "fidelity": self.split.fidelity,
-            "mean": pixels.mean,
-            "std": pixels.std,
-            "max_pixels": self.max_pixels or MAX_PIXELS,
-            "threads": threads,
-        }
-        if isinstance(out, list):
-            return out, decode_sizes(files, places, mirrored, out, **method)
-        method |= {"channels": self.split.channels, "dtype": pixels.dtype, "out": out}
-        return decode_batch(files, places, size, mirrored, **method)
+        occurrence = np.zeros_like(request.ids) if request.occurrence is None else request.occurrence
+        crops, views = self._crops(request.epoch), []
+        results = results or self._largest(request.epoch)
+        known = sizes[:, 0] > 0
+        all_known = bool(known.all())
+        for number, (crop, pipeline) in enumerate(zip(crops, self.split.pipelines, strict=True)):
+            first = rng.first_draw(occurrence, number)
+            uniforms = rng.uniforms(self.seed, request.epoch, request.ids, crop.draws + 1, _CROP, first)
+            if all_known:  # no copies
+                drawn = crop.boxes(sizes, uniforms[:, 1:])
+                boxes = self._checked(crop, drawn, sizes, request.ids)
+            else:
+                boxes = np.zeros((len(sizes), 4), np.int32)
+                if known.any():
+                    drawn = crop.boxes(sizes[known], uniforms[known, 1:])
+                    boxes[known] = self._checked(crop, drawn, sizes[known], request.ids[known])
+            views.append(View(sizes.copy(), boxes, uniforms[:, 0] < pipeline.flip, results[number]))
+        return views
 
     def _checked(
         self, crop: Crop, boxes: npt.ArrayLike, sizes: npt.NDArray[np.int32], ids: Int64
@@ -548,35 +223,395 @@ class Fetcher:
             )
         return np.ascontiguousarray(boxes, dtype=np.int32)
 
-    def _substitute(self, request: Request, reason: str) -> tuple[int, list[Tensor]]:
-        """Decode another sample for a request of one: a function of seed, epoch, id and occurrence alone."""
-        epoch, ids, occurrence = request
-        first = 0 if occurrence is None else rng.first_draw(occurrence)
-        uniforms = rng.uniforms(self.seed, epoch, ids, _MOST_SUBSTITUTES, _SUBSTITUTE, first)[0]
-        count = len(self.shards) if self.candidates is None else len(self.candidates)
-        others = (uniforms * count).astype(np.int64)
-        for other in others if self.candidates is None else self.candidates[others]:
-            decoded = self._decode(Request(epoch, other[None], occurrence))
-            self._check_unchanged(other[None])
+    def _crops(self, epoch: int) -> list[Crop]:
+        return [crop_at(crop, epoch) for crop in self.split.view_crops()]
+
+    def _largest(self, epoch: int) -> list[Size]:
+        """Return the largest size of each view's results."""
+        return [_pair(crop.size) for crop in self._crops(epoch)]
+
+    def _sizes(self, request: Request) -> list[Size]:
+        """Return the size of each view's results, which may depend on the sizes of the images."""
+        crops = self._crops(request.epoch)
+        if not any(hasattr(crop, "size_of") for crop in crops):
+            return self._largest(request.epoch)
+        sizes = self.shards.sizes(request.ids)
+        return [_size_of(crop, sizes) if hasattr(crop, "size_of") else _pair(crop.size) for crop in crops]
+
+    # 3. Decode
+
+    def _decode(self, encoded: Encoded, views: Sequence[View], out: Images | None, threads: int) -> Decoded:
+        """Decode the crops of all views of all samples: views share what is under several of their boxes.
+
+        Without a crop, images are decoded whole when the steps in Python run.
+        """
+        if all(isinstance(pipeline.crop, Uncropped) for pipeline in self.split.pipelines):
+            return Decoded.nothing(len(encoded.files))
+        files, sizes, groups = encoded.files, encoded.sizes, self.split.view_groups
+        shapes = by_size(self._crop_shape([view.size for view in views], len(files)))
+        if out is None and len(shapes) > 1:
+            out = [empty_images(shape, self._crop_format.dtype) for shape in shapes]
+        flat = None if out is None else of_sizes([part.flatten(0, -4) for part in by_size(out)])
+        order = [number for group in groups for number in group]
+        boxes = np.concatenate([views[number].boxes for number in order])
+        flips = np.concatenate([views[number].flips for number in order])
+        flat, status = self._resize(shapes[0][-2:], files * len(order), boxes, flips, flat, threads)
+        flats = by_size(flat)
+        if len(order) > 1:
+            status = status.view(len(order), len(files)).amax(0)
+        decoded = Decoded(
+            [
+                part if len(order) == 1 else part.view(shape)
+                for part, shape in zip(flats, shapes, strict=True)
+            ],
+            status,
+        )
+        for row in status.numpy().nonzero()[0].tolist():
+            rows = [part[place : place + 1] for part in flats for place in range(row, len(part), len(files))]
+            self._decode_again(encoded, views, decoded, row, dict(zip(order, rows, strict=True)), sizes[row])
+        return decoded
+
+    def _decode_again(
+        self,
+        encoded: Encoded,
+        views: Sequence[View],
+        decoded: Decoded,
+        row: int,
+        outs: dict[int, Tensor],
+        size: npt.NDArray[np.int32],
+    ) -> None:
+        """Decode a file that is not a JPEG into ``outs``, [1, C, H, W] by view; otherwise find the reason."""
+        code, file = int(decoded.status[row]), encoded.files[row]
+        if code == Status.TOO_LARGE:
+            decoded.fail(row, code, pillow.too_large(size[0], size[1], self.max_pixels or MAX_PIXELS))
+        elif code == Status.LATER_VERSION:
+            decoded.fail(row, code, pillow.later_version(file))
+        if size[0]:
+            return
+        content = file.numpy().tobytes()
+        if not is_for_pillow(code, content):
+            return
+        try:
+            drawn = self._decode_by_pillow(content, encoded.request.of_row(row), outs)
+        except pillow.RefusedError as error:
+            decoded.fail(row, int(error.status), error.reason)
+            return
+        decoded.status[row] = Status.OK
+        decoded.non_jpeg = row if decoded.non_jpeg is None else decoded.non_jpeg
+        for view, other in zip(views, drawn, strict=True):
+            view.put(row, other)
+
+    def _decode_by_pillow(self, content: bytes, request: Request, outs: dict[int, Tensor]) -> list[View]:
+        """Decode a file into ``outs`` and return what was drawn; raises ``RefusedError``.
+
+        Such files are decoded one at a time: their memory is that of the whole image, not that of the crop.
+        """
+        image = pillow.open_upright(content, self.max_pixels or pillow.MAX_PIXELS)
+        views = self.draw_views(request, np.array([[image.height, image.width]], np.int32))
+        for number, view in enumerate(views):
+            top, left, height, width = view.boxes[0].tolist()
+            part = image.crop((left, top, left + width, top + height))
+            gray = part.convert("L") if self.split.channels == 1 else part
+            ppm = pillow.as_tensor(pillow.ppm(pillow.to_rgb(gray)))
+            whole = np.array([[0, 0, height, width]], np.int32)
+            self._resize(outs[number].shape[-2:], [ppm], whole, view.flips, outs[number])
+        return views
+
+    def _resize(
+        self,
+        size: Sequence[int],
+        files: list[Tensor],
+        boxes: npt.NDArray[np.int32],
+        flips: npt.NDArray[np.bool_],
+        out: Images | None = None,
+        threads: int = 1,
+    ) -> tuple[Images, Tensor]:
+        pixels, is_flipped = self._crop_format, any(pipeline.flip for pipeline in self.split.pipelines)
+        places, mirrored = torch.from_numpy(boxes), torch.from_numpy(flips) if is_flipped else None
+        options = {"mean": pixels.mean, "std": pixels.std, "threads": threads, **self._decoding}
+        if isinstance(out, list):
+            return out, decode_sizes(files, places, mirrored, out, **options)
+        options |= {"channels": self.split.channels, "dtype": pixels.dtype, "out": out}
+        return decode_batch(files, places, size, mirrored, **options)
+
+    @property
+    def _decoding(self) -> dict[str, Any]:
+        """Options of the decoder that are the same for crops and whole images."""
+        first = self.split.pipelines[0]
+        return {
+            "interpolation": first.interpolation,
+            "antialias": first.antialias,
+            "fidelity": self.split.fidelity,
+            "max_pixels": self.max_pixels or MAX_PIXELS,
+        }
+
+    def _shape(self, epoch: int, sizes: list[Size], count: int) -> Shape:
+        """Shape of the images of ``count`` samples, with views of those sizes."""
+        if self.split.is_decoded_only:
+            return self._crop_shape(sizes, count)
+        return self._shape_of([outcome.shape for outcome in self._outcomes(epoch, sizes)], count)
+
+    def _crop_shape(self, sizes: Sequence[Size], count: int) -> Shape:
+        """Shape of the images that the decoder writes."""
+        return self._shape_of([(self.split.channels, *size) for size in sizes], count)
+
+    def _shape_of(self, shapes: Sequence[tuple[int, ...]], count: int) -> Shape:
+        groups = [(len(views), count, *shapes[views[0]]) for views in self.split.view_groups]
+        return groups[0][1:] if len(shapes) == 1 else of_sizes(groups)
+
+    @property
+    def _crop_format(self) -> PixelFormat:
+        """Format of the images that the decoder writes: steps in Python and Augment take uint8."""
+        if not self.split.is_decoded_only or self.pixels.worker_augment is not None:
+            return PixelFormat()
+        return self.split.pipelines[0].levels or self.pixels
+
+    # 4. Run the steps in Python
+
+    def _run_python(self, encoded: Encoded, views: list[View], decoded: Decoded, out: Images | None) -> None:
+        """Replace the crops by what policies and the steps in Python make of them."""
+        split, groups = self.split, self.split.view_groups
+        if split.is_decoded_only and not split.runs_python:
+            return
+        steps = self._python_steps
+        if not split.is_decoded_only:
+            crops = self._crops_of(decoded)
+            outcomes = self._outcomes(encoded.request.epoch, [view.size for view in views])
+            if out is None:
+                shapes = by_size(self._shape_of([outcome.shape for outcome in outcomes], len(encoded.files)))
+                out = of_sizes([empty_images(shape, self._decoded_dtype) for shape in shapes])
+            decoded.images = by_size(out)
+            for number, part in enumerate(by_view(out, groups)):
+                views[number] = steps.run(
+                    encoded,
+                    number,
+                    outcomes[number],
+                    self._last_format(outcomes[number]),
+                    crops=crops[number],
+                    out=part,
+                    view=views[number],
+                    decoded=decoded,
+                )
+                if crops[number] is None and len(outcomes[number].shape) > 1:
+                    views[number] = replace(views[number], size=_pair(outcomes[number].shape[-2:]))
+        for number, part in enumerate(by_view(of_sizes(decoded.images), groups)):
+            pipeline = split.pipelines[number]
+            if pipeline.least is not None and not pipeline.runs_python:
+                outcome = Outcome(pipeline, torch.uint8, (3, *views[number].size))
+                last = self._last_format(outcome)
+                steps.run_small(
+                    encoded, number, pipeline, last, out=part, view=views[number], decoded=decoded
+                )
+
+    @property
+    def _python_steps(self) -> PythonSteps:
+        decoding = {"channels": self.split.channels, **self._decoding}
+        return PythonSteps(
+            self.shards,
+            self.seed,
+            decoding,
+            self.max_pixels,
+            with_affine=self.split.targets is not None,
+        )
+
+    def _crops_of(self, decoded: Decoded) -> list[Tensor | None]:
+        """Return the crops of each view, uint8 [B, 3, H, W]: what transforms take; None for whole images."""
+        whole = [isinstance(pipeline.crop, Uncropped) for pipeline in self.split.pipelines]
+        if not decoded.images:
+            return [None] * len(whole)
+        parts = by_view(of_sizes(decoded.images), self.split.view_groups)
+        return [None if is_whole else part for is_whole, part in zip(whole, parts, strict=True)]
+
+    @property
+    def _decoded_dtype(self) -> torch.dtype:
+        """Type of the images before ``pixels.worker_augment``."""
+        if self.split.is_decoded_only:
+            return self._crop_format.dtype
+        outcome = self._outcomes(0, self._largest(0))[0]
+        return (self._last_format(outcome) or outcome).dtype
+
+    @property
+    def transform_result(self) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Type and shape, per sample, of what ``Split(transform=...)`` returns."""
+        pipeline, sizes = self.split.pipelines[0], self._largest(0)
+        if pipeline.runs_python:
+            outcome = self._outcomes(0, sizes)[0]
+            return (pipeline.levels or outcome).dtype, outcome.shape
+        dtype = torch.uint8 if pipeline.levels is None else pipeline.levels.dtype
+        return dtype, (3, *sizes[0])
+
+    def _last_format(self, outcome: Outcome) -> PixelFormat | None:
+        """Return the format to which the results of a view's steps in Python are converted; None for none."""
+        pipeline, pixels = outcome.pipeline, self.pixels
+        if pipeline.levels is not None:
+            return None if pipeline.levels_first else pipeline.levels
+        is_normalised = pixels.worker_augment is None and pixels.dtype != torch.uint8
+        return pixels if is_normalised and outcome.is_rgb else None
+
+    def _outcomes(self, epoch: int, sizes: list[Size]) -> list[Outcome]:
+        """Return what the transform of each view returns for the first sample that can be decoded."""
+        key = tuple(sizes)
+        if key in self._found:
+            return self._found[key]
+        images, where = self._first_images(epoch, sizes)
+        pairs = zip(self.split.pipelines, images, strict=True)
+        found = [outcome_of(pipeline, image, where, self.seed) for pipeline, image in pairs]
+        dtypes = [(self._last_format(outcome) or outcome).dtype for outcome in found]
+        shapes = [{found[view].shape for view in views} for views in self.split.view_groups]
+        if len({*dtypes}) > 1 or max(map(len, shapes)) > 1:
+            each = zip(dtypes, found, strict=True)
+            shown = " and ".join(f"{dtype} {list(outcome.shape)}" for dtype, outcome in each)
+            raise TransformError(
+                f"{where()}: the views of transform= return {shown}: all must have one type, and those that "
+                "begin with crops of one size, or without a crop, one shape. A crop behind other steps, such "
+                "as v2.ToPILImage(), does not count: put it first. A list has one transform per view; the "
+                "steps of one pipeline belong in v2.Compose([...])."
+            )
+        self._found[key] = found
+        return found
+
+    def _first_images(self, epoch: int, sizes: list[Size]) -> tuple[list[Tensor], Callable[[], str]]:
+        """Return an image of each view of the first sample that can be decoded; noise for a stream."""
+        pipelines = self.split.pipelines
+        ids = np.arange(len(self.shards)) if self.candidates is None else self.candidates
+        steps = self._python_steps
+        for id in ids[:_MOST_SUBSTITUTES].tolist():
+            encoded = self._read(Request(epoch, np.array([id], np.int64)))
+            views = self.draw_views(encoded.request, encoded.sizes, sizes)
+            decoded = self._decode(encoded, views, None, threads=1)
+            images = [
+                steps.whole_image(encoded.files[0], pipeline, 0, decoded) if crops is None else crops[0]
+                for pipeline, crops in zip(pipelines, self._crops_of(decoded), strict=True)
+            ]
             if decoded.status[0] == Status.OK:
-                return int(other), [self._row(part, 0) for part in decoded.images]
+                return [image for image in images if image is not None], partial(where_of, self.shards, id)
+        noise, found = np.random.default_rng(0), []
+        for pipeline, size in zip(pipelines, sizes, strict=True):
+            height, width = pipeline.crop.target(*_NOISE) if isinstance(pipeline.crop, Uncropped) else size
+            found.append(torch.from_numpy(noise.integers(0, 256, (height, width, 3), np.uint8)).movedim(2, 0))
+        return found, lambda: "an image of noise"
+
+    # 5. Assemble
+
+    def _assemble(
+        self,
+        request: Request,
+        sizes: list[Size],
+        labels: Tensor | None,
+        views: list[View],
+        decoded: Decoded,
+        out: Images | None,
+    ) -> FetchResult:
+        """Replace the images that could not be decoded, augment, and add labels, targets and members."""
+        ids, substituted, left_out = self._substituted(request, sizes, views, decoded)
+        images, pixels = decoded.images, self.pixels
+        if pixels.worker_augment is not None:
+            distorted, groups = request if pixels.distorts else None, self.split.view_groups
+            images = augment_in_worker(pixels.worker_augment, images, self.seed, distorted, out, groups)
+        mover = pixels.worker_augment if pixels.distorts else pixels.moves
+        if mover is not None and self.split.targets is not None:
+            sizes_now = [part.shape[-2:] for part in by_view(of_sizes(images), self.split.view_groups)]
+            views = moved_views(mover, views, sizes_now, self.seed, request)
+        if self.split.targets is None:
+            batch = self._labelled(of_sizes(images), ids, None if substituted else labels)
+        else:
+            batch = self._with_targets(of_sizes(images), ids, views, left_out)
+        first = decoded.non_jpeg
+        return FetchResult(
+            batch,
+            substituted,
+            None if first is None else f"{where_of(self.shards, int(request.ids[first]))} is not a JPEG",
+            request=request._replace(views=tuple(views)),
+            left_out=left_out,
+        )
+
+    def _substituted(
+        self, request: Request, sizes: list[Size], views: list[View], decoded: Decoded
+    ) -> tuple[Int64, list[str], list[int]]:
+        """Replace the images that could not be decoded; their views become those of the substitutes.
+
+        Returns the ids of the samples in the batch, a message for each such image, and the rows that are left
+        out. Raises ``DecodeError`` if they are not replaced.
+        """
+        ids, messages, left_out = np.array(request.ids), [], []
+        for row in decoded.status.numpy().nonzero()[0].tolist():
+            code = Status(int(decoded.status[row]))
+            reason = f"{where_of(self.shards, int(ids[row]))}: image is {code.name} ({code:d})"
+            reason += f": {decoded.reasons[row]}" if row in decoded.reasons else ""
+            if self.on_error == "raise":
+                raise DecodeError(f"{reason}; on_error='substitute' replaces it by another sample")
+            if self.leaves_out:
+                left_out.append(row)
+                messages.append(f"{reason}; it is left out of the predictions")
+                continue
+            ids[row], others, drawn = self._substitute(request.of_row(row), sizes, reason)
+            for part, other in zip(decoded.images, others, strict=True):
+                self._row(part, row).copy_(self._row(other, 0))
+            for view, other_view in zip(views, drawn, strict=True):
+                view.put(row, other_view)
+            messages.append(f"{reason}; {self.shards.keys(ids[row : row + 1])[0]!r} takes its place")
+        return ids, messages, left_out
+
+    def _substitute(
+        self, request: Request, sizes: list[Size], reason: str
+    ) -> tuple[int, list[Tensor], list[View]]:
+        """Decode another sample for a request of one: a function of seed, epoch, id and occurrence alone."""
+        first = 0 if request.occurrence is None else rng.first_draw(request.occurrence)
+        uniforms = rng.uniforms(self.seed, request.epoch, request.ids, _MOST_SUBSTITUTES, _SUBSTITUTE, first)
+        count = len(self.shards) if self.candidates is None else len(self.candidates)
+        others = (uniforms[0] * count).astype(np.int64)
+        for other in others if self.candidates is None else self.candidates[others]:
+            views, decoded = self._images_of(request._replace(ids=other[None]), sizes)
+            self.shards.check_unchanged(other[None])
+            if decoded.status[0] == Status.OK:
+                return int(other), decoded.images, views
         raise DecodeError(f"{reason}, and none of {_MOST_SUBSTITUTES} others that were drawn can be decoded")
 
+    def _row(self, images: Tensor, row: int) -> Tensor:
+        """Return the part of a tensor that belongs to one sample."""
+        return images[row] if len(self.split.pipelines) == 1 else images[:, row]
 
-def _copy(image: Tensor, out: Tensor) -> None:
-    """Copy the result of a transform; torch takes three times as long for planes to channels_last order."""
-    is_planar = image.dtype == torch.uint8 and image.ndim == 3 and image.is_contiguous() and len(image) == 3
-    if is_planar and not out.is_contiguous():
-        target = out.numpy()
-        for channel, plane in enumerate(image.numpy()):
-            target[channel] = plane
-    else:
-        out.copy_(image)
+    def _with_targets(
+        self, images: Images, ids: Int64, views: Sequence[View], left_out: Sequence[int]
+    ) -> AnyBatch:
+        """Return a batch with targets, moved as their images are; None for images that are left out."""
+        targets, rows = self.split.targets, np.setdiff1d(np.arange(len(ids)), left_out)
+        values = read_targets(self.shards, ids[rows], targets)
+        moved: list[list[Any]] = []
+        for view in views:
+            moved.append([None] * len(ids))
+            found = move_targets(targets, values, view.rows(rows), self.shards, ids[rows])
+            for row, value in zip(rows.tolist(), found, strict=True):
+                moved[-1][row] = value
+        by_row = moved[0] if len(moved) == 1 else moved
+        if self.keys:
+            return KeyedTargetBatch(images, by_row, self.shards.keys(ids))
+        return TargetBatch(images, by_row)
+
+    def _labelled(self, images: Images, ids: Int64, labels: Tensor | None) -> AnyBatch:
+        members = tuple(self.split.members)
+        labels = read_labels(self.shards, ids, self.split.target) if labels is None else labels
+        if not self.keys and not members:
+            return Batch(images, labels)
+        keys = self.shards.keys(ids)
+        if not members:
+            return KeyedBatch(images, labels, keys)
+        return ExtraBatch(images, labels, keys, read_extra(self.shards, ids, members, self.split.decode))
 
 
-def _empty(shape: Sequence[int], dtype: torch.dtype, is_planar: bool = False) -> Tensor:
-    """Return new memory for results: images, [..., 3, H, W], in channels_last order if not ``is_planar``."""
-    if len(shape) < 4 or is_planar:
-        return torch.empty(shape, dtype=dtype, device="cpu")
-    *lead, channels, height, width = shape
-    return torch.empty((*lead, height, width, channels), dtype=dtype, device="cpu").movedim(-1, -3)
+def _pair(size: Sequence[int]) -> Size:
+    height, width = size
+    return int(height), int(width)
+
+
+def _size_of(crop: Any, sizes: npt.NDArray[np.int32]) -> Size:
+    """Return the size of a crop for images of those sizes, checked: the crop is the user's own."""
+    given, most = crop.size_of(sizes), math.prod(crop.size)
+    with contextlib.suppress(TypeError, ValueError):
+        height, width = (operator.index(side) for side in given)
+        if min(height, width) >= 1 and height * width <= most:
+            return height, width
+    raise BoxError(
+        f"{crop!r}: size_of() returned {given!r}: it must be (height, width) in whole pixels, with at most "
+        f"the {most} pixels of size={crop.size}"
+    )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -14,25 +15,19 @@ import torch
 from ..augment.policies import (
     Policy,
 )
-from ..errors import ShardError, explains_arguments, similar, warn
+from ..errors import ShardError, explains_arguments, similar
 from ..sampling.crops import Crop, Progressive, crop_at
 from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fraction, shown, subset_ids
-from ..shards.folder import UnlabelledImages, find_images
-from ..shards.labels import Decode, Samples, Target, check_target, read_labels
-from ..shards.manifest import stored_classes
-from ..shards.mapped import Shards
-from ..shards.paths import Source, expand, identity, resolved
+from ..shards.labels import Decode, Target, check_target, read_labels
+from ..shards.opening import classes_of, open_source, places_of
+from ..shards.paths import Paths, identity, resolved
+from ..shards.source import Source, is_source
 from ..shards.stream import Streaming, expand_urls
+from ..transforms.pipeline import Pipeline, Uncropped, pipeline_of
+from ..transforms.plan import Plan, plan_of
+from ..transforms.torchvision import Transform, name_of, shown_step
 from .config import LoaderConfig
-from .plan import Plan, plan_of
-from .transform import (
-    FullImage,
-    Pipeline,
-    Transform,
-    name_of,
-    pipeline_of,
-    shown_step,
-)
+from .targets import check_targets
 
 # The names of ops.decode, which loads the native library.
 Interpolation = Literal["bilinear", "bicubic", "lanczos", "box", "area", "nearest", "nearest-exact"]
@@ -47,65 +42,52 @@ _OF_DATA = [*(field.name for field in fields(LoaderConfig)), "num_workers", "aug
 )
 @dataclass(frozen=True)
 class Split:
-    """Shards, and how their samples are chosen, cropped and labelled.
+    """Shards or another source, and how their samples are chosen, cropped and labelled.
 
-    ``shards``: a folder, a path, a glob, a brace pattern ("train-{000..009}.tar") or a list of these; or a
-    folder of images, searched with its sub-folders, or a glob of images (see ``UnlabelledImages``). Of
-    several images per sample, the first of tpj, jpg, jpeg, png, webp, bmp, tif, tiff, ppm, gif, avif is read.
-    ``crop``: ``RandomResizedCrop``, ``RandomCrop``, ``CenterCrop`` or ``Whole``, or one of these in
-    ``Progressive``.
-    ``flip``: probability, 0 to 1, of mirroring left to right.
-    ``interpolation``: how a crop is resized, by torchvision's names: "bilinear", "bicubic", "lanczos" or
-    "box" (also named "area"), all antialiased, "nearest" or "nearest-exact" (the sample under the centre of
-    each pixel, as in Pillow and DALI). ``fidelity``: "fast", or "exact", within one level of torchvision at
-    every pixel, for evaluations that are compared with it; see ``decode_batch``.
+    Args:
+        shards: A folder, a path, a glob, a brace pattern ("train-{000..009}.tar") or a list of these; or a
+            folder or glob of images without labels; or an object of your own, see ``Source``.
+        crop: ``RandomResizedCrop``, ``RandomCrop``, ``CenterCrop`` or ``Whole``, or one of these in
+            ``Progressive``; a list is one crop per view.
+        flip: Probability, 0 to 1, of mirroring left to right.
+        shuffle: True, a new permutation per epoch; False; or "blocks" (or ``Blocks``), for disks with slow
+            random access. Default: True for training, otherwise False.
+        target: The integer label: the extension of a member, "cls"; a field of a JSON member, "json:label" or
+            "json:object.0.id"; a list of n such names, for labels ``[B, n]``; or None: labels are -1.
+        subset: Part of the samples: their numbers, as a list, array or .npy file, or a fraction above 0 and
+            up to 1, which is the same part for every seed.
+        weights: One number per sample, as a list, array or .npy file. An epoch keeps its length, and each
+            sample comes as often as its share, rounded down or up, every time with another crop.
+        views: Number of crops of each image; images are then ``[views, B, 3, H, W]``, see ``Batch``.
+        members: Extensions of members that are passed to ``decode``; "txt?" may be missing.
+        decode: Function ``decode(key, {extension: bytes})``, whose results are in ``extra`` of
+            ``ExtraBatch``. It must be one that pickles if there are worker processes. Nothing is unpickled
+            from a shard.
+        streaming: True or ``Streaming``: read shards that are not local as streams, with weaker guarantees.
+        interpolation: "bilinear", "bicubic", "lanczos", "box" (or "area"), "nearest" or "nearest-exact".
+        fidelity: "fast", or "exact": within one level of torchvision at every pixel, see ``decode_batch``.
+        channels: 3, RGB; or 1, gray, decoded faster, for ``Augment`` with one mean and std.
+        repeats: Repeated augmentation, for training: each sample comes so many times in a row. An epoch keeps
+            its length. Not with ``weights``, ``streaming`` or ``shuffle=False``.
+        targets: A ``Target``, or a dict of them by name, in place of the label: what is read from a sample
+            and moved as its image is. Batches are ``TargetBatch``.
+        transform: torchvision's ``v2.Compose([...])`` or any callable of a uint8 tensor ``[3, H, W]``, in
+            place of ``crop`` and ``flip`` or after them; a list is one per view. The decoder does the steps
+            that it can, the others run in Python; ``plan()`` lists them.
 
-    ``transform``: torchvision's ``v2.Compose([...])`` or any callable, in place of ``crop`` and ``flip`` or
-    after them; a list is one per view. The decoder does the crop, resize, flip, conversion and Normalize that
-    it recognises at the beginning, and conversion and Normalize at the end are done on the batch; all other
-    steps run per sample, on uint8 tensors ``[3, H, W]``, and ``plan()`` lists them. Modules, functions,
-    compositions of Albumentations and tarpeg's policies are steps, too. Before each sample the global
-    generators of torch (CPU), numpy and Python are seeded by seed, epoch and sample, so results do not depend
-    on the number of workers. They must be uint8 or float tensors of one shape. Worker processes are forked,
-    so lambdas work, but for Lightning's ``ddp_spawn``; with ``workers=0`` the steps in Python run in the
-    thread that requests the batch.
+    Raises:
+        ValueError: For an argument out of range.
+        ShardError: When the split is opened, if a shard is missing, damaged or has no labels.
 
-    ``shuffle``: True, a new permutation per epoch; False; or "blocks", for disks with slow random access
-    (``tarpeg.Blocks`` sets the sizes of the blocks). Default: True for training, otherwise False.
-
-    ``target``: the integer label: the extension of a member, "cls"; a field of a JSON member, "json:label" or
-    "json:object.0.id"; a list of n such names, for labels ``[B, n]``; or None if there is none (labels are
-    then -1).
-
-    ``subset``: a part of the samples: a list, array or .npy file of sample numbers, or a fraction above 0 and
-    up to 1 (the same part for every seed; a smaller fraction is part of a larger one). ``weights``: a number
-    for each sample of the shards, as a list, array or .npy file: an epoch keeps its length, and has each
-    sample the floor or the ceiling of its expected count, every time with another crop.
-
-    ``repeats``: repeated augmentation, for training: each sample comes n times in a row, every time with
-    another crop and augmentation, and on another rank if there are several. An epoch keeps its length, so it
-    has 1/n of the samples, others each time: the order of timm's ``RepeatAugSampler``, which also rounds the
-    epoch down to a multiple of 256 samples. Not with ``weights``, ``streaming`` or ``shuffle=False``.
-
-    ``channels``: 3, RGB; or 1, gray images ``[B, 1, H, W]``, decoded faster, see ``decode_batch``; they need
-    ``Augment`` with one mean and std: ``Augment(mean=[0.5], std=[0.25])``.
-
-    ``views``: n crops of each image, of which the bytes are read once; images are then ``[n, B, 3, H, W]``,
-    where ``image[v]`` is an ordinary batch. A list of n crops is one crop per view. With crops of several
-    sizes ``image`` is a list with one tensor ``[n, B, 3, H, W]`` per size, sizes in the order of their first
-    crop: ``[RandomResizedCrop(224)] * 2 + [RandomResizedCrop(96)] * 6`` is ``[2, B, 3, 224, 224]`` and
-    ``[6, B, 3, 96, 96]``.
-
-    ``members``: extensions of members whose bytes are passed to ``decode(key, {extension: bytes})``, a
-    function that pickles if there are worker processes; its results are in ``extra``, a list of B (batches
-    are ``ExtraBatch``). Without ``decode`` they are the bytes. A sample without one of them is an error,
-    unless its name here ends in "?": ``["json", "txt?"]``. Nothing from a shard is unpickled here.
-
-    ``streaming``: read shards that are not local (http, s3, "pipe:curl ...") as streams, by webdataset: True
-    or ``tarpeg.Streaming``, which documents the guarantees and sets the length of an epoch.
+    Example:
+        >>> split = tarpeg.Split(shards, tarpeg.RandomResizedCrop(96), flip=0.5, subset=0.5)
+        >>> data = tarpeg.ShardDataModule(train=split, batch_size=8, workers=0)
+        >>> images, labels = next(iter(data.train_dataloader()))
+        >>> images.shape, images.dtype
+        (torch.Size([8, 3, 96, 96]), torch.uint8)
     """
 
-    shards: Source
+    shards: Paths | Source
     crop: Crop | Progressive | Sequence[Crop | Progressive] | None = None
     flip: float = 0.0
     shuffle: bool | str | Blocks | None = None
@@ -121,11 +103,13 @@ class Split:
     channels: Literal[1, 3] = 3
     repeats: int = 1
     transform: Sequence[Transform] | Transform | None = None
+    targets: Any = None  # a Target or a dict of them: jsonargparse would compare annotations of methods
 
     def __post_init__(self) -> None:
-        if self.shards is None or self.shards == "":
+        if self.shards is None or (isinstance(self.shards, str) and not self.shards):
             raise ValueError(
-                f"shards={self.shards!r} must be a folder, a path, a glob, a brace pattern or a list of these"
+                f"shards={self.shards!r} must be a folder, a path, a glob, a brace pattern, a list of these, "
+                "or a tarpeg.Source"
             )
         if self.flip is True or not 0.0 <= self.flip <= 1.0:
             raise ValueError(f"flip={self.flip!r} must be a probability in 0..1")
@@ -156,31 +140,24 @@ class Split:
             )
         if self.streaming:
             self._check_streaming()
+        if self.targets is not None:
+            self._check_targets()
 
-    def open(self) -> Samples:
+    def open(self) -> Source:
         """Index the shards, or list the images. Raises ``ShardError`` if any is missing or damaged."""
-        images = find_images(self.shards)
-        if images is None:
-            return Shards(expand(self.shards))
-        if self.target is not None:
-            warn(
-                f"shards={self.shards!r} has only images, which have no labels: they will be -1. "
-                "Confirm with target=None; tarpeg.FolderShards packs a folder with a sub-directory per "
-                "class."
-            )
-        return images
+        return open_source(self.shards, self.target)
 
-    def check_labels(self, samples: Samples) -> None:
+    def check_labels(self, source: Source) -> None:
         """Raise ShardError if the first sample has no label, before a loss meets it. Not for a ``subset``."""
-        if self.target is None or self.subset is not None or not len(samples):
+        if self.target is None or self.subset is not None or not len(source):
             return
-        if isinstance(samples, UnlabelledImages):
+        if not source.has_labels:
             raise ShardError(
-                f"shards={self.shards!r} has only images, such as {samples.example()!r}, which have no "
+                f"shards={self.shards!r} has only images, such as {source.keys([0])[0]!r}, which have no "
                 "labels. Pack a folder with a sub-directory per class with tarpeg.build_cache(...) or "
                 "tarpeg.FolderShards(...); to train without labels, give Split(target=None)."
             )
-        read_labels(samples, np.zeros(1, np.int64), self.target)
+        read_labels(source, np.zeros(1, np.int64), self.target)
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -190,12 +167,15 @@ class Split:
             return last.levels.dtype
         return None if last.runs_python else torch.uint8
 
-    def places(self) -> dict[object, str]:
+    def places(self) -> dict[Hashable, str]:
         """Return the paths and URLs of the shards or images by ``identity``. Raises as ``open``."""
-        images = None if self.streaming else find_images(self.shards)
-        if images is not None:
-            return {path: path for path in images.paths()}
-        return {identity(name): resolved(name) for name in expand_urls(self.shards)}
+        if self.streaming:
+            return {identity(name): resolved(name) for name in self.urls()}
+        return places_of(self.shards)
+
+    def urls(self) -> tuple[str, ...]:
+        """URLs and paths of the shards of ``streaming``. Raises ``ShardError`` as ``open``."""
+        return expand_urls(cast("Paths", self.shards))
 
     def classes(self) -> list[str] | None:
         """Names of the classes by label, from ``manifest.json`` or ``classes.json`` beside the shards.
@@ -203,18 +183,24 @@ class Split:
         None without these, for other targets than "cls", for streams and images, and for shards in folders
         with different classes. Raises ``ShardError`` as ``open``.
         """
-        if self.streaming or self.target != "cls" or find_images(self.shards) is not None:
-            return None
-        found = [stored_classes(folder) for folder in {path.parent for path in expand(self.shards)}]
-        return found[0] if found.count(found[0]) == len(found) else None
+        return None if self.streaming or self.target != "cls" else classes_of(self.shards)
 
-    def sampler(self, shards: Samples, seed: int, shuffle: bool) -> Sampler:
+    def in_order(self) -> Split:
+        """Return this split with ``shuffle=False``, for overfitting: every epoch has the same samples.
+
+        With ``repeats`` too, which a split of the user's own refuses: there it would be a mistake.
+        """
+        ordered = copy(self)
+        object.__setattr__(ordered, "shuffle", False)
+        return ordered
+
+    def sampler(self, source: Source, seed: int, shuffle: bool) -> Sampler:
         """Return the sampler of this split; ``shuffle`` is the default of the split's own setting."""
         wanted = shuffle if self.shuffle is None else self.shuffle
-        subset = subset_ids(self.subset, len(shards))
-        weights = checked_weights(self.weights, len(shards), subset)
+        subset = subset_ids(self.subset, len(source))
+        weights = checked_weights(self.weights, len(source), subset)
         order = Blocks() if isinstance(wanted, str) else wanted
-        return Sampler(len(shards), seed, order, subset, weights, self.repeats)
+        return Sampler(len(source), seed, order, subset, weights, self.repeats)
 
     def view_crops(self) -> tuple[Crop | Progressive, ...]:
         """Return the crop of each view, which may be the first step of its transform."""
@@ -280,6 +266,19 @@ class Split:
                 f"1/{repeats} of the samples"
             )
 
+    def _check_targets(self) -> None:
+        check_targets(self.targets)
+        if self.target not in ("cls", None):
+            raise ValueError(
+                f"targets={self.targets!r} and target={self.target!r}: a batch has targets or labels. Give "
+                "the label as one of the targets: targets={'label': ..., 'boxes': ...}"
+            )
+        if self.members:
+            raise ValueError(
+                f"targets={self.targets!r} and members={self.members!r}: the read() of a target reads members"
+            )
+        object.__setattr__(self, "target", None)  # no labels are read
+
     def _check_streaming(self) -> None:
         for name, value in (("subset", self.subset), ("weights", self.weights)):
             if value is not None:
@@ -287,6 +286,11 @@ class Split:
         if not isinstance(self.shuffle, (bool, type(None))):
             raise ValueError(
                 f"shuffle={self.shuffle!r} must be True or False: streams are shuffled within a buffer"
+            )
+        if is_source(self.shards):
+            raise ValueError(
+                f"streaming={self.streaming!r} is for shards, and shards={self.shards!r} is read by number: "
+                "leave streaming out"
             )
         if not isinstance(self.streaming, (bool, Streaming)):
             raise ValueError(f"streaming={self.streaming!r} must be True, False or tarpeg.Streaming(...)")
@@ -323,7 +327,7 @@ class Split:
         if self.crop is None and isinstance(self.transform, Sequence) and len(self.transform) > 1:
             for step, pipeline in zip(self.transform, self.pipelines, strict=True):
                 is_step = isinstance(step, Policy) or name_of(step) not in ("", "Compose")
-                if is_step and isinstance(pipeline.crop, FullImage):
+                if is_step and isinstance(pipeline.crop, Uncropped):
                     raise ValueError(
                         f"transform=[...] has one transform per view, and {shown_step(step)} would be a view "
                         "of whole images. For one pipeline of these steps give transform=v2.Compose([...]); "
@@ -360,10 +364,21 @@ class Split:
 
 
 def _groups(crops: Sequence[Crop | Progressive], epoch: int) -> list[list[int]]:
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for view, crop in enumerate(crops):
-        groups.setdefault(tuple(crop_at(crop, epoch).size), []).append(view)
-    return list(groups.values())
+    """Return the numbers of the views of each size.
+
+    Crops whose size depends on the images are in one group if they are equal.
+    """
+    groups: list[tuple[object, list[int]]] = []
+    for view, each in enumerate(crops):
+        crop = crop_at(each, epoch)
+        key = tuple(crop.size), crop if hasattr(crop, "size_of") else None
+        for other, numbers in groups:
+            if other == key:
+                numbers.append(view)
+                break
+        else:
+            groups.append((key, [view]))
+    return [numbers for _, numbers in groups]
 
 
 def _check_size(crop: Crop) -> None:

@@ -7,18 +7,17 @@ would wait for the GPU; every value has a defined result.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from . import library
+from .checks import check_images, checked_size, dense, is_readable, on_device, output, require
+from .programs import NO_PROGRAMS, checked_programs
 
 library.load()
-
-MAX_SIDE = 1 << 28
-"""The longest side of an image, in pixels."""
 
 Number = float | Sequence[float] | Tensor
 
@@ -40,25 +39,39 @@ def warp_affine(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Warp each image by its own matrix, on the device of `images`.
+    """Warp each image by its own matrix, on the device of ``images``.
 
-    ``images``: uint8, float32, float16 or bfloat16 ``[B, C, H, W]``, contiguous or channels_last (others are
-    copied first). ``matrices``: float32 or float64 ``[B, 2, 3]``, source pixels to target pixels as for
-    ``cv2.warpAffine``, see ``tarpeg.matrices``; target to source if ``inverse``. ``size``: (height, width) of
-    the result, or an int for a square, 0 to 2^28. ``fill``: value outside of an image, one number or one per
-    channel for up to 16 channels; bilinear interpolation blends with it at the edges. Nearest uses the pixel
-    at floor(position + 0.5).
+    Positions are exact to 1/1000 source pixel, or to 1/20,000 of the distance between two target pixels if
+    the image shrinks more than 20 times; from 2 million source pixels per target pixel on, single pixels may
+    remain ``fill``. CPU and CUDA compute the same bits.
 
-    Returns ``[B, C, height, width]`` in the type and memory order of ``images``; uint8 is rounded to the
-    nearest level. Positions are exact to 1/1000 source pixel, or to 1/20,000 of the distance between two
-    target pixels if the image shrinks more than 20 times; from 2 million source pixels per target pixel on,
-    single pixels may remain ``fill``. ``out``: a tensor of that shape and type, contiguous or channels_last,
-    to write to and return. CPU and CUDA compute the same bits.
+    Args:
+        images: uint8, float32, float16 or bfloat16 ``[B, C, H, W]``, contiguous or channels_last (others are
+            copied first).
+        matrices: float32 or float64 ``[B, 2, 3]``, source pixels to target pixels as for ``cv2.warpAffine``,
+            see ``tarpeg.matrices``.
+        size: Size of the result: (height, width), or an int for a square, 0 to 2^28.
+        interpolation: "bilinear", or "nearest": the pixel at floor(position + 0.5).
+        fill: Value outside of an image, one number or one per channel for up to 16 channels; bilinear
+            interpolation blends with it at the edges.
+        inverse: Matrices map target pixels to source pixels.
+        out: Tensor of the result's shape and type, contiguous or channels_last, to write to and return.
 
-    Raises ``ValueError`` for a matrix that is not finite or, unless ``inverse``, singular; on a GPU and
-    inside ``torch.compile`` that image is all ``fill`` instead.
+    Returns:
+        ``[B, C, height, width]`` in the type and memory order of ``images``; uint8 is rounded to the nearest
+        level.
+
+    Raises:
+        ValueError: For a matrix that is not finite or, unless ``inverse``, singular. On a GPU and inside
+            ``torch.compile`` that image is all ``fill`` instead.
+
+    Example:
+        >>> images = torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8)
+        >>> matrices = tarpeg.matrices.rotation([10.0, -10.0], center=(31.5, 31.5))
+        >>> tarpeg.warp_affine(images, matrices, size=64).shape
+        torch.Size([2, 3, 64, 64])
     """
-    _check_images(images, _DTYPES)
+    check_images(images, _DTYPES)
     if interpolation not in ("bilinear", "nearest"):
         raise ValueError(f"interpolation must be 'bilinear' or 'nearest', got {interpolation!r}")
     height, width = checked_size(size)
@@ -73,9 +86,9 @@ def warp_affine(
             f"fill must be one finite number, or one for each of {channels} channels, of at most 3.4e38 "
             f"(float32), got {fill!r}"
         )
-    images = _dense(images)
-    fresh, out = out is None, _output(out, (count, channels, height, width), images.dtype, images)
-    table = _on_device(matrices.double(), images.device)
+    images = dense(images)
+    fresh, out = out is None, output(out, (count, channels, height, width), images.dtype, images)
+    table = on_device(matrices.double(), images.device)
     torch.ops.tarpeg.warp_affine(images, table, fills, interpolation == "nearest", inverse, fresh, out)
     return out
 
@@ -94,6 +107,7 @@ def augment_batch(
     erase_boxes: Tensor | None = None,
     erase_keys: Tensor | None = None,
     mask: Tensor | None = None,
+    programs: Mapping[str, Any] | None = None,
     fill: float | Sequence[float] = 0.0,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -101,45 +115,60 @@ def augment_batch(
     memory_format: torch.memory_format | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Augment and normalise a batch of uint8 images in one pass, on the device of `images`.
+    """Augment and normalise a batch of uint8 images in one pass, on the device of ``images``.
 
-    ``images``: uint8 ``[B, 3, H, W]``, RGB, or ``[B, 1, H, W]``, gray, without steps 3 to 7; contiguous or
-    channels_last (others are copied first). Each
-    parameter below has one value for all images or one per image, ``[B]``; omitted ones cost nothing. They
-    apply in this order, in float32 on levels of 0 to 255, without rounding in between. Formulas are those of
-    torchvision v2 for floating point:
+    Each argument has one value for all images or one per image, ``[B]``; omitted ones cost nothing. They
+    apply in the order of this list, in float32 on levels of 0 to 255, without rounding in between. Formulas
+    are those of torchvision v2 for floating point. Results are within 1/255 of exact arithmetic on values in
+    0 to 1; CPU and CUDA compute the same bits.
 
-    1. ``flip``: mirrored left to right if true.
-    2. ``matrix``, ``[2, 3]`` or ``[B, 2, 3]``: as in ``warp_affine``, bilinear. With ``size`` (height,
-       width), by default that of ``images``, ``tarpeg.matrices.translation(-left, -top)`` is a crop; whole
-       pixels stay exact.
-    3. ``brightness`` f, at least 0: f x, clamped to 0..255. As ``adjust_brightness``.
-    4. ``contrast`` f, at least 0: f x + (1 - f) m, clamped to 0..255, with m the mean of gray =
-       0.2989 R + 0.587 G + 0.114 B over the image after step 3. As ``adjust_contrast``. Only contrast needs
-       a second pass over the image.
-    5. ``saturation`` f, at least 0: f x + (1 - f) gray, clamped to 0..255. As ``adjust_saturation``.
-    6. ``hue``, -0.5 to 0.5 of a full circle, added to the hue of HSV. As ``adjust_hue``.
-    7. ``colour_matrix``, ``[3, 4]`` or ``[B, 3, 4]``: M[:, :3] (R, G, B) + M[:, 3]; not clamped.
-    8. ``erase_boxes``: int32 ``[B, n, 4]`` (top, left, height, width) in the result; an empty box erases
-       nothing. With ``erase_keys``, int64 ``[B, n]``, erased pixels become random numbers of the standard
-       normal distribution, after step 10: hashes of the box's key, the pixel and the channel.
-    9. ``mask``: bool ``[B, h, w]``, h and w at most the result's: pixel (y, x) is erased if the cell (y h
-       // height, x w // width) is true.
-    10. (x / 255 - ``mean``) / ``std``, one number per channel for values in 0..1, by default 0 and
-        1. For ``dtype`` uint8, which allows neither: clamped to 0..255 and rounded.
+    Args:
+        images: uint8 ``[B, 3, H, W]``, RGB, or ``[B, 1, H, W]``, gray, without changes of colour; contiguous
+            or channels_last (others are copied first).
+        size: (height, width) of the result, or an int for a square; by default that of ``images``.
+            ``matrix=tarpeg.matrices.translation(-left, -top)`` is then a crop; whole pixels stay exact.
+        flip: Mirrored left to right if true.
+        matrix: ``[2, 3]`` or ``[B, 2, 3]``: as in ``warp_affine``, bilinear.
+        brightness: f, at least 0: f x, clamped to 0..255. As ``adjust_brightness``.
+        contrast: f, at least 0: f x + (1 - f) m, clamped to 0..255, where m is the mean of gray =
+            0.2989 R + 0.587 G + 0.114 B over the image. As ``adjust_contrast``. Only contrast needs a second
+            pass over the image.
+        saturation: f, at least 0: f x + (1 - f) gray, clamped to 0..255. As ``adjust_saturation``.
+        hue: -0.5 to 0.5 of a full circle, added to the hue of HSV. As ``adjust_hue``.
+        colour_matrix: ``[3, 4]`` or ``[B, 3, 4]``: M[:, :3] (R, G, B) + M[:, 3]; not clamped.
+        erase_boxes: int32 ``[B, n, 4]``, (top, left, height, width) in the result; an empty box erases
+            nothing.
+        erase_keys: int64 ``[B, n]``: erased pixels become random numbers of the standard normal distribution,
+            after normalisation: hashes of the box's key, the pixel and the channel.
+        mask: bool ``[B, h, w]``, h and w at most the result's: pixel (y, x) is erased if the cell
+            (y h // height, x w // width) is true.
+        programs: Arguments of ``run_programs`` by name, ``ops``, ``values`` and the others up to ``fill``:
+            each image goes through its program first, without another pass over memory.
+        fill: Level of 0 to 255, or one per channel, of pixels outside the source (before the colours) and of
+            erased pixels.
+        mean: Mean of each channel, for values in 0 to 1; by default 0. The result is (x / 255 - mean) / std.
+        std: Standard deviation of each channel, for values in 0 to 1; by default 1.
+        dtype: float32, float16, bfloat16, or uint8, which allows neither ``mean`` nor ``std``: clamped to
+            0..255 and rounded.
+        memory_format: Memory order of the result; by default that of ``images``.
+        out: Tensor of the result's shape and type to write to and return.
 
-    ``fill``: a level of 0 to 255, or one per channel, for pixels outside the source (before the colours) and
-    for erased pixels. ``out``: a tensor of the result's shape and type to write to and return.
-    Returns ``[B, C, height, width]`` of ``dtype`` (float32, float16, bfloat16, uint8) in ``memory_format``,
-    by default that of ``images``. Results are within 1/255 of exact arithmetic on values in 0..1; CPU and
-    CUDA compute the same bits.
+    Returns:
+        ``[B, C, height, width]`` of ``dtype``.
 
-    Raises ``ValueError`` for values out of range, or a box outside the result. On a GPU and inside
-    ``torch.compile`` values are not checked: an image whose matrix is not finite and invertible is all
-    ``fill``, boxes are clipped, a NaN ``brightness``, ``contrast`` or ``saturation`` yields level 0, a NaN
-    ``hue`` gray, the least of R, G and B, and a NaN in ``colour_matrix`` NaN (0 in uint8).
+    Raises:
+        ValueError: For values out of range, or a box outside the result. On a GPU and inside
+            ``torch.compile`` values are not checked: an image whose matrix is not finite and invertible is
+            all ``fill``, boxes are clipped, a NaN ``brightness``, ``contrast`` or ``saturation`` yields level
+            0, a NaN ``hue`` gray, the least of R, G and B, and a NaN in ``colour_matrix`` NaN (0 in uint8).
+
+    Example:
+        >>> images = torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8)
+        >>> result = tarpeg.augment_batch(images, flip=[True, False], brightness=1.2, mean=[0.5] * 3)
+        >>> result.shape, result.dtype
+        (torch.Size([2, 3, 64, 64]), torch.float32)
     """
-    _check_images(images, (torch.uint8,))
+    check_images(images, (torch.uint8,))
     count, channels, *image_size = images.shape
     if channels not in (1, 3):
         raise ValueError(f"images must be RGB, [B, 3, H, W], or gray, [B, 1, H, W], got {list(images.shape)}")
@@ -181,14 +210,16 @@ def augment_batch(
         _check_range("colour_matrix", rows, -torch.inf, torch.inf)
         numbers[:, 11:] = rows.flatten(1)
         parts |= _COLOUR
-    images, target = _dense(images), (count, height, width)
-    table = _on_device(numbers, images.device)
+    images, target = dense(images), (count, height, width)
+    table = on_device(numbers, images.device)
     boxes = _checked_boxes(erase_boxes, erase_keys, target, images.device)
     if erase_keys is not None and dtype == torch.uint8:
         raise ValueError("erase_keys needs a floating-point dtype, got dtype=torch.uint8")
     cells = _checked_mask(mask, target, images.device)
-    fresh, out = out is None, _output(out, (count, channels, height, width), dtype, images, memory_format)
-    torch.ops.tarpeg.augment_batch(images, table, parts, boxes, cells, constants, fresh, out)
+    arguments = NO_PROGRAMS if programs is None else checked_programs(images, **programs)
+    fresh, out = out is None, output(out, (count, channels, height, width), dtype, images, memory_format)
+    final = (table, parts, boxes, cells, constants)
+    torch.ops.tarpeg.run_batch(images, *arguments, *final, fresh, out, 0)
     return out
 
 
@@ -213,65 +244,6 @@ def scale_and_shift(
     return scale + shift
 
 
-def _check_images(images: Tensor, dtypes: Sequence[torch.dtype]) -> None:
-    """Raise ValueError unless `images` is a batch of one of `dtypes`, on a device that has the operators."""
-    if not isinstance(images, Tensor) or images.ndim != 4 or images.dtype not in dtypes:
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        got = f"{images.dtype} {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-        raise ValueError(f"images must be {names} [B, C, H, W], got {got}")
-    if images.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"images must be on the CPU or on a CUDA device, got {images.device}")
-    if images.device.type == "cuda" and not torch.compiler.is_compiling():
-        library.require_cuda(images.device)
-
-
-def _dense(images: Tensor) -> Tensor:
-    """Return `images` in one of the two dense orders; a copy only if they are in neither."""
-    return images if images.is_contiguous(memory_format=torch.channels_last) else images.contiguous()
-
-
-def _on_device(numbers: Tensor, device: torch.device) -> Tensor:
-    """Return `numbers`, contiguous, on the device of the images."""
-    # A copy to a GPU is ordered before the kernel by its stream; from a GPU the CPU must wait for it.
-    return numbers.to(device, non_blocking=device.type == "cuda").contiguous()
-
-
-def _output(
-    out: Tensor | None,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    images: Tensor,
-    order: torch.memory_format | None = None,
-) -> Tensor:
-    """Return `out`, or a new tensor in `order`, by default that of `images`.
-
-    Raises ValueError if `out` differs from the result in shape, dtype, device or order, or overlaps `images`.
-    """
-    if out is None:
-        order = order or (torch.contiguous_format if images.is_contiguous() else torch.channels_last)
-        return torch.empty(shape, dtype=dtype, device=images.device, memory_format=order)
-    if tuple(out.shape) != shape or out.dtype != dtype or out.device != images.device:
-        got = f"{out.dtype} {list(out.shape)} on {out.device}"
-        raise ValueError(f"out must be {dtype} {list(shape)} on {images.device}, got {got}")
-    if not (out.is_contiguous() or out.is_contiguous(memory_format=torch.channels_last)):
-        raise ValueError(f"out must be contiguous or channels_last, got strides {list(out.stride())}")
-    if not torch.compiler.is_compiling() and out.numel() and images.numel():
-        (begin, end), (low, high) = ((t.data_ptr(), t.data_ptr() + t.nbytes) for t in (images, out))
-        if begin < high and low < end:
-            raise ValueError("out must not share memory with images")
-    if order is not None and not out.is_contiguous(memory_format=order):
-        raise ValueError(f"out must be in memory_format={order}")
-    return out
-
-
-def checked_size(size: int | Sequence[int], least: int = 0, most: int = MAX_SIDE) -> tuple[int, int]:
-    """Return (height, width) from an int or a pair."""
-    pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or not all(least <= side <= most for side in pair):
-        raise ValueError(f"size must be (height, width) or an int, each from {least} to {most}, got {size!r}")
-    return pair[0], pair[1]
-
-
 def _as_tensor(value: Number | Sequence[bool]) -> Tensor:
     return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
 
@@ -285,36 +257,24 @@ def _per_image(name: str, value: Number | Sequence[bool], count: int, shape: tup
     return tensor.expand(count, *shape)
 
 
-def _require(name: str, values: Tensor, fits: Tensor, wanted: str) -> None:
-    """Raise ValueError for the first image whose entries of `fits`, bool ``[B, ...]``, are not all true."""
-    if bool(fits.all()):
-        return
-    index = int((~fits.flatten(1).all(1) if fits.ndim > 1 else ~fits).nonzero()[0, 0])
-    raise ValueError(f"{name}[{index}] must be {wanted}, got {values[index].tolist()}")
-
-
-def _is_readable(values: Tensor) -> bool:
-    return values.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
 def _check_range(name: str, values: Tensor, low: float, high: float) -> None:
     """Raise ValueError for numbers that are not finite or out of bounds, if they can be read."""
-    if not _is_readable(values):
+    if not is_readable(values):
         return
     fits = torch.isfinite(values) & (values >= low) & (values <= high)
     bounds = {0.0: "finite and at least 0", -0.5: "from -0.5 to 0.5"}
-    _require(name, values, fits, bounds.get(low, "finite"))
+    require(name, values, fits, bounds.get(low, "finite"))
 
 
 def _check_matrices(name: str, matrices: Tensor, inverse: bool) -> None:
     """Raise ValueError for a matrix that is not finite or, unless `inverse`, not invertible."""
-    if not _is_readable(matrices):
+    if not is_readable(matrices):
         return
-    _require(name, matrices, torch.isfinite(matrices), "finite")
+    require(name, matrices, torch.isfinite(matrices), "finite")
     if not inverse:
         m = matrices.double()
         determinant = m[:, 0, 0] * m[:, 1, 1] - m[:, 0, 1] * m[:, 1, 0]
-        _require(name, matrices, torch.isfinite(1 / determinant), "invertible")
+        require(name, matrices, torch.isfinite(1 / determinant), "invertible")
 
 
 def _checked_boxes(
@@ -328,17 +288,17 @@ def _checked_boxes(
     count, height, width = target
     if boxes.dtype != torch.int32 or boxes.ndim != 3 or boxes.shape[0] != count or boxes.shape[2] != 4:
         raise ValueError(f"erase_boxes must be int32 [{count}, n, 4], got {boxes.dtype} {list(boxes.shape)}")
-    if _is_readable(boxes):
+    if is_readable(boxes):
         begin, extent = boxes[..., :2].long(), boxes[..., 2:].long()
         end = begin + extent
         fits = (begin >= 0) & (extent >= 0) & (end <= torch.tensor([height, width], device="cpu"))
-        _require("erase_boxes", boxes, fits, f"(top, left, height, width) inside {height} x {width}")
+        require("erase_boxes", boxes, fits, f"(top, left, height, width) inside {height} x {width}")
     if keys is not None:
         if keys.dtype != torch.int64 or keys.shape != boxes.shape[:2]:
             wanted = f"int64 {list(boxes.shape[:2])}"
             raise ValueError(f"erase_keys must be {wanted}, got {keys.dtype} {list(keys.shape)}")
         boxes = torch.cat([boxes, keys.to(boxes.device)[..., None].contiguous().view(torch.int32)], 2)
-    return _on_device(boxes, device)
+    return on_device(boxes, device)
 
 
 def _checked_mask(mask: Tensor | None, target: tuple[int, int, int], device: torch.device) -> Tensor | None:
@@ -350,10 +310,9 @@ def _checked_mask(mask: Tensor | None, target: tuple[int, int, int], device: tor
     if not fits or not (1 <= mask.shape[1] <= max(height, 1) and 1 <= mask.shape[2] <= max(width, 1)):
         wanted = f"bool [{count}, h, w] with h from 1 to {height} and w from 1 to {width}"
         raise ValueError(f"mask must be {wanted}, got {mask.dtype} {list(mask.shape)}")
-    return _on_device(mask, device)
+    return on_device(mask, device)
 
 
 @torch.library.register_fake("tarpeg::warp_affine")  # type: ignore[untyped-decorator]
-@torch.library.register_fake("tarpeg::augment_batch")  # type: ignore[untyped-decorator]
 def _fake(*arguments: object) -> None:
-    """Both operators write to their last argument and return nothing."""
+    """Return nothing: the operator writes to `out`."""

@@ -25,7 +25,8 @@ from ..errors import DecodeError
 from . import library
 
 # This import registers the other fake kernels, too: a traced program may call any operator.
-from .augment import checked_size, scale_and_shift
+from .augment import scale_and_shift
+from .checks import checked_size
 
 MAX_PIXELS = 178_956_970
 """The default bound on the size of an image, in pixels; Pillow refuses larger ones, too."""
@@ -51,12 +52,27 @@ def decode_crop(
 ) -> Tensor:
     """Decode one box of one JPEG (or binary PPM), identical to decoding everything and cropping.
 
-    ``jpeg``: uint8 ``[n]``, the file's bytes. The box is in upright pixels, after EXIF orientation.
-    Returns uint8 ``[3, height, width]``, RGB, in channels_last order. Gray, CMYK and YCCK become RGB as
-    Pillow's ``convert("RGB")`` makes them.
+    Gray, CMYK and YCCK become RGB as Pillow's ``convert("RGB")`` makes them. Inside ``torch.compile`` both
+    errors are a ``RuntimeError`` with the same message.
 
-    Raises ``ValueError`` if the box is outside the image and ``DecodeError`` if the image cannot be decoded.
-    Inside ``torch.compile`` both are a ``RuntimeError`` with the same message.
+    Args:
+        jpeg: uint8 ``[n]``, the bytes of the file.
+        top: First row of the box, in upright pixels, after EXIF orientation.
+        left: First column of the box.
+        height: Rows of the box.
+        width: Columns of the box.
+        max_pixels: An image with more pixels is an error.
+
+    Returns:
+        uint8 ``[3, height, width]``, RGB, in channels_last order.
+
+    Raises:
+        ValueError: If the box is outside the image.
+        DecodeError: If the image cannot be decoded.
+
+    Example:
+        >>> tarpeg.decode_crop(jpeg, top=40, left=100, height=256, width=256).shape
+        torch.Size([3, 256, 256])
     """
     if height < 1 or width < 1 or top < 0 or left < 0:
         raise ValueError(f"box (top={top}, left={left}, height={height}, width={width}) is empty or negative")
@@ -72,15 +88,31 @@ def decode_crop(
 def tile_jpeg(jpeg: Tensor, tile: int = 32, *, max_pixels: int = MAX_PIXELS) -> Tensor:
     """Rewrite a JPEG, losslessly, so that a crop of it is decoded without decoding the rest.
 
-    ``jpeg``: uint8 ``[n]``. ``tile``: the desired width of the tiles in pixels, 1 to 65535; narrower tiles
-    waste less around a crop and need more bytes. Returns uint8 ``[m]``: an ordinary baseline JPEG that every
-    decoder decodes to the same pixels as the source. Restart markers divide its rows of MCUs, an APP10
-    segment holds the places of the rows unless the image is small, its Huffman tables are optimised; EXIF,
-    XMP and the ICC profile are kept. Progressive sources become baseline. Returned unchanged: a source that
-    cannot be tiled with exactly the same pixels, and one in which damage may be hidden (arithmetic coding,
-    padding within a scan).
+    The result is an ordinary baseline JPEG that every decoder decodes to the same pixels as the source.
+    Restart markers divide its rows of MCUs, an APP10 segment holds the places of the rows unless the image is
+    small, and its Huffman tables are optimised. EXIF, XMP and the ICC profile are kept. Progressive sources
+    become baseline.
 
-    Raises ``DecodeError`` if the source is damaged: rewriting would hide it.
+    A source that cannot be tiled with exactly the same pixels is returned unchanged, and so is one in which
+    damage may be hidden (arithmetic coding, padding within a scan).
+
+    Args:
+        jpeg: uint8 ``[n]``, the bytes of the file.
+        tile: Desired width of the tiles in pixels, 1 to 65535. Narrower tiles waste less around a crop and
+            need more bytes.
+        max_pixels: An image with more pixels is an error.
+
+    Returns:
+        uint8 ``[m]``.
+
+    Raises:
+        DecodeError: If the source is damaged: rewriting would hide it.
+
+    Example:
+        >>> tiled = tarpeg.tile_jpeg(jpeg)
+        >>> crops = [tarpeg.decode_crop(each, 40, 100, 256, 256) for each in (jpeg, tiled)]
+        >>> torch.equal(*crops)
+        True
     """
     return _in_tiles(torch.ops.tarpeg.tile_jpeg, jpeg, tile, max_pixels)
 
@@ -88,14 +120,27 @@ def tile_jpeg(jpeg: Tensor, tile: int = 32, *, max_pixels: int = MAX_PIXELS) -> 
 def pack_jpeg(jpeg: Tensor, tile: int = 32, *, max_pixels: int = MAX_PIXELS) -> Tensor:
     """Rewrite a JPEG, losslessly, as a packed image: the same coefficients in a form that is faster to read.
 
-    ``jpeg``: uint8 ``[n]``. ``tile``: the width of the tiles in pixels, 1 to 65535; a tile has at most 256
-    blocks of 8x8 samples. Returns uint8 ``[m]``, 1.25 to 1.5 times as large: ``decode_crop``,
-    ``decode_batch`` and ``image_sizes`` read it, with the pixels of the JPEG; no other program does.
-    ``unpack_jpeg`` makes a JPEG of it. EXIF, XMP and the ICC profile are kept. A source that cannot be packed
-    with exactly the same pixels (CMYK, arithmetic coding, padding within a scan) is returned as ``tile_jpeg``
-    returns it, and a packed image unchanged.
+    ``decode_crop``, ``decode_batch`` and ``image_sizes`` read it, with the pixels of the JPEG; no other
+    program does. ``unpack_jpeg`` makes a JPEG of it. EXIF, XMP and the ICC profile are kept. A source that
+    cannot be packed with exactly the same pixels (CMYK, arithmetic coding, padding within a scan) is returned
+    as ``tile_jpeg`` returns it, and a packed image unchanged.
 
-    Raises ``DecodeError`` if the source is damaged: rewriting would hide it.
+    Args:
+        jpeg: uint8 ``[n]``, the bytes of the file.
+        tile: Width of the tiles in pixels, 1 to 65535; a tile has at most 256 blocks of 8x8 samples.
+        max_pixels: An image with more pixels is an error.
+
+    Returns:
+        uint8 ``[m]``, 1.25 to 1.5 times as large.
+
+    Raises:
+        DecodeError: If the source is damaged: rewriting would hide it.
+
+    Example:
+        >>> packed = tarpeg.pack_jpeg(jpeg)
+        >>> crops = [tarpeg.decode_crop(each, 40, 100, 256, 256) for each in (jpeg, packed)]
+        >>> torch.equal(*crops)
+        True
     """
     return _in_tiles(torch.ops.tarpeg.pack_jpeg, jpeg, tile, max_pixels)
 
@@ -110,10 +155,23 @@ def _in_tiles(operator: Callable[..., Tensor], jpeg: Tensor, tile: int, max_pixe
 def unpack_jpeg(image: Tensor, *, max_pixels: int = MAX_PIXELS) -> Tensor:
     """Turn a packed image into an ordinary baseline JPEG with the same coefficients.
 
-    ``image``: uint8 ``[n]``. Returns uint8 ``[m]``: optimised Huffman tables, no restart markers, and the
-    EXIF, XMP and ICC profile of the JPEG that was packed. A JPEG is returned unchanged.
+    A JPEG is returned unchanged.
 
-    Raises ``DecodeError`` if the image is damaged: its checksum is compared first.
+    Args:
+        image: uint8 ``[n]``, the bytes of the packed image.
+        max_pixels: An image with more pixels is an error.
+
+    Returns:
+        uint8 ``[m]``: optimised Huffman tables, no restart markers, and the EXIF, XMP and ICC profile of the
+        JPEG that was packed.
+
+    Raises:
+        DecodeError: If the image is damaged: its checksum is compared first.
+
+    Example:
+        >>> again = tarpeg.unpack_jpeg(tarpeg.pack_jpeg(jpeg))
+        >>> bytes(again[:2]).hex()  # the beginning of every JPEG
+        'ffd8'
     """
     jpeg: Tensor = _call(
         lambda: torch.ops.tarpeg.unpack_jpeg(image, max_pixels), lambda: _check_jpeg(image, "image")
@@ -124,8 +182,16 @@ def unpack_jpeg(image: Tensor, *, max_pixels: int = MAX_PIXELS) -> Tensor:
 def image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
     """Read the upright size of every image from its header alone.
 
-    ``jpegs``: a list of B uint8 ``[n]``. Returns int32 ``[B, 2]``: (height, width), after EXIF orientation;
-    (0, 0) for an image without a header that ``decode_batch`` could use.
+    Args:
+        jpegs: A list of B uint8 ``[n]``, the bytes of the files.
+
+    Returns:
+        int32 ``[B, 2]``: (height, width), after EXIF orientation; (0, 0) for an image without a header that
+        ``decode_batch`` could use.
+
+    Example:
+        >>> tarpeg.image_sizes([jpeg, jpeg[:100]]).tolist()
+        [[400, 600], [0, 0]]
     """
     if not jpegs:
         return torch.empty((0, 2), dtype=torch.int32, device="cpu")
@@ -174,9 +240,16 @@ def first_unusual(
 
 
 def read_integers(addresses: Int64, sizes: Int64) -> Int64 | None:
-    """Read texts of decimal integers, white space around them: int64 [B]; None if one is anything else.
+    """Read texts of decimal integers with white space around them: int64 [B].
 
-    ``addresses``, ``sizes``: int64 [B], within the maps: nothing is checked. Longer than 18 digits is else.
+    Nothing is checked: addresses and sizes must be within mapped files.
+
+    Args:
+        addresses: int64 [B], address of each text.
+        sizes: int64 [B], bytes of each text.
+
+    Returns:
+        The numbers; None if one text is anything else, or has more than 18 digits.
     """
     numbers, count = np.empty(len(sizes), np.int64), len(sizes)
     texts = addresses.ctypes.data, sizes.ctypes.data, count
@@ -225,32 +298,51 @@ def decode_batch(
 ) -> tuple[Tensor, Tensor]:
     """Decode one box of each JPEG (or binary PPM) and resize it.
 
-    ``jpegs``: a list of B uint8 ``[n]``. ``boxes``: int32 ``[B, 4]``, (top, left, height, width) in upright
-    pixels. ``size``: (height, width), or an int for a square. ``flip``: bool ``[B]``, mirrored left to right
-    if true. Pixels outside a box never contribute.
+    With ``fidelity="exact"`` bilinear and bicubic resizing, antialiased or not, is within one level of
+    torchvision v2's on uint8 at every pixel, and lanczos and box of Pillow's; nearest and nearest-exact are
+    equal to torchvision's.
 
-    ``interpolation``: torchvision's names; "area" is "box". ``antialias=False``: bilinear and bicubic only.
+    ``"fast"`` differs if resizing is antialiased. Bilinear: Y, Cb and Cr are resampled separately and become
+    RGB at ``size``, which differs by 0.2 to 0.35 level on average. If the box is at least 2 (bilinear), 3
+    (bicubic, lanczos) or 4 (box) times ``size`` in both directions, means of 2, 4 or 8 samples are resampled:
+    0.5 to 1 level on average, depending on the photograph (docs/fidelity.md), and up to 7 pixels next to the
+    box contribute; otherwise pixels outside a box never do. Both decode a file and its tiled copy to the same
+    pixels.
 
-    ``fidelity="exact"``: bilinear and bicubic resizing, antialiased or not, is within one level of
-    torchvision v2's on uint8 at every pixel, lanczos and box of Pillow's; nearest and nearest-exact are equal
-    to torchvision's. ``"fast"`` differs if resizing is antialiased. Bilinear: Y, Cb and Cr are resampled
-    separately and become RGB at ``size``, which differs by 0.2 to 0.35 level on average. If the box is at
-    least 2 (bilinear), 3 (bicubic, lanczos) or 4 (box) times ``size`` in both directions, means of 2, 4 or 8
-    samples of them are resampled: 0.5 to 1 level on average, by the photographs' content (docs/fidelity.md),
-    and up to 7 pixels next to the box contribute. Both decode a file and its tiled copy to the same pixels.
+    Gray images (``channels=1``) of YCbCr and gray JPEGs are decoded from the luma plane alone, which is
+    faster: Pillow's ``image.draft("L", image.size)``. They are about a level from ``convert("L")`` of the RGB
+    image, and more only in saturated colours, which RGB clips. All other files are ``convert("L")``.
 
-    ``channels=1``: gray images ``[B, 1, height, width]``. Of YCbCr and gray JPEGs the luma plane is decoded
-    alone, which is faster: Pillow's ``image.draft("L", image.size)``. About a level from ``convert("L")``
-    of the RGB image; more only in saturated colours, which RGB clips. All other files are ``convert("L")``.
+    Args:
+        jpegs: A list of B uint8 ``[n]``, the bytes of the files.
+        boxes: int32 ``[B, 4]``, (top, left, height, width) in upright pixels, after EXIF orientation.
+        size: Size of the results in pixels: (height, width), or an int for a square.
+        flip: bool ``[B]``, mirrored left to right if true.
+        channels: 3 for RGB, 1 for gray.
+        interpolation: "bilinear", "bicubic", "lanczos", "box" (or "area"), "nearest" or "nearest-exact".
+        antialias: As torchvision's; False is possible for bilinear and bicubic only.
+        fidelity: "fast" or "exact".
+        mean: Mean of each channel, for values in 0 to 1; by default 0. Only for floating-point results.
+        std: Standard deviation of each channel, for values in 0 to 1; by default 1.
+        dtype: torch's uint8, or float32, float16 or bfloat16: (value / 255 - mean) / std.
+        max_pixels: An image with more pixels has the status ``TOO_LARGE``.
+        out: Tensor of the result's shape and type to write to and return, in channels_last order or, if it is
+            floating point, contiguous.
+        threads: Number of decoding threads, by default ``torch.get_num_threads()``; they are not torch's and
+            sleep between batches.
 
-    Returns images, uint8 ``[B, 3, height, width]`` RGB in channels_last order, and the status of each, int32
-    ``[B]``, see ``tarpeg.Status``: 0 is OK, a failed image is all zeros. With ``dtype`` float32, float16 or
-    bfloat16 images are (value / 255 - ``mean``) / ``std``, one number per channel for values in 0..1, by
-    default 0 and 1. ``out``: a tensor of that shape and type to write to and return, in channels_last order
-    or, if it is floating point, contiguous. ``threads``: number of decoding threads, by default
-    ``torch.get_num_threads()``; they are not torch's and sleep between batches.
+    Returns:
+        Images ``[B, channels, height, width]`` in channels_last order, and int32 ``[B]``, the ``Status`` of
+        each: 0 is OK, and a failed image is all zeros.
 
-    Raises ``ValueError`` if a box is outside its image (a ``RuntimeError`` inside ``torch.compile``).
+    Raises:
+        ValueError: If a box is outside its image (inside ``torch.compile`` a ``RuntimeError``).
+
+    Example:
+        >>> boxes = torch.tensor([[0, 0, 400, 600], [40, 100, 256, 256]], dtype=torch.int32)
+        >>> images, status = tarpeg.decode_batch([jpeg, jpeg], boxes, size=224)
+        >>> images.shape, status.tolist()
+        (torch.Size([2, 3, 224, 224]), [0, 0])
     """
     height, width = checked_size(size, 1, 65535)
     if not isinstance(boxes, Tensor):

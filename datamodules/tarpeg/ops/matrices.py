@@ -1,13 +1,21 @@
 """Affine matrices, many at once: creation, composition and application. Public as ``tarpeg.matrices``.
 
-Convention: a matrix ``[2, 3]`` maps source pixels to target pixels, as in ``cv2.warpAffine``,
+A matrix ``[2, 3]`` maps source pixels to target pixels, as in ``cv2.warpAffine``:
 
     x' = m[0, 0] x + m[0, 1] y + m[0, 2]        y' = m[1, 0] x + m[1, 1] y + m[1, 2]
 
-with x to the right and y down, and whole numbers at the centres of pixels: the image's own centre is at
-((width - 1) / 2, (height - 1) / 2). Numbers may be floats, sequences or tensors, one for each matrix; their
-shapes broadcast. Every function returns float64 ``[..., 2, 3]`` on the device of its arguments. Centres and
-points are (x, y).
+x points to the right and y down, and whole numbers are at the centres of pixels: the image's own centre is
+at ((width - 1) / 2, (height - 1) / 2). Numbers may be floats, sequences or tensors, one for each matrix;
+their shapes broadcast. Every function returns float64 ``[..., 2, 3]`` on the device of its arguments.
+Centres and points are (x, y).
+
+Example:
+    >>> turn = tarpeg.matrices.rotation([0.0, 90.0], center=(31.5, 31.5))  # two matrices
+    >>> both = tarpeg.matrices.compose(turn, tarpeg.matrices.translation(2, 0))
+    >>> both.shape
+    torch.Size([2, 2, 3])
+    >>> tarpeg.matrices.apply(both[1], [[0.0, 0.0]]).round().tolist()
+    [[2.0, 63.0]]
 """
 
 from __future__ import annotations

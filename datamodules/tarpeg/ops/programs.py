@@ -10,13 +10,18 @@ import torch
 from torch import Tensor
 
 from . import library
-from .augment import _check_images, _dense, _is_readable, _on_device, _output, _require
+from .checks import check_images, dense, is_readable, on_device, output, require
 
 library.load()
 
 
 class Op(enum.IntEnum):
-    """Operations of a program, and their values; see ``run_programs``."""
+    """Operations of a program, and their values; see ``run_programs``.
+
+    Example:
+        >>> tarpeg.Op.INVERT in tarpeg.Op
+        True
+    """
 
     IDENTITY = 0
     FLIP = 1
@@ -67,20 +72,13 @@ def run_programs(
     out: Tensor | None = None,
     threads: int | None = None,
 ) -> Tensor:
-    """Run a program of operations on each image, on the device of `images`.
-
-    ``images``: uint8 ``[B, 3, H, W]``, RGB, contiguous or channels_last (others are copied first). ``ops``:
-    int32 ``[B, c, n]``, codes of ``Op``: c chains of n operations. ``values``: float32 ``[B, c, n, 6]``.
-    Without ``weights`` there is one chain, whose last image is the result. With ``weights``, float32
-    ``[B, c + 1]``, the result is weights[0] * image + the sum of weights[i + 1] * chain i, cut to whole
-    levels (AugMix).
+    """Run a program of operations on each image, on the device of ``images``.
 
     Each operation does what torchvision v2's function of that name does to a uint8 image, with the same
     rounding. Its first values are:
 
     - ``AFFINE``: six numbers a to f; the result's pixel (x, y) comes from (a x + b y + c, d x + e y + f),
-      with (0, 0) at the centre of the image. ``nearest``: by the nearest pixel, otherwise bilinear.
-      ``fill``: level or three levels, 0 to 255, outside of the image; None for black, as in torchvision.
+      with (0, 0) at the centre of the image.
     - ``BRIGHTNESS``, ``CONTRAST``, ``SATURATION``, ``SHARPNESS``: factor, at least 0. ``HUE``: -0.5 to 0.5.
     - ``POSTERIZE``: bits kept, 0 to 8. ``SOLARIZE``: threshold, 0 to 256. ``SOLARIZE_ADD``: levels to add to
       levels below a threshold, the second value (as timm).
@@ -89,14 +87,62 @@ def run_programs(
     - ``FLIP`` (left to right), ``AUTOCONTRAST``, ``EQUALIZE``, ``INVERT``, ``GRAYSCALE`` and ``IDENTITY``:
       none.
 
-    ``out``: a uint8 tensor of the shape of ``images`` to write to and return; by default a new one in the
-    memory order of ``images``. ``threads``: on the CPU, by default ``torch.get_num_threads()``. CPU and CUDA
-    compute the same bits.
+    CPU and CUDA compute the same bits.
 
-    Raises ``ValueError`` for unknown codes and values out of range. On a GPU and inside ``torch.compile``
-    values are not checked: an unknown code changes nothing, and every value has a defined result.
+    Args:
+        images: uint8 ``[B, 3, H, W]``, RGB, contiguous or channels_last (others are copied first).
+        ops: int32 ``[B, c, n]``, codes of ``Op``: c chains of n operations.
+        values: float32 ``[B, c, n, 6]``, the values of each operation.
+        weights: float32 ``[B, c + 1]``: the result is weights[0] * image + the sum of weights[i + 1] * chain
+            i, rounded to whole levels (AugMix). Without weights there is one chain, whose last image is the
+            result.
+        nearest: ``AFFINE`` takes the nearest pixel; otherwise it is bilinear.
+        fill: Level or three levels, 0 to 255, outside of the image; None is black, as in torchvision.
+        out: uint8 tensor of the shape of ``images`` to write to and return; by default a new one in the
+            memory order of ``images``.
+        threads: Number of threads on the CPU, by default ``torch.get_num_threads()``.
+
+    Returns:
+        uint8, of the shape of ``images``.
+
+    Raises:
+        ValueError: For unknown codes and values out of range. On a GPU and inside ``torch.compile`` values
+            are not checked: an unknown code changes nothing, and every value has a defined result.
+
+    Example:
+        >>> images = torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8)
+        >>> ops = torch.tensor([[[tarpeg.Op.INVERT]], [[tarpeg.Op.SOLARIZE]]], dtype=torch.int32)
+        >>> values = torch.zeros(2, 1, 1, 6)
+        >>> values[1, 0, 0, 0] = 128
+        >>> result = tarpeg.run_programs(images, ops, values)
+        >>> torch.equal(result[0], 255 - images[0])
+        True
     """
-    _check_images(images, (torch.uint8,))
+    check_images(images, (torch.uint8,))
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be at least 1, got {threads}")
+    arguments = checked_programs(images, ops, values, weights, nearest=nearest, fill=fill)
+    images = dense(images)
+    fresh, out = out is None, output(out, tuple(images.shape), torch.uint8, images)
+    # Without a final pass: no numbers, parts, boxes, mask and constants of it.
+    torch.ops.tarpeg.run_batch(images, *arguments, None, 0, None, None, [], fresh, out, threads or 0)
+    return out
+
+
+Arguments = tuple[Tensor | None, Tensor | None, Tensor | None, bool, list[float]]
+NO_PROGRAMS: Arguments = (None, None, None, True, [])
+
+
+def checked_programs(
+    images: Tensor,
+    ops: Tensor,
+    values: Tensor,
+    weights: Tensor | None = None,
+    *,
+    nearest: bool = True,
+    fill: float | Sequence[float] | None = None,
+) -> Arguments:
+    """Check the arguments of ``run_programs`` and return those of the operator, on the device of `images`."""
     if images.shape[1] != 3:
         raise ValueError(f"images must be RGB, [B, 3, H, W], got {list(images.shape)}")
     count = images.shape[0]
@@ -112,28 +158,22 @@ def run_programs(
         weights.dtype != torch.float32 or tuple(weights.shape) != (count, chains + 1)
     ):
         raise ValueError(f"weights must be float32 {[count, chains + 1]}, got {_kind(weights)}")
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads must be at least 1, got {threads}")
-    levels = (
-        []
-        if fill is None
-        else [float(fill)] * 3
-        if isinstance(fill, (int, float))
-        else [float(level) for level in fill]
-    )
+    if fill is None:
+        levels = []
+    elif isinstance(fill, (int, float)):
+        levels = [float(fill)] * 3
+    else:
+        levels = [float(level) for level in fill]
     if len(levels) not in (0, 3) or not all(0 <= level <= 255 for level in levels):
         raise ValueError(f"fill must be a level of 0 to 255, three of them or None, got {fill!r}")
-    if _is_readable(ops) and _is_readable(values):
+    if is_readable(ops) and is_readable(values):
         _check_steps(ops, values)
-    if weights is not None and _is_readable(weights):
+    if weights is not None and is_readable(weights):
         fits = torch.isfinite(weights) & (weights >= 0)
-        _require("weights", weights, fits, "finite and at least 0")
-    images = _dense(images)
-    fresh, out = out is None, _output(out, tuple(images.shape), torch.uint8, images)
-    ops, values = (_on_device(tensor, images.device) for tensor in (ops, values))
-    weights = None if weights is None else _on_device(weights, images.device)
-    torch.ops.tarpeg.run_programs(images, ops, values, weights, nearest, levels, fresh, out, threads or 0)
-    return out
+        require("weights", weights, fits, "finite and at least 0")
+    steps = [on_device(tensor, images.device) for tensor in (ops, values)]
+    shares = None if weights is None else on_device(weights, images.device)
+    return steps[0], steps[1], shares, nearest, levels
 
 
 def _kind(tensor: Tensor) -> str:
@@ -178,6 +218,6 @@ def _check_steps(ops: Tensor, values: Tensor) -> None:
     raise ValueError(f"values{where}, {column}] of {op.name} must be {wanted}, got {got:g}")
 
 
-@torch.library.register_fake("tarpeg::run_programs")  # type: ignore[untyped-decorator]
+@torch.library.register_fake("tarpeg::run_batch")  # type: ignore[untyped-decorator]
 def _fake(*arguments: object) -> None:
     """Return nothing: the operator writes to `out`."""

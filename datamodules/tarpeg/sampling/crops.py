@@ -66,12 +66,25 @@ if not TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RandomResizedCrop:
-    """A box of random area and shape, resized to size; distributed as in torchvision.transforms.v2.
+    """A box of random area and shape, resized to ``size``; distributed as torchvision's RandomResizedCrop.
 
-    size: an int for a square or (height, width). scale: bounds of the box's share of the image's area. ratio:
-    bounds of width / height, which is uniform in the logarithm. The first of ten tries that fits into the
-    image is taken, otherwise the largest central box with a shape within ratio. Raises ValueError for bounds
-    that are not positive or not in order.
+    The first of ten tries that fits into the image is taken, otherwise the largest central box with a shape
+    within ``ratio``.
+
+    Args:
+        size: Size of the result in pixels: (height, width), or an int for a square.
+        scale: Bounds of the box's share of the image's area.
+        ratio: Bounds of width / height, which is uniform in the logarithm.
+
+    Raises:
+        ValueError: If bounds are not positive or not in order.
+
+    Example:
+        >>> crop = tarpeg.RandomResizedCrop(224, scale=(0.25, 1.0))
+        >>> split = tarpeg.Split(shards, crop, flip=0.5)
+        >>> data = tarpeg.ShardDataModule(train=split, batch_size=8, workers=0)
+        >>> next(iter(data.train_dataloader())).image.shape
+        torch.Size([8, 3, 224, 224])
     """
 
     size: Size = _Size()
@@ -112,8 +125,16 @@ class RandomResizedCrop:
 class RandomCrop:
     """A box of the crop's own size, in source pixels, at a random place; all places are equally likely.
 
-    size: an int for a square or (height, width). If the image is smaller than the crop, the box is the
-    largest one of the crop's shape, and is resized up.
+    If the image is smaller than the crop, the box is the largest one of the crop's shape, and is resized up.
+
+    Args:
+        size: Size of the box and of the result in pixels: (height, width), or an int for a square.
+
+    Example:
+        >>> split = tarpeg.Split(shards, tarpeg.RandomCrop((96, 128)))
+        >>> data = tarpeg.ShardDataModule(train=split, batch_size=8, workers=0)
+        >>> next(iter(data.train_dataloader())).image.shape
+        torch.Size([8, 3, 96, 128])
     """
 
     size: Size = _Size()
@@ -129,13 +150,23 @@ class RandomCrop:
 
 @dataclass(frozen=True)
 class CenterCrop:
-    """The central box of the crop's size, an int for a square or (height, width); not random.
+    """The central box of the crop's size; not random.
 
-    shorter: the crop equals "resize the shorter side to that many pixels, then crop the centre", taken as one
-    box from the source: size / shorter of the source's shorter side; at least the smaller side of size. The
-    box lies on whole pixels of the source, half a pixel from torchvision's at most, whatever ``fidelity`` is;
-    a ``Split(transform=...)`` of Resize and CenterCrop has torchvision's. If the box does not fit into the
-    image, it is the largest box of the crop's shape that does, as in RandomCrop.
+    If the box does not fit into the image, it is the largest box of the crop's shape that does, and is
+    resized up.
+
+    Args:
+        size: Size of the result in pixels: (height, width), or an int for a square.
+        shorter: The crop equals "resize the shorter side to that many pixels, then crop the centre", taken as
+            one box: its shorter side is size / shorter of the image's. At least the smaller side of ``size``.
+            The box lies on whole pixels of the source, up to half a pixel from torchvision's at any
+            ``fidelity``; a ``Split(transform=...)`` of Resize and CenterCrop has torchvision's own.
+
+    Example:
+        >>> split = tarpeg.Split(shards, tarpeg.CenterCrop(128, shorter=144))
+        >>> data = tarpeg.ShardDataModule(val=split, batch_size=8, workers=0)
+        >>> next(iter(data.val_dataloader())).image.shape
+        torch.Size([8, 3, 128, 128])
     """
 
     size: Size = _Size()
@@ -165,9 +196,16 @@ class CenterCrop:
 
 @dataclass(frozen=True)
 class Whole:
-    """The whole image, resized to size whatever its shape: torchvision's Resize((height, width)).
+    """The whole image, resized whatever its shape: torchvision's Resize((height, width)). Not random.
 
-    size: an int for a square or (height, width). Not random.
+    Args:
+        size: Size of the result in pixels: (height, width), or an int for a square.
+
+    Example:
+        >>> split = tarpeg.Split(shards, tarpeg.Whole((96, 128)))
+        >>> data = tarpeg.ShardDataModule(val=split, batch_size=8, workers=0)
+        >>> next(iter(data.val_dataloader())).image.shape
+        torch.Size([8, 3, 96, 128])
     """
 
     size: Size = _Size()
@@ -184,9 +222,17 @@ class Whole:
 class Progressive:
     """A crop whose size changes with the epoch: small images at first, which train faster.
 
-    crop: RandomResizedCrop, RandomCrop, CenterCrop, Whole, or your own frozen dataclass with a field size.
-    sizes: first epoch of each size, an int for a square or (height, width): {0: 128, 10: 192, 16: 224}.
-    Before the first of these epochs the crop's own size holds. Nothing else of the crop changes.
+    Before the first epoch in ``sizes`` the crop has its own size. Nothing but the size changes.
+
+    Args:
+        crop: ``RandomResizedCrop``, ``RandomCrop``, ``CenterCrop``, ``Whole``, or a frozen dataclass of your
+            own with a field ``size``.
+        sizes: First epoch of each size, which is (height, width) or an int for a square.
+
+    Example:
+        >>> crop = tarpeg.Progressive(tarpeg.RandomResizedCrop(224), {0: 128, 10: 192, 16: 224})
+        >>> crop.at(0).size, crop.at(12).size
+        ((128, 128), (192, 192))
     """
 
     crop: Crop

@@ -28,11 +28,21 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 def uniforms(
     seed: int, epoch: int, ids: npt.ArrayLike, count: int, stream: int = 0, first: npt.ArrayLike = 0
 ) -> Float64:
-    """Draw ``count`` numbers for each sample: float64 [B, count] in [0, 1), multiples of 2**-53.
+    """Draw random numbers for each sample: float64 [B, count] in [0, 1), multiples of 2**-53.
 
-    ids: non-negative integers [B]. seed, epoch and stream: 0..2**63-1, otherwise ValueError. first: index of
-    the first number, non-negative, one for all samples or [B]. Equal arguments always return equal numbers,
-    column j does not depend on count, and streams are independent of each other.
+    Equal arguments always return equal numbers, column j does not depend on ``count``, and streams are
+    independent of each other.
+
+    Args:
+        seed: 0 to 2**63 - 1.
+        epoch: 0 to 2**63 - 1.
+        ids: Sample ids, non-negative integers [B].
+        count: Numbers per sample.
+        stream: Use of the numbers, 0 to 2**63 - 1.
+        first: Index of the first number, non-negative, one for all samples or [B].
+
+    Raises:
+        ValueError: If a number is out of range.
     """
     hashes = _hashes(seed, epoch, _word("stream", stream), ids)
     index = np.reshape(np.asarray(first, np.uint64), (-1, 1)) + np.arange(count, dtype=np.uint64)[None, :]

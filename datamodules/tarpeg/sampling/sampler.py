@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..errors import ShardError, warn
 from . import rng
+from .geometry import View
 from .rng import Float64, Int64
 
 Numbers = Sequence[int] | Sequence[float] | npt.NDArray[np.generic] | str | os.PathLike[str]
@@ -30,16 +31,27 @@ class Request(NamedTuple):
     """One rank's slice of one batch, as sent to a worker: sample ids, int64 ``[B]``.
 
     ``occurrence``: int64 ``[B]``, how often each sample came before in the epoch; None if none repeats.
+    ``views``: what was drawn for each view of the samples; empty before they are fetched.
     """
 
     epoch: int
     ids: Int64
     occurrence: Int64 | None = None
+    views: Sequence[View] = ()
+
+    def rows(self, rows: npt.ArrayLike) -> Request:
+        """Return the request for some of the samples, by their places in ``ids``."""
+        chosen = np.asarray(rows, np.int64)
+        return Request(
+            epoch=self.epoch,
+            ids=self.ids[chosen],
+            occurrence=None if self.occurrence is None else self.occurrence[chosen],
+            views=tuple(view.rows(chosen) for view in self.views),
+        )
 
     def of_row(self, row: int) -> Request:
         """Return the request for one of the samples."""
-        occurrence = None if self.occurrence is None else self.occurrence[[row]]
-        return Request(self.epoch, self.ids[[row]], occurrence)
+        return self.rows([row])
 
 
 @dataclass(frozen=True)
@@ -47,10 +59,25 @@ class Blocks:
     """Shuffling for disks with slow random access: blocks of neighbours, mixed within a buffer.
 
     In every epoch the samples are cut into blocks of ``size`` neighbours, at different places each time. The
-    blocks are shuffled, and each group of ``buffer`` blocks is shuffled sample by sample. Reads at any time
-    fall into ``buffer`` runs of ``size`` samples. Quality of the mix: of two consecutive samples at most 1 in
-    ``buffer`` is from the same block (in a full permutation: 1 in the number of blocks), and the position in
-    the epoch is independent of the position on the disk.
+    blocks are shuffled, and each group of ``buffer`` blocks is shuffled sample by sample. So at any time the
+    loader reads from ``buffer`` runs of ``size`` samples.
+
+    Of two consecutive samples at most 1 in ``buffer`` is from the same block (in a full permutation: 1 in the
+    number of blocks), and the position in the epoch is independent of the position on the disk.
+
+    Args:
+        size: Samples per block, at least 1.
+        buffer: Blocks that are mixed with each other, at least 1.
+
+    Raises:
+        ValueError: If a number is not an integer of at least 1.
+
+    Example:
+        >>> split = tarpeg.Split(shards, tarpeg.RandomCrop(96), shuffle=tarpeg.Blocks(size=4, buffer=2))
+        >>> data = tarpeg.ShardDataModule(train=split, batch_size=8, workers=0)
+        >>> images, labels = next(iter(data.train_dataloader()))
+        >>> images.shape
+        torch.Size([8, 3, 96, 96])
     """
 
     size: int = 256
@@ -67,12 +94,16 @@ class Blocks:
 class Sampler:
     """The samples of every epoch of one split, over all ranks: a pure function of (seed, epoch).
 
-    ``samples``: number of samples in the shards. ``shuffle``: a new permutation per epoch, none, or
-    ``Blocks``. ``subset``: int64, ids of the samples that take part; None for all. ``weights``: float64
-    ``[samples]``; an epoch then has each sample the floor or the ceiling of
-    ``len * weight / sum of the weights`` times, and exactly ``len`` samples in all (systematic resampling
-    over another permutation per epoch). ``repeats``: the first ``len / repeats`` of these samples, each so
-    many times in a row, also ``len`` in all: the order of timm's RepeatAugSampler.
+    Args:
+        samples: Number of samples in the shards.
+        seed: Seed of the run.
+        shuffle: True for a new permutation per epoch, False, or ``Blocks``.
+        subset: int64, ids of the samples that take part; None for all.
+        weights: float64 ``[samples]``. Each sample then comes the floor or the ceiling of
+            ``len * weight / sum of the weights`` times per epoch, and ``len`` samples come in all (systematic
+            resampling over another permutation per epoch).
+        repeats: The first ``len / repeats`` of these samples come so many times in a row, ``len`` in all: the
+            order of timm's RepeatAugSampler.
     """
 
     samples: int
@@ -218,9 +249,11 @@ def shown(value: object) -> str:
 
 
 def _systematic(weights: Float64, start: float) -> Int64:
-    """How often each item is drawn, in as many draws as there are items: floor or ceiling of its share.
+    """Return how often each item is drawn in as many draws as there are items: its share, rounded down or up.
 
-    weights: non-negative, not all 0. start: offset of the comb of systematic resampling, in [0, 1).
+    Args:
+        weights: Non-negative numbers, not all 0.
+        start: Offset of the comb of systematic resampling, in [0, 1).
     """
     expected = weights / weights.sum() * len(weights)
     counts: Int64 = np.floor(expected + _TOLERANCE).astype(np.int64)
@@ -253,12 +286,20 @@ def _array(name: str, value: object) -> npt.NDArray[Any]:
 class DistributedBatchSampler:
     """An epoch cut into global batches, and each global batch into one slice per rank.
 
-    ``samples`` and ``global_batch``: samples per epoch and per batch, over all ranks. Every sample belongs to
-    exactly one slice. All ranks have the same number of batches; in each batch a rank has at least one sample
-    and at most one more than another rank. A tail smaller than ``world`` joins the batch before it;
-    ``drop_last`` drops an incomplete batch. ``takes_turns``: the samples of a batch go to the ranks in turn,
-    instead of one run of neighbours to each. Raises ValueError for arguments out of range, and ShardError if
-    there are too few samples.
+    Every sample belongs to exactly one slice. All ranks have the same number of batches; in each batch a rank
+    has at least one sample and at most one more than another rank. A tail smaller than ``world`` joins the
+    batch before it.
+
+    Args:
+        samples: Samples per epoch, over all ranks.
+        global_batch: Samples per batch, over all ranks.
+        world: Number of ranks.
+        drop_last: Drop an incomplete batch.
+        takes_turns: The samples of a batch go to the ranks in turn, instead of one run of neighbours to each.
+
+    Raises:
+        ValueError: For arguments out of range.
+        ShardError: If there are too few samples.
     """
 
     samples: int

@@ -10,7 +10,6 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -18,9 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DecodeError, ShardError, similar
-from .paths import Source, parts_of
-from .pillow import FILE_EXTENSIONS, IMAGE_EXTENSIONS, open_rgb
+from ..errors import ShardError, similar
+from .paths import Paths, parts_of
+from .pillow import FILE_EXTENSIONS, IMAGE_EXTENSIONS
+from .source import Source, digest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,12 +60,26 @@ class Folder:
     """A directory of images to pack, as torchvision's ImageFolder reads it: each sub-directory is a class.
 
     Classes are in sorted order; files may be nested; hidden files and directories are left out, and so are
-    links to a directory above. The directories "train" (or "training"), "val" (or "valid", "validation",
-    "dev", "eval", "evaluation") and "test" (or "testing"), in upper or lower case, are splits instead, if
-    root has at least two of these, or train with directories in it and nothing else; train has the classes
-    of all. split: "all" images, or those of "train", "val" or "test". Without a directory for val,
-    `val_share` (between 0 and 1) of train's images are val, evenly over the classes. seed: shuffles the order
-    and draws the val images. Raises ValueError for a value out of range.
+    links to a directory above.
+
+    The directories "train" (or "training"), "val" (or "valid", "validation", "dev", "eval", "evaluation") and
+    "test" (or "testing"), in upper or lower case, are splits instead, if ``root`` has at least two of these,
+    or train with directories in it and nothing else. train has the classes of all.
+
+    Args:
+        root: The directory.
+        seed: Seed of the order, and of the images of val.
+        split: "all" images, or those of "train", "val" or "test".
+        val_share: Without a directory for val, the share (between 0 and 1) of train's images that are val,
+            drawn evenly over the classes.
+
+    Raises:
+        ValueError: For a value out of range.
+
+    Example:
+        >>> train = tarpeg.Folder(folder, split="train", val_share=0.25)
+        >>> train.classes(), len(train.files())
+        ({'cat': 0, 'dog': 1}, 12)
     """
 
     root: str
@@ -211,11 +225,11 @@ class Folder:
         return splits
 
 
-class UnlabelledImages:
+class UnlabelledImages(Source):
     """The images of a folder, numbered 0..len-1; keys are their paths below the folder, with "/".
 
-    Has the interface of ``Shards``. Labels are -1 and there are no other members. No file is kept open: each
-    is read when it is requested. JPEGs, packed images and binary PPMs are decoded natively, others by Pillow.
+    Labels are -1 and there are no other members. No file is kept open: each is read when it is requested.
+    JPEGs, packed images and binary PPMs are decoded natively, others by Pillow.
     """
 
     def __init__(self, root: Path, names: Sequence[str]) -> None:
@@ -249,29 +263,30 @@ class UnlabelledImages:
             )
         return torch.full((len(np.asarray(ids)),), -1, device="cpu")
 
-    def member(self, id: int, extension: str) -> bytes | None:
-        """Return None: an image of a folder has no members."""
-        return None
+    def members(self, ids: npt.ArrayLike, extension: str) -> list[bytes | None]:
+        """Return None for each of ids [B]: an image of a folder has no members."""
+        return [None] * len(np.asarray(ids))
 
     def extensions(self, id: int) -> list[str]:
         """Extension of the image's file."""
         return [self._names[id].rpartition(".")[2].lower()]
 
-    def key(self, id: int) -> str:
-        """Path of the image below the folder."""
-        return self._names[id].replace(os.sep, "/")
-
-    def example(self) -> str:
-        """Return the key of one of the first images that can be decoded; of the first if none can."""
-        for id in range(min(len(self), 16)):
-            with suppress(DecodeError, ShardError):
-                open_rgb(self.images([id])[0].numpy().tobytes())
-                return self.key(id)
-        return self.key(0)
+    def keys(self, ids: npt.ArrayLike) -> list[str]:
+        """Paths of the images of ids [B] below the folder."""
+        return [self._names[id].replace(os.sep, "/") for id in np.asarray(ids).tolist()]
 
     def shard(self, id: int) -> Path:
         """Path of the folder."""
         return Path(self._root)
+
+    @property
+    def has_labels(self) -> bool:
+        """False: labels are -1."""
+        return False
+
+    def identity(self) -> str:
+        """Return a hash of all names in their order: asking for the size of each file would take too long."""
+        return digest(self._names)
 
     def paths(self) -> list[str]:
         """Paths of all images, with the folder's links resolved."""
@@ -279,7 +294,7 @@ class UnlabelledImages:
         return [os.path.join(root, name) for name in self._names]  # noqa: PTH118
 
 
-def find_images(source: Source) -> UnlabelledImages | None:
+def find_images(source: Paths) -> UnlabelledImages | None:
     """List the images of a source; None if the source means shards, or does not exist.
 
     A folder with a .tar in it means shards, any other folder all images in it and below; a glob or a path

@@ -5,16 +5,10 @@ A tar is walked once with Python's tarfile; its index is saved beside it and che
 
 from __future__ import annotations
 
-import hashlib
-import io
+import itertools
 import json
 import os
 import stat
-import struct
-import threading
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,28 +16,16 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-import platformdirs
 
 from ..errors import ShardError
-from ..files import open_regular, read_regular, renamed
+from ..files import open_regular
+from . import saved
+from .old_index import read_old
 from .pillow import IMAGE_EXTENSIONS, image_extension
 from .tar import LONGEST_HEADERS, grouped, header_end, is_member, regular_members
 
-SAVED_SUFFIX = ".tarpeg.npz"
-
-# Of indexes that are complete, and of others, which versions 1 and 2 had without AVIF and packed images: they
-# are built again.
-_COMPLETE, _PARTIAL = 1, 3
+_VERSION = 1  # to be raised if the same tar has another index
 _HEADERS = 10 << 10  # bytes before a member's data that are read first to check its name
-# Note [One parser]: numpy parses the header of an array as Python code, and CPython 3.11 fails now and then
-# if two threads parse at once ("AST constructor recursion depth mismatch", its issue 106905).
-_one_parser = threading.Lock()
-
-# What damage of a saved index raises in zipfile, zlib, numpy, json and Python's parser of array headers.
-_DAMAGE = (
-    *(OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError),
-    *(SyntaxError, MemoryError, Warning, tokenize.TokenError, struct.error, zipfile.BadZipFile, zlib.error),
-)
 
 Int64 = npt.NDArray[np.int64]
 Ints = npt.NDArray[np.integer]
@@ -53,10 +35,16 @@ Ints = npt.NDArray[np.integer]
 class TarIndex:
     """The samples of one tar that have an image, as saved on disk (S samples, M members).
 
-    keys: uint8, all keys in UTF-8 (surrogateescape), joined. samples: int64 [3, S], rows KEY_END (end of the
-    key in keys), MEMBER_END (one past its last member), IMAGE (the member that is its image).
-    members: int64 [3, M], rows EXTENSION (an index into extensions), OFFSET and NBYTES (in the tar).
-    left_out: number of samples without an image; first_left_out: key of the first of them.
+    Attributes:
+        tar_nbytes: Size of the tar.
+        tar_mtime_ns: Time of modification of the tar.
+        keys: uint8, all keys in UTF-8 (surrogateescape), joined.
+        samples: int64 [3, S], rows KEY_END (end of the key in ``keys``), MEMBER_END (one past its last
+            member), IMAGE (the member that is its image).
+        members: int64 [3, M], rows EXTENSION (an index into ``extensions``), OFFSET and NBYTES (in the tar).
+        extensions: Extensions of the members, each once.
+        left_out: Number of samples without an image.
+        first_left_out: Key of the first of them.
     """
 
     tar_nbytes: int
@@ -84,9 +72,10 @@ def load_or_build(path: Path) -> TarIndex:
         raise ShardError(f"shard {path} cannot be read: {error.strerror}. Check the path.") from error
     if not stat.S_ISREG(found.st_mode):
         raise ShardError(f"shard {path} is not a regular file. Give a .tar file (a folder: its .tar files).")
-    places = _places(path)
-    for place in places:
-        index = load(place, found.st_size, found.st_mtime_ns)
+    of_tar = found.st_size, found.st_mtime_ns
+    loaded = (load(place, *of_tar) for place in saved.places(path, saved.INDEX))
+    old = (_load_old(place, *of_tar) for place in saved.places(path, saved.OLD_INDEX))
+    for index in itertools.chain(loaded, old):
         if index is not None and _fits(index, path):
             return index
     return rebuild(path)
@@ -96,7 +85,7 @@ def rebuild(path: Path) -> TarIndex:
     """Index the tar at path and save the index in place of an older one. Raises as load_or_build."""
     index = build(path)
     # If no place is writable, the next process indexes again: not an error.
-    any(save(index, place) for place in _places(path))
+    any(save(index, place) for place in saved.places(path, saved.INDEX))
     return index
 
 
@@ -128,7 +117,14 @@ def build(path: Path) -> TarIndex:
 
 
 def build_from(file: BinaryIO, path: object, nbytes: int, mtime_ns: int) -> TarIndex:
-    """Index a tar of nbytes that is read forwards, with seeks within one block; path: its name in errors."""
+    """Index a tar that is read forwards, with seeks within one block.
+
+    Args:
+        file: The tar.
+        path: Its name in errors.
+        nbytes: Its size.
+        mtime_ns: Its time of modification.
+    """
     keys: list[bytes] = []
     samples: list[tuple[int, int, int]] = []
     members: list[tuple[int, int, int]] = []
@@ -168,51 +164,47 @@ def build_from(file: BinaryIO, path: object, nbytes: int, mtime_ns: int) -> TarI
     )
 
 
-def _places(path: Path) -> tuple[Path, Path]:
-    """Return the paths of a tar's saved index: beside the tar, and in the user's cache directory."""
-    name = path.stem if path.suffix == ".tar" else path.name
-    digest = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:32]
-    cache = platformdirs.user_cache_path("tarpeg") / "index"
-    return path.with_name(name + SAVED_SUFFIX), cache / f"{digest}.npz"
-
-
 def save(index: TarIndex, place: Path) -> bool:
-    """Save the index atomically, because other processes may be reading; return False if it cannot be."""
-    version = _PARTIAL if index.left_out else _COMPLETE
+    """Save the index; return False if it cannot be."""
     texts = json.dumps({"extensions": index.extensions, "first_left_out": index.first_left_out})
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        # Not durable: an index that a power failure damages is detected and built again.
-        with renamed(place, durable=False) as file:
-            np.savez(
-                file,
-                head=np.array([version, index.tar_nbytes, index.tar_mtime_ns, index.left_out], np.int64),
-                keys=index.keys,
-                samples=index.samples,
-                members=index.members,
-                texts=np.frombuffer(texts.encode("ascii"), np.uint8),
-            )
-    except OSError:
-        return False
-    return True
+    numbers = [index.tar_nbytes, index.tar_mtime_ns, index.left_out]
+    text = np.frombuffer(texts.encode("ascii"), np.uint8)
+    columns: list[npt.NDArray[Any]] = [index.keys, index.samples, index.members, text]
+    return saved.write(place, saved.INDEX, _VERSION, numbers, columns)
 
 
 def load(place: Path, nbytes: int, mtime_ns: int) -> TarIndex | None:
     """Load a saved index; None if there is none, if it is damaged, or if the tar's size or time differ."""
-    try:
-        data = io.BytesIO(read_regular(place))
-        with _one_parser, np.load(data, allow_pickle=False) as saved:
-            version, tar_nbytes, tar_mtime_ns, left_out = saved["head"].tolist()
-            is_current = version == (_PARTIAL if left_out else _COMPLETE)
-            if not is_current or (tar_nbytes, tar_mtime_ns) != (nbytes, mtime_ns):
-                return None
-            texts = json.loads(saved["texts"].tobytes())
-            arrays = (saved["keys"], saved["samples"], saved["members"])
-            names = tuple(texts["extensions"])
-            index = TarIndex(tar_nbytes, tar_mtime_ns, *arrays, names, left_out, texts["first_left_out"])
-            return index if _is_sound(index) else None
-    except _DAMAGE:
+    found = saved.read(place, saved.INDEX, _VERSION)
+    if found is None:
         return None
+    try:
+        numbers, (keys, samples, members, texts) = found
+        arrays = [keys, *(part.view("<i8").reshape(3, -1) for part in (samples, members))]
+        return _checked(numbers, arrays, json.loads(texts.tobytes()), nbytes, mtime_ns)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _load_old(place: Path, nbytes: int, mtime_ns: int) -> TarIndex | None:
+    """Load an index that an early version saved."""
+    found = read_old(place)
+    return None if found is None else _checked(*found, nbytes, mtime_ns)
+
+
+def _checked(
+    numbers: list[int], arrays: list[npt.NDArray[Any]], texts: Any, nbytes: int, mtime_ns: int
+) -> TarIndex | None:
+    """Return an index of what was read, if it is sound and of a tar of that size and time."""
+    if len(numbers) != 3 or numbers[:2] != [nbytes, mtime_ns]:
+        return None
+    try:
+        names, first_left_out = tuple(map(str, texts["extensions"])), str(texts["first_left_out"])
+    except (TypeError, LookupError):
+        return None
+    keys, samples, members = arrays
+    index = TarIndex(nbytes, mtime_ns, keys, samples, members, names, numbers[2], first_left_out)
+    return index if _is_sound(index) else None
 
 
 def _is_sound(index: TarIndex) -> bool:
@@ -240,10 +232,19 @@ def _is_sound(index: TarIndex) -> bool:
 class ShardIndex:
     """The samples of consecutive shards (S samples, M members), compact enough for millions of them.
 
-    shard: [S], number of the shard, from 0. keys: uint8, joined; sample s has keys[key_ends[s]:key_ends[s +
-    1]], key_ends being int64 [S + 1]. member_ends: int64 [S + 1], likewise for the members. image: [S], which
-    of its members is the sample's image, from 0. extension: [M], an index into extensions. offset, nbytes:
-    [M], position and length in the tar. Without a dtype here: the smallest unsigned type for the values.
+    Arrays without a type here have the smallest unsigned type for their values.
+
+    Attributes:
+        shard: [S], number of the shard, from 0.
+        keys: uint8, all keys joined; sample s has ``keys[key_ends[s]:key_ends[s + 1]]``.
+        key_ends: int64 [S + 1].
+        member_ends: int64 [S + 1]; sample s has the members from ``member_ends[s]`` to ``member_ends[s +
+            1]``.
+        image: [S], which of its members is the sample's image, from 0.
+        extensions: Extensions of the members, each once.
+        extension: [M], an index into ``extensions``.
+        offset: [M], position in the tar.
+        nbytes: [M], bytes in the tar.
     """
 
     shard: Ints
@@ -313,9 +314,13 @@ class ShardIndex:
 
     @classmethod
     def join(cls, parts: Iterable[ShardIndex], shards: int) -> ShardIndex:
-        """Join the indexes of consecutive groups of shards. shards: their total, to estimate the memory.
+        """Join the indexes of consecutive groups of shards.
 
         Each part is copied to its final position as it arrives: collecting all first doubles the memory.
+
+        Args:
+            parts: The indexes, in order.
+            shards: Number of all shards, to estimate the memory.
         """
         codes: dict[str, int] = {}
         columns = {field.name: _Column() for field in fields(cls) if field.name != "extensions"}

@@ -7,59 +7,27 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import numpy.typing as npt
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import ShardError, warn
 from .index import Int64
+from .source import Source, missing, plain, where_of
 
-LONGEST = 64
-"""Largest size of a label, in bytes."""
 _LONGEST_JSON = 1 << 20
-_INTEGER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _LIMIT = 1 << 63
 # Errors of the user's function that unexpected data may cause; its other errors pass unchanged.
-_BROKEN = (
+DATA_ERRORS = (
     *(ValueError, LookupError, TypeError, ArithmeticError, AttributeError, AssertionError, RuntimeError),
     *(OSError, EOFError, struct.error, zlib.error),
 )
 
 Target = str | Sequence[str] | None
 Decode = Callable[[str, dict[str, bytes]], Any]
-
-
-class Samples(Protocol):
-    """Samples numbered 0..len-1, as in ``Shards`` and ``UnlabelledImages``."""
-
-    def __len__(self) -> int: ...
-
-    def images(self, ids: npt.ArrayLike) -> list[Tensor]:
-        """Return the encoded images of samples ids: uint8 ``[n]`` each."""
-
-    def labels(self, ids: npt.ArrayLike, extension: str = "cls") -> Tensor:
-        """Read the integers in the samples' members of that extension: int64 ``[B]``."""
-
-    def member(self, id: int, extension: str) -> bytes | None:
-        """Read the sample's member of that extension; None if it has none."""
-
-    def extensions(self, id: int) -> list[str]:
-        """Extensions of the sample's members."""
-
-    def key(self, id: int) -> str:
-        """Key of the sample."""
-
-    def shard(self, id: int) -> Path | str:
-        """Path or URL of the shard with the sample."""
-
-
-def where_of(samples: Samples, id: int) -> str:
-    """Format shard and key of a sample, for messages."""
-    return f"shard {samples.shard(id)}, key {samples.key(id)!r}"
 
 
 def check_target(target: Target) -> None:
@@ -98,104 +66,61 @@ def check_classes(then: Sequence[str], now: Sequence[str]) -> None:
     )
 
 
-def read_labels(samples: Samples, ids: Int64, target: Target) -> Tensor:
+def read_labels(source: Source, ids: Int64, target: Target) -> Tensor:
     """Read the labels of samples ids [B]: int64 [B], -1 without a target, [B, n] for a list of n targets.
 
     Raises ShardError, with shard, key and member, for a label that is missing or not a 64-bit integer.
     """
     if target is None:
         return torch.full((len(ids),), -1, device="cpu")
-    document = functools.cache(functools.partial(_document, samples))
+    documents = functools.cache(functools.partial(_documents, source, tuple(ids.tolist())))
     if isinstance(target, str):
-        return _column(samples, ids, target, document)
-    return torch.stack([_column(samples, ids, name, document) for name in target], dim=1)
+        return _column(source, ids, target, documents)
+    return torch.stack([_column(source, ids, name, documents) for name in target], dim=1)
 
 
-def integers(samples: Samples, ids: Iterable[int], extension: str, texts: Iterable[bytes | None]) -> Tensor:
-    """Parse the texts of samples' members of that extension, None for a missing one: int64 [B].
-
-    Raises ShardError, with shard and key, for a member that is missing or not a 64-bit integer.
-    """
-    labels = []
-    for id, text in zip(ids, texts, strict=True):
-        if text is None:
-            raise missing(samples, id, extension)
-        if not is_label(text):
-            raise ShardError(
-                f"{where_of(samples, id)}: member {plain(extension)!r} is {shown(text)}, not a 64-bit "
-                "integer. A label is an integer in ASCII digits, such as 7."
-            )
-        labels.append(int(text))
-    return torch.tensor(labels, dtype=torch.int64, device="cpu")
-
-
-def is_label(text: bytes) -> bool:
-    """Check that a label is a 64-bit integer in ASCII digits."""
-    # Nearly all labels pass the first test, in a third of the time.
-    return (len(text) < 19 and text.isdigit()) or (
-        len(text) <= LONGEST and _INTEGER.fullmatch(text) is not None and -_LIMIT <= int(text) < _LIMIT
-    )
-
-
-def shown(text: bytes) -> str:
-    """Format the content of a label, for messages."""
-    return repr(text[:32].decode("utf-8", "replace") + ("..." if len(text) > 32 else ""))
-
-
-_LABEL = (
-    "Write its label as KEY.cls; or give Split(target=...) the extension of the member with the label, or "
-    "None if there are no labels."
-)
-
-
-def missing(samples: Samples, id: int, extension: str, remedy: str = _LABEL) -> ShardError:
-    """Return the error for a sample without that member."""
-    name, found = plain(extension), samples.extensions(id)
-    return ShardError(f"{where_of(samples, id)} has no member {name!r}, only {found}. {remedy}")
-
-
-def plain(extension: str) -> str:
-    """Normalise an extension: lowercase, without the dot."""
-    return extension.removeprefix(".").lower()
-
-
-def read_extra(samples: Samples, ids: Int64, members: tuple[str, ...], decode: Decode | None) -> list[Any]:
+def read_extra(source: Source, ids: Int64, members: tuple[str, ...], decode: Decode | None) -> list[Any]:
     """Return decode(key, {extension: bytes}) of the members of each sample; without decode, that dict.
 
     Members whose name ends in "?" may be missing. Raises ShardError, with shard and key, for any other
     missing member, and if decode fails on its data.
     """
     names = [name.removesuffix("?") for name in members]
+    columns = [source.members(ids, plain(name)) for name in names]
     extras: list[Any] = []
-    for id in ids.tolist():
-        contents = ((name, samples.member(id, name)) for name in names)
-        found = {name: content for name, content in contents if content is not None}
+    for id, key, contents in zip(ids.tolist(), source.keys(ids), zip(*columns, strict=True), strict=True):
+        found = {name: content for name, content in zip(names, contents, strict=True) if content is not None}
         if lost := [name for name in names if name not in found and name in members]:
             remedy = f"Correct members=, or give {lost[0] + '?'!r} if some samples have none."
-            raise missing(samples, id, lost[0], remedy)
+            raise missing(source, id, lost[0], remedy)
         try:
-            extras.append(found if decode is None else decode(samples.key(id), found))
-        except _BROKEN as error:
+            extras.append(found if decode is None else decode(key, found))
+        except DATA_ERRORS as error:
             raise ShardError(
-                f"{where_of(samples, id)}: decode={decode!r} failed on the members {sorted(found)}: "
+                f"{where_of(source, id)}: decode={decode!r} failed on the members {sorted(found)}: "
                 f"{type(error).__name__}: {error}"
             ) from error
     return extras
 
 
-def _column(samples: Samples, ids: Int64, target: str, document: Callable[[int, str], Any]) -> Tensor:
+def _column(source: Source, ids: Int64, target: str, documents: Callable[[str], list[Any]]) -> Tensor:
     extension, _, field = target.partition(":")
     if not field:
-        return samples.labels(ids, extension)
-    values = [_field(samples, id, extension, document(id, extension), field) for id in ids.tolist()]
+        return source.labels(ids, extension)
+    pairs = zip(ids.tolist(), documents(extension), strict=True)
+    values = [_field(source, id, extension, document, field) for id, document in pairs]
     return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
-def _document(samples: Samples, id: int, extension: str) -> Any:
-    text = samples.member(id, extension)
+def _documents(source: Source, ids: tuple[int, ...], extension: str) -> list[Any]:
+    texts = source.members(np.array(ids, np.int64), plain(extension))
+    return [_document(source, id, extension, text) for id, text in zip(ids, texts, strict=True)]
+
+
+def _document(source: Source, id: int, extension: str, text: bytes | None) -> Any:
     if text is None:
-        raise missing(samples, id, extension)
-    where = f"{where_of(samples, id)}: member {extension!r}"
+        raise missing(source, id, extension)
+    where = f"{where_of(source, id)}: member {extension!r}"
     if len(text) > _LONGEST_JSON:
         raise ShardError(
             f"{where} has {len(text)} bytes, and labels are read from members of up to {_LONGEST_JSON}"
@@ -208,7 +133,7 @@ def _document(samples: Samples, id: int, extension: str) -> Any:
         raise ShardError(f"{where} is not JSON: {error}") from error
 
 
-def _field(samples: Samples, id: int, extension: str, document: Any, field: str) -> int:
+def _field(source: Source, id: int, extension: str, document: Any, field: str) -> int:
     value = document
     for name in field.split("."):
         if isinstance(value, dict) and name in value:
@@ -218,13 +143,13 @@ def _field(samples: Samples, id: int, extension: str, document: Any, field: str)
         else:
             found = f"fields {list(value)[:8]}" if isinstance(value, dict) else f"a {type(value).__name__}"
             raise ShardError(
-                f"{where_of(samples, id)}: member {extension!r} has no field {field!r}: "
+                f"{where_of(source, id)}: member {extension!r} has no field {field!r}: "
                 f"at {name!r} it has {found}"
             )
     if not isinstance(value, int) or isinstance(value, bool) or not -_LIMIT <= value < _LIMIT:
         found = json.dumps(value, ensure_ascii=False)
         raise ShardError(
-            f"{where_of(samples, id)}: field {field!r} of member {extension!r} is "
+            f"{where_of(source, id)}: field {field!r} of member {extension!r} is "
             f"{found if len(found) <= 32 else found[:32] + '...'}, not a 64-bit integer"
         )
     return value

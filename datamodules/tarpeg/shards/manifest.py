@@ -17,7 +17,6 @@ from msgspec import Meta
 from ..errors import CacheError
 from ..files import read_regular, write_json
 
-CLASSES = "classes.json"  # beside shards that were written from a folder: numbers of the classes by name
 MANIFEST, BUILDING = "manifest.json", ".building"  # in a finished cache; in an unfinished one
 FORMAT, VERSION = "tarpeg-cache", 2
 # Of caches whose images a reader of an earlier version cannot decode; all others have version 1.
@@ -44,10 +43,20 @@ class Finding(NamedTuple):
 class ShardEntry:
     """One shard of a cache: DEST/NAME, with NAME ending in .tar.
 
-    bytes: of the tar. fingerprint: of its source samples and the codec. source_bytes: of a tar of the source
-    samples. tiles: number of images by tile width in pixels; untiled: number of images without tiles by
-    reason; together they are samples, at least one: a shard whose samples are all in quarantine has neither
-    files nor an entry. findings: samples of the shard that may be a mistake of the source, by kind.
+    ``tiles`` and ``untiled`` together are ``samples``, at least one: a shard whose samples are all in
+    quarantine has neither files nor an entry.
+
+    Attributes:
+        name: Name of the tar.
+        samples: Number of samples.
+        bytes: Bytes of the tar.
+        sha256: Checksum of the tar.
+        idx_sha256: Checksum of its index.
+        fingerprint: Hash of its source samples and the codec.
+        source_bytes: Bytes of a tar of the source samples.
+        tiles: Number of images by width of tile in pixels.
+        untiled: Number of images without tiles, by reason.
+        findings: Samples of the shard that may be a mistake of the source, by kind.
     """
 
     name: TarName
@@ -64,7 +73,14 @@ class ShardEntry:
 
 @dataclass(frozen=True)
 class Quarantined:
-    """A sample that was left out: its source shard, key and reason. part: the cache's shard that lacks it."""
+    """A sample that was left out.
+
+    Attributes:
+        shard: Shard of the source.
+        key: Key of the sample.
+        reason: Why it was left out.
+        part: Shard of the cache that lacks it.
+    """
 
     shard: str
     key: str
@@ -83,10 +99,20 @@ class CodecEntry(TypedDict):
 class Manifest:
     """A finished cache. Its content does not depend on when, where or by how many processes it was built.
 
-    tarpeg: the version that wrote it. fingerprint: of the source's listing and all parameters. source: as
-    given to the builder. layout: distribution of the samples over shards. samples, bytes, tiles, untiled:
-    sums over the shards, which are in the order of the samples. classes: their names by label, if the source
-    was shards beside which names were stored; those of a folder are in `source`.
+    Attributes:
+        tarpeg: Version that wrote it.
+        fingerprint: Hash of the source's listing and all parameters.
+        source: Source as given to the builder.
+        codec: Name and parameters of the codec.
+        layout: Distribution of the samples over the shards.
+        samples: Number of samples.
+        bytes: Bytes of the shards.
+        shards: The shards, in the order of the samples.
+        quarantine: Samples that were left out.
+        tiles: Sum over the shards.
+        untiled: Sum over the shards.
+        classes: Names of the classes by label, if the source was shards with stored names; those of a folder
+            are in ``source``.
     """
 
     tarpeg: str
@@ -147,28 +173,6 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest | None:
             f"{content.get('tarpeg')!r} wrote it. Update tarpeg, or {_rebuild(path)}."
         )
     return _decoded(content, path)
-
-
-def stored_classes(folder: Path) -> list[str] | None:
-    """Names of the classes by label, of a cache or of shards written from a folder; None if unknown.
-
-    Raises CacheError as read_manifest().
-    """
-    manifest = read_manifest(folder)
-    if manifest is not None:
-        (source, *_) = [*manifest.source, None]
-        return manifest.classes or _in_order(source.get("classes") if isinstance(source, dict) else None)
-    try:
-        return _in_order(json.loads(read_regular(folder / CLASSES)))
-    except (OSError, ValueError, RecursionError):
-        return None
-
-
-def _in_order(numbers: object) -> list[str] | None:
-    """Return the names of a mapping from names to 0, 1, ... in that order; None for anything else."""
-    if not isinstance(numbers, dict) or list(numbers.values()) != list(range(len(numbers))):
-        return None
-    return list(numbers)
 
 
 def entries(folder: Path) -> dict[str, ShardEntry] | None:

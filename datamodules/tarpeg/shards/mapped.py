@@ -5,7 +5,11 @@ Shards of a cache are opened by its manifest and their .idx files, all others by
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import hashlib
+import mmap
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,9 +23,11 @@ import torch
 from ..errors import CacheError, ShardError, warn
 from ..files import read_regular
 from ..progress import progress
+from .classes import classes_beside
 from .index import Int64, ShardIndex, build, load_or_build, rebuild
-from .labels import LONGEST, integers, missing, plain
 from .manifest import MANIFEST, ShardEntry, entries
+from .sizes import Sizes, load_or_read
+from .source import LONGEST, Source, digest, integers, missing, plain
 from .tar import header_end, is_member
 from .wds_index import index_path, parse
 
@@ -31,12 +37,13 @@ if TYPE_CHECKING:
 # Indexes of a cache that are parsed together, some 100 kB each, and the most threads that parse: numpy is
 # fastest with arrays of that length, and the arrays of all threads add up to the peak memory.
 _TOGETHER, _PARSERS = 8, 4
+_READERS = 8  # threads that read the headers of images
 _CHUNK = 1 << 16  # samples searched at once: for millions, temporary arrays would take too much memory
 
 _Map = tuple[torch.Tensor, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]  # a tar's bytes, twice, and torn
 
 
-class Shards:
+class Shards(Source):
     """The samples of local tars, numbered 0..len-1 in the order of the shards.
 
     Tars are indexed once (see ``index``) and mapped when first used; images are views on the map. Pickles
@@ -46,12 +53,18 @@ class Shards:
     """
 
     def __init__(self, paths: Sequence[Path], *, threads: int = 8) -> None:
-        """Index the tars at paths. threads: tars indexed at the same time, which hides disk latency."""
+        """Index the tars.
+
+        Args:
+            paths: The tars.
+            threads: Tars indexed at the same time, which hides the latency of the disk.
+        """
         if not paths:
             raise ShardError("paths=[] has no shards. Give at least one tar.")
         # Absolute, because the working directory may have changed when a tar is mapped.
         self._paths = [Path(path).absolute() for path in paths]
         self._stats: list[tuple[int, int]] = []
+        self._contents: list[str] = []
         self._index = ShardIndex.join(self._opened(threads), len(self._paths))
         self._header_ends = [header_end(extension) for extension in self._index.extensions]
         self._header_text = np.frombuffer(b"".join(self._header_ends), np.uint8)
@@ -59,6 +72,8 @@ class Shards:
         self._maps: dict[int, _Map]
         self._addresses: Int64  # of the maps; 0 for a tar that is not mapped
         self._columns: dict[str, npt.NDArray[np.int32]]
+        self._sizes: Sizes  # of all images, of the shards that were asked for
+        self._sized: set[int]
         self._files: Files | None
         self.__dict__ |= self._unmapped()
         self._walked: set[int] = set()  # shards whose index was compared with all headers
@@ -69,6 +84,7 @@ class Shards:
                 if opened.warning:
                     warn(opened.warning)
                 self._stats += opened.stats
+                self._contents += opened.contents
                 yield opened.index
                 show(len(self._stats))
 
@@ -76,7 +92,12 @@ class Shards:
         return len(self._index)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, **self._unmapped()}
+        own = self._unmapped().keys()
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__ |= state
+        self.__dict__ |= self._unmapped()
 
     def _unmapped(self) -> dict[str, Any]:
         """Return the fields that belong to one process, empty."""
@@ -84,14 +105,22 @@ class Shards:
             "_maps": {},
             "_addresses": np.zeros(len(self._paths), np.int64),
             "_columns": {},
+            "_sizes": np.zeros((len(self._index), 2), np.int32),
+            "_sized": set(),
             "_files": None,
         }
 
     def images(self, ids: npt.ArrayLike, *, check: bool = True) -> list[torch.Tensor]:
         """Return the encoded images of samples ids [B]: uint8 [n] each, views on the map (never write).
 
-        A member of 0 bytes gives an empty tensor. check: compare key and size with the headers in the tar,
-        which reads them. Raises IndexError for an id outside 0..len-1.
+        A member of 0 bytes gives an empty tensor.
+
+        Args:
+            ids: Sample ids [B].
+            check: Compare key and size with the headers in the tar, which reads them.
+
+        Raises:
+            IndexError: For an id outside 0..len-1.
         """
         rows = self._checked(ids)
         members = self._index.member_ends[rows] + self._index.image[rows]
@@ -119,31 +148,63 @@ class Shards:
         texts = (view[: LONGEST + 1].tobytes() for view in self._views(places, 1))
         return integers(self, rows.tolist(), extension, texts)
 
-    def member(self, id: int, extension: str) -> bytes | None:
-        """Read the sample's member of that extension; None if it has none."""
-        rows = self._checked([id])
+    def members(self, ids: npt.ArrayLike, extension: str) -> list[bytes | None]:
+        """Read the members of samples ids [B] of that extension; None for samples without."""
+        rows = self._checked(ids)
         members = self._members(rows, extension)
-        if members[0] < 0:
-            return None
-        places = self._places(rows, members)
-        self._compare(rows, members, places)
-        content: bytes = next(self._views(places, 1)).tobytes()
-        return content
+        found = members >= 0
+        places = self._places(rows[found], members[found])
+        self._compare(rows[found], members[found], places)
+        views = self._views(places, 1)
+        return [next(views).tobytes() if is_there else None for is_there in found.tolist()]
 
     def extensions(self, id: int) -> list[str]:
         """Extensions of the sample's members, lowercase, without the dot, in the tar's order."""
         (row,) = self._checked([id]).tolist()
         return [extension for extension, _, _ in self._index.members(row)]
 
-    def key(self, id: int) -> str:
-        """Key of the sample, with its folders."""
-        (row,) = self._checked([id]).tolist()
-        return self._index.key(row)
+    def keys(self, ids: npt.ArrayLike) -> list[str]:
+        """Keys of samples ids [B], with their folders."""
+        return [self._index.key(row) for row in self._checked(ids).tolist()]
 
     def shard(self, id: int) -> Path:
         """Absolute path of the tar with the sample."""
         (row,) = self._checked([id]).tolist()
         return self._paths[int(self._index.shard[row])]
+
+    def sizes(self, ids: npt.ArrayLike) -> Sizes:
+        """Return (height, width), upright, of the images of samples ids [B]: int32 [B, 2]; (0, 0): unknown.
+
+        Headers are read once per shard and the sizes saved beside it, or in the user's cache directory.
+        """
+        rows = self._checked(ids)
+        unread = list({*np.unique(self._index.shard[rows]).tolist()} - self._sized)
+        if unread:
+            # The headers of images are far apart: several threads hide the latency of the disk.
+            with ThreadPoolExecutor(_READERS) as threads:
+                for shard, sizes in zip(unread, threads.map(self._sizes_of, unread), strict=True):
+                    self._sizes[self._rows_of(shard)] = sizes
+                    self._sized.add(shard)
+        return self._sizes[rows]
+
+    def classes(self) -> list[str] | None:
+        """Names of the classes by label, as stored beside the shards; None if unknown, or if they differ."""
+        return classes_beside(self._paths)
+
+    def identity(self) -> str:
+        """Return a hash of the shards in their order: names, and sizes or, in a cache, checksums."""
+        return digest(self._contents)
+
+    def will_need(self, ids: npt.ArrayLike) -> None:
+        """Ask the system to read the images of samples ids [B], and return at once. Raises ShardError."""
+        advise = ctypes.CDLL(None, use_errno=True).madvise
+        advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        for view in self.images(ids, check=False):
+            start = view.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+            nbytes = view.data_ptr() + view.numel() - start
+            if nbytes and advise(start, nbytes, mmap.MADV_WILLNEED) and ctypes.get_errno() != errno.EAGAIN:
+                reason = os.strerror(ctypes.get_errno())
+                raise ShardError(f"reading ahead failed: {reason}. Set readahead=0 to turn it off.")
 
     def check_unchanged(self, ids: npt.ArrayLike) -> None:
         """Raise ShardError if a tar with one of these samples has changed. Call it after they were read.
@@ -181,6 +242,22 @@ class Shards:
     def total_bytes(self) -> int:
         """Size of all tars together."""
         return sum(nbytes for nbytes, _ in self._stats)
+
+    def _rows_of(self, shard: int) -> slice:
+        """Return the samples of a shard, which are consecutive."""
+        start, stop = np.searchsorted(self._index.shard, (shard, shard + 1)).tolist()
+        return slice(start, stop)
+
+    def _sizes_of(self, shard: int) -> Sizes:
+        rows = self._rows_of(shard)
+
+        def read() -> Sizes:
+            ids = np.arange(rows.start, rows.stop)
+            sizes = Source.sizes(self, ids)
+            self.check_unchanged(ids)
+            return sizes
+
+        return load_or_read(self._paths[shard], self._stats[shard], self._index, rows, read)
 
     def _checked(self, ids: npt.ArrayLike) -> Int64:
         rows = np.asarray(ids)
@@ -297,10 +374,18 @@ class Shards:
 
 @dataclass(frozen=True)
 class _Opened:
-    """Consecutive shards. stats: size (bytes) and mtime (ns) of each tar; warning: about samples left out."""
+    """Consecutive shards.
+
+    Attributes:
+        index: Their samples.
+        stats: Size (bytes) and time of modification (ns) of each tar.
+        contents: Text for ``identity()``.
+        warning: Warning about samples that were left out.
+    """
 
     index: ShardIndex
     stats: list[tuple[int, int]]
+    contents: list[str]
     warning: str = ""
 
 
@@ -335,7 +420,8 @@ def _open(group: list[tuple[Path, ShardEntry | None]]) -> _Opened:
         f"shard {path}: {index.left_out} samples have no image and are left out, "
         f"the first is key {index.first_left_out!r}"
     )
-    return _Opened(ShardIndex.of(index), [(index.tar_nbytes, index.tar_mtime_ns)], warning or "")
+    contents = [f"{path.name} {index.tar_nbytes} {index.samples.shape[1]}"]
+    return _Opened(ShardIndex.of(index), [(index.tar_nbytes, index.tar_mtime_ns)], contents, warning or "")
 
 
 def _open_cached(paths: Sequence[Path], listed: Sequence[ShardEntry]) -> _Opened:
@@ -368,4 +454,4 @@ def _open_cached(paths: Sequence[Path], listed: Sequence[ShardEntry]) -> _Opened
             raise CacheError(
                 f"{place} has {samples} samples, but {entry.samples} in {MANIFEST}. Run the build again."
             )
-    return _Opened(index, stats)
+    return _Opened(index, stats, [f"{entry.name} {entry.sha256}" for entry in listed])

@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import lzma
 import random
-import shutil
 import subprocess
 import tarfile
 import zlib
@@ -21,23 +20,11 @@ import torch
 from ..errors import ShardError
 from ..sampling import rng
 from .index import Int64
-from .labels import integers, plain
-from .paths import (
-    HTTP,
-    Source,
-    expand,
-    expand_braces,
-    expand_url,
-    failures,
-    is_url,
-    parts_of,
-    public_url,
-    reason_of,
-    refuse_twice,
-    requested_status,
-)
+from .paths import Paths, expand, expand_braces, parts_of, refuse_twice
 from .pillow import image_extension
+from .source import Source, plain
 from .tar import streamed_members
+from .urls import HTTP, expand_url, failures, is_url, open_stream, public_url, reason_of, requested_status
 
 _HTTP_ERROR = 22  # curl's status for an answer of the server that is an error, without its number
 _CURL = {6: "the host was not found", 7: "no connection", 18: "the transfer ended early", 28: "a timeout"}
@@ -52,10 +39,6 @@ _BROKEN = (
 class Streaming:
     """Read shards as streams, without an index: URLs, ``pipe:`` commands, or local files.
 
-    ``samples``: samples per epoch, over all ranks; an epoch then has a length, and reads the shards again if
-    they have fewer. Several ranks need it, because their shards have different numbers of samples. Without
-    it, an epoch is one pass over all shards. ``buffer``: samples in the shuffle buffer of each process.
-
     The guarantees are weaker than with an index:
 
     - Each rank and each worker process reads different shards, so there must be as many shards; order and
@@ -69,6 +52,19 @@ class Streaming:
       ``samples``, the whole epoch.
     - A broken image is replaced by another of the same batch.
     - There is no ``subset`` and there are no ``weights``.
+
+    Args:
+        samples: Samples per epoch, over all ranks. An epoch then has a length, and reads the shards again if
+            they have fewer. Several ranks need it, because their shards have different numbers of samples.
+            Without it, an epoch is one pass over all shards.
+        buffer: Samples in the shuffle buffer of each process.
+
+    Example:
+        >>> streaming = tarpeg.Streaming(samples=64, buffer=16)
+        >>> split = tarpeg.Split(shards, tarpeg.RandomCrop(96), streaming=streaming)
+        >>> data = tarpeg.ShardDataModule(train=split, batch_size=8, workers=0)
+        >>> len([batch for batch in data.train_dataloader()])  # 32 samples, twice
+        8
     """
 
     samples: int | None = None
@@ -81,7 +77,7 @@ class Streaming:
                 raise ValueError(f"{name}={value!r} of Streaming must be an integer of at least 1")
 
 
-def expand_urls(source: Source) -> tuple[str, ...]:
+def expand_urls(source: Paths) -> tuple[str, ...]:
     """Expand a source to URLs, with braces as in bash, and absolute paths of local shards.
 
     fsspec finds the matches of a URL that is a glob, and the *.tar of one that ends in a slash. Raises
@@ -101,7 +97,7 @@ def expand_urls(source: Source) -> tuple[str, ...]:
     return tuple(names)
 
 
-class StreamedSamples:
+class StreamedSamples(Source):
     """Samples in memory, in webdataset's form; numbered by hashes of their URLs and positions there."""
 
     def __init__(self, samples: Sequence[dict[str, Any]]) -> None:
@@ -118,23 +114,17 @@ class StreamedSamples:
         contents = [sample[image_extension(sample)] for sample in samples]
         return [torch.from_numpy(np.frombuffer(content, np.uint8).copy()) for content in contents]
 
-    def labels(self, ids: npt.ArrayLike, extension: str = "cls") -> torch.Tensor:
-        """Read the labels of samples ids [B]: int64 [B]. ShardError as Shards.labels."""
-        rows = np.asarray(ids).tolist()
-        return integers(self, rows, extension, (self.member(id, extension) for id in rows))
-
-    def member(self, id: int, extension: str) -> bytes | None:
-        """Return the sample's member of that extension; None if it has none."""
-        content: bytes | None = self._samples[id].get(plain(extension))
-        return content
+    def members(self, ids: npt.ArrayLike, extension: str) -> list[bytes | None]:
+        """Return the samples' members of that extension; None for samples without."""
+        return [self._samples[id].get(plain(extension)) for id in np.asarray(ids).tolist()]
 
     def extensions(self, id: int) -> list[str]:
         """Extensions of the sample's members."""
         return [name for name in self._samples[id] if not name.startswith("__")]
 
-    def key(self, id: int) -> str:
-        """Key of the sample."""
-        return str(self._samples[id]["__key__"])
+    def keys(self, ids: npt.ArrayLike) -> list[str]:
+        """Keys of samples ids [B]."""
+        return [str(self._samples[id]["__key__"]) for id in np.asarray(ids).tolist()]
 
     def shard(self, id: int) -> str:
         """URL of the shard with the sample."""
@@ -142,7 +132,7 @@ class StreamedSamples:
 
 
 class StreamRequest(NamedTuple):
-    """A ``Request`` with its samples. notes: warnings about the shards read for it."""
+    """A ``Request`` with its samples, and ``notes``, warnings about the shards that were read for it."""
 
     epoch: int
     ids: Int64
@@ -250,7 +240,7 @@ class _Opener:
         from webdataset.gopen import Pipe
 
         for self.url in urls:
-            self.stream = stream = _open(self.url)
+            self.stream = stream = open_stream(self.url)
             try:
                 yield self.url, stream
                 # Read to the end: a command fails if it cannot write its last bytes (tars are padded), and
@@ -291,19 +281,6 @@ class _Opener:
             return int(process.wait(timeout=1))
         except subprocess.TimeoutExpired:
             return 0
-
-
-def _open(url: str) -> Any:
-    """Open a URL by webdataset's commands (curl, gsutil, pipe:), else by fsspec; a path as a file."""
-    from webdataset.gopen import gopen, gopen_schemes
-
-    scheme = url.partition(":")[0].lower() if is_url(url) else ""
-    is_supported = scheme in ("", "file") or scheme in gopen_schemes
-    if is_supported and not (scheme in ("http", "https") and shutil.which("curl") is None):
-        return gopen(url)
-    import fsspec
-
-    return fsspec.open(url, "rb").open()
 
 
 def _placed(samples: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:

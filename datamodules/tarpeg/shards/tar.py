@@ -120,9 +120,16 @@ def header_end(extension: str) -> bytes:
 
 
 def is_member(tar: bytes | memoryview, offset: int, nbytes: int, key: bytes, end: bytes) -> bool:
-    """Check by its headers that the data at offset is the member KEY.EXTENSION. end: its header_end.
+    """Check by its headers that the data at an offset is the member KEY.EXTENSION.
 
     False also for a good member with more than 1 MB of extended headers.
+
+    Args:
+        tar: The file.
+        offset: Place of the member's data.
+        nbytes: Size of the member.
+        key: Key of the sample.
+        end: ``header_end`` of the member.
     """
     header = bytes(tar[max(0, offset - _BLOCK) : offset])
     try:

@@ -65,8 +65,13 @@ def _quoted(text: str) -> str:
 def parse(texts: Sequence[bytes], paths: Sequence[Path], tar_nbytes: Sequence[int]) -> ShardIndex:
     """Parse the indexes of consecutive shards together: numpy is fastest with arrays of 1 to 2 MB.
 
-    paths: origin of each text, for messages; tar_nbytes: sizes of the tars, which bound all members. Raises
-    CacheError, with path and line, for any other text and for a sample without an image.
+    Args:
+        texts: The indexes.
+        paths: Path of each, for messages.
+        tar_nbytes: Sizes of the tars, which bound all members.
+
+    Raises:
+        CacheError: With path and line, for any other text and for a sample without an image.
     """
     counts, bodies = [], []
     for text, path in zip(texts, paths, strict=True):

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/simd.h"
-#include "batch/augment_rows.h"
+#include "batch/engine.h"
 #include "batch/programs.h"
 #include "batch/warp_rows.h"
 #include "image/decode.h"
@@ -226,50 +226,36 @@ Bytes warp_affine(const std::vector<Value>& a) {
   return out;
 }
 
-Bytes augment_batch(const std::vector<Value>& a) {
-  Bytes out(a[7].bytes.size());
-  AugmentBatch batch{};
-  AugmentJob& job = batch.job;
+Bytes run_batch(const std::vector<Value>& a) {
+  const Value &ops = a[1], &numbers = a[6], &boxes = a[8], &mask = a[9], &target = a[12];
+  Bytes out(target.bytes.size());
+  BatchJob job{};
   job.from = a[0].layout();
-  job.to = a[7].layout();
+  job.to = target.layout();
   job.images = a[0].bytes.data();
-  job.numbers = a[1].data<double>();
-  job.parts = a[2].integer();
-  job.boxes = a[3].data<int32_t>();
-  if (job.boxes) job.box_count = a[3].sizes[1], job.box_columns = a[3].sizes[2];
-  job.mask = a[4].data<uint8_t>();
-  if (job.mask) job.mask_height = a[4].sizes[1], job.mask_width = a[4].sizes[2];
-  for (int i = 0; i < 3; ++i) {
-    job.fill[i] = static_cast<float>(a[5].numbers[i]);
-    job.how.scale[i] = static_cast<float>(a[5].numbers[3 + i]);
-    job.how.shift[i] = static_cast<float>(a[5].numbers[6 + i]);
-  }
-  job.type = a[7].type;
+  job.type = target.type;
   job.out = out.data();
-  for (int64_t i = 0; i < job.to.count; ++i) {
-    batch.plans.push_back(plan_of(job.numbers + i * kColumns, job.parts, job.from.width));
-    const bool is_done = (batch.plans[i].parts & kContrast) != 0 && make_with_mean(&batch, i);
-    if (!is_done) make_rows(batch, i, 0, job.to.height);
+  Programs& programs = job.programs;
+  programs.ops = ops.data<int32_t>();
+  programs.values = a[2].data<float>();
+  programs.weights = a[3].data<float>();
+  if (!ops.sizes.empty()) programs.chains = ops.sizes[1], programs.length = ops.sizes[2];
+  programs.nearest = a[4].number != 0;
+  programs.has_fill = a[5].number != 0;
+  for (size_t i = 0; i < a[5].numbers.size(); ++i) programs.fill[i] = static_cast<float>(a[5].numbers[i]);
+  FinalPass& pass = job.pass;
+  pass.numbers = numbers.data<double>();
+  pass.parts = a[7].integer();
+  pass.boxes = boxes.data<int32_t>();
+  if (pass.boxes) pass.box_count = boxes.sizes[1], pass.box_columns = boxes.sizes[2];
+  pass.mask = mask.data<uint8_t>();
+  if (pass.mask) pass.mask_height = mask.sizes[1], pass.mask_width = mask.sizes[2];
+  for (size_t i = 0; i < a[10].numbers.size() / 3; ++i) {
+    pass.fill[i] = static_cast<float>(a[10].numbers[i]);
+    pass.how.scale[i] = static_cast<float>(a[10].numbers[3 + i]);
+    pass.how.shift[i] = static_cast<float>(a[10].numbers[6 + i]);
   }
-  return out;
-}
-
-Bytes run_programs(const std::vector<Value>& a) {
-  Bytes out(a[7].bytes.size());
-  ProgramJob job{};
-  job.from = a[0].layout();
-  job.to = a[7].layout();
-  job.images = a[0].bytes.data();
-  job.ops = a[1].data<int32_t>();
-  job.values = a[2].data<float>();
-  job.weights = a[3].data<float>();
-  job.chains = a[1].sizes[1];
-  job.length = a[1].sizes[2];
-  job.nearest = a[4].number != 0;
-  job.has_fill = a[5].number != 0;
-  for (size_t i = 0; i < a[5].numbers.size(); ++i) job.fill[i] = static_cast<float>(a[5].numbers[i]);
-  job.out = out.data();
-  for (int64_t i = 0; i < job.to.count; ++i) run_program(job, i);
+  for (int64_t piece = 0; piece < pieces_of(job); ++piece) run_piece(job, piece);
   return out;
 }
 
@@ -284,8 +270,7 @@ constexpr Operator kOperators[] = {{"decode_batch", decode_batch},
                                    {"pack_jpeg", pack},
                                    {"unpack_jpeg", unpack},
                                    {"warp_affine", warp_affine},
-                                   {"augment_batch", augment_batch},
-                                   {"run_programs", run_programs}};
+                                   {"run_batch", run_batch}};
 
 }  // namespace
 

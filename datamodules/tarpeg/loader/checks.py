@@ -1,0 +1,283 @@
+"""Checks of splits and of ``augment=``, which raise before time is spent on training."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..augment.module import Augment
+from ..errors import ShardError, warn
+from ..remedies import Message, Setting
+from ..shards.labels import Target, read_labels
+from ..shards.source import Source, where_of
+from .augmenting import contains_augment, modules_of, uncompiled
+from .split import Split, kind_of
+
+log = logging.getLogger(__name__)
+
+# What torch's losses report about a label beyond the classes, on the CPU and on a GPU.
+_LABEL_REFUSED = re.compile(r"Target -?\d+ is out of bounds|device-side assert")
+_MOST_LABELS = 100_000  # that are read to explain it
+_TORCHVISION = "torchvision.transforms"
+# Its transforms without randomness, in v1 or v2. All others are refused, those of later versions too.
+_FIXED = {
+    *("ToDtype", "ConvertImageDtype", "ToImage", "ToPureTensor", "Normalize", "LinearTransformation"),
+    *("Resize", "CenterCrop", "Pad", "Grayscale", "RGB", "Identity"),
+}
+# Those of them that move no pixels.
+_IN_PLACE = _FIXED - {"LinearTransformation", "Resize", "CenterCrop", "Pad"}
+
+
+def checked_augment(augment: nn.Module | Sequence[nn.Module] | None) -> nn.Module | None:
+    """Return ``augment=``, a list as a ModuleList.
+
+    Raises ValueError if it is no module, and for random transforms of torchvision, in a container too.
+    """
+    is_list = isinstance(augment, (Sequence, nn.ModuleList))
+    modules: list[Any] = [augment]
+    if isinstance(augment, (Sequence, nn.ModuleList)):
+        modules = list(augment)
+    _refuse_random_transforms(modules)
+    if not all(isinstance(module, nn.Module) or (module is None and not is_list) for module in modules):
+        raise ValueError(
+            f"augment={augment!r} must be a torch.nn.Module such as tarpeg.Augment(), a list of one module "
+            "per view, or None"
+        )
+    return nn.ModuleList(modules) if is_list else modules[0]
+
+
+def _refuse_random_transforms(modules: Sequence[Any]) -> None:
+    parts = [*modules]
+    given = [uncompiled(module) for module in modules]
+    for part in map(uncompiled, parts):  # grows by the parts of containers
+        kind: Any = type(part)
+        if isinstance(part, Augment) and part.is_random and not any(part is one for one in given):
+            warn(
+                "augment= holds a tarpeg.Augment within other modules: it counts images by itself, and a "
+                "resumed run distorts them differently. Give the tarpeg.Augment alone."
+            )
+        if isinstance(part, nn.Sequential) and kind.forward is nn.Sequential.forward:
+            parts += part.children()
+        # A subclass with a forward() of its own may respect the mode.
+        code = part if isinstance(part, FunctionType) else getattr(kind, "forward", kind)
+        if not str(code.__module__).startswith(_TORCHVISION):
+            continue
+        bases = [base.__name__ for base in kind.__mro__ if base.__module__.startswith(_TORCHVISION)]
+        if bases and bases[0] == "Compose":
+            parts += part.transforms
+        elif not bases or bases[0] not in _FIXED:
+            name = part.__name__ if isinstance(part, FunctionType) else kind.__name__
+            raise ValueError(
+                f"augment={name} of torchvision would also run in validation, with one draw per batch. Give "
+                "it to the training split, Split(transform=v2.Compose([...])), where every sample has its "
+                "own draw (not MixUp and CutMix: they are tarpeg.Augment(mix=)); or tarpeg.Augment(flip=, "
+                "policy=, affine=, color=, erase=, mix=), or a torch.nn.Module of your own that distorts "
+                "only if self.training. Fixed steps, such as v2.Normalize, always run: give them as they are."
+            )
+
+
+def check_split(name: str, split: Split, augment: nn.Module | None, *, training: bool) -> None:
+    """Raise ValueError for a split that does not suit its use, or whose images ``augment`` does not take."""
+    if split.repeats > 1 and not training:
+        raise ValueError(
+            f"{name}=Split(repeats={split.repeats}) would have 1/{split.repeats} of the samples, "
+            f"{split.repeats} times each: repeats is for training"
+        )
+    if contains_augment(augment):
+        for pipeline in split.pipelines:
+            _check_uint8(name, torch.uint8 if pipeline.levels is None else pipeline.levels.dtype)
+    if split.targets is not None:
+        _check_targets_follow(name, augment, training=training)
+    if isinstance(augment, nn.ModuleList):
+        count = len(split.view_crops())
+        if count != len(augment) and (training or count > 1 or not len(augment)):
+            raise ValueError(
+                f"augment= has {len(augment)} modules, but {name} has {count} views: give one module per "
+                "view, or a single one for all"
+            )
+    if split.transform is not None:  # it may change the channels
+        return
+    for module in map(uncompiled, modules_of(augment)):
+        if isinstance(module, Augment) and len(module.mean) != split.channels:
+            remedy = "Augment(mean=[0.5], std=[0.25])" if split.channels == 1 else "three numbers each"
+            raise ValueError(
+                f"{name} has channels={split.channels}, but augment= has mean={list(module.mean)}: give "
+                f"{remedy}"
+            )
+
+
+def _check_targets_follow(name: str, augment: nn.Module | None, *, training: bool) -> None:
+    """Raise ValueError if ``augment`` would move or mix the images of a split without their targets."""
+    for module in map(uncompiled, modules_of(augment)):
+        if isinstance(module, Augment):
+            if training and module.mix is not None:
+                raise ValueError(
+                    f"augment= mixes images and labels, mix={module.mix!r}, but {name} has targets= and no "
+                    "labels: give Augment(mix=None)"
+                )
+        elif not _stays_in_place(module):
+            raise ValueError(
+                f"{name} has targets=, which would stay where they are if augment={type(module).__name__} "
+                "moves the images: give a tarpeg.Augment; or, to a module that moves no pixels, a method "
+                "geometry(params, size) that returns None, as Augment.geometry does"
+            )
+
+
+def _stays_in_place(module: nn.Module) -> bool:
+    kind: Any = type(module)
+    if isinstance(module, nn.Sequential) and kind.forward is nn.Sequential.forward:
+        return all(map(_stays_in_place, module.children()))
+    if str(kind.__module__).startswith(_TORCHVISION) and kind.__name__ in _IN_PLACE:
+        return True
+    return kind is nn.Identity or callable(getattr(module, "geometry", None))
+
+
+def check_transform_result(name: str, fetcher: Any, augment: nn.Module | None) -> None:
+    """Raise ValueError if ``transform=`` of a split returns what a ``tarpeg.Augment`` does not take."""
+    if fetcher.split.transform is None or not contains_augment(augment):
+        return
+    dtype, shape = fetcher.transform_result
+    _check_uint8(name, dtype)
+    if len(shape) < 3:
+        raise ValueError(
+            Message(
+                f"augment= is a tarpeg.Augment, which takes images [C, H, W], but transform= of {name} "
+                f"returns uint8 {list(shape)}: return images, or give ",
+                Setting("ShardDataModule", "augment", None),
+            )
+        )
+
+
+def _check_uint8(name: str, dtype: torch.dtype) -> None:
+    """Raise ValueError if the transform of a split normalises, as Augment would once more."""
+    if dtype != torch.uint8:
+        raise ValueError(
+            Message(
+                f"augment= is a tarpeg.Augment, which normalises uint8 images, but transform= of {name} "
+                f"returns {dtype}: leave its ToDtype or ToTensor and its Normalize out, or give ",
+                Setting("ShardDataModule", "augment", None),
+                " and normalise in transform= of all splits",
+            )
+        )
+
+
+def open_split(split: Split, *, is_first: bool = True, needs_labels: bool = True) -> Source:
+    """Open the samples of a split.
+
+    Args:
+        split: Not streamed.
+        is_first: Whether this process warns; the others would warn about the same shards.
+        needs_labels: Check that the first sample has one, unless the split has ``target=None``.
+    """
+    with warnings.catch_warnings():
+        if not is_first:
+            warnings.simplefilter("ignore")
+        if needs_labels and split.subset is None:  # check_labels raises instead
+            warnings.filterwarnings("ignore", ".* has only images, which have no labels")
+        source = split.open()
+        if needs_labels:
+            split.check_labels(source)
+    return source
+
+
+def check_overlap(splits: Mapping[str, Split]) -> bool:
+    """Compare the shards of train with those of val and test, whose scores would be too good.
+
+    Args:
+        splits: By name: "train", "val", "val/NAME", "test", ...
+
+    Returns:
+        Whether the shards of all splits are known; those that cannot be opened are left out.
+
+    Raises:
+        ShardError: If train shares a shard with another split.
+    """
+    places: dict[str, dict[object, str]] = {}
+    for name, split in splits.items():
+        with suppress(ShardError):  # opening it raises
+            places[name] = split.places()
+    train = places.get("train", {})
+    for name in (name for name in places if name != "train"):
+        other = places[name]
+        if shared := train.keys() & other.keys():
+            first = min(shared, key=train.__getitem__)
+            link = f" (in {name}: {other[first]})" if train[first] != other[first] else ""
+            raise ShardError(
+                Message(
+                    f"train and {name} have {len(shared)} shard{'s' * (len(shared) > 1)} in common, such as "
+                    f"{train[first]}{link}, so {name} would measure samples of the training. Give each its "
+                    f"own, such as 'train-*.tar' and '{kind_of(name)}-*.tar'; or give ",
+                    Setting("ShardDataModule", "allow_overlap", True),
+                    ".",
+                )
+            )
+    return len(places) == len(splits)
+
+
+def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], bool]:
+    """Return the names of the classes by label, and whether all splits were compared.
+
+    Returns:
+        The names of the first split that has them, or an empty list; False if a split cannot be opened.
+
+    Raises:
+        ShardError: If a label has two names, because the shards of the splits were packed one by one.
+    """
+    names: dict[str, list[str] | None] = {}
+    for name, split in splits.items():
+        with suppress(ShardError):  # opening it raises
+            names[name] = split.classes()
+    known = {name: found for name, found in names.items() if found}
+    first = next(iter(known), "")
+    for name, found in known.items():
+        for label, (one, other) in enumerate(zip(known[first], found, strict=False)):
+            if one != other:
+                raise ShardError(
+                    f"label {label} is {one!r} in {first} and {other!r} in {name}, which would be "
+                    "measured by other labels. Make the shards of all splits from one folder that holds "
+                    "train and val: Folder(root, split=...), FolderShards(root, out) or build_cache()."
+                )
+    return known.get(first, []), len(names) == len(splits)
+
+
+def check_num_classes(given: object, classes: Sequence[str]) -> None:
+    """Raise ShardError if a network has too few classes, before its loss fails without that reason.
+
+    Args:
+        given: Number of classes of the network; ignored if it is not a positive integer.
+        classes: Names of the classes by label.
+    """
+    is_binary = given == 1 and len(classes) == 2
+    if not isinstance(given, int) or given < 1 or is_binary:
+        return
+    if given < (count := len(classes)):
+        raise ShardError(
+            Message(
+                f"labels 0..{count - 1} need ",
+                Setting("network", "num_classes", count),
+                f", and the network has {given}: label {given} is {classes[given]!r}",
+            )
+        )
+
+
+def explain_refused_label(error: BaseException, source: Source, target: Target) -> None:
+    """Add a note about the labels to the error of a loss that refused one; do nothing to other errors."""
+    if target is None or not _LABEL_REFUSED.search(str(error)):
+        return
+    with suppress(ShardError):  # the error itself is more important
+        ids = np.unique(np.linspace(0, len(source) - 1, _MOST_LABELS, dtype=np.int64))
+        labels = read_labels(source, ids, target)
+        low, high = (int(bound) for bound in labels.aminmax())
+        place = where_of(source, int(ids[int(labels.reshape(len(ids), -1).amax(1).argmax())]))
+        few = f" (of {len(ids)} of the {len(source)} samples)" * (len(ids) < len(source))
+        note = f"labels {low}..{high}{few} need num_classes={high + 1}; the first {high}: {place}"
+        getattr(error, "add_note", log.warning)(note)  # add_note: Python 3.11

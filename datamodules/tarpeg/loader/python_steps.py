@@ -1,0 +1,217 @@
+"""The steps of ``transform=`` behind the decoder: policies on the batch, the others per sample in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..augment.geometry import policy_affines
+from ..augment.policies import drawn_programs, run_drawn
+from ..errors import Status
+from ..ops.decode import MAX_PIXELS, decode_batch, image_sizes
+from ..sampling import rng
+from ..sampling.geometry import View
+from ..sampling.rng import Int64
+from ..sampling.sampler import Request
+from ..shards import pillow
+from ..shards.source import Source, where_of
+from ..transforms.generators import own_generators
+from ..transforms.pipeline import Pipeline, Uncropped
+from ..transforms.pixels import PixelFormat, normalised
+from ..transforms.results import Outcome, prepared, run_steps
+from .batch import Decoded, Encoded, empty_images
+
+# Streams of random numbers, beside those of loader.fetch; and the first one of the policies in a transform.
+_TRANSFORM = 2
+_POLICIES = 1 << 16
+# The native decoder's judgement of a file that Pillow may decode: a PPM, but no file of pillow.NATIVE.
+_OTHER_FORMAT = (Status.NOT_AN_IMAGE, Status.CORRUPT, Status.UNSUPPORTED)
+
+
+def is_for_pillow(code: int, content: bytes) -> bool:
+    """Whether Pillow may decode a file that the native decoder has refused with that status."""
+    return code in _OTHER_FORMAT and not content.startswith(pillow.NATIVE)
+
+
+@dataclass(frozen=True)
+class PythonSteps:
+    """Runs the steps of a view behind the decoder.
+
+    Args:
+        source: The samples, for messages.
+        seed: Of the loader.
+        decoding: Options of ``decode_batch`` for whole images.
+        max_pixels: See ``LoaderConfig``.
+        with_affine: Whether views get the affine of the policies, for targets.
+    """
+
+    source: Source
+    seed: int
+    decoding: Mapping[str, Any]
+    max_pixels: int | None
+    with_affine: bool = False
+
+    def run(
+        self,
+        encoded: Encoded,
+        number: int,
+        outcome: Outcome,
+        last: PixelFormat | None,
+        *,
+        crops: Tensor | None,
+        out: Tensor,
+        view: View,
+        decoded: Decoded,
+    ) -> View:
+        """Run the policies and steps of one view on its crops, or on whole images; return what was drawn.
+
+        Args:
+            encoded: The samples.
+            number: Of the view.
+            outcome: What its steps return.
+            last: The format to which their results are converted; None for none.
+            crops: uint8 [B, 3, H, W]; None for whole images, which are decoded here.
+            out: Memory for the results, [B, ...].
+            view: What was drawn before; rows whose geometry only the steps know lose their box.
+            decoded: Its status, reasons and ``non_jpeg`` are changed if whole images cannot be decoded.
+        """
+        request, pipeline = encoded.request, outcome.pipeline
+        first = rng.first_draw(_occurrence(request), number)
+        if crops is not None:
+            draw = partial(self._policy_draws, request, first)
+            programs = drawn_programs(pipeline.policies, draw, view.size)
+            crops = run_drawn(pipeline.policies, programs, crops)
+            if self.with_affine:
+                affine = policy_affines(pipeline.policies, programs, view.size)
+                view = view.then(None if affine is None else affine.numpy())
+            if not pipeline.runs_python:
+                _ = out.copy_(crops) if last is None else normalised(crops, last, out)
+                return view
+            crops = prepared(pipeline, crops)
+            if pipeline.moves_pixels_in_python:
+                view.boxes[:] = 0
+        results = out
+        if last is not None:
+            shape = (len(out), *outcome.shape)
+            results = empty_images(shape, torch.uint8, pipeline.takes_planes)  # most steps keep that order
+        draws = rng.uniforms(self.seed, request.epoch, request.ids, 1, _TRANSFORM, first)[:, 0]
+        is_small = small_rows(pipeline, encoded) if crops is not None else None
+        with own_generators() as seed_all:
+            for row, (id, draw) in enumerate(zip(request.ids.tolist(), draws.tolist(), strict=True)):
+                if decoded.status[row] != Status.OK:
+                    continue
+                steps, where = pipeline.python, partial(where_of, self.source, id)
+                if crops is not None and not (is_small is not None and is_small[row]):
+                    image = crops[row]
+                else:
+                    steps = steps if crops is None else pipeline.uncropped
+                    whole = self.whole_image(encoded.files[row], pipeline, row, decoded)
+                    if whole is None:
+                        continue
+                    image = prepared(pipeline, whole[None], is_whole=True)[0]
+                    view.forget(row)
+                seed_all(int(draw * 2**53), steps)
+                result = run_steps(steps, image, where)
+                outcome.check(result, where)
+                _copy(result, results[row])
+        if last is not None:
+            normalised(results, last, out)
+        return view
+
+    def run_small(
+        self,
+        encoded: Encoded,
+        number: int,
+        pipeline: Pipeline,
+        last: PixelFormat | None,
+        *,
+        out: Tensor,
+        view: View,
+        decoded: Decoded,
+    ) -> None:
+        """Replace the crops of images that are smaller than torchvision's crop by what its steps make.
+
+        Args:
+            encoded: The samples.
+            number: Of the view.
+            pipeline: Of the view, without steps in Python.
+            last: The format of the results; None for uint8.
+            out: The crops, [B, C, H, W].
+            view: What was drawn for the crops; these rows lose their box.
+            decoded: Its status and reasons are changed.
+        """
+        is_small = small_rows(pipeline, encoded)
+        if is_small is None:
+            return
+        rows = (is_small & (decoded.status.numpy() == Status.OK)).nonzero()[0]
+        if not len(rows):
+            return
+        whole = replace(pipeline, python=pipeline.uncropped, policies=(), least=None)
+        outcome = Outcome(whole, torch.uint8, (3, *view.size))
+        results = empty_images((len(rows), *outcome.shape), out.dtype)
+        part, done = encoded.rows(rows), Decoded.nothing(len(rows))
+        self.run(part, number, outcome, last, crops=None, out=results, view=view.rows(rows), decoded=done)
+        out[torch.from_numpy(rows)] = results
+        for place, row in enumerate(rows.tolist()):
+            view.forget(row)
+            decoded.fail(row, int(done.status[place]), done.reasons.get(place, ""))
+
+    def whole_image(self, file: Tensor, pipeline: Pipeline, row: int, decoded: Decoded) -> Tensor | None:
+        """Decode a whole image, uint8 [3, H, W]; None, and its status in ``decoded``, if that fails."""
+        limit = self.max_pixels or MAX_PIXELS
+        target_of = (pipeline.crop if isinstance(pipeline.crop, Uncropped) else Uncropped()).target
+        height, width = image_sizes([file])[0].tolist()
+        size = target_of(height, width) if height else (1, 1)
+        if max(height * width, size[0] * size[1]) > limit:
+            decoded.fail(row, Status.TOO_LARGE, pillow.too_large(height, width, limit))
+            return None
+        image, code = self._resized(file, (height, width), size)
+        content = pillow.JPEG if height else file.numpy().tobytes()
+        decoded.fail(row, code, pillow.later_version(content) if code == Status.LATER_VERSION else "")
+        if is_for_pillow(code, content):
+            try:
+                whole = pillow.open_upright(content, self.max_pixels or pillow.MAX_PIXELS)
+            except pillow.RefusedError as error:
+                decoded.fail(row, int(error.status), error.reason)
+                return None
+            ppm = pillow.as_tensor(pillow.ppm(pillow.to_rgb(whole)))
+            image, code = self._resized(
+                ppm, (whole.height, whole.width), target_of(whole.height, whole.width)
+            )
+            decoded.fail(row, code)
+            decoded.non_jpeg = row if decoded.non_jpeg is None else decoded.non_jpeg
+        return image if code == Status.OK else None
+
+    def _resized(self, file: Tensor, source: tuple[int, int], size: tuple[int, int]) -> tuple[Tensor, int]:
+        box = torch.tensor([[0, 0, *source]], dtype=torch.int32, device="cpu")
+        images, status = decode_batch([file], box, size, None, threads=1, **self.decoding)
+        return images[0], int(status[0])
+
+    def _policy_draws(self, request: Request, first: Int64, number: int, count: int) -> rng.Float64:
+        return rng.uniforms(self.seed, request.epoch, request.ids, count, _POLICIES + number, first)
+
+
+def small_rows(pipeline: Pipeline, encoded: Encoded) -> Any:
+    """Return which images are smaller than torchvision's crop, or of unknown size: bool [B], or None."""
+    return None if pipeline.least is None else (encoded.sizes < pipeline.least).any(axis=1)
+
+
+def _occurrence(request: Request) -> Int64:
+    return np.zeros_like(request.ids) if request.occurrence is None else request.occurrence
+
+
+def _copy(image: Tensor, out: Tensor) -> None:
+    """Copy the result of a transform; torch takes three times as long for planes to channels_last order."""
+    is_planar = image.dtype == torch.uint8 and image.ndim == 3 and image.is_contiguous() and len(image) == 3
+    if is_planar and not out.is_contiguous():
+        target = out.numpy()
+        for channel, plane in enumerate(image.numpy()):
+            target[channel] = plane
+    else:
+        out.copy_(image)

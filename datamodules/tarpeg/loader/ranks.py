@@ -1,0 +1,168 @@
+"""Data-parallel ranks: which share of every batch belongs to this process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, Literal
+
+import torch
+
+from ..errors import ShardError
+
+# A DeviceMesh of one dimension, or a tuple of a DeviceMesh and the names of its data-parallel dimensions.
+# Any, because torch.distributed may be missing.
+Mesh = Any
+
+
+@dataclass(frozen=True)
+class DataRank:
+    """The data-parallel rank of this process: which share of every batch it reads.
+
+    Processes of one data-parallel rank read the same samples. These are the peers of tensor, context and
+    pipeline parallelism.
+
+    Args:
+        rank: 0 to ``world - 1``.
+        world: Number of shares.
+        origin: ``"processes"`` if each process of ``torch.distributed`` is a rank; ``"mesh"``; or
+            ``"given"`` by numbers.
+        is_first: Whether this process issues the warnings that all processes would issue.
+        is_everywhere: Whether all processes of ``torch.distributed`` have such a rank: False for a mesh of
+            some of them, whose loaders the others do not create.
+    """
+
+    rank: int = 0
+    world: int = 1
+    origin: Literal["processes", "mesh", "given"] = "processes"
+    is_first: bool = True
+    is_everywhere: bool = True
+
+    def check_processes(self) -> None:
+        """Raise ValueError if ``torch.distributed`` was initialised after this rank was read from it."""
+        process, processes = process_rank()
+        if self.origin == "processes" and (process, processes) != (self.rank, self.world):
+            raise ValueError(
+                f"this loader is of rank {self.rank} of {self.world}, but the process is rank {process} of "
+                f"{processes}. Create the loader after torch.distributed is initialised: after "
+                "Fabric.launch(), for example."
+            )
+
+    def compare(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Compare ``facts``, on which the batches depend, over all processes of ``torch.distributed``.
+
+        A collective: every process has to call it. Different counts of batches deadlock or corrupt the
+        collectives of a training; other facts give tensor-parallel peers different samples.
+
+        Args:
+            name: Of the split, for the message.
+            facts: Strings and numbers, equal on all processes.
+
+        Raises:
+            ShardError: If the facts differ, or if a data-parallel rank is missing.
+        """
+        _, processes = process_rank()
+        if processes == 1:
+            return
+        found: list[Any] = [None] * processes
+        torch.distributed.all_gather_object(found, (self.rank, self.world, dict(facts)))
+        ranks = [rank for rank, _, _ in found]
+        worlds = {world for _, world, _ in found}
+        if worlds != {self.world} or {*ranks} != {*range(self.world)}:
+            raise ShardError(
+                f"the {name} split has the data-parallel ranks {ranks} of {sorted(worlds)} on the "
+                f"{processes} processes: every rank below the number of ranks must be there. Check rank=, "
+                "world= or mesh= of the loader."
+            )
+        for process, (_, _, theirs) in enumerate(found):
+            if theirs != found[0][2]:
+                raise ShardError(
+                    f"the {name} split is {found[0][2]} on rank 0 but {theirs} on rank {process}. "
+                    "Give every rank the same shards, seed and batch size."
+                )
+
+
+def process_rank() -> tuple[int, int]:
+    """Return rank and number of the processes of ``torch.distributed``; (0, 1) without it."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def data_rank(rank: int | None = None, world: int | None = None, mesh: Mesh = None) -> DataRank:
+    """Return the data-parallel rank that a loader was given.
+
+    Args:
+        rank: 0 to ``world - 1``; with ``world``.
+        world: Number of data-parallel ranks; with ``rank``.
+        mesh: Instead of both, a ``DeviceMesh`` of one dimension, ``mesh["dp"]``, or a tuple of a
+            ``DeviceMesh`` and the names of its data-parallel dimensions, ``(mesh, "dp")``.
+
+    Without any of them, each process of ``torch.distributed`` is a rank.
+
+    Raises:
+        ValueError: For ``rank`` without ``world``, for a rank out of range, and for a mesh of several
+            dimensions without names.
+    """
+    process, processes = process_rank()
+    if mesh is not None:
+        if rank is not None or world is not None:
+            raise ValueError(f"rank={rank!r} and world={world!r} are those of mesh=: leave them out")
+        return DataRank(*_rank_in_mesh(mesh), "mesh", process == 0, _processes_of(mesh) >= processes)
+    if rank is None and world is None:
+        return DataRank(process, processes, "processes", process == 0)
+    for name, value in (("rank", rank), ("world", world)):
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise ValueError(f"{name}={value!r} must be an integer: give both rank= and world=, or neither")
+    assert rank is not None
+    assert world is not None
+    if not 0 <= rank < world:
+        raise ValueError(f"rank={rank} must be in 0..{world - 1}: there are world={world} ranks")
+    is_first = process == 0 if processes > 1 else rank == 0
+    return DataRank(int(rank), int(world), "given", is_first)
+
+
+def rank_of_strategy(strategy: Any) -> tuple[int, int]:
+    """Return the data-parallel rank and the number of ranks of a Lightning strategy."""
+    found = getattr(strategy, "distributed_sampler_kwargs", None)
+    if found is None:  # of one device
+        return 0, 1
+    return found["rank"], found["num_replicas"]
+
+
+def _processes_of(given: Mesh) -> int:
+    """Return the number of processes of a mesh, or of the mesh that it is a part of."""
+    mesh: Any = given[0] if isinstance(given, tuple) else given
+    if hasattr(mesh, "_get_root_mesh"):  # torch has no public name for it
+        mesh = mesh._get_root_mesh()
+    return math.prod(mesh.size(dimension) for dimension in range(mesh.ndim))
+
+
+def _rank_in_mesh(given: Mesh) -> tuple[int, int]:
+    """Return rank and number of ranks in the dimensions of a mesh; the last dimension counts fastest."""
+    mesh, *names = given if isinstance(given, tuple) else (given,)
+    if not all(hasattr(mesh, name) for name in ("ndim", "size", "get_local_rank", "mesh_dim_names")):
+        raise ValueError(
+            f"mesh={given!r} must be a DeviceMesh of one dimension, or a tuple of a DeviceMesh and the name "
+            'of its data-parallel dimension, such as (mesh, "dp")'
+        )
+    known = tuple(mesh.mesh_dim_names or ())
+    if not names and mesh.ndim != 1:
+        raise ValueError(
+            f"mesh= has the dimensions {known or mesh.ndim}: give the name of the data-parallel one, such as "
+            f"mesh=(mesh, {(known or ('dp',))[0]!r})"
+        )
+    if wrong := [name for name in names if name not in known]:
+        raise ValueError(f"mesh=(mesh, {wrong[0]!r}): the dimensions of the mesh are {known}")
+    if mesh.get_coordinate() is None:
+        raise ValueError(
+            "mesh= does not contain this process: create the loader on the processes in the mesh"
+        )
+    rank, world = 0, 1
+    for dimension in [known.index(name) for name in names] or [0]:
+        size = mesh.size(dimension)
+        rank = rank * size + mesh.get_local_rank(dimension)
+        world *= size
+    return rank, world

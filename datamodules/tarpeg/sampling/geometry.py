@@ -1,0 +1,172 @@
+"""What was drawn for the rows of a batch, and how it moves the points of an image: numbers only.
+
+Coordinates are those of pixel edges: pixel i covers [i, i + 1), and an image of width w lies between 0 and w.
+Points are (x, y), x to the right and y down; sizes and boxes begin with the height and the top.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from .rng import Float64
+
+Bool = npt.NDArray[np.bool_]
+Int32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What was drawn for one view of a batch: how row i of the images was made from its source.
+
+    The box of the upright source is cut out, resized to ``size``, mirrored if ``flips``, and moved by
+    ``affine``. ``matrices()`` and ``points()`` are all of it together. A row whose geometry is not known,
+    such as a whole image that steps in Python crop, has the box (0, 0, 0, 0).
+
+    Args:
+        sizes: int32 [B, 2], (height, width) of each source in pixels, upright whatever the orientation in
+            its EXIF data; (0, 0) if it is not known.
+        boxes: int32 [B, 4], (top, left, height, width) in pixels of the upright source.
+        flips: bool [B], whether the result is mirrored left to right.
+        size: (height, width) of the results in pixels, the same for all rows.
+        affine: float64 [B, 2, 3], how an augmentation moves points of the result, or None if it does not.
+            It is computed only for a split with ``targets=``.
+
+    Example:
+        >>> import numpy as np
+        >>> sizes, boxes = np.array([[400, 600]]), np.array([[100, 200, 100, 200]])
+        >>> view = tarpeg.View(sizes, boxes, np.array([True]), (50, 50))
+        >>> view.points([[200, 100], [400, 200], [250, 150]]).tolist()  # corners of the box, and a point
+        [[50.0, 0.0], [0.0, 50.0], [37.5, 25.0]]
+    """
+
+    sizes: Int32
+    boxes: Int32
+    flips: Bool
+    size: tuple[int, int]
+    affine: Float64 | None = None
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.flips)
+
+    def row(self, row: int) -> View:
+        """Return the view of one row: a view with B = 1."""
+        return self.rows([row])
+
+    def rows(self, rows: npt.ArrayLike) -> View:
+        """Return the view of some rows, by number or by a mask."""
+        chosen = np.asarray(rows)
+        return View(
+            sizes=self.sizes[chosen],
+            boxes=self.boxes[chosen],
+            flips=self.flips[chosen],
+            size=self.size,
+            affine=None if self.affine is None else self.affine[chosen],
+        )
+
+    def put(self, row: int, other: View) -> None:
+        """Overwrite one row's size, box and flip by those of the only row of ``other``."""
+        self.sizes[row], self.boxes[row], self.flips[row] = other.sizes[0], other.boxes[0], other.flips[0]
+
+    def forget(self, row: int) -> None:
+        """Overwrite one row's box: its geometry is not known."""
+        self.boxes[row], self.flips[row] = 0, False
+
+    def then(self, affine: Float64 | None) -> View:
+        """Return the view whose results are moved once more.
+
+        Args:
+            affine: float64 [B, 2, 3], matrices from points of the result to points of the result, such as
+                those of ``Augment.geometry``; None: not moved.
+        """
+        if affine is None:
+            return self
+        before = np.eye(3)[None] if self.affine is None else _square(self.affine)
+        return replace(self, affine=(_square(np.asarray(affine, np.float64)) @ before)[:, :2])
+
+    @classmethod
+    def whole(
+        cls, source: tuple[int, int], size: tuple[int, int], count: int = 1, affine: Float64 | None = None
+    ) -> View:
+        """Return the view of whole images, resized and not mirrored.
+
+        Args:
+            source: (height, width) of all images.
+            size: (height, width) of the results.
+            count: Number of images.
+            affine: float64 [count, 2, 3], see ``View``.
+        """
+        sizes = np.tile(np.array(source, np.int32), (count, 1))
+        boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
+        return cls(sizes, boxes, np.zeros(count, np.bool_), size, affine)
+
+    @property
+    def is_known(self) -> Bool:
+        """Which rows have a box: bool [B]."""
+        return np.asarray((self.boxes[:, 2:] > 0).all(axis=1))
+
+    def matrices(self) -> Float64:
+        """Return how points of each source move: float64 [B, 3, 3], for homogeneous points (x, y, 1).
+
+        They map pixel edges of the upright source to pixel edges of the result, and include box, resize, flip
+        and ``affine``.
+
+        Raises:
+            ValueError: The geometry of a row is not known.
+        """
+        known = self.is_known
+        if not known.all():
+            row = int((~known).argmax())
+            height, width = self.sizes[row].tolist()
+            raise ValueError(
+                f"the geometry of row {row}, an image of {height} x {width}, is not known: steps of "
+                "transform= in Python have cropped or moved it. Use crop=, or a transform= that begins with "
+                "its crop and has no geometric steps in Python; split.plan() shows them"
+            )
+        top, left, height, width = self.boxes.astype(np.float64).T
+        result_height, result_width = self.size
+        x_scale, y_scale = result_width / width, result_height / height
+        sign = np.where(self.flips, -1.0, 1.0)
+        matrices = np.zeros((len(self), 3, 3))
+        matrices[:, 0, 0] = sign * x_scale
+        matrices[:, 0, 2] = np.where(self.flips, result_width, 0.0) - sign * x_scale * left
+        matrices[:, 1, 1] = y_scale
+        matrices[:, 1, 2] = -y_scale * top
+        matrices[:, 2, 2] = 1.0
+        return matrices if self.affine is None else _square(self.affine) @ matrices
+
+    def points(self, points: npt.ArrayLike) -> Float64:
+        """Move points of the source to points of the result.
+
+        Args:
+            points: (x, y) in pixels, [N, 2] of a view of one row, otherwise [B, N, 2].
+
+        Returns:
+            float64 of the same shape. Points outside the box are outside the result.
+
+        Raises:
+            ValueError: The points have another shape, or the geometry of a row is not known.
+        """
+        given = np.asarray(points, np.float64)
+        if given.ndim == 1 and not given.size:  # of an image without points
+            given = given.reshape(0, 2)
+        fits = (given.ndim == 2 and len(self) == 1) or (given.ndim == 3 and len(given) == len(self))
+        if not fits or given.shape[-1] != 2:
+            raise ValueError(
+                f"points must be (x, y), [N, 2] for a view of one row or [{len(self)}, N, 2], "
+                f"got {list(given.shape)}"
+            )
+        matrices = self.matrices()
+        moved = given @ matrices[:, :2, :2].transpose(0, 2, 1) + matrices[:, None, :2, 2]
+        return moved.reshape(given.shape)
+
+
+def _square(affine: Float64) -> Float64:
+    """Return matrices [B, 2, 3] as [B, 3, 3]."""
+    square = np.zeros((len(affine), 3, 3))
+    square[:, :2] = affine
+    square[:, 2, 2] = 1.0
+    return square

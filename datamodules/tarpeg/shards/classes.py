@@ -1,0 +1,72 @@
+"""The names of the classes by label, as they are recorded beside shards.
+
+A cache has them in its manifest, other shards that were written from a folder in ``classes.json``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from ..errors import ShardError
+from ..files import read_regular, write_json
+from .manifest import read_manifest
+
+_CLASSES = "classes.json"  # the numbers of the classes by name
+
+
+def stored_classes(folder: Path) -> list[str] | None:
+    """Return the names of the classes by label, of a cache or other shards in a folder; None if unknown.
+
+    Raises CacheError as read_manifest().
+    """
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        (source, *_) = [*manifest.source, None]
+        # Those of a folder are a part of its description.
+        return manifest.classes or _in_order(source.get("classes") if isinstance(source, dict) else None)
+    try:
+        return _in_order(json.loads(read_regular(folder / _CLASSES)))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def classes_beside(paths: Iterable[Path]) -> list[str] | None:
+    """Return the classes of shards at these paths; None if they are unknown, or if folders differ.
+
+    Raises CacheError as read_manifest().
+    """
+    found = [stored_classes(folder) for folder in {path.parent for path in paths}]
+    return found[0] if found and found.count(found[0]) == len(found) else None
+
+
+def joined_classes(
+    folder: Path, others: Iterable[Path], classes: Mapping[str, int], root: str
+) -> dict[str, int]:
+    """Return the classes of the images of root, and further ones of other shards in the same folder.
+
+    Raises ShardError if these have another name for a label.
+    """
+    names = {label: name for name, label in classes.items()}
+    for other in list(others)[:1]:
+        for label, name in enumerate(stored_classes(folder) or []):
+            if names.setdefault(label, name) != name:
+                raise ShardError(
+                    f"label {label} is {name!r} in {other} and would be {names[label]!r} in shards of "
+                    f"{root}. Build a cache of a folder that holds both splits (build_cache; in Python "
+                    "Folder(root, split='train') and Folder(root, split='val') too), or give another out."
+                )
+    return {names[label]: label for label in sorted(names)}
+
+
+def write_classes(folder: Path, classes: Mapping[str, int]) -> None:
+    """Record the classes of the shards in a folder that is not a cache."""
+    write_json(folder / _CLASSES, classes)
+
+
+def _in_order(numbers: object) -> list[str] | None:
+    """Return the names of a mapping from names to 0, 1, ... in that order; None for anything else."""
+    if not isinstance(numbers, dict) or list(numbers.values()) != list(range(len(numbers))):
+        return None
+    return list(numbers)

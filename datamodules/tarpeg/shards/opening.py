@@ -1,0 +1,60 @@
+"""The source of a split: shards, images, or an object of the user. Nothing else asks which one it is."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from ..errors import warn
+from .classes import classes_beside
+from .folder import find_images
+from .mapped import Shards
+from .paths import Paths, expand, identity, resolved
+from .source import Source, completed, is_source
+
+
+def open_source(given: Paths | Source, target: object = None) -> Source:
+    """Index the shards, or list the images of a folder; an object of the user is returned as a ``Source``.
+
+    target: of the split; a warning if it is not None and there are no labels. Raises ``ShardError`` if a file
+    is missing or damaged, and ``ValueError`` if an attribute of the object takes the place of a method.
+    """
+    if is_source(given):
+        return completed(given)
+    images = find_images(given)
+    if images is None:
+        return Shards(expand(given))
+    if target is not None:
+        warn(
+            f"shards={given!r} has only images, which have no labels: they will be -1. "
+            "Confirm with target=None; tarpeg.FolderShards packs a folder with a sub-directory per "
+            "class."
+        )
+    return images
+
+
+def places_of(given: Paths | Source) -> dict[Hashable, str]:
+    """Return the paths of the shards or images, by a value that is equal for all links to one file.
+
+    A source of the user is one place: the object, or what it is equal to. Raises as ``open_source``.
+    """
+    if is_source(given):
+        return {_place(given): f"the source {type(given).__name__}"}
+    images = find_images(given)
+    if images is not None:
+        return {path: path for path in images.paths()}
+    return {identity(str(path)): resolved(str(path)) for path in expand(given)}
+
+
+def classes_of(given: Paths | Source) -> list[str] | None:
+    """Names of the classes by label, without opening the source; None if they are unknown."""
+    if is_source(given):
+        return open_source(given).classes()
+    return None if find_images(given) is not None else classes_beside(expand(given))
+
+
+def _place(given: object) -> Hashable:
+    try:
+        hash(given)
+    except TypeError:
+        return id(given)
+    return given

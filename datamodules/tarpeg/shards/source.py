@@ -1,0 +1,299 @@
+"""A source of samples by number: the public protocol, and what all sources share.
+
+Shards, folders of images and streams implement it, and users implement it for their own data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ShardError
+from .pillow import IMAGE_EXTENSIONS, image_extension
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from typing_extensions import TypeIs
+
+LONGEST = 64
+"""Largest size of a label, in bytes."""
+_INTEGER = re.compile(rb"\s*[+-]?[0-9]+\s*")
+_LIMIT = 1 << 63
+_MOST_KEYS = 1000  # of a source without an identity of its own that are hashed
+
+_LABEL = (
+    "Write its label as KEY.cls; or give Split(target=...) the extension of the member with the label, or "
+    "None if there are no labels."
+)
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Samples numbered ``0..len-1``, each with a key and members: its encoded image, label and others.
+
+    ``Split(source)`` takes an object of your own that has the first four methods. All others have a default,
+    also if the object is not a subclass: a source overrides those that it can answer faster.
+
+    Worker processes get a copy of the source: it must pickle if they are not forked, and open files when they
+    are first read, not before. Several threads may read at the same time. The same number must always be the
+    same sample, otherwise no epoch can be repeated. A member that cannot be read is a ``tarpeg.ShardError``.
+
+    Example:
+        >>> class InMemory(tarpeg.Source):
+        ...     def __init__(self, images, labels):
+        ...         self.images_and_labels = list(zip(images, labels))
+        ...     def __len__(self):
+        ...         return len(self.images_and_labels)
+        ...     def keys(self, ids):
+        ...         return [f"sample{id}" for id in ids]
+        ...     def members(self, ids, extension):
+        ...         rows = [self.images_and_labels[id] for id in ids]
+        ...         contents = [{"jpg": image, "cls": str(label).encode()} for image, label in rows]
+        ...         return [content.get(extension) for content in contents]
+        ...     def extensions(self, id):
+        ...         return ["jpg", "cls"]
+        >>> source = InMemory([bytes(jpeg.numpy())] * 4, labels=[3, 1, 4, 1])
+        >>> split = tarpeg.Split(source, crop=tarpeg.RandomResizedCrop(224))
+        >>> data = tarpeg.ShardDataModule(train=split, batch_size=4, workers=0)
+        >>> next(iter(data.train_dataloader())).image.shape
+        torch.Size([4, 3, 224, 224])
+    """
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        ...
+
+    def keys(self, ids: npt.ArrayLike) -> list[str]:
+        """Return the keys of the samples ids [B]: their names in errors and in batches with keys."""
+        ...
+
+    def members(self, ids: npt.ArrayLike, extension: str) -> list[bytes | None]:
+        """Read the members of the samples ids [B] of that extension, such as "cls"; None for a missing one.
+
+        The extension is in lower case, without a dot.
+        """
+        ...
+
+    def extensions(self, id: int) -> list[str]:
+        """Return the extensions of a sample's members, in lower case, without the dot."""
+        ...
+
+    def images(self, ids: npt.ArrayLike) -> list[Tensor]:
+        """Read the encoded images of the samples ids [B]: uint8 [n] each, which are never written to.
+
+        Default: the member with the first of the extensions tpj, jpg, jpeg, png, webp, bmp, tif, tiff, ppm,
+        gif, avif that the sample has. Raises ``ShardError`` for a sample without any.
+        """
+        return _images(self, np.asarray(ids))
+
+    def labels(self, ids: npt.ArrayLike, extension: str = "cls") -> Tensor:
+        """Read the labels of the samples ids [B]: int64 [B].
+
+        Default: integers in ASCII digits, in the members of that extension. Raises ``ShardError`` for a
+        sample without one.
+        """
+        rows, name = np.asarray(ids), plain(extension)
+        return integers(self, rows.tolist(), name, self.members(rows, name))
+
+    def sizes(self, ids: npt.ArrayLike) -> npt.NDArray[np.int32]:
+        """Return (height, width) of the images of the samples ids [B], upright: int32 [B, 2], in pixels.
+
+        (0, 0) for an unknown size. Default: read from the headers of the files, for JPEG, packed images and
+        binary PPM.
+        """
+        from ..ops.decode import image_sizes  # here, because it loads the operators
+
+        sizes: npt.NDArray[np.int32] = image_sizes(self.images(ids)).numpy()
+        return sizes
+
+    def shard(self, id: int) -> str | Path:
+        """Return the path or URL of the file with the sample, for messages. Default: the type's name."""
+        return type(self).__name__
+
+    def classes(self) -> list[str] | None:
+        """Return the names of the classes by label; None (the default) if they are unknown."""
+        return None
+
+    def check_unchanged(self, ids: npt.ArrayLike) -> None:
+        """Raise ``ShardError`` if a file with one of the samples has changed. Called after they were read.
+
+        Default: nothing is checked.
+        """
+        return
+
+    def identity(self) -> str:
+        """Return a text that is another one for other data: processes compare it when loaders are created.
+
+        No samples are read for it. Default: a hash of the length and of at most 1000 keys.
+        """
+        ids = np.unique(np.linspace(0, max(len(self) - 1, 0), min(len(self), _MOST_KEYS), dtype=np.int64))
+        return digest([str(len(self)), *self.keys(ids)])
+
+    def will_need(self, ids: npt.ArrayLike) -> None:
+        """Ask the disk to read the images of the samples ids [B], and return at once. Default: nothing."""
+        return
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all files together; if they do not fit in memory, ``will_need`` is called. Default: 0."""
+        return 0
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether samples have labels. Default: True."""
+        return True
+
+
+def is_source(given: object) -> TypeIs[Source]:
+    """Return whether an object has the four methods that a ``Source`` must have."""
+    names = ("__len__", "keys", "members", "extensions")
+    return not isinstance(given, type) and all(callable(getattr(given, name, None)) for name in names)
+
+
+METHODS = [name for name, part in vars(Source).items() if not name.startswith("_") and callable(part)]
+"""Names of the methods of a source, beside ``len``."""
+_PROPERTIES = ("total_bytes", "has_labels")
+
+
+def completed(given: Any) -> Source:
+    """Return an object with the methods of ``is_source`` as a source with all of them.
+
+    Raises ValueError if an attribute takes the place of a method.
+    """
+    for name in METHODS:
+        if not callable(found := getattr(given, name, len)):
+            raise ValueError(
+                f"the source {type(given).__name__} has the attribute {name!r}, a {type(found).__name__}, in "
+                f"place of the method {name}() of tarpeg.Source: give the attribute another name, or write "
+                "the method"
+            )
+    has_values = not any(callable(getattr(given, name, None)) for name in _PROPERTIES)
+    return given if isinstance(given, Source) and has_values else Completed(given)
+
+
+class Completed(Source):
+    """A source of the user that is not a subclass of ``Source``: its methods, and defaults for the others.
+
+    ``total_bytes`` and ``has_labels`` may be methods, too.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        for name in METHODS:
+            if callable(own := getattr(inner, name, None)):
+                setattr(self, name, own)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def keys(self, ids: npt.ArrayLike) -> list[str]:  # noqa: D102 (here and below: as in Source)
+        return list(self._inner.keys(ids))
+
+    def members(self, ids: npt.ArrayLike, extension: str) -> list[bytes | None]:  # noqa: D102
+        return list(self._inner.members(ids, extension))
+
+    def extensions(self, id: int) -> list[str]:  # noqa: D102
+        return list(self._inner.extensions(id))
+
+    def shard(self, id: int) -> str | Path:  # noqa: D102
+        return type(self._inner).__name__
+
+    @property
+    def total_bytes(self) -> int:  # noqa: D102
+        return int(_value(self._inner, "total_bytes", 0))
+
+    @property
+    def has_labels(self) -> bool:  # noqa: D102
+        return bool(_value(self._inner, "has_labels", True))
+
+
+def _value(inner: Any, name: str, default: object) -> Any:
+    value = getattr(inner, name, default)
+    return value() if callable(value) else value
+
+
+def where_of(source: Source, id: int) -> str:
+    """Format shard and key of a sample, for messages."""
+    return f"shard {source.shard(id)}, key {source.keys([id])[0]!r}"
+
+
+def missing(source: Source, id: int, extension: str, remedy: str = _LABEL) -> ShardError:
+    """Return the error for a sample without that member."""
+    name, found = plain(extension), source.extensions(id)
+    return ShardError(f"{where_of(source, id)} has no member {name!r}, only {found}. {remedy}")
+
+
+def plain(extension: str) -> str:
+    """Normalise an extension: lowercase, without the dot."""
+    return extension.removeprefix(".").lower()
+
+
+def integers(source: Source, ids: Iterable[int], extension: str, texts: Iterable[bytes | None]) -> Tensor:
+    """Parse the texts of samples' members of that extension, None for a missing one: int64 [B].
+
+    Raises ShardError, with shard and key, for a member that is missing or not a 64-bit integer.
+    """
+    import torch  # here, because the torch-free part of the package uses this module
+
+    labels = []
+    for id, text in zip(ids, texts, strict=True):
+        if text is None:
+            raise missing(source, id, extension)
+        if not is_label(text):
+            raise ShardError(
+                f"{where_of(source, id)}: member {plain(extension)!r} is {shown(text)}, not a 64-bit "
+                "integer. A label is an integer in ASCII digits, such as 7."
+            )
+        labels.append(int(text))
+    return torch.tensor(labels, dtype=torch.int64, device="cpu")
+
+
+def is_label(text: bytes) -> bool:
+    """Check that a label is a 64-bit integer in ASCII digits."""
+    # Nearly all labels pass the first test, in a third of the time.
+    return (len(text) < 19 and text.isdigit()) or (
+        len(text) <= LONGEST and _INTEGER.fullmatch(text) is not None and -_LIMIT <= int(text) < _LIMIT
+    )
+
+
+def shown(text: bytes) -> str:
+    """Format the content of a label, for messages."""
+    return repr(text[:32].decode("utf-8", "replace") + ("..." if len(text) > 32 else ""))
+
+
+def digest(texts: Iterable[str]) -> str:
+    """Hash texts, in their order: 32 hexadecimal digits."""
+    found = hashlib.sha256()
+    for text in texts:
+        found.update(text.encode("utf-8", "surrogateescape") + b"\n")
+    return found.hexdigest()[:32]
+
+
+def _images(source: Source, ids: npt.NDArray[Any]) -> list[Tensor]:
+    """Read images as members: all samples with one extension together."""
+    import torch
+
+    names = []
+    for id in ids.tolist():
+        name = image_extension(source.extensions(id))
+        if name is None:
+            remedy = f"Images have an extension of {', '.join(IMAGE_EXTENSIONS)}."
+            raise missing(source, id, "jpg", remedy)
+        names.append(name)
+    contents: dict[str, Iterator[bytes | None]] = {}
+    for name in set(names):
+        contents[name] = iter(source.members(ids[[name == other for other in names]], name))
+    files = []
+    for id, name in zip(ids.tolist(), names, strict=True):
+        content = next(contents[name])
+        if content is None:
+            raise missing(source, id, name, "extensions() lists it, and members() does not return it.")
+        # A copy: torch warns about memory that is not writable.
+        files.append(torch.from_numpy(np.frombuffer(content, np.uint8).copy()))
+    return files

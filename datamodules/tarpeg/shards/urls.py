@@ -1,0 +1,213 @@
+"""URLs of shards: what they mean, and how they are opened: by fsspec, or by webdataset's commands.
+
+Credentials and endpoints are configured for fsspec: environment variables, or ~/.config/fsspec.
+"""
+
+from __future__ import annotations
+
+import http
+import importlib
+import itertools
+import re
+import shutil
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ..errors import ShardError
+
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+HTTP = re.compile(r"https?://", re.IGNORECASE)
+_URL_IN_TEXT = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"]+")
+_REMEDY = "Check address, access rights and network."
+# The version of an object, by the names that the file systems of fsspec have for it.
+_VERSION_FIELDS = (
+    *("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "blob_id", "generation"),
+    *("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created"),
+)
+
+
+# --- what they mean
+
+
+def is_url(text: str) -> bool:
+    """Return whether a shard is a URL or a "pipe:" command."""
+    return text.startswith("pipe:") or URL.match(text) is not None
+
+
+def public_url(url: str) -> str:
+    """Return a URL without its query, which may be a signature, and without a password."""
+    text = url.partition("?")[0] if HTTP.match(url) else url
+    return re.sub(r"(?<=://)[^/@]*@", "", text)
+
+
+def is_pattern(url: str) -> bool:
+    """Return whether a URL is a glob, or ends in a slash: a folder."""
+    path = URL.sub("", url).partition("/")[2]  # the host may be an IPv6 address in brackets
+    # In an http URL a question mark begins the query.
+    has_magic = re.search(r"[*\[]", path.partition("?")[0]) if HTTP.match(url) else re.search(r"[*?\[]", path)
+    return has_magic is not None or url.endswith("/")
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system of a URL, and the path there. Raises ShardError."""
+    try:
+        return importlib.import_module("fsspec.core").url_to_fs(url)  # type: ignore[no-any-return]
+    except (ImportError, ValueError) as error:
+        raise ShardError(
+            f"{public_url(url)!r} cannot be opened: {error} (pip install 'tarpeg[remote]' installs "
+            "s3fs, gcsfs, aiohttp and huggingface_hub)"
+        ) from error
+
+
+def find_objects(url: str) -> tuple[Any, list[str]]:
+    """Return the file system of a URL and the paths of its shards there, sorted.
+
+    These are the matches of a glob, the *.tar in a folder, or one object, which may not exist. Raises
+    ShardError if there are none, and the errors of the file system.
+    """
+    system, path = file_system(url)
+    system.invalidate_cache()  # of listings, from an earlier build in this process
+    if is_pattern(url) and not url.endswith("/"):
+        paths = sorted(system.glob(path))
+    elif url.endswith("/") or (not HTTP.match(url) and system.isdir(path)):
+        paths = sorted(name for name in system.ls(path, detail=False) if str(name).endswith(".tar"))
+    else:
+        paths = [path]
+    if not paths:
+        raise ShardError(f"{public_url(url)!r} matches no shard. Check the URL and the pattern.")
+    return system, paths
+
+
+def expand_url(url: str) -> list[str]:
+    """Return the URLs of a pattern's shards, sorted; any other URL as it is. Raises ShardError."""
+    if not URL.match(url) or not is_pattern(url):
+        return [url]
+    with shard_errors(url):
+        system, paths = find_objects(url)
+        return [system.unstrip_protocol(path) for path in paths]
+
+
+# --- how they are opened
+
+
+def open_stream(url: str) -> Any:
+    """Open a URL by webdataset's commands (curl, gsutil, pipe:), else by fsspec; a path as a file.
+
+    Reads forwards only. A command, or fsspec, raises errors of its own: see failures().
+    """
+    from webdataset.gopen import gopen, gopen_schemes
+
+    scheme = url.partition(":")[0].lower() if is_url(url) else ""
+    is_supported = scheme in ("", "file") or scheme in gopen_schemes
+    if is_supported and not (scheme in ("http", "https") and shutil.which("curl") is None):
+        return gopen(url)
+    import fsspec
+
+    return fsspec.open(url, "rb").open()
+
+
+def open_ranges(url: str, nbytes: int, chunk: int, *, whole: bool = True) -> Any:
+    """Open an object for reading in ranges; if the server has none and `whole`, as one stream.
+
+    chunk: bytes that are requested at once. Raises ShardError if there are no ranges, and none of `whole`.
+    """
+    system, path = file_system(url)
+    file = system.open(path, "rb", block_size=chunk, cache_type="none", size=nbytes)
+    if not HTTP.match(url) or nbytes < 2:
+        return file
+    try:
+        file.seek(1)
+        file.read(1)
+        file.seek(0)
+        return file
+    except ValueError as error:
+        file.close()
+        if not whole:
+            raise ShardError(
+                f"shard {public_url(url)}: the server sends only whole files, but parts are needed to "
+                "shuffle or to change the size of shards. Build a cache without that, then another from it."
+            ) from error
+    # aiohttp's default is five minutes in total; a large shard takes longer.
+    timeout = importlib.import_module("aiohttp").ClientTimeout(total=None, sock_connect=60, sock_read=60)
+    return system.open(path, "rb", block_size=0, size=nbytes, timeout=timeout)
+
+
+def read_ranges(ranges: Sequence[tuple[str, int, int]], remedy: str = _REMEDY) -> list[bytes]:
+    """Read ranges of objects, (url, start, stop) in bytes, many at once. Raises ShardError."""
+    blobs: list[bytes] = []
+    located = [(*file_system(one[0]), *one) for one in ranges]
+    for system, group in itertools.groupby(located, lambda one: one[0]):
+        _, paths, urls, starts, stops = map(list, zip(*group, strict=True))
+        with shard_errors(urls[0], remedy):
+            blobs += system.cat_ranges(paths, starts, stops, on_error="raise")
+    for (url, start, stop), blob in zip(ranges, blobs, strict=True):
+        if len(blob) != stop - start:
+            raise ShardError(
+                f"shard {public_url(url)}: {len(blob)} bytes arrived instead of those from {start} to "
+                f"{stop}. It may have changed: start again."
+            )
+    return blobs
+
+
+def size_and_version(info: dict[str, Any]) -> tuple[int | None, str]:
+    """Return size and version of an object, by what its file system knows; None and "" if it does not."""
+    nbytes = info.get("size")
+    version = next((str(info[name]) for name in _VERSION_FIELDS if info.get(name)), "")
+    return None if nbytes is None else int(nbytes), version
+
+
+# --- errors
+
+
+def failures(*more: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return the errors of fsspec's file systems that have been imported, and more."""
+    found: tuple[type[Exception], ...] = (OSError, ValueError, EOFError, *more)
+    if "aiohttp" in sys.modules:
+        found += (sys.modules["aiohttp"].ClientError,)
+    if "botocore" in sys.modules:
+        found += (importlib.import_module("botocore.exceptions").BotoCoreError,)
+    return found
+
+
+@contextmanager
+def shard_errors(url: str, remedy: str = _REMEDY) -> Iterator[None]:
+    """Re-raise the errors of a file system as ShardError with the URL."""
+    try:
+        yield
+    except failures() as error:
+        raise ShardError(f"{public_url(url)} cannot be read: {reason_of(error, url)}. {remedy}") from error
+
+
+def reason_of(error: BaseException, url: str) -> str:
+    """Return the reason of an error: of http, status and name, such as "404 Not Found"."""
+    while isinstance(error, FileNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__  # fsspec raises it for every error of http
+    status = getattr(error, "status", None)
+    if isinstance(status, int) and status:
+        return status_name(status)
+    if HTTP.match(url) and isinstance(error, FileNotFoundError):
+        return status_name(404)
+    return _URL_IN_TEXT.sub(lambda found: public_url(found[0]), str(error)) or type(error).__name__
+
+
+def requested_status(url: str) -> str:
+    """Request a URL again, after a command that does not report the status, and return status and name."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return status_name(response.status)
+    except urllib.error.HTTPError as error:
+        return status_name(error.code)
+    except (OSError, ValueError) as error:
+        return str(getattr(error, "reason", error))
+
+
+def status_name(status: int) -> str:
+    """Return a status of http with its name."""
+    try:
+        return f"{status} {http.HTTPStatus(status).phrase}"
+    except ValueError:
+        return str(status)

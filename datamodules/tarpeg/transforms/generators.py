@@ -1,0 +1,53 @@
+"""The global random generators of torch, numpy and Python, seeded for each sample."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from .adapters import Albumentations
+from .torchvision import Step
+
+# Held by the thread whose steps draw: the generators belong to the whole process.
+_generators = threading.RLock()
+# The thread that holds it is not in a forked process.
+os.register_at_fork(after_in_child=lambda: globals().update(_generators=threading.RLock()))
+
+
+@contextlib.contextmanager
+def own_generators() -> Iterator[Callable[[int, Sequence[Step]], None]]:
+    """Yield a function that seeds the generators of torch (CPU), numpy and Python for a sample and its steps.
+
+    The states of this process are restored at the end: a transform does not change what others draw. Tensors
+    are made on the CPU and without gradients meanwhile, on one thread of torch: its sums over many floats
+    depend on the number of threads, which is 1 in worker processes.
+    """
+    with _generators:
+        states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+        threads = torch.get_num_threads()
+        is_elsewhere = torch.get_default_device().type != "cpu"
+        device = torch.device("cpu") if is_elsewhere else contextlib.nullcontext()
+        try:
+            torch.set_num_threads(1)
+            with torch.no_grad(), device:
+                yield _seed
+        finally:
+            torch.set_num_threads(threads)
+            torch.default_generator.set_state(states[0])
+            np.random.set_state(states[1])
+            random.setstate(states[2])
+
+
+def _seed(seed: int, steps: Sequence[Step]) -> None:
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)
+    for step in steps:
+        if isinstance(step, Albumentations):
+            step.seed(seed)

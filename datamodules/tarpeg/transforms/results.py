@@ -1,0 +1,155 @@
+"""Running the steps in Python: what they return for the first image, and errors with step and sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import warn
+from .adapters import original
+from .generators import own_generators
+from .pipeline import Pipeline
+from .pixels import PixelFormat, normalised
+from .torchvision import Step, shown_step
+
+_REPEATS = 3  # runs that must equal the first one
+_PIL_HINT = (
+    " Images are uint8 tensors [3, H, W], not PIL images: put torchvision's v2.ToPILImage() before steps "
+    "that need PIL or arrays, and v2.PILToTensor() after them."
+)
+_OF_ARRAYS = ("PIL", "'Tensor' object", "Cannot handle this data type", "with Tensor input", "OpenCV")
+_FLOAT_HINT = " Put v2.ToDtype(torch.float32, scale=True) before steps that need floats."
+_SEVERAL = "Views are a list of transforms, one each: transform=[first, second]; FiveCrop needs torch.stack."
+_ENDING = "End it with torchvision's v2.ToImage(), or Albumentations' ToTensorV2()."
+_REMEDIES: dict[type, str] = {list: _SEVERAL, tuple: _SEVERAL, dict: "Return the image alone."}
+
+
+class TransformError(RuntimeError):
+    """A transform that raised, or whose result does not fit into the batch."""
+
+
+def run_steps(steps: Sequence[Step], image: Any, where: Callable[[], str]) -> Any:
+    """Return the result of the steps for a uint8 image [3, H, W]; ``where`` describes its sample.
+
+    Raises TransformError if one of them raises.
+    """
+    for number, step in enumerate(steps):
+        try:
+            result = step(image)
+        except Exception as error:
+            text = " ".join(str(error).split()).rstrip(".")
+            hint = ""
+            if "float tensor" in text:
+                hint = _FLOAT_HINT
+            elif any(part in text for part in _OF_ARRAYS):
+                hint = _PIL_HINT
+            raise TransformError(
+                f"{where()}: transform= failed in {shown_step(original(step))}, step {number + 1} of the "
+                f"{len(steps)} in Python, on {described(image)}: {type(error).__name__}: {text[:500]}.{hint}"
+            ) from error
+        image = result
+    return image
+
+
+def described(value: Any) -> str:
+    """Return type and shape of what a step takes or returns."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    shape = getattr(value, "shape", None) or getattr(value, "size", None)
+    return f"a {type(value).__name__}" + (f" of {shape}" if isinstance(shape, tuple) else "")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The results of a view: of ``pipeline.python``, ``dtype`` and ``shape`` of each sample."""
+
+    pipeline: Pipeline
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def is_rgb(self) -> bool:
+        """Whether the results are uint8 ``[3, H, W]``, which is normalised natively."""
+        return self.dtype == torch.uint8 and self.shape[:-2] == (3,)
+
+    def check(self, result: Any, where: Callable[[], str]) -> None:
+        """Raise TransformError for a result of another type or shape."""
+        if isinstance(result, Tensor) and (result.dtype, tuple(result.shape)) == (self.dtype, self.shape):
+            return
+        one_type = "Have all its branches return one type: end it with"
+        if not isinstance(result, Tensor):
+            remedy = f"{one_type} v2.PILToTensor()."
+        elif result.dtype != self.dtype:
+            remedy = f"{one_type} v2.ToDtype(torch.float32, scale=True)."
+        else:
+            remedy = "End it with a crop or a resize to a fixed size, such as v2.CenterCrop(224)."
+        wanted = described(torch.empty(self.shape, dtype=self.dtype, device="meta"))
+        raise TransformError(
+            f"{where()}: transform= returned {described(result)}, and {wanted} for the first sample: the "
+            f"results of all samples must have one type and one shape. {remedy}"
+        )
+
+
+def outcome_of(pipeline: Pipeline, image: Tensor, where: Callable[[], str], seed: int) -> Outcome:
+    """Run a pipeline on its first image, uint8 ``[3, H, W]``, to see what it returns.
+
+    Raises TransformError if a step raises or the result is not a tensor of uint8 or floats. Warns if equal
+    seeds give different results.
+    """
+    start = prepared(pipeline, image[None])[0]
+    with own_generators() as seed_all:
+
+        def run(steps: tuple[Step, ...]) -> Any:
+            seed_all(seed, steps)
+            return run_steps(steps, start.clone(), where)
+
+        result = run(pipeline.python)
+        found = Outcome(pipeline, result.dtype, tuple(result.shape)) if isinstance(result, Tensor) else None
+        if pipeline.tail and not (found and found.is_rgb):
+            pipeline = replace(pipeline, python=pipeline.python + pipeline.tail, tail=(), levels=None)
+            result = run(pipeline.python)
+        is_image = isinstance(result, Tensor) and (result.dtype == torch.uint8 or result.is_floating_point())
+        if not is_image or not result.numel():
+            if is_image:
+                remedy = "Give its crop or resize a size of at least 1."
+            elif isinstance(result, Tensor):
+                remedy = "Convert it with image.to(torch.uint8)."
+            else:
+                remedy = _REMEDIES.get(type(result), _ENDING + _PIL_HINT)
+            raise TransformError(
+                f"{where()}: transform= returned {described(result)}: it must return a tensor of uint8 or "
+                f"floats. {remedy}"
+            )
+        first = result.clone()
+        if not all(_is_same(first, run(pipeline.python)) for _ in range(_REPEATS)):
+            warn(
+                "transform= returns other results for equal seeds: it draws from a generator of its own, so "
+                "runs cannot be repeated or resumed exactly. Draw from the global generators of torch, numpy "
+                "or Python, which are seeded for each sample, and give compositions of Albumentations as "
+                "they are, not within a function."
+            )
+    return Outcome(pipeline, first.dtype, tuple(first.shape))
+
+
+def _is_same(one: Tensor, other: Any) -> bool:
+    is_alike = isinstance(other, Tensor) and one.shape == other.shape
+    return is_alike and bool(((one == other) | one.isnan()).all())
+
+
+def prepared(pipeline: Pipeline, images: Tensor, *, is_whole: bool = False) -> Tensor:
+    """Return images as the steps in Python get them.
+
+    Args:
+        pipeline: Pipeline of the view.
+        images: Decoded images, [B, 3, H, W].
+        is_whole: They come before conversions.
+    """
+    levels = pipeline.levels if pipeline.levels_first and not is_whole else None
+    if pipeline.takes_planes:
+        out = torch.empty(images.shape, dtype=levels.dtype if levels else torch.uint8, device="cpu")
+        return normalised(images, levels or PixelFormat(), out)
+    return normalised(images, levels) if levels else images

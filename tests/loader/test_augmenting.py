@@ -1,0 +1,222 @@
+"""Augmentation of batches: the same params for the same samples, wherever and whenever it runs."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from helpers.loaders import digest, load
+from helpers.training import Net, fitted, heavy, module, trainer
+from tarpeg import (
+    Affine,
+    Augment,
+    CenterCrop,
+    Erase,
+    GridMask,
+    Mix,
+    RandomResizedCrop,
+    ShardDataModule,
+    Split,
+    Streaming,
+)
+from tarpeg.loader.augmenting import augment_on_arrival
+from torchvision.transforms import v2
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
+
+
+def digests(batches):
+    return [digest([batch]) for batch in batches]
+
+
+def trained(folder, data, epochs=2):
+    """The digests of the batches that a network gets in training."""
+    return digests(fitted(folder, data, max_epochs=epochs).seen["train"])
+
+
+def looped(data, epochs=1):
+    """The digests of the batches of a plain loop."""
+    loader = data.train_dataloader()
+    found = [seen for _ in range(epochs) for seen in digests(data.augmented(loader))]
+    loader.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [{"workers": 0, "threads": 0}, {"workers": 0, "threads": 2}, {"workers": 1}, {"workers": 2}],
+    ids=str,
+)
+def test_the_same_bytes_in_any_process_and_loop(photos, tmp_path, engine):
+    expected = looped(module(photos, workers=0, threads=0, augment=heavy()), epochs=2)
+    assert len(set(expected)) == 12
+    assert trained(tmp_path, module(photos, augment=heavy(), **engine)) == expected
+    assert looped(module(photos, augment=heavy(), **engine), epochs=2) == expected
+
+
+@pytest.mark.parametrize(
+    "engine", [{"workers": 0}, {"workers": 1}, {"workers": 1, "streaming": True}], ids=str
+)
+@pytest.mark.parametrize("make", [Augment, heavy], ids=["normalised", "heavy"])
+def test_the_loader_augments_for_a_plain_loop_as_for_a_trainer(photos, monkeypatch, make, engine):
+    here, calls, transform = os.getpid(), [], Augment.transform
+    monkeypatch.setattr(Augment, "transform", lambda *args: calls.append(os.getpid()) or transform(*args))
+    engine = dict(engine)
+    split = Split(photos, CenterCrop(16), streaming=engine.pop("streaming", False))
+    data = ShardDataModule(split, batch_size=4, augment=make(), **engine)
+    loader = data.train_dataloader()
+    for device in ("cpu", None):
+        assert next(iter(loader)).image.dtype == torch.uint8
+        assert next(data.augmented(loader, device)).image.dtype == torch.float32
+    assert (here in calls) == (make is heavy and engine["workers"] == 0)
+    if make is Augment:  # not on the CPU: Augment runs on the images that were moved
+        moved = next(data.augmented(loader, "meta")).image
+        assert (moved.dtype, moved.device.type) == (torch.float32, "meta")
+        assert loader.fetcher.dtype == torch.uint8 and len(calls) == 1
+    loader.close()
+
+
+def test_a_compiled_augment_gives_the_same_bytes(photos, tmp_path):
+    def data():
+        return module(photos, workers=0, threads=0, augment=torch.compile(heavy(), backend="eager"))
+
+    expected = looped(module(photos, workers=0, threads=0, augment=heavy()))
+    assert looped(data()) == expected and trained(tmp_path, data(), epochs=1) == expected
+
+
+def test_validation_only_normalises(photos, tmp_path):
+    shown = []
+    for make, workers in ((heavy, 0), (heavy, 1), (Augment, 0)):
+        net = Net()
+        data = module(photos, augment=make(space="ycbcr"), workers=workers)
+        trainer(tmp_path).validate(net, datamodule=data, verbose=False)
+        shown.append(digests(net.seen["validate"]))
+        assert digests(data.augmented(data.val_dataloader())) == shown[-1]
+    assert shown[0] == shown[1] == shown[2]
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+@pytest.mark.parametrize("augment", [Augment, heavy], ids=["normalised", "heavy"])
+def test_images_that_lightning_casts_are_not_augmented_twice(photos, tmp_path, precision, augment):
+    def images(**settings):
+        data = module(photos, augment=augment(), workers=1)
+        net = fitted(tmp_path, data, limit_train_batches=2, **settings)
+        return [batch.image for batch in net.seen["train"]]
+
+    cast = images(precision=precision)
+    assert all(torch.equal(one, other.to(one.dtype)) for one, other in zip(cast, images(), strict=True))
+
+
+def test_a_stream_that_lightning_fetches_ahead(photos, tmp_path):
+    # Without a length Lightning fetches each batch before it returns the previous one.
+    def data(workers, streaming=True):
+        split = Split(photos, CenterCrop(16), streaming=streaming)
+        return ShardDataModule(split, batch_size=4, workers=workers, keys=True, augment=heavy())
+
+    shown = looped(data(0))
+    assert trained(tmp_path, data(0), epochs=1) == shown and len(shown) == 6
+    sized, again = (data(2, Streaming(samples=20)) for _ in range(2))
+    assert trained(tmp_path, sized) == trained(tmp_path, again)
+
+
+def test_views_have_their_own_params(photos, tmp_path):
+    split = Split(photos, CenterCrop(16), views=2)
+    shown = []
+    for workers in (0, 1):
+        data = ShardDataModule(split, batch_size=4, workers=workers, keys=True, augment=heavy())
+        shown.append(fitted(tmp_path, data).seen["train"])
+    assert digests(shown[0]) == digests(shown[1])
+    first, second = shown[0][0].image
+    assert first.shape == (4, 3, 16, 16) and not torch.equal(first, second)
+    single = ShardDataModule(Split(photos, CenterCrop(16)), batch_size=4, workers=0, augment=heavy())
+    alone = next(iter(single.augmented(single.train_dataloader())))
+    assert torch.equal(alone.image, first), "the first view equals that of a split without views"
+
+
+def test_a_hook_that_removes_images_is_an_error(photos, tmp_path):
+    class Half(Net):
+        def on_before_batch_transfer(self, batch, _):
+            if not self.trainer.training:
+                return batch
+            return batch._replace(image=batch.image[:2], label=batch.label[:2])
+
+    with pytest.raises(ValueError, match=r"2 images .*2 labels.* 4 "):
+        fitted(tmp_path, module(photos, augment=heavy()), Half())
+
+
+def test_mixed_batches(photos, tmp_path):
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    shown = []
+    for workers in (0, 1):
+        torch.manual_seed(3)
+        data = module(photos, augment=heavy(mix=Mix(5)), workers=workers)
+        seen = fitted(tmp_path, data, max_epochs=2).seen
+        labels = [batch.label for batch in seen["train"]]
+        assert all(batch.label.shape == (len(batch.key), 5) for batch in seen["train"])
+        assert all(torch.allclose(label.sum(1), torch.ones(())) for label in labels)
+        assert sum(((label > 0).sum(1) > 1).any().item() for label in labels) > 6, "most batches are mixed"
+        assert all(batch.label.dtype == torch.int64 for batch in seen["validate"])
+        shown.append(digests(seen["train"]))
+    assert shown[0] == shown[1]
+    torch.manual_seed(3)
+    data = module(photos, augment=Augment(mix=Mix(5)))
+    list(data.augmented(data.train_dataloader()))
+    assert torch.equal(torch.rand(1), expected), "torch's generator is not touched"
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_repeated_images_are_mixed_with_other_samples(photos, world):
+    split = Split(photos, CenterCrop(16), repeats=3)
+    ratios = []
+    for rank in range(world):
+        loader = load(photos, split=split, rank=rank, world=world, batch_size=7, workers=0)
+        augment = Augment(mix=Mix(23, mixup=1.0, cutmix=0.0)).train()
+        batch = next(iter(loader))
+        request = loader.claim()
+        batch = batch._replace(label=torch.from_numpy(request.ids))
+        mixed = augment_on_arrival(augment, batch, 0, request, is_augmented=False, repeats=3)
+        shares = mixed.label[mixed.label > 0].reshape(-1, 2)  # two samples in each of the images
+        assert len(shares) == len(request.ids)
+        order = mixed.label.argsort(descending=True)[:, :2]
+        plain = augment_on_arrival(Augment().eval(), batch, 0, None, is_augmented=False).image
+        means = {int(id): plain[row].mean() for row, id in enumerate(request.ids)}
+        for row in range(len(request.ids)):
+            first, second = order[row].tolist()
+            expected = mixed.label[row, first] * means[first] + mixed.label[row, second] * means[second]
+            assert abs(float(mixed.image[row].mean() - expected)) < 1e-4
+        ratios.append(round(float(shares.max()), 6))
+    assert len(set(ratios)) == world, "ranks whose first sample is the same have other ratios"
+
+
+def test_gray_under_lightning(photos, tmp_path):
+    class Gray(Net):
+        def _see(self, batch):
+            return super()._see(batch._replace(image=batch.image.expand(-1, 3, -1, -1)))
+
+    split = Split(photos, RandomResizedCrop(16), channels=1, flip=0.5)
+    options = {"flip": 0.5, "affine": Affine(20), "erase": Erase(), "mask": GridMask(0.1, 4)}
+    found = []
+    for workers, given in ((0, options), (2, options), (2, {})):
+        augment = Augment([0.5], [0.25], **given)
+        data = ShardDataModule(split, batch_size=4, workers=workers, keys=True, augment=augment)
+        found.append(digests(fitted(tmp_path, data, Gray()).seen["train"]))
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_transform_may_make_gray_images(photos):
+    split = Split(photos, transform=v2.Compose([v2.CenterCrop(16), v2.Grayscale()]))
+    data = ShardDataModule(split, batch_size=4, workers=0, augment=Augment([0.5], [0.25]))
+    batch = next(iter(data.augmented(data.train_dataloader())))
+    assert batch.image.shape == (4, 1, 16, 16) and batch.image.dtype == torch.float32
+
+
+def test_images_and_augment_with_other_numbers_of_channels_are_refused(photos):
+    gray, rgb = (Split(photos, CenterCrop(16), channels=channels) for channels in (1, 3))
+    with pytest.raises(ValueError, match=r"train .*channels=1.*augment= .*mean=\[0\.485"):
+        ShardDataModule(gray, augment=Augment())
+    with pytest.raises(ValueError, match=r"val .*channels=3.*augment= .*mean=\[0\.5\]"):
+        ShardDataModule(gray, rgb, augment=[Augment([0.5], [0.2])])
+    with pytest.raises(ValueError, match=r"val=Split\(repeats=2\)"):
+        ShardDataModule(val=Split(photos, CenterCrop(16), repeats=2))

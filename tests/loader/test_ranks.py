@@ -1,0 +1,142 @@
+"""Data-parallel ranks: by numbers, by a mesh, under Lightning; peers of one rank get the same batches."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+from helpers.loaders import ALL
+from helpers.scripts import run_two_ranks
+from tarpeg import CenterCrop, Loader, Split
+from tarpeg.loader import ranks
+from tarpeg.loader.ranks import DataRank, data_rank, rank_of_strategy
+
+
+def mesh(names, sizes, place):
+    """What `data_rank` needs of a DeviceMesh, without a process group."""
+    return types.SimpleNamespace(
+        ndim=len(sizes),
+        mesh_dim_names=names,
+        size=lambda dimension: sizes[dimension],
+        get_local_rank=lambda dimension: place[dimension],
+        get_coordinate=lambda: place,
+    )
+
+
+def test_ranks_by_numbers_and_by_a_mesh():
+    assert data_rank() == DataRank(0, 1, "processes", True)
+    assert data_rank(1, 3) == DataRank(1, 3, "given", False)
+    whole = mesh(("replicate", "shard", "tp"), (2, 3, 2), (1, 2, 0))
+    assert data_rank(mesh=(whole, "shard")) == DataRank(2, 3, "mesh", True)
+    both = data_rank(mesh=(whole, "replicate", "shard"))
+    assert (both.rank, both.world) == (5, 6), "the last dimension counts fastest"
+    line = data_rank(mesh=mesh(None, (4,), (3,)))
+    assert (line.rank, line.world) == (3, 4)
+    assert rank_of_strategy(types.SimpleNamespace()) == (0, 1), "a strategy of one device"
+    kwargs = {"num_replicas": 4, "rank": 2}
+    assert rank_of_strategy(types.SimpleNamespace(distributed_sampler_kwargs=kwargs)) == (2, 4)
+
+
+def test_a_mesh_of_some_of_the_processes_compares_nothing(monkeypatch):
+    monkeypatch.setattr(ranks, "process_rank", lambda: (0, 4))
+    whole = mesh(("dp", "tp"), (2, 2), (1, 0))
+    line = mesh(("dp",), (2,), (1,))
+    assert data_rank(mesh=(whole, "dp")).is_everywhere and not data_rank(mesh=line).is_everywhere
+    line._get_root_mesh = lambda: whole
+    assert data_rank(mesh=line).is_everywhere, "a part of a mesh of all processes"
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"rank": 1}, "world=None must be an integer: give both"),
+        ({"world": 2}, "rank=None must be an integer: give both"),
+        ({"rank": True, "world": 2}, "rank=True must be an integer"),
+        ({"rank": 2, "world": 2}, r"rank=2 must be in 0\.\.1"),
+        ({"rank": 0, "world": 2, "mesh": 3}, "those of mesh="),
+        ({"mesh": 3}, "mesh=3 must be a DeviceMesh"),
+        ({"mesh": mesh(("dp", "tp"), (2, 2), (0, 0))}, r"dimensions \('dp', 'tp'\).*mesh=\(mesh, 'dp'\)"),
+        ({"mesh": (mesh(("dp", "tp"), (2, 2), (0, 0)), "data")}, r"mesh=\(mesh, 'data'\)"),
+        ({"mesh": (mesh(("dp",), (2,), None), "dp")}, "does not contain this process"),
+    ],
+)
+def test_ranks_that_are_refused(given, text):
+    with pytest.raises(ValueError, match=text):
+        data_rank(**given)
+
+
+def test_two_given_ranks_share_the_samples(photos):
+    found = []
+    for rank in (0, 1):
+        loader = Loader(Split(photos, CenterCrop(8)), 4, keys=True, workers=0, rank=rank, world=2)
+        found.append([key for batch in loader for key in batch.key])
+    assert sorted(found[0] + found[1]) == ALL and not {*found[0]} & {*found[1]}
+
+
+# The mesh is (data-parallel, tensor-parallel).
+SCRIPT = """
+import faulthandler, json, warnings
+faulthandler.dump_traceback_later(200, exit=True)  # a run that hangs prints its stacks
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from tarpeg import Augment, CenterCrop, DataStallMonitor, Loader, RandomResizedCrop, ShardError, Split
+from helpers.training import Net, heavy, module, trainer
+
+class Sharded(Net):
+    def configure_model(self):
+        pass
+
+def seen(batches):
+    return [[batch.key, batch.image.double().sum((1, 2, 3)).tolist()] for batch in batches]
+
+found = {{}}
+split = Split({folder!r}, RandomResizedCrop(16), flip=0.5)
+for sizes in ((1, 2), (2, 1)):
+    name = "x".join(map(str, sizes))
+    net, monitor = Sharded(), DataStallMonitor(sample_seconds=0)
+    strategy = ModelParallelStrategy(*sizes)
+    run = trainer({out!r}, devices=2, strategy=strategy, max_epochs=2, callbacks=[monitor])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run.fit(net, datamodule=module({folder!r}, batch_size=4, augment=heavy(), workers=1))
+    found["lightning" + name] = [seen(net.seen[stage]) for stage in ("train", "validate")]
+    mesh = torch.distributed.init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp"))
+    for number, given in enumerate(((mesh, "dp"), mesh["dp"])):
+        loader = Loader(split, 4, keys=True, workers=0, augment=heavy(), seed=3, mesh=given)
+        found[f"loop{{number}}" + name] = [seen(loader), seen(loader)]
+    errors = []
+    for subset in (range(8 + run.global_rank), range(run.global_rank, 8 + run.global_rank)):
+        try:
+            Loader(Split({folder!r}, CenterCrop(16), subset=list(subset)), 2, workers=0, mesh=(mesh, "dp"))
+        except ShardError as error:
+            errors.append(str(error))
+    found["errors" + name] = errors
+plain = Loader(split, 4, keys=True, workers=0)
+found["ranks"] = [plain.ranks.rank, plain.ranks.world, plain.ranks.is_first]
+open({out!r} + "/rank" + str(run.global_rank) + ".json", "w").write(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_peers_of_one_rank_get_the_same_batches(photos, tmp_path):
+    ranks = run_two_ranks(tmp_path, SCRIPT.format(folder=str(photos), out=str(tmp_path)))
+    assert [rank["ranks"] for rank in ranks] == [[0, 2, True], [1, 2, False]]
+    for name in ("lightning", "loop0", "loop1"):
+        same, other = (rank[f"{name}1x2"] for rank in ranks)
+        assert same == other, f"{name}: tensor-parallel peers"
+        for epoch in same if name != "lightning" else ():
+            assert sorted(key for keys, _ in epoch for key in keys) == ALL
+        parts = [rank[f"{name}2x1"] for rank in ranks]
+        for one, two in zip(*parts, strict=True):  # of each epoch, or of training and validation
+            assert len(one) == len(two)
+            first, second = ([key for keys, _ in part for key in keys] for part in (one, two))
+            assert ({*first} | {*second} == {*ALL} and not {*first} & {*second}) or name == "lightning"
+    train = [[keys for keys, _ in rank["lightning2x1"][0]] for rank in ranks]
+    half = len(train[0]) // 2
+    for epoch in (slice(half), slice(half, None)):
+        keys = [key for part in train for batch in part[epoch] for key in batch]
+        assert sorted(keys) == ALL, "every sample once over both ranks"
+    for sizes in ("1x2", "2x1"):
+        for rank in ranks:
+            assert len(rank[f"errors{sizes}"]) == 2, "other samples, of another number and of the same"
+            assert "Give every rank the same shards" in rank[f"errors{sizes}"][1]

@@ -1,0 +1,119 @@
+"""What `make test` leaves out, and objects that are compiled once: helpers/kinds.py and object_cache.py."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import types
+from pathlib import Path
+
+import lightning
+import pytest
+import torch
+from helpers import object_cache
+from helpers.kinds import kinds, mark_slow
+from helpers.scripts import run_tool
+from helpers.training import fitted
+
+
+class Runs:
+    def begin(self):
+        subprocess.Popen("nothing")
+
+
+def decorated(function):
+    return functools.wraps(function)(lambda: function())
+
+
+@decorated
+def starts_a_process():
+    return [Runs() for _ in range(3)]
+
+
+def starts_a_training():
+    return lambda: fitted(None, None)
+
+
+def starts_nothing():
+    return torch.zeros(3), lightning.LightningModule, Path(), subprocess.DEVNULL
+
+
+def item(function, *marks, path="a", **fixtures):
+    """What conftest.py gets of pytest, as far as it is read."""
+    found = {name: [types.SimpleNamespace(func=made)] for name, made in fixtures.items()}
+    made = types.SimpleNamespace(path=Path(path), function=function, own=list(marks))
+    made._fixtureinfo = types.SimpleNamespace(name2fixturedefs=found)
+    made.get_closest_marker = lambda name: name in made.own
+    made.add_marker = lambda mark: made.own.append(mark.name)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [
+        (starts_a_process, {"process"}),
+        (starts_a_training, {"training"}),
+        (functools.partial(run_tool, "bench"), {"process"}),
+        (lambda: torch.compile(starts_a_training), {"graph", "training"}),
+        (starts_nothing, set()),
+    ],
+)
+def test_what_a_test_starts_is_read_from_its_code_and_that_of_its_fixtures(function, found):
+    assert kinds(item(function)) == kinds(item(starts_nothing, fixture=function)) == found
+
+
+def test_one_of_each_kind_and_the_first_of_a_sweep_are_quick():
+    process, training, nothing = starts_a_process, starts_a_training, starts_nothing
+    slow = [item(process), item(process, "sweep"), item(process, "slow"), item(process, path="b")]
+    kept = [item(process, "quick"), item(process, "quick"), item(training, path="b")]
+    kept += [item(training), item(nothing), item(lambda: process, "sweep")]
+    slow += [item(training), item(training, fixture=process), item(kept[-1].function, "sweep")]
+    mark_slow([*slow[:4], *kept, *slow[4:]])
+    assert all("slow" in one.own for one in slow) and not any("slow" in one.own for one in kept)
+
+
+@pytest.mark.quick
+def test_an_object_is_that_of_the_same_text_flags_and_compiler(tmp_path, monkeypatch):
+    monkeypatch.setenv(object_cache.FOLDER, str(tmp_path))
+    monkeypatch.setenv(object_cache.SECONDS, str(tmp_path / "seconds"))
+
+    def compiled(*flags: str, value: int = 1, header: int = 1, folder: str = "a", program: str = "cc") -> int:
+        """How many objects there are after this one is compiled."""
+        place = tmp_path / folder / "native"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "x.h").write_text(f"// a comment {len(list(tmp_path.iterdir()))}\nint h = {header};\n")
+        (place / "x.c").write_text(f'#include "x.h"\nconst char* f(void) {{ return "value {value}"; }}\n')
+        files = ["-I", str(place), "-c", str(place / "x.c"), "-o", str(place / "x.o")]
+        subprocess.run([*object_cache.launcher(), program, *flags, *files], check=True)
+        assert f"value {value}".encode() in (place / "x.o").read_bytes()
+        return len(list(tmp_path.glob("*.o")))
+
+    other = tmp_path / "other"
+    other.write_text('#!/bin/sh\nexec cc "$@"\n')
+    other.chmod(0o755)
+    assert compiled() == compiled(folder="b") == 1, "a copy of the sources, with another comment"
+    assert compiled("-O1") == 2 and compiled(value=2) == 3 and compiled(header=2) == 4
+    assert compiled(program=str(other)) == 5 and compiled() == 5
+    assert compiled("-g") == 6, "lines are in the object"
+    (tmp_path / "a" / "native" / "x.c").write_text("no C")
+    command = [
+        *object_cache.launcher(),
+        "cc",
+        "-c",
+        str(tmp_path / "a" / "native" / "x.c"),
+        "-o",
+        "/dev/null",
+    ]
+    assert subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode != 0
+    assert len((tmp_path / "seconds").read_text().split()) == 8
+
+
+def test_objects_that_nobody_uses_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    old, new = object_cache.folder() / "old.o", object_cache.folder() / "new.o"
+    for path in (old, new):
+        path.touch()
+    os.utime(old, (0, 0))
+    assert object_cache.folder() == old.parent
+    assert new.exists() and not old.exists()

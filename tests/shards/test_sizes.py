@@ -1,0 +1,79 @@
+"""Sizes of images: read from the headers once, then from a file beside the tar."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+import tarpeg
+from helpers.pictures import jpeg, saved
+from helpers.small_tars import cache_home as cache_home, write_tar
+from PIL import Image
+from tarpeg.ops import decode
+from tarpeg.shards.mapped import Shards
+from tarpeg.shards.source import Source
+
+KINDS = [
+    ("a.jpg", jpeg("420", 40, 64)),
+    ("b.jpg", saved(Image.new("RGB", (20, 30)), "JPEG", orientation=6)),
+    ("c.ppm", saved(Image.new("RGB", (7, 9)), "PPM")),
+    ("d.png", saved(Image.new("RGB", (7, 9)), "PNG")),
+    ("e.jpg", b"broken"),
+]
+EXPECTED = [[40, 64], [20, 30], [9, 7], [0, 0], [0, 0]]
+
+
+@pytest.fixture
+def headers_read(monkeypatch):
+    """How many images' headers were read, a number per call."""
+    read, image_sizes = [], decode.image_sizes
+    monkeypatch.setattr(decode, "image_sizes", lambda files: read.append(len(files)) or image_sizes(files))
+    return read
+
+
+def test_sizes_are_read_once_and_saved(tmp_path, headers_read):
+    paths = [write_tar(tmp_path / f"{name}.tar", KINDS) for name in "ab"]
+    shards = Shards(paths)
+    assert not list(tmp_path.glob("*.sizes")), "only where they are asked for"
+    assert shards.sizes([4, 0, 1, 0]).tolist() == [EXPECTED[id] for id in (4, 0, 1, 0)]
+    assert [path.name for path in tmp_path.glob("*.sizes")] == ["a.tarpeg.sizes"]
+    assert shards.sizes(range(10)).tolist() == EXPECTED * 2 and shards.sizes([]).shape == (0, 2)
+    assert shards.sizes([3]).dtype == np.int32 and headers_read == [5, 5]
+    for other in (Shards(paths), pickle.loads(pickle.dumps(shards)), Shards(paths[::-1])):
+        assert other.sizes(range(10)).tolist() == EXPECTED * 2
+    assert headers_read == [5, 5]
+    assert Source.sizes(shards, range(5)).tolist() == EXPECTED
+
+
+def test_sizes_of_another_tar_or_damaged_ones_are_read_again(tmp_path, headers_read):
+    path = write_tar(tmp_path / "a.tar", KINDS)
+    Shards([path]).sizes([0])
+    place = tmp_path / "a.tarpeg.sizes"
+    good = place.read_bytes()
+    for damaged in (b"", good[:-1], bytes([*good[:-3], good[-3] ^ 1, *good[-2:]])):
+        place.write_bytes(damaged)
+        assert Shards([path]).sizes(range(5)).tolist() == EXPECTED and place.read_bytes() == good
+    before = path.stat()
+    write_tar(path, [(name.replace("a.jpg", "A.jpg"), data) for name, data in KINDS[::-1]])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    assert Shards([path]).sizes(range(5)).tolist() == EXPECTED[::-1]
+    assert headers_read == [5] * 5
+
+
+def test_sizes_of_a_cache_and_of_a_folder_that_is_read_only(tmp_path, cache_home, headers_read):
+    write_tar(tmp_path / "a.tar", KINDS[:3])
+    tarpeg.build_cache(tmp_path / "a.tar", tmp_path / "cache", executor=0)
+    shards = tarpeg.Split(tmp_path / "cache", tarpeg.CenterCrop(8)).open()
+    assert shards.sizes(range(3)).tolist() == EXPECTED[:3]
+    assert (tmp_path / "cache" / "a.tarpeg.sizes").exists()
+    assert tarpeg.verify_cache(tmp_path / "cache", 0).is_good
+    assert tarpeg.build_cache(tmp_path / "a.tar", tmp_path / "cache", executor=0).built == 0
+    path = write_tar(tmp_path / "b.tar", KINDS)
+    (tmp_path / "b.tarpeg.sizes" / "x").mkdir(parents=True)  # not even root can replace this folder
+    for _ in range(2):
+        assert Shards([path]).sizes(range(5)).tolist() == EXPECTED
+    assert len(list((cache_home / "tarpeg" / "index").glob("*.sizes"))) == 1
+    assert (headers_read[0], headers_read[-1]) == (3, 5) and 5 not in headers_read[:-1]

@@ -1,0 +1,101 @@
+"""Callbacks of ``train.py``: the first line of a run, and Ctrl-C with a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import lightning
+
+from .reports import is_first_rank, show
+
+
+class DataSummary(lightning.Callback):
+    """Print at the start what is trained on.
+
+    Args:
+        note: added to the line.
+    """
+
+    def __init__(self, note: str = "") -> None:
+        self.note = note
+
+    def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
+        """Print it after the data module's own setup, which raises if shards are missing."""
+        if not trainer.is_global_zero or stage != "fit":
+            return
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        parts = []
+        for name, split in data.splits.items():
+            if split is not None and name.startswith(("train", "val")):
+                count = "" if split.streaming else f" ({len(data.samples(name))} images)"
+                parts.append(f"{name}: {split.shards}{count}")
+        if data.num_classes:
+            parts.append(f"{data.num_classes} classes")
+        show(f"{'; '.join(parts)}{self.note}")
+
+
+class Interrupt(lightning.Callback):
+    """Ctrl-C ends the run after the current batch, with a checkpoint of exactly that place.
+
+    Several ranks end together, after at most ``log_every_n_steps`` batches. During a validation it ends after
+    it. A second Ctrl-C ends the run at once, without a checkpoint.
+
+    Args:
+        folder: of the checkpoint, ``interrupted.ckpt``.
+
+    Attributes:
+        saved: path of the checkpoint, "" if there is none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "interrupted.ckpt"
+        self.saved = ""
+        self.is_asked = False
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Handle Ctrl-C from now on."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._ask)
+
+    def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Leave Ctrl-C to Python again."""
+        if signal.getsignal(signal.SIGINT) == self._ask:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def on_train_batch_end(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """End the run if any rank was interrupted; several ranks look now and then."""
+        # Ranks ask each other only now and then: each time they wait for their GPUs. After the last batch of
+        # an epoch, on_train_epoch_end does.
+        every = 1 if trainer.world_size == 1 else getattr(trainer, "log_every_n_steps", 0) or 50
+        if (batch_idx + 1) % every == 0 and batch_idx + 1 < trainer.num_training_batches:
+            self._end_if_asked(trainer)
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """End the run if any rank was interrupted."""
+        self._end_if_asked(trainer)
+
+    def _ask(self, *_: Any) -> None:
+        if self.is_asked:
+            raise KeyboardInterrupt
+        self.is_asked = True
+        if is_first_rank():  # print() might be interrupted within itself
+            os.write(2, b"\nCtrl-C: ends after this batch or validation; once more: at once\n")
+
+    def _end_if_asked(self, trainer: lightning.Trainer) -> None:
+        """Save and end if any rank was interrupted, on all ranks at the same step."""
+        if trainer.strategy.reduce_boolean_decision(self.is_asked, all=False):
+            self.is_asked = True
+            trainer.save_checkpoint(self.path, weights_only=False)
+            self.saved = str(self.path)
+            raise KeyboardInterrupt

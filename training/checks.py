@@ -1,0 +1,101 @@
+"""Checks before a run: settings that do not fit together, and checkpoints that do not fit the model."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import typing
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from omegaconf import DictConfig
+from torch import nn
+
+
+class ConfigError(ValueError):
+    """Settings that do not fit together. The message has their names on the command line."""
+
+
+def check_trainer(config: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a word in place of a number: Lightning asserts, or fails in the first step."""
+    parameters = inspect.signature(lightning.Trainer).parameters
+    for name, value in config.items():
+        kind = parameters[name].annotation if name in parameters else None
+        kinds = typing.get_args(kind) or (kind,)
+        if isinstance(value, str) and str not in kinds and {int, float} & set(kinds):
+            raise ConfigError(f"trainer.{name}={value} must be a number")
+
+
+def check_run(config: DictConfig, model: lightning.LightningModule, has_val: bool) -> None:
+    """Raise ConfigError if this run cannot do what ``predict`` or ``validate`` asks for."""
+    for asked, use in ((config.predict, "predict="), (config.validate, "validate=true")):
+        if asked and config.ckpt_path is None:
+            raise ConfigError(f"{use} needs a checkpoint: give ckpt_path=...")
+    if config.predict is not None and type(model).predict_step is lightning.LightningModule.predict_step:
+        raise ConfigError(f"predict= needs predict_step(), which {type(model).__name__} does not have")
+    if config.ckpt_path is not None and "://" not in config.ckpt_path:
+        is_fit = config.predict is None and not config.validate
+        check_checkpoint(config.ckpt_path, model, config.trainer.get("max_epochs") if is_fit else None)
+    if config.validate and not has_val:
+        raise ConfigError("validate=true measures on data.val, which is null: give data.val.shards=...")
+
+
+def check_checkpoint(path: str, model: nn.Module, max_epochs: int | None = None) -> None:
+    """Raise ConfigError for a file that Lightning cannot load into ``model``.
+
+    Args:
+        path: of a file, or a word that Lightning replaces by a path: these are not checked.
+        model: the tensors of the checkpoint must have the names and shapes of its tensors.
+        max_epochs: of the training that goes on from the checkpoint; None or -1 for no limit.
+    """
+    if not path:
+        raise ConfigError("ckpt_path= is empty: give a file, or leave it out")
+    if path in ("last", "best", "hpc") or path.startswith("registry"):
+        return
+    if not Path(path).is_file():
+        found = sorted(str(each) for each in Path(path).rglob("*.ckpt"))
+        hint = f"a folder; give a file, such as {found[-1]}" if found else "not a file"
+        raise ConfigError(f"ckpt_path={path} is {hint}")
+    if not zipfile.is_zipfile(path):
+        raise ConfigError(f"ckpt_path={path} is not a checkpoint of Lightning, or not a whole one")
+    try:
+        checkpoint = torch.load(path, map_location="meta", weights_only=False, mmap=True)
+        saved = _shapes(checkpoint["state_dict"])
+    except (AttributeError, ImportError) as error:
+        raise ConfigError(
+            f"ckpt_path={path} has an object of a class that is missing here, or has moved: {error}. Load it "
+            "with the version that saved it, or go on from its state_dict alone"
+        ) from error
+    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
+        raise ConfigError(f"ckpt_path={path} is not a complete checkpoint of Lightning: {error!r}") from error
+    own = _shapes(model.state_dict())
+    if other := sorted(name for name in {*saved, *own} if saved.get(name) != own.get(name)):
+        name = other[0]
+        raise ConfigError(
+            f"ckpt_path={path} is of another model: {len(other)} of its tensors differ, such as {name}, "
+            f"{_shown(saved.get(name))} there and {_shown(own.get(name))} here. Give the same model=..."
+        )
+    trained = _epochs_of(checkpoint)
+    if max_epochs is not None and 0 <= max_epochs < trained:
+        raise ConfigError(
+            f"ckpt_path={path} was trained for {trained} epochs, and trainer.max_epochs is {max_epochs}: "
+            "give more, trainer.max_epochs=..."
+        )
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def _shown(shape: torch.Size | None) -> str:
+    return "missing" if shape is None else str(list(shape))
+
+
+def _epochs_of(checkpoint: Mapping[str, Any]) -> int:
+    """Return the number of trained epochs, which Lightning compares with max_epochs; 0 if it is unknown."""
+    loop = checkpoint.get("loops", {}).get("fit_loop", {})
+    return int(loop.get("epoch_progress", {}).get("current", {}).get("processed", 0))

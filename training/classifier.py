@@ -1,0 +1,160 @@
+"""A LightningModule around any classifier: loss, accuracy, weight decay and schedule of published recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import lightning
+import tarpeg
+import torch
+import torchmetrics
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+
+from .checks import ConfigError
+
+
+class Classifier(lightning.LightningModule):
+    """Loss and accuracy around a classifier.
+
+    Args:
+        net: from images ``[B, C, H, W]`` to scores ``[B, classes]``.
+        optimizer: called with the groups of parameters.
+        classes: number of classes; labels are 0 to classes - 1.
+        criterion: loss of scores and labels, or of shares of labels if they are mixed; None for cross
+            entropy. Validation always measures cross entropy.
+        no_decay: parameters without weight decay: "norms" (of normalisation layers, as in torchvision's
+            references), "vectors" (these, biases, and ``no_weight_decay()`` of the network, as in timm), or
+            None.
+        schedule: per epoch, a linear warm-up of ``warmup`` epochs from ``start``, then a cosine to ``end``,
+            both as fractions of the optimiser's learning rate; None for a constant rate.
+
+    Raises:
+        ConfigError: for an unknown ``no_decay`` or ``schedule``.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        classes: int,
+        criterion: nn.Module | None = None,
+        no_decay: str | None = None,
+        schedule: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__()
+        if no_decay not in (None, "norms", "vectors"):
+            raise ConfigError(f"model.no_decay={no_decay} must be norms, vectors or null")
+        if schedule is not None and set(schedule) != {"warmup", "start", "end"}:
+            raise ConfigError(f"model.schedule={dict(schedule)} must have warmup, start and end")
+        self.net = net
+        self.optimizer = optimizer
+        self.num_classes = classes
+        self.criterion = criterion or nn.CrossEntropyLoss()
+        self.no_decay = no_decay
+        self.schedule = schedule
+        self.accuracy = torchmetrics.classification.MulticlassAccuracy(classes, average="micro")
+        self.loss = torchmetrics.MeanMetric()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return scores ``[B, classes]``."""
+        scores: Tensor = self.net(images)
+        return scores
+
+    def on_before_batch_transfer(self, batch: Any, _: int) -> Any:
+        """Raise ConfigError for labels out of range: a GPU has an assertion without a message."""
+        if self.trainer.predicting:  # without labels
+            return batch
+        low, high = (int(bound) for bound in batch[1].aminmax())
+        if high >= self.num_classes and low >= 0:
+            raise ConfigError(
+                f"labels {low}..{high} need model.net.num_classes={high + 1} or more, "
+                f"and it is {self.num_classes}"
+            )
+        if low < 0:
+            hint = ": -1 is an image without a label; data=folder takes a folder of images" * (low == -1)
+            raise ConfigError(
+                f"labels {low}..{high} do not fit model.net.num_classes={self.num_classes}{hint}"
+            )
+        return batch
+
+    def training_step(self, batch: Any, _: int) -> Tensor:
+        """Return the loss of a batch of images and labels."""
+        images, labels = batch
+        loss: Tensor = self.criterion(self(images), labels)
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: Any, _: int, dataloader_idx: int = 0) -> None:
+        """Count loss and accuracy of a batch; each of several validation sets has its own accuracy."""
+        images, labels = batch
+        scores = self(images)
+        self.accuracy.update(scores, labels)
+        self.loss.update(nn.functional.cross_entropy(scores, labels), len(labels))
+        sets = [name for name in self._data.splits if name.startswith("val/")]
+        if sets:  # such as val/clean/accuracy
+            right = (scores.argmax(1) == labels).float().mean()
+            name = f"{sets[dataloader_idx]}/accuracy"
+            self.log(name, right, batch_size=len(labels), add_dataloader_idx=False, sync_dist=True)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log loss and accuracy over all validation sets."""
+        self.log("val/loss", self.loss)
+        self.log("val/accuracy", self.accuracy, prog_bar=True)
+
+    def predict_step(self, batch: Any, _: int) -> list[tuple[str, str | int, float]]:
+        """Return key, class and probability of each image; the class is a number if it has no name."""
+        if not batch.key:  # none could be decoded
+            return []
+        found = self(batch.image).float().softmax(1).max(1)
+        named: dict[int, str] = dict(enumerate(self._data.classes or []))  # those of the checkpoint
+        classes = [named.get(label, label) for label in found.indices.tolist()]
+        return list(zip(batch.key, classes, found.values.tolist(), strict=True))
+
+    def configure_optimizers(self) -> Any:
+        """Return the optimiser, and its schedule if there is one."""
+        optimizer = self._make_optimizer()
+        if self.schedule is None:
+            return {"optimizer": optimizer}
+        epochs, warmup = self.trainer.max_epochs, int(self.schedule["warmup"])
+        if not epochs or epochs < 1:
+            raise ConfigError("model.schedule needs a number of epochs: give trainer.max_epochs=...")
+        lr, end = optimizer.param_groups[0]["lr"], self.schedule["end"]
+        decay = lr_scheduler.CosineAnnealingLR(optimizer, max(1, epochs - warmup), eta_min=end * lr)
+        if not warmup:
+            return {"optimizer": optimizer, "lr_scheduler": decay}
+        rise = lr_scheduler.LinearLR(optimizer, self.schedule["start"], total_iters=warmup)
+        both = lr_scheduler.SequentialLR(optimizer, [rise, decay], [warmup])
+        return {"optimizer": optimizer, "lr_scheduler": both}
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        free = set(parameters_without_decay(self.net, self.no_decay))
+        decaying = [part for part in self.parameters() if part not in free]
+        groups: list[dict[str, Any]] = [{"params": decaying}] if decaying else []
+        if free:
+            constant = [part for part in self.parameters() if part in free]
+            groups.append({"params": constant, "weight_decay": 0.0})
+        try:
+            return self.optimizer(groups)
+        except (TypeError, ValueError) as error:
+            given = getattr(self.optimizer, "keywords", {})
+            words = [f"{key}={value} is a word: " for key, value in given.items() if isinstance(value, str)]
+            raise ConfigError(f"model.optimizer: {''.join(words)}{error}") from error
+
+    @property
+    def _data(self) -> tarpeg.ShardDataModule:
+        data: tarpeg.ShardDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
+        return data
+
+
+def parameters_without_decay(net: nn.Module, kind: str | None) -> Iterator[nn.Parameter]:
+    """Yield the parameters that weight decay leaves alone, see ``no_decay`` of ``Classifier``."""
+    norms = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+    named: set[str] = getattr(net, "no_weight_decay", set)() if kind == "vectors" else set()
+    for prefix, module in net.named_modules():
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            is_vector = kind == "vectors" and (parameter.ndim < 2 or name in named)
+            is_of_norm = kind == "norms" and isinstance(module, norms)
+            if is_vector or is_of_norm:
+                yield parameter

@@ -1,0 +1,87 @@
+"""``predict=`` of ``train.py``: the data of such a run, and its table."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from .checks import ConfigError
+
+_OF_VAL = ("_target_", "crop", "transform", "interpolation", "fidelity", "channels")
+"""Settings that the predicted images share with those of the validation."""
+
+
+def data_to_predict(config: DictConfig) -> dict[str, Any]:
+    """Return arguments of the data module for ``predict=``: that split alone, without labels; {} without it.
+
+    Raises:
+        ConfigError: if ``predict`` is not a folder, a glob or shards, or ``data.val`` has no crop.
+    """
+    if config.predict is None:
+        return {}
+    if not isinstance(config.predict, (str, ListConfig)) or not config.predict:
+        raise ConfigError(f"predict={config.predict!r} must be a folder of images, a glob or shards")
+    if config.validate:
+        raise ConfigError("validate=true and predict= are two runs: give one of them")
+    val = config.data.get("val")
+    while val is not None and "_target_" not in val:  # of several, the first
+        val = next(iter(val.values() if isinstance(val, DictConfig) else val))
+    if val is None:
+        raise ConfigError("predict= needs the crop of data.val, which is null")
+    split = {}
+    for name in _OF_VAL:
+        if name in val:
+            value = val[name]
+            is_nested = OmegaConf.is_config(value)
+            split[name] = OmegaConf.to_container(value, resolve=True) if is_nested else value
+    others = dict.fromkeys(("train", "val", "test", "prepare"))
+    return {**others, "predict": {**split, "shards": config.predict, "target": None}}
+
+
+class Predictions(lightning.Callback):
+    """Write what ``predict_step`` returns, on all ranks, to a table (UTF-8) in the order of the images.
+
+    The table is renamed when it is complete.
+
+    Args:
+        path: of the table, a CSV file with the columns key, class and probability.
+
+    Attributes:
+        rows: number of rows that were written, of all ranks.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows = 0
+
+    def on_predict_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Open the table under a temporary name."""
+        if trainer.is_global_zero:
+            # Names of files may have bytes that are not UTF-8.
+            part = self.path.with_suffix(".part")
+            self._file = part.open("w", newline="", encoding="utf-8", errors="surrogateescape")
+            csv.writer(self._file).writerow(("key", "class", "probability"))
+
+    def on_predict_batch_end(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, *_: Any
+    ) -> None:
+        """Append the rows of all ranks."""
+        ranks = [outputs]
+        if trainer.world_size > 1:
+            ranks *= trainer.world_size
+            torch.distributed.all_gather_object(ranks, outputs)
+        self.rows += sum(map(len, ranks))
+        if trainer.is_global_zero:
+            for rows in ranks:
+                csv.writer(self._file).writerows((key, name, f"{share:.6f}") for key, name, share in rows)
+
+    def on_predict_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Rename the complete table."""
+        if trainer.is_global_zero:
+            self._file.close()
+            self.path.with_suffix(".part").replace(self.path)

@@ -1,0 +1,106 @@
+"""Lines that ``train.py`` prints: the summary of a run, and the command line that goes on from its end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import lightning
+import tarpeg
+from lightning.pytorch.profilers import PassThroughProfiler, Profiler, PyTorchProfiler
+from lightning.pytorch.utilities import rank_zero_only
+from rich.console import Console
+from tarpeg_hydra.overrides import in_overrides
+
+_NOISE = (
+    ".*LeafSpec",
+    "You have overridden `on_before_batch_transfer`",
+    "Grad strides do not match",
+    "The dirpath has changed from",  # ckpt_path=
+    "The number of training batches .* smaller than the logging interval",  # a small data set
+    "You defined a `valid",  # data.val=null
+)
+"""Warnings that need no action."""
+
+
+def show(text: str) -> None:
+    """Print a line as it is, without colours or line breaks."""
+    Console().print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def is_first_rank() -> bool:
+    """Return whether this process is that of rank 0, before there is a Trainer too."""
+    return not getattr(rank_zero_only, "rank", 0)
+
+
+def silence() -> None:
+    """Hide advertisements, warnings that need no action, and what rank 0 prints as well."""
+    log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    # "data: " is the monitor's verdict, which is printed with overrides at the end.
+    log.addFilter(lambda record: not record.getMessage().startswith(("💡 Tip", "TPU available", "data: ")))
+    for text in _NOISE:
+        warnings.filterwarnings("ignore", message=text)
+    if not is_first_rank():
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("default", message=".* on rank .* cannot be decoded")  # its own images
+        logging.disable(logging.WARNING)
+
+
+def summary_of(trainer: lightning.Trainer, callbacks: Mapping[str, object]) -> Iterator[str]:
+    """Yield the lines at the end of a training: profile, advice, how to go on, what was measured."""
+    yield from _profile(getattr(trainer, "profiler", None))
+    measured = [f"{trainer.global_step} steps"]
+    for callback in callbacks.values():
+        if isinstance(callback, tarpeg.DataStallMonitor):
+            if callback.images_per_second:  # 0 if no step was measured
+                measured.append(f"{callback.images_per_second:.0f} images/s")
+                measured.append(f"{callback.wait_share:.0%} of the time waiting for data")
+            if callback.advice:  # empty if nothing was trained, or only in processes that ended
+                yield f"data: {in_overrides(callback.advice)}"
+    if "val/accuracy" in trainer.callback_metrics:
+        measured.append(f"validation accuracy {trainer.callback_metrics['val/accuracy']:.3f}")
+    if resume := resume_hint(trainer):
+        yield resume
+    yield f"trained: {', '.join(measured)}"
+
+
+def resume_hint(trainer: lightning.Trainer, saved: str = "", otherwise: str | None = None) -> str:
+    """Return the settings with which the training goes on from its end; "" if there is no checkpoint.
+
+    Args:
+        trainer: of the run that ended.
+        saved: path of a checkpoint of exactly this place, if there is one.
+        otherwise: the checkpoint from which this run started.
+    """
+    writers = [each for each in trainer.checkpoint_callbacks if getattr(each, "monitor", "") is None]
+    written = next((str(getattr(each, "best_model_path", "")) for each in writers), "")
+    last = saved or written or otherwise
+    if not last:
+        return ""
+    hint = f"to go on from here: ckpt_path={os.path.relpath(last)}"
+    reached = {}
+    for name, count in (("max_epochs", trainer.current_epoch), ("max_steps", trainer.global_step)):
+        limit = getattr(trainer, name) or -1
+        if 0 < limit <= count:
+            reached[name] = limit
+    if not reached:
+        return hint
+    more = " ".join(f"trainer.{name}={2 * limit}" for name, limit in reached.items())
+    limits = " and ".join(f"{name}={limit}" for name, limit in reached.items())
+    return f"{hint} {more} ({limits} is reached)"
+
+
+def _profile(profiler: Profiler | None) -> Iterator[str]:
+    """Yield the place of a profile, if there is one."""
+    folder = getattr(profiler, "dirpath", None)
+    if not folder or isinstance(profiler, PassThroughProfiler):
+        return
+    if not isinstance(profiler, PyTorchProfiler):
+        yield f"profile: {folder}"
+    elif any(Path(folder).glob("*.pt.trace.json")):
+        yield f"profile: {folder} (traces open in https://ui.perfetto.dev or TensorBoard)"
+    else:
+        yield f"profile: {folder} (too few steps for a trace)"
