@@ -16,6 +16,7 @@ from torchvision.transforms import v2
 
 from benchmarks import recipes
 from benchmarks.loader_data import LoaderData
+from benchmarks.measure import measure
 from benchmarks.recipes import PEERS, RECIPES, RecipeContestant
 
 NAMES = sorted(RECIPES)
@@ -79,7 +80,7 @@ def test_all_contestants_make_such_batches(data, name, monkeypatch):
     for contestant in (*PEERS, *recipes._OURS):
         who = RecipeContestant(contestant, name, data, 1)
         batches = who.batches()
-        made = list(itertools.islice(batches, 6))
+        made = list(itertools.islice(batches, 6 if name == "dino" else 24))
         batches.close()
         assert all(who.expects(batch[0]) for batch in made)
         first, rest = made[0][0], made[0][1]
@@ -98,7 +99,9 @@ def test_all_contestants_make_such_batches(data, name, monkeypatch):
         levels = torch.cat([batch[0].flatten() for batch in made])
         means[contestant] = (float(levels.mean()), float(levels.std()))
     spread = [abs(mean - means[recipes._OURS[0]][0]) for mean, _ in means.values()]
-    assert max(spread) < 0.35, means  # of photographs of ten colours, distorted at random
+    # Of photographs of ten colours, distorted at random: the mean of 192 differs by 0.06, of 48 by 0.1.
+    # torchvision has no policy with timm's operations, whose results are 0.3 apart from its own.
+    assert max(spread) < {"rsb_a2": 0.6, "dino": 0.4}.get(name, 0.25), means
 
 
 @pytest.mark.slow
@@ -106,7 +109,7 @@ def test_a_table_of_one_recipe(tmp_path, monkeypatch, capsys):
     for name in set(RECIPES) - {"resnet50_v2"}:
         monkeypatch.delitem(RECIPES, name)
     loader = {"data": str(tmp_path), "workers": 1, "seconds": 0.05, "only": ["tiled"]}
-    report = tarpeg.measure("recipes", size=96, images=8, rounds=1, loader=loader)
+    report = measure("recipes", size=96, images=8, rounds=1, loader=loader)
     assert report.missing == () and "data sides of published recipes" in report.title
     assert [row.name for row in report.rows] == ["webdataset + torchvision v2", "tarpeg, tiled, workers"]
     assert all(row.images_per_second > 0 for row in report.rows) and report.rows[1].ratio > 1

@@ -14,6 +14,7 @@ import pytest
 import tarpeg
 import torch
 from helpers import object_cache, reference
+from helpers.compile_time import reference_seconds, seconds_of_children
 from helpers.pictures import (
     MEAN,
     ORDERS,
@@ -290,19 +291,23 @@ def test_the_emulation_finds_mistakes_of_kernels(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_compiles_in_a_minute_and_loads_without_a_gpu(tmp_path):
+def test_compiles_as_fast_as_20_files_with_regular_expressions_and_loads_without_a_gpu(tmp_path):
+    """39 seconds of one job, 61 at most, where such a file takes 3.05: a machine that is busy gets more."""
     try:
         compiler.find_nvcc()
     except BuildError:
         pytest.skip("needs nvcc")
-    before = sum(os.times()[2:4])  # processor time of children: others may share the machine
+    usual = reference_seconds(tmp_path)
+    before = seconds_of_children()
     built = compiler.build_cuda(directories=[tmp_path])
-    assert sum(os.times()[2:4]) - before < 60
+    seconds = seconds_of_children() - before
+    usual = (usual + reference_seconds(tmp_path)) / 2
+    assert seconds < 20 * usual, f"{seconds:.1f} s, a file with regular expressions {usual:.2f} s"
     assert built.name == compiler.cuda_library_name(compiler.native_dir(), compiler.find_nvcc()[1][0])
     assert compiler.build_cuda(directories=[tmp_path]) == built, "once"
     run(
         "import torch, tarpeg; tarpeg.warp_affine; torch.ops.load_library(path)\n"
-        "for name in ('warp_affine', 'augment_batch', 'run_programs'):\n"
+        "for name in ('warp_affine', 'run_batch'):\n"
         "    assert torch._C._dispatch_has_kernel_for_dispatch_key('tarpeg::' + name, 'CUDA'), name\n",
         built,
     )

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from helpers import object_cache
+from helpers.compile_time import reference_seconds
 from helpers.scripts import wait_until
 from helpers.stand_in import WAIT_S, Site, finish, start
 from tarpeg.errors import BuildError
@@ -326,32 +327,14 @@ def test_real_sources_build_as_fast_as_13_files_with_regular_expressions(tmp_pat
 
     It is the processor time of the compilers, also of those that another test has run.
     """
-    file = tmp_path / "regex.cpp"
-    file.write_text(
-        '#include <regex>\nbool f(const char* s) { return std::regex_match(s, std::regex("a+b")); }\n'
-    )
-    command = [
-        *compiler.find_compiler(),
-        *compiler.COMPILE_FLAGS,
-        "-c",
-        str(file),
-        "-o",
-        str(tmp_path / "regex.o"),
-    ]
-
-    def reference_seconds() -> float:
-        before = sum(os.times()[2:4])
-        subprocess.run(command, check=True)
-        return sum(os.times()[2:4]) - before
-
     log = tmp_path / "seconds"
     monkeypatch.setenv(object_cache.FOLDER, str(object_cache.folder()))
     monkeypatch.setenv(object_cache.SECONDS, str(log))
-    reference = reference_seconds()
+    reference = reference_seconds(tmp_path)
     monkeypatch.setenv("CXX", object_cache.compiler())
     compiler.build(directories=[tmp_path])
     monkeypatch.delenv("CXX")
-    reference += reference_seconds()
+    reference += reference_seconds(tmp_path)
     seconds = [float(line) for line in log.read_text().split()]
     built = sum(seconds)
     assert len(seconds) == len(compiler.sources(compiler.native_dir(), "cpp"))
