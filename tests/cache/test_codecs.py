@@ -7,7 +7,18 @@ import io
 import pytest
 from helpers import reference
 from helpers.crafted import segment
-from helpers.pictures import ARITHMETIC, KINDS, encoded, full, jpeg, picture, pixels, saved, tensor
+from helpers.pictures import (
+    ARITHMETIC,
+    KINDS,
+    encoded,
+    full,
+    jpeg,
+    picture,
+    pixels,
+    premultiplied_gray,
+    saved,
+    tensor,
+)
 from helpers.scripts import run_script
 from PIL import Image, ImageCms
 from tarpeg import DecodeError, Layout, Raw, Resized, Tiled
@@ -117,6 +128,17 @@ def test_no_profile_is_added_to_what_was_lab():
     lab = saved(Image.fromarray(pixels(64, 80)).convert("LAB"), "TIFF")
     assert Image.open(io.BytesIO(lab)).mode == "LAB"
     assert "icc_profile" not in Image.open(io.BytesIO(Tiled().encode(lab, "tif").data)).info
+
+
+def test_gray_that_is_multiplied_by_its_alpha_does_not_end_a_build():
+    data = premultiplied_gray()
+    levels = Image.open(io.BytesIO(data)).convert("LA").convert("RGB")
+    assert (pillow(Raw().encode(data, "tif").data) == pillow(saved(levels, "PNG"))).all()
+
+
+def test_a_header_that_pillow_refuses_does_not_end_a_build(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 97 * 160 // 2 - 1)  # an error above twice as many
+    assert Resized(shorter=48).encode(jpeg("420", 97, 160), "jpg").extension == "jpg"
 
 
 @pytest.mark.parametrize(

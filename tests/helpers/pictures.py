@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import struct
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -72,6 +73,14 @@ def picture(
     if mode == "I;16":
         image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
     return saved(image.convert(mode), kind, **options)
+
+
+def premultiplied_gray(seed: int = 0) -> bytes:
+    """A TIFF of gray levels multiplied by their alpha, mode La of Pillow, which cannot write one."""
+    before, after = (struct.pack("<HHIHH", 338, 3, 1, kind, 0) for kind in (2, 1))
+    tiff = picture("TIFF", seed, mode="LA")
+    assert tiff.count(before) == 1
+    return tiff.replace(before, after)
 
 
 PORTABLE = f"""{PATHS}

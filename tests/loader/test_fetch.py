@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import re
 import warnings
 import weakref
@@ -13,7 +14,7 @@ import pytest
 import torch
 from helpers import loaders, reference
 from helpers.loaders import RUNNERS, name_of
-from helpers.pictures import MEAN, STD, jpeg, picture, saved, tensor
+from helpers.pictures import MEAN, STD, jpeg, picture, premultiplied_gray, saved, tensor
 from helpers.scripts import run_file
 from helpers.small_tars import sample
 from PIL import Image
@@ -21,6 +22,7 @@ from tarpeg import CenterCrop, DecodeError, RandomResizedCrop, ShardError
 from tarpeg.loader import fetch
 from tarpeg.shards import pillow
 from tarpeg.transforms.pixels import PixelFormat
+from torchvision.transforms import v2
 
 FULL = CenterCrop(64)
 
@@ -61,6 +63,29 @@ def test_other_formats_become_gray_as_pillow_makes_them(shard_of, mode):
         (batch,) = load(shard_of(sample(0, data, "png")), channels=1)
     expected = reference.decode_gray(tensor(data))[:, :, 8:72]
     assert batch.image.shape == (1, 1, 64, 64) and torch.equal(batch.image[0], expected)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_gray_that_is_multiplied_by_its_alpha_does_not_end_a_training(shard_of, channels):
+    data = premultiplied_gray()
+    with pytest.warns(UserWarning, match="is not a JPEG"):
+        (batch,) = load(shard_of(sample(0, data, "tif")), channels=channels)
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("LA").getchannel("L"))[:, 8:72]
+    assert (batch.image[0, 0].numpy() == expected).all()
+
+
+def unconvertible(*_, **__):
+    raise ValueError("conversion from X to Y not supported")
+
+
+@pytest.mark.parametrize("options", [{}, {"channels": 1}, {"transform": [v2.RandomRotation(9)]}])
+def test_a_failure_after_pillow_has_opened_a_file_is_its_status(shard_of, monkeypatch, options):
+    path = shard_of(sample(0), sample(1, picture("PNG", mode="P"), "png"))
+    monkeypatch.setattr(Image.Image, "convert", unconvertible)
+    crop = None if "transform" in options else FULL
+    place = re.escape(f"shard {path}, key 'k0001': image is CORRUPT")
+    with pytest.raises(DecodeError, match=f"{place}.*conversion from X to Y"):
+        [*load(path, crop, on_error="raise", **options)]
 
 
 def test_a_broken_gray_image_is_replaced(shard_of):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import re
@@ -11,11 +12,11 @@ import zlib
 
 import numpy as np
 import pytest
-from helpers.pictures import picture, saved
-from PIL import Image
+from helpers.pictures import picture, pixels, premultiplied_gray, saved
+from PIL import Image, TiffImagePlugin
 from tarpeg import Status
 from tarpeg.shards import pillow
-from tarpeg.shards.pillow import RefusedError, open_rgb, ppm
+from tarpeg.shards.pillow import RefusedError, open_rgb, open_upright, ppm, to_rgb
 
 WIDE = np.linspace(0, 65535, 64 * 80).astype(np.uint16).reshape(64, 80)
 
@@ -75,6 +76,85 @@ def test_of_12_bits_the_upper_8_are_kept():
 def test_orientation_and_transparency_of_16_bits():
     data = saved(Image.fromarray(WIDE), "PNG", orientation=6, transparency=65535)
     assert (np.asarray(open_rgb(data))[..., 0] == np.rot90(WIDE >> 8, -1)).all()
+
+
+def in_mode(mode: str) -> Image.Image:
+    """A picture in any mode that Pillow has."""
+    image = Image.fromarray(pixels(20, 30))
+    before = {"La": "LA", "PA": "P", "RGBa": "RGBA"}.get(mode)
+    if mode.startswith("I;16"):
+        return Image.frombytes(mode, image.size, bytes(range(240)) * 5)
+    return (image if before is None else image.convert(before)).convert(mode)
+
+
+def gray_and_rgb(data: bytes) -> bool:
+    """Whether an image is decoded, and then its crops become gray and RGB; False if it is refused."""
+    try:
+        image = open_upright(data)
+    except RefusedError as error:
+        assert error.status in (Status.UNSUPPORTED, Status.NOT_AN_IMAGE, Status.CORRUPT), error
+        return False
+    crop = image.crop((1, 1, 5, 5))
+    assert to_rgb(crop).mode == "RGB"
+    levels = np.asarray(to_rgb(crop, gray=True))
+    assert (levels == levels[..., :1]).all()
+    return True
+
+
+@pytest.mark.parametrize("mode", [mode for mode in Image.MODES if mode not in ("La", "RGBa")])
+def test_every_mode_that_a_file_can_have_is_decoded_or_refused(mode):
+    decoded = 0
+    for kind in (*pillow.PILLOW_FORMATS, "ICO", "PCX", "TGA", "JPEG2000"):
+        try:
+            data = saved(in_mode(mode), kind)
+        except (OSError, ValueError, KeyError):  # which modes each format has
+            continue
+        decoded += gray_and_rgb(data)
+    assert decoded
+
+
+def tiff_of(key: tuple) -> bytes:
+    """A TIFF of 10 x 8 pixels of one of the kinds that Pillow's plugin opens: a key of its table."""
+    order, photometric, formats, fill, bits, extra = key
+    end, nbytes = "<" if order == b"II" else ">", 8 * ((10 * sum(bits) + 7) // 8)
+    tags = {256: [10], 257: [8], 258: bits, 259: [1], 262: [photometric], 266: [fill], 273: [0]}
+    tags |= {277: [len(bits)], 278: [8], 279: [nbytes], 338: extra, 339: formats}
+    tags[320] = range(3 << bits[0]) if photometric == 3 else ()
+    listed = sorted((tag, list(values)) for tag, values in tags.items() if values)
+    start = 14 + 12 * len(listed)
+    places = start + sum(2 * len(values) for _, values in listed if len(values) > 2)
+    entries = more = b""
+    for tag, values in listed:
+        content = struct.pack(f"{end}{len(values)}H", *(values if tag != 273 else [places]))
+        if len(values) > 2:
+            content, more = struct.pack(f"{end}I", start + len(more)), more + content
+        entries += struct.pack(f"{end}HHI", tag, 3, len(values)) + content.ljust(4, b"\0")
+    head = order + struct.pack(f"{end}HIH", 42, 8, len(listed))
+    return head + entries + bytes(4) + more + np.random.default_rng(0).bytes(nbytes)
+
+
+def test_every_kind_of_tiff_is_decoded_or_refused():
+    keys = [key for key in TiffImagePlugin.OPEN_INFO if key[0] in (b"II", b"MM")]
+    decoded = {TiffImagePlugin.OPEN_INFO[key][0] for key in keys if gray_and_rgb(tiff_of(key))}
+    every = {mode for mode, _ in TiffImagePlugin.OPEN_INFO.values()}
+    assert decoded == every - {"F", "I"}, "numbers without a range are refused"
+
+
+def test_gray_multiplied_by_its_alpha_is_divided_by_it():
+    data = premultiplied_gray()
+    expected = Image.open(io.BytesIO(data)).convert("LA").getchannel("L")
+    assert (np.asarray(open_rgb(data)) == np.asarray(expected)[..., None]).all()
+
+
+def test_warnings_that_are_errors_are_a_status_too(monkeypatch):
+    transparent = picture("PNG", mode="P", transparency=bytes(range(200)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert gray_and_rgb(transparent), "its transparency is no reason"
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 80 - 1)
+        with pytest.raises(RefusedError) as caught:
+            open_rgb(picture("PNG"))
+    assert caught.value.status == Status.TOO_LARGE
 
 
 @pytest.mark.parametrize("mode", ["F", "I"])

@@ -290,7 +290,7 @@ def _decode(data: bytes) -> Image.Image:
     image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
     gray, profile = False, None
     with (
-        contextlib.suppress(OSError, SyntaxError),
+        contextlib.suppress(*pillow.BROKEN),
         Image.open(io.BytesIO(data), formats=pillow.PILLOW_FORMATS) as header,
     ):
         gray, profile = header.mode == "L", header.info.get("icc_profile")

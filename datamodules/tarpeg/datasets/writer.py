@@ -25,7 +25,7 @@ from ..progress import progress
 from ..remedies import Message, Setting
 from ..shards.classes import joined_classes, write_classes
 from ..shards.folder import NESTED, Folder, ImageFile, left_out_line, only_nested
-from ..shards.pillow import PILLOW_FORMATS
+from ..shards.pillow import BROKEN, PILLOW_FORMATS
 from ..shards.tar_writer import OWNER, RECORD, TarWriter
 from .synthetic import Photos, check_integer, photograph
 
@@ -265,5 +265,5 @@ def _pixels(data: bytes) -> int:
     try:
         with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
             return image.width * image.height
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except BROKEN:
         return 0  # packed unchanged; its readers have a policy for bad images

@@ -311,8 +311,7 @@ class Fetcher:
         for number, view in enumerate(views):
             top, left, height, width = view.boxes[0].tolist()
             part = image.crop((left, top, left + width, top + height))
-            gray = part.convert("L") if self.split.channels == 1 else part
-            ppm = pillow.as_tensor(pillow.ppm(pillow.to_rgb(gray)))
+            ppm = pillow.as_tensor(pillow.ppm(pillow.to_rgb(part, gray=self.split.channels == 1)))
             whole = np.array([[0, 0, height, width]], np.int32)
             self._resize(outs[number].shape[-2:], [ppm], whole, view.flips, outs[number])
         return views

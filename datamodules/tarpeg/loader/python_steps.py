@@ -176,11 +176,12 @@ class PythonSteps:
         decoded.fail(row, code, pillow.later_version(content) if code == Status.LATER_VERSION else "")
         if is_for_pillow(code, content):
             try:
-                whole = pillow.open_upright(content, self.max_pixels or pillow.MAX_PIXELS)
+                upright = pillow.open_upright(content, self.max_pixels or pillow.MAX_PIXELS)
+                whole = pillow.to_rgb(upright)
             except pillow.RefusedError as error:
                 decoded.fail(row, int(error.status), error.reason)
                 return None
-            ppm = pillow.as_tensor(pillow.ppm(pillow.to_rgb(whole)))
+            ppm = pillow.as_tensor(pillow.ppm(whole))
             image, code = self._resized(
                 ppm, (whole.height, whole.width), target_of(whole.height, whole.width)
             )

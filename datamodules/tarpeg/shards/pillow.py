@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import struct
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,11 +49,14 @@ NATIVE = (JPEG, PACKED)
 """First bytes of files that are not decoded by Pillow, even if they are damaged."""
 MAX_PIXELS = 1 << 26
 """Default bound of the loader on images that Pillow decodes whole, with up to 22 bytes per pixel."""
-# Damaged data reaches the internals of Pillow's plugins, which raise more than OSError.
-_BROKEN = (
+# Also a warning that the user's filters turn into an error.
+_TOO_LARGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+BROKEN = (
     *(OSError, EOFError, ValueError, TypeError, LookupError, SyntaxError, ArithmeticError, RuntimeError),
-    *(AttributeError, AssertionError, MemoryError, struct.error, zlib.error),
+    *(AttributeError, AssertionError, MemoryError, BufferError, NameError, ImportError, StopIteration),
+    *(struct.error, zlib.error, Warning, *_TOO_LARGE),
 )
+"""What Pillow raises for images that it cannot decode: damage reaches the internals of its plugins."""
 
 
 def image_extension(extensions: Collection[str]) -> str | None:
@@ -122,27 +126,42 @@ def open_upright(content: bytes, max_pixels: int | None = None) -> Image.Image:
     ``RefusedError``.
     """
     content = unpacked(content)
+    with _refusing(content), Image.open(io.BytesIO(content), formats=PILLOW_FORMATS) as image:
+        if max_pixels is not None and image.width * image.height > max_pixels:
+            raise RefusedError(Status.TOO_LARGE, too_large(image.height, image.width, max_pixels))
+        # Pillow decodes gray PNGs and PNMs of 16 bits as I;16 or, by its version, as I.
+        is_wide = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
+        if image.mode in ("I", "F") and not is_wide:
+            raise RefusedError(
+                Status.UNSUPPORTED,
+                "its samples are signed, 32-bit or floating-point numbers, whose black and white are not "
+                "defined: convert it to 8 or 16 bits",
+            )
+        ImageOps.exif_transpose(image, in_place=True)
+        image.info.pop("transparency", None)  # changes no colour, and Pillow warns of one with levels
+        if is_wide:
+            return _upper_8_bits(image)
+        if image.mode == "La":  # gray, multiplied by its alpha: Pillow converts it to LA only
+            return image.convert("LA")
+        return to_rgb(image) if image.mode == "LAB" else image  # which becomes gray by RGB only
+
+
+@contextlib.contextmanager
+def _refusing(content: bytes = b"") -> Iterator[None]:
+    """Raise ``RefusedError`` for whatever Pillow raises.
+
+    Args:
+        content: The file that is opened.
+    """
     try:
-        with Image.open(io.BytesIO(content), formats=PILLOW_FORMATS) as image:
-            if max_pixels is not None and image.width * image.height > max_pixels:
-                raise RefusedError(Status.TOO_LARGE, too_large(image.height, image.width, max_pixels))
-            # Pillow decodes gray PNGs and PNMs of 16 bits as I;16 or, by its version, as I.
-            is_wide = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
-            if image.mode in ("I", "F") and not is_wide:
-                raise RefusedError(
-                    Status.UNSUPPORTED,
-                    "its samples are signed, 32-bit or floating-point numbers, whose black and white are not "
-                    "defined: convert it to 8 or 16 bits",
-                )
-            ImageOps.exif_transpose(image, in_place=True)
-            return _upper_8_bits(image) if is_wide else image
+        yield
     except RefusedError:
         raise
-    except Image.DecompressionBombError as error:
+    except _TOO_LARGE as error:
         raise RefusedError(Status.TOO_LARGE, f"{error} (PIL.Image.MAX_IMAGE_PIXELS)") from error
     except UnidentifiedImageError as error:
         raise RefusedError(*_unidentified(content)) from error
-    except _BROKEN as error:
+    except BROKEN as error:
         # One line, without addresses: manifests have the reasons, and are the same for every build.
         words = re.sub(r"<[^<>]* at 0x[0-9a-f]+>", "it", " ".join(str(error).split())) or type(error).__name__
         raise RefusedError(Status.CORRUPT, f"Pillow cannot decode it: {words[:200]}") from error
@@ -174,7 +193,7 @@ def is_animated(content: bytes) -> bool:
     try:
         with Image.open(io.BytesIO(content), formats=PILLOW_FORMATS) as image:
             return bool(getattr(image, "is_animated", False))
-    except (*_BROKEN, Image.DecompressionBombError):
+    except BROKEN:
         return False  # a damaged second frame is of no interest
 
 
@@ -183,11 +202,18 @@ def open_rgb(content: bytes) -> Image.Image:
     return to_rgb(open_upright(content))
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert to RGB, with the metadata of the source."""
-    if image.mode == "RGB":
-        return image
-    converted = image.convert("RGB")
+def to_rgb(image: Image.Image, *, gray: bool = False) -> Image.Image:
+    """Convert to RGB, with the metadata of the source. Raises ``RefusedError``.
+
+    Args:
+        image: Decoded by ``open_upright``.
+        gray: Convert to gray first.
+    """
+    with _refusing():
+        part = image.convert("L") if gray else image
+        if part.mode == "RGB":
+            return part
+        converted = part.convert("RGB")
     converted.info = image.info  # Pillow adds a profile with the time of day to an image that was LAB
     return converted
 
