@@ -92,6 +92,8 @@ class ShardDataModule(lightning.LightningDataModule):
             Lightning, otherwise once per process.
         allow_overlap: Allow train to share shards with val or test, for example with other samples of them
             (``Split(subset=...)``); otherwise this is a ``ShardError``.
+        allow_other_data: Go on from a checkpoint of other shards, or of another order of them; otherwise this
+            is a ``ResumeError``.
 
     Example:
         >>> data = tarpeg.ShardDataModule(
@@ -127,6 +129,7 @@ class ShardDataModule(lightning.LightningDataModule):
         keys: bool = False,
         prepare: Callable[[], Any] | None = None,
         allow_overlap: bool = False,
+        allow_other_data: bool = False,
     ) -> None:
         super().__init__()
         self.splits: dict[str, Split | None] = {}
@@ -152,6 +155,7 @@ class ShardDataModule(lightning.LightningDataModule):
             on_error=on_error,
             max_bad=max_bad,
             max_pixels=max_pixels,
+            allow_other_data=allow_other_data,
         )
         self._drop_last = drop_last
         self._keys = keys
@@ -165,7 +169,7 @@ class ShardDataModule(lightning.LightningDataModule):
         self._samples: dict[str, Source] = {}
         self._loaders: list[Loader] = []
         self._train: Loader | None = None
-        self._resume: dict[str, int] | None = None
+        self._resume: Mapping[str, Any] | None = None
 
     @property
     def batch_size(self) -> int:

@@ -57,7 +57,7 @@ _GROUPS = {
     "network": "model.net.",
 }
 _WHOLE_GROUPS = {"data.augment": "augment"}
-_NOT_IN_EVERY_FILE = {"data.allow_overlap", "data.train.streaming"}
+_NOT_IN_EVERY_FILE = {"data.allow_overlap", "data.allow_other_data", "data.train.streaming"}
 _OPTIONAL_PACKAGES = {"timm"}
 
 

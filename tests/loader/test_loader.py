@@ -243,7 +243,10 @@ def test_a_loader_of_a_stream(photos):
     assert loader.claim().ids.shape == (4,) and len(batch.key) == 4
     with pytest.raises(TypeError, match="a stream has no length"):
         len(loader)
-    assert loader.state_dict().keys() == {"epoch", "batches", "len", "shards", "samples", "seed"}
+    assert loader.state_dict().keys() == {
+        *("version", "epoch", "batches", "len", "shards", "samples", "seed", "data")
+    }
+    assert loader.state_dict()["data"] == "a.tar\nb.tar"
 
 
 # --- reading ahead

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from helpers.loaders import ALL, digest, keys_of, load
 from helpers.scripts import PATHS
 from helpers.training import Net, fitted, heavy, trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from tarpeg.errors import ResumeError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's and torch's own
 
@@ -160,11 +162,24 @@ def test_lightning_goes_on_at_the_exact_next_batch(photos, tmp_path, undisturbed
     assert torch.equal(resumed.net.weight, weight)
 
 
-def test_the_state_is_plain_numbers(undisturbed):
+def test_the_state_is_plain_numbers_and_a_text(undisturbed):
     saved = torch.load(undisturbed[0] / "step3.ckpt", weights_only=True)
     state = saved["ShardDataModule"]["train"]
     assert isinstance(state.pop("order"), int)
+    data = state.pop("data").split("\n")
+    assert [line.split()[0] for line in data] == ["a.tar", "b.tar"] and state.pop("version") == 1
     assert state == {"epoch": 0, "batches": 3, "len": 6, "samples": 23, "global_batch": 4, "seed": 0}
+
+
+@pytest.mark.parametrize("name", ["epoch0", "step3"])
+def test_lightning_refuses_other_data_within_an_epoch_and_at_its_end(photos, tmp_path, undisturbed, name):
+    for number, shard in enumerate(("b.tar", "a.tar")):  # the other order
+        shutil.copy(photos / shard, tmp_path / f"{number}.tar")
+    checkpoint = undisturbed[0] / f"{name}.ckpt"
+    with pytest.raises(ResumeError, match=r"other data: file 0, .* a\.tar .* is 0\.tar .*allow_other_data="):
+        fitted(tmp_path, module(tmp_path), None, checkpoint, max_epochs=2)
+    resumed = fitted(tmp_path, module(tmp_path, allow_other_data=True), None, checkpoint, max_epochs=2)
+    assert len(steps(resumed)) == (6 if name == "epoch0" else 9)
 
 
 @pytest.mark.sweep

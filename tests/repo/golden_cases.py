@@ -178,13 +178,18 @@ def module(shards: Any, kind: str = "train", **options: Any) -> tarpeg.ShardData
     return tarpeg.ShardDataModule(**{**defaults, **options})
 
 
+def recorded(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a state that there were when the values were recorded: the position."""
+    return {name: value for name, value in state.items() if name not in ("version", "data")}
+
+
 def drain(data: tarpeg.ShardDataModule, kind: str = "train") -> list[object]:
     """Batches of two epochs, the lengths, the state after each epoch, and the number of substitutes."""
     loader = getattr(data, f"{kind}_dataloader")()
     is_raw = data.augment is None
     found: list[object] = []
     for _ in range(2):
-        found += [list(loader if is_raw else data.augmented(loader)), loader.state_dict()]
+        found += [list(loader if is_raw else data.augmented(loader)), recorded(loader.state_dict())]
     data.teardown()
     return [*found, loader.substituted]
 
@@ -291,7 +296,7 @@ def resume(sources: Sources, **options: Any) -> object:
         state = json.loads(json.dumps(loader.state_dict()))
         other = second.train_dataloader()
         other.load_state_dict(state)
-        found += [state, list(other), list(other)]
+        found += [recorded(state), list(other), list(other)]
         first.teardown()
         second.teardown()
     return found
@@ -318,7 +323,7 @@ def stream_resume(sources: Sources) -> object:
     loader, other = (streamed(sources, "{a,b}", **options).train_dataloader() for _ in range(2))
     batch = next(iter(loader))
     other.load_state_dict(loader.state_dict())
-    return [batch, loader.state_dict(), list(other)]
+    return [batch, recorded(loader.state_dict()), list(other)]
 
 
 # --- augmentation

@@ -158,7 +158,7 @@ def test_settings_of_the_data_module():
         "prefetch": 4,
     }
     settings |= {"readahead": 2, "on_error": "raise", "max_bad": 0.5, "max_pixels": 1000, "drop_last": True}
-    settings |= {"keys": True, "allow_overlap": True}
+    settings |= {"keys": True, "allow_overlap": True, "allow_other_data": True}
     split = tarpeg.Split("a", tarpeg.RandomResizedCrop(64), members=[])
     expected = tarpeg.ShardDataModule(split, **settings)
     found = parsed(train={"shards": "a", "crop": RANDOM}, **settings)

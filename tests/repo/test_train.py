@@ -332,6 +332,13 @@ def test_messages_of_the_package_get_overrides():
         ("ShardDataModule", "val", None, "val=None", "data.val=null"),
         ("ShardDataModule", "augment", None, "augment=None", "~augment"),
         ("ShardDataModule", "allow_overlap", True, "allow_overlap=True", "++data.allow_overlap=true"),
+        (
+            "ShardDataModule",
+            "allow_other_data",
+            True,
+            "allow_other_data=True",
+            "++data.allow_other_data=true",
+        ),
         ("build_cache", "replace", True, "replace=True", "replace=true"),
     ):
         error = tarpeg.ShardError(Message("give ", Setting(owner, name, value), "."))

@@ -39,6 +39,8 @@ class LoaderConfig:
         max_pixels: Images with more pixels are undecodable. None: 178,956,970 for JPEG and PPM, and
             67,108,864 for formats that Pillow decodes whole (at up to 22 bytes per pixel and worker;
             ``PIL.Image.MAX_IMAGE_PIXELS`` bounds these, too).
+        allow_other_data: Go on from a state of other shards, or of another order of them; otherwise this is a
+            ``ResumeError``.
         leaves_out: Leave undecodable images out of their batch in place of substituting them, for prediction.
 
     Raises:
@@ -61,6 +63,7 @@ class LoaderConfig:
     max_bad: float = 0.01
     drop_last: bool = False
     max_pixels: int | None = None
+    allow_other_data: bool = False
     leaves_out: bool = False
 
     def __post_init__(self) -> None:

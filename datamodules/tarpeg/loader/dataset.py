@@ -12,6 +12,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from .batch import AnyBatch
 from .loader import Loader
+from .state import State
 
 _NO_WORKERS = (
     "must be 0: the loader has its own, see workers= and threads= of tarpeg.Loader or ShardDataModule"
@@ -74,11 +75,11 @@ class Dataset(IterableDataset[Any]):
         """Refuse to be pickled: a DataLoader would do it to start its worker processes."""
         raise ValueError(f"a Dataset cannot be pickled, so num_workers of a DataLoader {_NO_WORKERS}")
 
-    def state_dict(self) -> dict[str, int]:
-        """Position of the loader: plain integers, equal on all ranks."""
+    def state_dict(self) -> State:
+        """Position of the loader, equal on all ranks: integers, and the text ``data``."""
         return self.loader.state_dict()
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue at the position in ``state``."""
         self.loader.load_state_dict(state)
 

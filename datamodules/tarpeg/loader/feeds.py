@@ -39,7 +39,10 @@ class Feed(Protocol):
     def facts(self) -> dict[str, int]:
         """Return what the batches depend on, apart from the samples' content; equal on all ranks."""
 
-    def resume(self, state: Mapping[str, int]) -> tuple[int, bool]:
+    def files(self) -> list[str]:
+        """Return what the samples are read from, in order: see ``Source.identities``."""
+
+    def resume(self, state: Mapping[str, Any]) -> tuple[int, bool]:
         """Return the batches of the epoch to leave out, and whether the epoch has ended."""
 
     def results(self, fetcher: Any, runner: Runner, epoch: int, first: int) -> Iterator[FetchResult]:

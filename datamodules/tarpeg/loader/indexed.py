@@ -81,7 +81,11 @@ class IndexedFeed:
         facts = {"samples": samples, "global_batch": global_batch, "seed": self._seed}
         return {"order": self._order.fingerprint(), **facts}
 
-    def resume(self, state: Mapping[str, int]) -> tuple[int, bool]:
+    def files(self) -> list[str]:
+        """Return the identity of each file of the source, in order."""
+        return self.source.identities()
+
+    def resume(self, state: Mapping[str, Any]) -> tuple[int, bool]:
         """Return the number of batches that ``state`` has behind it, and whether its epoch has ended.
 
         The number of ranks may differ. Raises ``ResumeError`` for a state within an epoch of which other

@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NoReturn
 
 import torch
@@ -24,6 +25,7 @@ from .config import LoaderConfig
 from .feeds import feed_of
 from .ranks import Mesh, data_rank, process_rank
 from .split import Split
+from .state import VERSION, State, check_data, checked_state, data_of
 
 # A data set in which every tenth image is broken must not flood the terminal.
 _MOST_WARNINGS = 20
@@ -220,19 +222,31 @@ class Loader:
         self.unclaimed_notice = ""
         return self._unclaimed.popleft() if self._unclaimed else None
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the position of this loader: plain integers, equal on all ranks."""
-        length = self._feed.length_in_state(self._delivered)
-        return {"epoch": self._epoch, "batches": self._delivered, "len": length, **self._feed.facts()}
+    def state_dict(self) -> State:
+        """Return the position of this loader, and what it belongs to: equal on all ranks.
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        Integers, and the text ``data``: names and sizes of the shards in their order, or their checksums in
+        a cache.
+        """
+        length = self._feed.length_in_state(self._delivered)
+        position: State = {"epoch": self._epoch, "batches": self._delivered, "len": length}
+        return {"version": VERSION, **position, **self._feed.facts(), "data": self._data}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where the loader of ``state`` was; the number of ranks may differ.
 
-        Raises ``ResumeError``, a ``ValueError``, for a state within an epoch of which this loader would make
-        other batches: with another global batch size, seed or number of samples.
+        A state of an earlier version is compared by what it has.
+
+        Raises:
+            ResumeError: A ``ValueError``. For a state of other data, unless ``config.allow_other_data``; for
+                a state within an epoch of which this loader would make other batches, with another global
+                batch size, seed or number of samples; and for what is no state.
         """
-        delivered, is_end = self._feed.resume(state)
-        self._epoch, self._delivered = state["epoch"], delivered
+        checked = checked_state(state, [*self._feed.facts()])
+        if not self.config.allow_other_data:
+            check_data(checked, self._data)
+        delivered, is_end = self._feed.resume(checked)
+        self._epoch, self._delivered = int(checked["epoch"]), delivered
         self.sampler.resume(self._epoch, delivered, is_end)
 
     def compare_over_ranks(self) -> None:
@@ -261,6 +275,11 @@ class Loader:
         if self.uint8_notice and error is not None and re.search("unsigned char|Byte", str(error)):
             warn(self.unclaimed_notice or self.uint8_notice)
         self.close()
+
+    @cached_property
+    def _data(self) -> str:
+        """What the samples are read from, for states."""
+        return data_of(self._feed.files())
 
     def _fetch_as(self, pixels: PixelFormat) -> None:
         """Change the format of the images that are fetched from now on."""

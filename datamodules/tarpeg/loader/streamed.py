@@ -15,6 +15,7 @@ from ..sampling.rng import Int64
 from ..sampling.sampler import DistributedBatchSampler, Request
 from ..shards.source import Source
 from ..shards.stream import Stream, StreamedSamples, Streaming, StreamRequest
+from ..shards.urls import file_name
 from .batch import FetchResult
 from .buffers import Runner, ToRequest
 from .config import LoaderConfig
@@ -85,7 +86,11 @@ class StreamedFeed:
         stream = self._stream
         return {"shards": len(stream.urls), "samples": self._batches.samples, "seed": stream.seed}
 
-    def resume(self, state: Mapping[str, int]) -> tuple[int, bool]:
+    def files(self) -> list[str]:
+        """Return the names of the shards in the order of the URLs, which may hold passwords."""
+        return [file_name(url) for url in self._stream.urls]
+
+    def resume(self, state: Mapping[str, Any]) -> tuple[int, bool]:
         """Return the number of batches that are left out of the epoch of ``state``, and whether it has ended.
 
         The epoch is drawn again, with as many batches as were left of it if it has a length.

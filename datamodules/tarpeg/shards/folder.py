@@ -288,6 +288,10 @@ class UnlabelledImages(Source):
         """Return a hash of all names in their order: asking for the size of each file would take too long."""
         return digest(self._names)
 
+    def identities(self) -> list[str]:
+        """Return all names in their order."""
+        return self._names
+
     def paths(self) -> list[str]:
         """Paths of all images, with the folder's links resolved."""
         root = os.path.realpath(self._root)

@@ -24,7 +24,7 @@ from ..errors import CacheError, ShardError, warn
 from ..files import read_regular
 from ..progress import progress
 from .classes import classes_beside
-from .index import Int64, ShardIndex, build, load_or_build, rebuild
+from .index import NBYTES, Int64, ShardIndex, build, load_or_build, rebuild
 from .manifest import MANIFEST, ShardEntry, entries
 from .sizes import Sizes, load_or_read
 from .source import LONGEST, Source, digest, integers, missing, plain
@@ -192,8 +192,15 @@ class Shards(Source):
         return classes_beside(self._paths)
 
     def identity(self) -> str:
-        """Return a hash of the shards in their order: names, and sizes or, in a cache, checksums."""
+        """Return a hash of ``identities()``."""
         return digest(self._contents)
+
+    def identities(self) -> list[str]:
+        """Name of each shard, in order, with its checksum in a cache, otherwise its size and a hash of keys.
+
+        The folder is left out: data may be moved.
+        """
+        return self._contents
 
     def will_need(self, ids: npt.ArrayLike) -> None:
         """Ask the system to read the images of samples ids [B], and return at once. Raises ShardError."""
@@ -379,7 +386,7 @@ class _Opened:
     Attributes:
         index: Their samples.
         stats: Size (bytes) and time of modification (ns) of each tar.
-        contents: Text for ``identity()``.
+        contents: Texts of ``identities()``.
         warning: Warning about samples that were left out.
     """
 
@@ -420,7 +427,9 @@ def _open(group: list[tuple[Path, ShardEntry | None]]) -> _Opened:
         f"shard {path}: {index.left_out} samples have no image and are left out, "
         f"the first is key {index.first_left_out!r}"
     )
-    contents = [f"{path.name} {index.tar_nbytes} {index.samples.shape[1]}"]
+    # The size alone says little: a tar is filled up to whole blocks, often of 10 KiB.
+    found = hashlib.sha256(index.keys.tobytes() + index.members[NBYTES].tobytes()).hexdigest()[:16]
+    contents = [f"{path.name} ({index.tar_nbytes} bytes, {index.samples.shape[1]} samples, {found})"]
     return _Opened(ShardIndex.of(index), [(index.tar_nbytes, index.tar_mtime_ns)], contents, warning or "")
 
 
@@ -454,4 +463,4 @@ def _open_cached(paths: Sequence[Path], listed: Sequence[ShardEntry]) -> _Opened
             raise CacheError(
                 f"{place} has {samples} samples, but {entry.samples} in {MANIFEST}. Run the build again."
             )
-    return _Opened(index, stats, [f"{entry.name} {entry.sha256}" for entry in listed])
+    return _Opened(index, stats, [f"{entry.name} (sha256 {entry.sha256[:32]})" for entry in listed])

@@ -135,6 +135,13 @@ class Source(Protocol):
         ids = np.unique(np.linspace(0, max(len(self) - 1, 0), min(len(self), _MOST_KEYS), dtype=np.int64))
         return digest([str(len(self)), *self.keys(ids)])
 
+    def identities(self) -> list[str]:
+        """Return a text for each file, in order, that is another one for other data: resuming compares them.
+
+        Messages show them. Default: ``identity()`` alone.
+        """
+        return [self.identity()]
+
     def will_need(self, ids: npt.ArrayLike) -> None:
         """Ask the disk to read the images of the samples ids [B], and return at once. Default: nothing."""
         return

@@ -5,6 +5,7 @@ Credentials and endpoints are configured for fsspec: environment variables, or ~
 
 from __future__ import annotations
 
+import hashlib
 import http
 import importlib
 import itertools
@@ -42,6 +43,14 @@ def public_url(url: str) -> str:
     """Return a URL without its query, which may be a signature, and without a password."""
     text = url.partition("?")[0] if HTTP.match(url) else url
     return re.sub(r"(?<=://)[^/@]*@", "", text)
+
+
+def file_name(url: str) -> str:
+    """Return the name of the shard of a URL, a path or a "pipe:" command, without what may be a secret."""
+    if url.startswith("pipe:"):
+        names = re.findall(r"[\w.-]+\.(?:tar|tgz)[\w.]*", url)
+        return names[0] if names else f"pipe {hashlib.sha256(url.encode()).hexdigest()[:16]}"
+    return public_url(url).rstrip("/").rpartition("/")[2]
 
 
 def is_pattern(url: str) -> bool:

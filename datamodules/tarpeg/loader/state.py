@@ -1,0 +1,123 @@
+"""The state of a loader: its fields, what they may be, and the data that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+from ..errors import ResumeError
+from ..remedies import Message, Setting
+from ..shards.source import digest
+
+State = dict[str, int | str]
+"""Integers, and the text ``data``: it is written to JSON and read with ``weights_only=True``."""
+
+VERSION = 1
+"""Of states with ``version`` and ``data``; earlier ones have neither, and are read with what they have."""
+_SHOWN_FILES = 1000  # of the data that a state holds one by one; of the others a hash
+_MOST_EPOCHS = 2**31 - 1
+_LARGEST = 2**63 - 1
+_BOUNDS = {"epoch": (0, _MOST_EPOCHS), "batches": (0, _LARGEST), "len": (-1, _LARGEST)}
+# Of facts: those of an indexed source or of a stream.
+_BOUNDS |= {"order": (0, 2**32 - 1), "samples": (1, _LARGEST), "shards": (1, _LARGEST)}
+_BOUNDS |= {"global_batch": (1, _LARGEST), "seed": (-(2**128), 2**128)}
+_REMEDY = "Use a checkpoint that a loader of tarpeg wrote."
+
+
+def data_of(files: Iterable[str]) -> str:
+    """Return the identity of data for a state: one line per file, in order; beyond 1000 a hash."""
+    lines = [line.replace("\n", "?") for line in files]
+    if len(lines) > _SHOWN_FILES:
+        rest = lines[_SHOWN_FILES:]
+        lines = [*lines[:_SHOWN_FILES], f"{len(rest)} more, {digest(rest)}"]
+    return "\n".join(lines)
+
+
+def checked_state(state: Any, facts: Sequence[str]) -> State:
+    """Return a state whose fields are there, of the right type and consistent.
+
+    Args:
+        state: As ``Loader.state_dict`` returned it, or read from a file that anyone may have written.
+        facts: Names of the fields beside ``epoch``, ``batches`` and ``len``.
+
+    Raises:
+        ResumeError: With the field and its value.
+    """
+    if not isinstance(state, Mapping):
+        raise ResumeError(f"the state of the loader is a {type(state).__name__}, not a dict. {_REMEDY}")
+    version = _integer(state, "version", 0, _LARGEST) if "version" in state else 0
+    if version > VERSION:
+        raise ResumeError(
+            f"the state of the loader has version={version}, and this tarpeg reads up to {VERSION}: a later "
+            "one wrote it. Update tarpeg."
+        )
+    names = ("epoch", "batches", "len", *facts)
+    found: State = {name: _integer(state, name, *_BOUNDS[name]) for name in names}
+    _check_count({name: int(found[name]) for name in names})
+    if version:
+        data = state.get("data")
+        if not isinstance(data, str):
+            raise ResumeError(f"data={_shown(data)} of the loader's state must be a text. {_REMEDY}")
+        found["data"] = data
+    return found
+
+
+def check_data(state: Mapping[str, int | str], data: str) -> None:
+    """Raise ResumeError if ``data``, of ``data_of``, is not that of a checked state; pass one without it."""
+    before = state.get("data", data)
+    if before == data:
+        return
+    old, new = str(before).split("\n"), data.split("\n")
+    number = next((n for n, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]), None)
+    if number is None:
+        number = min(len(old), len(new))
+    was, now = (lines[number] if number < len(lines) else "missing" for lines in (old, new))
+    counts = f" ({len(old)} files then, {len(new)} now)" * (len(old) != len(new))
+    same = " in another order" * (sorted(old) == sorted(new))
+    raise ResumeError(
+        Message(
+            f"the checkpoint is of other data{same}: file {number}, counted from 0, was {was}, and is {now} "
+            f"now{counts}, which makes other batches. Restore the files and their order; or, to go on with "
+            "these all the same (a lossless cache of the same samples in the same order makes the same "
+            "batches), give ",
+            Setting("ShardDataModule", "allow_other_data", True),
+            ".",
+        )
+    )
+
+
+def _check_count(found: Mapping[str, int]) -> None:
+    """Raise ResumeError for more batches than an epoch has, by its own numbers."""
+    batches, length = found["batches"], found["len"]
+    if 0 <= length < batches:
+        raise ResumeError(
+            f"batches={batches} of the loader's state must be in 0..{length}, its len. {_REMEDY}"
+        )
+    if "global_batch" in found:
+        # An incomplete batch may be dropped, or join the one before it.
+        low, rest = divmod(found["samples"], found["global_batch"])
+        high = low + (rest > 0)
+        if not max(low, 1) <= length <= high:
+            raise ResumeError(
+                f"len={length} of the loader's state does not fit its samples={found['samples']} and "
+                f"global_batch={found['global_batch']}, which are {high} batches. {_REMEDY}"
+            )
+
+
+def _integer(state: Mapping[str, Any], name: str, low: int, high: int) -> int:
+    if name not in state:
+        raise ResumeError(
+            f"the state of the loader has no field {name!r}, only {sorted(map(str, state))}. {_REMEDY}"
+        )
+    value = state[name]
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
+        raise ResumeError(
+            f"{name}={_shown(value)} of the loader's state must be an integer in {low}..{high}. {_REMEDY}"
+        )
+    return int(value)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
