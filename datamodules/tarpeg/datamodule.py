@@ -31,6 +31,7 @@ from .loader.config import LoaderConfig, OnError
 from .loader.loader import Loader
 from .loader.ranks import data_rank, rank_of_strategy
 from .loader.split import Split, check_types, kind_of, named_splits
+from .loader.state import checked_classes
 from .machine import warn_about_spinning_threads
 from .ops import library
 from .shards.labels import check_classes
@@ -295,7 +296,7 @@ class ShardDataModule(lightning.LightningDataModule):
         """Compare the classes, and continue training at the position, ignored in validation and so on."""
         # Lightning saves and restores the loader's own state too, but loses it if
         # trainer.estimated_stepping_batches is read first (its issue 20550); this method is called earlier.
-        self._stored, state = state_dict.get("classes") or [], state_dict.get("train")
+        self._stored, state = checked_classes(state_dict), state_dict.get("train")
         check_classes(self._stored, self._names)
         if state is None or self.trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
             return

@@ -10,6 +10,7 @@ import pytest
 import tarpeg
 from helpers.loaders import keys_of, load
 from helpers.small_tars import sample, write_tar
+from helpers.training import Net, fitted, trainer
 from tarpeg.errors import ResumeError
 
 NAMES = [f"part-{number}.tar" for number in range(6)]
@@ -142,3 +143,109 @@ def test_a_stream_is_known_by_the_names_of_its_shards(shards, tmp_path):
     streamed(NAMES, tmp_path).load_state_dict(state)
     with pytest.raises(ResumeError, match="in another order: file 0"):
         streamed(NAMES[::-1]).load_state_dict(state)
+
+
+WITHOUT = object()
+TAMPERED = [
+    ("batches", -1),
+    ("batches", -25),
+    ("batches", 2**31),
+    ("batches", 7),
+    ("batches", "2"),
+    ("batches", 2.0),
+    ("batches", True),
+    ("batches", None),
+    ("batches", WITHOUT),
+    ("epoch", -1),
+    ("epoch", 2**31),
+    ("epoch", [0]),
+    ("epoch", WITHOUT),
+    ("len", 0),
+    ("len", -1),
+    ("len", 2**40),
+    ("len", WITHOUT),
+    ("samples", 0),
+    ("samples", 10**9),
+    ("samples", "24"),
+    ("samples", WITHOUT),
+    ("global_batch", 0),
+    ("global_batch", -4),
+    ("global_batch", WITHOUT),
+    ("order", -1),
+    ("order", {}),
+    ("order", WITHOUT),
+    ("seed", "0"),
+    ("seed", WITHOUT),
+    ("version", 2),
+    ("version", -1),
+    ("version", "1"),
+    ("version", None),
+    ("data", 5),
+    ("data", None),
+    ("data", WITHOUT),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), TAMPERED, ids=str)
+def test_a_state_that_no_loader_wrote_is_an_error_with_the_field(shards, field, value):
+    loader = load(shards, workers=0, threads=0)
+    state = {**state_at(shards, 2), field: value}
+    if value is WITHOUT:
+        del state[field]
+    before = loader.state_dict()
+    with pytest.raises(
+        ResumeError, match=rf"\b{'len' if field == 'samples' and value == 10**9 else field}\b"
+    ):
+        loader.load_state_dict(state)
+    assert loader.state_dict() == before and len(keys_of(loader)) == 24, "nothing of it was taken over"
+
+
+@pytest.mark.parametrize("state", [None, 5, [], "epoch"])
+def test_what_is_no_state_is_an_error(shards, state):
+    with pytest.raises(ResumeError, match="is a .*, not a dict"):
+        load(shards, workers=0, threads=0).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("shards", WITHOUT), ("shards", 0), ("batches", 7), ("len", -2)]
+)
+def test_a_tampered_state_of_a_stream(shards, field, value):
+    loader = load(shards, workers=0, threads=0, streaming=tarpeg.Streaming(24))
+    state = {**loader.state_dict(), field: value}
+    if value is WITHOUT:
+        del state[field]
+    with pytest.raises(ResumeError, match=rf"\b{field}\b"):
+        loader.load_state_dict(state)
+
+
+def test_a_state_of_a_version_without_data_is_compared_by_what_it_has(shards):
+    state = state_at(shards, 2)
+    del state["version"], state["data"]
+    loader = load(shards, workers=0, threads=0)
+    loader.load_state_dict(state)
+    assert keys_of(loader) == keys_of(load(shards, workers=0, threads=0))[8:]
+    with pytest.raises(ResumeError, match="seed was 0 .* and is 9"):
+        load(shards, workers=0, threads=0, seed=9).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ({"train": {}, "classes": []}, "no field 'epoch'"),
+        ({"train": 5}, "is a int, not a dict"),
+        ({"train": None, "classes": 5}, "classes=5"),
+        ({"train": None, "classes": [1]}, r"classes=\[1\]"),
+        ([], "is a list, not a dict"),
+    ],
+)
+def test_a_tampered_state_of_a_data_module(shards, tmp_path, state, text):
+    class Tampering(Net):
+        def on_save_checkpoint(self, checkpoint):
+            checkpoint["ShardDataModule"] = state
+
+    run, net = trainer(tmp_path), Tampering()
+    run.fit(net, datamodule=tarpeg.ShardDataModule(tarpeg.Split(shards, tarpeg.Whole(8)), workers=0))
+    run.save_checkpoint(tmp_path / "x.ckpt")
+    again = tarpeg.ShardDataModule(tarpeg.Split(shards, tarpeg.Whole(8)), workers=0)
+    with pytest.raises(ResumeError, match=text):
+        fitted(tmp_path, again, None, tmp_path / "x.ckpt", max_epochs=2)

@@ -63,6 +63,18 @@ def checked_state(state: Any, facts: Sequence[str]) -> State:
     return found
 
 
+def checked_classes(state: Any) -> list[str]:
+    """Return the names of the classes in the state of a data module. Raises ResumeError if they are none."""
+    if not isinstance(state, Mapping):
+        raise ResumeError(f"the state of the data module is a {type(state).__name__}, not a dict. {_REMEDY}")
+    names = state.get("classes") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ResumeError(
+            f"classes={_shown(names)} of the data module's state must be a list of names. {_REMEDY}"
+        )
+    return names
+
+
 def check_data(state: Mapping[str, int | str], data: str) -> None:
     """Raise ResumeError if ``data``, of ``data_of``, is not that of a checked state; pass one without it."""
     before = state.get("data", data)
