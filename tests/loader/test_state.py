@@ -202,7 +202,7 @@ def test_a_state_that_no_loader_wrote_is_an_error_with_the_field(shards, field, 
 
 @pytest.mark.parametrize("state", [None, 5, [], "epoch"])
 def test_what_is_no_state_is_an_error(shards, state):
-    with pytest.raises(ResumeError, match="is a .*, not a dict"):
+    with pytest.raises(ResumeError, match=r"is a .*, not a dict"):
         load(shards, workers=0, threads=0).load_state_dict(state)
 
 
@@ -224,7 +224,7 @@ def test_a_state_of_a_version_without_data_is_compared_by_what_it_has(shards):
     loader = load(shards, workers=0, threads=0)
     loader.load_state_dict(state)
     assert keys_of(loader) == keys_of(load(shards, workers=0, threads=0))[8:]
-    with pytest.raises(ResumeError, match="seed was 0 .* and is 9"):
+    with pytest.raises(ResumeError, match=r"seed was 0 .* and is 9"):
         load(shards, workers=0, threads=0, seed=9).load_state_dict(state)
 
 
