@@ -23,7 +23,7 @@ import torch
 from tarpeg.datasets.synthetic import Photos, photograph
 from tarpeg.machine import usable_cores
 from tarpeg.ops import decode
-from tarpeg.processes import map_in_processes
+from tarpeg.processes import map_in_order
 from tarpeg.sampling.crops import RandomCrop, RandomResizedCrop
 from tarpeg.shards.pillow import as_tensor
 from torch import Tensor
@@ -296,7 +296,7 @@ def _suite_of(name: str, interpolation: decode.Interpolation) -> _Suite:
 def _photographs(photos: Photos, count: int) -> Iterator[bytes]:
     """JPEGs of the photographs, drawn in processes if there are enough to outweigh their start."""
     workers, draw = min(usable_cores(), count // 64), partial(photograph, photos)
-    drawn = map_in_processes(draw, range(count), workers) if workers > 1 else map(draw, range(count))
+    drawn = map_in_order(draw, range(count), workers) if workers > 1 else map(draw, range(count))
     return (one.jpeg for one in drawn)
 
 

@@ -11,18 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tarpeg import CacheError
 from tarpeg.errors import ShardError
-from tarpeg.processes import completed, dask_executor, map_in_processes, max_pending, open_executor
+from tarpeg.processes import completed, dask_executor, map_in_order, max_pending, open_executor
 
 
 def test_results_come_in_order_and_an_iteration_may_be_abandoned():
-    assert list(map_in_processes(abs, range(-40, 0), 3)) == list(range(40, 0, -1))
-    results = map_in_processes(abs, range(1000), 2)
+    assert list(map_in_order(abs, range(-40, 0), 3)) == list(range(40, 0, -1))
+    results = map_in_order(abs, range(1000), 2)
     assert next(results) == 0
     results.close()
 
 
 def test_errors_are_raised_in_the_caller():
-    results = map_in_processes(int, ["1", "2", "x", "4"], 1)
+    results = map_in_order(int, ["1", "2", "x", "4"], 1)
     assert [next(results), next(results)] == [1, 2]
     with pytest.raises(ValueError, match="invalid literal"):
         next(results)
@@ -30,7 +30,7 @@ def test_errors_are_raised_in_the_caller():
 
 def test_the_death_of_a_child_is_an_error():
     with pytest.raises(ShardError, match="status 3"):
-        list(map_in_processes(os._exit, [3, 3, 3], 2))
+        list(map_in_order(os._exit, [3, 3, 3], 2))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

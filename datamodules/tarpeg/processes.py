@@ -37,26 +37,6 @@ _CHILD = (
 )
 
 
-def map_in_processes(
-    function: Callable[[_Block], _Result], blocks: Iterable[_Block], workers: int
-) -> Generator[_Result, None, None]:
-    """Yield `function(block)` in order, computed a few blocks ahead by `workers` processes.
-
-    function: defined at the top level of a module. What it raises is raised here.
-    """
-    pending: deque[Future[_Result]] = deque()
-    executor = ProcessExecutor(workers)
-    try:
-        for block in blocks:
-            pending.append(executor.submit(function, block))
-            if len(pending) > 4 * workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        executor.shutdown(cancel_futures=True)
-
-
 def completed(
     executor: Executor,
     function: Callable[..., _Result],
@@ -199,6 +179,33 @@ class ProcessExecutor(Executor):
             return child.call(function, arguments)
         finally:
             self._idle.put(child)
+
+
+def map_in_order(
+    function: Callable[[_Block], _Result],
+    blocks: Iterable[_Block],
+    workers: int,
+    kind: Callable[[int], Executor] = ProcessExecutor,
+) -> Generator[_Result, None, None]:
+    """Yield `function(block)` in order, computed a few blocks ahead; raise what it raises.
+
+    Args:
+        function: Function, for processes defined at the top level of a module.
+        blocks: Its arguments.
+        workers: Number of workers.
+        kind: Class of their executor.
+    """
+    pending: deque[Future[_Result]] = deque()
+    executor = kind(workers)
+    try:
+        for block in blocks:
+            pending.append(executor.submit(function, block))
+            if len(pending) > 4 * workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        executor.shutdown(cancel_futures=True)
 
 
 class _Caller(Executor):

@@ -8,6 +8,7 @@ import sys
 from functools import partial
 
 import pytest
+import tarpeg
 import webdataset
 from helpers.scripts import PATHS, run_tool
 from helpers.small_tars import members, tars, write_tar
@@ -101,7 +102,7 @@ def test_arguments_out_of_range_raise(tmp_path, name, value):
         make_shards(tmp_path, SMALL, **{"samples": 4, name: value})
 
 
-def test_a_folder_is_packed_unchanged(tmp_path, images):
+def test_a_folder_is_packed_unchanged_as_build_cache_packs_it(tmp_path, images, monkeypatch):
     out = tmp_path / "out"
     report = make_shards(out, Folder(images), samples_per_shard=10, workers=0)
     assert report.samples == 25
@@ -113,6 +114,9 @@ def test_a_folder_is_packed_unchanged(tmp_path, images):
     assert together["bee/0_v1.cls"] == b"1"
     keys = [name for name in together if name.endswith(".cls")]
     assert len(keys) == 25 and keys != sorted(keys)
+    tarpeg.build_cache(Folder(images), tmp_path / "cache", tarpeg.Original(), executor=0)
+    assert members(tmp_path / "cache" / "000000.tar") == together
+    monkeypatch.setattr(subprocess, "Popen", None)  # reading files is no work for processes
     make_shards(tmp_path / "two", Folder(images), samples_per_shard=10, workers=2)
     assert tars(out) == tars(tmp_path / "two")
     make_shards(tmp_path / "other", Folder(images, seed=1), samples_per_shard=10, workers=0)

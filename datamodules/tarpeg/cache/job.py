@@ -29,7 +29,7 @@ from ..shards.index import build_from, save
 from ..shards.manifest import BUILDING, MANIFEST, CodecEntry, Finding
 from ..shards.pillow import NATIVE, format_name, image_extension, is_animated
 from ..shards.source import is_label, shown
-from ..shards.tar_writer import TarWriter, tar_nbytes
+from ..shards.tar_writer import tar_nbytes, write_tar
 from ..shards.wds_index import index_text
 from .codecs import Codec
 from .sources import Sample, ShardInput, SourceShard
@@ -157,7 +157,19 @@ def hash_of(content: object) -> str:
 
 
 def _write_shard(job: ShardJob, result: ShardResult, tar: BinaryIO, idx: BinaryIO) -> None:
-    writer, written, last = TarWriter(tar), [], None
+    written = write_tar(tar, _encoded(job, result))
+    result.samples, result.bytes, result.sha256 = len(written.samples), written.nbytes, written.sha256
+    text = index_text(written.samples)
+    idx.write(text)
+    result.idx_sha256 = hashlib.sha256(text).hexdigest()
+    for file in (tar, idx):
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _encoded(job: ShardJob, result: ShardResult) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Yield key and members of each sample with its image encoded; count all and list the bad in `result`."""
+    last = None
     seen: set[str] = set()
     for sample in job.source.read():
         result.source_bytes += sum(tar_nbytes(len(data)) for data in sample.members.values())
@@ -176,15 +188,7 @@ def _write_shard(job: ShardJob, result: ShardResult, tar: BinaryIO, idx: BinaryI
         # Consecutive members of one key are one sample; a cut or a quarantined sample may join two samples.
         key = sample.key if sample.key != last else f"{sample.key}_2"
         last = key
-        written.append([writer.add(key, extension, data) for extension, data in members.items()])
-    result.sha256 = writer.finish()
-    result.samples, result.bytes = len(written), writer.position
-    text = index_text(written)
-    idx.write(text)
-    result.idx_sha256 = hashlib.sha256(text).hexdigest()
-    for file in (tar, idx):
-        file.flush()
-        os.fsync(file.fileno())
+        yield key, members
 
 
 def _find(result: ShardResult, sample: Sample) -> None:

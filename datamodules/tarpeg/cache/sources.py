@@ -208,7 +208,7 @@ class ImageFiles:
     def read(self) -> Iterator[Sample]:
         """Read the samples in order. Raises ShardError."""
         for file in self.files:
-            yield Sample(self.root, file.key, {file.extension: file.read(), "cls": b"%d" % file.label})
+            yield Sample(self.root, file.key, file.members())
 
 
 def _check_unchanged(shards: Sequence[SourceShard]) -> None:

@@ -97,7 +97,7 @@ class FolderShards:
             are val.
         seed: Seed of the order and of the images of val.
         samples_per_shard: Largest number of images in a shard.
-        workers: Processes; None chooses.
+        workers: Threads that read the files; None chooses.
 
     Raises:
         ValueError: When constructed, for a value out of range.

@@ -124,11 +124,10 @@ class Photos:
 
 
 class Photograph(NamedTuple):
-    """An encoded picture: its bytes, its class, and its number of pixels (0 if it was corrupted)."""
+    """An encoded picture and its class."""
 
     jpeg: bytes
     label: int
-    pixels: int
 
 
 class _Plan(NamedTuple):
@@ -154,10 +153,10 @@ def photograph(photos: Photos, index: int, split: str = "train") -> Photograph:
         options["exif"] = exif
     stream = io.BytesIO()
     picture.save(stream, "JPEG", progressive=plan.progressive, **options)
-    jpeg, label = stream.getvalue(), label_of(photos, index, split)
+    jpeg = stream.getvalue()
     if plan.corrupt:
-        return Photograph(_corrupted(jpeg, _generator(photos, split, index, "corrupt")), label, 0)
-    return Photograph(jpeg, label, plan.height * plan.width)
+        jpeg = _corrupted(jpeg, _generator(photos, split, index, "corrupt"))
+    return Photograph(jpeg, label_of(photos, index, split))
 
 
 def label_of(photos: Photos, index: int, split: str = "train") -> int:

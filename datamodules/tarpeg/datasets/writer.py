@@ -9,9 +9,11 @@ import os
 import re
 import tarfile
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,24 +22,32 @@ from PIL import Image
 from ..errors import ShardError
 from ..files import renamed
 from ..machine import usable_cores
-from ..processes import map_in_processes
+from ..processes import ProcessExecutor, map_in_order
 from ..progress import progress
 from ..remedies import Message, Setting
 from ..shards.classes import joined_classes, write_classes
 from ..shards.folder import NESTED, Folder, ImageFile, left_out_line, only_nested
 from ..shards.pillow import BROKEN, PILLOW_FORMATS
-from ..shards.tar_writer import OWNER, RECORD, TarWriter
+from ..shards.tar_writer import OWNER, RECORD, write_tar
 from .synthetic import Photos, check_integer, photograph
 
 log = logging.getLogger("tarpeg")
 
-_BLOCK = 16  # samples per task of a worker process
+_BLOCK = 16  # samples per task of a worker
 _COMPARED = 8  # samples of an earlier shard that are compared with the source
 
 
 @dataclass(frozen=True)
 class ShardReport:
-    """Result of make_shards: paths, samples, bytes of images, bits per pixel of readable images, seconds."""
+    """Result of make_shards.
+
+    Attributes:
+        shards: Paths of the shards.
+        samples: Number of samples.
+        bytes: Bytes of the images.
+        bits_per_pixel: That of the images whose header is readable.
+        seconds: Duration.
+    """
 
     shards: tuple[Path, ...]
     samples: int
@@ -46,24 +56,25 @@ class ShardReport:
     seconds: float
 
 
-class _Record(NamedTuple):
-    key: str
-    extension: str
-    data: bytes
-    label: int
-    pixels: int  # 0 if unknown
-
-
 class _Photo(NamedTuple):
-    """Arguments of photograph()."""
+    """A photograph to draw: arguments of photograph()."""
 
     photos: Photos
     number: int
     split: str
 
+    @property
+    def key(self) -> str:
+        return f"{self.number:08d}"
 
-_Items = Sequence[_Photo] | Sequence[ImageFile]
-_Find = Callable[[str], _Photo | ImageFile | None]  # the sample of the source with that key
+    def members(self) -> dict[str, bytes]:
+        photo = photograph(*self)
+        return {"jpg": photo.jpeg, "cls": b"%d" % photo.label}
+
+
+_Item = _Photo | ImageFile  # a sample: its key and, read or drawn at the call, its members, the image first
+_Find = Callable[[str], _Item | None]  # the sample of the source with that key
+_Sample = tuple[str, dict[str, bytes]]  # key, members
 
 
 def make_shards(
@@ -88,7 +99,8 @@ def make_shards(
         samples: Number of samples; None is 1000 photographs, or all files.
         prefix: Beginning of the shards' names; another one has other photographs.
         samples_per_shard: Largest number of samples in a shard.
-        workers: Processes; 0 works in this process, None chooses. The bytes do not depend on it.
+        workers: Processes that draw, or threads that read files; 0 does all in this thread, None chooses.
+            The bytes do not depend on it.
         replace: Replace shards of another source under this prefix.
 
     Returns:
@@ -113,7 +125,7 @@ def make_shards(
     if not os.fspath(out):
         raise ValueError(f"out={out!r} must be a folder")
     directory = Path(out)
-    items: _Items
+    items: Sequence[_Item]
     find: _Find
     if isinstance(source, Folder):
         files = _files(source, directory, samples)
@@ -161,50 +173,48 @@ def _files(folder: Folder, out: Path, samples: int | None) -> list[ImageFile]:
     return files
 
 
-def _write(directory: Path, prefix: str, items: _Items, samples_per_shard: int, workers: int) -> ShardReport:
+def _write(
+    directory: Path, prefix: str, items: Sequence[_Item], samples_per_shard: int, workers: int
+) -> ShardReport:
     started = time.monotonic()
-    paths = []
-    done = nbytes = readable = pixels = 0
-    with progress(prefix, len(items)) as update, contextlib.closing(_records(items, workers)) as records:
-        for number in range(-(-len(items) // samples_per_shard)):
-            paths.append(directory / f"{prefix}-{number:06d}.tar")
-            with renamed(paths[-1]) as stream:
-                tar = TarWriter(stream)
-                for record in islice(records, samples_per_shard):
-                    members = {record.extension: record.data, "cls": b"%d" % record.label}
-                    for extension, data in sorted(members.items()):  # as webdataset's writer does
-                        tar.add(record.key, extension, data)
-                    nbytes += len(record.data)
-                    readable += len(record.data) if record.pixels else 0
-                    pixels += record.pixels
-                    done += 1
-                    update(done, f"{done / max(time.monotonic() - started, 1e-3):.0f} images/s")
-                tar.finish(RECORD)
-    bits = 8 * readable / pixels if pixels else 0.0
-    return ShardReport(tuple(paths), len(items), nbytes, bits, time.monotonic() - started)
+    names = [f"{prefix}-{number:06d}.tar" for number in range(-(-len(items) // samples_per_shard))]
+    counts = Counter[str]()
+    with progress(prefix, len(items)) as update, contextlib.closing(_samples(items, workers)) as samples:
+
+        def counted() -> Iterator[_Sample]:
+            for key, members in islice(samples, samples_per_shard):
+                image, *_ = members.values()
+                pixels = _pixels(image)
+                counts.update(samples=1, bytes=len(image), pixels=pixels, readable=len(image) * (pixels > 0))
+                rate = counts["samples"] / max(time.monotonic() - started, 1e-3)
+                update(counts["samples"], f"{rate:.0f} images/s")
+                yield key, dict(sorted(members.items()))  # as webdataset's writer does
+
+        for name in names:
+            with renamed(directory / name) as stream:
+                write_tar(stream, counted(), RECORD)
+    bits = 8 * counts["readable"] / max(counts["pixels"], 1)
+    paths = tuple(directory / name for name in names)
+    return ShardReport(paths, len(items), counts["bytes"], bits, time.monotonic() - started)
 
 
-def _records(items: _Items, workers: int) -> Generator[_Record, None, None]:
-    """Yield the records of the items in order."""
+def _samples(items: Sequence[_Item], workers: int) -> Generator[_Sample, None, None]:
+    """Draw photographs in processes, or read files in threads; in order."""
     if workers == 0:
-        yield from map(_read, items)
+        yield from _read(items)
         return
     blocks = (items[start : start + _BLOCK] for start in range(0, len(items), _BLOCK))
-    with contextlib.closing(map_in_processes(_read_block, blocks, workers)) as results:
-        for records in results:
-            yield from records
+    kind = ThreadPoolExecutor if isinstance(items[0], ImageFile) else ProcessExecutor
+    with contextlib.closing(map_in_order(_read_block, blocks, workers, kind)) as results:
+        yield from chain.from_iterable(results)
 
 
-def _read_block(items: _Items) -> list[_Record]:
-    return list(map(_read, items))
+def _read(items: Iterable[_Item]) -> Iterator[_Sample]:
+    return ((item.key, item.members()) for item in items)
 
 
-def _read(item: _Photo | ImageFile) -> _Record:
-    if isinstance(item, ImageFile):
-        data = item.read()
-        return _Record(item.key, item.extension, data, item.label, _pixels(data))
-    photo = photograph(*item)
-    return _Record(f"{item.number:08d}", "jpg", photo.jpeg, photo.label, photo.pixels)
+def _read_block(items: Sequence[_Item]) -> list[_Sample]:
+    return list(_read(items))
 
 
 def _remove_old(directory: Path, prefix: str, find: _Find | None) -> None:
@@ -247,7 +257,7 @@ def _is_of_source(path: Path, find: _Find) -> bool:
         images = (member for member in tar if not member.name.endswith(".cls"))
         for member in islice(images, _COMPARED):
             item, content = find(member.name.partition(".")[0]), tar.extractfile(member)
-            if item is not None and content is not None and _read(item).data == content.read():
+            if item is not None and content is not None and content.read() in item.members().values():
                 return True
     return False
 

@@ -47,12 +47,13 @@ class ImageFile(NamedTuple):
         """Extension of the file, in lower case."""
         return Path(self.path).suffix[1:].lower()
 
-    def read(self) -> bytes:
-        """Read the file. ShardError if it cannot be read."""
+    def members(self) -> dict[str, bytes]:
+        """Return the members of its sample: the file, then its label. ShardError if it cannot be read."""
         try:
-            return Path(self.path).read_bytes()
+            data = Path(self.path).read_bytes()
         except OSError as error:
             raise ShardError(f"cannot read {self.path}: {error.strerror}. {_REMEDY}") from error
+        return {self.extension: data, "cls": b"%d" % self.label}
 
 
 @dataclass(frozen=True)

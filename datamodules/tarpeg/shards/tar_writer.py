@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
-from typing import Any, BinaryIO
+from collections.abc import Iterable, Mapping
+from typing import Any, BinaryIO, NamedTuple
 
 from .wds_index import Component
 
@@ -20,35 +21,51 @@ def tar_nbytes(nbytes: Any) -> Any:
     return BLOCK - (-nbytes // BLOCK) * BLOCK
 
 
-class TarWriter:
-    """Writes a tar whose bytes depend only on names and contents, and computes its checksum.
+class Written(NamedTuple):
+    """A tar that was written.
 
-    ``position``: bytes written so far.
+    Attributes:
+        samples: Places of the members of each sample.
+        nbytes: Bytes of the tar.
+        sha256: Checksum of the tar.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.position = 0
-        self._file, self._sha = file, hashlib.sha256()
+    samples: list[list[Component]]
+    nbytes: int
+    sha256: str
 
-    def add(self, key: str, extension: str, data: bytes) -> Component:
-        """Write one member and return its place in the tar."""
-        name = f"{key}.{extension}"
-        self._put(tar_header(name, len(data)))
-        component = Component(extension, self.position, len(data), name)
-        self._put(data)
-        self._put(bytes(-len(data) % BLOCK))
-        return component
 
-    def finish(self, record: int = BLOCK) -> str:
-        """Write the end of the tar, which becomes a multiple of ``record`` bytes; return its sha256."""
-        self._put(bytes(2 * BLOCK))
-        self._put(bytes(-self.position % record))
-        return self._sha.hexdigest()
+def write_tar(
+    file: BinaryIO, samples: Iterable[tuple[str, Mapping[str, bytes]]], record: int = BLOCK
+) -> Written:
+    """Write a tar whose bytes depend only on keys and contents.
 
-    def _put(self, data: bytes) -> None:
-        self._file.write(data)
-        self._sha.update(data)
-        self.position += len(data)
+    Args:
+        file: File to write.
+        samples: Key and members, by extension, of each sample.
+        record: The tar becomes a multiple of that many bytes.
+    """
+    written: list[list[Component]] = []
+    checksum = hashlib.sha256()
+    position = 0
+
+    def put(data: bytes) -> None:
+        nonlocal position
+        file.write(data)
+        checksum.update(data)
+        position += len(data)
+
+    for key, members in samples:
+        written.append([])
+        for extension, data in members.items():
+            name = f"{key}.{extension}"
+            put(tar_header(name, len(data)))
+            written[-1].append(Component(extension, position, len(data), name))
+            put(data)
+            put(bytes(-len(data) % BLOCK))
+    put(bytes(2 * BLOCK))
+    put(bytes(-position % record))
+    return Written(written, position, checksum.hexdigest())
 
 
 def tar_header(name: str, nbytes: int) -> bytes:
