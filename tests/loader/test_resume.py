@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -94,6 +95,30 @@ def test_a_warning_for_a_tail_smaller_than_the_new_ranks(photos):
         warnings.simplefilter("error")
         second.load_state_dict(alone.state_dict())  # rank 0 has warned
     assert sorted(keys_of(load(photos, global_batch_size=22, workers=0))) == ALL
+
+
+def test_more_ranks_leave_out_fewer_samples_than_ranks_of_the_last_batch_only(photos):
+    """The exception that promises.md states: its size, and that nothing else is left out."""
+    split = tarpeg.Split(photos, tarpeg.Whole(8))
+    source = split.open()  # of 23 samples
+
+    def ranks(world, total):
+        config = tarpeg.LoaderConfig(global_batch_size=total, workers=0, threads=0)
+        return tarpeg.Loader(split, rank=0, world=world, config=config, source=source)
+
+    found = set()
+    for total, before, after in itertools.product(range(5, 24), range(1, 6), range(1, 6)):
+        old, new = ranks(before, total), ranks(after, total)
+        for batches in range(1, len(old)):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                new.load_state_dict({**old.state_dict(), "batches": batches})
+            epoch, first = new.sampler.begin()
+            is_left_out = bool(epoch) or first == len(new)
+            assert is_left_out == bool(caught) == (batches == 23 // total and 0 < 23 % total < after)
+            assert after > before or not is_left_out
+            found |= {(23 % total, after)} if is_left_out else set()
+    assert found and all(left < after for left, after in found)
 
 
 @pytest.mark.parametrize(

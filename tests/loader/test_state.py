@@ -145,7 +145,7 @@ def test_a_stream_is_known_by_the_names_of_its_shards(shards, tmp_path):
         streamed(NAMES[::-1]).load_state_dict(state)
 
 
-WITHOUT = object()
+WITHOUT = ...
 TAMPERED = [
     ("batches", -1),
     ("batches", -25),
