@@ -60,15 +60,16 @@ def run(config: DictConfig) -> None:
         profiler=instantiate(config.profiler) or None,
     )
 
+    checkpoint = {"ckpt_path": config.ckpt_path, "weights_only": not config.trust_ckpt}
     if config.predict is not None:
-        trainer.predict(model, datamodule=data, ckpt_path=config.ckpt_path, return_predictions=False)
+        trainer.predict(model, datamodule=data, return_predictions=False, **checkpoint)
         if trainer.is_global_zero:
             images = len(data.samples("predict"))
             show(f"predicted: {table.rows} of {images} images, in {os.path.relpath(table.path)}")
     elif config.validate:
-        trainer.validate(model, datamodule=data, ckpt_path=config.ckpt_path)
+        trainer.validate(model, datamodule=data, **checkpoint)
     else:
-        fit(trainer, model, data, config.ckpt_path, interrupt)
+        fit(trainer, model, data, checkpoint, interrupt)
         if trainer.is_global_zero:
             for line in summary_of(trainer, callbacks):
                 show(line)
@@ -120,15 +121,15 @@ def fit(
     trainer: lightning.Trainer,
     model: lightning.LightningModule,
     data: tarpeg.ShardDataModule,
-    ckpt_path: str | None,
+    checkpoint: dict[str, Any],
     interrupt: Interrupt,
 ) -> None:
     """Train; after Ctrl-C print how to go on from there, and exit."""
     try:
-        trainer.fit(model, datamodule=data, ckpt_path=ckpt_path)
+        trainer.fit(model, datamodule=data, **checkpoint)
     except SystemExit:  # Lightning's end after Ctrl-C
         if trainer.is_global_zero:
-            resume = resume_hint(trainer, interrupt.saved, ckpt_path)
+            resume = resume_hint(trainer, interrupt.saved, checkpoint["ckpt_path"])
             show(
                 f"interrupted; {resume or 'there is no checkpoint yet: one is written after each validation'}"
             )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
+import pathlib
 import pickle
 import typing
 import zipfile
@@ -12,8 +14,14 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.fabric.utilities.data import AttributeDict
 from omegaconf import DictConfig
 from torch import nn
+
+# Classes of plain values that checkpoints of Lightning hold, beside those that torch reads with weights_only.
+torch.serialization.add_safe_globals(
+    [argparse.Namespace, AttributeDict, pathlib.PurePosixPath, pathlib.PosixPath]
+)
 
 
 class ConfigError(ValueError):
@@ -39,18 +47,22 @@ def check_run(config: DictConfig, model: lightning.LightningModule, has_val: boo
         raise ConfigError(f"predict= needs predict_step(), which {type(model).__name__} does not have")
     if config.ckpt_path is not None and "://" not in config.ckpt_path:
         is_fit = config.predict is None and not config.validate
-        check_checkpoint(config.ckpt_path, model, config.trainer.get("max_epochs") if is_fit else None)
+        epochs = config.trainer.get("max_epochs") if is_fit else None
+        check_checkpoint(config.ckpt_path, model, epochs, trusted=config.trust_ckpt)
     if config.validate and not has_val:
         raise ConfigError("validate=true measures on data.val, which is null: give data.val.shards=...")
 
 
-def check_checkpoint(path: str, model: nn.Module, max_epochs: int | None = None) -> None:
+def check_checkpoint(
+    path: str, model: nn.Module, max_epochs: int | None = None, *, trusted: bool = False
+) -> None:
     """Raise ConfigError for a file that Lightning cannot load into ``model``.
 
     Args:
         path: of a file, or a word that Lightning replaces by a path: these are not checked.
         model: the tensors of the checkpoint must have the names and shapes of its tensors.
         max_epochs: of the training that goes on from the checkpoint; None or -1 for no limit.
+        trusted: read objects of any class, which runs code that the file names.
     """
     if not path:
         raise ConfigError("ckpt_path= is empty: give a file, or leave it out")
@@ -62,16 +74,11 @@ def check_checkpoint(path: str, model: nn.Module, max_epochs: int | None = None)
         raise ConfigError(f"ckpt_path={path} is {hint}")
     if not zipfile.is_zipfile(path):
         raise ConfigError(f"ckpt_path={path} is not a checkpoint of Lightning, or not a whole one")
+    checkpoint = read_checkpoint(path, trusted=trusted)
     try:
-        checkpoint = torch.load(path, map_location="meta", weights_only=False, mmap=True)
         saved = _shapes(checkpoint["state_dict"])
-    except (AttributeError, ImportError) as error:
-        raise ConfigError(
-            f"ckpt_path={path} has an object of a class that is missing here, or has moved: {error}. Load it "
-            "with the version that saved it, or go on from its state_dict alone"
-        ) from error
-    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
-        raise ConfigError(f"ckpt_path={path} is not a complete checkpoint of Lightning: {error!r}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _incomplete(path, error) from error
     own = _shapes(model.state_dict())
     if other := sorted(name for name in {*saved, *own} if saved.get(name) != own.get(name)):
         name = other[0]
@@ -85,6 +92,34 @@ def check_checkpoint(path: str, model: nn.Module, max_epochs: int | None = None)
             f"ckpt_path={path} was trained for {trained} epochs, and trainer.max_epochs is {max_epochs}: "
             "give more, trainer.max_epochs=..."
         )
+
+
+def read_checkpoint(path: str, *, trusted: bool = False) -> Any:
+    """Read a checkpoint without its tensors. Raise ConfigError if it is none, or needs classes to be trusted.
+
+    A pickle may call any function: until it is trusted, only plain values and tensors are read.
+    """
+    try:
+        return torch.load(path, map_location="meta", weights_only=not trusted, mmap=True)
+    except (AttributeError, ImportError) as error:
+        raise ConfigError(
+            f"ckpt_path={path} has an object of a class that is missing here, or has moved: {error}. Load it "
+            "with the version that saved it, or go on from its state_dict alone"
+        ) from error
+    except pickle.UnpicklingError as error:
+        if not trusted and (names := torch.serialization.get_unsafe_globals_in_checkpoint(path)):
+            raise ConfigError(
+                f"ckpt_path={path} has more than tensors and numbers: {', '.join(sorted(names))}. Reading "
+                "that runs code which the file chooses. If you trust whoever wrote it, give trust_ckpt=true; "
+                "otherwise go on from its state_dict alone"
+            ) from error
+        raise _incomplete(path, error) from error
+    except (RuntimeError, EOFError, KeyError, TypeError) as error:
+        raise _incomplete(path, error) from error
+
+
+def _incomplete(path: str, error: Exception) -> ConfigError:
+    return ConfigError(f"ckpt_path={path} is not a complete checkpoint of Lightning: {error!r}")
 
 
 def _shapes(state: Mapping[str, Any]) -> dict[str, torch.Size]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
+import pathlib
 import pickle
 import re
 import sys
@@ -15,6 +17,7 @@ import torch
 from helpers.checkouts import PHOTOS, SMALL, TINY, copy, library, tracked, train
 from helpers.pictures import jpeg
 from helpers.small_tars import sample, write_tar
+from lightning.fabric.utilities.data import AttributeDict
 from lightning.pytorch.profilers import PyTorchProfiler, SimpleProfiler
 from omegaconf import OmegaConf
 from tarpeg.remedies import Message, Setting
@@ -359,7 +362,30 @@ def test_a_checkpoint_with_an_object_of_a_class_that_has_moved(tmp_path, monkeyp
         else:
             del moved.Old
         with pytest.raises(ConfigError, match="class that is missing here, or has moved"):
-            check_checkpoint(str(path), torch.nn.Linear(2, 3))
+            check_checkpoint(str(path), torch.nn.Linear(2, 3), trusted=True)
+
+
+class Harmful:
+    """Unpickling it writes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return pathlib.Path.write_text, (self.path, "code of the checkpoint ran")
+
+
+def test_nothing_of_a_checkpoint_runs_until_it_is_trusted(tmp_path):
+    ran, path, net = tmp_path / "ran", tmp_path / "x.ckpt", torch.nn.Linear(2, 3)
+    torch.save({"state_dict": net.state_dict(), "callbacks": Harmful(ran)}, path)
+    with pytest.raises(ConfigError, match=r"more than tensors .* pathlib\.Path\. .* give trust_ckpt=true;"):
+        check_checkpoint(str(path), net)
+    assert not ran.exists()
+    check_checkpoint(str(path), net, trusted=True)
+    assert ran.exists()
+    plain = {"where": tmp_path, "arguments": argparse.Namespace(size=3), "more": AttributeDict(a=1)}
+    torch.save({"state_dict": net.state_dict(), "hyper_parameters": plain}, path)
+    check_checkpoint(str(path), net)
 
 
 def test_checkpoints_that_do_not_fit_are_one_line(tmp_path):
