@@ -17,13 +17,16 @@ from helpers.small_caches import contents, shard_files
 from helpers.small_tars import members, sample, tars
 from PIL import Image
 from tarpeg import (
+    CachedShards,
     CacheError,
     Folder,
+    FolderShards,
     Layout,
     Original,
     Raw,
     Resized,
     ShardError,
+    SyntheticShards,
     Tiled,
     build_cache,
     make_shards,
@@ -379,6 +382,32 @@ def test_broken_sources(shard_of, tmp_path, cache):
 def test_bad_arguments(source, cache, arguments, message):
     with pytest.raises(ValueError, match=message):
         build_cache(**{"source": source, "dest": cache, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("dest", "message"),
+    [
+        ("s3://bucket/c", r"^dest='s3://bucket/c' .*`aws s3 sync FOLDER s3://bucket/c`"),
+        (Path("gs://bucket/c"), r"^dest='gs://bucket/c' .*`gcloud storage rsync .*gs://bucket/c`"),
+        ("https://me:word@host/c", r"^dest='https://host/c' .*local"),
+        ("file:///data/c", r"^dest='file:///data/c' .*dest='/data/c'"),
+    ],
+)
+def test_a_destination_is_local(source, tmp_path, monkeypatch, dest, message):
+    monkeypatch.chdir(tmp_path)
+    before = {*tmp_path.iterdir()}
+    writers = (
+        lambda: build_cache(source, dest, executor=0),
+        lambda: verify_cache(dest),
+        lambda: make_shards(dest, {}, 1, workers=0),
+        lambda: SyntheticShards(dest),
+        lambda: FolderShards(".", dest),
+        lambda: CachedShards(source, dest),
+    )
+    for number, write in enumerate(writers):
+        with pytest.raises(ValueError, match=message if number < 2 else message.replace("dest=", "out=")):
+            write()
+    assert {*tmp_path.iterdir()} == before
 
 
 def test_an_empty_source_is_not_the_working_directory(tmp_path, monkeypatch, cache):

@@ -44,7 +44,7 @@ from ..shards.manifest import (
     summed,
 )
 from ..shards.paths import resolved
-from ..shards.urls import is_url
+from ..shards.urls import is_url, local_folder
 from . import job
 from .codecs import Codec, Tiled
 from .job import COMMIT_LOCK, CURRENT_BUILD, ShardJob, ShardResult
@@ -190,9 +190,7 @@ def build_cache(
         raise ValueError(f"max_bad={max_bad!r} must be a fraction from 0 to 1")
     if isinstance(executor, int) and executor < 0:
         raise ValueError(f"executor={executor!r} must be an Executor, or a number of processes, 0 or more")
-    if not os.fspath(dest):
-        raise ValueError(f"dest={dest!r} must be a folder")
-    folder = Path(dest).expanduser().absolute()
+    folder = Path(local_folder("dest", dest)).expanduser().absolute()
     listing = list_source(source)
     _check_apart(listing, folder)
     library.load()  # compiles the operators if necessary: once, not in every worker

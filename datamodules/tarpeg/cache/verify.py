@@ -21,6 +21,7 @@ from ..shards import pillow
 from ..shards.index import ShardIndex, build
 from ..shards.manifest import BUILDING, MANIFEST, ShardEntry, read_manifest
 from ..shards.saved import SUFFIXES
+from ..shards.urls import local_folder
 from ..shards.wds_index import index_path, parse
 from .build import Progress
 from .codecs import row_index_fits
@@ -106,7 +107,7 @@ def verify_cache(
         ('train-000001.tar',)
     """
     started = time.monotonic()
-    folder = Path(dest).expanduser().absolute()
+    folder = Path(local_folder("dest", dest)).expanduser().absolute()
     manifest = read_manifest(folder)
     if manifest is None:
         found = "an unfinished build: run it again" if (folder / BUILDING).exists() else "no cache"

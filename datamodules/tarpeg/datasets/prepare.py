@@ -19,6 +19,7 @@ from ..files import write_json
 from ..remedies import Message, Setting
 from ..shards.folder import Folder
 from ..shards.manifest import read_manifest
+from ..shards.urls import local_folder
 from .synthetic import Photos, check_integer
 from .writer import make_shards
 
@@ -69,7 +70,7 @@ class SyntheticShards:
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "out", _named(self.out))
+        object.__setattr__(self, "out", local_folder("out", self.out))
         # A plain Photos, so that unpickling in another process needs no config library.
         object.__setattr__(self, "photos", Photos.of(self.photos))
         for name in ("train", "val", "samples_per_shard"):
@@ -119,7 +120,7 @@ class FolderShards:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", str(self.root))
-        object.__setattr__(self, "out", _named(self.out))
+        object.__setattr__(self, "out", local_folder("out", self.out))
         self._folder("all")  # checks the values
 
     def __call__(self) -> Path:
@@ -179,7 +180,7 @@ class CachedShards:
     refresh: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "out", _named(self.out))
+        object.__setattr__(self, "out", local_folder("out", self.out))
 
     def __call__(self) -> Path:
         """Build the missing part of the cache; return `out`."""
@@ -204,13 +205,6 @@ class CachedShards:
         manifest = read_manifest(self.out)
         requested = [describe_codec(self.codec or Tiled()), dataclasses.asdict(self.layout or Layout())]
         return manifest is not None and [manifest.codec, manifest.layout] == requested
-
-
-def _named(out: str | os.PathLike[str]) -> str:
-    """Return the folder as a string. ValueError for an empty one, which would be the working directory."""
-    if not (name := str(out)):
-        raise ValueError(f"out={out!r} must be a folder")
-    return name
 
 
 def _make_once(

@@ -29,6 +29,7 @@ from ..shards.classes import joined_classes, write_classes
 from ..shards.folder import NESTED, Folder, ImageFile, left_out_line, only_nested
 from ..shards.pillow import BROKEN, PILLOW_FORMATS
 from ..shards.tar_writer import OWNER, RECORD, write_tar
+from ..shards.urls import local_folder
 from .synthetic import Photos, check_integer, photograph
 
 log = logging.getLogger("tarpeg")
@@ -122,9 +123,7 @@ def make_shards(
     check_integer("samples_per_shard", samples_per_shard, 1)
     if workers is not None:
         check_integer("workers", workers, 0)
-    if not os.fspath(out):
-        raise ValueError(f"out={out!r} must be a folder")
-    directory = Path(out)
+    directory = Path(local_folder("out", out))
     items: Sequence[_Item]
     find: _Find
     if isinstance(source, Folder):

@@ -30,6 +30,7 @@ from ..ops import matrices
 from ..sampling.geometry import View
 from ..sampling.sampler import Request
 from ..shards.pillow import open_rgb
+from ..shards.urls import local_folder
 
 _PAGE, _CARD, _INK, _GRAY, _BOX = "#eef0f3", "#ffffff", "#20262d", "#75808c", "#e4572e"
 # In pixels: limits of a source's picture, side of the other pictures, least width of a source's column.
@@ -223,6 +224,7 @@ def _batches(data: Any, split: str, samples: int, epoch: int, columns: int) -> I
 
 def _saved(page: Image.Image, path: str | os.PathLike[str]) -> Path:
     target = Path(path)
+    local_folder("path", target.parent)
     target.parent.mkdir(parents=True, exist_ok=True)
     page.save(target, "PNG")
     return target

@@ -9,6 +9,7 @@ import hashlib
 import http
 import importlib
 import itertools
+import os
 import re
 import shutil
 import sys
@@ -24,6 +25,10 @@ URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 HTTP = re.compile(r"https?://", re.IGNORECASE)
 _URL_IN_TEXT = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"]+")
 _REMEDY = "Check address, access rights and network."
+# pathlib joins two slashes; one letter before the colon is a drive.
+_URL_OR_ITS_PATH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
+# Commands that copy a folder to a bucket, by protocol.
+_COPY = {"s3": "aws s3 sync", "gs": "gcloud storage rsync --recursive"}
 # The version of an object, by the names that the file systems of fsspec have for it.
 _VERSION_FIELDS = (
     *("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "blob_id", "generation"),
@@ -51,6 +56,30 @@ def file_name(url: str) -> str:
         names = re.findall(r"[\w.-]+\.(?:tar|tgz)[\w.]*", url)
         return names[0] if names else f"pipe {hashlib.sha256(url.encode()).hexdigest()[:16]}"
     return public_url(url).rstrip("/").rpartition("/")[2]
+
+
+def local_folder(argument: str, given: str | os.PathLike[str]) -> str:
+    """Return a folder to write to, as text. Raises ValueError for an empty one, and for a URL.
+
+    Args:
+        argument: Name of the argument, for the message.
+        given: Its value. An empty one would be the working directory; a URL, a folder of that name in it.
+    """
+    name = os.fspath(given) if isinstance(given, (str, os.PathLike)) else ""
+    if not name:
+        raise ValueError(f"{argument}={given!r} must be a folder")
+    found = _URL_OR_ITS_PATH.match(name)
+    if found is None:
+        return name
+    protocol, place = found[1].lower(), name[found.end() :]
+    if protocol == "file":
+        raise ValueError(f"{argument}={name!r} must be a path: give {argument}='/{place}'")
+    url = public_url(f"{protocol}://{place}")
+    copy = f"`{_COPY[protocol]} FOLDER {url}`" if protocol in _COPY else "the tool of that storage, or rclone"
+    raise ValueError(
+        f"{argument}={url!r} must be a local folder: results are not written to URLs. Write to a folder of "
+        f"this machine, then copy it there with {copy}"
+    )
 
 
 def is_pattern(url: str) -> bool:
