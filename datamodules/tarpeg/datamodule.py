@@ -79,8 +79,9 @@ class ShardDataModule(lightning.LightningDataModule):
         readahead: Batches for which the disk is asked ahead; by default 8 if the shards take more than half
             of the memory, otherwise 0.
         augment: Module called with the uint8 images on their device, in validation too: then it is in
-            evaluation mode. Random transforms of torchvision ignore the mode and are refused. The random
-            params of ``tarpeg.Augment`` are a function of seed, epoch and sample. Or a list of modules, one
+            evaluation mode, in which it may not be random (transforms of torchvision and Kornia ignore the
+            mode and are refused). The random params of ``tarpeg.Augment`` are a function of seed, epoch and
+            sample; for other modules the global generators are seeded per batch. Or a list of modules, one
             per view; a split of one view, for validation, then takes the first of them.
         on_error: ``"substitute"`` replaces an undecodable image by another sample, chosen deterministically,
             with a warning, and leaves it out of its batch in prediction; ``"raise"`` raises ``DecodeError``.
@@ -284,7 +285,7 @@ class ShardDataModule(lightning.LightningDataModule):
                 f"loader={type(loader).__name__} must be one loader of this ShardDataModule: "
                 "data.train_dataloader(), or an item of the list that data.val_dataloader() returns"
             )
-        return loader.deliver(self.augment, device)
+        return loader.deliver(self.augment, device, evaluates=self._evaluates)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the train split, and the classes, for Lightning's checkpoints."""
@@ -327,6 +328,7 @@ class ShardDataModule(lightning.LightningDataModule):
         options: dict[str, Any] = {"is_augmented": self._pixels(is_training, split).dtype != torch.uint8}
         if split is not None:
             options |= {"views": split.view_groups, "repeats": split.repeats}
+        options["evaluates"] = self._evaluates
         self.augment.train(is_training)
         return augment_on_arrival(self.augment, batch, self._config.seed, request, **options)
 
@@ -355,6 +357,10 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def _given(self) -> dict[str, Split]:
         return {name: split for name, split in self.splits.items() if split is not None}
+
+    @property
+    def _evaluates(self) -> bool:
+        return any(kind_of(name) in ("val", "test") for name in self._given())
 
     def _labelled(self) -> dict[str, Split]:
         return {name: split for name, split in self._given().items() if name != "predict"}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 
+import numpy as np
 import pytest
 import torch
 from helpers.loaders import digest, load
@@ -14,6 +16,7 @@ from tarpeg import (
     CenterCrop,
     Erase,
     GridMask,
+    Loader,
     Mix,
     RandomResizedCrop,
     ShardDataModule,
@@ -220,3 +223,61 @@ def test_images_and_augment_with_other_numbers_of_channels_are_refused(photos):
         ShardDataModule(gray, rgb, augment=[Augment([0.5], [0.2])])
     with pytest.raises(ValueError, match=r"val=Split\(repeats=2\)"):
         ShardDataModule(val=Split(photos, CenterCrop(16), repeats=2))
+
+
+class Noise(torch.nn.Module):
+    """Random in any mode, as Kornia's modules, or in training only."""
+
+    def __init__(self, in_training_only=False):
+        super().__init__()
+        self.in_training_only = in_training_only
+
+    def forward(self, images):
+        images = images.float() / 255
+        if self.in_training_only and not self.training:
+            return images
+        return images + torch.rand(3)[:, None, None] + np.random.rand() + random.random()
+
+
+def test_a_module_that_is_random_in_evaluation_mode_is_an_error_at_the_first_batch(photos):
+    train, val = Split(photos, RandomResizedCrop(16)), Split(photos, CenterCrop(16))
+    settings = {"batch_size": 4, "workers": 0, "allow_overlap": True}
+    for wrapped in (Noise(), torch.nn.Sequential(torch.nn.Identity(), Noise())):
+        data = ShardDataModule(train, val, augment=wrapped, **settings)
+        for loader in (data.train_dataloader(), data.val_dataloader()):
+            with pytest.raises(ValueError, match=f"augment={type(wrapped).__name__} .*evaluation"):
+                next(data.augmented(loader))
+    with pytest.raises(ValueError, match=r"augment=Noise .*evaluation"):
+        next(iter(Loader(val, training=False, augment=Noise(), workers=0)))
+    data = ShardDataModule(train, val, augment=Noise(in_training_only=True), **settings)
+    assert digests(data.augmented(data.val_dataloader())) == digests(data.augmented(data.val_dataloader()))
+    assert next(data.augmented(ShardDataModule(train, augment=Noise(), workers=0).train_dataloader()))
+
+
+def test_a_module_of_ones_own_is_seeded_per_batch(photos):
+    def data():
+        return ShardDataModule(
+            Split(photos, RandomResizedCrop(16), views=2), batch_size=4, workers=0, augment=Noise()
+        )
+
+    def states():
+        return torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()
+
+    before = states()
+    first = data()
+    loader = first.train_dataloader()
+    undisturbed = digests(first.augmented(loader))
+    again = digests(first.augmented(loader))
+    assert states() == before
+    assert len({*undisturbed, *again}) == 12
+    torch.manual_seed(5)
+    stopped, epoch = data(), []
+    loader = stopped.train_dataloader()
+    for batch in stopped.augmented(loader):
+        epoch += digests([batch])
+        if len(epoch) == 2:
+            break
+    resumed = data()
+    other = resumed.train_dataloader()
+    other.load_state_dict(loader.state_dict())
+    assert epoch + digests(resumed.augmented(other)) == undisturbed

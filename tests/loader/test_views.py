@@ -256,7 +256,8 @@ def test_modules_of_equal_views_run_at_once(photos):
 
     class Counted(Halve):
         def forward(self, images):
-            calls.append(list(images.shape))
+            if self.training:  # in evaluation mode, two passes over the first batch are compared
+                calls.append(list(images.shape))
             return super().forward(images)
 
     first, other = Counted(), Counted()

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..augment.module import Augment
+from ..sampling import rng
 from ..sampling.geometry import View
 from ..sampling.sampler import Request
+from ..transforms.generators import seeded
 from ..transforms.pixels import PixelFormat
 from .batch import AnyBatch, Images, KeyedTargetBatch, TargetBatch, by_size, of_sizes
 from .split import Split
+
+# Stream of random numbers, beside those of loader.fetch and loader.python_steps: seeds of other modules.
+_MODULE = 3
+# Modules whose results in evaluation mode are not random.
+_FIXED: WeakSet[nn.Module] = WeakSet()
 
 
 def uncompiled(module: Any) -> Any:
@@ -43,20 +52,22 @@ def augment_on_arrival(
     is_augmented: bool,
     views: Sequence[Sequence[int]] | None = None,
     repeats: int = 1,
+    evaluates: bool = False,
 ) -> AnyBatch:
     """Augment a batch, its images a tensor or a list of tensors, as drawn for ``request``.
 
     ``augment``: a module for all views, or a ``ModuleList`` of one per view. ``request`` None: without
     distortions. ``is_augmented``: the loader delivered floating-point images, to whatever type they were cast
     since, that need nothing more. ``views``: numbers of the views of each size, see ``Split.view_groups``;
-    None: in the order of the images. ``repeats``: of the split. Targets were moved by the worker, see
-    ``PixelFormat.moves``. Raises ``ValueError`` if the batch is not of as many samples as the request, or not
-    of these views.
+    None: in the order of the images. ``repeats``: of the split. ``evaluates``: ``augment`` will run in
+    evaluation mode too. Targets were moved by the worker, see ``PixelFormat.moves``. Raises ``ValueError`` if
+    the batch is not of as many samples as the request, or not of these views, and for a module that is random
+    in evaluation mode.
     """
     parts = by_size(batch.image)
     plain = [module for module in map(uncompiled, modules_of(augment)) if isinstance(module, Augment)]
-    if not augment.training or not plain:
-        request = None
+    drawn = request if augment.training else None
+    request = drawn if plain else None
     needs_numbers = request is not None or isinstance(augment, nn.ModuleList)
     groups = _numbers(augment, parts, views if needs_numbers else None)
     if request is not None:
@@ -64,8 +75,14 @@ def augment_on_arrival(
 
     def augment_part(module: nn.Module, images: Tensor, numbers: Sequence[int], _: Tensor | None) -> Tensor:
         own = uncompiled(module)  # also then the draws are functions of the samples
+        if not isinstance(own, Augment):
+            if evaluates or not augment.training:
+                _check_evaluation(module, images)
+            with nullcontext() if drawn is None else seeded(_seed(seed, drawn, numbers), images.device):
+                other: Tensor = module(images)
+            return other
         params = []
-        if request is not None and isinstance(own, Augment) and own.is_random:
+        if request is not None and own.is_random:
             params.append(params_of(own, images.shape[-2:], seed, request, numbers))
         result: Tensor = module(images, *params)
         return result
@@ -88,6 +105,36 @@ def augment_on_arrival(
         return batch._replace(image=image)
     image, label = _mixed(mixing, image, batch.label, seed, request, repeats)
     return batch._replace(image=image, label=label)
+
+
+def _seed(seed: int, request: Request, views: Sequence[int]) -> int:
+    """Return the seed of a module for a batch: a function of its first sample."""
+    occurrence = np.zeros(1, np.int64) if request.occurrence is None else request.occurrence[:1]
+    first = rng.first_draw(occurrence, views[0])
+    return int(rng.uniforms(seed, request.epoch, request.ids[:1], 1, _MODULE, first)[0, 0] * 2**53)
+
+
+def _check_evaluation(module: nn.Module, images: Tensor) -> None:
+    """Raise ValueError if two passes in evaluation mode differ: such a module would distort validation."""
+    if module in _FIXED:
+        return
+    mode, results = module.training, []
+    module.eval()
+    with torch.no_grad():
+        for seed in (1, 2):
+            with seeded(seed, images.device):
+                results.append(module(images.clone()).double())
+    module.train(mode)
+    one, other = results
+    # Sums on a GPU depend on the order of its threads in the last digits.
+    if not torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(one.abs().max()), equal_nan=True):
+        raise ValueError(
+            f"augment={type(uncompiled(module)).__name__} is random in evaluation mode too: two passes over "
+            "the first batch differ, so it would distort the images of validation. Give random steps to the "
+            "training split, Split(transform=...); or give a torch.nn.Module of your own that distorts only "
+            "in training: return self.distort(images) if self.training else images"
+        )
+    _FIXED.add(module)
 
 
 def _check_count(batch: AnyBatch, images: int, delivered: int) -> None:

@@ -190,11 +190,16 @@ class Loader:
         self._fetch_as(pixels)
 
     def deliver(
-        self, augment: nn.Module | None, device: torch.device | str | None = None
+        self,
+        augment: nn.Module | None,
+        device: torch.device | str | None = None,
+        *,
+        evaluates: bool = False,
     ) -> Iterator[AnyBatch]:
         """Yield the next epoch on a device, augmented there by ``augment`` in place of the loader's own.
 
-        On the CPU the decoder and the workers do as much of it as they can.
+        On the CPU the decoder and the workers do as much of it as they can. ``evaluates``: ``augment`` will
+        run in evaluation mode too, on batches of other loaders.
         """
         pixels = self._pixels
         if augment is not None and (device is None or torch.device(device).type == "cpu"):
@@ -202,7 +207,7 @@ class Loader:
             pixels = pixels_of(augment, self.training, workers, len(self.split.view_crops()))
         pixels = moving(pixels, augment, self.split, training=self.training)
         options: dict[str, Any] = {"views": self.split.view_groups, "repeats": self.split.repeats}
-        options["is_augmented"] = pixels.dtype != torch.uint8
+        options |= {"is_augmented": pixels.dtype != torch.uint8, "evaluates": evaluates}
         for batch in self._batches(pixels):
             request = self.claim()
             batch = on_device(batch, device)

@@ -1,4 +1,4 @@
-"""The global random generators of torch, numpy and Python, seeded for each sample."""
+"""The global random generators of torch, numpy and Python, seeded for each sample or batch."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ def own_generators() -> Iterator[Callable[[int, Sequence[Step]], None]]:
     are made on the CPU and without gradients meanwhile, on one thread of torch: its sums over many floats
     depend on the number of threads, which is 1 in worker processes.
     """
-    with _generators:
-        states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+    with _generators, _restored([torch.default_generator]):
         threads = torch.get_num_threads()
         is_elsewhere = torch.get_default_device().type != "cpu"
         device = torch.device("cpu") if is_elsewhere else contextlib.nullcontext()
@@ -39,9 +38,37 @@ def own_generators() -> Iterator[Callable[[int, Sequence[Step]], None]]:
                 yield _seed
         finally:
             torch.set_num_threads(threads)
-            torch.default_generator.set_state(states[0])
-            np.random.set_state(states[1])
-            random.setstate(states[2])
+
+
+@contextlib.contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the generators of torch (CPU, and ``device`` if it is CUDA), numpy and Python for a batch.
+
+    Their states are restored at the end.
+    """
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+    with _generators, _restored(generators):
+        _seed(seed, ())
+        for generator in generators[1:]:
+            generator.manual_seed(seed)
+        yield
+
+
+@contextlib.contextmanager
+def _restored(generators: Sequence[torch.Generator]) -> Iterator[None]:
+    """Restore the states of these generators of torch, and of those of numpy and Python, at the end."""
+    states = [generator.get_state() for generator in generators]
+    others = np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+        np.random.set_state(others[0])
+        random.setstate(others[1])
 
 
 def _seed(seed: int, steps: Sequence[Step]) -> None:
