@@ -22,15 +22,18 @@ from .loader.checks import (
     check_overlap,
     check_split,
     check_transform_result,
+    check_types,
     checked_augment,
     common_classes,
     explain_refused_label,
+    kind_of,
+    named_splits,
     open_split,
 )
 from .loader.config import LoaderConfig, OnError
 from .loader.loader import Loader
 from .loader.ranks import data_rank, rank_of_strategy
-from .loader.split import Split, check_types, kind_of, named_splits
+from .loader.split import Split
 from .loader.state import checked_classes
 from .machine import warn_about_spinning_threads
 from .ops import library
@@ -232,7 +235,8 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def train_dataloader(self) -> Loader:
         """Return the loader of the train split; it continues at the position of a resumed checkpoint."""
-        loader = self._train = self._loader("train")
+        loader = self._loader("train")
+        self._train = loader
         if self._resume is not None:
             loader.load_state_dict(self._resume)
             self._resume = None
@@ -413,7 +417,9 @@ class ShardDataModule(lightning.LightningDataModule):
             # Lightning warns that overfit_batches turns shuffling off, but does not do it.
             split = split.in_order()
         rank, world = self._rank_and_world()
-        config = replace(self._config, drop_last=self._drop_last and is_train, leaves_out=name == "predict")
+        config = replace(self._config, drop_last=self._drop_last and is_train)
+        if name == "predict" and config.on_error == "substitute":
+            config = replace(config, on_error="leave_out")
         loader = Loader(
             split,
             training=is_train,

@@ -33,7 +33,8 @@ def progress(what: str, total: int | None = None) -> Iterator[Update]:
     """Show on standard error how many of ``what`` are done; only on the first rank of each node."""
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"
     is_terminal = sys.stderr.isatty()
-    started = logged = time.monotonic()
+    started = time.monotonic()
+    logged = started
     with contextlib.ExitStack() as stack:
         bar: Any = None
 

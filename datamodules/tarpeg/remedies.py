@@ -24,8 +24,11 @@ class Call(NamedTuple):
 class Setting(NamedTuple):
     """An argument and its proposed value; ``...`` without one. ``str()`` of it is Python.
 
-    owner: the public class or function with this argument; "network" for the model of the user, "prepare" for
-    each class whose objects are ``prepare=`` of the data module.
+    Attributes:
+        owner: The public class or function with this argument; "network" for the model of the user, "prepare"
+            for each class whose objects are ``prepare=`` of the data module.
+        name: Name of the argument.
+        value: Proposed value.
     """
 
     owner: str

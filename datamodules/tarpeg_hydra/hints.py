@@ -60,8 +60,9 @@ def check_arguments(program: str, arguments: Sequence[str]) -> None:
 def check_settings(program: str, arguments: Sequence[str]) -> None:
     """Raise SystemExit with one line for settings that do not exist, with the name of a similar one.
 
-    ``program``: the file of its settings in conf/. Arguments that begin with "-", such as --multirun, are
-    left to Hydra.
+    Args:
+        program: The file of its settings in conf/.
+        arguments: Overrides. With arguments that begin with "-", such as --multirun, all is left to Hydra.
     """
     if any(argument.startswith("-") for argument in arguments):
         return

@@ -127,7 +127,7 @@ def test_signals_to_the_whole_group_are_the_parents_to_handle(photos, children):
         ({"prefetch": 0}, "prefetch=0 must be at least 1"),
         ({"max_pixels": 0}, "max_pixels=0 must be at least 1"),
         ({"max_bad": 2}, "max_bad=2 must be a fraction"),
-        ({"on_error": "ignore"}, "on_error='ignore' must be 'substitute' or 'raise'"),
+        ({"on_error": "ignore"}, "on_error='ignore' must be 'substitute', 'raise' or 'leave_out'"),
     ],
 )
 def test_settings_out_of_range(settings, text):

@@ -159,7 +159,7 @@ def test_a_substitutes_target_takes_the_place_of_a_broken_images():
 
 def test_images_are_left_out_of_predictions_with_their_targets():
     split = Split(Memory(broken=(3, 11)), [Whole(32), Whole(24)], targets=Points(), shuffle=False)
-    loader = load(None, split=split, workers=0, threads=0, leaves_out=True, shuffle=False, max_bad=1.0)
+    loader = load(None, split=split, workers=0, threads=0, on_error="leave_out", shuffle=False, max_bad=1.0)
     with pytest.warns(UserWarning, match="left out"):
         batches = list(loader)
     for batch in batches:

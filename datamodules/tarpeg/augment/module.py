@@ -138,8 +138,10 @@ class Augment(nn.Module):
         self.fill = [min(max(255 * level, 0.0), 255.0) for level in self.mean] if fill is None else fill
         self.dtype = _torch_constant("dtype", dtype, _DTYPES)
         self.memory_format = _torch_constant("memory_format", memory_format, _MEMORY_FORMATS)
-        is_list = isinstance(policy, Sequence) and not isinstance(policy, str)
-        policies: list[Any] = list(policy) if is_list else [] if policy is None else [policy]  # type: ignore[arg-type]
+        given: Any = policy
+        policies = [] if given is None else [given]
+        if isinstance(given, Sequence) and not isinstance(given, str):
+            policies = list(given)
         for each in policies:
             if not isinstance(each, Policy):
                 raise ValueError(

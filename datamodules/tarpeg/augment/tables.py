@@ -91,12 +91,15 @@ def codes_of(kinds: Sequence[str]) -> IntArray:
 def values_of(kind: str, amounts: Float64, size: tuple[int, int]) -> Float64:
     """Return the values [..., 6] of an operation.
 
-    amounts: tangents, pixels, degrees, factors minus 1, bits, thresholds, or levels to add.
+    Args:
+        kind: Name of the operation.
+        amounts: Tangents, pixels, degrees, factors minus 1, bits, thresholds, or levels to add.
+        size: Height and width of the images.
     """
     height, width = size
     values = np.zeros((*amounts.shape, 6))
     if kind in WARPS:  # the inverse map about the centre; shears keep the corner (0, 0)
-        values[..., 0] = values[..., 4] = 1.0
+        values[..., [0, 4]] = 1.0
     match kind:
         case "ShearX":
             values[..., 1], values[..., 2] = amounts, amounts * height / 2
@@ -108,7 +111,7 @@ def values_of(kind: str, amounts: Float64, size: tuple[int, int]) -> Float64:
             values[..., 5] = -amounts
         case "Rotate":
             cosine, sine = np.cos(np.radians(amounts)), np.sin(np.radians(amounts))
-            values[..., 0] = values[..., 4] = cosine
+            values[..., 0], values[..., 4] = cosine, cosine
             values[..., 1], values[..., 3] = -sine, sine
         case "SolarizeAdd":
             values[..., 0], values[..., 1] = amounts, 128.0

@@ -327,7 +327,7 @@ def tile_width(jpeg: bytes) -> tuple[int | None, str]:
     if jpeg.startswith(pillow.PACKED) and len(jpeg) > _PACKED_HEADER:
         factors = [sampling >> 4 for sampling in jpeg[21 : 21 + 4 * jpeg[7] : 4]]
         return int.from_bytes(jpeg[16:18], "little") * 8 * (max(factors) if len(factors) > 1 else 1), ""
-    interval = columns = across = 0
+    interval, columns, across = 0, 0, 0
     for marker, body, _ in _segments(jpeg):
         if marker == _DRI:
             interval = int.from_bytes(body[:2], "big")

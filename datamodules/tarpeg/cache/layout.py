@@ -195,9 +195,12 @@ def index_shards(
 
 
 def cuts(nbytes: Int64, samples: int | None, limit: int | None) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of consecutive shards with at most `samples` samples and `limit` bytes each.
+    """Yield (start, stop) of consecutive shards.
 
-    nbytes: of each sample, int64 [S]; a sample larger than the limit is a shard of its own.
+    Args:
+        nbytes: Bytes of each sample, int64 [S].
+        samples: Largest number of samples of a shard.
+        limit: Largest number of bytes of a shard; a larger sample is a shard of its own.
     """
     ends = np.cumsum(nbytes)
     start = 0

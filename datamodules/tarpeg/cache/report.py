@@ -184,7 +184,9 @@ def measure_speedup(report: CacheReport, images: int = 64, rounds: int = 7) -> S
 def _seconds(files: Sequence[Tensor], places: Sequence[tuple[float, float]]) -> float:
     """Decode one crop of each file and return the processor time in seconds.
 
-    places: (down, across) of each crop, 0 to 1, as a fraction of the free height and width.
+    Args:
+        files: The encoded images.
+        places: (down, across) of each crop, 0 to 1, as a fraction of the free height and width.
     """
     from ..ops import decode
 

@@ -146,7 +146,7 @@ class PickedSamples:
         remote_shards = [shard for shard in self.shards.values() if shard.is_remote]
         if remote_shards:
             remote.check_ranges(remote_shards[0].location, remote_shards[0].nbytes)
-        start = total = 0
+        start, total = 0, 0
         for stop, sample in enumerate(self.samples, 1):
             total += sum(nbytes for _, _, nbytes in sample.members)
             if total >= _BATCH_BYTES or stop - start >= _BATCH_SAMPLES or stop == len(self.samples):
@@ -234,9 +234,12 @@ def _read_at(file: BinaryIO, name: str, offset: int, nbytes: int) -> bytes:
 def list_source(source: Source) -> list[SourceShard] | Folder:
     """List the shards of a source in order, or recognise a folder of images.
 
-    source: a folder of shards, a path, a glob, a brace pattern, a URL or a pattern of URLs, or a list of
-    these; a directory without shards and with one sub-directory of images per class; or a Folder. Raises
-    ShardError.
+    Args:
+        source: A folder of shards, a path, a glob, a brace pattern, a URL or a pattern of URLs, or a list of
+            these; a directory without shards and with one sub-directory of images per class; or a Folder.
+
+    Raises:
+        ShardError: If shards are missing, or named twice.
     """
     if isinstance(source, Folder):
         return source

@@ -116,7 +116,7 @@ def verify_cache(
         executor = 0
     library.load()  # compiles the operators if necessary: once, not in every worker
     problems_of: dict[str, list[Problem]] = {}
-    samples = nbytes = 0
+    samples, nbytes = 0, 0
     with open_executor(executor, len(manifest.shards)) as pool:
         calls = ((str(folder), entry) for entry in manifest.shards)
         for entry, problems in completed(pool, check_shard, calls, lambda: None):

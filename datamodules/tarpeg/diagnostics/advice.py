@@ -294,7 +294,9 @@ def _cache(run: RunFacts, codec: Call | None = None, **settings: Any) -> Advice:
             dest = f"{folder}-cache"
     if len(paths) == 1 and re.fullmatch(r"[\w.{},*?\[\]-]+\.tar", first.rpartition("/")[2]):
         names = "/" + first.rpartition("/")[2]  # shards keep their names, and others may be in the folder
-    shown = ... if not paths or len(paths) > 3 else paths[0] if len(paths) == 1 else paths
+    shown: object = paths[0] if len(paths) == 1 else paths
+    if not paths or len(paths) > 3:
+        shown = ...
     arguments = {"source": shown, "dest": dest} | ({} if codec is None else {"codec": codec})
     split = Call("Split", {"shards": dest + names, **settings})
     build = "build a cache with "

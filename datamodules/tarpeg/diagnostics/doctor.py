@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -165,7 +166,7 @@ class SpeedCheck:
 
 @dataclass
 class _Report:
-    facts: dict[str, dict[str, str]] = field(default_factory=dict)
+    facts: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     oddities: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -198,14 +199,13 @@ def diagnose(speed: bool = True) -> Diagnosis:
         if this.load is not None and this.load > 0.75 * this.cores:
             busy = f"other processes use this machine (load {this.load:.1f})"
             report.oddities.append(f"{busy}: the measurements are not reliable")
-    return Diagnosis(report.facts, measured, tuple(report.oddities), tuple(report.problems))
+    return Diagnosis(dict(report.facts), measured, tuple(report.oddities), tuple(report.problems))
 
 
 def _packages(report: _Report) -> None:
-    rows = report.facts["installed"] = {
-        "python": f"{platform.python_version()}, {sys.executable}",
-        "tarpeg": f"{__version__}, {compiler.PACKAGE}",
-    }
+    rows = report.facts["installed"]
+    rows["python"] = f"{platform.python_version()}, {sys.executable}"
+    rows["tarpeg"] = f"{__version__}, {compiler.PACKAGE}"
     for requirement in _requirements():
         name, version = requirement.name, _version(requirement.name)
         if name in _SHOWN:
@@ -244,7 +244,7 @@ def _version(package: str) -> str | None:
 
 def _load_library(report: _Report) -> bool:
     """Load the operators, compiling them if necessary; return whether that worked."""
-    rows = report.facts["native operators"] = {}
+    rows = report.facts["native operators"]
     started = time.time()
     try:
         path = library.library_path()
@@ -294,7 +294,7 @@ def _compiler(report: _Report) -> None:
 def _cuda(report: _Report) -> None:
     import torch
 
-    rows = report.facts["CUDA"] = {}
+    rows = report.facts["CUDA"]
     rows["torch"] = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -313,10 +313,9 @@ def _cuda(report: _Report) -> None:
 
 
 def _machine(report: _Report, this: machine.Machine) -> None:
-    rows = report.facts["machine"] = {
-        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
-        "cores": f"{this.cores}",
-    }
+    rows = report.facts["machine"]
+    rows["system"] = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    rows["cores"] = f"{this.cores}"
     if this.core_limit is not None:
         rows["cores"] += f", of which the container may use {this.core_limit:.1f}"
     if this.load is not None:

@@ -71,7 +71,7 @@ class DataStallMonitor(Callback):
         self._sample_seconds = sample_seconds
         self._timeline = Timeline()
         self._seconds: Mapping[str, float] = self._timeline.seconds
-        self._steps = self._images = 0
+        self._steps, self._images = 0, 0
         self._rate: float | None = None
         self._watch: _Watch | None = None
         self._epoch = self._totals()
@@ -89,18 +89,22 @@ class DataStallMonitor(Callback):
     @property
     def images_per_second(self) -> float:
         """Training images per second, over all ranks; of this rank alone until training ends."""
-        total = sum(self._seconds.values())
-        return self._rate if self._rate is not None else self._images / total if total else 0.0
+        if self._rate is not None:
+            return self._rate
+        seconds = sum(self._seconds.values())
+        return self._images / seconds if seconds else 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start to measure."""
         is_cuda = trainer.strategy.root_device.type == "cuda"
         self._timeline = DeviceTimeline() if is_cuda else Timeline()
-        self._seconds, self._rate, self.verdict, self.advice = self._timeline.seconds, None, "", ()
-        self._steps = self._images = 0
+        self._seconds, self._rate = self._timeline.seconds, None
+        self.verdict, self.advice = "", ()
+        self._steps, self._images = 0, 0
         self._epoch = self._totals()
         watched: Any = trainer  # Lightning declares neither profiler nor datamodule
-        watched.profiler = self._watch = _Watch(watched.profiler, self._timeline)
+        self._watch = _Watch(watched.profiler, self._timeline)
+        watched.profiler = self._watch
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -280,7 +284,9 @@ def _stage_of(action_name: str) -> str | None:
 class _Watch(Profiler):
     """A profiler that switches the timeline's stages and passes all actions on to the Trainer's profiler.
 
-    ``sees_fetching``: whether an action of fetching a batch was seen.
+    Attributes:
+        inner: The profiler of the Trainer.
+        sees_fetching: Whether an action of fetching a batch was seen.
     """
 
     def __init__(self, inner: Profiler, timeline: Timeline) -> None:

@@ -25,7 +25,7 @@ from ..augment.tables import CODES
 from ..errors import DecodeError, similar, warn
 from ..loader.augmenting import augment_on_arrival, modules_of, params_of, uncompiled
 from ..loader.batch import AnyBatch, KeyedTargetBatch, TargetBatch, by_size, by_view
-from ..loader.split import kind_of
+from ..loader.checks import kind_of
 from ..ops import matrices
 from ..sampling.geometry import View
 from ..sampling.sampler import Request
@@ -91,9 +91,13 @@ def contact_sheet(
 
 @dataclass(frozen=True)
 class Comparison:
-    """Differences of crops from torchvision's, in levels of 0 to 255, and the ``path`` of their picture.
+    """Differences of crops from torchvision's, in levels of 0 to 255.
 
-    ``keys``: of the samples. ``means`` and ``maxima``: mean and largest difference over all views of each.
+    Attributes:
+        path: Path of their picture.
+        keys: Keys of the samples.
+        means: Mean difference over all views of each sample.
+        maxima: Largest difference over all views of each sample.
     """
 
     path: Path

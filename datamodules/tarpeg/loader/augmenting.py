@@ -35,7 +35,9 @@ def uncompiled(module: Any) -> Any:
 
 def modules_of(augment: nn.Module | None) -> list[nn.Module]:
     """Return the modules of ``augment``: one per view of a list of them, otherwise at most one."""
-    return list(augment) if isinstance(augment, nn.ModuleList) else [] if augment is None else [augment]
+    if augment is None:
+        return []
+    return list(augment) if isinstance(augment, nn.ModuleList) else [augment]
 
 
 def contains_augment(augment: nn.Module | None) -> bool:
@@ -56,13 +58,22 @@ def augment_on_arrival(
 ) -> AnyBatch:
     """Augment a batch, its images a tensor or a list of tensors, as drawn for ``request``.
 
-    ``augment``: a module for all views, or a ``ModuleList`` of one per view. ``request`` None: without
-    distortions. ``is_augmented``: the loader delivered floating-point images, to whatever type they were cast
-    since, that need nothing more. ``views``: numbers of the views of each size, see ``Split.view_groups``;
-    None: in the order of the images. ``repeats``: of the split. ``evaluates``: ``augment`` will run in
-    evaluation mode too. Targets were moved by the worker, see ``PixelFormat.moves``. Raises ``ValueError`` if
-    the batch is not of as many samples as the request, or not of these views, and for a module that is random
-    in evaluation mode.
+    Targets were moved by the worker, see ``PixelFormat.moves``.
+
+    Args:
+        augment: A module for all views, or a ``ModuleList`` of one per view.
+        batch: The batch.
+        seed: Seed of the distortions.
+        request: The request for the batch; None: without distortions.
+        is_augmented: Whether the loader delivered floating-point images, to whatever type they were cast
+            since, that need nothing more.
+        views: Numbers of the views of each size, see ``Split.view_groups``; None: in the order of the images.
+        repeats: Repeats of the split.
+        evaluates: Whether ``augment`` will run in evaluation mode too.
+
+    Raises:
+        ValueError: If the batch is not of as many samples as the request, or not of these views, and for a
+            module that is random in evaluation mode.
     """
     parts = by_size(batch.image)
     plain = [module for module in map(uncompiled, modules_of(augment)) if isinstance(module, Augment)]
@@ -214,7 +225,12 @@ def moved_views(
 ) -> list[View]:
     """Return the views with the geometry of the distortions that are drawn for ``request``.
 
-    ``sizes``: (height, width) of the images of each view.
+    Args:
+        augment: As for ``augment_on_arrival``.
+        views: What was drawn for the crops.
+        sizes: (height, width) of the images of each view.
+        seed: Seed of the distortions.
+        request: The request for the batch.
     """
     moved = []
     for number, (view, size) in enumerate(zip(views, sizes, strict=True)):

@@ -189,10 +189,16 @@ class Decoded:
 class FetchResult(NamedTuple):
     """A batch, or the error in its place, and the messages about it.
 
-    The training process warns and raises: each worker would warn separately. ``substituted``: a message for
-    each image that was replaced. ``non_jpeg``: a message about the first image that is not a JPEG. ``notes``:
-    other warnings. ``request``: the request for the batch, with the ``views`` that were drawn for it.
-    ``left_out``: rows without an image, which the consumer does not get.
+    The training process warns and raises: each worker would warn separately.
+
+    Attributes:
+        batch: The batch; None with an error.
+        substituted: A message for each image that was replaced.
+        non_jpeg: A message about the first image that is not a JPEG.
+        error: The error in place of the batch.
+        notes: Other warnings.
+        request: The request for the batch, with the ``views`` that were drawn for it.
+        left_out: Rows without an image, which the consumer does not get.
     """
 
     batch: AnyBatch | None
@@ -245,7 +251,9 @@ def of_sizes(parts: list[Any]) -> Any:
 def by_view(images: Images, views: Sequence[Sequence[int]]) -> list[Tensor]:
     """Return the images of each view, ``[B, ...]``, in the order of the crops.
 
-    ``views``: numbers of the views of each size, see ``Split.view_groups``.
+    Args:
+        images: Images of a batch.
+        views: Numbers of the views of each size, see ``Split.view_groups``.
     """
     parts = by_size(images)
     if sum(map(len, views)) == 1:

@@ -100,8 +100,9 @@ class BatchBuffers:
             return of_sizes(copies)
         # The storage of all tensors refers to this array, and every view of a tensor to the storage.
         array = self._array(number, shape, dtype)
-        lent = self._lent[number] = _LentArray(array, self._gone.append)
+        lent = _LentArray(array, self._gone.append)
         lent.number = number
+        self._lent[number] = lent
         self._state[number] = _LENT
         return _as_images(array, shape, dtype)
 
@@ -148,7 +149,9 @@ Answer = tuple[Shape, FetchResult]
 class Runner:
     """Fetches the batches of a series of requests in the calling thread: slow, and easy to debug.
 
-    ``threads``: native threads that decode a batch.
+    Args:
+        fetcher: Fetcher of the batches.
+        threads: Native threads that decode a batch.
     """
 
     def __init__(self, fetcher: Any, threads: int = 1) -> None:
@@ -177,9 +180,15 @@ class PrefetchRunner(Runner):
     """Fetches in ``workers`` processes, ``prefetch`` batches ahead in each, or in this process if it is 0.
 
     The buffers are shared with the processes, each of which decodes on one thread; request k is sent to
-    process k modulo ``workers``. Otherwise ``threads`` native threads decode, ``prefetch`` batches ahead.
-    ``to_request``: called by the worker with each item of ``requests``; returns the request for the fetcher,
-    or the result itself.
+    process k modulo ``workers``.
+
+    Args:
+        fetcher: Fetcher of the batches.
+        workers: Number of processes.
+        threads: Native threads that decode a batch in this process.
+        prefetch: Batches ahead.
+        to_request: Called by the worker with each item of ``requests``; returns the request for the fetcher,
+            or the result itself.
     """
 
     def __init__(
@@ -264,10 +273,15 @@ class ViewMessage(TypedDict):
 
 
 class ResultMessage(TypedDict):
-    """A ``FetchResult``. Its images are in the buffer: ``shape``. ``kind``: of the batch, None for no batch.
+    """A ``FetchResult``, whose images are in the buffer.
 
-    ``labels``: the bytes and the shape of the batch's labels; ``others``: its other fields by name.
-    ``request``: if the worker made it itself.
+    Attributes:
+        kind: Class of the batch; None for no batch.
+        shape: Shape of the images.
+        labels: Bytes and shape of the batch's labels.
+        others: Its other fields by name.
+        request: The request, if the worker made it itself.
+        views: Views of the request.
     """
 
     kind: str | None

@@ -20,7 +20,7 @@ from ..remedies import Message, Setting
 from ..shards.labels import Target, read_labels
 from ..shards.source import Source, where_of
 from .augmenting import contains_augment, modules_of, uncompiled
-from .split import Split, kind_of
+from .split import Split
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,46 @@ _FIXED = {
 }
 # Those of them that move no pixels.
 _IN_PLACE = _FIXED - {"LinearTransformation", "Resize", "CenterCrop", "Pad"}
+
+
+def named_splits(kind: str, splits: Split | Sequence[Split] | Mapping[str, Split]) -> dict[str, Split]:
+    """Return the splits of one kind by name: "val" of a single one, "val/0" of a list, "val/clean" of a dict.
+
+    Raises ValueError for what is not a Split, and for several splits of train or predict.
+    """
+    if isinstance(splits, Split):
+        return {kind: splits}
+    found: dict[Any, Split] = {}
+    wanted = "one tarpeg.Split(...)"
+    if kind in ("val", "test"):
+        wanted = "a tarpeg.Split(...) or a list or dict of them"
+        if isinstance(splits, Mapping):
+            found = dict(splits)
+        elif isinstance(splits, Sequence):
+            found = dict(enumerate(splits))
+    if not found or not all(isinstance(split, Split) for split in found.values()):
+        is_filled = isinstance(splits, (list, tuple, Mapping)) and len(splits) > 0
+        given = type(splits).__name__ if is_filled else repr(splits)
+        raise ValueError(f"{kind}={given} must be {wanted}")
+    return {f"{kind}/{name}": split for name, split in found.items()}
+
+
+def check_types(splits: Mapping[str, Split | None]) -> None:
+    """Raise ValueError if the model would get uint8 images of one split, and floats of another."""
+    known = {name: split.dtype for name, split in splits.items() if split and name != "predict"}
+    floats = [name for name, dtype in known.items() if dtype and dtype.is_floating_point]
+    integers = [name for name, dtype in known.items() if dtype and not dtype.is_floating_point]
+    if floats and integers:
+        raise ValueError(
+            f"{floats[0]} has {known[floats[0]]} images, which its transform= converts, and {integers[0]} "
+            "has uint8 ones: give both the same ToDtype and Normalize in transform=, or leave them out and "
+            "give augment=tarpeg.Augment()"
+        )
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a split by its name: "val" of "val" and of "val/clean"."""
+    return name.partition("/")[0]
 
 
 def checked_augment(augment: nn.Module | Sequence[nn.Module] | None) -> nn.Module | None:

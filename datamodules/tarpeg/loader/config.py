@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..machine import usable_cores
 
-OnError = Literal["substitute", "raise"]
+OnError = Literal["substitute", "raise", "leave_out"]
 
 _MOST_WORKERS = 8
 # The smallest value of each integer, or None.
@@ -33,7 +33,7 @@ class LoaderConfig:
         readahead: Batches for which the disk is asked ahead. None: 8 if the shards take more than half of the
             memory, otherwise 0.
         on_error: ``"substitute"`` replaces an undecodable image by another sample; ``"raise"`` raises
-            ``DecodeError``.
+            ``DecodeError``; ``"leave_out"``, for prediction, makes a smaller batch.
         max_bad: Largest fraction of undecodable images per epoch, 0 to 1; ten are allowed, unless it is 0.
         drop_last: Leave out an incomplete last batch.
         max_pixels: Images with more pixels are undecodable. None: 178,956,970 for JPEG and PPM, and
@@ -41,7 +41,6 @@ class LoaderConfig:
             ``PIL.Image.MAX_IMAGE_PIXELS`` bounds these, too).
         allow_other_data: Go on from a state of other shards, or of another order of them; otherwise this is a
             ``ResumeError``.
-        leaves_out: Leave undecodable images out of their batch in place of substituting them, for prediction.
 
     Raises:
         ValueError: For values out of range, and for both ``workers`` and ``threads``.
@@ -64,7 +63,6 @@ class LoaderConfig:
     drop_last: bool = False
     max_pixels: int | None = None
     allow_other_data: bool = False
-    leaves_out: bool = False
 
     def __post_init__(self) -> None:
         for name, least in _INTEGERS.items():
@@ -80,8 +78,8 @@ class LoaderConfig:
                 f"workers={self.workers!r} and threads={self.threads!r}: each worker process decodes on one "
                 "thread. Set workers=0 to use threads, or leave threads out."
             )
-        if self.on_error not in ("substitute", "raise"):
-            raise ValueError(f"on_error={self.on_error!r} must be 'substitute' or 'raise'")
+        if self.on_error not in get_args(OnError):
+            raise ValueError(f"on_error={self.on_error!r} must be 'substitute', 'raise' or 'leave_out'")
         if not isinstance(self.max_bad, (int, float)) or not 0 <= self.max_bad <= 1:
             raise ValueError(f"max_bad={self.max_bad!r} must be a fraction of the samples, from 0 to 1")
 

@@ -80,9 +80,16 @@ _OF_THE_RESULT = (DecodeError, ShardError, BoxError)
 class Fetcher:
     """Reads and decodes the samples of one split. Can be pickled.
 
-    ``candidates``: ids of the samples that may replace a broken image, all if it is None. A
-    ``StreamRequest`` brings its samples; they replace ``shards`` and ``candidates``. ``max_pixels``,
-    ``leaves_out``: see ``LoaderConfig``.
+    Attributes:
+        shards: Samples by number; those of a ``StreamRequest`` replace them.
+        split: How they are cropped and labelled.
+        seed: Seed of crops, flips and augmentation.
+        on_error: See ``LoaderConfig``.
+        keys: Add the keys of the samples to each batch.
+        pixels: Format of the images.
+        candidates: Ids of the samples that may replace a broken image, all if it is None; those of a
+            ``StreamRequest`` replace them.
+        max_pixels: See ``LoaderConfig``.
     """
 
     shards: Source
@@ -93,7 +100,6 @@ class Fetcher:
     pixels: PixelFormat = field(default_factory=PixelFormat)
     candidates: Int64 | None = None
     max_pixels: int | None = None
-    leaves_out: bool = False
     # What the transform of each view returns, by the sizes of the crops.
     _found: dict[tuple[Size, ...], list[Outcome]] = field(default_factory=dict)
 
@@ -116,10 +122,14 @@ class Fetcher:
     ) -> FetchResult:
         """Read, decode, crop and resize the samples of ``request``: the same bytes in any process.
 
-        ``out``: memory for the images, of ``shape(request)`` (a list of tensors for a list of shapes) and
-        ``dtype``, each in channels_last order; or a function that returns it for that shape.
-        ``threads``: decode on so many. A damaged sample or shard, and a box outside its image, are the error
-        of the result; other errors are raised.
+        A damaged sample or shard, and a box outside its image, are the error of the result; other errors are
+        raised.
+
+        Args:
+            request: Epoch and ids of the samples.
+            out: Memory for the images, of ``shape(request)`` (a list of tensors for a list of shapes) and
+                ``dtype``, each in channels_last order; or a function that returns it for that shape.
+            threads: Number of threads that decode.
         """
         notes: Sequence[str] = ()
         fetcher, is_stream = self, isinstance(request, StreamRequest)
@@ -179,10 +189,15 @@ class Fetcher:
     def draw_views(
         self, request: Request, sizes: npt.NDArray[np.int32], results: list[Size] | None = None
     ) -> list[View]:
-        """Draw the boxes and the flips of each view, for images of those sizes, int32 [B, 2].
+        """Draw the boxes and the flips of each view.
 
-        ``results``: the sizes of the views. An image of unknown size, (0, 0), has the box (0, 0, 0, 0).
-        Raises ``BoxError`` for boxes that are not integers [B, 4], or are outside their images.
+        Args:
+            request: Epoch and ids of the samples.
+            sizes: Sizes of the images, int32 [B, 2]. One of unknown size, (0, 0), has the box (0, 0, 0, 0).
+            results: Sizes of the views; by default the largest of the epoch.
+
+        Raises:
+            BoxError: For boxes that are not integers [B, 4], or are outside their images.
         """
         occurrence = np.zeros_like(request.ids) if request.occurrence is None else request.occurrence
         crops, views = self._crops(request.epoch), []
@@ -539,7 +554,7 @@ class Fetcher:
             reason += f": {decoded.reasons[row]}" if row in decoded.reasons else ""
             if self.on_error == "raise":
                 raise DecodeError(f"{reason}; on_error='substitute' replaces it by another sample")
-            if self.leaves_out:
+            if self.on_error == "leave_out":
                 left_out.append(row)
                 messages.append(f"{reason}; it is left out of the predictions")
                 continue

@@ -141,7 +141,6 @@ class Loader:
             keys,
             candidates=self._feed.candidates,
             max_pixels=config.max_pixels,
-            leaves_out=config.leaves_out,
         )
         self._pixels = PixelFormat()
         self._runner = make_runner(self.fetcher, config, self._feed.to_request)
@@ -150,7 +149,7 @@ class Loader:
         self.sampler = EpochCounter()
         self.substituted = 0
         # Of validation: a warning has the number of images that were substituted.
-        self._sums_up = not (training or split.streaming or config.leaves_out)
+        self._sums_up = config.on_error == "substitute" and not (training or split.streaming)
         self._epoch = 0
         self._delivered = 0
         self._iterations = 0
@@ -377,9 +376,12 @@ class Loader:
 
 
 def make_runner(fetcher: Any, config: LoaderConfig, to_request: ToRequest | None = None) -> Runner:
-    """Start nothing yet: worker processes, threads, or the caller's thread, as configured.
+    """Choose worker processes, threads, or the caller's thread, as configured; start nothing yet.
 
-    ``to_request``: see ``PrefetchRunner``.
+    Args:
+        fetcher: Fetcher of the batches.
+        config: Settings.
+        to_request: See ``PrefetchRunner``.
     """
     workers, threads = config.workers_and_threads
     # A transform in Python needs the global random generators, which belong to the thread of the consumer.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -12,9 +12,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 import torch
 
-from ..augment.policies import (
-    Policy,
-)
+from ..augment.policies import Policy
 from ..errors import ShardError, explains_arguments, similar
 from ..sampling.crops import Crop, Progressive, crop_at
 from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fraction, shown, subset_ids
@@ -113,7 +111,9 @@ class Split:
             )
         if self.flip is True or not 0.0 <= self.flip <= 1.0:
             raise ValueError(f"flip={self.flip!r} must be a probability in 0..1")
-        self._check_crops()
+        self._check_views()
+        self._check_steps()
+        self._check_sizes()
         if (mode := self.interpolation) not in (modes := get_args(Interpolation)):
             near = similar(getattr(mode, "value", mode), modes)
             raise ValueError(f"interpolation={mode!r} must be one of {', '.join(map(repr, modes))}{near}")
@@ -235,7 +235,8 @@ class Split:
     def plan(self, *, measure: bool = True) -> Plan:
         """Return what is done natively and what in Python, with its cost; ``print(split.plan())``.
 
-        ``measure``: run the steps in Python on a synthetic image, and time them.
+        Args:
+            measure: Run the steps in Python on a synthetic image, and time them.
         """
         return plan_of(self.pipelines, self.fidelity, self.channels, measure=measure)
 
@@ -295,7 +296,8 @@ class Split:
         if not isinstance(self.streaming, (bool, Streaming)):
             raise ValueError(f"streaming={self.streaming!r} must be True, False or tarpeg.Streaming(...)")
 
-    def _check_crops(self) -> None:
+    def _check_views(self) -> None:
+        """Check views=, crop=, transform= and what belongs to them, before the pipelines are made."""
         if not isinstance(self.views, int) or self.views < 1:
             raise ValueError(f"views={self.views!r} must be an integer of at least 1")
         for name, given in (("crop", self.crop), ("transform", self.transform)):
@@ -324,6 +326,9 @@ class Split:
                 f"flip={self.flip!r} and interpolation={self.interpolation!r} belong to crop=. Give them in "
                 "transform=, as RandomHorizontalFlip and interpolation= of its crop; or give crop="
             )
+
+    def _check_steps(self) -> None:
+        """Check what the pipelines were made of."""
         if self.crop is None and isinstance(self.transform, Sequence) and len(self.transform) > 1:
             for step, pipeline in zip(self.transform, self.pipelines, strict=True):
                 is_step = isinstance(step, Policy) or name_of(step) not in ("", "Compose")
@@ -343,6 +348,9 @@ class Split:
             raise ValueError(
                 "transform= has views with several kinds of interpolation= or antialias=: give all the same"
             )
+
+    def _check_sizes(self) -> None:
+        """Check the crops of all views in all epochs."""
         epochs = {0}
         for crop in self.view_crops():
             if isinstance(crop, Progressive):
@@ -392,42 +400,3 @@ def _check_size(crop: Crop) -> None:
     raise ValueError(
         f"crop={crop!r} has size={crop.size!r}: it must be (height, width), positive integers, in pixels"
     )
-
-
-def named_splits(kind: str, splits: Split | Sequence[Split] | Mapping[str, Split]) -> dict[str, Split]:
-    """Return the splits of one kind by name: "val" of a single one, "val/0" of a list, "val/clean" of a dict.
-
-    Raises ValueError for what is not a Split, and for several splits of train or predict.
-    """
-    if isinstance(splits, Split):
-        return {kind: splits}
-    is_several = kind in ("val", "test") and isinstance(splits, (Sequence, Mapping)) and len(splits) > 0
-    found = dict(splits if isinstance(splits, Mapping) else enumerate(splits)) if is_several else {}
-    if not found or not all(isinstance(split, Split) for split in found.values()):
-        wanted = "a tarpeg.Split(...) or a list or dict of them"
-        wanted = wanted if kind in ("val", "test") else "one tarpeg.Split(...)"
-        given = (
-            type(splits).__name__ if isinstance(splits, (list, tuple, Mapping)) and splits else repr(splits)
-        )
-        raise ValueError(f"{kind}={given} must be {wanted}")
-    return {f"{kind}/{name}": split for name, split in found.items()}
-
-
-def check_types(splits: Mapping[str, Split | None]) -> None:
-    """Raise ValueError if the model would get uint8 images of one split, and floats of another."""
-    known = {name: split.dtype for name, split in splits.items() if split and name != "predict"}
-    floats, bytes_ = (
-        [name for name, dtype in known.items() if dtype and dtype.is_floating_point is kind]
-        for kind in (True, False)
-    )
-    if floats and bytes_:
-        raise ValueError(
-            f"{floats[0]} has {known[floats[0]]} images, which its transform= converts, and {bytes_[0]} has "
-            "uint8 ones: give both the same ToDtype and Normalize in transform=, or leave them out and give "
-            "augment=tarpeg.Augment()"
-        )
-
-
-def kind_of(name: str) -> str:
-    """Return the kind of a split by its name: "val" of "val" and of "val/clean"."""
-    return name.partition("/")[0]

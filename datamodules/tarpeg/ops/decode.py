@@ -40,8 +40,8 @@ Int64 = npt.NDArray[np.int64]
 _native = ctypes.CDLL(str(library.library_path()))
 _P, _N = ctypes.c_void_p, ctypes.c_int64
 _native.tarpeg_guard_map.argtypes, _native.tarpeg_guard_map.restype = (_P, ctypes.c_size_t, _P), ctypes.c_bool
-_native.tarpeg_release_map.argtypes = (_P,)
-_native.tarpeg_release_map.restype = _native.tarpeg_guard.restype = None
+_native.tarpeg_release_map.argtypes, _native.tarpeg_release_map.restype = (_P,), None
+_native.tarpeg_guard.restype = None
 _native.tarpeg_first_unusual.argtypes, _native.tarpeg_first_unusual.restype = (_P, _N, _N, _P, _P), _N
 _native.tarpeg_read_integers.argtypes, _native.tarpeg_read_integers.restype = (_P, _P, _N, _P), _N
 _native.tarpeg_first_changed.argtypes, _native.tarpeg_first_changed.restype = (_P, _P, _P, _N), _N
@@ -229,9 +229,14 @@ def first_unusual(
 ) -> int:
     """First member, from ``first`` on, whose header is not the usual one of KEY.EXTENSION and its size; or B.
 
-    ``columns``: int64 [7, B]: address of the member's data, its offset in the tar, its size; begin and end of
-    its key in ``keys``, and of its ``header_end`` in ``ends``. Nothing is checked: all of it must be within
-    the maps and the arrays.
+    Nothing is checked: all of it must be within the maps and the arrays.
+
+    Args:
+        columns: int64 [7, B]: address of the member's data, its offset in the tar, its size; begin and end of
+            its key in ``keys``, and of its ``header_end`` in ``ends``.
+        first: Number of the first member to compare.
+        keys: Keys of the members.
+        ends: What follows their keys in a usual header, ``header_end``.
     """
     count = columns.shape[1]
     places = columns.ctypes.data, count, first, keys.ctypes.data, ends.ctypes.data
@@ -273,8 +278,9 @@ class Files:
 def native_facts() -> dict[str, str]:
     """Return facts about the native library.
 
-    ``libjpeg_turbo``: the version of its headers; ``libjpeg_file``: the file that its functions came from;
-    ``simd``: ``AVX-512``, ``AVX2``, ``NEON``, or ``none`` for the portable code.
+    Returns:
+        ``libjpeg_turbo``, the version of its headers; ``libjpeg_file``, the file that its functions came
+        from; ``simd``, which is ``AVX-512``, ``AVX2``, ``NEON``, or ``none`` for the portable code.
     """
     return dict(line.split("=", 1) for line in torch.ops.tarpeg.native_facts().splitlines())
 

@@ -61,7 +61,11 @@ def first_draw(occurrence: Int64, view: int = 0) -> Int64:
 def permutation(seed: int, epoch: int, n: int, use: int = 0) -> Int64:
     """Shuffle 0..n-1 for an epoch: int64 [n], the numbers in the order of their hashes.
 
-    use: 0..2**63-1; permutations for different uses are independent of each other.
+    Args:
+        seed: Seed.
+        epoch: Number of the epoch.
+        n: Length.
+        use: 0..2**63-1; permutations for different uses are independent of each other.
     """
     hashes = _hashes(seed, epoch, _PERMUTATIONS + _word("use", use), np.arange(n, dtype=np.int64))
     # For one state, _absorb is a bijection: no two hashes are equal, so the sort need not be stable.

@@ -28,10 +28,13 @@ _TOLERANCE = 1e-9
 
 
 class Request(NamedTuple):
-    """One rank's slice of one batch, as sent to a worker: sample ids, int64 ``[B]``.
+    """One rank's slice of one batch, as sent to a worker.
 
-    ``occurrence``: int64 ``[B]``, how often each sample came before in the epoch; None if none repeats.
-    ``views``: what was drawn for each view of the samples; empty before they are fetched.
+    Attributes:
+        epoch: Number of the epoch.
+        ids: Ids of the samples, int64 ``[B]``.
+        occurrence: How often each sample came before in the epoch, int64 ``[B]``; None if none repeats.
+        views: What was drawn for each view of the samples; empty before they are fetched.
     """
 
     epoch: int
@@ -386,8 +389,11 @@ class DistributedBatchSampler:
 class EpochCounter:
     """Epoch and first batch of the next iteration: the object behind ``loader.sampler``.
 
-    Lightning calls ``set_epoch``, which holds for the next ``iter()`` only. ``on_epoch``: called first.
-    ``epoch``: the next one, if ``set_epoch`` is not called.
+    Lightning calls ``set_epoch``, which holds for the next ``iter()`` only.
+
+    Attributes:
+        on_epoch: Called first by ``set_epoch``.
+        epoch: The next epoch, if ``set_epoch`` is not called.
     """
 
     def __init__(self) -> None:
@@ -418,6 +424,6 @@ class EpochCounter:
                 "max_steps ended the run in it; checkpoints of ModelCheckpoint(every_n_train_steps=n) go on "
                 "within it."
             )
-        self._set = self._resumed = None
+        self._set, self._resumed = None, None
         self.epoch = epoch + 1
         return epoch, first if resumed == epoch else 0

@@ -313,7 +313,8 @@ class Shards(Source):
         extension = plain(extension)
         column = self._columns.get(extension)
         if column is None:
-            column = self._columns[extension] = self._column(extension)
+            column = self._column(extension)
+            self._columns[extension] = column
         place = column[rows]
         return np.where(place < 0, -1, self._index.member_ends[rows] + place)
 

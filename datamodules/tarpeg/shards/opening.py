@@ -15,8 +15,13 @@ from .source import Source, completed, is_source
 def open_source(given: Paths | Source, target: object = None) -> Source:
     """Index the shards, or list the images of a folder; an object of the user is returned as a ``Source``.
 
-    target: of the split; a warning if it is not None and there are no labels. Raises ``ShardError`` if a file
-    is missing or damaged, and ``ValueError`` if an attribute of the object takes the place of a method.
+    Args:
+        given: Shards, a folder of images, or an object of the user.
+        target: Target of the split; a warning if it is not None and there are no labels.
+
+    Raises:
+        ShardError: If a file is missing or damaged.
+        ValueError: If an attribute of the object takes the place of a method.
     """
     if is_source(given):
         return completed(given)

@@ -156,9 +156,15 @@ class Stream:
     def requests(
         self, epoch: int, first: int, sizes: Iterable[int], drop_last: bool, worker: int = 0, workers: int = 1
     ) -> Iterator[StreamRequest]:
-        """Fill batches of these sizes from this worker's shards. Raises ShardError with the URL.
+        """Fill batches from this worker's shards. Raises ShardError with the URL.
 
-        ``first``: number of the first batch in the epoch; another one draws other samples.
+        Args:
+            epoch: Number of the epoch.
+            first: Number of the first batch in the epoch; another one draws other samples.
+            sizes: Sizes of the batches.
+            drop_last: Leave out an incomplete last batch.
+            worker: Number of this worker.
+            workers: Number of all workers.
         """
         notes: list[str] = []
         # webdataset's splitters would ask torch and the environment, which have neither worker nor rank.
@@ -240,7 +246,8 @@ class _Opener:
         from webdataset.gopen import Pipe
 
         for self.url in urls:
-            self.stream = stream = open_stream(self.url)
+            stream = open_stream(self.url)
+            self.stream = stream
             try:
                 yield self.url, stream
                 # Read to the end: a command fails if it cannot write its last bytes (tars are padded), and

@@ -149,9 +149,13 @@ def open_stream(url: str) -> Any:
 
 
 def open_ranges(url: str, nbytes: int, chunk: int, *, whole: bool = True) -> Any:
-    """Open an object for reading in ranges; if the server has none and `whole`, as one stream.
+    """Open an object for reading in ranges.
 
-    chunk: bytes that are requested at once. Raises ShardError if there are no ranges, and none of `whole`.
+    Args:
+        url: Its URL.
+        nbytes: Its size.
+        chunk: Bytes that are requested at once.
+        whole: Open it as one stream if the server has no ranges. Otherwise that is a ShardError.
     """
     system, path = file_system(url)
     file = system.open(path, "rb", block_size=chunk, cache_type="none", size=nbytes)

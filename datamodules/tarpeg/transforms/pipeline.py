@@ -89,10 +89,21 @@ class Uncropped:
 class Pipeline:
     """How one view is made: by the decoder (``crop``, ``flip``), by ``policies``, then by ``python``.
 
-    ``levels``: the format that conversions and Normalize make of uint8 images, after ``python``, or before it
-    if ``levels_first``; None without them. ``tail``: these steps at the end, for results of ``python`` that
-    are not uint8 ``[3, H, W]``. ``least``: ``uncropped`` runs on images smaller than this (height, width), or
-    of unknown size, instead of everything before ``tail``. ``head``: the native steps at the beginning.
+    Attributes:
+        crop: Crop of the decoder.
+        flip: Probability of mirroring.
+        interpolation: Interpolation of the crop.
+        antialias: Whether the crop is antialiased.
+        policies: Policies on the crops, run natively.
+        python: Steps in Python.
+        levels: The format that conversions and Normalize make of uint8 images, after ``python``, or before it
+            if ``levels_first``; None without them.
+        levels_first: Whether ``levels`` come before ``python``.
+        tail: These steps at the end, for results of ``python`` that are not uint8 ``[3, H, W]``.
+        least: ``uncropped`` runs on images smaller than this (height, width), or of unknown size, instead of
+            everything before ``tail``.
+        uncropped: Steps for images that are smaller than ``least``.
+        head: The native steps at the beginning.
     """
 
     crop: Crop | Progressive | Uncropped
@@ -187,10 +198,13 @@ def pipeline_of(
 
 
 class _Head:
-    """The native steps at the beginning of a list: ``position`` is the first step that is not native.
+    """The native steps at the beginning of a list.
 
-    ``native``: one for each step before ``position``. ``conversions``: positions of those that make floats.
-    ``wrapping``: the ToImage whose type the steps in Python get, if there is one.
+    Attributes:
+        position: The first step that is not native.
+        native: One for each step before ``position``.
+        conversions: Positions of those that make floats.
+        wrapping: The ToImage whose type the steps in Python get, if there is one.
     """
 
     def __init__(self, crop: Any, flip: float = 0.0, interpolation: str = "bilinear") -> None:
