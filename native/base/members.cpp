@@ -26,7 +26,8 @@ bool is_usual(const uint8_t* header, int64_t size, const uint8_t* key, int64_t k
     if (digit > 7) return false;
     found = found * 8 + digit;
   }
-  return found == size && (header[kType] == 0 || header[kType] == ' ') && key_bytes + end_bytes <= kHeader &&
+  return found == size && (header[kType] == 0 || header[kType] == ' ') && key_bytes >= 0 &&
+         key_bytes <= kHeader && end_bytes >= 0 && key_bytes + end_bytes <= kHeader &&
          std::memcmp(header, key, static_cast<size_t>(key_bytes)) == 0 &&
          std::memcmp(header + key_bytes, end, static_cast<size_t>(end_bytes)) == 0;
 }

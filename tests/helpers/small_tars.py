@@ -19,15 +19,18 @@ def cache_home(tmp_path_factory, monkeypatch):
     return home
 
 
-def write_tar(path, members, format=tarfile.PAX_FORMAT):
-    """Write a tar of members: (name, bytes) pairs, or TarInfo for members without data."""
+def write_tar(path, members, format=tarfile.PAX_FORMAT, headers=None):
+    """Write a tar of members: (name, bytes) pairs, or TarInfo for members without data.
+
+    headers: records of an extended header of each member, in the format PAX.
+    """
     with tarfile.open(path, "w", format=format) as tar:
         for member in members:
             if isinstance(member, tarfile.TarInfo):
                 tar.addfile(member)
             else:
                 info = tarfile.TarInfo(member[0])
-                info.size = len(member[1])
+                info.size, info.pax_headers = len(member[1]), headers or {}
                 tar.addfile(info, io.BytesIO(member[1]))
     return Path(path)
 

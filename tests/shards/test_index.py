@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
 import random
+import re
+import tarfile
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from helpers.small_tars import cache_home as cache_home, images, plain, write_tar
+from tarpeg import ShardError
 from tarpeg.shards.index import build, load, load_or_build, save
 from tarpeg.shards.mapped import Shards
 
@@ -107,6 +111,105 @@ def test_damaged_saved_index_is_rebuilt(tmp_path):
             numbers[row, 1] = value
             assert save(replace(index, **{array: numbers}), place)
             assert images(Shards([path])) == expected, (array, row, value)
+
+
+def without(index, sample):
+    """The index of a tar without one of its samples."""
+    starts, ends = np.append(0, index.samples[1, :-1]), index.samples[1]
+    key_starts = np.append(0, index.samples[0, :-1])
+    dropped = slice(starts[sample], ends[sample]), slice(key_starts[sample], index.samples[0, sample])
+    samples = np.delete(index.samples, sample, 1)
+    samples[:, sample:] -= [[dropped[1].stop - dropped[1].start], *[[dropped[0].stop - dropped[0].start]] * 2]
+    keys, members = np.delete(index.keys, dropped[1]), np.delete(index.members, dropped[0], 1)
+    return replace(index, samples=samples, keys=keys, members=members)
+
+
+def changed(index, array, row, values):
+    numbers = getattr(index, array).copy()
+    numbers[row, : len(values)] = values
+    return replace(index, **{array: numbers})
+
+
+HIGH, LOW = (1 << 63) - 1, -(1 << 63)
+CRAFTED = {
+    "differences of key ends wrap": lambda index: changed(index, "samples", 0, [HIGH, LOW, -1]),
+    "a negative key end": lambda index: changed(index, "samples", 0, [-5]),
+    "the mask is the image": lambda index: changed(index, "samples", 2, [1]),
+    "one place twice": lambda index: changed(index, "members", 1, [int(index.members[1, 3])]),
+    "a place within a block": lambda index: changed(index, "members", 1, [513]),
+    "two names of one extension": lambda index: replace(index, extensions=("jpg", "jpg", "cls")),
+    "an extension that is no text": lambda index: replace(index, extensions=("jpg", "png", "\ud800")),
+    "a negative number": lambda index: replace(index, left_out=-1),
+    "no first sample": lambda index: without(index, 0),
+    "no second sample": lambda index: without(index, 1),
+    "no last sample": lambda index: without(index, 4),
+    "no last label": lambda index: replace(
+        changed(index, "samples", 1, [3, 6, 9, 12, 14]), members=index.members[:, :-1]
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ["index", "npz"])
+@pytest.mark.parametrize("craft", CRAFTED)
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT])
+def test_a_crafted_index_with_a_right_checksum_is_built_again(tmp_path, craft, form, format):
+    samples = (
+        [(f"k{n}.jpg", b"J%d" % n), (f"k{n}.png", b"mask"), (f"k{n}.cls", b"%d" % n)] for n in range(5)
+    )
+    path = write_tar(tmp_path / "a.tar", itertools.chain(*samples), format, {"mtime": "1.5"})
+    crafted = CRAFTED[craft](build(path))
+    if form == "npz":
+        write_old(path, crafted)
+    else:
+        assert save(crafted, tmp_path / "a.tarpeg.index")
+    shards = Shards([path])
+    assert images(shards) == [b"J0", b"J1", b"J2", b"J3", b"J4"]
+    assert shards.labels(range(5)).tolist() == list(range(5)) and shards.members([0], "png") == [b"mask"]
+
+
+def test_no_crafted_number_changes_what_is_read_in_silence(tmp_path):
+    path = plain(tmp_path / "a.tar", 20)
+    place, index, rng = tmp_path / "a.tarpeg.index", build(path), random.Random(0)
+    expected = [b"J%d" % n for n in range(20)], [*range(20)], [f"k{n:04d}" for n in range(20)]
+    odd = [0, 1, -1, 2, 9, 512, 513, 1 << 31, 1 << 62, HIGH, LOW, LOW + 1]
+    for _ in range(200):
+        arrays = {"samples": index.samples.copy(), "members": index.members.copy()}
+        for _ in range(rng.randint(1, 4)):
+            numbers = arrays[rng.choice(["samples", "members"])]
+            at = rng.randrange(3), rng.randrange(numbers.shape[1])
+            given = (
+                rng.choice(odd) if rng.random() < 0.5 else int(numbers[at]) + rng.choice([1, -1, 512, -512])
+            )
+            numbers[at] = min(max(given, LOW), HIGH)
+        assert save(replace(index, **arrays), place)
+        shards = Shards([path], threads=1)
+        try:
+            found = images(shards), shards.labels(range(20)).tolist(), shards.keys(range(20))
+        except ShardError as error:
+            assert re.search(r"key 'k\d+': the index has .* indexed again: start again", str(error)), error
+            continue
+        assert found == expected, arrays
+
+
+def test_what_lies_between_members_is_no_reason_to_index_again(tmp_path, monkeypatch):
+    folder, link = tarfile.TarInfo("folder"), tarfile.TarInfo("link")
+    folder.type, link.type, link.linkname = tarfile.DIRTYPE, tarfile.SYMTYPE, "k0.jpg"
+    long = "d" * 120 + "/" + "n" * 120
+    members = [folder, ("k0.jpg", b"J"), link, ("README", b"r"), ("k0.cls", b"1"), ("__x__/y.jpg", b"x")]
+    members += [
+        ("only.json", b"{}"),
+        (f"{long}.jpg", b"L"),
+        (f"{long}.cls", b"2"),
+        folder,
+        ("last.json", b"{}"),
+    ]
+    for format in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        path = write_tar(tmp_path / "a.tar", members, format)
+        assert save(build(path), tmp_path / "a.tarpeg.index")
+        with monkeypatch.context() as patched:
+            patched.setattr("tarpeg.shards.index.build", lambda path: pytest.fail("built again"))
+            index = load_or_build(path)
+        assert index.left_out == 2 and index.samples.shape[1] == 2
 
 
 def test_an_index_that_cannot_be_saved_beside_the_tar(tmp_path, cache_home, monkeypatch):

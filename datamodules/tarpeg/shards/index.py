@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,10 +22,15 @@ from ..files import open_regular
 from . import saved
 from .old_index import read_old
 from .pillow import IMAGE_EXTENSIONS, image_extension
-from .tar import LONGEST_HEADERS, grouped, header_end, is_member, regular_members
+from .tar import BLOCK, LONGEST_HEADERS, grouped, header_end, is_member, regular_members
 
 _VERSION = 1  # to be raised if the same tar has another index
 _HEADERS = 10 << 10  # bytes before a member's data that are read first to check its name
+# Lengths between members are common if one in so many has them, and they have fewer blocks than that; the
+# most others that are read.
+_COMMON, _LONG, _MOST_GAPS = 8, 4096, 1000
+
+_FEW = 31  # extensions of a tar
 
 Int64 = npt.NDArray[np.int64]
 Ints = npt.NDArray[np.integer]
@@ -90,20 +95,56 @@ def rebuild(path: Path) -> TarIndex:
 
 
 def _fits(index: TarIndex, path: Path) -> bool:
-    """Compare the last image's header: the tar may be another one of the same size and time."""
+    """Compare the last image's header, and look for members that the index does not have.
+
+    The tar may be another one of the same size and time; an index may have been edited.
+    """
     own = ShardIndex.of(index)
     last = len(own) - 1
     extension, offset, nbytes = own.members(last)[int(own.image[last])]
     try:
-        with path.open("rb", buffering=0) as file:
+        with open_regular(path) as file:
             for reach in (_HEADERS, LONGEST_HEADERS):
                 start = max(0, offset - reach)
                 headers = os.pread(file.fileno(), offset - start, start)
                 if is_member(headers, len(headers), nbytes, own.key_bytes(last), header_end(extension)):
-                    return True
-    except OSError:
+                    return all(_lists_all(own, file, path, *gap) for gap in _gaps(index))
+    except (OSError, ShardError):
         pass  # build() reports the reason
     return False
+
+
+def _gaps(index: TarIndex) -> Iterator[tuple[int, int, int]]:
+    """Yield what lies between members and may hold others: the next sample, begin and end in the tar.
+
+    One block is the header of the next member alone. Of the lengths that many gaps have, such as those with
+    extended headers, two gaps are taken; of all others at most 1000, so that the time is bounded.
+    """
+    places, nbytes = index.members[OFFSET:]
+    ends = -(-(places + nbytes) // BLOCK) * BLOCK
+    begins = np.concatenate(([0], ends[:-1]))
+    blocks = np.minimum((places - begins) // BLOCK, _LONG)
+    is_common = np.bincount(blocks) * _COMMON >= len(blocks)
+    is_common[_LONG:] = False
+    odd = np.flatnonzero(~is_common[blocks])
+    taken = [odd[np.linspace(0, len(odd) - 1, min(len(odd), _MOST_GAPS), dtype=np.int64)]]
+    taken += [np.flatnonzero(blocks == length)[[0, -1]] for length in np.flatnonzero(is_common) if length > 1]
+    members = np.unique(np.concatenate(taken))
+    samples = np.searchsorted(index.samples[MEMBER_END], members, side="right")
+    yield from zip(samples.tolist(), begins[members].tolist(), places[members].tolist(), strict=True)
+    yield index.samples.shape[1], int(ends[-1]), index.tar_nbytes
+
+
+def _lists_all(own: ShardIndex, file: BinaryIO, path: Path, sample: int, begin: int, end: int) -> bool:
+    """Check that between two places of a tar no member belongs to the sample, the one before, or another."""
+    if not any(os.pread(file.fileno(), BLOCK, begin)):  # the end of the tar
+        return sample == len(own)
+    file.seek(begin)
+    keys = [own.key(one) for one in (sample - 1, sample) if 0 <= one < len(own)]
+    members = regular_members(file, path, os.fstat(file.fileno()).st_size)
+    between = itertools.takewhile(lambda member: member[1] < end, members)
+    names = ((name, None) for name, _, _ in between)
+    return not any(key in keys or image_extension(found) for key, found in grouped(names, path))
 
 
 def build(path: Path) -> TarIndex:
@@ -196,11 +237,12 @@ def _checked(
     numbers: list[int], arrays: list[npt.NDArray[Any]], texts: Any, nbytes: int, mtime_ns: int
 ) -> TarIndex | None:
     """Return an index of what was read, if it is sound and of a tar of that size and time."""
-    if len(numbers) != 3 or numbers[:2] != [nbytes, mtime_ns]:
+    if len(numbers) != 3 or numbers[:2] != [nbytes, mtime_ns] or numbers[2] < 0:
         return None
     try:
         names, first_left_out = tuple(map(str, texts["extensions"])), str(texts["first_left_out"])
-    except (TypeError, LookupError):
+        _ = [header_end(name) for name in names]  # a lone surrogate of JSON is no byte of a tar
+    except (TypeError, LookupError, UnicodeEncodeError):
         return None
     keys, samples, members = arrays
     index = TarIndex(nbytes, mtime_ns, keys, samples, members, names, numbers[2], first_left_out)
@@ -208,24 +250,65 @@ def _checked(
 
 
 def _is_sound(index: TarIndex) -> bool:
-    """Check that all numbers stay inside the tar and the arrays: they will address memory."""
-    samples, members = index.samples, index.members
+    """Check that all numbers stay inside the tar and the arrays: they will address memory.
+
+    Differences are not used: of numbers that were made up, they may wrap.
+    """
+    samples, members, names = index.samples, index.members, index.extensions
     if any(rows.dtype != np.int64 or rows.ndim != 2 or rows.shape[0] != 3 for rows in (samples, members)):
         return False
     if index.keys.dtype != np.uint8 or index.keys.ndim != 1 or samples.shape[1] == 0:
         return False
-    ends = samples[MEMBER_END]
+    if len({*names}) < len(names) or any(name != name.lower() for name in names):
+        return False
+    ends, key_ends, places, nbytes = samples[MEMBER_END], samples[KEY_END], members[OFFSET], members[NBYTES]
     starts = np.concatenate(([0], ends[:-1]))
-    return bool(
-        (np.diff(samples[KEY_END], prepend=0) >= 0).all()
-        and samples[KEY_END, -1] == len(index.keys)
+    if not (
+        key_ends[0] >= 0
+        and (key_ends[1:] >= key_ends[:-1]).all()
+        and key_ends[-1] == len(index.keys)
         and (ends > starts).all()
         and ends[-1] == members.shape[1]
-        and ((samples[IMAGE] >= starts) & (samples[IMAGE] < ends)).all()
-        and ((members[EXTENSION] >= 0) & (members[EXTENSION] < len(index.extensions))).all()
+        and ((members[EXTENSION] >= 0) & (members[EXTENSION] < len(names))).all()
         and (members[OFFSET:] >= 0).all()
-        and (members[OFFSET] <= index.tar_nbytes - members[NBYTES]).all()
-    )
+        and (places <= index.tar_nbytes - nbytes).all()
+    ):
+        return False
+    # As tars are: each member's header and data begin a block, behind the member before it.
+    before = np.concatenate(([0], (places + nbytes)[:-1]))
+    if (places % BLOCK).any() or (places < before + BLOCK).any():
+        return False
+    if _has_one_twice(members[EXTENSION], len(names), starts, ends - starts):
+        return False
+    images = first_images(names, members[EXTENSION], starts, ends - starts)
+    return bool((samples[IMAGE] == starts + images).all() and (images >= 0).all())
+
+
+def _has_one_twice(codes: Int64, kinds: int, starts: Int64, counts: Int64) -> bool:
+    """Whether a sample has two members of one extension."""
+    if counts.max() > kinds:
+        return True
+    if kinds > _FEW:
+        own = np.repeat(np.arange(len(starts)), counts) * kinds + codes
+        return len(np.unique(own)) < len(own)
+    bits = 1 << codes  # their sum is their union if each is there once, in a tenth of the time
+    return bool((np.add.reduceat(bits, starts) != np.bitwise_or.reduceat(bits, starts)).any())
+
+
+def first_images(extensions: Sequence[str], codes: Ints, starts: Int64, counts: Int64) -> Int64:
+    """Return the place of each sample's image among its members, by IMAGE_EXTENSIONS; -1 without any.
+
+    Args:
+        extensions: Extensions of the members.
+        codes: An index into ``extensions`` for each member.
+        starts: The first member of each sample.
+        counts: Number of members of each sample.
+    """
+    ranks = {name: rank for rank, name in enumerate(IMAGE_EXTENSIONS)}
+    rank = np.array([ranks.get(name, len(ranks)) for name in extensions])[codes]
+    place = np.arange(len(rank)) - np.repeat(starts, counts)
+    best = np.minimum.reduceat((rank << 32) + place, starts)
+    return np.where(best >> 32 < len(ranks), best & 0xFFFFFFFF, -1)
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ def load_or_read(
         found = saved.read(place, saved.SIZES, _VERSION)
         if found is not None and found[0] == numbers and len(found[1]) == 1:
             column = found[1][0]
-            if column.nbytes == 8 * numbers[2]:
-                return column.view("<i4").reshape(-1, 2)
+            if column.nbytes == 8 * numbers[2] and (held := column.view("<i4").reshape(-1, 2)).min() >= 0:
+                return held
     sizes = read()
     # If no place is writable, the next process reads the headers again: not an error.
     any(

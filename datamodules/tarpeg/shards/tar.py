@@ -14,9 +14,10 @@ from typing import Any, BinaryIO, TypeVar
 
 from ..errors import ShardError
 
-_BLOCK = 512
+BLOCK = 512
+"""Bytes of a block: headers and data begin at one."""
 _EXTENDED = 2048  # blocks of extended headers that is_member looks for; longer ones are rare
-LONGEST_HEADERS = (_EXTENDED + 2) * _BLOCK
+LONGEST_HEADERS = (_EXTENDED + 2) * BLOCK
 """Bytes before a member's data in which is_member finds its headers."""
 _PAX_RECORD = re.compile(rb"([0-9]{1,8}) ([^=]+)=")
 _KEY_AND_EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
@@ -67,9 +68,13 @@ def grouped(members: Iterable[tuple[str, _T]], path: object) -> Iterator[tuple[s
 
 
 def regular_members(file: BinaryIO, path: object, tar_nbytes: int) -> Iterator[tuple[str, int, int]]:
-    """Yield name, offset and size (bytes) of all regular members; ShardError if the tar is not complete."""
+    """Yield name, offset and size (bytes) of all regular members from where the file is.
+
+    Raises ShardError if the tar is not complete.
+    """
+    begin = file.tell()
     head = file.read(32)
-    file.seek(0)
+    file.seek(begin)
     if not head:
         raise ShardError(f"shard {path} is empty (0 bytes). Write or download it again.")
     try:
@@ -99,8 +104,8 @@ def regular_members(file: BinaryIO, path: object, tar_nbytes: int) -> Iterator[t
         ) from error
     # tarfile takes a broken header after the first member for the end of the tar: check that it is the end.
     file.seek(end)
-    block = file.read(_BLOCK)
-    if len(block) < _BLOCK:
+    block = file.read(BLOCK)
+    if len(block) < BLOCK:
         raise ShardError(
             f"shard {path} is truncated: it ends at byte {tar_nbytes} without the end-of-archive block. "
             "Copy or download it again."
@@ -131,14 +136,14 @@ def is_member(tar: bytes | memoryview, offset: int, nbytes: int, key: bytes, end
         key: Key of the sample.
         end: ``header_end`` of the member.
     """
-    header = bytes(tar[max(0, offset - _BLOCK) : offset])
+    header = bytes(tar[max(0, offset - BLOCK) : offset])
     try:
         # Nearly all headers, in a third of the time.
         if header[135:136] in b"\0 " and int(header[124:135], 8) == nbytes and header.startswith(key + end):
             return True
     except ValueError:
         pass
-    return len(header) == _BLOCK and any(
+    return len(header) == BLOCK and any(
         size == nbytes and name.startswith(key + b".") and header_end(_lower(name[len(key) + 1 :])) == end
         for name, size in _names_and_sizes(tar, offset, header)
     )
@@ -157,7 +162,7 @@ def _names_and_sizes(
     yield name, size
     yield b"%b/%b" % (prefix, name), size
     records: dict[bytes, bytes] = {}
-    for kind, content in _extended(tar, offset - _BLOCK):
+    for kind, content in _extended(tar, offset - BLOCK):
         if kind == b"L":
             records.setdefault(b"path", content.partition(b"\0")[0])
             continue
@@ -187,16 +192,16 @@ def _extended(tar: bytes | memoryview, end: int) -> Iterator[tuple[bytes, bytes]
     """Yield kind and content of the pax and GNU headers that end at `end`, the last one first."""
     blocks = 1
     for _ in range(_EXTENDED):
-        start = end - (blocks + 1) * _BLOCK
+        start = end - (blocks + 1) * BLOCK
         if start < 0:
             return
         blocks += 1
         if tar[start + 257 : start + 262] != b"ustar":
             continue
-        header = bytes(tar[start : start + _BLOCK])
+        header = bytes(tar[start : start + BLOCK])
         nbytes = _number(header[124:136])
-        if header[156:157] in (b"x", b"L") and nbytes and -(-nbytes // _BLOCK) == blocks - 1:
-            yield header[156:157], bytes(tar[start + _BLOCK : start + _BLOCK + nbytes])
+        if header[156:157] in (b"x", b"L") and nbytes and -(-nbytes // BLOCK) == blocks - 1:
+            yield header[156:157], bytes(tar[start + BLOCK : start + BLOCK + nbytes])
             end, blocks = start, 1
 
 
@@ -268,9 +273,9 @@ class _Strict(_Bounded):
         try:
             return super()._checked(buf, parse)
         except tarfile.HeaderError as error:
-            if len(buf) == _BLOCK and not any(buf):
+            if len(buf) == BLOCK and not any(buf):
                 raise
-            what = f"damaged: {error}" if len(buf) == _BLOCK else "truncated: no end-of-archive block"
+            what = f"damaged: {error}" if len(buf) == BLOCK else "truncated: no end-of-archive block"
             raise tarfile.ReadError(f"it is {what}") from error
 
 

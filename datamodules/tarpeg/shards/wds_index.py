@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CacheError
-from .index import Int64, Ints, ShardIndex, compact
-from .pillow import IMAGE_EXTENSIONS
+from .index import Int64, Ints, ShardIndex, compact, first_images
 
 _VERSION = "v1.2"
 _HEAD = re.compile(rb"v1\.2 ([1-9][0-9]{0,17})\Z")
@@ -209,13 +208,9 @@ class _Parser:
 
     def _images(self, extensions: Sequence[str], extension: Int64) -> Ints:
         """Find each sample's image: the first of its members in the order of IMAGE_EXTENSIONS."""
-        ranks = {name: rank for rank, name in enumerate(IMAGE_EXTENSIONS)}
-        none = len(ranks)
-        rank = np.array([ranks.get(name, none) for name in extensions])[extension]
-        place = np.arange(len(rank)) - np.repeat(self._first, self._members)
-        best = np.minimum.reduceat((rank << 32) + place, self._first)
-        self._check((best >> 32) < none, "a sample has no image")
-        return compact(best & 0xFFFFFFFF)
+        images = first_images(extensions, extension, self._first, self._members)
+        self._check(images >= 0, "a sample has no image")
+        return compact(images)
 
     def _check_members(self, is_good: npt.NDArray[np.bool_], what: str) -> None:
         if not is_good.all():
