@@ -14,14 +14,11 @@ from typing import Any
 
 import lightning
 import torch
-from lightning.fabric.utilities.data import AttributeDict
 from omegaconf import DictConfig
 from torch import nn
 
 # Classes of plain values that checkpoints of Lightning hold, beside those that torch reads with weights_only.
-torch.serialization.add_safe_globals(
-    [argparse.Namespace, AttributeDict, pathlib.PurePosixPath, pathlib.PosixPath]
-)
+torch.serialization.add_safe_globals([argparse.Namespace, pathlib.PurePosixPath, pathlib.PosixPath])
 
 
 class ConfigError(ValueError):
@@ -107,9 +104,12 @@ def read_checkpoint(path: str, *, trusted: bool = False) -> Any:
             "with the version that saved it, or go on from its state_dict alone"
         ) from error
     except pickle.UnpicklingError as error:
-        if not trusted and (names := torch.serialization.get_unsafe_globals_in_checkpoint(path)):
+        if not trusted:
+            names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+            reason = str(error).partition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
+            found = ", ".join(sorted(names)) or reason
             raise ConfigError(
-                f"ckpt_path={path} has more than tensors and numbers: {', '.join(sorted(names))}. Reading "
+                f"ckpt_path={path} has more than tensors and numbers: {found}. Reading "
                 "that runs code which the file chooses. If you trust whoever wrote it, give trust_ckpt=true; "
                 "otherwise go on from its state_dict alone"
             ) from error

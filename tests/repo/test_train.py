@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import csv
 import json
 import pathlib
@@ -17,7 +18,6 @@ import torch
 from helpers.checkouts import PHOTOS, SMALL, TINY, copy, library, tracked, train
 from helpers.pictures import jpeg
 from helpers.small_tars import sample, write_tar
-from lightning.fabric.utilities.data import AttributeDict
 from lightning.pytorch.profilers import PyTorchProfiler, SimpleProfiler
 from omegaconf import OmegaConf
 from tarpeg.remedies import Message, Setting
@@ -383,9 +383,12 @@ def test_nothing_of_a_checkpoint_runs_until_it_is_trusted(tmp_path):
     assert not ran.exists()
     check_checkpoint(str(path), net, trusted=True)
     assert ran.exists()
-    plain = {"where": tmp_path, "arguments": argparse.Namespace(size=3), "more": AttributeDict(a=1)}
+    plain = {"where": tmp_path, "arguments": argparse.Namespace(size=3)}
     torch.save({"state_dict": net.state_dict(), "hyper_parameters": plain}, path)
     check_checkpoint(str(path), net)
+    torch.save({"state_dict": net.state_dict(), "more": collections.defaultdict(int, a=1)}, path)
+    with pytest.raises(ConfigError, match=r"more than tensors .* give trust_ckpt=true;"):
+        check_checkpoint(str(path), net)
 
 
 def test_checkpoints_that_do_not_fit_are_one_line(tmp_path):
