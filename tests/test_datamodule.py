@@ -572,6 +572,32 @@ def test_prepare_runs_before_anything_is_opened(shard_of, tmp_path):
     assert sorted(net.keys("train")[0]) == ["k0000", "k0001"]
 
 
+@pytest.mark.parametrize("form", ["plain", "augmented"])
+def test_a_new_train_loader_goes_on_with_the_next_epoch(photos, children, form):
+    def epoch(data):
+        loader = data.train_dataloader()
+        return [batch.key for batch in (loader if form == "plain" else data.augmented(loader))]
+
+    data, alone = (module(photos, augment=Augment(), workers=number) for number in (1, 0))
+    loader = alone.train_dataloader()
+    expected = [[batch.key for batch in loader] for _ in range(4)]
+    found = []
+    for _ in range(3):
+        found.append(epoch(data))
+        assert len(children()) == 1, "the loader of the epoch before is closed"
+    assert found == expected[:3]
+    new = data.train_dataloader()
+    assert (new.state_dict()["epoch"], new.state_dict()["batches"]) == (3, 0)
+    again = data.train_dataloader()
+    again.load_state_dict(loader.state_dict())  # of the end of epoch 3
+    again.load_state_dict({**loader.state_dict(), "batches": 2})
+    later = data.train_dataloader()
+    assert [batch.key for batch in later] == expected[3][2:], "a position that was not used yet goes over"
+    data.teardown()
+    assert epoch(data) == expected[0], "and begins again after teardown()"
+    data.teardown()
+
+
 def test_a_plain_loop_needs_no_setup_and_settings_reach_the_loaders(photos):
     data = module(photos, batch_size=7, drop_last=True, keys=False, augment=Augment())
     batches = list(data.train_dataloader())

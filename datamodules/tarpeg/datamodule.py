@@ -174,6 +174,7 @@ class ShardDataModule(lightning.LightningDataModule):
         self._samples: dict[str, Source] = {}
         self._loaders: list[Loader] = []
         self._train: Loader | None = None
+        self._previous: Loader | None = None  # of train, without a Trainer, until teardown()
         self._resume: Mapping[str, Any] | None = None
 
     @property
@@ -234,9 +235,17 @@ class ShardDataModule(lightning.LightningDataModule):
                 self.samples(name)
 
     def train_dataloader(self) -> Loader:
-        """Return the loader of the train split; it continues at the position of a resumed checkpoint."""
+        """Return the loader of the train split; it continues at the position of a resumed checkpoint.
+
+        Without a Trainer a second call returns a loader that begins with the next epoch, as
+        ``for images, labels in data.train_dataloader()`` in a loop over epochs expects it.
+        """
         loader = self._loader("train")
         self._train = loader
+        if self.trainer is None:
+            if self._previous is not None:
+                loader.follow(self._previous)
+            self._previous = loader
         if self._resume is not None:
             loader.load_state_dict(self._resume)
             self._resume = None
@@ -349,6 +358,7 @@ class ShardDataModule(lightning.LightningDataModule):
         for loader in self._loaders:
             loader.close()
         self._loaders.clear()
+        self._previous = None
         self._resume = None
 
     def samples(self, name: str) -> Source:
@@ -446,10 +456,14 @@ class ShardDataModule(lightning.LightningDataModule):
         return loader
 
     def _keep(self, loader: Loader) -> None:
-        """Keep a loader to close it; it replaces that of its split with reload_dataloaders_every_n_epochs."""
-        for other in self._loaders:
-            if other.name == loader.name and self.trainer is not None:
+        """Keep a loader to close it; it replaces those of its split that are not used any more.
+
+        With a Trainer these are all, for reload_dataloaders_every_n_epochs; otherwise those that have ended.
+        """
+        for other in [*self._loaders]:
+            if other.name == loader.name and (self.trainer is not None or other.has_ended):
                 other.close()
+                self._loaders.remove(other)
         self._loaders.append(loader)
 
 

@@ -253,6 +253,15 @@ class Loader:
         self._epoch, self._delivered = int(checked["epoch"]), delivered
         self.sampler.resume(self._epoch, delivered, is_end)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether all batches of the epoch were delivered."""
+        return 0 < self._delivered == self._feed.length_in_state(self._delivered)
+
+    def follow(self, other: Loader) -> None:
+        """Begin with the epoch that the next ``iter()`` of another loader of the split would have."""
+        self._epoch, self._delivered = self.sampler.follow(other.sampler)
+
     def compare_over_ranks(self) -> None:
         """Raise ShardError if the processes of ``torch.distributed`` would not agree on the batches.
 

@@ -413,6 +413,11 @@ class EpochCounter:
         self.epoch = epoch + is_end
         self._resumed = (epoch, batch, is_end)
 
+    def follow(self, other: EpochCounter) -> tuple[int, int]:
+        """Take over the next iteration of another counter; return its epoch and first batch."""
+        self.epoch, self._resumed = other.epoch, other._resumed
+        return (self.epoch, 0) if self._resumed is None else self._resumed[:2]
+
     def begin(self) -> tuple[int, int]:
         """Return the epoch that begins now and its first batch, and advance."""
         epoch = self.epoch if self._set is None else self._set
