@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import io
+import logging
 import os
 import re
 import socket
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -19,6 +22,7 @@ from helpers.small_caches import shard_files
 from helpers.small_tars import sample, write_tar
 from tarpeg import Layout, Resized, ShardError, build_cache
 from tarpeg.cache import remote, sources
+from tarpeg.shards import urls
 
 pytest.importorskip("fsspec")
 
@@ -177,6 +181,64 @@ def test_one_warning_if_the_server_sends_no_version(serve, tmp_path):
     with pytest.warns(UserWarning, match=r"3 shards.*t-000\.tar.* ETag") as warned:
         build_cache(serve(Silent) + "/t-{000..002}.tar", tmp_path / "cache", executor=0)
     assert len(warned) == 1
+
+
+@pytest.fixture
+def hurry(monkeypatch):
+    """Wait for tenths of seconds instead of minutes."""
+    monkeypatch.setattr(urls, "_SECONDS", 0.3)
+    monkeypatch.setattr(urls, "_SAY_EVERY", 0.1)
+    monkeypatch.setattr(urls, "_PAUSES", (0.01, 0.02, 0.04))
+
+
+def stalling(often: int) -> type[Ranges]:
+    """Return a server whose first answers with a range stop after their headers, for a second."""
+    left = [often]
+
+    class Stalling(Ranges):
+        def send_head(self):
+            self.is_stalled = "Range" in self.headers and self.path.endswith("t-001.tar") and left[0] > 0
+            return super().send_head()
+
+        def end_headers(self):
+            super().end_headers()
+            if self.is_stalled:
+                left[0] -= 1
+                self.wfile.flush()
+                threading.Event().wait(1)
+                self.connection.shutdown(socket.SHUT_RDWR)
+                self.wfile = io.BytesIO()
+
+    return Stalling
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(), Layout(samples_per_shard=7, shuffle=True)], ids=["whole", "parts"]
+)
+def test_a_server_that_stops_answering_for_a_while(serve, local, tmp_path, hurry, caplog, layout):
+    with caplog.at_level(logging.WARNING, "tarpeg"):
+        build_cache(serve(stalling(3)) + "/t-{000..002}.tar", tmp_path / "cache", executor=0, layout=layout)
+    assert shard_files(tmp_path / "cache") == local(layout=layout)
+    assert re.search(r"waiting for http://[\d.:]+/t-001\.tar, since", caplog.text)
+    assert re.search(r"t-00\d\.tar: no answer for 0\.3 s; next try in 0\.01 s", caplog.text)
+
+
+def test_a_server_that_never_answers_again_is_an_error_in_time(serve, tmp_path, hurry):
+    started = time.monotonic()
+    with pytest.raises(ShardError, match=r"t-001\.tar cannot be read: no answer for 0\.3 s"):
+        build_cache(serve(stalling(99)) + "/t-001.tar", tmp_path / "cache", executor=0)
+    assert time.monotonic() - started < 15  # four tries of 0.3 s
+
+
+def test_what_another_try_cannot_mend_is_not_tried_again(serve, tmp_path, hurry, caplog):
+    class Gone(Ranges):
+        def do_GET(self):
+            Ranges.requests.append((self.path, ""))
+            self.send_error(403)
+
+    with caplog.at_level(logging.WARNING, "tarpeg"), pytest.raises(ShardError, match="403 Forbidden"):
+        build_cache(serve(Gone) + "/t-001.tar", tmp_path / "cache", executor=0)
+    assert "next try" not in caplog.text
 
 
 @pytest.mark.parametrize("cut", [500, 20_000])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
@@ -17,6 +17,7 @@ from ..shards.urls import (
     public_url,
     shard_errors,
     size_and_version,
+    waiting_for,
 )
 
 _REMEDY = "Check address, access rights and network, then start again: finished shards are kept."
@@ -31,7 +32,7 @@ def list_shards(url: str) -> list[tuple[str, int, str]]:
     Returns URL, size (bytes) and version of each, "" if the server sends none. Raises ShardError if there are
     no shards, or the server does not answer.
     """
-    with _shard_errors(url):
+    with _shard_errors(url), waiting_for(url):
         system, paths = find_objects(url)
         with ThreadPoolExecutor(16) as threads:
             infos = list(threads.map(system.info, paths))
@@ -46,7 +47,7 @@ def list_shards(url: str) -> list[tuple[str, int, str]]:
 
 def nbytes_and_version(url: str) -> tuple[int | None, str]:
     """Ask the server for the present size and version of an object. Raises ShardError."""
-    with _shard_errors(url):
+    with _shard_errors(url), waiting_for(url):
         system, path = file_system(url)
         system.invalidate_cache()
         return size_and_version(system.info(path))
@@ -55,12 +56,11 @@ def nbytes_and_version(url: str) -> tuple[int | None, str]:
 @contextmanager
 def open_object(url: str, nbytes: int) -> Iterator[ReadAhead]:
     """Open an object for reading forwards; the next 8 MB are fetched meanwhile."""
-    with (
-        _shard_errors(url),
-        closing(open_ranges(url, nbytes, _CHUNK)) as file,
-        closing(ReadAhead(file)) as reader,
-    ):
-        yield reader
+    with _shard_errors(url):
+        file, is_repeatable = open_ranges(url, nbytes, _CHUNK)
+        repeat = partial(urls.patiently, url, is_repeatable=is_repeatable)
+        with closing(file), closing(ReadAhead(file, repeat)) as reader:
+            yield reader
 
 
 def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
@@ -71,7 +71,7 @@ def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
 def check_ranges(url: str, nbytes: int) -> None:
     """Raise ShardError if the server cannot send a part of an object."""
     with _shard_errors(url):
-        open_ranges(url, nbytes, _CHUNK, whole=False).close()
+        open_ranges(url, nbytes, _CHUNK, whole=False)[0].close()
 
 
 class ReadAhead:
@@ -81,8 +81,10 @@ class ReadAhead:
     streams ahead, and fetches blocks twice if one read spans more of them than it keeps.
     """
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
+    def __init__(self, file: Any, repeat: Callable[[Callable[[], bytes]], bytes]) -> None:
+        """Begin to read ahead. repeat: calls a function, again if it fails; a failed read moves no file."""
+        self._file, self._repeat = file, repeat
+        self._parts: list[bytes] = []  # of the next chunk
         self._thread = ThreadPoolExecutor(1)
         self._held, self._start, self._position = b"", 0, 0
         self._next: Future[bytes] = self._thread.submit(self._fetch)
@@ -118,7 +120,7 @@ class ReadAhead:
         self._thread.shutdown(cancel_futures=True)
 
     def _advance(self) -> bool:
-        chunk = self._next.result()
+        chunk = self._repeat(self._arrived)
         if not chunk:
             return False
         self._next = self._thread.submit(self._fetch)
@@ -127,9 +129,16 @@ class ReadAhead:
         self._held = kept + chunk
         return True
 
+    def _arrived(self) -> bytes:
+        """Wait for the next chunk, fetching it again if that has failed."""
+        if self._next.done() and self._next.exception() is not None:
+            self._next = self._thread.submit(self._fetch)
+        return self._next.result()
+
     def _fetch(self) -> bytes:
-        parts, missing = [], _CHUNK
+        missing = _CHUNK - sum(map(len, self._parts))
         while missing and (part := self._file.read(missing)):  # a stream returns the bytes that have arrived
-            parts.append(part)
+            self._parts.append(part)
             missing -= len(part)
-        return b"".join(parts)
+        chunk, self._parts = b"".join(self._parts), []
+        return chunk

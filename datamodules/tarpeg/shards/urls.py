@@ -1,30 +1,46 @@
 """URLs of shards: what they mean, and how they are opened: by fsspec, or by webdataset's commands.
 
 Credentials and endpoints are configured for fsspec: environment variables, or ~/.config/fsspec.
+
+s3fs, gcsfs and huggingface_hub bound each request and repeat it with growing pauses. fsspec's http waits for
+five minutes and repeats nothing: here it has a bound, and a read of a range is repeated.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import http
 import importlib
 import itertools
+import logging
 import os
 import re
 import shutil
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from ..errors import ShardError
+
+log = logging.getLogger("tarpeg")
+
+_Read = TypeVar("_Read")
 
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 HTTP = re.compile(r"https?://", re.IGNORECASE)
 _URL_IN_TEXT = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"]+")
 _REMEDY = "Check address, access rights and network."
+_SECONDS = 60.0  # that a server may be silent
+_PAUSES = (1.0, 4.0, 16.0)  # before a read over http is repeated, in seconds
+_SAY_EVERY = 15.0  # seconds of waiting
+_TRANSIENT = (408, 425, 429, 500, 502, 503, 504)  # answers of http
 # pathlib joins two slashes; one letter before the colon is a drive.
 _URL_OR_ITS_PATH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
 # Commands that copy a folder to a bucket, by protocol.
@@ -93,12 +109,23 @@ def is_pattern(url: str) -> bool:
 def file_system(url: str) -> tuple[Any, str]:
     """Return fsspec's file system of a URL, and the path there. Raises ShardError."""
     try:
-        return importlib.import_module("fsspec.core").url_to_fs(url)  # type: ignore[no-any-return]
+        options = _http_options(url) if HTTP.match(url) else {}
+        return importlib.import_module("fsspec.core").url_to_fs(url, **options)  # type: ignore[no-any-return]
     except (ImportError, ValueError) as error:
         raise ShardError(
             f"{public_url(url)!r} cannot be opened: {error} (pip install 'tarpeg[remote]' installs "
             "s3fs, gcsfs, aiohttp and huggingface_hub)"
         ) from error
+
+
+def _http_options(url: str) -> dict[str, Any]:
+    """Return fsspec's options of http: those of its configuration, and a bound on silence."""
+    # aiohttp's default is five minutes in total, which a large shard may take.
+    timeout = importlib.import_module("aiohttp").ClientTimeout(
+        total=None, sock_connect=_SECONDS, sock_read=_SECONDS
+    )
+    configured = importlib.import_module("fsspec.config").conf.get(url.partition(":")[0].lower(), {})
+    return {"client_kwargs": {"timeout": timeout, **configured.get("client_kwargs", {})}}
 
 
 def find_objects(url: str) -> tuple[Any, list[str]]:
@@ -148,8 +175,8 @@ def open_stream(url: str) -> Any:
     return fsspec.open(url, "rb").open()
 
 
-def open_ranges(url: str, nbytes: int, chunk: int, *, whole: bool = True) -> Any:
-    """Open an object for reading in ranges.
+def open_ranges(url: str, nbytes: int, chunk: int, *, whole: bool = True) -> tuple[Any, bool]:
+    """Open an object for reading in ranges; return the file, and whether a failed read can be repeated.
 
     Args:
         url: Its URL.
@@ -160,12 +187,12 @@ def open_ranges(url: str, nbytes: int, chunk: int, *, whole: bool = True) -> Any
     system, path = file_system(url)
     file = system.open(path, "rb", block_size=chunk, cache_type="none", size=nbytes)
     if not HTTP.match(url) or nbytes < 2:
-        return file
+        return file, False
     try:
         file.seek(1)
-        file.read(1)
+        patiently(url, partial(file.read, 1))
         file.seek(0)
-        return file
+        return file, True
     except ValueError as error:
         file.close()
         if not whole:
@@ -173,9 +200,8 @@ def open_ranges(url: str, nbytes: int, chunk: int, *, whole: bool = True) -> Any
                 f"shard {public_url(url)}: the server sends only whole files, but parts are needed to "
                 "shuffle or to change the size of shards. Build a cache without that, then another from it."
             ) from error
-    # aiohttp's default is five minutes in total; a large shard takes longer.
-    timeout = importlib.import_module("aiohttp").ClientTimeout(total=None, sock_connect=60, sock_read=60)
-    return system.open(path, "rb", block_size=0, size=nbytes, timeout=timeout)
+    with waiting_for(url):
+        return system.open(path, "rb", block_size=0, size=nbytes), False
 
 
 def read_ranges(ranges: Sequence[tuple[str, int, int]], remedy: str = _REMEDY) -> list[bytes]:
@@ -185,7 +211,8 @@ def read_ranges(ranges: Sequence[tuple[str, int, int]], remedy: str = _REMEDY) -
     for system, group in itertools.groupby(located, lambda one: one[0]):
         _, paths, urls, starts, stops = map(list, zip(*group, strict=True))
         with shard_errors(urls[0], remedy):
-            blobs += system.cat_ranges(paths, starts, stops, on_error="raise")
+            read = partial(system.cat_ranges, paths, starts, stops, on_error="raise")
+            blobs += patiently(urls[0], read, is_repeatable=HTTP.match(urls[0]) is not None)
     for (url, start, stop), blob in zip(ranges, blobs, strict=True):
         if len(blob) != stop - start:
             raise ShardError(
@@ -193,6 +220,44 @@ def read_ranges(ranges: Sequence[tuple[str, int, int]], remedy: str = _REMEDY) -
                 f"{stop}. It may have changed: start again."
             )
     return blobs
+
+
+def patiently(url: str, read: Callable[[], _Read], *, is_repeatable: bool = True) -> _Read:
+    """Call a function that reads from a server; repeat it, with growing pauses, while that may help.
+
+    Args:
+        url: What is read, for the log.
+        read: Function.
+        is_repeatable: Whether to repeat it. Only http's needs it: other file systems do it themselves.
+    """
+    for pause in _PAUSES if is_repeatable else ():
+        try:
+            with waiting_for(url):
+                return read()
+        except failures() as error:
+            if not _is_transient(error):
+                raise
+            log.warning("%s: %s; next try in %g s", public_url(url), reason_of(error, url), pause)
+        time.sleep(pause)
+    with waiting_for(url):
+        return read()
+
+
+@contextmanager
+def waiting_for(url: str) -> Iterator[None]:
+    """Log now and then that the block still waits for a server."""
+    done, started = threading.Event(), time.monotonic()
+
+    def say() -> None:
+        while not done.wait(_SAY_EVERY):
+            log.warning("waiting for %s, since %.0f s", public_url(url), time.monotonic() - started)
+
+    thread = threading.Thread(target=say, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def size_and_version(info: dict[str, Any]) -> tuple[int | None, str]:
@@ -207,12 +272,15 @@ def size_and_version(info: dict[str, Any]) -> tuple[int | None, str]:
 
 def failures(*more: type[Exception]) -> tuple[type[Exception], ...]:
     """Return the errors of fsspec's file systems that have been imported, and more."""
-    found: tuple[type[Exception], ...] = (OSError, ValueError, EOFError, *more)
-    if "aiohttp" in sys.modules:
-        found += (sys.modules["aiohttp"].ClientError,)
-    if "botocore" in sys.modules:
-        found += (importlib.import_module("botocore.exceptions").BotoCoreError,)
-    return found
+    found = _errors_of("aiohttp", "ClientError") + _errors_of("botocore.exceptions", "BotoCoreError")
+    return (OSError, ValueError, EOFError, asyncio.TimeoutError, *found, *more)
+
+
+def _errors_of(module: str, *names: str) -> tuple[type[Exception], ...]:
+    """Return exceptions of a package if it has been imported: only then they can be raised."""
+    if module.partition(".")[0] not in sys.modules:
+        return ()
+    return tuple(getattr(importlib.import_module(module), name) for name in names)
 
 
 @contextmanager
@@ -224,6 +292,16 @@ def shard_errors(url: str, remedy: str = _REMEDY) -> Iterator[None]:
         raise ShardError(f"{public_url(url)} cannot be read: {reason_of(error, url)}. {remedy}") from error
 
 
+def _is_transient(error: BaseException) -> bool:
+    """Return whether the same request may succeed later: no answer, a broken connection, a busy server."""
+    status = getattr(error, "status", None)
+    if isinstance(status, int) and status:
+        return status in _TRANSIENT
+    # FSTimeoutError is asyncio's, which was not Python's before 3.11.
+    lost = _errors_of("aiohttp", "ClientConnectionError", "ClientPayloadError")
+    return isinstance(error, (ConnectionError, TimeoutError, asyncio.TimeoutError, *lost))
+
+
 def reason_of(error: BaseException, url: str) -> str:
     """Return the reason of an error: of http, status and name, such as "404 Not Found"."""
     while isinstance(error, FileNotFoundError) and error.__cause__ is not None:
@@ -233,6 +311,8 @@ def reason_of(error: BaseException, url: str) -> str:
         return status_name(status)
     if HTTP.match(url) and isinstance(error, FileNotFoundError):
         return status_name(404)
+    if isinstance(error, (TimeoutError, asyncio.TimeoutError)) and HTTP.match(url):
+        return f"no answer for {_SECONDS:g} s"
     return _URL_IN_TEXT.sub(lambda found: public_url(found[0]), str(error)) or type(error).__name__
 
 
