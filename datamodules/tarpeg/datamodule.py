@@ -441,6 +441,7 @@ class ShardDataModule(lightning.LightningDataModule):
             world=world,
         )
         loader.pixels = self._pixels(is_train, split)
+        loader.distorted_by = self.augment if is_train else None
         check_transform_result(name, loader.fetcher, self.augment)
         self._keep(loader)
         if is_train and loader.ranks.is_first and self.augment is not None and self._has_own_hook:

@@ -23,6 +23,7 @@ from .buffers import PrefetchRunner, Runner, ToRequest
 from .checks import check_split, check_transform_result, checked_augment, open_split
 from .config import LoaderConfig
 from .feeds import feed_of
+from .members import unmoved_member
 from .ranks import Mesh, data_rank, process_rank
 from .split import Split
 from .state import VERSION, State, check_data, checked_state, data_of
@@ -97,6 +98,8 @@ class Loader:
         "Trainer the ShardDataModule itself; or convert them in the model"
     )
     """Warning, if a Trainer's run ends because the model did not take uint8."""
+    distorted_by: nn.Module | None = None
+    """Module that distorts the delivered images, for a warning about members that it does not move."""
 
     def __init__(
         self,
@@ -154,6 +157,8 @@ class Loader:
         self._delivered = 0
         self._iterations = 0
         self._has_warned_of_non_jpeg = False
+        self._checks_members = bool(split.members) and self.ranks.is_first
+        self.distorted_by = self.augment if training else None
         self._unclaimed: deque[Request] = deque(maxlen=0)
         if self.ranks.origin != "given" and self.ranks.is_everywhere:
             self.compare_over_ranks()
@@ -330,6 +335,9 @@ class Loader:
             self._delivered += 1
             if self._sums_up and self.substituted > before and self._delivered == len(self):
                 self._sum_up(self.substituted - before)
+            if self._checks_members:
+                self._checks_members = False
+                self._warn_of_unmoved(batch, request)
             self._unclaimed.append(request)
             if self.unclaimed_notice and len(self._unclaimed) == _MOST_PLAIN:
                 notice, self.unclaimed_notice = self.unclaimed_notice, ""
@@ -353,6 +361,12 @@ class Loader:
             f"{samples:.0f} on this rank; the last: {result.substituted[-1]}. "
             "Repair the shards, or raise max_bad."
         )
+
+    def _warn_of_unmoved(self, batch: AnyBatch, request: Request) -> None:
+        source = None if self.split.streaming else self.fetcher.shards
+        text = unmoved_member(self.name, self.split, self.distorted_by, batch, source, request.ids)
+        if text:
+            warn(text)
 
     def _sum_up(self, bad: int) -> None:
         """Warn, on each rank, how many images of an epoch were substituted."""
