@@ -97,6 +97,46 @@ def test_a_plain_loop_that_is_ended_by_a_signal(photos, tmp_path, engine, end):
     assert run.process.returncode != 0
 
 
+HANGING = """
+import ctypes, multiprocessing
+from helpers.loaders import load
+
+class Hangs:
+    def __call__(self, image):
+        if {engine!r}["workers"] and multiprocessing.parent_process() is None:
+            return image  # of the call that shows what it returns
+        pathlib.Path("ready").touch()
+        {hangs}
+
+    def read(self, source, ids):
+        return source.keys(ids)
+
+    move = lambda self, value, view: self(value)
+
+list(load({photos!r}, batch_size=1, {use}=Hangs(), **{engine!r}))
+"""
+IN_PYTHON, IN_C = "time.sleep(1000)", "ctypes.PyDLL(None).sleep(1000)  # holds the lock of the interpreter"
+
+
+@pytest.mark.parametrize(
+    ("engine", "use", "hangs"),
+    [
+        ("workers", "transform", IN_C),
+        ("threads", "targets", IN_PYTHON),
+    ],
+)
+def test_ctrl_c_ends_a_program_whose_transform_hangs(photos, tmp_path, engine, use, hangs):
+    code = HANGING.format(photos=str(photos), engine=ENGINES[engine], use=use, hangs=hangs)
+    run = Run(tmp_path, code)
+    run.wait_until_ready()
+    run.process.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    run.assert_nothing_is_left(10)
+    # Within 3 s; and some, for a busy machine.
+    assert time.monotonic() - started < 4.5, run.log.read_text()
+    assert "KeyboardInterrupt" in run.log.read_text()
+
+
 def end_with_a_loader(rank, source, end, pipe):
     """Send the ids of a loader's workers, and end while the loader exists."""
     loader = load(source, batch_size=1, workers=2)

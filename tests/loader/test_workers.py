@@ -134,6 +134,112 @@ def test_large_jobs_and_results_do_not_block_each_other(pool_of):
     assert results(pool, jobs) == [job + b"x" for job in jobs]
 
 
+def forked():
+    """The id of a child, or 0 in it; waits for a child that ends at once."""
+    child = os.fork()
+    if child:
+        wait_until(lambda: os.waitpid(child, os.WNOHANG)[0], 5)
+    return child
+
+
+def test_a_transform_that_forks_is_an_error_and_no_sample_comes_twice(photos, children):
+    def forks(image):
+        if os.getpid() != parent and not numbers:
+            numbers.append(forked())
+        return image
+
+    numbers, parent = [], os.getpid()
+    loader = load(photos, transform=forks, workers=2, batch_size=2, shuffle=False)
+    seen = []
+    with pytest.raises(RuntimeError, match=r"has called os\.fork\(\).*os\._exit\(\).*use subprocess"):
+        for batch in loader:
+            seen += batch.key
+    assert seen == ALL[: len(seen)] and children() == set()
+
+
+def test_a_result_with_another_number_is_an_error(monkeypatch):
+    def work(job):
+        if job == 0:
+            process = os.getpid()
+            monkeypatch.setattr(os, "getpid", lambda: process)  # the fork is not noticed
+            if not os.fork():
+                signal.alarm(3)  # it would wait for jobs for ever
+        return job
+
+    pool = ProcessPool(work, 1)
+    text = "worker process 0 of 1 sent the result of job 0 instead of 1.*fork"
+    with pytest.raises(RuntimeError, match=text):
+        for job in range(3):
+            assert results(pool, [job]) == [job]
+            time.sleep(0.5)
+    pool.close()
+
+
+def test_what_a_worker_forks_ends_on_sigterm():
+    def work(job):
+        ready, begun = os.pipe()
+        child = os.fork()
+        if not child:
+            os.write(begun, b".")
+            time.sleep(1000)
+        os.read(ready, 1)
+        return child
+
+    pool = ProcessPool(work, 1)
+    (child,) = results(pool, [0])
+    os.kill(child, signal.SIGTERM)
+    state = Path(f"/proc/{child}/stat")
+    assert wait_until(lambda: not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z")
+    pool.close()
+
+
+class Sleepy:
+    """A step and a target that need a second for one sample."""
+
+    def __init__(self):
+        self.parent, self.count = os.getpid(), 0
+
+    def __call__(self, image):
+        self.count += os.getpid() != self.parent  # without the calls that show what it returns
+        time.sleep(self.count == 3)
+        return image
+
+    def read(self, source, ids):
+        return source.keys(ids)
+
+    def move(self, value, view):
+        time.sleep(value == "k0002")
+        return value
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("settings", [{"workers": 1}, {"workers": 0, "threads": 2}], ids=name_of)
+def test_a_worker_that_takes_a_minute_for_a_sample_is_a_warning_with_its_key(
+    photos, monkeypatch, settings, streaming
+):
+    monkeypatch.setattr(workers, "_SLOW", 0.3)
+    monkeypatch.setattr(workers, "_CHECK_INTERVAL", 0.1)
+    kind = {"transform" if settings["workers"] else "targets": Sleepy()}
+    source = photos / "a.tar"
+    loader = load(source, shuffle=False, streaming=streaming, **kind, **settings)
+    name = "worker process 0 of 1" if settings["workers"] else "thread . of 2"
+    text = rf"{name} has not finished for 0\.3 s: transform= or targets= works on shard .*a\.tar, key 'k0002'"
+    with pytest.warns(UserWarning, match=text):
+        assert len(keys_of(loader)) == 13
+    loader.close()
+
+
+def test_a_batch_that_takes_a_minute_is_a_warning(photos, monkeypatch):
+    def slow(key, members):
+        time.sleep(0.7 * (key == "k0000"))
+
+    monkeypatch.setattr(workers, "_SLOW", 0.3)
+    loader = load(photos, shuffle=False, members=["cls"], decode=slow, workers=0, threads=2)
+    with pytest.warns(UserWarning, match=r"works on the batch that begins with shard .*a\.tar, key 'k0000'"):
+        keys_of(loader)
+    loader.close()
+
+
 @pytest.fixture
 def assert_nothing_left():
     """A function that waits until the threads, processes and descriptors of the test are gone."""
@@ -149,11 +255,11 @@ def assert_nothing_left():
 def test_if_a_later_process_cannot_start_none_is_left(monkeypatch, children):
     start = workers._start_process
 
-    def fails(work, number):
+    def fails(work, number, memory):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (0 if number == 2 else soft, hard))
-            return start(work, number)
+            return start(work, number, memory)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -163,6 +269,24 @@ def test_if_a_later_process_cannot_start_none_is_left(monkeypatch, children):
         ProcessPool(lambda job: job, 3)
     assert caught.value.errno == errno.EMFILE
     assert children() == set(), caught
+
+
+def test_ctrl_c_in_a_hook_of_a_fork_is_not_lost(children):
+    def interrupt():
+        if armed:
+            armed.clear()
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)  # the handler runs here, and Python discards what is raised in a hook
+
+    armed, before = [], signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.register_at_fork(after_in_parent=interrupt)  # for ever
+    try:
+        armed.append(True)
+        with pytest.raises(KeyboardInterrupt):
+            ProcessPool(abs, 2)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler and children() == set()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # Hooks of a fork cannot be removed: in a process of its own. {hang} of its children hang at birth.
@@ -419,8 +543,8 @@ def test_workers_and_threads_of_a_config():
 def test_a_worker_does_not_send_the_request_back(photos, monkeypatch):
     messages, receive = [], workers._Channel.receive
 
-    def recorded(channel, is_alive):
-        messages.append(receive(channel, is_alive))
+    def recorded(channel, *arguments):
+        messages.append(receive(channel, *arguments))
         return messages[-1]
 
     monkeypatch.setattr(workers._Channel, "receive", recorded)
@@ -430,7 +554,8 @@ def test_a_worker_does_not_send_the_request_back(photos, monkeypatch):
         assert batch.key == [ALL[id] for id in ids], "the loader still returns the request of each batch"
         assert batch.label.tolist() == (ids % 5).tolist()
     loader.close()
-    parts = [pickle.loads(message) for message in messages if message != workers._READY]
+    messages = [message for _, message in messages if message != workers._READY]
+    parts = list(map(pickle.loads, messages))
     assert len(parts) == len(loader) and not any(isinstance(part, tuple) and part[-1] for part in parts)
     assert not any(b"Request" in message for message in messages)
 

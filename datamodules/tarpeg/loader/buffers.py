@@ -18,6 +18,8 @@ from torch import Tensor
 
 from ..sampling.geometry import View
 from ..sampling.sampler import Request
+from ..shards.source import where_of
+from ..shards.stream import StreamRequest
 from .batch import AnyBatch, FetchResult, Images, Shape, by_size, of_sizes
 from .workers import ProcessPool, ThreadPool, WorkerPool
 
@@ -218,22 +220,28 @@ class PrefetchRunner(Runner):
                 submitted.append(job)
                 pool.submit(_job_message(*job) if self._workers else job)
                 if pool.pending > self._depth:
-                    yield _lend(pool.result(), buffers, dtype, *submitted.popleft())
+                    yield _lend(self._result(pool, submitted[0]), buffers, dtype, *submitted.popleft())
             while submitted:
-                yield _lend(pool.result(), buffers, dtype, *submitted.popleft())
+                yield _lend(self._result(pool, submitted[0]), buffers, dtype, *submitted.popleft())
         except GeneratorExit:
             raise
-        except BaseException:
+        except BaseException as error:
             # Ctrl-C may come within a message or between two counters, or leave a job whose result is
             # never taken and that still fills its buffer. The next run, as in a notebook, starts a new pool.
-            self.close()
+            self._close(is_interrupted=isinstance(error, KeyboardInterrupt))
             raise
 
     def close(self) -> None:
         """End all workers, wait until they have ended, and free the buffers. ``run`` starts new ones."""
+        self._close(is_interrupted=False)
+
+    def _close(self, *, is_interrupted: bool) -> None:
         pool, self._pool, self._buffers = self._pool, None, None
         if pool is not None:
-            pool.close()
+            pool.close(is_interrupted=is_interrupted)
+
+    def _result(self, pool: WorkerPool, job: Job) -> Any:
+        return pool.result(functools.partial(_explain_slow, self._fetcher, job[1]))
 
     def _start(self, nbytes: int) -> tuple[BatchBuffers, WorkerPool]:
         buffers = BatchBuffers(nbytes, self._depth, shared=self._workers > 0)
@@ -241,6 +249,20 @@ class PrefetchRunner(Runner):
         if self._workers:
             return buffers, ProcessPool(functools.partial(_answer, work), self._workers)
         return buffers, ThreadPool(work, _FETCHING_THREADS)
+
+
+def _explain_slow(fetcher: Any, request: Any, id: int, where: str) -> str:
+    """Return the warning about a batch that does not come, from the sample that its worker has marked."""
+    source = request.samples if isinstance(request, StreamRequest) else fetcher.shards
+    if id >= 0:
+        where = where or where_of(source, id)
+        return (
+            f"transform= or targets= works on {where}. If it hangs: Ctrl-C ends the program, and shows the "
+            "line with workers=0"
+        )
+    if isinstance(request, (Request, StreamRequest)):
+        return f"it works on the batch that begins with {where_of(source, int(request.ids[0]))}"
+    return "it waits for a stream"
 
 
 class RequestMessage(TypedDict):

@@ -55,6 +55,7 @@ from .config import OnError
 from .python_steps import PythonSteps, is_for_pillow
 from .split import Split
 from .targets import move_targets, read_targets
+from .workers import end_if_forked
 
 # Streams of random numbers, beside those of loader.python_steps: no two uses of a sample's numbers are
 # correlated.
@@ -163,6 +164,7 @@ class Fetcher:
         """Make the images of each view: read, draw, decode, run the steps in Python."""
         encoded = self._read(request)
         views = self.draw_views(request, encoded.sizes, sizes)
+        end_if_forked()  # a source and a crop may be the user's own
         crops_into = out if self.split.is_decoded_only else None
         decoded = self._decode(encoded, views, crops_into, threads)
         self._run_python(encoded, views, decoded, out)

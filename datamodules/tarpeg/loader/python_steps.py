@@ -26,6 +26,8 @@ from ..transforms.pipeline import Pipeline, Uncropped
 from ..transforms.pixels import PixelFormat, normalised
 from ..transforms.results import Outcome, prepared, run_steps
 from .batch import Decoded, Encoded, empty_images
+from .marks import mark, mark_sample
+from .workers import end_if_forked
 
 # Streams of random numbers, beside those of loader.fetch; and the first one of the policies in a transform.
 _TRANSFORM = 2
@@ -107,6 +109,7 @@ class PythonSteps:
                 if decoded.status[row] != Status.OK:
                     continue
                 steps, where = pipeline.python, partial(where_of, self.source, id)
+                mark_sample(self.source, id)
                 if crops is not None and not (is_small is not None and is_small[row]):
                     image = crops[row]
                 else:
@@ -118,8 +121,10 @@ class PythonSteps:
                     view.forget(row)
                 seed_all(int(draw * 2**53), steps)
                 result = run_steps(steps, image, where)
+                end_if_forked()
                 outcome.check(result, where)
                 _copy(result, results[row])
+        mark.set()
         if last is not None:
             normalised(results, last, out)
         return view

@@ -10,6 +10,7 @@ from ..sampling.geometry import View
 from ..sampling.rng import Int64
 from ..shards.labels import DATA_ERRORS
 from ..shards.source import Source, where_of
+from .marks import mark, mark_sample
 
 
 @runtime_checkable
@@ -90,6 +91,7 @@ def move_targets(
     moved = []
     for row, (value, id) in enumerate(zip(values, ids.tolist(), strict=True)):
         part = view.row(row)
+        mark_sample(source, id)
         try:
             if isinstance(targets, Mapping):
                 moved.append({name: target.move(value[name], part) for name, target in targets.items()})
@@ -97,6 +99,7 @@ def move_targets(
                 moved.append(targets.move(value, part))
         except DATA_ERRORS as error:
             raise _failure(where_of(source, id), targets, "move", error) from error
+    mark.set()
     return moved
 
 

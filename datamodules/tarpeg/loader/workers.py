@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import functools
 import logging
+import mmap
 import multiprocessing.util  # its exit hook has to be registered before _close_all
 import os
 import pickle
@@ -24,6 +25,7 @@ import random
 import select
 import signal
 import socket
+import struct
 import threading
 import time
 import traceback
@@ -38,6 +40,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..errors import warn
+from .marks import MARK_BYTES, Explain, mark, marked, no_more
+
 log = logging.getLogger(__name__)
 
 Work = Callable[[Any], Any]
@@ -45,30 +50,47 @@ Work = Callable[[Any], Any]
 # Seconds that each attempt to start a process may take. A child needs milliseconds; one of a large process
 # on a busy machine, seconds.
 _START_TIMEOUTS = (3.0, 15.0, 60.0)
-# Grace period before a worker process is killed, in seconds.
-_GRACE = 5.0
+# Grace period before a worker process is killed, in seconds. Ctrl-C ends a program in twice that time.
+_GRACE = 1.5
+# Seconds in which the system reports how a process died whose socket is closed.
+_DEATH_TIMEOUT = 5.0
+# Seconds of waiting for one job after which a warning shows where its worker is.
+_SLOW = 60.0
 # Seconds between checks that the process at the other end of a socket is alive: the socket alone does not
 # show its end while another process holds a copy of it.
 _CHECK_INTERVAL = 5.0
 _READY = b"ready"
+_HEAD = struct.Struct("<QQ")  # of a message: number and length
 _CHUNK = 1 << 16  # bytes that are received at once: a whole message, nearly always
 
 
 class WorkerPool(ABC):
-    """Workers that run ``work(job)``; results come in the order of submission. One thread submits."""
+    """Workers that run ``work(job)``; results come in the order of submission. One thread submits.
 
-    def __init__(self) -> None:
+    ``kind``: of the workers, in messages.
+    """
+
+    kind = ""
+
+    def __init__(self, count: int) -> None:
         self.pending = 0  # jobs that were submitted and whose results were not returned
         self._returned = 0
+        # What each worker works on. Anonymous, and shared with processes that are forked from now on.
+        self._marks = memoryview(mmap.mmap(-1, count * MARK_BYTES))
+        self._count = count
         _close_all_with(os.getpid())
 
     @abstractmethod
     def submit(self, job: Any) -> None:
         """Add a job."""
 
-    def result(self) -> Any:
-        """Wait for the oldest pending job; return its result or raise its error."""
-        result = self._next()
+    def result(self, explain: Explain = no_more) -> Any:
+        """Wait for the oldest pending job; return its result or raise its error.
+
+        ``explain``: called after a minute of waiting with what the worker has marked; returns the text of
+        the warning, behind the worker's name.
+        """
+        result = self._next(explain)
         if isinstance(result, _Failure):
             try:
                 if result.origin:
@@ -81,18 +103,27 @@ class WorkerPool(ABC):
     def drain(self) -> None:
         """Discard all pending jobs; when this returns, no worker runs one."""
         while self.pending:
-            self._next()
+            self._next(no_more)
 
     @abstractmethod
-    def close(self) -> None:
+    def close(self, *, is_interrupted: bool = False) -> None:
         """End all workers and wait until they have ended. Idempotent.
 
-        The workers of a pool that is garbage-collected end too, but nothing waits for them.
+        ``is_interrupted``: by Ctrl-C, which must end the program also if a worker hangs: threads that do not
+        end soon are left behind. The workers of a pool that is garbage-collected end too, but nothing waits
+        for them.
         """
 
     @abstractmethod
-    def _next(self) -> Any:
+    def _next(self, explain: Explain) -> Any:
         """Wait for the oldest pending job; return its result or its _Failure."""
+
+    def _mark_of(self, number: int) -> memoryview:
+        return self._marks[number * MARK_BYTES : (number + 1) * MARK_BYTES]
+
+    def _warn_of_slow(self, number: int, explain: Explain) -> None:
+        name = f"{self.kind} {number} of {self._count}"
+        warn(f"{name} has not finished for {_SLOW:g} s: {explain(*marked(self._mark_of(number)))}")
 
 
 class _Failure(NamedTuple):
@@ -137,14 +168,22 @@ def _close_all_with(process: int) -> None:
 class ThreadPool(WorkerPool):
     """``count`` threads of this process; each takes the next job when it is free."""
 
+    kind = "thread"
+
     def __init__(self, work: Work, count: int) -> None:
-        super().__init__()
+        super().__init__(count)
+        self._begun: list[int | None] = [None] * count  # the number of each thread's job
         self._jobs: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._early: dict[int, Any] = {}
-        arguments = (work, self._jobs, self._results)
+        arguments = (work, self._jobs, self._results, self._begun)
         self._threads = [
-            threading.Thread(target=_run_thread, args=arguments, name=f"tarpeg-worker-{k}", daemon=True)
+            threading.Thread(
+                target=_run_thread,
+                args=(*arguments, k, self._mark_of(k)),
+                name=f"tarpeg-worker-{k}",
+                daemon=True,
+            )
             for k in range(count)
         ]
         # A finalizer must not wait: it may run in any thread, and Ctrl-C would be lost in it.
@@ -164,16 +203,28 @@ class ThreadPool(WorkerPool):
         self.pending -= _empty(self._jobs)
         super().drain()
 
-    def close(self) -> None:
+    def close(self, *, is_interrupted: bool = False) -> None:
         """End the threads and wait until they have ended."""
         self._stop()
+        end = time.monotonic() + _GRACE
         for thread in self._threads:
             if thread.ident is not None:
-                thread.join()
+                thread.join(max(0.0, end - time.monotonic()) if is_interrupted else None)
+            if thread.is_alive():
+                _threads.discard(thread)
+        if is_interrupted:
+            self._threads.clear()
 
-    def _next(self) -> Any:
+    def _next(self, explain: Explain) -> Any:
+        seconds: float | None = _SLOW
         while self._returned not in self._early:
-            number, result = self._results.get()
+            try:
+                number, result = self._results.get(timeout=seconds)
+            except queue.Empty:
+                seconds = None
+                with contextlib.suppress(ValueError):  # no thread is at it
+                    self._warn_of_slow(self._begun.index(self._returned), explain)
+                continue
             self._early[number] = result
             del result
         self.pending -= 1
@@ -181,8 +232,18 @@ class ThreadPool(WorkerPool):
         return self._early.pop(self._returned - 1)
 
 
-def _run_thread(work: Work, jobs: queue.SimpleQueue[Any], results: queue.SimpleQueue[Any]) -> None:
+def _run_thread(
+    work: Work,
+    jobs: queue.SimpleQueue[Any],
+    results: queue.SimpleQueue[Any],
+    begun: list[int | None],
+    place: int,
+    memory: memoryview,
+) -> None:
+    mark.memory = memory
     for number, job in iter(jobs.get, None):
+        begun[place] = number
+        mark.set()
         result: Any
         try:
             result = work(job)
@@ -211,14 +272,23 @@ def _stop_threads(jobs: queue.SimpleQueue[Any], count: int) -> None:
 class ProcessPool(WorkerPool):
     """``count`` forked processes; job k after a ``drain()`` runs in process k modulo ``count``.
 
+    Note [Numbered jobs]: a job has a number, which its result brings back. Code of a user that forks (a step
+    of ``transform=`` with ``os.fork()``, say) may return in both processes: there would be two results for
+    one job, and all later ones would be taken for those of the job before. The child is ended where a worker
+    next looks (``end_if_forked``), before it writes to the memory of batches, and the worker reports it; any
+    other number than the expected one is an error too.
+
     They are forked because a spawned process imports torch again, which takes seconds. They end with this
     process, however it ends, and ignore every signal that can be ignored. An error of ``work`` is raised
     by ``result()``, as a ``RuntimeError`` of the same text if it cannot be pickled; the death of a process is
     a ``RuntimeError``.
     """
 
+    kind = "worker process"
+
     def __init__(self, work: Work, count: int) -> None:
-        super().__init__()
+        super().__init__(count)
+        self._first = 0  # number of the first job after a drain()
         self._workers: list[_Worker] = []
         self._owner = os.getpid()
         # A finalizer must not wait: it may run in any thread, and Ctrl-C would be lost in it.
@@ -226,7 +296,7 @@ class ProcessPool(WorkerPool):
         _pools.add(self)
         try:
             for number in range(count):
-                self._workers.append(_start_process(work, number))
+                self._workers.append(_start_process(work, number, self._mark_of(number)))
         except BaseException as error:
             self.close()
             if not isinstance(error, OSError):
@@ -239,9 +309,10 @@ class ProcessPool(WorkerPool):
 
     def submit(self, job: Any) -> None:
         """Send the job to the next process in turn."""
-        worker = self._workers[(self._returned + self.pending) % len(self._workers)]
+        number = self._returned + self.pending
+        worker = self._workers[(number - self._first) % self._count]
         try:
-            worker.channel.send(pickle.dumps(job))
+            worker.channel.send(number, pickle.dumps(job))
         except OSError as error:
             raise self._death_of(worker) from error
         self.pending += 1
@@ -249,19 +320,28 @@ class ProcessPool(WorkerPool):
     def drain(self) -> None:
         """Wait for all pending jobs; the next job goes to the first process."""
         super().drain()
-        self._returned = 0
+        self._first = self._returned
 
-    def close(self) -> None:
-        """End the processes and wait until they have ended."""
+    def close(self, *, is_interrupted: bool = False) -> None:
+        """End the processes and wait until they have ended; those that hang are killed."""
         if self._dropped.detach() and _stop_processes(self._workers, self._owner):
             _reap(self._workers)
 
-    def _next(self) -> Any:
-        worker = self._workers[self._returned % len(self._workers)]
+    def _next(self, explain: Explain) -> Any:
+        expected = self._returned
+        place = (expected - self._first) % self._count
+        worker = self._workers[place]
+        slow = functools.partial(self._warn_of_slow, place, explain)
         try:
-            result = pickle.loads(worker.channel.receive(worker.process.is_alive))
+            number, content = worker.channel.receive(worker.process.is_alive, slow)
         except (EOFError, OSError) as error:
             raise self._death_of(worker) from error
+        if number != expected:
+            raise RuntimeError(
+                f"worker process {place} of {self._count} sent the result of job {number} instead of "
+                f"{expected}: another process uses its socket. {_FORKED}"
+            )
+        result = pickle.loads(content)
         self.pending -= 1
         self._returned += 1
         return result
@@ -269,7 +349,7 @@ class ProcessPool(WorkerPool):
     def _death_of(self, worker: _Worker) -> RuntimeError:
         if _exiting.is_set() and threading.current_thread().daemon:
             raise SystemExit  # ends this thread without a message: the interpreter ends it anyway
-        worker.process.join(_GRACE)
+        worker.process.join(_DEATH_TIMEOUT)
         status = worker.process.exitcode
         if status == -signal.SIGKILL:
             cause = "was killed by SIGKILL, usually because memory ran out"
@@ -288,7 +368,7 @@ class ProcessPool(WorkerPool):
 
 
 class _Channel:
-    """One end of a socket pair. A message is its length in 8 bytes, followed by its bytes."""
+    """One end of a socket pair. A message is its number and its length in 8 bytes each, and its bytes."""
 
     def __init__(self, end: socket.socket) -> None:
         end.settimeout(None)  # whatever socket.setdefaulttimeout() was called with
@@ -297,21 +377,32 @@ class _Channel:
         self._poll.register(end, select.POLLIN)
         self._held = bytearray()  # received, and not yet returned
 
-    def send(self, message: bytes) -> None:
-        self._end.sendall(len(message).to_bytes(8, "little") + message)
+    def send(self, number: int, message: bytes) -> None:
+        self._end.sendall(_HEAD.pack(number, len(message)) + message)
 
-    def receive(self, is_alive: Callable[[], bool]) -> bytearray:
-        """Wait for a message. EOFError or OSError if the other end is closed, or its process not alive."""
-        held, end = self._held, 8
-        while len(held) < end or len(held) < (end := 8 + int.from_bytes(held[:8], "little")):
-            if not self._poll.poll(_CHECK_INTERVAL * 1000) and not is_alive() and not self._poll.poll(0):
-                raise EOFError
+    def receive(
+        self, is_alive: Callable[[], bool], slow: Callable[[], None] | None = None
+    ) -> tuple[int, bytearray]:
+        """Wait for a message; return its number and bytes. ``slow`` is called once, after a minute.
+
+        EOFError or OSError if the other end is closed, or its process not alive.
+        """
+        held, end, waited = self._held, _HEAD.size, 0.0
+        while len(held) < end or len(held) < (end := _HEAD.size + _HEAD.unpack_from(held)[1]):
+            if not self._poll.poll(_CHECK_INTERVAL * 1000):
+                if not is_alive() and not self._poll.poll(0):
+                    raise EOFError
+                waited += _CHECK_INTERVAL
+                if slow is not None and waited >= _SLOW:
+                    slow()
+                    slow = None
+                continue
             content = self._end.recv(_CHUNK)
             if not content:
                 raise EOFError
             held += content
         self._held = held[end:]
-        return held[8:end]
+        return _HEAD.unpack_from(held)[0], held[_HEAD.size : end]
 
     def is_readable(self, seconds: float) -> bool:
         """Wait at most ``seconds`` for a message or the end."""
@@ -330,7 +421,7 @@ class _Worker(NamedTuple):
     channel: _Channel
 
 
-def _start_process(work: Work, number: int) -> _Worker:
+def _start_process(work: Work, number: int, memory: memoryview) -> _Worker:
     """Fork a process and wait for its first message.
 
     Note [Children that hang at birth]: a fork copies locks as they are. If another thread is just attaching
@@ -342,7 +433,7 @@ def _start_process(work: Work, number: int) -> _Worker:
     fate = ""
     for seconds in _START_TIMEOUTS:
         ours, theirs = (_Channel(end) for end in socket.socketpair())
-        arguments = (work, number, ours, theirs, os.getpid())
+        arguments = (work, number, memory, ours, theirs, os.getpid())
         process = get_context("fork").Process(target=_run_process, args=arguments, daemon=True)
         is_ready = False
         try:
@@ -353,7 +444,7 @@ def _start_process(work: Work, number: int) -> _Worker:
             if ours.is_readable(seconds):
                 fate = "died"
                 with contextlib.suppress(EOFError, ConnectionResetError):
-                    is_ready = ours.receive(process.is_alive) == _READY
+                    is_ready = ours.receive(process.is_alive)[1] == _READY
         finally:
             theirs.close()
             if not is_ready:  # after Ctrl-C too
@@ -388,36 +479,81 @@ def _postpone_ctrl_c() -> Iterator[None]:
             handler(*received[0])
 
 
-def _run_process(work: Work, number: int, ours: _Channel, theirs: _Channel, parent: int) -> None:
+_FORKED = (
+    "A step of transform= or another function of yours has called os.fork(), and the child went on with the "
+    "jobs of the worker. A child has to end by os._exit(); to run a command, use subprocess."
+)
+
+
+class _Self(NamedTuple):
+    """A worker process, as it and the children that it forks see it."""
+
+    process: int
+    has_forked: mmap.mmap  # shared; the first byte is 1 if a child went on with the worker's jobs
+
+
+_self: _Self | None = None
+
+
+def end_if_forked() -> None:
+    """End this process if it was forked by a function of a user's that ran in a worker process."""
+    if _self is not None and os.getpid() != _self.process:
+        _self.has_forked[0] = 1
+        os._exit(1)
+
+
+def _run_process(
+    work: Work, number: int, memory: memoryview, ours: _Channel, theirs: _Channel, parent: int
+) -> None:
     """Run jobs until the parent closes the socket; called in the child."""
-    _ignore_signals()
+    global _self
+    caught = _ignore_signals()
+    # What a user's function forks would ignore SIGTERM too, and outlive the program.
+    os.register_at_fork(after_in_child=functools.partial(_restore_signals, caught))
+    _self = _Self(os.getpid(), mmap.mmap(-1, 1))
+    mark.memory = memory
     ours.close()
     torch.set_num_threads(1)  # the threads of the parent's pool do not exist in a fork
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(number)  # so that a user's function draws different numbers in each process
-    jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    jobs: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
     # A thread receives the jobs, so that the parent can always send one while this process sends a result.
     threading.Thread(target=_receive_jobs, args=(theirs, jobs, parent), daemon=True).start()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has closed the socket
-        theirs.send(_READY)
-        for job in iter(jobs.get, None):
+        theirs.send(0, _READY)
+        for job_number, job in iter(jobs.get, None):
+            mark.set()
             try:
                 # Plain pickle: torch's pickler would send each tensor as a file descriptor.
                 result = pickle.dumps(work(job))
             except BaseException as error:  # noqa: BLE001 - raised again by result()
                 result = _pickle_failure(error, number)
-            theirs.send(result)
+            end_if_forked()
+            if _self.has_forked[0]:
+                result = _pickle_failure(RuntimeError(_FORKED), number)
+            theirs.send(job_number, result)
             del result, job
 
 
-def _ignore_signals() -> None:
-    """Ignore signals sent to the process group (Ctrl-C, a batch system's); the parent handles them."""
+def _ignore_signals() -> list[signal.Signals]:
+    """Ignore signals sent to the process group (Ctrl-C, a batch system's); the parent handles them.
+
+    Returns those that are handled by a function that does nothing.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)
+    caught = []
     for number in signal.valid_signals() - {signal.SIGINT}:
         if callable(signal.getsignal(number)) or number == signal.SIGTERM:
             # Commands that a user's function runs would inherit SIG_IGN, and could not be terminated.
             signal.signal(number, lambda *_: None)
+            caught.append(signal.Signals(number))
+    return caught
+
+
+def _restore_signals(caught: Sequence[signal.Signals]) -> None:
+    for number in caught:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _pickle_failure(error: BaseException, number: int) -> bytes:
@@ -434,7 +570,8 @@ def _pickle_failure(error: BaseException, number: int) -> bytes:
 def _receive_jobs(channel: _Channel, jobs: queue.SimpleQueue[Any], parent: int) -> None:
     try:
         while True:
-            jobs.put(pickle.loads(channel.receive(lambda: os.getppid() == parent)))
+            number, content = channel.receive(lambda: os.getppid() == parent)
+            jobs.put((number, pickle.loads(content)))
     except (EOFError, OSError):
         pass  # the parent has ended, or has closed the pool
     finally:
