@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import ExifTags, Image
 from tarpeg.datasets.synthetic import Photos, photograph
 from tarpeg.machine import usable_cores
 from tarpeg.ops import decode
@@ -194,9 +197,10 @@ def measure(
         raise ValueError(f"device={device!r} must be 'cpu', or 'cuda' for suite=augment if there is a GPU")
     pictures: dict[str, Any] = {"size": _SUITES[suite].size if size is None else size, "seed": seed}
     files: list[bytes] = []
+    notes: tuple[str, ...] = ()
     photos = Photos(**pictures) if folder is None else FolderPhotos(**pictures, folder=folder)
     if isinstance(photos, FolderPhotos) and size is None and suite in ("crop", "resize"):
-        files = _whole_files(photos, _CROP if suite == "crop" else 1)
+        files, notes = _whole_files(photos, _CROP if suite == "crop" else 1)
         count = len(files)
     elif isinstance(photos, FolderPhotos):
         photos = replace(photos, parts=max(1, count // len(photos.files)))
@@ -207,28 +211,49 @@ def measure(
         advance, show = stack.enter_context(_progress())
         if in_process:
             stack.enter_context(_one_thread())
-            return _measure_in_process(report, photos, files, device, interpolation, advance)
+            report = _measure_in_process(report, photos, files, device, interpolation, advance)
+            return replace(report, missing=(*notes, *report.missing))
         run = LoaderRun(report, photos, settings, advance, show)
         suites = {"loader": measure_loaders, "recipes": measure_recipes}
         return suites.get(suite, measure_replays)(run)
 
 
-def _whole_files(photos: FolderPhotos, side: int) -> list[bytes]:
-    """JPEGs of the directory that decode without a warning and have sides of at least ``side`` pixels."""
-    found = []
+def _whole_files(photos: FolderPhotos, side: int) -> tuple[list[bytes], tuple[str, ...]]:
+    """Return the JPEGs of the directory that all contestants decode alike, and a note on each other kind.
+
+    side: least height and width in pixels.
+    """
+    found, others = [], Counter[str]()
     for path in photos.files:
         if path.suffix.lower() in (".jpg", ".jpeg"):
             jpeg = path.read_bytes()
             tensor = as_tensor(jpeg or b"?")
             size = decode.image_sizes([tensor])
             box = torch.cat((torch.zeros_like(size), size), 1)
-            if int(size.min()) >= side and not decode.decode_batch([tensor], box, 8)[1].any():
+            if int(size.min()) < side:
+                others[f"with less than {side} pixels on a side, or damaged"] += 1
+            elif decode.decode_batch([tensor], box, 8)[1].any():
+                others["that do not decode without a warning"] += 1
+            elif unequal := _unequal(jpeg):
+                others[unequal] += 1
+            else:
                 found.append(jpeg)
+    notes = tuple(f"left out: {count} JPEGs {kind}" for kind, count in others.items())
     if not found:
         raise ValueError(
-            f"images={photos.folder!r} has no JPEG of at least {side}x{side} pixels that decodes"
+            f"images={photos.folder!r} has no JPEG of at least {side}x{side} pixels that decodes alike in "
+            f"all libraries ({'; '.join(notes) or 'no JPEG'}). With a size, such as size=imagenet, parts of "
+            "the photographs are measured"
         )
-    return found
+    return found, notes
+
+
+def _unequal(jpeg: bytes) -> str:
+    """Return why other decoders give another image than Pillow, "" if they do not."""
+    with Image.open(io.BytesIO(jpeg)) as image:
+        if image.getexif().get(ExifTags.Base.Orientation, 1) not in (0, 1):
+            return "that EXIF rotates or mirrors, which other decoders ignore"
+        return "of four colours (CMYK), which other decoders do not convert" * (image.mode == "CMYK")
 
 
 def _measure_in_process(

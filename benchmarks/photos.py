@@ -39,9 +39,10 @@ class FolderPhotos(Photos):
         upright = _upright(path, path.stat().st_mtime_ns)
         largest = min(upright.height / height, upright.width / width)
         scale = max(largest * rng.uniform(0.5, 1), min(1.0, largest))
-        down, across = scale * height, scale * width
+        # Products of fractions may be a rounding error above the size.
+        down, across = min(scale * height, upright.height), min(scale * width, upright.width)
         top, left = rng.random() * (upright.height - down), rng.random() * (upright.width - across)
-        box = (left, top, left + across, top + down)
+        box = (left, top, min(left + across, upright.width), min(top + down, upright.height))
         return upright.resize((width, height), Image.Resampling.LANCZOS, box, reducing_gap=3.0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import re
 import sys
 import tarfile
@@ -145,6 +146,37 @@ def test_the_loader_suite_makes_a_table_a_csv_and_a_chart(tmp_path, only):
     assert {path.name for path in folder.iterdir()} == {"ordinary", "tiled-32", "packed-32", "raw"}
 
 
+@pytest.mark.parametrize("suite", ["crop", "resize"])
+def test_photographs_that_other_decoders_do_not_turn_or_convert(tmp_path, suite):
+    picture, turned = Image.fromarray(pictures.pixels(300, 400)), Image.Exif()
+    turned[0x112] = 6
+    for kind, image, options in (
+        ("plain", picture, {}),
+        ("turned", picture, {"exif": turned}),
+        ("cmyk", picture.convert("CMYK"), {}),
+        ("gray", picture.convert("L"), {}),
+    ):
+        (tmp_path / f"{kind}.jpg").write_bytes(pictures.encoded(image, **options))
+    report = measure(suite, images=tmp_path, rounds=1, clock="cpu")
+    assert report.images == 2
+    assert [re.sub(r"^left out: (1 JPEGs) .*(EXIF|CMYK).*", r"\2", line) for line in report.missing[:2]] == [
+        "CMYK",
+        "EXIF",
+    ]
+    for kind in ("plain", "gray"):
+        (tmp_path / f"{kind}.jpg").unlink()
+    with pytest.raises(ValueError, match=r"no JPEG of at least .*EXIF.*size=imagenet"):
+        measure(suite, images=tmp_path, rounds=1)
+
+
+def test_parts_lie_within_their_photograph(tmp_path):
+    """The largest part of 300x301 in 333x335 is a rounding error higher than the photograph."""
+    Image.fromarray(pictures.pixels(333, 335)).save(tmp_path / "a.png")
+    photos = FolderPhotos(size=(300, 301), folder=str(tmp_path))
+    most = Mock(uniform=lambda _, high: high, random=lambda: 1 - 2**-53)
+    assert photos.scene(most, 0, 0, 300, 301).size == (301, 300)
+
+
 @pytest.mark.slow
 def test_own_photographs_as_they_are_and_in_parts(tmp_path, monkeypatch):
     folder = tmp_path / "own"
@@ -163,7 +195,8 @@ def test_own_photographs_as_they_are_and_in_parts(tmp_path, monkeypatch):
     (folder / "torn.jpg").unlink()
     photos = FolderPhotos(size=[(90, 60), (50, 100)], folder=str(folder), seed=3)
     parts = [photograph(photos, index) for index in range(8)]
-    assert {part.pixels for part in parts} == {90 * 60, 50 * 100} and len({*parts}) == 8
+    sizes = {Image.open(io.BytesIO(part.jpeg)).size for part in parts}
+    assert sizes == {(60, 90), (100, 50)} and len({*parts}) == 8
     assert parts == [photograph(photos, index) for index in range(8)]
     decoded = []
     monkeypatch.setattr(real.ImageOps, "exif_transpose", lambda image: decoded.append(1) or image)
