@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +69,10 @@ def run(config: DictConfig) -> None:
     elif config.validate:
         trainer.validate(model, datamodule=data, **checkpoint)
     else:
-        fit(trainer, model, data, checkpoint, interrupt)
+        arguments = HydraConfig.get().overrides.task
+        fit(trainer, model, data, checkpoint, interrupt, arguments)
         if trainer.is_global_zero:
-            for line in summary_of(trainer, callbacks):
+            for line in summary_of(trainer, callbacks, arguments):
                 show(line)
 
 
@@ -123,13 +124,14 @@ def fit(
     data: tarpeg.ShardDataModule,
     checkpoint: dict[str, Any],
     interrupt: Interrupt,
+    arguments: Sequence[str],
 ) -> None:
     """Train; after Ctrl-C print how to go on from there, and exit."""
     try:
         trainer.fit(model, datamodule=data, **checkpoint)
     except SystemExit:  # Lightning's end after Ctrl-C
         if trainer.is_global_zero:
-            resume = resume_hint(trainer, interrupt.saved, checkpoint["ckpt_path"])
+            resume = resume_hint(trainer, arguments, interrupt.saved, checkpoint["ckpt_path"])
             show(
                 f"interrupted; {resume or 'there is no checkpoint yet: one is written after each validation'}"
             )

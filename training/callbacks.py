@@ -12,9 +12,12 @@ import lightning
 
 from .reports import is_first_rank, show
 
+# What a run reads: the splits whose names begin so.
+_SHOWN = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
+
 
 class DataSummary(lightning.Callback):
-    """Print at the start what is trained on.
+    """Print at the start what is trained on, or measured, or predicted.
 
     Args:
         note: added to the line.
@@ -25,17 +28,18 @@ class DataSummary(lightning.Callback):
 
     def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
         """Print it after the data module's own setup, which raises if shards are missing."""
-        if not trainer.is_global_zero or stage != "fit":
+        if not trainer.is_global_zero:
             return
         data = trainer.datamodule  # type: ignore[attr-defined]
         parts = []
         for name, split in data.splits.items():
-            if split is not None and name.startswith(("train", "val")):
+            if split is not None and name.startswith(_SHOWN[stage]):
                 count = "" if split.streaming else f" ({len(data.samples(name))} images)"
                 parts.append(f"{name}: {split.shards}{count}")
         if data.num_classes:
             parts.append(f"{data.num_classes} classes")
-        show(f"{'; '.join(parts)}{self.note}")
+        note = self.note if stage != "predict" else ""  # of the data of the training
+        show(f"{'; '.join(parts)}{note}")
 
 
 class Interrupt(lightning.Callback):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
+import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import lightning
@@ -13,8 +15,10 @@ import tarpeg
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler, PyTorchProfiler
 from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
-from tarpeg_hydra.overrides import in_overrides
+from tarpeg_hydra.overrides import in_overrides, quoted
 
+_OF_ONE_RUN = ("ckpt_path", "verbose")
+"""Settings that do not go over to the run that goes on."""
 _NOISE = (
     ".*LeafSpec",
     "You have overridden `on_before_batch_transfer`",
@@ -49,8 +53,13 @@ def silence() -> None:
         logging.disable(logging.WARNING)
 
 
-def summary_of(trainer: lightning.Trainer, callbacks: Mapping[str, object]) -> Iterator[str]:
-    """Yield the lines at the end of a training: profile, advice, how to go on, what was measured."""
+def summary_of(
+    trainer: lightning.Trainer, callbacks: Mapping[str, object], arguments: Sequence[str] = ()
+) -> Iterator[str]:
+    """Yield the lines at the end of a training: profile, advice, how to go on, what was measured.
+
+    arguments: of the command line, as overrides.
+    """
     yield from _profile(getattr(trainer, "profiler", None))
     measured = [f"{trainer.global_step} steps"]
     for callback in callbacks.values():
@@ -62,16 +71,19 @@ def summary_of(trainer: lightning.Trainer, callbacks: Mapping[str, object]) -> I
                 yield f"data: {in_overrides(callback.advice)}"
     if "val/accuracy" in trainer.callback_metrics:
         measured.append(f"validation accuracy {trainer.callback_metrics['val/accuracy']:.3f}")
-    if resume := resume_hint(trainer):
+    if resume := resume_hint(trainer, arguments):
         yield resume
     yield f"trained: {', '.join(measured)}"
 
 
-def resume_hint(trainer: lightning.Trainer, saved: str = "", otherwise: str | None = None) -> str:
-    """Return the settings with which the training goes on from its end; "" if there is no checkpoint.
+def resume_hint(
+    trainer: lightning.Trainer, arguments: Sequence[str], saved: str = "", otherwise: str | None = None
+) -> str:
+    """Return the whole command that goes on with the training from its end; "" if there is no checkpoint.
 
     Args:
         trainer: of the run that ended.
+        arguments: of its command line, as overrides: the data of a training belong to it.
         saved: path of a checkpoint of exactly this place, if there is one.
         otherwise: the checkpoint from which this run started.
     """
@@ -80,17 +92,18 @@ def resume_hint(trainer: lightning.Trainer, saved: str = "", otherwise: str | No
     last = saved or written or otherwise
     if not last:
         return ""
-    hint = f"to go on from here: ckpt_path={os.path.relpath(last)}"
     reached = {}
     for name, count in (("max_epochs", trainer.current_epoch), ("max_steps", trainer.global_step)):
         limit = getattr(trainer, name) or -1
         if 0 < limit <= count:
             reached[name] = limit
-    if not reached:
-        return hint
-    more = " ".join(f"trainer.{name}={2 * limit}" for name, limit in reached.items())
+    new = {f"trainer.{name}": 2 * limit for name, limit in reached.items()}
+    kept = (each for each in arguments if each.partition("=")[0].lstrip("+~") not in {*new, *_OF_ONE_RUN})
+    words = [*map(shlex.quote, kept), quoted("ckpt_path", os.path.relpath(last))]
+    words += [f"{name}={limit}" for name, limit in new.items()]
     limits = " and ".join(f"{name}={limit}" for name, limit in reached.items())
-    return f"{hint} {more} ({limits} is reached)"
+    why = f" ({limits} is reached)" if reached else ""
+    return f"to go on from here{why}: python {os.path.relpath(sys.argv[0])} {' '.join(words)}"
 
 
 def _profile(profiler: Profiler | None) -> Iterator[str]:

@@ -97,7 +97,7 @@ print("took batches of", _seen)
 
 # The end of a training, as README shows it.
 TRAINED = re.compile(
-    r"^data: .*\n(?:to go on from here: ckpt_path=\S+.*\n)?"
+    r"^data: .*\n(?:to go on from here.*: python train\.py .*ckpt_path=\S+.*\n)?"
     r"trained: \d+ steps, \d+ images/s, \d+% of the time waiting for data, validation accuracy \d",
     re.M,
 )

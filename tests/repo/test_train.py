@@ -9,6 +9,7 @@ import json
 import pathlib
 import pickle
 import re
+import shlex
 import sys
 import types
 
@@ -25,7 +26,7 @@ from tarpeg_hydra.overrides import with_overrides
 
 from training.checks import ConfigError, check_checkpoint
 from training.predictions import data_to_predict
-from training.reports import summary_of
+from training.reports import resume_hint, summary_of
 
 SUMMARY = re.compile(
     r"^trained: (\d+) steps, \d+ images/s, \d+% of the time waiting for data, validation accuracy \d\.\d{3}$"
@@ -74,7 +75,9 @@ def test_it_trains_logs_and_checkpoints_and_resumes(checkout):
     assert (checkout / "data" / "synthetic" / "shards.json").is_file()
 
     ckpt = "ckpt_path=outputs/first/checkpoints/last.ckpt"
-    assert f"to go on from here: {ckpt} trainer.max_epochs=2 (max_epochs=1 is reached)\n" in done.stdout
+    same = " ".join(setting for setting in TINY if setting != "trainer.max_epochs=1")
+    line = f"to go on from here (max_epochs=1 is reached): python train.py {same} {ckpt} trainer.max_epochs=2"
+    assert f"{line}\n" in done.stdout, "the whole command"
     more = (ckpt, "trainer.max_epochs=3", "logger=none", "hydra.run.dir=outputs/more")
     assert steps(good(checkout, *TINY, *more)) == 9
     saved = torch.load(checkout / "outputs" / "more" / "checkpoints" / "last.ckpt", weights_only=False)
@@ -95,7 +98,7 @@ class Stop(Callback):
 
 
 NONE_YET = "there is no checkpoint yet: one is written after each validation"
-LAST = "to go on from here: ckpt_path=outputs/stopped/checkpoints/last.ckpt"
+LAST = "to go on from here: python train.py {} ckpt_path=outputs/stopped/checkpoints/last.ckpt"
 
 
 @pytest.mark.parametrize(("epoch", "line"), [(0, NONE_YET), (1, LAST)])
@@ -105,7 +108,8 @@ def test_ctrl_c_ends_with_the_checkpoint_to_resume(checkout, epoch, line):
     arguments = (*TINY, *stop, "trainer.max_epochs=3", "hydra.run.dir=outputs/stopped")
     done = train(checkout, *arguments, TARPEG_LIB_DIR=library())
     assert done.returncode == 130 and "Traceback" not in done.stderr
-    assert done.stdout.splitlines()[-1] == f"interrupted; {line}"
+    given = " ".join(arguments[:-1])
+    assert done.stdout.splitlines()[-1] == f"interrupted; {line.format(given)}"
 
 
 PRESS = """
@@ -143,7 +147,8 @@ def test_a_run_goes_on_from_exactly_where_ctrl_c_ended_it(checkout):
         done = train(checkout, *few, *press, TARPEG_LIB_DIR=library())
         path = "outputs/pressed/checkpoints/interrupted.ckpt"
         assert done.returncode == 130 and "Ctrl-C: ends after this batch or validation" in done.stderr
-        assert done.stdout.splitlines()[-1] == f"interrupted; to go on from here: ckpt_path={path}"
+        command = f"python train.py {' '.join([*few, *press[:-1]])} ckpt_path={path}"
+        assert done.stdout.splitlines()[-1] == f"interrupted; to go on from here: {command}"
         assert torch.load(checkout / path, weights_only=False)["global_step"] == at
         done = good(checkout, *few, f"ckpt_path={path}", f"hydra.run.dir=outputs/on-{hook}")
         assert "warn" not in (done.stdout + done.stderr).lower() and ".py:" not in done.stderr, done.stderr
@@ -158,6 +163,7 @@ def test_a_run_goes_on_from_exactly_where_ctrl_c_ended_it(checkout):
         assert all(torch.equal(resumed[2][name], value) for name, value in whole[2].items())
     done = good(checkout, *few, "validate=true", "ckpt_path=outputs/whole/checkpoints/last.ckpt")
     assert "val/accuracy" in done.stdout and "trained:" not in done.stdout
+    assert "val: data/synthetic/val-*.tar (40 images). Synthetic photographs; data=" in done.stdout
     done = train(checkout, *few, "validate=true", TARPEG_LIB_DIR=library())
     assert done.returncode == 1 and "validate=true needs a checkpoint: give ckpt_path=" in done.stderr
 
@@ -167,7 +173,7 @@ def test_training_without_validation_is_quiet(checkout):
     done = good(checkout, *SMALL, *PHOTOS, "data.val=null", "hydra.run.dir=outputs/no-val")
     first = "train: data/synthetic/train-*.tar (60 images). Synthetic photographs; data=shards or"
     assert first in done.stdout and ".py:" not in done.stderr, done.stderr
-    assert "to go on from here: ckpt_path=outputs/no-val/checkpoints/last.ckpt" in done.stdout
+    assert " ckpt_path=outputs/no-val/checkpoints/last.ckpt trainer.max_epochs=2" in done.stdout
 
 
 @pytest.mark.slow
@@ -321,6 +327,19 @@ def test_the_summary_leaves_out_what_was_not_measured(tmp_path):
     assert "(traces open in" in next(summary_of(trainer, {}))
     trainer.profiler = SimpleProfiler(tmp_path)
     assert next(summary_of(trainer, {})) == f"profile: {tmp_path}"
+
+
+def test_the_line_to_go_on_is_a_command_of_a_shell(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    saving = types.SimpleNamespace(monitor=None, best_model_path="a b/last.ckpt")
+    trainer = types.SimpleNamespace(checkpoint_callbacks=[saving], max_epochs=3, max_steps=-1)
+    trainer.current_epoch, trainer.global_step = 3, 9
+    given = ["data=shards", 'data.train.shards="/x/{0..9}.tar"', "++trainer.max_epochs=3", "verbose=true"]
+    hint = resume_hint(trainer, [*given, "ckpt_path=old.ckpt"])
+    said, _, command = hint.partition(": ")
+    assert said == "to go on from here (max_epochs=3 is reached)"
+    words = [*given[:2], 'ckpt_path="a b/last.ckpt"', "trainer.max_epochs=6"]
+    assert shlex.split(command) == ["python", "train.py", *words]
 
 
 def test_messages_of_the_package_get_overrides():
