@@ -12,8 +12,9 @@ from typing import Any
 
 from tarpeg.cache.build import build_cache
 from tarpeg.cache.codecs import Codec, Packed, Raw, Tiled
-from tarpeg.datasets.synthetic import Photos, check_integer
+from tarpeg.datasets.synthetic import Photos
 from tarpeg.datasets.writer import make_shards
+from tarpeg.errors import check_integer
 from tarpeg.shards.mapped import Shards
 
 from .photos import FolderPhotos

@@ -20,9 +20,8 @@ from typing import Any
 import torch
 from PIL import Image
 from tarpeg.augment.module import Augment
-from tarpeg.datasets.synthetic import check_integer
 from tarpeg.datasets.writer import make_shards
-from tarpeg.errors import DecodeError
+from tarpeg.errors import DecodeError, check_integer
 from tarpeg.loader.split import Split
 from tarpeg.sampling.crops import CenterCrop, RandomResizedCrop
 from tarpeg.shards.folder import Folder

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
-from tarpeg.datasets.synthetic import Photos, check_integer
+from tarpeg.datasets.synthetic import Photos
+from tarpeg.errors import check_integer
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
-"""Exceptions, warnings and the status of one image. Every room may import them."""
+"""Exceptions, warnings, checks of arguments, and the status of one image. Every room may import them."""
 
 from __future__ import annotations
 
 import enum
 import functools
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
+from numbers import Real
 from typing import Any, TypeVar
 
 
@@ -102,6 +104,44 @@ def similar(given: object, known: Iterable[str], shown: Callable[[str], str] = r
     """Return a question for messages about a misspelt name: the known name most like it; "" if none is."""
     near = get_close_matches(str(given), [*known], 1)
     return f"; did you mean {shown(near[0])}?" if near else ""
+
+
+def check_integer(
+    name: str,
+    value: object,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    of: object = "",
+    hint: str = "",
+) -> None:
+    """Raise ValueError unless the value of an argument is an int, but no bool, in low..high.
+
+    Args:
+        name: Name of the argument.
+        value: Its value.
+        low: The smallest.
+        high: The largest.
+        of: Object whose class has the argument, if its name alone is not clear.
+        hint: End of the message.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+        return
+    limits = f" of at least {low}" if low > -math.inf else ""
+    if high < math.inf:
+        limits = f" in {low}..{high}"
+    raise ValueError(f"{_named(name, value, of)} must be an integer{limits}{hint}")
+
+
+def check_probability(name: str, value: Any, *, of: object = "") -> None:
+    """Raise ValueError unless the value of an argument is a number in 0..1; ``of``: see check_integer."""
+    is_number = isinstance(value, Real) and value is not True
+    if not is_number or not 0 <= value <= 1:
+        raise ValueError(f"{_named(name, value, of)} must be a probability in 0..1")
+
+
+def _named(name: str, value: object, of: object) -> str:
+    return f"{name}={value!r}" + (f" of {type(of).__name__}" if of != "" else "")
 
 
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])

@@ -165,7 +165,7 @@ def test_damage_is_an_error(codec, damage):
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
-        (Tiled, {"tile": 0}, "tile=0 must be an integer from 1"),
+        (Tiled, {"tile": 0}, r"tile=0 must be an integer in 1\.\.65535"),
         (Tiled, {"quality": 101}, "quality=101"),
         (Tiled, {"subsampling": "420"}, "subsampling='420' must be one of"),
         (Resized, {"shorter": 0}, "shorter=0"),

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import check_probability
 from ..ops import matrices
 from ..sampling.rng import Float64
 
@@ -200,9 +201,7 @@ class GridMask:
 def check_probabilities(owner: object, *names: str) -> None:
     """Raise ValueError unless these attributes are numbers in 0..1."""
     for name in names:
-        value = getattr(owner, name)
-        if value is True or not isinstance(value, (int, float, np.floating)) or not 0 <= value <= 1:
-            raise ValueError(f"{name}={value!r} of {type(owner).__name__} must be a probability in 0..1")
+        check_probability(name, getattr(owner, name), of=owner)
 
 
 def _dilated(mask: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..errors import check_integer
 from ..sampling.rng import Float64
 from .distortions import Params, Range, _between, _set_range, check_probabilities
 from .tables import (
@@ -132,9 +133,10 @@ class RandAugment(Policy):
     fill: float | Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        _check_int(self, "num_ops", 1, 64)
-        _check_int(self, "num_magnitude_bins", 2, 1 << 16)
-        _check_int(self, "magnitude", 0, self.num_magnitude_bins - 1, "num_magnitude_bins - 1")
+        check_integer("num_ops", self.num_ops, 1, 64, of=self)
+        check_integer("num_magnitude_bins", self.num_magnitude_bins, 2, 1 << 16, of=self)
+        most = self.num_magnitude_bins - 1
+        check_integer("magnitude", self.magnitude, 0, most, of=self, hint=" (num_magnitude_bins - 1)")
         _check_geometry(self)
 
     @property
@@ -172,7 +174,7 @@ class TrivialAugmentWide(Policy):
     draws: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
-        _check_int(self, "num_magnitude_bins", 2, 1 << 16)
+        check_integer("num_magnitude_bins", self.num_magnitude_bins, 2, 1 << 16, of=self)
         _check_geometry(self)
 
     def program(self, uniforms: Float64, size: tuple[int, int]) -> Program:
@@ -250,10 +252,12 @@ class AugMix(Policy):
     chains: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_int(self, "severity", 1, 10)
-        _check_int(self, "mixture_width", 1, 64)
+        check_integer("severity", self.severity, 1, 10, of=self)
+        check_integer("mixture_width", self.mixture_width, 1, 64, of=self)
         if self.chain_depth != -1:
-            _check_int(self, "chain_depth", 1, 64, "64, or -1 for a random 1 to 3")
+            check_integer(
+                "chain_depth", self.chain_depth, 1, 64, of=self, hint=" (64, or -1 for a random 1 to 3)"
+            )
         if not 0.1 <= self.alpha <= 1e3:
             raise ValueError(f"alpha={self.alpha!r} of AugMix must be in 0.1..1000")
         _check_geometry(self)
@@ -475,7 +479,7 @@ class GaussianBlur(Policy):
 
     def __post_init__(self) -> None:
         check_probabilities(self, "probability")
-        _check_int(self, "kernel_size", 1, 255)
+        check_integer("kernel_size", self.kernel_size, 1, 255, of=self)
         if self.kernel_size % 2 == 0:
             raise ValueError(f"kernel_size={self.kernel_size} of GaussianBlur must be odd")
         _set_range(self, "sigma", 1e-3, math.inf)
@@ -580,13 +584,6 @@ def _dirichlet(alpha: float, uniforms: Float64) -> Float64:
     shares = np.exp(logs - logs.max(1, keepdims=True))
     result: Float64 = shares / shares.sum(1, keepdims=True)
     return result
-
-
-def _check_int(owner: object, name: str, low: int, high: int, bound: str = "") -> None:
-    value = getattr(owner, name)
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        where = f"{low}..{high}" + (f" ({bound})" if bound else "")
-        raise ValueError(f"{name}={value!r} of {type(owner).__name__} must be an integer in {where}")
 
 
 def _check_geometry(policy: Policy) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..errors import DecodeError, Status
+from ..errors import DecodeError, Status, check_integer
 from ..shards import pillow
 
 RAW = "stored raw"  # reasons why an image has no tiles
@@ -81,7 +81,7 @@ class Tiled:
     subsampling: str = "4:2:0"
 
     def __post_init__(self) -> None:
-        _check("tile", self.tile, 1, 65535)
+        check_integer("tile", self.tile, 1, 65535)
         _check_jpeg_settings(90 if self.quality is None else self.quality, self.subsampling)
 
     def encode(self, data: bytes, extension: str) -> Encoded:
@@ -121,8 +121,8 @@ class Resized:
     subsampling: str = "4:2:0"
 
     def __post_init__(self) -> None:
-        _check("shorter", self.shorter, 1, 65535)
-        _check("tile", self.tile, 1, 65535)
+        check_integer("shorter", self.shorter, 1, 65535)
+        check_integer("tile", self.tile, 1, 65535)
         _check_jpeg_settings(self.quality, self.subsampling)
 
     def encode(self, data: bytes, extension: str) -> Encoded:
@@ -163,8 +163,8 @@ class Packed:
 
     def __post_init__(self) -> None:
         if self.shorter is not None:
-            _check("shorter", self.shorter, 1, 65535)
-        _check("tile", self.tile, 1, 65535)
+            check_integer("shorter", self.shorter, 1, 65535)
+        check_integer("tile", self.tile, 1, 65535)
         default = 95 if self.shorter is None else 90
         quality = default if self.quality is None else self.quality
         _check_jpeg_settings(quality, self.subsampling)
@@ -200,7 +200,7 @@ class Raw:
 
     def __post_init__(self) -> None:
         if self.shorter is not None:
-            _check("shorter", self.shorter, 1, 65535)
+            check_integer("shorter", self.shorter, 1, 65535)
 
     def encode(self, data: bytes, extension: str) -> Encoded:
         """Rewrite one image file. Raises DecodeError if it cannot be decoded."""
@@ -373,12 +373,7 @@ def _segments(jpeg: bytes) -> Iterator[tuple[int, bytes, int]]:
         at += 2 + length
 
 
-def _check(name: str, value: object, least: int, most: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ValueError(f"{name}={value!r} must be an integer from {least} to {most}")
-
-
 def _check_jpeg_settings(quality: int, subsampling: str) -> None:
-    _check("quality", quality, 1, 100)
+    check_integer("quality", quality, 1, 100)
     if subsampling not in _SAMPLINGS:
         raise ValueError(f"subsampling={subsampling!r} must be one of {', '.join(_SAMPLINGS)}")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from .. import processes
-from ..errors import CacheError
+from ..errors import CacheError, check_integer
 from ..sampling import rng
 from ..shards.folder import NESTED, Folder, ImageFile, only_nested
 from ..shards.index import Int64, ShardIndex, TarIndex, build, load
@@ -53,11 +53,9 @@ class Layout:
 
     def __post_init__(self) -> None:
         for name in ("samples_per_shard", "bytes_per_shard"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"{name}={value!r} must be a positive integer, or None")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise ValueError(f"seed={self.seed!r} must be an integer")
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 1, hint=", or None")
+        check_integer("seed", self.seed)
 
     @property
     def is_cut(self) -> bool:

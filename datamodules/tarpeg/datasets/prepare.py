@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from ..errors import ShardError
+from ..errors import ShardError, check_integer
 from ..files import write_json
 from ..remedies import Message, Setting
 from ..shards.folder import Folder
 from ..shards.manifest import read_manifest
 from ..shards.urls import local_folder
-from .synthetic import Photos, check_integer
+from .synthetic import Photos
 from .writer import make_shards
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
-from ..errors import similar
+from ..errors import check_integer, check_probability, similar
 
 _Field = NDArray[np.float32]
 
@@ -95,9 +95,7 @@ class Photos:
         if self.subsampling not in _SUBSAMPLINGS:
             raise ValueError(f"subsampling={self.subsampling!r} must be one of {', '.join(_SUBSAMPLINGS)}")
         for name in ("progressive", "gray", "exif", "corrupt"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1:
-                raise ValueError(f"{name}={value!r} must be a probability in 0..1")
+            check_probability(name, getattr(self, name))
 
     @classmethod
     def of(cls, value: Photos | Mapping[str, Any]) -> Photos:
@@ -170,13 +168,6 @@ def draw(photos: Photos, index: int, split: str = "train") -> Image.Image:
     plan = _plan(photos, index, split)
     rng = _generator(photos, split, index, "draw")
     return photos.scene(rng, index, label_of(photos, index, split), plan.height, plan.width)
-
-
-def check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
-    """Raise ValueError unless `value` is an int, but no bool, in low..high."""
-    if not _is_integer(value) or value < low or value > (high or value):
-        limits = f"of at least {low}" if high is None else f"in {low}..{high}"
-        raise ValueError(f"{name}={value!r} must be an integer {limits}")
 
 
 def _is_integer(value: object) -> bool:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from ..errors import ShardError
+from ..errors import ShardError, check_integer
 from ..files import renamed
 from ..machine import usable_cores
 from ..processes import ProcessExecutor, map_in_order
@@ -30,7 +30,7 @@ from ..shards.folder import NESTED, Folder, ImageFile, left_out_line, only_neste
 from ..shards.pillow import BROKEN, PILLOW_FORMATS
 from ..shards.tar_writer import OWNER, RECORD, write_tar
 from ..shards.urls import local_folder
-from .synthetic import Photos, check_integer, photograph
+from .synthetic import Photos, photograph
 
 log = logging.getLogger("tarpeg")
 

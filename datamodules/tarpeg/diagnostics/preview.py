@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..augment.module import Augment
 from ..augment.tables import CODES
-from ..errors import DecodeError, similar, warn
+from ..errors import DecodeError, check_integer, similar, warn
 from ..loader.augmenting import augment_on_arrival, modules_of, params_of, uncompiled
 from ..loader.batch import AnyBatch, KeyedTargetBatch, TargetBatch, by_size, by_view
 from ..loader.checks import kind_of
@@ -170,17 +170,14 @@ def comparison_sheet(
         for row, id in enumerate(request.ids[: samples - len(cards)].tolist()):
             card = Card(fetcher.shards.keys([id])[0], "")
             try:
-                source = open_rgb(fetcher.shards.images([id])[0].numpy().tobytes())
+                source, drawn = _add_source(card, fetcher, request.of_row(row))
             except DecodeError:
                 continue  # the batch has another sample in its place
-            size = np.array([[source.height, source.width]], np.int32)
-            drawn = fetcher.draw_views(request.of_row(row), size)
-            boxes = [view.boxes[0].tolist() for view in drawn]
-            card.add(_with_boxes(source, boxes), f"{source.width} x {source.height}")
             differences = []
             for number, (images, pipeline) in enumerate(zip(views, loader.split.pipelines, strict=True)):
                 is_flipped = bool(drawn[number].flips[0])
-                theirs = _by_torchvision(source, boxes[number], is_flipped, images[row], pipeline)
+                box = drawn[number].boxes[0].tolist()
+                theirs = _by_torchvision(source, box, is_flipped, images[row], pipeline)
                 differences.append(images[row].int() - theirs.int())
                 if [each.shape for each in differences].count(differences[-1].shape) == 1:
                     _add_comparison(card, theirs, images[row], differences[-1])
@@ -201,8 +198,7 @@ def comparison_sheet(
 def _batches(data: Any, split: str, samples: int, epoch: int, columns: int) -> Iterator[tuple[Any, AnyBatch]]:
     """Yield the loader and the batches of the first samples; raise ValueError as ``contact_sheet``."""
     for name, value, least in (("samples", samples, 1), ("epoch", epoch, 0), ("columns", columns, 1)):
-        if not isinstance(value, int) or value < least:
-            raise ValueError(f"{name}={value!r} must be an integer of at least {least}")
+        check_integer(name, value, least)
     if data.splits.get(split) is None:
         names = [name for name, each in data.splits.items() if each is not None]
         raise ValueError(
@@ -294,15 +290,10 @@ def _cards(
             card = Card(card.key, _label(after.label[row], classes))
         drawn: list[View] = []
         try:
-            source = open_rgb(fetcher.shards.images([id])[0].numpy().tobytes())
+            _, drawn = _add_source(card, fetcher, request.of_row(row))
         except DecodeError:
             gray = Image.new("RGB", (_SIDE, _SIDE), "#c9ced5")
             card.add(gray, "cannot be decoded: replaced by another sample")
-        else:
-            size = np.array([[source.height, source.width]], np.int32)
-            drawn = fetcher.draw_views(request.of_row(row), size)
-            framed = _with_boxes(source, [view.boxes[0].tolist() for view in drawn])
-            card.add(framed, f"{source.width} x {source.height}")
         for view, (images, results) in enumerate(zip(before, changed, strict=True)):
             pipeline, is_flipped = loader.split.pipelines[view], bool(drawn and drawn[view].flips[0])
             is_crop = not (pipeline.policies or pipeline.runs_python)
@@ -312,6 +303,15 @@ def _cards(
             card.add(_fitted(_picture(modules[view], results[row])), text)
         cards.append(card)
     return cards
+
+
+def _add_source(card: Card, fetcher: Any, request: Request) -> tuple[Image.Image, list[View]]:
+    """Add the photograph of a request of one to its card; return it, and what is drawn for its views."""
+    source = open_rgb(fetcher.shards.images(request.ids)[0].numpy().tobytes())
+    drawn = fetcher.draw_views(request, np.array([[source.height, source.width]], np.int32))
+    framed = _with_boxes(source, [view.boxes[0].tolist() for view in drawn])
+    card.add(framed, f"{source.width} x {source.height}")
+    return source, drawn
 
 
 def _with_boxes(source: Image.Image, boxes: list[list[int]]) -> Image.Image:

@@ -202,8 +202,12 @@ class Loader:
     ) -> Iterator[AnyBatch]:
         """Yield the next epoch on a device, augmented there by ``augment`` in place of the loader's own.
 
-        On the CPU the decoder and the workers do as much of it as they can. ``evaluates``: ``augment`` will
-        run in evaluation mode too, on batches of other loaders.
+        On the CPU the decoder and the workers do as much of it as they can.
+
+        Args:
+            augment: Module; None for the images as they were decoded.
+            device: Device of the batches.
+            evaluates: Whether ``augment`` will run in evaluation mode too, on batches of other loaders.
         """
         pixels = self._pixels
         if augment is not None and (device is None or torch.device(device).type == "cpu"):

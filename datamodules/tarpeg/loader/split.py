@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..augment.policies import Policy
-from ..errors import ShardError, explains_arguments, similar
+from ..errors import ShardError, check_integer, check_probability, explains_arguments, similar
 from ..sampling.crops import Crop, Progressive, crop_at
 from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fraction, shown, subset_ids
 from ..shards.labels import Decode, Target, check_target, read_labels
@@ -109,8 +109,7 @@ class Split:
                 f"shards={self.shards!r} must be a folder, a path, a glob, a brace pattern, a list of these, "
                 "or a tarpeg.Source"
             )
-        if self.flip is True or not 0.0 <= self.flip <= 1.0:
-            raise ValueError(f"flip={self.flip!r} must be a probability in 0..1")
+        check_probability("flip", self.flip)
         self._check_views()
         self._check_steps()
         self._check_sizes()
@@ -250,8 +249,7 @@ class Split:
 
     def _check_repeats(self) -> None:
         repeats = self.repeats
-        if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
-            raise ValueError(f"repeats={repeats!r} must be an integer of at least 1")
+        check_integer("repeats", repeats, 1)
         if repeats == 1:
             return
         if self.weights is not None:
@@ -298,8 +296,7 @@ class Split:
 
     def _check_views(self) -> None:
         """Check views=, crop=, transform= and what belongs to them, before the pipelines are made."""
-        if not isinstance(self.views, int) or self.views < 1:
-            raise ValueError(f"views={self.views!r} must be an integer of at least 1")
+        check_integer("views", self.views, 1)
         for name, given in (("crop", self.crop), ("transform", self.transform)):
             if isinstance(given, str):
                 raise ValueError(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ShardError, warn
+from ..errors import ShardError, check_integer, warn
 from . import rng
 from .geometry import View
 from .rng import Float64, Int64
@@ -88,9 +88,7 @@ class Blocks:
 
     def __post_init__(self) -> None:
         for name in ("size", "buffer"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r} of Blocks must be an integer of at least 1")
+            check_integer(name, getattr(self, name), 1, of=self)
 
 
 @dataclass(frozen=True)

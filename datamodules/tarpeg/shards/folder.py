@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ShardError, similar
+from ..errors import ShardError, check_integer, similar
 from .paths import Paths, parts_of
 from .pillow import FILE_EXTENSIONS, IMAGE_EXTENSIONS
 from .source import Source, digest
@@ -96,8 +96,7 @@ class Folder:
             raise ValueError(
                 f"split={self.split!r} must be one of {', '.join(splits)}{similar(self.split, splits)}"
             )
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise ValueError(f"seed={self.seed!r} must be an integer")
+        check_integer("seed", self.seed)
         share = self.val_share
         if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share < 1:
             raise ValueError(f"val_share={share!r} must be between 0 and 1")

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..errors import ShardError
+from ..errors import ShardError, check_integer
 from ..sampling import rng
 from .index import Int64
 from .paths import Paths, expand, expand_braces, parts_of, refuse_twice
@@ -72,9 +72,8 @@ class Streaming:
 
     def __post_init__(self) -> None:
         for name in ("samples", "buffer"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"{name}={value!r} of Streaming must be an integer of at least 1")
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 1, of=self)
 
 
 def expand_urls(source: Paths) -> tuple[str, ...]:
