@@ -18,7 +18,7 @@ from helpers.pictures import MEAN, STD, jpeg, picture, premultiplied_gray, saved
 from helpers.scripts import run_file
 from helpers.small_tars import sample
 from PIL import Image
-from tarpeg import CenterCrop, DecodeError, RandomResizedCrop, ShardError
+from tarpeg import CenterCrop, DecodeError, RandomCrop, RandomResizedCrop, ShardError
 from tarpeg.loader import fetch
 from tarpeg.shards import pillow
 from tarpeg.transforms.pixels import PixelFormat
@@ -275,6 +275,16 @@ def test_a_box_outside_its_image_is_an_error_with_shard_and_key(shard_of, box, w
     place, box_text = re.escape(f"shard {path}, key 'k0000'"), re.escape(str(box))
     with pytest.raises(ValueError, match=rf"^{place}: Off.*{box_text}, which is outside .*64 x 80"):
         list(load(path, crop=Off(box), workers=workers))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_that_is_smaller_than_a_random_crop_is_an_error_with_shard_and_key(shard_of, workers):
+    path = shard_of(sample(0, jpeg("420", 90, 90)), sample(1, jpeg("420", 90, 70)))
+    crop, place = RandomCrop(80), re.escape(f"shard {path}, key 'k0001'")
+    with pytest.raises(ValueError, match=rf"^{place}.*RandomCrop.* 90 x 70.*enlarge_if_needed"):
+        list(load(path, crop, workers=workers))
+    (batch,) = load(path, RandomCrop(80, enlarge_if_needed=True), workers=workers)
+    assert batch.image.shape == (2, 3, 80, 80)
 
 
 def test_boxes_of_the_wrong_shape(shard_of):

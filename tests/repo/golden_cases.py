@@ -197,7 +197,7 @@ def drain(data: tarpeg.ShardDataModule, kind: str = "train") -> list[object]:
 @case("feed/random_resized_crop")
 @case("feed/random_resized_crop_options", crop=WIDE, flip=1.0, keys=True)
 @case("feed/random_crop", crop=tarpeg.RandomCrop(32), flip=0.5)
-@case("feed/random_crop_large", crop=tarpeg.RandomCrop((150, 90)), batch_size=4)
+@case("feed/random_crop_large", crop=tarpeg.RandomCrop((150, 90), enlarge_if_needed=True), batch_size=4)
 @case("feed/center_crop", crop=tarpeg.CenterCrop((31, 17)))
 @case("feed/center_crop_shorter", crop=tarpeg.CenterCrop(24, shorter=29), flip=0.3)
 @case("feed/whole", crop=tarpeg.Whole((19, 40)))

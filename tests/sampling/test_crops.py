@@ -20,9 +20,9 @@ CROPS = [
     RandomResizedCrop(224),
     RandomResizedCrop((32, 100), scale=(1e-4, 0.2), ratio=(0.1, 12.0)),
     RandomResizedCrop(8, scale=(0.5, 3.0), ratio=(2.0, 2.0)),
-    RandomCrop(224),
-    RandomCrop((7, 300)),
-    RandomCrop((1, 4000)),
+    RandomCrop(224, enlarge_if_needed=True),
+    RandomCrop((7, 300), enlarge_if_needed=True),
+    RandomCrop((1, 4000), enlarge_if_needed=True),
     CenterCrop(224),
     CenterCrop((500, 3)),
     CenterCrop(224, shorter=256),
@@ -202,7 +202,29 @@ def test_random_crop_places_are_even():
     assert len(counts) == 15 and abs(counts - 1000).max() < 6 * math.sqrt(1000)
 
 
-@pytest.mark.parametrize("make", [RandomCrop, CenterCrop])
+def test_random_crop_of_a_smaller_image_is_an_error_as_in_torchvision():
+    crop = RandomCrop((40, 50))
+    for size in [(39, 200), (200, 49), (1, 1)]:
+        with pytest.raises(
+            ValueError, match=r"RandomCrop\(\(40, 50\)\).*enlarge_if_needed.*pad_if_needed"
+        ) as info:
+            boxes_of(crop, (40, 50), size)
+        assert f" {size[0]} x {size[1]}" in str(info.value)
+        with pytest.raises(ValueError, match="larger"):
+            v2.RandomCrop((40, 50))(torch.zeros(3, *size))
+    assert boxes_of(crop, (40, 50)).tolist() == [[0, 0, 40, 50]]
+    fits = [(40, 50), (400, 300), (41, 50)]
+    enlarging = RandomCrop((40, 50), enlarge_if_needed=True)
+    assert (boxes_of(crop, *fits) == boxes_of(enlarging, *fits)).all()
+    with pytest.raises(ValueError, match="enlarge_if_needed=3"):
+        RandomCrop(224, enlarge_if_needed=3)
+
+
+def enlarging(size):
+    return RandomCrop(size, enlarge_if_needed=True)
+
+
+@pytest.mark.parametrize("make", [enlarging, CenterCrop])
 @settings(deadline=None)
 @given(side, side, st.integers(1, 300), st.integers(1, 300))
 @example(height=10, width=100, crop_height=2, crop_width=1000)  # 0.2 rows become one

@@ -10,6 +10,7 @@ from helpers.small_tars import cache_home as cache_home, images, plain
 from tarpeg.cache.sources import list_source
 from tarpeg.errors import ShardError
 from tarpeg.shards.mapped import Shards
+from tarpeg.shards.opening import classes_of, open_source, places_of
 from tarpeg.shards.paths import expand
 from tarpeg.shards.stream import expand_urls
 
@@ -89,3 +90,38 @@ def test_a_link_to_a_shard_of_the_source_is_that_shard_again(tmp_path):
             with pytest.raises(ShardError, match=twice):
                 read(source)
     assert expand(link) == [link]
+
+
+def test_a_folder_with_shards_of_two_splits_is_an_error_that_has_both_patterns(tmp_path, monkeypatch):
+    for name in ("train-000", "train-001", "val-000"):
+        plain(tmp_path / f"{name}.tar")
+    train, val = re.escape(f"'{tmp_path}/train-*.tar'"), re.escape(f"'{tmp_path}/val-*.tar'")
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    for source in (tmp_path, [f"~/{tmp_path.name}"]):
+        for find in (open_source, places_of, classes_of, expand_urls):
+            with pytest.raises(ShardError, match=f"{train} or {val}"):
+                find(source)
+    assert len(open_source([f"{tmp_path}/train-*.tar", f"{tmp_path}/val-*.tar"])) == 9
+    assert len(open_source(f"{tmp_path}/*.tar")) == 9 and len(expand_urls(f"{tmp_path}/*.tar")) == 3
+    assert len(list_source(str(tmp_path))) == 3, "a cache of all of them can be built"
+
+
+@pytest.mark.parametrize(
+    ("names", "is_error"),
+    [
+        (("training.000", "valid.000"), True),
+        (("Train_1", "test_1"), True),
+        (("val0", "test0"), True),
+        (("val-0", "validation-0", "dev-0"), False),
+        (("train-0", "trainees-0", "valley-0", "extra-0"), False),
+    ],
+    ids=str,
+)
+def test_names_that_are_those_of_splits(tmp_path, names, is_error):
+    for name in names:
+        plain(tmp_path / f"{name}.tar")
+    if is_error:
+        with pytest.raises(ShardError, match=" or "):
+            open_source(tmp_path)
+    else:
+        open_source(tmp_path)

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..errors import DecodeError, ShardError, Status
 from ..ops.decode import MAX_PIXELS, decode_batch, decode_sizes, image_sizes
 from ..sampling import rng
-from ..sampling.crops import Crop, crop_at
+from ..sampling.crops import Crop, SmallImageError, crop_at
 from ..sampling.geometry import View
 from ..sampling.rng import Int64
 from ..sampling.sampler import Request
@@ -210,21 +210,22 @@ class Fetcher:
             first = rng.first_draw(occurrence, number)
             uniforms = rng.uniforms(self.seed, request.epoch, request.ids, crop.draws + 1, _CROP, first)
             if all_known:  # no copies
-                drawn = crop.boxes(sizes, uniforms[:, 1:])
-                boxes = self._checked(crop, drawn, sizes, request.ids)
+                boxes = self._boxes(crop, sizes, uniforms[:, 1:], request.ids)
             else:
                 boxes = np.zeros((len(sizes), 4), np.int32)
                 if known.any():
-                    drawn = crop.boxes(sizes[known], uniforms[known, 1:])
-                    boxes[known] = self._checked(crop, drawn, sizes[known], request.ids[known])
+                    boxes[known] = self._boxes(crop, sizes[known], uniforms[known, 1:], request.ids[known])
             views.append(View(sizes.copy(), boxes, uniforms[:, 0] < pipeline.flip, results[number]))
         return views
 
-    def _checked(
-        self, crop: Crop, boxes: npt.ArrayLike, sizes: npt.NDArray[np.int32], ids: Int64
+    def _boxes(
+        self, crop: Crop, sizes: npt.NDArray[np.int32], uniforms: rng.Float64, ids: Int64
     ) -> npt.NDArray[np.int32]:
         """Check boxes here, where shard, key and crop are known: the crop may be the user's own."""
-        boxes = np.asarray(boxes)
+        try:
+            boxes = np.asarray(crop.boxes(sizes, uniforms))
+        except SmallImageError as error:
+            raise BoxError(f"{where_of(self.shards, int(ids[error.row]))}: {error}") from error
         if boxes.shape != (len(ids), 4) or boxes.dtype.kind not in "iu":
             raise BoxError(
                 f"{crop!r}: boxes must be integers [{len(ids)}, 4], got {boxes.dtype} {boxes.shape}"

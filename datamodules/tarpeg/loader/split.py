@@ -44,7 +44,8 @@ class Split:
 
     Args:
         shards: A folder, a path, a glob, a brace pattern ("train-{000..009}.tar") or a list of these; or a
-            folder or glob of images without labels; or an object of your own, see ``Source``.
+            folder or glob of images without labels; or an object of your own, see ``Source``. A folder with
+            shards of several splits, train-* and val-*, is an error.
         crop: ``RandomResizedCrop``, ``RandomCrop``, ``CenterCrop`` or ``Whole``, or one of these in
             ``Progressive``; a list is one crop per view.
         flip: Probability, 0 to 1, of mirroring left to right.

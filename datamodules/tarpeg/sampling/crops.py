@@ -20,6 +20,17 @@ from .rng import Float64, Int64
 Int32 = npt.NDArray[np.int32]
 
 
+class SmallImageError(ValueError):
+    """An image is smaller than a crop that does not enlarge it. ``row``: of the first such image."""
+
+    def __init__(self, message: str, row: int) -> None:
+        super().__init__(message, row)
+        self.message, self.row = message, row
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class Crop(Protocol):
     """Interface of a crop: the size of its output, the count of numbers per box, and the boxes."""
 
@@ -125,10 +136,15 @@ class RandomResizedCrop:
 class RandomCrop:
     """A box of the crop's own size, in source pixels, at a random place; all places are equally likely.
 
-    If the image is smaller than the crop, the box is the largest one of the crop's shape, and is resized up.
+    An image that is smaller than the crop is an error, as in torchvision.
 
     Args:
         size: Size of the box and of the result in pixels: (height, width), or an int for a square.
+        enlarge_if_needed: Of an image smaller than the crop, take the largest box of the crop's shape,
+            and resize it up. To pad instead: ``Split(transform=v2.RandomCrop(size, pad_if_needed=True))``.
+
+    Raises:
+        ValueError: In ``boxes``, for an image that is smaller than the crop.
 
     Example:
         >>> split = tarpeg.Split(shards, tarpeg.RandomCrop((96, 128)))
@@ -138,14 +154,33 @@ class RandomCrop:
     """
 
     size: Size = _Size()
+    enlarge_if_needed: bool = False
 
     draws: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.enlarge_if_needed, bool):
+            raise ValueError(f"enlarge_if_needed={self.enlarge_if_needed!r} must be True or False")
 
     def boxes(self, sizes: npt.ArrayLike, draws: npt.ArrayLike) -> Int32:
         """Boxes, int32 [B, 4], from upright image sizes [B, 2] and uniform numbers float [B, 2]."""
         image, uniforms = _checked(sizes, draws, self.draws)
         size = _fitted(image, np.array(self.size), self.size)
+        if not self.enlarge_if_needed:
+            self._refuse_small(np.asarray(sizes), size)
         return _joined(_placed(image, size, uniforms), size)
+
+    def _refuse_small(self, sizes: Int64, fitted: Int64) -> None:
+        is_small = (fitted != self.size).any(axis=1) & (sizes.min(axis=1, initial=1) > 0)
+        if is_small.any():
+            row = int(is_small.argmax())
+            height, width = sizes[row].tolist()
+            raise SmallImageError(
+                f"crop=RandomCrop({self.size}) is larger than the image of {height} x {width}. Give "
+                f"RandomCrop({self.size}, enlarge_if_needed=True) to resize such images up, or "
+                f"Split(transform=v2.RandomCrop({self.size}, pad_if_needed=True)) to pad them",
+                row,
+            )
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from pathlib import Path
 
 from ..errors import warn
 from .classes import classes_beside
 from .folder import find_images
 from .mapped import Shards
-from .paths import Paths, expand, identity, resolved
+from .paths import Paths, expand, identity, refuse_several_splits, resolved
 from .source import Source, completed, is_source
 
 
@@ -27,7 +28,7 @@ def open_source(given: Paths | Source, target: object = None) -> Source:
         return completed(given)
     images = find_images(given)
     if images is None:
-        return Shards(expand(given))
+        return Shards(_shards_of(given))
     if target is not None:
         warn(
             f"shards={given!r} has only images, which have no labels: they will be -1. "
@@ -47,14 +48,19 @@ def places_of(given: Paths | Source) -> dict[Hashable, str]:
     images = find_images(given)
     if images is not None:
         return {path: path for path in images.paths()}
-    return {identity(str(path)): resolved(str(path)) for path in expand(given)}
+    return {identity(str(path)): resolved(str(path)) for path in _shards_of(given)}
 
 
 def classes_of(given: Paths | Source) -> list[str] | None:
     """Names of the classes by label, without opening the source; None if they are unknown."""
     if is_source(given):
         return open_source(given).classes()
-    return None if find_images(given) is not None else classes_beside(expand(given))
+    return None if find_images(given) is not None else classes_beside(_shards_of(given))
+
+
+def _shards_of(given: Paths) -> list[Path]:
+    refuse_several_splits(given)
+    return expand(given)
 
 
 def _place(given: object) -> Hashable:

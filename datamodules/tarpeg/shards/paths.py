@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,6 +20,13 @@ from .urls import is_url
 Paths = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
 
 _SHOWN = 3  # file names of a folder in a message
+# Names with which shards of a split usually begin.
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+_OF_SPLIT = re.compile(rf"({'|'.join(_SPLITS)})[-_.\d]", re.IGNORECASE)
 
 
 def expand(source: Paths) -> list[Path]:
@@ -35,6 +43,27 @@ def expand(source: Paths) -> list[Path]:
     paths = [path for part in parts for path in _expand_one(part)]
     refuse_twice(list(map(str, paths)), source)
     return paths
+
+
+def refuse_several_splits(source: Paths) -> None:
+    """Raise ShardError for a folder with shards of several splits by their names, such as train-* and val-*.
+
+    A glob of all of them is accepted. Parts of the source that cannot be opened are left out.
+    """
+    for part in parts_of(source):
+        folder = Path(part).expanduser()
+        if is_url(part) or not folder.is_dir():
+            continue
+        patterns: dict[str, str] = {}
+        for name in sorted(path.name for path in _expand_existing(str(folder))):
+            if found := _OF_SPLIT.match(name):
+                patterns.setdefault(_SPLITS[found[1].lower()], f"{found[0].rstrip('0123456789')}*.tar")
+        if len(patterns) > 1:
+            shown = [repr(str(folder / pattern)) for pattern in patterns.values()]
+            raise ShardError(
+                f"shards={part!r} is a folder with shards of {len(patterns)} splits, by their names: give "
+                f"{' or '.join(shown)}; for all of them together {str(folder / '*.tar')!r}."
+            )
 
 
 def parts_of(source: Paths) -> list[str]:

@@ -94,7 +94,9 @@ def crop_of(step: Any) -> Crop | None:
         if name == "RandomResizedCrop":
             return RandomResizedCrop(pair(step.size), tuple(step.scale), tuple(step.ratio))
         if name == "RandomCrop":
-            return None if step.padding or step.pad_if_needed else RandomCrop(pair(step.size))
+            # Smaller images are not enlarged: they go through the step itself, see Pipeline.least.
+            padded = step.padding or step.pad_if_needed
+            return None if padded else RandomCrop(pair(step.size), enlarge_if_needed=True)
         if name == "CenterCrop":
             return CenterCrop(pair(step.size))
         if shorter_side(step) is None and step.size is not None and step.max_size is None:
