@@ -7,7 +7,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tarpeg.files import renamed, write_json
+from helpers.odd_files import kernel_log, odd_files
+from tarpeg.files import open_regular, read_regular, renamed, write_json
 
 
 def test_a_block_that_fails_changes_nothing(tmp_path):
@@ -50,3 +51,19 @@ def test_writers_of_one_path_do_not_disturb_each_other(tmp_path):
         list(pool.map(write, range(8)))
     content = path.read_bytes()
     assert len(content) == 100_000 and len(set(content)) == 1 and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_file_is_refused_without_opening_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("opened"))
+    for path in [*odd_files(tmp_path, "x"), tmp_path]:
+        with pytest.raises(OSError, match="not a regular file"):
+            open_regular(path)
+
+
+def test_files_are_read_up_to_their_size(tmp_path):
+    assert read_regular(kernel_log(tmp_path, "x")) == b""
+    large = tmp_path / "large"
+    large.touch()
+    os.truncate(large, 1 << 42)
+    with pytest.raises(OSError, match=f"{1 << 42} bytes, more than {1 << 30}"):
+        read_regular(large, 1 << 30)

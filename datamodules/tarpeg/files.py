@@ -16,23 +16,40 @@ LARGEST = 2 << 30
 """Most bytes of an index or a manifest; that of ImageNet has 100 kB."""
 
 
+LARGEST_IMAGE = 1 << 30
+"""Most bytes of a file with one image, which is read whole."""
+_NOT_REGULAR = "it is not a regular file"
+
+
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file to read. Raises OSError for a FIFO, a device or a folder."""
-    # Without O_NONBLOCK, opening a FIFO waits for a writer.
+    """Open a regular file to read. Raises OSError for a FIFO, a socket, a device or a folder."""
+    # First without opening it, which some devices take for a command.
+    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
+        raise OSError(errno.EINVAL, _NOT_REGULAR, os.fspath(path))
+    # Without O_NONBLOCK, opening a FIFO, which may have taken its place, waits for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+        raise OSError(errno.EINVAL, _NOT_REGULAR, os.fspath(path))
     return os.fdopen(descriptor, "rb")
 
 
-def read_regular(path: str | os.PathLike[str]) -> bytes:
-    """Read a regular file whole. Raises OSError, also if it has more bytes than LARGEST."""
+def read_regular(path: str | os.PathLike[str], most: int = LARGEST) -> bytes:
+    """Read a regular file whole. Raises OSError, also if it has more bytes than ``most``.
+
+    As many bytes as its size says: files of the kernel such as /proc/kmsg, which count as regular, have the
+    size 0 and may have no end.
+    """
     with open_regular(path) as file:
-        nbytes = os.fstat(file.fileno()).st_size
-        if nbytes > LARGEST:
-            raise OSError(errno.EFBIG, f"it has {nbytes} bytes, more than {LARGEST}", os.fspath(path))
-        return file.read()
+        return file.read(checked_size(file, most))
+
+
+def checked_size(file: BinaryIO, most: int) -> int:
+    """Return the bytes of an open file. Raises OSError if they are more than ``most``."""
+    nbytes = os.fstat(file.fileno()).st_size
+    if nbytes > most:
+        raise OSError(errno.EFBIG, f"it has {nbytes} bytes, more than {most}")
+    return nbytes
 
 
 @contextlib.contextmanager

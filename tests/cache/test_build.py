@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from helpers.odd_files import kernel_log, odd_files
 from helpers.pictures import full, jpeg, picture, pixels, saved
 from helpers.small_caches import contents, shard_files
 from helpers.small_tars import members, sample, tars
@@ -676,3 +677,18 @@ def test_another_split_or_seed_of_a_folder_is_another_source(tmp_path, cache):
     assert build(Folder(root / "train", split="val", val_share=0.5), cache, replace=True).samples == 1
     with pytest.raises(CacheError, match=r"/train with val_share=0\.5: choose"):
         build(Folder(root / "train", split="val", val_share=0.9), cache)
+
+
+def test_odd_files_of_a_folder_are_quarantined_in_bounded_time(tmp_path, cache):
+    cat = tmp_path / "pets" / "cat"
+    cat.mkdir(parents=True)
+    (cat / "a.jpg").write_bytes(jpeg("420", 64, 80))
+    odd_files(cat, "jpg")
+    kernel_log(cat, "jpg")
+    (cat / "sparse.jpg").touch()
+    os.truncate(cat / "sparse.jpg", 1 << 42)
+    report = build(tmp_path / "pets", cache, max_bad=0.9)
+    reasons = dict.fromkeys(("cat/fifo", "cat/socket", "cat/zero"), "unreadable: not a regular file")
+    reasons["cat/sparse"] = f"unreadable: {1 << 42} bytes are more than {1 << 30}"
+    found = {bad.key: bad.reason for bad in report.quarantine}
+    assert "empty" in found.pop("cat/kernel") and (report.samples, found) == (1, reasons)

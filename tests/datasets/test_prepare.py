@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import tarpeg
 from helpers.checkouts import SMALL as SMALL_RUN, copy, library, tracked, train
+from helpers.odd_files import odd_files
 from helpers.pictures import jpeg
 from helpers.small_tars import members, tars, write_tar
 from hydra.utils import instantiate
@@ -259,3 +260,17 @@ def test_train_py_with_data_cached(tmp_path):
     done = train(checkout, "data=cached", *own, *SMALL_RUN, TARPEG_LIB_DIR=library())
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert "has version 3" in done.stderr.strip().splitlines()[-1]
+
+
+def test_odd_files_are_an_error_with_the_remedy(tmp_path):
+    cat = tmp_path / "pets" / "cat"
+    cat.mkdir(parents=True)
+    for number in range(8):
+        (cat / f"{number}.jpg").write_bytes(jpeg("420", 24, 24, number))
+    for path in odd_files(cat, "jpg"):
+        with pytest.raises(ShardError, match=r"cat/\w+\.jpg: it is not a regular file.*build_cache"):
+            FolderShards(root=tmp_path / "pets", out=tmp_path / "o", val_share=0.5, workers=0)()
+        path.unlink()
+    FolderShards(root=tmp_path / "pets", out=tmp_path / "o", val_share=0.5, workers=0)()
+    kept = [name for tar in (tmp_path / "o").rglob("*.tar") for name in members(tar) if name.endswith(".jpg")]
+    assert sorted(kept) == [f"cat/{number}.jpg" for number in range(8)]

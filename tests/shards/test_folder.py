@@ -12,10 +12,11 @@ import pytest
 import torch
 from helpers import reference
 from helpers.loaders import load
+from helpers.odd_files import kernel_log, odd_files
 from helpers.pictures import jpeg, picture, tensor
 from helpers.small_tars import plain
 from tarpeg import CenterCrop, Folder, KeyedBatch, ShardError, Split
-from tarpeg.shards.folder import UnlabelledImages, find_images, left_out_line
+from tarpeg.shards.folder import ImageFile, UnlabelledImages, find_images, left_out_line
 from tarpeg.shards.labels import read_labels
 
 FORMATS = {
@@ -278,3 +279,35 @@ def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
     training = Folder(filled(tmp_path / "disk", "val/closed/d.jpg").root, split="train", val_share=0.1)
     assert [file.key for file in training.files()] == ["x/a"]
     assert training.left_out()["folders that cannot be read"] == 1
+
+
+# --- what is no file
+
+
+@pytest.mark.parametrize("pattern", ["", "/*.png"])
+def test_odd_files_are_left_out_of_predictions_and_listed(tmp_path, pattern):
+    folder = tmp_path / "album"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(picture("PNG"))
+    odd = odd_files(folder, "png")
+    kernel_log(folder, "png")
+    with pytest.warns(UserWarning, match=rf"album.*: 3 images are no regular files .* {odd[0]}"):
+        loader = load(f"{folder}{pattern}", CenterCrop(8), shuffle=False, target=None, workers=0)
+    with pytest.warns(UserWarning, match=r"kernel\.png': image is EMPTY"):
+        assert [key for batch in loader for key in batch.key] == ["a.png", "a.png"]
+
+
+def test_an_image_that_became_odd_or_has_no_end_is_an_error(tmp_path):
+    for name in ("a.jpg", "b.jpg", "c.jpg"):
+        (tmp_path / name).write_bytes(b"x")
+    pictures = find_images(tmp_path)
+    for name in ("a.jpg", "b.jpg"):
+        (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / "a.jpg")
+    (tmp_path / "b.jpg").symlink_to("/dev/zero")
+    os.truncate(tmp_path / "c.jpg", 1 << 42)
+    for id, reason in enumerate(("not a regular file", "not a regular file", "bytes, more than")):
+        with pytest.raises(ShardError, match=rf"[abc]\.jpg of .* cannot be read: .*{reason}"):
+            pictures.images([id])
+        with pytest.raises(ShardError, match=rf"[abc]\.jpg: .*{reason}"):
+            ImageFile(str(tmp_path / f"{'abc'[id]}.jpg"), "k", 0).members()

@@ -11,12 +11,15 @@ import random
 import tarfile
 
 import pytest
+from helpers.odd_files import kernel_log, odd_files
 from helpers.small_tars import cache_home as cache_home, plain, write_tar
 from tarpeg import ShardError
 from tarpeg.shards import tar as tars
 from tarpeg.shards.index import ShardIndex, build, load_or_build
 from tarpeg.shards.mapped import Shards
+from tarpeg.shards.paths import expand
 from tarpeg.shards.tar import header_end, is_member, streamed_members
+from tarpeg.shards.urls import open_stream
 
 # --- files
 
@@ -55,6 +58,20 @@ def test_missing_folder_fifo_no_paths_and_no_images(tmp_path):
         Shards([write_tar(tmp_path / "t.tar", [("a.0001.jpg", b"."), ("a.0002.jpg", b".")])])
     with pytest.raises(ShardError, match=r"key\.extension"):
         Shards([write_tar(tmp_path / "u.tar", [("README", b".")])])
+
+
+@pytest.mark.parametrize("pattern", ["", "*.tar"])
+def test_odd_files_among_shards_are_errors_not_left_out(tmp_path, pattern):
+    plain(tmp_path / "a.tar")
+    for path in [*odd_files(tmp_path, "tar"), kernel_log(tmp_path, "tar")]:
+        with pytest.raises(ShardError, match=r"\w+\.tar is (not a regular file|empty)"):
+            Shards(expand(tmp_path / pattern))
+        if not path.is_file():
+            for stream in (str(path), f"file://{path}"):
+                with pytest.raises(OSError, match="not a regular file"):
+                    open_stream(stream)
+        path.unlink()
+    assert len(Shards(expand(tmp_path / pattern))) == 3
 
 
 def test_truncation_anywhere_is_an_error(tmp_path):

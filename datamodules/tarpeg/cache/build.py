@@ -451,7 +451,7 @@ def _start_build(
         if manifest is not None:
             held = manifest.source
         else:  # an unfinished build; those of early versions did not record their source
-            held = json.loads(recorded.read_bytes()) if results and recorded.exists() else source
+            held = json.loads(read_regular(recorded)) if results and recorded.exists() else source
         if not replace and (lost := _lost(held, source, manifest is not None)):
             raise CacheError(
                 Message(
@@ -564,7 +564,7 @@ def _saved_results(building: Path) -> dict[str, ShardResult]:
     results = {}
     for path in sorted(building.glob("*.json")):
         try:
-            result = ShardResult(**json.loads(path.read_bytes()))
+            result = ShardResult(**json.loads(read_regular(path)))
         except (ValueError, TypeError) as error:
             raise CacheError(f"{path} is damaged: delete the folder {building.parent}.") from error
         results[result.name] = result

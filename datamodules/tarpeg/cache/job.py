@@ -24,7 +24,7 @@ from typing import BinaryIO
 from filelock import FileLock
 
 from ..errors import CacheError, DecodeError
-from ..files import write_json
+from ..files import read_regular, write_json
 from ..shards.index import build_from, save
 from ..shards.manifest import BUILDING, MANIFEST, CodecEntry, Finding
 from ..shards.pillow import NATIVE, format_name, image_extension, is_animated
@@ -274,7 +274,7 @@ def _check_current(job: ShardJob) -> None:
     """Raise CacheError unless the build in the folder is the job's: its builder may have died."""
     path = Path(job.dest) / BUILDING / CURRENT_BUILD
     try:
-        build = json.loads(path.read_bytes()).get("fingerprint")
+        build = json.loads(read_regular(path)).get("fingerprint")
     except FileNotFoundError as error:
         raise CacheError(
             f"{path} does not exist on {socket.gethostname()}: the build has ended, or this machine does not "

@@ -15,6 +15,7 @@ import numpy as np
 
 from .. import processes
 from ..errors import CacheError, check_integer
+from ..files import LARGEST_IMAGE
 from ..sampling import rng
 from ..shards.folder import NESTED, Folder, ImageFile, only_nested
 from ..shards.index import Int64, ShardIndex, TarIndex, build, load
@@ -110,6 +111,8 @@ def assign_files(folder: Folder, layout: Layout) -> Assignment:
             try:
                 found = os.stat(file.path)  # noqa: PTH116
                 reason = "" if stat.S_ISREG(found.st_mode) else "not a regular file"
+                if found.st_size > LARGEST_IMAGE:
+                    reason = f"{found.st_size} bytes are more than {LARGEST_IMAGE}"
             except OSError as error:  # such as a link to a file that was removed
                 reason = str(error.strerror)
             if reason:

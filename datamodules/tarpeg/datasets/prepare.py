@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from ..errors import ShardError, check_integer
-from ..files import write_json
+from ..files import read_regular, write_json
 from ..remedies import Message, Setting
 from ..shards.folder import Folder
 from ..shards.manifest import read_manifest
@@ -249,7 +249,7 @@ def _make_once(
 def _is_made(directory: Path, requested: dict[str, Any], contents: Callable[[], dict[str, Any]]) -> bool:
     path = directory / "shards.json"
     try:
-        record = json.loads(path.read_bytes())
+        record = json.loads(read_regular(path))
         parameters, names = dict(record["parameters"]), list(record["shards"])
         then = dict(record.get("contents") or {})  # early versions did not record them
     except FileNotFoundError:

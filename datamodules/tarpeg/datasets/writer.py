@@ -20,7 +20,7 @@ from typing import NamedTuple
 from PIL import Image
 
 from ..errors import ShardError, check_integer
-from ..files import renamed
+from ..files import open_regular, renamed
 from ..machine import usable_cores
 from ..processes import ProcessExecutor, map_in_order
 from ..progress import progress
@@ -252,7 +252,7 @@ def _remove_old(directory: Path, prefix: str, find: _Find | None) -> None:
 
 def _is_of_source(path: Path, find: _Find) -> bool:
     """Whether one of the first samples of a shard is in the source, byte for byte."""
-    with tarfile.open(path, "r:") as tar:
+    with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
         images = (member for member in tar if not member.name.endswith(".cls"))
         for member in islice(images, _COMPARED):
             item, content = find(member.name.partition(".")[0]), tar.extractfile(member)
@@ -263,9 +263,9 @@ def _is_of_source(path: Path, find: _Find) -> bool:
 
 def _is_ours(path: Path) -> bool:
     try:
-        with tarfile.open(path, "r:") as tar:
+        with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             first = tar.next()
-    except tarfile.TarError:
+    except (tarfile.TarError, OSError):
         return False
     return first is not None and first.uname == OWNER
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ShardError, check_integer, similar
+from ..errors import ShardError, check_integer, similar, warn
+from ..files import LARGEST_IMAGE, checked_size, open_regular, read_regular
 from .paths import Paths, parts_of
 from .pillow import FILE_EXTENSIONS, IMAGE_EXTENSIONS
 from .source import Source, digest
@@ -50,7 +51,7 @@ class ImageFile(NamedTuple):
     def members(self) -> dict[str, bytes]:
         """Return the members of its sample: the file, then its label. ShardError if it cannot be read."""
         try:
-            data = Path(self.path).read_bytes()
+            data = read_regular(self.path, LARGEST_IMAGE)
         except OSError as error:
             raise ShardError(f"cannot read {self.path}: {error.strerror}. {_REMEDY}") from error
         return {self.extension: data, "cls": b"%d" % self.label}
@@ -247,7 +248,9 @@ class UnlabelledImages(Source):
         files = []
         for name in (self._names[id] for id in np.asarray(ids).tolist()):
             try:
-                files.append(torch.from_numpy(np.fromfile(os.path.join(self._root, name), np.uint8)))  # noqa: PTH118
+                with open_regular(os.path.join(self._root, name)) as file:  # noqa: PTH118
+                    data = np.fromfile(file, np.uint8, checked_size(file, LARGEST_IMAGE))
+                files.append(torch.from_numpy(data))
             except OSError as error:
                 raise ShardError(f"image {name} of {self._root} cannot be read: {error.strerror}") from error
         return files
@@ -302,8 +305,9 @@ def find_images(source: Paths) -> UnlabelledImages | None:
     """List the images of a source; None if the source means shards, or does not exist.
 
     A folder with a .tar in it means shards, any other folder all images in it and below; a glob or a path
-    means images if all matching files are images. Sorted; hidden files and folders are left out. Raises
-    ShardError if some parts of a list mean images and others do not.
+    means images if all matching files are images. Sorted; hidden files and folders are left out, and so are,
+    with a warning, FIFOs, devices and sockets. Raises ShardError if some parts of a list mean images and
+    others do not.
     """
     parts = parts_of(source)
     found = [_found(os.path.expanduser(part)) for part in parts]  # noqa: PTH111
@@ -333,18 +337,30 @@ def _found(text: str) -> tuple[Path, list[str]] | None:
                 return None
         except OSError:
             return None  # expand() reports the reason
-        paths = _below(path, FILE_EXTENSIONS)
+        odd: list[str] = []
+        paths = _below(path, FILE_EXTENSIONS, odd)
+        _warn_of_odd(text, odd)
         return (path, paths) if paths else None
     if path.is_file():
         return (path.parent, [str(path)]) if _is_image(path.name, FILE_EXTENSIONS) else None
     if not glob.has_magic(text):
         return None
     # Path.glob refuses absolute patterns.
-    names = [Path(name) for name in sorted(glob.glob(text, recursive=True)) if Path(name).is_file()]  # noqa: PTH207
+    found = [Path(name) for name in sorted(glob.glob(text, recursive=True)) if not Path(name).is_dir()]  # noqa: PTH207
+    names = [name for name in found if name.is_file()]
     if not names or not all(_is_image(name.name, FILE_EXTENSIONS) for name in names):
         return None
+    _warn_of_odd(text, [str(name) for name in found if name.exists() and not name.is_file()])
     root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
     return root, [str(name.absolute()) for name in names]
+
+
+def _warn_of_odd(source: str, odd: Sequence[str]) -> None:
+    if odd:
+        warn(
+            f"{source!r}: {len(odd)} images are no regular files but FIFOs, devices or sockets, and are left "
+            f"out, the first is {min(odd)}"
+        )
 
 
 def only_nested(files: Sequence[ImageFile]) -> list[ImageFile]:
@@ -473,12 +489,17 @@ def _scan(root: Path, classes: dict[str, int]) -> list[ImageFile]:
     return files
 
 
-def _below(folder: Path, extensions: Collection[str]) -> list[str]:
-    """Paths of the images in the folder and below, sorted; hidden files and folders are left out."""
+def _below(folder: Path, extensions: Collection[str], odd: list[str] | None = None) -> list[str]:
+    """Paths of the images in the folder and below, sorted; hidden files and folders are left out.
+
+    odd: gets the paths of images that are FIFOs, devices or sockets, in place of the result.
+    """
     found = []
-    for directory, inner, names in _walk(folder):
+    for directory, inner, names in _walk(folder, odd=odd):
         inner[:] = [entry for entry in inner if not entry.startswith(".")]
         found += [os.path.join(directory, name) for name in names if _is_image(name, extensions)]  # noqa: PTH118
+    if odd is not None:
+        odd[:] = [path for path in odd if _is_image(Path(path).name, extensions)]
     return sorted(found)
 
 
@@ -489,21 +510,48 @@ def _refuse(error: OSError) -> NoReturn:
 
 
 def _walk(
-    folder: str | Path, on_error: Callable[[OSError], object] = _refuse
+    folder: str | Path, on_error: Callable[[OSError], object] = _refuse, odd: list[str] | None = None
 ) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk through a folder; links to a folder above, which have no end, are among the files.
+    """Walk through a folder as os.walk; links to a folder above, which have no end, are among the files.
 
     ShardError for a folder that cannot be listed: it may hold images.
+
+    Args:
+        folder: Where it begins.
+        on_error: Called for a folder that cannot be listed.
+        odd: Gets the paths of FIFOs, devices and sockets, which are then not among the files.
     """
-    above = {os.fspath(folder): _above(folder)}
+    todo = [(os.fspath(folder), _above(folder))]
     # Symbolic links are followed, as by torchvision: data sets are often assembled from them.
-    for directory, inner, names in os.walk(folder, onerror=on_error, followlinks=True):
-        seen = above.pop(directory)
-        places = {name: _place(os.path.join(directory, name)) for name in inner}  # noqa: PTH118
-        names += [name for name in inner if places[name] in seen]
-        inner[:] = [name for name in inner if places[name] not in seen]
-        yield directory, inner, names
-        above |= {os.path.join(directory, name): seen | {places[name]} for name in inner}  # noqa: PTH118
+    while todo:
+        directory, seen = todo.pop()
+        try:
+            with os.scandir(directory) as listed:
+                entries = list(listed)  # which know what they are: no file needs a look of its own
+        except OSError as error:
+            on_error(error)
+            continue
+        places = {entry.name: _place(entry.path) for entry in entries if _is(os.DirEntry.is_dir, entry)}
+        inner = [name for name, place in places.items() if place not in seen]
+        others = [entry for entry in entries if entry.name not in places]
+        if odd is not None and (found := {entry.name: entry.path for entry in others if _is_odd(entry)}):
+            odd += found.values()
+            others = [entry for entry in others if entry.name not in found]
+        above = [name for name, place in places.items() if place in seen]
+        yield directory, inner, above + [entry.name for entry in others]
+        todo += [(os.path.join(directory, name), seen | {places[name]}) for name in inner]  # noqa: PTH118
+
+
+def _is(kind: Callable[[os.DirEntry[str]], bool], entry: os.DirEntry[str]) -> bool:
+    try:
+        return kind(entry)
+    except OSError:  # such as links in a circle
+        return False
+
+
+def _is_odd(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is neither a file nor missing."""
+    return not _is(os.DirEntry.is_file, entry) and os.path.exists(entry.path)  # noqa: PTH110
 
 
 def _above(folder: str | Path) -> set[tuple[int, int] | None]:

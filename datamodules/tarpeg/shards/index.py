@@ -152,6 +152,8 @@ def build(path: Path) -> TarIndex:
     try:
         with open_regular(path) as file:
             found = os.fstat(file.fileno())
+            if not found.st_size:  # also of files of the kernel, which may have no end
+                raise ShardError(f"shard {path} is empty (0 bytes). Write or download it again.")
             return build_from(file, path, found.st_size, found.st_mtime_ns)
     except OSError as error:
         raise ShardError(f"shard {path} cannot be read: {error}. Check permissions and disk.") from error

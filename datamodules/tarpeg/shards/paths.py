@@ -115,7 +115,7 @@ def _expand_one(text: str) -> Iterator[Path]:
         names = glob.glob(text, recursive=True)  # noqa: PTH207 (Path.glob refuses absolute patterns)
         # A pattern such as "train-*" also matches the indexes beside the shards.
         names = [name for name in names if not name.endswith((*SUFFIXES, ".idx", MANIFEST))]
-        found = {path for path in map(Path, names) if path.is_file()}
+        found = {path for path in map(Path, names) if not path.is_dir()}
         # A shard that a cache has lost is included, so that opening it is an error.
         expected = {path for folder in {file.parent for file in found} for path in listed(folder)}
         last = Path(text).name
@@ -136,8 +136,8 @@ def _expand_existing(text: str) -> Iterator[Path]:
         return
     try:
         # Dot files are left by macOS ("._a.tar") and by unfinished copies.
-        tars = (entry for entry in path.iterdir() if entry.suffix == ".tar" and entry.is_file())
-        found = {entry for entry in tars if not entry.name.startswith(".")}
+        tars = (entry for entry in path.iterdir() if entry.suffix == ".tar" and not entry.is_dir())
+        found = {entry for entry in tars if not entry.name.startswith(".")}  # opening refuses a FIFO
     except OSError as error:
         raise ShardError(f"shards {text!r}: the folder cannot be read: {error.strerror}.") from error
     files = sorted(found | set(listed(path)))

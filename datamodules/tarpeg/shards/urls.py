@@ -26,8 +26,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from ..errors import ShardError
+from ..files import open_regular
 
 log = logging.getLogger("tarpeg")
 
@@ -168,6 +170,8 @@ def open_stream(url: str) -> Any:
 
     scheme = url.partition(":")[0].lower() if is_url(url) else ""
     is_supported = scheme in ("", "file") or scheme in gopen_schemes
+    if scheme in ("", "file") and url != "-":  # a FIFO would wait for ever, and /dev/zero has no end
+        return open_regular(unquote(urlsplit(url).path) if scheme else url)
     if is_supported and not (scheme in ("http", "https") and shutil.which("curl") is None):
         return gopen(url)
     import fsspec
