@@ -87,7 +87,7 @@ def test_a_cache_of_shards(source, cache):
     assert sum(report.tiles.values()) == 23 and not report.untiled
     assert report.bytes == sum((cache / name).stat().st_size for name in ("a.tar", "b.tar"))
     manifest = read_manifest(cache)
-    assert manifest.codec["parameters"] == {"tile": 32, "quality": 95, "subsampling": "4:2:0"}
+    assert manifest.codec["parameters"] == {"tile": 32, "quality": None, "subsampling": "4:2:0"}
     assert [entry.samples for entry in manifest.shards] == [13, 10]
 
     def stats():  # without the locks, which old filelocks truncate
@@ -549,7 +549,7 @@ def test_a_folder_of_images(tmp_path, cache):
     assert keys(cache) == [file.key for file in Folder(str(root)).files()]
     shards = opened(cache)
     assert shards.labels(range(12)).tolist() == [int(key.startswith("dog")) for key in keys(cache)]
-    assert shards.extensions(keys(cache).index("dog/5")) == ["jpg", "cls"]
+    assert shards.extensions(keys(cache).index("dog/5")) == ["ppm", "cls"]
     recorded = {"folder": str(root), "classes": {"cat": 0, "dog": 1}, "split": "all", "seed": 0}
     assert read_manifest(cache).source == [recorded]
     assert build(Folder(str(root)), tmp_path / "whole").shards == 1

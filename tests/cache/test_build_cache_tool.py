@@ -94,6 +94,9 @@ def test_the_summary_counts_files_that_became_jpegs(shard_of, tmp_path):
         report = build_cache(path, tmp_path / "c", Tiled(quality=90), 0)
         lines = [line for line in summarise_build(report) if "encoded" in line]
         assert lines == ["encoded as JPEG, quality 90: 2 PNG, 1 WEBP"] * (report.built > 0)
+    lossless = summarise_build(build_cache(path, tmp_path / "pixels", executor=0))
+    (line,) = [with_overrides(line) for line in lossless if line.startswith("stored as pixels: 3 images")]
+    assert line.endswith("build_cache.py codec=tiled codec.quality=95`")
     report = dataclasses.replace(report, shards=2, built=1, converted={"PNG": 1})
     assert "encoded as JPEG, quality 90: 1 PNG, in the shards written now" in summarise_build(report)
 

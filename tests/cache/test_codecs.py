@@ -21,7 +21,7 @@ from helpers.pictures import (
 )
 from helpers.scripts import run_script
 from PIL import Image, ImageCms
-from tarpeg import DecodeError, Layout, Raw, Resized, Tiled
+from tarpeg import DecodeError, Layout, Packed, Raw, Resized, Tiled
 from tarpeg.cache.codecs import tile_width
 from tarpeg.shards.pillow import open_rgb
 
@@ -79,8 +79,15 @@ def test_other_formats(kind, mode):
     assert (full(tiled.data).int() - pillow(source)).abs().double().mean() < 5
     with Image.open(io.BytesIO(tiled.data)) as image:
         assert image.format == "JPEG" and image.layer[0][1:3] == (1, 1)
-    with Image.open(io.BytesIO(Tiled().encode(source, "png").data)) as image:
+    with Image.open(io.BytesIO(Tiled(quality=95).encode(source, "png").data)) as image:
         assert image.layer[0][1:3] == (2, 2)
+
+
+@pytest.mark.parametrize("codec", [Tiled(), Packed(), Raw()], ids=lambda codec: type(codec).__name__)
+@pytest.mark.parametrize(("kind", "mode"), FORMATS)
+def test_no_pixel_changes_unless_a_quality_or_a_size_is_asked_for(codec, kind, mode):
+    source = picture(kind, mode=mode, size=(97, 160))
+    assert (full(codec.encode(source, kind.lower()).data) == pillow(source)).all()
 
 
 @pytest.mark.parametrize("kind", ["420", "gray", "cmyk", "ycck", "progressive", "rgb"])
@@ -118,7 +125,7 @@ def test_valid_colour_profiles_are_kept():
     for kind in ("JPEG", "PNG"):
         source = picture(kind, icc_profile=SRGB)
         assert profile(Resized(shorter=48).encode(source, "jpg").data) == SRGB
-        assert profile(Tiled().encode(source, "jpg").data) == SRGB
+        assert profile(Tiled(quality=95).encode(source, "jpg").data) == SRGB
     cmyk = picture("JPEG", mode="CMYK", icc_profile=SRGB[:16] + b"CMYK" + SRGB[20:])
     assert profile(Resized(shorter=48).encode(cmyk, "jpg").data) is None
 
@@ -127,7 +134,7 @@ def test_no_profile_is_added_to_what_was_lab():
     # Pillow adds one that holds the time: no two builds would be equal.
     lab = saved(Image.fromarray(pixels(64, 80)).convert("LAB"), "TIFF")
     assert Image.open(io.BytesIO(lab)).mode == "LAB"
-    assert "icc_profile" not in Image.open(io.BytesIO(Tiled().encode(lab, "tif").data)).info
+    assert "icc_profile" not in Image.open(io.BytesIO(Tiled(quality=95).encode(lab, "tif").data)).info
 
 
 def test_gray_that_is_multiplied_by_its_alpha_does_not_end_a_build():

@@ -99,11 +99,12 @@ def test_orientation_and_profile_come_back():
 
 def test_other_formats_and_reduced_images_become_jpegs_of_a_quality():
     png = picture("PNG", size=(97, 160))
-    assert (full(packed(png)) == full(Tiled().encode(png, "png").data)).all()
+    assert (full(packed(png, quality=95)) == full(Tiled(quality=95).encode(png, "png").data)).all()
+    assert Packed().encode(png, "png") == Tiled().encode(png, "png") == Raw().encode(png, "png")
     assert (full(packed(png, shorter=48)) == full(Resized(48).encode(png, "png").data)).all()
     sharp = packed(png, quality=80, subsampling="4:4:4")
     assert (full(sharp) == full(Tiled(quality=80, subsampling="4:4:4").encode(png, "png").data)).all()
-    assert (Packed().quality, Packed(256).quality, Packed(256, 80).quality) == (95, 90, 80)
+    assert (Packed().quality, Packed(256).quality, Packed(256, 80).quality) == (None, 90, 80)
     source = jpeg("420", 97, 160)
     assert packed(source, shorter=97) == packed(source), "never enlarged, never encoded twice"
     for settings in ({"shorter": 0}, {"quality": 0}, {"tile": 0}, {"subsampling": "420"}):
@@ -162,7 +163,7 @@ def some(*, damaged: bool = False):
 
 
 def test_a_packed_cache(shard_of, tmp_path):
-    report = build(shard_of(*some(damaged=True)), tmp_path / "c", Packed(), max_bad=0.5)
+    report = build(shard_of(*some(damaged=True)), tmp_path / "c", Packed(quality=95), max_bad=0.5)
     names = [name for name in members(tmp_path / "c" / "x.tar") if not name.endswith("cls")]
     kept = ["k0004.jpg", "k0005.jpg"]
     assert names == [*(f"k000{n}.tpj" for n in range(4)), *kept, "k0006.tpj"]

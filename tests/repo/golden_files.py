@@ -71,7 +71,7 @@ LOSSLESS = tarpeg.Tiled(quality=None)
 @case("cache/layout_shuffle", codec=LOSSLESS, layout=tarpeg.Layout(shuffle=True, seed=3))
 @case("cache/layout_shuffle_and_cut", codec=LOSSLESS, layout=tarpeg.Layout(shuffle=True, samples_per_shard=9))
 @case("cache/folder", codec=LOSSLESS, source="images", layout=tarpeg.Layout(samples_per_shard=10))
-@case("pillow/cache/tiled", codec=tarpeg.Tiled())
+@case("pillow/cache/tiled", codec=tarpeg.Tiled(quality=95))
 @case("pillow/cache/resized", codec=tarpeg.Resized(40))
 @case("pillow/cache/raw_shorter", codec=tarpeg.Raw(shorter=40))
 def cache(sources: Sources, source: str = "shards", **options: Any) -> object:

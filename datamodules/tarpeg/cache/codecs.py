@@ -60,15 +60,15 @@ class Codec(Protocol):
 class Tiled:
     """Rewrite JPEGs losslessly into tiles, see ``tarpeg.tile_jpeg``.
 
-    A JPEG that cannot be tiled with the same pixels is kept as it is. Other formats are converted to upright
-    RGB JPEGs, then tiled: without alpha, with an RGB colour profile, of several frames the first, of 16-bit
-    samples the upper 8 bits.
+    A JPEG that cannot be tiled with the same pixels is kept as it is. Other formats keep the pixels that a
+    loader would see, as binary PPM: upright RGB without alpha, of several frames the first, of 16-bit
+    samples the upper 8 bits. PPM has three bytes per pixel and no colour profile.
 
     Args:
         tile: Desired width of the tiles in pixels.
-        quality: JPEG quality, 1 to 100, of other formats; None stores them as binary PPM instead, without
-            loss of these 8 bits.
-        subsampling: Chroma subsampling of other formats: "4:4:4", "4:2:2" or "4:2:0".
+        quality: JPEG quality, 1 to 100, to which other formats are encoded, with a loss, instead; an RGB
+            colour profile is kept.
+        subsampling: Chroma subsampling of these: "4:4:4", "4:2:2" or "4:2:0".
 
     Example:
         >>> report = tarpeg.build_cache(shards, tmp, tarpeg.Tiled(tile=64), executor=0)
@@ -77,7 +77,7 @@ class Tiled:
     """
 
     tile: int = 32
-    quality: int | None = 95
+    quality: int | None = None
     subsampling: str = "4:2:0"
 
     def __post_init__(self) -> None:
@@ -140,13 +140,12 @@ class Packed:
     """Store the coefficients of JPEGs without entropy coding, in tiles (``.tpj``): see ``tarpeg.pack_jpeg``.
 
     Lossless, for 1.3 to 1.5 times the bytes: ``unpack_jpeg`` and ``Tiled`` make ordinary JPEGs of them again.
-    A JPEG that cannot be packed exactly is stored as ``Tiled`` stores it. ``Raw`` and ``Tiled(quality=None)``
-    keep the pixels of other formats.
+    A JPEG that cannot be packed exactly is stored as ``Tiled`` stores it, and so are other formats.
 
     Args:
         shorter: Reduce images to a shorter side of at most that many pixels first, as ``Resized`` does.
         quality: JPEG quality, 1 to 100, of reduced images and other formats before they are packed; None is
-            95 or, with ``shorter``, 90.
+            90 with ``shorter``. Without it, None keeps the pixels of other formats, as PPM.
         tile: Desired width of the tiles in pixels.
         subsampling: Chroma subsampling of reduced images and other formats: "4:4:4", "4:2:2" or "4:2:0".
 
@@ -165,10 +164,9 @@ class Packed:
         if self.shorter is not None:
             check_integer("shorter", self.shorter, 1, 65535)
         check_integer("tile", self.tile, 1, 65535)
-        default = 95 if self.shorter is None else 90
-        quality = default if self.quality is None else self.quality
-        _check_jpeg_settings(quality, self.subsampling)
-        object.__setattr__(self, "quality", quality)  # the manifest has the number
+        _check_jpeg_settings(90 if self.quality is None else self.quality, self.subsampling)
+        if self.shorter is not None and self.quality is None:
+            object.__setattr__(self, "quality", 90)  # the manifest has the number
 
     def encode(self, data: bytes, extension: str) -> Encoded:
         """Rewrite one image file. Raises DecodeError if it cannot be decoded."""
@@ -176,7 +174,8 @@ class Packed:
             image = _decode(pillow.unpacked(data))
             reduced = image if self.shorter is None else _reduce(image, self.shorter)
             if reduced is not image or not data.startswith(pillow.NATIVE):
-                assert self.quality is not None
+                if self.quality is None:
+                    return Encoded(pillow.ppm(reduced), "ppm", None, RAW)
                 data = _to_jpeg(reduced, self.quality, self.subsampling)
         return _pack(data, extension, self.tile)
 

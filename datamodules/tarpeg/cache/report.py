@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import ShardError
 from ..progress import progress
-from ..remedies import Message, Setting
+from ..remedies import Call, Message, Setting
 from ..shards import pillow
 from ..shards.folder import left_out_line
 from ..shards.manifest import read_manifest
@@ -90,7 +90,11 @@ def summarise_build(report: CacheReport, measure: bool = False) -> list[str]:
     for reason, count in report.untiled.items():
         counted = _counted(count, images)
         plain = {RAW: "stored as pixels", KEPT: KEPT}.get(reason)
-        lines.append(f"{plain}: {counted}" if plain else f"{kept}: {counted}, {reason}")
+        line = Message(f"{plain}: {counted}" if plain else f"{kept}: {counted}, {reason}")
+        if reason == RAW and report.codec in ("Tiled", "Packed"):
+            smaller = Call("tarpeg.build_cache", {"codec": Call(f"tarpeg.{report.codec}", {"quality": 95})})
+            line = Message(f"{line}, which were not JPEG; smaller, with a loss: ", smaller)
+        lines.append(line)
     lines += left_out_lines(report)
     if not report.is_split:
         no_val = Setting("ShardDataModule", "val", None)
