@@ -1,5 +1,6 @@
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -18,6 +19,14 @@
 // wrong bytes, and must check *torn afterwards. Any other SIGBUS goes to the handler that was there before.
 // Nothing here takes a lock: a fork may happen in any thread. These are no operators: a map may be released
 // by the garbage collector, within any of torch's modes.
+//
+// Note [maps that take no memory]. Maps are private and read-only, and so are the zeros that replace a part of
+// one. Linux counts private writable memory as committed when it is mapped, although only pages that are
+// written to ever take memory: with overcommit_memory=2 (strict accounting), with its default where the map is
+// larger than memory and swap together, and with RLIMIT_DATA, a shard larger than what is left could not be
+// opened. Read-only private maps are in none of these sums (in the kernel's mm/vma.c, accountable_mapping and
+// is_data_mapping ask for VM_WRITE): they are page cache, which is dropped when memory is short. Only
+// RLIMIT_AS, the address space, counts them. A write to a map is a bug, and SIGSEGV.
 namespace tarpeg {
 namespace {
 
@@ -47,7 +56,7 @@ bool repair(uintptr_t address) noexcept {
     const size_t size = end - reinterpret_cast<uintptr_t>(page);
     *torn = 1;  // before another thread can read zeros
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
-    return mmap(page, size, PROT_READ | PROT_WRITE, flags, -1, 0) != MAP_FAILED;
+    return mmap(page, size, PROT_READ, flags, -1, 0) != MAP_FAILED;  // see Note [maps that take no memory]
   }
   return false;
 }
@@ -87,11 +96,16 @@ TARPEG_EXPORT void tarpeg_guard() noexcept {
   sigaction(SIGBUS, &own, nullptr);
 }
 
-// Guards a map until tarpeg_release_map(torn), which must come before the memory of either is freed. False if
-// there is no memory.
-TARPEG_EXPORT bool tarpeg_guard_map(const void* map, size_t size, uint8_t* torn) noexcept {
+// Maps the first `size` bytes of a file read-only and guards the map, until tarpeg_unmap, which must come before
+// the memory of torn is freed. Returns its address, or a negative errno.
+TARPEG_EXPORT int64_t tarpeg_map(int descriptor, size_t size, uint8_t* torn) noexcept {
   using namespace tarpeg;
   tarpeg_guard();
+  struct stat found = {};
+  if (fstat(descriptor, &found) != 0) return -errno;
+  if (found.st_size < 0 || static_cast<uint64_t>(found.st_size) < size) return -EOVERFLOW;
+  void* map = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor, 0);
+  if (map == MAP_FAILED) return -errno;
   Guard* guard = guards;
   bool taken = false;
   while (guard != nullptr && !guard->taken.compare_exchange_strong(taken, true)) {
@@ -100,7 +114,10 @@ TARPEG_EXPORT bool tarpeg_guard_map(const void* map, size_t size, uint8_t* torn)
   }
   if (guard == nullptr) {
     guard = new (std::nothrow) Guard;
-    if (guard == nullptr) return false;
+    if (guard == nullptr) {
+      munmap(map, size);
+      return -ENOMEM;
+    }
     guard->next = guards;
     while (!guards.compare_exchange_weak(guard->next, guard)) {
     }
@@ -109,14 +126,15 @@ TARPEG_EXPORT bool tarpeg_guard_map(const void* map, size_t size, uint8_t* torn)
   guard->end = guard->begin + size;
   guard->torn = torn;
   ++guard->version;
-  return true;
+  return static_cast<int64_t>(guard->begin);
 }
 
-TARPEG_EXPORT void tarpeg_release_map(const uint8_t* torn) noexcept {
+TARPEG_EXPORT void tarpeg_unmap(int64_t map, size_t size, const uint8_t* torn) noexcept {
   for (tarpeg::Guard* guard = tarpeg::guards; guard != nullptr; guard = guard->next) {
     if (guard->version % 2 == 0 || guard->torn != torn) continue;
     ++guard->version;
     guard->taken = false;
-    return;
+    break;
   }
+  munmap(reinterpret_cast<void*>(static_cast<uintptr_t>(map)), size);
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ OTHER = "other[20_000]"
         ([DUMP, MAP, OTHER], -signal.SIGBUS),
         ([DUMP, MAP, KILL], -signal.SIGBUS),
         ([IGNORE, MAP, OTHER], -signal.SIGBUS),
-        (["array = mapped.numpy(); del mapped; array.sum()"], -signal.SIGBUS),
+        (["array = mapped.numpy(); del mapped; assert array.sum() == 1_200_000 and torn[0]"], 0),
     ],
 )
 def test_a_file_that_is_cut_while_it_is_mapped(tmp_path, does, status):
@@ -119,3 +120,52 @@ except OSError as error:
 def test_a_file_that_cannot_be_mapped_is_closed(tmp_path):
     done = run_file(tmp_path / "full.py", FULL.format(path=str(tmp_path / "file")))
     assert done.stdout == "Cannot allocate memory True\n", done.stderr
+
+
+LARGE = """
+import os, resource
+from pathlib import Path
+import numpy as np
+from tarpeg.ops.decode import map_file
+
+path, nbytes = Path({path!r}), 1 << 40
+path.touch()
+os.truncate(path, nbytes)
+with path.open("r+b") as file:
+    file.seek(nbytes - 4)
+    file.write(b"last")
+used = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmData")]
+resource.setrlimit(resource.RLIMIT_DATA, (int(used[0]) * 1024 + (64 << 20), resource.RLIM_INFINITY))
+mapped, torn = map_file(str(path), nbytes)
+assert bytes(mapped[-4:].numpy()) == b"last" and mapped[1 << 39] == 0 and not torn[0]
+os.truncate(path, nbytes - 8192)
+assert not mapped[-8192:].any() and torn[0], "what replaces a part that was cut takes no memory either"
+maps = [line for line in open("/proc/self/maps") if str(path) in line]
+assert maps and all(line.split()[1] == "r--p" for line in maps)
+print(len(mapped))
+"""
+
+
+def test_a_file_larger_than_memory_is_mapped_within_the_limits_of_data(tmp_path):
+    done = run_file(tmp_path / "large.py", LARGE.format(path=str(tmp_path / "file")))
+    assert done.stdout == f"{1 << 40}\n", done.stderr
+
+
+def test_maps_end_with_the_last_view(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 40_000)
+
+    def maps() -> int:
+        return Path("/proc/self/maps").read_text().count(str(path))
+
+    mapped, _ = map_file(str(path), 40_000)
+    view, array = mapped[5:9], mapped.numpy()
+    del mapped
+    assert maps() == 1 and bytes(view.numpy()) == bytes(array[:4]) == b"xxxx"
+    del view
+    assert maps() == 1
+    del array
+    assert maps() == 0
+    with pytest.raises(OSError, match=str(path)):
+        map_file(str(path), 40_001)
+    assert maps() == 0 and map_file(str(path), 0)[0].numel() == 0

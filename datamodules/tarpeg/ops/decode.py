@@ -10,7 +10,6 @@ operator refused them, to raise a ``ValueError`` with name and value, or first w
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DecodeError
+from ..files import open_regular
 from . import library
 
 # This import registers the other fake kernels, too: a traced program may call any operator.
@@ -39,8 +39,8 @@ Int64 = npt.NDArray[np.int64]
 # No operators: a map may be released by the garbage collector, within any of torch's modes.
 _native = ctypes.CDLL(str(library.library_path()))
 _P, _N = ctypes.c_void_p, ctypes.c_int64
-_native.tarpeg_guard_map.argtypes, _native.tarpeg_guard_map.restype = (_P, ctypes.c_size_t, _P), ctypes.c_bool
-_native.tarpeg_release_map.argtypes, _native.tarpeg_release_map.restype = (_P,), None
+_native.tarpeg_map.argtypes, _native.tarpeg_map.restype = (ctypes.c_int, ctypes.c_size_t, _P), _N
+_native.tarpeg_unmap.argtypes, _native.tarpeg_unmap.restype = (_N, ctypes.c_size_t, _P), None
 _native.tarpeg_guard.restype = None
 _native.tarpeg_first_unusual.argtypes, _native.tarpeg_first_unusual.restype = (_P, _N, _N, _P, _P), _N
 _native.tarpeg_read_integers.argtypes, _native.tarpeg_read_integers.restype = (_P, _P, _N, _P), _N
@@ -200,23 +200,26 @@ def image_sizes(jpegs: Sequence[Tensor]) -> Tensor:
 
 
 def map_file(path: str, nbytes: int) -> tuple[Tensor, npt.NDArray[np.uint8]]:
-    """Map the first nbytes of a file privately, without keeping it open: uint8 [nbytes], never to be written.
+    """Map the first nbytes of a regular file, read-only, without keeping it open: uint8 [nbytes].
 
-    The second array, uint8 [1], becomes 1 when a page cannot be read, because the file is shorter now or its
-    disk fails: from that page on the map is zeros. Look at it after reading. Raises OSError or RuntimeError.
+    A write to it ends the process. The map stays as long as the tensor or a view on it. The second array,
+    uint8 [1], becomes 1 when a page cannot be read, because the file is shorter now or its disk fails: from
+    that page on the map is zeros. Look at it after reading. Raises OSError, also for a file of fewer bytes.
     """
-    # torch keeps the file open if it cannot be mapped for lack of memory; a map without a file fails as well.
-    mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
-    mapped = torch.from_file(path, shared=False, size=nbytes, dtype=torch.uint8)
     torn = np.zeros(1, np.uint8)
-    if not _native.tarpeg_guard_map(mapped.data_ptr(), nbytes, torn.ctypes.data):
-        raise RuntimeError("out of memory")
-    weakref.finalize(mapped, _release_map, torn).atexit = False
-    return mapped, torn
+    if not nbytes:
+        return torch.empty(0, dtype=torch.uint8, device="cpu"), torn
+    with open_regular(path) as file:
+        address = _native.tarpeg_map(file.fileno(), nbytes, torn.ctypes.data)
+    if address < 0:
+        raise OSError(-address, os.strerror(-address), path)
+    memory = (ctypes.c_uint8 * nbytes).from_address(address)
+    weakref.finalize(memory, _unmap, address, nbytes, torn).atexit = False
+    return torch.frombuffer(memory, dtype=torch.uint8), torn
 
 
-def _release_map(torn: npt.NDArray[np.uint8]) -> None:
-    _native.tarpeg_release_map(torn.ctypes.data)
+def _unmap(address: int, nbytes: int, torn: npt.NDArray[np.uint8]) -> None:
+    _native.tarpeg_unmap(address, nbytes, torn.ctypes.data)
 
 
 def guard_maps() -> None:
