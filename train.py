@@ -26,6 +26,7 @@ from tarpeg_hydra.hints import check_arguments, check_settings
 from tarpeg_hydra.overrides import one_line_errors
 
 from training.callbacks import DataSummary, Interrupt
+from training.checkpoints import KeepArguments, with_those_of_checkpoint
 from training.checks import ConfigError, check_run, check_trainer
 from training.classifier import Classifier
 from training.predictions import Predictions, data_to_predict
@@ -53,10 +54,11 @@ def run(config: DictConfig) -> None:
     out = Path(HydraConfig.get().runtime.output_dir)
     summary, interrupt = DataSummary(note_on(config.data)), Interrupt(out / "checkpoints")
     table = Predictions(out / "predictions.csv")
+    arguments = HydraConfig.get().overrides.task
     trainer = instantiate(
         config.trainer,
         logger=[instantiate(logger) for logger in (config.logger or {}).values()] or False,
-        callbacks=[*callbacks.values(), summary, interrupt, table],
+        callbacks=[*callbacks.values(), KeepArguments(arguments), summary, interrupt, table],
         profiler=instantiate(config.profiler) or None,
     )
 
@@ -69,7 +71,6 @@ def run(config: DictConfig) -> None:
     elif config.validate:
         trainer.validate(model, datamodule=data, **checkpoint)
     else:
-        arguments = HydraConfig.get().overrides.task
         fit(trainer, model, data, checkpoint, interrupt, arguments)
         if trainer.is_global_zero:
             for line in summary_of(trainer, callbacks, arguments):
@@ -79,7 +80,8 @@ def run(config: DictConfig) -> None:
 def make_data(config: DictConfig) -> tarpeg.ShardDataModule:
     """Return the data module; with ``verbose``, print the plan of its splits."""
     augment = instantiate(config.augment) if config.get("augment") else None
-    data: tarpeg.ShardDataModule = instantiate(config.data, augment=augment, **data_to_predict(config))
+    changes = {"augment": augment, **data_to_predict(config, HydraConfig.get().overrides.task)}
+    data: tarpeg.ShardDataModule = instantiate(config.data, **changes)
     if config.verbose and is_first_rank():
         for name, split in data.splits.items():
             if split is not None:
@@ -141,5 +143,7 @@ def fit(
 if __name__ == "__main__":
     sys.argv[1:] = ["verbose=true" if each in ("-v", "--verbose") else each for each in sys.argv[1:]]
     check_arguments("train", sys.argv[1:])
+    with one_line_errors("train", ConfigError):
+        sys.argv[1:] = with_those_of_checkpoint(sys.argv[1:])
     check_settings("train", sys.argv[1:])
     main()

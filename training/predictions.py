@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import csv
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning
+import tarpeg
 import torch
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from tarpeg.errors import ResumeError
 
-from .checks import ConfigError
+from .checks import ConfigError, read_checkpoint
 
+_OF_DATA = re.compile(r"[+~]*(data|augment|experiment)\b")
 _OF_VAL = ("_target_", "crop", "transform", "interpolation", "fidelity", "channels")
 """Settings that the predicted images share with those of the validation."""
 
 
-def data_to_predict(config: DictConfig) -> dict[str, Any]:
+def data_to_predict(config: DictConfig, arguments: Sequence[str] = ()) -> dict[str, Any]:
     """Return arguments of the data module for ``predict=``: that split alone, without labels; {} without it.
+
+    Images are prepared as the checkpoint's validation had them, unless the command line (``arguments``, as
+    overrides) is about the data: the data module compares these with the checkpoint.
 
     Raises:
         ConfigError: if ``predict`` is not a folder, a glob or shards, or ``data.val`` has no crop.
@@ -28,6 +36,10 @@ def data_to_predict(config: DictConfig) -> dict[str, Any]:
         raise ConfigError(f"predict={config.predict!r} must be a folder of images, a glob or shards")
     if config.validate:
         raise ConfigError("validate=true and predict= are two runs: give one of them")
+    others = dict.fromkeys(("train", "val", "test", "prepare"))
+    known = None if any(map(_OF_DATA.match, arguments)) else _known(config)
+    if known is not None:
+        return {**others, "predict": known.split(config.predict, target=None), "augment": known.augment()}
     val = config.data.get("val")
     while val is not None and "_target_" not in val:  # of several, the first
         val = next(iter(val.values() if isinstance(val, DictConfig) else val))
@@ -39,8 +51,18 @@ def data_to_predict(config: DictConfig) -> dict[str, Any]:
             value = val[name]
             is_nested = OmegaConf.is_config(value)
             split[name] = OmegaConf.to_container(value, resolve=True) if is_nested else value
-    others = dict.fromkeys(("train", "val", "test", "prepare"))
     return {**others, "predict": {**split, "shards": config.predict, "target": None}}
+
+
+def _known(config: DictConfig) -> tarpeg.Preprocessing | None:
+    """Return how the checkpoint's validation prepares images; None if it does not say it in plain values."""
+    path = config.get("ckpt_path")
+    if not path or not Path(path).is_file():
+        return None
+    try:
+        return tarpeg.preprocessing(read_checkpoint(path, trusted=config.trust_ckpt))
+    except (ConfigError, ResumeError):
+        return None
 
 
 class Predictions(lightning.Callback):

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from .loader.config import LoaderConfig as LoaderConfig
     from .loader.dataset import Dataset as Dataset
     from .loader.loader import Loader as Loader
+    from .loader.preprocessing import Preprocessing as Preprocessing, preprocessing as preprocessing
     from .loader.split import Split as Split
     from .loader.targets import Target as Target
     from .ops import matrices as matrices
@@ -118,6 +119,7 @@ _NAMES = {
     "loader.config": "LoaderConfig",
     "loader.dataset": "Dataset",
     "loader.loader": "Loader",
+    "loader.preprocessing": "Preprocessing preprocessing",
     "loader.split": "Split",
     "loader.targets": "Target",
     "ops.matrices": "matrices",

@@ -32,6 +32,7 @@ from .loader.checks import (
 )
 from .loader.config import LoaderConfig, OnError
 from .loader.loader import Loader
+from .loader.preprocessing import check_preprocessing, described
 from .loader.ranks import data_rank, rank_of_strategy
 from .loader.split import Split
 from .loader.state import checked_classes
@@ -97,8 +98,8 @@ class ShardDataModule(lightning.LightningDataModule):
             Lightning, otherwise once per process.
         allow_overlap: Allow train to share shards with val or test, for example with other samples of them
             (``Split(subset=...)``); otherwise this is a ``ShardError``.
-        allow_other_data: Go on from a checkpoint of other shards, or of another order of them; otherwise this
-            is a ``ResumeError``.
+        allow_other_data: Go on from a checkpoint of other shards, or of another order of them, and validate
+            or predict one with other crops or another normalisation; otherwise this is a ``ResumeError``.
 
     Example:
         >>> data = tarpeg.ShardDataModule(
@@ -301,10 +302,17 @@ class ShardDataModule(lightning.LightningDataModule):
         return loader.deliver(self.augment, device, evaluates=self._evaluates)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the train split, and the classes, for Lightning's checkpoints."""
-        if self._train is None:
-            return {}
-        return {"train": self._train.state_dict(), "classes": self._names or self._stored}
+        """Return the position in the train split, the classes, and how validation prepares images.
+
+        For Lightning's checkpoints. ``tarpeg.preprocessing`` reads the last of these.
+        """
+        name = self._of_val()
+        state: dict[str, Any] = {"classes": self._names or self._stored}
+        if self._train is not None:
+            state["train"] = self._train.state_dict()
+        if name is not None:
+            state["preprocessing"] = self._described(name)
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Compare the classes, and continue training at the position, ignored in validation and so on."""
@@ -312,6 +320,7 @@ class ShardDataModule(lightning.LightningDataModule):
         # trainer.estimated_stepping_batches is read first (its issue 20550); this method is called earlier.
         self._stored, state = checked_classes(state_dict), state_dict.get("train")
         check_classes(self._stored, self._names)
+        self._check_preprocessing(state_dict.get("preprocessing"))
         if state is None or self.trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
             return
         # An existing loader may be from a previous run; some strategies load after the loader is created.
@@ -368,6 +377,21 @@ class ShardDataModule(lightning.LightningDataModule):
             is_first = data_rank(*self._rank_and_world()).is_first
             self._samples[name] = open_split(split, is_first=is_first, needs_labels=name != "predict")
         return self._samples[name]
+
+    def _of_val(self) -> str | None:
+        """Return the name of the validation's split, the first of several; None without one."""
+        return next((name for name in self._given() if kind_of(name) == "val"), None)
+
+    def _described(self, name: str) -> dict[str, Any]:
+        return described(self._given()[name], self.augment)
+
+    def _check_preprocessing(self, stored: object) -> None:
+        """Raise ResumeError if a Trainer would measure or predict with other images than the checkpoint's."""
+        fn = None if self.trainer is None else self.trainer.state.fn
+        names = {TrainerFn.VALIDATING: self._of_val(), TrainerFn.PREDICTING: "predict"}
+        name = None if fn is None else names.get(fn)
+        if name in self._given() and not self._config.allow_other_data:
+            check_preprocessing(name, self._described(name), stored)
 
     def _given(self) -> dict[str, Split]:
         return {name: split for name, split in self.splits.items() if split is not None}

@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 from tarpeg.remedies import Message, Setting
 from tarpeg_hydra.overrides import with_overrides
 
+from training.checkpoints import KeepArguments, with_those_of_checkpoint
 from training.checks import ConfigError, check_checkpoint
 from training.predictions import data_to_predict
 from training.reports import resume_hint, summary_of
@@ -164,6 +165,9 @@ def test_a_run_goes_on_from_exactly_where_ctrl_c_ended_it(checkout):
     done = good(checkout, *few, "validate=true", "ckpt_path=outputs/whole/checkpoints/last.ckpt")
     assert "val/accuracy" in done.stdout and "trained:" not in done.stdout
     assert "val: data/synthetic/val-*.tar (40 images). Synthetic photographs; data=" in done.stdout
+    alone = good(checkout, "validate=true", "ckpt_path=outputs/whole/checkpoints/last.ckpt", "logger=none")
+    measured = [re.findall(r"val/accuracy\W+([\d.]+)", each.stdout) for each in (done, alone)]
+    assert measured[0] == measured[1] != [], "with its checkpoint alone"
     done = train(checkout, *few, "validate=true", TARPEG_LIB_DIR=library())
     assert done.returncode == 1 and "validate=true needs a checkpoint: give ckpt_path=" in done.stderr
 
@@ -278,6 +282,16 @@ def test_a_folder_of_images(checkout, tmp_path):
         assert "trained" not in done.stdout and ".py:" not in done.stderr, done.stderr
         with (checkout / out / "predictions.csv").open(newline="") as file:
             tables.append(list(csv.DictReader(file)))
+    alone = good(checkout, f"predict={new.parent}", checkpoint, "hydra.run.dir=outputs/alone")
+    assert alone.stdout.splitlines()[-1] == "predicted: 8 of 9 images, in outputs/alone/predictions.csv"
+    with (checkout / "outputs" / "alone" / "predictions.csv").open(newline="") as file:
+        assert [row["class"] for row in csv.DictReader(file)] == [row["class"] for row in tables[0]]
+    line = bad(checkout, f"predict={new.parent}", checkpoint, "data.val.crop.size=40")
+    assert (
+        "predict has crop=CenterCrop(size=[40, 40], " in line
+        and "had crop=CenterCrop(size=[32, 32], " in line
+    )
+    assert line.endswith("or, to use it all the same, give ++data.allow_other_data=true."), line
     assert "key 'a, b/4.jpg': image is" in done.stderr and "it is left out of the predictions" in done.stderr
     assert [row["key"] for row in tables[0]] == [f"a, b/{number}.jpg" for number in range(9) if number != 4]
     for row, other in zip(*tables, strict=True):
@@ -340,6 +354,55 @@ def test_the_line_to_go_on_is_a_command_of_a_shell(monkeypatch):
     assert said == "to go on from here (max_epochs=3 is reached)"
     words = [*given[:2], 'ckpt_path="a b/last.ckpt"', "trainer.max_epochs=6"]
     assert shlex.split(command) == ["python", "train.py", *words]
+
+
+def test_a_checkpoint_brings_its_settings_but_no_code(tmp_path):
+    def saved(*arguments):
+        checkpoint = {"state_dict": {}}
+        KeepArguments(arguments).on_save_checkpoint(None, None, checkpoint)
+        torch.save(checkpoint, tmp_path / "x.ckpt")
+        return f"ckpt_path={tmp_path}/x.ckpt"
+
+    of_data = ("data=shards", "data.val.shards=/v.tar", "data.val.crop.size=96", "model=resnet18")
+    own = (saved(*of_data, "trainer.max_epochs=3", "logger=none", "hydra.run.dir=x"), "validate=true")
+    assert with_those_of_checkpoint(own) == [*of_data, *own]
+    for more, left in (
+        ("data.val.shards=/w.tar", [of_data[0], *of_data[2:]]),
+        ("++data.val.crop.size=8", [*of_data[:2], of_data[3]]),
+        ("data=folder", [of_data[3]]),
+        ("model=small", list(of_data[:3])),
+    ):
+        assert with_those_of_checkpoint([*own, more]) == [*left, *own, more]
+    for without in (own[:1], own[1:], [*own, "--multirun"], ["ckpt_path=none.ckpt", "validate=true"]):
+        assert with_those_of_checkpoint(without) == [*without]
+    for code in (
+        "data.prepare={_target_: os.system, command: ls}",
+        "model.net._target_=os.abort",
+        "+data.val.streaming=true",
+        'data.val.shards="pipe:ls"',
+        'data.val.shards="{p..p}ipe:ls"',
+        "data.val.shards=${oc.env:HOME}",
+    ):
+        own = (saved(code, "data=shards"), "predict=/new")
+        with pytest.raises(ConfigError, match="which names code: give the same, or trust_ckpt=true"):
+            with_those_of_checkpoint(own)
+        trusting = [*own, "trust_ckpt=true"]
+        assert with_those_of_checkpoint(trusting) == [code, "data=shards", *trusting]
+
+
+def test_predict_prepares_images_as_the_checkpoint(tmp_path):
+    split = tarpeg.Split("x", tarpeg.CenterCrop(48, shorter=50), fidelity="exact")
+    state = tarpeg.ShardDataModule(val=split, augment=tarpeg.Augment([0.5] * 3, [0.25] * 3)).state_dict()
+    torch.save({"state_dict": {}, "ShardDataModule": state}, tmp_path / "x.ckpt")
+    val = {"_target_": "tarpeg.Split", "shards": "v", "crop": {"_target_": "tarpeg.CenterCrop", "size": 32}}
+    config = {"data": {"val": val}, "predict": "/new", "validate": False, "trust_ckpt": False}
+    config = OmegaConf.create({**config, "ckpt_path": str(tmp_path / "x.ckpt")})
+    found = data_to_predict(config)
+    assert found["predict"] == tarpeg.Split("/new", split.crop, fidelity="exact", target=None)
+    assert found["augment"].mean == (0.5,) * 3 and found["val"] is None
+    for given in ("data=shards", "++data.val.crop.size=32", "augment=none", "experiment=article"):
+        own = data_to_predict(config, [given])
+        assert own["predict"]["crop"]["size"] == 32 and "augment" not in own, "the data module compares them"
 
 
 def test_messages_of_the_package_get_overrides():

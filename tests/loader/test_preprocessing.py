@@ -1,0 +1,162 @@
+"""How validation prepares images: in every checkpoint, compared when it is used, and made again elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import tarpeg
+import torch
+from helpers.training import Net, fitted, trainer
+from tarpeg.errors import ResumeError
+from tarpeg.loader.preprocessing import described, restored
+from torchvision.transforms import v2
+
+VAL = tarpeg.CenterCrop(16, shorter=20)
+
+
+class Wide(Net):
+    """Keeps what a prediction gets."""
+
+    def predict_step(self, batch, _):
+        return super().predict_step(batch, _), batch.image
+
+
+def module(photos, crop=VAL, augment=None, settings=None, **options):
+    """Train on random crops, validate with ``crop`` and ``settings``."""
+    train = tarpeg.Split(photos, tarpeg.RandomResizedCrop(16))
+    val = tarpeg.Split(photos, crop, **(settings or {}))
+    augment = augment or tarpeg.Augment([0.5] * 3, [0.2, 0.3, 0.4])
+    options = {"batch_size": 4, "workers": 0, "allow_overlap": True, **options}
+    return tarpeg.ShardDataModule(train, val, augment=augment, **options)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(photos, tmp_path_factory):
+    """A checkpoint of a project that is not ours: a Trainer, a network and a data module."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    run = trainer(folder)
+    run.fit(Wide(), datamodule=module(photos))
+    run.save_checkpoint(folder / "x.ckpt")
+    return folder / "x.ckpt"
+
+
+def test_a_checkpoint_says_how_images_are_prepared(checkpoint):
+    state = torch.load(checkpoint, weights_only=True)["ShardDataModule"]
+    assert json.loads(json.dumps(state)) == state, "plain values"
+    known = tarpeg.preprocessing(checkpoint)
+    assert known == tarpeg.Preprocessing(VAL, mean=[0.5] * 3, std=[0.2, 0.3, 0.4], classes=[])
+    split = known.split("/elsewhere", target=None)
+    assert split == tarpeg.Split("/elsewhere", VAL, target=None)
+    assert tarpeg.preprocessing({"ShardDataModule": state}) == known
+
+
+OTHERS = {
+    "crop": (
+        {"crop": tarpeg.CenterCrop(16)},
+        r"crop=CenterCrop\(size=\[16, 16\], shorter=None\), .* shorter=20\)",
+    ),
+    "interpolation": ({"settings": {"interpolation": "bicubic"}}, "interpolation='bicubic', .*='bilinear'"),
+    "fidelity": ({"settings": {"fidelity": "exact"}}, "fidelity='exact', .*='fast'"),
+    "mean": ({"augment": tarpeg.Augment()}, r"mean=\[0\.485, .*mean=\[0\.5, 0\.5, 0\.5\]"),
+}
+
+
+@pytest.mark.parametrize("stage", ["validate", "predict"])
+@pytest.mark.parametrize("change", OTHERS)
+def test_another_setting_is_an_error_that_shows_both(photos, tmp_path, checkpoint, change, stage):
+    options, text = OTHERS[change]
+
+    def use(**more):
+        data = module(photos, **options, **more)
+        if stage == "predict":
+            data.splits["predict"] = dataclasses.replace(data.splits["val"], target=None)
+        return getattr(trainer(tmp_path), stage)(Wide(), datamodule=data, ckpt_path=checkpoint)
+
+    name = "val" if stage == "validate" else "predict"
+    with pytest.raises(ResumeError, match=rf"^{name} has {text}.*tarpeg\.preprocessing\(.*allow_other_data"):
+        use()
+    assert use(allow_other_data=True)
+
+
+def test_the_same_setting_and_testing_and_training_go_on(photos, tmp_path, checkpoint):
+    trainer(tmp_path).validate(Wide(), datamodule=module(photos), ckpt_path=checkpoint, verbose=False)
+    fitted(tmp_path, module(photos, tarpeg.CenterCrop(8)), Wide(), checkpoint, max_epochs=2)
+
+
+COMPOSED = v2.Compose(
+    [
+        v2.Resize(20, interpolation=v2.InterpolationMode.BICUBIC),
+        v2.CenterCrop(16),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize([0.5] * 3, [0.25] * 3),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "augment"),
+    [
+        ({"crop": VAL}, tarpeg.Augment()),
+        ({"crop": tarpeg.CenterCrop((12, 16))}, tarpeg.Augment()),
+        ({"crop": tarpeg.Whole((12, 16)), "interpolation": "bicubic"}, None),
+        ({"crop": tarpeg.Progressive(tarpeg.Whole(8), {0: 12, 3: 16})}, None),
+        ({"crop": VAL, "channels": 1}, tarpeg.Augment([0.5], [0.25])),
+        ({"transform": COMPOSED}, None),
+    ],
+    ids=str,
+)
+def test_what_is_stored_prepares_the_same_images(photos, settings, augment):
+    split = tarpeg.Split(photos, fidelity="exact", **settings)
+    stored = json.loads(json.dumps(described(split, augment)))
+    known = restored(stored)
+    assert described(known.split(photos), known.augment()) == stored
+
+    def images(split, augment):
+        loader = tarpeg.Loader(split, 4, training=False, augment=augment, workers=0)
+        loader.sampler.set_epoch(5)  # Progressive has its last size
+        return torch.cat([batch.image for batch in loader]).float()
+
+    expected = images(split, augment)
+    assert torch.equal(images(known.split(photos), known.augment()), expected)
+    compose, source = known.compose(), split.open()
+    whole = [
+        tarpeg.decode_crop(file, 0, 0, *size)
+        for file, size in zip(source.images(range(23)), source.sizes(range(23)).tolist(), strict=True)
+    ]
+    found = torch.stack([compose(image).float() for image in whole])
+    scale = 1 if expected.max() > 5 else 255 * 0.25  # levels
+    assert found.shape == expected.shape and ((found - expected).abs().mean() * scale) < 0.7
+
+
+class Own:
+    """A crop of one's own."""
+
+    size, draws = (16, 16), 0
+
+    def boxes(self, sizes, draws):
+        return tarpeg.CenterCrop(16).boxes(sizes, draws)
+
+
+def test_what_only_its_own_project_can_make_is_named(photos, tmp_path):
+    run, own = trainer(tmp_path), module(photos, Own())
+    run.fit(Net(), datamodule=own)
+    run.save_checkpoint(tmp_path / "x.ckpt")
+    with pytest.raises(ResumeError, match=r"crop=\S*Own, which only its own project can make"):
+        tarpeg.preprocessing(tmp_path / "x.ckpt")
+    again = module(photos, Own())
+    trainer(tmp_path).validate(Net(), datamodule=again, ckpt_path=tmp_path / "x.ckpt", verbose=False)
+    for stored in ({"crop": 5}, {}, {**described(own.splits["val"], None), "crop": {"name": "system"}}):
+        with pytest.raises(ResumeError, match="cannot be read"):
+            restored(stored)
+    with pytest.raises(ResumeError, match="does not say how its validation"):
+        tarpeg.preprocessing({"state_dict": {}})
+
+
+@pytest.mark.parametrize("crop", [tarpeg.RandomCrop(8), [VAL, VAL]], ids=str)
+def test_a_compose_is_of_one_fixed_crop(photos, crop):
+    with pytest.raises(ValueError, match=r"is not one fixed crop: use split\(\)"):
+        restored(described(tarpeg.Split(photos, crop), None)).compose()
+    with pytest.raises(ValueError, match=r"interpolation='lanczos' .*use split"):
+        restored(described(tarpeg.Split(photos, VAL, interpolation="lanczos"), None)).compose()

@@ -1,0 +1,86 @@
+"""What ``train.py`` keeps of its command line in a checkpoint, and takes from it to validate or predict."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from .checks import ConfigError, read_checkpoint
+
+_KEY = "train.py"
+_KEPT = ("data", "augment", "model", "experiment")
+"""Groups of a training that its checkpoint belongs to; trainer, logger and so on are those of a run."""
+# What names code, or runs it, such as the URL "pipe:" of a stream: a checkpoint that anyone may have written
+# must not. Braces are expanded later, and might spell it.
+_CODE = re.compile(r"_target_|_args_|pipe|streaming|\$\{|\{[^}]*,|\}.*:")
+
+
+class KeepArguments(lightning.Callback):
+    """Keep the settings of data and model in every checkpoint: with it alone, one can validate and predict.
+
+    Args:
+        arguments: of the command line, as overrides.
+    """
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self.arguments = [str(each) for each in arguments if _group_of(each) in _KEPT]
+
+    def on_save_checkpoint(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Add them."""
+        checkpoint[_KEY] = {"arguments": self.arguments}
+
+
+def with_those_of_checkpoint(arguments: Sequence[str]) -> list[str]:
+    """Return a command line, for ``validate=true`` and ``predict=`` with the settings of its checkpoint.
+
+    What the command line gives replaces what the checkpoint has.
+
+    Raises:
+        ConfigError: if the checkpoint's settings name code, and trust_ckpt=true is not given.
+    """
+    given = {key: value for key, _, value in (each.partition("=") for each in arguments)}
+    path, trusted = given.get("ckpt_path", "").strip("'\""), given.get("trust_ckpt", "").lower() == "true"
+    is_asked = "predict" in given or given.get("validate", "").lower() == "true"
+    if not is_asked or not Path(path).is_file() or any(each[:1] == "-" for each in arguments):
+        return [*arguments]
+    try:
+        checkpoint = read_checkpoint(path, trusted=trusted)
+    except ConfigError:  # of which check_run reports the reason
+        return [*arguments]
+    kept = [each for each in _arguments_in(checkpoint) if not _is_replaced(each, given)]
+    if (code := [each for each in kept if _CODE.search(each)]) and not trusted:
+        raise ConfigError(
+            f"ckpt_path={path} was trained with {' '.join(code)}, which names code: give the same, or "
+            "trust_ckpt=true if you trust whoever wrote the checkpoint"
+        )
+    return [*kept, *arguments]
+
+
+def _arguments_in(checkpoint: Any) -> list[str]:
+    """Return the settings in a checkpoint, of the groups that belong to it and in Hydra's form."""
+    stored = checkpoint.get(_KEY) if isinstance(checkpoint, Mapping) else None
+    found = stored.get("arguments") if isinstance(stored, Mapping) else None
+    return [each for each in found or () if isinstance(each, str) and _group_of(each) in _KEPT]
+
+
+def _group_of(argument: str) -> str:
+    try:
+        OverridesParser.create().parse_override(argument)
+    except HydraException:
+        return ""
+    return re.split(r"[.=@:]", argument.lstrip("+~"))[0]
+
+
+def _is_replaced(argument: str, given: Mapping[str, str]) -> bool:
+    """Return whether the command line has that setting, or chooses another option of its group."""
+    key = argument.partition("=")[0].lstrip("+~")
+    keys = {name.lstrip("+~") for name in given}
+    return key in keys or (_group_of(argument) in keys and given[_group_of(argument)] != "null")
