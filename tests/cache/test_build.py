@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import tarpeg
 from helpers.odd_files import kernel_log, odd_files
 from helpers.pictures import full, jpeg, picture, pixels, saved
 from helpers.small_caches import contents, shard_files
@@ -37,6 +38,7 @@ from tarpeg.cache import job
 from tarpeg.cache.report import left_out_lines, summarise_build, summarise_check
 from tarpeg.shards import tar_writer
 from tarpeg.shards.classes import stored_classes
+from tarpeg.shards.folder import SHORTENED
 from tarpeg.shards.manifest import read_manifest
 from tarpeg.shards.mapped import Shards
 from tarpeg.shards.paths import expand
@@ -692,3 +694,22 @@ def test_odd_files_of_a_folder_are_quarantined_in_bounded_time(tmp_path, cache):
     reasons["cat/sparse"] = f"unreadable: {1 << 42} bytes are more than {1 << 30}"
     found = {bad.key: bad.reason for bad in report.quarantine}
     assert "empty" in found.pop("cat/kernel") and (report.samples, found) == (1, reasons)
+
+
+@pytest.mark.parametrize("name", ["n" * 251, "\u00e4" * 125, "n" * 96, "d" * 200 + "/" + "e" * 200 + "/a"])
+def test_long_names_get_shortened_keys_and_are_listed(tmp_path, cache, caplog, name):
+    root = tmp_path / "pets"
+    for number, stem in enumerate([name, name[:-1] + "b", "short"]):
+        (path := root / "cat" / f"{stem}.jpg").parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg("420", 64, 80, number))
+    report = build(root, cache)
+    stored = keys(cache)
+    assert report.samples == len({*stored}) == 3 and "cat/short" in stored and not report.quarantine
+    assert report.findings[SHORTENED][0] == 2, report.findings
+    for key in stored:
+        folder, _, own = f"{key}.jpeg".encode().rpartition(b"/")
+        assert len(folder) <= 155 and len(own) <= 100
+    assert sorted(file.key for file in Folder(root).files()) == sorted(stored), "the same in every build"
+    tarpeg.make_shards(tmp_path / "shards", Folder(root), workers=0)
+    assert f"{SHORTENED}: 2, the first is key" in caplog.text
+    assert sorted(keys(tmp_path / "shards")) == sorted(stored)

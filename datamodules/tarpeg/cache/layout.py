@@ -17,7 +17,7 @@ from .. import processes
 from ..errors import CacheError, check_integer
 from ..files import LARGEST_IMAGE
 from ..sampling import rng
-from ..shards.folder import NESTED, Folder, ImageFile, only_nested
+from ..shards.folder import NESTED, SHORTENED, Folder, ImageFile, only_nested, only_shortened
 from ..shards.index import Int64, ShardIndex, TarIndex, build, load
 from ..shards.manifest import BUILDING, Finding, Quarantined
 from ..shards.tar_writer import tar_nbytes
@@ -102,11 +102,12 @@ def assign_files(folder: Folder, layout: Layout) -> Assignment:
     samples = layout.samples_per_shard if layout.is_cut else _FOLDER_SHARD
     inputs: list[tuple[str, ShardInput]] = []
     lost: list[Quarantined] = []
-    nested: list[ImageFile] = []
+    found_of: dict[str, list[ImageFile]] = {NESTED: [], SHORTENED: []}
     source_bytes = 0
     for split, part in folder.parts().items():
         files, stats, listed = [], [], part.files()
-        nested += only_nested(listed)
+        found_of[NESTED] += only_nested(listed)
+        found_of[SHORTENED] += only_shortened(listed)
         for file in listed:
             try:
                 found = os.stat(file.path)  # noqa: PTH116
@@ -126,8 +127,11 @@ def assign_files(folder: Folder, layout: Layout) -> Assignment:
             name = f"{split}-{number:06d}" if split else f"{number:06d}"
             images = ImageFiles(str(part.directory()), tuple(files[start:stop]), tuple(stats[start:stop]))
             inputs.append((name, images))
-    first = min(nested, key=lambda file: file.key, default=None)
-    findings = {NESTED: Finding(len(nested), folder.root, first.key, "")} if first else {}
+    findings = {
+        kind: Finding(len(own), folder.root, min(file.key for file in own), "")
+        for kind, own in found_of.items()
+        if own
+    }
     return Assignment(len(inputs), source_bytes, inputs, tuple(lost), findings)
 
 

@@ -26,7 +26,7 @@ from ..processes import ProcessExecutor, map_in_order
 from ..progress import progress
 from ..remedies import Message, Setting
 from ..shards.classes import joined_classes, write_classes
-from ..shards.folder import NESTED, Folder, ImageFile, left_out_line, only_nested
+from ..shards.folder import NESTED, SHORTENED, Folder, ImageFile, left_out_line, only_nested, only_shortened
 from ..shards.pillow import BROKEN, PILLOW_FORMATS
 from ..shards.tar_writer import OWNER, RECORD, write_tar
 from ..shards.urls import local_folder
@@ -163,9 +163,10 @@ def _files(folder: Folder, out: Path, samples: int | None) -> list[ImageFile]:
         )
     files = folder.files()
     if folder.split in ("all", "train"):  # once for all splits
-        nested = [file.key for file in only_nested(files)]
-        found = f"{NESTED}: {len(nested)}, the first is key {min(nested)!r}" if nested else ""
-        for line in filter(None, (left_out_line(folder.left_out()), found)):
+        kinds = {NESTED: only_nested(files), SHORTENED: only_shortened(files)}
+        keys = {kind: [file.key for file in own] for kind, own in kinds.items() if own}
+        found = [f"{kind}: {len(own)}, the first is key {min(own)!r}" for kind, own in keys.items()]
+        for line in filter(None, (left_out_line(folder.left_out()), *found)):
             log.warning("%s: %s", folder.root, line)
     if samples is not None and samples > len(files):
         raise ValueError(f"samples={samples} must be at most {len(files)}, the images of {folder.root}")

@@ -32,6 +32,9 @@ _WORDS = {"training": "train", "testing": "test", "eval": "val", "evaluation": "
 _ALL = _SPLITS | _WORDS
 _FEW = 4  # directories: train and three others; among more, train with sub-directories may well be a class
 NESTED = "images in sub-directories of a class without other images, which have the label of that class"
+SHORTENED = "names that are too long for a tar: the key has their beginning, ~ and a hash"
+_DIGITS = 16
+_HASHED = re.compile(rf"~[0-9a-f]{{{_DIGITS}}}(_[0-9]+)?(/|$)")
 _REMEDY = "Repair or remove it; tarpeg.build_cache leaves such files out, and lists them."
 _SHOWN = 8  # kinds of files in a message
 
@@ -369,6 +372,11 @@ def only_nested(files: Sequence[ImageFile]) -> list[ImageFile]:
     return [file for file in files if file.label not in direct]
 
 
+def only_shortened(files: Sequence[ImageFile]) -> list[ImageFile]:
+    """Return the images whose names are too long for a tar: their keys have a hash."""
+    return [file for file in files if _HASHED.search(file.key)]
+
+
 def left_out_line(counts: Mapping[str, int]) -> str:
     """Format the counts of Folder.left_out in one line; empty without any."""
     one = re.compile("^(image|file|folder|link)s")
@@ -472,11 +480,10 @@ def _scan(root: Path, classes: dict[str, int]) -> list[ImageFile]:
             relative = os.path.relpath(path, root)
             key = os.path.splitext(relative)[0].replace(os.sep, "/").replace(".", "_")  # noqa: PTH122
             plain, copies = key, 1
-            while key in keys:  # a.b.jpg and a_b.jpg, or a.jpg and a.png
+            while (key := _fitting(key)) in keys:  # a.b.jpg and a_b.jpg, or a.jpg and a.png
                 copies += 1
                 key = f"{plain}_{copies}"
             keys.add(key)
-            _check_name(path, key)
             files.append(ImageFile(path, key, classes[name]))
     if not files:
         raise ShardError(f"root={str(root)!r} has no image ({_kinds()}) in its sub-directories.")
@@ -573,10 +580,21 @@ def _is_image(name: str, extensions: Collection[str]) -> bool:
     return not name.startswith(".") and Path(name).suffix.lower().removeprefix(".") in extensions
 
 
-def _check_name(path: str, key: str) -> None:
-    folder, _, name = f"{key}.jpeg".encode("utf-8", "surrogateescape").rpartition(b"/")
-    if len(name) > 100 or len(folder) > 155:
-        raise ShardError(f"{path}: names in a tar have at most 100 bytes, their folders 155. Shorten it.")
+def _fitting(key: str) -> str:
+    """Return a key that fits into the header of a tar: names have at most 100 bytes, their folders 155."""
+    folder, _, name = key.rpartition("/")
+    return f"{_shortened(folder, 155)}/{_shortened(name, 100 - len('.jpeg'))}"
+
+
+def _shortened(text: str, most: int) -> str:
+    """Return a text of at most so many bytes: itself, or its beginning and a hash of it."""
+    content = text.encode("utf-8", "surrogateescape")
+    if len(content) <= most:
+        return text
+    end = f"~{hashlib.sha256(content).hexdigest()[:_DIGITS]}"
+    while len(text.encode("utf-8", "surrogateescape")) > most - len(end):
+        text = text[:-1]
+    return text + end
 
 
 def _evenly(files: list[ImageFile]) -> list[ImageFile]:
