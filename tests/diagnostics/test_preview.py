@@ -192,15 +192,26 @@ def test_a_transform_beside_torchvisions(photos, tmp_path):
 
 
 def test_a_wrong_box_is_seen(photos, tmp_path, monkeypatch):
-    done = comparison_sheet(module(photos), tmp_path / "a.png", split="val")
+    done = comparison_sheet(module(photos), tmp_path / "a.png")
     by_torchvision = preview._by_torchvision
     monkeypatch.setattr(
         preview,
         "_by_torchvision",
-        lambda source, box, *rest: by_torchvision(source, [box[0], box[1], box[2], box[3] // 2], *rest),
+        lambda source, crop, box, *rest: by_torchvision(
+            source, crop, [box[0], box[1], box[2], box[3] // 2], *rest
+        ),
     )
-    wrong = comparison_sheet(module(photos), tmp_path / "b.png", split="val")
+    wrong = comparison_sheet(module(photos), tmp_path / "b.png")
     assert min(wrong.means) > 3 * max(done.means)
+
+
+def test_a_center_crop_beside_torchvisions_own_resize_and_crop(photos, tmp_path):
+    def compared(fidelity):
+        split = Split(photos, CenterCrop(24, shorter=29), fidelity=fidelity)
+        return comparison_sheet(ShardDataModule(val=split, workers=0), tmp_path / "a.png", split="val")
+
+    assert max(compared("exact").maxima) == 0
+    assert max(compared("fast").means) > 1, "the box of whole pixels of the source"
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from ..loader.augmenting import augment_on_arrival, modules_of, params_of, uncom
 from ..loader.batch import AnyBatch, KeyedTargetBatch, TargetBatch, by_size, by_view
 from ..loader.checks import kind_of
 from ..ops import matrices
+from ..sampling.crops import CenterCrop, crop_at
 from ..sampling.geometry import View
 from ..sampling.sampler import Request
 from ..shards.pillow import open_rgb
@@ -127,8 +128,9 @@ def comparison_sheet(
 ) -> Comparison:
     """Draw the first samples of an epoch as torchvision and as this library crops them.
 
-    torchvision v2 crops and resizes the whole image that Pillow decoded, with the same boxes and flips and
-    with the interpolation of the split. Each sample has its source, torchvision's crop, ours, and their
+    torchvision v2 crops and resizes the whole image that Pillow decoded, with the same random boxes and flips
+    and with the interpolation of the split; a ``CenterCrop`` is torchvision's own ``Resize`` and
+    ``CenterCrop``. Each sample has its source, torchvision's crop, ours, and their
     difference, amplified around gray, of the first view of each size. ``augment`` is not compared.
 
     Args:
@@ -176,8 +178,9 @@ def comparison_sheet(
             differences = []
             for number, (images, pipeline) in enumerate(zip(views, loader.split.pipelines, strict=True)):
                 is_flipped = bool(drawn[number].flips[0])
+                crop = crop_at(pipeline.crop, epoch)
                 box = drawn[number].boxes[0].tolist()
-                theirs = _by_torchvision(source, box, is_flipped, images[row], pipeline)
+                theirs = _by_torchvision(source, crop, box, is_flipped, images[row], pipeline)
                 differences.append(images[row].int() - theirs.int())
                 if [each.shape for each in differences].count(differences[-1].shape) == 1:
                     _add_comparison(card, theirs, images[row], differences[-1])
@@ -230,15 +233,26 @@ def _saved(page: Image.Image, path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _by_torchvision(source: Image.Image, box: list[int], flip: bool, ours: Tensor, pipeline: Any) -> Tensor:
-    """Crop and resize with torchvision v2 to the size of ``ours``, [C, H, W]."""
+def _by_torchvision(
+    source: Image.Image, crop: Any, box: list[int], flip: bool, ours: Tensor, pipeline: Any
+) -> Tensor:
+    """Crop and resize with torchvision v2 to the size of ``ours``, [C, H, W].
+
+    ``box`` is the random part of it: a ``CenterCrop`` is torchvision's own, after its ``Resize``.
+    """
     from torchvision.transforms.v2 import InterpolationMode, functional
 
     mode = InterpolationMode({"area": "box"}.get(pipeline.interpolation, pipeline.interpolation))
     picture: Any = source if len(ours) == 3 else source.convert("L")
     if mode not in (InterpolationMode.LANCZOS, InterpolationMode.BOX):  # these two are Pillow's alone
         picture = functional.pil_to_tensor(picture)
-    part = functional.resized_crop(picture, *box, list(ours.shape[1:]), mode, antialias=pipeline.antialias)
+    size = list(ours.shape[1:])
+    if type(crop) is CenterCrop:
+        if crop.shorter is not None:
+            picture = functional.resize(picture, [crop.shorter], mode, antialias=pipeline.antialias)
+        part = functional.center_crop(picture, size)
+    else:
+        part = functional.resized_crop(picture, *box, size, mode, antialias=pipeline.antialias)
     part = functional.horizontal_flip(part) if flip else part
     result: Tensor = part if isinstance(part, Tensor) else functional.pil_to_tensor(part)
     return result

@@ -53,6 +53,7 @@ from .batch import (
 )
 from .config import OnError
 from .python_steps import PythonSteps, is_for_pillow
+from .resize_first import ResizeFirst, resizes_first
 from .split import Split
 from .targets import move_targets, read_targets
 from .workers import end_if_forked
@@ -167,6 +168,7 @@ class Fetcher:
         end_if_forked()  # a source and a crop may be the user's own
         crops_into = out if self.split.is_decoded_only else None
         decoded = self._decode(encoded, views, crops_into, threads)
+        self._resize_first(encoded, views, decoded)
         self._run_python(encoded, views, decoded, out)
         return views, decoded
 
@@ -382,6 +384,18 @@ class Fetcher:
         if not self.split.is_decoded_only or self.pixels.worker_augment is not None:
             return PixelFormat()
         return self.split.pipelines[0].levels or self.pixels
+
+    def _resize_first(self, encoded: Encoded, views: list[View], decoded: Decoded) -> None:
+        """Replace the crops of views that are resized before they are cropped, as torchvision does it."""
+        if not decoded.images:
+            return
+        parts, epoch = by_view(of_sizes(decoded.images), self.split.view_groups), encoded.request.epoch
+        limit = self.max_pixels or MAX_PIXELS
+        for number, pipeline in enumerate(self.split.pipelines):
+            crop = resizes_first(pipeline, self.split.fidelity, epoch)
+            if crop is not None:
+                step = ResizeFirst(self._python_steps, pipeline, crop, self._crop_format, limit)
+                views[number] = step.run(encoded, views[number], decoded, parts[number])
 
     # 4. Run the steps in Python
 

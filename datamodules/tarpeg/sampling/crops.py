@@ -192,10 +192,10 @@ class CenterCrop:
 
     Args:
         size: Size of the result in pixels: (height, width), or an int for a square.
-        shorter: The crop equals "resize the shorter side to that many pixels, then crop the centre", taken as
-            one box: its shorter side is size / shorter of the image's. At least the smaller side of ``size``.
-            The box lies on whole pixels of the source, up to half a pixel from torchvision's at any
-            ``fidelity``; a ``Split(transform=...)`` of Resize and CenterCrop has torchvision's own.
+        shorter: Resize the shorter side to that many pixels, then crop the centre. At least the smaller side
+            of ``size``. ``Split(fidelity="exact")`` does this as torchvision, bit for bit, on the whole
+            image. ``"fast"`` decodes one box, whose shorter side is size / shorter of the image's: it lies on
+            whole pixels of the source, up to half a pixel from torchvision's.
 
     Example:
         >>> split = tarpeg.Split(shards, tarpeg.CenterCrop(128, shorter=144))

@@ -68,8 +68,10 @@ class View:
         )
 
     def put(self, row: int, other: View) -> None:
-        """Overwrite one row's size, box and flip by those of the only row of ``other``."""
+        """Overwrite one row's size, box, flip and affine by those of the only row of ``other``."""
         self.sizes[row], self.boxes[row], self.flips[row] = other.sizes[0], other.boxes[0], other.flips[0]
+        if self.affine is not None and other.affine is not None:
+            self.affine[row] = other.affine[0]
 
     def forget(self, row: int) -> None:
         """Overwrite one row's box: its geometry is not known."""

@@ -324,6 +324,8 @@ def _decoder_time(pipeline: Pipeline, fidelity: str, channels: int) -> float | N
     crop = pipeline.crop if isinstance(pipeline.crop, Uncropped) else crop_at(pipeline.crop, 0)
     if type(crop) not in (Uncropped, RandomResizedCrop, RandomCrop, CenterCrop, Whole):
         return None
+    if fidelity == "exact" and isinstance(crop, CenterCrop) and crop.shorter:
+        return None  # resized by torch
     height, width = (max(pair) for pair in zip(_HEIGHT_WIDTH, crop.size, strict=True))
     size = crop.target(height, width) if isinstance(crop, Uncropped) else crop.size
     count = _count(*size)

@@ -1,0 +1,112 @@
+"""``CenterCrop(size, shorter=)`` at ``fidelity="exact"`` is torchvision's Resize and CenterCrop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tarpeg
+import torch
+from helpers import reference
+from helpers.loaders import load
+from helpers.pictures import jpeg, picture
+from helpers.small_tars import sample
+from PIL import Image
+from tarpeg import CenterCrop, Progressive, RandomResizedCrop
+from torchvision.transforms import v2
+
+SIZES = [(150, 200), (200, 151), (113, 97), (64, 64), (65, 300), (40, 31)]
+CROP = CenterCrop(56, shorter=64)
+
+
+@pytest.fixture
+def shard(shard_of):
+    images = [sample(n, jpeg("420", *size, seed=n)) for n, size in enumerate(SIZES)]
+    return shard_of(*images, sample(6, picture("PNG"), "png"))
+
+
+def exact(path, crop=CROP, **options):
+    options = {"fidelity": "exact", "flip": 0.0, "shuffle": False, "workers": 0, "batch_size": 7, **options}
+    return load(path, crop, **options)
+
+
+def theirs(loader, shorter=64, size=56, mode="bilinear", is_gray=False):
+    steps = v2.Compose([v2.Resize(shorter, v2.InterpolationMode(mode)), v2.CenterCrop(size)])
+    found = []
+    for file in loader.fetcher.shards.images(np.arange(7)):
+        image = reference.decode(file)
+        if mode in ("lanczos", "box"):
+            image = Image.fromarray(image.movedim(0, -1).numpy())
+        done = steps(image)
+        found.append(done if isinstance(done, torch.Tensor) else v2.functional.pil_to_tensor(done))
+    return torch.stack(found)
+
+
+@pytest.mark.filterwarnings("ignore:.*not a JPEG")
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "lanczos", "box", "nearest", "nearest-exact"])
+def test_the_same_bytes_as_torchvision(shard, mode):
+    loader = exact(shard, interpolation=mode)
+    (batch,) = loader
+    assert torch.equal(batch.image, theirs(loader, mode=mode))
+    assert batch.image.is_contiguous(memory_format=torch.channels_last)
+    (fast,) = exact(shard, interpolation=mode, fidelity="fast")
+    assert not torch.equal(fast.image, batch.image)
+
+
+@pytest.mark.filterwarnings("ignore:.*not a JPEG")
+def test_crops_that_are_larger_than_the_resized_image_are_padded(shard):
+    crop = CenterCrop((50, 140), shorter=64)
+    loader = exact(shard, crop)
+    (batch,) = loader
+    assert torch.equal(batch.image, theirs(loader, size=(50, 140)))
+
+
+@pytest.mark.filterwarnings("ignore:.*not a JPEG")
+@pytest.mark.parametrize("runner", [{"threads": 0}, {"threads": 2}, {"workers": 1}], ids=str)
+def test_views_flips_and_normalised_results(shard, runner):
+    crops = [CROP, RandomResizedCrop(56), CenterCrop(30, shorter=31)]
+    (batch,) = exact(shard, crops, **runner)
+    (alone,) = exact(shard)
+    assert torch.equal(batch.image[0][0], alone.image)
+    (mirrored,) = exact(shard, flip=1.0, **runner)
+    assert torch.equal(mirrored.image.flip(-1), alone.image)
+    (grown,) = exact(shard, Progressive(CROP, {0: 48}))
+    assert torch.equal(grown.image, theirs(exact(shard), size=48))
+    pixels = tarpeg.transforms.pixels.PixelFormat((0.5,) * 3, (0.25,) * 3, torch.float32)
+    (floats,) = exact(shard, pixels=pixels, **runner)
+    assert torch.equal(floats.image, tarpeg.Augment([0.5] * 3, [0.25] * 3)(alone.image))
+
+
+class Corners:
+    """The corners of torchvision's crop, in pixels of the source."""
+
+    def read(self, source, ids):
+        found = []
+        for height, width in source.sizes(ids).tolist():
+            short = min(height, width)
+            high, wide = 64 if height <= width else int(64 * height / short), 64
+            wide = wide if height > width else int(64 * width / short)
+            top, left = round((high - 56) / 2), round((wide - 56) / 2)
+            x, y = width / wide, height / high
+            found.append([[left * x, top * y], [(left + 56) * x, (top + 56) * y]])
+        return found
+
+    def move(self, value, view):
+        return view.points(value)
+
+
+@pytest.mark.parametrize("flip", [0.0, 1.0])
+def test_targets_follow(shard_of, flip):
+    path = shard_of(*(sample(n, jpeg("420", *size, seed=n)) for n, size in enumerate(SIZES)))
+    (batch,) = exact(path, flip=flip, targets=Corners())
+    wanted = [[56, 0], [0, 56]] if flip else [[0, 0], [56, 56]]
+    for points in batch.targets:
+        np.testing.assert_allclose(points, wanted, atol=1e-9)
+
+
+def test_a_substitute_and_an_image_that_would_be_too_large(shard_of):
+    long = jpeg("420", 4, 3000)
+    path = shard_of(sample(0, jpeg("420", 90, 80)), sample(1, b"nothing"), sample(2, long))
+    with pytest.warns(UserWarning, match="takes its place") as warned:
+        (batch,) = exact(path, max_pixels=1 << 20, max_bad=1.0)
+    assert batch.key == ["k0000"] * 3 and torch.equal(batch.image[0], batch.image[2])
+    assert any("'k0002': image is TOO_LARGE" in str(each.message) for each in warned)
