@@ -74,6 +74,42 @@ def run_two_ranks(folder: Path, code: str) -> list[Any]:
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
 
+_PROCESSES = """
+import os, signal, socket
+{imports}
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+children = set()
+for rank in range({count}):
+    child = os.fork()
+    if not child:
+        break
+    children.add(child)
+else:
+    status = 0
+    while children:
+        child, ended = os.wait()
+        children.discard(child)
+        if ended and not status:  # the others would wait for it
+            status = os.waitstatus_to_exitcode(ended)
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+    os._exit(abs(status))
+os.environ |= {{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "{count}"}}
+os.environ |= {{"LOCAL_WORLD_SIZE": "{count}", "OMP_NUM_THREADS": "1"}}
+os.environ |= {{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}}
+"""
+
+
+def run_processes(folder: Path, count: int, code: str, imports: str = "") -> subprocess.CompletedProcess[str]:
+    """Run code in processes with the environment that torchrun sets, and with their number in ``rank``.
+
+    ``imports``: code that runs once, before the processes are forked.
+    """
+    return run_file(folder / "processes.py", _PROCESSES.format(imports=imports, count=count) + code)
+
+
 def run_tool(
     name: str, *arguments: object, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:

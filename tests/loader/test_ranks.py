@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import re
 import types
+import warnings
 
 import pytest
+from helpers.checkouts import ROOT
 from helpers.loaders import ALL
-from helpers.scripts import run_two_ranks
-from tarpeg import CenterCrop, Loader, Split
+from helpers.scripts import run_processes, run_two_ranks
+from tarpeg import CenterCrop, Loader, ShardDataModule, Split
 from tarpeg.loader import ranks
 from tarpeg.loader.ranks import DataRank, data_rank, rank_of_strategy
+
+ALONE = {"rank": 0, "world": 1}
 
 
 def mesh(names, sizes, place):
@@ -44,6 +51,29 @@ def test_a_mesh_of_some_of_the_processes_compares_nothing(monkeypatch):
     assert data_rank(mesh=(whole, "dp")).is_everywhere and not data_rank(mesh=line).is_everywhere
     line._get_root_mesh = lambda: whole
     assert data_rank(mesh=line).is_everywhere, "a part of a mesh of all processes"
+
+
+def test_a_loader_that_was_made_before_the_process_group_is_refused(photos, monkeypatch):
+    early, given = (Loader(Split(photos, CenterCrop(8)), 4, workers=0, **at) for at in ({}, ALONE))
+    data = ShardDataModule(Split(photos, CenterCrop(8)), workers=0)
+    of_data = data.train_dataloader()
+    monkeypatch.setattr(ranks, "process_rank", lambda: (1, 2))
+    text = "this loader is of rank 0 of 1, but the process is rank 1 of 2. Create the loader after"
+    for begin in (lambda: iter(early), lambda: data.augmented(of_data), lambda: early.deliver(None)):
+        with pytest.raises(ValueError, match=text):
+            next(begin())
+    assert next(iter(given))
+
+
+def test_several_processes_without_a_process_group_are_a_warning(photos, monkeypatch):
+    loader, alone = (Loader(Split(photos, CenterCrop(8)), 12, workers=0, **at) for at in ({}, ALONE))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.warns(UserWarning, match=r"^WORLD_SIZE=2, but .*each .*reads all samples") as caught:
+        assert len([*loader, *loader]) == 4
+    assert len({str(warning.message) for warning in caught}) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(alone)
 
 
 @pytest.mark.parametrize(
@@ -140,3 +170,102 @@ def test_peers_of_one_rank_get_the_same_batches(photos, tmp_path):
         for rank in ranks:
             assert len(rank[f"errors{sizes}"]) == 2, "other samples, of another number and of the same"
             assert "Give every rank the same shards" in rank[f"errors{sizes}"][1]
+
+
+# Each way of the documentation, in one group of four processes; keys and sums of pixels of two epochs.
+WAYS = """
+import faulthandler, json, logging, os, runpy, warnings
+faulthandler.dump_traceback_later(200, exit=True)  # a run that hangs prints its stacks
+warnings.simplefilter("ignore")
+sys.argv = ["", {folder!r}, {folder!r}]
+runpy.run_path({example!r}, run_name="__main__")  # makes the group, and ends it
+import lightning
+from lightning.fabric.strategies import ModelParallelStrategy as FabricStrategy
+from lightning.pytorch.strategies import ModelParallelStrategy
+from tarpeg import Dataset, Loader, RandomResizedCrop, Split
+from helpers.loaders import load
+from helpers.training import Net, module, trainer
+
+class Sharded(Net):
+    def configure_model(self):
+        pass
+
+class Linear(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(3, 5)
+
+    def forward(self, pixel_values, labels, keys):
+        passed.append([keys, pixel_values.double().sum((1, 2, 3)).tolist()])
+        logits = self.net(pixel_values.float().mean((2, 3)))
+        return {{"loss": torch.nn.functional.cross_entropy(logits, labels)}}
+
+def seen(batches):
+    return [[batch.key, batch.image.double().sum((1, 2, 3)).tolist()] for batch in batches]
+
+NAMES = ("pixel_values", "labels", "keys")
+def outer(mesh, kind=torch.utils.data.DataLoader, **settings):
+    loader = Loader(split, keys=True, workers=0, mesh=mesh, batch_size=4)
+    return kind(Dataset(loader), batch_size=None, **settings)
+
+split = Split({folder!r}, RandomResizedCrop(16), flip=0.5)
+# By a file: at the port of the example's group its store may still be closing.
+torch.distributed.init_process_group("gloo", "file://" + {out!r} + "/store", rank=rank, world_size=4)
+found = {{}}
+for sizes in ((1, 4), (2, 2)):
+    name, found_now = "x".join(map(str, sizes)), {{}}
+    mesh = torch.distributed.init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp"))
+    given = (mesh, "dp")
+    found_now["plain"] = seen(Loader(split, 4, keys=True, workers=0, mesh=given))
+
+    strategy = FabricStrategy(lambda net, mesh: net, *sizes)
+    fabric = lightning.Fabric(accelerator="cpu", devices=4, strategy=strategy)
+    fabric.launch()
+    own = fabric.strategy.device_mesh, "data_parallel"
+    found_now["fabric"] = seen(fabric.setup_dataloaders(outer(own)))
+
+    run, net = trainer({out!r}, devices=4, strategy=ModelParallelStrategy(*sizes)), Sharded()
+    run.fit(net, datamodule=module({folder!r}, batch_size=4))
+    found_now["lightning"] = seen(net.seen["train"])
+
+    if {others!r}:
+        import accelerate, transformers
+        from torchdata.stateful_dataloader import StatefulDataLoader
+        found_now["torchdata"] = seen(outer(given, StatefulDataLoader))
+        _ = accelerate.Accelerator(cpu=True).prepare(torch.nn.Linear(1, 1))
+        found_now["accelerate"] = seen(outer(given))
+
+        class Trainer(transformers.Trainer):
+            def get_train_dataloader(self):
+                return outer(given, collate_fn=lambda b: dict(zip(NAMES, b)))
+
+        passed = []
+        settings = {{"num_train_epochs": 1, "use_cpu": True, "report_to": "none", "save_strategy": "no"}}
+        arguments = transformers.TrainingArguments({out!r}, disable_tqdm=True, **settings)
+        Trainer(Linear(), arguments).train()
+        found_now["transformers"] = passed
+    found[name] = found_now
+open({out!r} + "/rank" + str(rank) + ".json", "w").write(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_every_way_of_the_pages_gives_peers_the_same_batches(photos, tmp_path):
+    others = ["accelerate", "torchdata", "transformers"]
+    example = str(ROOT / "examples" / "plain_pytorch.py")
+    paths = {"folder": str(photos), "out": str(tmp_path), "example": example}
+    has_others = all(map(importlib.util.find_spec, others))
+    imports = "import torch, lightning" + has_others * ", accelerate, transformers"
+    done = run_processes(tmp_path, 4, WAYS.format(**paths, others=has_others), imports)
+    assert done.returncode == 0, done.stderr[-3000:]
+    accuracies = re.findall(r"^epoch [01]: accuracy 0\.\d{3} of 23 images$", done.stdout, re.M)
+    assert len(accuracies) == 2, "the example: one network, and every image once"
+    found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(4)]
+    for name in found[0]["1x4"]:
+        same = [rank["1x4"][name] for rank in found]
+        assert all(other == same[0] for other in same), f"{name}: tensor-parallel peers"
+        one, peer, two, its_peer = (rank["2x2"][name] for rank in found)
+        assert one == peer and two == its_peer, f"{name}: tensor-parallel peers"
+        keys = [[key for keys, _ in part for key in keys] for part in (same[0], one, two)]
+        assert sorted(keys[0]) == sorted(keys[1] + keys[2]) == ALL, f"{name}: every sample once"
+    assert len(found[0]["1x4"]) == (6 if has_others else 3)

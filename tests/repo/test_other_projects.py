@@ -93,7 +93,7 @@ def test_wrong_overrides_are_errors_of_hydra(project, override, output):
     ("script", "printed"),
     [
         ("without_hydra.py", r"(?s).*^accuracy [01]\.\d{3} after 2 steps$.*"),
-        ("plain_pytorch.py", r"(epoch [01]: accuracy [01]\.\d{3}\n){2}"),
+        ("plain_pytorch.py", r"(epoch [01]: accuracy [01]\.\d{3} of 16 images\n){2}"),
     ],
 )
 def test_scripts_without_hydra(project, script, printed):

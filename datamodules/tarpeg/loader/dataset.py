@@ -88,8 +88,11 @@ class Dataset(IterableDataset[Any]):
         accelerate: Any = sys.modules.get("accelerate.data_loader")
         if accelerate is None or accelerate.PartialState().num_processes == 1:
             return
-        outer = getattr(accelerate.GradientState().active_dataloader, "dataset", None)
-        if self in (outer, getattr(outer, "dataset", None)):  # dispatched batches, or an IterableDatasetShard
+        active = accelerate.GradientState().active_dataloader
+        outer = getattr(active, "dataset", None)
+        # A resumed transformers.Trainer leaves out batches of a DataLoader that was not prepared.
+        is_dispatched = outer is self and not isinstance(active, accelerate.SkipDataLoader)
+        if is_dispatched or getattr(outer, "dataset", None) is self:  # the latter: an IterableDatasetShard
             raise ValueError(
                 "Accelerate would divide the batches of this rank over all ranks. Do not give this "
                 "DataLoader to Accelerator.prepare(): the loader has batches of its own on every rank. In a "

@@ -313,6 +313,7 @@ class Loader:
 
     def _batches(self, pixels: PixelFormat) -> Iterator[AnyBatch]:
         """Yield the next epoch, with images in this format."""
+        self.ranks.check_processes()
         self._fetch_as(pixels)
         # Lightning makes an iterator before it sets the epoch: a generator reads it at the first next().
         self._iterations += 1

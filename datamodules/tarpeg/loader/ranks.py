@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
@@ -10,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..errors import ShardError
+from ..errors import ShardError, warn
 
 # A DeviceMesh of one dimension, or a tuple of a DeviceMesh and the names of its data-parallel dimensions.
 # Any, because torch.distributed may be missing.
@@ -41,13 +42,28 @@ class DataRank:
     is_everywhere: bool = True
 
     def check_processes(self) -> None:
-        """Raise ValueError if ``torch.distributed`` was initialised after this rank was read from it."""
+        """Compare this rank, if it was read from ``torch.distributed``, with what that is now.
+
+        Called when an iteration begins. Warns if a launcher has started several processes that are no group.
+
+        Raises:
+            ValueError: If ``torch.distributed`` was initialised after this rank was read from it.
+        """
+        if self.origin != "processes":
+            return
         process, processes = process_rank()
-        if self.origin == "processes" and (process, processes) != (self.rank, self.world):
+        if processes > 1 and (process, processes) != (self.rank, self.world):
             raise ValueError(
                 f"this loader is of rank {self.rank} of {self.world}, but the process is rank {process} of "
                 f"{processes}. Create the loader after torch.distributed is initialised: after "
-                "Fabric.launch(), for example."
+                "init_process_group(), or Fabric.launch()."
+            )
+        started = os.environ.get("WORLD_SIZE", "")
+        if self.world == 1 and started.isdecimal() and int(started) > 1 and not _is_initialised():
+            warn(
+                f"WORLD_SIZE={started}, but torch.distributed is not initialised: each process reads all "
+                "samples, and trains a network of its own. Call torch.distributed.init_process_group() "
+                "before the loader is created; Loader(rank=0, world=1) is for a process that works alone."
             )
 
     def compare(self, name: str, facts: Mapping[str, Any]) -> None:
@@ -86,9 +102,13 @@ class DataRank:
 
 def process_rank() -> tuple[int, int]:
     """Return rank and number of the processes of ``torch.distributed``; (0, 1) without it."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if _is_initialised():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
+
+
+def _is_initialised() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def data_rank(rank: int | None = None, world: int | None = None, mesh: Mesh = None) -> DataRank:
