@@ -1,4 +1,7 @@
-"""tarpeg with the Trainer of transformers: python transformers_trainer.py SHARDS OUT [CHECKPOINT]."""
+"""tarpeg with the Trainer of transformers: python transformers_trainer.py SHARDS OUT [CHECKPOINT].
+
+On several GPUs: torchrun --nproc-per-node 2 transformers_trainer.py SHARDS OUT [CHECKPOINT].
+"""
 
 import os
 import sys
@@ -61,7 +64,10 @@ class SetEpoch(TrainerCallback):
 
 def main(shards: str, out: str, checkpoint: str | None = None) -> None:
     """Train for two epochs, or continue a checkpoint to that end."""
-    arguments = TrainingArguments(out, num_train_epochs=2, save_steps=2, logging_steps=1, report_to="none")
+    # Without a GPU, processes of torchrun would not train together unless use_cpu is set.
+    cpu = {"use_cpu": not torch.accelerator.is_available()}
+    steps = {"num_train_epochs": 2, "save_steps": 2, "logging_steps": 1}
+    arguments = TrainingArguments(out, **steps, **cpu, report_to="none")
     torch.manual_seed(0)
     data = tarpeg.ShardDataModule(
         train=tarpeg.Split(shards, tarpeg.RandomResizedCrop(64), flip=0.5),

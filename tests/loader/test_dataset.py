@@ -11,8 +11,8 @@ import pytest
 import torch
 from helpers.checkouts import ROOT
 from helpers.loaders import ALL, digest, keys_of, load
-from helpers.scripts import run_file, run_two_ranks
-from helpers.small_tars import sample
+from helpers.scripts import run_file, run_processes, run_two_ranks
+from helpers.small_tars import sample, write_tar
 from helpers.training import module
 from tarpeg import Augment, Dataset, Streaming
 from torch.utils.data import DataLoader, default_collate
@@ -209,3 +209,24 @@ def test_the_trainer_of_transformers_resumes_to_the_same_losses(photos, tmp_path
 
     whole = losses(tmp_path / "whole")
     assert losses(tmp_path / "resumed", tmp_path / "whole" / "checkpoint-4") == whole
+
+
+TWICE = """
+sys.path[:0] = [{examples!r}]
+from transformers_trainer import main
+main({shards!r}, {out!r} + "/whole")
+main({shards!r}, {out!r} + "/resumed", {out!r} + "/whole/checkpoint-4")
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_of_the_trainer_of_transformers_resume_within_an_epoch(tmp_path):
+    for name in ("transformers", "accelerate"):
+        pytest.importorskip(name, reason=f"{name} is in the dev extra")
+    shards = write_tar(tmp_path / "x.tar", [member for number in range(40) for member in sample(number)])
+    paths = {"shards": str(shards), "out": str(tmp_path), "examples": str(ROOT / "examples")}
+    imports = "os.environ['CUDA_VISIBLE_DEVICES'] = ''; import transformers, accelerate"
+    done = run_processes(tmp_path, 2, TWICE.format(**paths), imports)
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = re.findall(r"6 steps, losses (.*)$", done.stdout, re.M)
+    assert len(losses) == 4 and len({*losses}) == 1, "of both processes, without and with a stop"
