@@ -81,7 +81,51 @@ QUICK = {
     "docs/coming-from.md": {"workers=8": "workers=1"},
 }
 # Code before a page's blocks, and after them: take a batch of every split that they define.
-BEFORE = {"README.md": f"{PATHS}import lightning, torch\nfrom helpers.training import Net\nmodel = Net()\n"}
+SERVED = """
+import lightning, tarpeg, torch, torchvision
+
+class Served(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torchvision.models.resnet18(num_classes=2)
+
+    def training_step(self, batch, _):
+        return torch.nn.functional.cross_entropy(self.net(batch.image), batch.label)
+
+    def predict_step(self, batch, _):
+        return self.net(batch.image).softmax(1)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+tarpeg.FolderShards("data/pets", "data/served")()
+trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False)
+train, val = (tarpeg.Split(f"data/served/{part}-*.tar", crop) for part, crop in (
+    ("train", tarpeg.RandomResizedCrop(64)), ("val", tarpeg.CenterCrop(64, shorter=70))))
+_options = {"augment": tarpeg.Augment([0.4] * 3, [0.3] * 3), "batch_size": 2, "workers": 0}
+trainer.fit(Served(), datamodule=tarpeg.ShardDataModule(train, val, **_options))
+trainer.save_checkpoint("data/run.ckpt")
+"""
+BEFORE = {
+    "README.md": f"{PATHS}import lightning, torch\nfrom helpers.training import Net\nmodel = Net()\n",
+    "docs/serving.md": SERVED,
+}
+# What the blocks of a page have found: classes and probabilities of images, as a Trainer predicts them.
+CHECKS = {
+    "docs/serving.md": """
+_data = tarpeg.ShardDataModule(predict=tarpeg.Split("data/photos", val.crop, target=None), **_options)
+_shares = torch.cat(trainer.predict(Served(), datamodule=_data, ckpt_path="data/run.ckpt"))
+_expected = [(["class0", "class1"][row.argmax()], float(row.max())) for row in _shares]
+_single = [classify(path.read_bytes()) for path in sorted(Path("data/photos").iterdir())]
+assert len(_expected) == 3 and labels.tolist() == _shares.argmax(1).tolist()
+for _bound, _found in ((1e-5, found), (0.02, _single)):
+    for (_name, _share), (_other, _wanted) in zip(_found, _expected, strict=True):
+        assert _name == _other and abs(_share - _wanted) < _bound, (_found, _expected)
+_png = io.BytesIO()
+Image.open("data/photos/0.jpg").save(_png, "png")
+assert classify_all([_png.getvalue()])[0][0] == _expected[0][0]
+"""
+}
 AFTER = """
 import tarpeg as _t
 _seen = 0
@@ -240,7 +284,7 @@ class Reader:
         source = self._here(self._changed(text, QUICK.get(page, {})))
         start = f"import sys\nsys.path.insert(0, {str(self.place / 'datamodules')!r})\n"
         path = self.place / f"{Path(page).stem}_blocks.py"
-        path.write_text(start + BEFORE.get(page, "") + source + AFTER)
+        path.write_text(start + BEFORE.get(page, "") + source + CHECKS.get(page, "") + AFTER)
         return self._run(f"python {path}")
 
 
