@@ -135,6 +135,11 @@ def test_settings_out_of_range(settings, text):
         LoaderConfig(**settings)
 
 
+def test_no_image_is_left_out_of_a_training(photos):
+    with pytest.raises(ValueError, match="on_error='leave_out'"):
+        load(photos, on_error="leave_out")
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_too_many_broken_images_end_the_epoch(shard_of, workers):
     def batches(broken, **settings):

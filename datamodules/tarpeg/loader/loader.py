@@ -127,6 +127,11 @@ class Loader:
         config = config or LoaderConfig()
         if changes:
             config = replace(config, **changes)
+        if training and config.on_error == "leave_out":
+            raise ValueError(
+                "on_error='leave_out' makes batches smaller, for training=False alone: choose 'substitute' or "
+                "'raise'. ShardDataModule leaves out undecodable images of predict= by itself"
+            )
         self.config = config
         self.ranks = data_rank(rank, world, mesh)
         self.split, self.training, self.device = split, training, device
