@@ -130,6 +130,17 @@ def test_what_is_stored_prepares_the_same_images(photos, settings, augment):
     assert found.shape == expected.shape and ((found - expected).abs().mean() * scale) < 0.7
 
 
+def test_a_compose_takes_the_box_of_the_decoder(photos):
+    split = tarpeg.Split(photos, VAL)
+    source = split.open()
+    files, sizes = source.images(range(23)), source.sizes(range(23))
+    expected, _ = tarpeg.decode_batch(files, torch.from_numpy(VAL.boxes(sizes)), size=16, fidelity="exact")
+    compose = restored(described(split, None)).compose()
+    for file, size, image in zip(files, sizes.tolist(), expected, strict=True):
+        found = compose(tarpeg.decode_crop(file, 0, 0, *size))
+        assert (found.int() - image.int()).abs().max() <= 1
+
+
 class Own:
     """A crop of one's own."""
 

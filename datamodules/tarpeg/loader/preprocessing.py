@@ -90,13 +90,13 @@ class Preprocessing:
     def compose(self) -> Any:
         """Return a ``v2.Compose`` that does the same to one image: PIL's in RGB, or uint8 ``[C, H, W]``.
 
-        It crops the same box, and resizes with torchvision's arithmetic: see docs/fidelity.md.
+        It crops as the split does, and resizes with torchvision's arithmetic: see docs/fidelity.md.
 
         Raises:
             ValueError: For a random crop, several views, and an interpolation that torchvision does not have
                 for tensors.
         """
-        from torchvision.transforms import v2
+        from torchvision.transforms import InterpolationMode, v2
 
         from ..transforms.boxed import Boxed
 
@@ -108,7 +108,11 @@ class Preprocessing:
                 raise ValueError(
                     f"interpolation={self.interpolation!r} of tensors is not in torchvision: use split()"
                 )
-            parts.append(Boxed(self.crop, self.interpolation))
+            if self.fidelity == "exact" and isinstance(self.crop, crops.CenterCrop) and self.crop.shorter:
+                mode = InterpolationMode(self.interpolation)
+                parts += [v2.Resize(self.crop.shorter, mode), v2.CenterCrop(self.crop.size)]
+            else:
+                parts.append(Boxed(self.crop, self.interpolation))
         parts += [_step_of(step) for step in self.steps or ()]
         if self.mean is not None and self.std is not None:
             parts += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(self.mean), list(self.std))]
