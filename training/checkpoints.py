@@ -56,7 +56,7 @@ def with_those_of_checkpoint(arguments: Sequence[str]) -> list[str]:
     except ConfigError:  # of which check_run reports the reason
         return [*arguments]
     kept = [each for each in _arguments_in(checkpoint) if not _is_replaced(each, given)]
-    if (code := [each for each in kept if _CODE.search(each)]) and not trusted:
+    if (code := [each for each in kept if _names_code(each)]) and not trusted:
         raise ConfigError(
             f"ckpt_path={path} was trained with {' '.join(code)}, which names code: give the same, or "
             "trust_ckpt=true if you trust whoever wrote the checkpoint"
@@ -69,6 +69,12 @@ def _arguments_in(checkpoint: Any) -> list[str]:
     stored = checkpoint.get(_KEY) if isinstance(checkpoint, Mapping) else None
     found = stored.get("arguments") if isinstance(stored, Mapping) else None
     return [each for each in found or () if isinstance(each, str) and _group_of(each) in _KEPT]
+
+
+def _names_code(argument: str) -> bool:
+    """Return whether a setting may run code: by itself, or by a file of settings that is not one of conf/."""
+    key, _, value = argument.lstrip("+~").partition("=")
+    return bool(_CODE.search(argument)) or (key in _KEPT and not re.fullmatch(r"[\w-]*", value))
 
 
 def _group_of(argument: str) -> str:

@@ -380,6 +380,7 @@ def test_a_checkpoint_brings_its_settings_but_no_code(tmp_path):
         "model.net._target_=os.abort",
         "+data.val.streaming=true",
         'data.val.shards="pipe:ls"',
+        "model=../../../tmp/evil",
         'data.val.shards="{p..p}ipe:ls"',
         "data.val.shards=${oc.env:HOME}",
     ):
