@@ -220,9 +220,11 @@ class PrefetchRunner(Runner):
                 submitted.append(job)
                 pool.submit(_job_message(*job) if self._workers else job)
                 if pool.pending > self._depth:
-                    yield _lend(self._result(pool, submitted[0]), buffers, dtype, *submitted.popleft())
+                    result = pool.result(functools.partial(_explain_slow, self._fetcher, submitted[0][1]))
+                    yield _lend(result, buffers, dtype, *submitted.popleft())
             while submitted:
-                yield _lend(self._result(pool, submitted[0]), buffers, dtype, *submitted.popleft())
+                result = pool.result(functools.partial(_explain_slow, self._fetcher, submitted[0][1]))
+                yield _lend(result, buffers, dtype, *submitted.popleft())
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -239,9 +241,6 @@ class PrefetchRunner(Runner):
         pool, self._pool, self._buffers = self._pool, None, None
         if pool is not None:
             pool.close(is_interrupted=is_interrupted)
-
-    def _result(self, pool: WorkerPool, job: Job) -> Any:
-        return pool.result(functools.partial(_explain_slow, self._fetcher, job[1]))
 
     def _start(self, nbytes: int) -> tuple[BatchBuffers, WorkerPool]:
         buffers = BatchBuffers(nbytes, self._depth, shared=self._workers > 0)
