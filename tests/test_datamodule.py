@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
+import pickle
 import re
 import warnings
 from functools import partial
@@ -28,6 +30,7 @@ from tarpeg import (
     Folder,
     FolderShards,
     KeyedBatch,
+    Layout,
     ShardDataModule,
     Split,
     build_cache,
@@ -716,3 +719,25 @@ def test_images_that_metrics_do_not_count_are_summed_up_once(shard_of):
             list(islice(loader, len(loader)))  # Lightning does not ask for more either
         found = [str(entry.message) for entry in warned if "takes its place" not in str(entry.message)]
         assert [text.partition(" cannot be decoded: metrics count")[0] for text in found] == texts, epoch
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))])
+def test_a_copy_of_a_used_data_module_goes_on_by_itself(photos, copied):
+    data = module(photos, workers=0)
+    loader = iter(data.train_dataloader())
+    first = next(loader).key
+    again = copied(data)
+    theirs = [batch.key for batch in again.train_dataloader()]
+    rest = [batch.key for batch in loader]
+    assert theirs == rest and sorted(key for keys in (first, *rest) for key in keys) == ALL
+    again.teardown()
+    assert [batch.key for batch in data.val_dataloader()], "the copy closes its own loaders only"
+
+
+@pytest.mark.parametrize("seed", [-3, 1 << 63])
+def test_a_seed_out_of_range_is_refused_at_once(photos, seed):
+    with pytest.raises(ValueError, match=rf"seed={seed} must be"):
+        module(photos, seed=seed)
+    with pytest.raises(ValueError, match=rf"seed={seed} must be"):
+        Layout(samples_per_shard=2, seed=seed)
+    assert next(iter(module(photos, workers=0, seed=(1 << 63) - 1).train_dataloader())).key

@@ -328,6 +328,13 @@ class ShardDataModule(lightning.LightningDataModule):
         if self._train is not None:
             self._train.load_state_dict(state)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has: all but the loaders, which it makes for itself, and where train was."""
+        state = {**self.__dict__, "_loaders": [], "_train": None, "_previous": None}
+        if self._train is not None:
+            state["_resume"] = self._train.state_dict()
+        return state
+
     def teardown(self, stage: str | None = None) -> None:
         """Stop the worker processes."""
         self._close()

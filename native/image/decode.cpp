@@ -115,9 +115,7 @@ Status decode(const uint8_t* data, size_t size, const Request& request, int read
               Header* header, uint8_t* out) {
   // What was decoded by this header is read by it: the file may be mapped and have changed since then.
   if (ready == 0) *header = read_header(data, size);
-  if (header->status != Status::kOk) return header->status;
-  if (static_cast<int64_t>(header->height) * header->width > request.max_pixels) return Status::kTooLarge;
-  if (!is_inside(request, *header)) return Status::kBoxOutside;
+  if (const Status status = check_request(request, *header); status != Status::kOk) return status;
 
   const Plan plan = plan_of(request, *header);
   const Orientation& orientation = plan.orientation;
@@ -300,6 +298,12 @@ unsigned decode_groups(const uint8_t* data, size_t size, View* views, int count,
 }
 
 }  // namespace
+
+Status check_request(const Request& request, const Header& header) noexcept {
+  if (header.status != Status::kOk) return header.status;
+  if (static_cast<int64_t>(header.height) * header.width > request.max_pixels) return Status::kTooLarge;
+  return is_inside(request, header) ? Status::kOk : Status::kBoxOutside;
+}
 
 Header read_header(const uint8_t* data, size_t size) noexcept {
   if (size >= 3 && std::memcmp(data, "\xFF\xD8\xFF", 3) == 0) return read_jpeg_header(data, size);

@@ -25,6 +25,9 @@ struct Request {
   bool is_gray = false;  // one channel: luma alone, or Pillow's convert("L")
 };
 
+// Whether an image with that header can be decoded for the request: its status, its size, and the box.
+Status check_request(const Request& request, const Header& header) noexcept;
+
 // A crop of an image, where it goes, and its result.
 struct View {
   Request request;

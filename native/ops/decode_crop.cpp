@@ -15,14 +15,19 @@ Tensor decode_crop(Tensor jpeg, int64_t top, int64_t left, int64_t height, int64
   request.box = {static_cast<int>(top), static_cast<int>(left), request.height, request.width};
   request.max_pixels = max_pixels;
 
+  const auto* data = jpeg.const_data_ptr<uint8_t>();
+  const size_t size = static_cast<size_t>(jpeg.numel());
+  Header header = read_header(data, size);
+  const auto check = [&](Status status) {
+    check_status(status);
+    STD_TORCH_CHECK(status != Status::kBoxOutside, "box (", top, ", ", left, ", ", height, ", ", width,
+                    ") is outside the image of ", header.upright_height(), " x ", header.upright_width());
+    STD_TORCH_CHECK(status == Status::kOk, "[decode] cannot decode the image: ", describe(status));
+  };
+  // Before anything is allocated for the box.
+  check(check_request(request, header));
   Tensor image = new_images({3, height, width}, {1, 3 * width, 3});
-  Header header;
-  const Status status = decode_image(jpeg.const_data_ptr<uint8_t>(), static_cast<size_t>(jpeg.numel()),
-                                     request, &header, image.mutable_data_ptr<uint8_t>());
-  check_status(status);
-  STD_TORCH_CHECK(status != Status::kBoxOutside, "box (", top, ", ", left, ", ", height, ", ", width,
-                  ") is outside the image of ", header.upright_height(), " x ", header.upright_width());
-  STD_TORCH_CHECK(status == Status::kOk, "[decode] cannot decode the image: ", describe(status));
+  check(decode_image(data, size, request, &header, image.mutable_data_ptr<uint8_t>()));
   return image;
 }
 

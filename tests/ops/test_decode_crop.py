@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import struct
+from pathlib import Path
 
 import pytest
 import tarpeg
@@ -244,3 +246,21 @@ for width in range(1, 70):
 print("unharmed")
 """)
     assert done.stdout == "unharmed\n", (done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize("limit", [1 << 26, 1 << 40])
+def test_a_header_of_billions_of_pixels_is_refused_before_memory_is_allocated(limit):
+    data = bytearray(pictures.jpeg("420", 64, 80))
+    place = data.index(b"\xff\xc0") + 5
+    data[place : place + 4] = (64250).to_bytes(2, "big") * 2
+    used = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmData" in line)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (int(used.split()[1]) * 1024 + (1 << 30), before[1]))
+    try:
+        box = (0, 0, 64250, 64250) if limit < 64250**2 else (60000, 60000, 4251, 4000)
+        with pytest.raises(
+            (tarpeg.DecodeError, ValueError), match=r"max_pixels|outside the image of 64250 x 64250"
+        ):
+            decode.decode_crop(pictures.tensor(bytes(data)), *box, max_pixels=limit)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)

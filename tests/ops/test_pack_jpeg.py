@@ -272,6 +272,20 @@ def test_each_field_is_checked() -> None:
     assert status_of(good + b"\0") == Status.CORRUPT
 
 
+def test_an_orientation_that_contradicts_the_metadata_is_damage() -> None:
+    good = packed(pictures.encoded(Image.fromarray(pictures.pixels(40, 60)), exif=exif_of(6)))
+    assert good[6] == 6 and Image.open(io.BytesIO(unpacked(good))).getexif()[0x0112] == 6
+    for orientation in (1, 3, 8):
+        with pytest.raises(tarpeg.DecodeError, match="damaged"):
+            unpacked(packed_images.with_sum(changed(good, 6, orientation)))
+
+
+def exif_of(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
 def test_metadata_that_is_no_segments_is_damage() -> None:
     good = packed(pictures.jpeg("420", 20, 30))
     at = int.from_bytes(good[32:36], "little")

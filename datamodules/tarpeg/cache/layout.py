@@ -56,7 +56,7 @@ class Layout:
         for name in ("samples_per_shard", "bytes_per_shard"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1, hint=", or None")
-        check_integer("seed", self.seed)
+        check_integer("seed", self.seed, 0, rng.LARGEST_SEED)
 
     @property
     def is_cut(self) -> bool:

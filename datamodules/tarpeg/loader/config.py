@@ -8,12 +8,13 @@ from numbers import Integral
 from typing import Any, Literal, get_args
 
 from ..machine import usable_cores
+from ..sampling.rng import LARGEST_SEED
 
 OnError = Literal["substitute", "raise", "leave_out"]
 
 _MOST_WORKERS = 8
-# The smallest value of each integer, or None.
-_INTEGERS = {"batch_size": 1, "global_batch_size": 1, "seed": None, "workers": 0, "threads": 0}
+# The smallest value of each integer.
+_INTEGERS = {"batch_size": 1, "global_batch_size": 1, "seed": 0, "workers": 0, "threads": 0}
 _INTEGERS |= {"prefetch": 1, "readahead": 0, "max_pixels": 1}
 _REQUIRED = ("batch_size", "seed", "prefetch")  # the others may be None
 
@@ -25,7 +26,7 @@ class LoaderConfig:
     Args:
         batch_size: Samples per rank and batch.
         global_batch_size: Samples per batch over all ranks; overrides ``batch_size``.
-        seed: Seed of order, crops, flips and augmentation.
+        seed: Seed of order, crops, flips and augmentation, 0 to 2**63 - 1.
         workers: Processes that decode. None: one per core, at most 8. 0: ``threads`` decode.
         threads: Threads of this process that decode if ``workers=0``. None: one per core, at most 8. 0: the
             thread that requests a batch decodes it.
@@ -71,8 +72,10 @@ class LoaderConfig:
                 continue
             if isinstance(value, bool) or not isinstance(value, Integral):
                 raise ValueError(f"{name}={value!r} must be an integer")
-            if least is not None and int(value) < least:
+            if int(value) < least:
                 raise ValueError(f"{name}={value!r} must be at least {least}")
+            if name == "seed" and int(value) > LARGEST_SEED:
+                raise ValueError(f"seed={value!r} must be at most 2**63 - 1")
         if self.workers and self.threads:
             raise ValueError(
                 f"workers={self.workers!r} and threads={self.threads!r}: each worker process decodes on one "
