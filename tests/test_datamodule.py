@@ -20,6 +20,7 @@ from helpers.small_tars import sample
 from helpers.training import Net, fitted, module, trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.tuner import Tuner
+from lightning.pytorch.utilities.data import extract_batch_size
 from tarpeg import (
     Augment,
     Batch,
@@ -741,3 +742,19 @@ def test_a_seed_out_of_range_is_refused_at_once(photos, seed):
     with pytest.raises(ValueError, match=rf"seed={seed} must be"):
         Layout(samples_per_shard=2, seed=seed)
     assert next(iter(module(photos, workers=0, seed=(1 << 63) - 1).train_dataloader())).key
+
+
+def test_keys_and_members_are_no_ambiguous_batch_size(photos):
+    data = module(photos, keys=True)
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+    with warnings.catch_warnings(record=True) as warned:
+        assert extract_batch_size(batch) == len(batch.image)
+    assert not warned
+
+
+def test_a_data_module_shows_what_it_loads(photos):
+    split = Split(photos, CenterCrop(16))
+    expected = f"ShardDataModule(train={str(photos)!r}, batch_size=3)"
+    assert repr(ShardDataModule(split, batch_size=3)) == expected
+    assert repr(ShardDataModule(val=split, global_batch_size=6)).endswith(", global_batch_size=6)")

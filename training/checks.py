@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+import numpy as np
 import torch
 from omegaconf import DictConfig
 from torch import nn
@@ -33,10 +34,33 @@ def check_trainer(config: Mapping[str, Any]) -> None:
         kinds = typing.get_args(kind) or (kind,)
         if isinstance(value, str) and str not in kinds and {int, float} & set(kinds):
             raise ConfigError(f"trainer.{name}={value} must be a number")
+    accelerator = config.get("accelerator")
+    has_gpu = torch.cuda.is_available() or (accelerator == "gpu" and torch.backends.mps.is_available())
+    if accelerator in ("gpu", "cuda") and not has_gpu:
+        raise ConfigError(
+            f"trainer.accelerator={accelerator}, and torch finds no GPU here: give trainer.accelerator=cpu "
+            "(trainer=cpu), or see `python tools/doctor.py`"
+        )
+
+
+def check_arrays(data: Any, path: str = "data") -> None:
+    """Raise ConfigError for files of ``subset`` and ``weights``, in any split, that cannot be read."""
+    for name, value in data.items() if isinstance(data, Mapping) else ():
+        if name in ("subset", "weights") and isinstance(value, str):
+            try:
+                np.load(value, mmap_mode="r", allow_pickle=False)
+            except (OSError, ValueError, EOFError) as error:
+                raise ConfigError(
+                    f"{path}.{name}={value} cannot be read as a .npy file: {error}. Give the path of "
+                    "an array that numpy.save wrote"
+                ) from error
+        else:
+            check_arrays(value, f"{path}.{name}")
 
 
 def check_run(config: DictConfig, model: lightning.LightningModule, has_val: bool) -> None:
     """Raise ConfigError if this run cannot do what ``predict`` or ``validate`` asks for."""
+    check_arrays(config.data)
     for asked, use in ((config.predict, "predict="), (config.validate, "validate=true")):
         if asked and config.ckpt_path is None:
             raise ConfigError(f"{use} needs a checkpoint: give ckpt_path=...")

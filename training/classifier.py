@@ -139,8 +139,10 @@ class Classifier(lightning.LightningModule):
             return self.optimizer(groups)
         except (TypeError, ValueError) as error:
             given = getattr(self.optimizer, "keywords", {})
-            words = [f"{key}={value} is a word: " for key, value in given.items() if isinstance(value, str)]
-            raise ConfigError(f"model.optimizer: {''.join(words)}{error}") from error
+            words = {key: value for key, value in given.items() if isinstance(value, str)}
+            reason = "".join(f"{key}={value} is a word: " for key, value in words.items())
+            remedy = "".join(f"; give a number: model.optimizer.{key}=0.1" for key in words)
+            raise ConfigError(f"model.optimizer: {reason}{error}{remedy}") from error
 
     @property
     def _data(self) -> tarpeg.ShardDataModule:

@@ -38,6 +38,7 @@ from .loader.split import Split
 from .loader.state import checked_classes
 from .machine import warn_about_spinning_threads
 from .ops import library
+from .sampling.sampler import shown
 from .shards.labels import check_classes
 from .shards.source import Source
 from .transforms.pixels import PixelFormat
@@ -196,6 +197,13 @@ class ShardDataModule(lightning.LightningDataModule):
         """Return the names of the splits: Lightning's text fails for loaders that are not DataLoaders."""
         return f"{type(self).__name__}({', '.join(name for name, split in self.splits.items() if split)})"
 
+    def __repr__(self) -> str:
+        """Return the splits with their shards, and the size of a batch."""
+        parts = [f"{name}={shown(split.shards)}" for name, split in self.splits.items() if split]
+        total = self._config.global_batch_size
+        size = f"batch_size={self._config.batch_size}" if total is None else f"global_batch_size={total}"
+        return f"{type(self).__name__}({', '.join([*parts, size])})"
+
     @property
     def classes(self) -> list[str] | None:
         """Names of the classes by label, of the labelled splits, or of the checkpoint; None if unknown.
@@ -226,6 +234,8 @@ class ShardDataModule(lightning.LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Index the shards of the splits of ``stage``; of all splits if it is None."""
         warnings.filterwarnings("ignore", "You have overridden `on_after_batch_transfer` in both")  # both run
+        # Of keys and members, which it counts too. It takes the first size that it finds: that of the images.
+        warnings.filterwarnings("ignore", "Trying to infer the `batch_size` from an ambiguous collection")
         self._check_overlap()
         if not self._has_common_classes:
             self._names, self._has_common_classes = common_classes(self._labelled())

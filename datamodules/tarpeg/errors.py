@@ -179,4 +179,15 @@ _warned: dict[Any, Any] = {}  # with which Python shows a warning of one text on
 
 def warn(text: str) -> None:
     """Issue a UserWarning in the name of tarpeg: about data, not about the line that iterates."""
-    warnings.warn_explicit(text, UserWarning, "tarpeg", 0, registry=_warned)
+    shown = warnings.formatwarning
+
+    def without_line(message: Any, category: Any, filename: str, lineno: int, line: Any = None) -> str:
+        if filename != "tarpeg":  # of another thread
+            return shown(message, category, filename, lineno, line)
+        return f"{filename}: {category.__name__}: {message}\n"
+
+    try:
+        warnings.formatwarning = without_line
+        warnings.warn_explicit(text, UserWarning, "tarpeg", 0, registry=_warned)
+    finally:
+        warnings.formatwarning = shown

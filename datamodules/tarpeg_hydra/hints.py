@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
@@ -91,7 +93,7 @@ def check_settings(program: str, arguments: Sequence[str]) -> None:
         remedy = f"choose one: {empty[0]}=NAME" if is_needed else f"~{empty[0]} leaves it out"
         problem = f"{empty[0]}=null cannot be given here: {remedy}"
     else:
-        problem = next(_misplaced(config, given), "")
+        problem = next(_misplaced(config, given), "") or _not_writable(Path(config.hydra.run.dir))
     if problem:
         raise SystemExit(f"{program}: {problem}")
 
@@ -156,6 +158,19 @@ def _misplaced(config: DictConfig, given: dict[str, str]) -> Iterator[str]:
         if own and isinstance(node, DictConfig) and name in node and name not in own and name[:1] != "_":
             near = similar(name, own, f"{parent}.{{}}".format)
             yield f"{parent}.{name} is not an argument of {node['_target_']}{near}"
+
+
+def _not_writable(folder: Path) -> str:
+    """Explain that a run's folder cannot be written: Hydra makes it before anything else."""
+    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(each))
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            return ""
+    except OSError as error:
+        return (
+            f"{there} cannot be written ({error.strerror}), and the results go into {folder}: give "
+            "hydra.run.dir=DIR"
+        )
 
 
 def _own_data(kind: str, place: str) -> str:

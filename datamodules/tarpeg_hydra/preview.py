@@ -1,4 +1,4 @@
-"""Draw the network's inputs, before and after augmentation, as a PNG. Settings: conf/preview.yaml."""
+"""Draw the network's inputs, before and after augmentation. Settings: conf/preview.yaml."""
 
 import hydra
 from hydra.utils import instantiate

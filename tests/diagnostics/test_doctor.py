@@ -180,6 +180,8 @@ def test_results_of_the_speed_check():
     assert (
         "threads do not scale: 4 cores are 1.5" in SpeedCheck(1100, 350, 160, 100, 150, 100, 4).oddities()[0]
     )
+    sound = SpeedCheck(1300, 87, 75, 60, 75, 38, cores=2)
+    assert sound.oddities() == []
     slow = SpeedCheck(1000, 900, 880, 100, 880, 440, 2).oddities()
     assert [line.partition(". ")[0] for line in slow] == [
         "slow path: a crop of ordinary photographs takes 900 us, torchvision 1000 us",

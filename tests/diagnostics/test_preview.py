@@ -97,6 +97,19 @@ def test_keys_labels_views_and_undecodable_images(photos, shard_of):
     assert found[2].texts[0] == "cannot be decoded: replaced by another sample"
 
 
+def test_the_suffix_is_the_format(photos, tmp_path, monkeypatch):
+    data = module(photos)
+    for name, kind in (("x.jpg", "JPEG"), ("x.PNG", "PNG"), ("x", "PNG")):
+        with Image.open(contact_sheet(data, tmp_path / name, samples=1)) as image:
+            assert image.format == kind
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"^path='.*x\.txt' must end in \.png"):
+        contact_sheet(data, tmp_path / "x.txt", samples=1)
+    with pytest.raises(ValueError, match=r"^path='s3://b' must be a local folder"):
+        contact_sheet(data, "s3://b/x.png", samples=1)
+    assert not (tmp_path / "s3:").exists()
+
+
 def test_names_of_classes_and_of_several_splits(photos, tmp_path):
     label = torch.tensor([0.25, 0, 0.75])
     assert preview._label(label, ["ant", "bee"]) == "label 0.75 of 2 + 0.25 of ant"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
+import multiprocessing
 import os
 import signal
 import sys
+import warnings
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from helpers.loaders import ALL, digest, keys_of, load
 from helpers.scripts import wait_until
 from helpers.small_tars import sample
 from tarpeg import CenterCrop, DecodeError, Split
+from tarpeg.errors import warn
 from tarpeg.loader import indexed as room
 from tarpeg.loader.config import LoaderConfig
 from tarpeg.loader.indexed import read_ahead, readahead_depth
@@ -298,3 +302,35 @@ def test_by_default_it_is_for_shards_larger_than_the_memory(photos, monkeypatch)
         machine = Machine(1, None, memory, None, limit, None, None)
         monkeypatch.setattr(room, "read_machine", lambda machine=machine: machine)
         assert readahead_depth(shards, None) == 8 and readahead_depth(shards, 0) == 0
+
+
+def test_a_loader_shows_what_it_loads(photos):
+    with contextlib.closing(load(photos, batch_size=4, workers=0, threads=0)) as loader:
+        batches = f"{len(loader)} batches per epoch"
+        assert repr(loader) == f"Loader({str(photos)!r}, {batches}, workers=0, threads=0)"
+
+
+def test_a_warning_has_no_number_of_a_line(capsys, monkeypatch):
+    shown = warnings.formatwarning
+    write = lambda *about: sys.stderr.write(warnings.formatwarning(*about[:4]))  # noqa: E731
+    monkeypatch.setattr(warnings, "showwarning", write)  # as logging and Python do; pytest keeps them
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warn("the data are odd")
+        warnings.warn("of another library", stacklevel=1)
+    assert warnings.formatwarning is shown
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert first == "tarpeg: UserWarning: the data are odd"
+    assert ".py:" in second and "of another library" in second
+
+
+def test_a_daemonic_process_uses_threads(photos, monkeypatch):
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # as of a Pool
+    message = r"^workers=1: .*multiprocessing\.Pool.* workers=0"
+    with (
+        contextlib.closing(load(photos, batch_size=4, workers=1)) as loader,
+        pytest.raises(RuntimeError, match=message),
+    ):
+        next(iter(loader))
+    with contextlib.closing(load(photos, batch_size=4, workers=0, threads=1)) as loader:
+        assert len(list(loader)) == len(loader)

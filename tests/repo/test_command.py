@@ -134,6 +134,17 @@ def test_settings_that_do_not_exist_are_one_line_with_a_similar_name(program, ar
     assert not message or str(caught.value) == f"{program}: {message}"
 
 
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file" / "run", "/proc/run"):
+        with pytest.raises(
+            SystemExit, match=rf"^train: .* cannot be written .* {folder}: give hydra\.run\.dir="
+        ):
+            check_settings("train", [f"hydra.run.dir={folder}"])
+    check_settings("train", [f"hydra.run.dir={tmp_path}/new/run"])
+    assert not (tmp_path / "new").exists()
+
+
 def test_the_folder_to_write_has_one_name_in_both_tools(tmp_path):
     shards, cache = tmp_path / "shards", tmp_path / "cache"
     done = run_tool("make_shards", f"dest={shards}", "samples=3", "size=64", "workers=0", cwd=tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import csv
+import functools
 import json
 import pathlib
 import pickle
@@ -13,6 +14,7 @@ import shlex
 import sys
 import types
 
+import numpy as np
 import pytest
 import tarpeg
 import torch
@@ -25,7 +27,8 @@ from tarpeg.remedies import Message, Setting
 from tarpeg_hydra.overrides import with_overrides
 
 from training.checkpoints import KeepArguments, with_those_of_checkpoint
-from training.checks import ConfigError, check_checkpoint
+from training.checks import ConfigError, check_arrays, check_checkpoint, check_trainer
+from training.classifier import Classifier
 from training.predictions import data_to_predict
 from training.reports import resume_hint, summary_of
 
@@ -472,6 +475,26 @@ def test_nothing_of_a_checkpoint_runs_until_it_is_trusted(tmp_path):
     torch.save({"state_dict": net.state_dict(), "more": collections.defaultdict(int, a=1)}, path)
     with pytest.raises(ConfigError, match=r"more than tensors .* give trust_ckpt=true;"):
         check_checkpoint(str(path), net)
+
+
+def test_arrays_and_gpus_that_are_not_there_are_one_line(tmp_path, monkeypatch):
+    (tmp_path / "text.npy").write_text("no array")
+    for path in (tmp_path / "none.npy", tmp_path / "text.npy"):
+        splits = {"train": {"subset": 0.5, "weights": str(path)}, "val": {"a": {"weights": None}}}
+        with pytest.raises(ConfigError, match=rf"^data\.train\.weights={path} cannot be read .* numpy\.save"):
+            check_arrays(OmegaConf.create(splits))
+    np.save(tmp_path / "good.npy", [1.0])
+    check_arrays(OmegaConf.create({"val": {"a": {"subset": str(tmp_path / "good.npy")}}}))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"^trainer\.accelerator=gpu, .* no GPU here: .*trainer=cpu"):
+        check_trainer({"accelerator": "gpu"})
+    check_trainer({"accelerator": "auto"})
+
+
+def test_a_word_in_place_of_a_number_has_a_remedy():
+    model = Classifier(torch.nn.Linear(2, 3), functools.partial(torch.optim.SGD, lr="abc"), 3)
+    with pytest.raises(ConfigError, match=r"lr=abc is a word.*give a number: model\.optimizer\.lr="):
+        model.configure_optimizers()
 
 
 def test_checkpoints_that_do_not_fit_are_one_line(tmp_path):

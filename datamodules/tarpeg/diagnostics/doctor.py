@@ -51,8 +51,9 @@ _SHOWN = ("torch", "torchvision", "lightning", "hydra-core", "webdataset")
 # The speed check: photographs, side of the crop, repeats of the photographs per batch (one per core, within
 # these limits), and the least and largest number of rounds.
 _PHOTOS, _CROP, _REPEATS, _ROUNDS = 12, 256, (8, 128), (3, 40)
-# Normal results: speed-up per core, and speed-up over the next slower decoder.
-_MIN_SCALING, _MIN_SPEEDUP = 0.6, 1.3
+# Least normal results: speed-up per core, of ordinary files over the reference, of tiled files over ordinary
+# ones (1.16 with AVX-512: a small photograph has little above its crops).
+_MIN_SCALING, _MIN_SPEEDUP, _MIN_TILED = 0.6, 1.3, 1.05
 
 
 @dataclass(frozen=True)
@@ -152,11 +153,11 @@ class SpeedCheck:
                 "for other processes on this machine, and for a limit set by its container"
             )
         pairs = (
-            ("of ordinary photographs", self.ordinary, self.peer, self.reference),
-            ("of tiled photographs", self.tiled, "of ordinary ones", self.ordinary),
+            ("of ordinary photographs", self.ordinary, self.peer, self.reference, _MIN_SPEEDUP),
+            ("of tiled photographs", self.tiled, "of ordinary ones", self.ordinary, _MIN_TILED),
         )
-        for what, taken, other, others in pairs:
-            if others < _MIN_SPEEDUP * taken:
+        for what, taken, other, others, least in pairs:
+            if others < least * taken:
                 odd.append(
                     f"slow path: a crop {what} takes {taken:.0f} us, {other} {others:.0f} us. "
                     "Look at SIMD above; if other processes use this machine, try again"

@@ -60,7 +60,7 @@ def contact_sheet(
     epoch: int = 0,
     columns: int = 2,
 ) -> Path:
-    """Draw the first samples of an epoch of a ``ShardDataModule`` as a PNG; return its path.
+    """Draw the first samples of an epoch of a ``ShardDataModule``; return the path of the picture.
 
     For each sample: the source photograph with the boxes of its views, the decoded crops, and the crops as
     ``augment`` changes them in that epoch, with key, label and random parameters. Normalisation is undone;
@@ -68,7 +68,7 @@ def contact_sheet(
 
     Args:
         data: A ``ShardDataModule``.
-        path: File to write.
+        path: File to write, in the format of its suffix; a PNG without one.
         split: "train", "val", "test", "predict", or the name of one of several, such as "val/0".
         samples: Number of samples.
         epoch: Epoch, from 0.
@@ -135,7 +135,7 @@ def comparison_sheet(
 
     Args:
         data: A ``ShardDataModule``.
-        path: File to write.
+        path: File to write, in the format of its suffix; a PNG without one.
         split: "train", "val", "test", "predict", or the name of one of several, such as "val/0".
         samples: Number of samples.
         epoch: Epoch, from 0.
@@ -228,8 +228,12 @@ def _batches(data: Any, split: str, samples: int, epoch: int, columns: int) -> I
 def _saved(page: Image.Image, path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     local_folder("path", target.parent)
+    kinds = Image.registered_extensions()
+    kind = kinds.get(target.suffix.lower(), "") if target.suffix else "PNG"
+    if kind not in Image.SAVE:
+        raise ValueError(f"path={str(target)!r} must end in .png, .jpg, .webp or .pdf")
     target.parent.mkdir(parents=True, exist_ok=True)
-    page.save(target, "PNG")
+    page.save(target, kind)
     return target
 
 

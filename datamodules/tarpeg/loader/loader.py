@@ -129,8 +129,8 @@ class Loader:
             config = replace(config, **changes)
         if training and config.on_error == "leave_out":
             raise ValueError(
-                "on_error='leave_out' makes batches smaller, for training=False alone: choose 'substitute' or "
-                "'raise'. ShardDataModule leaves out undecodable images of predict= by itself"
+                "on_error='leave_out' makes batches smaller, for training=False alone: choose "
+                "'substitute' or 'raise'. ShardDataModule leaves out undecodable images of predict= by itself"
             )
         self.config = config
         self.ranks = data_rank(rank, world, mesh)
@@ -174,6 +174,14 @@ class Loader:
         if length is None:
             raise TypeError("a stream has no length unless Streaming(samples=...) sets the samples per epoch")
         return length
+
+    def __repr__(self) -> str:
+        """Return the split, its batches, and what makes them."""
+        length = self._feed.length
+        batches = "of unknown length" if length is None else f"{length} batches per epoch"
+        workers, threads = self.config.workers_and_threads
+        runner = f"workers={workers}" if workers else f"workers=0, threads={threads}"
+        return f"{type(self).__name__}({shown(self.split.shards)}, {batches}, {runner})"
 
     def __iter__(self) -> Iterator[AnyBatch]:
         """Return an iterator over the next epoch, augmented by ``augment`` and on ``device``."""

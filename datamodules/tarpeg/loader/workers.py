@@ -32,7 +32,7 @@ import traceback
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import get_context
+from multiprocessing import current_process, get_context
 from multiprocessing.context import ForkProcess
 from types import FrameType
 from typing import Any, NamedTuple
@@ -287,6 +287,12 @@ class ProcessPool(WorkerPool):
     kind = "worker process"
 
     def __init__(self, work: Work, count: int) -> None:
+        if current_process().daemon:
+            raise RuntimeError(
+                f"workers={count}: this process is daemonic, as those of multiprocessing.Pool are, and may "
+                "start no others. Give workers=0, which uses threads, or make the loader in a process of "
+                "concurrent.futures.ProcessPoolExecutor"
+            )
         super().__init__(count)
         self._first = 0  # number of the first job after a drain()
         self._workers: list[_Worker] = []

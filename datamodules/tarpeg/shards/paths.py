@@ -143,8 +143,9 @@ def _expand_existing(text: str) -> Iterator[Path]:
     files = sorted(found | set(listed(path)))
     if not files:
         raise ShardError(
-            f"shards {text!r}: the folder has no .tar file. Expected are .tar files directly in it or, for "
-            "build_cache and FolderShards only, one sub-directory per class with its images."
+            f"shards {text!r}: the folder has no .tar file and no image. Expected are .tar files directly in "
+            "it; images to predict, in it or below; or, for build_cache and FolderShards only, one "
+            "sub-directory per class with its images."
         )
     yield from files
 
