@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -27,7 +28,21 @@ def check_images(images: Tensor, dtypes: Sequence[torch.dtype]) -> None:
 
 def dense(images: Tensor) -> Tensor:
     """Return `images` in one of the two dense orders; a copy only if they are in neither."""
-    return images if images.is_contiguous(memory_format=torch.channels_last) else images.contiguous()
+    if images.is_contiguous(memory_format=torch.channels_last) or images.is_contiguous():
+        return images
+    if not _forks or images.is_cuda:
+        return images.contiguous()
+    # torch's copy would wait for threads of OpenMP that exist in the parent only.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return images.contiguous()
+    finally:
+        torch.set_num_threads(threads)
+
+
+_forks: list[bool] = []  # not empty in a process that was forked
+os.register_at_fork(after_in_child=lambda: _forks.append(True))
 
 
 def on_device(numbers: Tensor, device: torch.device) -> Tensor:
