@@ -758,3 +758,17 @@ def test_a_data_module_shows_what_it_loads(photos):
     expected = f"ShardDataModule(train={str(photos)!r}, batch_size=3)"
     assert repr(ShardDataModule(split, batch_size=3)) == expected
     assert repr(ShardDataModule(val=split, global_batch_size=6)).endswith(", global_batch_size=6)")
+
+
+def test_a_data_module_is_no_loader_and_its_error_has_the_loader(photos):
+    data = module(photos)
+    for use in (iter, len, list, lambda data: data[0], lambda data: next(iter(DataLoader(data, 4)))):
+        with pytest.raises(TypeError, match=r"train_dataloader\(\).*DataLoader\(tarpeg\.Dataset"):
+            use(data)
+    assert data, "without asking for its length"
+
+
+def test_mixup_of_timm_has_a_remedy(photos):
+    mixup = type("Mixup", (), {"__module__": "timm.data.mixup", "__call__": lambda *_: None})()
+    with pytest.raises(ValueError, match=r"augment=.*tarpeg\.Augment\(mix=tarpeg\.Mix\(classes="):
+        module(photos, augment=mixup)

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning
 import torch
@@ -203,6 +203,26 @@ class ShardDataModule(lightning.LightningDataModule):
         total = self._config.global_batch_size
         size = f"batch_size={self._config.batch_size}" if total is None else f"global_batch_size={total}"
         return f"{type(self).__name__}({', '.join([*parts, size])})"
+
+    def __iter__(self) -> NoReturn:
+        """Refuse a loop: it needs the loader of a split."""
+        raise TypeError(
+            f"{type(self).__name__} cannot be iterated or indexed and has no length. Iterate over the loader "
+            "of a split: for images, labels in data.augmented(data.train_dataloader()); for a tool that "
+            "takes a DataLoader: DataLoader(tarpeg.Dataset(data.train_dataloader()), batch_size=None)"
+        )
+
+    def __len__(self) -> NoReturn:
+        """Refuse a length, which a DataLoader would ask for."""
+        self.__iter__()
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuse an index, which a DataLoader would use."""
+        self.__iter__()
+
+    def __bool__(self) -> bool:
+        """Return True: ``if data:`` would ask for the length."""
+        return True
 
     @property
     def classes(self) -> list[str] | None:

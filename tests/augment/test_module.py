@@ -78,6 +78,13 @@ def test_compiled_without_params_it_draws_those_of_the_next_samples(images, make
     assert all(torch.equal(compiled(images), plain(images)) for _ in range(3))
 
 
+def test_compiled_without_params_and_breaks_the_error_has_the_remedy(images):
+    torch._dynamo.reset()  # graphs of other tests would be used again
+    compiled = torch.compile(random(), fullgraph=True, backend="eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"augment\.params\(ids"):
+        compiled(images)
+
+
 @pytest.mark.parametrize("space, make", [("rgb", random), ("ycbcr", random), ("rgb", with_policies)])
 def test_the_default_device_of_torch_does_not_matter(images, space, make):
     augment = make(space=space)

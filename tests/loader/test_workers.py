@@ -5,23 +5,27 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import logging
+import multiprocessing
 import os
 import pickle
 import resource
 import signal
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.loaders import ALL, RUNNERS, digest, keys_of, load, name_of
 from helpers.scripts import PARENT, live_processes, run_script, wait_until
-from tarpeg import Augment, Progressive, RandomResizedCrop, Split
+from tarpeg import Augment, CenterCrop, Progressive, RandomResizedCrop, Split
 from tarpeg.loader import workers
 from tarpeg.loader.config import LoaderConfig
 from tarpeg.loader.workers import ProcessPool, ThreadPool
 from tarpeg.transforms.pixels import PixelFormat
+from tarpeg.transforms.results import TransformError
 
 POOLS = {"processes": ProcessPool, "threads": ThreadPool}
 
@@ -92,7 +96,9 @@ class OddError(Exception):
     ],
     ids=lambda value: None if isinstance(value, str) else type(value).__name__,
 )
-def test_errors_keep_their_text_and_the_pool_can_go_on(pool_of, error, text):
+def test_errors_keep_their_text_and_the_pool_can_go_on(pool_of, error, text, caplog):
+    caplog.set_level(logging.INFO)
+
     def work(job):
         raise error
 
@@ -105,7 +111,25 @@ def test_errors_keep_their_text_and_the_pool_can_go_on(pool_of, error, text):
         if isinstance(pool, ProcessPool):
             assert "in worker process 0" in str(caught.value.__cause__)
             assert "in work" in str(caught.value.__cause__), "with the place in the user's code"
+            assert str(caught.value.__cause__).count("\n") == 0, "the traceback is in the log"
+            assert [record.name for record in caplog.records][-1] == "tarpeg.loader.workers"
+            assert "raise error" in caplog.text
         pool.drain()
+
+
+def broken(image):
+    if multiprocessing.parent_process() is not None:
+        raise KeyError("field")
+    return image
+
+
+def test_the_error_of_a_worker_shows_the_line_of_the_user_alone(photos):
+    loader = load(photos, CenterCrop(8), transform=broken, workers=1)
+    with pytest.raises(TransformError, match=r"key 'k\d+'.*KeyError: 'field'") as caught:
+        next(iter(loader))
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "in broken" in shown and shown.count("in worker process 0") == 1
+    assert len(shown.splitlines()) < 40, shown
 
 
 def test_a_result_that_cannot_be_pickled_is_an_error():

@@ -499,7 +499,8 @@ def test_a_transform_that_fails_is_an_error_with_its_sample(photos, step, text, 
         ({"transform": CROP, "views": 3}, "views=3, but transform= has 2 transforms"),
         ({"transform": CROP, "crop": [CenterCrop(8)] * 3}, "crop= has 3 crops, but transform= has 2"),
         ({"transform": CROP[0], "channels": 1}, "channels=1 has no transform=.*Grayscale"),
-        ({"transform": CROP[0], "flip": 0.5}, "flip=0.5 and .* belong to crop="),
+        ({"transform": CROP[0], "flip": 0.5}, "^flip=0.5 belongs to crop="),
+        ({"transform": CROP[0], "interpolation": "box"}, "^interpolation='box' belongs to crop="),
         ({"transform": RandomResizedCrop(8)}, r"such as torchvision's v2.Compose\(.*; crops belong in crop="),
         ({"transform": compose(*CROP, v2.MixUp(num_classes=2))}, r"MixUp, which mixes .*Augment\(mix="),
         ({"crop": CenterCrop(8), "interpolation": BICUBIC}, "interpolation=<.*; did you mean 'bicubic'"),
@@ -663,3 +664,20 @@ def test_hydra(photos):
     split = instantiate(config)
     assert split.pipelines[0].interpolation == "bicubic" and split.runs_python
     assert next(iter(loaders.load(photos, split=split, workers=0))).image.dtype == torch.float32
+
+
+def test_a_plan_measures_steps_that_are_warm():
+    seen = set()
+
+    def slow_at_first(image):
+        number = int(torch.randint(1 << 40, ()))
+        if number not in seen:
+            seen.add(number)
+            begin = time.thread_time()
+            while time.thread_time() - begin < 0.01:
+                pass
+        return image
+
+    plan = Split("a", CenterCrop(8), transform=slow_at_first).plan()
+    (step,) = (each for each in plan.views[0] if not each.is_native)
+    assert step.us < 2000

@@ -28,6 +28,12 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 _FLIP, _AFFINE, _COLOR, _ERASE, _MASK, _MIX = range(16, 22)
 _POLICIES = 32  # and the numbers from here on, one per policy
 
+_UNTRACED = (
+    "tarpeg.Augment draws its random params in Python. For fullgraph=True give them, "
+    "augment(images, params), from outside of the compiled function: "
+    "params = augment.params(ids, images.shape[2:], seed=0, epoch=0)"
+)
+
 # ITU-R BT.601, full range, as in JPEG: (Y, Cb, Cr) = M[:, :3] (R, G, B) + M[:, 3], levels 0..255.
 _YCBCR = (
     (0.299, 0.587, 0.114, 0.0),
@@ -241,6 +247,7 @@ class Augment(nn.Module):
             params = {}
         elif params is None and torch.compiler.is_compiling():
             # Dynamo cannot trace the draws of numpy: they stay outside of the compiled graph.
+            torch._dynamo.graph_break(msg=_UNTRACED)
             params = torch.compiler.disable(self._next_params)(images)  # type: ignore[no-untyped-call]
         elif params is None:
             params = self._next_params(images)

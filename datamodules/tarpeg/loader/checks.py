@@ -33,6 +33,8 @@ _FIXED = {
     *("ToDtype", "ConvertImageDtype", "ToImage", "ToPureTensor", "Normalize", "LinearTransformation"),
     *("Resize", "CenterCrop", "Pad", "Grayscale", "RGB", "Identity"),
 }
+# timm's classes that mix a batch, which are no modules.
+_MIXERS = {"Mixup", "FastCollateMixup"}
 # Those of them that move no pixels.
 _IN_PLACE = _FIXED - {"LinearTransformation", "Resize", "CenterCrop", "Pad"}
 
@@ -88,9 +90,12 @@ def checked_augment(augment: nn.Module | Sequence[nn.Module] | None) -> nn.Modul
         modules = list(augment)
     _refuse_random_transforms(modules)
     if not all(isinstance(module, nn.Module) or (module is None and not is_list) for module in modules):
+        remedy = ""
+        if any(type(module).__name__ in _MIXERS for module in modules):
+            remedy = ". MixUp and CutMix are tarpeg.Augment(mix=tarpeg.Mix(classes=...))"
         raise ValueError(
             f"augment={augment!r} must be a torch.nn.Module such as tarpeg.Augment(), a list of one module "
-            "per view, or None"
+            f"per view, or None{remedy}"
         )
     return nn.ModuleList(modules) if is_list else modules[0]
 

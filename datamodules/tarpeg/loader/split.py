@@ -319,10 +319,15 @@ class Split:
                 views = f"views={count!r}" if count == self.views else f"crop= has {count} crops"
                 raise ValueError(f"{views}, but {name}= has {len(given)} {name}s: give one per view")
             count = len(given)
-        if self.crop is None and (self.flip or self.interpolation != "bilinear"):
+        if self.crop is None and self.flip:
             raise ValueError(
-                f"flip={self.flip!r} and interpolation={self.interpolation!r} belong to crop=. Give them in "
-                "transform=, as RandomHorizontalFlip and interpolation= of its crop; or give crop="
+                f"flip={self.flip!r} belongs to crop=. Give it in transform=, as RandomHorizontalFlip; or "
+                "give crop="
+            )
+        if self.crop is None and self.interpolation != "bilinear":
+            raise ValueError(
+                f"interpolation={self.interpolation!r} belongs to crop=. Give it in transform=, as "
+                "interpolation= of its crop or Resize; or give crop="
             )
 
     def _check_steps(self) -> None:

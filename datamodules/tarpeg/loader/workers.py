@@ -26,6 +26,7 @@ import select
 import signal
 import socket
 import struct
+import sysconfig
 import threading
 import time
 import traceback
@@ -34,6 +35,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import current_process, get_context
 from multiprocessing.context import ForkProcess
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -59,6 +61,8 @@ _SLOW = 60.0
 # Seconds between checks that the process at the other end of a socket is alive: the socket alone does not
 # show its end while another process holds a copy of it.
 _CHECK_INTERVAL = 5.0
+# Code that is not the user's.
+_NOT_OF_USERS = (str(Path(__file__).parents[1]), sysconfig.get_paths()["stdlib"], "<frozen")
 _READY = b"ready"
 _HEAD = struct.Struct("<QQ")  # of a message: number and length
 _CHUNK = 1 << 16  # bytes that are received at once: a whole message, nearly always
@@ -93,8 +97,10 @@ class WorkerPool(ABC):
         result = self._next(explain)
         if isinstance(result, _Failure):
             try:
-                if result.origin:
-                    raise result.error from RuntimeError(result.origin)
+                if result.trace:
+                    log.info("%s", result.trace)
+                if result.place:
+                    raise result.error from RuntimeError(result.place)
                 raise result.error
             finally:
                 del result  # the error refers to this frame, which must not refer to the error
@@ -127,8 +133,11 @@ class WorkerPool(ABC):
 
 
 class _Failure(NamedTuple):
+    """An error of a worker; from another process with its traceback, and its place in the user's code."""
+
     error: Exception
-    origin: str = ""  # the traceback of another process
+    trace: str = ""
+    place: str = ""
 
 
 def _as_exception(error: BaseException) -> Exception:
@@ -564,13 +573,27 @@ def _restore_signals(caught: Sequence[signal.Signals]) -> None:
 
 def _pickle_failure(error: BaseException, number: int) -> bytes:
     lines = traceback.format_exception(type(error), error, error.__traceback__)
-    origin = f"in worker process {number}:\n" + "".join(lines)
+    trace, place = f"in worker process {number}:\n" + "".join(lines), _place_of(error)
+    if place:
+        place = f"in worker process {number}: {place}. Its traceback is in the log, {__name__!r}, level INFO"
     try:
-        content = pickle.dumps(_Failure(_as_exception(error), origin))
+        content = pickle.dumps(_Failure(_as_exception(error), trace, place))
         pickle.loads(content)
     except Exception:  # noqa: BLE001 - of a local class, or of one whose arguments are not its message
-        content = pickle.dumps(_Failure(RuntimeError(f"{type(error).__name__}: {error}"), origin))
+        content = pickle.dumps(_Failure(RuntimeError(f"{type(error).__name__}: {error}"), trace, place))
     return content
+
+
+def _place_of(error: BaseException) -> str:
+    """Return the last line of the user's code in a traceback, of the first cause; "" if there is none."""
+    place = ""
+    part: BaseException | None = error
+    while part is not None:
+        for frame in traceback.extract_tb(part.__traceback__):
+            if not frame.filename.startswith(_NOT_OF_USERS) and "site-packages" not in frame.filename:
+                place = f"{frame.filename}, line {frame.lineno}, in {frame.name}"
+        part = part.__cause__ or part.__context__
+    return place
 
 
 def _receive_jobs(channel: _Channel, jobs: queue.SimpleQueue[Any], parent: int) -> None:
