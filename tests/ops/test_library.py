@@ -356,3 +356,56 @@ def test_a_debug_build_with_a_static_libstdcxx_raises_errors_of_operators(tmp_pa
     done = finish(start(code, TARPEG_LIB_DIR=tmp_path, TARPEG_DEBUG="1", LDFLAGS=static), 600)
     assert re.search(r"RuntimeError: .*checks\.h:\d+, jpeg.* must be a one-dimensional uint8 tensor", done[2])
     assert done[:2] == (1, str(*tmp_path.glob("*.so")))
+
+
+def test_a_library_that_others_can_write_is_not_loaded(tmp_path, monkeypatch, caplog) -> None:
+    name, place = compiler.library_name(compiler.native_dir()), tmp_path / "lib"
+    place.mkdir(mode=0o700)
+    path = place / name
+    path.write_bytes(b"a library")
+    path.chmod(0o700)
+    monkeypatch.setenv("TARPEG_LIB_DIR", str(place))
+    monkeypatch.setenv("TARPEG_NO_BUILD", "1")
+    loaded = []
+    monkeypatch.setattr(library, "_load_library", lambda path: loaded.append(path))
+    for part, modes in ((path, (0o720, 0o702, 0o777)), (place, (0o770, 0o703, 0o1777))):
+        for mode in modes:
+            part.chmod(mode)
+            with pytest.raises(
+                BuildError, match=rf"other users can write {part} \(mode {mode:o}\): chmod go-w"
+            ):
+                library._find_or_build()
+            assert not loaded and f"{path} is not loaded" in caplog.text
+            part.chmod(0o700)
+    assert library._find_or_build() == path and loaded == [path]
+    with monkeypatch.context() as other:  # neither its owner, nor that of the package, nor root
+        stranger = os.stat_result((0o100755, 0, 0, 1, 4321, 0, 0, 0, 0, 0))
+        other.setattr(Path, "stat", lambda self: stranger if self == path else os.stat(self))  # noqa: PTH116
+        assert compiler.why_unsafe(path).startswith(f"{path} belongs to another user (4321)")
+
+
+def test_users_that_share_a_folder_get_one_each(tmp_path, monkeypatch) -> None:
+    def compile_into(scratch: Path, built: Path) -> None:
+        built.write_bytes(b"a library")
+        built.chmod(0o777)
+
+    old = os.umask(0o002)
+    try:
+        monkeypatch.setenv("TARPEG_LIB_DIR", str(tmp_path / "new"))
+        alone = compiler.build_once("x.so", compile_into)
+        assert alone == tmp_path / "new" / "x.so"
+        assert alone.parent.stat().st_mode & 0o777 == 0o700 and alone.stat().st_mode & 0o022 == 0
+        shared = tmp_path / "shared"
+        shared.mkdir()
+        shared.chmod(0o1777)
+        monkeypatch.setenv("TARPEG_LIB_DIR", str(shared))
+        mine = compiler.build_once("x.so", compile_into)
+        assert (
+            mine == shared / f"tarpeg-{os.getuid()}" / "x.so" and mine.parent.stat().st_mode & 0o777 == 0o700
+        )
+        assert compiler.why_unsafe(mine, mine.parent) == "" and mine.parent in compiler.library_dirs()
+        other = os.getuid() + 1
+        monkeypatch.setattr(os, "getuid", lambda: other)
+        assert compiler.build_once("x.so", compile_into) == shared / f"tarpeg-{other}" / "x.so"
+    finally:
+        os.umask(old)

@@ -14,6 +14,7 @@ wheels; TARPEG_CUDA=0 leaves it out.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -50,6 +51,7 @@ if platform.system() == "Linux":
 EXPORTS = "{ global: tarpeg_*; local: *; };\n"
 TIMEOUT_S = 900  # for one compiler call: a compiler that hangs must not hang the training
 SECONDS_PER_FILE = 1
+_OTHERS_WRITE = 0o022
 
 ARCHITECTURES = ("80", "90")
 """Compute capabilities with machine code; newer ones use the PTX of the last."""
@@ -153,12 +155,36 @@ def sources(native: Path, suffix: str) -> list[Path]:
 
 
 def library_dirs() -> list[Path]:
-    """Return the directories that are searched for libraries: the package's, then the user's cache."""
+    """Return the directories that are searched for libraries: the package's, then the user's cache.
+
+    The last is of this user alone, for a cache or a TARPEG_LIB_DIR that several users share.
+    """
+    own = f"tarpeg-{os.getuid()}"
     if override := os.environ.get("TARPEG_LIB_DIR"):
-        return [Path(override).absolute()]
+        return [Path(override).absolute(), Path(override).absolute() / own]
     import platformdirs  # not at the top: setup.py imports this file in an environment that is empty
 
-    return [PACKAGE / "_lib", platformdirs.user_cache_path("tarpeg") / "lib"]
+    cache = platformdirs.user_cache_path("tarpeg")
+    return [PACKAGE / "_lib", cache / "lib", cache.with_name(own) / "lib"]
+
+
+def why_unsafe(*paths: Path) -> str:
+    """Return why code is not loaded from files or folders: others can change them. "" if they cannot.
+
+    As ssh treats its keys. Whoever can write the package itself can run code anyway, and is no other.
+    """
+    package = PACKAGE.stat()
+    for path in paths:
+        try:
+            found = path.stat()
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+        if found.st_uid not in (0, os.getuid(), package.st_uid):
+            return f"{path} belongs to another user ({found.st_uid}). Remove it, or make it yours"
+        of_others = found.st_mode & ~package.st_mode if path.is_relative_to(PACKAGE) else found.st_mode
+        if of_others & _OTHERS_WRITE:
+            return f"other users can write {path} (mode {found.st_mode & 0o7777:o}): chmod go-w {path}"
+    return ""
 
 
 def torch_cuda() -> tuple[int, int] | None:
@@ -208,7 +234,7 @@ def build_once(
     """Build the library `name` as ``build`` describes, by compile_into(scratch directory, library)."""
     from filelock import FileLock  # torch needs it too, so it is there wherever a build can happen
 
-    directory = _first_writable(library_dirs() if directories is None else directories)
+    directory = _own_directory(library_dirs()) if directories is None else _first_writable(directories)
     library = directory / name
     with FileLock(directory / ".lock"):
         for leftover in directory.glob(".build-*"):  # we hold the lock: their builders are dead
@@ -218,7 +244,24 @@ def build_once(
                 prefix=".build-", dir=directory, ignore_cleanup_errors=True
             ) as scratch:
                 compile_into(Path(scratch), library)
+                library.chmod(library.stat().st_mode & ~_OTHERS_WRITE)
     return library
+
+
+def _own_directory(directories: Sequence[Path]) -> Path:
+    """Return the first writable directory that no other user can write; the caches are made 0700."""
+    safe, refusals = [], []
+    for directory in directories:
+        with contextlib.suppress(OSError):  # _first_writable has the reason
+            if not directory.is_dir():
+                directory.mkdir(mode=0o755 if directory.parent == PACKAGE else 0o700, parents=True)
+        if os.path.isdir(directory) and (reason := why_unsafe(directory)):  # noqa: PTH112 (may be unreadable)
+            refusals.append(reason)
+        else:
+            safe.append(directory)
+    if not safe:
+        raise BuildError(f"no directory for the native library ({'; '.join(refusals)})")
+    return _first_writable(safe)
 
 
 def _first_writable(directories: Sequence[Path]) -> Path:

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import logging
 import multiprocessing
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -158,9 +159,13 @@ def driver_cuda() -> tuple[int, int] | None:
 def _first_that_loads(name: str, build: Callable[..., Path]) -> Path:
     directories, refusals = compiler.library_dirs(), []
     for path in (directory / name for directory in directories):
-        if not path.is_file():
+        if not os.path.isfile(path):  # noqa: PTH113 (the folder of another user may be unreadable)
             continue
-        refusal = _load_library(path)
+        refusal: str | None = compiler.why_unsafe(path, path.parent)
+        if refusal:
+            log.warning("the native library %s is not loaded: %s", path, refusal)
+        else:
+            refusal = _load_library(path)
         if refusal is None:
             return path
         refusals.append(refusal)  # built on another machine that shares this directory: compile our own
@@ -171,8 +176,8 @@ def _first_that_loads(name: str, build: Callable[..., Path]) -> Path:
             "Unset it, or build ahead of time, with torch and a compiler: pip install --no-build-isolation ."
         )
     path = build(force=bool(refusals))
-    if (refusal := _load_library(path)) is not None:
-        raise BuildError(f"the native operators were built but do not load: {refusal}")
+    if (failure := _load_library(path)) is not None:
+        raise BuildError(f"the native operators were built but do not load: {failure}")
     return path
 
 
