@@ -15,7 +15,7 @@ from typing import Any
 import lightning
 import numpy as np
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 # Classes of plain values that checkpoints of Lightning hold, beside those that torch reads with weights_only.
@@ -60,7 +60,8 @@ def check_arrays(data: Any, path: str = "data") -> None:
 
 def check_run(config: DictConfig, model: lightning.LightningModule, has_val: bool) -> None:
     """Raise ConfigError if this run cannot do what ``predict`` or ``validate`` asks for."""
-    check_arrays(config.data)
+    if config.predict is None:  # which reads no other split
+        check_arrays(OmegaConf.to_container(config.data, resolve=True, throw_on_missing=False))
     for asked, use in ((config.predict, "predict="), (config.validate, "validate=true")):
         if asked and config.ckpt_path is None:
             raise ConfigError(f"{use} needs a checkpoint: give ckpt_path=...")

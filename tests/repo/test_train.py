@@ -27,7 +27,7 @@ from tarpeg.remedies import Message, Setting
 from tarpeg_hydra.overrides import with_overrides
 
 from training.checkpoints import KeepArguments, with_those_of_checkpoint
-from training.checks import ConfigError, check_arrays, check_checkpoint, check_trainer
+from training.checks import ConfigError, check_arrays, check_checkpoint, check_run, check_trainer
 from training.classifier import Classifier
 from training.predictions import data_to_predict
 from training.reports import resume_hint, summary_of
@@ -485,6 +485,12 @@ def test_arrays_and_gpus_that_are_not_there_are_one_line(tmp_path, monkeypatch):
             check_arrays(OmegaConf.create(splits))
     np.save(tmp_path / "good.npy", [1.0])
     check_arrays(OmegaConf.create({"val": {"a": {"subset": str(tmp_path / "good.npy")}}}))
+    unset = {"train": {"shards": "???"}, "val": {"weights": None}}
+    config = {"data": unset, "predict": None, "validate": False, "ckpt_path": None}
+    check_run(OmegaConf.create(config), Classifier(torch.nn.Linear(2, 3), torch.optim.SGD, 3), True)
+    unset["train"]["weights"] = str(tmp_path / "none.npy")
+    with pytest.raises(ConfigError, match=r"^data\.train\.weights="):
+        check_run(OmegaConf.create(config), Classifier(torch.nn.Linear(2, 3), torch.optim.SGD, 3), True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"^trainer\.accelerator=gpu, .* no GPU here: .*trainer=cpu"):
         check_trainer({"accelerator": "gpu"})
