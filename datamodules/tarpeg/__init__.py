@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         KeyedTargetBatch as KeyedTargetBatch,
         TargetBatch as TargetBatch,
     )
+    from .loader.boxes import Boxes as Boxes
     from .loader.config import LoaderConfig as LoaderConfig
     from .loader.dataset import Dataset as Dataset
     from .loader.loader import Loader as Loader
@@ -116,6 +117,7 @@ _NAMES = {
     "diagnostics.preview": "comparison_sheet contact_sheet",
     "errors": "BuildError CacheError DecodeError ShardError Status",
     "loader.batch": "Batch ExtraBatch KeyedBatch KeyedTargetBatch TargetBatch",
+    "loader.boxes": "Boxes",
     "loader.config": "LoaderConfig",
     "loader.dataset": "Dataset",
     "loader.loader": "Loader",

@@ -204,7 +204,9 @@ def fill(place: Path) -> None:
         path = data / "pets" / part / f"class{number % 2}" / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(jpeg("420", 80, 96, seed=number))
-    about = json.dumps({"annotation": {"category": 3}, "breed": 2, "label": 1, "points": [[30, 40]]}).encode()
+    fields = {"annotation": {"category": 3}, "breed": 2, "label": 1, "points": [[30, 40]]}
+    fields["objects"] = [{"bbox": [40, 60, 200, 100], "category_id": 18}]
+    about = json.dumps(fields).encode()
     for folder, names in (("bucket", ["train-000", "train-001"]), ("data/shards", ["train-000"])):
         (place / folder).mkdir(parents=True, exist_ok=True)
         for name in names:

@@ -20,7 +20,16 @@ from ..sampling.geometry import View
 from ..sampling.sampler import Request
 from ..shards.source import where_of
 from ..shards.stream import StreamRequest
-from .batch import AnyBatch, FetchResult, Images, Shape, by_size, of_sizes
+from .batch import (
+    AnyBatch,
+    FetchResult,
+    Images,
+    KeyedTargetBatch,
+    Shape,
+    TargetBatch,
+    by_size,
+    of_sizes,
+)
 from .workers import ProcessPool, ThreadPool, WorkerPool
 
 _FREE, _ACQUIRED, _LENT = range(3)
@@ -450,19 +459,20 @@ def _lend(
     """Return a worker's result with the images in buffer ``number``, as the consumer may hold them."""
     if isinstance(answer, dict):
         if answer["kind"] is not None:
-            return _result_of(answer, request, buffers.lend(number, answer["shape"], dtype))
+            return _listed(_result_of(answer, request, buffers.lend(number, answer["shape"], dtype)))
         buffers.release(number)
         return _result_of(answer, request, None)
     shape, result = answer
     if result.batch is None:
         buffers.release(number)
         return result
-    return FetchResult(
-        batch=result.batch._replace(image=buffers.lend(number, shape, dtype)),
-        substituted=result.substituted,
-        non_jpeg=result.non_jpeg,
-        error=result.error,
-        notes=result.notes,
-        request=result.request,
-        left_out=result.left_out,
-    )
+    return _listed(result._replace(batch=result.batch._replace(image=buffers.lend(number, shape, dtype))))
+
+
+def _listed(result: FetchResult) -> FetchResult:
+    """Return a worker's result with its targets as the consumer gets them."""
+    batch = result.batch
+    if not isinstance(batch, (TargetBatch, KeyedTargetBatch)):
+        return result
+    lists = [moved.lists() for moved in batch.targets]
+    return result._replace(batch=batch._replace(targets=lists[0] if len(lists) == 1 else lists))

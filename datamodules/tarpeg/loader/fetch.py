@@ -55,7 +55,7 @@ from .config import OnError
 from .python_steps import PythonSteps, is_for_pillow
 from .resize_first import ResizeFirst, resizes_first
 from .split import Split
-from .targets import move_targets, read_targets
+from .targets import Moved, move_targets, read_targets
 from .workers import end_if_forked
 
 # Streams of random numbers, beside those of loader.python_steps: no two uses of a sample's numbers are
@@ -534,7 +534,8 @@ class Fetcher:
         out: Images | None,
     ) -> FetchResult:
         """Replace the images that could not be decoded, augment, and add labels, targets and members."""
-        ids, substituted, left_out = self._substituted(request, sizes, views, decoded)
+        values = self._read_targets(request.ids, views, decoded)
+        ids, substituted, left_out = self._substituted(request, sizes, views, decoded, values)
         images, pixels = decoded.images, self.pixels
         if pixels.worker_augment is not None:
             distorted, groups = request if pixels.distorts else None, self.split.view_groups
@@ -546,7 +547,7 @@ class Fetcher:
         if self.split.targets is None:
             batch = self._labelled(of_sizes(images), ids, None if substituted else labels)
         else:
-            batch = self._with_targets(of_sizes(images), ids, views, left_out)
+            batch = self._with_targets(of_sizes(images), ids, values, views, left_out)
         first = decoded.non_jpeg
         return FetchResult(
             batch,
@@ -556,26 +557,43 @@ class Fetcher:
             left_out=left_out,
         )
 
-    def _substituted(
-        self, request: Request, sizes: list[Size], views: list[View], decoded: Decoded
-    ) -> tuple[Int64, list[str], list[int]]:
-        """Replace the images that could not be decoded; their views become those of the substitutes.
+    def _read_targets(self, ids: Int64, views: Sequence[View], decoded: Decoded) -> list[Any]:
+        """Read the target of each decoded image, a ShardError for a broken one; [] without ``targets=``."""
+        if self.split.targets is None:
+            return []
+        values: list[Any] = [None] * len(ids)
+        rows = (decoded.status.numpy() == Status.OK).nonzero()[0]
+        if not len(rows):
+            return values
+        found = read_targets(self.shards, ids[rows], views[0].sizes[rows], self.split.targets)
+        for row, value in zip(rows.tolist(), found, strict=True):
+            values[row] = value
+        return values
 
-        Returns the ids of the samples in the batch, a message for each such image, and the rows that are left
-        out. Raises ``DecodeError`` if they are not replaced.
+    def _substituted(
+        self, request: Request, sizes: list[Size], views: list[View], decoded: Decoded, values: list[Any]
+    ) -> tuple[Int64, list[str], list[int]]:
+        """Replace the images that could not be decoded, and those whose targets are broken.
+
+        Their views and ``values`` of targets become those of the substitutes. Returns the ids of the samples
+        in the batch, a message for each such image, and the rows that are left out. Raises ``DecodeError``
+        or ``ShardError`` if they are not replaced.
         """
         ids, messages, left_out = np.array(request.ids), [], []
-        for row in decoded.status.numpy().nonzero()[0].tolist():
-            code = Status(int(decoded.status[row]))
-            reason = f"{where_of(self.shards, int(ids[row]))}: image is {code.name} ({code:d})"
-            reason += f": {decoded.reasons[row]}" if row in decoded.reasons else ""
+        rows = decoded.status.numpy().nonzero()[0].tolist()
+        broken = [row for row, value in enumerate(values) if isinstance(value, ShardError)]
+        for row in sorted({*rows, *broken}) if broken else rows:
+            reason = str(values[row]) if row in broken else self._reason(int(ids[row]), row, decoded)
             if self.on_error == "raise":
-                raise DecodeError(f"{reason}; on_error='substitute' replaces it by another sample")
+                kind = ShardError if row in broken else DecodeError
+                raise kind(f"{reason}; on_error='substitute' replaces it by another sample")
             if self.on_error == "leave_out":
                 left_out.append(row)
                 messages.append(f"{reason}; it is left out of the predictions")
                 continue
-            ids[row], others, drawn = self._substitute(request.of_row(row), sizes, reason)
+            ids[row], others, drawn, value = self._substitute(request.of_row(row), sizes, reason)
+            if values:
+                values[row] = value
             for part, other in zip(decoded.images, others, strict=True):
                 self._row(part, row).copy_(self._row(other, 0))
             for view, other_view in zip(views, drawn, strict=True):
@@ -583,9 +601,15 @@ class Fetcher:
             messages.append(f"{reason}; {self.shards.keys(ids[row : row + 1])[0]!r} takes its place")
         return ids, messages, left_out
 
+    def _reason(self, id: int, row: int, decoded: Decoded) -> str:
+        """Return why an image was not decoded, with shard and key."""
+        code = Status(int(decoded.status[row]))
+        more = f": {decoded.reasons[row]}" if row in decoded.reasons else ""
+        return f"{where_of(self.shards, id)}: image is {code.name} ({code:d}){more}"
+
     def _substitute(
         self, request: Request, sizes: list[Size], reason: str
-    ) -> tuple[int, list[Tensor], list[View]]:
+    ) -> tuple[int, list[Tensor], list[View], Any]:
         """Decode another sample for a request of one: a function of seed, epoch, id and occurrence alone."""
         first = 0 if request.occurrence is None else rng.first_draw(request.occurrence)
         uniforms = rng.uniforms(self.seed, request.epoch, request.ids, _MOST_SUBSTITUTES, _SUBSTITUTE, first)
@@ -593,9 +617,11 @@ class Fetcher:
         others = (uniforms[0] * count).astype(np.int64)
         for other in others if self.candidates is None else self.candidates[others]:
             views, decoded = self._images_of(request._replace(ids=other[None]), sizes)
+            values = self._read_targets(other[None], views, decoded)
             self.shards.check_unchanged(other[None])
-            if decoded.status[0] == Status.OK:
-                return int(other), decoded.images, views
+            value = values[0] if values else None
+            if decoded.status[0] == Status.OK and not isinstance(value, ShardError):
+                return int(other), decoded.images, views, value
         raise DecodeError(f"{reason}, and none of {_MOST_SUBSTITUTES} others that were drawn can be decoded")
 
     def _row(self, images: Tensor, row: int) -> Tensor:
@@ -603,21 +629,27 @@ class Fetcher:
         return images[row] if len(self.split.pipelines) == 1 else images[:, row]
 
     def _with_targets(
-        self, images: Images, ids: Int64, views: Sequence[View], left_out: Sequence[int]
+        self,
+        images: Images,
+        ids: Int64,
+        values: Sequence[Any],
+        views: Sequence[View],
+        left_out: Sequence[int],
     ) -> AnyBatch:
-        """Return a batch with targets, moved as their images are; None for images that are left out."""
-        targets, rows = self.split.targets, np.setdiff1d(np.arange(len(ids)), left_out)
-        values = read_targets(self.shards, ids[rows], targets)
-        moved: list[list[Any]] = []
-        for view in views:
-            moved.append([None] * len(ids))
-            found = move_targets(targets, values, view.rows(rows), self.shards, ids[rows])
-            for row, value in zip(rows.tolist(), found, strict=True):
-                moved[-1][row] = value
-        by_row = moved[0] if len(moved) == 1 else moved
+        """Return a batch with targets, moved as their images are; none for images that are left out."""
+        rows = np.setdiff1d(np.arange(len(ids)), left_out)
+        kept = [values[row] for row in rows]
+        moved = [
+            Moved(
+                rows.tolist(),
+                len(ids),
+                *move_targets(self.split.targets, kept, view.rows(rows), self.shards, ids[rows]),
+            )
+            for view in views
+        ]
         if self.keys:
-            return KeyedTargetBatch(images, by_row, self.shards.keys(ids))
-        return TargetBatch(images, by_row)
+            return KeyedTargetBatch(images, moved, self.shards.keys(ids))
+        return TargetBatch(images, moved)
 
     def _labelled(self, images: Images, ids: Int64, labels: Tensor | None) -> AnyBatch:
         members = tuple(self.split.members)

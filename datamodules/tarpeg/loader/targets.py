@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+import functools
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
 
 from ..errors import ShardError
-from ..sampling.geometry import View
+from ..sampling.geometry import Bool, Int32, View
 from ..sampling.rng import Int64
 from ..shards.labels import DATA_ERRORS
 from ..shards.source import Source, where_of
 from .marks import mark, mark_sample
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 
 @runtime_checkable
@@ -41,7 +50,9 @@ class Target(Protocol):
             ids: int64 [B].
 
         Returns:
-            One value per sample, of any type that pickles. In the worker it is read after the image.
+            One value per sample, of any type that pickles; a ``tarpeg.ShardError`` in place of the value of a
+            sample whose target is broken, which is then treated as a broken image (``on_error``). An error
+            that is raised ends the epoch. In the worker the value is read after the image.
         """
         ...
 
@@ -57,48 +68,225 @@ class Target(Protocol):
         ...
 
 
-Targets = Target | Mapping[str, Target]
+Targets = Target | Mapping[str, Target] | Sequence[Target]
+
+
+@dataclass
+class Fields:
+    """Moved targets of the rows of a batch, as flat arrays.
+
+    Args:
+        objects: What the objects are, such as the place where they were read: targets of the same objects
+            drop the same ones.
+        counts: int64 [B], objects of each row.
+        kept: bool [N], which of all objects are kept.
+        of_objects: By name, arrays [N, ...].
+        of_images: By name, arrays [B, ...].
+        canvas: (height, width) of the results.
+    """
+
+    objects: Hashable
+    counts: Int64
+    kept: Bool
+    of_objects: dict[str, npt.NDArray[Any]]
+    of_images: dict[str, npt.NDArray[Any]]
+    canvas: tuple[int, int]
+
+
+class FlatTarget(Protocol):
+    """A target that is moved for all rows of a batch at once; the classes of tarpeg."""
+
+    def read(self, source: Source, ids: Int64) -> list[Any]:
+        """See ``Target``."""
+        ...
+
+    def misfits(self, values: Sequence[Any], sizes: Int32) -> list[str]:
+        """Return for each value why it does not fit its image; "" if it does.
+
+        Args:
+            values: Of some samples.
+            sizes: int32 [B, 2], (height, width) of their images; (0, 0) if it is not known.
+        """
+        ...
+
+    def move_all(self, values: Sequence[Any], view: View) -> Fields:
+        """Move the values of all rows of a view."""
+        ...
+
+
+def is_flat(target: object) -> TypeIs[FlatTarget]:
+    """Whether a target is moved for all rows at once."""
+    return callable(getattr(target, "move_all", None))
+
+
+@dataclass
+class Moved:
+    """Moved targets of one view of a batch, in the form in which they go from a worker to the consumer.
+
+    Pickling the tensors of 64 images with 8 boxes each takes 80 ms, these arrays 0.03 ms.
+
+    Args:
+        rows: Rows of the batch that have targets.
+        count: Rows of the batch.
+        fields: Of the targets of tarpeg.
+        others: By name, a list of what ``move`` of other targets returned; "" for a single target.
+    """
+
+    rows: list[int]
+    count: int
+    fields: list[Fields]
+    others: dict[str, list[Any]]
+
+    def lists(self) -> Any:
+        """Return the targets as the consumer gets them: one per row, None for a row without."""
+        if "" in self.others:
+            moved = self.others[""]
+        else:
+            moved = dicts_of(self.fields, len(self.rows))
+            for name, values in self.others.items():
+                for each, value in zip(moved, values, strict=True):
+                    each[name] = value
+        if len(self.rows) == self.count:
+            return moved
+        found: list[Any] = [None] * self.count
+        for row, value in zip(self.rows, moved, strict=True):
+            found[row] = value
+        return found
+
+
+def dicts_of(fields: Sequence[Fields], count: int) -> list[dict[str, Any]]:
+    """Return a dict per image of torchvision's convention: tensors, ``boxes`` as ``tv_tensors``."""
+    found: list[dict[str, Any]] = [{} for _ in range(count)]
+    for part in fields:
+        counts = part.counts.tolist()
+        for name, array in part.of_objects.items():
+            pieces: Iterable[Any] = torch.from_numpy(array).split_with_sizes(counts)
+            if name == "boxes" and (boxes := _tv_boxes()) is not None:
+                pieces = [boxes(piece, format="XYXY", canvas_size=part.canvas) for piece in pieces]
+            for each, piece in zip(found, pieces, strict=True):
+                each[name] = piece
+        for name, array in part.of_images.items():
+            values = array.tolist() if array.ndim == 1 else torch.from_numpy(array).unbind(0)
+            for each, value in zip(found, values, strict=True):
+                each[name] = value
+    return found
+
+
+@functools.cache
+def _tv_boxes() -> Any:
+    """Return torchvision's class of boxes; None if torchvision is not installed."""
+    try:
+        from torchvision.tv_tensors import BoundingBoxes
+    except ImportError:
+        return None
+    return BoundingBoxes
+
+
+def dropped(parts: Sequence[Fields]) -> list[Fields]:
+    """Drop the objects that are not kept, also from other targets of the same objects."""
+    kept: dict[Hashable, Any] = {}
+    for part in parts:
+        kept[part.objects] = part.kept & kept.get(part.objects, True)
+    found = []
+    for part in parts:
+        mask = kept[part.objects]
+        if not mask.all():
+            rows = np.repeat(np.arange(len(part.counts)), part.counts)[mask]
+            counts = np.bincount(rows, minlength=len(part.counts))
+            of_objects = {name: array[mask] for name, array in part.of_objects.items()}
+            part = replace(part, counts=counts, kept=mask[mask], of_objects=of_objects)
+        found.append(part)
+    return found
 
 
 def check_targets(targets: Any) -> None:
-    """Raise ValueError unless it is a target, or a dict of them by name."""
-    found = targets.values() if isinstance(targets, Mapping) else [targets]
+    """Raise ValueError unless it is a target, a dict of them by name, or a list of those of tarpeg."""
+    is_list = isinstance(targets, Sequence) and not isinstance(targets, str)
+    found = [targets]
+    if isinstance(targets, Mapping):
+        found = list(targets.values())
+    elif is_list:
+        found = list(targets)
     if not found or not all(isinstance(each, Target) and not isinstance(each, type) for each in found):
         raise ValueError(
             f"targets={targets!r} must be an object with the methods of tarpeg.Target, read(source, ids) and "
             "move(value, view), or a dict of such objects by name"
         )
+    if is_list and not all(map(is_flat, found)):
+        raise ValueError(
+            f"targets={targets!r}: only tarpeg.Boxes and such, whose fields have names, come in a list. Give "
+            "a dict of targets by name"
+        )
+    kinds = [type(each).__name__ for each in found if is_flat(each)]
+    twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
+    if twice:
+        raise ValueError(
+            f"targets={targets!r} has several {twice}, whose fields have the same names: give one"
+        )
 
 
-def read_targets(source: Source, ids: Int64, targets: Targets) -> list[Any]:
-    """Return the value of each sample; a dict by name for a dict of targets.
+def read_targets(source: Source, ids: Int64, sizes: Int32, targets: Targets) -> list[Any]:
+    """Return the value of each sample; a dict by name for a dict or list of targets.
 
-    Raises ShardError, with shard and key, if a target fails on the data of a sample.
+    A ShardError, with shard and key, is in place of a value that is broken or does not fit its image, of
+    (height, width) in ``sizes``. Raises ShardError if a target fails.
     """
-    if not isinstance(targets, Mapping):
-        return _read(source, ids, targets)
-    columns = {name: _read(source, ids, target) for name, target in targets.items()}
-    return [{name: values[row] for name, values in columns.items()} for row in range(len(ids))]
+    columns: dict[str, list[Any]] = {}
+    for name, target in _named(targets).items():
+        values = _read(source, ids, target)
+        if is_flat(target):
+            good = [row for row, value in enumerate(values) if not isinstance(value, ShardError)]
+            reasons = target.misfits([values[row] for row in good], sizes[good])
+            for row, reason in zip(good, reasons, strict=True):
+                if reason:
+                    values[row] = ShardError(f"{where_of(source, int(ids[row]))}: {reason}")
+        columns[name] = values
+    found: list[Any] = []
+    for each in zip(*columns.values(), strict=True):
+        error = next((value for value in each if isinstance(value, ShardError)), None)
+        found.append(error or dict(zip(columns, each, strict=True)))
+    return found
 
 
 def move_targets(
     targets: Targets, values: Sequence[Any], view: View, source: Source, ids: Int64
-) -> list[Any]:
-    """Move the value of each sample by the row of a view.
+) -> tuple[list[Fields], dict[str, list[Any]]]:
+    """Move the values of samples by the rows of a view: fields of the targets of tarpeg, others by name.
 
     Raises ShardError, with shard and key, if a target fails.
     """
+    parts: list[Fields] = []
+    others: dict[str, list[Any]] = {}
+    for name, target in _named(targets).items():
+        column = [value[name] for value in values]
+        if is_flat(target):
+            try:
+                parts.append(target.move_all(column, view))
+            except DATA_ERRORS:
+                _move(target, column, view, source, ids)  # fails at the row that is the cause
+                raise
+        else:
+            others[name] = _move(target, column, view, source, ids)
+    return dropped(parts), others
+
+
+def _named(targets: Targets) -> dict[str, Target]:
+    """Return targets by name: "" for a single one, numbers for those of a list."""
+    if isinstance(targets, Mapping):
+        return dict(targets)
+    if isinstance(targets, Sequence):
+        return {str(number): target for number, target in enumerate(targets)}
+    return {"": targets}
+
+
+def _move(target: Target, values: Sequence[Any], view: View, source: Source, ids: Int64) -> list[Any]:
     moved = []
     for row, (value, id) in enumerate(zip(values, ids.tolist(), strict=True)):
-        part = view.row(row)
         mark_sample(source, id)
         try:
-            if isinstance(targets, Mapping):
-                moved.append({name: target.move(value[name], part) for name, target in targets.items()})
-            else:
-                moved.append(targets.move(value, part))
+            moved.append(target.move(value, view.row(row)))
         except DATA_ERRORS as error:
-            raise _failure(where_of(source, id), targets, "move", error) from error
+            raise _failure(where_of(source, id), target, "move", error) from error
     mark.set()
     return moved
 

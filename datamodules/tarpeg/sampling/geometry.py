@@ -70,8 +70,10 @@ class View:
     def put(self, row: int, other: View) -> None:
         """Overwrite one row's size, box, flip and affine by those of the only row of ``other``."""
         self.sizes[row], self.boxes[row], self.flips[row] = other.sizes[0], other.boxes[0], other.flips[0]
-        if self.affine is not None and other.affine is not None:
-            self.affine[row] = other.affine[0]
+        if self.affine is None and other.affine is not None:
+            object.__setattr__(self, "affine", np.tile(np.eye(2, 3), (len(self), 1, 1)))
+        if self.affine is not None:
+            self.affine[row] = np.eye(2, 3) if other.affine is None else other.affine[0]
 
     def forget(self, row: int) -> None:
         """Overwrite one row's box: its geometry is not known."""
@@ -119,15 +121,7 @@ class View:
         Raises:
             ValueError: The geometry of a row is not known.
         """
-        known = self.is_known
-        if not known.all():
-            row = int((~known).argmax())
-            height, width = self.sizes[row].tolist()
-            raise ValueError(
-                f"the geometry of row {row}, an image of {height} x {width}, is not known: steps of "
-                "transform= in Python have cropped or moved it. Use crop=, or a transform= that begins with "
-                "its crop and has no geometric steps in Python; split.plan() shows them"
-            )
+        self._check_known()
         top, left, height, width = self.boxes.astype(np.float64).T
         result_height, result_width = self.size
         x_scale, y_scale = result_width / width, result_height / height
@@ -164,6 +158,62 @@ class View:
         matrices = self.matrices()
         moved = given @ matrices[:, :2, :2].transpose(0, 2, 1) + matrices[:, None, :2, 2]
         return moved.reshape(given.shape)
+
+    def rectangles(self, boxes: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> tuple[Float64, Float64]:
+        """Move boxes of the source to boxes of the result.
+
+        A box is clipped to the crop, and becomes what is left of it in the result. With an ``affine`` it
+        becomes the bounds of its four moved corners, clipped to the result.
+
+        Args:
+            boxes: (x1, y1, x2, y2) in pixels of the source, [N, 4].
+            rows: Row of each box, [N]; by default the only row.
+
+        Returns:
+            float64 [N, 4], (x1, y1, x2, y2) in pixels of the result; and float64 [N], the visible share of
+            each box's area: 0 for a box outside the crop, which has no size in the result.
+
+        Raises:
+            ValueError: The geometry of a row is not known.
+        """
+        self._check_known()
+        given = np.asarray(boxes, np.float64).reshape(-1, 4)
+        places = np.zeros(len(given), np.int64) if rows is None else np.asarray(rows)
+        crops = self.boxes[places].astype(np.float64)
+        origin, size = crops[:, 1::-1], crops[:, :1:-1]  # (x, y)
+        low = np.clip(given[:, :2], origin, origin + size)
+        high = np.clip(given[:, 2:], origin, origin + size)
+        visible = _share(high - low, given[:, 2:] - given[:, :2])
+        result = np.array(self.size[::-1], np.float64)
+        moved = np.concatenate([(low - origin) * (result / size), (high - origin) * (result / size)], axis=1)
+        flips = self.flips[places]
+        moved[flips, 0::2] = result[0] - moved[flips, 2::-2]
+        if self.affine is not None:
+            affine = self.affine[places]
+            corners = moved[:, [[0, 1], [2, 1], [0, 3], [2, 3]]]
+            corners = corners @ affine[:, :, :2].transpose(0, 2, 1) + affine[:, None, :, 2]
+            low, high = corners.min(axis=1), corners.max(axis=1)
+            moved = np.concatenate([np.clip(low, 0.0, result), np.clip(high, 0.0, result)], axis=1)
+            visible *= _share(moved[:, 2:] - moved[:, :2], high - low)
+        return moved, visible
+
+    def _check_known(self) -> None:
+        known = self.is_known
+        if not known.all():
+            row = int((~known).argmax())
+            height, width = self.sizes[row].tolist()
+            raise ValueError(
+                f"the geometry of row {row}, an image of {height} x {width}, is not known: steps of "
+                "transform= in Python have cropped or moved it. Use crop=, or a transform= that begins with "
+                "its crop and has no geometric steps in Python; split.plan() shows them"
+            )
+
+
+def _share(part: Float64, whole: Float64) -> Float64:
+    """Return area of the part over area of the whole: float64 [N], of (width, height) [N, 2]."""
+    area = whole.prod(axis=1)
+    shares: Float64 = np.divide(part.prod(axis=1), area, out=np.zeros(len(area)), where=area > 0)
+    return shares
 
 
 def _square(affine: Float64) -> Float64:

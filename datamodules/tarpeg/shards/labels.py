@@ -114,17 +114,22 @@ def _column(source: Source, ids: Int64, target: str, documents: Callable[[str], 
 
 def _documents(source: Source, ids: tuple[int, ...], extension: str) -> list[Any]:
     texts = source.members(np.array(ids, np.int64), plain(extension))
-    return [_document(source, id, extension, text) for id, text in zip(ids, texts, strict=True)]
+    return [
+        document_of(source, id, extension, text, _LONGEST_JSON, "labels")
+        for id, text in zip(ids, texts, strict=True)
+    ]
 
 
-def _document(source: Source, id: int, extension: str, text: bytes | None) -> Any:
+def document_of(source: Source, id: int, extension: str, text: bytes | None, most: int, what: str) -> Any:
+    """Return the content of a JSON member of at most ``most`` bytes; ``what`` is read from it, for messages.
+
+    Raises ShardError, with shard, key and member, if it is missing, longer or not JSON.
+    """
     if text is None:
         raise missing(source, id, extension)
     where = f"{where_of(source, id)}: member {extension!r}"
-    if len(text) > _LONGEST_JSON:
-        raise ShardError(
-            f"{where} has {len(text)} bytes, and labels are read from members of up to {_LONGEST_JSON}"
-        )
+    if len(text) > most:
+        raise ShardError(f"{where} has {len(text)} bytes, and {what} are read from members of up to {most}")
     try:
         return json.loads(text)
     except RecursionError:
@@ -133,7 +138,11 @@ def _document(source: Source, id: int, extension: str, text: bytes | None) -> An
         raise ShardError(f"{where} is not JSON: {error}") from error
 
 
-def _field(source: Source, id: int, extension: str, document: Any, field: str) -> int:
+def field_of(source: Source, id: int, extension: str, document: Any, field: str) -> Any:
+    """Return the value at a path such as "object.0.id" of a JSON member.
+
+    Raises ShardError, with shard, key, member and field, if there is none.
+    """
     value = document
     for name in field.split("."):
         if isinstance(value, dict) and name in value:
@@ -146,6 +155,11 @@ def _field(source: Source, id: int, extension: str, document: Any, field: str) -
                 f"{where_of(source, id)}: member {extension!r} has no field {field!r}: "
                 f"at {name!r} it has {found}"
             )
+    return value
+
+
+def _field(source: Source, id: int, extension: str, document: Any, field: str) -> int:
+    value = field_of(source, id, extension, document, field)
     if not isinstance(value, int) or isinstance(value, bool) or not -_LIMIT <= value < _LIMIT:
         found = json.dumps(value, ensure_ascii=False)
         raise ShardError(

@@ -1,0 +1,230 @@
+"""Objects of a JSON member: lists of dicts, one per object, and the numbers in their fields."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ShardError
+from ..sampling.rng import Float64, Int64
+from ..shards.labels import document_of, field_of
+from ..shards.source import Source, plain, where_of
+
+MOST_BYTES = 1 << 24
+"""Bytes of a JSON member, beyond which it is not parsed."""
+MOST_OBJECTS = 100_000
+"""Objects of one image, beyond which they are an error."""
+_MOST_LABEL = (1 << 63) - 1
+_COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
+COCO = {
+    category: number + 1 for number, category in enumerate(id for id in range(1, 91) if id not in _COCO_GAPS)
+}
+"""Labels 1 to 80 of COCO's category ids, which are 80 of the numbers 1 to 90."""
+
+Numbers = npt.NDArray[Any]
+
+
+class FieldError(ValueError):
+    """A field of an object that is not as it must be."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the objects of a sample are: ``"json:path.to.list"``, or ``"json"`` for a list at the top.
+
+    Args:
+        extension: Of the JSON member.
+        path: Of the list in it; "" for the document itself.
+    """
+
+    extension: str
+    path: str
+
+    @classmethod
+    def of(cls, given: Any, owner: str) -> Place:
+        """Return the place that an argument gives; raises ValueError."""
+        if not isinstance(given, str) or not re.fullmatch(r"[^/:]+(:[^.]+(\.[^.]+)*)?", given):
+            raise ValueError(
+                f"{owner}({given!r}): the first argument must be the extension of a JSON member and the path "
+                'of the list of objects in it, such as "json:objects" or "json:annotation.objects"; "json" '
+                "alone is a list at the top"
+            )
+        extension, _, path = given.partition(":")
+        return cls(plain(extension), path)
+
+    def field(self, number: int, name: str) -> str:
+        """Format the place of a field, for messages."""
+        return ".".join(part for part in (self.path, str(number), name) if part)
+
+    def error(self, source: Source, id: int, reason: str) -> ShardError:
+        """Return the error of a sample, with shard, key and member."""
+        return ShardError(f"{where_of(source, id)}: member {self.extension!r}, {reason}")
+
+
+def read_documents(source: Source, ids: Int64, extension: str) -> list[Any]:
+    """Return the content of the samples' JSON members; a ShardError in place of one that cannot be read."""
+    texts = source.members(ids, extension)
+    return [
+        _or_error(document_of, source, id, extension, text, MOST_BYTES, "objects")
+        for id, text in zip(ids.tolist(), texts, strict=True)
+    ]
+
+
+def objects_at(source: Source, id: int, place: Place, document: Any) -> Any:
+    """Return the list of objects in a document, or a ShardError with shard, key and field."""
+    if isinstance(document, ShardError):
+        return document
+    found = document
+    if place.path:
+        found = _or_error(field_of, source, id, place.extension, document, place.path)
+    if isinstance(found, ShardError):
+        return found
+    where = f"field {place.path!r}" if place.path else "the document"
+    if not isinstance(found, list):
+        return place.error(source, id, f"{where} is {shown(found)}, not a list of objects")
+    if len(found) > MOST_OBJECTS:
+        return place.error(source, id, f"{where} has {len(found)} objects, more than {MOST_OBJECTS}")
+    for number, each in enumerate(found):
+        if type(each) is not dict:
+            reason = f"item {number} of {where} is {shown(each)}, not an object with fields"
+            return place.error(source, id, reason)
+    return found
+
+
+def parsed(
+    source: Source, ids: Int64, place: Place, found: Sequence[Any], parse: Callable[[list[Any]], list[Any]]
+) -> list[Any]:
+    """Parse the objects of samples, all together, or one after another if any of them is broken.
+
+    Args:
+        source: The samples.
+        ids: Their numbers.
+        place: Where the objects are.
+        found: Per sample, its objects or a ShardError.
+        parse: Returns the values of some samples from the lists of their objects; raises FieldError, which
+            has the number of the object if it is called with one sample.
+
+    Returns:
+        Per sample, its value or a ShardError.
+    """
+    values = list(found)
+    good = [row for row, each in enumerate(found) if not isinstance(each, ShardError)]
+    try:
+        parts = parse([found[row] for row in good])
+    except FieldError:
+        parts = []
+        for row in good:
+            try:
+                parts += parse([found[row]])
+            except FieldError as error:
+                parts.append(place.error(source, int(ids[row]), str(error)))
+    for row, part in zip(good, parts, strict=True):
+        values[row] = part
+    return values
+
+
+def numbers_of(place: Place, objects: list[Any], name: str, width: int) -> Float64:
+    """Return the field of each object, a list of ``width`` finite numbers: float64 [N, width]."""
+    try:
+        rows = [each[name] for each in objects]
+        # numpy would take true for 1, and "1" too.
+        if {type(number) for row in rows for number in row} <= {int, float}:
+            array = np.array(rows, np.float64).reshape(len(objects), -1 if objects else width)
+            if array.shape[1] == width and np.isfinite(array).all():
+                return array
+    except (LookupError, TypeError, ValueError, OverflowError):
+        pass
+    for number, each in enumerate(objects):
+        if name not in each:
+            raise _lacking(place, number, name, each)
+        value = each[name]
+        is_list = isinstance(value, list) and len(value) == width
+        if not is_list or not all(map(is_finite, value)):
+            raise FieldError(
+                f"field {place.field(number, name)!r} is {shown(value)}, not a list of {width} finite numbers"
+            )
+    raise FieldError(f"fields {name!r} are not numbers")
+
+
+def labels_of(place: Place, objects: list[Any], name: str | None, table: dict[Any, int] | None) -> Int64:
+    """Return the labels of the objects: int64 [N]; 1 for all without a name."""
+    if name is None:
+        return np.ones(len(objects), np.int64)
+    found = []
+    for number, each in enumerate(objects):
+        if name not in each:
+            raise _lacking(place, number, name, each)
+        value = each[name]
+        if table is None:
+            if type(value) is not int or not 0 <= value <= _MOST_LABEL:
+                raise FieldError(
+                    f"field {place.field(number, name)!r} is {shown(value)}, not an integer of at least 0: "
+                    "give labels= a table of the labels"
+                )
+            found.append(value)
+        else:
+            is_known = type(value) in (int, str) and value in table
+            if not is_known:
+                raise FieldError(
+                    f"field {place.field(number, name)!r} is {shown(value)}, which is not in labels=, a "
+                    f"table of {len(table)} values such as {next(iter(table))!r}"
+                )
+            found.append(table[value])
+    return np.array(found, np.int64)
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value of JSON is a number that is finite as a float; true and false are not."""
+    try:
+        return type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def shown(value: Any) -> str:
+    """Format a value of JSON, for messages."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 48 else text[:48] + "..."
+
+
+def table_of(labels: Any) -> dict[Any, int] | None:
+    """Return the label of each value that ``labels=`` lists; raises ValueError."""
+    if labels is None:
+        return None
+    if isinstance(labels, str):
+        if labels.lower() == "coco":
+            return COCO
+    elif isinstance(labels, Sequence) and labels:
+        values = list(labels)
+        if {*map(type, values)} <= {int, str} and len({*values}) == len(values):
+            return {value: number for number, value in enumerate(values, start=1)}
+    elif hasattr(labels, "items") and labels:
+        table = dict(labels.items())
+        if {*map(type, table)} <= {int, str} and all(_is_label(label) for label in table.values()):
+            return table
+    raise ValueError(
+        f"labels={labels!r} must be a dict from the values in the field to labels, integers of at least 0; a "
+        'list of the values, which get the labels 1, 2, ...; "coco"; or None: the values are the labels'
+    )
+
+
+def _is_label(label: Any) -> bool:
+    return type(label) is int and 0 <= label <= _MOST_LABEL
+
+
+def _lacking(place: Place, number: int, name: str, found: dict[str, Any]) -> FieldError:
+    return FieldError(f"field {place.field(number, name)!r} is missing: the object has {[*found][:12]}")
+
+
+def _or_error(read: Callable[..., Any], *given: Any) -> Any:
+    try:
+        return read(*given)
+    except ShardError as error:
+        return error

@@ -1,0 +1,263 @@
+"""Boxes: objects of a JSON member as torchvision's detectors take them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import ShardError, similar
+from ..sampling.geometry import Int32, View
+from ..sampling.rng import Float64, Int64
+from ..shards.source import Source
+from .annotations import (
+    FieldError,
+    Place,
+    is_finite,
+    labels_of,
+    numbers_of,
+    objects_at,
+    parsed,
+    read_documents,
+    shown,
+    table_of,
+)
+from .targets import Fields, dicts_of, dropped
+
+_FORMATS = ("XYXY", "XYWH", "CXCYWH")
+_FAR = 1e7
+"""Pixels beyond which no image reaches; a coordinate that is larger is an error of the data."""
+
+
+class Objects(NamedTuple):
+    """The boxes of one image: (x1, y1, x2, y2) in pixels of the upright source, and what belongs to them."""
+
+    boxes: Float64
+    labels: Int64
+    area: Float64
+    iscrowd: Int64
+    image_id: int
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Boxes and labels of a JSON member, moved with their image, for ``Split(targets=...)``.
+
+    A batch is ``(images, targets)``. ``targets`` is a list with a dict per image, as torchvision's detectors
+    take it: ``boxes``, ``tv_tensors.BoundingBoxes`` (a plain tensor if torchvision is not installed), float32
+    [N, 4], (x1, y1, x2, y2) in pixels of the result; ``labels``, int64 [N]; ``area``, float32 [N];
+    ``iscrowd``, int64 [N]; ``image_id``, an int; ``orig_size`` and ``size``, int64 [2], (height, width) of
+    source and result. An image without boxes is kept, with N = 0.
+
+    Boxes are computed in float64. They are clipped to the crop; under an affine of ``Augment`` or of a
+    policy a box becomes the bounds of its moved corners, clipped to the result. ``area`` is the area in the
+    file (by default that of the box), times the scale of the view, times the visible share of the box.
+
+    A box of no or negative size, one with a number that is not finite, one that lies outside its image, a
+    label that is not in the table and JSON that is not as ``objects`` describes it are broken targets:
+    ``LoaderConfig(on_error=...)`` decides, as for a broken image. A box that is partly outside its image is
+    clipped. An image may have up to 100,000 boxes, in a member of up to 16 MiB.
+
+    Args:
+        objects: JSON member, and the path of the list of objects in it: "json:objects",
+            "json:annotation.objects"; "json" if the document is the list.
+        format: Order of the numbers, as in torchvision: "XYWH" (left, top, width, height, as in COCO),
+            "XYXY" or "CXCYWH" (centre), in pixels of the upright image. Upper or lower case.
+        label: Field of an object with its label; None: all labels are 1.
+        labels: Table of the labels: a dict from the values of the field, integers or texts, to labels; a list
+            of these values, which get the labels 1, 2, ... (torchvision's 0 is the background); "coco":
+            COCO's 80 category ids, 1 to 90 with gaps, become 1 to 80 in the same order. None: the values are
+            the labels.
+        min_size: Boxes are dropped if their width or height in the result is smaller, in pixels.
+        min_area: Boxes are dropped if width times height in the result is smaller, in pixels.
+        min_visibility: Boxes are dropped if a smaller share of their area is visible, 0 to 1.
+        box: Field of an object with its four numbers.
+        area: Field of an object with its area in pixels; objects may lack it.
+        iscrowd: Field of an object that is 1 (or true) for a crowd; objects may lack it.
+        image_id: Field of the document with the integer ``image_id``, such as "image_id"; None: the number of
+            the sample in the shards.
+
+    Example:
+        >>> import json
+        >>> class Scene(tarpeg.Source):
+        ...     def __len__(self):
+        ...         return 1
+        ...     def keys(self, ids):
+        ...         return ["scene"] * len(ids)
+        ...     def members(self, ids, extension):
+        ...         text = json.dumps({"objects": [{"bbox": [200, 100, 300, 200], "category_id": 18}]})
+        ...         content = {"jpg": jpeg.numpy().tobytes(), "json": text.encode()}
+        ...         return [content.get(extension)] * len(ids)
+        ...     def extensions(self, id):
+        ...         return ["jpg", "json"]
+        >>> boxes = tarpeg.Boxes("json:objects", format="xywh", labels="coco", min_size=4)
+        >>> split = tarpeg.Split(Scene(), tarpeg.Whole((200, 300)), targets=boxes)
+        >>> images, targets = next(iter(tarpeg.Loader(split, batch_size=1, workers=0)))
+        >>> targets[0]["boxes"].tolist(), targets[0]["labels"].tolist()
+        ([[100.0, 50.0, 250.0, 150.0]], [17])
+    """
+
+    objects: str
+    format: str = "XYWH"
+    label: str | None = "category_id"
+    labels: Mapping[Any, int] | Sequence[Any] | str | None = None
+    min_size: float = 1.0
+    min_area: float = 0.0
+    min_visibility: float = 0.0
+    box: str = "bbox"
+    area: str = "area"
+    iscrowd: str = "iscrowd"
+    image_id: str | None = None
+
+    def __post_init__(self) -> None:
+        _ = self._place, self._table
+        if self._order not in _FORMATS:
+            near = similar(self._order, _FORMATS)
+            raise ValueError(f"format={self.format!r} of Boxes must be one of {', '.join(_FORMATS)}{near}")
+        for name in ("min_size", "min_area", "min_visibility"):
+            value = getattr(self, name)
+            if not is_finite(value) or value < 0 or (name == "min_visibility" and value > 1):
+                limits = "in 0..1" if name == "min_visibility" else "of at least 0"
+                raise ValueError(f"{name}={value!r} of Boxes must be a number {limits}")
+        for name in ("box", "label", "area", "iscrowd", "image_id"):
+            value = getattr(self, name)
+            may_lack = value is None and name in ("label", "image_id")
+            if not may_lack and not (isinstance(value, str) and value):
+                raise ValueError(f"{name}={value!r} of Boxes must be the name of a field")
+
+    @cached_property
+    def _place(self) -> Place:
+        return Place.of(self.objects, "Boxes")
+
+    @cached_property
+    def _table(self) -> dict[Any, int] | None:
+        return table_of(self.labels)
+
+    @property
+    def _order(self) -> str:
+        return str(getattr(self.format, "value", self.format)).upper()
+
+    def read(self, source: Source, ids: Int64) -> list[Any]:
+        """Read and check the objects of some samples; see ``Target.read``."""
+        place, rows = self._place, np.asarray(ids)
+        documents = read_documents(source, rows, place.extension)
+        found = [
+            objects_at(source, id, place, document)
+            for id, document in zip(rows.tolist(), documents, strict=True)
+        ]
+        values = parsed(source, rows, place, found, self._parse)
+        for row, (id, document) in enumerate(zip(rows.tolist(), documents, strict=True)):
+            if isinstance(values[row], ShardError):
+                continue
+            image_id = id
+            if self.image_id is not None:
+                image_id = document.get(self.image_id) if isinstance(document, dict) else None
+                if type(image_id) is not int or not -(1 << 63) <= image_id < 1 << 63:
+                    values[row] = place.error(
+                        source, id, f"field {self.image_id!r} is {shown(image_id)}, not an integer of 64 bits"
+                    )
+                    continue
+            values[row] = values[row]._replace(image_id=image_id)
+        return values
+
+    def misfits(self, values: Sequence[Objects], sizes: Int32) -> list[str]:
+        """Return a text for each image with a box that lies outside it, "" for the others."""
+        counts = [len(value.labels) for value in values]
+        reasons = [""] * len(values)
+        if not sum(counts):
+            return reasons
+        rows = np.repeat(np.arange(len(values)), counts)
+        boxes = np.concatenate([value.boxes for value in values])
+        ends = sizes[rows, ::-1].astype(np.float64)
+        is_outside = ((boxes[:, 2:] <= 0) | (boxes[:, :2] >= ends)).any(axis=1) & (ends > 0).all(axis=1)
+        for number in np.flatnonzero(is_outside).tolist():
+            row = int(rows[number])
+            object = number - sum(counts[:row])
+            height, width = sizes[row].tolist()
+            reasons[row] = reasons[row] or (
+                f"member {self._place.extension!r}, field {self._place.field(object, self.box)!r} is the box "
+                f"(x1, y1, x2, y2) = {boxes[number].tolist()}, outside the image of {height} x {width}"
+            )
+        return reasons
+
+    def move_all(self, values: Sequence[Objects], view: View) -> Fields:
+        """Move the boxes of all rows of a view."""
+        counts = np.array([len(value.labels) for value in values], np.int64)
+        rows = np.repeat(np.arange(len(values)), counts)
+        boxes, visible = view.rectangles(_joined([value.boxes for value in values], (0, 4)), rows)
+        scale = np.abs(np.linalg.det(view.matrices()[:, :2, :2]))
+        sides = boxes[:, 2:] - boxes[:, :2]
+        kept = (sides > 0).all(axis=1) & (sides >= self.min_size).all(axis=1)
+        kept &= (sides.prod(axis=1) >= self.min_area) & (visible >= self.min_visibility)
+        area = _joined([value.area for value in values], (0,)) * scale[rows] * visible
+        return Fields(
+            self._place,
+            counts,
+            kept,
+            {
+                "boxes": boxes.astype(np.float32),
+                "labels": _joined([value.labels for value in values], (0,)).astype(np.int64),
+                "area": area.astype(np.float32),
+                "iscrowd": _joined([value.iscrowd for value in values], (0,)).astype(np.int64),
+            },
+            {
+                "image_id": np.array([value.image_id for value in values], np.int64),
+                "orig_size": view.sizes.astype(np.int64),
+                "size": np.tile(np.array(view.size, np.int64), (len(values), 1)),
+            },
+            view.size,
+        )
+
+    def move(self, value: Objects, view: View) -> dict[str, Any]:
+        """Return the dict of one image; see ``Target.move``."""
+        return dicts_of(dropped([self.move_all([value], view)]), 1)[0]
+
+    def _parse(self, found: list[Any]) -> list[Objects]:
+        """Return the values of samples from the lists of their objects, with the image_id 0."""
+        objects, place = [each for part in found for each in part], self._place
+        boxes = numbers_of(place, objects, self.box, 4)
+        if self._order == "XYWH":
+            boxes[:, 2:] += boxes[:, :2]
+        elif self._order == "CXCYWH":
+            half = boxes[:, 2:] / 2
+            boxes = np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
+        sides = boxes[:, 2:] - boxes[:, :2]
+        wrong = (sides <= 0).any(axis=1) | (np.abs(boxes) > _FAR).any(axis=1)
+        if wrong.any():
+            number = int(wrong.argmax())
+            reason = "has no or negative size" if (sides[number] <= 0).any() else f"is beyond {_FAR:g} pixels"
+            raise FieldError(
+                f"field {place.field(number, self.box)!r} is {shown(objects[number][self.box])} in the order "
+                f"{self._order}, a box that {reason}"
+            )
+        labels = labels_of(place, objects, self.label, self._table)
+        area, iscrowd = sides.prod(axis=1), np.zeros(len(objects), np.int64)
+        for number, each in enumerate(objects):
+            if self.area in each:
+                area[number] = self._area(number, each[self.area])
+            if self.iscrowd in each:
+                iscrowd[number] = self._is_crowd(number, each[self.iscrowd])
+        ends = np.cumsum([len(part) for part in found]).tolist()
+        return [
+            Objects(boxes[start:end], labels[start:end], area[start:end], iscrowd[start:end], 0)
+            for start, end in zip([0, *ends], ends, strict=False)
+        ]
+
+    def _area(self, number: int, value: Any) -> float:
+        if not is_finite(value) or value < 0:
+            field = self._place.field(number, self.area)
+            raise FieldError(f"field {field!r} is {shown(value)}, not a number of at least 0")
+        return float(value)
+
+    def _is_crowd(self, number: int, value: Any) -> int:
+        if value not in (0, 1):  # and true and false
+            field = self._place.field(number, self.iscrowd)
+            raise FieldError(f"field {field!r} is {shown(value)}, not 0 or 1")
+        return int(value)
+
+
+def _joined(parts: Sequence[Any], shape: tuple[int, ...]) -> Any:
+    return np.concatenate(parts) if parts else np.zeros(shape)
