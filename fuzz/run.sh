@@ -75,5 +75,5 @@ for target in "${targets[@]}"; do
   LLVM_PROFILE_FILE=$out/$target.raw $out/bin/$target-coverage -runs=0 $out/$target/{corpus,seeds} 2>$out/$target.log
 done
 "${tools}llvm-profdata" merge -o $out/coverage.data $(printf "$out/%s.raw " "${targets[@]}")
-"${tools}llvm-cov" export -summary-only $(printf -- "-object $out/bin/%s-coverage " "${targets[@]}") \
+"${tools}llvm-cov" export $(printf -- "-object $out/bin/%s-coverage " "${targets[@]}") \
   -instr-profile=$out/coverage.data | "$python" fuzz/coverage.py

@@ -21,6 +21,7 @@ LIMIT = 16384
 ALL_CHECKS, LITTLE_MEMORY, STALE = 7, 192, 224
 GRAY = 64  # of the numbers; with nearest neighbour and few rows, most of the source's are skipped
 ROWS_LEFT_OUT = bytes((0, 0, 255, 255, 70, 70, 15, 0, ALL_CHECKS, GRAY))
+BICUBIC = bytes((0, 0, 255, 255, 110, 110, 15, 32, ALL_CHECKS, 0))
 XMP = b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta><rdf:Description tiff:Orientation%s8%s/>"
 
 
@@ -140,7 +141,8 @@ def main() -> None:
     found = files()
     inputs = [request + data for number, data in enumerate(found) for request in requests(number)]
     inputs += [changed for data in (found[0], found[18]) for changed in stale(data)]
-    inputs.append(ROWS_LEFT_OUT + found[-1])
+    wide = b"P6 150 30 255\n" + pictures.pixels(30, 150).tobytes()  # RGB of many pixels becomes channels
+    inputs += [ROWS_LEFT_OUT + found[-1], BICUBIC + wide]
     coefficients = list(packed(found))
     write(Path(sys.argv[1]), inputs + [bytes(2) + data for data in coefficients[::10]])
     write(Path(sys.argv[2]), coefficients)

@@ -32,16 +32,31 @@ def run(*command: str, text: str = "", **environment: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize("percent, status", [(90.0, 0), (89.9, 1)])
-def test_a_decoder_file_with_low_coverage_fails(percent: float, status: int) -> None:
-    lines = {"covered": 1, "count": 2, "percent": percent}
+@pytest.mark.parametrize("covered, status", [(90, 0), (89, 1)])
+def test_a_decoder_file_with_low_coverage_fails(covered: int, status: int) -> None:
+    lines = {"covered": covered, "count": 100}
     files = [
         {"filename": f"/x/native/{name}", "summary": {"lines": lines}}
         for name in ("jpeg/a.cpp", "base/b.cpp")
     ]
-    code, words = run(sys.executable, "fuzz/coverage.py", text=json.dumps({"data": [{"files": files}]}))
-    assert code == status and f"jpeg/a.cpp{percent:20.1f}%" in words and "b.cpp" not in words
+    exported = json.dumps({"data": [{"files": files, "functions": []}]})
+    code, words = run(sys.executable, "fuzz/coverage.py", text=exported)
+    assert code == status and f"jpeg/a.cpp{covered:18}.0%" in words and "b.cpp" not in words
     assert ("less than 90% covered: a.cpp" in words) == (status == 1)
+
+
+def test_functions_of_the_compiler_are_not_counted(tmp_path: Path) -> None:
+    file = tmp_path / "jpeg" / "a.cpp"
+    file.parent.mkdir()
+    file.write_text("constexpr int table() {\n  return 1;\n}\nint used() {\n  return 2;\n}\n")
+
+    def function(first: int, last: int, count: int) -> dict[str, object]:
+        return {"filenames": [str(file)], "regions": [[first, 1, last, 1, count]], "count": count}
+
+    files = [{"filename": str(file), "summary": {"lines": {"covered": 3, "count": 6}}}]
+    for functions, status in (([function(1, 3, 0)], 0), ([function(4, 6, 0)], 1), ([function(1, 3, 9)], 1)):
+        exported = json.dumps({"data": [{"files": files, "functions": functions}]})
+        assert run(sys.executable, "fuzz/coverage.py", text=exported)[0] == status, functions
 
 
 def test_a_file_with_code_that_cannot_run_is_not_judged(tmp_path: Path) -> None:
