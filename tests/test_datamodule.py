@@ -20,7 +20,7 @@ from helpers.small_tars import sample
 from helpers.training import Net, fitted, module, trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.tuner import Tuner
-from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.data import extract_batch_size, warning_cache
 from tarpeg import (
     Augment,
     Batch,
@@ -745,12 +745,14 @@ def test_a_seed_out_of_range_is_refused_at_once(photos, seed):
 
 
 def test_keys_and_members_are_no_ambiguous_batch_size(photos):
-    data = module(photos, keys=True)
-    data.setup("fit")
-    batch = next(iter(data.train_dataloader()))
     with warnings.catch_warnings(record=True) as warned:
-        assert extract_batch_size(batch) == len(batch.image)
-    assert not warned
+        warnings.simplefilter("always")
+        data = module(photos, keys=True)
+        batch = next(iter(data.train_dataloader()))
+        for _ in range(2):  # the second time after setup()
+            warning_cache.clear()  # of Lightning, which warns once per process
+            assert extract_batch_size(batch) == len(batch.image) and len(warned) == 1
+            data.setup("fit")
 
 
 def test_a_data_module_shows_what_it_loads(photos):
