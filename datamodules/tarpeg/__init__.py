@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from .loader.boxes import Boxes as Boxes
     from .loader.config import LoaderConfig as LoaderConfig
     from .loader.dataset import Dataset as Dataset
+    from .loader.keypoints import Keypoints as Keypoints
     from .loader.loader import Loader as Loader
     from .loader.preprocessing import Preprocessing as Preprocessing, preprocessing as preprocessing
     from .loader.split import Split as Split
@@ -120,6 +121,7 @@ _NAMES = {
     "loader.boxes": "Boxes",
     "loader.config": "LoaderConfig",
     "loader.dataset": "Dataset",
+    "loader.keypoints": "Keypoints",
     "loader.loader": "Loader",
     "loader.preprocessing": "Preprocessing preprocessing",
     "loader.split": "Split",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tarpeg
 import torch
+from helpers.chains import chain, moved_by_torchvision, view_of
 from helpers.loaders import load
 from helpers.pictures import saved
 from helpers.scenes import Scenes, number_of, objects
@@ -97,41 +98,6 @@ def test_area_and_crowds_are_kept_or_computed():
     found = boxes_of(objects((0, 0, 4, 4), crowd), view)
     assert found["iscrowd"].tolist() == [0, 1] and found["area"].tolist() == [128, 200]
     assert found["boxes"].tolist() == [[4, 0, 20, 8], [0, 0, 20, 20]]
-
-
-def chain(rng):
-    """A random chain: sizes, crop, flip and an affine as torchvision's parameters, or None."""
-    height, width = rng.integers(20, 2000, 2).tolist()
-    top, left = int(rng.integers(0, height - 4)), int(rng.integers(0, width - 4))
-    box = (top, left, int(rng.integers(4, height - top + 1)), int(rng.integers(4, width - left + 1)))
-    size = tuple(rng.integers(4, 1000, 2).tolist())
-    affine = None
-    if rng.random() < 0.6:
-        affine = {
-            "angle": rng.uniform(-180, 180),
-            "translate": (rng.uniform(-0.3, 0.3, 2) * size[::-1]).tolist(),
-            "scale": rng.uniform(0.5, 2),
-            "shear": rng.uniform(-30, 30, 2).tolist(),
-        }
-    return (height, width), box, size, bool(rng.random() < 0.5), affine
-
-
-def view_of(source, box, size, flip, affine):
-    """The view of a chain."""
-    from torchvision.transforms.functional import _get_inverse_affine_matrix
-
-    matrix = None
-    if affine is not None:
-        centre = [size[1] / 2, size[0] / 2]
-        numbers = _get_inverse_affine_matrix(centre, *affine.values(), inverted=False)
-        matrix = np.array(numbers).reshape(1, 2, 3)
-    return View(np.array([source]), np.array([box]), np.array([flip]), size, matrix)
-
-
-def moved_by_torchvision(value, source, box, size, flip, affine):
-    value = v2.functional.resize(v2.functional.crop(value, *box), list(size))
-    value = v2.functional.horizontal_flip(value) if flip else value
-    return value if affine is None else v2.functional.affine(value, **affine)
 
 
 def test_boxes_are_torchvisions_over_random_chains(chains=300):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,16 +69,58 @@ class Place:
         return ShardError(f"{where_of(source, id)}: member {self.extension!r}, {reason}")
 
 
-def read_documents(source: Source, ids: Int64, extension: str) -> list[Any]:
-    """Return the content of the samples' JSON members; a ShardError in place of one that cannot be read."""
-    texts = source.members(ids, extension)
-    return [
-        _or_error(document_of, source, id, extension, text, MOST_BYTES, "objects")
-        for id, text in zip(ids.tolist(), texts, strict=True)
+def read_objects(
+    source: Source, ids: Int64, place: Place, image_id: str | None, parse: Callable[[list[Any]], list[Any]]
+) -> list[Any]:
+    """Read the objects of samples, parsed all together, or one after another if any of them is broken.
+
+    Args:
+        source: The samples.
+        ids: Their numbers.
+        place: Where the objects are.
+        image_id: Field of the document with the number of the image; None: the number of the sample.
+        parse: Returns the values of some samples, tuples with an ``image_id``, from the lists of their
+            objects; raises FieldError, which has the number of the object if it is called with one sample.
+
+    Returns:
+        Per sample, its value or a ShardError.
+    """
+    texts, numbers = source.members(ids, place.extension), ids.tolist()
+    documents = [
+        _or_error(document_of, source, id, place.extension, text, MOST_BYTES, "objects")
+        for id, text in zip(numbers, texts, strict=True)
     ]
+    values = [
+        _objects_at(source, id, place, document) for id, document in zip(numbers, documents, strict=True)
+    ]
+    good = [row for row, each in enumerate(values) if not isinstance(each, ShardError)]
+    try:
+        parts = parse([values[row] for row in good])
+    except FieldError:
+        parts = []
+        for row in good:
+            try:
+                parts += parse([values[row]])
+            except FieldError as error:
+                parts.append(place.error(source, numbers[row], str(error)))
+    for row, part in zip(good, parts, strict=True):
+        values[row] = part
+        if not isinstance(part, ShardError):
+            number = numbers[row] if image_id is None else _number_of(documents[row], image_id)
+            reason = f"field {image_id!r} is missing or not an integer of 64 bits"
+            is_there = number is not None
+            values[row] = (
+                part._replace(image_id=number) if is_there else place.error(source, numbers[row], reason)
+            )
+    return values
 
 
-def objects_at(source: Source, id: int, place: Place, document: Any) -> Any:
+def _number_of(document: Any, name: str) -> int | None:
+    number = document.get(name) if isinstance(document, dict) else None
+    return number if type(number) is int and -_MOST_LABEL <= number <= _MOST_LABEL else None
+
+
+def _objects_at(source: Source, id: int, place: Place, document: Any) -> Any:
     """Return the list of objects in a document, or a ShardError with shard, key and field."""
     if isinstance(document, ShardError):
         return document
@@ -98,36 +141,15 @@ def objects_at(source: Source, id: int, place: Place, document: Any) -> Any:
     return found
 
 
-def parsed(
-    source: Source, ids: Int64, place: Place, found: Sequence[Any], parse: Callable[[list[Any]], list[Any]]
-) -> list[Any]:
-    """Parse the objects of samples, all together, or one after another if any of them is broken.
+def slices_of(counts: Iterable[int]) -> list[slice]:
+    """Return the places of consecutive parts of these lengths."""
+    ends = list(itertools.accumulate(counts))
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
-    Args:
-        source: The samples.
-        ids: Their numbers.
-        place: Where the objects are.
-        found: Per sample, its objects or a ShardError.
-        parse: Returns the values of some samples from the lists of their objects; raises FieldError, which
-            has the number of the object if it is called with one sample.
 
-    Returns:
-        Per sample, its value or a ShardError.
-    """
-    values = list(found)
-    good = [row for row, each in enumerate(found) if not isinstance(each, ShardError)]
-    try:
-        parts = parse([found[row] for row in good])
-    except FieldError:
-        parts = []
-        for row in good:
-            try:
-                parts += parse([found[row]])
-            except FieldError as error:
-                parts.append(place.error(source, int(ids[row]), str(error)))
-    for row, part in zip(good, parts, strict=True):
-        values[row] = part
-    return values
+def joined(parts: Sequence[Any], shape: tuple[int, ...]) -> Any:
+    """Return the arrays one after another; zeros of that shape if there are none."""
+    return np.concatenate(parts) if parts else np.zeros(shape)
 
 
 def numbers_of(place: Place, objects: list[Any], name: str, width: int) -> Float64:

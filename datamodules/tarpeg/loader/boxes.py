@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import ShardError, similar
+from ..errors import similar
 from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards.source import Source
@@ -17,15 +17,15 @@ from .annotations import (
     FieldError,
     Place,
     is_finite,
+    joined,
     labels_of,
     numbers_of,
-    objects_at,
-    parsed,
-    read_documents,
+    read_objects,
     shown,
+    slices_of,
     table_of,
 )
-from .targets import Fields, dicts_of, dropped
+from .targets import Fields, dicts_of, dropped, fields_of_images
 
 _FORMATS = ("XYXY", "XYWH", "CXCYWH")
 _FAR = 1e7
@@ -142,26 +142,7 @@ class Boxes:
 
     def read(self, source: Source, ids: Int64) -> list[Any]:
         """Read and check the objects of some samples; see ``Target.read``."""
-        place, rows = self._place, np.asarray(ids)
-        documents = read_documents(source, rows, place.extension)
-        found = [
-            objects_at(source, id, place, document)
-            for id, document in zip(rows.tolist(), documents, strict=True)
-        ]
-        values = parsed(source, rows, place, found, self._parse)
-        for row, (id, document) in enumerate(zip(rows.tolist(), documents, strict=True)):
-            if isinstance(values[row], ShardError):
-                continue
-            image_id = id
-            if self.image_id is not None:
-                image_id = document.get(self.image_id) if isinstance(document, dict) else None
-                if type(image_id) is not int or not -(1 << 63) <= image_id < 1 << 63:
-                    values[row] = place.error(
-                        source, id, f"field {self.image_id!r} is {shown(image_id)}, not an integer of 64 bits"
-                    )
-                    continue
-            values[row] = values[row]._replace(image_id=image_id)
-        return values
+        return read_objects(source, np.asarray(ids), self._place, self.image_id, self._parse)
 
     def misfits(self, values: Sequence[Objects], sizes: Int32) -> list[str]:
         """Return a text for each image with a box that lies outside it, "" for the others."""
@@ -175,11 +156,10 @@ class Boxes:
         is_outside = ((boxes[:, 2:] <= 0) | (boxes[:, :2] >= ends)).any(axis=1) & (ends > 0).all(axis=1)
         for number in np.flatnonzero(is_outside).tolist():
             row = int(rows[number])
-            object = number - sum(counts[:row])
-            height, width = sizes[row].tolist()
+            place = self._place.field(number - sum(counts[:row]), self.box)
             reasons[row] = reasons[row] or (
-                f"member {self._place.extension!r}, field {self._place.field(object, self.box)!r} is the box "
-                f"(x1, y1, x2, y2) = {boxes[number].tolist()}, outside the image of {height} x {width}"
+                f"member {self._place.extension!r}, field {place!r} is the box (x1, y1, x2, y2) = "
+                f"{boxes[number].tolist()}, outside the image of {' x '.join(map(str, sizes[row].tolist()))}"
             )
         return reasons
 
@@ -187,27 +167,23 @@ class Boxes:
         """Move the boxes of all rows of a view."""
         counts = np.array([len(value.labels) for value in values], np.int64)
         rows = np.repeat(np.arange(len(values)), counts)
-        boxes, visible = view.rectangles(_joined([value.boxes for value in values], (0, 4)), rows)
+        boxes, visible = view.rectangles(joined([value.boxes for value in values], (0, 4)), rows)
         scale = np.abs(np.linalg.det(view.matrices()[:, :2, :2]))
         sides = boxes[:, 2:] - boxes[:, :2]
         kept = (sides > 0).all(axis=1) & (sides >= self.min_size).all(axis=1)
         kept &= (sides.prod(axis=1) >= self.min_area) & (visible >= self.min_visibility)
-        area = _joined([value.area for value in values], (0,)) * scale[rows] * visible
+        area = joined([value.area for value in values], (0,)) * scale[rows] * visible
         return Fields(
             self._place,
             counts,
             kept,
             {
                 "boxes": boxes.astype(np.float32),
-                "labels": _joined([value.labels for value in values], (0,)).astype(np.int64),
+                "labels": joined([value.labels for value in values], (0,)).astype(np.int64),
                 "area": area.astype(np.float32),
-                "iscrowd": _joined([value.iscrowd for value in values], (0,)).astype(np.int64),
+                "iscrowd": joined([value.iscrowd for value in values], (0,)).astype(np.int64),
             },
-            {
-                "image_id": np.array([value.image_id for value in values], np.int64),
-                "orig_size": view.sizes.astype(np.int64),
-                "size": np.tile(np.array(view.size, np.int64), (len(values), 1)),
-            },
+            fields_of_images([value.image_id for value in values], view),
             view.size,
         )
 
@@ -240,10 +216,9 @@ class Boxes:
                 area[number] = self._area(number, each[self.area])
             if self.iscrowd in each:
                 iscrowd[number] = self._is_crowd(number, each[self.iscrowd])
-        ends = np.cumsum([len(part) for part in found]).tolist()
         return [
-            Objects(boxes[start:end], labels[start:end], area[start:end], iscrowd[start:end], 0)
-            for start, end in zip([0, *ends], ends, strict=False)
+            Objects(boxes[rows], labels[rows], area[rows], iscrowd[rows], 0)
+            for rows in slices_of(map(len, found))
         ]
 
     def _area(self, number: int, value: Any) -> float:
@@ -257,7 +232,3 @@ class Boxes:
             field = self._place.field(number, self.iscrowd)
             raise FieldError(f"field {field!r} is {shown(value)}, not 0 or 1")
         return int(value)
-
-
-def _joined(parts: Sequence[Any], shape: tuple[int, ...]) -> Any:
-    return np.concatenate(parts) if parts else np.zeros(shape)

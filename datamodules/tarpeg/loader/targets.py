@@ -172,6 +172,15 @@ def dicts_of(fields: Sequence[Fields], count: int) -> list[dict[str, Any]]:
     return found
 
 
+def fields_of_images(image_ids: Sequence[int], view: View) -> dict[str, npt.NDArray[Any]]:
+    """Return ``image_id``, ``orig_size`` and ``size`` of the images of a view."""
+    return {
+        "image_id": np.array(image_ids, np.int64),
+        "orig_size": view.sizes.astype(np.int64),
+        "size": np.tile(np.array(view.size, np.int64), (len(view), 1)),
+    }
+
+
 @functools.cache
 def _tv_boxes() -> Any:
     """Return torchvision's class of boxes; None if torchvision is not installed."""

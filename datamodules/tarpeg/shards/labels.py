@@ -127,15 +127,15 @@ def document_of(source: Source, id: int, extension: str, text: bytes | None, mos
     """
     if text is None:
         raise missing(source, id, extension)
-    where = f"{where_of(source, id)}: member {extension!r}"
-    if len(text) > most:
-        raise ShardError(f"{where} has {len(text)} bytes, and {what} are read from members of up to {most}")
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ShardError(f"{where} is nested too deeply") from None
-    except ValueError as error:
-        raise ShardError(f"{where} is not JSON: {error}") from error
+    reason = f"has {len(text)} bytes, and {what} are read from members of up to {most}"
+    if len(text) <= most:
+        try:
+            return json.loads(text)
+        except RecursionError:
+            reason = "is nested too deeply"
+        except ValueError as error:
+            reason = f"is not JSON: {error}"
+    raise ShardError(f"{where_of(source, id)}: member {extension!r} {reason}")
 
 
 def field_of(source: Source, id: int, extension: str, document: Any, field: str) -> Any:
