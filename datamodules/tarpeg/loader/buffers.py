@@ -458,21 +458,21 @@ def _lend(
 ) -> FetchResult:
     """Return a worker's result with the images in buffer ``number``, as the consumer may hold them."""
     if isinstance(answer, dict):
-        if answer["kind"] is not None:
-            return _listed(_result_of(answer, request, buffers.lend(number, answer["shape"], dtype)))
-        buffers.release(number)
-        return _result_of(answer, request, None)
-    shape, result = answer
+        images = None if answer["kind"] is None else buffers.lend(number, answer["shape"], dtype)
+        result = _result_of(answer, request, images)
+    else:
+        shape, result = answer
+        if result.batch is not None:  # _replace() would be two calls more
+            batch = type(result.batch)(buffers.lend(number, shape, dtype), *result.batch[1:])
+            result = FetchResult(batch, *result[1:])
     if result.batch is None:
         buffers.release(number)
-        return result
-    return _listed(result._replace(batch=result.batch._replace(image=buffers.lend(number, shape, dtype))))
+    if isinstance(result.batch, (TargetBatch, KeyedTargetBatch)):
+        return _listed(result, result.batch)
+    return result
 
 
-def _listed(result: FetchResult) -> FetchResult:
+def _listed(result: FetchResult, batch: TargetBatch | KeyedTargetBatch) -> FetchResult:
     """Return a worker's result with its targets as the consumer gets them."""
-    batch = result.batch
-    if not isinstance(batch, (TargetBatch, KeyedTargetBatch)):
-        return result
     lists = [moved.lists() for moved in batch.targets]
     return result._replace(batch=batch._replace(targets=lists[0] if len(lists) == 1 else lists))
