@@ -16,9 +16,13 @@ from .checks import ConfigError, read_checkpoint
 _KEY = "train.py"
 _KEPT = ("data", "augment", "model", "experiment")
 """Groups of a training that its checkpoint belongs to; trainer, logger and so on are those of a run."""
-# What names code, or runs it, such as the URL "pipe:" of a stream: a checkpoint that anyone may have written
-# must not. Braces are expanded later, and might spell it.
-_CODE = re.compile(r"_target_|_args_|pipe|streaming|\$\{|\{[^}]*,|\}.*:")
+# A checkpoint that anyone may have written must run no code. So its settings are plain: names of settings that choose
+# no class (_target_), command (streams run curl and "pipe:") or file of weights; numbers, words, paths and URLs. Texts
+# have neither "$" nor, but for a URL, ":", and braces with numbers alone: nothing is put together later.
+_KEY_OF = re.compile(r"[A-Za-z0-9][\w-]*(\.[A-Za-z0-9][\w-]*)*")
+_RISKY = re.compile("pipe|streaming|checkpoint|pretrained", re.IGNORECASE)
+_TEXT = re.compile(r"((https?|s3|gs|hf)://)?([\w./*?\[\],@%=+~ -]|\{\d+\.\.\d+\})*")
+_OPTION = re.compile(r"[\w-]*")
 
 
 class KeepArguments(lightning.Callback):
@@ -68,13 +72,31 @@ def _arguments_in(checkpoint: Any) -> list[str]:
     """Return the settings in a checkpoint, of the groups that belong to it and in Hydra's form."""
     stored = checkpoint.get(_KEY) if isinstance(checkpoint, Mapping) else None
     found = stored.get("arguments") if isinstance(stored, Mapping) else None
-    return [each for each in found or () if isinstance(each, str) and _group_of(each) in _KEPT]
+    listed = found if isinstance(found, list) else ()
+    return [each for each in listed if isinstance(each, str) and _group_of(each) in _KEPT]
 
 
 def _names_code(argument: str) -> bool:
     """Return whether a setting may run code: by itself, or by a file of settings that is not one of conf/."""
-    key, _, value = argument.lstrip("+~").partition("=")
-    return bool(_CODE.search(argument)) or (key in _KEPT and not re.fullmatch(r"[\w-]*", value))
+    override = OverridesParser.create().parse_override(argument)
+    key, value = override.key_or_group, override.value()
+    if override.package is not None or not _is_plain({key: value}):
+        return True
+    return key in _KEPT and not (value is None or (isinstance(value, str) and _OPTION.fullmatch(value)))
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value, as Hydra reads it, is made of numbers and of texts that name no code."""
+    if isinstance(value, Mapping):
+        keys = map(str, value)
+        return all(_KEY_OF.fullmatch(key) and not _RISKY.search(key) for key in keys) and all(
+            map(_is_plain, value.values())
+        )
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    if isinstance(value, str):
+        return _TEXT.fullmatch(value) is not None
+    return value is None or isinstance(value, (bool, int, float))
 
 
 def _group_of(argument: str) -> str:

@@ -367,6 +367,14 @@ def test_a_checkpoint_brings_its_settings_but_no_code(tmp_path):
         return f"ckpt_path={tmp_path}/x.ckpt"
 
     of_data = ("data=shards", "data.val.shards=/v.tar", "data.val.crop.size=96", "model=resnet18")
+    for plain in (
+        "data.val.shards='/my data/v-{000..099}.tar'",
+        "data.val.shards=[a/*.tar,'s3://b/[0-9].tar']",
+        "+data.val.crop={size:[96,128],shorter:null}",
+        "~data.prepare",
+    ):
+        own = (saved(plain), "predict=/new")
+        assert with_those_of_checkpoint(own) == [plain, *own]
     own = (saved(*of_data, "trainer.max_epochs=3", "logger=none", "hydra.run.dir=x"), "validate=true")
     assert with_those_of_checkpoint(own) == [*of_data, *own]
     for more, left in (
@@ -386,6 +394,10 @@ def test_a_checkpoint_brings_its_settings_but_no_code(tmp_path):
         "model=../../../tmp/evil",
         'data.val.shards="{p..p}ipe:ls"',
         "data.val.shards=${oc.env:HOME}",
+        r"data.val.crop=$\{oc.create:\{\}\}",
+        "+data@data.prepare=../../../tmp/evil",
+        "+model.net.checkpoint_path=weights",
+        "data.val.crop={size:{_target_:os.abort}}",
     ):
         own = (saved(code, "data=shards"), "predict=/new")
         with pytest.raises(ConfigError, match="which names code: give the same, or trust_ckpt=true"):
