@@ -6,6 +6,7 @@ For any number of workers and threads they give the same bytes.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from dataclasses import dataclass
 
@@ -14,7 +15,8 @@ import pytest
 import tarpeg
 import torch
 from helpers.loaders import RUNNERS, load, name_of
-from helpers.pictures import jpeg
+from helpers.pictures import jpeg, saved
+from PIL import Image
 from tarpeg import Augment, CenterCrop, RandomResizedCrop, ShardError, Split, Whole
 from tarpeg.loader.batch import KeyedTargetBatch, TargetBatch
 from torchvision.transforms import v2
@@ -307,6 +309,48 @@ def test_geometry_that_only_steps_in_python_know_is_an_error(transform):
 def test_wrong_settings(options):
     with pytest.raises(ValueError, match="targets="):
         Split(Memory(), Whole(32), **options)
+
+
+class Unmoved(tarpeg.Target):
+    def read(self, source, ids):
+        return [0] * len(ids)
+
+
+class Broken(Points):
+    def move(self, value, view):
+        raise KeyError("box")
+
+
+def test_a_target_without_a_method_is_refused_and_errors_have_names_of_types():
+    for targets in (Unmoved(), {"points": Points(), "none": Unmoved()}):
+        with pytest.raises(ValueError, match=r"targets=.*Unmoved must have a method move\(\)"):
+            Split(Memory(), Whole(32), targets=targets)
+    for targets in (Broken(), {"a": Broken()}):
+        split = Split(Memory(), Whole(32), targets=targets)
+        with pytest.raises(ShardError, match=r"targets=Broken failed in move\(\): KeyError"):
+            next(iter(load(None, split=split, workers=0, threads=0)))
+
+
+def test_size_of_gets_the_sizes_of_images_that_pillow_decodes():
+    seen = []
+
+    class Watched(Buckets):
+        def size_of(self, sizes):
+            seen.append(sizes.tolist())
+            return 24, 40
+
+    class Pngs(Memory):
+        def members(self, ids, extension):
+            return [b and as_png(b) if extension == "jpg" else b for b in super().members(ids, extension)]
+
+    with pytest.warns(UserWarning, match="not a JPEG"):
+        next(iter(load(None, split=Split(Pngs(), Watched(), targets=Points()), workers=0, threads=0)))
+    next(iter(load(None, split=Split(Memory(), Watched(), targets=Points()), workers=0, threads=0)))
+    assert seen[0] == seen[1] and min(map(min, seen[0])) > 0
+
+
+def as_png(data):
+    return saved(Image.open(io.BytesIO(data)), "PNG")
 
 
 class Scaled(torch.nn.Module):

@@ -12,6 +12,7 @@ from helpers.pictures import jpeg, saved
 from helpers.small_tars import cache_home as cache_home, write_tar
 from PIL import Image
 from tarpeg.ops import decode
+from tarpeg.shards import pillow
 from tarpeg.shards.mapped import Shards
 from tarpeg.shards.source import Source
 
@@ -22,7 +23,7 @@ KINDS = [
     ("d.png", saved(Image.new("RGB", (7, 9)), "PNG")),
     ("e.jpg", b"broken"),
 ]
-EXPECTED = [[40, 64], [20, 30], [9, 7], [0, 0], [0, 0]]
+EXPECTED = [[40, 64], [20, 30], [9, 7], [9, 7], [0, 0]]
 
 
 @pytest.fixture
@@ -77,3 +78,14 @@ def test_sizes_of_a_cache_and_of_a_folder_that_is_read_only(tmp_path, cache_home
         assert Shards([path]).sizes(range(5)).tolist() == EXPECTED
     assert len(list((cache_home / "tarpeg" / "index").glob("*.sizes"))) == 1
     assert (headers_read[0], headers_read[-1]) == (3, 5) and 5 not in headers_read[:-1]
+
+
+@pytest.mark.parametrize("orientation", [None, 1, 3, 6, 8])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in pillow.PILLOW_FORMATS if kind not in ("JPEG", "GIF", "BMP", "DIB", "PPM")]
+)
+def test_sizes_of_formats_that_pillow_decodes_are_upright(kind, orientation):
+    options = {} if orientation is None else {"orientation": orientation}
+    data = saved(Image.new("RGB", (40, 24)), kind, **options)
+    upright = pillow.open_upright(data)
+    assert pillow.upright_size(data) == (upright.height, upright.width)

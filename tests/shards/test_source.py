@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 from helpers.loaders import ALL, RUNNERS, digest, load, name_of
 from helpers.pictures import jpeg, saved
 from helpers.training import fitted, module
@@ -191,3 +192,54 @@ def test_properties_may_be_methods(photos, base):
 
     source = open_source(Methods(photos))
     assert source.has_labels is False and source.total_bytes == 7
+
+
+WRONG = {
+    "keys": [lambda ids: ["a"], lambda ids: [7] * len(ids), lambda ids: "abcd"[: len(ids)], lambda ids: None],
+    "members": [lambda ids, name: [b"1"], lambda ids, name: [1] * len(ids), lambda ids, name: b"12"],
+    "labels": [
+        lambda ids, name="cls": torch.zeros(len(ids) + 1, dtype=torch.int64),
+        lambda ids, name="cls": torch.zeros(len(ids)),
+        lambda ids, name="cls": [1] * len(ids),
+    ],
+    "sizes": [lambda ids: [[3, 4]], lambda ids: np.ones((len(ids), 2)), lambda ids: None],
+    "images": [
+        lambda ids: [torch.zeros(4, dtype=torch.uint8)],
+        lambda ids: [b"jpeg"] * len(ids),
+        lambda ids: [torch.zeros(4)] * len(ids),
+    ],
+}
+
+
+class Sized(CenterCrop):
+    def size_of(self, sizes):
+        return 16, 16
+
+
+@pytest.mark.parametrize("is_subclass", [True, False])
+@pytest.mark.parametrize(
+    ("method", "number"), [(name, n) for name, each in WRONG.items() for n in range(len(each))]
+)
+def test_what_a_method_returns_is_checked(method, number, is_subclass):
+    wrong = WRONG[method][number]
+    bases = (Table,) if is_subclass else (Plain,)
+    table = type("Wrong", bases, {method: lambda self, *given: wrong(*given)})(
+        [jpeg("420", 40, 40)] * 2, [b"1", b"2"]
+    )
+    with pytest.raises(ValueError, match=rf"source Wrong: {method}\(.*\) must return .*, got "):
+        [*load(table, Sized(16), workers=0, threads=0, shuffle=False)]
+
+
+class Plain:
+    """A table that is no subclass of Source."""
+
+    __init__, __len__, keys, members, extensions = (
+        getattr(Table, name) for name in ("__init__", "__len__", "keys", "members", "extensions")
+    )
+
+
+def test_a_checked_source_keeps_its_own_attributes_and_pickles():
+    table = Table([jpeg("420", 40, 40)] * 2, [b"1", b"2"])
+    source = pickle.loads(pickle.dumps(open_source(table)))
+    assert source.extension == "jpg" and source.labels([1, 0]).tolist() == [2, 1]
+    assert source.sizes([0]).tolist() == [[40, 40]]

@@ -218,13 +218,13 @@ def check_targets(targets: Any) -> None:
         found = list(targets)
     if not found or not all(isinstance(each, Target) and not isinstance(each, type) for each in found):
         raise ValueError(
-            f"targets={targets!r} must be an object with the methods of tarpeg.Target, read(source, ids) and "
-            "move(value, view), or a dict of such objects by name"
+            f"targets={_name(targets)} must be an object with the methods of tarpeg.Target, read(source, "
+            "ids) and move(value, view), or a dict of such objects by name"
         )
     if is_list and not all(map(is_flat, found)):
         raise ValueError(
-            f"targets={targets!r}: only tarpeg.Boxes and such, whose fields have names, come in a list. Give "
-            "a dict of targets by name"
+            f"targets={_name(targets)}: only tarpeg.Boxes and such, whose fields have names, come in a list. "
+            "Give a dict of targets by name"
         )
     kinds = [type(each).__name__ for each in found if is_flat(each)]
     twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
@@ -232,6 +232,21 @@ def check_targets(targets: Any) -> None:
         raise ValueError(
             f"targets={targets!r} has several {twice}, whose fields have the same names: give one"
         )
+    for each in found:
+        for method in ("read", "move"):  # a subclass of the protocol has its methods, which do nothing
+            if getattr(type(each), method, None) is getattr(Target, method):
+                raise ValueError(
+                    f"targets={_name(targets)}: {_name(each)} must have a method {method}() of its own"
+                )
+
+
+def _name(targets: Any) -> str:
+    """Return the type of a target, or of each target of a dict or list, for messages."""
+    if isinstance(targets, Mapping):
+        return f"{{{', '.join(f'{name!r}: {_name(each)}' for name, each in targets.items())}}}"
+    if isinstance(targets, (list, tuple)):
+        return f"[{', '.join(map(_name, targets))}]"
+    return targets.__name__ if isinstance(targets, type) else type(targets).__name__
 
 
 def read_targets(source: Source, ids: Int64, sizes: Int32, targets: Targets) -> list[Any]:
@@ -308,7 +323,7 @@ def _read(source: Source, ids: Int64, target: Target) -> list[Any]:
     except DATA_ERRORS as error:
         raise _failure(_first_failing(source, ids, target), target, "read", error) from error
     if len(values) != len(ids):
-        raise ValueError(f"{target!r}: read() returned {len(values)} values for {len(ids)} samples")
+        raise ValueError(f"{_name(target)}: read() returned {len(values)} values for {len(ids)} samples")
     return list(values)
 
 
@@ -323,4 +338,6 @@ def _first_failing(source: Source, ids: Int64, target: Target) -> str:
 
 
 def _failure(where: str, target: object, method: str, error: Exception) -> ShardError:
-    return ShardError(f"{where}: targets={target!r} failed in {method}(): {type(error).__name__}: {error}")
+    return ShardError(
+        f"{where}: targets={_name(target)} failed in {method}(): {type(error).__name__}: {error}"
+    )

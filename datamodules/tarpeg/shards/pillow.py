@@ -197,6 +197,21 @@ def is_animated(content: bytes) -> bool:
         return False  # a damaged second frame is of no interest
 
 
+def upright_size(content: bytes) -> tuple[int, int]:
+    """Return (height, width), upright, by the header of a file that Pillow decodes; (0, 0) for others."""
+    if content.startswith(NATIVE):
+        return 0, 0
+    try:
+        with Image.open(io.BytesIO(content), formats=PILLOW_FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
+                return 0, 0
+            if image.getexif().get(0x0112, 1) != 1:
+                ImageOps.exif_transpose(image, in_place=True)  # a TIFF may be upright already
+            return image.height, image.width
+    except BROKEN:
+        return 0, 0
+
+
 def open_rgb(content: bytes) -> Image.Image:
     """Decode an image as ``open_upright``, to RGB, with its metadata in ``info``."""
     return to_rgb(open_upright(content))

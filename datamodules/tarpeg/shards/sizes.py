@@ -12,7 +12,7 @@ import numpy.typing as npt
 from . import saved
 from .index import ShardIndex
 
-_VERSION = 1  # to be raised if the same image has another size
+_VERSION = 2  # to be raised if the same image has another size
 Sizes = npt.NDArray[np.int32]
 
 

@@ -5,17 +5,18 @@ Shards, folders of images and streams implement it, and users implement it for t
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import ShardError
-from .pillow import IMAGE_EXTENSIONS, image_extension
+from .pillow import IMAGE_EXTENSIONS, image_extension, upright_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,12 +105,15 @@ class Source(Protocol):
     def sizes(self, ids: npt.ArrayLike) -> npt.NDArray[np.int32]:
         """Return (height, width) of the images of the samples ids [B], upright: int32 [B, 2], in pixels.
 
-        (0, 0) for an unknown size. Default: read from the headers of the files, for JPEG, packed images and
-        binary PPM.
+        (0, 0) for an image that cannot be decoded. Default: read from the headers of the files, by Pillow if
+        they are not JPEG, packed images or binary PPM.
         """
         from ..ops.decode import image_sizes  # here, because it loads the operators
 
-        sizes: npt.NDArray[np.int32] = image_sizes(self.images(ids)).numpy()
+        files = self.images(ids)
+        sizes: npt.NDArray[np.int32] = image_sizes(files).numpy()
+        for row in np.flatnonzero(sizes[:, 0] == 0).tolist():
+            sizes[row] = upright_size(files[row].numpy().tobytes())
         return sizes
 
     def shard(self, id: int) -> str | Path:
@@ -165,7 +169,7 @@ def is_source(given: object) -> TypeIs[Source]:
 
 METHODS = [name for name, part in vars(Source).items() if not name.startswith("_") and callable(part)]
 """Names of the methods of a source, beside ``len``."""
-_PROPERTIES = ("total_bytes", "has_labels")
+_CHECKED = ("keys", "members", "images", "labels", "sizes", "extensions")
 
 
 def completed(given: Any) -> Source:
@@ -173,6 +177,8 @@ def completed(given: Any) -> Source:
 
     Raises ValueError if an attribute takes the place of a method.
     """
+    if isinstance(given, Completed):
+        return given
     for name in METHODS:
         if not callable(found := getattr(given, name, len)):
             raise ValueError(
@@ -180,30 +186,104 @@ def completed(given: Any) -> Source:
                 f"place of the method {name}() of tarpeg.Source: give the attribute another name, or write "
                 "the method"
             )
-    has_values = not any(callable(getattr(given, name, None)) for name in _PROPERTIES)
-    return given if isinstance(given, Source) and has_values else Completed(given)
+    return Completed(given)
 
 
 class Completed(Source):
-    """A source of the user that is not a subclass of ``Source``: its methods, and defaults for the others.
+    """A source of the user: its methods, defaults for the others, and checks of what they return.
 
-    ``total_bytes`` and ``has_labels`` may be methods, too.
+    ``total_bytes`` and ``has_labels`` may be methods, too. Other attributes are those of the user's object.
     """
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
+        self._take_methods()
+
+    def _take_methods(self) -> None:
         for name in METHODS:
-            if callable(own := getattr(inner, name, None)):
+            own = getattr(self._inner, name, None)
+            is_default = getattr(type(self._inner), name, None) is getattr(Source, name)
+            if callable(own) and not is_default and name not in _CHECKED:
                 setattr(self, name, own)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_inner": self._inner}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._inner = state["_inner"]
+        self._take_methods()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
 
     def __len__(self) -> int:
         return len(self._inner)
 
     def keys(self, ids: npt.ArrayLike) -> list[str]:  # noqa: D102 (here and below: as in Source)
-        return list(self._inner.keys(ids))
+        found = self._inner.keys(ids)
+        return self._listed("keys", ids, found, (str,), "texts")
 
     def members(self, ids: npt.ArrayLike, extension: str) -> list[bytes | None]:  # noqa: D102
-        return list(self._inner.members(ids, extension))
+        found = self._inner.members(ids, extension)
+        kinds = (bytes, bytearray, memoryview, type(None))
+        return self._listed(f"members(ids, {extension!r})", ids, found, kinds, "bytes or None")
+
+    def images(self, ids: npt.ArrayLike) -> list[Tensor]:  # noqa: D102
+        import torch
+
+        found = self._own("images")(ids)
+        images = self._listed("images", ids, found, (torch.Tensor,), "uint8 tensors [n]")
+        for image in images:
+            if image.dtype != torch.uint8 or image.ndim != 1:
+                self._refuse("images", "uint8 tensors [n]", f"one {image.dtype} {list(image.shape)}")
+        return images
+
+    def labels(self, ids: npt.ArrayLike, extension: str = "cls") -> Tensor:  # noqa: D102
+        import torch
+
+        found, count = self._own("labels")(ids, extension), len(np.asarray(ids))
+        if not isinstance(found, torch.Tensor):
+            self._refuse("labels", f"an int64 tensor [{count}]", f"a {type(found).__name__}")
+        if found.dtype != torch.int64 or tuple(found.shape) != (count,):
+            self._refuse("labels", f"an int64 tensor [{count}]", f"{found.dtype} {list(found.shape)}")
+        return found
+
+    def sizes(self, ids: npt.ArrayLike) -> npt.NDArray[np.int32]:  # noqa: D102
+        found, count = np.asarray(self._own("sizes")(ids)), len(np.asarray(ids))
+        if found.dtype.kind not in "iu" or found.shape != (count, 2):
+            self._refuse("sizes", f"integers [{count}, 2]", f"{found.dtype} {list(found.shape)}")
+        return found.astype(np.int32, copy=False)
+
+    def _own(self, name: str) -> Any:
+        """Return the user's method, or the default, which calls the checked methods of this object."""
+        kind = getattr(type(self._inner), name, None)
+        if kind is None and hasattr(self._inner, name):
+            return getattr(self._inner, name)
+        is_default = kind is None or kind is getattr(Source, name)
+        return functools.partial(getattr(Source, name), self) if is_default else getattr(self._inner, name)
+
+    def _listed(
+        self, method: str, ids: npt.ArrayLike, found: Any, kinds: tuple[type, ...], what: str
+    ) -> list[Any]:
+        count = len(np.asarray(ids))
+        if isinstance(found, (str, bytes)) or not isinstance(found, Iterable):
+            self._refuse(method, f"a list of {count} {what}", f"a {type(found).__name__}")
+        values = list(found)
+        if len(values) != count:
+            self._refuse(method, f"a list of {count} {what}", f"one of {len(values)}")
+        for value in values:
+            if not isinstance(value, kinds):
+                self._refuse(method, f"a list of {count} {what}", f"a {type(value).__name__} in it")
+        return values
+
+    def _refuse(self, method: str, expected: str, got: str) -> NoReturn:
+        call = method if "(" in method else f"{method}()"
+        raise ValueError(f"the source {type(self._inner).__name__}: {call} must return {expected}, got {got}")
 
     def extensions(self, id: int) -> list[str]:  # noqa: D102
         return list(self._inner.extensions(id))
