@@ -16,9 +16,12 @@ from .checks import ConfigError, read_checkpoint
 _KEY = "train.py"
 _KEPT = ("data", "augment", "model", "experiment")
 """Groups of a training that its checkpoint belongs to; trainer, logger and so on are those of a run."""
-# A checkpoint that anyone may have written must run no code. So its settings are plain: names of settings that choose
-# no class (_target_), command (streams run curl and "pipe:") or file of weights; numbers, words, paths and URLs. Texts
-# have neither "$" nor, but for a URL, ":", and braces with numbers alone: nothing is put together later.
+_OF_ONE_RUN = re.compile(r"[+~]*data\.allow_other_data\b")
+_SECRET = re.compile(r"://[^/]*@|https?://[^,]*\?", re.IGNORECASE)
+# A checkpoint that anyone may have written must run no code. So its settings are plain: names that
+# choose no class (_target_), command (streams run curl and "pipe:") or file of weights; numbers, words, paths
+# and URLs. Texts have neither "$" nor, but for a URL, ":", and braces with numbers alone: nothing is put
+# together later.
 _KEY_OF = re.compile(r"[A-Za-z0-9][\w-]*(\.[A-Za-z0-9][\w-]*)*")
 _RISKY = re.compile("pipe|streaming|checkpoint|pretrained", re.IGNORECASE)
 _TEXT = re.compile(r"((https?|s3|gs|hf)://)?([\w./*?\[\],@%=+~ -]|\{\d+\.\.\d+\})*")
@@ -28,12 +31,16 @@ _OPTION = re.compile(r"[\w-]*")
 class KeepArguments(lightning.Callback):
     """Keep the settings of data and model in every checkpoint: with it alone, one can validate and predict.
 
+    What holds for one run is left out, and so are URLs with a password or a signature: others may get the
+    checkpoint.
+
     Args:
         arguments: of the command line, as overrides.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        self.arguments = [str(each) for each in arguments if _group_of(each) in _KEPT]
+        kept = (str(each) for each in arguments if _group_of(each) in _KEPT)
+        self.arguments = [each for each in kept if not _OF_ONE_RUN.match(each) and not _SECRET.search(each)]
 
     def on_save_checkpoint(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,9 @@ def _known(config: DictConfig) -> tarpeg.Preprocessing | None:
     if not path or not Path(path).is_file():
         return None
     try:
-        return tarpeg.preprocessing(read_checkpoint(path, trusted=config.trust_ckpt))
-    except (ConfigError, ResumeError):
+        checkpoint = read_checkpoint(path, trusted=config.trust_ckpt)
+        return tarpeg.preprocessing(checkpoint) if isinstance(checkpoint, Mapping) else None
+    except (ConfigError, ResumeError):  # of a file that is no checkpoint, check_run reports the reason
         return None
 
 

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from tarpeg_hydra.overrides import in_overrides, quoted
 
-_OF_ONE_RUN = ("ckpt_path", "verbose")
+_OF_ONE_RUN = ("ckpt_path", "verbose", "data.allow_other_data")
 """Settings that do not go over to the run that goes on."""
 _NOISE = (
     ".*LeafSpec",

@@ -13,6 +13,7 @@ from helpers.training import Net, fitted, heavy, module, trainer
 from tarpeg import (
     Affine,
     Augment,
+    Batch,
     CenterCrop,
     Erase,
     GridMask,
@@ -252,6 +253,25 @@ def test_a_module_that_is_random_in_evaluation_mode_is_an_error_at_the_first_bat
     data = ShardDataModule(train, val, augment=Noise(in_training_only=True), **settings)
     assert digests(data.augmented(data.val_dataloader())) == digests(data.augmented(data.val_dataloader()))
     assert next(data.augmented(ShardDataModule(train, augment=Noise(), workers=0).train_dataloader()))
+
+
+def test_the_passes_in_evaluation_mode_leave_each_part_in_its_mode():
+    frozen = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Dropout()).train()
+    frozen[1].eval()
+    augment_on_arrival(
+        frozen, Batch(torch.zeros(2, 3, 4, 4), None), 0, None, is_augmented=False, evaluates=True
+    )
+    assert [part.training for part in frozen.modules()] == [True, True, False]
+
+
+def test_results_of_random_sizes_are_random():
+    class Sized(torch.nn.Module):
+        def forward(self, images):
+            return images[..., : int(torch.randint(1, 1000, ()))].float()
+
+    wide = Batch(torch.zeros(1, 3, 1, 1000), None)
+    with pytest.raises(ValueError, match=r"augment=Sized .*evaluation"):
+        augment_on_arrival(Sized(), wide, 0, None, is_augmented=False, evaluates=True)
 
 
 def test_a_module_of_ones_own_is_seeded_per_batch(photos):

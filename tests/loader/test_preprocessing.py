@@ -163,6 +163,8 @@ def test_what_only_its_own_project_can_make_is_named(photos, tmp_path):
             restored(stored)
     with pytest.raises(ResumeError, match="does not say how its validation"):
         tarpeg.preprocessing({"state_dict": {}})
+    with pytest.raises(ResumeError, match=r"^classes=5 "):
+        tarpeg.preprocessing({"state": {"preprocessing": {}, "classes": 5}})
 
 
 @pytest.mark.parametrize("crop", [tarpeg.RandomCrop(8), [VAL, VAL]], ids=str)

@@ -117,6 +117,15 @@ def test_errors_keep_their_text_and_the_pool_can_go_on(pool_of, error, text, cap
         pool.drain()
 
 
+def test_an_error_that_is_its_own_cause_ends_a_worker_no_less():
+    error = ValueError("of itself")
+    try:
+        raise error from error
+    except ValueError as caught:
+        place = pickle.loads(workers._pickle_failure(caught, 0)).place
+    assert __file__ in place
+
+
 def broken(image):
     if multiprocessing.parent_process() is not None:
         raise KeyError("field")

@@ -352,6 +352,7 @@ def test_the_line_to_go_on_is_a_command_of_a_shell(monkeypatch):
     trainer = types.SimpleNamespace(checkpoint_callbacks=[saving], max_epochs=3, max_steps=-1)
     trainer.current_epoch, trainer.global_step = 3, 9
     given = ["data=shards", 'data.train.shards="/x/{0..9}.tar"', "++trainer.max_epochs=3", "verbose=true"]
+    given.append("++data.allow_other_data=true")
     hint = resume_hint(trainer, [*given, "ckpt_path=old.ckpt"])
     said, _, command = hint.partition(": ")
     assert said == "to go on from here (max_epochs=3 is reached)"
@@ -377,6 +378,10 @@ def test_a_checkpoint_brings_its_settings_but_no_code(tmp_path):
         assert with_those_of_checkpoint(own) == [plain, *own]
     own = (saved(*of_data, "trainer.max_epochs=3", "logger=none", "hydra.run.dir=x"), "validate=true")
     assert with_those_of_checkpoint(own) == [*of_data, *own]
+    of_one_run = ("++data.allow_other_data=true", "+data.val.shards='https://me:secret@host/x.tar'")
+    own_only = (saved(*of_one_run, "data.train.shards=https://host/x.tar?signature=1"), "validate=true")
+    assert with_those_of_checkpoint(own_only) == [*own_only]
+    own = (saved(*of_data), "validate=true")
     for more, left in (
         ("data.val.shards=/w.tar", [of_data[0], *of_data[2:]]),
         ("++data.val.crop.size=8", [*of_data[:2], of_data[3]]),

@@ -19,6 +19,7 @@ from ..shards.source import Source
 from ..transforms.torchvision import flattened, name_of
 from .augmenting import modules_of, uncompiled
 from .split import Split
+from .state import checked_classes
 
 _CROPS: dict[str, Any] = {
     kind.__name__: kind for kind in (crops.CenterCrop, crops.Whole, crops.RandomCrop, crops.RandomResizedCrop)
@@ -154,7 +155,7 @@ def stored_in(content: Mapping[str, Any]) -> tuple[Stored | None, list[str]]:
     """Return what ``described`` stored in a checkpoint, by whatever data module, and the classes."""
     for state in content.values():
         if isinstance(state, Mapping) and isinstance(found := state.get("preprocessing"), dict):
-            return found, list(state.get("classes") or [])
+            return found, checked_classes(state)
     return None, []
 
 

@@ -586,9 +586,10 @@ def _pickle_failure(error: BaseException, number: int) -> bytes:
 
 def _place_of(error: BaseException) -> str:
     """Return the last line of the user's code in a traceback, of the first cause; "" if there is none."""
-    place = ""
+    place, seen = "", set[int]()
     part: BaseException | None = error
-    while part is not None:
+    while part is not None and id(part) not in seen:  # `raise error from error` is a cycle
+        seen.add(id(part))
         for frame in traceback.extract_tb(part.__traceback__):
             if not frame.filename.startswith(_NOT_OF_USERS) and "site-packages" not in frame.filename:
                 place = f"{frame.filename}, line {frame.lineno}, in {frame.name}"
