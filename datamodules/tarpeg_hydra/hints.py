@@ -93,7 +93,7 @@ def check_settings(program: str, arguments: Sequence[str]) -> None:
         remedy = f"choose one: {empty[0]}=NAME" if is_needed else f"~{empty[0]} leaves it out"
         problem = f"{empty[0]}=null cannot be given here: {remedy}"
     else:
-        problem = next(_misplaced(config, given), "") or _not_writable(Path(config.hydra.run.dir))
+        problem = next(_misplaced(config, given), "") or _not_writable(config)
     if problem:
         raise SystemExit(f"{program}: {problem}")
 
@@ -160,8 +160,12 @@ def _misplaced(config: DictConfig, given: dict[str, str]) -> Iterator[str]:
             yield f"{parent}.{name} is not an argument of {node['_target_']}{near}"
 
 
-def _not_writable(folder: Path) -> str:
+def _not_writable(config: DictConfig) -> str:
     """Explain that a run's folder cannot be written: Hydra makes it before anything else."""
+    try:
+        folder = Path(config.hydra.run.dir)
+    except OmegaConfBaseException:  # of values that the run alone has, such as ${hydra:job.name}
+        return ""
     there = next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(each))
     try:
         with tempfile.TemporaryFile(dir=there):

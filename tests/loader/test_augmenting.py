@@ -264,6 +264,12 @@ def test_the_passes_in_evaluation_mode_leave_each_part_in_its_mode():
     assert [part.training for part in frozen.modules()] == [True, True, False]
 
 
+def test_a_batch_whose_images_were_all_left_out_is_not_compared():
+    empty = Batch(torch.zeros(0, 3, 4, 4, dtype=torch.uint8), None)
+    found = augment_on_arrival(Noise().eval(), empty, 0, None, is_augmented=False, evaluates=True)
+    assert found.image.shape == (0, 3, 4, 4)
+
+
 def test_results_of_random_sizes_are_random():
     class Sized(torch.nn.Module):
         def forward(self, images):

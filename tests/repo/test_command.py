@@ -142,6 +142,8 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
         ):
             check_settings("train", [f"hydra.run.dir={folder}"])
     check_settings("train", [f"hydra.run.dir={tmp_path}/new/run"])
+    for name in ("${hydra:job.name}", "${hydra.job.num}"):  # which Hydra knows when it runs
+        check_settings("train", [f"hydra.run.dir={tmp_path}/{name}"])
     assert not (tmp_path / "new").exists()
 
 

@@ -127,7 +127,7 @@ def _seed(seed: int, request: Request, views: Sequence[int]) -> int:
 
 def _check_evaluation(module: nn.Module, images: Tensor) -> None:
     """Raise ValueError if two passes in evaluation mode differ: such a module would distort validation."""
-    if module in _FIXED:
+    if module in _FIXED or not len(images):  # predictions leave out broken images, perhaps all of a batch
         return
     # Parts of a module may be in another mode than the whole.
     modes, results = [(part, part.training) for part in module.modules()], []
