@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import os
 import pickle
 import re
 import warnings
+import weakref
 from functools import partial
 from itertools import islice
 
@@ -599,6 +601,22 @@ def test_a_new_train_loader_goes_on_with_the_next_epoch(photos, children, form):
     assert [batch.key for batch in later] == expected[3][2:], "a position that was not used yet goes over"
     data.teardown()
     assert epoch(data) == expected[0], "and begins again after teardown()"
+    data.teardown()
+
+
+def test_loops_that_are_left_early_leave_no_workers_behind(photos):
+    data, loaders = module(photos, workers=0, threads=1), []
+    for _ in range(3):
+        loader = data.train_dataloader()
+        loaders.append(weakref.ref(loader))
+        for _ in loader:
+            break
+    assert loader.sampler.epoch == 3
+    del loader, _
+    gc.collect()
+    assert [found() is None for found in loaders] == [True, True, False], (
+        "the last one is needed for the state"
+    )
     data.teardown()
 
 

@@ -174,7 +174,8 @@ class ShardDataModule(lightning.LightningDataModule):
         self._names: list[str] = []  # of the classes, of the first split that has them
         self._stored: list[str] = []  # of the classes of the last checkpoint
         self._samples: dict[str, Source] = {}
-        self._loaders: list[Loader] = []
+        # Those that are still in use: a loader that is not any more ends its workers by itself.
+        self._loaders: list[weakref.ref[Loader]] = []
         self._train: Loader | None = None
         self._previous: Loader | None = None  # of train, without a Trainer, until teardown()
         self._resume: Mapping[str, Any] | None = None
@@ -401,7 +402,7 @@ class ShardDataModule(lightning.LightningDataModule):
         return splits[dataloader_idx] if dataloader_idx < len(splits) else None
 
     def _close(self) -> None:
-        for loader in self._loaders:
+        for loader in self._in_use():
             loader.close()
         self._loaders.clear()
         self._previous = None
@@ -522,11 +523,16 @@ class ShardDataModule(lightning.LightningDataModule):
 
         With a Trainer these are all, for reload_dataloaders_every_n_epochs; otherwise those that have ended.
         """
-        for other in [*self._loaders]:
+        kept = [loader]
+        for other in self._in_use():
             if other.name == loader.name and (self.trainer is not None or other.has_ended):
                 other.close()
-                self._loaders.remove(other)
-        self._loaders.append(loader)
+            else:
+                kept.append(other)
+        self._loaders = [weakref.ref(each) for each in kept]
+
+    def _in_use(self) -> list[Loader]:
+        return [loader for found in self._loaders if (loader := found()) is not None]
 
 
 def _forget_a_finished_epoch(trainer: lightning.Trainer) -> None:

@@ -158,7 +158,9 @@ def test_what_only_its_own_project_can_make_is_named(photos, tmp_path):
         tarpeg.preprocessing(tmp_path / "x.ckpt")
     again = module(photos, Own())
     trainer(tmp_path).validate(Net(), datamodule=again, ckpt_path=tmp_path / "x.ckpt", verbose=False)
-    for stored in ({"crop": 5}, {}, {**described(own.splits["val"], None), "crop": {"name": "system"}}):
+    plain = {**described(own.splits["val"], None), "crop": None}
+    wrong = ({"crop": {"name": "system"}}, {"transform": 5}, {"transform": [{"name": "system"}]})
+    for stored in ({"crop": 5}, {}, *({**plain, **part} for part in wrong)):
         with pytest.raises(ResumeError, match="cannot be read"):
             restored(stored)
     with pytest.raises(ResumeError, match="does not say how its validation"):

@@ -186,7 +186,10 @@ def restored(stored: Stored, classes: Sequence[str] = ()) -> Preprocessing:
         crop = stored["crop"]
         same = {name: stored[name] for name in ("interpolation", "fidelity", "channels", "mean", "std")}
         made = [_crop_of(each) for each in crop] if isinstance(crop, list) else crop and _crop_of(crop)
-        found = Preprocessing(crop=made, steps=stored["transform"], classes=classes, **same)
+        steps = stored["transform"]
+        if steps is not None:
+            steps = [{**step, "name": _known_step(step["name"])} for step in steps]
+        found = Preprocessing(crop=made, steps=steps, classes=classes, **same)
         found.augment()  # raises for numbers that are none
     except (KeyError, TypeError, ValueError) as error:
         raise ResumeError(f"preprocessing={stored} of the checkpoint cannot be read: {error!r}") from error
@@ -259,6 +262,12 @@ def _step(step: Any) -> Stored:
         return _own(step)
     values = {part: _plain(getattr(step, part)) for part in _STEPS[name] if hasattr(step, part)}
     return {"name": name, **values}
+
+
+def _known_step(name: Any) -> str:
+    if not isinstance(name, str) or name not in _STEPS:
+        raise ValueError(f"transform={name!r} must be of {', '.join(_STEPS)}")
+    return name
 
 
 def _step_of(stored: Stored) -> Any:
