@@ -9,6 +9,7 @@ from helpers.checkouts import ROOT
 
 DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 PAGES = ("README.md", "CONTRIBUTING.md", *DOCS)
+TUTORIAL = "docs/tutorial.md"  # tests/repo/test_tutorial.py runs it, in order
 # The beginning of a command line, in a text or in a block.
 PROGRAM = re.compile(
     r"(?:[A-Z_]+=\S+ )*(?:python3?|pip|make|export|source|git|cd|\.ci/run|tensorboard)(?=\s|$)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from helpers.checkouts import ROOT, copy, library, tracked
 from helpers.forks import run_forked
-from helpers.pages import PAGES, PROGRAM, blocks, commands
+from helpers.pages import PAGES, PROGRAM, TUTORIAL, blocks, commands
 from helpers.pictures import jpeg
 from helpers.scripts import PATHS, write_program
 from helpers.small_tars import write_tar
@@ -148,7 +149,7 @@ TRAINED = re.compile(
 
 
 def all_commands() -> list[str]:
-    return list(dict.fromkeys(command for page in PAGES for command in commands(page)))
+    return list(dict.fromkeys(command for page in PAGES if page != TUTORIAL for command in commands(page)))
 
 
 def test_every_command_is_listed_and_every_listed_one_exists():
@@ -194,6 +195,34 @@ def test_links_lead_somewhere(page):
             heads = re.findall(r"^#+ (.*)$", target.read_text(), re.M)
             anchors = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
             assert anchor in anchors, f"{page}: {link}"
+
+
+def messages() -> str:
+    """Every text of the package's sources, one per line, with a NUL for each value that is filled in."""
+    found = []
+    for path in (ROOT / "datamodules").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            texts = [part.value if isinstance(part, ast.Constant) else "\0" for part in parts]
+            if all(isinstance(text, str) for text in texts) and texts != ["\0"]:
+                found.append(re.sub(r"%[0-9.]*[sdgf]", "\0", "".join(texts)).replace("\n", " "))
+    for path in (ROOT / "native").rglob("*.cpp"):
+        for call in re.findall(r"STD_TORCH_CHECK\((.*?)\);", path.read_text(), re.S):
+            found.append("\0".join(re.findall(r'"([^"\n]*)"', call)))
+    return "\n".join(found)
+
+
+def test_messages_of_troubleshooting_are_those_of_the_package():
+    text = (ROOT / "docs/troubleshooting.md").read_text()
+    shown = re.findall(r"`([^`]+)`", "\n".join(re.findall(r"^Message: .*$", text, re.M)))
+    assert len(shown) > 30
+    known = messages()
+    missing = []
+    for message in shown:  # each begins where a text of the sources begins, or behind a value
+        parts = [re.escape(part) for part in message.split("...")]
+        if not re.search(r"(?m)(?:^|\0)\W*?" + "\0.{0,40}?".join(parts), known):
+            missing.append(message)
+    assert not missing, "no source of the package has these"
 
 
 def fill(place: Path) -> None:
@@ -308,7 +337,8 @@ def test_a_command_works(reader, command):
 @pytest.mark.slow
 @pytest.mark.xdist_group("pages")
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
+    "page",
+    [page for page in PAGES if page != TUTORIAL and any(each.language == "python" for each in blocks(page))],
 )
 def test_the_python_of_a_page_runs(reader, page):
     done = reader.blocks(page)
