@@ -24,7 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 # Page of the reference: its title, and the modules whose public names it has.
 SUBJECTS = {
-    "splits": ("Splits and crops", "loader.split loader.targets loader.boxes loader.keypoints sampling"),
+    "splits": ("Splits and crops", "loader.split sampling"),
+    "targets": ("Targets", "loader.targets loader.boxes loader.keypoints loader.masks"),
     "loaders": ("Loaders", "datamodule loader"),
     "augmentation": ("Augmentation", "augment"),
     "data": ("Sources, shards and caches", "shards cache datasets"),

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from .loader.dataset import Dataset as Dataset
     from .loader.keypoints import Keypoints as Keypoints
     from .loader.loader import Loader as Loader
+    from .loader.masks import Masks as Masks
     from .loader.preprocessing import Preprocessing as Preprocessing, preprocessing as preprocessing
     from .loader.split import Split as Split
     from .loader.targets import Target as Target
@@ -124,6 +125,7 @@ _NAMES = {
     "loader.keypoints": "Keypoints",
     "loader.loader": "Loader",
     "loader.preprocessing": "Preprocessing preprocessing",
+    "loader.masks": "Masks",
     "loader.split": "Split",
     "loader.targets": "Target",
     "ops.matrices": "matrices",

@@ -8,12 +8,12 @@ from torchvision.transforms import v2
 from torchvision.transforms.functional import _get_inverse_affine_matrix
 
 
-def chain(rng):
+def chain(rng, most=2000):
     """A random chain: sizes, crop, flip and an affine as torchvision's parameters, or None."""
-    height, width = rng.integers(20, 2000, 2).tolist()
+    height, width = rng.integers(20, most, 2).tolist()
     top, left = int(rng.integers(0, height - 4)), int(rng.integers(0, width - 4))
     box = (top, left, int(rng.integers(4, height - top + 1)), int(rng.integers(4, width - left + 1)))
-    size = tuple(rng.integers(4, 1000, 2).tolist())
+    size = tuple(rng.integers(4, most // 2, 2).tolist())
     affine = None
     if rng.random() < 0.6:
         affine = {

@@ -91,7 +91,7 @@ class TargetBatch(NamedTuple):
     Attributes:
         image: As in ``Batch``.
         targets: A list of B targets as ``Target.move`` returned them, a dict per sample if ``targets=`` is a
-            dict; with several views a list of such a list per view.
+            dict or a list; a tensor [B, H, W] for ``Masks`` alone; with several views a list of these.
 
     Example:
         >>> class Centre(tarpeg.Target):
@@ -107,7 +107,7 @@ class TargetBatch(NamedTuple):
     """
 
     image: Images
-    targets: list[Any]
+    targets: Any
 
 
 class KeyedTargetBatch(NamedTuple):
@@ -132,7 +132,7 @@ class KeyedTargetBatch(NamedTuple):
     """
 
     image: Images
-    targets: list[Any]
+    targets: Any
     key: list[str]
 
 
@@ -222,19 +222,25 @@ def without_rows(
         elif isinstance(value, Tensor):
             changed[name] = value[kept]
         elif name == "targets" and has_views:
-            changed[name] = [[view[row] for row in kept] for view in value]
+            changed[name] = [_rows(view, kept) for view in value]
         else:
-            changed[name] = [value[row] for row in kept]
+            changed[name] = _rows(value, kept)
     return batch._replace(**changed), request.rows(kept)
 
 
+def _rows(values: Any, rows: npt.NDArray[np.int64]) -> Any:
+    return values[rows] if isinstance(values, Tensor) else [values[row] for row in rows]
+
+
 def on_device(batch: AnyBatch, device: torch.device | str | None) -> AnyBatch:
-    """Return the batch with images and labels on the device; targets stay as they are."""
+    """Return the batch with images, labels and semantic masks on the device; other targets stay."""
     changed: dict[str, Any] = {
         "image": of_sizes([part.to(device, non_blocking=True) for part in by_size(batch.image)])
     }
     if not isinstance(batch, (TargetBatch, KeyedTargetBatch)):
         changed["label"] = batch.label.to(device, non_blocking=True)
+    elif isinstance(batch.targets, Tensor):
+        changed["targets"] = batch.targets.to(device, non_blocking=True)
     return batch._replace(**changed)
 
 

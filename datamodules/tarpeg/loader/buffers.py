@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypedDict, cast, get_args
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -30,6 +31,7 @@ from .batch import (
     by_size,
     of_sizes,
 )
+from .targets import Stored, store_pictures, stored_pictures, with_pictures
 from .workers import ProcessPool, ThreadPool, WorkerPool
 
 _FREE, _ACQUIRED, _LENT = range(3)
@@ -111,11 +113,39 @@ class BatchBuffers:
             return of_sizes(copies)
         # The storage of all tensors refers to this array, and every view of a tensor to the storage.
         array = self._array(number, shape, dtype)
+        self._register(number, array)
+        return _as_images(array, shape, dtype)
+
+    def memory(self, number: int) -> npt.NDArray[np.uint8]:
+        """Return all bytes of a buffer."""
+        memory: npt.NDArray[np.uint8] = self._memory[number * self.nbytes : (number + 1) * self.nbytes]
+        return memory
+
+    def lend_all(
+        self, number: int, shape: Shape, dtype: torch.dtype, places: Sequence[Stored]
+    ) -> tuple[Images, list[Tensor]]:
+        """Return a buffer's images and pictures, as ``lend``: all are of one storage."""
+        self._release_gone()
+        array = self.memory(number)
+        numbers = torch.from_numpy(array)
+        count = sum(map(math.prod, by_size(shape))) * dtype.itemsize
+        images = _of_numbers(numbers[:count].view(dtype), shape)
+        pictures = [
+            numbers[place.begin : place.begin + math.prod(place.shape)].view(place.shape) for place in places
+        ]
+        if self._state.count(_LENT) >= MOST_LENT:
+            copies = of_sizes([part.clone() for part in by_size(images)])
+            self._state[number] = _FREE
+            return copies, [picture.clone() for picture in pictures]
+        self._register(number, array)
+        return images, pictures
+
+    def _register(self, number: int, array: npt.NDArray[np.uint8]) -> None:
+        """Free a buffer when the array, to which the storage of all its tensors refers, is gone."""
         lent = _LentArray(array, self._gone.append)
         lent.number = number
         self._lent[number] = lent
         self._state[number] = _LENT
-        return _as_images(array, shape, dtype)
 
     def _release_gone(self) -> None:
         while self._gone:
@@ -136,7 +166,10 @@ def _as_images(array: np.ndarray, shape: Shape, dtype: torch.dtype) -> Images:
     numbers = torch.from_numpy(array)
     if array.ndim > 1:
         return numbers
-    numbers = numbers.view(dtype)
+    return _of_numbers(numbers.view(dtype), shape)
+
+
+def _of_numbers(numbers: Tensor, shape: Shape) -> Images:
     if isinstance(shape, list):
         parts = numbers.split_with_sizes(list(map(math.prod, shape)))
         return [_as_image(part, each) for part, each in zip(parts, shape, strict=True)]
@@ -450,6 +483,9 @@ def _fetch_into(
         return buffers.view(number, shape, fetcher.dtype)
 
     result = fetcher.fetch(request, place, threads)
+    if isinstance(result.batch, (TargetBatch, KeyedTargetBatch)):
+        used = sum(map(math.prod, by_size(shape))) * fetcher.dtype.itemsize
+        store_pictures(result.batch.targets, buffers.memory(number), used)
     return shape, result
 
 
@@ -458,21 +494,36 @@ def _lend(
 ) -> FetchResult:
     """Return a worker's result with the images in buffer ``number``, as the consumer may hold them."""
     if isinstance(answer, dict):
-        images = None if answer["kind"] is None else buffers.lend(number, answer["shape"], dtype)
-        result = _result_of(answer, request, images)
+        shape = answer["shape"]
+        if answer["kind"] is not None and "targets" not in answer["others"]:
+            return _result_of(answer, request, buffers.lend(number, shape, dtype))
+        result = _result_of(answer, request, None)
     else:
         shape, result = answer
-        if result.batch is not None:  # _replace() would be two calls more
-            batch = type(result.batch)(buffers.lend(number, shape, dtype), *result.batch[1:])
-            result = FetchResult(batch, *result[1:])
-    if result.batch is None:
+    batch = result.batch
+    if batch is None:
         buffers.release(number)
-    if isinstance(result.batch, (TargetBatch, KeyedTargetBatch)):
-        return _listed(result, result.batch)
-    return result
+        return result
+    changed: Any
+    if isinstance(batch, (TargetBatch, KeyedTargetBatch)):
+        changed = _lend_targets(batch, buffers, shape, dtype, number)
+    else:
+        changed = type(batch)(buffers.lend(number, shape, dtype), *batch[1:])
+    return FetchResult(changed, *result[1:])  # _replace() would be two calls more
 
 
-def _listed(result: FetchResult, batch: TargetBatch | KeyedTargetBatch) -> FetchResult:
-    """Return a worker's result with its targets as the consumer gets them."""
-    lists = [moved.lists() for moved in batch.targets]
-    return result._replace(batch=batch._replace(targets=lists[0] if len(lists) == 1 else lists))
+def _lend_targets(
+    batch: TargetBatch | KeyedTargetBatch,
+    buffers: BatchBuffers,
+    shape: Shape,
+    dtype: torch.dtype,
+    number: int,
+) -> TargetBatch | KeyedTargetBatch:
+    """Return a batch with the images and the targets as the consumer gets them."""
+    moved, places = batch.targets, stored_pictures(batch.targets)
+    if places:
+        images, pictures = buffers.lend_all(number, shape, dtype, places)
+        with_pictures(moved, pictures)
+    else:
+        images = buffers.lend(number, shape, dtype)
+    return batch._replace(image=images, targets=of_sizes([each.lists() for each in moved]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -55,7 +55,7 @@ from .config import OnError
 from .python_steps import PythonSteps, is_for_pillow
 from .resize_first import ResizeFirst, resizes_first
 from .split import Split
-from .targets import Moved, move_targets, read_targets
+from .targets import Moved, move_targets, picture_bytes, read_targets
 from .workers import end_if_forked
 
 # Streams of random numbers, beside those of loader.python_steps: no two uses of a sample's numbers are
@@ -116,8 +116,9 @@ class Fetcher:
 
     def nbytes(self, request: Request) -> int:
         """Bytes of the images of as many samples as ``request`` has, at most."""
-        shapes = by_size(self._shape(request.epoch, self._largest(request.epoch), len(request.ids)))
-        return sum(map(math.prod, shapes)) * self.dtype.itemsize
+        sizes, count = self._largest(request.epoch), len(request.ids)
+        images = sum(map(math.prod, by_size(self._shape(request.epoch, sizes, count)))) * self.dtype.itemsize
+        return images + picture_bytes(self.split.targets, sizes, count)
 
     def fetch(
         self, request: Request | StreamRequest, out: Images | Place | None = None, threads: int = 1
@@ -643,6 +644,7 @@ class Fetcher:
             Moved(
                 rows.tolist(),
                 len(ids),
+                not isinstance(self.split.targets, (Mapping, Sequence)),
                 *move_targets(self.split.targets, kept, view.rows(rows), self.shards, ids[rows]),
             )
             for view in views

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -68,6 +68,8 @@ class Target(Protocol):
         ...
 
 
+PICTURE_ALIGN = 64
+"""Bytes by which pictures are aligned in the memory of a batch."""
 Targets = Target | Mapping[str, Target] | Sequence[Target]
 
 
@@ -83,6 +85,8 @@ class Fields:
         of_objects: By name, arrays [N, ...].
         of_images: By name, arrays [B, ...].
         canvas: (height, width) of the results.
+        pictures: By name, uint8 [B, H, W]; a ``Stored`` once they are in the memory of the batch.
+        dtype: Type of the pictures for the consumer.
     """
 
     objects: Hashable
@@ -91,6 +95,21 @@ class Fields:
     of_objects: dict[str, npt.NDArray[Any]]
     of_images: dict[str, npt.NDArray[Any]]
     canvas: tuple[int, int]
+    pictures: dict[str, Any] = field(default_factory=dict)
+    dtype: str = "uint8"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Place of pictures in the memory of a batch.
+
+    Args:
+        begin: First byte.
+        shape: [B, H, W], uint8.
+    """
+
+    begin: int
+    shape: tuple[int, ...]
 
 
 class FlatTarget(Protocol):
@@ -128,17 +147,29 @@ class Moved:
     Args:
         rows: Rows of the batch that have targets.
         count: Rows of the batch.
+        is_single: Whether the split has one target, neither in a dict nor in a list.
         fields: Of the targets of tarpeg.
         others: By name, a list of what ``move`` of other targets returned; "" for a single target.
     """
 
     rows: list[int]
     count: int
+    is_single: bool
     fields: list[Fields]
     others: dict[str, list[Any]]
 
     def lists(self) -> Any:
-        """Return the targets as the consumer gets them: one per row, None for a row without."""
+        """Return the targets as the consumer gets them: one per row, None for a row without.
+
+        A tensor [B, H, W] for ``Masks`` alone, of zeros for a row without.
+        """
+        if self.is_single and self.fields and self.fields[0].pictures:
+            (pictures,) = _pictures(self.fields[0]).values()
+            if len(self.rows) == self.count:
+                return pictures
+            whole = pictures.new_zeros((self.count, *pictures.shape[1:]))
+            whole[self.rows] = pictures
+            return whole
         if "" in self.others:
             moved = self.others[""]
         else:
@@ -161,7 +192,7 @@ def dicts_of(fields: Sequence[Fields], count: int) -> list[dict[str, Any]]:
         counts = part.counts.tolist()
         for name, array in part.of_objects.items():
             pieces: Iterable[Any] = torch.from_numpy(array).split_with_sizes(counts)
-            if name == "boxes" and (boxes := _tv_boxes()) is not None:
+            if name == "boxes" and (boxes := _tv("BoundingBoxes")) is not None:
                 pieces = [boxes(piece, format="XYXY", canvas_size=part.canvas) for piece in pieces]
             for each, piece in zip(found, pieces, strict=True):
                 each[name] = piece
@@ -169,7 +200,20 @@ def dicts_of(fields: Sequence[Fields], count: int) -> list[dict[str, Any]]:
             values = array.tolist() if array.ndim == 1 else torch.from_numpy(array).unbind(0)
             for each, value in zip(found, values, strict=True):
                 each[name] = value
+        for name, pictures in _pictures(part).items():
+            mask = _tv("Mask") or _same
+            for each, picture in zip(found, pictures.unbind(0), strict=True):
+                each[name] = mask(picture)
     return found
+
+
+def _pictures(part: Fields) -> dict[str, torch.Tensor]:
+    dtype = getattr(torch, part.dtype)
+    return {name: torch.as_tensor(each).to(dtype) for name, each in part.pictures.items()}
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def fields_of_images(image_ids: Sequence[int], view: View) -> dict[str, npt.NDArray[Any]]:
@@ -182,13 +226,13 @@ def fields_of_images(image_ids: Sequence[int], view: View) -> dict[str, npt.NDAr
 
 
 @functools.cache
-def _tv_boxes() -> Any:
-    """Return torchvision's class of boxes; None if torchvision is not installed."""
+def _tv(name: str) -> Any:
+    """Return a class of ``torchvision.tv_tensors``; None if torchvision is not installed."""
     try:
-        from torchvision.tv_tensors import BoundingBoxes
+        from torchvision import tv_tensors
     except ImportError:
         return None
-    return BoundingBoxes
+    return getattr(tv_tensors, name)
 
 
 def dropped(parts: Sequence[Fields]) -> list[Fields]:
@@ -292,6 +336,39 @@ def move_targets(
         else:
             others[name] = _move(target, column, view, source, ids)
     return dropped(parts), others
+
+
+def picture_bytes(targets: Targets | None, sizes: Sequence[tuple[int, int]], count: int) -> int:
+    """Return the memory that the pictures of a batch take at most, with views of these sizes."""
+    kinds = [] if targets is None else [each for each in _named(targets).values() if is_flat(each)]
+    found = [getattr(each, "picture_bytes", None) for each in kinds]
+    return sum(count * bytes_of(size) + PICTURE_ALIGN for bytes_of in found if bytes_of for size in sizes)
+
+
+def store_pictures(moved: Sequence[Moved], memory: npt.NDArray[np.uint8], begin: int) -> None:
+    """Move the pictures of all views to the memory of the batch, from ``begin`` on, as far as they fit."""
+    for part in (part for each in moved for part in each.fields):
+        for name, pictures in part.pictures.items():
+            begin = -(-begin // PICTURE_ALIGN) * PICTURE_ALIGN
+            if begin + pictures.nbytes <= len(memory):
+                memory[begin : begin + pictures.nbytes] = pictures.reshape(-1)
+                part.pictures[name] = Stored(begin, pictures.shape)
+                begin += pictures.nbytes
+
+
+def stored_pictures(moved: Sequence[Moved]) -> list[Stored]:
+    """Return the places of the pictures of all views."""
+    found = [each for view in moved for part in view.fields for each in part.pictures.values()]
+    return [each for each in found if isinstance(each, Stored)]
+
+
+def with_pictures(moved: Sequence[Moved], tensors: Sequence[torch.Tensor]) -> None:
+    """Replace the places of ``stored_pictures`` by these tensors."""
+    rest = iter(tensors)
+    for part in (part for each in moved for part in each.fields):
+        for name, pictures in part.pictures.items():
+            if isinstance(pictures, Stored):
+                part.pictures[name] = next(rest)
 
 
 def _named(targets: Targets) -> dict[str, Target]:

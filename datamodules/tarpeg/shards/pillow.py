@@ -146,6 +146,28 @@ def open_upright(content: bytes, max_pixels: int | None = None) -> Image.Image:
         return to_rgb(image) if image.mode == "LAB" else image  # which becomes gray by RGB only
 
 
+def open_values(content: bytes) -> np.ndarray:
+    """Decode a mask, upright: numbers of its palette or gray levels, [H, W], or colours, [H, W, 3].
+
+    Gray levels of 16 bits are kept. Raises ``RefusedError``.
+    """
+    with _refusing(content), Image.open(io.BytesIO(content), formats=PILLOW_FORMATS) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise RefusedError(Status.TOO_LARGE, too_large(image.height, image.width, MAX_PIXELS))
+        if image.format in ("JPEG", "AVIF"):
+            raise RefusedError(Status.UNSUPPORTED, f"{image.format} changes values, masks must be lossless")
+        is_wide = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
+        if not is_wide and image.mode not in ("1", "L", "P", "RGB", "RGBA"):
+            raise RefusedError(
+                Status.UNSUPPORTED, f"its pixels are {image.mode}, neither numbers nor colours"
+            )
+        ImageOps.exif_transpose(image, in_place=True)
+        values = np.asarray(image)
+        if is_wide:
+            return values.astype(np.uint16)
+        return values[..., :3] if values.ndim == 3 else values.astype(np.uint8, copy=False)
+
+
 @contextlib.contextmanager
 def _refusing(content: bytes = b"") -> Iterator[None]:
     """Raise ``RefusedError`` for whatever Pillow raises.

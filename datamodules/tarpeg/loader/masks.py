@@ -1,0 +1,234 @@
+"""Semantic masks: a class for each pixel, in a PNG beside the image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..errors import ShardError, similar
+from ..ops.augment import warp_affine
+from ..sampling.geometry import Int32, View
+from ..sampling.rng import Float64, Int64
+from ..shards import pillow
+from ..shards.source import Source, missing, plain, where_of
+from .targets import Fields, dicts_of
+
+Values = npt.NDArray[np.uint8]
+_MODES = ("nearest-exact", "nearest")
+_MOST = 1 << 16
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Semantic masks, a class per pixel, moved with their image, for ``Split(targets=...)``.
+
+    A batch is ``(images, masks)``: uint8 (or int64) [B, H, W], as torch's ``cross_entropy`` takes it. In a
+    dict or list with other targets, the dict of each image has it as ``mask``, ``tv_tensors.Mask`` [H, W].
+
+    A mask is a PNG (or another lossless format that Pillow reads) as large as its upright image. Values are
+    those in the file: numbers of the palette if it has one, gray levels of 8 or 16 bits, or colours, which
+    need ``labels``.
+
+    The mask is cut out as its image is, and resized by nearest neighbour: "nearest-exact" takes the pixel
+    under the centre of the result's pixel, as Pillow's NEAREST and torchvision's NEAREST_EXACT do (of two
+    pixels whose border it is on, the right or lower one, where they choose by rounding); "nearest", as
+    torchvision's ``Resize`` does with masks, takes the pixel under its corner, up to half a pixel off the
+    image. Under an affine of ``Augment`` or of a policy, each pixel is the one nearest to its place before,
+    and ``fill`` outside.
+
+    A mask of another size than its image, one that cannot be decoded and a value that is not in the table
+    are broken targets: ``LoaderConfig(on_error=...)`` decides, as for a broken image.
+
+    Args:
+        extension: Of the member: "png", or "seg.png" beside an image that is a PNG itself.
+        labels: Table of the classes: a dict from the values in the file, integers or colours (red, green,
+            blue), to 0..255; None: the values are the classes.
+        fill: Class of the pixels outside of the image, 0 to 255; 255 is what losses usually ignore.
+        interpolation: "nearest-exact" or "nearest".
+        dtype: "uint8", or "int64", which losses of torch take without a conversion.
+
+    Example:
+        >>> import io
+        >>> from PIL import Image
+        >>> class Scene(tarpeg.Source):
+        ...     def __len__(self):
+        ...         return 1
+        ...     def keys(self, ids):
+        ...         return ["scene"] * len(ids)
+        ...     def members(self, ids, extension):
+        ...         png = io.BytesIO()
+        ...         Image.new("L", (600, 400), 7).save(png, "PNG")
+        ...         content = {"jpg": jpeg.numpy().tobytes(), "png": png.getvalue()}
+        ...         return [content.get(extension)] * len(ids)
+        ...     def extensions(self, id):
+        ...         return ["jpg", "png"]
+        >>> masks = tarpeg.Masks("png", labels={7: 1}, dtype="int64")
+        >>> split = tarpeg.Split(Scene(), tarpeg.RandomResizedCrop(64), flip=0.5, targets=masks)
+        >>> images, masks = next(iter(tarpeg.Loader(split, batch_size=1, workers=0)))
+        >>> masks.shape, masks.dtype, masks.unique().tolist()
+        (torch.Size([1, 64, 64]), torch.int64, [1])
+    """
+
+    extension: str
+    labels: Mapping[Any, int] | None = None
+    fill: int = 255
+    interpolation: Literal["nearest-exact", "nearest"] = "nearest-exact"
+    dtype: Literal["uint8", "int64"] = "uint8"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.extension, str) or not plain(self.extension) or ":" in self.extension:
+            raise ValueError(f'extension={self.extension!r} of Masks must be one of a member, such as "png"')
+        if type(self.fill) is not int or not 0 <= self.fill <= 255:
+            raise ValueError(f"fill={self.fill!r} of Masks must be an integer in 0..255")
+        if self.interpolation not in _MODES:
+            near = similar(self.interpolation, _MODES)
+            raise ValueError(f"interpolation={self.interpolation!r} of Masks must be one of {_MODES}{near}")
+        if self.dtype not in ("uint8", "int64"):
+            raise ValueError(f"dtype={self.dtype!r} of Masks must be 'uint8' or 'int64'")
+        _ = self._table
+
+    @cached_property
+    def _table(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int16]] | None:
+        """Sorted values in the file, colours as one number, and the class of each."""
+        if self.labels is None:
+            return None
+        found = {}
+        for value, label in self.labels.items() if isinstance(self.labels, Mapping) else [(None, None)]:
+            code = _code(value)
+            if code is None or type(label) is not int or not 0 <= label <= 255:
+                raise ValueError(
+                    f"labels={self.labels!r} of Masks must be a dict from values in the file, integers or "
+                    "colours (red, green, blue), to classes in 0..255, or None"
+                )
+            found[code] = label
+        if not found or (self._is_of_colours and not all(map(_is_colour, self.labels))):
+            raise ValueError(
+                f"labels={self.labels!r} of Masks must have integers, or colours, and one at least"
+            )
+        codes = sorted(found)
+        return np.array(codes, np.int32), np.array([found[code] for code in codes], np.int16)
+
+    @property
+    def _is_of_colours(self) -> bool:
+        return self.labels is not None and any(map(_is_colour, self.labels))
+
+    def read(self, source: Source, ids: Int64) -> list[Any]:
+        """Read and decode the masks of some samples; see ``Target.read``."""
+        name = plain(self.extension)
+        values: list[Any] = []
+        for id, content in zip(ids.tolist(), source.members(ids, name), strict=True):
+            if content is None:
+                values.append(missing(source, id, name, "Give Masks(...) the extension of the mask."))
+                continue
+            try:
+                values.append(self._classes(pillow.open_values(content)))
+            except (pillow.RefusedError, ValueError) as error:
+                reason = error.reason if isinstance(error, pillow.RefusedError) else error
+                values.append(ShardError(f"{where_of(source, id)}: member {name!r}, a mask: {reason}"))
+        return values
+
+    def misfits(self, values: Sequence[Values], sizes: Int32) -> list[str]:
+        """Return a text for each mask of another size than its image, "" for the others."""
+        reasons = []
+        for value, size in zip(values, sizes.tolist(), strict=True):
+            found = list(value.shape)
+            is_right = found == size or not size[0]
+            reasons.append(
+                ""
+                if is_right
+                else f"member {plain(self.extension)!r}, a mask, is {found[0]} x {found[1]}, and its image "
+                f"{size[0]} x {size[1]}"
+            )
+        return reasons
+
+    def picture_bytes(self, size: tuple[int, int]) -> int:
+        """Bytes of the mask of one image."""
+        return size[0] * size[1]
+
+    def move_all(self, values: Sequence[Values], view: View) -> Fields:
+        """Move the masks of all rows of a view."""
+        matrices, (height, width) = view.matrices(), view.size
+        masks = np.empty((len(values), height, width), np.uint8)
+        for mask, value, box, flip in zip(masks, values, view.boxes.tolist(), view.flips, strict=True):
+            top, left, rows, columns = box
+            y = top + self._nearest(rows, height)
+            x = left + self._nearest(columns, width)
+            np.take(value[y], x[::-1] if flip else x, axis=1, out=mask, mode="clip")
+        if view.affine is not None and len(values):
+            masks = self._warped(masks, view.affine)
+        counts = np.zeros(len(matrices), np.int64)
+        return Fields("mask", counts, np.zeros(0, np.bool_), {}, {}, view.size, {"mask": masks}, self.dtype)
+
+    def move(self, value: Values, view: View) -> Any:
+        """Return the mask of one image, [H, W]; see ``Target.move``."""
+        return dicts_of([self.move_all([value], view)], 1)[0]["mask"]
+
+    def _nearest(self, source: int, result: int) -> Int64:
+        """Return the place in the source of each place in the result."""
+        if self.interpolation == "nearest-exact":
+            return (2 * np.arange(result) + 1) * source // (2 * result)
+        # In the arithmetic of torch.
+        places, scale = np.arange(result, dtype=np.float32), np.float32(source) / np.float32(result)
+        nearest: Int64 = np.minimum(np.floor(places * scale).astype(np.int64), source - 1)
+        return nearest
+
+    def _warped(self, masks: Values, affine: Float64) -> Values:
+        """Warp masks by matrices of pixel edges; those of the operator count from the centres."""
+        shifted = affine.copy()
+        shifted[:, :, 2] += affine[:, :, :2].sum(axis=2) * 0.5 - 0.5
+        images = torch.from_numpy(masks)[:, None]
+        size, fill = masks.shape[1:], float(self.fill)
+        warped: Values = warp_affine(images, torch.from_numpy(shifted), size, "nearest", fill)[:, 0].numpy()
+        return warped
+
+    def _classes(self, values: npt.NDArray[Any]) -> Values:
+        """Return the classes of the values of a mask, [H, W] or, of colours, [H, W, 3]; raises ValueError."""
+        is_coloured = values.ndim == 3
+        if is_coloured != self._is_of_colours:
+            wanted = "integers" if is_coloured else "colours"
+            has = "colours" if is_coloured else "one number per pixel"
+            given = "no labels=" if self.labels is None else f"labels= of {wanted}"
+            raise ValueError(f"it has {has}, and Masks {given}")
+        if is_coloured:
+            codes = values.astype(np.int32) @ np.array([1 << 16, 1 << 8, 1], np.int32)
+        if self._table is None:
+            if values.dtype != np.uint8 and values.max() > 255:
+                raise ValueError(f"it has the value {values.max()}, above 255: give labels= a table")
+            return np.ascontiguousarray(values.astype(np.uint8, copy=False))
+        known, labels = self._table
+        if is_coloured:
+            places = np.searchsorted(known, codes).clip(max=len(known) - 1)
+            classes = np.where(known[places] == codes, labels[places], -1)
+        else:
+            table = np.full(256 if values.dtype == np.uint8 else _MOST, -1, np.int16)
+            is_there = known < len(table)
+            table[known[is_there]] = labels[is_there]
+            classes = table[values]
+        if classes.min() < 0:
+            y, x = np.argwhere(classes < 0)[0].tolist()
+            raise ValueError(
+                f"the pixel (x, y) = ({x}, {y}) is {values[y, x].tolist()}, which is not in labels=, a "
+                f"table of {len(known)} values"
+            )
+        return np.ascontiguousarray(classes.astype(np.uint8))
+
+
+def _is_colour(value: Any) -> bool:
+    return isinstance(value, tuple)
+
+
+def _code(value: Any) -> int | None:
+    """Return a value in the file as one number; None if it is not one."""
+    if type(value) is int and 0 <= value < _MOST:
+        return value
+    is_colour = _is_colour(value) and len(value) == 3
+    if is_colour and all(type(part) is int and 0 <= part <= 255 for part in value):
+        red, green, blue = value
+        return int(red << 16 | green << 8 | blue)
+    return None
