@@ -187,6 +187,7 @@ def test_points_that_are_missing_are_broken():
         {"flip_pairs": None},
         {"count": 0},
         {"min_visible": 4},
+        {"image_id": 5},
         {"points": ""},
     ],
     ids=repr,

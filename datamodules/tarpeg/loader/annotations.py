@@ -22,6 +22,8 @@ MOST_BYTES = 1 << 24
 """Bytes of a JSON member, beyond which it is not parsed."""
 MOST_OBJECTS = 100_000
 """Objects of one image, beyond which they are an error."""
+FAR = 1e7
+"""Pixels beyond which no image reaches; a coordinate that is larger is an error of the data."""
 _MOST_LABEL = (1 << 63) - 1
 _COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
 COCO = {

@@ -14,6 +14,7 @@ from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards.source import Source
 from .annotations import (
+    FAR,
     FieldError,
     Place,
     is_finite,
@@ -28,8 +29,6 @@ from .annotations import (
 from .targets import Fields, dicts_of, dropped, fields_of_images
 
 _FORMATS = ("XYXY", "XYWH", "CXCYWH")
-_FAR = 1e7
-"""Pixels beyond which no image reaches; a coordinate that is larger is an error of the data."""
 
 
 class Objects(NamedTuple):
@@ -201,10 +200,10 @@ class Boxes:
             half = boxes[:, 2:] / 2
             boxes = np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
         sides = boxes[:, 2:] - boxes[:, :2]
-        wrong = (sides <= 0).any(axis=1) | (np.abs(boxes) > _FAR).any(axis=1)
+        wrong = (sides <= 0).any(axis=1) | (np.abs(boxes) > FAR).any(axis=1)
         if wrong.any():
             number = int(wrong.argmax())
-            reason = "has no or negative size" if (sides[number] <= 0).any() else f"is beyond {_FAR:g} pixels"
+            reason = "has no or negative size" if (sides[number] <= 0).any() else f"is beyond {FAR:g} pixels"
             raise FieldError(
                 f"field {place.field(number, self.box)!r} is {shown(objects[number][self.box])} in the order "
                 f"{self._order}, a box that {reason}"

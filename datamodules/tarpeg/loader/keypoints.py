@@ -13,11 +13,10 @@ from ..errors import check_integer
 from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards.source import Source
-from .annotations import FieldError, Place, is_finite, joined, read_objects, shown, slices_of
+from .annotations import FAR, FieldError, Place, is_finite, joined, read_objects, shown, slices_of
 from .targets import Fields, dicts_of, dropped, fields_of_images
 
 _COCO_PAIRS = tuple((left, left + 1) for left in range(1, 17, 2))
-_FAR = 1e7
 
 
 class Points(NamedTuple):
@@ -81,8 +80,10 @@ class Keypoints:
         check_integer("count", self.count, 1, of=self)
         check_integer("min_visible", self.min_visible, 0, self.count, of=self)
         _ = self._place, self._order
-        if not isinstance(self.points, str) or not self.points:
-            raise ValueError(f"points={self.points!r} of Keypoints must be the name of a field")
+        for name, may_lack in (("points", False), ("image_id", True)):
+            value = getattr(self, name)
+            if not (value is None and may_lack) and not (isinstance(value, str) and value):
+                raise ValueError(f"{name}={value!r} of Keypoints must be the name of a field")
 
     @cached_property
     def _place(self) -> Place:
@@ -183,7 +184,7 @@ class Keypoints:
             )
         full = [row if len(row) == 3 else [*row, 2] for row in rows]
         for place, row in enumerate(full):
-            if not all(map(is_finite, row)) or max(map(abs, row)) > _FAR:
+            if not all(map(is_finite, row)) or max(map(abs, row)) > FAR:
                 raise FieldError(
                     f"field {field}: point {place} is {shown(row)}, not finite numbers of pixels"
                 )
