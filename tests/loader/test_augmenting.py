@@ -280,6 +280,27 @@ def test_results_of_random_sizes_are_random():
         augment_on_arrival(Sized(), wide, 0, None, is_augmented=False, evaluates=True)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        (lambda x: x[:-1], r"uint8 \[3, 3, 16, 16\]"),
+        (lambda x: None, "a NoneType"),
+        (lambda x: (x, x), "a tuple"),
+        (lambda x: x.sum(), r"int64 \[\]"),
+    ],
+    ids=["fewer", "None", "tuple", "scalar"],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_module_returns_one_image_per_image(photos, wrong, found, training):
+    class Wrong(torch.nn.Module):
+        def forward(self, images):
+            return wrong(images)
+
+    loader = Loader(Split(photos, CenterCrop(16)), 4, training=training, augment=Wrong(), workers=0)
+    with pytest.raises(ValueError, match=rf"augment=Wrong returned {found} for uint8 \[4, 3, 16, 16\]"):
+        next(iter(loader))
+
+
 def test_a_module_of_ones_own_is_seeded_per_batch(photos):
     def data():
         return ShardDataModule(

@@ -19,6 +19,7 @@ from ..sampling.geometry import View
 from ..sampling.sampler import Request
 from ..transforms.generators import seeded
 from ..transforms.pixels import PixelFormat
+from ..transforms.results import described
 from .batch import AnyBatch, Images, KeyedTargetBatch, TargetBatch, by_size, of_sizes
 from .split import Split
 
@@ -91,6 +92,8 @@ def augment_on_arrival(
                 _check_evaluation(module, images)
             with nullcontext() if drawn is None else seeded(_seed(seed, drawn, numbers), images.device):
                 other: Tensor = module(images)
+            if not isinstance(other, Tensor) or other.shape[:1] != images.shape[:1]:
+                raise _unfit(own, images, other)
             return other
         params = []
         if request is not None and own.is_random:
@@ -136,7 +139,10 @@ def _check_evaluation(module: nn.Module, images: Tensor) -> None:
         with torch.no_grad():
             for seed in (1, 2):
                 with seeded(seed, images.device):
-                    results.append(module(images.clone()).double())
+                    result = module(images.clone())
+                    if not isinstance(result, Tensor):
+                        raise _unfit(uncompiled(module), images, result)
+                    results.append(result.double())
     finally:
         for part, mode in modes:
             part.training = mode
@@ -152,6 +158,15 @@ def _check_evaluation(module: nn.Module, images: Tensor) -> None:
             "in training: return self.distort(images) if self.training else images"
         )
     _FIXED.add(module)
+
+
+def _unfit(module: nn.Module, images: Tensor, result: Any) -> ValueError:
+    """Return the error of a module whose result has no image per image."""
+    name = type(module).__name__
+    return ValueError(
+        f"augment={name} returned {described(result)} for {described(images)}: {name}.forward(images) must "
+        f"return a tensor of {len(images)} images [{len(images)}, ...], one per image and in their order"
+    )
 
 
 def _check_count(batch: AnyBatch, images: int, delivered: int) -> None:
