@@ -9,13 +9,16 @@ import torch
 from helpers import reference
 from helpers.loaders import load
 from helpers.pictures import jpeg, picture
+from helpers.scenes import Scenes, objects
 from helpers.small_tars import sample
 from PIL import Image
-from tarpeg import CenterCrop, Progressive, RandomResizedCrop
+from tarpeg import CenterCrop, Progressive, RandomResizedCrop, Split
+from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 SIZES = [(150, 200), (200, 151), (113, 97), (64, 64), (65, 300), (40, 31)]
 CROP = CenterCrop(56, shorter=64)
+FOUND = tarpeg.Boxes("json:objects")
 
 
 @pytest.fixture
@@ -101,6 +104,29 @@ def test_targets_follow(shard_of, flip):
     wanted = [[56, 0], [0, 56]] if flip else [[0, 0], [56, 56]]
     for points in batch.targets:
         np.testing.assert_allclose(points, wanted, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:.*not a JPEG")
+@pytest.mark.parametrize("size", [(375, 500), (333, 500), (50, 37), (186, 60), (61, 400)])
+@pytest.mark.parametrize("flip", [0.0, 1.0])
+def test_boxes_end_where_torchvisions_do(size, flip):
+    height, width = size
+    given = [[0, 0, width, height], [width / 7, height / 3, width / 2, height / 9], [1, 1, 30, 30]]
+    boxes = tv_tensors.BoundingBoxes(given, format="XYWH", canvas_size=size, dtype=torch.float64)
+    steps = [v2.ConvertBoundingBoxFormat("XYXY"), v2.Resize(64), v2.CenterCrop(56)]
+    steps += [v2.RandomHorizontalFlip(flip), v2.SanitizeBoundingBoxes(labels_getter=None)]
+    members = objects(*map(tuple, given)) | {"jpg": jpeg("420", *size)}
+    split = Split(Scenes({0: members}, count=1), CROP, fidelity="exact", flip=flip, targets=FOUND)
+    (batch,) = load(None, split=split, workers=0, threads=0)
+    torch.testing.assert_close(
+        batch.targets[0]["boxes"].double(), v2.Compose(steps)(boxes), atol=1e-4, rtol=0, check_stride=False
+    )
+
+
+def test_masks_would_be_cropped_first():
+    split = Split(Scenes(), CROP, fidelity="exact", targets=[FOUND, tarpeg.Masks("png")])
+    with pytest.raises(ValueError, match=r"Masks.*CenterCrop.*fidelity='fast'"):
+        load(None, split=split)
 
 
 def test_a_substitute_and_an_image_that_would_be_too_large(shard_of):

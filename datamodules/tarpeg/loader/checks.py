@@ -20,7 +20,9 @@ from ..remedies import Message, Setting
 from ..shards.labels import Target, read_labels
 from ..shards.source import Source, where_of
 from .augmenting import contains_augment, modules_of, uncompiled
+from .masks import Masks
 from .split import Split
+from .targets import _named
 
 log = logging.getLogger(__name__)
 
@@ -142,6 +144,7 @@ def check_split(name: str, split: Split, augment: nn.Module | None, *, training:
             _check_uint8(name, torch.uint8 if pipeline.levels is None else pipeline.levels.dtype)
     if split.targets is not None:
         _check_targets_follow(name, augment, training=training)
+        _check_masks_follow(name, split)
     if isinstance(augment, nn.ModuleList):
         count = len(split.view_crops())
         if count != len(augment) and (training or count > 1 or not len(augment)):
@@ -175,6 +178,22 @@ def _check_targets_follow(name: str, augment: nn.Module | None, *, training: boo
                 "moves the images: give a tarpeg.Augment; or, to a module that moves no pixels, a method "
                 "geometry(params, size) that returns None, as Augment.geometry does"
             )
+
+
+def _check_masks_follow(name: str, split: Split) -> None:
+    """Raise ValueError for masks of images that are resized whole and then cropped."""
+    from .resize_first import resizes_first  # it loads the operators, which a split does not
+
+    crops = [resizes_first(pipeline, split.fidelity) for pipeline in split.pipelines]
+    if (
+        split.targets is not None
+        and any(crops)
+        and any(isinstance(each, Masks) for each in _named(split.targets).values())
+    ):
+        raise ValueError(
+            f"{name} has targets= with Masks, crop={next(filter(None, crops))!r} and fidelity='exact', which "
+            "resizes whole images before it crops them; masks are cropped first: give fidelity='fast'"
+        )
 
 
 def _stays_in_place(module: nn.Module) -> bool:

@@ -82,26 +82,31 @@ class ResizeFirst:
             else:
                 part = part.contiguous(memory_format=torch.channels_last)
                 normalised(part, self.levels, out[row : row + 1])
-        return view.then(self._affine(view)) if self.steps.with_affine else view
+        return self._moved(view) if self.steps.with_affine else view
 
     def _resized_size(self, height: int, width: int) -> tuple[int, int]:
         return Uncropped(self.crop.shorter).target(height, width)
 
-    def _affine(self, view: View) -> Any:
-        """Return how points of the decoder's crop, whose box is in the view, move: float64 [B, 2, 3]."""
-        count, wide = len(view), self.crop.size[1]
-        wanted = np.tile(np.eye(3), (count, 1, 1))
-        for row in np.flatnonzero(view.is_known):
-            height, width = view.sizes[row].tolist()
-            resized = self._resized_size(height, width)
-            top, left = _corner(resized, self.crop.size)
-            wanted[row] = np.diag([resized[1] / width, resized[0] / height, 1.0])
-            wanted[row, :2, 2] = -left, -top
+    def _moved(self, view: View) -> View:
+        """Return the view with boxes of all that the results show, and the affine from there to the results.
+
+        Boxes have whole pixels, and results begin and end within them: targets are clipped to both.
+        """
+        view, known = view.rows(np.arange(len(view))), view.is_known
+        wanted = np.tile(np.eye(3), (len(view), 1, 1))
+        for row in np.flatnonzero(known):
+            source = view.sizes[row].astype(np.float64)
+            resized = self._resized_size(*view.sizes[row].tolist())
+            corner = np.array(_corner(resized, self.crop.size))
+            first = np.floor(corner * source / resized).clip(min=0)
+            last = np.minimum(np.ceil((corner + self.crop.size) * source / resized), source)
+            view.boxes[row] = [*first, *(last - first)]
+            wanted[row] = np.diag([resized[1] / source[1], resized[0] / source[0], 1.0])
+            wanted[row, :2, 2] = -corner[::-1]
             if view.flips[row]:
-                wanted[row] = np.array([[-1.0, 0, wide], [0, 1, 0], [0, 0, 1]]) @ wanted[row]
-        known = view.is_known
+                wanted[row] = np.array([[-1.0, 0, self.crop.size[1]], [0, 1, 0], [0, 0, 1]]) @ wanted[row]
         wanted[known] = wanted[known] @ np.linalg.inv(view.rows(known).matrices())
-        return wanted[:, :2]
+        return view.then(wanted[:, :2])
 
 
 def _resized(image: Tensor, size: tuple[int, int], pipeline: Pipeline) -> Tensor:
