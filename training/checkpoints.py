@@ -24,7 +24,7 @@ _SECRET = re.compile(r"://[^/]*@|https?://[^,]*\?", re.IGNORECASE)
 # together later.
 _KEY_OF = re.compile(r"[A-Za-z0-9][\w-]*(\.[A-Za-z0-9][\w-]*)*")
 _RISKY = re.compile("pipe|streaming|checkpoint|pretrained", re.IGNORECASE)
-_TEXT = re.compile(r"((https?|s3|gs|hf)://)?([\w./*?\[\],@%=+~ -]|\{\d+\.\.\d+\})*")
+_TEXT = re.compile(r"((https?|s3|gs|hf)://)?([\w./*?\[\](),@%=+~ -]|\{\d+\.\.\d+\})*")
 _OPTION = re.compile(r"[\w-]*")
 
 

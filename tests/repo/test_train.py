@@ -369,7 +369,7 @@ def test_a_checkpoint_brings_its_settings_but_no_code(tmp_path):
 
     of_data = ("data=shards", "data.val.shards=/v.tar", "data.val.crop.size=96", "model=resnet18")
     for plain in (
-        "data.val.shards='/my data/v-{000..099}.tar'",
+        "data.val.shards='/my data (1)/v-{000..099}.tar'",
         "data.val.shards=[a/*.tar,'s3://b/[0-9].tar']",
         "+data.val.crop={size:[96,128],shorter:null}",
         "~data.prepare",
