@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from tarpeg import View
 from torchvision.transforms import v2
 from torchvision.transforms.functional import _get_inverse_affine_matrix
@@ -36,6 +37,12 @@ def view_of(source, box, size, flip, affine):
 
 
 def moved_by_torchvision(value, source, box, size, flip, affine):
-    value = v2.functional.resize(v2.functional.crop(value, *box), list(size))
-    value = v2.functional.horizontal_flip(value) if flip else value
-    return value if affine is None else v2.functional.affine(value, **affine)
+    """Move a tv_tensor by the functionals of torchvision, whose ratios of sizes have the default type."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        value = v2.functional.resize(v2.functional.crop(value, *box), list(size))
+        value = v2.functional.horizontal_flip(value) if flip else value
+        return value if affine is None else v2.functional.affine(value, **affine)
+    finally:
+        torch.set_default_dtype(before)

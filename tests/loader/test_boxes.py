@@ -15,6 +15,8 @@ from helpers.scenes import Scenes, number_of, objects
 from PIL import Image
 from tarpeg import Boxes, RandomResizedCrop, ShardError, Split, View, Whole
 from torchvision import tv_tensors
+from torchvision.models.detection import FCOS
+from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.transforms import v2
 
 HERE = {"workers": 0, "threads": 0}
@@ -296,6 +298,36 @@ def test_wrong_settings(options):
 def test_a_list_of_targets_has_each_kind_once():
     with pytest.raises(ValueError, match="several Boxes"):
         Split(Scenes(), Whole(32), targets=[Boxes("json:objects"), Boxes("json:others")])
+
+
+def test_a_detector_of_torchvision_trains_on_the_batches():
+    torch.manual_seed(0)
+    split = Split(Scenes(), RandomResizedCrop((48, 64), scale=(0.6, 1.0)), targets=Boxes("json:objects"))
+    augment = tarpeg.Augment(mean=(0, 0, 0), std=(1, 1, 1), flip=0.5)
+    loader = tarpeg.Loader(split, 4, augment=augment, config=tarpeg.LoaderConfig(**HERE))
+    backbone = torch.nn.Conv2d(3, 32, 3, stride=8, padding=1)
+    backbone.out_channels = 32
+    anchors = AnchorGenerator(((8,),), ((1.0,),))
+    model = FCOS(backbone, num_classes=13, anchor_generator=anchors, min_size=48, max_size=64)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    sums = []
+    for _ in range(4):
+        for images, targets in loader:
+            losses = model(images, targets)
+            optimizer.zero_grad()
+            sum(losses.values()).backward()
+            optimizer.step()
+            sums.append(sum(losses.values()).item())
+    assert len(sums) == 12 and np.mean(sums[-3:]) < np.mean(sums[:3])
+
+
+def test_batches_under_lightnings_data_module():
+    split = Split(Scenes(), Whole(32), targets=Boxes("json:objects"))
+    data = tarpeg.ShardDataModule(train=split, val=split, batch_size=4, allow_overlap=True, **HERE)
+    for batch in (next(iter(data.train_dataloader())), next(iter(data.val_dataloader()))):
+        moved = data.transfer_batch_to_device(batch, torch.device("meta"), 0)
+        assert moved.targets[0]["labels"].is_meta and isinstance(moved.targets[0]["image_id"], int)
+        assert isinstance(moved.targets[0]["boxes"], tv_tensors.BoundingBoxes)
 
 
 def test_a_document_that_is_the_list():

@@ -16,9 +16,10 @@ import pytest
 from helpers.checkouts import ROOT, copy, library, tracked
 from helpers.forks import run_forked
 from helpers.pages import PAGES, PROGRAM, TUTORIAL, blocks, commands
-from helpers.pictures import jpeg
+from helpers.pictures import jpeg, saved
 from helpers.scripts import PATHS, write_program
 from helpers.small_tars import write_tar
+from PIL import Image
 
 # Overrides for a small training; CENTER is for validation crops that have 'shorter'.
 TRAINING = (
@@ -240,10 +241,12 @@ def fill(place: Path) -> None:
         (place / folder).mkdir(parents=True, exist_ok=True)
         for name in names:
             members = []
+            mask = saved(Image.new("L", (320, 300), 3), "PNG")
             for number in range(20):
                 key, image = f"{name}-{number}", jpeg("420", 300, 320, seed=number)
                 members += [(f"{key}.jpg", image), (f"{key}.cls", b"%d" % (number % 4))]
                 members += [(f"{key}.json", about), (f"{key}.txt", b"a caption")]
+                members += [(f"{key}.png", mask)]
             write_tar(place / folder / f"{name}.tar", members)
     np.save(data / "chosen.npy", np.array([0, 2, 5]))
     np.save(data / "weights.npy", np.arange(1.0, 21.0))
