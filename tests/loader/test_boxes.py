@@ -12,6 +12,7 @@ from helpers.chains import chain, moved_by_torchvision, view_of
 from helpers.loaders import load
 from helpers.pictures import saved
 from helpers.scenes import Scenes, number_of, objects
+from helpers.small_tars import write_tar
 from PIL import Image
 from tarpeg import Boxes, RandomResizedCrop, ShardError, Split, View, Whole
 from torchvision import tv_tensors
@@ -295,9 +296,63 @@ def test_wrong_settings(options):
         Boxes(**{"objects": "json:objects", **options})
 
 
-def test_a_list_of_targets_has_each_kind_once():
-    with pytest.raises(ValueError, match="several Boxes"):
-        Split(Scenes(), Whole(32), targets=[Boxes("json:objects"), Boxes("json:others")])
+class Number:
+    """The number of the sample."""
+
+    def read(self, source, ids):
+        return ids.tolist()
+
+    def move(self, value, view):
+        return value
+
+
+def test_targets_of_ones_own_are_fields_beside_those_of_boxes():
+    targets = {"all": Boxes("json:objects"), "number": Number()}
+    batch = next(iter(load(None, split=Split(Scenes(), Whole(32), targets=targets), **HERE)))
+    assert [each["number"] for each in batch.targets] == [each["image_id"] for each in batch.targets]
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        [Boxes("json:objects"), Boxes("json:others")],
+        {"a": Boxes("json:objects"), "labels": Number()},
+        {"a": Boxes("json:objects"), "size": Number()},
+    ],
+    ids=["boxes", "labels", "size"],
+)
+def test_a_field_of_two_targets_is_an_error(targets):
+    with pytest.raises(ValueError, match="have the field"):
+        Split(Scenes(), Whole(32), targets=targets)
+
+
+def test_boxes_of_a_stream(tmp_path):
+    source, members = Scenes(), []
+    for number, sample in enumerate(source.samples):
+        members += [(f"{number:03d}.{name}", content) for name, content in sample.items()]
+    split = Split(
+        str(write_tar(tmp_path / "a.tar", members)),
+        Whole((48, 64)),
+        streaming=True,
+        targets=Boxes("json:objects", image_id="id"),
+    )
+    seen = []
+    for batch in load(None, split=split, **HERE):
+        for image, target in zip(batch.image, batch.targets, strict=True):
+            number = number_of(image)
+            seen.append(number)
+            assert target["image_id"] == 100 + number
+            assert target["boxes"].tolist() == [[number, number, number + 20, number + 10]]
+    assert sorted(seen) == list(range(12))
+
+
+def test_a_sheet_of_boxes_and_masks(tmp_path):
+    content = {"png": saved(Image.new("L", (64, 48), 3), "PNG")}
+    targets = [Boxes("json:objects"), tarpeg.Masks("png")]
+    for each in (targets, targets[1]):
+        split = Split(Scenes(dict.fromkeys(range(12), content)), Whole(40), targets=each)
+        data = tarpeg.ShardDataModule(split, batch_size=4, augment=tarpeg.Augment(flip=0.5), **HERE)
+        assert tarpeg.contact_sheet(data, tmp_path / "sheet.png", samples=6).exists()
 
 
 def test_a_detector_of_torchvision_trains_on_the_batches():

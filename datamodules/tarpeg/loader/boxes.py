@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from .annotations import (
     slices_of,
     table_of,
 )
-from .targets import Fields, dicts_of, dropped, fields_of_images
+from .targets import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
 
 _FORMATS = ("XYXY", "XYWH", "CXCYWH")
 
@@ -110,6 +110,8 @@ class Boxes:
     area: str = "area"
     iscrowd: str = "iscrowd"
     image_id: str | None = None
+
+    fields: ClassVar[Sequence[str]] = ("boxes", "labels", "area", "iscrowd", *IMAGE_FIELDS)
 
     def __post_init__(self) -> None:
         _ = self._place, self._table

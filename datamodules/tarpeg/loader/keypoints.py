@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards.source import Source
 from .annotations import FAR, FieldError, Place, is_finite, joined, read_objects, shown, slices_of
-from .targets import Fields, dicts_of, dropped, fields_of_images
+from .targets import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
 
 _COCO_PAIRS = tuple((left, left + 1) for left in range(1, 17, 2))
 
@@ -75,6 +75,8 @@ class Keypoints:
     points: str = "keypoints"
     min_visible: int = 0
     image_id: str | None = None
+
+    fields: ClassVar[Sequence[str]] = ("keypoints", *IMAGE_FIELDS)
 
     def __post_init__(self) -> None:
         check_integer("count", self.count, 1, of=self)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from ..errors import ShardError, similar
-from ..ops.augment import warp_affine
 from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards import pillow
@@ -80,6 +79,8 @@ class Masks:
     fill: int = 255
     interpolation: Literal["nearest-exact", "nearest"] = "nearest-exact"
     dtype: Literal["uint8", "int64"] = "uint8"
+
+    fields: ClassVar[Sequence[str]] = ("mask",)
 
     def __post_init__(self) -> None:
         if not isinstance(self.extension, str) or not plain(self.extension) or ":" in self.extension:
@@ -180,6 +181,8 @@ class Masks:
 
     def _warped(self, masks: Values, affine: Float64) -> Values:
         """Warp masks by matrices of pixel edges; those of the operator count from the centres."""
+        from ..ops.augment import warp_affine  # here, because it loads the operators
+
         shifted = affine.copy()
         shifted[:, :, 2] += affine[:, :, :2].sum(axis=2) * 0.5 - 0.5
         images = torch.from_numpy(masks)[:, None]

@@ -50,8 +50,9 @@ def unmoved_member(
         return ""
     return (
         f"{name}: {mover} moves the images, but the member {member!r} stays where it is, and seems to be a "
-        "mask, boxes or points. Give a tarpeg.Target to Split(targets=...), in place of members=, whose "
-        "move() gets what was drawn; or ignore this warning if the member has no places in the image."
+        "mask, boxes or points. Give tarpeg.Boxes, Keypoints, Masks or a tarpeg.Target of your own to "
+        "Split(targets=...), in place of members=; or ignore this warning if the member has no places in the "
+        "image."
     )
 
 

@@ -113,7 +113,13 @@ class Stored:
 
 
 class FlatTarget(Protocol):
-    """A target that is moved for all rows of a batch at once; the classes of tarpeg."""
+    """A target that is moved for all rows of a batch at once; the classes of tarpeg.
+
+    Attributes:
+        fields: Names of what it adds to the dict of an image.
+    """
+
+    fields: Sequence[str]
 
     def read(self, source: Source, ids: Int64) -> list[Any]:
         """See ``Target``."""
@@ -216,6 +222,10 @@ def _same(value: Any) -> Any:
     return value
 
 
+IMAGE_FIELDS = ("image_id", "orig_size", "size")
+"""Fields that all targets of an image share."""
+
+
 def fields_of_images(image_ids: Sequence[int], view: View) -> dict[str, npt.NDArray[Any]]:
     """Return ``image_id``, ``orig_size`` and ``size`` of the images of a view."""
     return {
@@ -270,12 +280,14 @@ def check_targets(targets: Any) -> None:
             f"targets={_name(targets)}: only tarpeg.Boxes and such, whose fields have names, come in a list. "
             "Give a dict of targets by name"
         )
-    kinds = [type(each).__name__ for each in found if is_flat(each)]
-    twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
-    if twice:
-        raise ValueError(
-            f"targets={targets!r} has several {twice}, whose fields have the same names: give one"
-        )
+    flat = [each for each in found if is_flat(each)]
+    names = [name for each in flat for name in each.fields if name not in IMAGE_FIELDS]
+    if flat and isinstance(targets, Mapping):
+        names += [str(name) for name, each in targets.items() if not is_flat(each)]
+        names += IMAGE_FIELDS
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"targets={_name(targets)}: two of them have the field {twice!r}")
     for each in found:
         for method in ("read", "move"):  # a subclass of the protocol has its methods, which do nothing
             if getattr(type(each), method, None) is getattr(Target, method):
