@@ -16,7 +16,7 @@ import torch
 from helpers.loaders import ALL, digest, keys_of, load
 from helpers.scripts import wait_until
 from helpers.small_tars import sample
-from tarpeg import CenterCrop, DecodeError, Split
+from tarpeg import CenterCrop, DecodeError, Loader, Split
 from tarpeg.errors import warn
 from tarpeg.loader import indexed as room
 from tarpeg.loader.config import LoaderConfig
@@ -33,6 +33,11 @@ def test_a_batch_unpacks_as_images_and_labels(photos):
     assert (labels.dtype, labels.shape) == (torch.int64, (4,))
     assert [len(batch.image) for batch in batches] == [4, 4, 4, 4, 4, 3]
     assert batches[0].image is images and batches[0].label is labels
+
+
+def test_a_path_is_not_a_split():
+    with pytest.raises(ValueError, match=r"split='m/a\.tar' must be a tarpeg\.Split\("):
+        Loader("m/a.tar", 8)
 
 
 def test_each_iter_is_the_next_epoch_unless_it_was_set(photos):

@@ -175,3 +175,16 @@ def test_a_compose_is_of_one_fixed_crop(photos, crop):
         restored(described(tarpeg.Split(photos, crop), None)).compose()
     with pytest.raises(ValueError, match=r"interpolation='lanczos' .*use split"):
         restored(described(tarpeg.Split(photos, VAL, interpolation="lanczos"), None)).compose()
+
+
+def test_a_file_that_is_not_a_checkpoint_is_an_error_of_one_line(tmp_path):
+    files = {"text.py": b"import os\n", "empty.ckpt": b""}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    torch.save([1, 2], tmp_path / "list.ckpt")
+    torch.save({"own": Own()}, tmp_path / "own.ckpt")
+    reasons = {"text.py": "not a checkpoint", "empty.ckpt": "not a checkpoint", "list.ckpt": "has a list"}
+    for name, reason in {**reasons, "own.ckpt": "more than tensors.*Own"}.items():
+        with pytest.raises(ResumeError, match=rf"^checkpoint='\S*{name}' .*{reason}") as caught:
+            tarpeg.preprocessing(tmp_path / name)
+        assert "\n" not in str(caught.value)

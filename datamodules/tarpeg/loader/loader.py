@@ -122,6 +122,11 @@ class Loader:
         # This import loads the operators; importing this module must not.
         from .fetch import Fetcher
 
+        if not isinstance(split, Split):
+            raise ValueError(
+                f"split={shown(split)} must be a tarpeg.Split(...), such as "
+                "tarpeg.Split(shards, tarpeg.RandomResizedCrop(224))"
+            )
         given = {"batch_size": batch_size, "seed": seed, "workers": workers}
         changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
         config = config or LoaderConfig()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -127,8 +128,8 @@ def preprocessing(checkpoint: str | os.PathLike[str] | Mapping[str, Any]) -> Pre
         checkpoint: A file, of which nothing is executed; or the dict that ``torch.load`` returned for it.
 
     Raises:
-        ResumeError: If it was saved without this, or has a crop, transform or augment of a class that only
-            its own project can make.
+        ResumeError: If it is not a checkpoint, was saved without this, or has a crop, transform or augment of
+            a class that only its own project can make.
 
     Example:
         >>> crop = tarpeg.CenterCrop(64, shorter=72)
@@ -141,7 +142,7 @@ def preprocessing(checkpoint: str | os.PathLike[str] | Mapping[str, Any]) -> Pre
     """
     content: Any = checkpoint
     if not isinstance(checkpoint, Mapping):
-        content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        content = _read(checkpoint)
     stored, classes = stored_in(content)
     if stored is None:
         raise ResumeError(
@@ -149,6 +150,30 @@ def preprocessing(checkpoint: str | os.PathLike[str] | Mapping[str, Any]) -> Pre
             "to be in its training, of this version of tarpeg or a later one"
         )
     return restored(stored, classes)
+
+
+def _read(path: Any) -> Mapping[str, Any]:
+    """Read a checkpoint of which nothing is executed. Raise ResumeError if it is none."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).partition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
+        raise ResumeError(
+            f"checkpoint={str(path)!r} has more than tensors and numbers: {reason or 'unknown objects'}. "
+            "If you trust its author, give tarpeg.preprocessing(torch.load(path, weights_only=False))"
+        ) from error
+    except (RuntimeError, EOFError, KeyError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise ResumeError(
+            f"checkpoint={str(path)!r} is not a checkpoint that torch.load can read: {type(error).__name__}: "
+            f"{reason}. Give the file that the Trainer saved, *.ckpt"
+        ) from error
+    if not isinstance(content, Mapping):
+        raise ResumeError(
+            f"checkpoint={str(path)!r} has a {type(content).__name__}, not the dict of a checkpoint: give "
+            "the file that the Trainer saved, *.ckpt"
+        )
+    return content
 
 
 def stored_in(content: Mapping[str, Any]) -> tuple[Stored | None, list[str]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Sequence
+import os
+from collections.abc import Hashable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -105,10 +106,10 @@ class Split:
     targets: Any = None  # a Target or a dict of them: jsonargparse would compare annotations of methods
 
     def __post_init__(self) -> None:
-        if self.shards is None or (isinstance(self.shards, str) and not self.shards):
+        if not _may_be_shards(self.shards):
             raise ValueError(
-                f"shards={self.shards!r} must be a folder, a path, a glob, a brace pattern, a list of these, "
-                "or a tarpeg.Source"
+                f"shards={shown(self.shards)} must be a folder, a path, a glob, a brace pattern, a list of "
+                "these, or a tarpeg.Source"
             )
         check_probability("flip", self.flip)
         self._check_views()
@@ -372,6 +373,16 @@ class Split:
                     f"crop={self.crop!r}: the views of one size are {first} in epoch 0 and {groups} in epoch "
                     f"{epoch}, but must be the same in all epochs. Change their sizes together."
                 )
+
+
+def _may_be_shards(given: Any) -> bool:
+    """Whether the type is one of ``shards=``, and not an empty string; an empty list is found by ``open``."""
+    if isinstance(given, (str, os.PathLike)) or is_source(given):
+        return not isinstance(given, str) or bool(given)
+    is_list = isinstance(given, Iterable) and not isinstance(given, (bytes, bytearray))
+    return is_list and (
+        not isinstance(given, Sequence) or all(isinstance(each, (str, os.PathLike)) for each in given)
+    )
 
 
 def _groups(crops: Sequence[Crop | Progressive], epoch: int) -> list[list[int]]:
