@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -389,3 +390,13 @@ def test_a_document_that_is_the_list():
     text = json.dumps([{"bbox": [1, 2, 3, 4], "category_id": 1}]).encode()
     (value,) = Boxes("json").read(Scenes({0: {"json": text}}, count=1), np.array([0]))
     assert value.boxes.tolist() == [[1, 2, 4, 6]]
+
+
+def test_boxes_in_shares_of_the_image_are_a_warning():
+    with pytest.warns(UserWarning, match=r"bbox.*\[0\.1, 0\.2, 0\.3, 0\.4\].* are in pixels"):
+        found = boxes_of(objects((0.1, 0.2, 0.3, 0.4)))
+    assert not len(found["boxes"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        boxes_of(objects((0, 0, 1, 1)))
+        boxes_of(objects((0.1, 0.2, 0.3, 0.4), (2, 3, 4, 5)))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..errors import similar
+from ..errors import similar, warn
 from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards.source import Source
@@ -209,6 +209,12 @@ class Boxes:
             raise FieldError(
                 f"field {place.field(number, self.box)!r} is {shown(objects[number][self.box])} in the order "
                 f"{self._order}, a box that {reason}"
+            )
+        if len(boxes) and boxes.max() <= 1 and (boxes % 1).any():
+            warn(
+                f"{place.field(0, self.box)!r} is {shown(objects[0][self.box])}, and no box of these images "
+                "goes beyond 1: Boxes are in pixels. Multiply boxes in shares of the image by its width and "
+                "height, or they are dropped as smaller than min_size"
             )
         labels = labels_of(place, objects, self.label, self._table)
         area, iscrowd = sides.prod(axis=1), np.zeros(len(objects), np.int64)
