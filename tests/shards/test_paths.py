@@ -81,9 +81,10 @@ def test_expand_refuses(tmp_path, source, message):
         expand(fill(source) if isinstance(source, str) else [fill(text) for text in source])
 
 
-def test_a_link_to_a_shard_of_the_source_is_that_shard_again(tmp_path):
+@pytest.mark.parametrize("make_link", [Path.symlink_to, Path.hardlink_to])
+def test_a_link_to_a_shard_of_the_source_is_that_shard_again(tmp_path, make_link):
     path, link = plain(tmp_path / "a.tar"), tmp_path / "link.tar"
-    link.symlink_to(path)
+    make_link(link, path)
     twice = rf"shard {re.escape(str(link))} \(also as .*a\.tar\) is there twice"
     for source in (tmp_path, [path, link], f"{tmp_path}/*.tar"):
         for read in (expand, expand_urls, list_source):

@@ -85,14 +85,14 @@ def identity(name: str) -> object:
         found = None if is_url(name) else os.stat(name)  # noqa: PTH116
     except OSError:  # opening it reports the reason
         found = None
-    return resolved(name) if found is None else (found.st_dev, found.st_ino)
+    return resolved(name) if found is None or not found.st_ino else (found.st_dev, found.st_ino)
 
 
 def refuse_twice(names: Sequence[str], source: Paths) -> None:
-    """Raise ShardError for a shard that the source has twice, also by a symbolic link."""
-    seen: dict[str, str] = {}
+    """Raise ShardError for a shard that the source has twice, also by a symbolic or hard link."""
+    seen: dict[object, str] = {}
     for name in names:
-        if (other := seen.get(place := resolved(name))) is not None:
+        if (other := seen.get(place := identity(name))) is not None:
             link = f" (also as {other})" if other != name else ""
             raise ShardError(f"shard {name}{link} is there twice in {source!r}. Give each shard once.")
         seen[place] = name
