@@ -284,6 +284,22 @@ def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
 # --- what is no file
 
 
+def test_other_files_are_left_out_of_predictions_and_counted(tmp_path, caplog):
+    filled(tmp_path, "a.jpg", "b.jp2", "c/d.HEIC", "c/noext", "._a.jpg", ".git/e.jpg")
+    assert Split(tmp_path, CenterCrop(8), target=None).open().keys([0]) == ["a.jpg"]
+    kinds = "1 .git/, 1 .heic, 1 .jp2, 1 file without an extension, 1 hidden .jpg"
+    assert caplog.messages == [f"{tmp_path}: left out: {kinds}"]
+
+
+@pytest.mark.parametrize("pattern", ["", "/*.png"])
+def test_links_to_missing_files_are_left_out_of_predictions(tmp_path, pattern):
+    filled(tmp_path, "a.png")
+    (tmp_path / "b.png").symlink_to("nowhere")
+    with pytest.warns(UserWarning, match=r"1 images are no regular files .*b\.png"):
+        images = find_images(f"{tmp_path}{pattern}")
+    assert images.keys(range(len(images))) == ["a.png"]
+
+
 @pytest.mark.parametrize("pattern", ["", "/*.png"])
 def test_odd_files_are_left_out_of_predictions_and_listed(tmp_path, pattern):
     folder = tmp_path / "album"

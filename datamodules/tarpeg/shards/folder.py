@@ -181,7 +181,7 @@ class Folder:
             if len(place) <= is_split:
                 counts[" in ".join(["images without a class folder", *place])] += len(images)
             counts.update(_kind(directory, name) for name in names if name not in images)
-        return dict(sorted((+counts).items(), key=lambda item: (-item[1], item[0])))
+        return _by_number(counts)
 
     def _splits(self, names: Sequence[str]) -> dict[str, str]:
         """Return the split of each directory of root that has the name of one."""
@@ -236,8 +236,9 @@ class UnlabelledImages(Source):
     JPEGs, packed images and binary PPMs are decoded natively, others by Pillow.
     """
 
-    def __init__(self, root: Path, names: Sequence[str]) -> None:
-        """Keep the names, relative to root, in this order."""
+    def __init__(self, root: Path, names: Sequence[str], left_out: Mapping[str, int] | None = None) -> None:
+        """Keep the names, relative to root, in this order; and the counts of other files, by kind."""
+        self.left_out = dict(left_out or {})
         self._root = str(root)
         self._names = list(names)
 
@@ -308,12 +309,14 @@ def find_images(source: Paths) -> UnlabelledImages | None:
     """List the images of a source; None if the source means shards, or does not exist.
 
     A folder with a .tar in it means shards, any other folder all images in it and below; a glob or a path
-    means images if all matching files are images. Sorted; hidden files and folders are left out, and so are,
-    with a warning, FIFOs, devices and sockets. Raises ShardError if some parts of a list mean images and
-    others do not.
+    means images if all matching files are images. Sorted. Files of a folder that have another extension or
+    none, and hidden files and folders, are left out and counted; FIFOs, devices, sockets and links to missing
+    files are left out with a warning. Raises ShardError if some parts of a list mean images and others do
+    not.
     """
     parts = parts_of(source)
-    found = [_found(os.path.expanduser(part)) for part in parts]  # noqa: PTH111
+    left_out = Counter[str]()
+    found = [_found(os.path.expanduser(part), left_out) for part in parts]  # noqa: PTH111
     images = [entry for entry in found if entry is not None]
     if not images:
         return None
@@ -325,11 +328,15 @@ def find_images(source: Paths) -> UnlabelledImages | None:
         )
     roots = [root for root, _ in images]
     root = roots[0] if len(roots) == 1 else Path(os.path.commonpath(roots))
-    return UnlabelledImages(root, [os.path.relpath(path, root) for _, paths in images for path in paths])
+    names = [os.path.relpath(path, root) for _, paths in images for path in paths]
+    return UnlabelledImages(root, names, _by_number(left_out))
 
 
-def _found(text: str) -> tuple[Path, list[str]] | None:
-    """Return the root of the keys and the images of one part of a source; None if it does not mean images."""
+def _found(text: str, left_out: Counter[str]) -> tuple[Path, list[str]] | None:
+    """Return the root of the keys and the images of one part of a source; None if it does not mean images.
+
+    left_out: counts by kind the other files of a folder.
+    """
     if text.endswith(".tar"):
         return None  # saves a second search for a glob of shards
     path = Path(text).absolute()
@@ -341,7 +348,7 @@ def _found(text: str) -> tuple[Path, list[str]] | None:
         except OSError:
             return None  # expand() reports the reason
         odd: list[str] = []
-        paths = _below(path, FILE_EXTENSIONS, odd)
+        paths = _below(path, FILE_EXTENSIONS, odd, left_out)
         _warn_of_odd(text, odd)
         return (path, paths) if paths else None
     if path.is_file():
@@ -353,7 +360,7 @@ def _found(text: str) -> tuple[Path, list[str]] | None:
     names = [name for name in found if name.is_file()]
     if not names or not all(_is_image(name.name, FILE_EXTENSIONS) for name in names):
         return None
-    _warn_of_odd(text, [str(name) for name in found if name.exists() and not name.is_file()])
+    _warn_of_odd(text, [str(name) for name in found if not name.is_file()])
     root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
     return root, [str(name.absolute()) for name in names]
 
@@ -361,8 +368,8 @@ def _found(text: str) -> tuple[Path, list[str]] | None:
 def _warn_of_odd(source: str, odd: Sequence[str]) -> None:
     if odd:
         warn(
-            f"{source!r}: {len(odd)} images are no regular files but FIFOs, devices or sockets, and are left "
-            f"out, the first is {min(odd)}"
+            f"{source!r}: {len(odd)} images are no regular files but FIFOs, devices, sockets or links to "
+            f"missing files, and are left out, the first is {min(odd)}"
         )
 
 
@@ -385,16 +392,21 @@ def left_out_line(counts: Mapping[str, int]) -> str:
     return f"left out: {', '.join(parts[:_SHOWN])}{f', and {more} other files' * bool(more)}" if parts else ""
 
 
+def _by_number(counts: Counter[str]) -> dict[str, int]:
+    return dict(sorted((+counts).items(), key=lambda item: (-item[1], item[0])))
+
+
 def _kind(directory: str, name: str) -> str:
     """Kind of a file that is left out: its extension, or the name of a hidden file."""
     suffix = Path(name).suffix.lower()
     if name.startswith("."):
         return f"hidden {suffix}" if suffix else name
     path = os.path.join(directory, name)  # noqa: PTH118
-    if not os.path.exists(path):  # noqa: PTH110
-        return "links to missing files"
-    if os.path.isdir(path):  # noqa: PTH112
-        return "links to folders above"
+    if os.path.islink(path):  # noqa: PTH114
+        if not os.path.exists(path):  # noqa: PTH110
+            return "links to missing files"
+        if os.path.isdir(path):  # noqa: PTH112
+            return "links to folders above"
     return suffix or "files without an extension"
 
 
@@ -496,13 +508,26 @@ def _scan(root: Path, classes: dict[str, int]) -> list[ImageFile]:
     return files
 
 
-def _below(folder: Path, extensions: Collection[str], odd: list[str] | None = None) -> list[str]:
+def _below(
+    folder: Path,
+    extensions: Collection[str],
+    odd: list[str] | None = None,
+    left_out: Counter[str] | None = None,
+) -> list[str]:
     """Paths of the images in the folder and below, sorted; hidden files and folders are left out.
 
-    odd: gets the paths of images that are FIFOs, devices or sockets, in place of the result.
+    Args:
+        folder: Where it begins.
+        extensions: Those of images.
+        odd: Gets the paths of images that are FIFOs, devices, sockets or links to missing files, in place of
+            the result.
+        left_out: Counts by kind what else is left out.
     """
     found = []
     for directory, inner, names in _walk(folder, odd=odd):
+        if left_out is not None:
+            left_out.update(f"{name}/" for name in inner if name.startswith("."))
+            left_out.update(_kind(directory, name) for name in names if not _is_image(name, extensions))
         inner[:] = [entry for entry in inner if not entry.startswith(".")]
         found += [os.path.join(directory, name) for name in names if _is_image(name, extensions)]  # noqa: PTH118
     if odd is not None:
@@ -526,7 +551,8 @@ def _walk(
     Args:
         folder: Where it begins.
         on_error: Called for a folder that cannot be listed.
-        odd: Gets the paths of FIFOs, devices and sockets, which are then not among the files.
+        odd: Gets the paths of FIFOs, devices, sockets and links to missing files, which are then not among
+            the files.
     """
     todo = [(os.fspath(folder), _above(folder))]
     # Symbolic links are followed, as by torchvision: data sets are often assembled from them.
@@ -541,7 +567,8 @@ def _walk(
         places = {entry.name: _place(entry.path) for entry in entries if _is(os.DirEntry.is_dir, entry)}
         inner = [name for name, place in places.items() if place not in seen]
         others = [entry for entry in entries if entry.name not in places]
-        if odd is not None and (found := {entry.name: entry.path for entry in others if _is_odd(entry)}):
+        is_file = os.DirEntry.is_file
+        if odd is not None and (found := {one.name: one.path for one in others if not _is(is_file, one)}):
             odd += found.values()
             others = [entry for entry in others if entry.name not in found]
         above = [name for name, place in places.items() if place in seen]
@@ -554,11 +581,6 @@ def _is(kind: Callable[[os.DirEntry[str]], bool], entry: os.DirEntry[str]) -> bo
         return kind(entry)
     except OSError:  # such as links in a circle
         return False
-
-
-def _is_odd(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is neither a file nor missing."""
-    return not _is(os.DirEntry.is_file, entry) and os.path.exists(entry.path)  # noqa: PTH110
 
 
 def _above(folder: str | Path) -> set[tuple[int, int] | None]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable
 from pathlib import Path
 
 from ..errors import warn
 from .classes import classes_beside
-from .folder import find_images
+from .folder import find_images, left_out_line
 from .mapped import Shards
 from .paths import Paths, expand, identity, refuse_several_splits, resolved
 from .source import Source, completed, is_source
+
+log = logging.getLogger(__name__)
 
 
 def open_source(given: Paths | Source, target: object = None) -> Source:
@@ -29,6 +32,8 @@ def open_source(given: Paths | Source, target: object = None) -> Source:
     images = find_images(given)
     if images is None:
         return Shards(_shards_of(given))
+    if line := left_out_line(images.left_out):
+        log.warning("%s: %s", given, line)
     if target is not None:
         warn(
             f"shards={given!r} has only images, which have no labels: they will be -1. "
