@@ -12,16 +12,17 @@
 inline constexpr char tarpeg_single_threaded = 0;
 #define __libc_single_threaded tarpeg_single_threaded
 
-// glibc 2.33: stat(), which was an inline function of this one before. Its version of struct stat: _STAT_VER.
+// glibc 2.33: stat() and fstat(), which were inline functions of these before. Their version of struct stat:
+// _STAT_VER.
 extern "C" int __xstat(int version, const char* path, struct stat* found) noexcept;
-inline int tarpeg_stat(const char* path, struct stat* found) noexcept {
+extern "C" int __fxstat(int version, int descriptor, struct stat* found) noexcept;
 #if defined(__x86_64__)
-  return __xstat(1, path, found);
+inline constexpr int tarpeg_stat_version = 1;
 #else
-  return __xstat(0, path, found);
+inline constexpr int tarpeg_stat_version = 0;
 #endif
-}
-#define stat(path, found) tarpeg_stat(path, found)
+#define stat(path, found) __xstat(tarpeg_stat_version, path, found)
+#define fstat(descriptor, found) __fxstat(tarpeg_stat_version, descriptor, found)
 
 // GCC 11: what allocators throw.
 namespace std {

@@ -20,12 +20,12 @@
 // Nothing here takes a lock: a fork may happen in any thread. These are no operators: a map may be released
 // by the garbage collector, within any of torch's modes.
 //
-// Note [maps that take no memory]. Maps are private and read-only, and so are the zeros that replace a part of
-// one. Linux counts private writable memory as committed when it is mapped, although only pages that are
-// written to ever take memory: with overcommit_memory=2 (strict accounting), with its default where the map is
-// larger than memory and swap together, and with RLIMIT_DATA, a shard larger than what is left could not be
-// opened. Read-only private maps are in none of these sums (in the kernel's mm/vma.c, accountable_mapping and
-// is_data_mapping ask for VM_WRITE): they are page cache, which is dropped when memory is short. Only
+// Note [maps that take no memory]. Maps are private and read-only, and so are the zeros that replace a part
+// of one. Linux counts private writable memory as committed when it is mapped, although only pages that are
+// written to ever take memory: with overcommit_memory=2 (strict accounting), with its default where the map
+// is larger than memory and swap together, and with RLIMIT_DATA, a shard larger than what is left could not
+// be opened. Read-only private maps are in none of these sums (in the kernel's mm/vma.c, accountable_mapping
+// and is_data_mapping ask for VM_WRITE): they are page cache, which is dropped when memory is short. Only
 // RLIMIT_AS, the address space, counts them. A write to a map is a bug, and SIGSEGV.
 namespace tarpeg {
 namespace {
@@ -96,8 +96,8 @@ TARPEG_EXPORT void tarpeg_guard() noexcept {
   sigaction(SIGBUS, &own, nullptr);
 }
 
-// Maps the first `size` bytes of a file read-only and guards the map, until tarpeg_unmap, which must come before
-// the memory of torn is freed. Returns its address, or a negative errno.
+// Maps the first `size` bytes of a file read-only and guards the map, until tarpeg_unmap, which must come
+// before the memory of torn is freed. Returns its address, or a negative errno.
 TARPEG_EXPORT int64_t tarpeg_map(int descriptor, size_t size, uint8_t* torn) noexcept {
   using namespace tarpeg;
   tarpeg_guard();

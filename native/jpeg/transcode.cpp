@@ -458,7 +458,8 @@ Status unpack_jpeg(const uint8_t* data, size_t size, const Header& header, int64
   if (status == Status::kOk) status = writer.finish(image.metadata, image.metadata_size);
   if (status != Status::kOk) return status;
   // The JPEG has the orientation of the metadata, the packed image one of its own, by which it is decoded.
-  if (read_jpeg_header(writer.buffer, writer.length).orientation != header.orientation) return Status::kCorrupt;
+  if (read_jpeg_header(writer.buffer, writer.length).orientation != header.orientation)
+    return Status::kCorrupt;
   out->assign(writer.buffer, writer.buffer + writer.length);
   return status;
 }
