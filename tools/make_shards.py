@@ -1,4 +1,4 @@
-"""Write WebDataset shards of synthetic photographs or a folder's images. Settings: conf/make_shards.yaml."""
+"""Write WebDataset shards of drawn photographs or scenes, or of a folder. Settings: conf/make_shards.yaml."""
 
 import sys
 from pathlib import Path

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         FolderShards as FolderShards,
         SyntheticShards as SyntheticShards,
     )
+    from .datasets.scenes import Scenes as Scenes
     from .datasets.synthetic import Photos as Photos
     from .datasets.writer import make_shards as make_shards
     from .diagnostics.doctor import Diagnosis as Diagnosis, diagnose as diagnose
@@ -112,6 +113,7 @@ _NAMES = {
     "cache.verify": "VerifyReport verify_cache",
     "datamodule": "ShardDataModule",
     "datasets.prepare": "CachedShards FolderShards SyntheticShards",
+    "datasets.scenes": "Scenes",
     "datasets.synthetic": "Photos",
     "datasets.writer": "make_shards",
     "diagnostics.doctor": "Diagnosis diagnose",

@@ -446,7 +446,9 @@ class ShardDataModule(lightning.LightningDataModule):
             self._has_separate_shards = check_overlap(self._labelled())
 
     def _check_network(self) -> None:
-        """Raise ShardError if the network has too few classes."""
+        """Raise ShardError if the network has too few classes for labels; targets have tables."""
+        if any(split.targets is not None for split in self._labelled().values()):
+            return
         net = None if self.trainer is None else self.trainer.lightning_module
         given = getattr(net, "num_classes", getattr(net, "hparams", {}).get("num_classes"))
         check_num_classes(given, self._names)

@@ -178,7 +178,11 @@ def test_tool_draws_and_packs(tmp_path, images):
     assert tars(tmp_path / "a") == tars(tmp_path / "b")
     done = tool("out=c", "source=folder", f"root={images}", cwd=tmp_path)
     assert done.stdout.startswith("1 shard in c: 25 samples, ")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c", "images"]
+    done = tool("out=d", "source=scenes", "samples=2", "size=64", "objects=[2,2]", cwd=tmp_path)
+    assert done.stdout.startswith("1 shard in d: 2 samples, "), done.stderr
+    make_shards(tmp_path / "e", tarpeg.Scenes(size=64, objects=(2, 2)), 2)
+    assert tars(tmp_path / "d") == tars(tmp_path / "e")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c", "d", "e", "images"]
 
 
 @SLOW

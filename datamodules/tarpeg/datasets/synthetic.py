@@ -12,7 +12,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,7 @@ _PRESETS: dict[str, tuple[tuple[Any, float], ...]] = {
     "imagenet": (((375, 500), 0.4), ((500, 375), 0.15), ((333, 500), 0.12), ((500, 333), 0.05), (_ODD, 0.28)),
 }
 _SUBSAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
-# Smaller pictures show no stones; larger ones (JPEG allows 65500) may not fit in memory.
-_SIDES = (16, 16384)
+_LARGEST = 16384  # larger pictures (JPEG allows 65500) may not fit in memory
 
 # Operation before storing, so that EXIF orientation 2..8 turns the picture upright: the tag's inverse.
 _STORED = {
@@ -88,8 +87,10 @@ class Photos:
     exif: float = 0.0
     corrupt: float = 0.0
 
+    smallest: ClassVar[int] = 16  # smaller pictures show no stones
+
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", _sizes(self.size))
+        object.__setattr__(self, "size", _sizes(self.size, self.smallest))
         for name, low, high in (("quality", 1, 100), ("classes", 1, 65536), ("seed", 0, 2**63)):
             check_integer(name, getattr(self, name), low, high)
         if self.subsampling not in _SUBSAMPLINGS:
@@ -111,6 +112,15 @@ class Photos:
                 raise ValueError(f"photos has no field {name!r}; the fields are {', '.join(fields)}{near}")
         return cls(**{str(name): field for name, field in value.items()})
 
+    def class_names(self) -> dict[str, int] | None:
+        """Return the labels by name; None for classes without names."""
+        return None
+
+    def members(self, index: int, split: str) -> dict[str, bytes]:
+        """Return the members of a sample by extension, the image first."""
+        photo = photograph(self, index, split)
+        return {"jpg": photo.jpeg, "cls": b"%d" % photo.label}
+
     def scene(self, rng: np.random.Generator, index: int, label: int, height: int, width: int) -> Image.Image:
         """Return picture ``index``, whose class is ``label``: upright, in colour, mode YCbCr.
 
@@ -118,7 +128,7 @@ class Photos:
         those of ``rng``.
         """
         step = math.tau / self.classes
-        return _draw_scene(rng, height, width, step * label, 0.3 * step)
+        return draw_scene(rng, height, width, step * label, 0.3 * step)
 
 
 class Photograph(NamedTuple):
@@ -139,8 +149,13 @@ class _Plan(NamedTuple):
 
 def photograph(photos: Photos, index: int, split: str = "train") -> Photograph:
     """Draw and encode picture `index` of `split`; another split has other pictures."""
+    jpeg = encoded(photos, draw(photos, index, split), index, split)
+    return Photograph(jpeg, label_of(photos, index, split))
+
+
+def encoded(photos: Photos, picture: Image.Image, index: int, split: str) -> bytes:
+    """Return the JPEG of an upright picture in YCbCr, stored and damaged as ``photos`` asks for."""
     plan = _plan(photos, index, split)
-    picture = draw(photos, index, split)
     if plan.gray:
         picture = picture.getchannel("Y")
     options: dict[str, Any] = {"quality": photos.quality, "subsampling": photos.subsampling}
@@ -154,7 +169,7 @@ def photograph(photos: Photos, index: int, split: str = "train") -> Photograph:
     jpeg = stream.getvalue()
     if plan.corrupt:
         jpeg = _corrupted(jpeg, _generator(photos, split, index, "corrupt"))
-    return Photograph(jpeg, label_of(photos, index, split))
+    return jpeg
 
 
 def label_of(photos: Photos, index: int, split: str = "train") -> int:
@@ -165,9 +180,14 @@ def label_of(photos: Photos, index: int, split: str = "train") -> int:
 
 def draw(photos: Photos, index: int, split: str = "train") -> Image.Image:
     """Draw picture `index` upright and in colour, mode YCbCr, before grayscale, EXIF and compression."""
+    rng, height, width = picture_parts(photos, index, split)
+    return photos.scene(rng, index, label_of(photos, index, split), height, width)
+
+
+def picture_parts(photos: Photos, index: int, split: str) -> tuple[np.random.Generator, int, int]:
+    """Return the generator that draws a picture, and the height and width of the picture."""
     plan = _plan(photos, index, split)
-    rng = _generator(photos, split, index, "draw")
-    return photos.scene(rng, index, label_of(photos, index, split), plan.height, plan.width)
+    return _generator(photos, split, index, "draw"), plan.height, plan.width
 
 
 def _is_integer(value: object) -> bool:
@@ -223,24 +243,24 @@ def _pick_size(sizes: tuple[Any, ...], rng: np.random.Generator) -> tuple[int, i
     return height, width
 
 
-def _sizes(size: Any) -> tuple[Any, ...]:
+def _sizes(size: Any, smallest: int) -> tuple[Any, ...]:
     """Return `size` as a tuple of preset names and (height, width)."""
     if isinstance(size, str) or not isinstance(size, Sequence) or _is_pair(size):
-        return (_one_size(size, size),)
+        return (_one_size(size, size, smallest),)
     if not size:
         raise ValueError(f"size={size!r} must not be empty")
-    return tuple(_one_size(entry, size) for entry in size)
+    return tuple(_one_size(entry, size, smallest) for entry in size)
 
 
-def _one_size(entry: Any, size: Any) -> str | tuple[int, int]:
+def _one_size(entry: Any, size: Any, smallest: int) -> str | tuple[int, int]:
     if isinstance(entry, str) and entry in _PRESETS:
         return entry
     pair = (entry, entry) if isinstance(entry, int) else entry
     if not _is_pair(pair):
         kinds = f"an int, (height, width), one of {', '.join(_PRESETS)}, or a list of these"
         raise ValueError(f"size={size!r} must be {kinds}")
-    if any(not _SIDES[0] <= side <= _SIDES[1] for side in pair):
-        raise ValueError(f"size={size!r} must have sides in {_SIDES[0]}..{_SIDES[1]} pixels")
+    if any(not smallest <= side <= _LARGEST for side in pair):
+        raise ValueError(f"size={size!r} must have sides in {smallest}..{_LARGEST} pixels")
     return int(pair[0]), int(pair[1])
 
 
@@ -248,7 +268,7 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, Sequence) and len(value) == 2 and all(map(_is_integer, value))
 
 
-def _draw_scene(rng: np.random.Generator, height: int, width: int, hue: float, spread: float) -> Image.Image:
+def draw_scene(rng: np.random.Generator, height: int, width: int, hue: float, spread: float) -> Image.Image:
     """Draw a picture in YCbCr with stones of `hue` plus or minus `spread`, in radians in the CbCr plane."""
     # The scene is composed at half size: four times cheaper, and edges become as soft as in a photograph.
     scene = _Scene(rng, (height + 1) // 2, (width + 1) // 2)

@@ -1,4 +1,4 @@
-"""The shard writer: synthetic photographs or a folder's images."""
+"""The shard writer: synthetic photographs and scenes, or a folder's images."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ..shards.folder import NESTED, SHORTENED, Folder, ImageFile, left_out_line,
 from ..shards.pillow import BROKEN, PILLOW_FORMATS
 from ..shards.tar_writer import OWNER, RECORD, write_tar
 from ..shards.urls import local_folder
-from .synthetic import Photos, photograph
+from .synthetic import Photos
 
 log = logging.getLogger("tarpeg")
 
@@ -58,7 +58,7 @@ class ShardReport:
 
 
 class _Photo(NamedTuple):
-    """A photograph to draw: arguments of photograph()."""
+    """A photograph or scene to draw."""
 
     photos: Photos
     number: int
@@ -69,8 +69,7 @@ class _Photo(NamedTuple):
         return f"{self.number:08d}"
 
     def members(self) -> dict[str, bytes]:
-        photo = photograph(*self)
-        return {"jpg": photo.jpeg, "cls": b"%d" % photo.label}
+        return self.photos.members(self.number, self.split)
 
 
 _Item = _Photo | ImageFile  # a sample: its key and, read or drawn at the call, its members, the image first
@@ -90,13 +89,14 @@ def make_shards(
 ) -> ShardReport:
     """Write a source to shards ``out/{prefix}-000000.tar`` and following, with ``key.jpg`` and ``key.cls``.
 
-    A shard gets its name when it is complete. Shards that ``make_shards`` wrote under this prefix are
-    replaced if one of their first samples is in the source; those of another source only with ``replace``.
+    Scenes have ``key.json`` and ``key.png`` in place of ``key.cls``. A shard gets its name when it is
+    complete. Shards that ``make_shards`` wrote under this prefix are replaced if one of their first samples
+    is in the source; those of another source only with ``replace``.
 
     Args:
         out: Folder of the shards.
-        source: ``Photos`` (or a mapping of its fields) to draw, or a ``Folder`` to pack, whose classes are
-            written to ``classes.json``.
+        source: ``Photos`` (or a mapping of its fields) or ``Scenes`` to draw, or a ``Folder`` to pack. The
+            names of the classes of scenes and folders are written to ``classes.json``.
         samples: Number of samples; None is 1000 photographs, or all files.
         prefix: Beginning of the shards' names; another one has other photographs.
         samples_per_shard: Largest number of samples in a shard.
@@ -139,10 +139,11 @@ def make_shards(
         workers = workers if workers > 1 else 0
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        classes: dict[str, int] | None = None
-        if isinstance(source, Folder):
+        classes = source.classes() if isinstance(source, Folder) else photos.class_names()
+        if classes is not None:
             others = (path for path in directory.glob("*.tar") if not path.name.startswith(f"{prefix}-"))
-            classes = joined_classes(directory, others, source.classes(), source.root)
+            name = source.root if isinstance(source, Folder) else "scenes"
+            classes = joined_classes(directory, others, classes, name)
         _remove_old(directory, prefix, None if replace else find)
         report = _write(directory, prefix, items, samples_per_shard, workers)
         if classes is not None:

@@ -181,10 +181,12 @@ class Split:
     def classes(self) -> list[str] | None:
         """Names of the classes by label, from ``manifest.json`` or ``classes.json`` beside the shards.
 
-        None without these, for other targets than "cls", for streams and images, and for shards in folders
-        with different classes. Raises ``ShardError`` as ``open``.
+        With ``targets``, those of the objects and masks. None without these files, for another ``target``
+        than "cls", for streams and images, and for shards in folders with different classes. Raises
+        ``ShardError`` as ``open``.
         """
-        return None if self.streaming or self.target != "cls" else classes_of(self.shards)
+        has_names = self.target == "cls" or self.targets is not None
+        return classes_of(self.shards) if has_names and not self.streaming else None
 
     def in_order(self) -> Split:
         """Return this split with ``shuffle=False``, for overfitting: every epoch has the same samples.
