@@ -21,7 +21,7 @@ def main(cfg: DictConfig) -> None:
     packing = {name: cfg[name] for name in ("samples", "prefix", "samples_per_shard", "workers", "replace")}
     with one_line_errors("make_shards", ValueError):
         if cfg.source not in ("folder", *_DRAWN):
-            raise ValueError(f"source={cfg.source!r} must be folder, {' or '.join(_DRAWN)}")
+            raise ValueError(f"source={cfg.source!r} must be {', '.join(_DRAWN)} or folder")
         if cfg.root is not None and cfg.source != "folder":
             raise ValueError(f"root={cfg.root} is of images to pack: give source=folder too")
         for name in ["out", "root"] if cfg.source == "folder" else ["out"]:

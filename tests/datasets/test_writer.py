@@ -193,7 +193,7 @@ def test_tool_draws_and_packs(tmp_path, images):
         (["out=o", "root=x"], "make_shards: root=x is of images to pack: give source=folder too"),
         (["out=o", "source=folder"], "make_shards: root is not set: pass root=DIR"),
         (["out=o", "source=folder", "root=nowhere"], "make_shards: root='nowhere' is not a directory"),
-        (["out=o", "source=web"], "make_shards: source='web' must be synthetic or folder"),
+        (["out=o", "source=web"], "make_shards: source='web' must be synthetic, scenes or folder"),
         (["out=o", "gray=2"], "make_shards: gray=2 must be a probability in 0..1"),
     ],
 )
