@@ -9,12 +9,14 @@ import types
 import warnings
 
 import pytest
+import torch
 from helpers.checkouts import ROOT
 from helpers.loaders import ALL
 from helpers.scripts import run_processes, run_two_ranks
-from tarpeg import CenterCrop, Loader, ShardDataModule, Split
+from tarpeg import CenterCrop, Loader, ShardDataModule, ShardError, Split
 from tarpeg.loader import ranks
 from tarpeg.loader.ranks import DataRank, data_rank, rank_of_strategy
+from torch.distributed import distributed_c10d
 
 ALONE = {"rank": 0, "world": 1}
 
@@ -101,6 +103,80 @@ def test_two_given_ranks_share_the_samples(photos):
         loader = Loader(Split(photos, CenterCrop(8)), 4, keys=True, workers=0, rank=rank, world=2)
         found.append([key for batch in loader for key in batch.key])
     assert sorted(found[0] + found[1]) == ALL and not {*found[0]} & {*found[1]}
+
+
+@pytest.fixture
+def on(monkeypatch):
+    """Two processes of torch.distributed within one: `on(1, function, ...)` calls it as process 1."""
+    store, here, made = torch.distributed.HashStore(), 0, [0, 0]
+
+    def gather(found, mine):
+        found[:] = [(process, *mine[1:3], f"loader {made[here]}") for process in (0, 1)]
+        made[here] += 1
+
+    def call(process, function, *given):
+        nonlocal here
+        here = process
+        return function(*given)
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: here)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: store)
+    return call
+
+
+def loader_of(folder):
+    return Loader(Split(folder, CenterCrop(8)), 2, workers=0)
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_state_on_some_processes_only_is_an_error(photos, on, has_begun):
+    loaders = [on(process, loader_of, photos) for process in (0, 1)]
+    on(1, loaders[1].load_state_dict, loaders[1].state_dict() | {"batches": 2})
+    if has_begun:
+        on(1, next, iter(loaders[1]))
+    with pytest.raises(ShardError, match="process 0 begins with batch 0 of epoch 0, without a state"):
+        on(0, next, iter(loaders[0]))
+
+
+def test_a_state_after_another_process_began_is_an_error(photos, on):
+    loaders = [on(process, loader_of, photos) for process in (0, 1)]
+    on(0, next, iter(loaders[0]))
+    state = loaders[1].state_dict() | {"batches": 2}
+    with pytest.raises(ShardError, match="process 1 goes on from batch 2 of epoch 0, with a state"):
+        on(1, loaders[1].load_state_dict, state)
+
+
+def test_states_of_other_batches_on_the_processes_are_an_error(photos, on):
+    loaders = [on(process, loader_of, photos) for process in (0, 1)]
+    for process, loader in enumerate(loaders):
+        on(process, loader.load_state_dict, loader.state_dict() | {"batches": 1 + process})
+    on(0, next, iter(loaders[0]))
+    with pytest.raises(ShardError, match="process 0 goes on from batch 1 of .*process 1 .* batch 2 of epoch"):
+        on(1, next, iter(loaders[1]))
+
+
+def test_a_process_may_iterate_alone_and_all_may_load_again(photos, on):
+    loaders = [on(process, loader_of, photos) for process in (0, 1)]
+    state = loaders[0].state_dict() | {"batches": 1}
+    on(0, list, loaders[0])
+    for process, loader in [*enumerate(loaders)] * 2:
+        on(process, list, loader)
+    for _ in range(2):
+        for process, loader in enumerate(loaders):
+            on(process, loader.load_state_dict, state)
+            on(process, loader.load_state_dict, state)
+            on(process, list, loader)
+
+
+def test_other_batches_on_the_processes_show_what_differs_alone(photos, on, monkeypatch):
+    facts = [{"seed": 0, "order": 5, "samples": 12}, {"seed": 1, "order": 5, "samples": 12}]
+    gather = lambda found, mine: found.__setitem__(slice(None), [(n, 2, facts[n], "") for n in (0, 1)])
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    with pytest.raises(ShardError, match=r"train split is \{'seed': 0\} on rank 0 but \{'seed': 1\} on rank 1"):
+        on(0, DataRank(0, 2).compare, "train", facts[0])
 
 
 # The mesh is (data-parallel, tensor-parallel).

@@ -24,7 +24,7 @@ from .checks import check_split, check_transform_result, checked_augment, open_s
 from .config import LoaderConfig
 from .feeds import feed_of
 from .members import unmoved_member
-from .ranks import Mesh, data_rank, process_rank
+from .ranks import Mesh, Positions, data_rank, process_rank
 from .split import Split
 from .state import VERSION, State, check_data, checked_state, data_of
 
@@ -170,6 +170,7 @@ class Loader:
         self._checks_members = bool(split.members) and self.ranks.is_first
         self.distorted_by = self.augment if training else None
         self._unclaimed: deque[Request] = deque(maxlen=0)
+        self._positions: Positions | None = None
         if self.ranks.origin != "given" and self.ranks.is_everywhere:
             self.compare_over_ranks()
 
@@ -279,6 +280,8 @@ class Loader:
         delivered, is_end = self._feed.resume(checked)
         self._epoch, self._delivered = int(checked["epoch"]), delivered
         self.sampler.resume(self._epoch, delivered, is_end)
+        if self._positions is not None:
+            self._positions.load(self._epoch, delivered)
 
     @property
     def has_ended(self) -> bool:
@@ -296,7 +299,10 @@ class Loader:
         """
         if process_rank()[1] > 1:
             data = self._feed.source.identity()
-            self.ranks.compare(self.name, {"batches": self._feed.length, "data": data, **self._feed.facts()})
+            facts = {"batches": self._feed.length, "data": data, **self._feed.facts()}
+            positions = self.ranks.compare(self.name, facts)
+            if self._feed.length is not None:  # streams without one end at different batches
+                self._positions = positions
 
     def close(self) -> None:
         """Stop processes, threads and the iterator. Idempotent; iterating again starts new ones."""
@@ -337,6 +343,8 @@ class Loader:
         self._iterations += 1
         iteration = self._iterations
         self._epoch, self._delivered = self.sampler.begin()
+        if self._positions is not None:
+            self._positions.begin(self._epoch, self._delivered)
         self._unclaimed = deque(maxlen=_MOST_UNCLAIMED)
         before = self.substituted
         for result in self._feed.results(self.fetcher, self._runner, self._epoch, self._delivered):

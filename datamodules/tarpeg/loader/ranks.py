@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
@@ -66,7 +68,7 @@ class DataRank:
                 "before the loader is created; Loader(rank=0, world=1) is for a process that works alone."
             )
 
-    def compare(self, name: str, facts: Mapping[str, Any]) -> None:
+    def compare(self, name: str, facts: Mapping[str, Any]) -> Positions | None:
         """Compare ``facts``, on which the batches depend, over all processes of ``torch.distributed``.
 
         A collective: every process has to call it. Different counts of batches deadlock or corrupt the
@@ -76,28 +78,113 @@ class DataRank:
             name: Of the split, for the message.
             facts: Strings and numbers, equal on all processes.
 
+        Returns:
+            What compares later where each of them begins; None without other processes.
+
         Raises:
             ShardError: If the facts differ, or if a data-parallel rank is missing.
         """
-        _, processes = process_rank()
+        process, processes = process_rank()
         if processes == 1:
-            return
+            return None
         found: list[Any] = [None] * processes
-        torch.distributed.all_gather_object(found, (self.rank, self.world, dict(facts)))
-        ranks = [rank for rank, _, _ in found]
-        worlds = {world for _, world, _ in found}
+        torch.distributed.all_gather_object(found, (self.rank, self.world, dict(facts), uuid.uuid4().hex))
+        ranks = [rank for rank, *_ in found]
+        worlds = {world for _, world, *_ in found}
         if worlds != {self.world} or {*ranks} != {*range(self.world)}:
             raise ShardError(
                 f"the {name} split has the data-parallel ranks {ranks} of {sorted(worlds)} on the "
                 f"{processes} processes: every rank below the number of ranks must be there. Check rank=, "
                 "world= or mesh= of the loader."
             )
-        for process, (_, _, theirs) in enumerate(found):
-            if theirs != found[0][2]:
+        first = found[0][2]
+        for other, (_, _, theirs, _) in enumerate(found):
+            if theirs != first:
+                names = [key for key in {**first, **theirs} if first.get(key) != theirs.get(key)]
+                here, there = ({key: each.get(key) for key in names} for each in (first, theirs))
                 raise ShardError(
-                    f"the {name} split is {found[0][2]} on rank 0 but {theirs} on rank {process}. "
+                    f"the {name} split is {here} on rank 0 but {there} on rank {other}. "
                     "Give every rank the same shards, seed and batch size."
                 )
+        return Positions(name, process, f"tarpeg/{found[0][3]}")
+
+
+class Positions:
+    """Compares where the processes of ``torch.distributed`` begin to iterate: with or without a state.
+
+    Each of them writes what it does into the store of the process group, and reads what others wrote before:
+    the last one finds a difference. Nothing waits for another process, which may never iterate.
+
+    Args:
+        name: Of the split, for messages.
+        process: Number of this process.
+        key: Of the loader in the store, equal on all processes.
+    """
+
+    def __init__(self, name: str, process: int, key: str) -> None:
+        self._name, self._process, self._key = name, process, key
+        self._owner = os.getpid()  # a child of a fork may not use the connection of its parent
+        self._loaded = 0
+        self._has_begun = False
+
+    def load(self, epoch: int, batch: int) -> None:
+        """Compare that this process has loaded a state, before it iterated since the one before."""
+        if not self._has_begun:
+            self._note("skipped", "begun", f"goes on from batch {batch} of epoch {epoch}, with a state")
+        self._loaded, self._has_begun = self._loaded + 1, False
+
+    def begin(self, epoch: int, batch: int) -> None:
+        """Compare that this process begins to iterate; does nothing but for the first time since a state.
+
+        Raises:
+            ShardError: If another process has loaded a state in place of it, or goes on from another batch.
+        """
+        if self._has_begun:
+            return
+        self._has_begun = True
+        place = f"batch {batch} of epoch {epoch}"
+        self._note("begun", "skipped", f"begins with {place}, {'with' if self._loaded else 'without'} a state")
+        if self._loaded:
+            self._agree(f"process {self._process} goes on from ", place)
+
+    def _note(self, done: str, opposite: str, what: str) -> None:
+        store, mine, theirs = self._store(), f"process {self._process} {what}", b""
+        if store is None:
+            return
+        with contextlib.suppress(RuntimeError):  # the process that has the store has ended, and shows why
+            store.set(f"{done}/text", mine)
+            store.add(done, 1)
+            if store.add(opposite, 0):
+                theirs = store.get(f"{opposite}/text")
+        if theirs:
+            raise self._error(theirs.decode(), mine)
+
+    def _agree(self, prefix: str, place: str) -> None:
+        store, first = self._store(), b""
+        if store is None:
+            return
+        with contextlib.suppress(RuntimeError):
+            first = store.compare_set("place", "", prefix + place)
+        if first and not first.decode().endswith(f" {place}"):
+            raise self._error(first.decode(), prefix + place)
+
+    def _error(self, theirs: str, mine: str) -> ShardError:
+        return ShardError(
+            f"the {self._name} split: {theirs}, but {mine}. Load the same state on every process, before any "
+            "of them iterates over the loader, or on none; for a process that iterates alone, make a loader "
+            "with rank=0 and world=1."
+        )
+
+    def _store(self) -> Any:
+        """Part of the process group's store for this number of states; None without a group, and in a fork."""
+        if not _is_initialised() or os.getpid() != self._owner:
+            return None
+        # torch has no public name for it.
+        from torch.distributed import distributed_c10d
+
+        find = getattr(distributed_c10d, "_get_default_store", None)
+        store = None if find is None else find()
+        return store and torch.distributed.PrefixStore(f"{self._key}/{self._loaded}", store)
 
 
 def process_rank() -> tuple[int, int]:
