@@ -175,7 +175,9 @@ def test_other_batches_on_the_processes_show_what_differs_alone(photos, on, monk
     facts = [{"seed": 0, "order": 5, "samples": 12}, {"seed": 1, "order": 5, "samples": 12}]
     gather = lambda found, mine: found.__setitem__(slice(None), [(n, 2, facts[n], "") for n in (0, 1)])
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
-    with pytest.raises(ShardError, match=r"train split is \{'seed': 0\} on rank 0 but \{'seed': 1\} on rank 1"):
+    with pytest.raises(
+        ShardError, match=r"train split is \{'seed': 0\} on rank 0 but \{'seed': 1\} on rank 1"
+    ):
         on(0, DataRank(0, 2).compare, "train", facts[0])
 
 

@@ -143,7 +143,9 @@ class Positions:
             return
         self._has_begun = True
         place = f"batch {batch} of epoch {epoch}"
-        self._note("begun", "skipped", f"begins with {place}, {'with' if self._loaded else 'without'} a state")
+        self._note(
+            "begun", "skipped", f"begins with {place}, {'with' if self._loaded else 'without'} a state"
+        )
         if self._loaded:
             self._agree(f"process {self._process} goes on from ", place)
 
