@@ -154,7 +154,9 @@ def test_states_of_other_batches_on_the_processes_are_an_error(photos, on):
     for process, loader in enumerate(loaders):
         on(process, loader.load_state_dict, loader.state_dict() | {"batches": 1 + process})
     on(0, next, iter(loaders[0]))
-    with pytest.raises(ShardError, match="process 0 goes on from batch 1 of .*process 1 .* batch 2 of epoch"):
+    with pytest.raises(
+        ShardError, match=r"process 0 goes on from batch 1 of .*process 1 .* batch 2 of epoch"
+    ):
         on(1, next, iter(loaders[1]))
 
 
@@ -173,7 +175,10 @@ def test_a_process_may_iterate_alone_and_all_may_load_again(photos, on):
 
 def test_other_batches_on_the_processes_show_what_differs_alone(photos, on, monkeypatch):
     facts = [{"seed": 0, "order": 5, "samples": 12}, {"seed": 1, "order": 5, "samples": 12}]
-    gather = lambda found, mine: found.__setitem__(slice(None), [(n, 2, facts[n], "") for n in (0, 1)])
+
+    def gather(found, mine):
+        found[:] = [(process, 2, facts[process], "") for process in (0, 1)]
+
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     with pytest.raises(
         ShardError, match=r"train split is \{'seed': 0\} on rank 0 but \{'seed': 1\} on rank 1"

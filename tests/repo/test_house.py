@@ -30,7 +30,7 @@ FLOORS = {
     "transforms": 3,
     **dict.fromkeys(("shards", "augment"), 2),
     **dict.fromkeys(("sampling", "ops"), 1),
-    **dict.fromkeys(("errors", "machine", "progress", "files", "processes", "remedies"), 0),
+    **dict.fromkeys(("errors", "forks", "machine", "progress", "files", "processes", "remedies"), 0),
 }
 ROOMS = {path.parent.name for path in MODULES if path.stem == "__init__"} - {PACKAGE.name}
 LIGHTNING = {"datamodule", "diagnostics.monitor"}
@@ -207,7 +207,7 @@ def test_importing_the_package_does_nothing_else():
 
 
 # Children that draw photographs start quickly, and the doctor can report a torch that does not import.
-TORCH_FREE_ROOMS = {"sampling", "datasets", "machine", "progress", "files", "processes", "errors"}
+TORCH_FREE_ROOMS = {"sampling", "datasets", "machine", "progress", "files", "forks", "processes", "errors"}
 TORCH_FREE = {
     "diagnostics.doctor",
     "ops.compiler",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import re
+import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -681,3 +685,54 @@ def test_a_plan_measures_steps_that_are_warm():
     plan = Split("a", CenterCrop(8), transform=slow_at_first).plan()
     (step,) = (each for each in plan.views[0] if not each.is_native)
     assert step.us < 2000
+
+
+class Forks:
+    """A function of a user's that forks this process in one of its calls; the child returns, or exits."""
+
+    def __init__(self, call, exits):
+        self.call, self.exits, self.calls, self.parent = call, exits, 0, os.getpid()
+
+    def __call__(self):
+        self.calls += 1
+        if self.calls == self.call and os.getpid() == self.parent:
+            if child := os.fork():
+                os.waitpid(child, 0)
+            else:
+                signal.alarm(3)
+                sys.exit() if self.exits else None
+
+    @contextlib.contextmanager
+    def error(self):
+        try:
+            with pytest.raises(
+                RuntimeError, match=r"has called os\.fork\(\), and the child returned from it"
+            ):
+                yield
+        finally:
+            if os.getpid() != self.parent:
+                os._exit(3)  # the child has gone on with this test
+
+
+@pytest.mark.parametrize("exits", [False, True])
+@pytest.mark.parametrize("call", [1, 4, 6])  # the first trial run, the last one, the second sample
+def test_a_transform_that_forks_does_not_multiply_the_program(photos, call, exits):
+    forks = Forks(call, exits)
+    transform = compose(v2.CenterCrop(8), lambda image: forks() or image)
+    with forks.error():
+        images_of(load(photos, transform))
+    assert len(images_of(load(photos, transform))) == len(loaders.ALL)
+    forks = Forks(call, exits)
+    with forks.error():
+        Split(photos, transform=transform).plan()
+
+
+def test_a_crop_that_forks_does_not_multiply_the_program(photos):
+    class Forking(CenterCrop):
+        def boxes(self, sizes, draws):
+            forks()
+            return super().boxes(sizes, draws)
+
+    forks = Forks(2, False)
+    with forks.error():
+        list(loaders.load(photos, Forking(8), workers=0, threads=0))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .. import forks
 from ..errors import DecodeError, ShardError, Status
 from ..ops.decode import MAX_PIXELS, decode_batch, decode_sizes, image_sizes
 from ..sampling import rng
@@ -135,6 +137,7 @@ class Fetcher:
             threads: Number of threads that decode.
         """
         notes: Sequence[str] = ()
+        process = os.getpid()
         fetcher, is_stream = self, isinstance(request, StreamRequest)
         if isinstance(request, StreamRequest):
             fetcher = replace(self, shards=request.samples, candidates=request.ids)
@@ -147,6 +150,9 @@ class Fetcher:
                     self._outcomes(request.epoch, fetcher._sizes(request))
                 return fetcher._fetch(request, out, threads)._replace(notes=notes)
             finally:  # before any other error: a shard that changed may cause all of them
+                if os.getpid() != process or forks.has_returned[0]:  # by a source, a crop or a target
+                    forks.end_child(process)
+                    forks.check_children()
                 fetcher.shards.check_unchanged(request.ids)
         except _OF_THE_RESULT as error:
             return FetchResult(None, [], None, error, notes, request)

@@ -27,7 +27,6 @@ from ..transforms.pixels import PixelFormat, normalised
 from ..transforms.results import Outcome, prepared, run_steps
 from .batch import Decoded, Encoded, empty_images
 from .marks import mark, mark_sample
-from .workers import end_if_forked
 
 # Streams of random numbers, beside those of loader.fetch; and the first one of the policies in a transform.
 _TRANSFORM = 2
@@ -121,7 +120,6 @@ class PythonSteps:
                     view.forget(row)
                 seed_all(int(draw * 2**53), steps)
                 result = run_steps(steps, image, where)
-                end_if_forked()
                 outcome.check(result, where)
                 _copy(result, results[row])
         mark.set()

@@ -178,7 +178,7 @@ class Positions:
         )
 
     def _store(self) -> Any:
-        """Part of the process group's store for this number of states; None without a group, and in a fork."""
+        """Part of the group's store for this number of states; None without a group, and in a fork."""
         if not _is_initialised() or os.getpid() != self._owner:
             return None
         # torch has no public name for it.

@@ -43,6 +43,7 @@ import numpy as np
 import torch
 
 from ..errors import warn
+from ..forks import FORKED, check_children, end_child, renew
 from .marks import MARK_BYTES, Explain, mark, marked, no_more
 
 log = logging.getLogger(__name__)
@@ -284,7 +285,7 @@ class ProcessPool(WorkerPool):
     Note [Numbered jobs]: a job has a number, which its result brings back. Code of a user that forks (a step
     of ``transform=`` with ``os.fork()``, say) may return in both processes: there would be two results for
     one job, and all later ones would be taken for those of the job before. The child is ended where a worker
-    next looks (``end_if_forked``), before it writes to the memory of batches, and the worker reports it; any
+    next looks (``forks.end_child``), before it writes to the memory of batches, and the worker reports it; any
     other number than the expected one is an error too.
 
     They are forked because a spawned process imports torch again, which takes seconds. They end with this
@@ -354,7 +355,7 @@ class ProcessPool(WorkerPool):
         if number != expected:
             raise RuntimeError(
                 f"worker process {place} of {self._count} sent the result of job {number} instead of "
-                f"{expected}: another process uses its socket. {_FORKED}"
+                f"{expected}: another process uses its socket. {FORKED}"
             )
         result = pickle.loads(content)
         self.pending -= 1
@@ -494,38 +495,25 @@ def _postpone_ctrl_c() -> Iterator[None]:
             handler(*received[0])
 
 
-_FORKED = (
-    "A step of transform= or another function of yours has called os.fork(), and the child went on with the "
-    "jobs of the worker. A child has to end by os._exit(); to run a command, use subprocess."
-)
-
-
-class _Self(NamedTuple):
-    """A worker process, as it and the children that it forks see it."""
-
-    process: int
-    has_forked: mmap.mmap  # shared; the first byte is 1 if a child went on with the worker's jobs
-
-
-_self: _Self | None = None
+_process: int | None = None  # of this worker
 
 
 def end_if_forked() -> None:
     """End this process if it was forked by a function of a user's that ran in a worker process."""
-    if _self is not None and os.getpid() != _self.process:
-        _self.has_forked[0] = 1
-        os._exit(1)
+    if _process is not None:
+        end_child(_process)
 
 
 def _run_process(
     work: Work, number: int, memory: memoryview, ours: _Channel, theirs: _Channel, parent: int
 ) -> None:
     """Run jobs until the parent closes the socket; called in the child."""
-    global _self
+    global _process
     caught = _ignore_signals()
     # What a user's function forks would ignore SIGTERM too, and outlive the program.
     os.register_at_fork(after_in_child=functools.partial(_restore_signals, caught))
-    _self = _Self(os.getpid(), mmap.mmap(-1, 1))
+    _process = os.getpid()
+    renew()
     mark.memory = memory
     ours.close()
     torch.set_num_threads(1)  # the threads of the parent's pool do not exist in a fork
@@ -541,11 +529,11 @@ def _run_process(
             try:
                 # Plain pickle: torch's pickler would send each tensor as a file descriptor.
                 result = pickle.dumps(work(job))
+                end_if_forked()
+                check_children()
             except BaseException as error:  # noqa: BLE001 - raised again by result()
                 result = _pickle_failure(error, number)
             end_if_forked()
-            if _self.has_forked[0]:
-                result = _pickle_failure(RuntimeError(_FORKED), number)
             theirs.send(job_number, result)
             del result, job
 

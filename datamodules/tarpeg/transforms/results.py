@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import warn
+from ..forks import check_children, end_child
 from .adapters import original
 from .generators import own_generators
 from .pipeline import Pipeline
@@ -35,23 +37,28 @@ class TransformError(RuntimeError):
 def run_steps(steps: Sequence[Step], image: Any, where: Callable[[], str]) -> Any:
     """Return the result of the steps for a uint8 image [3, H, W]; ``where`` describes its sample.
 
-    Raises TransformError if one of them raises.
+    Raises TransformError if one of them raises, and RuntimeError if one has forked this process.
     """
-    for number, step in enumerate(steps):
-        try:
-            result = step(image)
-        except Exception as error:
-            text = " ".join(str(error).split()).rstrip(".")
-            hint = ""
-            if "float tensor" in text:
-                hint = _FLOAT_HINT
-            elif any(part in text for part in _OF_ARRAYS):
-                hint = _PIL_HINT
-            raise TransformError(
-                f"{where()}: transform= failed in {shown_step(original(step))}, step {number + 1} of the "
-                f"{len(steps)} in Python, on {described(image)}: {type(error).__name__}: {text[:500]}.{hint}"
-            ) from error
-        image = result
+    process = os.getpid()
+    try:
+        for number, step in enumerate(steps):
+            try:
+                image = step(image)
+            except Exception as error:
+                text = " ".join(str(error).split()).rstrip(".")
+                hint = ""
+                if "float tensor" in text:
+                    hint = _FLOAT_HINT
+                elif any(part in text for part in _OF_ARRAYS):
+                    hint = _PIL_HINT
+                place = f"{shown_step(original(step))}, step {number + 1} of the {len(steps)} in Python"
+                raise TransformError(
+                    f"{where()}: transform= failed in {place}, on {described(image)}: "
+                    f"{type(error).__name__}: {text[:500]}.{hint}"
+                ) from error
+    finally:
+        end_child(process)
+    check_children()
     return image
 
 
