@@ -285,8 +285,8 @@ class ProcessPool(WorkerPool):
     Note [Numbered jobs]: a job has a number, which its result brings back. Code of a user that forks (a step
     of ``transform=`` with ``os.fork()``, say) may return in both processes: there would be two results for
     one job, and all later ones would be taken for those of the job before. The child is ended where a worker
-    next looks (``forks.end_child``), before it writes to the memory of batches, and the worker reports it; any
-    other number than the expected one is an error too.
+    next looks (``forks.end_child``), before it writes to the memory of batches, and the worker reports it;
+    any other number than the expected one is an error too.
 
     They are forked because a spawned process imports torch again, which takes seconds. They end with this
     process, however it ends, and ignore every signal that can be ignored. An error of ``work`` is raised
