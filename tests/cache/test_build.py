@@ -434,6 +434,22 @@ def test_dest_must_not_hold_other_shards(source, photos, tmp_path):
         build(source, tmp_path)
 
 
+def test_dest_must_not_hold_other_files(source, tmp_path, monkeypatch):
+    (tmp_path / "thesis" / "drafts").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for dest in (tmp_path, "/"):
+        with pytest.raises(CacheError, match=rf"dest='{dest}' is the folder of everything else"):
+            build(source, dest)
+    (notes := tmp_path / "thesis" / "notes.txt").touch()
+    with pytest.raises(CacheError, match=r"dest='.*/thesis' holds files .*, 1 in all, such as notes\.txt"):
+        build(source, tmp_path / "thesis")
+    assert {path.name for path in (tmp_path / "thesis").iterdir()} == {"drafts", "notes.txt"}
+    notes.unlink()
+    assert build(source, tmp_path / "thesis").built
+    notes.touch()
+    assert not build(source, tmp_path / "thesis").built, "a file that came later"
+
+
 # --- the disk
 
 

@@ -175,7 +175,7 @@ def build_cache(
         ValueError: For an argument out of range.
         ShardError: If the source cannot be read.
         CacheError: If too many samples are undecodable, ``dest`` holds a cache of another source or codec,
-            or the cache cannot be written.
+            or other files, or the cache cannot be written.
 
     Example:
         >>> report = tarpeg.build_cache(folder, tmp, tarpeg.Tiled(tile=64), executor=0)
@@ -193,6 +193,7 @@ def build_cache(
     folder = Path(local_folder("dest", dest)).expanduser().absolute()
     listing = list_source(source)
     _check_apart(listing, folder)
+    _check_own(folder)
     library.load()  # compiles the operators if necessary: once, not in every worker
     builder = _Builder(folder, listing, codec, layout, max_bad, replace, progress)
     try:
@@ -247,6 +248,20 @@ def _check_apart(listing: list[SourceShard] | Folder, folder: Path) -> None:
                 )
     if inside:
         raise ValueError(f"dest={str(folder)!r} is inside the source: choose another folder")
+
+
+def _check_own(folder: Path) -> None:
+    """Refuse a folder of other files, among which a cache would be scattered; shards are refused later."""
+    if (folder / MANIFEST).exists() or (folder / BUILDING).exists() or not folder.is_dir():
+        return
+    if folder.resolve() in (Path("/"), Path.home().resolve()):
+        raise CacheError(f"dest={str(folder)!r} is the folder of everything else: choose a new one")
+    files = sorted(path.name for path in folder.iterdir() if path.name[0] != "." and path.is_file())
+    if files and not any(name.endswith(".tar") for name in files):
+        raise CacheError(
+            f"dest={str(folder)!r} holds files that do not belong to a cache, {len(files)} in all, such as "
+            f"{files[0]}: choose a new folder, or move them away"
+        )
 
 
 @dataclass

@@ -186,7 +186,7 @@ class Positions:
 
         find = getattr(distributed_c10d, "_get_default_store", None)
         store = None if find is None else find()
-        return store and torch.distributed.PrefixStore(f"{self._key}/{self._loaded}", store)
+        return store and distributed_c10d.PrefixStore(f"{self._key}/{self._loaded}", store)
 
 
 def process_rank() -> tuple[int, int]:
