@@ -16,7 +16,8 @@ STABLE_TORCH_LIBRARY(tarpeg, m) {
       "bool exact, int max_pixels, Tensor? scale_shift, Tensor(a!) out, int threads) -> Tensor");
   m.def(
       "decode_sizes_out(Tensor[] jpegs, Tensor boxes, Tensor? flip, str interpolation, bool antialias, "
-      "bool exact, int max_pixels, Tensor? scale_shift, Tensor(a!)[] out, int threads) -> Tensor");
+      "bool exact, int max_pixels, Tensor? scale_shift, Tensor(a!)[] out, int threads, "
+      "Tensor? places=None) -> Tensor");
   m.def(
       "warp_affine(Tensor images, Tensor matrices, float[] fill, bool nearest, bool inverse, bool fresh, "
       "Tensor(a!) out) -> ()");

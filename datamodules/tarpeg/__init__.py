@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from .loader.keypoints import Keypoints as Keypoints
     from .loader.loader import Loader as Loader
     from .loader.masks import Masks as Masks
+    from .loader.padding import PadMask as PadMask
     from .loader.preprocessing import Preprocessing as Preprocessing, preprocessing as preprocessing
     from .loader.split import Split as Split
     from .loader.targets import Target as Target
@@ -92,6 +93,11 @@ if TYPE_CHECKING:
         Whole as Whole,
     )
     from .sampling.geometry import View as View
+    from .sampling.padded import (
+        LetterBox as LetterBox,
+        RandomShortestSize as RandomShortestSize,
+        ScaleJitter as ScaleJitter,
+    )
     from .sampling.sampler import Blocks as Blocks
     from .shards.folder import Folder as Folder
     from .shards.source import Source as Source
@@ -126,6 +132,7 @@ _NAMES = {
     "loader.dataset": "Dataset",
     "loader.keypoints": "Keypoints",
     "loader.loader": "Loader",
+    "loader.padding": "PadMask",
     "loader.preprocessing": "Preprocessing preprocessing",
     "loader.masks": "Masks",
     "loader.split": "Split",
@@ -136,6 +143,7 @@ _NAMES = {
     "ops.programs": "Op run_programs",
     "sampling.crops": "CenterCrop Progressive RandomCrop RandomResizedCrop Whole",
     "sampling.geometry": "View",
+    "sampling.padded": "LetterBox RandomShortestSize ScaleJitter",
     "sampling.sampler": "Blocks",
     "shards.folder": "Folder",
     "shards.source": "Source",

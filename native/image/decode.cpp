@@ -122,8 +122,10 @@ Status decode(const uint8_t* data, size_t size, const Request& request, int read
   const Box& box = plan.box;
   const int reduction = plan.reduction;
   const int channels = request.is_gray ? 1 : 3;
+  const ptrdiff_t row_step =
+      request.row_step != 0 ? request.row_step : channels * static_cast<ptrdiff_t>(request.width);
   const Placement place =
-      Placement::upright(out, request.height, request.width, channels, orientation, request.mirror);
+      Placement::upright(out, request.height, request.width, row_step, channels, orientation, request.mirror);
   const bool is_copy = request.box.height == request.height && request.box.width == request.width;
   PixelFormat format = is_copy ? PixelFormat::kRgb : PixelFormat::kPlanar;
   if (request.is_gray) format = PixelFormat::kGray;

@@ -22,7 +22,8 @@ struct Request {
   Filter filter;
   bool exact;  // otherwise strong reductions may use means of 2, 4 or 8 samples
   int64_t max_pixels;
-  bool is_gray = false;  // one channel: luma alone, or Pillow's convert("L")
+  bool is_gray = false;    // one channel: luma alone, or Pillow's convert("L")
+  ptrdiff_t row_step = 0;  // bytes from row to row of the result; 0: rows are dense
 };
 
 // Whether an image with that header can be decoded for the request: its status, its size, and the box.
@@ -36,10 +37,10 @@ struct View {
 };
 
 // Decodes the boxes of one image, each resized to height x width, upright, RGB or gray, into
-// out[height][width][3 or 1]. What several boxes share is decoded once, if that is less work; the results are
-// those of each box alone.
-// Each thread keeps its memory from image to image, up to kMostKept bytes. Throws only if memory runs out.
-// `header` is set, with the image's size, even if the status is not kOk.
+// out[height][width][3 or 1], and nothing between rows that are apart. What several boxes share is decoded
+// once, if that is less work; the results are those of each box alone. Each thread keeps its memory from
+// image to image, up to kMostKept bytes. Throws only if memory runs out. `header` is set, with the image's
+// size, even if the status is not kOk.
 void decode_views(const uint8_t* data, size_t size, View* views, int count, Header* header);
 
 // The same for one box.

@@ -50,11 +50,11 @@ struct Placement {
   uint8_t* origin;
   ptrdiff_t row_step, column_step;
 
-  // `out` is an upright [height][width][channels] image; `mirror` flips it horizontally on top of the
-  // orientation.
-  static Placement upright(uint8_t* out, int height, int width, int channels, Orientation orientation,
-                           bool mirror) noexcept {
-    ptrdiff_t y_step = channels * static_cast<ptrdiff_t>(width), x_step = channels;
+  // `out` is an upright [height][width][channels] image, whose rows are `y_step` bytes apart; `mirror` flips
+  // it horizontally on top of the orientation.
+  static Placement upright(uint8_t* out, int height, int width, ptrdiff_t y_step, int channels,
+                           Orientation orientation, bool mirror) noexcept {
+    ptrdiff_t x_step = channels;
     uint8_t* origin = out;
     if (mirror) {
       origin += (width - 1) * x_step;

@@ -21,7 +21,9 @@ from tarpeg import (
     GaussianBlur,
     Grayscale,
     GridMask,
+    LetterBox,
     Mix,
+    RandomShortestSize,
     ShardDataModule,
     Solarize,
     Split,
@@ -188,6 +190,14 @@ def test_crops_beside_torchvisions(photos, tmp_path):
         data = ShardDataModule(split, batch_size=4, workers=0, augment=None)
         done = comparison_sheet(data, tmp_path / "exact.png", samples=3)
         assert max(done.maxima) <= 1, f"{interpolation}: as docs/fidelity.md promises"
+
+
+@pytest.mark.parametrize("crop", [LetterBox((20, 40)), RandomShortestSize([20, 30], 60, multiple=16)])
+def test_crops_that_pad_beside_torchvisions(photos, tmp_path, crop):
+    split = Split(photos, crop, flip=0.5, fidelity="exact")
+    data = ShardDataModule(split, batch_size=4, workers=0, augment=None)
+    done = comparison_sheet(data, tmp_path / "sheet.png", samples=3)
+    assert max(done.maxima) <= 1
 
 
 def test_a_transform_beside_torchvisions(photos, tmp_path):

@@ -29,8 +29,9 @@ class Recorder(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         namespace, _, name = function._schema.name.partition("::")
         if name == "decode_batch_out":
-            name, args = "decode_sizes_out", (*args[:8], [args[8]], *args[9:])
-        if namespace != "tarpeg" or name not in RESULTS:
+            name, args = "decode_sizes_out", (*args[:8], [args[8]], *args[9:], None)
+        is_placed = name == "decode_sizes_out" and any(each is not None for each in args[10:])
+        if namespace != "tarpeg" or name not in RESULTS or is_placed:
             return result
         assert not kwargs, "the operators are called with positional arguments"
         defaults = [argument.default_value for argument in function._schema.arguments[len(args) :]]

@@ -103,6 +103,8 @@ COMPOSED = v2.Compose(
         ({"crop": tarpeg.Whole((12, 16)), "interpolation": "bicubic"}, None),
         ({"crop": tarpeg.Progressive(tarpeg.Whole(8), {0: 12, 3: 16})}, None),
         ({"crop": VAL, "channels": 1}, tarpeg.Augment([0.5], [0.25])),
+        ({"crop": tarpeg.LetterBox((40, 24), fill=(9, 200, 90))}, None),
+        ({"crop": tarpeg.LetterBox(30, center=False), "channels": 1}, None),
         ({"transform": COMPOSED}, None),
     ],
     ids=str,

@@ -27,7 +27,7 @@ from ..loader.augmenting import augment_on_arrival, modules_of, params_of, uncom
 from ..loader.batch import AnyBatch, KeyedTargetBatch, TargetBatch, by_size, by_view
 from ..loader.checks import kind_of
 from ..ops import matrices
-from ..sampling.crops import CenterCrop, crop_at
+from ..sampling.crops import CenterCrop, colour_of, crop_at, gray_of
 from ..sampling.geometry import View
 from ..sampling.sampler import Request
 from ..shards.pillow import open_rgb
@@ -172,15 +172,17 @@ def comparison_sheet(
         for row, id in enumerate(request.ids[: samples - len(cards)].tolist()):
             card = Card(fetcher.shards.keys([id])[0], "")
             try:
-                source, drawn = _add_source(card, fetcher, request.of_row(row))
+                results = [(int(part.shape[-2]), int(part.shape[-1])) for part in views]
+                source, drawn = _add_source(card, fetcher, request.of_row(row), results)
             except DecodeError:
                 continue  # the batch has another sample in its place
             differences = []
             for number, (images, pipeline) in enumerate(zip(views, loader.split.pipelines, strict=True)):
-                is_flipped = bool(drawn[number].flips[0])
                 crop = crop_at(pipeline.crop, epoch)
-                box = drawn[number].boxes[0].tolist()
-                theirs = _by_torchvision(source, crop, box, is_flipped, images[row], pipeline)
+                view = drawn[number]
+                place = None if view.places is None else view.places[0].tolist()
+                box, is_flipped = view.boxes[0].tolist(), bool(view.flips[0])
+                theirs = _by_torchvision(source, crop, box, is_flipped, images[row], pipeline, place)
                 differences.append(images[row].int() - theirs.int())
                 if [each.shape for each in differences].count(differences[-1].shape) == 1:
                     _add_comparison(card, theirs, images[row], differences[-1])
@@ -238,11 +240,17 @@ def _saved(page: Image.Image, path: str | os.PathLike[str]) -> Path:
 
 
 def _by_torchvision(
-    source: Image.Image, crop: Any, box: list[int], flip: bool, ours: Tensor, pipeline: Any
+    source: Image.Image,
+    crop: Any,
+    box: list[int],
+    flip: bool,
+    ours: Tensor,
+    pipeline: Any,
+    place: list[int] | None = None,
 ) -> Tensor:
-    """Crop and resize with torchvision v2 to the size of ``ours``, [C, H, W].
+    """Crop, resize and pad with torchvision v2 to the size of ``ours``, [C, H, W].
 
-    ``box`` is the random part of it: a ``CenterCrop`` is torchvision's own, after its ``Resize``.
+    ``box`` and ``place`` are the random part: a ``CenterCrop`` is torchvision's own, after its ``Resize``.
     """
     from torchvision.transforms.v2 import InterpolationMode, functional
 
@@ -251,6 +259,16 @@ def _by_torchvision(
     if mode not in (InterpolationMode.LANCZOS, InterpolationMode.BOX):  # these two are Pillow's alone
         picture = functional.pil_to_tensor(picture)
     size = list(ours.shape[1:])
+    if place is not None:
+        top, left, height, width = place
+        part = functional.resized_crop(picture, *box, [height, width], mode, antialias=pipeline.antialias)
+        part = functional.horizontal_flip(part) if flip else part
+        part = part if isinstance(part, Tensor) else functional.pil_to_tensor(part)
+        colour = colour_of(crop)
+        fill = list(colour) if len(ours) == 3 else [gray_of(colour)]
+        sides = [left, top, size[1] - left - width, size[0] - top - height]
+        padded: Tensor = functional.pad(part, sides, fill=fill)
+        return padded
     if type(crop) is CenterCrop:
         if crop.shorter is not None:
             picture = functional.resize(picture, [crop.shorter], mode, antialias=pipeline.antialias)
@@ -323,10 +341,15 @@ def _cards(
     return cards
 
 
-def _add_source(card: Card, fetcher: Any, request: Request) -> tuple[Image.Image, list[View]]:
-    """Add the photograph of a request of one to its card; return it, and what is drawn for its views."""
+def _add_source(
+    card: Card, fetcher: Any, request: Request, results: list[tuple[int, int]] | None = None
+) -> tuple[Image.Image, list[View]]:
+    """Add the photograph of a request of one to its card; return it, and what is drawn for its views.
+
+    ``results``: (height, width) of the images of each view.
+    """
     source = open_rgb(fetcher.shards.images(request.ids)[0].numpy().tobytes())
-    drawn = fetcher.draw_views(request, np.array([[source.height, source.width]], np.int32))
+    drawn = fetcher.draw_views(request, np.array([[source.height, source.width]], np.int32), results)
     framed = _with_boxes(source, [view.boxes[0].tolist() for view in drawn])
     card.add(framed, f"{source.width} x {source.height}")
     return source, drawn

@@ -333,6 +333,7 @@ class ViewMessage(TypedDict):
     flips: bytes
     size: tuple[int, int]
     affine: bytes | None
+    places: bytes | None
 
 
 class ResultMessage(TypedDict):
@@ -389,24 +390,26 @@ def _request_of(message: RequestMessage) -> Request:
 
 
 def _view_message(view: View) -> ViewMessage:
-    affine = view.affine
+    affine, places = view.affine, view.places
     return {
         "sizes": view.sizes.tobytes(),
         "boxes": view.boxes.tobytes(),
         "flips": view.flips.tobytes(),
         "size": view.size,
         "affine": None if affine is None else affine.tobytes(),
+        "places": None if places is None else places.tobytes(),
     }
 
 
 def _view_of(message: ViewMessage) -> View:
-    affine = message["affine"]
+    affine, places = message["affine"], message["places"]
     return View(
         sizes=np.frombuffer(bytearray(message["sizes"]), np.int32).reshape(-1, 2),
         boxes=np.frombuffer(bytearray(message["boxes"]), np.int32).reshape(-1, 4),
         flips=np.frombuffer(bytearray(message["flips"]), np.bool_),
         size=message["size"],
         affine=None if affine is None else np.frombuffer(bytearray(affine)).reshape(-1, 2, 3),
+        places=None if places is None else np.frombuffer(bytearray(places), np.int32).reshape(-1, 4),
     )
 
 

@@ -24,8 +24,9 @@ from .. import forks
 from ..errors import DecodeError, ShardError, Status
 from ..ops.decode import MAX_PIXELS, decode_batch, decode_sizes, image_sizes
 from ..sampling import rng
-from ..sampling.crops import Crop, SmallImageError, crop_at
+from ..sampling.crops import Crop, SmallImageError, colour_of, crop_at, gray_of, has_many_sizes
 from ..sampling.geometry import View
+from ..sampling.padded import mirrored, within
 from ..sampling.rng import Int64
 from ..sampling.sampler import Request
 from ..shards import pillow
@@ -210,22 +211,43 @@ class Fetcher:
         Raises:
             BoxError: For boxes that are not integers [B, 4], or are outside their images.
         """
-        occurrence = np.zeros_like(request.ids) if request.occurrence is None else request.occurrence
         crops, views = self._crops(request.epoch), []
         results = results or self._largest(request.epoch)
         known = sizes[:, 0] > 0
         all_known = bool(known.all())
         for number, (crop, pipeline) in enumerate(zip(crops, self.split.pipelines, strict=True)):
-            first = rng.first_draw(occurrence, number)
-            uniforms = rng.uniforms(self.seed, request.epoch, request.ids, crop.draws + 1, _CROP, first)
+            uniforms = self._uniforms(request, number, crop)
             if all_known:  # no copies
                 boxes = self._boxes(crop, sizes, uniforms[:, 1:], request.ids)
             else:
                 boxes = np.zeros((len(sizes), 4), np.int32)
                 if known.any():
-                    boxes[known] = self._boxes(crop, sizes[known], uniforms[known, 1:], request.ids[known])
-            views.append(View(sizes.copy(), boxes, uniforms[:, 0] < pipeline.flip, results[number]))
+                    found = self._boxes(crop, sizes[known], uniforms[known, 1:], request.ids[known])
+                    boxes = np.zeros((len(sizes), found.shape[1]), np.int32)
+                    boxes[known] = found
+            view = View(sizes.copy(), boxes, uniforms[:, 0] < pipeline.flip, results[number])
+            views.append(view if boxes.shape[1] == 4 else self._placed(crop, view))
         return views
+
+    def _placed(self, crop: Crop, view: View) -> View:
+        """Return a view of boxes [B, 8] with boxes and places, which are mirrored with their results."""
+        boxes, (height, width) = view.boxes, view.size
+        if hasattr(crop, "padded_size"):  # the padding of a batch is not mirrored: it is no part of an image
+            boxes = within(boxes, view.size)
+            places = boxes[:, 4:]
+        else:
+            places = mirrored(boxes[:, 4:], view.flips, width)
+        corner, size = places[:, :2].astype(np.int64), places[:, 2:].astype(np.int64)
+        is_known = boxes[:, 2] > 0
+        is_outside = ((corner < 0) | (size < 1) | (corner + size > (height, width))).any(axis=1) & is_known
+        if is_outside.any():
+            place = tuple(boxes[int(is_outside.argmax()), 4:].tolist())
+            raise BoxError(
+                f"{crop!r} returned the place (top, left, height, width) = {place}, which is outside its "
+                f"result of {height} x {width}"
+            )
+        places[~is_known] = 0
+        return replace(view, boxes=np.ascontiguousarray(boxes[:, :4]), places=np.ascontiguousarray(places))
 
     def _boxes(
         self, crop: Crop, sizes: npt.NDArray[np.int32], uniforms: rng.Float64, ids: Int64
@@ -235,11 +257,12 @@ class Fetcher:
             boxes = np.asarray(crop.boxes(sizes, uniforms))
         except SmallImageError as error:
             raise BoxError(f"{where_of(self.shards, int(ids[error.row]))}: {error}") from error
-        if boxes.shape != (len(ids), 4) or boxes.dtype.kind not in "iu":
+        if boxes.shape not in ((len(ids), 4), (len(ids), 8)) or boxes.dtype.kind not in "iu":
             raise BoxError(
-                f"{crop!r}: boxes must be integers [{len(ids)}, 4], got {boxes.dtype} {boxes.shape}"
+                f"{crop!r}: boxes must be integers [{len(ids)}, 4], or [{len(ids)}, 8] with their places in "
+                f"the results, got {boxes.dtype} {boxes.shape}"
             )
-        corner, size = boxes[:, :2].astype(np.int64), boxes[:, 2:].astype(np.int64)
+        corner, size = boxes[:, :2].astype(np.int64), boxes[:, 2:4].astype(np.int64)
         is_outside = ((corner < 0) | (size < 1) | (corner + size > sizes)).any(axis=1)
         if is_outside.any():
             row = int(is_outside.argmax())
@@ -260,10 +283,21 @@ class Fetcher:
     def _sizes(self, request: Request) -> list[Size]:
         """Return the size of each view's results, which may depend on the sizes of the images."""
         crops = self._crops(request.epoch)
-        if not any(hasattr(crop, "size_of") for crop in crops):
+        if not any(map(has_many_sizes, crops)):
             return self._largest(request.epoch)
-        sizes = self.shards.sizes(request.ids)
-        return [_size_of(crop, sizes) if hasattr(crop, "size_of") else _pair(crop.size) for crop in crops]
+        sizes, found = self.shards.sizes(request.ids), []
+        for number, crop in enumerate(crops):
+            draws = None
+            if hasattr(crop, "padded_size"):
+                draws = self._uniforms(request, number, crop)[:, 1:]
+            found.append(_size_of(crop, sizes, draws) if has_many_sizes(crop) else _pair(crop.size))
+        return found
+
+    def _uniforms(self, request: Request, number: int, crop: Crop) -> rng.Float64:
+        """Draw the numbers of a view: that of the flip, and those of the crop."""
+        occurrence = np.zeros_like(request.ids) if request.occurrence is None else request.occurrence
+        first = rng.first_draw(occurrence, number)
+        return rng.uniforms(self.seed, request.epoch, request.ids, crop.draws + 1, _CROP, first)
 
     # 3. Decode
 
@@ -275,14 +309,15 @@ class Fetcher:
         if all(isinstance(pipeline.crop, Uncropped) for pipeline in self.split.pipelines):
             return Decoded.nothing(len(encoded.files))
         files, sizes, groups = encoded.files, encoded.sizes, self.split.view_groups
+        order = [number for group in groups for number in group]
         shapes = by_size(self._crop_shape([view.size for view in views], len(files)))
-        if out is None and len(shapes) > 1:
+        places = self._places(views, order, encoded.request.epoch)
+        if out is None and (len(shapes) > 1 or places is not None):
             out = [empty_images(shape, self._crop_format.dtype) for shape in shapes]
         flat = None if out is None else of_sizes([part.flatten(0, -4) for part in by_size(out)])
-        order = [number for group in groups for number in group]
         boxes = np.concatenate([views[number].boxes for number in order])
         flips = np.concatenate([views[number].flips for number in order])
-        flat, status = self._resize(shapes[0][-2:], files * len(order), boxes, flips, flat, threads)
+        flat, status = self._resize(shapes[0][-2:], files * len(order), boxes, flips, flat, threads, places)
         flats = by_size(flat)
         if len(order) > 1:
             status = status.view(len(order), len(files)).amax(0)
@@ -294,7 +329,7 @@ class Fetcher:
             status,
         )
         for row in status.numpy().nonzero()[0].tolist():
-            rows = [part[place : place + 1] for part in flats for place in range(row, len(part), len(files))]
+            rows = [part[at : at + 1] for part in flats for at in range(row, len(part), len(files))]
             self._decode_again(encoded, views, decoded, row, dict(zip(order, rows, strict=True)), sizes[row])
         return decoded
 
@@ -334,14 +369,40 @@ class Fetcher:
         Such files are decoded one at a time: their memory is that of the whole image, not that of the crop.
         """
         image = pillow.open_upright(content, self.max_pixels or pillow.MAX_PIXELS)
-        views = self.draw_views(request, np.array([[image.height, image.width]], np.int32))
+        results = [(out.shape[-2], out.shape[-1]) for _, out in sorted(outs.items())]
+        views = self.draw_views(request, np.array([[image.height, image.width]], np.int32), results)
         for number, view in enumerate(views):
             top, left, height, width = view.boxes[0].tolist()
             part = image.crop((left, top, left + width, top + height))
             ppm = pillow.as_tensor(pillow.ppm(pillow.to_rgb(part, gray=self.split.channels == 1)))
             whole = np.array([[0, 0, height, width]], np.int32)
-            self._resize(outs[number].shape[-2:], [ppm], whole, view.flips, outs[number])
+            places = self._places([view], [0], request.epoch, number)
+            self._resize(view.size, [ppm], whole, view.flips, outs[number], places=places)
         return views
+
+    def _places(
+        self, views: Sequence[View], order: Sequence[int], epoch: int, first: int = 0
+    ) -> npt.NDArray[np.int32] | None:
+        """Return where the boxes of these views go, see ``decode_sizes``; None if each is a whole image.
+
+        Args:
+            views: The views.
+            order: Their order in the memory of the images.
+            epoch: Of the crops.
+            first: Number of the first of the views.
+        """
+        if all(view.places is None for view in views):
+            return None
+        crops, tables = self._crops(epoch), []
+        for place, number in enumerate(order):
+            view, colour = views[number], colour_of(crops[first + number])
+            table = np.zeros((len(view), 12), np.int32)
+            table[:, 0] = np.arange(place * len(view), (place + 1) * len(view))
+            table[:, 3:5] = view.size
+            table[:, 5:9] = np.where(view.is_known[:, None], view.all_places, (0, 0, 1, 1))
+            table[:, 9:] = colour if self.split.channels == 3 else gray_of(colour)
+            tables.append(table)
+        return np.concatenate(tables)
 
     def _resize(
         self,
@@ -351,14 +412,16 @@ class Fetcher:
         flips: npt.NDArray[np.bool_],
         out: Images | None = None,
         threads: int = 1,
+        places: npt.NDArray[np.int32] | None = None,
     ) -> tuple[Images, Tensor]:
         pixels, is_flipped = self._crop_format, any(pipeline.flip for pipeline in self.split.pipelines)
-        places, mirrored = torch.from_numpy(boxes), torch.from_numpy(flips) if is_flipped else None
+        given, flip = torch.from_numpy(boxes), torch.from_numpy(flips) if is_flipped else None
         options = {"mean": pixels.mean, "std": pixels.std, "threads": threads, **self._decoding}
-        if isinstance(out, list):
-            return out, decode_sizes(files, places, mirrored, out, **options)
+        if isinstance(out, list) or places is not None:
+            table = None if places is None else torch.from_numpy(places)
+            return out, decode_sizes(files, given, flip, by_size(out), **options, places=table)
         options |= {"channels": self.split.channels, "dtype": pixels.dtype, "out": out}
-        return decode_batch(files, places, size, mirrored, **options)
+        return decode_batch(files, given, size, flip, **options)
 
     @property
     def _decoding(self) -> dict[str, Any]:
@@ -675,9 +738,10 @@ def _pair(size: Sequence[int]) -> Size:
     return int(height), int(width)
 
 
-def _size_of(crop: Any, sizes: npt.NDArray[np.int32]) -> Size:
+def _size_of(crop: Any, sizes: npt.NDArray[np.int32], draws: rng.Float64 | None) -> Size:
     """Return the size of a crop for images of those sizes, checked: the crop is the user's own."""
-    given, most = crop.size_of(sizes), math.prod(crop.size)
+    given = crop.size_of(sizes) if draws is None else crop.padded_size(sizes, draws)
+    most = math.prod(crop.size)
     with contextlib.suppress(TypeError, ValueError):
         height, width = (operator.index(side) for side in given)
         if min(height, width) >= 1 and height * width <= most:

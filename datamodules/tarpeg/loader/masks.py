@@ -155,12 +155,14 @@ class Masks:
     def move_all(self, values: Sequence[Values], view: View) -> Fields:
         """Move the masks of all rows of a view."""
         matrices, (height, width) = view.matrices(), view.size
-        masks = np.empty((len(values), height, width), np.uint8)
-        for mask, value, box, flip in zip(masks, values, view.boxes.tolist(), view.flips, strict=True):
+        masks = np.full((len(values), height, width), self.fill, np.uint8)
+        places, boxes = view.all_places.tolist(), view.boxes.tolist()
+        for mask, value, box, place, flip in zip(masks, values, boxes, places, view.flips, strict=True):
             top, left, rows, columns = box
-            y = top + self._nearest(rows, height)
-            x = left + self._nearest(columns, width)
-            np.take(value[y], x[::-1] if flip else x, axis=1, out=mask, mode="clip")
+            y = top + self._nearest(rows, place[2])
+            x = left + self._nearest(columns, place[3])
+            part = mask[place[0] : place[0] + place[2], place[1] : place[1] + place[3]]
+            np.take(value[y], x[::-1] if flip else x, axis=1, out=part, mode="clip")
         if view.affine is not None and len(values):
             masks = self._warped(masks, view.affine)
         counts = np.zeros(len(matrices), np.int64)

@@ -14,7 +14,7 @@ from torch import nn
 from ..augment.module import Augment
 from ..errors import ResumeError
 from ..remedies import Message, Setting
-from ..sampling import crops
+from ..sampling import crops, padded
 from ..shards.paths import Paths
 from ..shards.source import Source
 from ..transforms.torchvision import flattened, name_of
@@ -23,7 +23,11 @@ from .split import Split
 from .state import checked_classes
 
 _CROPS: dict[str, Any] = {
-    kind.__name__: kind for kind in (crops.CenterCrop, crops.Whole, crops.RandomCrop, crops.RandomResizedCrop)
+    kind.__name__: kind
+    for kind in (
+        *(crops.CenterCrop, crops.Whole, crops.RandomCrop, crops.RandomResizedCrop),
+        *(padded.LetterBox, padded.ScaleJitter, padded.RandomShortestSize),
+    )
 }
 _LAST_EPOCH = 2**31  # Progressive ends with its last size
 # Attributes of torchvision's steps without randomness, which are their arguments, too.

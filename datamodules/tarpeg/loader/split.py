@@ -15,7 +15,7 @@ import torch
 
 from ..augment.policies import Policy
 from ..errors import ShardError, check_integer, check_probability, explains_arguments, similar
-from ..sampling.crops import Crop, Progressive, crop_at
+from ..sampling.crops import Crop, Progressive, crop_at, has_many_sizes
 from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fraction, shown, subset_ids
 from ..shards.labels import Decode, Target, check_target, read_labels
 from ..shards.opening import classes_of, open_source, places_of
@@ -395,7 +395,7 @@ def _groups(crops: Sequence[Crop | Progressive], epoch: int) -> list[list[int]]:
     groups: list[tuple[object, list[int]]] = []
     for view, each in enumerate(crops):
         crop = crop_at(each, epoch)
-        key = tuple(crop.size), crop if hasattr(crop, "size_of") else None
+        key = tuple(crop.size), crop if has_many_sizes(crop) else None
         for other, numbers in groups:
             if other == key:
                 numbers.append(view)

@@ -207,7 +207,7 @@ def dicts_of(fields: Sequence[Fields], count: int) -> list[dict[str, Any]]:
             for each, value in zip(found, values, strict=True):
                 each[name] = value
         for name, pictures in _pictures(part).items():
-            mask = _tv("Mask") or _same
+            mask = _same if part.dtype == "bool" else _tv("Mask") or _same
             for each, picture in zip(found, pictures.unbind(0), strict=True):
                 each[name] = mask(picture)
     return found
@@ -231,7 +231,7 @@ def fields_of_images(image_ids: Sequence[int], view: View) -> dict[str, npt.NDAr
     return {
         "image_id": np.array(image_ids, np.int64),
         "orig_size": view.sizes.astype(np.int64),
-        "size": np.tile(np.array(view.size, np.int64), (len(view), 1)),
+        "size": view.all_places[:, 2:].astype(np.int64),
     }
 
 

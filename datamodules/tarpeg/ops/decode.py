@@ -406,11 +406,17 @@ def decode_sizes(
     std: Sequence[float] | None = None,
     max_pixels: int = MAX_PIXELS,
     threads: int = 1,
+    places: Tensor | None = None,
 ) -> Tensor:
     """Decode boxes to several sizes: ``decode_batch`` into each of ``outs``, which have one type.
 
     ``outs[0]`` is for the first images, ``outs[1]`` for those that follow, and so on. Boxes of one file,
     which is then several times in ``jpegs``, are decoded together. Returns the status of each, int32 ``[n]``.
+
+    With ``places``, int32 ``[n, 12]``, each box goes to a part of an image instead. The columns are the
+    number of that image, counted over all of ``outs``; a cell of it, (top, left, height, width); the part of
+    the cell that the box becomes, in the coordinates of the cell; and the colour of the rest of the cell,
+    three levels, of which gray images take the first. Cells may not overlap. Nothing else is written.
     """
     numbers = scale_and_shift(mean, std, outs[0].dtype, outs[0].shape[1])
     scale_shift = None if numbers is None else torch.tensor(numbers, dtype=torch.float32, device="cpu")
@@ -418,7 +424,7 @@ def decode_sizes(
 
     def decode() -> Tensor:
         status: Tensor = torch.ops.tarpeg.decode_sizes_out(
-            jpegs, boxes, flip, *method, scale_shift, list(outs), threads
+            jpegs, boxes, flip, *method, scale_shift, list(outs), threads, places
         )
         return status
 

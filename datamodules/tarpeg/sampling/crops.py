@@ -1,7 +1,8 @@
 """Crops: the box of each image that is decoded, as pure functions of image sizes and uniform numbers.
 
 Boxes are (top, left, height, width) in upright pixels, always inside the image and at least one pixel. An
-image of size (0, 0), which could not be decoded, gets the box (0, 0, 1, 1).
+image of size (0, 0), which could not be decoded, gets the box (0, 0, 1, 1). Of crops that pad, each box is
+followed by its place in the result (``padded``).
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ class Crop(Protocol):
 
     # Any: jsonargparse compares annotations with those of your own crop, and Any equals all of them.
     def boxes(self, sizes: Any, draws: Any, /) -> Any:
-        """Boxes, int32 [B, 4], from upright image sizes [B, 2] and uniform numbers float [B, draws]."""
+        """Boxes, int32 [B, 4], from upright image sizes [B, 2] and uniform numbers float [B, draws].
+
+        Or int32 [B, 8]: each box and the part of the result that it becomes, (top, left, height, width). The
+        rest has the colour ``fill``, an attribute of the crop: a level, or three, 0 to 255; without it black.
+        """
 
 
 class _Size:
@@ -132,6 +137,32 @@ class RandomResizedCrop:
         return _joined(np.where(found, place, (image - size) // 2), size)
 
 
+Fill = int | Sequence[int]
+"""Colour of padding: a level from 0 to 255, or (red, green, blue)."""
+
+
+def gray_of(colour: tuple[int, int, int]) -> int:
+    """Return the gray of a colour, as Pillow's ``convert("L")``."""
+    red, green, blue = colour
+    return (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
+
+
+def checked_fill(crop: Any) -> None:
+    """Raise ValueError unless ``fill`` of a crop is a colour."""
+    colour_of(crop)
+
+
+def colour_of(crop: Any) -> tuple[int, int, int]:
+    """Return red, green and blue of a crop's padding; a crop of a user's own may have no ``fill``."""
+    fill = getattr(crop, "fill", 0)
+    colour = tuple(fill) if isinstance(fill, Sequence) and not isinstance(fill, str) else (fill,) * 3
+    if len(colour) != 3 or not all(type(level) is int and 0 <= level <= 255 for level in colour):
+        raise ValueError(
+            f"fill={fill!r} of {type(crop).__name__} must be a level from 0 to 255, or (red, green, blue)"
+        )
+    return colour[0], colour[1], colour[2]
+
+
 @dataclass(frozen=True)
 class RandomCrop:
     """A box of the crop's own size, in source pixels, at a random place; all places are equally likely.
@@ -141,10 +172,15 @@ class RandomCrop:
     Args:
         size: Size of the box and of the result in pixels: (height, width), or an int for a square.
         enlarge_if_needed: Of an image smaller than the crop, take the largest box of the crop's shape,
-            and resize it up. To pad instead: ``Split(transform=v2.RandomCrop(size, pad_if_needed=True))``.
+            and resize it up.
+        padding: Pixels around the image, in which the box may lie too: an int; (left and right, top and
+            bottom); or (left, top, right, bottom), as in torchvision. Less than the crop's own side.
+        pad_if_needed: Put an image that is smaller than the crop at a random place of the result, as
+            torchvision does.
+        fill: Colour of the padding: a level from 0 to 255, or (red, green, blue).
 
     Raises:
-        ValueError: In ``boxes``, for an image that is smaller than the crop.
+        ValueError: For an argument out of range; in ``boxes``, for an image that is smaller than the crop.
 
     Example:
         >>> split = tarpeg.Split(shards, tarpeg.RandomCrop((96, 128)))
@@ -155,20 +191,63 @@ class RandomCrop:
 
     size: Size = _Size()
     enlarge_if_needed: bool = False
+    padding: int | Sequence[int] | None = None
+    pad_if_needed: bool = False
+    fill: Fill = 0
 
     draws: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        if not isinstance(self.enlarge_if_needed, bool):
-            raise ValueError(f"enlarge_if_needed={self.enlarge_if_needed!r} must be True or False")
+        for name in ("enlarge_if_needed", "pad_if_needed"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
+        checked_fill(self)
+        left, top, right, bottom = self._margins()
+        height, width = self.size
+        if max(left, right) >= width or max(top, bottom) >= height:
+            raise ValueError(f"padding={self.padding!r} of RandomCrop must be less than size={self.size}")
+        if self.enlarge_if_needed and (self.pad_if_needed or self.padding is not None):
+            raise ValueError(
+                f"enlarge_if_needed=True and padding={self.padding!r}, pad_if_needed={self.pad_if_needed}: "
+                "small images are enlarged or padded; give one of them"
+            )
+
+    def _margins(self) -> tuple[int, int, int, int]:
+        """Left, top, right and bottom of the padding."""
+        given = self.padding
+        numbers = tuple(given) if isinstance(given, Sequence) else (0 if given is None else given,)
+        if len(numbers) in (1, 2, 4) and all(type(each) is int and each >= 0 for each in numbers):
+            left, top, right, bottom = numbers * (4 // len(numbers))
+            return left, top, right, bottom
+        raise ValueError(
+            f"padding={given!r} of RandomCrop must be pixels, of at least 0: an int, (left and right, top "
+            "and bottom), or (left, top, right, bottom)"
+        )
 
     def boxes(self, sizes: npt.ArrayLike, draws: npt.ArrayLike) -> Int32:
-        """Boxes, int32 [B, 4], from upright image sizes [B, 2] and uniform numbers float [B, 2]."""
+        """Boxes, int32 [B, 4], from upright image sizes [B, 2] and uniform numbers float [B, 2].
+
+        With ``padding`` or ``pad_if_needed`` int32 [B, 8], boxes and their places in the result.
+        """
         image, uniforms = _checked(sizes, draws, self.draws)
+        if self.padding is not None or self.pad_if_needed:
+            return self._padded(np.asarray(sizes), image, uniforms)
         size = _fitted(image, np.array(self.size), self.size)
         if not self.enlarge_if_needed:
             self._refuse_small(np.asarray(sizes), size)
         return _joined(_placed(image, size, uniforms), size)
+
+    def _padded(self, sizes: Int64, image: Int64, uniforms: Float64) -> Int32:
+        """Boxes and places [B, 8] of crops of the padded image."""
+        left, top, right, bottom = self._margins()
+        crop, before = np.array(self.size), np.array([top, left])
+        whole = image + before + np.array([bottom, right])
+        if not self.pad_if_needed:
+            self._refuse_small(sizes, np.minimum(whole, crop))
+        missing = np.maximum(crop - whole, 0)  # torchvision pads both sides by all of it
+        corner = _placed(whole + 2 * missing, np.broadcast_to(crop, image.shape), uniforms) - missing - before
+        begin, end = np.maximum(corner, 0), np.minimum(corner + crop, image)
+        return np.concatenate([begin, end - begin, begin - corner, end - begin], axis=1).astype(np.int32)
 
     def _refuse_small(self, sizes: Int64, fitted: Int64) -> None:
         is_small = (fitted != self.size).any(axis=1) & (sizes.min(axis=1, initial=1) > 0)
@@ -178,7 +257,7 @@ class RandomCrop:
             raise SmallImageError(
                 f"crop=RandomCrop({self.size}) is larger than the image of {height} x {width}. Give "
                 f"RandomCrop({self.size}, enlarge_if_needed=True) to resize such images up, or "
-                f"Split(transform=v2.RandomCrop({self.size}, pad_if_needed=True)) to pad them",
+                "pad_if_needed=True to pad them",
                 row,
             )
 
@@ -299,6 +378,11 @@ class Progressive:
 def crop_at(crop: Crop | Progressive, epoch: int) -> Crop:
     """Return the crop of an epoch; only ``Progressive`` changes with it."""
     return crop.at(epoch) if isinstance(crop, Progressive) else crop
+
+
+def has_many_sizes(crop: Any) -> bool:
+    """Whether the size of a batch depends on its images."""
+    return hasattr(crop, "size_of") or hasattr(crop, "padded_size")
 
 
 def _range(name: str, value: Sequence[float]) -> tuple[float, float]:

@@ -21,9 +21,10 @@ Int32 = npt.NDArray[np.int32]
 class View:
     """What was drawn for one view of a batch: how row i of the images was made from its source.
 
-    The box of the upright source is cut out, resized to ``size``, mirrored if ``flips``, and moved by
-    ``affine``. ``matrices()`` and ``points()`` are all of it together. A row whose geometry is not known,
-    such as a whole image that steps in Python crop, has the box (0, 0, 0, 0).
+    The box of the upright source is cut out, resized to ``size``, or to its place in it if there are
+    ``places``, mirrored if ``flips``, and moved by ``affine``. ``matrices()`` and ``points()`` are all of it
+    together. A row whose geometry is not known, such as a whole image that steps in Python crop, has the box
+    (0, 0, 0, 0).
 
     Args:
         sizes: int32 [B, 2], (height, width) of each source in pixels, upright whatever the orientation in
@@ -33,6 +34,8 @@ class View:
         size: (height, width) of the results in pixels, the same for all rows.
         affine: float64 [B, 2, 3], how an augmentation moves points of the result, or None if it does not.
             It is computed only for a split with ``targets=``.
+        places: int32 [B, 4], (top, left, height, width) of the part of the result that shows the box; the
+            rest is padding. None: all of it.
 
     Example:
         >>> import numpy as np
@@ -47,6 +50,7 @@ class View:
     flips: Bool
     size: tuple[int, int]
     affine: Float64 | None = None
+    places: Int32 | None = None
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -65,11 +69,14 @@ class View:
             flips=self.flips[chosen],
             size=self.size,
             affine=None if self.affine is None else self.affine[chosen],
+            places=None if self.places is None else self.places[chosen],
         )
 
     def put(self, row: int, other: View) -> None:
-        """Overwrite one row's size, box, flip and affine by those of the only row of ``other``."""
+        """Overwrite one row's size, box, flip, place and affine by those of the only row of ``other``."""
         self.sizes[row], self.boxes[row], self.flips[row] = other.sizes[0], other.boxes[0], other.flips[0]
+        if self.places is not None:
+            self.places[row] = other.all_places[0]
         if self.affine is None and other.affine is not None:
             object.__setattr__(self, "affine", np.tile(np.eye(2, 3), (len(self), 1, 1)))
         if self.affine is not None:
@@ -112,6 +119,13 @@ class View:
         """Which rows have a box: bool [B]."""
         return np.asarray((self.boxes[:, 2:] > 0).all(axis=1))
 
+    @property
+    def all_places(self) -> Int32:
+        """``places``, or the whole result for each row: int32 [B, 4]."""
+        if self.places is not None:
+            return self.places
+        return np.tile(np.array([0, 0, *self.size], np.int32), (len(self), 1))
+
     def matrices(self) -> Float64:
         """Return how points of each source move: float64 [B, 3, 3], for homogeneous points (x, y, 1).
 
@@ -123,14 +137,14 @@ class View:
         """
         self._check_known()
         top, left, height, width = self.boxes.astype(np.float64).T
-        result_height, result_width = self.size
-        x_scale, y_scale = result_width / width, result_height / height
+        place_top, place_left, place_height, place_width = self.all_places.astype(np.float64).T
+        x_scale, y_scale = place_width / width, place_height / height
         sign = np.where(self.flips, -1.0, 1.0)
         matrices = np.zeros((len(self), 3, 3))
         matrices[:, 0, 0] = sign * x_scale
-        matrices[:, 0, 2] = np.where(self.flips, result_width, 0.0) - sign * x_scale * left
+        matrices[:, 0, 2] = place_left + np.where(self.flips, place_width, 0.0) - sign * x_scale * left
         matrices[:, 1, 1] = y_scale
-        matrices[:, 1, 2] = -y_scale * top
+        matrices[:, 1, 2] = place_top - y_scale * top
         matrices[:, 2, 2] = 1.0
         return matrices if self.affine is None else _square(self.affine) @ matrices
 
@@ -185,9 +199,12 @@ class View:
         high = np.clip(given[:, 2:], origin, origin + size)
         visible = _share(high - low, given[:, 2:] - given[:, :2])
         result = np.array(self.size[::-1], np.float64)
-        moved = np.concatenate([(low - origin) * (result / size), (high - origin) * (result / size)], axis=1)
+        parts = result if self.places is None else self.places[places, :1:-1].astype(np.float64)
+        moved = np.concatenate([(low - origin) * (parts / size), (high - origin) * (parts / size)], axis=1)
         flips = self.flips[places]
-        moved[flips, 0::2] = result[0] - moved[flips, 2::-2]
+        moved[flips, 0::2] = np.broadcast_to(parts, low.shape)[flips, :1] - moved[flips, 2::-2]
+        if self.places is not None:
+            moved += np.tile(self.places[places, 1::-1], 2)
         if self.affine is not None:
             affine = self.affine[places]
             corners = moved[:, [[0, 1], [2, 1], [0, 3], [2, 3]]]

@@ -8,11 +8,11 @@ import numpy as np
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
 
-from ..sampling.crops import Crop
+from ..sampling.crops import Crop, colour_of, gray_of
 
 
 class Boxed(v2.Transform):  # type: ignore[misc]
-    """Crop a box of whole pixels, then resize it: what the decoder does, by torchvision's arithmetic.
+    """Crop a box of whole pixels, then resize and pad it: the decoder's work, by torchvision's arithmetic.
 
     Args:
         crop: Without randomness.
@@ -25,11 +25,19 @@ class Boxed(v2.Transform):  # type: ignore[misc]
         self.interpolation = InterpolationMode(interpolation)
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
-        """Crop and resize one image; called by torchvision."""
+        """Crop, resize and pad one image; called by torchvision."""
         size = np.array([functional.get_size(inpt)], np.int64)
-        box = self.crop.boxes(size, np.empty((1, 0)))[0].tolist()
+        found = self.crop.boxes(size, np.empty((1, 0)))[0].tolist()
+        height, width = self.crop.size
         options = {"interpolation": self.interpolation, "antialias": True}
-        return functional.resized_crop(inpt, *box, list(self.crop.size), **options)
+        if len(found) == 4:
+            return functional.resized_crop(inpt, *found, [height, width], **options)
+        top, left, rows, columns = found[4:]
+        part = functional.resized_crop(inpt, *found[:4], [rows, columns], **options)
+        fill = colour_of(self.crop)
+        levels = [gray_of(fill)] if functional.get_num_channels(part) == 1 else list(fill)
+        sides = [left, top, width - left - columns, height - top - rows]
+        return functional.pad(part, sides, fill=levels)
 
     def extra_repr(self) -> str:
         """Return the arguments."""

@@ -334,7 +334,10 @@ def _decoder_time(pipeline: Pipeline, fidelity: str, channels: int) -> float | N
     # Of their own: views of one file would share its decoding.
     jpegs = [torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8) for _ in range(count)]
     draws = np.random.default_rng(0).random((count, crop.draws))
-    boxes = torch.from_numpy(crop.boxes(np.array([[height, width]] * count, np.int32), draws))
+    found = crop.boxes(np.array([[height, width]] * count, np.int32), draws)
+    if found.shape[1] != 4:  # it pads
+        return None
+    boxes = torch.from_numpy(found)
     options: dict[str, Any] = {"interpolation": pipeline.interpolation, "antialias": pipeline.antialias}
     if pipeline.levels and not pipeline.runs_python and not pipeline.policies:
         options |= {name: getattr(pipeline.levels, name) for name in ("mean", "std", "dtype")}

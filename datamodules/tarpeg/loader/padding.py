@@ -1,0 +1,67 @@
+"""PadMask: which pixels of the results are padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from ..sampling.geometry import Int32, View
+from ..sampling.rng import Int64
+from ..shards.source import Source
+from .targets import Fields, dicts_of
+
+
+@dataclass(frozen=True)
+class PadMask:
+    """True where a result is padding, as DETR's models take it, for ``Split(targets=...)``.
+
+    In a list with other targets, the dict of each image has it as ``pad_mask``, bool [H, W]; alone, a batch
+    is ``(images, masks)``, bool [B, H, W]. Crops that do not pad make masks of False. Under an affine of
+    ``Augment`` or of a policy the padding moves with the image, and what comes from outside is padding too.
+
+    Example:
+        >>> crop = tarpeg.RandomShortestSize([64, 96], max_size=128, multiple=32)
+        >>> split = tarpeg.Split(shards, crop, targets=tarpeg.PadMask())
+        >>> images, masks = next(iter(tarpeg.Loader(split, batch_size=4, workers=0)))
+        >>> masks.shape[1:] == images.shape[2:], masks.dtype
+        (True, torch.bool)
+    """
+
+    fields: ClassVar[Sequence[str]] = ("pad_mask",)
+
+    def read(self, source: Source, ids: Int64) -> list[Any]:
+        """Return nothing for each sample; see ``Target.read``."""
+        return [None] * len(ids)
+
+    def misfits(self, values: Sequence[Any], sizes: Int32) -> list[str]:
+        """Return "" for each image: there is nothing that could not fit."""
+        return [""] * len(values)
+
+    def picture_bytes(self, size: tuple[int, int]) -> int:
+        """Bytes of the mask of one image."""
+        return size[0] * size[1]
+
+    def move_all(self, values: Sequence[Any], view: View) -> Fields:
+        """Return the masks of all rows of a view."""
+        masks = np.ones((len(view), *view.size), np.uint8)
+        for mask, (top, left, height, width) in zip(masks, view.all_places.tolist(), strict=True):
+            mask[top : top + height, left : left + width] = 0
+        if view.affine is not None and len(view):
+            from ..ops.augment import warp_affine  # here, because it loads the operators
+
+            # From points that count from the edge of the image to the operator's, from the first centre.
+            shifted = view.affine.copy()
+            shifted[:, :, 2] += view.affine[:, :, :2].sum(axis=2) * 0.5 - 0.5
+            images, matrices = torch.from_numpy(masks)[:, None], torch.from_numpy(shifted)
+            masks = warp_affine(images, matrices, view.size, "nearest", 1.0)[:, 0].numpy()
+        counts = np.zeros(len(view), np.int64)
+        kept = np.zeros(0, np.bool_)
+        return Fields("pad_mask", counts, kept, {}, {}, view.size, {"pad_mask": masks}, "bool")
+
+    def move(self, value: Any, view: View) -> Any:
+        """Return the mask of one image, [H, W]; see ``Target.move``."""
+        return dicts_of([self.move_all([value], view)], 1)[0]["pad_mask"]
