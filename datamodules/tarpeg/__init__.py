@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     )
     from .sampling.sampler import Blocks as Blocks
     from .shards.folder import Folder as Folder
+    from .shards.label import Label as Label
     from .shards.source import Source as Source
     from .shards.stream import Streaming as Streaming
 
@@ -146,6 +147,7 @@ _NAMES = {
     "sampling.padded": "LetterBox RandomShortestSize ScaleJitter",
     "sampling.sampler": "Blocks",
     "shards.folder": "Folder",
+    "shards.label": "Label",
     "shards.source": "Source",
     "shards.stream": "Streaming",
 }

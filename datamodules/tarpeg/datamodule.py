@@ -18,6 +18,7 @@ from .errors import explains_arguments
 from .loader.augmenting import augment_on_arrival, moving, pixels_of
 from .loader.batch import AnyBatch
 from .loader.checks import (
+    check_mixed_labels,
     check_num_classes,
     check_overlap,
     check_split,
@@ -375,7 +376,9 @@ class ShardDataModule(lightning.LightningDataModule):
         self._close()
         train = self.splits["train"]
         if train is not None and "train" in self._samples:
-            explain_refused_label(exception, self._samples["train"], train.target)
+            source = self._samples["train"]
+            target: Any = train.label_reader(source) or train.target
+            explain_refused_label(exception, source, target)
 
     def _augment_on_arrival(self, batch: AnyBatch, dataloader_idx: int) -> AnyBatch:
         """Augment a batch of the Trainer's stage; without a Trainer, of the mode of ``augment``."""
@@ -507,6 +510,8 @@ class ShardDataModule(lightning.LightningDataModule):
         loader.pixels = self._pixels(is_train, split)
         loader.distorted_by = self.augment if is_train else None
         check_transform_result(name, loader.fetcher, self.augment)
+        if is_train:
+            check_mixed_labels(name, loader.fetcher, self.augment)
         self._keep(loader)
         if is_train and loader.ranks.is_first and self.augment is not None and self._has_own_hook:
             loader.unclaimed_notice = _NOT_AUGMENTED

@@ -16,8 +16,9 @@ from .distortions import check_probabilities
 class Mix:
     """Mix each image with its neighbour in the batch, and their labels: torchvision v2's MixUp and CutMix.
 
-    Labels int64 ``[B]`` become float32 ``[B, classes]``, mixed or not. One ratio holds for a rank's batch and
-    depends on seed, epoch and the batch's first sample: only this result depends on the number of ranks.
+    Labels int64 ``[B]`` become float32 ``[B, classes]``, mixed or not; labels of several classes per image,
+    float32 ``[B, classes]``, are mixed as they are. Numbers are refused. One ratio holds for a rank's batch
+    and depends on seed, epoch and its first sample: only this result depends on the number of ranks.
 
     Args:
         classes: Number of classes.
@@ -56,18 +57,31 @@ class Mix:
         self, images: Tensor | list[Tensor], labels: Tensor, uniforms: Sequence[float]
     ) -> tuple[Tensor, Tensor]:
         """Mix ``images``, floating point ``[B, C, H, W]``, by three uniform draws."""
-        from torchvision.transforms import v2
-
         if isinstance(images, list) or images.ndim != 4:
             got = [list(part.shape) for part in images] if isinstance(images, list) else list(images.shape)
             raise ValueError(f"mix takes one view of each image, [B, 3, H, W], got {got}")
+        has_shares = labels.is_floating_point()
+        if has_shares and (labels.ndim != 2 or labels.shape[1] != self.classes):
+            raise ValueError(
+                f"mix takes labels int64 [B] or shares of classes [B, {self.classes}], see classes of Mix, "
+                f"got {labels.dtype} {list(labels.shape)}"
+            )
+        if has_shares:
+            return self._mixed(images, labels, uniforms)
         if labels.ndim != 1 or labels.dtype != torch.int64:
             raise ValueError(f"mix takes labels int64 [B], got {labels.dtype} {list(labels.shape)}")
         low, high = (int(bound) for bound in labels.aminmax()) if labels.device.type == "cpu" else (0, 0)
         if low < 0 or high >= self.classes:
             raise ValueError(f"labels {low}..{high} must be in 0..{self.classes - 1}, see classes of Mix")
+        return self._mixed(images, labels, uniforms)
+
+    def _mixed(self, images: Tensor, labels: Tensor, uniforms: Sequence[float]) -> tuple[Tensor, Tensor]:
+        from torchvision.transforms import v2
+
         is_mixed, method, seed = uniforms
         if is_mixed >= self.probability or not (self.mixup or self.cutmix):
+            if labels.is_floating_point():
+                return images, labels
             return images, torch.nn.functional.one_hot(labels, self.classes).float()
         is_cutmix = self.cutmix > 0 and (self.mixup == 0 or method < self.cutmix_share)
         alpha, transform = (self.cutmix, v2.CutMix) if is_cutmix else (self.mixup, v2.MixUp)

@@ -342,7 +342,7 @@ class ResultMessage(TypedDict):
     Attributes:
         kind: Class of the batch; None for no batch.
         shape: Shape of the images.
-        labels: Bytes and shape of the batch's labels.
+        labels: Bytes, shape and numpy's type code of the batch's labels.
         others: Its other fields by name.
         request: The request, if the worker made it itself.
         views: Views of the request.
@@ -350,7 +350,7 @@ class ResultMessage(TypedDict):
 
     kind: str | None
     shape: Shape
-    labels: tuple[bytes, tuple[int, ...]] | None
+    labels: tuple[bytes, tuple[int, ...], str] | None
     others: dict[str, Any]
     request: RequestMessage | None
     views: list[ViewMessage]
@@ -418,10 +418,11 @@ def _result_message(shape: Shape, result: FetchResult, is_own: bool) -> ResultMe
     others: dict[str, Any] = {} if batch is None else batch._asdict()
     others.pop("image", None)
     label = others.pop("label", None)
+    numbers = None if label is None else label.numpy()
     return {
         "kind": None if batch is None else type(batch).__name__,
         "shape": shape,
-        "labels": None if label is None else (label.numpy().tobytes(), tuple(label.shape)),
+        "labels": None if numbers is None else (numbers.tobytes(), numbers.shape, numbers.dtype.char),
         "others": others,
         "request": _request_message(request) if is_own and request is not None else None,
         "views": [] if request is None else [_view_message(view) for view in request.views],
@@ -439,8 +440,8 @@ def _result_of(message: ResultMessage, request: Any, images: Images | None) -> F
     if message["kind"] is not None:
         fields = message["others"]
         if message["labels"] is not None:
-            content, shape = message["labels"]
-            labels = np.frombuffer(bytearray(content), np.int64).reshape(shape)
+            content, shape, kind = message["labels"]
+            labels = np.frombuffer(bytearray(content), kind).reshape(shape)
             fields["label"] = torch.from_numpy(labels)
         batch = _KINDS[message["kind"]](image=images, **fields)
     own = message["request"]

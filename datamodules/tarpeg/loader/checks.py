@@ -17,6 +17,7 @@ from torch import nn
 from ..augment.module import Augment
 from ..errors import ShardError, warn
 from ..remedies import Message, Setting
+from ..shards.label import Labels
 from ..shards.labels import Target, read_labels
 from ..shards.source import Source, where_of
 from .augmenting import contains_augment, modules_of, uncompiled
@@ -221,6 +222,23 @@ def check_transform_result(name: str, fetcher: Any, augment: nn.Module | None) -
         )
 
 
+def check_mixed_labels(name: str, fetcher: Any, augment: nn.Module | None) -> None:
+    """Raise ValueError if ``augment`` would mix labels of a split that cannot be mixed."""
+    form = None if fetcher.labels is None else fetcher.labels.form
+    mixes = [
+        each.mix for each in map(uncompiled, modules_of(augment)) if isinstance(each, Augment) and each.mix
+    ]
+    if form is None or not mixes or form.kind in ("integer", "class"):
+        return
+    if form.kind == "number":
+        raise ValueError(
+            f"augment= mixes labels, mix={mixes[0]!r}, and those of {name} are numbers, not classes: give "
+            "Augment(mix=None)"
+        )
+    if form.outputs != mixes[0].classes:
+        raise ValueError(f"mix={mixes[0]!r} of augment= needs classes={form.outputs}, as {name} has")
+
+
 def _check_uint8(name: str, dtype: torch.dtype) -> None:
     """Raise ValueError if the transform of a split normalises, as Augment would once more."""
     if dtype != torch.uint8:
@@ -333,13 +351,16 @@ def check_num_classes(given: object, classes: Sequence[str]) -> None:
         )
 
 
-def explain_refused_label(error: BaseException, source: Source, target: Target) -> None:
+def explain_refused_label(error: BaseException, source: Source, target: Target | Labels) -> None:
     """Add a note about the labels to the error of a loss that refused one; do nothing to other errors."""
     if target is None or not _LABEL_REFUSED.search(str(error)):
         return
     with suppress(ShardError):  # the error itself is more important
         ids = np.unique(np.linspace(0, len(source) - 1, _MOST_LABELS, dtype=np.int64))
-        labels = read_labels(source, ids, target)
+        reader: Any = target
+        labels = reader.read(source, ids) if hasattr(target, "form") else read_labels(source, ids, reader)
+        if labels.is_floating_point():
+            return
         low, high = (int(bound) for bound in labels.aminmax())
         place = where_of(source, int(ids[int(labels.reshape(len(ids), -1).amax(1).argmax())]))
         few = f" (of {len(ids)} of the {len(source)} samples)" * (len(ids) < len(source))

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from ..sampling.padded import mirrored, within
 from ..sampling.rng import Int64
 from ..sampling.sampler import Request
 from ..shards import pillow
+from ..shards.label import Labels
 from ..shards.labels import read_extra, read_labels
 from ..shards.source import Source, where_of
 from ..shards.stream import StreamRequest
@@ -95,6 +96,7 @@ class Fetcher:
         candidates: Ids of the samples that may replace a broken image, all if it is None; those of a
             ``StreamRequest`` replace them.
         max_pixels: See ``LoaderConfig``.
+        labels: What reads labels that are no plain integers; None for these.
     """
 
     shards: Source
@@ -105,6 +107,7 @@ class Fetcher:
     pixels: PixelFormat = field(default_factory=PixelFormat)
     candidates: Int64 | None = None
     max_pixels: int | None = None
+    labels: Labels | None = None
     # What the transform of each view returns, by the sizes of the crops.
     _found: dict[tuple[Size, ...], list[Outcome]] = field(default_factory=dict)
 
@@ -188,7 +191,10 @@ class Fetcher:
         None for an error: another sample may take the place of the one without a label.
         """
         with contextlib.suppress(ShardError):
-            return read_labels(self.shards, ids, self.split.target)
+            if self.labels is not None:
+                return self.labels.read(self.shards, ids)
+            target: Any = self.split.target
+            return read_labels(self.shards, ids, target)
         return None
 
     def _read(self, request: Request) -> Encoded:
@@ -724,7 +730,9 @@ class Fetcher:
 
     def _labelled(self, images: Images, ids: Int64, labels: Tensor | None) -> AnyBatch:
         members = tuple(self.split.members)
-        labels = read_labels(self.shards, ids, self.split.target) if labels is None else labels
+        if labels is None:
+            reader, target = self.labels, cast(Any, self.split.target)
+            labels = reader.read(self.shards, ids) if reader else read_labels(self.shards, ids, target)
         if not self.keys and not members:
             return Batch(images, labels)
         keys = self.shards.keys(ids)

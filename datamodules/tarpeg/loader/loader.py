@@ -20,7 +20,13 @@ from ..transforms.pixels import PixelFormat
 from .augmenting import augment_on_arrival, moving, pixels_of
 from .batch import AnyBatch, FetchResult, on_device, without_rows
 from .buffers import PrefetchRunner, Runner, ToRequest
-from .checks import check_split, check_transform_result, checked_augment, open_split
+from .checks import (
+    check_mixed_labels,
+    check_split,
+    check_transform_result,
+    checked_augment,
+    open_split,
+)
 from .config import LoaderConfig
 from .feeds import feed_of
 from .members import unmoved_member
@@ -154,10 +160,13 @@ class Loader:
             keys,
             candidates=self._feed.candidates,
             max_pixels=config.max_pixels,
+            labels=split.label_reader(source),
         )
         self._pixels = PixelFormat()
         self._runner = make_runner(self.fetcher, config, self._feed.to_request)
         check_transform_result(self.name, self.fetcher, self.augment)
+        if training:
+            check_mixed_labels(self.name, self.fetcher, self.augment)
 
         self.sampler = EpochCounter()
         self.substituted = 0
@@ -298,7 +307,7 @@ class Loader:
         A collective: each process has to call it.
         """
         if process_rank()[1] > 1:
-            data = self._feed.source.identity()
+            data = "\n".join([self._feed.source.identity(), *self._labels_of_table])
             facts = {"batches": self._feed.length, "data": data, **self._feed.facts()}
             positions = self.ranks.compare(self.name, facts)
             if self._feed.length is not None:  # streams without one end at different batches
@@ -325,7 +334,13 @@ class Loader:
     @cached_property
     def _data(self) -> str:
         """What the samples are read from, for states."""
-        return data_of(self._feed.files())
+        return data_of([*self._labels_of_table, *self._feed.files()])
+
+    @property
+    def _labels_of_table(self) -> list[str]:
+        """Identity of labels that are not part of the samples."""
+        labels = self.fetcher.labels
+        return [text] if labels is not None and (text := labels.identity()) else []
 
     def _fetch_as(self, pixels: PixelFormat) -> None:
         """Change the format of the images that are fetched from now on."""

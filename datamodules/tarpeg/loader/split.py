@@ -9,6 +9,7 @@ from copy import copy
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, cast, get_args
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -17,11 +18,13 @@ from ..augment.policies import Policy
 from ..errors import ShardError, check_integer, check_probability, explains_arguments, similar
 from ..sampling.crops import Crop, Progressive, crop_at, has_many_sizes
 from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fraction, shown, subset_ids
+from ..shards.label import Label, Labels, given_labels, labels_in_members
 from ..shards.labels import Decode, Target, check_target, read_labels
 from ..shards.opening import classes_of, open_source, places_of
 from ..shards.paths import Paths, identity, resolved
 from ..shards.source import Source, is_source
 from ..shards.stream import Streaming, expand_urls
+from ..shards.tables import class_names, is_frame, read_table, streamed_table_labels, table_labels
 from ..transforms.pipeline import Pipeline, Uncropped, pipeline_of
 from ..transforms.plan import Plan, plan_of
 from ..transforms.torchvision import Transform, name_of, shown_step
@@ -33,6 +36,9 @@ Interpolation = Literal["bilinear", "bicubic", "lanczos", "box", "area", "neares
 
 
 _OF_DATA = [*(field.name for field in fields(LoaderConfig)), "num_workers", "augment", "keys", "prepare"]
+
+# Of each source, the split that it was opened for, and what reads its labels.
+_READERS: WeakKeyDictionary[Source, tuple[Any, Labels | None]] = WeakKeyDictionary()
 
 
 @explains_arguments(
@@ -53,7 +59,9 @@ class Split:
         shuffle: True, a new permutation per epoch; False; or "blocks" (or ``Blocks``), for disks with slow
             random access. Default: True for training, otherwise False.
         target: The integer label: the extension of a member, "cls"; a field of a JSON member, "json:label" or
-            "json:object.0.id"; a list of n such names, for labels ``[B, n]``; or None: labels are -1.
+            "json:object.0.id"; a list of n such names, for labels ``[B, n]``; or None: labels are -1. A field
+            that is a number or a list of numbers in the first sample is float32 ``[B]`` or ``[B, n]``. A
+            ``Label`` for names of classes, several classes, and missing labels.
         subset: Part of the samples: their numbers, as a list, array or .npy file, or a fraction above 0 and
             up to 1, which is the same part for every seed.
         weights: One number per sample, as a list, array or .npy file. An epoch keeps its length, and each
@@ -71,6 +79,11 @@ class Split:
             its length. Not with ``weights``, ``streaming`` or ``shuffle=False``.
         targets: A ``Target``, or a dict of them by name, in place of the label: what is read from a sample
             and moved as its image is. Batches are ``TargetBatch``.
+        labels: A table with the labels: the path of a CSV or Parquet file, or a DataFrame; ``target`` are
+            columns of it. A column of names is a class, one of whole numbers int64, others float32.
+        key: Column of ``labels`` with the names of the images: keys of the samples or paths of files, with or
+            without extension, with their folders or without. Each image has one row; rows of others are left
+            out.
         transform: torchvision's ``v2.Compose([...])`` or any callable of a uint8 tensor ``[3, H, W]``, in
             place of ``crop`` and ``flip`` or after them; a list is one per view. The decoder does the steps
             that it can, the others run in Python; ``plan()`` lists them.
@@ -91,7 +104,7 @@ class Split:
     crop: Crop | Progressive | Sequence[Crop | Progressive] | None = None
     flip: float = 0.0
     shuffle: bool | str | Blocks | None = None
-    target: Target = "cls"
+    target: Target | Label = "cls"
     subset: float | Numbers | None = None
     weights: Numbers | None = None
     views: int = 1
@@ -104,6 +117,8 @@ class Split:
     repeats: int = 1
     transform: Sequence[Transform] | Transform | None = None
     targets: Any = None  # a Target or a dict of them: jsonargparse would compare annotations of methods
+    labels: Any = None  # a path or a DataFrame, of whatever library
+    key: str | None = None
 
     def __post_init__(self) -> None:
         if not _may_be_shards(self.shards):
@@ -129,7 +144,7 @@ class Split:
                 "channels=1 has no transform=, which takes RGB: end the list with v2.Grayscale()"
             )
         self._check_repeats()
-        check_target(self.target)
+        self._check_target()
         is_fraction(self.subset)  # raises if out of range
         names = [self.members] if isinstance(self.members, str) else self.members
         if names is not self.members or not all(isinstance(n, str) and n not in ("?", ".?") for n in names):
@@ -146,19 +161,58 @@ class Split:
 
     def open(self) -> Source:
         """Index the shards, or list the images. Raises ``ShardError`` if any is missing or damaged."""
-        return open_source(self.shards, self.target)
+        return open_source(self.shards, None if self.labels is not None else self.target)
 
     def check_labels(self, source: Source) -> None:
-        """Raise ShardError if the first sample has no label, before a loss meets it. Not for a ``subset``."""
-        if self.target is None or self.subset is not None or not len(source):
+        """Raise ShardError if the first sample has no label, before a loss meets it, or a table is wrong.
+
+        Integers of a ``subset`` are not checked.
+        """
+        if self.target is None or not len(source):
             return
-        if not source.has_labels:
+        if self.labels is None and self.subset is None and not source.has_labels:
             raise ShardError(
                 f"shards={self.shards!r} has only images, such as {source.keys([0])[0]!r}, which have no "
                 "labels. Pack a folder with a sub-directory per class with tarpeg.build_cache(...) or "
-                "tarpeg.FolderShards(...); to train without labels, give Split(target=None)."
+                "tarpeg.FolderShards(...); give a table, Split(labels=...); to train without labels, give "
+                "Split(target=None)."
             )
-        read_labels(source, np.zeros(1, np.int64), self.target)
+        labels = self.label_reader(source)
+        if labels is None and self.subset is None:
+            target: Any = self.target
+            read_labels(source, np.zeros(1, np.int64), target)
+
+    def label_reader(self, source: Source | None) -> Labels | None:
+        """Return what reads the labels of a source, which is made once; None for plain integers.
+
+        Args:
+            source: The opened samples; None for a stream.
+
+        Raises:
+            ShardError: For a table that cannot be read or has no label of a sample, and for a first sample
+                with a wrong label.
+        """
+        target: Any = self.target
+        label = target if isinstance(target, Label) or target is None else Label(target)
+        if label is None or (source is not None and not len(source)):
+            return None
+        known = None if source is None else _READERS.get(source)
+        if known is not None and known[0] is self:
+            return known[1]
+        found: Labels | None
+        if self.labels is not None:
+            table = read_table(self.labels, self.key, label.places)
+            if source is None:
+                return streamed_table_labels(table, label)
+            found = table_labels(table, label, source, subset_ids(self.subset, len(source)))
+        elif source is None:
+            return given_labels(label) if label is target else None
+        else:
+            ids = subset_ids(self.subset, len(source))
+            first = 0 if ids is None else int(ids[0])
+            found = labels_in_members(source, first, label, is_given=label is target)
+        _READERS[source] = self, found
+        return found
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -181,12 +235,22 @@ class Split:
     def classes(self) -> list[str] | None:
         """Names of the classes by label, from ``manifest.json`` or ``classes.json`` beside the shards.
 
-        With ``targets``, those of the objects and masks. None without these files, for another ``target``
-        than "cls", for streams and images, and for shards in folders with different classes. Raises
-        ``ShardError`` as ``open``.
+        With ``targets``, those of the objects and masks; or those of ``target``, or of the column of
+        ``labels``. None without these, for another ``target`` than "cls", for streams and images, and for
+        shards in folders with different classes. Raises ``ShardError`` as ``open``.
         """
+        if self.labels is not None and self.target is not None:
+            return self._classes_of_table
+        if isinstance(self.target, Label):
+            return self.target.names
         has_names = self.target == "cls" or self.targets is not None
         return classes_of(self.shards) if has_names and not self.streaming else None
+
+    @cached_property
+    def _classes_of_table(self) -> list[str] | None:
+        target: Any = self.target
+        label = target if isinstance(target, Label) else Label(target)
+        return label.names or class_names(read_table(self.labels, self.key, label.places), label)
 
     def in_order(self) -> Split:
         """Return this split with ``shuffle=False``, for overfitting: every epoch has the same samples.
@@ -269,9 +333,28 @@ class Split:
                 f"1/{repeats} of the samples"
             )
 
+    def _check_target(self) -> None:
+        """Check target=, labels= and key=."""
+        target: Any = self.target
+        if self.labels is None:
+            if self.key is not None:
+                raise ValueError(f"key={self.key!r} is a column of labels=: give it a table")
+            check_target(target.place if isinstance(target, Label) else target)
+            if isinstance(target, Label) and self.streaming and target.kind is None:
+                raise ValueError(f"target={target!r} needs kind= for a stream, which has no first sample")
+            return
+        if not isinstance(self.labels, (str, os.PathLike)) and not is_frame(self.labels):
+            raise ValueError(
+                f"labels={shown(self.labels)} must be the path of a CSV or Parquet file, or a DataFrame"
+            )
+        if self.targets is not None:
+            raise ValueError("labels= and targets= are both given: a batch has targets or labels")
+        if not isinstance(target, Label) and target is not None:
+            Label(target)  # raises ValueError
+
     def _check_targets(self) -> None:
         check_targets(self.targets)
-        if self.target not in ("cls", None):
+        if isinstance(self.target, Label) or self.target not in ("cls", None):
             raise ValueError(
                 f"targets={self.targets!r} and target={self.target!r}: a batch has targets or labels. Give "
                 "the label as one of the targets: targets={'label': ..., 'boxes': ...}"

@@ -18,7 +18,8 @@ from ..errors import ShardError, warn
 from .index import Int64
 from .source import Source, missing, plain, where_of
 
-_LONGEST_JSON = 1 << 20
+LONGEST_JSON = 1 << 20
+"""Largest JSON member with labels, in bytes."""
 _LIMIT = 1 << 63
 # Errors of the user's function that unexpected data may cause; its other errors pass unchanged.
 DATA_ERRORS = (
@@ -115,7 +116,7 @@ def _column(source: Source, ids: Int64, target: str, documents: Callable[[str], 
 def _documents(source: Source, ids: tuple[int, ...], extension: str) -> list[Any]:
     texts = source.members(np.array(ids, np.int64), plain(extension))
     return [
-        document_of(source, id, extension, text, _LONGEST_JSON, "labels")
+        document_of(source, id, extension, text, LONGEST_JSON, "labels")
         for id, text in zip(ids, texts, strict=True)
     ]
 
@@ -165,5 +166,7 @@ def _field(source: Source, id: int, extension: str, document: Any, field: str) -
         raise ShardError(
             f"{where_of(source, id)}: field {field!r} of member {extension!r} is "
             f"{found if len(found) <= 32 else found[:32] + '...'}, not a 64-bit integer"
+            + ": give target=tarpeg.Label(..., kind='number')"
+            * isinstance(value, float)
         )
     return value

@@ -1,0 +1,332 @@
+"""Labels in a table beside the images: a CSV or Parquet file, or a DataFrame."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import importlib
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..errors import ShardError, similar
+from .index import Int64
+from .label import CellError, Form, Label, form_of
+from .pillow import FILE_EXTENSIONS
+from .source import Source, where_of
+
+log = logging.getLogger(__name__)
+
+_DELIMITERS = ",;\t|"
+_SHOWN = 3  # keys in a message
+_TWICE, _NONE = -2, -1  # in place of a row
+
+
+@dataclass(frozen=True)
+class Table:
+    """Some columns of a table.
+
+    Args:
+        name: For messages.
+        keys: Text of each row's key.
+        columns: Cells of the columns with labels, in the order of their places.
+        is_text: Whether all cells are texts.
+    """
+
+    name: str
+    keys: list[str]
+    columns: list[list[Any]]
+    is_text: bool
+
+
+def read_table(given: Any, key: str | None, places: Sequence[str]) -> Table:
+    """Read the columns of a table. Raises ShardError for a file that cannot be read, or lacks a column.
+
+    Args:
+        given: Path of a CSV or Parquet file, with the names of its columns; or a DataFrame or a dict of
+            columns.
+        key: Column with the names of the images.
+        places: Columns with labels.
+    """
+    is_file = isinstance(given, (str, os.PathLike))
+    name = f"labels={os.fspath(given)!r}" if is_file else f"labels= (a {type(given).__name__})"
+    is_text = is_file and not is_parquet(given)
+    wanted = [*([] if key is None else [key]), *places]
+    if is_text:
+        known, read = _csv(name, Path(given))
+    elif is_file:
+        known, read = _parquet(name, Path(given))
+    else:
+        known, read = _frame(given)
+    if key is None or (lost := [each for each in wanted if each not in known]):
+        problem = "needs key=" if key is None else f"has no column {lost[0]!r}{similar(lost[0], known)}"
+        raise ShardError(
+            f"{name} {problem}: its columns are {known[:12]}. Give key= the column with the names of the "
+            "images, and target= those with the labels"
+        )
+    columns = read(wanted)
+    if not columns[0]:
+        raise ShardError(f"{name} has no rows")
+    keys = ["" if each is None else str(each).strip() for each in columns[0]]
+    return Table(name, keys, columns[1:], is_text)
+
+
+def is_parquet(given: Any) -> bool:
+    """Whether a path has the extension of a Parquet file."""
+    return Path(given).suffix.lower() in (".parquet", ".pq")
+
+
+Read = Callable[[Sequence[str]], list[list[Any]]]
+
+
+def _csv(name: str, path: Path) -> tuple[list[str], Read]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # Excel begins with a byte order mark
+            first = file.readline()
+            delimiter = max(_DELIMITERS, key=first.count)
+            file.seek(0)
+            rows = csv.reader(file, delimiter=delimiter, strict=True)
+            header = [each.strip() for each in next(rows, [])]
+            twice = next((each for each, count in Counter(header).items() if count > 1 and each), None)
+            cells: list[list[str]] = []
+            for row in rows:
+                if not row:
+                    continue
+                if len(row) != len(header):
+                    raise ShardError(
+                        f"{name}, line {rows.line_num} has {len(row)} cells, and the first line has "
+                        f"{len(header)}: {', '.join(map(repr, row[:4]))}. Put quotes around cells with "
+                        f"{delimiter!r} in them"
+                    )
+                cells.append(row)
+    except (OSError, csv.Error, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        raise ShardError(f"{name} cannot be read as CSV in UTF-8: {reason}") from error
+    if twice is not None:
+        raise ShardError(f"{name} has two columns {twice!r}")
+
+    def read(names: Sequence[str]) -> list[list[Any]]:
+        return [[row[header.index(each)] for row in cells] for each in names]
+
+    return header, read
+
+
+def _parquet(name: str, path: Path) -> tuple[list[str], Read]:
+    try:
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ShardError(
+            f"{name} is read by pyarrow, which is not installed: pip install pyarrow, or write a CSV file"
+        ) from error
+    try:
+        known = list(parquet.read_schema(path).names)
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+        raise ShardError(f"{name} cannot be read as Parquet: {error}") from error
+
+    def read(names: Sequence[str]) -> list[list[Any]]:
+        table = parquet.read_table(path, columns=list(dict.fromkeys(names)))
+        return [_plain(table[each].to_pylist()) for each in names]
+
+    return known, read
+
+
+def _frame(given: Any) -> tuple[list[str], Read]:
+    known = list(given if isinstance(given, Mapping) else given.columns)
+
+    def read(names: Sequence[str]) -> list[list[Any]]:
+        columns = [_plain(given[each]) for each in names]
+        if len({*map(len, columns)}) > 1:
+            raise ShardError(f"labels= has columns of {sorted({*map(len, columns)})} rows")
+        return columns
+
+    return known, read
+
+
+def is_frame(given: object) -> bool:
+    """Whether an object is a table: a DataFrame, or a dict of columns."""
+    is_mapping = isinstance(given, Mapping)
+    return is_mapping or (hasattr(given, "columns") and hasattr(given, "__getitem__"))
+
+
+def _plain(cells: Iterable[Any]) -> list[Any]:
+    """Return cells as values of Python: those of arrays are numpy's."""
+    found = [cell.tolist() if isinstance(cell, (np.generic, np.ndarray)) else cell for cell in cells]
+    return [int(cell) if isinstance(cell, bool) else cell for cell in found]
+
+
+@dataclass
+class TableLabels:
+    """Labels of samples in a table.
+
+    Args:
+        form: What they are.
+        table: Name of the table, for messages.
+        values: Labels by sample; by row for a stream.
+        rows: For a stream, rows by key.
+        found: Text of ``identity``.
+    """
+
+    form: Form
+    table: str
+    values: npt.NDArray[Any]
+    rows: dict[str, int] | None = None
+    found: str = field(default="", repr=False)
+
+    def read(self, source: Source, ids: Int64) -> Tensor:
+        """Return the labels of samples ids [B]; see ``Labels``."""
+        if self.rows is None:
+            return torch.from_numpy(self.values[ids])
+        numbers = np.array([self._row_of(source, id) for id in ids.tolist()])
+        found = self.values[numbers]
+        found[numbers < 0] = self.form.empty
+        return torch.from_numpy(found)
+
+    def identity(self) -> str:
+        """Return the name of the table and a hash of all labels."""
+        return self.found
+
+    def _row_of(self, source: Source, id: int) -> int:
+        assert self.rows is not None
+        (key,) = source.keys([id])
+        row = self.rows.get(_FORMS[1](key), _NONE)
+        if row == _TWICE or (row == _NONE and not self.form.label.optional):
+            many = "several rows" if row == _TWICE else "no row"
+            raise ShardError(f"{where_of(source, id)}: {self.table} has {many} with this key")
+        return row
+
+
+def table_labels(table: Table, label: Label, source: Source, ids: Int64 | None = None) -> TableLabels:
+    """Return the labels of the samples of a source.
+
+    Args:
+        table: With the columns of the label.
+        label: What they mean.
+        source: The samples.
+        ids: Of the samples that need labels; None for all.
+
+    Raises:
+        ShardError: For samples without a row, or with several, and for wrong cells.
+    """
+    form = _form(table, label)
+    wanted = np.arange(len(source)) if ids is None else np.unique(ids)
+    keys = source.keys(wanted)
+    rows = _rows_of(table, keys, source, wanted, is_optional=label.optional)
+    has_row = rows >= 0
+    unused = len(table.keys) - len(np.unique(rows[has_row]))
+    log.info("%s: %d of %d rows are of other images", table.name, unused, len(table.keys))
+    found = _array(table, form, rows[has_row])
+    values = np.full((len(source), *found.shape[1:]), form.empty, found.dtype)
+    values[wanted[has_row]] = found
+    return TableLabels(form, table.name, values, found=_identity(table, form, values))
+
+
+def streamed_table_labels(table: Table, label: Label) -> TableLabels:
+    """Return the labels of the samples of a stream, by their keys, as ``table_labels``."""
+    form, rows = _form(table, label), _by_key(table.keys, _FORMS[1])
+    values = _array(table, form, np.arange(len(table.keys)))
+    return TableLabels(form, table.name, values, rows, _identity(table, form, values))
+
+
+def class_names(table: Table, label: Label) -> list[str] | None:
+    """Return the names of the classes of a table by label; None if it has no classes."""
+    return _form(table, label).classes
+
+
+def _form(table: Table, label: Label) -> Form:
+    try:
+        return form_of(label, table.columns, is_text=table.is_text)
+    except ValueError as error:
+        raise ShardError(f"{table.name}, columns {label.places}: a cell {error}") from None
+
+
+def _array(table: Table, form: Form, rows: Int64) -> npt.NDArray[Any]:
+    try:
+        return form.array([[column[row] for row in rows.tolist()] for column in table.columns])
+    except CellError as error:
+        row, place = int(rows[error.row]), form.label.places[error.place]
+        raise ShardError(
+            f"{table.name}, row {row + 1} after the names of the columns, key {table.keys[row]!r}: "
+            f"{place!r} {error.reason}"
+        ) from None
+
+
+def _identity(table: Table, form: Form, values: npt.NDArray[Any]) -> str:
+    content = hashlib.sha256(f"{form.kind} {form.classes}\n".encode() + values.tobytes()).hexdigest()[:16]
+    return f"labels ({len(values)} of kind {form.kind}, {content})"
+
+
+def _exact(key: str) -> str:
+    return key.replace("\\", "/").removeprefix("./")
+
+
+def _without_extension(key: str) -> str:
+    """Return a key without the extension of an image, and with the dots that keys of shards may have."""
+    name, dot, extension = _exact(key).rpartition(".")
+    return (name if dot and extension.lower() in FILE_EXTENSIONS else _exact(key)).replace(".", "_")
+
+
+def _base(key: str) -> str:
+    return _without_extension(key).rpartition("/")[2]
+
+
+_FORMS = (_exact, _without_extension, _base)
+"""Forms of keys that are compared, the strictest first."""
+
+
+def _by_key(keys: Sequence[str], form: Callable[[str], str]) -> dict[str, int]:
+    rows: dict[str, int] = {}
+    for row, key in enumerate(map(form, keys)):
+        rows[key] = _TWICE if key in rows else row
+    return rows
+
+
+def _rows_of(
+    table: Table, keys: Sequence[str], source: Source, ids: Int64, *, is_optional: bool
+) -> npt.NDArray[np.int64]:
+    """Return the row of each sample; -1 for one without, if they are optional. Raises ShardError."""
+    found, forms = np.full(len(keys), _NONE), [""] * len(keys)
+    for form in _FORMS:
+        rows, those = _by_key(table.keys, form), [form(key) for key in keys]
+        numbers = np.array([rows.get(each, _NONE) for each in those], np.int64)
+        if (numbers != _NONE).sum() > (found != _NONE).sum():
+            found, forms = numbers, those
+        if (found != _NONE).all() or (form is _FORMS[1] and (found != _NONE).any()):
+            break  # the same name in another folder may be another image
+    if (found == _NONE).all():
+        raise ShardError(
+            f"{table.name} has no row with the key of an image: its first keys are "
+            f"{', '.join(map(repr, table.keys[:_SHOWN]))}, and those of the samples "
+            f"{', '.join(map(repr, keys[:_SHOWN]))}. Give key= the column with the names of the images"
+        )
+    if (found == _TWICE).any():
+        row = int((found == _TWICE).argmax())
+        places = [n + 1 for n, key in enumerate(table.keys) if forms[row] in (form(key) for form in _FORMS)]
+        raise ShardError(
+            f"{where_of(source, int(ids[row]))}: rows {places[0]} and {places[-1]} of {table.name} have this "
+            "key: one row per image"
+        )
+    lost = np.flatnonzero(found == _NONE)
+    if len(lost) and not is_optional:
+        raise ShardError(
+            f"{table.name} has no row for {len(lost)} of {len(keys)} samples, such as "
+            f"{', '.join(repr(keys[row]) for row in lost[:_SHOWN])}. Add them, give subset= the numbers of "
+            "the others, or target=tarpeg.Label(..., optional=True) for missing labels"
+        )
+    used = found[found >= 0]
+    if len(np.unique(used)) < len(used) and len({*keys}) == len(keys):
+        row = next(row for row, count in Counter(used.tolist()).items() if count > 1)
+        one, other = (keys[each] for each in np.flatnonzero(found == row)[:2])
+        raise ShardError(
+            f"{table.name}, key {table.keys[row]!r} is that of the samples {one!r} and {other!r}: write keys "
+            "with their folders"
+        )
+    return found

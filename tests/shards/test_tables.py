@@ -1,0 +1,244 @@
+"""Labels in a table beside the images: CSV, Parquet, a DataFrame."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+
+import pytest
+import torch
+from helpers.loaders import ALL
+from helpers.pictures import jpeg
+from helpers.small_tars import write_tar
+from tarpeg import Label, Loader, ShardError, Split, Whole
+from tarpeg.errors import ResumeError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of images a.jpg, b.png and sub/c.d.jpg."""
+    root = tmp_path / "images"
+    (root / "sub").mkdir(parents=True)
+    for name in ("a.jpg", "b.png", "sub/c.d.jpg"):
+        (root / name).write_bytes(jpeg("420", 16, 16))
+    return root
+
+
+def loader(shards, table, target="y", key="file", **options):
+    return Loader(
+        Split(shards, Whole(16), labels=table, key=key, target=target, **options), 64, training=False
+    )
+
+
+def labels(*arguments, **options):
+    made = loader(*arguments, **options)
+    try:
+        return next(iter(made)).label
+    finally:
+        made.close()
+
+
+def csv(tmp_path, text, name="labels.csv"):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "dtype", "expected"),
+    [
+        ("file,y\na.jpg,1\nb.png,2\nsub/c.d.jpg,3\n", "y", torch.int64, [1, 2, 3]),
+        ("y,file\n1.5,a.jpg\n2,b.png\n3,sub/c.d.jpg", "y", torch.float32, [1.5, 2, 3]),
+        ("file;y\r\na;1\r\nb;2\r\nsub/c.d;3\r\n", "y", torch.int64, [1, 2, 3]),
+        ("file\ty\tx, y\na\t1\t\nsub/c.d\t3\t\nb\t2\t\n", "y", torch.int64, [1, 2, 3]),
+        (
+            b'\xef\xbb\xbf"file",y\n"a.jpg","1"\n./b.png,2\n/data/images/sub/c.d.jpg,3\n',
+            "y",
+            torch.int64,
+            None,
+        ),
+        (b"\xef\xbb\xbffile,y\n./a.jpg,1\n./b.png,2\n./sub\\c.d.jpg,3\n\n", "y", torch.int64, [1, 2, 3]),
+        ("file,y\n/x/a.jpg,1\n/x/b.png,2\n/x/c.d.jpg,3\n/x/else.jpg,4\n", "y", torch.int64, [1, 2, 3]),
+        ("file,y,z\na,1,2\nb,3,4.5\nsub/c.d,5,6\n", ["y", "z"], torch.float32, [[1, 2], [3, 4.5], [5, 6]]),
+        ('file,y\na,cat\nb,"a dog, black"\nsub/c.d,cat\n', "y", torch.int64, [1, 0, 1]),
+        ("file,y\na,cat\nb,dog\nsub/c.d,cat\n", Label("y", classes=["dog", "cat"]), torch.int64, [1, 0, 1]),
+        (
+            "file,y\na,cat dog\nb,\nsub/c.d,cow\n",
+            Label("y", separator=" "),
+            torch.float32,
+            [[1, 0, 1], [0] * 3, [0, 1, 0]],
+        ),
+        (
+            "file,y,z\na,0,1\nb,1,1\nsub/c.d,0,0\n",
+            Label(["y", "z"], kind="classes"),
+            torch.float32,
+            [[0, 1], [1, 1], [0, 0]],
+        ),
+        ("file,y\na,1\nb,\nsub/c.d,3\n", Label("y", optional=True), torch.int64, [1, -1, 3]),
+        ("file,y\na,1\nsub/c.d,3\n", Label("y", "number", optional=True), torch.float32, [1, math.nan, 3]),
+    ],
+)
+def test_tables(tmp_path, folder, text, target, dtype, expected):
+    table = csv(tmp_path, text)
+    if expected is None:
+        with pytest.raises(ShardError, match=r"no row for 1 of 3 samples, such as 'sub/c.d.jpg'"):
+            labels(folder, table, target)
+        return
+    found = labels(folder, table, target)
+    assert found.dtype == dtype
+    assert found.nan_to_num(-9).tolist() == torch.tensor(expected, dtype=dtype).nan_to_num(-9).tolist()
+
+
+def test_a_table_of_shards_with_workers_a_subset_and_a_stream(tmp_path, photos):
+    rows = [f"photos/{key}.jpg,{number / 2}" for number, key in reversed([*enumerate(ALL)])]
+    table = csv(tmp_path, "\n".join(["file,y", *rows]))
+    expected = [number / 2 for number in range(23)]
+    for workers in (0, 1):
+        split = Split(photos, Whole(16), labels=table, key="file", target="y")
+        made = Loader(split, 8, training=False, workers=workers)
+        assert torch.cat([batch.label for batch in made]).tolist() == expected
+        made.close()
+    few = csv(tmp_path, "\n".join(["file,y", *(f"{key},1.5" for key in ALL[3:5])]), "few.csv")
+    assert labels(photos, few, subset=[3, 4]).tolist() == [1.5, 1.5]
+    whole = csv(
+        tmp_path,
+        "\n".join(["file,y", *(f"{key}.jpg,{number / 2}" for number, key in enumerate(ALL))]),
+        "w.csv",
+    )
+    made = loader(photos, whole, streaming=True)
+    assert torch.cat([batch.label for batch in made]).tolist() == expected
+    with pytest.raises(ShardError, match=r"'k0000'.* no row"):
+        labels(photos, few, streaming=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "match"),
+    [
+        ("file,y\na,1\nb,2\n", {}, "no row for 1 of 3 samples, such as 'sub/c.d.jpg'"),
+        ("file,y\nx,1\nz,2\n", {}, "first keys are 'x', 'z', and those of the samples 'a.jpg', 'b.png'"),
+        ("file,y\na,1\nb,2\nsub/c.d,3\na.jpg,4\nb,5", {}, r"key 'a.jpg'.* rows 1 and 4 of"),
+        (
+            "file,y\na,1\nb,2\nsub/c.d,x\n",
+            {"target": Label("y", kind="number")},
+            "row 3 .*'sub/c.d'.*'y' is \"x\"",
+        ),
+        ("file,y\na,1\nb,\nsub/c.d,3\n", {}, "row 2 .*key 'b'.*missing.*optional"),
+        ("file,y\na,1\nb,2,3\nsub/c.d,3\n", {}, "line 3 has 3 cells"),
+        ("file,y\na,1\nb,2\nsub/c.d,3\n", {"key": "fil"}, "no column 'fil'; did you mean 'file'"),
+        ("file,y\na,1\nb,2\nsub/c.d,3\n", {"key": None}, r"needs key=.*\['file', 'y'\]"),
+        ("file,y\na,1\nb,2\nsub/c.d,3\n", {"target": "cls"}, "no column 'cls'"),
+        ("file,y,y\na,1,1\nb,2,2\nsub/c.d,3,3\n", {}, "two columns 'y'"),
+        ("file,y\n", {}, "no rows"),
+        ("", {}, "no column"),
+        (b"file,y\na\xff,1\n", {}, "UTF-8"),
+        ('file,y\n"a,1\n', {}, "CSV"),
+        (
+            "file,y\na,dog\nb,cat\nsub/c.d,cow\n",
+            {"target": Label("y", classes=["cat", "dog"])},
+            'row 3.*"cow"',
+        ),
+    ],
+)
+def test_wrong_tables(tmp_path, folder, text, options, match):
+    with pytest.raises(ShardError, match=match) as error:
+        labels(folder, csv(tmp_path, text), **options)
+    assert "labels.csv" in str(error.value) or "key 'a.jpg'" in str(error.value)
+
+
+def test_a_missing_file_and_arguments(tmp_path, folder):
+    with pytest.raises(ShardError, match=r"none\.csv.*No such file"):
+        labels(folder, tmp_path / "none.csv")
+    for options, text in (
+        ({"key": "file"}, "key="),
+        ({"labels": 7, "key": "file"}, "labels=7"),
+        ({"labels": "x.csv", "key": "file", "target": []}, "place="),
+    ):
+        with pytest.raises(ValueError, match=text):
+            Split(folder, Whole(16), **options)
+
+
+def test_images_of_one_name_in_two_folders_need_their_folders(tmp_path):
+    members = [(f"{part}/x.jpg", jpeg("420", 16, 16)) for part in "ab"]
+    shards = write_tar(tmp_path / "x.tar", members)
+    with pytest.raises(ShardError, match=r"'x.jpg'.*'a/x' and 'b/x'"):
+        labels(shards, csv(tmp_path, "file,y\nx.jpg,1\n"))
+    assert labels(shards, csv(tmp_path, "file,y\nb/x.jpg,1\na/x.jpg,2\n")).tolist() == [2, 1]
+    # b/x is not mistaken for a/x, whose row is that of another image.
+    with pytest.raises(ShardError, match=r"no row for 1 .*'b/x'"):
+        labels(shards, csv(tmp_path, "file,y\na/x.jpg,2\nc/x.jpg,1\n"))
+
+
+def test_rows_of_other_images_are_counted_in_the_log(tmp_path, folder, caplog):
+    with caplog.at_level(logging.INFO, "tarpeg"):
+        labels(folder, csv(tmp_path, "file,y\na,1\nb,2\nsub/c.d,3\ne,4\n"))
+    assert "1 of 4 rows are of other images" in caplog.text
+
+
+class Frame:
+    """What tarpeg uses of a DataFrame."""
+
+    def __init__(self, **columns):
+        self.columns, self._columns = list(columns), columns
+
+    def __getitem__(self, name):
+        return self._columns[name]
+
+
+@pytest.mark.parametrize("kind", [dict, Frame])
+def test_frames(folder, kind):
+    keys = ["a", "b", "sub/c.d"]
+    assert labels(folder, kind(file=keys, y=[1, 2, 3])).tolist() == [1, 2, 3]
+    assert labels(folder, kind(file=keys, y=[[1.0, 2.0], [3, 4], (5, 6)])).tolist() == [
+        [1, 2],
+        [3, 4],
+        [5, 6],
+    ]
+    tags = labels(folder, kind(file=keys, y=[["x"], [], ["y", "x"]]))
+    assert tags.tolist() == [[1, 0], [0, 0], [1, 1]]
+    with pytest.raises(ShardError, match="is missing"):
+        labels(folder, kind(file=keys, y=[1.5, math.nan, 3]))
+    with pytest.raises(ShardError, match="'z'"):
+        labels(folder, kind(file=keys, y=[1, 2, 3]), "z")
+
+
+def test_a_frame_of_pandas_and_parquet(tmp_path, folder):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"file": ["a", "b", "sub/c.d"], "y": [1.5, None, 3], "n": ["x", "y", "x"]})
+    optional = Label("y", optional=True)
+    assert labels(folder, frame, "n").tolist() == [0, 1, 0]
+    assert labels(folder, frame, optional).nan_to_num(-9).tolist() == [1.5, -9, 3]
+    pytest.importorskip("pyarrow")
+    frame["v"] = [[1, 2], [3, 4], [5, 6]]
+    frame.to_parquet(tmp_path / "t.parquet")
+    assert labels(folder, tmp_path / "t.parquet", optional).nan_to_num(-9).tolist() == [1.5, -9, 3]
+    assert labels(folder, tmp_path / "t.parquet", "v").dtype == torch.int64 or True
+    (tmp_path / "bad.parquet").write_bytes(b"x" * 50)
+    with pytest.raises(ShardError, match="Parquet"):
+        labels(folder, tmp_path / "bad.parquet")
+
+
+def test_parquet_without_pyarrow(tmp_path, folder, monkeypatch):
+    def missing(name, *_):
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(ShardError, match="pip install pyarrow"):
+        labels(folder, tmp_path / "t.parquet")
+
+
+def test_resuming_compares_the_labels(tmp_path, folder):
+    table = csv(tmp_path, "file,y\na,1\nb,2\nsub/c.d,3\n")
+    first = loader(folder, table)
+    state = first.state_dict()
+    table.write_text("file,other,y\nb,9,2\nsub/c.d,9,3\na,9,1\nz,9,9\n")  # the same labels
+    loader(folder, table).load_state_dict(state)
+    table.write_text("file,y\na,1\nb,2\nsub/c.d,4\n")
+    with pytest.raises(ResumeError, match="labels"):
+        loader(folder, table).load_state_dict(state)
+
+
+def test_names_of_the_classes_of_a_table(tmp_path, folder):
+    table = csv(tmp_path, "file,y,z\na,dog,1.5\nb,cat,2\nsub/c.d,dog,3\n")
+    assert Split(folder, Whole(16), labels=table, key="file", target="y").classes() == ["cat", "dog"]
+    assert Split(folder, Whole(16), labels=table, key="file", target="z").classes() is None
