@@ -1,4 +1,4 @@
-"""A LightningModule around any classifier: loss, accuracy, weight decay and schedule of published recipes."""
+"""A LightningModule around any network: loss, metric, weight decay and schedule of published recipes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from .checks import ConfigError
+from .reports import show
+from .tasks import Task, stored_task, task_of
+
+_MISSING = -1  # a label, of tarpeg.Label(optional=True)
 
 
 class Classifier(lightning.LightningModule):
-    """Loss and accuracy around a classifier.
+    """Loss and accuracy around a classifier; for other labels, loss and metric of their ``Task``.
 
     Args:
         net: from images ``[B, C, H, W]`` to scores ``[B, classes]``.
         optimizer: called with the groups of parameters.
         classes: number of classes; labels are 0 to classes - 1.
         criterion: loss of scores and labels, or of shares of labels if they are mixed; None for cross
-            entropy. Validation always measures cross entropy.
+            entropy, without labels -1, which are missing, or that of the ``Task``. Validation always measures
+            cross entropy, or the loss of the ``Task``.
         no_decay: parameters without weight decay: "norms" (of normalisation layers, as in torchvision's
             references), "vectors" (these, biases, and ``no_weight_decay()`` of the network, as in timm), or
             None.
@@ -51,11 +56,46 @@ class Classifier(lightning.LightningModule):
         self.net = net
         self.optimizer = optimizer
         self.num_classes = classes
-        self.criterion = criterion or nn.CrossEntropyLoss()
+        self._given = criterion
+        self.task: Task | None = None
+        self.criterion = criterion or nn.CrossEntropyLoss(ignore_index=_MISSING)
         self.no_decay = no_decay
         self.schedule = schedule
-        self.accuracy = torchmetrics.classification.MulticlassAccuracy(classes, average="micro")
+        self.accuracy = torchmetrics.classification.MulticlassAccuracy(
+            classes, average="micro", ignore_index=_MISSING
+        )
         self.loss = torchmetrics.MeanMetric()
+
+    def setup(self, stage: str) -> None:
+        """Choose loss and metric for the labels. ConfigError if the network has another number of outputs."""
+        if self.task is None and stage != "predict":
+            self.task = task_of(self._data, self._given)
+        task = self.task
+        if task is None:
+            return
+        if task.outputs != self.num_classes:
+            raise ConfigError(
+                f"labels have {task.outputs} numbers per image: give model.net.num_classes={task.outputs}, "
+                f"which is {self.num_classes}"
+            )
+        task.watch(self.trainer)
+        if self.trainer.is_global_zero:
+            show(task.line())
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Store the task, which predictions need."""
+        if self.task is not None:
+            self.task.save(checkpoint)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the task."""
+        if self.task is None:
+            self.task = stored_task(checkpoint)
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns of ``predict_step``."""
+        return ["key", *(("class", "probability") if self.task is None else self.task.names)]
 
     def forward(self, images: Tensor) -> Tensor:
         """Return scores ``[B, classes]``."""
@@ -64,7 +104,7 @@ class Classifier(lightning.LightningModule):
 
     def on_before_batch_transfer(self, batch: Any, _: int) -> Any:
         """Raise ConfigError for labels out of range: a GPU has an assertion without a message."""
-        if self.trainer.predicting:  # without labels
+        if self.trainer.predicting or self.task is not None:  # without labels, or without classes
             return batch
         low, high = (int(bound) for bound in batch[1].aminmax())
         if high >= self.num_classes and low >= 0:
@@ -72,7 +112,7 @@ class Classifier(lightning.LightningModule):
                 f"labels {low}..{high} need model.net.num_classes={high + 1} or more, "
                 f"and it is {self.num_classes}"
             )
-        if low < 0:
+        if low < 0 and not (low == _MISSING and self._may_lack_labels):
             hint = ": -1 is an image without a label; data=folder takes a folder of images" * (low == -1)
             raise ConfigError(
                 f"labels {low}..{high} do not fit model.net.num_classes={self.num_classes}{hint}"
@@ -82,7 +122,7 @@ class Classifier(lightning.LightningModule):
     def training_step(self, batch: Any, _: int) -> Tensor:
         """Return the loss of a batch of images and labels."""
         images, labels = batch
-        loss: Tensor = self.criterion(self(images), labels)
+        loss: Tensor = (self.criterion if self.task is None else self.task.loss)(self(images), labels)
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
@@ -90,8 +130,12 @@ class Classifier(lightning.LightningModule):
         """Count loss and accuracy of a batch; each of several validation sets has its own accuracy."""
         images, labels = batch
         scores = self(images)
+        if self.task is not None:
+            self.task.update(scores, labels)
+            self.loss.update(self.task.loss(scores, labels), len(labels))
+            return
         self.accuracy.update(scores, labels)
-        self.loss.update(nn.functional.cross_entropy(scores, labels), len(labels))
+        self.loss.update(nn.functional.cross_entropy(scores, labels, ignore_index=_MISSING), len(labels))
         sets = [name for name in self._data.splits if name.startswith("val/")]
         if sets:  # such as val/clean/accuracy
             right = (scores.argmax(1) == labels).float().mean()
@@ -101,12 +145,20 @@ class Classifier(lightning.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Log loss and accuracy over all validation sets."""
         self.log("val/loss", self.loss)
-        self.log("val/accuracy", self.accuracy, prog_bar=True)
+        if self.task is None:
+            self.log("val/accuracy", self.accuracy, prog_bar=True)
+        else:
+            self.log(self.task.score[0], self.task.metric, prog_bar=True)
 
-    def predict_step(self, batch: Any, _: int) -> list[tuple[str, str | int, float]]:
-        """Return key, class and probability of each image; the class is a number if it has no name."""
+    def predict_step(self, batch: Any, _: int) -> list[tuple[Any, ...]]:
+        """Return key, class and probability of each image; the class is a number if it has no name.
+
+        For other labels, key and one number per output.
+        """
         if not batch.key:  # none could be decoded
             return []
+        if self.task is not None:
+            return self.task.rows(batch.key, self(batch.image))
         found = self(batch.image).float().softmax(1).max(1)
         named: dict[int, str] = dict(enumerate(self._data.classes or []))  # those of the checkpoint
         classes = [named.get(label, label) for label in found.indices.tolist()]
@@ -143,6 +195,11 @@ class Classifier(lightning.LightningModule):
             reason = "".join(f"{key}={value} is a word: " for key, value in words.items())
             remedy = "".join(f"; give a number: model.optimizer.{key}=0.1" for key in words)
             raise ConfigError(f"model.optimizer: {reason}{error}{remedy}") from error
+
+    @property
+    def _may_lack_labels(self) -> bool:
+        targets = [getattr(split, "target", None) for split in self._data.splits.values()]
+        return any(getattr(target, "optional", False) for target in targets)
 
     @property
     def _data(self) -> tarpeg.ShardDataModule:

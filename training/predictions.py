@@ -20,6 +20,8 @@ _OF_DATA = re.compile(r"[+~]*(data|augment|experiment)\b")
 _OF_VAL = ("_target_", "crop", "transform", "interpolation", "fidelity", "channels")
 """Settings that the predicted images share with those of the validation."""
 
+_COLUMNS = ("key", "class", "probability")
+
 
 def data_to_predict(config: DictConfig, arguments: Sequence[str] = ()) -> dict[str, Any]:
     """Return arguments of the data module for ``predict=``: that split alone, without labels; {} without it.
@@ -72,7 +74,7 @@ class Predictions(lightning.Callback):
     The table is renamed when it is complete.
 
     Args:
-        path: of the table, a CSV file with the columns key, class and probability.
+        path: of the table, a CSV file with the columns key, class and probability, or those of the model.
 
     Attributes:
         rows: number of rows that were written, of all ranks.
@@ -88,7 +90,7 @@ class Predictions(lightning.Callback):
             # Names of files may have bytes that are not UTF-8.
             part = self.path.with_suffix(".part")
             self._file = part.open("w", newline="", encoding="utf-8", errors="surrogateescape")
-            csv.writer(self._file).writerow(("key", "class", "probability"))
+            csv.writer(self._file).writerow(getattr(pl_module, "columns", _COLUMNS))
 
     def on_predict_batch_end(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, *_: Any
@@ -101,10 +103,14 @@ class Predictions(lightning.Callback):
         self.rows += sum(map(len, ranks))
         if trainer.is_global_zero:
             for rows in ranks:
-                csv.writer(self._file).writerows((key, name, f"{share:.6f}") for key, name, share in rows)
+                csv.writer(self._file).writerows(map(_shown, rows))
 
     def on_predict_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Rename the complete table."""
         if trainer.is_global_zero:
             self._file.close()
             self.path.with_suffix(".part").replace(self.path)
+
+
+def _shown(row: Sequence[Any]) -> list[Any]:
+    return [f"{each:.6f}" if isinstance(each, float) else each for each in row]

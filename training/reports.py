@@ -69,8 +69,9 @@ def summary_of(
                 measured.append(f"{callback.wait_share:.0%} of the time waiting for data")
             if callback.advice:  # empty if nothing was trained, or only in processes that ended
                 yield f"data: {in_overrides(callback.advice)}"
-    if "val/accuracy" in trainer.callback_metrics:
-        measured.append(f"validation accuracy {trainer.callback_metrics['val/accuracy']:.3f}")
+    for name in ("accuracy", "map", "mae"):
+        if f"val/{name}" in trainer.callback_metrics:
+            measured.append(f"validation {name} {trainer.callback_metrics[f'val/{name}']:.3f}")
     if resume := resume_hint(trainer, arguments):
         yield resume
     yield f"trained: {', '.join(measured)}"

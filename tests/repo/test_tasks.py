@@ -1,0 +1,113 @@
+"""Trainings on labels that are not one class: the loss, the metric and predictions suit the labels."""
+
+from __future__ import annotations
+
+import csv
+import math
+
+import pytest
+import tarpeg
+import torch
+from helpers.loaders import ALL
+from helpers.training import trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+
+from training.checks import ConfigError
+from training.classifier import Classifier
+from training.predictions import Predictions
+from training.tasks import Task
+
+
+def table(tmp_path, header, row):
+    path = tmp_path / "labels.csv"
+    path.write_text("\n".join([header, *(f"{key}.jpg,{row(number)}" for number, key in enumerate(ALL))]))
+    return path
+
+
+def data(photos, path, target, **options):
+    crop = tarpeg.CenterCrop(16)
+    split = tarpeg.Split(photos, crop, labels=path, key="file", target=target)
+    predict = tarpeg.Split(photos, crop, target=None)
+    return tarpeg.ShardDataModule(
+        split,
+        split,
+        predict=predict,
+        batch_size=8,
+        workers=0,
+        allow_overlap=True,
+        augment=tarpeg.Augment(),
+        **options,
+    )
+
+
+def model(outputs, **options):
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, outputs))
+    return Classifier(net, lambda groups: torch.optim.SGD(groups, 0.01), outputs, **options)
+
+
+def run(tmp_path, data, net):
+    """Train and validate one epoch, then predict by the best checkpoint with a new model."""
+    best = ModelCheckpoint(tmp_path / "best", monitor="val/accuracy", mode="max")
+    fit = trainer(tmp_path, callbacks=[best], enable_checkpointing=True)
+    fit.fit(net, data)
+    assert best.best_model_path
+    found = Predictions(tmp_path / "predictions.csv")
+    other = trainer(tmp_path, callbacks=[found])
+    other.predict(model(net.num_classes), data, ckpt_path=best.best_model_path, return_predictions=False)
+    rows = list(csv.reader(found.path.open()))
+    return best, {name: float(value) for name, value in fit.callback_metrics.items()}, rows
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_numbers_and_several_classes(tmp_path, photos, capsys):
+    numbers = data(photos, table(tmp_path, "file,age,size", lambda n: f"{n},{n / 2}"), ["age", "size"])
+    best, metrics, rows = run(tmp_path, numbers, model(2))
+    assert (best.monitor, best.mode) == ("val/mae", "min")
+    assert best.best_model_score == metrics["val/mae"] > 0
+    assert "numbers, 2 per image; loss SmoothL1Loss" in capsys.readouterr().out
+    assert rows[0] == ["key", "age", "size"] and len(rows) == 24 and all(map(float, rows[5][1:]))
+
+    path = table(tmp_path, "file,tags", lambda n: "cat dog" if n % 2 else "dog")
+    best, metrics, rows = run(tmp_path, data(photos, path, tarpeg.Label("tags", separator=" ")), model(2))
+    assert best.monitor == "val/map" and 0 < metrics["val/map"] <= 1
+    assert "BCEWithLogitsLoss" in capsys.readouterr().out
+    assert rows[0] == ["key", "cat", "dog"] and 0 < float(rows[1][1]) < 1
+
+    path = table(tmp_path, "file,kind", lambda n: "" if n % 3 else "cat" if n % 2 else "dog")
+    optional = tarpeg.Label("kind", optional=True)
+    fit = trainer(tmp_path)
+    fit.fit(model(2), data(photos, path, optional))
+    assert math.isfinite(fit.callback_metrics["train/loss"]) and "val/accuracy" in fit.callback_metrics
+
+    with pytest.raises(ConfigError, match=r"model\.net\.num_classes=2"):
+        trainer(tmp_path).fit(model(5), numbers)
+
+
+def test_missing_labels_do_not_count():
+    scores = torch.tensor([[1.0, 9.0], [2.0, 3.0]], requires_grad=True)
+    labels = torch.tensor([[1.5, math.nan], [2.0, 4.0]])
+    task = Task("number", 2)
+    known = (torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.5, 2.0, 4.0]))
+    torch.testing.assert_close(task.loss(scores, labels), nn.functional.smooth_l1_loss(*known))
+    task.update(scores, labels)
+    assert float(task.metric.compute()) == pytest.approx(0.5)
+    nothing = task.loss(scores, torch.full((2, 2), math.nan))
+    nothing.backward()
+    assert nothing.item() == 0 and not scores.grad.any()
+    assert float(Task("number", 1).loss(torch.ones(3, 1), torch.ones(3))) == 0
+    assert Task("number", 2, criterion=nn.MSELoss()).loss(scores, labels) != task.loss(scores, labels)
+    classes = Task("classes", 2)
+    classes.update(torch.tensor([[5.0, 5.0], [-5.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, math.nan]]))
+    assert 0 <= float(classes.metric.compute()) <= 1
+
+
+def test_a_loss_of_classes_leaves_missing_labels_out():
+    loss = model(3).criterion
+    scores = torch.randn(4, 3)
+    labels = torch.tensor([0, 2, -1, 1])
+    torch.testing.assert_close(
+        loss(scores, labels), nn.functional.cross_entropy(scores[[0, 1, 3]], labels[[0, 1, 3]])
+    )
+    shares = nn.functional.one_hot(labels.clamp(0), 3).float()  # of Mix
+    torch.testing.assert_close(loss(scores, shares), nn.functional.cross_entropy(scores, shares))
