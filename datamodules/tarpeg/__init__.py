@@ -93,6 +93,7 @@ if TYPE_CHECKING:
         Whole as Whole,
     )
     from .sampling.geometry import View as View
+    from .sampling.iou_crop import RandomIoUCrop as RandomIoUCrop
     from .sampling.padded import (
         LetterBox as LetterBox,
         RandomShortestSize as RandomShortestSize,
@@ -144,6 +145,7 @@ _NAMES = {
     "ops.programs": "Op run_programs",
     "sampling.crops": "CenterCrop Progressive RandomCrop RandomResizedCrop Whole",
     "sampling.geometry": "View",
+    "sampling.iou_crop": "RandomIoUCrop",
     "sampling.padded": "LetterBox RandomShortestSize ScaleJitter",
     "sampling.sampler": "Blocks",
     "shards.folder": "Folder",

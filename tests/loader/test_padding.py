@@ -19,6 +19,7 @@ from tarpeg import (
     Masks,
     PadMask,
     RandomCrop,
+    RandomIoUCrop,
     RandomShortestSize,
     ScaleJitter,
     Split,
@@ -244,3 +245,27 @@ def test_a_crop_of_ones_own_may_pad():
     object.__setattr__(crop, "sides", (6, 1))
     with pytest.raises(BoxError, match=r"\[4, 8\] with their places"):
         next(iter(load(None, split=Split(source, crop, target=None), **HERE)))
+
+
+def test_a_crop_that_depends_on_the_objects(tmp_path):
+    """Of JPEGs and of PNGs, and of a substitute: the boxes that are drawn are those of the sample."""
+    split = Split(
+        Pictures(broken=[3]), RandomIoUCrop(32), flip=0.5, targets=[Boxes("json:objects"), PadMask()]
+    )
+    batches = []
+    for settings in ({"workers": 0, "threads": 0, "batch_size": 10}, {"workers": 1, "batch_size": 10}):
+        loader = load(None, split=split, seed=2, shuffle=False, **settings)
+        with pytest.warns(UserWarning, match="takes its place"):
+            batches.append([(batch, loader.claim().views[0]) for _ in range(3) for batch in loader])
+        loader.close()
+    for (batch, view), (other, theirs) in zip(*batches, strict=True):
+        assert torch.equal(batch.image, other.image) and np.array_equal(view.boxes, theirs.boxes)
+        assert view.drops_by_centre and theirs.drops_by_centre
+        centres = np.array([[9, 6.5], [8.5, 13]])
+        for row, target in enumerate(batch.targets):
+            top, left, height, width = view.boxes[row].tolist()
+            x, y = centres.T
+            is_inside = (left < x) & (x < left + width) & (top < y) & (y < top + height)
+            is_whole = view.boxes[row, 2:].tolist() == view.sizes[row].tolist()
+            assert is_inside.any() and (is_whole or len(target["boxes"]) == is_inside.sum())
+    assert len({tuple(view.boxes[0]) for _, view in batches[0]}) > 1  # of one sample, in three epochs

@@ -188,6 +188,10 @@ class Boxes:
             view.size,
         )
 
+    def rectangles(self, value: Objects) -> Float64:
+        """Return the boxes of one image: float64 [N, 4], (x1, y1, x2, y2) in pixels of the source."""
+        return value.boxes
+
     def move(self, value: Objects, view: View) -> dict[str, Any]:
         """Return the dict of one image; see ``Target.move``."""
         return dicts_of(dropped([self.move_all([value], view)]), 1)[0]

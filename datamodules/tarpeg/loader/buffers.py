@@ -334,6 +334,7 @@ class ViewMessage(TypedDict):
     size: tuple[int, int]
     affine: bytes | None
     places: bytes | None
+    drops_by_centre: bool
 
 
 class ResultMessage(TypedDict):
@@ -398,6 +399,7 @@ def _view_message(view: View) -> ViewMessage:
         "size": view.size,
         "affine": None if affine is None else affine.tobytes(),
         "places": None if places is None else places.tobytes(),
+        "drops_by_centre": view.drops_by_centre,
     }
 
 
@@ -410,6 +412,7 @@ def _view_of(message: ViewMessage) -> View:
         size=message["size"],
         affine=None if affine is None else np.frombuffer(bytearray(affine)).reshape(-1, 2, 3),
         places=None if places is None else np.frombuffer(bytearray(places), np.int32).reshape(-1, 4),
+        drops_by_centre=message["drops_by_centre"],
     )
 
 

@@ -59,7 +59,7 @@ from .config import OnError
 from .python_steps import PythonSteps, is_for_pillow
 from .resize_first import ResizeFirst, resizes_first
 from .split import Split
-from .targets import Moved, move_targets, picture_bytes, read_targets
+from .targets import Moved, move_targets, picture_bytes, read_rectangles, read_targets
 from .workers import end_if_forked
 
 # Streams of random numbers, beside those of loader.python_steps: no two uses of a sample's numbers are
@@ -222,6 +222,9 @@ class Fetcher:
         known = sizes[:, 0] > 0
         all_known = bool(known.all())
         for number, (crop, pipeline) in enumerate(zip(crops, self.split.pipelines, strict=True)):
+            if hasattr(crop, "boxes_among"):
+                views.append(self._drawn_among(request, number, crop, sizes, results[number]))
+                continue
             uniforms = self._uniforms(request, number, crop)
             if all_known:  # no copies
                 boxes = self._boxes(crop, sizes, uniforms[:, 1:], request.ids)
@@ -234,6 +237,23 @@ class Fetcher:
             view = View(sizes.copy(), boxes, uniforms[:, 0] < pipeline.flip, results[number])
             views.append(view if boxes.shape[1] == 4 else self._placed(crop, view))
         return views
+
+    def _drawn_among(
+        self, request: Request, number: int, crop: Any, sizes: npt.NDArray[np.int32], size: Size
+    ) -> View:
+        """Draw a view whose boxes depend on the objects of the images."""
+        known = np.flatnonzero(sizes[:, 0])
+        objects = read_rectangles(self.shards, request.ids[known], self.split.targets)
+
+        def draw(rows: Int64, round: int) -> rng.Float64:
+            return self._uniforms(request.rows(known[rows]), number, crop, round)[:, 1:]
+
+        boxes = np.zeros((len(sizes), 4), np.int32)
+        if len(known):
+            found = crop.boxes_among(sizes[known], objects, draw)
+            boxes[known] = self._checked(crop, found, sizes[known], request.ids[known])
+        flips = self._uniforms(request, number, crop)[:, 0] < self.split.pipelines[number].flip
+        return View(sizes.copy(), boxes, flips, size, drops_by_centre=getattr(crop, "drops_by_centre", False))
 
     def _placed(self, crop: Crop, view: View) -> View:
         """Return a view of boxes [B, 8] with boxes and places, which are mirrored with their results."""
@@ -258,11 +278,16 @@ class Fetcher:
     def _boxes(
         self, crop: Crop, sizes: npt.NDArray[np.int32], uniforms: rng.Float64, ids: Int64
     ) -> npt.NDArray[np.int32]:
-        """Check boxes here, where shard, key and crop are known: the crop may be the user's own."""
         try:
             boxes = np.asarray(crop.boxes(sizes, uniforms))
         except SmallImageError as error:
             raise BoxError(f"{where_of(self.shards, int(ids[error.row]))}: {error}") from error
+        return self._checked(crop, boxes, sizes, ids)
+
+    def _checked(
+        self, crop: Crop, boxes: npt.NDArray[Any], sizes: npt.NDArray[np.int32], ids: Int64
+    ) -> npt.NDArray[np.int32]:
+        """Check boxes here, where shard, key and crop are known: the crop may be the user's own."""
         if boxes.shape not in ((len(ids), 4), (len(ids), 8)) or boxes.dtype.kind not in "iu":
             raise BoxError(
                 f"{crop!r}: boxes must be integers [{len(ids)}, 4], or [{len(ids)}, 8] with their places in "
@@ -299,10 +324,10 @@ class Fetcher:
             found.append(_size_of(crop, sizes, draws) if has_many_sizes(crop) else _pair(crop.size))
         return found
 
-    def _uniforms(self, request: Request, number: int, crop: Crop) -> rng.Float64:
-        """Draw the numbers of a view: that of the flip, and those of the crop."""
+    def _uniforms(self, request: Request, number: int, crop: Crop, round: int = 0) -> rng.Float64:
+        """Draw the numbers of a view: that of the flip, and those of the crop, in one of its rounds."""
         occurrence = np.zeros_like(request.ids) if request.occurrence is None else request.occurrence
-        first = rng.first_draw(occurrence, number)
+        first = rng.first_draw(occurrence, number) + round * (crop.draws + 1)
         return rng.uniforms(self.seed, request.epoch, request.ids, crop.draws + 1, _CROP, first)
 
     # 3. Decode

@@ -14,7 +14,7 @@ from torch import nn
 from ..augment.module import Augment
 from ..errors import ResumeError
 from ..remedies import Message, Setting
-from ..sampling import crops, padded
+from ..sampling import crops, iou_crop, padded
 from ..shards.paths import Paths
 from ..shards.source import Source
 from ..transforms.torchvision import flattened, name_of
@@ -26,7 +26,7 @@ _CROPS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         *(crops.CenterCrop, crops.Whole, crops.RandomCrop, crops.RandomResizedCrop),
-        *(padded.LetterBox, padded.ScaleJitter, padded.RandomShortestSize),
+        *(padded.LetterBox, padded.ScaleJitter, padded.RandomShortestSize, iou_crop.RandomIoUCrop),
     )
 }
 _LAST_EPOCH = 2**31  # Progressive ends with its last size

@@ -29,7 +29,7 @@ from ..transforms.pipeline import Pipeline, Uncropped, pipeline_of
 from ..transforms.plan import Plan, plan_of
 from ..transforms.torchvision import Transform, name_of, shown_step
 from .config import LoaderConfig
-from .targets import check_targets
+from .targets import check_targets, have_rectangles
 
 # The names of ops.decode, which loads the native library.
 Interpolation = Literal["bilinear", "bicubic", "lanczos", "box", "area", "nearest", "nearest-exact"]
@@ -158,6 +158,12 @@ class Split:
             self._check_streaming()
         if self.targets is not None:
             self._check_targets()
+        for crop in self.view_crops():
+            if hasattr(crop, "boxes_among") and not have_rectangles(self.targets):
+                raise ValueError(
+                    f"crop={crop!r} depends on the boxes of an image: give targets=tarpeg.Boxes(...), or a "
+                    "list or dict with it"
+                )
 
     def open(self) -> Source:
         """Index the shards, or list the images. Raises ``ShardError`` if any is missing or damaged."""

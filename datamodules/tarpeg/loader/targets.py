@@ -328,6 +328,22 @@ def read_targets(source: Source, ids: Int64, sizes: Int32, targets: Targets) -> 
     return found
 
 
+def have_rectangles(targets: Any) -> bool:
+    """Whether one of the targets has boxes, which a crop may ask for."""
+    return targets is not None and any(hasattr(each, "rectangles") for each in _named(targets).values())
+
+
+def read_rectangles(source: Source, ids: Int64, targets: Targets) -> list[npt.NDArray[np.float64]]:
+    """Read the boxes of each sample, float64 [N, 4]; none of a broken target, which is replaced later."""
+    found: list[list[npt.NDArray[np.float64]]] = [[np.zeros((0, 4))] for _ in ids]
+    for target in _named(targets).values():
+        rectangles = getattr(target, "rectangles", None)
+        for row, value in enumerate(_read(source, ids, target) if rectangles else ()):
+            if rectangles and not isinstance(value, ShardError):
+                found[row].append(rectangles(value))
+    return [np.concatenate(each) for each in found]
+
+
 def move_targets(
     targets: Targets, values: Sequence[Any], view: View, source: Source, ids: Int64
 ) -> tuple[list[Fields], dict[str, list[Any]]]:

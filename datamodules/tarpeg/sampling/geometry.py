@@ -36,6 +36,7 @@ class View:
             It is computed only for a split with ``targets=``.
         places: int32 [B, 4], (top, left, height, width) of the part of the result that shows the box; the
             rest is padding. None: all of it.
+        drops_by_centre: Boxes whose centre is not inside of the crop are not visible: of ``RandomIoUCrop``.
 
     Example:
         >>> import numpy as np
@@ -51,6 +52,7 @@ class View:
     size: tuple[int, int]
     affine: Float64 | None = None
     places: Int32 | None = None
+    drops_by_centre: bool = False
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -70,6 +72,7 @@ class View:
             size=self.size,
             affine=None if self.affine is None else self.affine[chosen],
             places=None if self.places is None else self.places[chosen],
+            drops_by_centre=self.drops_by_centre,
         )
 
     def put(self, row: int, other: View) -> None:
@@ -205,6 +208,11 @@ class View:
         moved[flips, 0::2] = np.broadcast_to(parts, low.shape)[flips, :1] - moved[flips, 2::-2]
         if self.places is not None:
             moved += np.tile(self.places[places, 1::-1], 2)
+        if self.drops_by_centre:
+            centre = (given[:, :2] + given[:, 2:]) / 2
+            is_cut = (crops[:, 2:] != self.sizes[places]).any(axis=1)
+            is_inside = ((origin < centre) & (centre < origin + size)).all(axis=1) | ~is_cut
+            moved[~is_inside], visible[~is_inside] = 0.0, 0.0
         if self.affine is not None:
             affine = self.affine[places]
             corners = moved[:, [[0, 1], [2, 1], [0, 3], [2, 3]]]
