@@ -23,15 +23,15 @@ def drawn(crop, sizes, objects, seed=0):
     )
 
 
-@pytest.mark.parametrize("options", [None, [0.5], [0.0, 0.9, 1.5]])
+@pytest.mark.parametrize("options", [None, [0.0, 0.3, 1.5]])
 def test_boxes_are_distributed_as_torchvisions(options):
-    count, size = 4000, (210, 200)
+    count, size = 2000, (210, 200)
     found = drawn(RandomIoUCrop(64, sampler_options=options), [size] * count, [OBJECTS] * count)
     theirs = v2.RandomIoUCrop(sampler_options=options)
     boxes = tv_tensors.BoundingBoxes(OBJECTS, format="XYXY", canvas_size=size)
     image, expected = tv_tensors.Image(torch.zeros(1, *size)), []
     torch.manual_seed(1)
-    for _ in range(700):
+    for _ in range(250):
         made = theirs.make_params([image, boxes])
         box = [made[name] for name in ("top", "left", "height", "width")] if made else [0, 0, *size]
         expected.append([*box, made["is_within_crop_area"].sum() if made else 3])
@@ -43,9 +43,9 @@ def test_boxes_are_distributed_as_torchvisions(options):
     mine = np.column_stack([found, inside]).astype(float)
     error = np.hypot(mine.std(0) / np.sqrt(count), expected.std(0) / np.sqrt(len(expected)))
     assert (np.abs(mine.mean(0) - expected.mean(0)) < 4 * error + 1e-9).all()
-    np.testing.assert_allclose(mine.std(0), expected.std(0), rtol=0.12)
+    np.testing.assert_allclose(mine.std(0), expected.std(0), rtol=0.2)
     is_whole = (mine[:, 2:4] == size).all(1).mean(), (expected[:, 2:4] == size).all(1).mean()
-    assert abs(is_whole[0] - is_whole[1]) < 0.07
+    assert abs(is_whole[0] - is_whole[1]) < 0.1
 
 
 def test_each_row_depends_on_its_own_numbers_alone():
