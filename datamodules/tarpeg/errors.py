@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 
@@ -108,14 +108,14 @@ def similar(given: object, known: Iterable[str], shown: Callable[[str], str] = r
 
 def check_integer(
     name: str,
-    value: object,
+    value: Any,
     low: float = -math.inf,
     high: float = math.inf,
     *,
     of: object = "",
     hint: str = "",
 ) -> None:
-    """Raise ValueError unless the value of an argument is an int, but no bool, in low..high.
+    """Raise ValueError unless the value of an argument is an integer, but no bool, in low..high.
 
     Args:
         name: Name of the argument.
@@ -125,7 +125,7 @@ def check_integer(
         of: Object whose class has the argument, if its name alone is not clear.
         hint: End of the message.
     """
-    if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+    if not isinstance(value, bool) and isinstance(value, Integral) and low <= int(value) <= high:
         return
     limits = f" of at least {low}" if low > -math.inf else ""
     if high < math.inf:

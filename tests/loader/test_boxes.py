@@ -189,6 +189,10 @@ BROKEN = {
     "not a list": ({"json": b'{"objects": {"a": 1}}'}, r"'objects' is .*not a list"),
     "no field": ({"json": b'{"boxes": []}'}, r"no field 'objects'"),
     "another document": ({"json": b"[1, 2]"}, r"no field 'objects'"),
+    "one field twice": (
+        {"json": b'{"objects": [], "objects": []}'},
+        "'json' is not JSON.*'objects' more than",
+    ),
     "not JSON": ({"json": b'{"objects": ['}, r"member 'json' is not JSON"),
     "deep": ({"json": b"[" * 200_000}, r"member 'json' is nested"),
     "no member": ({"json": None}, r"no member 'json'"),
@@ -247,6 +251,48 @@ def test_too_many_broken_targets_end_the_epoch():
     split = split_of(dict.fromkeys((1, 2), BROKEN["nan"][0]))
     with pytest.raises(tarpeg.DecodeError, match=r"max_bad.*objects\.1\.bbox"), pytest.warns(UserWarning):
         list(load(None, split=split, max_bad=0.0, **HERE))
+
+
+def test_warnings_about_broken_targets_do_not_blame_the_images_alone():
+    split = split_of({2: BROKEN["nan"][0]})
+    with pytest.warns(UserWarning) as caught:
+        list(load(None, split=split, shuffle=False, **HERE))
+    text = "1 of 12 images cannot be decoded, or have broken targets: metrics count"
+    assert sum(text in str(warning.message) for warning in caught) == 1
+    with pytest.raises(
+        tarpeg.DecodeError, match=r"1 images .*decoded, or have broken targets, more than max_bad"
+    ):
+        list(load(None, split=split, max_bad=0.0, **HERE))
+
+
+def test_a_field_in_place_of_an_extension_is_an_error_with_the_remedy():
+    split = Split(Scenes({}), Whole(32), targets=Boxes("objects"))
+    text = r"""has no member 'objects', .*For a field 'objects' of KEY\.json: "json:objects"\."""
+    with pytest.raises(ShardError, match=text):
+        list(load(None, split=split, on_error="raise", **HERE))
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        (
+            (v2.Resize(60), v2.CenterCrop(50)),
+            r"crops in Python .*crop=tarpeg\.CenterCrop\(\(50, 50\), shorter=60\)",
+        ),
+        ((v2.RandomRotation(9), v2.CenterCrop(50)), r"in Python \(RandomRotation.*begin with the crop"),
+        ((v2.Resize(60),), r"targets=Boxes cannot follow .*: .*begin with the crop"),
+        (
+            (v2.RandomCrop(50), v2.RandomRotation(9)),
+            r"RandomRotation\(.*\) in transform= runs in Python: leave",
+        ),
+    ],
+)
+def test_steps_that_boxes_cannot_follow_are_an_error_of_the_split(steps, text):
+    boxes = Boxes("json:objects")
+    for targets in (boxes, [boxes], {"boxes": boxes, "number": Number()}):
+        with pytest.raises(ValueError, match=text if targets is boxes else "cannot follow"):
+            Split(Scenes({}), transform=v2.Compose(steps), targets=targets)
+    Split(Scenes({}), transform=v2.Compose(steps), targets=Number())
 
 
 def test_an_image_id_that_is_not_an_integer_is_a_broken_target():

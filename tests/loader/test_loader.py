@@ -7,6 +7,7 @@ import errno
 import gc
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import warnings
@@ -125,23 +126,43 @@ def test_signals_to_the_whole_group_are_the_parents_to_handle(photos, children):
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
-        ({"global_batch_size": 0}, "global_batch_size=0 must be at least 1"),
+        ({"batch_size": 0}, "batch_size=0 must be an integer of at least 1"),
+        ({"global_batch_size": 0}, "global_batch_size=0 must be an integer of at least 1"),
         ({"batch_size": "abc"}, "batch_size='abc' must be an integer"),
         ({"batch_size": None}, "batch_size=None must be an integer"),
         ({"workers": True}, "workers=True must be an integer"),
         ({"max_bad": "abc"}, "max_bad='abc' must be a fraction"),
-        ({"workers": -1}, "workers=-1 must be at least 0"),
-        ({"threads": -1}, "threads=-1 must be at least 0"),
-        ({"prefetch": 0}, "prefetch=0 must be at least 1"),
-        ({"max_pixels": 0}, "max_pixels=0 must be at least 1"),
+        ({"workers": -1}, "workers=-1 must be an integer of at least 0"),
+        ({"threads": -1}, "threads=-1 must be an integer of at least 0"),
+        ({"prefetch": 0}, "prefetch=0 must be an integer of at least 1"),
+        ({"max_pixels": 0}, "max_pixels=0 must be an integer of at least 1"),
         ({"max_bad": 2}, "max_bad=2 must be a fraction"),
+        ({"seed": 2**63}, r"seed=9223372036854775808 must be an integer in 0\.\.9223372036854775807"),
+        ({"drop_last": 3}, "drop_last=3 must be True or False"),
+        ({"allow_other_data": "no"}, "allow_other_data='no' must be True or False"),
         ({"on_error": "ignore"}, "on_error='ignore' must be 'substitute', 'raise' or 'leave_out'"),
     ],
 )
 def test_settings_out_of_range(settings, text):
     with pytest.raises(ValueError, match=text):
         LoaderConfig(**settings)
+
+
+HERE = {"workers": 0, "rank": 0, "world": 1}
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:7", 0, torch.device("cuda")])
+def test_a_device_that_is_not_there_is_an_error_of_the_loader(photos, monkeypatch, device):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match=rf"device={re.escape(repr(device))}: this machine has none of CUDA"):
+        Loader(Split(photos, CenterCrop(8)), device=device, **HERE)
+
+
+def test_a_device_and_a_name_that_are_none(photos):
+    with pytest.raises(ValueError, match="device='gpu' must be a device of torch"):
+        Loader(Split(photos, CenterCrop(8)), device="gpu", **HERE)
+    with pytest.raises(ValueError, match="name=3 must be a text"):
+        Loader(Split(photos, CenterCrop(8)), name=3, **HERE)
 
 
 def test_no_image_is_left_out_of_a_training(photos):

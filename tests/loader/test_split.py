@@ -97,6 +97,7 @@ class OwnCrop:
         ({"crop": 224}, "crop=224 must have size, draws and boxes"),
         ({"crop": [CenterCrop(8), 224]}, "crop=224 must have size, draws and boxes"),
         ({"subset": 1.5}, r"subset=1\.5"),
+        ({"subset": 1}, r"subset=1: give 1\.0 or None for all samples, and \[1\] for sample number 1"),
         ({"shuffle": "block"}, "shuffle='block' must be"),
         (
             {"crop": [SMALL, Progressive(SMALL, {7: 8})]},

@@ -88,7 +88,7 @@ def test_a_fraction_is_the_same_for_every_seed_and_part_of_a_larger_one():
     assert (len(small), len(large)) == (100, 250)
     assert set(small) <= set(large) and small.tolist() == sorted(small)
     assert sorted(epoch_ids(1000, subset=0.1, seed=7, epoch=3)) == small.tolist()
-    assert subset_ids(1, 10) is None and subset_ids(1.0, 10) is None and subset_ids(None, 10) is None
+    assert subset_ids(1.0, 10) is None and subset_ids(None, 10) is None
     assert len(subset_ids(1e-9, 10)) == 1 and len(subset_ids(0.5, 23)) == 12  # round(11.5)
     # As many of each stretch as chance allows.
     assert abs(int((subset_ids(0.5, 10_000) < 5000).sum()) - 2500) < 6 * math.sqrt(10_000) / 4
@@ -105,10 +105,12 @@ def test_indices_keep_their_order_without_shuffling(tmp_path):
     ("subset", "text"),
     [
         *((fraction, f"subset={fraction} ") for fraction in (0.0, 1.5, -1, math.nan)),
+        (1, r"subset=1: give 1\.0 or None for all samples, and \[1\]"),
         ([], r"subset=\[\]"),
         ([0.5, 0.5], r"subset=\[0.5, 0.5\]"),
         ([[1]], r"subset=\[\[1\]\]"),
-        ([True, False], "subset=.*bool"),
+        ([True, False], r"subset=\[True, False\] .*booleans: give np\.flatnonzero"),
+        (np.arange(10) > 3, r"subset=.*booleans: give np\.flatnonzero"),
         (True, "subset=True"),
         ([1, 10], r"subset=\[1, 10\] .*0\.\.9"),
         ([-1], r"subset=\[-1\] .*0\.\.9"),

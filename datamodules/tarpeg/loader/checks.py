@@ -133,6 +133,22 @@ def _refuse_random_transforms(modules: Sequence[Any]) -> None:
             )
 
 
+def check_device(device: Any) -> None:
+    """Raise ValueError for a device that this machine does not have."""
+    if device is None:
+        return
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"device={device!r} must be a device of torch, such as 'cuda' or 'cuda:1': {error}"
+        ) from None
+    count = torch.cuda.device_count()
+    if wanted.type == "cuda" and (wanted.index or 0) >= count:
+        found = f"has {count} of CUDA" if count else "has none of CUDA, or this torch is not built for it"
+        raise ValueError(f"device={device!r}: this machine {found}. Give device='cpu', or leave it out")
+
+
 def check_split(name: str, split: Split, augment: nn.Module | None, *, training: bool) -> None:
     """Raise ValueError for a split that does not suit its use, or whose images ``augment`` does not take."""
     if split.repeats > 1 and not training:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral
 from typing import Any, Literal, get_args
 
+from ..errors import check_integer
 from ..machine import usable_cores
 from ..sampling.rng import LARGEST_SEED
 
@@ -68,14 +69,11 @@ class LoaderConfig:
     def __post_init__(self) -> None:
         for name, least in _INTEGERS.items():
             value: Any = getattr(self, name)
-            if value is None and name not in _REQUIRED:
-                continue
-            if isinstance(value, bool) or not isinstance(value, Integral):
-                raise ValueError(f"{name}={value!r} must be an integer")
-            if int(value) < least:
-                raise ValueError(f"{name}={value!r} must be at least {least}")
-            if name == "seed" and int(value) > LARGEST_SEED:
-                raise ValueError(f"seed={value!r} must be at most 2**63 - 1")
+            if value is not None or name in _REQUIRED:
+                check_integer(name, value, least, LARGEST_SEED if name == "seed" else math.inf)
+        for name in ("drop_last", "allow_other_data"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
         if self.workers and self.threads:
             raise ValueError(
                 f"workers={self.workers!r} and threads={self.threads!r}: each worker process decodes on one "

@@ -21,6 +21,7 @@ from .augmenting import augment_on_arrival, moving, pixels_of
 from .batch import AnyBatch, FetchResult, on_device, without_rows
 from .buffers import PrefetchRunner, Runner, ToRequest
 from .checks import (
+    check_device,
     check_mixed_labels,
     check_split,
     check_transform_result,
@@ -145,6 +146,9 @@ class Loader:
             )
         self.config = config
         self.ranks = data_rank(rank, world, mesh)
+        check_device(device)
+        if not isinstance(name, str):
+            raise ValueError(f"name={name!r} must be a text, the name of the split in messages")
         self.split, self.training, self.device = split, training, device
         self.name = name or shown(split.shards)
         self.augment = checked_augment(augment)
@@ -403,10 +407,15 @@ class Loader:
         if not result.substituted or bad <= allowed_bad(share, samples):
             return None
         return DecodeError(
-            f"{bad} images of epoch {self._epoch} could not be decoded, more than max_bad={share} of the "
+            f"{bad} images of epoch {self._epoch} could not be decoded{self._or_targets}, more than "
+            f"max_bad={share} of the "
             f"{samples:.0f} on this rank; the last: {result.substituted[-1]}. "
             "Repair the shards, or raise max_bad."
         )
+
+    @property
+    def _or_targets(self) -> str:
+        return "" if self.split.targets is None else ", or have broken targets"
 
     def _warn_of_unmoved(self, batch: AnyBatch, request: Request) -> None:
         source = None if self.split.streaming else self.fetcher.shards
@@ -420,8 +429,8 @@ class Loader:
         where = f" on rank {self.ranks.rank}" if self.ranks.world > 1 else ""
         samples = self._feed.samples_per_rank(self._delivered)
         warn(
-            f"{self.name}: {bad} of {samples:.0f} images{where} cannot be decoded: metrics count "
-            "the samples in their place. tarpeg.build_cache leaves such images out."
+            f"{self.name}: {bad} of {samples:.0f} images{where} cannot be decoded{self._or_targets}: "
+            "metrics count the samples in their place. tarpeg.build_cache leaves such images out."
         )
 
     def _warn(self, result: FetchResult) -> None:

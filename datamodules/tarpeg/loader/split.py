@@ -29,7 +29,7 @@ from ..transforms.pipeline import Pipeline, Uncropped, pipeline_of
 from ..transforms.plan import Plan, plan_of
 from ..transforms.torchvision import Transform, name_of, shown_step
 from .config import LoaderConfig
-from .targets import check_targets, have_rectangles
+from .targets import check_targets, has_flat, have_rectangles, type_names
 
 # The names of ops.decode, which loads the native library.
 Interpolation = Literal["bilinear", "bicubic", "lanczos", "box", "area", "nearest", "nearest-exact"]
@@ -369,6 +369,12 @@ class Split:
             raise ValueError(
                 f"targets={self.targets!r} and members={self.members!r}: the read() of a target reads members"
             )
+        for remedy in (pipeline.geometry_remedy for pipeline in self.pipelines):
+            if remedy and has_flat(self.targets):  # others may not depend on the geometry
+                raise ValueError(
+                    f"targets={type_names(self.targets)} cannot follow their images: {remedy}. "
+                    "split.plan() of a split without targets= shows the steps"
+                )
         object.__setattr__(self, "target", None)  # no labels are read
 
     def _check_streaming(self) -> None:

@@ -272,13 +272,13 @@ def check_targets(targets: Any) -> None:
         found = list(targets)
     if not found or not all(isinstance(each, Target) and not isinstance(each, type) for each in found):
         raise ValueError(
-            f"targets={_name(targets)} must be an object with the methods of tarpeg.Target, read(source, "
-            "ids) and move(value, view), or a dict of such objects by name"
+            f"targets={type_names(targets)} must be an object with the methods of tarpeg.Target, "
+            "read(source, ids) and move(value, view), or a dict of such objects by name"
         )
     if is_list and not all(map(is_flat, found)):
         raise ValueError(
-            f"targets={_name(targets)}: only tarpeg.Boxes and such, whose fields have names, come in a list. "
-            "Give a dict of targets by name"
+            f"targets={type_names(targets)}: only tarpeg.Boxes and such, whose fields have names, come in a "
+            "list. Give a dict of targets by name"
         )
     flat = [each for each in found if is_flat(each)]
     names = [name for each in flat for name in each.fields if name not in IMAGE_FIELDS]
@@ -287,21 +287,27 @@ def check_targets(targets: Any) -> None:
         names += IMAGE_FIELDS
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"targets={_name(targets)}: two of them have the field {twice!r}")
+        raise ValueError(f"targets={type_names(targets)}: two of them have the field {twice!r}")
     for each in found:
         for method in ("read", "move"):  # a subclass of the protocol has its methods, which do nothing
             if getattr(type(each), method, None) is getattr(Target, method):
                 raise ValueError(
-                    f"targets={_name(targets)}: {_name(each)} must have a method {method}() of its own"
+                    f"targets={type_names(targets)}: {type_names(each)} must have a method {method}() of "
+                    "its own"
                 )
 
 
-def _name(targets: Any) -> str:
+def has_flat(targets: Targets) -> bool:
+    """Whether any of them is a target of tarpeg."""
+    return any(map(is_flat, _named(targets).values()))
+
+
+def type_names(targets: Any) -> str:
     """Return the type of a target, or of each target of a dict or list, for messages."""
     if isinstance(targets, Mapping):
-        return f"{{{', '.join(f'{name!r}: {_name(each)}' for name, each in targets.items())}}}"
+        return f"{{{', '.join(f'{name!r}: {type_names(each)}' for name, each in targets.items())}}}"
     if isinstance(targets, (list, tuple)):
-        return f"[{', '.join(map(_name, targets))}]"
+        return f"[{', '.join(map(type_names, targets))}]"
     return targets.__name__ if isinstance(targets, type) else type(targets).__name__
 
 
@@ -428,7 +434,7 @@ def _read(source: Source, ids: Int64, target: Target) -> list[Any]:
     except DATA_ERRORS as error:
         raise _failure(_first_failing(source, ids, target), target, "read", error) from error
     if len(values) != len(ids):
-        raise ValueError(f"{_name(target)}: read() returned {len(values)} values for {len(ids)} samples")
+        raise ValueError(f"{type_names(target)}: read() returned {len(values)} values for {len(ids)} samples")
     return list(values)
 
 
@@ -444,5 +450,5 @@ def _first_failing(source: Source, ids: Int64, target: Target) -> str:
 
 def _failure(where: str, target: object, method: str, error: Exception) -> ShardError:
     return ShardError(
-        f"{where}: targets={_name(target)} failed in {method}(): {type(error).__name__}: {error}"
+        f"{where}: targets={type_names(target)} failed in {method}(): {type(error).__name__}: {error}"
     )

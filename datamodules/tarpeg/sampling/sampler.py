@@ -188,6 +188,10 @@ def subset_ids(subset: float | Numbers | None, samples: int) -> Int64 | None:
         count = max(1, round(subset * samples))
         return None if count == samples else np.sort(rng.permutation(0, 0, samples, _SUBSET)[:count])
     ids = _array("subset", subset)
+    if ids.dtype.kind == "b" and ids.ndim == 1:
+        raise ValueError(
+            f"subset={shown(subset)} must be sample numbers, not booleans: give np.flatnonzero(subset)"
+        )
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.size == 0:
         raise ValueError(
             f"subset={shown(subset)} must be sample numbers (integers, at least one) or a fraction above 0 "
@@ -210,6 +214,8 @@ def is_fraction(subset: object) -> TypeGuard[float]:
     """Whether a subset is a number. Raises ValueError for a number that is not above 0 and at most 1."""
     if not isinstance(subset, (int, float)) or isinstance(subset, bool):
         return False
+    if subset == 1 and isinstance(subset, int):
+        raise ValueError(f"subset={subset!r}: give 1.0 or None for all samples, and [1] for sample number 1")
     if not 0 < subset <= 1:
         raise ValueError(f"subset={subset!r} must be above 0 and at most 1, as a fraction of the samples")
     return True

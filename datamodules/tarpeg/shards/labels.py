@@ -127,16 +127,30 @@ def document_of(source: Source, id: int, extension: str, text: bytes | None, mos
     Raises ShardError, with shard, key and member, if it is missing, longer or not JSON.
     """
     if text is None:
-        raise missing(source, id, extension)
+        if what == "labels":
+            raise missing(source, id, extension)
+        hint = f' For a field {extension!r} of KEY.json: "json:{extension}".' * (
+            "json" in source.extensions(id)
+        )
+        raise missing(source, id, extension, f"Write its {what} there, or correct targets=.{hint}")
     reason = f"has {len(text)} bytes, and {what} are read from members of up to {most}"
     if len(text) <= most:
         try:
-            return json.loads(text)
+            return json.loads(text, object_pairs_hook=_without_duplicates)
         except RecursionError:
             reason = "is nested too deeply"
         except ValueError as error:
             reason = f"is not JSON: {error}"
     raise ShardError(f"{where_of(source, id)}: member {extension!r} {reason}")
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has the field {twice[:32]!r} more than once")
+    return found
 
 
 def field_of(source: Source, id: int, extension: str, document: Any, field: str) -> Any:

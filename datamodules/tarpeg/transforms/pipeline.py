@@ -13,7 +13,7 @@ import torch
 from ..augment.geometry import may_move
 from ..augment.policies import Policy
 from ..sampling.crops import CenterCrop, Crop, Progressive, RandomCrop, Whole
-from .adapters import Albumentations, OnePolicy, OnPil, adapted
+from .adapters import Albumentations, OnePolicy, OnPil, adapted, original
 from .pixels import PixelFormat
 from .torchvision import (
     CROPS,
@@ -130,18 +130,29 @@ class Pipeline:
 
         Functions of the user's own count as steps that do not.
         """
-        return any(
-            name_of(step) in GEOMETRIC
-            or isinstance(step, (Albumentations, OnPil))
-            or (isinstance(step, OnePolicy) and may_move(step.step))
-            for step in self.python
-        )
+        return any(map(_moves_pixels, self.python))
+
+    @property
+    def geometry_remedy(self) -> str:
+        """Why the geometry of all results is unknown, and what to do; "" if it is known."""
+        moving = next((shown_step(original(step)) for step in self.python if _moves_pixels(step)), "")
+        if isinstance(self.crop, Uncropped):
+            first = moving or "the decoder takes no crop from it"
+            crop = next((step.hint.partition(" decodes")[0] for step in self.head if step.hint), "")
+            remedy = f"give {crop} in place of these steps" if crop else "begin with the crop, or give crop="
+            return f"transform= crops in Python ({first}): {remedy}"
+        return f"{moving} in transform= runs in Python: leave it out" if moving else ""
 
     @property
     def takes_planes(self) -> bool:
         """Whether the memory of images for Python is in planes: torchvision's steps take 0.8 of the time."""
         first = [step for step in self.python[:1] if not isinstance(step, (Albumentations, OnPil))]
         return any(name_of(step) != "ToPILImage" for step in first)
+
+
+def _moves_pixels(step: Step) -> bool:
+    is_policy = isinstance(step, OnePolicy) and may_move(step.step)
+    return is_policy or name_of(step) in GEOMETRIC or isinstance(step, (Albumentations, OnPil))
 
 
 def pipeline_of(
