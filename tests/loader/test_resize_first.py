@@ -13,6 +13,7 @@ from helpers.scenes import Scenes, objects
 from helpers.small_tars import sample
 from PIL import Image
 from tarpeg import CenterCrop, Progressive, RandomResizedCrop, Split
+from tarpeg.loader import fetch
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
@@ -53,6 +54,17 @@ def test_the_same_bytes_as_torchvision(shard, mode):
     assert batch.image.is_contiguous(memory_format=torch.channels_last)
     (fast,) = exact(shard, interpolation=mode, fidelity="fast")
     assert not torch.equal(fast.image, batch.image)
+
+
+def test_only_whole_images_are_decoded(shard_of, monkeypatch):
+    path = shard_of(*(sample(n, jpeg("420", *size, seed=n)) for n, size in enumerate(SIZES)))
+    calls = []
+    whole = fetch.decode_batch
+    monkeypatch.setattr(fetch, "decode_batch", lambda *a, **k: calls.append("crops") or whole(*a, **k))
+    (batch,) = exact(path)
+    assert len(batch.image) == len(SIZES) and not calls
+    list(exact(path, fidelity="fast"))
+    assert calls
 
 
 @pytest.mark.filterwarnings("ignore:.*not a JPEG")

@@ -178,7 +178,10 @@ class Fetcher:
         views = self.draw_views(request, encoded.sizes, sizes)
         end_if_forked()  # a source and a crop may be the user's own
         crops_into = out if self.split.is_decoded_only else None
-        decoded = self._decode(encoded, views, crops_into, threads)
+        if self.split.fidelity == "exact" and self._are_all_resized_first(encoded):
+            decoded = self._nothing_decoded(encoded, views, crops_into)
+        else:
+            decoded = self._decode(encoded, views, crops_into, threads)
         self._resize_first(encoded, views, decoded)
         self._run_python(encoded, views, decoded, out)
         return views, decoded
@@ -485,6 +488,19 @@ class Fetcher:
         if not self.split.is_decoded_only or self.pixels.worker_augment is not None:
             return PixelFormat()
         return self.split.pipelines[0].levels or self.pixels
+
+    def _are_all_resized_first(self, encoded: Encoded) -> bool:
+        """Whether no crop of the decoder is used; those of unknown size have to be decoded to be drawn."""
+        crops = (resizes_first(pipeline, self.split.fidelity) for pipeline in self.split.pipelines)
+        return all(crops) and bool(encoded.sizes.all())
+
+    def _nothing_decoded(self, encoded: Encoded, views: Sequence[View], out: Images | None) -> Decoded:
+        """Return the memory of crops that ``_resize_first`` will write."""
+        count = len(encoded.files)
+        if out is None:
+            shapes = by_size(self._crop_shape([view.size for view in views], count))
+            out = of_sizes([empty_images(shape, self._crop_format.dtype) for shape in shapes])
+        return Decoded(by_size(out), Decoded.nothing(count).status)
 
     def _resize_first(self, encoded: Encoded, views: list[View], decoded: Decoded) -> None:
         """Replace the crops of views that are resized before they are cropped, as torchvision does it."""
