@@ -9,6 +9,9 @@ STABLE_TORCH_LIBRARY(tarpeg, m) {
   m.def("image_sizes(Tensor[] jpegs) -> Tensor");
   m.def("native_facts() -> str");
   m.def(
+      "read_masks(Tensor files, Tensor ends, Tensor boxes, Tensor? flip, Tensor? places, Tensor? table, "
+      "bool centres, int fill, int max_pixels, Tensor(a!) out, int threads) -> Tensor");
+  m.def(
       "decode_batch(Tensor[] jpegs, Tensor boxes, int height, int width, Tensor? flip, str interpolation, "
       "bool antialias, bool exact, int max_pixels, int threads, int channels=3) -> (Tensor, Tensor)");
   m.def(

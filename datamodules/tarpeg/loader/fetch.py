@@ -168,7 +168,7 @@ class Fetcher:
             out = out(self._shape(request.epoch, sizes, len(request.ids)))
         labels = self._read_labels(request.ids)
         views, decoded = self._images_of(request, sizes, out if is_final else None, threads)
-        return self._assemble(request, sizes, labels, views, decoded, out)
+        return self._assemble(request, sizes, labels, views, decoded, out, threads)
 
     def _images_of(
         self, request: Request, sizes: list[Size], out: Images | None = None, threads: int = 1
@@ -649,9 +649,10 @@ class Fetcher:
         views: list[View],
         decoded: Decoded,
         out: Images | None,
+        threads: int,
     ) -> FetchResult:
         """Replace the images that could not be decoded, augment, and add labels, targets and members."""
-        values = self._read_targets(request.ids, views, decoded)
+        values = self._read_targets(request.ids, views, decoded, threads)
         ids, substituted, left_out = self._substituted(request, sizes, views, decoded, values)
         images, pixels = decoded.images, self.pixels
         if pixels.worker_augment is not None:
@@ -674,7 +675,9 @@ class Fetcher:
             left_out=left_out,
         )
 
-    def _read_targets(self, ids: Int64, views: Sequence[View], decoded: Decoded) -> list[Any]:
+    def _read_targets(
+        self, ids: Int64, views: Sequence[View], decoded: Decoded, threads: int = 1
+    ) -> list[Any]:
         """Read the target of each decoded image, a ShardError for a broken one; [] without ``targets=``."""
         if self.split.targets is None:
             return []
@@ -682,7 +685,8 @@ class Fetcher:
         rows = (decoded.status.numpy() == Status.OK).nonzero()[0]
         if not len(rows):
             return values
-        found = read_targets(self.shards, ids[rows], views[0].sizes[rows], self.split.targets)
+        drawn = [view.rows(rows) for view in views]
+        found = read_targets(self.shards, ids[rows], drawn, self.split.targets, threads)
         for row, value in zip(rows.tolist(), found, strict=True):
             values[row] = value
         return values

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from ..errors import ShardError, similar
+from ..ops.masks import read_masks
 from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards import pillow
@@ -19,8 +20,21 @@ from ..shards.source import Source, missing, plain, where_of
 from .targets import Fields, dicts_of
 
 Values = npt.NDArray[np.uint8]
+Key = tuple[Any, ...]
 _MODES = ("nearest-exact", "nearest")
 _MOST = 1 << 16
+
+
+class Part(NamedTuple):
+    """What views need of a mask.
+
+    Args:
+        shape: (height, width) of the whole mask.
+        pictures: By what was drawn for a view, its pixels: some of uint8 [B, H, W], and their number.
+    """
+
+    shape: tuple[int, int]
+    pictures: dict[Key, tuple[Values, int]]
 
 
 @dataclass(frozen=True)
@@ -32,7 +46,9 @@ class Masks:
 
     A mask is a PNG (or another lossless format that Pillow reads) as large as its upright image. Values are
     those in the file: numbers of the palette if it has one, gray levels of 8 or 16 bits, or colours, which
-    need ``labels``.
+    need ``labels``. Of a PNG with a byte per pixel, only what the result needs is decoded and checked: in a
+    cache whose masks are in bands (``build_cache(masks=...)``) the rows under the box, otherwise those before
+    it too.
 
     The mask is cut out as its image is, and resized by nearest neighbour: "nearest-exact" takes the pixel
     under the centre of the result's pixel, as Pillow's NEAREST and torchvision's NEAREST_EXACT do (of two
@@ -115,26 +131,69 @@ class Masks:
         codes = sorted(found)
         return np.array(codes, np.int32), np.array([found[code] for code in codes], np.int16)
 
+    @cached_property
+    def _bytes_table(self) -> npt.NDArray[np.int32] | None:
+        """The class of each byte, -1 for those without: int32 [256]; None for bytes that are classes."""
+        if self._table is None:
+            return None
+        known, labels = self._table
+        table = np.full(256, -1, np.int32)
+        is_byte = known < 256
+        table[known[is_byte]] = labels[is_byte]
+        return table
+
     @property
     def _is_of_colours(self) -> bool:
         return self.labels is not None and any(map(_is_colour, self.labels))
 
     def read(self, source: Source, ids: Int64) -> list[Any]:
-        """Read and decode the masks of some samples; see ``Target.read``."""
-        name = plain(self.extension)
-        values: list[Any] = []
-        for id, content in zip(ids.tolist(), source.members(ids, name), strict=True):
-            if content is None:
-                values.append(missing(source, id, name, "Give Masks(...) the extension of the mask."))
-                continue
-            try:
-                values.append(self._classes(pillow.open_values(content)))
-            except (pillow.RefusedError, ValueError) as error:
-                reason = error.reason if isinstance(error, pillow.RefusedError) else error
-                values.append(ShardError(f"{where_of(source, id)}: member {name!r}, a mask: {reason}"))
-        return values
+        """Read and decode whole masks of some samples; see ``Target.read``."""
+        contents = source.members(ids, plain(self.extension))
+        return [self._whole(source, *each) for each in zip(ids.tolist(), contents, strict=True)]
 
-    def misfits(self, values: Sequence[Values], sizes: Int32) -> list[str]:
+    def read_views(self, source: Source, ids: Int64, views: Sequence[View], threads: int) -> list[Any]:
+        """Read of masks what these views need; see ``FlatTarget.read_views``."""
+        contents = source.members(ids, plain(self.extension))
+        is_known = np.logical_and.reduce([view.is_known for view in views])
+        given = {row: each for row, each in enumerate(contents) if each is not None and is_known[row]}
+        parts: dict[int, Part] = {}
+        if given and not self._is_of_colours:
+            rows, files = [*given], [*given.values()]
+            status, found = np.zeros(len(rows), np.int32), []
+            for view in (view.rows(rows) for view in views):
+                pictures, facts = read_masks(
+                    files,
+                    view.boxes,
+                    view.size,
+                    view.flips,
+                    view.places,
+                    centres=self.interpolation == "nearest-exact",
+                    table=self._bytes_table,
+                    fill=self.fill,
+                    threads=threads,
+                )
+                found.append((_keys(view), pictures))
+                status |= facts[:, 0]
+            for number in np.flatnonzero(status == 0).tolist():
+                cut = {keys[number]: (pictures, number) for keys, pictures in found}
+                parts[rows[number]] = Part((int(facts[number, 1]), int(facts[number, 2])), cut)
+        return [
+            parts[row] if row in parts else self._whole(source, id, content)
+            for row, (id, content) in enumerate(zip(ids.tolist(), contents, strict=True))
+        ]
+
+    def _whole(self, source: Source, id: int, content: bytes | None) -> Any:
+        """Decode a whole mask by Pillow; a ShardError, with shard and key, for a broken one."""
+        name = plain(self.extension)
+        if content is None:
+            return missing(source, id, name, "Give Masks(...) the extension of the mask.")
+        try:
+            return self._classes(pillow.open_values(content))
+        except (pillow.RefusedError, ValueError) as error:
+            reason = error.reason if isinstance(error, pillow.RefusedError) else error
+            return ShardError(f"{where_of(source, id)}: member {name!r}, a mask: {reason}")
+
+    def misfits(self, values: Sequence[Values | Part], sizes: Int32) -> list[str]:
         """Return a text for each mask of another size than its image, "" for the others."""
         reasons = []
         for value, size in zip(values, sizes.tolist(), strict=True):
@@ -152,21 +211,39 @@ class Masks:
         """Bytes of the mask of one image."""
         return size[0] * size[1]
 
-    def move_all(self, values: Sequence[Values], view: View) -> Fields:
+    def move_all(self, values: Sequence[Values | Part], view: View) -> Fields:
         """Move the masks of all rows of a view."""
-        matrices, (height, width) = view.matrices(), view.size
-        masks = np.full((len(values), height, width), self.fill, np.uint8)
-        places, boxes = view.all_places.tolist(), view.boxes.tolist()
-        for mask, value, box, place, flip in zip(masks, values, boxes, places, view.flips, strict=True):
-            top, left, rows, columns = box
-            y = top + self._nearest(rows, place[2])
-            x = left + self._nearest(columns, place[3])
-            part = mask[place[0] : place[0] + place[2], place[1] : place[1] + place[3]]
-            np.take(value[y], x[::-1] if flip else x, axis=1, out=part, mode="clip")
+        matrices = view.matrices()
+        masks = self._cut(values, view)
         if view.affine is not None and len(values):
             masks = self._warped(masks, view.affine)
         counts = np.zeros(len(matrices), np.int64)
         return Fields("mask", counts, np.zeros(0, np.bool_), {}, {}, view.size, {"mask": masks}, self.dtype)
+
+    def _cut(self, values: Sequence[Values | Part], view: View) -> Values:
+        """Return the pixels under the boxes of a view, resized and mirrored: uint8 [B, H, W]."""
+        keys = _keys(view)
+        pictures = [
+            value.pictures[key] for value, key in zip(values, keys, strict=True) if isinstance(value, Part)
+        ]
+        if pictures and len(pictures) == len(values) == len(pictures[0][0]):
+            first = pictures[0][0]
+            if all(each is first and number == row for row, (each, number) in enumerate(pictures)):
+                return first  # no copy
+        height, width = view.size
+        masks = np.full((len(values), height, width), self.fill, np.uint8)
+        places = view.all_places.tolist()
+        for row, (value, mask, place) in enumerate(zip(values, masks, places, strict=True)):
+            if isinstance(value, Part):
+                picture, number = value.pictures[keys[row]]
+                mask[:] = picture[number]
+                continue
+            top, left, rows, columns = view.boxes[row].tolist()
+            y = top + self._nearest(rows, place[2])
+            x = left + self._nearest(columns, place[3])
+            part = mask[place[0] : place[0] + place[2], place[1] : place[1] + place[3]]
+            np.take(value[y], x[::-1] if view.flips[row] else x, axis=1, out=part, mode="clip")
+        return masks
 
     def move(self, value: Values, view: View) -> Any:
         """Return the mask of one image, [H, W]; see ``Target.move``."""
@@ -222,6 +299,12 @@ class Masks:
                 f"table of {len(known)} values"
             )
         return np.ascontiguousarray(classes.astype(np.uint8))
+
+
+def _keys(view: View) -> list[Key]:
+    """Return for each row what the pixels of its mask depend on, but for the affine."""
+    rows = np.concatenate([view.boxes, view.all_places, view.flips[:, None]], axis=1).tolist()
+    return [(*row, *view.size) for row in rows]
 
 
 def _is_colour(value: Any) -> bool:

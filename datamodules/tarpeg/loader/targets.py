@@ -115,6 +115,9 @@ class Stored:
 class FlatTarget(Protocol):
     """A target that is moved for all rows of a batch at once; the classes of tarpeg.
 
+    It may have ``read_views(source, ids, views, threads)`` in place of ``read``, which reads only what the
+    views need: what was drawn for the samples, one View of B rows each, without an affine.
+
     Attributes:
         fields: Names of what it adds to the dict of an image.
     """
@@ -311,15 +314,25 @@ def type_names(targets: Any) -> str:
     return targets.__name__ if isinstance(targets, type) else type(targets).__name__
 
 
-def read_targets(source: Source, ids: Int64, sizes: Int32, targets: Targets) -> list[Any]:
+def read_targets(
+    source: Source, ids: Int64, views: Sequence[View], targets: Targets, threads: int = 1
+) -> list[Any]:
     """Return the value of each sample; a dict by name for a dict or list of targets.
 
-    A ShardError, with shard and key, is in place of a value that is broken or does not fit its image, of
-    (height, width) in ``sizes``. Raises ShardError if a target fails.
+    A ShardError, with shard and key, is in place of a value that is broken or does not fit its image. Raises
+    ShardError if a target fails.
+
+    Args:
+        source: The samples.
+        ids: Their numbers, int64 [B].
+        views: What was drawn for them.
+        targets: What is read.
+        threads: Number of threads.
     """
     columns: dict[str, list[Any]] = {}
+    sizes = views[0].sizes
     for name, target in _named(targets).items():
-        values = _read(source, ids, target)
+        values = _read(source, ids, target, views, threads)
         if is_flat(target):
             good = [row for row, value in enumerate(values) if not isinstance(value, ShardError)]
             reasons = target.misfits([values[row] for row in good], sizes[good])
@@ -426,9 +439,12 @@ def _move(target: Target, values: Sequence[Any], view: View, source: Source, ids
     return moved
 
 
-def _read(source: Source, ids: Int64, target: Target) -> list[Any]:
+def _read(
+    source: Source, ids: Int64, target: Target, views: Sequence[View] = (), threads: int = 1
+) -> list[Any]:
+    read_views = getattr(target, "read_views", None) if views and is_flat(target) else None
     try:
-        values = target.read(source, ids)
+        values = target.read(source, ids) if read_views is None else read_views(source, ids, views, threads)
     except ShardError:  # of the source, which has the sample in its message
         raise
     except DATA_ERRORS as error:

@@ -1,0 +1,179 @@
+#include <cmath>
+#include <new>
+
+#include "ops/checks.h"
+#include "ops/share.h"
+#include "png/png.h"
+
+namespace tarpeg {
+namespace {
+
+struct Axis {
+  int begin, source, result;
+  bool is_flipped;
+};
+
+// The place in the source of each place in the result: of the pixel under its centre, or, in torch's
+// arithmetic, of the one under its corner.
+void fill_places(const Axis& axis, bool centres, std::vector<int>* places) {
+  places->resize(static_cast<size_t>(axis.result));
+  const float scale = static_cast<float>(axis.source) / static_cast<float>(axis.result);
+  for (int i = 0; i < axis.result; ++i) {
+    const int64_t at =
+        centres ? (2 * static_cast<int64_t>(i) + 1) * axis.source / (2 * static_cast<int64_t>(axis.result))
+                : static_cast<int64_t>(std::floor(static_cast<float>(i) * scale));
+    const int place = axis.is_flipped ? axis.result - 1 - i : i;
+    (*places)[static_cast<size_t>(place)] =
+        axis.begin + static_cast<int>(std::min<int64_t>(at, axis.source - 1));
+  }
+}
+
+// Whether the table has a class for each value.
+bool has_all(const int32_t* table, const uint8_t* values, int count) noexcept {
+  int x = 0;
+  uint64_t known = 0;
+  bool is_known = false;
+  for (; x + 8 <= count; x += 8) {  // most values are equal to those before
+    uint64_t word;
+    std::memcpy(&word, values + x, sizeof word);
+    if (is_known && word == known) continue;
+    for (int i = 0; i < 8; ++i) {
+      if (table[values[x + i]] < 0) return false;
+    }
+    known = word;
+    is_known = true;
+  }
+  for (; x < count; ++x) {
+    if (table[values[x]] < 0) return false;
+  }
+  return true;
+}
+
+struct Scratch {
+  std::vector<uint8_t> memory;
+  std::vector<int> rows, columns;
+};
+
+struct Masks {
+  const uint8_t* files;
+  const int64_t* ends;
+  const int32_t* boxes;
+  const bool* flip;
+  const int32_t* places;
+  const int32_t* table;
+  bool centres;
+  int64_t max_pixels;
+  uint8_t fill;
+  uint8_t* out;
+  int height, width;
+  int32_t* found;
+
+  void read(int64_t i) const {
+    static thread_local Scratch scratch;
+    const int64_t begin = i > 0 ? ends[i - 1] : 0;
+    BytePng png;
+    Status status = png.parse(files + begin, static_cast<size_t>(ends[i] - begin), max_pixels);
+    const Box box = {boxes[4 * i], boxes[4 * i + 1], boxes[4 * i + 2], boxes[4 * i + 3]};
+    BytePng::Rows rows = {};
+    if (status == Status::kOk) status = png.decode(box, &scratch.memory, &rows);
+    if (status == Status::kOk) status = sample(i, png, box, rows, &scratch);
+    found[3 * i] = static_cast<int32_t>(status);
+    found[3 * i + 1] = png.height;
+    found[3 * i + 2] = png.width;
+  }
+
+ private:
+  Status sample(int64_t i, const BytePng& png, const Box& box, const BytePng::Rows& rows,
+                Scratch* scratch) const {
+    const size_t step = static_cast<size_t>(png.width) + 1;
+    const auto row = [&](int y) { return rows.first_row + step * static_cast<size_t>(y - rows.first); };
+    for (int y = box.top; table != nullptr && y < box.top + box.height; ++y) {
+      if (!has_all(table, row(y) + box.left, box.width)) return Status::kUnsupported;
+    }
+    const size_t across = static_cast<size_t>(width);
+    uint8_t* to = out + static_cast<size_t>(i) * static_cast<size_t>(height) * across;
+    Box place = {0, 0, height, width};
+    if (places != nullptr) {
+      place = {places[4 * i], places[4 * i + 1], places[4 * i + 2], places[4 * i + 3]};
+      std::memset(to, fill, static_cast<size_t>(height) * across);
+    }
+    to += static_cast<size_t>(place.top) * across + static_cast<size_t>(place.left);
+    fill_places({box.top, box.height, place.height, false}, centres, &scratch->rows);
+    fill_places({box.left, box.width, place.width, flip != nullptr && flip[i]}, centres, &scratch->columns);
+    for (int y = 0; y < place.height; ++y, to += across) {
+      const int line = scratch->rows[static_cast<size_t>(y)];
+      if (y > 0 && line == scratch->rows[static_cast<size_t>(y) - 1]) {
+        std::memcpy(to, to - across, static_cast<size_t>(place.width));
+        continue;
+      }
+      const uint8_t* from = row(line);
+      const int* column = scratch->columns.data();
+      if (table == nullptr) {
+        for (int x = 0; x < place.width; ++x) to[x] = from[column[x]];
+      } else {
+        for (int x = 0; x < place.width; ++x) to[x] = static_cast<uint8_t>(table[from[column[x]]]);
+      }
+    }
+    return Status::kOk;
+  }
+};
+
+Tensor read_masks(Tensor files, Tensor ends, Tensor boxes, std::optional<Tensor> flip,
+                  std::optional<Tensor> places, std::optional<Tensor> table, bool centres, int64_t fill,
+                  int64_t max_pixels, Tensor out, int64_t threads) {
+  check_bytes(files, "files", 0);
+  const int64_t count = ends.numel();
+  STD_TORCH_CHECK(
+      ends.is_cpu() && ends.scalar_type() == ScalarType::Long && ends.dim() == 1 && ends.is_contiguous(),
+      "ends must be a contiguous int64 tensor [B] on the CPU");
+  STD_TORCH_CHECK(boxes.is_cpu() && boxes.scalar_type() == ScalarType::Int && boxes.dim() == 2 &&
+                      boxes.size(0) == count && boxes.size(1) == 4 && boxes.is_contiguous(),
+                  "boxes must be a contiguous int32 tensor [", count, ", 4] on the CPU");
+  STD_TORCH_CHECK(!flip || (flip->is_cpu() && flip->scalar_type() == ScalarType::Bool &&
+                            flip->numel() == count && flip->is_contiguous()),
+                  "flip must be a contiguous bool tensor [", count, "] on the CPU");
+  STD_TORCH_CHECK(!table || (table->is_cpu() && table->scalar_type() == ScalarType::Int &&
+                             table->numel() == 256 && table->is_contiguous()),
+                  "table must be a contiguous int32 tensor [256] on the CPU");
+  STD_TORCH_CHECK(out.is_cpu() && out.scalar_type() == ScalarType::Byte && out.dim() == 3 &&
+                      out.size(0) == count && out.is_contiguous(),
+                  "out must be a contiguous uint8 tensor [", count, ", height, width] on the CPU");
+  STD_TORCH_CHECK(fill >= 0 && fill <= 255, "fill must be from 0 to 255, got ", fill);
+  const int height = check_size(out.size(1), "height"), width = check_size(out.size(2), "width");
+  STD_TORCH_CHECK(
+      !places || (places->is_cpu() && places->scalar_type() == ScalarType::Int && places->dim() == 2 &&
+                  places->size(0) == count && places->size(1) == 4 && places->is_contiguous()),
+      "places must be a contiguous int32 tensor [", count, ", 4] on the CPU");
+  for (int64_t i = 0; places && i < count; ++i) {
+    const int32_t* place = places->const_data_ptr<int32_t>() + 4 * i;
+    STD_TORCH_CHECK(place[0] >= 0 && place[1] >= 0 && place[2] > 0 && place[3] > 0 &&
+                        place[2] <= height - place[0] && place[3] <= width - place[1],
+                    "places[", i, "] must be (top, left, height, width) within ", height, " x ", width);
+  }
+  const int64_t* last = ends.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < count; ++i) {
+    STD_TORCH_CHECK(last[i] >= (i > 0 ? last[i - 1] : 0) && last[i] <= files.numel(), "ends[", i,
+                    "] must be from the end before to ", files.numel(), ", got ", last[i]);
+  }
+  Tensor found = new_images({count, 3}, {3, 1}, ScalarType::Int);
+  const Masks masks = {files.const_data_ptr<uint8_t>(),
+                       last,
+                       boxes.const_data_ptr<int32_t>(),
+                       flip ? flip->const_data_ptr<bool>() : nullptr,
+                       places ? places->const_data_ptr<int32_t>() : nullptr,
+                       table ? table->const_data_ptr<int32_t>() : nullptr,
+                       centres,
+                       max_pixels,
+                       static_cast<uint8_t>(fill),
+                       out.mutable_data_ptr<uint8_t>(),
+                       height,
+                       width,
+                       found.mutable_data_ptr<int32_t>()};
+  share_pieces(count, count, threads, [&](int64_t i) { masks.read(i); });
+  return found;
+}
+
+}  // namespace
+}  // namespace tarpeg
+
+STABLE_TORCH_LIBRARY_IMPL(tarpeg, CPU, m) { m.impl("read_masks", TORCH_BOX(&tarpeg::read_masks)); }
