@@ -323,3 +323,21 @@ def run_programs(
             mixed = result if mixed is None else mixed + weights[index, chain + 1] * result
         results.append(mixed.to(torch.uint8))
     return torch.stack(results)
+
+
+def read_mask(
+    content: bytes, box: Sequence[int], size: tuple[int, int], is_flipped: bool, centres: bool
+) -> np.ndarray:
+    """Twin of ``tarpeg.ops.masks.read_masks`` for one mask: Pillow decodes it whole."""
+    with Image.open(io.BytesIO(content)) as image:
+        values = np.asarray(image)
+    places = []
+    for begin, source, result in zip(box[:2], box[2:], size, strict=True):
+        steps = torch.arange(result)
+        if centres:
+            found = (2 * steps + 1) * source // (2 * result)
+        else:  # as torch computes it
+            found = torch.floor(steps.float() * (torch.tensor(float(source)) / result)).long()
+        places.append(begin + found.clamp(max=source - 1).numpy())
+    cut = values[places[0]][:, places[1]]
+    return cut[:, ::-1] if is_flipped else cut

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -49,6 +49,7 @@ from . import job
 from .codecs import Codec, Tiled
 from .job import COMMIT_LOCK, CURRENT_BUILD, ShardJob, ShardResult
 from .layout import Assignment, Layout, assign_copies, assign_files, assign_samples, index_shards
+from .masks import names_of
 from .sources import ShardInput, Source, SourceShard, count_left_out, list_source
 
 _BUILD_LOCK, _SOURCE = ".build.lock", "build.source"
@@ -143,6 +144,7 @@ def build_cache(
     executor: Executor | int | None = None,
     *,
     layout: Layout | None = None,
+    masks: str | Sequence[str] | None = None,
     max_bad: float = 0.01,
     replace: bool = False,
     progress: Callable[[Progress], object] | None = None,
@@ -163,6 +165,10 @@ def build_cache(
         executor: Executor of the jobs, one per shard; or a number of local processes (0: this process); by
             default one per core, and this process for local sources below 64 MB.
         layout: Distribution of the samples over the shards; by default that of the source.
+        masks: Extension of the members that are masks, such as "png", or a list of these: PNGs that are
+            written again in bands of rows, of which ``Masks`` decodes those under the crop. Other programs
+            read them as before, with the same pixels. By default all members but the image stay as they are,
+            byte for byte.
         max_bad: Largest fraction of undecodable samples, 0 to 1 (ten are allowed, unless it is 0). They are
             left out and listed in the manifest.
         replace: Replace a cache of another source or codec in ``dest``, or of this source and others.
@@ -195,7 +201,7 @@ def build_cache(
     _check_apart(listing, folder)
     _check_own(folder)
     library.load()  # compiles the operators if necessary: once, not in every worker
-    builder = _Builder(folder, listing, codec, layout, max_bad, replace, progress)
+    builder = _Builder(folder, listing, codec, layout, names_of(masks), max_bad, replace, progress)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _exclusive(folder):
@@ -272,6 +278,7 @@ class _Builder:
     listing: list[SourceShard] | Folder
     codec: Codec
     layout: Layout
+    masks: tuple[str, ...]
     max_bad: float
     replace: bool
     progress: Callable[[Progress], object] | None
@@ -288,7 +295,8 @@ class _Builder:
     def build(self, executor: Executor | int | None) -> Manifest:
         """Write what is missing in the folder, and return its manifest."""
         assignment, identity = self._assign()
-        fingerprint = job.hash_of([_FORMAT, identity, job.describe_codec(self.codec), asdict(self.layout)])
+        parameters = [job.describe_codec(self.codec), asdict(self.layout), *self.masks]
+        fingerprint = job.hash_of([_FORMAT, identity, *parameters])
         manifest = _finished_manifest(self.folder, fingerprint)
         if manifest is not None:
             self.samples, self.bad = manifest.samples, list(manifest.quarantine)
@@ -342,7 +350,7 @@ class _Builder:
         return jobs
 
     def _job(self, name: str, source: ShardInput, fingerprint: str) -> ShardJob:
-        return ShardJob(str(self.folder), name, source, self.codec, fingerprint)
+        return ShardJob(str(self.folder), name, source, self.codec, fingerprint, self.masks)
 
     def _missing(
         self, assignment: Assignment, done: dict[str, ShardResult], fingerprint: str

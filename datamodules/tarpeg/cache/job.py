@@ -16,7 +16,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -31,11 +31,14 @@ from ..shards.pillow import NATIVE, format_name, image_extension, is_animated
 from ..shards.source import is_label, shown
 from ..shards.tar_writer import tar_nbytes, write_tar
 from ..shards.wds_index import index_text
+from . import masks
 from .codecs import Codec
 from .sources import Sample, ShardInput, SourceShard
 
 NO_LABEL = "samples without a label (a member cls)"
 WRONG_LABEL = "labels that are not 64-bit integers, at which training stops"
+NO_MASK = "samples without a mask, which training replaces"
+BROKEN_MASK = "masks that are broken or do not fit their image, which training replaces"
 FRAMES = "images with several frames or pages, of which the first is in the cache"
 COMMIT_LOCK, CURRENT_BUILD = ".commit.lock", "build.fingerprint"
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
@@ -51,6 +54,7 @@ class ShardJob:
         source: Samples of the shard.
         codec: Codec of the images.
         build: Fingerprint of the build.
+        masks: Extensions of the members that are masks.
     """
 
     dest: str
@@ -58,11 +62,12 @@ class ShardJob:
     source: ShardInput
     codec: Codec
     build: str
+    masks: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the samples, as far as known without reading them, and of the codec."""
-        return hash_of([self.source.identity(), describe_codec(self.codec)])
+        """Hash of the samples, as far as known without reading them, of the codec and the masks."""
+        return hash_of([self.source.identity(), describe_codec(self.codec), *self.masks])
 
 
 @dataclass
@@ -175,6 +180,7 @@ def _encoded(job: ShardJob, result: ShardResult) -> Iterator[tuple[str, dict[str
         result.source_bytes += sum(tar_nbytes(len(data)) for data in sample.members.values())
         try:
             members = _encode(job.codec, sample, result)
+            _write_bands(job.masks, sample, members, result)
         except DecodeError as error:
             is_apart = sample.key in seen and image_extension(sample.members) is None
             apart = (
@@ -200,8 +206,32 @@ def _find(result: ShardResult, sample: Sample) -> None:
     if is_animated(sample.members[str(image_extension(sample.members))]):
         found[FRAMES] = ""
     for kind, content in found.items():
-        first = result.findings.get(kind) or Finding(0, sample.shard, sample.key, content)
-        result.findings[kind] = first._replace(samples=first.samples + 1)
+        _count(result, sample, kind, content)
+
+
+def _count(result: ShardResult, sample: Sample, kind: str, content: str) -> None:
+    first = result.findings.get(kind) or Finding(0, sample.shard, sample.key, content)
+    result.findings[kind] = first._replace(samples=first.samples + 1)
+
+
+def _write_bands(
+    names: Sequence[str], sample: Sample, members: dict[str, bytes], result: ShardResult
+) -> None:
+    """Write the masks of a sample again, in bands; count those that are missing or broken in `result`."""
+    image = str(image_extension(members))
+    for name in names:
+        if name in (image, image_extension(sample.members)):  # a sample without another image
+            continue
+        if name not in members:
+            _count(result, sample, NO_MASK, f"no member {name!r}")
+            continue
+        try:
+            members[name] = masks.banded(sample.members[name])
+            reason = masks.misfit(sample.members[name], members[image])
+        except DecodeError as error:
+            reason = str(error)
+        if reason:
+            _count(result, sample, BROKEN_MASK, f"member {name!r}: {reason}")
 
 
 def _encode(codec: Codec, sample: Sample, result: ShardResult) -> dict[str, bytes]:

@@ -25,6 +25,7 @@ from ..shards.urls import local_folder
 from ..shards.wds_index import index_path, parse
 from .build import Progress
 from .codecs import row_index_fits
+from .masks import is_banded
 
 _SMALL = 200 << 20  # bytes that one process checks before others have started
 _LOCK = re.compile(r"\..*lock|\.lock")
@@ -89,7 +90,8 @@ def verify_cache(
 ) -> VerifyReport:
     """Check size and checksums of every shard, its index against its headers, and decode each whole image.
 
-    Packed images have a checksum each, so that those of a damaged shard are found.
+    Packed images have a checksum each, so that those of a damaged shard are found. Masks in bands
+    (``build_cache(masks=...)``) are decoded too.
 
     Args:
         dest: Folder of the cache.
@@ -221,8 +223,22 @@ def _undecodable(tar: Path, entry: ShardEntry, index: ShardIndex) -> Iterator[Pr
             yield Problem(
                 entry.name, index.key(row), "the index of its rows of tiles is not that of its tiles"
             )
+    yield from _broken_masks(data.numpy().data, entry, index)
     if torn[0]:
         yield Problem(entry.name, "", "it was cut while it was read, or its disk failed")
+
+
+def _broken_masks(data: memoryview, entry: ShardEntry, index: ShardIndex) -> Iterator[Problem]:
+    """Yield a problem for each mask in bands that Pillow cannot decode."""
+    for row in range(len(index)):
+        for member in range(*index.member_ends[row : row + 2].tolist()):
+            offset, nbytes = int(index.offset[member]), int(index.nbytes[member])
+            content = data[offset : offset + nbytes]
+            if is_banded(content):
+                try:
+                    pillow.open_values(bytes(content))
+                except DecodeError as error:
+                    yield Problem(entry.name, index.key(row), f"a mask is broken: {error}")
 
 
 def _is_other_format(content: bytes) -> bool:

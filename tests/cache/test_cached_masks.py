@@ -1,0 +1,152 @@
+"""Masks of a cache: PNGs in bands that any program reads, with the pixels of the source."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+
+import numpy as np
+import pytest
+import tarpeg
+from helpers.loaders import load
+from helpers.masks import chunk, filtered, png, regions
+from helpers.pictures import jpeg
+from helpers.small_tars import cache_home as cache_home, members, write_tar
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+from tarpeg import Masks, RandomResizedCrop, Split, build_cache, verify_cache
+from tarpeg.cache.job import BROKEN_MASK, NO_MASK
+from tarpeg.cache.masks import banded, is_banded
+
+SIZE = (120, 160)
+
+
+def opened(content):
+    with Image.open(io.BytesIO(content)) as image:
+        return image.mode, image.size, image.getpalette(), np.asarray(image).tolist()
+
+
+def interlaced(values):
+    """A PNG of one pixel whose header says that it is interlaced: there is one pass."""
+    content = png(values)
+    return content[:8] + chunk(b"IHDR", content[16:28] + b"\1") + content[33:]
+
+
+def indexed(bits):
+    image = Image.fromarray(regions(50, 70) % (1 << bits)).convert("P")
+    image.putpalette([9, 8, 7, 6, 5, 4] * (1 << bits >> 1))
+    content = io.BytesIO()
+    image.save(content, "PNG", bits=bits)
+    return content.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        png(regions(97, 131)),
+        png(regions(97, 131), "P"),
+        png(regions(31, 5)),
+        png(regions(33, 300), optimize=True),
+        png(regions(60, 40), "P", transparency=0),
+        filtered(regions(60, 40), [0, 1, 2, 3, 4], 5),
+        interlaced(regions(1, 1)),
+        *map(indexed, (1, 2, 4)),
+    ],
+)
+def test_a_png_in_bands_is_the_same_image(content):
+    found = banded(content)
+    assert is_banded(found) and opened(found) == opened(content)
+    assert banded(found) == found
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        png(regions(20, 30) > 3),
+        png(np.stack([regions(20, 30)] * 3, 2)),
+        png(regions(20, 30).astype(np.uint16)),
+        png(
+            regions(20, 30), pnginfo=(lambda info: info.add_itxt("XML:com.adobe.xmp", "") or info)(PngInfo())
+        ),
+        png(regions(20, 30), exif=b"Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0\6\0\0\0\0\0\0"),
+    ],
+)
+def test_other_masks_stay_as_they_are(content):
+    assert banded(content) == content
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("masks")
+    rows = []
+    for number in range(6):
+        mask = png(regions(*SIZE, number), "P" if number % 2 else None)
+        rows += [(f"k{number}.jpg", jpeg("420", *SIZE, seed=number)), (f"k{number}.png", mask)]
+        rows += [(f"k{number}.json", b'{"objects": []}'), (f"k{number}.cls", b"1")]
+    write_tar(folder / "a.tar", rows)
+    return folder
+
+
+def test_masks_are_written_in_bands_if_asked_and_all_else_stays(source, tmp_path):
+    report = build_cache(source, tmp_path / "plain", executor=0)
+    assert not report.findings
+    before, plain = members(source / "a.tar"), members(tmp_path / "plain" / "a.tar")
+    assert all(plain[name] == content for name, content in before.items() if not name.endswith(".jpg"))
+    report = build_cache(source, tmp_path / "bands", masks="png", executor=0)
+    assert not report.findings and report.built == 1
+    after = members(tmp_path / "bands" / "a.tar")
+    assert [*after] == [*before]
+    for name, content in after.items():
+        if name.endswith(".png"):
+            assert is_banded(content) and opened(content) == opened(before[name])
+        else:
+            assert content == plain[name]
+    assert verify_cache(tmp_path / "bands", 0).is_good
+    assert build_cache(source, tmp_path / "bands", masks=["png"], executor=0).built == 0
+    assert build_cache(source, tmp_path / "plain", masks="png", executor=0).built == 1  # changed
+
+
+def test_a_cache_of_masks_gives_the_batches_of_its_source(source, tmp_path):
+    build_cache(source, tmp_path / "c", masks="png", executor=0)
+    labels = {number: number % 7 for number in range(21)}
+    found = []
+    for shards in (source, tmp_path / "c"):
+        split = Split(shards, RandomResizedCrop((50, 70)), flip=0.5, targets=Masks("png", labels=labels))
+        found.append(list(load(None, split=split, workers=0, threads=0)))
+    for one, other in zip(*found, strict=True):
+        assert one.targets.equal(other.targets) and len(one.targets.unique()) > 1
+
+
+def test_broken_masks_are_counted_and_kept(source, tmp_path):
+    given = list(members(source / "a.tar").items())
+    given[1] = ("k0.png", given[1][1][:100])
+    given[5] = ("k1.png", png(regions(10, 10)))
+    del given[9]
+    write_tar(tmp_path / "a.tar", given)
+    report = build_cache(tmp_path / "a.tar", tmp_path / "c", masks="png", executor=0)
+    assert report.samples == 6 and report.findings.keys() == {NO_MASK, BROKEN_MASK}
+    broken, lost = report.findings[BROKEN_MASK], report.findings[NO_MASK]
+    assert (broken.samples, broken.key, lost.samples, lost.key) == (2, "k0", 1, "k2")
+    assert "png" in broken.content
+    assert members(tmp_path / "c" / "a.tar")["k0.png"] == given[1][1]
+    reduced = build_cache(source, tmp_path / "r", tarpeg.Resized(64), masks="png", executor=0)
+    assert reduced.findings[BROKEN_MASK].samples == 6
+    assert "120 x 160, and its image 64 x 85" in reduced.findings[BROKEN_MASK].content
+
+
+def test_verification_finds_a_damaged_mask(source, tmp_path):
+    build_cache(source, tmp_path / "c", masks="png", executor=0)
+    path = tmp_path / "c" / "a.tar"
+    with tarfile.open(path) as tar:
+        member = tar.getmember("k3.png")
+    content = bytearray(path.read_bytes())
+    content[member.offset_data + member.size - 40] ^= 4
+    path.write_bytes(content)
+    problems = verify_cache(tmp_path / "c", 0).problems
+    assert [problem.key for problem in problems] == ["", "k3"] and "mask" in problems[1].what
+
+
+@pytest.mark.parametrize("masks", ["", "json:objects", 3, ["png", 1]])
+def test_wrong_settings(source, tmp_path, masks):
+    with pytest.raises(ValueError, match="masks="):
+        build_cache(source, tmp_path / "c", masks=masks, executor=0)
