@@ -41,7 +41,7 @@ if [ "${FUZZ_LIBJPEG:-}" = source ]; then
 fi
 
 # base/simd.cpp is left out: the targets themselves choose between vector code and portable code.
-sources=(fuzz/{decode,packed}.cpp native/base/status.cpp native/jpeg/*.cpp native/image/*.cpp)
+sources=(fuzz/{decode,packed}.cpp native/base/{crc,status}.cpp native/jpeg/*.cpp native/image/*.cpp)
 common="-std=c++17 -g -ffp-contract=off -Inative ${include[*]-}"
 sanitised="$common -O2 -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined"
 # Comparisons are traced in parsers alone: in the loops over pixels that takes a third of the time.

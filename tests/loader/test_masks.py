@@ -8,10 +8,13 @@ import tarpeg
 import torch
 from helpers.chains import chain, moved_by_torchvision, view_of
 from helpers.loaders import load
+from helpers.masks import png as masked_png, regions
 from helpers.pictures import saved
 from helpers.scenes import Scenes, number_of, objects
 from PIL import Image
 from tarpeg import Augment, Boxes, Masks, RandomResizedCrop, ShardError, Split, View, Whole
+from tarpeg.cache.masks import banded
+from tarpeg.loader.masks import Part
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
 
@@ -108,6 +111,44 @@ def test_pixels_are_pillows():
         found = Masks("png").move(mask, View.whole(mask.shape, size))
         wanted = Image.fromarray(mask).resize(size[::-1], Image.Resampling.NEAREST)
         assert (found == torch.from_numpy(np.array(wanted)))[clear(mask.shape, size)].all()
+
+
+@pytest.mark.parametrize("interpolation", ["nearest-exact", "nearest"])
+def test_what_views_read_of_masks_is_what_whole_masks_give(interpolation, chains=40):
+    """PNGs in bands, others with a byte per pixel, and those that Pillow decodes; also at a place."""
+    rng = np.random.default_rng(2)
+    masks = Masks("png", interpolation=interpolation, labels={value: 20 - value for value in range(21)})
+    for _ in range(chains):
+        (height, width), box, size, _, affine = chain(rng, most=300)
+        values = regions(height, width, int(rng.integers(0, 99)))
+        bits = saved(Image.fromarray(values > 3), "PNG")
+        contents = [masked_png(values), banded(masked_png(values)), bits]
+        place = (rng.random(4) * [*size, *size]).astype(int)
+        place[2:] = 1 + place[2:] * (np.array(size) - 1 - place[:2]) // size
+        views = [
+            View(
+                np.tile((height, width), (3, 1)).astype(np.int32),
+                np.tile(box, (3, 1)).astype(np.int32),
+                rng.random(3) < 0.5,
+                size,
+                None
+                if affine is None
+                else np.repeat(view_of((8, 8), (0, 0, 8, 8), size, False, affine).affine, 3, 0),
+                places,
+            )
+            for places in (None, np.tile(place, (3, 1)).astype(np.int32))
+        ]
+        source = Scenes({number: {"png": content} for number, content in enumerate(contents)}, count=3)
+        whole = masks.read(source, np.arange(3))
+        parts = masks.read_views(source, np.arange(3), views, 2)
+        assert [isinstance(part, Part) for part in parts] == [True, True, False]
+        assert masks.misfits(parts, views[0].sizes) == [""] * 3
+        for view in views:
+            wanted = masks.move_all(whole, view).pictures["mask"]
+            assert np.array_equal(masks.move_all(parts, view).pictures["mask"], wanted)
+            some = [2, 0, 1, 0]  # as if two were replaced
+            found = masks.move_all([parts[row] for row in some], view.rows(some)).pictures["mask"]
+            assert np.array_equal(found, wanted[some])
 
 
 def test_augment_moves_masks_as_boxes_and_fills_outside():
