@@ -17,7 +17,8 @@ _KEY = "train.py"
 _KEPT = ("data", "augment", "model", "experiment")
 """Groups of a training that its checkpoint belongs to; trainer, logger and so on are those of a run."""
 _OF_ONE_RUN = re.compile(r"[+~]*data\.allow_other_data\b")
-_SECRET = re.compile(r"://[^/]*@|https?://[^,]*\?", re.IGNORECASE)
+SECRET = re.compile(r"://[^/]*@|https?://[^,]*\?", re.IGNORECASE)
+"""A URL with a password or a signature."""
 # A checkpoint that anyone may have written must run no code. So its settings are plain: names that
 # choose no class (_target_), command (streams run curl and "pipe:") or file of weights; numbers, words, paths
 # and URLs. Texts have neither "$" nor, but for a URL, ":", and braces with numbers alone: nothing is put
@@ -40,7 +41,7 @@ class KeepArguments(lightning.Callback):
 
     def __init__(self, arguments: Sequence[str]) -> None:
         kept = (str(each) for each in arguments if _group_of(each) in _KEPT)
-        self.arguments = [each for each in kept if not _OF_ONE_RUN.match(each) and not _SECRET.search(each)]
+        self.arguments = [each for each in kept if not _OF_ONE_RUN.match(each) and not SECRET.search(each)]
 
     def on_save_checkpoint(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]

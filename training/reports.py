@@ -17,6 +17,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from tarpeg_hydra.overrides import in_overrides, quoted
 
+from .checkpoints import SECRET
+
 _OF_ONE_RUN = ("ckpt_path", "verbose", "data.allow_other_data")
 """Settings that do not go over to the run that goes on."""
 _NOISE = (
@@ -100,7 +102,8 @@ def resume_hint(
             reached[name] = limit
     new = {f"trainer.{name}": 2 * limit for name, limit in reached.items()}
     kept = (each for each in arguments if each.partition("=")[0].lstrip("+~") not in {*new, *_OF_ONE_RUN})
-    words = [*map(shlex.quote, kept), quoted("ckpt_path", os.path.relpath(last))]
+    shown = (f"{each.partition('=')[0]}=..." if SECRET.search(each) else each for each in kept)
+    words = [*map(shlex.quote, shown), quoted("ckpt_path", os.path.relpath(last))]
     words += [f"{name}={limit}" for name, limit in new.items()]
     limits = " and ".join(f"{name}={limit}" for name, limit in reached.items())
     why = f" ({limits} is reached)" if reached else ""

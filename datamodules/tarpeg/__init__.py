@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         BuildError as BuildError,
         CacheError as CacheError,
         DecodeError as DecodeError,
+        ResumeError as ResumeError,
         ShardError as ShardError,
         Status as Status,
     )
@@ -127,7 +128,7 @@ _NAMES = {
     "diagnostics.doctor": "Diagnosis diagnose",
     "diagnostics.monitor": "DataStallMonitor",
     "diagnostics.preview": "comparison_sheet contact_sheet",
-    "errors": "BuildError CacheError DecodeError ShardError Status",
+    "errors": "BuildError CacheError DecodeError ResumeError ShardError Status",
     "loader.batch": "Batch ExtraBatch KeyedBatch KeyedTargetBatch TargetBatch",
     "loader.boxes": "Boxes",
     "loader.config": "LoaderConfig",

@@ -6,6 +6,8 @@ import enum
 import functools
 import inspect
 import math
+import os
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
@@ -60,7 +62,15 @@ class BuildError(RuntimeError):
 
 
 class ResumeError(ValueError):
-    """A checkpoint does not fit the data. The message has what differs."""
+    """A checkpoint does not fit the data. The message has what differs.
+
+    Example:
+        >>> loader = tarpeg.Loader(tarpeg.Split(shards, tarpeg.RandomCrop(96)), batch_size=8, workers=0)
+        >>> loader.load_state_dict({"epoch": 0})
+        Traceback (most recent call last):
+        ...
+        tarpeg.errors.ResumeError: ...
+    """
 
 
 class Status(enum.IntEnum):
@@ -175,10 +185,17 @@ def explains_arguments(remedies: Mapping[str, str]) -> Callable[[_Callable], _Ca
 
 
 _warned: dict[Any, Any] = {}  # with which Python shows a warning of one text once, if filters say so
+_warning = threading.RLock()  # held while the format of all warnings is another one
+os.register_at_fork(after_in_child=lambda: globals().update(_warning=threading.RLock()))
 
 
 def warn(text: str) -> None:
     """Issue a UserWarning in the name of tarpeg: about data, not about the line that iterates."""
+    with _warning:
+        _warn(text)
+
+
+def _warn(text: str) -> None:
     shown = warnings.formatwarning
 
     def without_line(message: Any, category: Any, filename: str, lineno: int, line: Any = None) -> str:

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import warnings
 
 import pytest
@@ -348,6 +349,24 @@ def test_a_warning_has_no_number_of_a_line(capsys, monkeypatch):
     first, second, *_ = capsys.readouterr().err.splitlines()
     assert first == "tarpeg: UserWarning: the data are odd"
     assert ".py:" in second and "of another library" in second
+
+
+@pytest.mark.filterwarnings("ignore:the data")
+def test_warnings_of_several_threads_leave_the_format_of_warnings(monkeypatch):
+    shown, interval = warnings.formatwarning, sys.getswitchinterval()
+    monkeypatch.setattr(warnings, "formatwarning", shown)  # restored, whatever happens here
+    threads = [
+        threading.Thread(target=lambda: [warn("the data are odd") for _ in range(1500)]) for _ in range(4)
+    ]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert warnings.formatwarning is shown
 
 
 def test_a_daemonic_process_uses_threads(photos, monkeypatch):

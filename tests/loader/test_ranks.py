@@ -186,6 +186,19 @@ def test_other_batches_on_the_processes_show_what_differs_alone(photos, on, monk
         on(0, DataRank(0, 2).compare, "train", facts[0])
 
 
+def test_another_collective_on_another_process_is_an_error_with_the_remedy(on, monkeypatch):
+    for others in ("text", (1, 2), None):
+        monkeypatch.setattr(
+            torch.distributed,
+            "all_gather_object",
+            lambda found, mine, others=others: found.__setitem__(slice(None), [mine, others]),
+        )
+        with pytest.raises(
+            ShardError, match=r"process 1 compares something else .* train split: make the same"
+        ):
+            on(0, DataRank(0, 2).compare, "train", {})
+
+
 # The mesh is (data-parallel, tensor-parallel).
 SCRIPT = """
 import faulthandler, json, warnings

@@ -358,6 +358,13 @@ def test_the_line_to_go_on_is_a_command_of_a_shell(monkeypatch):
     assert said == "to go on from here (max_epochs=3 is reached)"
     words = [*given[:2], 'ckpt_path="a b/last.ckpt"', "trainer.max_epochs=6"]
     assert shlex.split(command) == ["python", "train.py", *words]
+    for url in (
+        "s3://me:word@host/a.tar",
+        "https://host/a.tar?X-Amz-Signature=word",
+        "'pipe:curl ftp://me:word@h'",
+    ):
+        hint = resume_hint(trainer, ["data=shards", f"+data.train.shards={url}"])
+        assert "word" not in hint and " data=shards +data.train.shards=... " in hint, hint
 
 
 def test_a_checkpoint_brings_its_settings_but_no_code(tmp_path):

@@ -89,6 +89,12 @@ class DataRank:
             return None
         found: list[Any] = [None] * processes
         torch.distributed.all_gather_object(found, (self.rank, self.world, dict(facts), uuid.uuid4().hex))
+        for other, each in enumerate(found):
+            if not isinstance(each, tuple) or len(each) != 4:
+                raise ShardError(
+                    f"process {other} compares something else while this one makes the loader of the {name} "
+                    "split: make the same loaders in the same order on all processes"
+                )
         ranks = [rank for rank, *_ in found]
         worlds = {world for _, world, *_ in found}
         if worlds != {self.world} or {*ranks} != {*range(self.world)}:
