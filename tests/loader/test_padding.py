@@ -25,6 +25,8 @@ from tarpeg import (
     Split,
 )
 from tarpeg.loader.fetch import BoxError
+from torchvision import transforms as v1
+from torchvision.transforms import v2
 
 HERE = {"workers": 0, "threads": 0, "on_error": "raise"}
 SHAPES = [(37, 52), (80, 33), (48, 64), (120, 90), (20, 21), (64, 200), (31, 31), (55, 70)]
@@ -269,3 +271,24 @@ def test_a_crop_that_depends_on_the_objects(tmp_path):
             is_whole = view.boxes[row, 2:].tolist() == view.sizes[row].tolist()
             assert is_inside.any() and (is_whole or len(target["boxes"]) == is_inside.sum())
     assert len({tuple(view.boxes[0]) for _, view in batches[0]}) > 1  # of one sample, in three epochs
+
+
+@pytest.mark.parametrize("module", [v1, v2])
+def test_a_random_crop_of_torchvision_is_native(module):
+    for options in (
+        {"padding": 4, "pad_if_needed": True},
+        {"padding": [3, 1], "pad_if_needed": True, "fill": 7},
+        {"padding": [1, 2, 3, 4], "pad_if_needed": True, "fill": (1, 2, 3)},
+        {"pad_if_needed": True},
+    ):
+        steps = v2.Compose([module.RandomCrop(24, **options), module.RandomHorizontalFlip()])
+        settings = {**HERE, "batch_size": 10, "seed": 3}
+        given = load(None, split=Split(Pictures(), transform=steps, target=None), **settings)
+        own = load(
+            None, split=Split(Pictures(), RandomCrop(24, **options), flip=0.5, target=None), **settings
+        )
+        assert not given.split.runs_python
+        assert torch.equal(next(iter(given)).image, next(iter(own)).image)
+    for options in ({"padding": 4, "padding_mode": "reflect"}, {"padding": 30}, {"padding": 2, "fill": 0.5}):
+        split = Split(Pictures(), transform=v2.Compose([module.RandomCrop(24, **options)]), target=None)
+        assert split.runs_python, options

@@ -261,7 +261,8 @@ class _Head:
             return False
         self.crop = crop
         self.interpolation, self.antialias = method
-        if isinstance(crop, (RandomCrop, CenterCrop)):
+        pads = isinstance(crop, RandomCrop) and (crop.padding is not None or crop.pad_if_needed)
+        if isinstance(crop, (RandomCrop, CenterCrop)) and not pads:
             self.least = crop.size
         self._add(step, Place.DECODER, "which decodes that part only")
         return True

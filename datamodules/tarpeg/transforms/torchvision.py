@@ -5,7 +5,7 @@ Both are recognised by the modules of their classes and never imported here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,9 +94,7 @@ def crop_of(step: Any) -> Crop | None:
         if name == "RandomResizedCrop":
             return RandomResizedCrop(pair(step.size), tuple(step.scale), tuple(step.ratio))
         if name == "RandomCrop":
-            # Smaller images are not enlarged: they go through the step itself, see Pipeline.least.
-            padded = step.padding or step.pad_if_needed
-            return None if padded else RandomCrop(pair(step.size), enlarge_if_needed=True)
+            return _random_crop(step)
         if name == "CenterCrop":
             return CenterCrop(pair(step.size))
         if shorter_side(step) is None and step.size is not None and step.max_size is None:
@@ -104,6 +102,20 @@ def crop_of(step: Any) -> Crop | None:
     except ValueError:  # numbers that only torchvision takes
         pass
     return None
+
+
+def _random_crop(step: Any) -> Crop | None:
+    """Return the crop of a RandomCrop; raises ValueError for numbers that the decoder does not take."""
+    if not step.padding and not step.pad_if_needed:
+        # Smaller images are not enlarged: they go through the step itself, see Pipeline.least.
+        return RandomCrop(pair(step.size), enlarge_if_needed=True)
+    padding, fill = step.padding, 0 if step.fill is None else step.fill
+    if isinstance(padding, Sequence) and type(step).__module__.startswith("torchvision.transforms.v2"):
+        left, right, top, bottom = padding  # v2 has put them into this order
+        padding = (left, top, right, bottom)
+    if step.padding_mode != "constant" or not isinstance(fill, (int, Sequence)):
+        return None
+    return RandomCrop(pair(step.size), padding=padding, pad_if_needed=bool(step.pad_if_needed), fill=fill)
 
 
 def pair(size: Any) -> tuple[int, int]:
