@@ -1,4 +1,4 @@
-"""Train a classifier from the composed configuration. ``python train.py --help`` lists the groups.
+"""Train from the composed configuration. ``python train.py --help`` lists the groups.
 
 ``-v`` prints first what the data module does natively and what in Python.
 """
@@ -117,6 +117,8 @@ def is_monitoring_val(callback: object) -> bool:
 def note_on(data: Mapping[str, Any]) -> str:
     """Return a remark on data that is drawn; "" for other data."""
     is_drawn = "tarpeg.SyntheticShards" in str(data.get("prepare"))
+    if "tarpeg.Scenes" in str(data.get("prepare")):
+        return ". Synthetic scenes; docs/targets.md for your own"
     return ". Synthetic photographs; data=shards or data=folder for your own" if is_drawn else ""
 
 

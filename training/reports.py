@@ -46,7 +46,8 @@ def silence() -> None:
     """Hide advertisements, warnings that need no action, and what rank 0 prints as well."""
     log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     # "data: " is the monitor's verdict, which is printed with overrides at the end.
-    log.addFilter(lambda record: not record.getMessage().startswith(("💡 Tip", "TPU available", "data: ")))
+    noise = ("💡 Tip", "TPU available", "data: ", "Loading `train_dataloader` to estimate")
+    log.addFilter(lambda record: not record.getMessage().startswith(noise))
     for text in _NOISE:
         warnings.filterwarnings("ignore", message=text)
     if not is_first_rank():
@@ -71,7 +72,7 @@ def summary_of(
                 measured.append(f"{callback.wait_share:.0%} of the time waiting for data")
             if callback.advice:  # empty if nothing was trained, or only in processes that ended
                 yield f"data: {in_overrides(callback.advice)}"
-    for name in ("accuracy", "map", "mae"):
+    for name in ("accuracy", "map", "mae", "miou"):
         if f"val/{name}" in trainer.callback_metrics:
             measured.append(f"validation {name} {trainer.callback_metrics[f'val/{name}']:.3f}")
     if resume := resume_hint(trainer, arguments):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -70,7 +71,7 @@ class Scenes(Photos):
         check_integer("classes", self.classes, 1, len(SHAPES))
         for name, low, high, kinds in (("objects", 0, 64, {int}), ("extent", 0.05, 0.9, {int, float})):
             given = getattr(self, name)
-            pair = tuple(given) if isinstance(given, (list, tuple)) else ()
+            pair = tuple(given) if isinstance(given, Sequence) else ()
             if len(pair) != 2 or not {*map(type, pair)} <= kinds or not low <= pair[0] <= pair[1] <= high:
                 raise ValueError(
                     f"{name}={given!r} must be the smallest and the largest, both in {low}..{high}"

@@ -1,0 +1,142 @@
+"""A LightningModule around torchvision's detectors, and one of them that is small enough for two cores."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning
+import torch
+from torch import Tensor, nn
+from torchmetrics.detection import MeanAveragePrecision
+from torchvision.models.detection import FCOS
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+
+from .checks import ConfigError
+from .schedules import with_cosine
+
+
+class Detector(lightning.LightningModule):
+    """Losses of a detector of torchvision, and its mean average precision (COCO's, over IoU 0.5 to 0.95).
+
+    Needs pycocotools: ``pip install -e ".[detection]"``.
+
+    Args:
+        net: called with images in 0..1 and, in training, targets, as torchvision's detectors are: it returns
+            a dict of losses, or a list of dicts with boxes, labels and scores.
+        optimizer: called with the parameters.
+        classes: number of classes, with the background.
+        warmup: steps in which the learning rate rises; then it falls as a cosine to the end of the training.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        classes: int,
+        warmup: int = 20,
+    ) -> None:
+        super().__init__()
+        self.net = net
+        self.optimizer = optimizer
+        self.classes = classes
+        self.warmup = warmup
+        with warnings.catch_warnings():  # of a third package that is not used
+            warnings.simplefilter("ignore")
+            try:
+                self.precision_of_boxes = MeanAveragePrecision(backend="pycocotools")
+            except ModuleNotFoundError as error:
+                raise ConfigError(
+                    f'experiment=detection: {error}: pip install -e ".[detection]"'.replace("\n", " ")
+                ) from error
+
+    def on_before_batch_transfer(self, batch: Any, _: int) -> Any:
+        """Raise ConfigError for labels out of range: a GPU has an assertion without a message."""
+        highest = max((int(each["labels"].max()) for each in batch[1] if len(each["labels"])), default=0)
+        if highest >= self.classes:
+            raise ConfigError(
+                f"label {highest} needs model.classes={highest + 1} (0 is the background) or more, and it is "
+                f"{self.classes}"
+            )
+        return batch
+
+    def training_step(self, batch: Any, _: int) -> Tensor:
+        """Return the sum of the losses of a batch."""
+        images, targets = batch
+        losses: Mapping[str, Tensor] = self.net(images, _plain(targets))
+        loss = torch.stack([*losses.values()]).sum()
+        self.log("train/loss", loss, prog_bar=True, batch_size=len(images))
+        return loss
+
+    def validation_step(self, batch: Any, _: int) -> None:
+        """Compare the boxes of a batch with those of its targets."""
+        images, targets = batch
+        self.precision_of_boxes.update(self.net(images), _plain(targets))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log mean average precision, and that at IoU 0.5."""
+        found = self.precision_of_boxes.compute()
+        self.precision_of_boxes.reset()
+        self.log("val/map", found["map"], prog_bar=True)
+        self.log("val/map50", found["map_50"])
+
+    def configure_optimizers(self) -> Any:
+        """Return the optimiser and its schedule."""
+        return with_cosine(self, self.optimizer(self.parameters()), self.warmup)
+
+
+def _plain(targets: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return targets of plain tensors: arithmetic of losses on tv_tensors is slower."""
+    found = []
+    for target in targets:
+        tensors = {name: each for name, each in target.items() if isinstance(each, Tensor)}
+        found.append({name: each.as_subclass(Tensor) for name, each in tensors.items()})
+    return found
+
+
+def small_fcos(classes: int, size: int = 128, width: int = 64) -> FCOS:
+    """Return torchvision's FCOS on one level of stride 8, for objects of up to half the image.
+
+    Args:
+        classes: number of classes, with the background.
+        size: of the images; others are resized to it.
+        width: channels of the network and of its heads, a multiple of 32.
+    """
+    if width % 32:
+        raise ConfigError(f"model.net.width={width} must be a multiple of 32")
+    backbone = nn.Sequential(
+        _layer(3, width // 2, 2),
+        _layer(width // 2, width, 2),
+        _layer(width, width, 2),
+        *(_Residual(width, dilation) for dilation in (1, 2, 4)),
+    )
+    backbone.out_channels = width  # type: ignore[assignment]  # where FCOS looks for it
+    anchors = AnchorGenerator(((8,),), ((1.0,),))
+    return FCOS(
+        backbone,
+        classes,
+        min_size=size,
+        max_size=size,
+        image_mean=[0.5] * 3,
+        image_std=[0.25] * 3,
+        anchor_generator=anchors,
+        score_thresh=0.05,
+        nms_thresh=0.5,
+        detections_per_img=50,
+    )
+
+
+def _layer(inputs: int, outputs: int, stride: int = 1, dilation: int = 1) -> nn.Module:
+    convolution = nn.Conv2d(inputs, outputs, 3, stride, dilation, dilation, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True))
+
+
+class _Residual(nn.Module):
+    def __init__(self, width: int, dilation: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(_layer(width, width, 1, dilation), _layer(width, width))
+
+    def forward(self, features: Tensor) -> Tensor:
+        added: Tensor = features + self.layers(features)
+        return added

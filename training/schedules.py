@@ -1,0 +1,28 @@
+"""Learning rates that change with every step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import lightning
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+
+def with_cosine(module: lightning.LightningModule, optimizer: torch.optim.Optimizer, warmup: int) -> Any:
+    """Return what ``configure_optimizers`` returns: a linear rise, and a cosine to 0 at the end.
+
+    Args:
+        module: of the training, whose Trainer knows its steps.
+        optimizer: with the largest learning rate.
+        warmup: steps of the rise.
+    """
+    steps = max(1, int(module.trainer.estimated_stepping_batches))
+
+    def share(step: int) -> float:
+        return min(1.0, (step + 1) / max(1, warmup)) * (1 + math.cos(math.pi * min(1.0, step / steps))) / 2
+
+    # Not OneCycleLR: a run that goes on for more epochs would keep the steps of the first.
+    schedule = LambdaLR(optimizer, share)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
