@@ -167,12 +167,18 @@ class Decoded:
         status: int32 [B], codes of ``tarpeg.Status``.
         reasons: By row, more about a status that is not OK.
         non_jpeg: The first row that Pillow decoded.
+        wholes: By row, (height, width) of a source that was decoded whole.
+        values: Targets as they were read, if steps in Python move them; otherwise None.
+        carried: By view, the value of each row as the steps left it; None for a row that they did not move.
     """
 
     images: list[Tensor]
     status: Tensor
     reasons: dict[int, str] = field(default_factory=dict)
     non_jpeg: int | None = None
+    wholes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    values: list[Any] | None = None
+    carried: dict[int, list[Any]] = field(default_factory=dict)
 
     @classmethod
     def nothing(cls, count: int) -> Decoded:

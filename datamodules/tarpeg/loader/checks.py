@@ -21,6 +21,7 @@ from ..shards.label import Labels
 from ..shards.labels import Target, read_labels
 from ..shards.source import Source, where_of
 from .augmenting import contains_augment, modules_of, uncompiled
+from .carried import check_carried
 from .masks import Masks
 from .split import Split
 from .targets import _named
@@ -162,6 +163,8 @@ def check_split(name: str, split: Split, augment: nn.Module | None, *, training:
     if split.targets is not None:
         _check_targets_follow(name, augment, training=training)
         _check_masks_follow(name, split)
+        for pipeline in split.pipelines:
+            check_carried(name, pipeline, split.targets)
     if isinstance(augment, nn.ModuleList):
         count = len(split.view_crops())
         if count != len(augment) and (training or count > 1 or not len(augment)):

@@ -55,8 +55,9 @@ from .batch import (
     empty_images,
     of_sizes,
 )
+from .carried import arrived, carrier_of
 from .config import OnError
-from .python_steps import PythonSteps, is_for_pillow
+from .python_steps import PythonSteps, is_for_pillow, may_carry
 from .resize_first import ResizeFirst, resizes_first
 from .split import Split
 from .targets import Moved, move_targets, picture_bytes, read_rectangles, read_targets
@@ -522,6 +523,9 @@ class Fetcher:
         if split.is_decoded_only and not split.runs_python:
             return
         steps = self._python_steps
+        if steps.carrier is not None and any(may_carry(each, encoded) for each in split.pipelines):
+            unknown = [replace(view, boxes=np.zeros_like(view.boxes)) for view in views]  # masks as a whole
+            decoded.values = self._read_targets(encoded.request.ids, unknown, decoded)
         if not split.is_decoded_only:
             crops = self._crops_of(decoded)
             outcomes = self._outcomes(encoded.request.epoch, [view.size for view in views])
@@ -540,7 +544,8 @@ class Fetcher:
                     view=views[number],
                     decoded=decoded,
                 )
-                if crops[number] is None and len(outcomes[number].shape) > 1:
+                is_carried = steps.carrier is not None and split.pipelines[number].moves_targets_in_python
+                if (crops[number] is None or is_carried) and len(outcomes[number].shape) > 1:
                     views[number] = replace(views[number], size=_pair(outcomes[number].shape[-2:]))
         for number, part in enumerate(by_view(of_sizes(decoded.images), groups)):
             pipeline = split.pipelines[number]
@@ -560,6 +565,7 @@ class Fetcher:
             decoding,
             self.max_pixels,
             with_affine=self.split.targets is not None,
+            carrier=carrier_of(self.split.targets, self.shards),
         )
 
     def _crops_of(self, decoded: Decoded) -> list[Tensor | None]:
@@ -603,7 +609,17 @@ class Fetcher:
             return self._found[key]
         images, where = self._first_images(epoch, sizes)
         pairs = zip(self.split.pipelines, images, strict=True)
-        found = [outcome_of(pipeline, image, where, self.seed) for pipeline, image in pairs]
+        carrier = self._python_steps.carrier
+        found = [
+            outcome_of(
+                pipeline,
+                image,
+                where,
+                self.seed,
+                carrier.example if carrier and pipeline.moves_targets_in_python else None,
+            )
+            for pipeline, image in pairs
+        ]
         dtypes = [(self._last_format(outcome) or outcome).dtype for outcome in found]
         shapes = [{found[view].shape for view in views} for views in self.split.view_groups]
         if len({*dtypes}) > 1 or max(map(len, shapes)) > 1:
@@ -652,7 +668,9 @@ class Fetcher:
         threads: int,
     ) -> FetchResult:
         """Replace the images that could not be decoded, augment, and add labels, targets and members."""
-        values = self._read_targets(request.ids, views, decoded, threads)
+        values = decoded.values
+        if values is None:
+            values = self._read_targets(request.ids, views, decoded, threads)
         ids, substituted, left_out = self._substituted(request, sizes, views, decoded, values)
         images, pixels = decoded.images, self.pixels
         if pixels.worker_augment is not None:
@@ -665,7 +683,7 @@ class Fetcher:
         if self.split.targets is None:
             batch = self._labelled(of_sizes(images), ids, None if substituted else labels)
         else:
-            batch = self._with_targets(of_sizes(images), ids, values, views, left_out)
+            batch = self._with_targets(of_sizes(images), ids, values, views, left_out, decoded.carried)
         first = decoded.non_jpeg
         return FetchResult(
             batch,
@@ -712,9 +730,11 @@ class Fetcher:
                 left_out.append(row)
                 messages.append(f"{reason}; it is left out of the predictions")
                 continue
-            ids[row], others, drawn, value = self._substitute(request.of_row(row), sizes, reason)
+            ids[row], others, drawn, value, carried = self._substitute(request.of_row(row), sizes, reason)
             if values:
                 values[row] = value
+            for number, column in carried.items():
+                decoded.carried.setdefault(number, [None] * len(ids))[row] = column[0]
             for part, other in zip(decoded.images, others, strict=True):
                 self._row(part, row).copy_(self._row(other, 0))
             for view, other_view in zip(views, drawn, strict=True):
@@ -730,7 +750,7 @@ class Fetcher:
 
     def _substitute(
         self, request: Request, sizes: list[Size], reason: str
-    ) -> tuple[int, list[Tensor], list[View], Any]:
+    ) -> tuple[int, list[Tensor], list[View], Any, dict[int, list[Any]]]:
         """Decode another sample for a request of one: a function of seed, epoch, id and occurrence alone."""
         first = 0 if request.occurrence is None else rng.first_draw(request.occurrence)
         uniforms = rng.uniforms(self.seed, request.epoch, request.ids, _MOST_SUBSTITUTES, _SUBSTITUTE, first)
@@ -738,11 +758,13 @@ class Fetcher:
         others = (uniforms[0] * count).astype(np.int64)
         for other in others if self.candidates is None else self.candidates[others]:
             views, decoded = self._images_of(request._replace(ids=other[None]), sizes)
-            values = self._read_targets(other[None], views, decoded)
+            values = decoded.values
+            if values is None:
+                values = self._read_targets(other[None], views, decoded)
             self.shards.check_unchanged(other[None])
             value = values[0] if values else None
             if decoded.status[0] == Status.OK and not isinstance(value, ShardError):
-                return int(other), decoded.images, views, value
+                return int(other), decoded.images, views, value, decoded.carried
         raise DecodeError(f"{reason}, and none of {_MOST_SUBSTITUTES} others that were drawn can be decoded")
 
     def _row(self, images: Tensor, row: int) -> Tensor:
@@ -756,19 +778,20 @@ class Fetcher:
         values: Sequence[Any],
         views: Sequence[View],
         left_out: Sequence[int],
+        carried: Mapping[int, list[Any]],
     ) -> AnyBatch:
         """Return a batch with targets, moved as their images are; none for images that are left out."""
         rows = np.setdiff1d(np.arange(len(ids)), left_out)
-        kept = [values[row] for row in rows]
-        moved = [
-            Moved(
-                rows.tolist(),
-                len(ids),
-                not isinstance(self.split.targets, (Mapping, Sequence)),
-                *move_targets(self.split.targets, kept, view.rows(rows), self.shards, ids[rows]),
-            )
-            for view in views
-        ]
+        moved = []
+        for number, view in enumerate(views):
+            kept, part = [values[row] for row in rows], view.rows(rows)
+            if number in carried:
+                done = [carried[number][row] for row in rows]
+                part = arrived(part, np.array([each is not None for each in done], np.bool_))
+                kept = [value if each is None else each for value, each in zip(kept, done, strict=True)]
+            found = move_targets(self.split.targets, kept, part, self.shards, ids[rows])
+            is_single = not isinstance(self.split.targets, (Mapping, Sequence))
+            moved.append(Moved(rows.tolist(), len(ids), is_single, *found))
         if self.keys:
             return KeyedTargetBatch(images, moved, self.shards.keys(ids))
         return TargetBatch(images, moved)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..augment.geometry import policy_affines
 from ..augment.policies import drawn_programs, run_drawn
-from ..errors import Status
+from ..errors import ShardError, Status
 from ..ops.decode import MAX_PIXELS, decode_batch, image_sizes
 from ..sampling import rng
 from ..sampling.geometry import View
@@ -26,6 +26,7 @@ from ..transforms.pipeline import Pipeline, Uncropped
 from ..transforms.pixels import PixelFormat, normalised
 from ..transforms.results import Outcome, prepared, run_steps
 from .batch import Decoded, Encoded, empty_images
+from .carried import Carrier
 from .marks import mark, mark_sample
 
 # Streams of random numbers, beside those of loader.fetch; and the first one of the policies in a transform.
@@ -50,6 +51,7 @@ class PythonSteps:
         decoding: Options of ``decode_batch`` for whole images.
         max_pixels: See ``LoaderConfig``.
         with_affine: Whether views get the affine of the policies, for targets.
+        carrier: Carries targets through the steps that move pixels; None without.
     """
 
     source: Source
@@ -57,6 +59,7 @@ class PythonSteps:
     decoding: Mapping[str, Any]
     max_pixels: int | None
     with_affine: bool = False
+    carrier: Carrier | None = None
 
     def run(
         self,
@@ -94,8 +97,10 @@ class PythonSteps:
             if not pipeline.runs_python:
                 _ = out.copy_(crops) if last is None else normalised(crops, last, out)
                 return view
-            crops = prepared(pipeline, crops)
-            if pipeline.moves_pixels_in_python:
+            crops, before = prepared(pipeline, crops), view
+            if self.carrier is not None and pipeline.moves_targets_in_python:
+                view = replace(view, boxes=np.zeros_like(view.boxes), affine=None, places=None)
+            elif pipeline.moves_pixels_in_python:
                 view.boxes[:] = 0
         results = out
         if last is not None:
@@ -103,14 +108,19 @@ class PythonSteps:
             results = empty_images(shape, torch.uint8, pipeline.takes_planes)  # most steps keep that order
         draws = rng.uniforms(self.seed, request.epoch, request.ids, 1, _TRANSFORM, first)[:, 0]
         is_small = small_rows(pipeline, encoded) if crops is not None else None
+        carries = crops is None or pipeline.moves_targets_in_python
+        carried: list[Any] = [None] * len(encoded.files)
+        if self.carrier is not None:
+            decoded.carried[number] = carried
         with own_generators() as seed_all:
             for row, (id, draw) in enumerate(zip(request.ids.tolist(), draws.tolist(), strict=True)):
-                if decoded.status[row] != Status.OK:
+                value = None if self.carrier is None or decoded.values is None else decoded.values[row]
+                if decoded.status[row] != Status.OK or isinstance(value, ShardError):
                     continue
                 steps, where = pipeline.python, partial(where_of, self.source, id)
                 mark_sample(self.source, id)
                 if crops is not None and not (is_small is not None and is_small[row]):
-                    image = crops[row]
+                    image, start = crops[row], before.row(row) if carries else None
                 else:
                     steps = steps if crops is None else pipeline.uncropped
                     whole = self.whole_image(encoded.files[row], pipeline, row, decoded)
@@ -118,8 +128,16 @@ class PythonSteps:
                         continue
                     image = prepared(pipeline, whole[None], is_whole=True)[0]
                     view.forget(row)
+                    view.sizes[row] = decoded.wholes[row]
+                    size = (image.shape[-2], image.shape[-1])
+                    start = View.whole(decoded.wholes[row], size)
+                target = None
+                if self.carrier is not None and value is not None and start is not None:
+                    target = self.carrier.start(value, start, id)
                 seed_all(int(draw * 2**53), steps)
-                result = run_steps(steps, image, where)
+                result = run_steps(steps, image, where, target)
+                if self.carrier is not None and value is not None and target is not None:
+                    carried[row] = self.carrier.finish(value, target)
                 outcome.check(result, where)
                 _copy(result, results[row])
         mark.set()
@@ -159,10 +177,16 @@ class PythonSteps:
         outcome = Outcome(whole, torch.uint8, (3, *view.size))
         results = empty_images((len(rows), *outcome.shape), out.dtype)
         part, done = encoded.rows(rows), Decoded.nothing(len(rows))
+        done.values = None if decoded.values is None else [decoded.values[row] for row in rows]
         self.run(part, number, outcome, last, crops=None, out=results, view=view.rows(rows), decoded=done)
         out[torch.from_numpy(rows)] = results
         for place, row in enumerate(rows.tolist()):
             view.forget(row)
+            if view.affine is not None:
+                view.affine[row] = np.eye(2, 3)
+            if done.carried and decoded.values is not None:
+                column = decoded.carried.setdefault(number, [None] * len(decoded.values))
+                column[row] = done.carried[number][place]
             decoded.fail(row, int(done.status[place]), done.reasons.get(place, ""))
 
     def whole_image(self, file: Tensor, pipeline: Pipeline, row: int, decoded: Decoded) -> Tensor | None:
@@ -175,6 +199,7 @@ class PythonSteps:
             decoded.fail(row, Status.TOO_LARGE, pillow.too_large(height, width, limit))
             return None
         image, code = self._resized(file, (height, width), size)
+        decoded.wholes[row] = height, width
         content = pillow.JPEG if height else file.numpy().tobytes()
         decoded.fail(row, code, pillow.later_version(content) if code == Status.LATER_VERSION else "")
         if is_for_pillow(code, content):
@@ -189,6 +214,7 @@ class PythonSteps:
                 ppm, (whole.height, whole.width), target_of(whole.height, whole.width)
             )
             decoded.fail(row, code)
+            decoded.wholes[row] = whole.height, whole.width
             decoded.non_jpeg = row if decoded.non_jpeg is None else decoded.non_jpeg
         return image if code == Status.OK else None
 
@@ -204,6 +230,12 @@ class PythonSteps:
 def small_rows(pipeline: Pipeline, encoded: Encoded) -> Any:
     """Return which images are smaller than torchvision's crop, or of unknown size: bool [B], or None."""
     return None if pipeline.least is None else (encoded.sizes < pipeline.least).any(axis=1)
+
+
+def may_carry(pipeline: Pipeline, encoded: Encoded) -> bool:
+    """Whether steps in Python move the targets of some of these images."""
+    is_small = small_rows(pipeline, encoded)
+    return pipeline.moves_targets_in_python or (is_small is not None and bool(is_small.any()))
 
 
 def _occurrence(request: Request) -> Int64:

@@ -28,6 +28,7 @@ from ..shards.tables import class_names, is_frame, read_table, streamed_table_la
 from ..transforms.pipeline import Pipeline, Uncropped, pipeline_of
 from ..transforms.plan import Plan, plan_of
 from ..transforms.torchvision import Transform, name_of, shown_step
+from .carried import carrier_of
 from .config import LoaderConfig
 from .targets import check_targets, has_flat, have_rectangles, type_names
 
@@ -311,7 +312,9 @@ class Split:
         Args:
             measure: Run the steps in Python on a synthetic image, and time them.
         """
-        return plan_of(self.pipelines, self.fidelity, self.channels, measure=measure)
+        carrier = carrier_of(self.targets)
+        example = carrier.example if carrier else None
+        return plan_of(self.pipelines, self.fidelity, self.channels, measure=measure, example=example)
 
     @cached_property
     def view_groups(self) -> list[list[int]]:
@@ -370,7 +373,8 @@ class Split:
                 f"targets={self.targets!r} and members={self.members!r}: the read() of a target reads members"
             )
         for remedy in (pipeline.geometry_remedy for pipeline in self.pipelines):
-            if remedy and has_flat(self.targets):  # others may not depend on the geometry
+            is_carried = carrier_of(self.targets) is not None
+            if remedy and has_flat(self.targets) and not is_carried:  # others may not depend on the geometry
                 raise ValueError(
                     f"targets={type_names(self.targets)} cannot follow their images: {remedy}. "
                     "split.plan() of a split without targets= shows the steps"

@@ -31,7 +31,12 @@ class Albumentations:
 
     def __call__(self, image: Tensor) -> Any:
         """Return the result for an image as a tensor [C, H, W], without a copy if the step makes tensors."""
-        found = self.step(image=np.ascontiguousarray(image.permute(1, 2, 0).numpy()))["image"]
+        return self.image_of(self.step(image=np.ascontiguousarray(image.permute(1, 2, 0).numpy())))
+
+    @staticmethod
+    def image_of(results: Any) -> Tensor:
+        """Return the image in the results of the step as a tensor [C, H, W]."""
+        found = results["image"]
         if isinstance(found, Tensor):  # by ToTensorV2
             return found
         array = found if found.ndim == 3 else found[..., None]

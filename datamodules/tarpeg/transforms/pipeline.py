@@ -19,11 +19,13 @@ from .torchvision import (
     CROPS,
     GEOMETRIC,
     NOTHING,
+    OF_TARGETS,
     Levels,
     Step,
     Transform,
     crop_of,
     flattened,
+    is_v2,
     method_of,
     name_of,
     pair,
@@ -142,6 +144,26 @@ class Pipeline:
             remedy = f"give {crop} in place of these steps" if crop else "begin with the crop, or give crop="
             return f"transform= crops in Python ({first}): {remedy}"
         return f"{moving} in transform= runs in Python: leave it out" if moving else ""
+
+    @property
+    def moves_targets_in_python(self) -> bool:
+        """Whether steps in Python get the targets of an image with it."""
+        return (
+            self.moves_pixels_in_python
+            or isinstance(self.crop, Uncropped)
+            or any(name_of(step) in OF_TARGETS or (is_v2(step) and not name_of(step)) for step in self.python)
+        )
+
+    @property
+    def steps_without_targets(self) -> list[Any]:
+        """Steps in Python that move pixels and do not take targets."""
+        return [
+            original(step)
+            for step in self.python
+            if (name_of(step) in GEOMETRIC and not is_v2(step))
+            or isinstance(step, OnPil)
+            or (isinstance(step, OnePolicy) and may_move(step.step))
+        ]
 
     @property
     def takes_planes(self) -> bool:

@@ -29,12 +29,12 @@ from ..augment.policies import (
     run_policies,
 )
 from ..sampling.crops import CenterCrop, RandomCrop, RandomResizedCrop, Whole, crop_at
-from .adapters import original
+from .adapters import Albumentations, original
 from .generators import own_generators
 from .pipeline import NativeStep, Pipeline, Place, Uncropped
 from .pixels import normalised
 from .results import TransformError, outcome_of, prepared, run_steps
-from .torchvision import name_of, shown_step
+from .torchvision import is_v2, name_of, shown_step
 
 # Runs of which the steps in Python are timed; images and pixels, at most, of a batch that is timed; the least
 # size of the JPEG and of the images that steps on whole images get.
@@ -119,8 +119,18 @@ class Plan:
         return "\n".join(lines)
 
 
+Example = Callable[[tuple[int, int]], dict[str, Any]]
+"""Returns a target of an image of (height, width), see ``moving``."""
+
+
 def plan_of(
-    pipelines: Sequence[Pipeline], fidelity: str, channels: int, *, measure: bool, native: bool = True
+    pipelines: Sequence[Pipeline],
+    fidelity: str,
+    channels: int,
+    *,
+    measure: bool,
+    native: bool = True,
+    example: Example | None = None,
 ) -> Plan:
     """Return the plan of a split's views.
 
@@ -130,6 +140,7 @@ def plan_of(
         channels: 3 or 1.
         measure: Time the steps on a synthetic image.
         native: Time the native steps, too.
+        example: Of a split with targets.
     """
     known: dict[tuple[object, ...], tuple[PlannedStep, ...]] = {}
     views = []
@@ -138,8 +149,12 @@ def plan_of(
         numbers = map(id, (*pipeline.python, *pipeline.tail))
         key = (repr((settings, pipeline.policies, pipeline.head)), *numbers)
         if key not in known:
-            costs = _costs_of(pipeline, fidelity, channels, native=native) if measure else _unknown(pipeline)
-            known[key] = (*_native_steps(costs), *_python_steps(costs), *_final_steps(costs))
+            own = example if pipeline.moves_targets_in_python else None
+            costs = _unknown(pipeline)
+            if measure:
+                costs = _costs_of(pipeline, fidelity, channels, native=native, example=own)
+            steps = _python_steps(costs, has_targets=own is not None)
+            known[key] = (*_native_steps(costs), *steps, *_final_steps(costs))
         views.append(known[key])
     return Plan(tuple(views))
 
@@ -175,15 +190,17 @@ def _unknown(pipeline: Pipeline) -> _Costs:
     return _Costs(pipeline, python, [None] * len(pipeline.policies), has_run=not pipeline.python)
 
 
-def _costs_of(pipeline: Pipeline, fidelity: str, channels: int, *, native: bool) -> _Costs:
+def _costs_of(
+    pipeline: Pipeline, fidelity: str, channels: int, *, native: bool, example: Example | None
+) -> _Costs:
     """Measure a pipeline on a synthetic image; the native steps only if ``native``."""
     image = _photograph(pipeline)
     costs = replace(_unknown(pipeline), image=image)
     if pipeline.python:
         try:
-            pipeline = outcome_of(pipeline, image, lambda: "a synthetic image", 0).pipeline
+            pipeline = outcome_of(pipeline, image, lambda: "a synthetic image", 0, example).pipeline
             costs = replace(
-                costs, pipeline=pipeline, python=[*map(float, _times(pipeline, image))], has_run=True
+                costs, pipeline=pipeline, python=[*map(float, _times(pipeline, image, example))], has_run=True
             )
         except TransformError as error:  # it may take images of one size only
             costs = replace(costs, failure=f"not measured: {error}")
@@ -229,8 +246,8 @@ def _note_of(native: NativeStep) -> str:
     return note
 
 
-def _python_steps(costs: _Costs) -> Iterator[PlannedStep]:
-    """Yield the steps in Python."""
+def _python_steps(costs: _Costs, *, has_targets: bool) -> Iterator[PlannedStep]:
+    """Yield the steps in Python, which may get the targets too."""
     native = [step.step for step in costs.pipeline.head]
     failure = costs.failure
     for number, (step, us) in enumerate(zip(costs.pipeline.python, costs.python, strict=True)):
@@ -238,6 +255,8 @@ def _python_steps(costs: _Costs) -> Iterator[PlannedStep]:
         note = _faster(step, None if us is None else costs.image)
         if number == 0 and name_of(step) == "ToImage" and text in native:
             note = "again, for the type that the steps in Python get"
+        if has_targets and (is_v2(step) or isinstance(step, Albumentations)):
+            note = f"with the targets{'; ' * bool(note)}{note}"
         if failure:
             note = f"{note}; {failure}" if note else failure
             failure = "not measured"  # the reason is the same for all
@@ -376,7 +395,7 @@ def _synthetic(height: int, width: int) -> Tensor:
     return levels.clamp(0, 255).byte().movedim(0, -1).contiguous().movedim(-1, 0)
 
 
-def _times(pipeline: Pipeline, image: Tensor) -> npt.NDArray[np.float64]:
+def _times(pipeline: Pipeline, image: Tensor, example: Example | None) -> npt.NDArray[np.float64]:
     """Mean processor time of each step in Python, in microseconds, over runs with other random numbers.
 
     The same runs come before, without a clock: what a step does first for such numbers may take longer.
@@ -388,8 +407,9 @@ def _times(pipeline: Pipeline, image: Tensor) -> npt.NDArray[np.float64]:
             totals *= run != 0
             seed_all(run, pipeline.python)
             value: Any = start.clone()
+            target = None if example is None else example((start.shape[-2], start.shape[-1]))
             for number, step in enumerate(pipeline.python):
                 begin = time.thread_time()  # other processes do not count
-                value = run_steps([step], value, lambda: "a synthetic image")
+                value = run_steps([step], value, lambda: "a synthetic image", target)
                 totals[number] += time.thread_time() - begin
     return totals / _RUNS * 1e6

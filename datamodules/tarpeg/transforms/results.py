@@ -34,8 +34,12 @@ class TransformError(RuntimeError):
     """A transform that raised, or whose result does not fit into the batch."""
 
 
-def run_steps(steps: Sequence[Step], image: Any, where: Callable[[], str]) -> Any:
+def run_steps(
+    steps: Sequence[Step], image: Any, where: Callable[[], str], target: dict[str, Any] | None = None
+) -> Any:
     """Return the result of the steps for a uint8 image [3, H, W]; ``where`` describes its sample.
+
+    A ``target``, see ``moving``, is changed as the image is moved.
 
     Raises TransformError if one of them raises, and RuntimeError if one has forked this process.
     """
@@ -43,7 +47,7 @@ def run_steps(steps: Sequence[Step], image: Any, where: Callable[[], str]) -> An
     try:
         for number, step in enumerate(steps):
             try:
-                image = step(image)
+                image = step(image) if target is None else applied(step, image, target)
             except Exception as error:
                 text = " ".join(str(error).split()).rstrip(".")
                 hint = ""
@@ -60,6 +64,13 @@ def run_steps(steps: Sequence[Step], image: Any, where: Callable[[], str]) -> An
         end_child(process)
     check_children()
     return image
+
+
+def applied(step: Step, image: Any, target: dict[str, Any]) -> Any:
+    """Return the image after a step, and change its target; see ``moving``, which imports torchvision."""
+    from . import moving
+
+    return moving.applied(step, image, target)
 
 
 def described(value: Any) -> str:
@@ -101,8 +112,16 @@ class Outcome:
         )
 
 
-def outcome_of(pipeline: Pipeline, image: Tensor, where: Callable[[], str], seed: int) -> Outcome:
+def outcome_of(
+    pipeline: Pipeline,
+    image: Tensor,
+    where: Callable[[], str],
+    seed: int,
+    example: Callable[[tuple[int, int]], dict[str, Any]] | None = None,
+) -> Outcome:
     """Run a pipeline on its first image, uint8 ``[3, H, W]``, to see what it returns.
+
+    ``example`` returns a target of an image of (height, width), for steps that take targets.
 
     Raises TransformError if a step raises or the result is not a tensor of uint8 or floats. Warns if equal
     seeds give different results.
@@ -112,7 +131,8 @@ def outcome_of(pipeline: Pipeline, image: Tensor, where: Callable[[], str], seed
 
         def run(steps: tuple[Step, ...]) -> Any:
             seed_all(seed, steps)
-            return run_steps(steps, start.clone(), where)
+            target = None if example is None else example((start.shape[-2], start.shape[-1]))
+            return run_steps(steps, start.clone(), where, target)
 
         result = run(pipeline.python)
         found = Outcome(pipeline, result.dtype, tuple(result.shape)) if isinstance(result, Tensor) else None

@@ -41,6 +41,11 @@ GEOMETRIC = {
     *("RandomHorizontalFlip", "RandomVerticalFlip", "RandomIoUCrop", "RandomResize", "RandomShortestSize"),
     *("FiveCrop", "TenCrop", "ScaleJitter", "Lambda"),
 }
+# Steps that change targets alone.
+OF_TARGETS = {
+    *("SanitizeBoundingBoxes", "ClampBoundingBoxes", "ConvertBoundingBoxFormat", "SetClampingMode"),
+    *("SanitizeKeyPoints", "ClampKeyPoints"),
+}
 _INTERPOLATIONS = {"bilinear", "bicubic", "lanczos", "box", "nearest", "nearest-exact"}
 _BY_PILLOW = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 # timm's names for steps of torchvision.
@@ -181,6 +186,11 @@ def name_of(step: Any) -> str:
     if kind.__module__ == "timm.data.transforms":
         return _OF_TIMM.get(kind.__name__, "")
     return kind.__name__ if kind.__module__.startswith("torchvision.transforms.") else ""
+
+
+def is_v2(step: Any) -> bool:
+    """Whether a step is one of torchvision's v2, or of a class derived from one, which takes targets too."""
+    return any(base.__module__.startswith("torchvision.transforms.v2") for base in type(step).__mro__)
 
 
 def shown_step(step: Any) -> str:
