@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+import runpy
 import types
 
 import lightning
@@ -148,3 +150,11 @@ def test_the_learning_rate_rises_and_falls_also_for_a_run_that_goes_on():
     assert rates[0] == 0.5 and max(rates) == rates[3] > 1.5
     assert rates[9] == pytest.approx(2.0 * (1 + math.cos(0.9 * math.pi)) / 2)
     assert rates[10] == pytest.approx(1.0) and rates[19] < 0.02
+
+
+@pytest.mark.slow
+def test_the_reference_loop_of_torchvision(tmp_path, capsys, one_thread):
+    tarpeg.make_shards(tmp_path, tarpeg.Scenes(size=96, objects=(0, 3)), 8, workers=0)
+    main = runpy.run_path(str(ROOT / "examples" / "torchvision_detection.py"))["main"]
+    main(str(tmp_path / "train-*.tar"), epochs=1)
+    assert re.fullmatch(r"epoch 0: loss \d+\.\d{3}, 2 batches\n", capsys.readouterr().out)
