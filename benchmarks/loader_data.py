@@ -119,10 +119,10 @@ class LoaderData:
             codecs: dict[str, Codec] = {"raw": Raw()}
             codecs |= {"tiled": Tiled(self.tile), "packed": Packed(tile=self.tile)}
             build_cache(self.shards("ordinary", 1), within, codecs[kind])
-        # Hard links under other names are other samples that share the file's pages in memory.
+        # Copies under other names are other samples; links to one file are refused as one shard.
         for path in within.glob("*.tar"):
             for number in range(REPEATS):
-                folder.joinpath(f"{number}-{path.name}").hardlink_to(path)
+                shutil.copyfile(path, folder / f"{number}-{path.name}")
 
 
 def size_label(size: str | tuple[int, int]) -> str:

@@ -42,15 +42,15 @@ fi
 
 # base/simd.cpp is left out: the targets themselves choose between vector code and portable code.
 sources=(fuzz/{decode,packed}.cpp native/base/{crc,status}.cpp native/jpeg/*.cpp native/image/*.cpp)
-common="-std=c++17 -g -ffp-contract=off -Inative ${include[*]-}"
-sanitised="$common -O2 -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined"
+common="-std=c++17 -O1 -g1 -ffp-contract=off -Inative ${include[*]-}"
+sanitised="$common -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined"
 # Comparisons are traced in parsers alone: in the loops over pixels that takes a third of the time.
 compile() { # SOURCE
   local object untraced=()
   object=$(echo "$1" | tr / -).o
   case $1 in fuzz/* | */header.cpp | */baseline.cpp | */packed.cpp | */ppm.cpp) ;; *) untraced=(-fno-sanitize-coverage=trace-cmp) ;; esac
   ${FUZZ_LAUNCHER:-} "$cxx" $sanitised "${untraced[@]}" -c "$1" -o "$out/objects/$object"
-  ${FUZZ_LAUNCHER:-} "$cxx" $common -O1 -fprofile-instr-generate -fcoverage-mapping -c "$1" -o "$out/covered/$object"
+  ${FUZZ_LAUNCHER:-} "$cxx" $common -fprofile-instr-generate -fcoverage-mapping -c "$1" -o "$out/covered/$object"
 }
 export -f compile
 export cxx common sanitised out

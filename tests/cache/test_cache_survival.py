@@ -40,12 +40,12 @@ print(build_cache(source, dest, Tiled(tile), 2, layout=Layout(**layout)).built)
 def many(tmp_path_factory) -> Path:
     """More shards than five killed builders can finish, even on a fast machine, of the same images."""
     folder = tmp_path_factory.mktemp("many")
-    photos = [jpeg("420", 400, 600, seed) for seed in range(40)]
+    photos = [jpeg("420", 400, 600, seed) for seed in range(20)]
     for shard in range(32):
         members = []
-        for number in range(40):
+        for number in range(20):
             key = f"{shard:02d}/{number:04d}"
-            members += [(f"{key}.jpg", photos[(shard + number) % 40]), (f"{key}.cls", b"1")]
+            members += [(f"{key}.jpg", photos[(shard + number) % 20]), (f"{key}.cls", b"1")]
         write_tar(folder / f"s{shard:02d}.tar", members)
     return folder
 
@@ -83,7 +83,7 @@ def wait_for(what, process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "layout", [{}, {"samples_per_shard": 33, "shuffle": True}], ids=["as it is", "shuffled"]
+    "layout", [{}, {"samples_per_shard": 17, "shuffle": True}], ids=["as it is", "shuffled"]
 )
 def test_kill_9_at_ten_moments(many, tmp_path, layout):
     """Five for each layout."""
@@ -95,7 +95,7 @@ def test_kill_9_at_ten_moments(many, tmp_path, layout):
         seen = set((folder / ".building").glob("*.tmp"))
         wait_for(lambda seen=seen: set((folder / ".building").glob("*.tmp")) - seen, builder)
         moment = time.monotonic() + draw.uniform(0, 0.25)
-        enough = len(finished) + 3  # a fast machine is killed earlier, not after more work
+        enough = len(finished) + 2  # a fast machine is killed earlier, not after more work
         wait_for(
             lambda at=moment, most=enough: time.monotonic() > at or len(list(folder.glob("*.tar"))) > most,
             builder,
@@ -173,9 +173,10 @@ def test_memory_does_not_grow_with_the_source(tmp_path):
     paths = [write_tar(tmp_path / "00.tar", members)]
     for number in range(1, 30):
         paths.append(tmp_path / f"{number:02d}.tar")
-        os.link(paths[0], paths[-1])
+        shutil.copyfile(paths[0], paths[-1])  # a link would be the same shard
     sources = [[str(path) for path in paths[:count]] for count in (2, 30)]
     done = run_script(f"sources, folder = {sources!r}, {str(tmp_path)!r}\n{MEMORY}")
+    assert done.returncode == 0, done.stderr
     small, large = map(int, done.stdout.split())
     assert large - small < 64, (small, large, done.stderr)
 
@@ -206,7 +207,7 @@ def test_pools_of_the_standard_library(source, whole, tmp_path, method):
 def test_dask(source, many, whole, tmp_path):
     distributed = pytest.importorskip("distributed")
     options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
-    layout = {"samples_per_shard": 33, "shuffle": True}
+    layout = {"samples_per_shard": 17, "shuffle": True}
     with distributed.LocalCluster(**options) as cluster, dask_executor(cluster.scheduler_address) as executor:
         report = build_cache(source, tmp_path / "cache", executor=executor)
         assert report.built == 16 and contents(tmp_path / "cache") == whole()

@@ -37,10 +37,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @functools.cache
-def _host() -> subprocess.Popen[str]:
+def _host(python: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    host = subprocess.Popen([sys.executable, "-c", _HOST], **pipes, env=environment, cwd="/", text=True)
+    host = subprocess.Popen([python, "-c", _HOST], **pipes, env=environment, cwd="/", text=True)
     assert host.stdin is not None
     atexit.register(host.stdin.close)
     return host
@@ -51,18 +51,25 @@ def run_forked(
 ) -> subprocess.CompletedProcess[str]:
     """Run the script in a process of its own, with these variables added to ours."""
     command = [str(script), *map(str, arguments)]
+    return fork(sys.executable, command, cwd or Path.cwd(), {**os.environ, **environment}, timeout)
+
+
+def fork(
+    python: str, command: list[str], cwd: Path, environment: dict[str, str], timeout: int = 280
+) -> subprocess.CompletedProcess[str]:
+    """Run a script and its arguments in a fork of that interpreter, with these variables alone."""
     with tempfile.TemporaryDirectory() as logs:
         paths = [Path(logs, name) for name in ("stdout", "stderr")]
         for path in paths:
             path.touch()
         job = {
             "arguments": command,
-            "place": str(cwd or Path.cwd()),
-            "environment": {**os.environ, **environment},
+            "place": str(cwd),
+            "environment": environment,
             "outputs": [os.devnull, *map(str, paths)],
             "timeout": timeout,
         }
-        host = _host()
+        host = _host(python)
         assert host.stdin is not None and host.stdout is not None
         host.stdin.write(json.dumps(job) + "\n")
         host.stdin.flush()

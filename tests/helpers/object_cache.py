@@ -69,8 +69,9 @@ def key(command: list[str]) -> str | None:
     out = command[command.index("-o") + 1]
     flags = [word for word in command if word not in ("-c", "-o", out)]
     # Objects with lines of the source in them, of debuggers or coverage, depend on the numbers of the lines.
+    with_lines = any(flag.startswith("-g") for flag in flags)
     text = subprocess.run(
-        [*flags, "-E", *(() if "-g" in flags else ("-P",))], stdout=subprocess.PIPE, check=False
+        [*flags, "-E", *(() if with_lines else ("-P",))], stdout=subprocess.PIPE, check=False
     )
     if text.returncode:
         return None

@@ -23,9 +23,13 @@ def run(command: list[str], cwd: Path, **env: str) -> str:
 
 def attempt(command: list[str], cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a command that sees none of this checkout."""
+    return subprocess.run(command, cwd=cwd, env=outside(**env), capture_output=True, text=True, check=False)
+
+
+def outside(**env: str) -> dict[str, str]:
+    """Our environment without what leads to this checkout, and with these variables."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("TARPEG_", "PYTHONPATH"))}
-    settings = {**clean, "COLUMNS": "120", **env}
-    return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, check=False)
+    return {**clean, "COLUMNS": "120", **env}
 
 
 def copy_checkout(to: Path) -> Path:

@@ -212,7 +212,7 @@ def test_emulated_kernels_give_the_bits_of_the_cpu(tmp_path):
     emulated = tmp_path / "emulated.so"
     flags = [flag for flag in compiler.COMPILE_FLAGS if not flag.startswith(("-W", "-O"))]
     flags += [
-        "-O2",
+        "-O1",
         *SANITIZED,
         "-isystem",
         str(EMULATION),

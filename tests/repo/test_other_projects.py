@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from helpers.checkouts import ROOT
-from helpers.packed import attempt, run
+from helpers.forks import fork
+from helpers.packed import attempt, outside, run
 from omegaconf import OmegaConf
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("packed")]
@@ -36,9 +37,16 @@ class Project:
         assert package.is_relative_to(python.parents[1]), "not the editable install"
         assert (package / "_lib").is_dir()
 
-    def run(self, script: str, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, script: str, *arguments: str, status: int = 0, alone: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a script in a fork of the environment's interpreter, or alone, in a new one."""
         path = self.place / script
-        done = attempt([str(self.python), path.name, *arguments], path.parent, TARPEG_NO_BUILD="1")
+        command = [path.name, *arguments]
+        if alone:
+            done = attempt([str(self.python), *command], path.parent, TARPEG_NO_BUILD="1")
+        else:
+            done = fork(str(self.python), command, path.parent, outside(TARPEG_NO_BUILD="1"))
         assert done.returncode == status, done.stdout + done.stderr
         return done
 
@@ -97,11 +105,12 @@ def test_wrong_overrides_are_errors_of_hydra(project, override, output):
     ],
 )
 def test_scripts_without_hydra(project, script, printed):
-    output = project.run(script, "photos/train", "photos/val/val-*.tar").stdout
+    output = project.run(script, "photos/train", "photos/val/val-*.tar", alone=True).stdout
     assert re.fullmatch(printed, output, re.M), output
 
 
 def test_from_an_archive(packed, tmp_path):
     project = Project(packed.python_of_sdist, tmp_path / "examples")
-    output = project.run("other_project/train.py", *SHARDS, "trainer.max_epochs=1", "data.workers=0").stdout
+    settings = (*SHARDS, "trainer.max_epochs=1", "data.workers=0")
+    output = project.run("other_project/train.py", *settings, alone=True).stdout
     assert re.search(r"^accuracy [01]\.\d{3} after 1 steps$", output, re.M), output

@@ -234,7 +234,7 @@ def fill(place: Path) -> None:
         path = data / "pets" / part / f"class{number % 2}" / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(jpeg("420", 80, 96, seed=number))
-    fields = {"annotation": {"category": 3}, "breed": 2, "label": 1, "points": [[30, 40]]}
+    fields = {"age": 4.5, "annotation": {"category": 3}, "breed": 2, "label": 1, "points": [[30, 40]]}
     fields["objects"] = [{"bbox": [40, 60, 200, 100], "category_id": 18}]
     about = json.dumps(fields).encode()
     for folder, names in (("bucket", ["train-000", "train-001"]), ("data/shards", ["train-000"])):
@@ -253,6 +253,7 @@ def fill(place: Path) -> None:
     (data / "photos").mkdir()
     for number in range(3):
         (data / "photos" / f"{number}.jpg").write_bytes(jpeg("444", 64, 80, seed=number))
+    (place / "labels.csv").write_text("file,age,height\n0.jpg,4,30\n1.jpg,5,31\n2.jpg,6,32\n")
     (place / "photo.jpg").write_bytes(jpeg("420", 400, 500))
 
 
@@ -271,6 +272,8 @@ class Reader:
         (venv / ".stamp").touch()
         settings = {"TARPEG_LIB_DIR": library(), "OMP_WAIT_POLICY": "PASSIVE", "COLUMNS": "120"}
         self._environment = {"PYTHONPATH": "", **settings}
+        # What `make test-all ARGS=...` gives to its children is not typed by the reader.
+        self._unset = {"ARGS", "MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL"}
         self._done: dict[str, subprocess.CompletedProcess[str]] = {}
 
     def _run(self, line: str) -> subprocess.CompletedProcess[str]:
@@ -280,7 +283,8 @@ class Reader:
             done.stdout += done.stderr
             return done
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        settings = {**os.environ, **self._environment}
+        inherited = {name: value for name, value in os.environ.items() if name not in self._unset}
+        settings = inherited | self._environment
         return subprocess.run(["bash", "-c", line], cwd=self.place, env=settings, text=True, **streams)
 
     def _changed(self, text: str, changes: dict[str, str]) -> str:

@@ -78,12 +78,15 @@ def test_an_object_is_that_of_the_same_text_flags_and_compiler(tmp_path, monkeyp
     monkeypatch.setenv(object_cache.FOLDER, str(tmp_path))
     monkeypatch.setenv(object_cache.SECONDS, str(tmp_path / "seconds"))
 
-    def compiled(*flags: str, value: int = 1, header: int = 1, folder: str = "a", program: str = "cc") -> int:
+    def compiled(
+        *flags: str, value: int = 1, header: int = 1, folder: str = "a", program: str = "cc", lines: int = 0
+    ) -> int:
         """How many objects there are after this one is compiled."""
         place = tmp_path / folder / "native"
         place.mkdir(parents=True, exist_ok=True)
         (place / "x.h").write_text(f"// a comment {len(list(tmp_path.iterdir()))}\nint h = {header};\n")
-        (place / "x.c").write_text(f'#include "x.h"\nconst char* f(void) {{ return "value {value}"; }}\n')
+        start = '#include "x.h"\n' + "\n" * lines
+        (place / "x.c").write_text(f'{start}const char* f(void) {{ return "value {value}"; }}\n')
         files = ["-I", str(place), "-c", str(place / "x.c"), "-o", str(place / "x.o")]
         subprocess.run([*object_cache.launcher(), program, *flags, *files], check=True)
         assert f"value {value}".encode() in (place / "x.o").read_bytes()
@@ -95,7 +98,8 @@ def test_an_object_is_that_of_the_same_text_flags_and_compiler(tmp_path, monkeyp
     assert compiled() == compiled(folder="b") == 1, "a copy of the sources, with another comment"
     assert compiled("-O1") == 2 and compiled(value=2) == 3 and compiled(header=2) == 4
     assert compiled(program=str(other)) == 5 and compiled() == 5
-    assert compiled("-g") == 6, "lines are in the object"
+    assert compiled(lines=1) == 5
+    assert compiled("-g1") == 6 and compiled("-g1", lines=1) == 7, "lines are in the object"
     (tmp_path / "a" / "native" / "x.c").write_text("no C")
     command = [
         *object_cache.launcher(),
@@ -106,7 +110,7 @@ def test_an_object_is_that_of_the_same_text_flags_and_compiler(tmp_path, monkeyp
         "/dev/null",
     ]
     assert subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode != 0
-    assert len((tmp_path / "seconds").read_text().split()) == 8
+    assert len((tmp_path / "seconds").read_text().split()) == 10
 
 
 def test_objects_that_nobody_uses_are_removed(tmp_path, monkeypatch):

@@ -447,7 +447,8 @@ def _switches() -> list[str]:
     if os.environ.get("TARPEG_DEBUG", "") not in ("", "0"):
         flags += ["-O0", "-g"]
     if sanitizers := os.environ.get("TARPEG_SANITIZE"):
-        flags += ["-g", "-fno-omit-frame-pointer", f"-fsanitize={sanitizers}"]
+        # Checks are most of the code: optimising them takes longer than all tests. -g1: lines of the sources.
+        flags += ["-O1", "-g1", "-fno-omit-frame-pointer", f"-fsanitize={sanitizers}"]
     return flags
 
 
