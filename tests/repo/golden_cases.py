@@ -278,7 +278,8 @@ def feed_two_ranks(sources: Sources, **options: Any) -> object:
     for rank in (0, 1):  # torch's public functions stand in for a process group
         names = {"is_available": lambda: True, "is_initialized": lambda: True, "get_world_size": lambda: 2}
         names |= {"get_rank": lambda rank=rank: rank, "all_gather_object": gather}
-        with mock.patch.multiple(torch.distributed, **names):
+        no_store = mock.patch.object(torch.distributed.distributed_c10d, "_get_default_store", None)
+        with mock.patch.multiple(torch.distributed, **names), no_store:
             ranks.append(drain(module(sources.shards, keys=True, **options)))
     return ranks
 
