@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from .loader.boxes import Boxes as Boxes
     from .loader.config import LoaderConfig as LoaderConfig
     from .loader.dataset import Dataset as Dataset
+    from .loader.instances import InstanceMasks as InstanceMasks
     from .loader.keypoints import Keypoints as Keypoints
     from .loader.loader import Loader as Loader
     from .loader.masks import Masks as Masks
@@ -133,6 +134,7 @@ _NAMES = {
     "loader.boxes": "Boxes",
     "loader.config": "LoaderConfig",
     "loader.dataset": "Dataset",
+    "loader.instances": "InstanceMasks",
     "loader.keypoints": "Keypoints",
     "loader.loader": "Loader",
     "loader.padding": "PadMask",

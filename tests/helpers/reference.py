@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
+import math
 import operator
 from collections.abc import Sequence
 
@@ -341,3 +343,28 @@ def read_mask(
         places.append(begin + found.clamp(max=source - 1).numpy())
     cut = values[places[0]][:, places[1]]
     return cut[:, ::-1] if is_flipped else cut
+
+
+def mask_of_polygon(polygon: Sequence[float], height: int, width: int) -> np.ndarray:
+    """The pixels of a polygon x, y, x, y, ... as ``rleFrPoly`` of pycocotools finds them, step by step."""
+    corners = [(int(5 * x + 0.5), int(5 * y + 0.5)) for x, y in zip(polygon[::2], polygon[1::2], strict=True)]
+    points = []
+    for (xs, ys), (xe, ye) in zip(corners, corners[1:] + corners[:1], strict=True):
+        dx, dy = abs(xe - xs), abs(ye - ys)
+        flip = (dx >= dy and xs > xe) or (dx < dy and ys > ye)
+        if flip:
+            xs, xe, ys, ye = xe, xs, ye, ys
+        for d in range(max(dx, dy) + 1):
+            t = max(dx, dy) - d if flip else d
+            if dx >= dy:
+                points.append((xs + t, int(ys + ((ye - ys) / dx if dx else 0) * t + 0.5)))
+            else:
+                points.append((int(xs + (xe - xs) / dy * t + 0.5), ys + t))
+    mask = np.zeros(height * width, bool)
+    for (u, v), (u2, v2) in itertools.pairwise(points):
+        x = ((u2 if u2 < u else u2 - 1) + 0.5) / 5 - 0.5
+        if u2 == u or x != math.floor(x) or x < 0 or x > width - 1:
+            continue
+        y = math.ceil(min(max((min(v, v2) + 0.5) / 5 - 0.5, 0), height))
+        mask[int(x) * height + y :] ^= True
+    return mask.reshape(width, height).T

@@ -22,6 +22,7 @@ from ..shards.labels import Target, read_labels
 from ..shards.source import Source, where_of
 from .augmenting import contains_augment, modules_of, uncompiled
 from .carried import check_carried
+from .instances import InstanceMasks
 from .masks import Masks
 from .split import Split
 from .targets import _named
@@ -208,7 +209,7 @@ def _check_masks_follow(name: str, split: Split) -> None:
     if (
         split.targets is not None
         and any(crops)
-        and any(isinstance(each, Masks) for each in _named(split.targets).values())
+        and any(isinstance(each, (Masks, InstanceMasks)) for each in _named(split.targets).values())
     ):
         raise ValueError(
             f"{name} has targets= with Masks, crop={next(filter(None, crops))!r} and fidelity='exact', which "

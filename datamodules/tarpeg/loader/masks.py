@@ -21,7 +21,7 @@ from .targets import Fields, dicts_of
 
 Values = npt.NDArray[np.uint8]
 Key = tuple[Any, ...]
-_MODES = ("nearest-exact", "nearest")
+MODES = ("nearest-exact", "nearest")
 _MOST = 1 << 16
 
 
@@ -103,9 +103,9 @@ class Masks:
             raise ValueError(f'extension={self.extension!r} of Masks must be one of a member, such as "png"')
         if type(self.fill) is not int or not 0 <= self.fill <= 255:
             raise ValueError(f"fill={self.fill!r} of Masks must be an integer in 0..255")
-        if self.interpolation not in _MODES:
-            near = similar(self.interpolation, _MODES)
-            raise ValueError(f"interpolation={self.interpolation!r} of Masks must be one of {_MODES}{near}")
+        if self.interpolation not in MODES:
+            near = similar(self.interpolation, MODES)
+            raise ValueError(f"interpolation={self.interpolation!r} of Masks must be one of {MODES}{near}")
         if self.dtype not in ("uint8", "int64"):
             raise ValueError(f"dtype={self.dtype!r} of Masks must be 'uint8' or 'int64'")
         _ = self._table
@@ -216,7 +216,7 @@ class Masks:
         matrices = view.matrices()
         masks = self._cut(values, view)
         if view.affine is not None and len(values):
-            masks = self._warped(masks, view.affine)
+            masks = warped(masks, view.affine, self.fill)
         counts = np.zeros(len(matrices), np.int64)
         return Fields("mask", counts, np.zeros(0, np.bool_), {}, {}, view.size, {"mask": masks}, self.dtype)
 
@@ -239,8 +239,8 @@ class Masks:
                 mask[:] = picture[number]
                 continue
             top, left, rows, columns = view.boxes[row].tolist()
-            y = top + self._nearest(rows, place[2])
-            x = left + self._nearest(columns, place[3])
+            y = top + places_of(rows, place[2], self.interpolation)
+            x = left + places_of(columns, place[3], self.interpolation)
             part = mask[place[0] : place[0] + place[2], place[1] : place[1] + place[3]]
             np.take(value[y], x[::-1] if view.flips[row] else x, axis=1, out=part, mode="clip")
         return masks
@@ -248,26 +248,6 @@ class Masks:
     def move(self, value: Values, view: View) -> Any:
         """Return the mask of one image, [H, W]; see ``Target.move``."""
         return dicts_of([self.move_all([value], view)], 1)[0]["mask"]
-
-    def _nearest(self, source: int, result: int) -> Int64:
-        """Return the place in the source of each place in the result."""
-        if self.interpolation == "nearest-exact":
-            return (2 * np.arange(result) + 1) * source // (2 * result)
-        # In the arithmetic of torch.
-        places, scale = np.arange(result, dtype=np.float32), np.float32(source) / np.float32(result)
-        nearest: Int64 = np.minimum(np.floor(places * scale).astype(np.int64), source - 1)
-        return nearest
-
-    def _warped(self, masks: Values, affine: Float64) -> Values:
-        """Warp masks by matrices of pixel edges; those of the operator count from the centres."""
-        from ..ops.augment import warp_affine  # here, because it loads the operators
-
-        shifted = affine.copy()
-        shifted[:, :, 2] += affine[:, :, :2].sum(axis=2) * 0.5 - 0.5
-        images = torch.from_numpy(masks)[:, None]
-        size, fill = masks.shape[1:], float(self.fill)
-        warped: Values = warp_affine(images, torch.from_numpy(shifted), size, "nearest", fill)[:, 0].numpy()
-        return warped
 
     def _classes(self, values: npt.NDArray[Any]) -> Values:
         """Return the classes of the values of a mask, [H, W] or, of colours, [H, W, 3]; raises ValueError."""
@@ -299,6 +279,27 @@ class Masks:
                 f"table of {len(known)} values"
             )
         return np.ascontiguousarray(classes.astype(np.uint8))
+
+
+def places_of(source: int, result: int, interpolation: str) -> Int64:
+    """Return the place in the source of each place in the result."""
+    if interpolation == "nearest-exact":
+        return (2 * np.arange(result) + 1) * source // (2 * result)
+    # In the arithmetic of torch.
+    places, scale = np.arange(result, dtype=np.float32), np.float32(source) / np.float32(result)
+    nearest: Int64 = np.minimum(np.floor(places * scale).astype(np.int64), source - 1)
+    return nearest
+
+
+def warped(masks: Values, affine: Float64, fill: int) -> Values:
+    """Warp masks by matrices of pixel edges; those of the operator count from the centres."""
+    from ..ops.augment import warp_affine  # here, because it loads the operators
+
+    shifted = affine.copy()
+    shifted[:, :, 2] += affine[:, :, :2].sum(axis=2) * 0.5 - 0.5
+    images, size = torch.from_numpy(masks)[:, None], masks.shape[1:]
+    found: Values = warp_affine(images, torch.from_numpy(shifted), size, "nearest", float(fill))[:, 0].numpy()
+    return found
 
 
 def _keys(view: View) -> list[Key]:

@@ -82,7 +82,7 @@ class Fields:
             drop the same ones.
         counts: int64 [B], objects of each row.
         kept: bool [N], which of all objects are kept.
-        of_objects: By name, arrays [N, ...].
+        of_objects: By name, arrays [N, ...]; "masks" is [N, bytes], the bits of each mask.
         of_images: By name, arrays [B, ...].
         canvas: (height, width) of the results.
         pictures: By name, uint8 [B, H, W]; a ``Stored`` once they are in the memory of the batch.
@@ -200,9 +200,13 @@ def dicts_of(fields: Sequence[Fields], count: int) -> list[dict[str, Any]]:
     for part in fields:
         counts = part.counts.tolist()
         for name, array in part.of_objects.items():
+            if name == "masks":
+                array = unpacked(array, part.canvas)
             pieces: Iterable[Any] = torch.from_numpy(array).split_with_sizes(counts)
             if name == "boxes" and (boxes := _tv("BoundingBoxes")) is not None:
                 pieces = [boxes(piece, format="XYXY", canvas_size=part.canvas) for piece in pieces]
+            if name == "masks":
+                pieces = map(_tv("Mask") or _same, pieces)
             for each, piece in zip(found, pieces, strict=True):
                 each[name] = piece
         for name, array in part.of_images.items():
@@ -214,6 +218,12 @@ def dicts_of(fields: Sequence[Fields], count: int) -> list[dict[str, Any]]:
             for each, picture in zip(found, pictures.unbind(0), strict=True):
                 each[name] = mask(picture)
     return found
+
+
+def unpacked(bits: npt.NDArray[np.uint8], canvas: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """Return masks of objects, uint8 [N, H, W], from their bits [N, bytes]."""
+    masks = np.unpackbits(bits, axis=1, count=canvas[0] * canvas[1])
+    return masks.reshape(len(bits), *canvas)
 
 
 def _pictures(part: Fields) -> dict[str, torch.Tensor]:

@@ -1,0 +1,155 @@
+"""Masks of objects: run lengths and polygons of a JSON member, as torchvision's detectors take them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+
+from ..errors import check_integer, similar
+from ..sampling.geometry import Int32, View
+from ..sampling.rng import Int64
+from ..shards.source import Source
+from .annotations import FieldError, Place, read_objects, slices_of
+from .masks import MODES, places_of, warped
+from .outlines import Outline, Runs, fill_pixels, outline_of, toggles_of
+from .targets import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
+
+
+class Outlines(NamedTuple):
+    """The outlines of the objects of one image."""
+
+    outlines: list[Outline]
+    image_id: int
+
+
+@dataclass(frozen=True)
+class InstanceMasks:
+    """A mask per object of a JSON member, moved with its image, for ``Split(targets=...)``.
+
+    A batch is ``(images, targets)``. ``targets`` is a list with a dict per image, as torchvision's detectors
+    take it: ``masks``, ``tv_tensors.Mask`` (a plain tensor if torchvision is not installed), uint8 [N, H, W],
+    1 for the pixels of the object; ``image_id``, ``orig_size`` and ``size`` as of ``Boxes``. In a list with
+    ``Boxes`` of the same ``objects``, one dict has all fields, and an object that one of them drops is
+    dropped by both.
+
+    Objects have polygons ``[[x, y, x, y, ...], ...]``, whose union is the mask, or run lengths ``{"size":
+    [height, width], "counts": [...]}``, also compressed ones (a text), as in COCO. They cover the pixels that
+    they cover in pycocotools, are cut out as the image is, and resized by nearest neighbour, as ``Masks``;
+    pixels outside of the image are 0.
+
+    A field that is neither, run lengths of another size than the image, and polygons that are longer than 3
+    million pixels are broken targets: ``LoaderConfig(on_error=...)`` decides, as for a broken image.
+
+    Args:
+        objects: JSON member, and the path of the list of objects in it, as of ``Boxes``.
+        outline: Field of an object with its polygons or run lengths.
+        min_pixels: Objects with fewer pixels in the result are dropped.
+        interpolation: "nearest-exact" or "nearest", as of ``Masks``.
+        image_id: Field of the document with the integer ``image_id``; None: the number of the sample in the
+            shards.
+
+    Example:
+        >>> import json
+        >>> masks = tarpeg.InstanceMasks("json:objects")
+        >>> split = tarpeg.Split(shards, targets=[tarpeg.Boxes("json:objects"), masks])
+        >>> class Scene:  # a source of one sample
+        ...     def members(self, ids, extension):
+        ...         return [json.dumps({"objects": [{"segmentation": [[1, 1, 3, 1, 3, 3, 1, 3]]}]}).encode()]
+        >>> value = masks.read(Scene(), numpy.array([0]))[0]
+        >>> masks.move(value, tarpeg.View.whole((4, 4), (4, 4)))["masks"].tolist()
+        [[[0, 0, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]]
+    """
+
+    objects: str
+    outline: str = "segmentation"
+    min_pixels: int = 1
+    interpolation: Literal["nearest-exact", "nearest"] = "nearest-exact"
+    image_id: str | None = None
+
+    fields: ClassVar[Sequence[str]] = ("masks", *IMAGE_FIELDS)
+
+    def __post_init__(self) -> None:
+        _ = self._place
+        check_integer("min_pixels", self.min_pixels, 0, of=self)
+        for name, may_lack in (("outline", False), ("image_id", True)):
+            value = getattr(self, name)
+            if not (value is None and may_lack) and not (isinstance(value, str) and value):
+                raise ValueError(f"{name}={value!r} of InstanceMasks must be the name of a field")
+        if self.interpolation not in MODES:
+            near = similar(self.interpolation, MODES)
+            raise ValueError(
+                f"interpolation={self.interpolation!r} of InstanceMasks must be one of {MODES}{near}"
+            )
+
+    @cached_property
+    def _place(self) -> Place:
+        return Place.of(self.objects, "InstanceMasks")
+
+    def read(self, source: Source, ids: Int64) -> list[Any]:
+        """Read and check the outlines of some samples; see ``Target.read``."""
+        return read_objects(source, np.asarray(ids), self._place, self.image_id, self._parse)
+
+    def misfits(self, values: Sequence[Outlines], sizes: Int32) -> list[str]:
+        """Return a text for each image with run lengths of another size, "" for the others."""
+        reasons = []
+        for value, size in zip(values, sizes.tolist(), strict=True):
+            reason = ""
+            for number, outline in enumerate(value.outlines):
+                if isinstance(outline, Runs) and size[0] and list(outline.size) != size:
+                    field = self._place.field(number, self.outline)
+                    reason = reason or (
+                        f"member {self._place.extension!r}, field {field!r} has the size "
+                        f"{list(outline.size)}, and its image is {size[0]} x {size[1]}"
+                    )
+            reasons.append(reason)
+        return reasons
+
+    def move_all(self, values: Sequence[Outlines], view: View) -> Fields:
+        """Move the masks of all rows of a view."""
+        view.matrices()  # raises an error if the geometry of a row is not known
+        counts = np.array([len(value.outlines) for value in values], np.int64)
+        masks = np.zeros((int(counts.sum()), *view.size), np.uint8)
+        places, number = view.all_places.tolist(), 0
+        for row, value in enumerate(values):
+            top, left, height, width = view.boxes[row].tolist()
+            above, before, lines, across = places[row]
+            y = top + places_of(height, lines, self.interpolation)
+            x = left + places_of(width, across, self.interpolation)
+            size: tuple[int, int] = (int(view.sizes[row, 0]), int(view.sizes[row, 1]))
+            for outline in value.outlines:
+                part = masks[number, above : above + lines, before : before + across]
+                part = part[:, ::-1] if view.flips[row] else part
+                fill_pixels(toggles_of(outline, size), size[0], y, x, part)
+                number += 1
+        if view.affine is not None and len(masks):
+            masks = warped(masks, np.repeat(view.affine, counts, axis=0), 0)
+        flat = masks.reshape(len(masks), view.size[0] * view.size[1])
+        pixels = [np.count_nonzero(mask) for mask in flat.view(np.bool_)]  # without axis=, which is slow
+        kept = np.array(pixels, np.int64) >= self.min_pixels
+        packed = np.packbits(flat, axis=1)  # an eighth of the bytes, until the consumer has them
+        return Fields(
+            self._place,
+            counts,
+            kept,
+            {"masks": packed},
+            fields_of_images([value.image_id for value in values], view),
+            view.size,
+        )
+
+    def move(self, value: Outlines, view: View) -> dict[str, Any]:
+        """Return the dict of one image; see ``Target.move``."""
+        return dicts_of(dropped([self.move_all([value], view)]), 1)[0]
+
+    def _parse(self, found: list[Any]) -> list[Outlines]:
+        """Return the values of samples from the lists of their objects, with the image_id 0."""
+        outlines: list[Outline] = []
+        for number, each in enumerate(each for part in found for each in part):
+            field = self._place.field(number, self.outline)
+            if self.outline not in each:
+                raise FieldError(f"field {field!r} is missing: the object has {[*each][:12]}")
+            outlines.append(outline_of(field, each[self.outline]))
+        return [Outlines(outlines[rows], 0) for rows in slices_of(map(len, found))]
