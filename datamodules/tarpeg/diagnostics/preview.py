@@ -23,7 +23,7 @@ from torch import Tensor
 from ..augment.module import Augment
 from ..augment.tables import CODES
 from ..errors import DecodeError, check_integer, similar, warn
-from ..loader.augmenting import augment_on_arrival, modules_of, params_of, uncompiled
+from ..loader.augmenting import augment_on_arrival, modules_of, moved_views, params_of, uncompiled
 from ..loader.batch import AnyBatch, KeyedTargetBatch, TargetBatch, by_size, by_view
 from ..loader.checks import kind_of
 from ..ops import matrices
@@ -32,6 +32,7 @@ from ..sampling.geometry import View
 from ..sampling.sampler import Request
 from ..shards.pillow import open_rgb
 from ..shards.urls import local_folder
+from .overlays import moved_targets, with_targets
 
 _PAGE, _CARD, _INK, _GRAY, _BOX = "#eef0f3", "#ffffff", "#20262d", "#75808c", "#e4572e"
 # In pixels: limits of a source's picture, side of the other pictures, least width of a source's column.
@@ -48,6 +49,7 @@ _FONTS = (
 )
 _AMPLIFIED = 16  # times a difference is shown
 _OPERATIONS = [name.lower().replace("_", " ").replace("flip", "mirrored") for name in CODES]
+_UPRIGHT = np.zeros(1, np.bool_)
 _FADE = 0.62  # share of gray in a source outside of the boxes
 
 
@@ -64,7 +66,7 @@ def contact_sheet(
 
     For each sample: the source photograph with the boxes of its views, the decoded crops, and the crops as
     ``augment`` changes them in that epoch, with key, label and random parameters. Normalisation is undone;
-    erased parts have the mean colour.
+    erased parts have the mean colour. Boxes, masks and keypoints of ``targets=`` are drawn on all of them.
 
     Args:
         data: A ``ShardDataModule``.
@@ -319,14 +321,22 @@ def _cards(
     for view, (module, images) in enumerate(zip(modules, before, strict=False)):
         if isinstance(module, Augment) and module.training:
             params[view] = params_of(module, images.shape[-2:], fetcher.seed, request, [view])
-    cards = []
+    cards, targets, after_views = [], loader.split.targets, request.views
+    if targets is not None and augment is not None and augment.training:  # the loader moved none for it
+        sizes = [images.shape[-2:] for images in before]
+        after_views = tuple(moved_views(augment, request.views, sizes, fetcher.seed, request))
     for row, id in enumerate(request.ids[:limit].tolist()):
         card = Card(fetcher.shards.keys([id])[0], "")
         if not isinstance(after, (TargetBatch, KeyedTargetBatch)):
             card = Card(card.key, _label(after.label[row], classes))
         drawn: list[View] = []
         try:
-            _, drawn = _add_source(card, fetcher, request.of_row(row))
+            source, drawn = _add_source(card, fetcher, request.of_row(row))
+            if targets is not None:
+                size = (source.height, source.width)
+                whole = View(np.array([size], np.int32), np.array([[0, 0, *size]], np.int32), _UPRIGHT, size)
+                found = moved_targets(targets, fetcher.shards, id, whole)
+                card.pictures[0] = with_targets(card.pictures[0], found, size)
         except DecodeError:
             gray = Image.new("RGB", (_SIDE, _SIDE), "#c9ced5")
             card.add(gray, "cannot be decoded: replaced by another sample")
@@ -334,9 +344,13 @@ def _cards(
             pipeline, is_flipped = loader.split.pipelines[view], bool(drawn and drawn[view].flips[0])
             is_crop = not (pipeline.policies or pipeline.runs_python)
             shown = "crop" if is_crop else "after transform="
-            card.add(_fitted(_picture(None, images[row])), f"{shown}, mirrored" if is_flipped else shown)
-            text = _caption(params[view], row, images.shape[-2:])
-            card.add(_fitted(_picture(modules[view], results[row])), text)
+            pictures = [_fitted(_picture(None, images[row])), _fitted(_picture(modules[view], results[row]))]
+            if targets is not None and drawn:
+                for place, moved in enumerate((request.views, after_views)):
+                    found = moved_targets(targets, fetcher.shards, id, moved[view].row(row))
+                    pictures[place] = with_targets(pictures[place], found, images.shape[-2:])
+            card.add(pictures[0], f"{shown}, mirrored" if is_flipped else shown)
+            card.add(pictures[1], _caption(params[view], row, images.shape[-2:]))
         cards.append(card)
     return cards
 
