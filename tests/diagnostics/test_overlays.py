@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from tarpeg.diagnostics import preview
 from tarpeg.diagnostics.overlays import _COLOURS, with_targets
+from torchvision.transforms import v2
 
 
 def rgb(colour):
@@ -106,3 +107,13 @@ def test_targets_lie_on_the_pixels_before_and_after(tmp_path, monkeypatch):
             shown = np.asarray(picture.convert("L").resize(size[::-1], Image.Resampling.BOX)) > 127
             known = mask.numpy() != 255
             assert (shown == (mask.numpy() == 1))[known].mean() > 0.96, place
+
+
+def test_targets_that_python_moved(scenes, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(preview, "with_targets", lambda *given: seen.append(given) or given[0])
+    steps = [v2.RandomResizedCrop(64), v2.RandomPerspective(p=1.0), v2.SanitizeBoundingBoxes()]
+    split = tarpeg.Split(scenes, transform=v2.Compose(steps), targets=[tarpeg.Boxes("json:objects")])
+    data = tarpeg.ShardDataModule(split, batch_size=3, workers=0, augment=tarpeg.Augment())
+    tarpeg.contact_sheet(data, tmp_path / "sheet.png", samples=3)
+    assert [size for _, _, size in seen] == [(96, 96), (64, 64)] * 3, "source, and what Python returned"

@@ -66,7 +66,8 @@ def contact_sheet(
 
     For each sample: the source photograph with the boxes of its views, the decoded crops, and the crops as
     ``augment`` changes them in that epoch, with key, label and random parameters. Normalisation is undone;
-    erased parts have the mean colour. Boxes, masks and keypoints of ``targets=`` are drawn on all of them.
+    erased parts have the mean colour. Boxes, masks and keypoints of ``targets=`` are drawn on all of them; if
+    steps of ``transform=`` in Python move targets, not on the last.
 
     Args:
         data: A ``ShardDataModule``.
@@ -345,7 +346,11 @@ def _cards(
             is_crop = not (pipeline.policies or pipeline.runs_python)
             shown = "crop" if is_crop else "after transform="
             pictures = [_fitted(_picture(None, images[row])), _fitted(_picture(modules[view], results[row]))]
-            if targets is not None and drawn:
+            if targets is not None and drawn and pipeline.moves_targets_in_python:  # by no known geometry
+                carried: Any = getattr(after, "targets", None)
+                found = (carried if len(before) == 1 else carried[view])[row]
+                pictures[0] = with_targets(pictures[0], found, images.shape[-2:])
+            elif targets is not None and drawn:
                 for place, moved in enumerate((request.views, after_views)):
                     found = moved_targets(targets, fetcher.shards, id, moved[view].row(row))
                     pictures[place] = with_targets(pictures[place], found, images.shape[-2:])
