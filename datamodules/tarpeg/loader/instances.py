@@ -55,7 +55,8 @@ class InstanceMasks:
     Example:
         >>> import json
         >>> masks = tarpeg.InstanceMasks("json:objects")
-        >>> split = tarpeg.Split(shards, targets=[tarpeg.Boxes("json:objects"), masks])
+        >>> targets = [tarpeg.Boxes("json:objects"), masks]
+        >>> split = tarpeg.Split(shards, tarpeg.RandomResizedCrop(96), targets=targets)
         >>> class Scene:  # a source of one sample
         ...     def members(self, ids, extension):
         ...         return [json.dumps({"objects": [{"segmentation": [[1, 1, 3, 1, 3, 3, 1, 3]]}]}).encode()]
