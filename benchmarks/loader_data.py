@@ -102,7 +102,7 @@ class LoaderData:
         if isinstance(self.photos, FolderPhotos):
             source = Path(self.photos.folder).resolve()
             label = f"{source.name}-{zlib.crc32(bytes(source)):08x}-{label}"
-        path = self.folder / f"{self.images}x{REPEATS}-{label}-seed{self.photos.seed}" / name
+        path = self.folder / f"{self.images}x{REPEATS}-copies-{label}-seed{self.photos.seed}" / name
         if not path.exists():
             temporary = path.with_name(f".{name}")
             shutil.rmtree(temporary, ignore_errors=True)
