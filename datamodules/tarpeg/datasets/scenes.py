@@ -43,8 +43,15 @@ class Scenes(Photos):
     left and right: ``flip_pairs=[(1, 2)]``.
 
     Args:
-        size: As of ``Photos``, and so are all others but ``classes``; sides are 64 pixels at least.
+        size: Size of the photographs, as of ``Photos``; sides are 64 pixels at least.
+        quality: JPEG quality, 1 to 100.
+        subsampling: "4:4:4", "4:2:2" or "4:2:0".
         classes: Number of classes, 1 to 6.
+        seed: Seed of the pictures.
+        progressive: Probability that a picture is a progressive JPEG.
+        gray: Probability that a picture is grayscale.
+        exif: Probability that a picture is stored rotated or mirrored, with an EXIF orientation of 2 to 8.
+        corrupt: Probability that a picture is truncated, has flipped bits, or is empty.
         objects: Smallest and largest number of objects, 0 to 64; there are fewer if they have no room.
         extent: Smallest and largest size of an object, as a share of the shorter side, 0.05 to 0.9.
 

@@ -44,7 +44,8 @@ def with_targets(picture: Image.Image, found: Any, size: Sequence[int]) -> Image
     arrays = {name: np.asarray(each) for name, each in known.items() if isinstance(each, Tensor)}
     labels = arrays.get("labels", np.zeros(0, np.int64)).tolist()
     shown = picture.copy()
-    if (mask := arrays.get("mask")) is not None and mask.ndim == 2:
+    mask = arrays.get("mask")
+    if mask is not None and mask.shape == tuple(size) and mask.dtype.kind in "biu":
         shown = _tinted(shown, mask)
     if (masks := arrays.get("masks")) is not None and masks.ndim == 3:
         for number, each in enumerate(masks):
