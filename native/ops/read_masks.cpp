@@ -80,6 +80,7 @@ struct Masks {
     found[3 * i] = static_cast<int32_t>(status);
     found[3 * i + 1] = png.height;
     found[3 * i + 2] = png.width;
+    if (held_bytes(scratch.memory) > kMostKept) std::vector<uint8_t>().swap(scratch.memory);
   }
 
  private:

@@ -273,6 +273,16 @@ Status read_symbols(Bits* bits, const Codes& codes, Output* to) noexcept {
   return status;
 }
 
+// The fixed code, built once: a file may have a block of it in ten bits.
+const Codes& fixed_codes() noexcept {
+  static const Codes codes = [] {
+    Codes built;
+    build_fixed(&built);
+    return built;
+  }();
+  return codes;
+}
+
 }  // namespace
 
 Status inflate(const uint8_t* data, size_t size, uint8_t* out, size_t room, Ending ending) noexcept {
@@ -297,14 +307,12 @@ Status inflate(const uint8_t* data, size_t size, uint8_t* out, size_t room, Endi
       if (fitting < length) return ending == Ending::kAtRoom ? Status::kOk : Status::kCorrupt;
     } else {
       Status status = Status::kOk;
-      if (kind == 1) {
-        build_fixed(&codes);
-      } else if (kind == 2) {
+      if (kind == 2) {
         status = read_codes(&bits, &codes);
-      } else {
+      } else if (kind != 1) {
         status = Status::kCorrupt;
       }
-      if (status == Status::kOk) status = read_symbols(&bits, codes, &to);
+      if (status == Status::kOk) status = read_symbols(&bits, kind == 1 ? fixed_codes() : codes, &to);
       if (ending == Ending::kAtRoom && to.written == room) return Status::kOk;
       if (status != Status::kOk) return status;
       if (to.is_over) return Status::kCorrupt;

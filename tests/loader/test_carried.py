@@ -221,6 +221,31 @@ def test_a_step_of_torchvisions_first_version_is_refused():
         batch(transforms.Compose([transforms.Pad(4)]), TARGETS[0])
 
 
+def test_steps_without_targets_are_refused_behind_a_crop_that_pads_small_images():
+    from torchvision import transforms
+
+    for steps in ([transforms.CenterCrop(60)], [v2.CenterCrop(60), tarpeg.RandAugment()]):
+        with pytest.raises(ValueError, match="takes no targets"):
+            batch(v2.Compose(steps), TARGETS[0])
+
+
+def test_padding_of_small_images_is_not_known_to_a_pad_mask():
+    with pytest.raises(tarpeg.ShardError, match="geometry of row"):
+        batch(v2.Compose([v2.CenterCrop(60)]), [tarpeg.PadMask()])
+
+
+def test_small_boxes_are_dropped_in_pixels_of_the_result():
+    boxes = tarpeg.Boxes("json:objects", min_size=4)
+    _, targets = batch(v2.Compose([v2.Pad(0), v2.Resize((2 * HEIGHT, 2 * WIDTH))]), boxes)
+    assert targets[0]["boxes"].shape == (3, 4)  # the smallest has sides of 2 pixels in the source
+
+
+def test_functions_get_images_alone():
+    steps = [v2.Pad(0), v2.Lambda(lambda image: 255 - image)]
+    _, targets = batch(v2.Compose(steps), TARGETS[0])
+    assert targets[0]["boxes"].tolist()[0] == [4, 5, 24, 15]
+
+
 def test_a_step_that_drops_boxes_alone_is_an_error():
     nested = v2.Compose([v2.RandomApply([v2.SanitizeBoundingBoxes(min_size=5)], p=1.0)])
     with pytest.raises(RuntimeError, match="the list itself"):

@@ -163,21 +163,24 @@ def test_views_of_several_sizes():
                 assert torch.equal(images[row], expected(source.files[int(key)], view.row(row), crop.fill))
 
 
+@pytest.mark.parametrize("batch_size", [1, 6])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 @pytest.mark.parametrize("crop", CROPS, ids=NAMES)
-def test_targets_are_where_the_image_is(crop):
+def test_targets_are_where_the_image_is(crop, kind, batch_size):
     """A white box on black keeps its place, and so do its mask and the mask of the padding."""
     source = Scenes({}, count=6, size=(60, 80))
     pixels = np.zeros((60, 80, 3), np.uint8)
     pixels[20:40, 30:60] = 255
     for sample in source.samples:
         sample["jpg"] = jpeg("444", 60, 80, rgb=pixels)
+        if kind == "PNG":  # whose size is not known before Pillow opens it
+            sample["jpg"] = saved(Image.fromarray(pixels), "PNG")
         sample |= objects((30, 20, 30, 20))
         sample["png"] = saved(Image.fromarray(pixels[..., 0] // 255), "PNG")
     crop = type(crop)(**{**vars(crop), "fill": 0})
     targets = [Boxes("json:objects"), Masks("png", fill=7), PadMask()]
-    loader = load(
-        None, split=Split(source, crop, flip=0.5, targets=targets), batch_size=6, keys=False, **HERE
-    )
+    split = Split(source, crop, flip=0.5, targets=targets)
+    loader = load(None, split=split, batch_size=batch_size, keys=False, **HERE)
     images, found = next(iter(loader))
     (view,) = loader.claim().views
     for row, (image, target) in enumerate(zip(images, found, strict=True)):

@@ -36,7 +36,12 @@ class Carrier:
         from ..transforms.moving import wrapped  # here, because it imports torchvision
 
         assert self.source is not None
-        fields, _ = move_targets(self.targets, [value], view, self.source, np.array([id], np.int64))
+        # Sizes of boxes are those of the result: small ones are dropped behind the steps.
+        kept = {
+            name: replace(each, min_size=0, min_area=0) if isinstance(each, Boxes) else each
+            for name, each in by_name(self.targets).items()
+        }
+        fields, _ = move_targets(kept, [value], view, self.source, np.array([id], np.int64))
         return wrapped(dicts_of(fields, 1)[0], view.size)
 
     def finish(self, value: Mapping[str, Any], target: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +109,7 @@ def arrived(view: View, rows: Bool) -> View:
 
 def check_carried(name: str, pipeline: Pipeline, targets: Targets) -> None:
     """Raise ValueError if steps in Python would move images without their targets."""
-    if not pipeline.moves_targets_in_python or carrier_of(targets) is None:
+    if not (pipeline.moves_targets_in_python or pipeline.least) or carrier_of(targets) is None:
         return
     steps = f"{name} has steps of transform= in Python that move pixels"
     places = {each.objects for each in by_name(targets).values() if isinstance(each, (Boxes, Keypoints))}

@@ -18,6 +18,9 @@ from .masks import MODES, places_of, warped
 from .outlines import Outline, Runs, fill_pixels, outline_of, toggles_of
 from .targets import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
 
+_MOST_PIXELS = 1 << 30
+"""Pixels of the masks of one image, beyond which it is an error."""
+
 
 class Outlines(NamedTuple):
     """The outlines of the objects of one image."""
@@ -99,6 +102,11 @@ class InstanceMasks:
         reasons = []
         for value, size in zip(values, sizes.tolist(), strict=True):
             reason = ""
+            if len(value.outlines) * size[0] * size[1] > _MOST_PIXELS:
+                reason = (
+                    f"member {self._place.extension!r} has {len(value.outlines)} objects in an image of "
+                    f"{size[0]} x {size[1]}: their masks have more than {_MOST_PIXELS} pixels"
+                )
             for number, outline in enumerate(value.outlines):
                 if isinstance(outline, Runs) and size[0] and list(outline.size) != size:
                     field = self._place.field(number, self.outline)

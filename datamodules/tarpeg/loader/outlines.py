@@ -15,7 +15,7 @@ from ..sampling.rng import Float64, Int64
 from .annotations import FAR, FieldError, is_finite, shown
 
 _SCALE = 5.0  # pycocotools traces polygons in fifths of pixels
-_MOST_STEPS = 1 << 24
+_MOST_STEPS = 1 << 20
 """Fifths of pixels along the outlines of an object, beyond which it is an error."""
 
 

@@ -47,6 +47,7 @@ class PadMask:
 
     def move_all(self, values: Sequence[Any], view: View) -> Fields:
         """Return the masks of all rows of a view."""
+        view.matrices()  # raises an error for images whose place is not known
         masks = np.ones((len(view), *view.size), np.uint8)
         for mask, (top, left, height, width) in zip(masks, view.all_places.tolist(), strict=True):
             mask[top : top + height, left : left + width] = 0

@@ -128,6 +128,8 @@ class PythonSteps:
                         continue
                     image = prepared(pipeline, whole[None], is_whole=True)[0]
                     view.forget(row)
+                    if view.affine is not None:  # of the crop that is not taken
+                        view.affine[row] = np.eye(2, 3)
                     view.sizes[row] = decoded.wholes[row]
                     size = (image.shape[-2], image.shape[-1])
                     start = View.whole(decoded.wholes[row], size)

@@ -160,7 +160,7 @@ class Split:
         if self.targets is not None:
             self._check_targets()
         for crop in self.view_crops():
-            if hasattr(crop, "boxes_among") and not have_rectangles(self.targets):
+            if hasattr(crop_at(crop, 0), "boxes_among") and not have_rectangles(self.targets):
                 raise ValueError(
                     f"crop={crop!r} depends on the boxes of an image: give targets=tarpeg.Boxes(...), or a "
                     "list or dict with it"

@@ -78,6 +78,8 @@ class View:
     def put(self, row: int, other: View) -> None:
         """Overwrite one row's size, box, flip, place and affine by those of the only row of ``other``."""
         self.sizes[row], self.boxes[row], self.flips[row] = other.sizes[0], other.boxes[0], other.flips[0]
+        if self.places is None and other.places is not None:
+            object.__setattr__(self, "places", self.all_places)
         if self.places is not None:
             self.places[row] = other.all_places[0]
         if self.affine is None and other.affine is not None:

@@ -70,7 +70,7 @@ def applied(step: Step, image: Any, target: Target) -> Any:
         image, moved = _by_albumentations(step, image, target)
     elif name_of(step) == "SanitizeBoundingBoxes" and "boxes" in target:
         moved = _sanitized(step, target)
-    elif is_v2(step):
+    elif is_v2(step) and not _is_of_images(step):
         image, moved = step(image, target)  # type: ignore[call-arg]
     else:
         return step(image)
@@ -87,6 +87,11 @@ def applied(step: Step, image: Any, target: Target) -> Any:
     target.clear()
     target.update(moved)
     return image
+
+
+def _is_of_images(step: Any) -> bool:
+    """Whether it is a v2.Lambda without types: its function would get boxes and masks as if they were images."""
+    return name_of(step) == "Lambda" and tuple(step.types) == (object,)
 
 
 def _areas(boxes: Any) -> Tensor:

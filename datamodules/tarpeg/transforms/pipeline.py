@@ -156,10 +156,10 @@ class Pipeline:
 
     @property
     def steps_without_targets(self) -> list[Any]:
-        """Steps in Python that move pixels and do not take targets."""
+        """Steps that move pixels in Python, if only of small images, and do not take targets."""
         return [
             original(step)
-            for step in self.python
+            for step in (*self.python, *self.uncropped)
             if (name_of(step) in GEOMETRIC and not is_v2(step))
             or isinstance(step, OnPil)
             or (isinstance(step, OnePolicy) and may_move(step.step))
