@@ -587,7 +587,8 @@ NO_SHARD = r"shard /nowhere/x\.tar does not exist; there is no folder /nowhere\.
         (["data.trian=1"], r"^train: data\.trian is not a setting; did you mean data\.train\?$"),
         (
             ["data=nonsense"],
-            r"^train: data=nonsense must be one of article, cached, folder, scene_boxes, scene_masks, shards, synthetic(, two)?$",
+            r"^train: data=nonsense must be one of article, cached, folder, scene_boxes, scene_masks, "
+            r"shards, synthetic(, two)?$",
         ),
         (["trainer.max_epochs=one"], r"^train: trainer\.max_epochs=one must be a number$"),
         (["data=shards"], r"^train: data\.train\.shards is not set: give data\.train\.shards="),

@@ -90,7 +90,7 @@ def applied(step: Step, image: Any, target: Target) -> Any:
 
 
 def _is_of_images(step: Any) -> bool:
-    """Whether it is a v2.Lambda without types: its function would get boxes and masks as if they were images."""
+    """Whether it is a v2.Lambda without types: its function would get boxes and masks, too."""
     return name_of(step) == "Lambda" and tuple(step.types) == (object,)
 
 
