@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 
 from ..errors import ShardError, similar
-from ..ops.masks import read_masks
 from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards import pillow
@@ -153,6 +152,8 @@ class Masks:
 
     def read_views(self, source: Source, ids: Int64, views: Sequence[View], threads: int) -> list[Any]:
         """Read of masks what these views need; see ``FlatTarget.read_views``."""
+        from ..ops.masks import read_masks  # here, because it loads the operators
+
         contents = source.members(ids, plain(self.extension))
         is_known = np.logical_and.reduce([view.is_known for view in views])
         given = {row: each for row, each in enumerate(contents) if each is not None and is_known[row]}
