@@ -109,7 +109,7 @@ def arrived(view: View, rows: Bool) -> View:
 
 def check_carried(name: str, pipeline: Pipeline, targets: Targets) -> None:
     """Raise ValueError if steps in Python would move images without their targets."""
-    if not (pipeline.moves_targets_in_python or pipeline.least) or carrier_of(targets) is None:
+    if not pipeline.moves_targets_in_python or carrier_of(targets) is None:
         return
     steps = f"{name} has steps of transform= in Python that move pixels"
     places = {each.objects for each in by_name(targets).values() if isinstance(each, (Boxes, Keypoints))}

@@ -22,7 +22,7 @@ from ..sampling.sampler import Request
 from ..shards import pillow
 from ..shards.source import Source, where_of
 from ..transforms.generators import own_generators
-from ..transforms.pipeline import Pipeline, Uncropped
+from ..transforms.pipeline import Pipeline, Uncropped, without_targets
 from ..transforms.pixels import PixelFormat, normalised
 from ..transforms.results import Outcome, prepared, run_steps
 from .batch import Decoded, Encoded, empty_images
@@ -132,7 +132,9 @@ class PythonSteps:
                         view.affine[row] = np.eye(2, 3)
                     view.sizes[row] = decoded.wholes[row]
                     size = (image.shape[-2], image.shape[-1])
-                    start = View.whole(decoded.wholes[row], size)
+                    # Behind a crop that pads small images, a step may not take targets: then their place
+                    # is not known, which is an error.
+                    start = None if without_targets(steps) else View.whole(decoded.wholes[row], size)
                 target = None
                 if self.carrier is not None and value is not None and start is not None:
                     target = self.carrier.start(value, start, id)

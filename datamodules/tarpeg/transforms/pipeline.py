@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
@@ -156,14 +157,8 @@ class Pipeline:
 
     @property
     def steps_without_targets(self) -> list[Any]:
-        """Steps that move pixels in Python, if only of small images, and do not take targets."""
-        return [
-            original(step)
-            for step in (*self.python, *self.uncropped)
-            if (name_of(step) in GEOMETRIC and not is_v2(step))
-            or isinstance(step, OnPil)
-            or (isinstance(step, OnePolicy) and may_move(step.step))
-        ]
+        """Steps in Python that move pixels and do not take targets."""
+        return without_targets(self.python)
 
     @property
     def takes_planes(self) -> bool:
@@ -175,6 +170,17 @@ class Pipeline:
 def _moves_pixels(step: Step) -> bool:
     is_policy = isinstance(step, OnePolicy) and may_move(step.step)
     return is_policy or name_of(step) in GEOMETRIC or isinstance(step, (Albumentations, OnPil))
+
+
+def without_targets(steps: Sequence[Step]) -> list[Any]:
+    """Return those of the steps that move pixels and do not take targets."""
+    return [
+        original(step)
+        for step in steps
+        if (name_of(step) in GEOMETRIC and not is_v2(step))
+        or isinstance(step, OnPil)
+        or (isinstance(step, OnePolicy) and may_move(step.step))
+    ]
 
 
 def pipeline_of(
