@@ -34,7 +34,7 @@ from .loader.checks import (
 from .loader.config import LoaderConfig, OnError
 from .loader.loader import Loader
 from .loader.preprocessing import check_preprocessing, described
-from .loader.ranks import data_rank, rank_of_strategy
+from .loader.ranks import Mesh, data_rank, rank_of_strategy
 from .loader.split import Split
 from .loader.state import checked_classes
 from .machine import warn_about_spinning_threads
@@ -102,6 +102,8 @@ class ShardDataModule(lightning.LightningDataModule):
             (``Split(subset=...)``); otherwise this is a ``ShardError``.
         allow_other_data: Go on from a checkpoint of other shards, or of another order of them, and validate
             or predict one with other crops or another normalisation; otherwise this is a ``ResumeError``.
+        mesh: For loops without a Trainer, the data-parallel dimension, as for ``tarpeg.Loader``:
+            ``(mesh, "dp")``. A Trainer's strategy has its own.
 
     Example:
         >>> data = tarpeg.ShardDataModule(
@@ -138,6 +140,7 @@ class ShardDataModule(lightning.LightningDataModule):
         prepare: Callable[[], Any] | None = None,
         allow_overlap: bool = False,
         allow_other_data: bool = False,
+        mesh: Mesh = None,
     ) -> None:
         super().__init__()
         self.splits: dict[str, Split | None] = {}
@@ -167,6 +170,9 @@ class ShardDataModule(lightning.LightningDataModule):
         )
         self._drop_last = drop_last
         self._keys = keys
+        if mesh is not None:
+            data_rank(mesh=mesh)  # raises ValueError
+        self._mesh = mesh
         self._prepare = prepare
         self._is_prepared = False
         self._is_in_hook = False
@@ -415,7 +421,7 @@ class ShardDataModule(lightning.LightningDataModule):
         """Return the samples of a split, which is opened once. Raises ``KeyError`` if there is none."""
         split = self.splits[name]
         if split is not None and name not in self._samples:
-            is_first = data_rank(*self._rank_and_world()).is_first
+            is_first = data_rank(**self._ranks()).is_first
             self._samples[name] = open_split(split, is_first=is_first, needs_labels=name != "predict")
         return self._samples[name]
 
@@ -474,9 +480,17 @@ class ShardDataModule(lightning.LightningDataModule):
     def _trains_on_cpu(self) -> bool:
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cpu"
 
-    def _rank_and_world(self) -> tuple[int, int] | tuple[None, None]:
-        """Return the data-parallel rank of the Trainer's strategy; outside a Trainer, what a loader finds."""
-        return (None, None) if self.trainer is None else rank_of_strategy(self.trainer.strategy)
+    def _ranks(self) -> dict[str, Any]:
+        """Return the arguments of a loader for its rank: those of the Trainer's strategy, or ``mesh``."""
+        if self.trainer is None:
+            return {"mesh": self._mesh}
+        if self._mesh is not None:
+            raise ValueError(
+                f"mesh={self._mesh!r} is for loops without a Trainer, whose strategy has the data-parallel "
+                "ranks: leave it out"
+            )
+        rank, world = rank_of_strategy(self.trainer.strategy)
+        return {"rank": rank, "world": world}
 
     def _loaders_of(self, kind: str) -> Loader | list[Loader]:
         names = [name for name in self.splits if kind_of(name) == kind]
@@ -493,7 +507,6 @@ class ShardDataModule(lightning.LightningDataModule):
         if is_train and split.shuffle is None and getattr(self.trainer, "overfit_batches", 0) > 0:
             # Lightning warns that overfit_batches turns shuffling off, but does not do it.
             split = split.in_order()
-        rank, world = self._rank_and_world()
         config = replace(self._config, drop_last=self._drop_last and is_train)
         if name == "predict" and config.on_error == "substitute":
             config = replace(config, on_error="leave_out")
@@ -504,8 +517,7 @@ class ShardDataModule(lightning.LightningDataModule):
             config=config,
             source=None if split.streaming else self.samples(name),
             name=name,
-            rank=rank,
-            world=world,
+            **self._ranks(),
         )
         loader.pixels = self._pixels(is_train, split)
         loader.distorted_by = self.augment if is_train else None

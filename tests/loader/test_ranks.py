@@ -105,6 +105,26 @@ def test_two_given_ranks_share_the_samples(photos):
     assert sorted(found[0] + found[1]) == ALL and not {*found[0]} & {*found[1]}
 
 
+def test_a_data_module_without_a_trainer_takes_a_mesh(photos):
+    peers = [mesh(("dp", "tp"), (2, 2), place) for place in ((0, 0), (0, 1), (1, 0))]
+    found = []
+    for each in peers:
+        data = ShardDataModule(
+            Split(photos, CenterCrop(8)), batch_size=2, keys=True, workers=0, mesh=(each, "dp")
+        )
+        found.append([key for batch in data.train_dataloader() for key in batch.key])
+    assert found[0] == found[1] and sorted(found[0] + found[2]) == ALL
+    with pytest.raises(ValueError, match=r"mesh=3 must be a DeviceMesh"):
+        ShardDataModule(Split(photos, CenterCrop(8)), mesh=3)
+
+
+def test_a_mesh_and_the_ranks_of_a_trainer_are_refused(photos):
+    data = ShardDataModule(Split(photos, CenterCrop(8)), workers=0, mesh=(mesh(("dp",), (1,), (0,)), "dp"))
+    data.trainer = types.SimpleNamespace(strategy=types.SimpleNamespace(), lightning_module=None)
+    with pytest.raises(ValueError, match=r"mesh=.* is for loops without a Trainer.*leave it out"):
+        data.setup("fit")
+
+
 @pytest.fixture
 def on(monkeypatch):
     """Two processes of torch.distributed within one: `on(1, function, ...)` calls it as process 1."""
@@ -313,6 +333,7 @@ for sizes in ((1, 4), (2, 2)):
     mesh = torch.distributed.init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp"))
     given = (mesh, "dp")
     found_now["plain"] = seen(Loader(split, 4, keys=True, workers=0, mesh=given))
+    found_now["data module"] = seen(module({folder!r}, mesh=given).train_dataloader())
 
     strategy = FabricStrategy(lambda net, mesh: net, *sizes)
     fabric = lightning.Fabric(accelerator="cpu", devices=4, strategy=strategy)
@@ -364,4 +385,4 @@ def test_every_way_of_the_pages_gives_peers_the_same_batches(photos, tmp_path):
         assert one == peer and two == its_peer, f"{name}: tensor-parallel peers"
         keys = [[key for keys, _ in part for key in keys] for part in (same[0], one, two)]
         assert sorted(keys[0]) == sorted(keys[1] + keys[2]) == ALL, f"{name}: every sample once"
-    assert len(found[0]["1x4"]) == (6 if has_others else 3)
+    assert len(found[0]["1x4"]) == (7 if has_others else 4)
