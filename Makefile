@@ -5,8 +5,8 @@ VENV := .venv
 # As many processes as cores, at most eight; the tests that took longest are listed at the end.
 PYTEST := $(VENV)/bin/python -m pytest -n logical --maxprocesses 8 --durations=15 --durations-min=1
 PY := $(VENV)/bin/python
-# pip shows its progress on a terminal, and only warnings and errors elsewhere.
-PIP := $(PY) -m pip install --disable-pip-version-check $(shell [ -t 2 ] || echo -qq)
+# pip shows its progress on a terminal, and only warnings and errors elsewhere. Python compiles what is imported.
+PIP := $(PY) -m pip install --no-compile --disable-pip-version-check $(shell [ -t 2 ] || echo -qq)
 NATIVE := $(wildcard native/*.cpp native/*/*.cpp native/*/*.h native/*/*.cu fuzz/*.cpp wheels/*.h tests/helpers/*/*.h tests/helpers/core/*.cpp \
 	benchmarks/*.cpp)
 
