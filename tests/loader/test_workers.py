@@ -21,7 +21,7 @@ import torch
 from helpers.loaders import ALL, RUNNERS, digest, keys_of, load, name_of
 from helpers.scripts import PARENT, live_processes, run_script, wait_until
 from tarpeg import Augment, CenterCrop, Progressive, RandomResizedCrop, Split
-from tarpeg.loader import workers
+from tarpeg.loader import marks, workers
 from tarpeg.loader.config import LoaderConfig
 from tarpeg.loader.workers import ProcessPool, ThreadPool
 from tarpeg.transforms.pixels import PixelFormat
@@ -246,27 +246,44 @@ class Sleepy:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("settings", [{"workers": 1}, {"workers": 0, "threads": 2}], ids=name_of)
+@pytest.mark.parametrize(
+    "settings", [{"workers": 1}, {"workers": 0, "threads": 2}, {"workers": 0, "threads": 0}], ids=name_of
+)
 def test_a_worker_that_takes_a_minute_for_a_sample_is_a_warning_with_its_key(
     photos, monkeypatch, settings, streaming
 ):
-    monkeypatch.setattr(workers, "_SLOW", 0.3)
-    monkeypatch.setattr(workers, "_CHECK_INTERVAL", 0.1)
+    monkeypatch.setattr(marks, "SLOW", 0.3)
+    monkeypatch.setattr(marks, "CHECK_INTERVAL", 0.1)
     kind = {"transform" if settings["workers"] else "targets": Sleepy()}
     source = photos / "a.tar"
     loader = load(source, shuffle=False, streaming=streaming, **kind, **settings)
     name = "worker process 0 of 1" if settings["workers"] else "thread . of 2"
+    name = name if settings.get("threads", 1) else "this process"
     text = rf"{name} has not finished for 0\.3 s: transform= or targets= works on shard .*a\.tar, key 'k0002'"
     with pytest.warns(UserWarning, match=text):
         assert len(keys_of(loader)) == 13
     loader.close()
 
 
+def test_a_transform_that_hangs_at_its_first_image_is_a_warning(photos, monkeypatch):
+    sleepy, tasks = Sleepy(), Path("/proc/self/task")
+    sleepy.parent, sleepy.count = 0, 2
+    next(iter(load(photos, workers=0, threads=0)))
+    before = {*tasks.iterdir()}
+    monkeypatch.setattr(marks, "SLOW", 0.3)
+    monkeypatch.setattr(marks, "CHECK_INTERVAL", 0.1)
+    with pytest.warns(UserWarning, match=r"transform= is tried on shard .*a\.tar, key 'k0000'.*Ctrl-C"):
+        loader = load(photos, transform=sleepy, workers=0)
+        assert len(keys_of(loader)) == 23
+    loader.close()
+    assert wait_until(lambda: {*tasks.iterdir()} <= before), "threads are left"
+
+
 def test_a_batch_that_takes_a_minute_is_a_warning(photos, monkeypatch):
     def slow(key, members):
         time.sleep(0.7 * (key == "k0000"))
 
-    monkeypatch.setattr(workers, "_SLOW", 0.3)
+    monkeypatch.setattr(marks, "SLOW", 0.3)
     loader = load(photos, shuffle=False, members=["cls"], decode=slow, workers=0, threads=2)
     with pytest.warns(UserWarning, match=r"works on the batch that begins with shard .*a\.tar, key 'k0000'"):
         keys_of(loader)

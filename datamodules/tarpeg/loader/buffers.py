@@ -31,6 +31,7 @@ from .batch import (
     by_size,
     of_sizes,
 )
+from .marks import IF_IT_HANGS, Watch, mark
 from .targets import Stored, store_pictures, stored_pictures, with_pictures
 from .workers import ProcessPool, ThreadPool, WorkerPool
 
@@ -211,9 +212,17 @@ class Runner:
             self._buffers = BatchBuffers(nbytes, 0, shared=False)
         buffers, dtype = self._buffers, self._fetcher.dtype
         buffers.release_acquired()
-        for request in requests:
-            job = buffers.acquire(), request
-            yield _lend(_fetch_into(self._fetcher, buffers, self._threads, None, job), buffers, dtype, *job)
+        watch = Watch(functools.partial(_explain_slow, self._fetcher))
+        try:
+            for request in requests:
+                job = buffers.acquire(), request
+                watch.job = request, mark.memory
+                answers = [_fetch_into(self._fetcher, buffers, self._threads, None, job)]
+                watch.job = None
+                yield _lend(answers.pop(), buffers, dtype, *job)  # only the consumer may hold the batch
+        finally:
+            watch.stop()
+            mark.set()
 
     def close(self) -> None:
         """End all workers, wait until they have ended, and free the buffers. ``run`` starts new ones."""
@@ -297,10 +306,7 @@ def _explain_slow(fetcher: Any, request: Any, id: int, where: str) -> str:
     source = request.samples if isinstance(request, StreamRequest) else fetcher.shards
     if id >= 0:
         where = where or where_of(source, id)
-        return (
-            f"transform= or targets= works on {where}. If it hangs: Ctrl-C ends the program, and shows the "
-            "line with workers=0"
-        )
+        return f"transform= or targets= works on {where}. {IF_IT_HANGS}"
     if isinstance(request, (Request, StreamRequest)):
         return f"it works on the batch that begins with {where_of(source, int(request.ids[0]))}"
     return "it waits for a stream"

@@ -57,6 +57,7 @@ from .batch import (
 )
 from .carried import arrived, carrier_of
 from .config import OnError
+from .marks import watching
 from .python_steps import PythonSteps, is_for_pillow, may_carry
 from .resize_first import ResizeFirst, resizes_first
 from .split import Split
@@ -610,16 +611,17 @@ class Fetcher:
         images, where = self._first_images(epoch, sizes)
         pairs = zip(self.split.pipelines, images, strict=True)
         carrier = self._python_steps.carrier
-        found = [
-            outcome_of(
-                pipeline,
-                image,
-                where,
-                self.seed,
-                carrier.example if carrier and pipeline.moves_targets_in_python else None,
-            )
-            for pipeline, image in pairs
-        ]
+        with watching(where):
+            found = [
+                outcome_of(
+                    pipeline,
+                    image,
+                    where,
+                    self.seed,
+                    carrier.example if carrier and pipeline.moves_targets_in_python else None,
+                )
+                for pipeline, image in pairs
+            ]
         dtypes = [(self._last_format(outcome) or outcome).dtype for outcome in found]
         shapes = [{found[view].shape for view in views} for views in self.split.view_groups]
         if len({*dtypes}) > 1 or max(map(len, shapes)) > 1:

@@ -42,9 +42,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..errors import warn
 from ..forks import FORKED, check_children, end_child, renew
-from .marks import MARK_BYTES, Explain, mark, marked, no_more
+from . import marks
+from .marks import MARK_BYTES, Explain, mark, no_more
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +57,6 @@ _START_TIMEOUTS = (3.0, 15.0, 60.0)
 _GRACE = 1.5
 # Seconds in which the system reports how a process died whose socket is closed.
 _DEATH_TIMEOUT = 5.0
-# Seconds of waiting for one job after which a warning shows where its worker is.
-_SLOW = 60.0
-# Seconds between checks that the process at the other end of a socket is alive: the socket alone does not
-# show its end while another process holds a copy of it.
-_CHECK_INTERVAL = 5.0
 # Code that is not the user's.
 _NOT_OF_USERS = (str(Path(__file__).parents[1]), sysconfig.get_paths()["stdlib"], "<frozen")
 _READY = b"ready"
@@ -129,8 +124,7 @@ class WorkerPool(ABC):
         return self._marks[number * MARK_BYTES : (number + 1) * MARK_BYTES]
 
     def _warn_of_slow(self, number: int, explain: Explain) -> None:
-        name = f"{self.kind} {number} of {self._count}"
-        warn(f"{name} has not finished for {_SLOW:g} s: {explain(*marked(self._mark_of(number)))}")
+        marks.warn_of_slow(f"{self.kind} {number} of {self._count}", explain, self._mark_of(number))
 
 
 class _Failure(NamedTuple):
@@ -226,7 +220,7 @@ class ThreadPool(WorkerPool):
             self._threads.clear()
 
     def _next(self, explain: Explain) -> Any:
-        seconds: float | None = _SLOW
+        seconds: float | None = marks.SLOW
         while self._returned not in self._early:
             try:
                 number, result = self._results.get(timeout=seconds)
@@ -405,11 +399,12 @@ class _Channel:
         """
         held, end, waited = self._held, _HEAD.size, 0.0
         while len(held) < end or len(held) < (end := _HEAD.size + _HEAD.unpack_from(held)[1]):
-            if not self._poll.poll(_CHECK_INTERVAL * 1000):
+            # The socket alone does not show the end of the process while another one holds a copy of it.
+            if not self._poll.poll(marks.CHECK_INTERVAL * 1000):
                 if not is_alive() and not self._poll.poll(0):
                     raise EOFError
-                waited += _CHECK_INTERVAL
-                if slow is not None and waited >= _SLOW:
+                waited += marks.CHECK_INTERVAL
+                if slow is not None and waited >= marks.SLOW:
                     slow()
                     slow = None
                 continue
