@@ -12,17 +12,20 @@ import signal
 import sys
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
+import tarpeg
 import torch
+from helpers.checkouts import ROOT
 from helpers.loaders import ALL, digest, keys_of, load
 from helpers.scripts import wait_until
 from helpers.small_tars import sample
 from tarpeg import CenterCrop, DecodeError, Loader, Split
 from tarpeg.errors import warn
-from tarpeg.loader import indexed as room
+from tarpeg.loader import feeds as room
 from tarpeg.loader.config import LoaderConfig
-from tarpeg.loader.indexed import read_ahead, readahead_depth
+from tarpeg.loader.feeds import read_ahead, readahead_depth
 from tarpeg.machine import Machine
 from tarpeg.sampling.sampler import Request
 
@@ -256,7 +259,7 @@ def test_claim_returns_the_samples_of_each_batch(photos, engine):
 
 @pytest.mark.parametrize(("runner", "most"), [({"workers": 2}, 32), ({"workers": 0, "threads": 2}, 24)])
 def test_few_python_calls_per_batch_in_the_training_process(photos, runner, most):
-    """30.3 and 23.2 here, of which 6 are the loader's own; a part of them is for a new epoch."""
+    """31.2 and 23.0 here, of which 5 are the loader's own; a part of them is for a new epoch."""
     calls = []
     loader = load(photos, batch_size=1, **runner)
     list(loader)
@@ -268,6 +271,43 @@ def test_few_python_calls_per_batch_in_the_training_process(photos, runner, most
         sys.setprofile(None)
         gc.enable()
     assert len(calls) / batches < most
+
+
+# The files that call others to make a batch, from the top; what else they call returns a value at once.
+WALK = (
+    *("loader/loader.py", "loader/buffers.py", "loader/workers.py", "loader/fetch.py"),
+    *("shards/labels.py", "shards/mapped.py", "ops/decode.py"),
+)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_batch_is_made_by_few_files_from_the_top_down(photos, threads):
+    """With 2 threads, the part in the thread of the consumer; docs/design.md has this walk."""
+    package = f"{Path(tarpeg.__file__).parent}/"
+    calls = set()
+
+    def trace(frame, event, argument):
+        files = [each and each.f_code.co_filename for each in (frame.f_back, frame)]
+        if event == "call" and all(name and name.startswith(package) for name in files):
+            calls.add(tuple(name.removeprefix(package) for name in files))
+
+    loader = load(photos, workers=0, threads=threads)
+    batches = iter(loader)
+    next(batches)
+    sys.setprofile(trace)
+    try:
+        next(batches)
+    finally:
+        sys.setprofile(None)
+    loader.close()
+    between = {(caller, called) for caller, called in calls if caller != called}
+    assert {caller for caller, _ in between} <= {*WALK}
+    climbs = {pair for pair in between if pair[1] in WALK[: WALK.index(pair[0])]}
+    assert climbs <= {("loader/fetch.py", "loader/buffers.py"), ("loader/fetch.py", "loader/workers.py")}
+    page = (
+        (ROOT / "docs" / "design.md").read_text().partition("A walk of one batch")[2].partition("Streams")[0]
+    )
+    assert all(name in page for name in WALK)
 
 
 def test_a_loader_of_a_stream(photos):

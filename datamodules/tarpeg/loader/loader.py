@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 import sys
 from collections import deque
@@ -168,6 +170,9 @@ class Loader:
         )
         self._pixels = PixelFormat()
         self._runner = make_runner(self.fetcher, config, self._feed.to_request)
+        # Results in the order of requests, and the place (epoch, batch, process id) of the next one.
+        self._flow: Iterator[FetchResult] | None = None
+        self._place = (0, 0, 0)
         check_transform_result(self.name, self.fetcher, self.augment)
         if training:
             check_mixed_labels(self.name, self.fetcher, self.augment)
@@ -320,7 +325,7 @@ class Loader:
     def close(self) -> None:
         """Stop processes, threads and the iterator. Idempotent; iterating again starts new ones."""
         self._iterations += 1
-        self._feed.stop()
+        self._flow = None
         self._runner.close()
 
     @property
@@ -366,7 +371,11 @@ class Loader:
             self._positions.begin(self._epoch, self._delivered)
         self._unclaimed = deque(maxlen=_MOST_UNCLAIMED)
         before = self.substituted
-        for result in self._feed.results(self.fetcher, self._runner, self._epoch, self._delivered):
+        epoch, count = self._epoch, self._feed.length
+        for k in itertools.count(self._delivered):
+            result = None if k == count else self._result(epoch, k, is_last=k + 1 == count)
+            if result is None:
+                return
             error = result.error
             if result.substituted or result.notes or result.non_jpeg is not None:
                 self._warn(result)
@@ -400,6 +409,19 @@ class Loader:
                     "this iterator was retired by a newer one of the same loader, or by close(); "
                     "use a loader of its own for each loop that runs at the same time"
                 )
+
+    def _result(self, epoch: int, k: int, *, is_last: bool) -> FetchResult | None:
+        """Return the result for batch k of an epoch; None if a stream has ended."""
+        # Not kept while it runs: an iterator that has raised would go on as one that has ended.
+        flow, self._flow = self._flow, None
+        process = os.getpid()
+        if flow is None or self._place != (epoch, k, process):
+            flow = self._feed.results(self.fetcher, self._runner, epoch, k)
+        is_followed = is_last and self._feed.continues(epoch + 1)
+        self._place = (epoch + 1, 0, process) if is_followed else (epoch, k + 1, process)
+        result = next(flow, None)
+        self._flow = flow
+        return result
 
     def _excess(self, result: FetchResult, bad: int) -> DecodeError | None:
         """Error for more undecodable images than ``max_bad`` allows."""

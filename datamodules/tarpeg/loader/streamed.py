@@ -109,7 +109,7 @@ class StreamedFeed:
         return length if is_end else min(batches, length), is_end
 
     def results(self, fetcher: Any, runner: Runner, epoch: int, first: int) -> Iterator[FetchResult]:
-        """Fetch the batches of an epoch, of which ``first`` are left out."""
+        """Begin to fetch an epoch, of which ``first`` batches are left out."""
         self._is_done = False
         remaining = range(first, len(self._batches)) if self._is_sized else (0,)
         bounds = [self._batches.rank_bounds(k, self._ranks.rank) for k in remaining]
@@ -127,7 +127,7 @@ class StreamedFeed:
         if self._workers:
             pull = partial(_Pull, self._runs, epoch, first)
             requests = (pull(size, k % self._workers) for k, size in enumerate(each))
-        ended = 0
+        ended, left = 0, len(sizes)
         try:
             for result in runner.run(requests, nbytes):
                 is_end = result.batch is None and result.error is None
@@ -135,14 +135,17 @@ class StreamedFeed:
                 if ended == self._workers > 0:  # all workers, one after the other
                     break
                 if not is_end:
+                    left -= 1
+                    self._is_underway = left > 0 or not self._is_sized  # nobody asks for more than these
                     yield result
         except ShardError as error:
             yield FetchResult(None, [], None, error)
         self._is_done = True
         self._is_underway = False
 
-    def stop(self) -> None:
-        """Do nothing: a stream keeps no batches between two epochs."""
+    def continues(self, epoch: int) -> bool:
+        """Return False: results are of one epoch."""
+        return False
 
 
 class _Pull(NamedTuple):
