@@ -267,9 +267,20 @@ def test_odd_files_are_an_error_with_the_remedy(tmp_path):
     cat.mkdir(parents=True)
     for number in range(8):
         (cat / f"{number}.jpg").write_bytes(jpeg("420", 24, 24, number))
-    for path in odd_files(cat, "jpg"):
-        with pytest.raises(ShardError, match=r"cat/\w+\.jpg: it is not a regular file.*build_cache"):
-            FolderShards(root=tmp_path / "pets", out=tmp_path / "o", val_share=0.5, workers=0)()
+    odd = [*odd_files(cat, "jpg"), *(cat / f"gone{number}.jpg" for number in range(9))]
+    for path in odd[3:]:
+        path.symlink_to("nowhere")
+    for make in (
+        FolderShards(root=tmp_path / "pets", out=tmp_path / "o", val_share=0.5, workers=0),
+        lambda: tarpeg.make_shards(tmp_path / "p", tarpeg.Folder(tmp_path / "pets"), workers=0),
+    ):
+        with pytest.raises(
+            ShardError, match=r"12 of 20 images cannot be read: .*; and 2 more.*build_cache"
+        ) as caught:
+            make()
+        text = str(caught.value)
+        assert f"{odd[0]}: not a regular file" in text and f"{odd[3]}: No such file" in text
+    for path in odd:
         path.unlink()
     FolderShards(root=tmp_path / "pets", out=tmp_path / "o", val_share=0.5, workers=0)()
     kept = [name for tar in (tmp_path / "o").rglob("*.tar") for name in members(tar) if name.endswith(".jpg")]

@@ -12,6 +12,7 @@ import tarpeg
 import webdataset
 from helpers.scripts import PATHS, run_tool
 from helpers.small_tars import members, tars, write_tar
+from tarpeg.datasets import writer
 from tarpeg.datasets.synthetic import Photos, label_of, photograph
 from tarpeg.datasets.writer import make_shards
 from tarpeg.errors import ShardError
@@ -158,8 +159,12 @@ def test_folder_errors(tmp_path, images):
         make_shards("", SMALL, 2)
 
 
-def test_an_unreadable_file_raises_and_leaves_no_incomplete_shard(tmp_path, images):
+def test_an_unreadable_file_raises_and_leaves_no_incomplete_shard(tmp_path, images, monkeypatch):
     (images / "bee" / "gone.jpg").symlink_to(tmp_path / "gone.jpg")
+    with pytest.raises(ShardError, match=r"1 of \d+ images cannot be read: .*gone\.jpg: No such"):
+        make_shards(tmp_path / "o", Folder(images), workers=0)
+    assert not (tmp_path / "o").exists(), "before anything is written"
+    monkeypatch.setattr(writer, "stats_of", list)  # it disappears during the packing
     for workers in (0, 2):
         with pytest.raises(ShardError, match=r"gone\.jpg: No such"):
             make_shards(tmp_path / "o", Folder(images), workers=workers)

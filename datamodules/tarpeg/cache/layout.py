@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
-import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,9 +13,16 @@ import numpy as np
 
 from .. import processes
 from ..errors import CacheError, check_integer
-from ..files import LARGEST_IMAGE
 from ..sampling import rng
-from ..shards.folder import NESTED, SHORTENED, Folder, ImageFile, only_nested, only_shortened
+from ..shards.folder import (
+    NESTED,
+    SHORTENED,
+    Folder,
+    ImageFile,
+    look_at,
+    only_nested,
+    only_shortened,
+)
 from ..shards.index import Int64, ShardIndex, TarIndex, build, load
 from ..shards.manifest import BUILDING, Finding, Quarantined
 from ..shards.tar_writer import tar_nbytes
@@ -109,14 +114,8 @@ def assign_files(folder: Folder, layout: Layout) -> Assignment:
         found_of[NESTED] += only_nested(listed)
         found_of[SHORTENED] += only_shortened(listed)
         for file in listed:
-            try:
-                found = os.stat(file.path)  # noqa: PTH116
-                reason = "" if stat.S_ISREG(found.st_mode) else "not a regular file"
-                if found.st_size > LARGEST_IMAGE:
-                    reason = f"{found.st_size} bytes are more than {LARGEST_IMAGE}"
-            except OSError as error:  # such as a link to a file that was removed
-                reason = str(error.strerror)
-            if reason:
+            found, reason = look_at(file.path)
+            if found is None or reason:
                 lost.append(Quarantined(str(part.directory()), file.key, f"unreadable: {reason}", ""))
             else:
                 files.append(file)

@@ -26,7 +26,16 @@ from ..processes import ProcessExecutor, map_in_order
 from ..progress import progress
 from ..remedies import Message, Setting
 from ..shards.classes import joined_classes, write_classes
-from ..shards.folder import NESTED, SHORTENED, Folder, ImageFile, left_out_line, only_nested, only_shortened
+from ..shards.folder import (
+    NESTED,
+    SHORTENED,
+    Folder,
+    ImageFile,
+    left_out_line,
+    only_nested,
+    only_shortened,
+    stats_of,
+)
 from ..shards.pillow import BROKEN, PILLOW_FORMATS
 from ..shards.tar_writer import OWNER, RECORD, write_tar
 from ..shards.urls import local_folder
@@ -163,6 +172,7 @@ def _files(folder: Folder, out: Path, samples: int | None) -> list[ImageFile]:
             f"them alone: root={str(next(iter(parts.values())).directory())!r}"
         )
     files = folder.files()
+    stats_of([file.path for file in files])  # before hours of packing
     if folder.split in ("all", "train"):  # once for all splits
         kinds = {NESTED: only_nested(files), SHORTENED: only_shortened(files)}
         keys = {kind: [file.key for file in own] for kind, own in kinds.items() if own}

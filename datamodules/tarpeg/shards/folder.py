@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import re
+import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +36,8 @@ NESTED = "images in sub-directories of a class without other images, which have 
 SHORTENED = "names that are too long for a tar: the key has their beginning, ~ and a hash"
 _DIGITS = 16
 _HASHED = re.compile(rf"~[0-9a-f]{{{_DIGITS}}}(_[0-9]+)?(/|$)")
-_REMEDY = "Repair or remove it; tarpeg.build_cache leaves such files out, and lists them."
+_REMEDY = "Repair or remove such files; tarpeg.build_cache leaves them out, and lists them."
+_LISTED = 10  # files in an error
 _SHOWN = 8  # kinds of files in a message
 
 
@@ -152,12 +154,8 @@ class Folder:
         parts = self.parts()
         files = sorted(file.path for part in parts.values() for file in part.files())
         digest, counts = hashlib.sha256(), Counter[str]()
-        for path in files:
+        for path, found in zip(files, stats_of(files), strict=True):
             name = os.path.relpath(path, self.root)
-            try:
-                found = os.stat(path)  # noqa: PTH116
-            except OSError as error:
-                raise ShardError(f"image {path} cannot be read: {error.strerror}. {_REMEDY}") from error
             # Whole seconds: not every file system or copy keeps fractions.
             digest.update(os.fsencode(f"{name}\0{found.st_size}\0{int(found.st_mtime)}\n"))
             counts["/".join(Path(name).parts[: 1 if "" in parts else 2])] += 1
@@ -371,6 +369,37 @@ def _warn_of_odd(source: str, odd: Sequence[str]) -> None:
             f"{source!r}: {len(odd)} images are no regular files but FIFOs, devices, sockets or links to "
             f"missing files, and are left out, the first is {min(odd)}"
         )
+
+
+def look_at(path: str) -> tuple[os.stat_result | None, str]:
+    """Return what the system knows of an image's file, and why it cannot be read, "" if it seems to be."""
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except OSError as error:  # such as a link to a file that was removed
+        return None, str(error.strerror)
+    if not stat.S_ISREG(found.st_mode):
+        return found, "not a regular file"
+    if found.st_size > LARGEST_IMAGE:
+        return found, f"{found.st_size} bytes are more than {LARGEST_IMAGE}"
+    return found, "" if os.access(path, os.R_OK) else "Permission denied"
+
+
+def stats_of(paths: Sequence[str]) -> list[os.stat_result]:
+    """Return what the system knows of each file. ShardError, with all that cannot be read, if there are."""
+    stats, odd = [], []
+    for path in paths:
+        found, reason = look_at(path)
+        if found is not None and not reason:
+            stats.append(found)
+        else:
+            odd.append(f"{path}: {reason}")
+    if odd:
+        more = f"; and {len(odd) - _LISTED} more" * (len(odd) > _LISTED)
+        raise ShardError(
+            f"{len(odd)} of {len(paths)} images cannot be read: {'; '.join(sorted(odd)[:_LISTED])}{more}. "
+            f"{_REMEDY}"
+        )
+    return stats
 
 
 def only_nested(files: Sequence[ImageFile]) -> list[ImageFile]:
