@@ -1,4 +1,4 @@
-"""Write WebDataset shards of drawn photographs or scenes, or of a folder. Settings: conf/make_shards.yaml."""
+"""Write WebDataset shards of images, or of drawn photographs. Settings: conf/make_shards.yaml."""
 
 import sys
 from pathlib import Path

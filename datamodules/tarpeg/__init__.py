@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .cache.layout import Layout as Layout
     from .cache.verify import VerifyReport as VerifyReport, verify_cache as verify_cache
     from .datamodule import ShardDataModule as ShardDataModule
+    from .datasets.coco import Coco as Coco
     from .datasets.prepare import (
         CachedShards as CachedShards,
         FolderShards as FolderShards,
@@ -122,6 +123,7 @@ _NAMES = {
     "cache.layout": "Layout",
     "cache.verify": "VerifyReport verify_cache",
     "datamodule": "ShardDataModule",
+    "datasets.coco": "Coco",
     "datasets.prepare": "CachedShards FolderShards SyntheticShards",
     "datasets.scenes": "Scenes",
     "datasets.synthetic": "Photos",

@@ -13,7 +13,7 @@ from .hints import check_arguments, check_settings
 
 COMMANDS = {
     "build-cache": "convert shards, or a folder of images, into a cache that decodes quickly",
-    "make-shards": "write shards of synthetic photographs, or of a folder of images",
+    "make-shards": "write shards of images with annotations, of a folder, or of synthetic photographs",
     "preview": "draw the network's inputs, before and after augmentation",
     "doctor": "report what is installed, what is loaded and how fast it is",
     "bench": "measure ways to decode and load training images",

@@ -1,4 +1,4 @@
-"""The shard writer: synthetic photographs and scenes, or a folder's images."""
+"""The shard writer: synthetic photographs and scenes, a folder's images, or images with annotations."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image
 
-from ..errors import ShardError, check_integer
+from ..errors import ShardError, allowed_bad, check_integer, check_probability
 from ..files import open_regular, renamed
 from ..machine import usable_cores
 from ..processes import ProcessExecutor, map_in_order
@@ -39,12 +39,15 @@ from ..shards.folder import (
 from ..shards.pillow import BROKEN, PILLOW_FORMATS
 from ..shards.tar_writer import OWNER, RECORD, write_tar
 from ..shards.urls import local_folder
+from .annotated import Annotated, AnnotatedImage, Reading
 from .synthetic import Photos
 
 log = logging.getLogger("tarpeg")
 
 _BLOCK = 16  # samples per task of a worker
 _COMPARED = 8  # samples of an earlier shard that are compared with the source
+_LEFT_OUT = "-left-out.txt"
+_SHOWN = 3  # broken images in a message
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class ShardReport:
         bytes: Bytes of the images.
         bits_per_pixel: That of the images whose header is readable.
         seconds: Duration.
+        left_out: A text for each image, annotation or object of ``Coco`` and the like that is left out, in
+            the order of the shards; ``out/{prefix}-left-out.txt`` has them, too.
     """
 
     shards: tuple[Path, ...]
@@ -64,6 +69,7 @@ class ShardReport:
     bytes: int
     bits_per_pixel: float
     seconds: float
+    left_out: tuple[str, ...] = ()
 
 
 class _Photo(NamedTuple):
@@ -81,44 +87,53 @@ class _Photo(NamedTuple):
         return self.photos.members(self.number, self.split)
 
 
-_Item = _Photo | ImageFile  # a sample: its key and, read or drawn at the call, its members, the image first
+# A sample: its key and, read or drawn at the call, its members, the image first.
+_Item = _Photo | ImageFile | AnnotatedImage
 _Find = Callable[[str], _Item | None]  # the sample of the source with that key
-_Sample = tuple[str, dict[str, bytes]]  # key, members
+
+
+class _Sample(NamedTuple):
+    key: str
+    reading: Reading
 
 
 def make_shards(
     out: str | os.PathLike[str],
-    source: Photos | Folder | Mapping[str, object],
+    source: Photos | Folder | Annotated | Mapping[str, object],
     samples: int | None = None,
     *,
     prefix: str = "train",
     samples_per_shard: int = 1000,
     workers: int | None = None,
     replace: bool = False,
+    max_bad: float = 0.01,
 ) -> ShardReport:
     """Write a source to shards ``out/{prefix}-000000.tar`` and following, with ``key.jpg`` and ``key.cls``.
 
-    Scenes have ``key.json`` and ``key.png`` in place of ``key.cls``. A shard gets its name when it is
-    complete. Shards that ``make_shards`` wrote under this prefix are replaced if one of their first samples
-    is in the source; those of another source only with ``replace``.
+    Scenes and images with annotations have ``key.json`` and ``key.png`` in place of ``key.cls``. A shard gets
+    its name when it is complete. Shards that ``make_shards`` wrote under this prefix are replaced if one of
+    their first samples is in the source; those of another source only with ``replace``.
 
     Args:
         out: Folder of the shards.
-        source: ``Photos`` (or a mapping of its fields) or ``Scenes`` to draw, or a ``Folder`` to pack. The
-            names of the classes of scenes and folders are written to ``classes.json``.
+        source: ``Photos`` (or a mapping of its fields) or ``Scenes`` to draw; a ``Folder`` or ``Coco`` to
+            pack. The names of the classes, unless of photographs, are written to ``classes.json``.
         samples: Number of samples; None is 1000 photographs, or all files.
         prefix: Beginning of the shards' names; another one has other photographs.
         samples_per_shard: Largest number of samples in a shard.
         workers: Processes that draw, or threads that read files; 0 does all in this thread, None chooses.
             The bytes do not depend on it.
         replace: Replace shards of another source under this prefix.
+        max_bad: Largest share of images with annotations that may be broken; ten are always allowed, unless
+            it is 0. They are left out, counted in warnings and listed.
 
     Returns:
-        Paths, number of samples, bytes of the images, bits per pixel, and seconds.
+        Paths, number of samples, bytes of the images, bits per pixel, seconds, and what is left out.
 
     Raises:
         ValueError: For an argument out of range.
-        ShardError: For a folder without images, an unreadable file, or shards of another source or writer.
+        ShardError: For a folder without images, an unreadable file, or shards of another source or writer;
+            if too many images with annotations are broken.
 
     Example:
         >>> report = tarpeg.make_shards(tmp, tarpeg.Folder(folder), samples_per_shard=10, workers=0)
@@ -133,28 +148,39 @@ def make_shards(
     if workers is not None:
         check_integer("workers", workers, 0)
     directory = Path(local_folder("out", out))
+    check_probability("max_bad", max_bad)
     items: Sequence[_Item]
     find: _Find
+    broken: Sequence[str] = ()
+    classes: Mapping[str, int] | None
     if isinstance(source, Folder):
         files = _files(source, directory, samples)
         items, find = files[:samples], {file.key: file for file in files}.get
-    else:
+        classes, name = source.classes(), source.root
+    elif isinstance(source, (Photos, Mapping)):
         photos = Photos.of(source)
         find = lambda key: _Photo(photos, int(key), prefix) if key.isdigit() else None  # noqa: E731
         items = [_Photo(photos, index, prefix) for index in range(1000 if samples is None else samples)]
+        classes, name = photos.class_names(), "scenes"
+    else:
+        images, classes, broken, notes = source.listing()
+        name = source.place()
+        for note in notes:
+            log.warning("%s: %s", name, note)
+        _check_number(samples, len(images), name)
+        items, find = images[:samples], {image.key: image for image in images}.get
     if workers is None:
         # Starting a process takes about a second.
         workers = min(usable_cores(), len(items) // 64)
         workers = workers if workers > 1 else 0
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        classes = source.classes() if isinstance(source, Folder) else photos.class_names()
         if classes is not None:
             others = (path for path in directory.glob("*.tar") if not path.name.startswith(f"{prefix}-"))
-            name = source.root if isinstance(source, Folder) else "scenes"
             classes = joined_classes(directory, others, classes, name)
         _remove_old(directory, prefix, None if replace else find)
-        report = _write(directory, prefix, items, samples_per_shard, workers)
+        left_out = _LeftOut(name, allowed_bad(max_bad, len(items)), list(broken))
+        report = _write(directory, prefix, items, samples_per_shard, workers, left_out)
         if classes is not None:
             write_classes(directory, classes)
     except OSError as error:
@@ -179,34 +205,110 @@ def _files(folder: Folder, out: Path, samples: int | None) -> list[ImageFile]:
         found = [f"{kind}: {len(own)}, the first is key {min(own)!r}" for kind, own in keys.items()]
         for line in filter(None, (left_out_line(folder.left_out()), *found)):
             log.warning("%s: %s", folder.root, line)
-    if samples is not None and samples > len(files):
-        raise ValueError(f"samples={samples} must be at most {len(files)}, the images of {folder.root}")
+    _check_number(samples, len(files), folder.root)
     return files
 
 
+def _check_number(samples: int | None, most: int, place: str) -> None:
+    if samples is not None and samples > most:
+        raise ValueError(f"samples={samples} must be at most {most}, the images of {place}")
+
+
 def _write(
-    directory: Path, prefix: str, items: Sequence[_Item], samples_per_shard: int, workers: int
+    directory: Path,
+    prefix: str,
+    items: Sequence[_Item],
+    samples_per_shard: int,
+    workers: int,
+    left_out: _LeftOut,
 ) -> ShardReport:
     started = time.monotonic()
-    names = [f"{prefix}-{number:06d}.tar" for number in range(-(-len(items) // samples_per_shard))]
+    paths: list[Path] = []
     counts = Counter[str]()
     with progress(prefix, len(items)) as update, contextlib.closing(_samples(items, workers)) as samples:
 
-        def counted() -> Iterator[_Sample]:
-            for key, members in islice(samples, samples_per_shard):
-                image, *_ = members.values()
-                pixels = _pixels(image)
-                counts.update(samples=1, bytes=len(image), pixels=pixels, readable=len(image) * (pixels > 0))
-                rate = counts["samples"] / max(time.monotonic() - started, 1e-3)
-                update(counts["samples"], f"{rate:.0f} images/s")
-                yield key, dict(sorted(members.items()))  # as webdataset's writer does
+        def kept() -> Iterator[tuple[str, dict[str, bytes]]]:
+            for key, reading in samples:
+                left_out.add(reading)
+                if reading.members:
+                    image, *_ = reading.members.values()
+                    pixels = _pixels(image)
+                    readable = len(image) * (pixels > 0)
+                    counts.update(samples=1, bytes=len(image), pixels=pixels, readable=readable)
+                    rate = counts["samples"] / max(time.monotonic() - started, 1e-3)
+                    update(counts["samples"], f"{rate:.0f} images/s")
+                    yield key, dict(sorted(reading.members.items()))  # as webdataset's writer does
 
-        for name in names:
-            with renamed(directory / name) as stream:
-                write_tar(stream, counted(), RECORD)
+        left_out.check()
+        rest = kept()
+        for first in rest:
+            paths.append(directory / f"{prefix}-{len(paths):06d}.tar")
+            with renamed(paths[-1]) as stream:
+                write_tar(stream, chain([first], islice(rest, samples_per_shard - 1)), RECORD)
+    listed = left_out.write(directory / f"{prefix}{_LEFT_OUT}")
+    if not paths:
+        raise ShardError(f"no image of {left_out.place} is left to pack{listed}")
     bits = 8 * counts["readable"] / max(counts["pixels"], 1)
-    paths = tuple(directory / name for name in names)
-    return ShardReport(paths, len(items), counts["bytes"], bits, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return ShardReport(
+        tuple(paths), counts["samples"], counts["bytes"], bits, seconds, (*left_out.broken, *left_out.dropped)
+    )
+
+
+@dataclass
+class _LeftOut:
+    """What is left out of images with annotations.
+
+    Attributes:
+        place: Where these are.
+        allowed: Most broken ones.
+        broken: A text for each image or annotation that is broken.
+        dropped: A text for each object without a size.
+        empty: Number of images without objects that are left out.
+    """
+
+    place: str
+    allowed: float
+    broken: list[str]
+    dropped: list[str] = field(default_factory=list)
+    empty: int = 0
+
+    def add(self, reading: Reading) -> None:
+        """Add what one image leaves out; raises ShardError if these are too many."""
+        self.dropped += reading.dropped
+        if reading.reason:
+            self.broken.append(reading.reason)
+            self.check()
+        elif not reading.members:
+            self.empty += 1
+
+    def check(self) -> None:
+        """Raise ShardError if too many are broken."""
+        if len(self.broken) > self.allowed:
+            shown = "; ".join(self.broken[-_SHOWN:])
+            raise ShardError(
+                Message(
+                    f"{len(self.broken)} images or annotations of {self.place} are broken, the last of them: "
+                    f"{shown}. Repair them, or leave out more with ",
+                    Setting("make_shards", "max_bad", ...),
+                )
+            )
+
+    def write(self, path: Path) -> str:
+        """Warn of what is left out, and list it in a file; return where, for a message."""
+        path.unlink(missing_ok=True)
+        if self.empty:
+            log.warning("%s: images without objects that are left out: %d", self.place, self.empty)
+        if not (lines := [*self.broken, *self.dropped]):
+            return ""
+        with renamed(path) as stream:
+            stream.write("".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
+        for kind, own in (("broken and left out", self.broken), ("objects without a size", self.dropped)):
+            if own:
+                log.warning(
+                    "%s: %s: %d, listed in %s; the first: %s", self.place, kind, len(own), path, own[0]
+                )
+        return f"; {path} lists why"
 
 
 def _samples(items: Sequence[_Item], workers: int) -> Generator[_Sample, None, None]:
@@ -215,13 +317,15 @@ def _samples(items: Sequence[_Item], workers: int) -> Generator[_Sample, None, N
         yield from _read(items)
         return
     blocks = (items[start : start + _BLOCK] for start in range(0, len(items), _BLOCK))
-    kind = ThreadPoolExecutor if isinstance(items[0], ImageFile) else ProcessExecutor
+    kind = ProcessExecutor if isinstance(items[0], _Photo) else ThreadPoolExecutor
     with contextlib.closing(map_in_order(_read_block, blocks, workers, kind)) as results:
         yield from chain.from_iterable(results)
 
 
 def _read(items: Iterable[_Item]) -> Iterator[_Sample]:
-    return ((item.key, item.members()) for item in items)
+    for item in items:
+        reading = item.read() if isinstance(item, AnnotatedImage) else Reading(item.members())
+        yield _Sample(item.key, reading)
 
 
 def _read_block(items: Sequence[_Item]) -> list[_Sample]:

@@ -510,7 +510,7 @@ def _classes(root: Path) -> dict[str, int]:
 
 
 def _scan(root: Path, classes: dict[str, int]) -> list[ImageFile]:
-    files, keys = [], set()
+    files, keys = [], set[str]()
     for name in _classes(root):
         if name not in classes:
             raise ShardError(
@@ -518,14 +518,7 @@ def _scan(root: Path, classes: dict[str, int]) -> list[ImageFile]:
                 "train, or move it away."
             )
         for path in _below(root / name, IMAGE_EXTENSIONS):
-            relative = os.path.relpath(path, root)
-            key = os.path.splitext(relative)[0].replace(os.sep, "/").replace(".", "_")  # noqa: PTH122
-            plain, copies = key, 1
-            while (key := _fitting(key)) in keys:  # a.b.jpg and a_b.jpg, or a.jpg and a.png
-                copies += 1
-                key = f"{plain}_{copies}"
-            keys.add(key)
-            files.append(ImageFile(path, key, classes[name]))
+            files.append(ImageFile(path, key_of(os.path.relpath(path, root), keys), classes[name]))
     if not files:
         raise ShardError(f"root={str(root)!r} has no image ({_kinds()}) in its sub-directories.")
     loose = sorted(entry.name for entry in os.scandir(root) if _is_image(entry.name, IMAGE_EXTENSIONS))
@@ -535,6 +528,22 @@ def _scan(root: Path, classes: dict[str, int]) -> list[ImageFile]:
             f"{len(files)} with one. Move them into the folders of their classes, or away."
         )
     return files
+
+
+def key_of(name: str, taken: set[str]) -> str:
+    """Return the key of an image by its path below the folder, and add it to those that are taken."""
+    plain, copies = os.path.splitext(name)[0].replace(os.sep, "/").replace(".", "_"), 1  # noqa: PTH122
+    key = plain
+    while (key := _fitting(key)) in taken:  # a.b.jpg and a_b.jpg, or a.jpg and a.png
+        copies += 1
+        key = f"{plain}_{copies}"
+    taken.add(key)
+    return key
+
+
+def images_below(folder: Path) -> list[str]:
+    """Paths of the images in a folder and below, sorted, without hidden ones."""
+    return _below(folder, IMAGE_EXTENSIONS)
 
 
 def _below(
@@ -634,7 +643,7 @@ def _is_image(name: str, extensions: Collection[str]) -> bool:
 def _fitting(key: str) -> str:
     """Return a key that fits into the header of a tar: names have at most 100 bytes, their folders 155."""
     folder, _, name = key.rpartition("/")
-    return f"{_shortened(folder, 155)}/{_shortened(name, 100 - len('.jpeg'))}"
+    return f"{_shortened(folder, 155)}/{_shortened(name, 100 - len('.jpeg'))}".removeprefix("/")
 
 
 def _shortened(text: str, most: int) -> str:

@@ -1,0 +1,230 @@
+"""COCO's annotations: one JSON file with the boxes, outlines and keypoints of all images."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..errors import ShardError, check_integer
+from ..files import read_regular
+from .annotated import (
+    AnnotatedImage,
+    BrokenError,
+    Keys,
+    Listing,
+    check_size,
+    count,
+    folder_of,
+    mask_member,
+    names_with_background,
+    shuffled,
+    unlisted,
+)
+
+_MOST_BYTES = 8 << 30
+_SHOWN = 40  # bytes of a damaged file that a message shows
+
+
+class _Image(msgspec.Struct):
+    id: int | str
+    file_name: str
+    height: int | None = None
+    width: int | None = None
+
+
+class _Category(msgspec.Struct):
+    id: int
+    name: str
+
+
+class _File(msgspec.Struct):
+    images: list[_Image]
+    categories: list[_Category]
+    annotations: list[msgspec.Raw]  # views of the file's bytes: each is parsed when its image is packed
+
+
+class _Owner(msgspec.Struct):
+    image_id: int | str
+
+
+@dataclass(frozen=True)
+class Coco:
+    """Images with COCO's annotations, instances or person_keypoints, to pack by ``make_shards``.
+
+    A sample has the image as it is, ``json`` and, with ``masks``, ``png``. The JSON is that of ``Scenes``:
+    ``{"image_id", "file_name", "height", "width", "objects"}``. An object has all fields of the annotation,
+    without ``image_id``, and ``category``, the name of its category. ``category_id`` stays COCO's, with its
+    gaps: ``Boxes(..., labels="coco")`` makes 1 to 80 of these ids. For any categories, the names are labels
+    1 and following in the order of the ids: ``classes.json`` beside the shards is the table for
+    ``Boxes(..., label="category", labels=table)``.
+
+    The annotation file is read once; it takes its size of memory, and about 200 bytes per object. Sizes are
+    those of upright images. An image that is missing or not readable, or has another size than in the file,
+    one of whose objects is broken (a number that is not finite, a box or point outside, an unknown category,
+    an outline that is none) or whose mask is missing or has another size, is left out, and annotations of
+    unknown images are. Objects whose box has no width or height are left out alone. ``make_shards`` counts
+    and lists all of these.
+
+    Args:
+        images: Folder of the images; ``file_name`` is a path in it.
+        annotations: The JSON file.
+        masks: Folder of PNGs with the names of the images, such as those of stuffthingmaps; None: no masks.
+            Beside images that are not JPEGs their member is ``seg.png``. They are packed as they are.
+        keep_empty: Keep images without objects.
+        seed: Seed of the order.
+
+    Raises:
+        ValueError: When constructed, for a value out of range.
+
+    Example:
+        >>> import json
+        >>> image = {"id": 7, "file_name": "cat/0.jpg", "height": 200, "width": 300}
+        >>> cat = {"id": 1, "image_id": 7, "category_id": 17, "bbox": [10, 20, 100, 90]}
+        >>> table = {"images": [image], "annotations": [cat], "categories": [{"id": 17, "name": "cat"}]}
+        >>> _ = (tmp / "instances.json").write_text(json.dumps(table))
+        >>> tarpeg.make_shards(tmp, tarpeg.Coco(folder, tmp / "instances.json"), workers=0).samples
+        1
+        >>> boxes = tarpeg.Boxes("json:objects", label="category", labels={"cat": 1})
+        >>> split = tarpeg.Split(tmp / "train-*.tar", tarpeg.RandomResizedCrop(64), targets=boxes)
+    """
+
+    images: str
+    annotations: str
+    masks: str | None = None
+    keep_empty: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("images", "annotations"):
+            object.__setattr__(self, name, str(getattr(self, name)))
+        check_integer("seed", self.seed)
+
+    def place(self) -> str:
+        """Path of the annotation file."""
+        return self.annotations
+
+    def listing(self) -> Listing:
+        """List the images and what belongs to them; raises ShardError."""
+        folder, masks = folder_of("images", self.images), None
+        if self.masks is not None:
+            masks = folder_of("masks", self.masks)
+        file = self._read()
+        categories = self._unique(
+            "categories", {each.id: each.name for each in file.categories}, file.categories
+        )
+        self._unique("images", {each.id: each.file_name for each in file.images}, file.images)
+        own, broken = self._by_image(file)
+        member = mask_member(each.file_name for each in file.images)
+        keys, images = Keys(str(folder)), list[AnnotatedImage]()
+        for each in file.images:
+            mask = None if masks is None else str(masks / Path(each.file_name).with_suffix(".png"))
+            annotation = _Objects(self.annotations, each, own.get(each.id, ()), categories)
+            try:
+                images.append(
+                    keys.image(
+                        each.file_name,
+                        annotation=annotation,
+                        mask=mask,
+                        mask_member=member,
+                        keep_empty=self.keep_empty,
+                    )
+                )
+            except BrokenError as error:
+                broken.append(f"{self.annotations}: {error}")
+        notes = [*unlisted(folder, (each.file_name for each in file.images), self.annotations)]
+        notes += count(
+            "images without annotations", [each.file_name for each in file.images if each.id not in own]
+        )
+        if 0 in categories:
+            notes.append(
+                f"category_id 0 is {categories[0]!r}: torchvision's detectors take label 0 for the "
+                'background; give Boxes(label="category", labels=...) the table classes.json'
+            )
+        classes = names_with_background(categories[id] for id in sorted(categories))
+        return Listing(shuffled(images, self.seed), classes, broken, notes)
+
+    def _read(self) -> _File:
+        try:
+            data = read_regular(self.annotations, _MOST_BYTES)
+        except OSError as error:
+            raise ShardError(f"annotations={self.annotations!r} cannot be read: {error.strerror}") from error
+        try:
+            return msgspec.json.decode(data, type=_File)
+        except msgspec.ValidationError as error:
+            raise ShardError(
+                f"annotations={self.annotations!r} is not a file of COCO's form, with images, annotations "
+                f"and categories: {error}"
+            ) from error
+        except msgspec.DecodeError as error:
+            digits = "".join(filter(str.isdigit, str(error).rpartition("(byte")[2]))
+            near = data[max(int(digits) - _SHOWN, 0) : int(digits) + _SHOWN] if digits else data[-_SHOWN:]
+            raise ShardError(
+                f"annotations={self.annotations!r} is not JSON: {error}, near "
+                f"{near.decode(errors='replace')!r}"
+            ) from error
+
+    def _unique(self, field: str, names: dict[Any, str], listed: list[Any]) -> dict[Any, str]:
+        """Return the names by id; raises ShardError if two have one id or one name."""
+        for kind, found in (("id", [each.id for each in listed]), ("name", [*names.values()])):
+            (twice, times), *_ = [*Counter(found).most_common(1), ("", 0)]
+            if times > 1:
+                raise ShardError(
+                    f"annotations={self.annotations!r}: two of {field} have the {kind} {twice!r}. Rename or "
+                    "remove one of them."
+                )
+        return names
+
+    def _by_image(self, file: _File) -> tuple[dict[Any, list[msgspec.Raw]], list[str]]:
+        """Return the annotations of each image, and a text for each that is of none."""
+        own, known, broken = defaultdict[Any, list[msgspec.Raw]](list), {each.id for each in file.images}, []
+        decoder = msgspec.json.Decoder(_Owner)
+        for number, raw in enumerate(file.annotations):
+            try:
+                image = decoder.decode(raw).image_id
+            except msgspec.ValidationError as error:
+                broken.append(f"{self.annotations}: annotations.{number}: {error}")
+                continue
+            if image in known:
+                own[image].append(raw)
+            else:
+                broken.append(
+                    f"{self.annotations}: annotations.{number} is of image {image!r}, which is not in images"
+                )
+        return own, broken
+
+
+@dataclass(frozen=True)
+class _Objects:
+    """The annotations of one image, not parsed yet."""
+
+    file: str
+    image: _Image
+    annotations: tuple[msgspec.Raw, ...] | list[msgspec.Raw]
+    categories: Mapping[int, str]
+
+    def document(self, size: tuple[int, int]) -> dict[str, Any]:
+        """Return the fields of the JSON member; raises BrokenError."""
+        image = self.image
+        if image.height and image.width:
+            check_size(f"{self.file}: {image.file_name}", (image.height, image.width), size)
+        objects = [self._object(msgspec.json.decode(raw)) for raw in self.annotations]
+        return {
+            "image_id": image.id,
+            "file_name": image.file_name,
+            "height": size[0],
+            "width": size[1],
+            "objects": objects,
+        }
+
+    def _object(self, found: dict[str, Any]) -> dict[str, Any]:
+        category = found.get("category_id")
+        where = f"{self.file}: annotation {found.get('id')!r} of {self.image.file_name}"
+        if type(category) is not int or category not in self.categories:
+            raise BrokenError(f"{where} has category_id {category!r}, which is not in categories")
+        del found["image_id"]
+        return {**found, "category": self.categories[category]}

@@ -1,0 +1,289 @@
+"""Coco: shards have what torchvision reads of the same files, and nothing is left out in silence."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+
+import numpy as np
+import pytest
+import tarpeg
+import torch
+from helpers.coco_files import CATEGORIES, coco, masks
+from helpers.pictures import saved
+from helpers.small_tars import members, tars
+from PIL import Image
+from tarpeg.datasets.writer import make_shards
+from tarpeg.errors import ShardError
+from torchvision import datasets
+
+TABLE = {"__background__": 0, "car": 1, "cat": 2, "brush": 3}
+
+
+def pack(place, *, out="out", **given):
+    more = {name: given.pop(name) for name in ("max_bad", "workers", "prefix", "samples") if name in given}
+    source = tarpeg.Coco(place / "images", place / "instances.json", **given)
+    return make_shards(place / out, source, **{"workers": 0, "samples_per_shard": 4, **more})
+
+
+def rewrite(place, document):
+    (place / "instances.json").write_text(json.dumps(document))
+
+
+def together(report):
+    return {name: data for path in report.shards for name, data in members(path).items()}
+
+
+def targets_of(place, *targets, size=(50, 60)):
+    """The targets of whole images, by key."""
+    found = list(targets) if len(targets) > 1 else targets[0]
+    split = tarpeg.Split(place / "out" / "train-*.tar", tarpeg.Whole(size), target=None, targets=found)
+    loader = tarpeg.Loader(split, batch_size=1, workers=0, keys=True)
+    with contextlib.closing(loader):
+        return {keys[0]: found[0] for _, found, keys in loader}
+
+
+def test_what_shards_have_is_what_torchvision_reads(tmp_path):
+    document = coco(tmp_path)
+    report = pack(tmp_path)
+    assert (report.samples, len(report.shards), report.left_out) == (6, 2, ())
+    assert json.loads((tmp_path / "out" / "classes.json").read_text()) == TABLE
+    found = together(report)
+    assert len(found) == 12
+    reference = (
+        datasets.wrap_dataset_for_transforms_v2(
+            datasets.CocoDetection(tmp_path / "images", tmp_path / "instances.json"),
+            target_keys=["image_id", "boxes", "labels"],
+        )
+        if _has_pycocotools()
+        else None
+    )
+    boxes = tarpeg.Boxes("json:objects", image_id="image_id")
+    named = tarpeg.Boxes("json:objects", label="category", labels=TABLE, image_id="image_id")
+    read, by_name = targets_of(tmp_path, boxes), targets_of(tmp_path, named)
+    for number, image in enumerate(document["images"]):
+        key = image["file_name"].removesuffix(".jpg")
+        assert found[f"{key}.jpg"] == (tmp_path / "images" / image["file_name"]).read_bytes()
+        own = [each for each in document["annotations"] if each["image_id"] == image["id"]]
+        text = json.loads(found[f"{key}.json"])
+        names = {each["id"]: each["name"] for each in CATEGORIES}
+        kept = [{k: v for k, v in each.items() if k != "image_id"} for each in own]
+        assert text["objects"] == [{**each, "category": names[each["category_id"]]} for each in kept]
+        assert [text[name] for name in ("image_id", "file_name", "height", "width")] == [
+            image[name] for name in ("id", "file_name", "height", "width")
+        ]
+        scale = torch.tensor([60 / image["width"], 50 / image["height"]] * 2)
+        expected = torch.tensor([each["bbox"] for each in own]).reshape(-1, 4)
+        expected[:, 2:] += expected[:, :2]
+        inside = expected.clamp(max=torch.tensor([image["width"], image["height"]] * 2)) * scale
+        torch.testing.assert_close(torch.as_tensor(read[key]["boxes"]), inside, atol=1e-4, rtol=0)
+        assert read[key]["labels"].tolist() == [each["category_id"] for each in own]
+        assert read[key]["iscrowd"].tolist() == [each["iscrowd"] for each in own]
+        assert by_name[key]["labels"].tolist() == [TABLE[names[each["category_id"]]] for each in own]
+        assert read[key]["image_id"] == image["id"]
+        if reference is not None:
+            _, theirs = reference[number]
+            assert theirs["image_id"] == image["id"]
+            if own:
+                torch.testing.assert_close(torch.as_tensor(theirs["boxes"]).float(), expected)
+                assert theirs["labels"].tolist() == read[key]["labels"].tolist()
+
+
+def _has_pycocotools():
+    try:
+        import pycocotools.coco  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def test_outlines_and_points_are_read_and_are_those_of_pycocotools(tmp_path):
+    document = coco(tmp_path)
+    pack(tmp_path)
+    points = tarpeg.Keypoints("json:objects", flip_pairs=[], count=3)
+    outlines = tarpeg.InstanceMasks("json:objects", min_pixels=0)
+    found = targets_of(tmp_path, points, outlines, size=(48, 64))
+    assert [len(found[f"{number:012d}"]["masks"]) for number in range(6)] == [0, 1, 2, 0, 1, 2]
+    assert found[f"{1:012d}"]["keypoints"].shape == (1, 3, 3)
+    tools = pytest.importorskip("pycocotools.coco")
+    reader = tools.COCO(str(tmp_path / "instances.json"))
+    image = document["images"][4]  # of 48 x 64: nothing is resized
+    own = reader.loadAnns(reader.getAnnIds([image["id"]]))
+    masks = np.stack([reader.annToMask(each) for each in own])
+    assert (found[f"{4:012d}"]["masks"].numpy() == masks).all()
+
+
+def test_masks_and_their_size(tmp_path):
+    document = coco(tmp_path)
+    sizes = {image["file_name"][:-4]: (image["height"], image["width"]) for image in document["images"]}
+    values = masks(tmp_path, sizes)
+    report = pack(tmp_path, masks=tmp_path / "masks")
+    found = together(report)
+    for name in values:
+        assert found[f"{name}.png"] == (tmp_path / "masks" / f"{name}.png").read_bytes()
+    read = targets_of(tmp_path, tarpeg.Masks("png"), size=(48, 64))
+    assert (read[f"{0:012d}"].numpy() == values[f"{0:012d}"]).all()
+    (tmp_path / "masks" / f"{3:012d}.png").unlink()
+    Image.new("L", (64, 48)).save(tmp_path / "masks" / f"{1:012d}.png")
+    report = pack(tmp_path, masks=tmp_path / "masks")
+    assert report.samples == 4 and len(report.left_out) == 2
+    wrong, missing = sorted(report.left_out)
+    assert f"{1:012d}.png is 48 x 64" in wrong and f"{1:012d}.jpg is 64 x 48" in wrong
+    assert f"{3:012d}.png: No such file" in missing
+
+
+def test_masks_are_not_taken_for_images(tmp_path):
+    document = coco(tmp_path)
+    for image in document["images"]:
+        path = tmp_path / "images" / image["file_name"]
+        path.with_suffix(".png").write_bytes(saved(Image.open(path), "PNG"))
+        image["file_name"] = path.with_suffix(".png").name
+    rewrite(tmp_path, document)
+    sizes = {image["file_name"][:-4]: (image["height"], image["width"]) for image in document["images"]}
+    masks(tmp_path, sizes)
+    found = together(pack(tmp_path, masks=tmp_path / "masks", samples=1))
+    assert sorted(name.partition(".")[2] for name in found) == ["json", "png", "seg.png"]
+
+
+def test_images_without_objects_and_those_of_no_annotation(tmp_path, caplog):
+    coco(tmp_path)
+    (tmp_path / "images" / "more.jpg").write_bytes(b"")
+    report = pack(tmp_path)
+    assert report.samples == 6 and report.left_out == ()
+    assert "images without annotations: 2, the first is 000000000000.jpg" in caplog.text
+    assert "images that are not in" in caplog.text and "more.jpg" in caplog.text
+    report = pack(tmp_path, keep_empty=False)
+    assert report.samples == 4 and "images without objects that are left out: 2" in caplog.text
+
+
+def change(number, **fields):
+    """A change of an annotation, and the text of its error; None removes a field."""
+
+    def apply(document):
+        found = document["annotations"][number]
+        found.update(fields)
+        for name in [name for name, value in fields.items() if value is None]:
+            del found[name]
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("apply", "reason"),
+    [
+        (
+            change(0, category_id=4),
+            r"annotation 1 of 000000000001.jpg has category_id 4, .* not in categories",
+        ),
+        (change(0, bbox=[1, 2, 3]), r"000000000001.jpg: field 'objects.0.bbox' .*\(id 1\)"),
+        (change(0, bbox=[1, 2, -3, 4]), r"000000000001.jpg: field 'objects.0.bbox' .* negative size"),
+        (change(2, bbox=[900, 2, 3, 4]), r"000000000002.jpg: field 'objects.1.bbox' .* outside .*\(id 3\)"),
+        (change(0, bbox=["1", 2, 3, 4]), r"000000000001.jpg: field 'objects.0.bbox' "),
+        (change(0, bbox=None), r"000000000001.jpg: field 'objects.0.bbox' is missing"),
+        (change(0, area="much"), r"000000000001.jpg: field 'objects.0.area' "),
+        (change(0, iscrowd=2), r"000000000001.jpg: field 'objects.0.iscrowd' "),
+        (change(0, segmentation=[[1, 2, 3]]), r"000000000001.jpg: field 'objects.0.segmentation'"),
+        (
+            change(2, segmentation={"size": [2, 2], "counts": [4]}),
+            r"000000000002.jpg: .*objects.1.segmentation",
+        ),
+        (change(0, keypoints=[1, 2]), r"000000000001.jpg: field 'objects.0.keypoints': "),
+        (change(0, keypoints=[1, 2, 3]), r"000000000001.jpg: field 'objects.0.keypoints': .* visibility"),
+        (change(0, keypoints=[900, 2, 2]), r"000000000001.jpg: field 'objects.0.keypoints': .* outside"),
+        (change(0, image_id=77), r"instances.json: annotations.0 is of image 77, which is not in images"),
+        (change(0, image_id=[1]), r"instances.json: annotations.0: .*image_id"),
+        (lambda found: found["images"][1].update(height=50), r"000000000001.jpg.* 50 x 48 .* it is 64 x 48"),
+        (lambda found: found["images"][1].update(file_name="no.jpg"), r"no.jpg: No such file"),
+        (lambda found: found["images"][1].update(file_name="a.txt"), r"a.txt has the extension 'txt'"),
+    ],
+)
+def test_what_is_broken_is_left_out_and_listed(tmp_path, caplog, apply, reason):
+    document = coco(tmp_path, 3)
+    apply(document)
+    rewrite(tmp_path, document)
+    report = pack(tmp_path)
+    (line,) = report.left_out
+    assert re.search(reason, line), line
+    assert (tmp_path / "out" / "train-left-out.txt").read_text() == f"{line}\n"
+    assert "broken and left out: 1, listed in" in caplog.text
+    is_of_an_image = "annotations.0" not in line
+    assert report.samples == 3 - is_of_an_image
+    with pytest.raises(ShardError, match=r"1 images or annotations .*instances\.json are broken.*max_bad"):
+        pack(tmp_path, max_bad=0.0)
+
+
+def test_objects_without_a_size_are_left_out_alone(tmp_path, caplog):
+    document = coco(tmp_path, 3)
+    document["annotations"][1]["bbox"][3] = 0.0
+    rewrite(tmp_path, document)
+    report = pack(tmp_path, max_bad=0.0)
+    (line,) = report.left_out
+    assert "000000000002.jpg: an object without a size, 'car' with the box [2.0, 3, 20.5, 0.0]" in line
+    assert "objects without a size: 1, listed in" in caplog.text
+    assert [each["category"] for each in json.loads(together(report)["000000000002.json"])["objects"]] == [
+        "cat"
+    ]
+    coco(tmp_path / "good")
+    assert pack(tmp_path, out="out", samples=2).samples == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "is not JSON"),
+        (
+            '{"images": [], "annotations": [{"bbox": [NaN]}], "categories": []}',
+            r"is not JSON: .*byte 41.*NaN",
+        ),
+        ("[]", "is not a file of COCO's form"),
+        ('{"images": [], "categories": []}', "is not a file of COCO's form.*annotations"),
+        ('{"images": [], "annotations": [], "categories": []}', "no image .* is left"),
+    ],
+)
+def test_files_that_are_not_of_coco(tmp_path, text, reason):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "instances.json").write_text(text)
+    with pytest.raises(ShardError, match=reason):
+        pack(tmp_path)
+
+
+def test_ids_and_names_are_unique(tmp_path):
+    document = coco(tmp_path)
+    for field, change, reason in (
+        ("images", {"id": 101}, "two of images have the id 101"),
+        ("images", {"file_name": "000000000001.jpg"}, "two of images have the name '000000000001.jpg'"),
+        ("categories", {"id": 17}, "two of categories have the id 17"),
+        ("categories", {"name": "cat"}, "two of categories have the name 'cat'"),
+    ):
+        twice = {**document, field: [{**document[field][0], **change}, *document[field][1:]]}
+        rewrite(tmp_path, twice)
+        with pytest.raises(ShardError, match=reason):
+            pack(tmp_path)
+    with pytest.raises(ShardError, match=r"images='.*nowhere' is not a folder"):
+        make_shards(tmp_path / "out", tarpeg.Coco(tmp_path / "nowhere", tmp_path / "instances.json"))
+    with pytest.raises(ShardError, match=r"annotations='.*no\.json' cannot be read"):
+        make_shards(tmp_path / "out", tarpeg.Coco(tmp_path / "images", tmp_path / "no.json"))
+
+
+def test_sizes_are_those_of_upright_images(tmp_path):
+    document = coco(tmp_path, 2)
+    path = tmp_path / "images" / document["images"][1]["file_name"]
+    path.write_bytes(saved(Image.open(path), "JPEG", orientation=6))
+    assert "its EXIF orientation turns it" in pack(tmp_path).left_out[0]
+    image = document["images"][1]
+    image["height"], image["width"] = image["width"], image["height"]
+    rewrite(tmp_path, document)
+    assert pack(tmp_path).left_out == ()
+
+
+def test_train_and_val_have_one_table_and_workers_change_no_byte(tmp_path):
+    document = coco(tmp_path)
+    pack(tmp_path)
+    pack(tmp_path, out="other", workers=2)
+    assert tars(tmp_path / "out") == tars(tmp_path / "other")
+    pack(tmp_path, prefix="val")
+    document["categories"] = [*CATEGORIES[:2], {"id": 90, "name": "broom"}]
+    rewrite(tmp_path, document)
+    with pytest.raises(ShardError, match=r"label 3 is 'brush' in .* would be 'broom'"):
+        pack(tmp_path, prefix="val")

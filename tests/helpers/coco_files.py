@@ -1,0 +1,72 @@
+"""Small data sets in the layouts of COCO and others: images with known boxes, outlines, points and masks."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from PIL import Image
+
+from helpers.pictures import jpeg, saved
+
+SIZES = [(48, 64), (64, 48), (40, 80), (56, 56)]
+CATEGORIES = [{"id": 3, "name": "car"}, {"id": 17, "name": "cat"}, {"id": 90, "name": "brush"}]
+
+
+def picture(number):
+    """The JPEG of an image and its size, (height, width)."""
+    height, width = SIZES[number % len(SIZES)]
+    return jpeg("420", height, width, number), (height, width)
+
+
+def boxes(number):
+    """The boxes of an image, [left, top, width, height]: its number modulo 3 of them."""
+    return [[2 + 4.5 * place, 3 + place, 20.5, 10 + number] for place in range(number % 3)]
+
+
+def coco(place, count=6, folder="images"):
+    """Write images and instances.json, with polygons, run lengths and keypoints; return the document."""
+    document = {"info": {}, "images": [], "annotations": [], "categories": CATEGORIES}
+    (place / folder).mkdir(parents=True)
+    for number in range(count):
+        data, (height, width) = picture(number)
+        name = f"{number:012d}.jpg"
+        (place / folder / name).write_bytes(data)
+        document["images"].append(
+            {"id": 100 + number, "file_name": name, "height": height, "width": width, "license": 1}
+        )
+        for box, category in zip(boxes(number), CATEGORIES, strict=False):
+            left, top, wide, high = box
+            counts = [int(left) * height, 7, height * width - int(left) * height - 7]
+            corners = [left, top, left + wide, top, left + wide, top + high, left, top + high]
+            document["annotations"].append(
+                {
+                    "id": len(document["annotations"]) + 1,
+                    "image_id": 100 + number,
+                    "category_id": category["id"],
+                    "bbox": box,
+                    "area": wide * high / 2,
+                    "iscrowd": int(category["id"] == 17),
+                    "segmentation": {"size": [height, width], "counts": counts}
+                    if category["id"] == 17
+                    else [corners],
+                    "keypoints": [left + 1, top + 1, 2, 0, 0, 0, left + 2, top + 2, 1],
+                    "num_keypoints": 2,
+                }
+            )
+    (place / "instances.json").write_text(json.dumps(document))
+    return document
+
+
+def masks(place, sizes, folder="masks"):
+    """Write a mask per name and size, values are palette numbers and 255; return them by name."""
+    (place / folder).mkdir(parents=True)
+    found = {}
+    for number, (name, (height, width)) in enumerate(sizes.items()):
+        values = np.random.default_rng(number).integers(0, 5, (height, width), np.uint8)
+        values[0] = 255
+        image = Image.fromarray(values, "P")
+        image.putpalette(list(range(256)) * 3)
+        (place / folder / f"{name}.png").write_bytes(saved(image, "PNG"))
+        found[name] = values
+    return found
