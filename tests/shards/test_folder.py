@@ -271,7 +271,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
         folder.files()
     linked = filled(tmp_path / "linked", "cat/a.jpg")
     (tmp_path / "linked" / "cat" / "b.jpg").symlink_to("nowhere")
-    with pytest.raises(ShardError, match=r"b\.jpg .*No such .*tarpeg\.build_cache"):
+    with pytest.raises(ShardError, match=r"b\.jpg.*No such .*tarpeg\.build_cache"):
         linked.contents()
     disk = filled(tmp_path / "disk", "train/x/a.jpg", "val/x/b.jpg", "closed/c.jpg")
     assert list(disk.contents()["classes"]) == ["train/x", "val/x"]
