@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from helpers.small_tars import cache_home as cache_home, images, plain, write_tar
 from tarpeg import ShardError
+from tarpeg.shards import index
 from tarpeg.shards.index import build, load, load_or_build, save
 from tarpeg.shards.mapped import Shards
 
@@ -210,6 +211,27 @@ def test_what_lies_between_members_is_no_reason_to_index_again(tmp_path, monkeyp
             patched.setattr("tarpeg.shards.index.build", lambda path: pytest.fail("built again"))
             index = load_or_build(path)
         assert index.left_out == 2 and index.samples.shape[1] == 2
+
+
+def test_opening_reads_a_bounded_number_of_headers_between_samples(tmp_path, monkeypatch):
+    rest = [(f"t{number:03d}.txt", b"") for number in range(300)]
+    path = write_tar(tmp_path / "a.tar", [("a.jpg", b"J"), *rest, ("b.jpg", b"J"), *rest])
+    load_or_build(path)
+    read, members = [], index.regular_members
+
+    def counted(file, path, nbytes):
+        for member in members(file, path, nbytes):
+            read.append(member)
+            yield member
+
+    monkeypatch.setattr(index, "regular_members", counted)
+    monkeypatch.setattr(index, "build", lambda path: pytest.fail("built again"))
+    load_or_build(path)
+    assert len(read) == 600 + 1, "all headers, and the one that ends the first gap"
+    read.clear()
+    monkeypatch.setattr(index, "_MOST_HEADERS", 20)
+    load_or_build(path)
+    assert len(read) <= 20 + 2
 
 
 def test_an_index_that_cannot_be_saved_beside_the_tar(tmp_path, cache_home, monkeypatch):
