@@ -14,7 +14,9 @@ from rich.console import Console
 
 from .overrides import one_line_errors
 
-os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy and torch are loaded
+# Before numpy and torch are loaded.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

@@ -302,7 +302,8 @@ class _Builder:
             self.samples, self.bad = manifest.samples, list(manifest.quarantine)
             self._check_bad(manifest.samples + len(manifest.quarantine), self.max_bad)
             if assignment is not None:
-                self.example = self._job(*next(iter(assignment.inputs)), fingerprint)
+                name, source = next(iter(assignment.inputs))
+                self.example = self._job(name, source, fingerprint)
             if self.classes and self.classes != stored_classes(self.folder):  # built by an early version
                 manifest = dataclasses.replace(manifest, classes=self.classes)
                 manifest.write(self.folder)
@@ -376,9 +377,17 @@ class _Builder:
         share = min(1.0, self.source_bytes / max(assignment.source_bytes, 1))
         self._check_bad(seen / max(share, 1e-9), 2 * self.max_bad)
         if self.progress is not None:
-            kept, total = len(self.results) - self.built, max(assignment.source_bytes, self.source_bytes)
-            counts = (len(self.results), assignment.shards, kept, self.samples, self.source_bytes, total)
-            self.progress(Progress(*counts, len(self.bad)))
+            self.progress(
+                Progress(
+                    shards=len(self.results),
+                    shards_total=assignment.shards,
+                    kept=len(self.results) - self.built,
+                    samples=self.samples,
+                    bytes=self.source_bytes,
+                    bytes_total=max(assignment.source_bytes, self.source_bytes),
+                    quarantined=len(self.bad),
+                )
+            )
 
     def _check_bad(self, samples: float, limit: float) -> None:
         if len(self.bad) <= allowed_bad(limit, samples):

@@ -125,8 +125,17 @@ def verify_cache(
             problems_of[entry.name] = problems
             samples, nbytes = samples + entry.samples, nbytes + entry.bytes
             if progress is not None:
-                done = (len(problems_of), len(manifest.shards), 0, samples, nbytes, manifest.bytes)
-                progress(Progress(*done, quarantined=sum(map(bool, problems_of.values()))))
+                progress(
+                    Progress(
+                        shards=len(problems_of),
+                        shards_total=len(manifest.shards),
+                        kept=0,
+                        samples=samples,
+                        bytes=nbytes,
+                        bytes_total=manifest.bytes,
+                        quarantined=sum(map(bool, problems_of.values())),
+                    )
+                )
     problems = [problem for entry in manifest.shards for problem in problems_of[entry.name]]
     extra = []
     known = {MANIFEST} | {name for entry in manifest.shards for name in _files(entry)}
@@ -135,8 +144,15 @@ def verify_cache(
             problems.append(Problem(name, "", f"it is in the folder, but not in {MANIFEST}"))
         elif not _LOCK.fullmatch(name) and not name.endswith(SUFFIXES):
             extra.append(name)
-    counts, seconds = (len(manifest.shards), manifest.samples, manifest.bytes), time.monotonic() - started
-    return VerifyReport(folder, *counts, tuple(problems), tuple(extra), seconds)
+    return VerifyReport(
+        dest=folder,
+        shards=len(manifest.shards),
+        samples=manifest.samples,
+        bytes=manifest.bytes,
+        problems=tuple(problems),
+        extra=tuple(extra),
+        seconds=time.monotonic() - started,
+    )
 
 
 def check_shard(dest: str, entry: ShardEntry) -> tuple[ShardEntry, list[Problem]]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -360,20 +361,29 @@ def _costs(fetcher: Fetcher, epoch: int, end: float, end_of_encoding: float) -> 
     augment = 0.0 if plain is fetcher else max(0.0, times.pop() - decode)
     before = max(1, sum(len(files[id]) for id in ids))
     growths = [sum(map(len, cached.values())) / before for cached in caches]
-    of_packed = (times[1], growths[1]) if len(codecs) > 1 else ()
     split = fetcher.split
     plan = plan_of(split.pipelines, split.fidelity, split.channels, measure=True, native=False)
     steps = (step for view in plan.views for step in view if step.us)
-    costs = Costs(len(ids), tiled, decode, times[0], growths[0], augment, *of_packed)
-    return costs._replace(python=tuple(steps))
+    costs = Costs(
+        images=len(ids),
+        tiled=tiled,
+        decode=decode,
+        cached=times[0],
+        growth=growths[0],
+        augment=augment,
+        python=tuple(steps),
+    )
+    return costs._replace(packed=times[1], packed_growth=growths[1]) if len(codecs) > 1 else costs
 
 
 def _replaced(shards: Any, cached: Mapping[int, Tensor]) -> Any:
     """Return the shards with other files for some of their images."""
+
+    def images(ids: npt.NDArray[np.int64]) -> list[Tensor]:
+        return [cached[id] if id in cached else shards.images([id])[0] for id in ids.tolist()]
+
     samples = copy.copy(shards)
-    samples.images = lambda ids: [
-        cached[id] if id in cached else shards.images([id])[0] for id in ids.tolist()
-    ]
+    samples.images = images
     return samples
 
 

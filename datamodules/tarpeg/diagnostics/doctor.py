@@ -390,7 +390,16 @@ def _check_speed(cores: int, seconds: float = 6.0) -> SpeedCheck:
             taken.append(1e6 * (clock() - started) / images)
         rounds.append(taken)
     reference, ordinary, tiled_cpu, packed_cpu, alone, together = map(min, zip(*rounds, strict=True))
-    return SpeedCheck(reference, ordinary, tiled_cpu, packed_cpu, alone, together, cores, peer)
+    return SpeedCheck(
+        reference=reference,
+        ordinary=ordinary,
+        tiled=tiled_cpu,
+        packed=packed_cpu,
+        alone=alone,
+        together=together,
+        cores=cores,
+        peer=peer,
+    )
 
 
 def _peer() -> tuple[str, Callable[[Tensor], Tensor]]:

@@ -173,8 +173,9 @@ class _Pulling:
         if pull.run != self._run:
             self._run = pull.run
             sizes = iter(lambda: self._samples, None)  # of the latest pull
-            share = pull.epoch, pull.first, sizes, self.drop_last, pull.worker, self.workers
-            self._requests = self.stream.requests(*share)
+            self._requests = self.stream.requests(
+                pull.epoch, pull.first, sizes, self.drop_last, pull.worker, self.workers
+            )
         self._samples = pull.samples
         try:
             return next(self._requests, FetchResult(None, [], None))

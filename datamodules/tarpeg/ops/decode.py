@@ -242,8 +242,9 @@ def first_unusual(
         ends: What follows their keys in a usual header, ``header_end``.
     """
     count = columns.shape[1]
-    places = columns.ctypes.data, count, first, keys.ctypes.data, ends.ctypes.data
-    found: int = _native.tarpeg_first_unusual(*places)
+    found: int = _native.tarpeg_first_unusual(
+        columns.ctypes.data, count, first, keys.ctypes.data, ends.ctypes.data
+    )
     return found
 
 
@@ -260,8 +261,10 @@ def read_integers(addresses: Int64, sizes: Int64) -> Int64 | None:
         The numbers; None if one text is anything else, or has more than 18 digits.
     """
     numbers, count = np.empty(len(sizes), np.int64), len(sizes)
-    texts = addresses.ctypes.data, sizes.ctypes.data, count
-    return numbers if _native.tarpeg_read_integers(*texts, numbers.ctypes.data) == count else None
+    read: int = _native.tarpeg_read_integers(
+        addresses.ctypes.data, sizes.ctypes.data, count, numbers.ctypes.data
+    )
+    return numbers if read == count else None
 
 
 class Files:
@@ -273,8 +276,9 @@ class Files:
 
     def are_unchanged(self, numbers: Int64) -> bool:
         """Whether each of these files, numbers from 0, can be read and has its size and time."""
-        places = self._stats.ctypes.data, numbers.ctypes.data, len(numbers)
-        found: int = _native.tarpeg_first_changed(self._paths, *places)
+        found: int = _native.tarpeg_first_changed(
+            self._paths, self._stats.ctypes.data, numbers.ctypes.data, len(numbers)
+        )
         return found == len(numbers)
 
 
