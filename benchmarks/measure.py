@@ -161,16 +161,7 @@ def measure(
     Raises:
         ValueError: if an argument is out of range.
     """
-    named: dict[str, tuple[str, Collection[str]]] = {
-        "suite": (suite, _SUITES),
-        "clock": (clock, _CLOCKS),
-        "interpolation": (interpolation, INTERPOLATIONS),
-    }
-    for name, (choice, choices) in named.items():
-        if choice not in choices:
-            raise ValueError(f"{name}={choice!r} must be one of {', '.join(choices)}")
-    if suite != "resize" and interpolation != "bilinear":
-        raise ValueError(f"interpolation={interpolation!r} needs suite=resize, got suite={suite}")
+    _check_choices(suite, clock, interpolation)
     folder = None if images is None or isinstance(images, int) else os.fspath(images)
     if parts is not None and folder is None:
         raise ValueError(f"parts={parts!r} needs a directory of photographs, images=DIR")
@@ -190,9 +181,8 @@ def measure(
     # An epoch of the loaders must fill a batch of 64; it has every photograph eight times.
     counted = "images" if folder is None else "parts"
     rounds = _SUITES[suite].rounds if rounds is None else rounds
-    for name, value, low in ((counted, count, 1 if in_process else 8), ("rounds", rounds, 1)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise ValueError(f"{name}={value!r} must be an integer of at least {low} for suite={suite}")
+    _check_least(suite, counted, count, 1 if in_process else 8)
+    _check_least(suite, "rounds", rounds, 1)
     if device != "cpu" and (device != "cuda" or suite != "augment" or not torch.cuda.is_available()):
         raise ValueError(f"device={device!r} must be 'cpu', or 'cuda' for suite=augment if there is a GPU")
     pictures: dict[str, Any] = {"size": _SUITES[suite].size if size is None else size, "seed": seed}
@@ -216,6 +206,24 @@ def measure(
         run = LoaderRun(report, photos, settings, advance, show)
         suites = {"loader": measure_loaders, "recipes": measure_recipes}
         return suites.get(suite, measure_replays)(run)
+
+
+def _check_choices(suite: str, clock: str, interpolation: str) -> None:
+    named: dict[str, tuple[str, Collection[str]]] = {
+        "suite": (suite, _SUITES),
+        "clock": (clock, _CLOCKS),
+        "interpolation": (interpolation, INTERPOLATIONS),
+    }
+    for name, (choice, choices) in named.items():
+        if choice not in choices:
+            raise ValueError(f"{name}={choice!r} must be one of {', '.join(choices)}")
+    if suite != "resize" and interpolation != "bilinear":
+        raise ValueError(f"interpolation={interpolation!r} needs suite=resize, got suite={suite}")
+
+
+def _check_least(suite: str, name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name}={value!r} must be an integer of at least {least} for suite={suite}")
 
 
 def _whole_files(photos: FolderPhotos, side: int) -> tuple[list[bytes], tuple[str, ...]]:

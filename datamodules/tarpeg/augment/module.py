@@ -102,17 +102,7 @@ class Augment(nn.Module):
         memory_format: str | torch.memory_format | None = None,
     ) -> None:
         super().__init__()
-        if len(mean) != len(std) or len(mean) not in (1, 3):
-            raise ValueError(
-                f"mean={list(mean)!r} and std={list(std)!r} must have three numbers each, R, G, B, or "
-                "one for gray images"
-            )
-        if min(std) <= 0:
-            raise ValueError(f"std={list(std)!r} must be positive")
-        if max(mean) > 1:
-            raise ValueError(
-                f"mean={list(mean)!r} and std={list(std)!r} must be for values in 0..1: divide both by 255"
-            )
+        _check_levels(mean, std)
         if space not in ("rgb", "ycbcr"):
             raise ValueError(f"space={space!r} must be 'rgb' or 'ycbcr'")
         parts: dict[str, tuple[type, object]] = {
@@ -144,18 +134,10 @@ class Augment(nn.Module):
         self.fill = [min(max(255 * level, 0.0), 255.0) for level in self.mean] if fill is None else fill
         self.dtype = _torch_constant("dtype", dtype, _DTYPES)
         self.memory_format = _torch_constant("memory_format", memory_format, _MEMORY_FORMATS)
-        given: Any = policy
-        policies = [] if given is None else [given]
-        if isinstance(given, Sequence) and not isinstance(given, str):
-            policies = list(given)
-        for each in policies:
-            if not isinstance(each, Policy):
-                raise ValueError(
-                    f"policy={each!r} must be a policy such as tarpeg.RandAugment(), or a list of these; "
-                    "transforms of torchvision belong in Split(transform=...)"
-                )
-        self.policies = tuple(policies)
-        drawn = [*([(_FLIP, _Flip(flip))] if flip and policies else []), *enumerate(policies, _POLICIES)]
+        self.policies = _policies_of(policy)
+        drawn: list[tuple[int, Policy]] = [*enumerate(self.policies, _POLICIES)]
+        if flip and self.policies:
+            drawn.insert(0, (_FLIP, _Flip(flip)))
         self.stages = _stages_of(drawn)
         streams = {_AFFINE: affine, _COLOR: color, _ERASE: erase, _MASK: mask}
         self.distortions: dict[int, Distortion] = {s: part for s, part in streams.items() if part is not None}
@@ -350,6 +332,35 @@ class Augment(nn.Module):
         return normalised.to(self.dtype, memory_format=self.memory_format or torch.preserve_format)
 
 
+def _check_levels(mean: Sequence[float], std: Sequence[float]) -> None:
+    """Raise ValueError for a mean and a standard deviation that do not normalise values in 0..1."""
+    if len(mean) != len(std) or len(mean) not in (1, 3):
+        raise ValueError(
+            f"mean={list(mean)!r} and std={list(std)!r} must have three numbers each, R, G, B, or "
+            "one for gray images"
+        )
+    if min(std) <= 0:
+        raise ValueError(f"std={list(std)!r} must be positive")
+    if max(mean) > 1:
+        raise ValueError(
+            f"mean={list(mean)!r} and std={list(std)!r} must be for values in 0..1: divide both by 255"
+        )
+
+
+def _policies_of(given: Any) -> tuple[Policy, ...]:
+    """Return ``policy=``, one policy, a list of these, or None, as a tuple."""
+    policies = [] if given is None else [given]
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        policies = list(given)
+    for each in policies:
+        if not isinstance(each, Policy):
+            raise ValueError(
+                f"policy={each!r} must be a policy such as tarpeg.RandAugment(), or a list of these; "
+                "transforms of torchvision belong in Split(transform=...)"
+            )
+    return tuple(policies)
+
+
 class _Stage(NamedTuple):
     """Policies that one call of ``run_programs`` applies in order, each with its stream of random numbers."""
 
@@ -362,14 +373,15 @@ def _stages_of(policies: Sequence[tuple[int, Policy]]) -> list[_Stage]:
     """Join neighbours of one chain each that warp with the same interpolation and fill, or not at all."""
     stages: list[_Stage] = []
     for stream, policy in policies:
-        geometry = (policy.interpolation, policy.fill)
+        own = _Stage(((stream, policy),), policy.interpolation, policy.fill)
         if stages and not (policy.chains or stages[-1].policies[-1][1].chains):
-            last = stages[-1][1:]
-            if policy.interpolation is None or last[0] is None or geometry == last:
-                joined = (*stages[-1].policies, (stream, policy))
-                stages[-1] = _Stage(joined, *(last if policy.interpolation is None else geometry))
+            last = stages[-1]
+            both_warp = own.interpolation is not None and last.interpolation is not None
+            if not both_warp or (own.interpolation, own.fill) == (last.interpolation, last.fill):
+                geometry = last if own.interpolation is None else own
+                stages[-1] = geometry._replace(policies=last.policies + own.policies)
                 continue
-        stages.append(_Stage(((stream, policy),), *geometry))
+        stages.append(own)
     return stages
 
 

@@ -49,7 +49,6 @@ _FONTS = (
 )
 _AMPLIFIED = 16  # times a difference is shown
 _OPERATIONS = [name.lower().replace("_", " ").replace("flip", "mirrored") for name in CODES]
-_UPRIGHT = np.zeros(1, np.bool_)
 _FADE = 0.62  # share of gray in a source outside of the boxes
 
 
@@ -194,7 +193,8 @@ def comparison_sheet(
             cards.append(card)
     if not cards:
         raise ValueError(f"split={split!r}: none of its first samples can be decoded")
-    done = Comparison(Path(path), *map(tuple, zip(*found, strict=True)))
+    keys, means, maxima = zip(*found, strict=True)
+    done = Comparison(path=Path(path), keys=keys, means=means, maxima=maxima)
     words = [
         f"{split}, epoch {epoch}: torchvision, tarpeg, and their difference",
         str(done).partition("; ")[0],
@@ -327,20 +327,11 @@ def _cards(
         sizes = [images.shape[-2:] for images in before]
         after_views = tuple(moved_views(augment, request.views, sizes, fetcher.seed, request))
     for row, id in enumerate(request.ids[:limit].tolist()):
-        card = Card(fetcher.shards.keys([id])[0], "")
+        label = ""
         if not isinstance(after, (TargetBatch, KeyedTargetBatch)):
-            card = Card(card.key, _label(after.label[row], classes))
-        drawn: list[View] = []
-        try:
-            source, drawn = _add_source(card, fetcher, request.of_row(row))
-            if targets is not None:
-                size = (source.height, source.width)
-                whole = View(np.array([size], np.int32), np.array([[0, 0, *size]], np.int32), _UPRIGHT, size)
-                found = moved_targets(targets, fetcher.shards, id, whole)
-                card.pictures[0] = with_targets(card.pictures[0], found, size)
-        except DecodeError:
-            gray = Image.new("RGB", (_SIDE, _SIDE), "#c9ced5")
-            card.add(gray, "cannot be decoded: replaced by another sample")
+            label = _label(after.label[row], classes)
+        card = Card(fetcher.shards.keys([id])[0], label)
+        drawn = _add_photograph(card, fetcher, request.of_row(row), targets)
         for view, (images, results) in enumerate(zip(before, changed, strict=True)):
             pipeline, is_flipped = loader.split.pipelines[view], bool(drawn and drawn[view].flips[0])
             is_crop = not (pipeline.policies or pipeline.runs_python)
@@ -358,6 +349,24 @@ def _cards(
             card.add(pictures[1], _caption(params[view], row, images.shape[-2:]))
         cards.append(card)
     return cards
+
+
+def _add_photograph(card: Card, fetcher: Any, request: Request, targets: Any) -> list[View]:
+    """Add the photograph of a request of one with its boxes and targets; return what is drawn for its views.
+
+    A gray picture, and nothing that is drawn, for a photograph that cannot be decoded.
+    """
+    try:
+        source, drawn = _add_source(card, fetcher, request)
+        if targets is not None:
+            size = (source.height, source.width)
+            found = moved_targets(targets, fetcher.shards, int(request.ids[0]), View.whole(size, size))
+            card.pictures[0] = with_targets(card.pictures[0], found, size)
+    except DecodeError:
+        gray = Image.new("RGB", (_SIDE, _SIDE), "#c9ced5")
+        card.add(gray, "cannot be decoded: replaced by another sample")
+        return []
+    return drawn
 
 
 def _add_source(

@@ -137,16 +137,7 @@ class Loader:
                 "tarpeg.Split(shards, tarpeg.RandomResizedCrop(224))"
             )
         given = {"batch_size": batch_size, "seed": seed, "workers": workers}
-        changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-        config = config or LoaderConfig()
-        if changes:
-            config = replace(config, **changes)
-        if training and config.on_error == "leave_out":
-            raise ValueError(
-                "on_error='leave_out' makes batches smaller, for training=False alone: choose "
-                "'substitute' or 'raise'. ShardDataModule leaves out undecodable images of predict= by itself"
-            )
-        self.config = config
+        self.config = config = _changed(config or LoaderConfig(), given, training=training)
         self.ranks = data_rank(rank, world, mesh)
         check_device(device)
         if not isinstance(name, str):
@@ -473,6 +464,19 @@ class Loader:
             if self.substituted <= _MOST_WARNINGS:
                 last = "; further ones are only counted" * (self.substituted == _MOST_WARNINGS)
                 warn(text + last)
+
+
+def _changed(config: LoaderConfig, given: Mapping[str, Any], *, training: bool) -> LoaderConfig:
+    """Return the settings with those that are given, unless they are None."""
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if changes:
+        config = replace(config, **changes)
+    if training and config.on_error == "leave_out":
+        raise ValueError(
+            "on_error='leave_out' makes batches smaller, for training=False alone: choose "
+            "'substitute' or 'raise'. ShardDataModule leaves out undecodable images of predict= by itself"
+        )
+    return config
 
 
 def make_runner(fetcher: Any, config: LoaderConfig, to_request: ToRequest | None = None) -> Runner:

@@ -88,12 +88,7 @@ class PythonSteps:
         request, pipeline = encoded.request, outcome.pipeline
         first = rng.first_draw(_occurrence(request), number)
         if crops is not None:
-            draw = partial(self._policy_draws, request, first)
-            programs = drawn_programs(pipeline.policies, draw, view.size)
-            crops = run_drawn(pipeline.policies, programs, crops)
-            if self.with_affine:
-                affine = policy_affines(pipeline.policies, programs, view.size)
-                view = view.then(None if affine is None else affine.numpy())
+            crops, view = self._run_policies(request, first, pipeline, crops, view)
             if not pipeline.runs_python:
                 _ = out.copy_(crops) if last is None else normalised(crops, last, out)
                 return view
@@ -148,6 +143,17 @@ class PythonSteps:
         if last is not None:
             normalised(results, last, out)
         return view
+
+    def _run_policies(
+        self, request: Request, first: Int64, pipeline: Pipeline, crops: Tensor, view: View
+    ) -> tuple[Tensor, View]:
+        """Return the crops after the policies of a view, and what was drawn for them."""
+        draw = partial(self._policy_draws, request, first)
+        programs = drawn_programs(pipeline.policies, draw, view.size)
+        if self.with_affine:
+            affine = policy_affines(pipeline.policies, programs, view.size)
+            view = view.then(None if affine is None else affine.numpy())
+        return run_drawn(pipeline.policies, programs, crops), view
 
     def run_small(
         self,

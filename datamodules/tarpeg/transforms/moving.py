@@ -116,6 +116,27 @@ def _sanitized(step: Any, target: Target) -> Target:
 def _by_albumentations(step: Albumentations, image: Tensor, target: Target) -> tuple[Any, Target]:
     """Return image and target after a composition; a last number in each row says which object is left."""
     processors = getattr(step.step, "processors", {})
+    given = _given_to_albumentations(processors, image, target)
+    found = step.step(**given)
+    result = step.image_of(found)
+    size = tuple(result.shape[-2:])
+    moved = dict(target)
+    if "mask" in target:
+        moved["mask"] = tv_tensors.Mask(torch.as_tensor(found["mask"]))
+    kept: Tensor | None = None
+    if "boxes" in target:
+        rows = np.array(found["bboxes"], np.float64).reshape(-1, 5)
+        kept = torch.from_numpy(rows[:, 4].round().astype(np.int64))
+        corners = _corners(rows[:, :4], processors["bboxes"].params.format, size)
+        moved |= _left(target, kept, torch.from_numpy(corners).float(), size)
+    if "keypoints" in target:
+        rows = np.array(found["keypoints"], np.float64).reshape(-1, 3)
+        moved |= _points_at(rows, target["visibility"], kept, size)
+    return result, moved
+
+
+def _given_to_albumentations(processors: Mapping[str, Any], image: Tensor, target: Target) -> dict[str, Any]:
+    """Return the arguments of a composition: image and target in its formats."""
     array = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
     given: dict[str, Any] = {"image": array}
     if "boxes" in target:
@@ -136,47 +157,44 @@ def _by_albumentations(step: Albumentations, image: Tensor, target: Target) -> t
         given["keypoints"] = np.concatenate([points[tuple(where.T)], numbers], axis=1)
     if "mask" in target:
         given["mask"] = target["mask"].numpy()
-    found = step.step(**given)
-    result = step.image_of(found)
-    size = tuple(result.shape[-2:])
-    moved = dict(target)
-    if "mask" in target:
-        moved["mask"] = tv_tensors.Mask(torch.as_tensor(found["mask"]))
-    kept = torch.arange(len(target["boxes"])) if "boxes" in target else None
-    if kept is not None:
-        rows = np.array(found["bboxes"], np.float64).reshape(-1, 5)
-        kept = torch.from_numpy(rows[:, 4].round().astype(np.int64))
-        corners = torch.from_numpy(_corners(rows[:, :4], params_of(processors).format, size)).float()
+    return given
+
+
+def _left(target: Target, kept: Tensor, corners: Tensor, size: tuple[int, ...]) -> Target:
+    """Return the boxes that a composition has left, at ``corners`` [N, 4], with their other fields."""
+    left: Target = {name: target[name][kept] for name in ("labels", "area", "iscrowd")}
+    if len(kept) < len(target["boxes"]):  # otherwise the caller does
         old = _areas(target["boxes"])[kept]
-        moved |= {name: target[name][kept] for name in ("labels", "area", "iscrowd")}
-        if len(kept) < len(target["boxes"]):  # otherwise the caller does
-            moved["area"] = moved["area"] * _areas(corners) / old.clamp(min=1e-12)
-        moved["boxes"] = tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=size)
-    if "keypoints" in target:
-        rows = np.array(found["keypoints"], np.float64).reshape(-1, 3)
-        numbers = rows[:, 2].round().astype(np.int64)
-        points = np.zeros((target["visibility"].numel(), 2), np.float32)
-        points[numbers] = rows[:, :2]
-        seen = np.zeros(len(points), np.float32)
-        seen[numbers] = target["visibility"].reshape(-1).numpy()[numbers]
-        shape = target["visibility"].shape
-        keypoints, visibility = torch.from_numpy(points).view(*shape, 2), torch.from_numpy(seen).view(shape)
-        if kept is not None:
-            keypoints, visibility = keypoints[kept], visibility[kept]
-        moved["keypoints"] = tv_tensors.KeyPoints(keypoints, canvas_size=size)
-        moved["visibility"] = visibility
-    return result, moved
+        left["area"] = left["area"] * _areas(corners) / old.clamp(min=1e-12)
+    left["boxes"] = tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=size)
+    return left
+
+
+def _points_at(rows: Any, visibility: Tensor, kept: Tensor | None, size: tuple[int, ...]) -> Target:
+    """Return the keypoints of the objects that are left, None for all.
+
+    Args:
+        rows: (x, y, number) of each point that a composition has left.
+        visibility: Of all points before, [N, K].
+        kept: Numbers of the objects that are left.
+        size: (height, width) of the result.
+    """
+    numbers = rows[:, 2].round().astype(np.int64)
+    points = np.zeros((visibility.numel(), 2), np.float32)
+    points[numbers] = rows[:, :2]
+    seen = np.zeros(len(points), np.float32)
+    seen[numbers] = visibility.reshape(-1).numpy()[numbers]
+    keypoints = torch.from_numpy(points).view(*visibility.shape, 2)
+    found = torch.from_numpy(seen).view(visibility.shape)
+    if kept is not None:
+        keypoints, found = keypoints[kept], found[kept]
+    return {"keypoints": tv_tensors.KeyPoints(keypoints, canvas_size=size), "visibility": found}
 
 
 def _params(processors: Mapping[str, Any], name: str, remedy: str) -> Any:
     if name not in processors:
         raise ValueError(f"it has no {name} to move: give A.Compose([...], {remedy})")
     return processors[name].params
-
-
-def params_of(processors: Mapping[str, Any]) -> Any:
-    """Return the parameters of boxes of a composition."""
-    return processors["bboxes"].params
 
 
 def _in_format(rows: Any, kind: str, size: tuple[int, ...]) -> Any:
