@@ -83,7 +83,7 @@ class Coco:
 
     Example:
         >>> import json
-        >>> image = {"id": 7, "file_name": "cat/0.jpg", "height": 200, "width": 300}
+        >>> image = {"id": 7, "file_name": "cat/0.jpg", "height": 120, "width": 160}
         >>> cat = {"id": 1, "image_id": 7, "category_id": 17, "bbox": [10, 20, 100, 90]}
         >>> table = {"images": [image], "annotations": [cat], "categories": [{"id": 17, "name": "cat"}]}
         >>> _ = (tmp / "instances.json").write_text(json.dumps(table))
