@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .cache.verify import VerifyReport as VerifyReport, verify_cache as verify_cache
     from .datamodule import ShardDataModule as ShardDataModule
     from .datasets.coco import Coco as Coco
+    from .datasets.pairs import MaskFolder as MaskFolder
     from .datasets.prepare import (
         CachedShards as CachedShards,
         FolderShards as FolderShards,
@@ -47,7 +48,9 @@ if TYPE_CHECKING:
     )
     from .datasets.scenes import Scenes as Scenes
     from .datasets.synthetic import Photos as Photos
+    from .datasets.voc import Voc as Voc
     from .datasets.writer import make_shards as make_shards
+    from .datasets.yolo import Yolo as Yolo
     from .diagnostics.doctor import Diagnosis as Diagnosis, diagnose as diagnose
     from .diagnostics.monitor import DataStallMonitor as DataStallMonitor
     from .diagnostics.preview import comparison_sheet as comparison_sheet, contact_sheet as contact_sheet
@@ -124,10 +127,13 @@ _NAMES = {
     "cache.verify": "VerifyReport verify_cache",
     "datamodule": "ShardDataModule",
     "datasets.coco": "Coco",
+    "datasets.pairs": "MaskFolder",
     "datasets.prepare": "CachedShards FolderShards SyntheticShards",
     "datasets.scenes": "Scenes",
     "datasets.synthetic": "Photos",
+    "datasets.voc": "Voc",
     "datasets.writer": "make_shards",
+    "datasets.yolo": "Yolo",
     "diagnostics.doctor": "Diagnosis diagnose",
     "diagnostics.monitor": "DataStallMonitor",
     "diagnostics.preview": "comparison_sheet contact_sheet",

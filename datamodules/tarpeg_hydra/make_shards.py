@@ -10,14 +10,22 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from tarpeg.datasets.coco import Coco
+from tarpeg.datasets.pairs import MaskFolder
 from tarpeg.datasets.scenes import Scenes
 from tarpeg.datasets.synthetic import Photos
+from tarpeg.datasets.voc import Voc
 from tarpeg.datasets.writer import make_shards
+from tarpeg.datasets.yolo import Yolo
 from tarpeg.shards.folder import Folder
 
 from .overrides import one_line_errors
 
-_SOURCES: dict[str, Any] = {"synthetic": Photos, "scenes": Scenes, "folder": Folder, "coco": Coco}
+_SOURCES: dict[str, Any] = {
+    **{"synthetic": Photos, "scenes": Scenes, "folder": Folder},
+    **{"coco": Coco, "voc": Voc, "yolo": Yolo},
+}
+_MASKS = "folder images=... masks=..."  # the other kind of source=folder
+_FILES = {"annotations": "FILE.json"}
 _PACKING = ("samples", "prefix", "samples_per_shard", "workers", "replace", "max_bad")
 
 
@@ -40,11 +48,12 @@ def main(cfg: DictConfig) -> None:
 
 def source_of(cfg: DictConfig) -> Any:
     """Return the source of the configuration; raises ValueError for settings that do not belong to it."""
-    kind = _SOURCES[cfg.source]
+    kinds = {**_SOURCES, _MASKS: MaskFolder}
+    kind = MaskFolder if cfg.source == "folder" and cfg.images is not None else _SOURCES[cfg.source]
     fields = kind.__dataclass_fields__
     # The settings of drawn photographs have values in the file.
     for name in {*map(str, cfg)} - {*fields, *Scenes.__dataclass_fields__, *_PACKING}:
-        owners = [source for source, other in _SOURCES.items() if name in other.__dataclass_fields__]
+        owners = [source for source, other in kinds.items() if name in other.__dataclass_fields__]
         if owners and cfg[name] is not None:
             raise ValueError(
                 f"{name}={cfg[name]} is of images to pack: give source={' or '.join(owners)} too"
@@ -52,5 +61,5 @@ def source_of(cfg: DictConfig) -> Any:
     given = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.masked_copy(cfg, [*fields])))
     for name, field in fields.items():
         if field.default is MISSING and field.default_factory is MISSING and given.get(name) is None:
-            raise ValueError(f"{name} is not set: pass {name}={'FILE' if name == 'annotations' else 'DIR'}")
+            raise ValueError(f"{name} is not set: pass {name}={_FILES.get(name, 'DIR')}")
     return kind(**{name: value for name, value in given.items() if value is not None})

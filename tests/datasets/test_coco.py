@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import tarpeg
 import torch
-from helpers.coco_files import CATEGORIES, coco, masks
+from helpers.coco_files import CATEGORIES, coco, masks, targets_of
 from helpers.pictures import saved
 from helpers.small_tars import members, tars
 from PIL import Image
@@ -35,15 +34,6 @@ def together(report):
     return {name: data for path in report.shards for name, data in members(path).items()}
 
 
-def targets_of(place, *targets, size=(50, 60)):
-    """The targets of whole images, by key."""
-    found = list(targets) if len(targets) > 1 else targets[0]
-    split = tarpeg.Split(place / "out" / "train-*.tar", tarpeg.Whole(size), target=None, targets=found)
-    loader = tarpeg.Loader(split, batch_size=1, workers=0, keys=True)
-    with contextlib.closing(loader):
-        return {keys[0]: found[0] for _, found, keys in loader}
-
-
 def test_what_shards_have_is_what_torchvision_reads(tmp_path):
     document = coco(tmp_path)
     report = pack(tmp_path)
@@ -61,7 +51,7 @@ def test_what_shards_have_is_what_torchvision_reads(tmp_path):
     )
     boxes = tarpeg.Boxes("json:objects", image_id="image_id")
     named = tarpeg.Boxes("json:objects", label="category", labels=TABLE, image_id="image_id")
-    read, by_name = targets_of(tmp_path, boxes), targets_of(tmp_path, named)
+    read, by_name = targets_of(tmp_path / "out", boxes), targets_of(tmp_path / "out", named)
     for number, image in enumerate(document["images"]):
         key = image["file_name"].removesuffix(".jpg")
         assert found[f"{key}.jpg"] == (tmp_path / "images" / image["file_name"]).read_bytes()
@@ -103,7 +93,7 @@ def test_outlines_and_points_are_read_and_are_those_of_pycocotools(tmp_path):
     pack(tmp_path)
     points = tarpeg.Keypoints("json:objects", flip_pairs=[], count=3)
     outlines = tarpeg.InstanceMasks("json:objects", min_pixels=0)
-    found = targets_of(tmp_path, points, outlines, size=(48, 64))
+    found = targets_of(tmp_path / "out", points, outlines, size=(48, 64))
     assert [len(found[f"{number:012d}"]["masks"]) for number in range(6)] == [0, 1, 2, 0, 1, 2]
     assert found[f"{1:012d}"]["keypoints"].shape == (1, 3, 3)
     tools = pytest.importorskip("pycocotools.coco")
@@ -122,7 +112,7 @@ def test_masks_and_their_size(tmp_path):
     found = together(report)
     for name in values:
         assert found[f"{name}.png"] == (tmp_path / "masks" / f"{name}.png").read_bytes()
-    read = targets_of(tmp_path, tarpeg.Masks("png"), size=(48, 64))
+    read = targets_of(tmp_path / "out", tarpeg.Masks("png"), size=(48, 64))
     assert (read[f"{0:012d}"].numpy() == values[f"{0:012d}"]).all()
     (tmp_path / "masks" / f"{3:012d}.png").unlink()
     Image.new("L", (64, 48)).save(tmp_path / "masks" / f"{1:012d}.png")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import numpy as np
+import tarpeg
 from PIL import Image
 
 from helpers.pictures import jpeg, saved
@@ -60,7 +62,7 @@ def coco(place, count=6, folder="images"):
 
 def masks(place, sizes, folder="masks"):
     """Write a mask per name and size, values are palette numbers and 255; return them by name."""
-    (place / folder).mkdir(parents=True)
+    (place / folder).mkdir(parents=True, exist_ok=True)
     found = {}
     for number, (name, (height, width)) in enumerate(sizes.items()):
         values = np.random.default_rng(number).integers(0, 5, (height, width), np.uint8)
@@ -70,3 +72,12 @@ def masks(place, sizes, folder="masks"):
         (place / folder / f"{name}.png").write_bytes(saved(image, "PNG"))
         found[name] = values
     return found
+
+
+def targets_of(shards, *targets, size=(50, 60)):
+    """The targets of whole images, by key."""
+    found = list(targets) if len(targets) > 1 else targets[0]
+    split = tarpeg.Split(shards / "train-*.tar", tarpeg.Whole(size), target=None, targets=found)
+    loader = tarpeg.Loader(split, batch_size=1, workers=0, keys=True)
+    with contextlib.closing(loader):
+        return {keys[0]: found[0] for _, found, keys in loader}

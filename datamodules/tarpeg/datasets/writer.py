@@ -116,8 +116,9 @@ def make_shards(
 
     Args:
         out: Folder of the shards.
-        source: ``Photos`` (or a mapping of its fields) or ``Scenes`` to draw; a ``Folder`` or ``Coco`` to
-            pack. The names of the classes, unless of photographs, are written to ``classes.json``.
+        source: ``Photos`` (or a mapping of its fields) or ``Scenes`` to draw; a ``Folder``, ``Coco``,
+            ``Voc``, ``Yolo`` or ``MaskFolder`` to pack. The names of the classes, if there are any, are
+            written to ``classes.json``.
         samples: Number of samples; None is 1000 photographs, or all files.
         prefix: Beginning of the shards' names; another one has other photographs.
         samples_per_shard: Largest number of samples in a shard.
@@ -308,7 +309,7 @@ class _LeftOut:
                 log.warning(
                     "%s: %s: %d, listed in %s; the first: %s", self.place, kind, len(own), path, own[0]
                 )
-        return f"; {path} lists why"
+        return f": {lines[0]} ({path} has all {len(lines)})"
 
 
 def _samples(items: Sequence[_Item], workers: int) -> Generator[_Sample, None, None]:

@@ -1,0 +1,56 @@
+"""MaskFolder: images and their masks, by name."""
+
+from __future__ import annotations
+
+import pytest
+import tarpeg
+from helpers.coco_files import masks, picture, targets_of
+from helpers.small_tars import members
+from tarpeg.datasets.writer import make_shards
+from tarpeg.errors import ShardError
+
+
+def fill(place, names, image_suffix="", suffix="", folder="masks"):
+    """Write an image and a mask per name; return the values of the masks."""
+    sizes = {}
+    for number, name in enumerate(names):
+        path = place / "images" / f"{name}{image_suffix}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data, sizes[f"{name}{suffix}"] = picture(number)
+        path.write_bytes(data)
+    (place / folder / "deep").mkdir(parents=True, exist_ok=True)
+    return masks(place, sizes, folder)
+
+
+@pytest.mark.parametrize(
+    ("given", "folder"),
+    [
+        ({}, "masks"),
+        ({"suffix": "_mask"}, "images"),
+        ({"image_suffix": "_leftImg8bit", "suffix": "_labelIds"}, "masks"),
+    ],
+)
+def test_masks_by_name(tmp_path, given, folder):
+    values = fill(tmp_path, ["a", "deep/b"], folder=folder, **given)
+    report = make_shards(tmp_path / "out", tarpeg.MaskFolder(tmp_path / "images", tmp_path / folder, **given))
+    assert (report.samples, report.left_out) == (2, ())
+    assert not (tmp_path / "out" / "classes.json").exists()
+    key, mask = f"a{given.get('image_suffix', '')}", f"a{given.get('suffix', '')}"
+    assert members(report.shards[0])[f"{key}.png"] == (tmp_path / folder / f"{mask}.png").read_bytes()
+    read = targets_of(tmp_path / "out", tarpeg.Masks("png"), size=(48, 64))
+    assert (read[key].numpy() == values[mask]).all()
+
+
+def test_what_has_no_partner_is_left_out_and_listed(tmp_path, caplog):
+    fill(tmp_path, ["a", "b", "c"])
+    (tmp_path / "masks" / "b.png").rename(tmp_path / "masks" / "z.png")
+    source = tarpeg.MaskFolder(tmp_path / "images", tmp_path / "masks")
+    report = make_shards(tmp_path / "out", source, workers=0)
+    (line,) = report.left_out
+    assert report.samples == 2 and "b.png: No such file" in line
+    assert "masks without an image: 1, the first is" in caplog.text and "z.png" in caplog.text
+    (tmp_path / "images" / "a.png").write_bytes(b"")
+    with pytest.raises(ShardError, match=r"a\.jpg and a\.png have one mask, a\.png"):
+        make_shards(tmp_path / "out", source, workers=0)
+    with pytest.raises(ShardError, match="nowhere' is not a folder"):
+        make_shards(tmp_path / "out", tarpeg.MaskFolder(tmp_path / "nowhere", tmp_path / "masks"))
