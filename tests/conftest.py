@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers import object_cache
+from helpers.groups import send_groups
 from helpers.kinds import mark_slow
 from helpers.packed import Packed
 from helpers.scripts import PARENT, live_processes
@@ -18,9 +19,11 @@ settings.register_profile("new", deadline=None)  # --hypothesis-profile=new draw
 settings.load_profile("same")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Leave out of the quick loop what helpers.kinds says; skip what needs a GPU."""
     mark_slow(items)
+    if config.getoption("loadgroup", False):  # set by pytest-xdist in its workers
+        send_groups(items)
     skip_without_gpu(items)
     items.sort(key=longest_timeout, reverse=True)
 

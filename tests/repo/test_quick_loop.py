@@ -12,9 +12,12 @@ import lightning
 import pytest
 import torch
 from helpers import object_cache
+from helpers.groups import send_groups
 from helpers.kinds import kinds, mark_slow
 from helpers.scripts import run_tool
 from helpers.training import fitted
+from xdist.remote import WorkerInteractor
+from xdist.scheduler import LoadGroupScheduling
 
 
 class Runs:
@@ -71,6 +74,18 @@ def test_one_of_each_kind_and_the_first_of_a_sweep_are_quick():
     slow += [item(training), item(training, fixture=process), item(kept[-1].function, "sweep")]
     mark_slow([*slow[:4], *kept, *slow[4:]])
     assert all("slow" in one.own for one in slow) and not any("slow" in one.own for one in kept)
+
+
+def test_the_tests_of_a_group_are_sent_as_one(request, monkeypatch):
+    """With any pytest and pytest-xdist, which takes the group from the end of the id."""
+    node, worker = request.node, types.SimpleNamespace(getvalue=lambda _: True)
+    monkeypatch.setattr(node, "own_markers", [pytest.mark.xdist_group("things").mark])
+    for name in {"_id", "_nodeid"} & {*dir(node)}:
+        monkeypatch.setattr(node, name, getattr(node, name))
+    for _ in range(2):
+        send_groups([node])
+        WorkerInteractor.pytest_collection_modifyitems(None, worker, [node])
+        assert LoadGroupScheduling._split_scope(None, node.nodeid) == "things"
 
 
 @pytest.mark.quick
