@@ -91,6 +91,7 @@ if TYPE_CHECKING:
         unpack_jpeg as unpack_jpeg,
     )
     from .ops.programs import Op as Op, run_programs as run_programs
+    from .sampling.buckets import AspectBuckets as AspectBuckets
     from .sampling.crops import (
         CenterCrop as CenterCrop,
         Progressive as Progressive,
@@ -156,6 +157,7 @@ _NAMES = {
     "ops.programs": "Op run_programs",
     "sampling.crops": "CenterCrop Progressive RandomCrop RandomResizedCrop Whole",
     "sampling.geometry": "View",
+    "sampling.buckets": "AspectBuckets",
     "sampling.iou_crop": "RandomIoUCrop",
     "sampling.padded": "LetterBox RandomShortestSize ScaleJitter",
     "sampling.sampler": "Blocks",

@@ -322,6 +322,7 @@ class RequestMessage(TypedDict):
     epoch: int
     ids: bytes
     occurrence: bytes | None
+    size: tuple[int, int] | None
 
 
 class JobMessage(TypedDict):
@@ -384,6 +385,7 @@ def _request_message(request: Request) -> RequestMessage:
         "epoch": request.epoch,
         "ids": request.ids.tobytes(),
         "occurrence": None if occurrence is None else occurrence.tobytes(),
+        "size": request.size,
     }
 
 
@@ -393,6 +395,7 @@ def _request_of(message: RequestMessage) -> Request:
         epoch=message["epoch"],
         ids=np.frombuffer(bytearray(message["ids"]), np.int64),
         occurrence=None if occurrence is None else np.frombuffer(bytearray(occurrence), np.int64),
+        size=message["size"],
     )
 
 
@@ -458,7 +461,7 @@ def _result_of(message: ResultMessage, request: Any, images: Images | None) -> F
         request = _request_of(own)
     if message["views"]:
         views = tuple(map(_view_of, message["views"]))
-        request = Request(request.epoch, request.ids, request.occurrence, views)
+        request = Request(request.epoch, request.ids, request.occurrence, views, request.size)
     return FetchResult(
         batch=batch,
         substituted=message["substituted"],

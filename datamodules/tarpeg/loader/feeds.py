@@ -8,12 +8,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import ResumeError, warn
+from ..errors import ResumeError, ShardError, warn
 from ..machine import read_machine
 from ..remedies import Message, Part, Setting
+from ..sampling.buckets import BucketBatches, bucket_batches
 from ..sampling.rng import Int64
-from ..sampling.sampler import DistributedBatchSampler, Request
-from ..shards.source import Source
+from ..sampling.sampler import DistributedBatchSampler, Request, Sampler
+from ..shards.source import Source, where_of
 from .batch import FetchResult
 from .buffers import Runner, ToRequest
 from .config import LoaderConfig
@@ -32,7 +33,7 @@ _REMEDIES: dict[str, tuple[Part, ...]] = {
         " fixes it for any number of ranks)",
     ),
     "samples": (" (the shards and subset=)",),
-    "order": (" (shuffle=, subset=, weights= and repeats= of the split)",),
+    "order": (" (shuffle=, subset=, weights= and repeats= of the split, and the buckets of its crop)",),
 }
 
 
@@ -55,6 +56,9 @@ class Feed(Protocol):
 
     def samples_per_rank(self, delivered: int) -> float:
         """Return the samples per epoch and rank, as far as known after ``delivered`` batches."""
+
+    def shapes(self) -> dict[tuple[int, int], int]:
+        """Return the batches per epoch of each shape, of a crop with buckets."""
 
     def facts(self) -> dict[str, int]:
         """Return what the batches depend on, apart from the samples' content; equal on all ranks."""
@@ -87,10 +91,7 @@ class IndexedFeed:
         self._order = split.sampler(source, config.seed, training)
         self.candidates = self._order.candidates()
         self._seed, self._ranks = config.seed, ranks
-        total = config.global_batch_size or config.batch_size * ranks.world
-        self._batches = DistributedBatchSampler(
-            len(self._order), total, ranks.world, config.drop_last, takes_turns=split.repeats > 1
-        )
+        self._batches = _batches_of(source, split, self._order, config, ranks.world)
         self._readahead = readahead_depth(source, config.readahead)
         # A training continues epoch after epoch: the next epoch is prefetched while this one ends.
         self._is_continuous = training
@@ -109,11 +110,16 @@ class IndexedFeed:
         """Return the samples per epoch and rank."""
         return self._batches.samples / self._batches.world
 
+    def shapes(self) -> dict[tuple[int, int], int]:
+        """Return the batches per epoch of each shape, of a crop with buckets."""
+        batches = self._batches
+        return batches.shapes() if isinstance(batches, BucketBatches) else {}
+
     def facts(self) -> dict[str, int]:
         """Return what the batches depend on, apart from the samples' content; equal on all ranks."""
         samples, global_batch = self._batches.samples, self._batches.global_batch
         facts = {"samples": samples, "global_batch": global_batch, "seed": self._seed}
-        return {"order": self._order.fingerprint(), **facts}
+        return {"order": self._order.fingerprint() ^ self._batches.fingerprint(), **facts}
 
     def files(self) -> list[str]:
         """Return the identity of each file of the source, in order."""
@@ -152,10 +158,15 @@ class IndexedFeed:
         # No closure here refers to this feed or its loader: without cycles, deleting the loader ends its
         # workers at once.
         is_continuous, rank = self._is_continuous, self._ranks.rank
-        largest = np.zeros(self._batches.largest(rank), np.int64)
-        nbytes = fetcher.nbytes(Request(epoch, largest))
+        largest = self._batches.largest_by_shape(rank)
+
+        def bytes_of(epoch: int) -> int:
+            each = (Request(epoch, np.zeros(count, np.int64), size=size) for size, count in largest)
+            return max(int(fetcher.nbytes(request)) for request in each)
+
+        nbytes = bytes_of(epoch)
         # An epoch with larger batches needs new buffers, so it begins results of its own.
-        self.continues = lambda epoch: is_continuous and fetcher.nbytes(Request(epoch, largest)) <= nbytes
+        self.continues = lambda epoch: is_continuous and bytes_of(epoch) <= nbytes
         requests = self._batches.requests(self._order, rank, epoch, first, self.continues)
         if self._readahead:
             source = self.source
@@ -170,6 +181,36 @@ def feed_of(
     if source is None:
         return StreamedFeed(split, config, ranks, training=training)
     return IndexedFeed(source, split, config, ranks, training=training)
+
+
+def _batches_of(
+    source: Source, split: Split, order: Sampler, config: LoaderConfig, world: int
+) -> DistributedBatchSampler | BucketBatches:
+    """Return how the samples of an epoch make batches: in their order, or by the buckets of the crop."""
+    total = config.global_batch_size or config.batch_size * world
+    crop = split.buckets
+    if crop is None:
+        return DistributedBatchSampler(
+            len(order), total, world, config.drop_last, takes_turns=split.repeats > 1
+        )
+    candidates = order.candidates()
+    ids = np.arange(len(source)) if candidates is None else candidates
+    sizes = source.sizes(ids)
+    shapes = crop.shapes_of(sizes)
+    without = np.flatnonzero(shapes[:, 0] == 0)
+    if without.size:
+        row = int(without[0])
+        height, width = sizes[row].tolist()
+        near = crop.nearest(height, width)
+        others = f", and of {without.size - 1} others" if without.size > 1 else ""
+        raise ShardError(
+            f"{where_of(source, int(ids[row]))}: the image of {height} x {width} fits into no bucket of "
+            f"{crop!r}{others}; the nearest is {near[0]} x {near[1]}. Give it upscale=True, which enlarges "
+            "such images, a smaller bucket, or leave them out by subset="
+        )
+    all_shapes = np.zeros((len(source), 2), np.int64)
+    all_shapes[ids] = shapes
+    return bucket_batches(crop, all_shapes, total, world, drop_last=config.drop_last)
 
 
 def readahead_depth(source: Source, readahead: int | None) -> int:

@@ -24,6 +24,7 @@ from .. import forks
 from ..errors import DecodeError, ShardError, Status
 from ..ops.decode import MAX_PIXELS, decode_batch, decode_sizes, image_sizes
 from ..sampling import rng
+from ..sampling.buckets import AspectBuckets
 from ..sampling.crops import Crop, SmallImageError, colour_of, crop_at, gray_of, has_many_sizes
 from ..sampling.geometry import View
 from ..sampling.padded import mirrored, within
@@ -124,7 +125,8 @@ class Fetcher:
 
     def nbytes(self, request: Request) -> int:
         """Bytes of the images of as many samples as ``request`` has, at most."""
-        sizes, count = self._largest(request.epoch), len(request.ids)
+        sizes = self._largest(request.epoch) if request.size is None else self._sizes(request)
+        count = len(request.ids)
         images = sum(map(math.prod, by_size(self._shape(request.epoch, sizes, count)))) * self.dtype.itemsize
         return images + picture_bytes(self.split.targets, sizes, count)
 
@@ -227,6 +229,8 @@ class Fetcher:
         known = sizes[:, 0] > 0
         all_known = bool(known.all())
         for number, (crop, pipeline) in enumerate(zip(crops, self.split.pipelines, strict=True)):
+            if isinstance(crop, AspectBuckets):
+                crop = crop.at_size(results[number])
             if hasattr(crop, "boxes_among"):
                 views.append(self._drawn_among(request, number, crop, sizes, results[number]))
                 continue
@@ -317,7 +321,9 @@ class Fetcher:
         return [_pair(crop.size) for crop in self._crops(epoch)]
 
     def _sizes(self, request: Request) -> list[Size]:
-        """Return the size of each view's results, which may depend on the sizes of the images."""
+        """Return the size of each view's results, which may depend on the images or on the batch."""
+        if request.size is not None:
+            return [request.size] * len(self.split.pipelines)
         crops = self._crops(request.epoch)
         if not any(map(has_many_sizes, crops)):
             return self._largest(request.epoch)

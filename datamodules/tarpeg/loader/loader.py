@@ -194,6 +194,8 @@ class Loader:
         """Return the split, its batches, and what makes them."""
         length = self._feed.length
         batches = "of unknown length" if length is None else f"{length} batches per epoch"
+        if self.shapes:
+            batches += f" of {len(self.shapes)} shapes"
         workers, threads = self.config.workers_and_threads
         runner = f"workers={workers}" if workers else f"workers=0, threads={threads}"
         return f"{type(self).__name__}({shown(self.split.shards)}, {batches}, {runner})"
@@ -252,6 +254,14 @@ class Loader:
                 batch = augment_on_arrival(augment, batch, self.config.seed, request, **options)
             yield batch
             del batch
+
+    @property
+    def shapes(self) -> dict[tuple[int, int], int]:
+        """Batches per epoch by (height, width) of their images, of a crop ``AspectBuckets``; otherwise empty.
+
+        ``torch.compile`` compiles once for each.
+        """
+        return self._feed.shapes()
 
     def claim(self) -> Request | None:
         """Pop the request of the oldest batch that was delivered and not claimed; None if there is none.

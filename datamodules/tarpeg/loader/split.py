@@ -16,6 +16,7 @@ import torch
 
 from ..augment.policies import Policy
 from ..errors import ShardError, check_integer, check_probability, explains_arguments, similar
+from ..sampling.buckets import AspectBuckets
 from ..sampling.crops import Crop, Progressive, crop_at, has_many_sizes
 from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fraction, shown, subset_ids
 from ..shards.label import Label, Labels, given_labels, labels_in_members
@@ -145,6 +146,7 @@ class Split:
                 "channels=1 has no transform=, which takes RGB: end the list with v2.Grayscale()"
             )
         self._check_repeats()
+        self._check_buckets()
         self._check_target()
         is_fraction(self.subset)  # raises if out of range
         names = [self.members] if isinstance(self.members, str) else self.members
@@ -323,6 +325,28 @@ class Split:
         The groups are the same in all epochs; the sizes may change.
         """
         return _groups(self.view_crops(), 0)
+
+    @property
+    def buckets(self) -> AspectBuckets | None:
+        """The ``AspectBuckets`` of the crops; None without."""
+        return next((crop for crop in self.view_crops() if isinstance(crop, AspectBuckets)), None)
+
+    def _check_buckets(self) -> None:
+        crop = self.buckets
+        if crop is None:
+            return
+        if any(each != crop for each in self.view_crops()):
+            raise ValueError(
+                f"crop={self.crop!r}: a batch has one shape, that of its bucket, so that all views need the "
+                "same AspectBuckets"
+            )
+        given = {"weights": self.weights is not None, "repeats": self.repeats > 1}
+        for name, is_given in {**given, "streaming": bool(self.streaming)}.items():
+            if is_given:
+                raise ValueError(
+                    f"{name}={shown(getattr(self, name))} and crop={crop!r}: buckets need the size of each "
+                    "sample before an epoch begins, and each sample once per epoch"
+                )
 
     def _check_repeats(self) -> None:
         repeats = self.repeats

@@ -81,6 +81,10 @@ class StreamedFeed:
             return self._batches.samples / self._batches.world
         return (delivered + 1) * self._batches.global_batch
 
+    def shapes(self) -> dict[tuple[int, int], int]:
+        """Return nothing: streams have no buckets."""
+        return {}
+
     def facts(self) -> dict[str, int]:
         """Return what the batches depend on, apart from the samples' content; equal on all ranks."""
         stream = self._stream

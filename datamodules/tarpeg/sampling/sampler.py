@@ -35,12 +35,14 @@ class Request(NamedTuple):
         ids: Ids of the samples, int64 ``[B]``.
         occurrence: How often each sample came before in the epoch, int64 ``[B]``; None if none repeats.
         views: What was drawn for each view of the samples; empty before they are fetched.
+        size: (height, width) of the results, if it is another for each batch; None for that of the crop.
     """
 
     epoch: int
     ids: Int64
     occurrence: Int64 | None = None
     views: Sequence[View] = ()
+    size: tuple[int, int] | None = None
 
     def rows(self, rows: npt.ArrayLike) -> Request:
         """Return the request for some of the samples, by their places in ``ids``."""
@@ -50,6 +52,7 @@ class Request(NamedTuple):
             ids=self.ids[chosen],
             occurrence=None if self.occurrence is None else self.occurrence[chosen],
             views=tuple(view.rows(chosen) for view in self.views),
+            size=self.size,
         )
 
     def of_row(self, row: int) -> Request:
@@ -366,6 +369,14 @@ class DistributedBatchSampler:
         """Count the samples of the rank's largest batch: the first, or the last one with its tail."""
         places = (self.rank_places(k, rank).indices(self.samples) for k in (0, len(self) - 1))
         return max(len(range(*each)) for each in places)
+
+    def largest_by_shape(self, rank: int) -> list[tuple[None, int]]:
+        """Return ``largest`` with None, for the shape of the crop; see ``BucketBatches``."""
+        return [(None, self.largest(rank))]
+
+    def fingerprint(self) -> int:
+        """Return 0: all that batches depend on beside the order is their number of samples."""
+        return 0
 
     def requests(
         self, sampler: Sampler, rank: int, epoch: int, first: int, continues: Callable[[int], bool]
