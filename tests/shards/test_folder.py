@@ -15,9 +15,10 @@ from helpers.loaders import load
 from helpers.odd_files import kernel_log, odd_files
 from helpers.pictures import jpeg, picture, tensor
 from helpers.small_tars import plain
-from tarpeg import CenterCrop, Folder, KeyedBatch, ShardError, Split
+from tarpeg import CenterCrop, Folder, KeyedBatch, Loader, ShardDataModule, ShardError, Split
 from tarpeg.shards.folder import ImageFile, UnlabelledImages, find_images, left_out_line
 from tarpeg.shards.labels import read_labels
+from tarpeg.shards.opening import open_source
 from torchvision.transforms.v2.functional import center_crop, resize
 
 FORMATS = {
@@ -284,11 +285,21 @@ def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
 # --- what is no file
 
 
-def test_other_files_are_left_out_of_predictions_and_counted(tmp_path, caplog):
-    filled(tmp_path, "a.jpg", "b.jp2", "c/d.HEIC", "c/noext", "._a.jpg", ".git/e.jpg")
-    assert Split(tmp_path, CenterCrop(8), target=None).open().keys([0]) == ["a.jpg"]
+def test_other_files_are_left_out_of_predictions_and_counted_once(tmp_path, caplog):
+    filled(tmp_path, "a.jpg", "b.jpg", "b.jp2", "c/d.HEIC", "c/noext", "._a.jpg", ".git/e.jpg")
+    (tmp_path / "f.jpg").symlink_to("nowhere")
+    split = Split(tmp_path, CenterCrop(8), target=None)
+    data = ShardDataModule(predict=split, workers=0)
+    with pytest.warns(UserWarning, match="1 images are no regular files") as caught:
+        data.setup()
+        assert data.predict_dataloader().fetcher.shards.keys([0]) == ["a.jpg"]
     kinds = "1 .git/, 1 .heic, 1 .jp2, 1 file without an extension, 1 hidden .jpg"
-    assert caplog.messages == [f"{tmp_path}: left out: {kinds}"]
+    assert caplog.messages == [f"{tmp_path}: left out: {kinds}"] and len(caught) == 1
+    caplog.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Loader(split, batch_size=2, workers=0, rank=1, world=2)
+    assert not caplog.messages, "of another rank"
 
 
 @pytest.mark.parametrize("pattern", ["", "/*.png"])
@@ -296,7 +307,7 @@ def test_links_to_missing_files_are_left_out_of_predictions(tmp_path, pattern):
     filled(tmp_path, "a.png")
     (tmp_path / "b.png").symlink_to("nowhere")
     with pytest.warns(UserWarning, match=r"1 images are no regular files .*b\.png"):
-        images = find_images(f"{tmp_path}{pattern}")
+        images = open_source(f"{tmp_path}{pattern}")
     assert images.keys(range(len(images))) == ["a.png"]
 
 

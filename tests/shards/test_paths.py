@@ -126,3 +126,11 @@ def test_names_that_are_those_of_splits(tmp_path, names, is_error):
             open_source(tmp_path)
     else:
         open_source(tmp_path)
+
+
+def test_opening_a_folder_lists_it_once_for_its_kind_and_once_for_its_shards(tmp_path, monkeypatch):
+    plain(tmp_path / "train-0.tar")
+    listed, iterdir = [], Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda path: listed.append(path) or iterdir(path))
+    open_source(tmp_path)
+    assert listed == [tmp_path] * 2

@@ -28,7 +28,7 @@ from ..files import read_regular, write_json
 from ..shards.index import build_from, save
 from ..shards.manifest import BUILDING, MANIFEST, CodecEntry, Finding
 from ..shards.pillow import NATIVE, format_name, image_extension, is_animated
-from ..shards.source import is_label, shown
+from ..shards.source import is_label, label_text
 from ..shards.tar_writer import tar_nbytes, write_tar
 from ..shards.wds_index import index_text
 from . import masks
@@ -202,7 +202,7 @@ def _find(result: ShardResult, sample: Sample) -> None:
     label = sample.members.get("cls")
     found = {} if label is not None else {NO_LABEL: ""}
     if label is not None and not is_label(label):
-        found[WRONG_LABEL] = shown(label)
+        found[WRONG_LABEL] = label_text(label)
     if is_animated(sample.members[str(image_extension(sample.members))]):
         found[FRAMES] = ""
     for kind, content in found.items():

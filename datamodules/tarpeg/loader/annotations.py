@@ -133,12 +133,12 @@ def _objects_at(source: Source, id: int, place: Place, document: Any) -> Any:
         return found
     where = f"field {place.path!r}" if place.path else "the document"
     if not isinstance(found, list):
-        return place.error(source, id, f"{where} is {shown(found)}, not a list of objects")
+        return place.error(source, id, f"{where} is {as_json(found)}, not a list of objects")
     if len(found) > MOST_OBJECTS:
         return place.error(source, id, f"{where} has {len(found)} objects, more than {MOST_OBJECTS}")
     for number, each in enumerate(found):
         if type(each) is not dict:
-            reason = f"item {number} of {where} is {shown(each)}, not an object with fields"
+            reason = f"item {number} of {where} is {as_json(each)}, not an object with fields"
             return place.error(source, id, reason)
     return found
 
@@ -172,7 +172,8 @@ def numbers_of(place: Place, objects: list[Any], name: str, width: int) -> Float
         is_list = isinstance(value, list) and len(value) == width
         if not is_list or not all(map(is_finite, value)):
             raise FieldError(
-                f"field {place.field(number, name)!r} is {shown(value)}, not a list of {width} finite numbers"
+                f"field {place.field(number, name)!r} is {as_json(value)}, not a list of {width} finite "
+                "numbers"
             )
     raise FieldError(f"fields {name!r} are not numbers")
 
@@ -189,7 +190,7 @@ def labels_of(place: Place, objects: list[Any], name: str | None, table: dict[An
         if table is None:
             if type(value) is not int or not 0 <= value <= _MOST_LABEL:
                 raise FieldError(
-                    f"field {place.field(number, name)!r} is {shown(value)}, not an integer of at least 0: "
+                    f"field {place.field(number, name)!r} is {as_json(value)}, not an integer of at least 0: "
                     "give labels= a table of the labels"
                 )
             found.append(value)
@@ -197,7 +198,7 @@ def labels_of(place: Place, objects: list[Any], name: str | None, table: dict[An
             is_known = type(value) in (int, str) and value in table
             if not is_known:
                 raise FieldError(
-                    f"field {place.field(number, name)!r} is {shown(value)}, which is not in labels=, a "
+                    f"field {place.field(number, name)!r} is {as_json(value)}, which is not in labels=, a "
                     f"table of {len(table)} values such as {next(iter(table))!r}"
                 )
             found.append(table[value])
@@ -212,7 +213,7 @@ def is_finite(value: Any) -> bool:
         return False
 
 
-def shown(value: Any) -> str:
+def as_json(value: Any) -> str:
     """Format a value of JSON, for messages."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 48 else text[:48] + "..."

@@ -17,12 +17,12 @@ from .annotations import (
     FAR,
     FieldError,
     Place,
+    as_json,
     is_finite,
     joined,
     labels_of,
     numbers_of,
     read_objects,
-    shown,
     slices_of,
     table_of,
 )
@@ -211,14 +211,14 @@ class Boxes:
             number = int(wrong.argmax())
             reason = "has no or negative size" if (sides[number] <= 0).any() else f"is beyond {FAR:g} pixels"
             raise FieldError(
-                f"field {place.field(number, self.box)!r} is {shown(objects[number][self.box])} in the order "
-                f"{self._order}, a box that {reason}"
+                f"field {place.field(number, self.box)!r} is {as_json(objects[number][self.box])} in the "
+                f"order {self._order}, a box that {reason}"
             )
         if len(boxes) and boxes.max() <= 1 and (boxes % 1).any():
             warn(
-                f"{place.field(0, self.box)!r} is {shown(objects[0][self.box])}, and no box of these images "
-                "goes beyond 1: Boxes are in pixels. Multiply boxes in shares of the image by its width and "
-                "height, or they are dropped as smaller than min_size"
+                f"{place.field(0, self.box)!r} is {as_json(objects[0][self.box])}, and no box of these "
+                "images goes beyond 1: Boxes are in pixels. Multiply boxes in shares of the image by its "
+                "width and height, or they are dropped as smaller than min_size"
             )
         labels = labels_of(place, objects, self.label, self._table)
         area, iscrowd = sides.prod(axis=1), np.zeros(len(objects), np.int64)
@@ -235,11 +235,11 @@ class Boxes:
     def _area(self, number: int, value: Any) -> float:
         if not is_finite(value) or value < 0:
             field = self._place.field(number, self.area)
-            raise FieldError(f"field {field!r} is {shown(value)}, not a number of at least 0")
+            raise FieldError(f"field {field!r} is {as_json(value)}, not a number of at least 0")
         return float(value)
 
     def _is_crowd(self, number: int, value: Any) -> int:
         if value not in (0, 1):  # and true and false
             field = self._place.field(number, self.iscrowd)
-            raise FieldError(f"field {field!r} is {shown(value)}, not 0 or 1")
+            raise FieldError(f"field {field!r} is {as_json(value)}, not 0 or 1")
         return int(value)

@@ -277,7 +277,7 @@ def open_split(split: Split, *, is_first: bool = True, needs_labels: bool = True
 
     Args:
         split: Not streamed.
-        is_first: Whether this process warns; the others would warn about the same shards.
+        is_first: Whether this process warns and logs; the others would warn about the same shards.
         needs_labels: Check that the first sample has one, unless the split has ``target=None``.
     """
     with warnings.catch_warnings():
@@ -285,7 +285,7 @@ def open_split(split: Split, *, is_first: bool = True, needs_labels: bool = True
             warnings.simplefilter("ignore")
         if needs_labels and split.subset is None:  # check_labels raises instead
             warnings.filterwarnings("ignore", ".* has only images, which have no labels")
-        source = split.open()
+        source = split.open(is_first=is_first)
         if needs_labels:
             split.check_labels(source)
     return source

@@ -13,7 +13,7 @@ from ..errors import check_integer
 from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards.source import Source
-from .annotations import FAR, FieldError, Place, is_finite, joined, read_objects, shown, slices_of
+from .annotations import FAR, FieldError, Place, as_json, is_finite, joined, read_objects, slices_of
 from .targets import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
 
 _COCO_PAIRS = tuple((left, left + 1) for left in range(1, 17, 2))
@@ -181,17 +181,17 @@ class Keypoints:
         is_list = isinstance(rows, list) and len(rows) == self.count
         if not is_list or not all(isinstance(row, list) and len(row) in (2, 3) for row in rows):
             raise FieldError(
-                f"field {field} is {shown(value)}, not {3 * self.count} numbers x, y, visibility, or "
+                f"field {field} is {as_json(value)}, not {3 * self.count} numbers x, y, visibility, or "
                 f"{self.count} points: count= is {self.count}"
             )
         full = [row if len(row) == 3 else [*row, 2] for row in rows]
         for place, row in enumerate(full):
             if not all(map(is_finite, row)) or max(map(abs, row)) > FAR:
                 raise FieldError(
-                    f"field {field}: point {place} is {shown(row)}, not finite numbers of pixels"
+                    f"field {field}: point {place} is {as_json(row)}, not finite numbers of pixels"
                 )
             if row[2] not in (0, 1, 2):
                 raise FieldError(
-                    f"field {field}: point {place} has the visibility {shown(row[2])}, not 0, 1 or 2"
+                    f"field {field}: point {place} has the visibility {as_json(row[2])}, not 0, 1 or 2"
                 )
         return np.array(full, np.float64)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..sampling.rng import Float64, Int64
-from .annotations import FAR, FieldError, is_finite, shown
+from .annotations import FAR, FieldError, as_json, is_finite
 
 _SCALE = 5.0  # pycocotools traces polygons in fifths of pixels
 _MOST_STEPS = 1 << 20
@@ -45,16 +45,16 @@ def outline_of(field: str, value: Any) -> Outline:
     if isinstance(value, dict):
         return _runs_of(field, value)
     wrong = FieldError(
-        f"field {field!r} is {shown(value)}, neither polygons [[x, y, ...], ...] nor run lengths"
+        f"field {field!r} is {as_json(value)}, neither polygons [[x, y, ...], ...] nor run lengths"
     )
     if not isinstance(value, list) or not value:
         raise wrong
     polygons = []
     for polygon in value:
         if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
-            raise FieldError(f"field {field!r}: {shown(polygon)} is not a polygon of three points or more")
+            raise FieldError(f"field {field!r}: {as_json(polygon)} is not a polygon of three points or more")
         if not all(map(is_finite, polygon)) or max(map(abs, polygon)) > FAR:
-            raise FieldError(f"field {field!r}: {shown(polygon)} has numbers that are no pixels")
+            raise FieldError(f"field {field!r}: {as_json(polygon)} has numbers that are no pixels")
         polygons.append(np.array(polygon, np.float64).reshape(-1, 2))
     steps = sum(float(np.abs(each - np.roll(each, -1, 0)).max(1).sum()) for each in polygons) * _SCALE
     if steps > _MOST_STEPS:
@@ -76,7 +76,8 @@ def _runs_of(field: str, value: dict[str, Any]) -> Runs:
         found = np.array(counts, np.int64)
     if not isinstance(size, list) or not is_size or found is None:
         raise FieldError(
-            f'field {field!r} is {shown(value)}, not run lengths {{"size": [height, width], "counts": [...]}}'
+            f'field {field!r} is {as_json(value)}, not run lengths {{"size": [height, width], '
+            '"counts": [...]}'
         )
     height, width = size
     if (found < 0).any() or found.sum() != height * width:

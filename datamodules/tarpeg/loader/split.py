@@ -168,9 +168,13 @@ class Split:
                     "list or dict with it"
                 )
 
-    def open(self) -> Source:
-        """Index the shards, or list the images. Raises ``ShardError`` if any is missing or damaged."""
-        return open_source(self.shards, None if self.labels is not None else self.target)
+    def open(self, *, is_first: bool = True) -> Source:
+        """Index the shards, or list the images. Raises ``ShardError`` if any is missing or damaged.
+
+        ``is_first``: Whether this process logs what all processes would log.
+        """
+        target = None if self.labels is not None else self.target
+        return open_source(self.shards, target, is_first=is_first)
 
     def check_labels(self, source: Source) -> None:
         """Raise ShardError if the first sample has no label, before a loss meets it, or a table is wrong.

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import ResumeError
 from ..remedies import Message, Setting
+from ..sampling.sampler import shown
 from ..shards.source import digest
 
 State = dict[str, int | str]
@@ -58,7 +59,7 @@ def checked_state(state: Any, facts: Sequence[str]) -> State:
     if version:
         data = state.get("data")
         if not isinstance(data, str):
-            raise ResumeError(f"data={_shown(data)} of the loader's state must be a text. {_REMEDY}")
+            raise ResumeError(f"data={shown(data)} of the loader's state must be a text. {_REMEDY}")
         found["data"] = data
     return found
 
@@ -70,7 +71,7 @@ def checked_classes(state: Any) -> list[str]:
     names = state.get("classes") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ResumeError(
-            f"classes={_shown(names)} of the data module's state must be a list of names. {_REMEDY}"
+            f"classes={shown(names)} of the data module's state must be a list of names. {_REMEDY}"
         )
     return names
 
@@ -125,11 +126,6 @@ def _integer(state: Mapping[str, Any], name: str, low: int, high: int) -> int:
     value = state[name]
     if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
         raise ResumeError(
-            f"{name}={_shown(value)} of the loader's state must be an integer in {low}..{high}. {_REMEDY}"
+            f"{name}={shown(value)} of the loader's state must be an integer in {low}..{high}. {_REMEDY}"
         )
     return int(value)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

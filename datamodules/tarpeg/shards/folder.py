@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ShardError, check_integer, similar, warn
+from ..errors import ShardError, check_integer, similar
 from ..files import LARGEST_IMAGE, checked_size, open_regular, read_regular
 from .paths import Paths, parts_of
 from .pillow import FILE_EXTENSIONS, IMAGE_EXTENSIONS
@@ -234,9 +234,9 @@ class UnlabelledImages(Source):
     JPEGs, packed images and binary PPMs are decoded natively, others by Pillow.
     """
 
-    def __init__(self, root: Path, names: Sequence[str], left_out: Mapping[str, int] | None = None) -> None:
-        """Keep the names, relative to root, in this order; and the counts of other files, by kind."""
-        self.left_out = dict(left_out or {})
+    def __init__(self, root: Path, names: Sequence[str], left_out: str = "", odd: Sequence[str] = ()) -> None:
+        """Keep the names, relative to root, in this order; and texts about files that are left out."""
+        self.left_out, self.odd = left_out, [*odd]
         self._root = str(root)
         self._names = list(names)
 
@@ -309,12 +309,12 @@ def find_images(source: Paths) -> UnlabelledImages | None:
     A folder with a .tar in it means shards, any other folder all images in it and below; a glob or a path
     means images if all matching files are images. Sorted. Files of a folder that have another extension or
     none, and hidden files and folders, are left out and counted; FIFOs, devices, sockets and links to missing
-    files are left out with a warning. Raises ShardError if some parts of a list mean images and others do
-    not.
+    files are left out: ``left_out`` and ``odd`` of the result are about both. Raises ShardError if some parts
+    of a list mean images and others do not.
     """
     parts = parts_of(source)
-    left_out = Counter[str]()
-    found = [_found(os.path.expanduser(part), left_out) for part in parts]  # noqa: PTH111
+    left_out, odd = Counter[str](), list[str]()
+    found = [_found(os.path.expanduser(part), left_out, odd) for part in parts]  # noqa: PTH111
     images = [entry for entry in found if entry is not None]
     if not images:
         return None
@@ -327,13 +327,13 @@ def find_images(source: Paths) -> UnlabelledImages | None:
     roots = [root for root, _ in images]
     root = roots[0] if len(roots) == 1 else Path(os.path.commonpath(roots))
     names = [os.path.relpath(path, root) for _, paths in images for path in paths]
-    return UnlabelledImages(root, names, _by_number(left_out))
+    return UnlabelledImages(root, names, left_out_line(_by_number(left_out)), odd)
 
 
-def _found(text: str, left_out: Counter[str]) -> tuple[Path, list[str]] | None:
+def _found(text: str, left_out: Counter[str], notes: list[str]) -> tuple[Path, list[str]] | None:
     """Return the root of the keys and the images of one part of a source; None if it does not mean images.
 
-    left_out: counts by kind the other files of a folder.
+    left_out: counts by kind the other files of a folder. notes: gets a text about odd files.
     """
     if text.endswith(".tar"):
         return None  # saves a second search for a glob of shards
@@ -347,7 +347,7 @@ def _found(text: str, left_out: Counter[str]) -> tuple[Path, list[str]] | None:
             return None  # expand() reports the reason
         odd: list[str] = []
         paths = _below(path, FILE_EXTENSIONS, odd, left_out)
-        _warn_of_odd(text, odd)
+        notes += _note_of_odd(text, odd)
         return (path, paths) if paths else None
     if path.is_file():
         return (path.parent, [str(path)]) if _is_image(path.name, FILE_EXTENSIONS) else None
@@ -358,17 +358,18 @@ def _found(text: str, left_out: Counter[str]) -> tuple[Path, list[str]] | None:
     names = [name for name in found if name.is_file()]
     if not names or not all(_is_image(name.name, FILE_EXTENSIONS) for name in names):
         return None
-    _warn_of_odd(text, [str(name) for name in found if not name.is_file()])
+    notes += _note_of_odd(text, [str(name) for name in found if not name.is_file()])
     root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
     return root, [str(name.absolute()) for name in names]
 
 
-def _warn_of_odd(source: str, odd: Sequence[str]) -> None:
-    if odd:
-        warn(
-            f"{source!r}: {len(odd)} images are no regular files but FIFOs, devices, sockets or links to "
-            f"missing files, and are left out, the first is {min(odd)}"
-        )
+def _note_of_odd(source: str, odd: Sequence[str]) -> list[str]:
+    if not odd:
+        return []
+    return [
+        f"{source!r}: {len(odd)} images are no regular files but FIFOs, devices, sockets or links to "
+        f"missing files, and are left out, the first is {min(odd)}"
+    ]
 
 
 def look_at(path: str) -> tuple[os.stat_result | None, str]:

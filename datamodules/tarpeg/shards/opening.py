@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable
-from pathlib import Path
 
 from ..errors import warn
 from .classes import classes_beside
-from .folder import find_images, left_out_line
+from .folder import find_images
 from .mapped import Shards
-from .paths import Paths, expand, identity, refuse_several_splits, resolved
+from .paths import Paths, expand, identity, resolved
 from .source import Source, completed, is_source
 
 log = logging.getLogger(__name__)
 
 
-def open_source(given: Paths | Source, target: object = None) -> Source:
+def open_source(given: Paths | Source, target: object = None, *, is_first: bool = True) -> Source:
     """Index the shards, or list the images of a folder; an object of the user is returned as a ``Source``.
 
     Args:
         given: Shards, a folder of images, or an object of the user.
         target: Target of the split; a warning if it is not None and there are no labels.
+        is_first: Whether this process logs the number of files that are left out, as others would, too.
 
     Raises:
         ShardError: If a file is missing or damaged.
@@ -31,9 +31,11 @@ def open_source(given: Paths | Source, target: object = None) -> Source:
         return completed(given)
     images = find_images(given)
     if images is None:
-        return Shards(_shards_of(given))
-    if line := left_out_line(images.left_out):
-        log.warning("%s: %s", given, line)
+        return Shards(expand(given, is_split=True))
+    if images.left_out and is_first:
+        log.warning("%s: %s", given, images.left_out)
+    for text in images.odd:
+        warn(text)
     if target is not None:
         warn(
             f"shards={given!r} has only images, which have no labels: they will be -1. "
@@ -53,19 +55,14 @@ def places_of(given: Paths | Source) -> dict[Hashable, str]:
     images = find_images(given)
     if images is not None:
         return {path: path for path in images.paths()}
-    return {identity(str(path)): resolved(str(path)) for path in _shards_of(given)}
+    return {identity(str(path)): resolved(str(path)) for path in expand(given, is_split=True)}
 
 
 def classes_of(given: Paths | Source) -> list[str] | None:
     """Names of the classes by label, without opening the source; None if they are unknown."""
     if is_source(given):
         return open_source(given).classes()
-    return None if find_images(given) is not None else classes_beside(_shards_of(given))
-
-
-def _shards_of(given: Paths) -> list[Path]:
-    refuse_several_splits(given)
-    return expand(given)
+    return None if find_images(given) is not None else classes_beside(expand(given, is_split=True))
 
 
 def _place(given: object) -> Hashable:

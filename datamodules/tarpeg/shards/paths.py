@@ -29,41 +29,44 @@ _SPLITS = {
 _OF_SPLIT = re.compile(rf"({'|'.join(_SPLITS)})[-_.\d]", re.IGNORECASE)
 
 
-def expand(source: Paths) -> list[Path]:
+def expand(source: Paths, *, is_split: bool = False) -> list[Path]:
     """Expand a source to the paths of its shards.
 
     A folder means all *.tar in it (not below it), sorted; matches of a glob are sorted too; otherwise the
     order is as given. Braces as in bash: "train-{000..009}.tar". Shards in the manifest of a cache are
     included even if their files are missing. Raises ShardError if a part of the source does not match a local
     file, and for a shard that comes twice.
+
+    ``is_split``: raise ShardError also for a folder with shards of several splits by their names, such as
+    train-* and val-*. A glob of all of them is accepted.
     """
     parts = parts_of(source)
     if not parts:
         raise ShardError("shards=[] has no shards. Give a folder, a glob, a brace pattern or paths.")
-    paths = [path for part in parts for path in _expand_one(part)]
+    paths: list[Path] = []
+    for part in parts:
+        found = list(_expand_one(part))
+        if is_split:
+            _refuse_several_splits(part, found)
+        paths += found
     refuse_twice(list(map(str, paths)), source)
     return paths
 
 
-def refuse_several_splits(source: Paths) -> None:
-    """Raise ShardError for a folder with shards of several splits by their names, such as train-* and val-*.
-
-    A glob of all of them is accepted. Parts of the source that cannot be opened are left out.
-    """
-    for part in parts_of(source):
-        folder = Path(part).expanduser()
-        if is_url(part) or not folder.is_dir():
-            continue
-        patterns: dict[str, str] = {}
-        for name in sorted(path.name for path in _expand_existing(str(folder))):
-            if found := _OF_SPLIT.match(name):
-                patterns.setdefault(_SPLITS[found[1].lower()], f"{found[0].rstrip('0123456789')}*.tar")
-        if len(patterns) > 1:
-            shown = [repr(str(folder / pattern)) for pattern in patterns.values()]
-            raise ShardError(
-                f"shards={part!r} is a folder with shards of {len(patterns)} splits, by their names: give "
-                f"{' or '.join(shown)}; for all of them together {str(folder / '*.tar')!r}."
-            )
+def _refuse_several_splits(part: str, paths: Sequence[Path]) -> None:
+    folder = Path(part).expanduser()
+    if not folder.is_dir():
+        return
+    patterns: dict[str, str] = {}
+    for name in sorted(path.name for path in paths):
+        if found := _OF_SPLIT.match(name):
+            patterns.setdefault(_SPLITS[found[1].lower()], f"{found[0].rstrip('0123456789')}*.tar")
+    if len(patterns) > 1:
+        shown = [repr(str(folder / pattern)) for pattern in patterns.values()]
+        raise ShardError(
+            f"shards={part!r} is a folder with shards of {len(patterns)} splits, by their names: give "
+            f"{' or '.join(shown)}; for all of them together {str(folder / '*.tar')!r}."
+        )
 
 
 def parts_of(source: Paths) -> list[str]:

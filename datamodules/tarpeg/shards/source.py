@@ -334,7 +334,7 @@ def integers(source: Source, ids: Iterable[int], extension: str, texts: Iterable
             raise missing(source, id, extension)
         if not is_label(text):
             raise ShardError(
-                f"{where_of(source, id)}: member {plain(extension)!r} is {shown(text)}, not a 64-bit "
+                f"{where_of(source, id)}: member {plain(extension)!r} is {label_text(text)}, not a 64-bit "
                 "integer. A label is an integer in ASCII digits, such as 7."
             )
         labels.append(int(text))
@@ -349,7 +349,7 @@ def is_label(text: bytes) -> bool:
     )
 
 
-def shown(text: bytes) -> str:
+def label_text(text: bytes) -> str:
     """Format the content of a label, for messages."""
     return repr(text[:32].decode("utf-8", "replace") + ("..." if len(text) > 32 else ""))
 

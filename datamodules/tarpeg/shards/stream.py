@@ -20,7 +20,7 @@ import torch
 from ..errors import ShardError, check_integer
 from ..sampling import rng
 from .index import Int64
-from .paths import Paths, expand, expand_braces, parts_of, refuse_several_splits, refuse_twice
+from .paths import Paths, expand, expand_braces, parts_of, refuse_twice
 from .pillow import image_extension
 from .source import Source, plain
 from .tar import streamed_members
@@ -84,10 +84,9 @@ def expand_urls(source: Paths) -> tuple[str, ...]:
     shard that comes twice.
     """
     names: list[str] = []
-    refuse_several_splits(source)
     for part in parts_of(source):
         if not is_url(part):
-            names += (str(path.absolute()) for path in expand(part))
+            names += (str(path.absolute()) for path in expand(part, is_split=True))
             continue
         for url in expand_braces(part, public_url(part)):
             names += expand_url(url)
