@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tarpeg
 import torch
-from helpers.coco_files import CATEGORIES, coco, masks, targets_of
+from helpers.data_sets import CATEGORIES, coco, masks, targets_of
 from helpers.pictures import saved
 from helpers.small_tars import members, tars
 from PIL import Image

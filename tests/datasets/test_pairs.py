@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tarpeg
-from helpers.coco_files import masks, picture, targets_of
+from helpers.data_sets import masks, picture, targets_of
 from helpers.small_tars import members
 from tarpeg.datasets.writer import make_shards
 from tarpeg.errors import ShardError

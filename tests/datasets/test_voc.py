@@ -8,42 +8,12 @@ import numpy as np
 import pytest
 import tarpeg
 import torch
-from helpers.coco_files import masks, picture, targets_of
+from helpers.data_sets import VOC_BOXES, devkit, picture, targets_of, xml
 from helpers.small_tars import members
 from PIL import Image
 from tarpeg.datasets.writer import make_shards
 from tarpeg.errors import ShardError
 from torchvision import datasets
-
-BOXES = [("cat", 1, 1, 20, 30), ("person", 5, 6, 48, 48), ("tvmonitor", 2, 3, 10, 11)]
-PART = "<part><name>head</name><bndbox><xmin>1</xmin></bndbox></part>"
-
-
-def xml(size, objects, more=""):
-    things = "".join(
-        f"<object><name>{name}</name><pose>Left</pose><truncated>1</truncated><difficult>0</difficult>"
-        f"<bndbox><xmax>{right}</xmax><xmin>{left}</xmin><ymin>{top}</ymin><ymax>{bottom}</ymax></bndbox>"
-        f"{PART}</object>"
-        for name, left, top, right, bottom in objects
-    )
-    shape = f"<size><width>{size[1]}</width><height>{size[0]}</height><depth>3</depth></size>"
-    return f"<annotation>{shape}{things}{more}</annotation>"
-
-
-def devkit(place, count=4):
-    """Write VOCdevkit/VOC2012 with masks and lists; return its folder and the values of the masks."""
-    root = place / "VOCdevkit" / "VOC2012"
-    for part in ("JPEGImages", "Annotations", "ImageSets/Main", "ImageSets/Segmentation"):
-        (root / part).mkdir(parents=True)
-    sizes = {}
-    for number in range(count):
-        data, sizes[f"2008_{number}"] = picture(number)
-        (root / "JPEGImages" / f"2008_{number}.jpg").write_bytes(data)
-        text = xml(sizes[f"2008_{number}"], BOXES[: number % 4 or 3])
-        (root / "Annotations" / f"2008_{number}.xml").write_text(text)
-    for part in ("Main", "Segmentation"):
-        (root / "ImageSets" / part / "train.txt").write_text("".join(f"{name}\n" for name in sizes))
-    return root, masks(root, sizes, "SegmentationClass")
 
 
 def pack(place, root, **given):
@@ -111,7 +81,7 @@ BOMB = '<!DOCTYPE a [<!ENTITY b "ha"><!ENTITY c "&b;&b;">]><annotation>&c;</anno
         ("", r"2008_1\.xml is not XML"),
         (BOMB, r"2008_1\.xml has a document type, line 1"),
         (BOMB.encode("utf-16"), r"2008_1\.xml has a document type"),
-        (xml((48, 64), BOXES), r"2008_1\.xml: annotations of an image of 48 x 64.* it is 64 x 48"),
+        (xml((48, 64), VOC_BOXES), r"2008_1\.xml: annotations of an image of 48 x 64.* it is 64 x 48"),
         (xml((64, 48), [("dragon", 1, 1, 2, 2)]), r"2008_1\.xml: object 0 is 'dragon', .*classes="),
         (xml((64, 48), [("cat", 1, 1, "nan", 2)]), r"2008_1\.xml: bndbox.xmax is 'nan'"),
         (xml((64, 48), [("cat", 1, 1, "", 2)]), r"2008_1\.xml: bndbox.xmax is ''"),
@@ -159,7 +129,7 @@ def test_lists_and_arguments(tmp_path):
 
 def test_sizes_of_zero_are_not_compared(tmp_path):
     root, _ = devkit(tmp_path, 1)
-    (root / "Annotations" / "2008_0.xml").write_text(xml((0, 0), BOXES[:1]))
+    (root / "Annotations" / "2008_0.xml").write_text(xml((0, 0), VOC_BOXES[:1]))
     assert pack(tmp_path, root).left_out == ()
 
 

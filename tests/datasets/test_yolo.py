@@ -6,27 +6,12 @@ import json
 
 import pytest
 import tarpeg
-from helpers.coco_files import picture, targets_of
+from helpers.data_sets import layout, targets_of
 from helpers.pictures import saved
 from helpers.small_tars import members
 from PIL import Image
 from tarpeg.datasets.writer import make_shards
 from tarpeg.errors import ShardError
-
-LINES = "0 0.5 0.25 0.5 0.25\n\n1 0.25 0.5 0.125 0.5\n"
-
-
-def layout(place, lines=LINES, count=3, names="names: {0: cat, 1: dog}", more=""):
-    """Write images/train, labels/train and data.yaml; image 2 has no labels."""
-    for part in ("images", "labels"):
-        (place / part / "train" / "deep").mkdir(parents=True)
-    for number in range(count):
-        name = f"{'deep/' * (number == 1)}{number}"
-        (place / "images" / "train" / f"{name}.jpg").write_bytes(picture(number)[0])
-        if number < 2:
-            (place / "labels" / "train" / f"{name}.txt").write_text(lines)
-    (place / "data.yaml").write_text(f"train: images/train\n{names}\n{more}")
-    return place / "data.yaml"
 
 
 def pack(place, data, **given):

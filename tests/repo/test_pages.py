@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.checkouts import ROOT, copy, library, tracked
+from helpers.data_sets import coco, devkit, layout
 from helpers.forks import run_forked
 from helpers.pages import PAGES, PROGRAM, TUTORIAL, blocks, commands
 from helpers.pictures import jpeg, saved
@@ -248,6 +249,9 @@ def fill(place: Path) -> None:
                 members += [(f"{key}.json", about), (f"{key}.txt", b"a caption")]
                 members += [(f"{key}.png", mask)]
             write_tar(place / folder / f"{name}.tar", members)
+    coco(data / "coco")
+    devkit(data)
+    layout(data / "yolo")
     np.save(data / "chosen.npy", np.array([0, 2, 5]))
     np.save(data / "weights.npy", np.arange(1.0, 21.0))
     (data / "photos").mkdir()

@@ -13,6 +13,9 @@ from helpers.pictures import jpeg, saved
 
 SIZES = [(48, 64), (64, 48), (40, 80), (56, 56)]
 CATEGORIES = [{"id": 3, "name": "car"}, {"id": 17, "name": "cat"}, {"id": 90, "name": "brush"}]
+VOC_BOXES = [("cat", 1, 1, 20, 30), ("person", 5, 6, 48, 48), ("tvmonitor", 2, 3, 10, 11)]
+PART = "<part><name>head</name><bndbox><xmin>1</xmin></bndbox></part>"
+YOLO_LINES = "0 0.5 0.25 0.5 0.25\n\n1 0.25 0.5 0.125 0.5\n"
 
 
 def picture(number):
@@ -72,6 +75,46 @@ def masks(place, sizes, folder="masks"):
         (place / folder / f"{name}.png").write_bytes(saved(image, "PNG"))
         found[name] = values
     return found
+
+
+def xml(size, objects, more=""):
+    things = "".join(
+        f"<object><name>{name}</name><pose>Left</pose><truncated>1</truncated><difficult>0</difficult>"
+        f"<bndbox><xmax>{right}</xmax><xmin>{left}</xmin><ymin>{top}</ymin><ymax>{bottom}</ymax></bndbox>"
+        f"{PART}</object>"
+        for name, left, top, right, bottom in objects
+    )
+    shape = f"<size><width>{size[1]}</width><height>{size[0]}</height><depth>3</depth></size>"
+    return f"<annotation>{shape}{things}{more}</annotation>"
+
+
+def devkit(place, count=4):
+    """Write VOCdevkit/VOC2012 with masks and lists; return its folder and the values of the masks."""
+    root = place / "VOCdevkit" / "VOC2012"
+    for part in ("JPEGImages", "Annotations", "ImageSets/Main", "ImageSets/Segmentation"):
+        (root / part).mkdir(parents=True)
+    sizes = {}
+    for number in range(count):
+        data, sizes[f"2008_{number}"] = picture(number)
+        (root / "JPEGImages" / f"2008_{number}.jpg").write_bytes(data)
+        text = xml(sizes[f"2008_{number}"], VOC_BOXES[: number % 4 or 3])
+        (root / "Annotations" / f"2008_{number}.xml").write_text(text)
+    for part in ("Main", "Segmentation"):
+        (root / "ImageSets" / part / "train.txt").write_text("".join(f"{name}\n" for name in sizes))
+    return root, masks(root, sizes, "SegmentationClass")
+
+
+def layout(place, lines=YOLO_LINES, count=3, names="names: {0: cat, 1: dog}", more=""):
+    """Write images/train, labels/train and data.yaml; image 2 has no labels."""
+    for part in ("images", "labels"):
+        (place / part / "train" / "deep").mkdir(parents=True)
+    for number in range(count):
+        name = f"{'deep/' * (number == 1)}{number}"
+        (place / "images" / "train" / f"{name}.jpg").write_bytes(picture(number)[0])
+        if number < 2:
+            (place / "labels" / "train" / f"{name}.txt").write_text(lines)
+    (place / "data.yaml").write_text(f"train: images/train\n{names}\n{more}")
+    return place / "data.yaml"
 
 
 def targets_of(shards, *targets, size=(50, 60)):
