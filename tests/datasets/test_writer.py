@@ -12,11 +12,13 @@ import tarpeg
 import webdataset
 from helpers.scripts import PATHS, run_tool
 from helpers.small_tars import members, tars, write_tar
+from hydra import compose, initialize
 from tarpeg.datasets import writer
 from tarpeg.datasets.synthetic import Photos, label_of, photograph
 from tarpeg.datasets.writer import make_shards
 from tarpeg.errors import ShardError
 from tarpeg.shards.folder import Folder
+from tarpeg_hydra.make_shards import source_of
 
 SLOW = pytest.mark.slow
 SMALL = Photos(size=32)
@@ -171,6 +173,34 @@ def test_an_unreadable_file_raises_and_leaves_no_incomplete_shard(tmp_path, imag
         assert list((tmp_path / "o").iterdir()) == []
 
 
+def source(*overrides):
+    """The source that the tool makes of these settings."""
+    with initialize(version_base="1.3", config_path="pkg://tarpeg.conf"):
+        return source_of(compose("make_shards", ["out=o", *overrides]))
+
+
+def test_settings_of_the_tool_are_those_of_the_source():
+    coco = ["source=coco", "images=i", "annotations=a.json"]
+    assert source(*coco) == tarpeg.Coco("i", "a.json")
+    given = source(*coco, "masks=m", "keep_empty=false", "seed=3")
+    assert given == tarpeg.Coco("i", "a.json", masks="m", keep_empty=False, seed=3)
+    voc = source("source=voc", "root=r", "split=Main/val", "classes=[a,b]", "one_based=false")
+    assert voc == tarpeg.Voc("r", "Main/val", classes=["a", "b"], one_based=False)
+    yolo = source("source=yolo", "root=r", "names={0: a}", "task=pose", "kpt_shape=[2,3]")
+    assert yolo == tarpeg.Yolo("r", names={0: "a"}, task="pose", kpt_shape=[2, 3])
+    assert source("source=folder", "images=i", "masks=m") == tarpeg.MaskFolder("i", "m")
+    assert source("source=folder", "root=r", "seed=2") == Folder("r", 2)
+    assert source("source=scenes", "classes=2", "size=64") == tarpeg.Scenes(classes=2, size=64)
+    for overrides, message in (
+        (["source=coco", "images=i"], "annotations is not set: pass annotations=FILE.json"),
+        (["source=yolo", "root=r", "images=i"], r"images=i .* give source=coco or folder images="),
+        (["source=folder", "root=r", "masks=m"], r"masks=m .* give source=coco or voc or folder images="),
+        (["source=folder", "images=i"], "masks is not set: pass masks=DIR"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            source(*overrides)
+
+
 tool = partial(run_tool, "make_shards")
 
 
@@ -195,10 +225,13 @@ def test_tool_draws_and_packs(tmp_path, images):
     ("arguments", "message"),
     [
         (["samples=3"], "make_shards: out is not set: pass out=DIR"),
-        (["out=o", "root=x"], "make_shards: root=x is of images to pack: give source=folder too"),
+        (["out=o", "root=x"], "make_shards: root=x is of images to pack: give source=folder or voc or yolo"),
         (["out=o", "source=folder"], "make_shards: root is not set: pass root=DIR"),
         (["out=o", "source=folder", "root=nowhere"], "make_shards: root='nowhere' is not a directory"),
-        (["out=o", "source=web"], "make_shards: source='web' must be synthetic, scenes or folder"),
+        (
+            ["out=o", "source=web"],
+            "make_shards: source='web' must be synthetic, scenes, folder, coco, voc or yolo",
+        ),
         (["out=o", "gray=2"], "make_shards: gray=2 must be a probability in 0..1"),
     ],
 )
