@@ -70,15 +70,15 @@ def augment_input(jpegs: list[bytes], seed: int, device: str) -> AugmentInput:
     factors = {name: uniform(0.6, 1.4) for name in _FACTORS[:3]} | {"hue": uniform(-0.1, 0.1)}
     corners = torch.from_numpy(generator.integers(0, SIZE - _ERASED, (count, 1, 2), dtype=np.int32))
     return AugmentInput(
-        jpegs,
-        images.contiguous().to(device),
-        images.to(device),
-        (uniform(0, 1) < 0.5).to(device),
-        angles.tolist(),
-        scales.tolist(),
-        matrix.to(device),
-        {name: values.to(device) for name, values in factors.items()},
-        torch.cat((corners, torch.full_like(corners, _ERASED)), 2).to(device),
+        jpegs=jpegs,
+        planar=images.contiguous().to(device),
+        last=images.to(device),
+        flips=(uniform(0, 1) < 0.5).to(device),
+        angles=angles.tolist(),
+        scales=scales.tolist(),
+        matrix=matrix.to(device),
+        factors={name: values.to(device) for name, values in factors.items()},
+        boxes=torch.cat((corners, torch.full_like(corners, _ERASED)), 2).to(device),
     )
 
 

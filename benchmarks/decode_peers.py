@@ -172,7 +172,16 @@ def decode_input(jpegs: list[bytes], crop: Crop, tile: int, seed: int, stores_cr
     kinds |= {"tiled": [decode.tile_jpeg(tensor, tile) for tensor in tensors]}
     kinds |= {"packed": [decode.pack_jpeg(tensor, tile) for tensor in tensors]}
     alone = [_stored_crop(*pair) for pair in zip(jpegs, places, strict=True)] if stores_crops else []
-    return DecodeInput(jpegs, tensors, arrays, kinds, alone, torch.from_numpy(boxes), places, flips)
+    return DecodeInput(
+        jpegs=jpegs,
+        tensors=tensors,
+        arrays=arrays,
+        kinds=kinds,
+        alone=alone,
+        boxes=torch.from_numpy(boxes),
+        places=places,
+        flips=flips,
+    )
 
 
 def _stored_crop(jpeg: bytes, place: Place) -> Tensor:

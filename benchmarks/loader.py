@@ -170,8 +170,10 @@ class LoaderRun:
             for number, who in enumerate(contestants(group)):
                 if not number or self.settings.selects(who.name):
                     note = who.absent()
-                    present += [who] if note is None else []
-                    missing += [] if note is None else [note]
+                    if note is None:
+                        present.append(who)
+                    else:
+                        missing.append(note)
             for row in self._measure_group(present, missing, compare(group) if compare else None):
                 rows.append(row)
                 self.show(
@@ -370,7 +372,8 @@ def memory_by_epoch(who: LoaderContestant, epochs: int) -> list[int]:
 def _time_batches(who: LoaderContestant, batches: Iterator[Any], seconds: float) -> Timing:
     for _ in range(who.ahead):
         next(batches)
-    made, images, processor, started = 0, 0, _processor_seconds(), time.perf_counter()
+    made, images = 0, 0
+    processor, started = _processor_seconds(), time.perf_counter()
     # Whole turns of the workers, which may end their batches at the same time.
     while time.perf_counter() - started < seconds or not made or made % who.workers:
         images += len(next(batches)[0])

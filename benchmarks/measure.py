@@ -85,40 +85,43 @@ class _Suite(NamedTuple):
 
 _SUITES = {
     "crop": _Suite(
-        "article",
-        200,
-        7,
-        f"random {_CROP}x{_CROP} crop",
-        "speed relative to torchvision; pixels compared with Pillow's; the bound has other pixels",
-        crop_contestants,
-        CROP_PEERS,
+        size="article",
+        images=200,
+        rounds=7,
+        work=f"random {_CROP}x{_CROP} crop",
+        comparison="speed relative to torchvision; pixels compared with Pillow's; the bound has other pixels",
+        ours=crop_contestants,
+        peers=CROP_PEERS,
     ),
     "resize": _Suite(
-        "imagenet",
-        200,
-        7,
-        f"RandomResizedCrop({SIZE}), bilinear",
-        "speed and pixels relative to torchvision v2",
-        resize_contestants,
-        RESIZE_PEERS,
+        size="imagenet",
+        images=200,
+        rounds=7,
+        work=f"RandomResizedCrop({SIZE}), bilinear",
+        comparison="speed and pixels relative to torchvision v2",
+        ours=resize_contestants,
+        peers=RESIZE_PEERS,
     ),
     "views": _Suite(
-        "imagenet",
-        200,
-        7,
-        f"2 crops to {SIZE} and 6 to 96 of each photograph, per photograph",
-        "speed and pixels relative to eight calls for the tiled file",
-        views_contestants,
+        size="imagenet",
+        images=200,
+        rounds=7,
+        work=f"2 crops to {SIZE} and 6 to 96 of each photograph, per photograph",
+        comparison="speed and pixels relative to eight calls for the tiled file",
+        ours=views_contestants,
     ),
     "augment": _Suite(
-        "imagenet",
-        200,
-        7,
-        f"batches of {BATCH} at {SIZE}x{SIZE}",
-        "speed and pixels relative to torchvision v2; the whole chain: flip, affine, brightness, contrast, "
-        "saturation, hue, erase, normalise; policies draw for themselves, so their pixels are not compared",
-        augment_contestants,
-        AUGMENT_PEERS,
+        size="imagenet",
+        images=200,
+        rounds=7,
+        work=f"batches of {BATCH} at {SIZE}x{SIZE}",
+        comparison=(
+            "speed and pixels relative to torchvision v2; the whole chain: flip, affine, brightness, "
+            "contrast, saturation, hue, erase, normalise; policies draw for themselves, so their pixels are "
+            "not compared"
+        ),
+        ours=augment_contestants,
+        peers=AUGMENT_PEERS,
     ),
     "loader": _Suite("imagenet", 2048),
     "article": _Suite("article", 2048),
@@ -173,7 +176,9 @@ def measure(
             )
         label = Path(folder).resolve().name if folder else "packages"
         with _progress() as (advance, show), _one_thread():
-            report = Report(suite, label, 0, 0, clock, tile, vectors=vectors)
+            report = Report(
+                suite=suite, size=label, images=0, rounds=0, clock=clock, tile=tile, vectors=vectors
+            )
             return measure_parity(report, folder, settings, ParitySettings.of(parity or {}), advance, show)
     given = images if folder is None else parts
     count: Any = _SUITES[suite].images if given is None else given
@@ -196,7 +201,15 @@ def measure(
         photos = replace(photos, parts=max(1, count // len(photos.files)))
     labels = [] if folder is None else [Path(folder).resolve().name]
     labels += [] if files else [size_label(photos.size[0])]
-    report = Report(suite, "-".join(labels), count, rounds, clock, tile, vectors=vectors)
+    report = Report(
+        suite=suite,
+        size="-".join(labels),
+        images=count,
+        rounds=rounds,
+        clock=clock,
+        tile=tile,
+        vectors=vectors,
+    )
     with contextlib.ExitStack() as stack:
         advance, show = stack.enter_context(_progress())
         if in_process:
@@ -291,7 +304,8 @@ def _measure_in_process(
     others, missing = installed(suite.peers)
     if interpolation != "bilinear":
         missing += (PEERS_MISSING,)
-        missing += () if torchvision_resizes(interpolation) else (TORCHVISION_MISSING.format(interpolation),)
+        if not torchvision_resizes(interpolation):
+            missing += (TORCHVISION_MISSING.format(interpolation),)
     contestants = [*suite.ours(), *others]
     order = [who.group for who in contestants]
     # A stable sort: the first of a group stays first.
@@ -310,7 +324,8 @@ def _measure_in_process(
     figures = (_file_sizes(jpegs, stored, report.tile),)
     if interpolation != "bilinear":  # of the file names, too
         report = replace(report, suite=f"{report.suite}-{interpolation}")
-    missing += (FFCV_MISSING,) if suite.peers else ()
+    if suite.peers:
+        missing += (FFCV_MISSING,)
     return replace(report, groups=GROUPS, figures=figures, missing=missing)
 
 

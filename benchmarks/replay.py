@@ -177,7 +177,9 @@ def given_batch(suite: str, group: str, data: LoaderData) -> GivenBatch:
     jpegs = [bytes(file.numpy()) for file in files]
     view = request.views[0]
     box, flip = torch.from_numpy(view.boxes), torch.from_numpy(view.flips)
-    return GivenBatch(request.ids.tolist(), jpegs, sizes, box, flip, params.get("mask"))
+    return GivenBatch(
+        ids=request.ids.tolist(), jpegs=jpegs, sizes=sizes, boxes=box, flips=flip, masks=params.get("mask")
+    )
 
 
 def contestant_names(suite: str, group: str) -> list[str]:

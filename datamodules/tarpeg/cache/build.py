@@ -201,7 +201,16 @@ def build_cache(
     _check_apart(listing, folder)
     _check_own(folder)
     library.load()  # compiles the operators if necessary: once, not in every worker
-    builder = _Builder(folder, listing, codec, layout, names_of(masks), max_bad, replace, progress)
+    builder = _Builder(
+        folder=folder,
+        listing=listing,
+        codec=codec,
+        layout=layout,
+        masks=names_of(masks),
+        max_bad=max_bad,
+        replace=replace,
+        progress=progress,
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _exclusive(folder):
@@ -351,7 +360,14 @@ class _Builder:
         return jobs
 
     def _job(self, name: str, source: ShardInput, fingerprint: str) -> ShardJob:
-        return ShardJob(str(self.folder), name, source, self.codec, fingerprint, self.masks)
+        return ShardJob(
+            dest=str(self.folder),
+            name=name,
+            source=source,
+            codec=self.codec,
+            build=fingerprint,
+            masks=self.masks,
+        )
 
     def _missing(
         self, assignment: Assignment, done: dict[str, ShardResult], fingerprint: str

@@ -128,7 +128,10 @@ def run_job(job: ShardJob) -> ShardResult:
                 # The index first, so that every shard in place has one. Without samples there is neither.
                 for file, kind in ((idx, "idx"), (tar, "tar")):
                     path = folder / f"{job.name}.{kind}"
-                    Path(file.name).replace(path) if result.samples else path.unlink(missing_ok=True)
+                    if result.samples:
+                        Path(file.name).replace(path)
+                    else:
+                        path.unlink(missing_ok=True)
     except OSError as error:
         path = error.filename2 or folder / f"{job.name}.tar"  # the second is that of a rename
         raise CacheError(

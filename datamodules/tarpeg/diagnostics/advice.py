@@ -152,8 +152,10 @@ _SMALLER_CROP = Call("Split", {"crop": ...})
 def _on_transfer(run: RunFacts) -> Advice:
     if run.workers is None:
         return ("give the DataLoader pin_memory=True, and return uint8 images that the device normalises",)
-    profile: Advice = (Call("Trainer", {"profiler": "pytorch"}), " shows the copies; ")
-    return *(() if run.is_profiled else profile), "fewer pixels help: a smaller crop in ", _SMALLER_CROP
+    fewer: Advice = ("fewer pixels help: a smaller crop in ", _SMALLER_CROP)
+    if run.is_profiled:
+        return fewer
+    return Call("Trainer", {"profiler": "pytorch"}), " shows the copies; ", *fewer
 
 
 def _on_augmentation(share: float, run: RunFacts) -> Advice:
@@ -189,12 +191,15 @@ def _on_waiting(wait: float, rate: float, run: RunFacts) -> Advice:
     if not python and _is_starved(wait, rate, run):
         return (
             "decoding is much faster than this, so the loader waits for the disk or delivers in bursts: ",
-            *(Call("ShardDataModule", {"readahead": 16}), " asks the disk earlier, "),
-            *(Call("ShardDataModule", {"prefetch": 8}), f" keeps more batches ready{limit}"),
+            Call("ShardDataModule", {"readahead": 16}),
+            " asks the disk earlier, ",
+            Call("ShardDataModule", {"prefetch": 8}),
+            f" keeps more batches ready{limit}",
         )
     gain, advice = max(_options(wait, run), default=(0.0, ()), key=lambda option: option[0])
     if gain >= _MIN_GAIN:
-        return *((*python[:-1], "; ") if python else ()), *advice, _expected(gain)
+        slow: Advice = (*python[:-1], "; ") if python else ()
+        return *slow, *advice, _expected(gain)
     if python:
         return python
     if run.costs is None:

@@ -391,8 +391,9 @@ def _with_boxes(source: Image.Image, boxes: list[list[int]]) -> Image.Image:
     faded = Image.blend(shown, gray, _FADE)
     places = []
     for top, left, height, width in boxes:
-        x, y, right, bottom = left * scale, top * scale, (left + width) * scale, (top + height) * scale
-        places.append((round(x), round(y), max(round(right), round(x) + 1), max(round(bottom), round(y) + 1)))
+        x, y = round(left * scale), round(top * scale)
+        right, bottom = round((left + width) * scale), round((top + height) * scale)
+        places.append((x, y, max(right, x + 1), max(bottom, y + 1)))
         faded.paste(shown.crop(places[-1]), places[-1][:2])
     drawing = ImageDraw.Draw(faded)
     for x, y, right, bottom in places:
@@ -482,10 +483,13 @@ def _changes(augment: torch.nn.Module) -> str:
         return type(uncompiled(augment)).__name__
     parts = []
     if augment.training:
-        parts += [f"flip {augment.flip:g}"] if augment.flip else []
+        if augment.flip:
+            parts.append(f"flip {augment.flip:g}")
         parts += [_short(part) for part in (*augment.policies, *augment.distortions.values())]
-        parts += [_short(augment.mix)] if augment.mix is not None else []
-    parts += ["YCbCr, shown as RGB"] if augment.space == "ycbcr" else []
+        if augment.mix is not None:
+            parts.append(_short(augment.mix))
+    if augment.space == "ycbcr":
+        parts.append("YCbCr, shown as RGB")
     return "; ".join(parts) or "normalised only"
 
 

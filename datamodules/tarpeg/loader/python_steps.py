@@ -90,7 +90,10 @@ class PythonSteps:
         if crops is not None:
             crops, view = self._run_policies(request, first, pipeline, crops, view)
             if not pipeline.runs_python:
-                _ = out.copy_(crops) if last is None else normalised(crops, last, out)
+                if last is None:
+                    out.copy_(crops)
+                else:
+                    normalised(crops, last, out)
                 return view
             crops, before = prepared(pipeline, crops), view
             if self.carrier is not None and pipeline.moves_targets_in_python:

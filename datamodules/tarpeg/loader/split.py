@@ -280,7 +280,14 @@ class Split:
         subset = subset_ids(self.subset, len(source))
         weights = checked_weights(self.weights, len(source), subset)
         order = Blocks() if isinstance(wanted, str) else wanted
-        return Sampler(len(source), seed, order, subset, weights, self.repeats)
+        return Sampler(
+            samples=len(source),
+            seed=seed,
+            shuffle=order,
+            subset=subset,
+            weights=weights,
+            repeats=self.repeats,
+        )
 
     def view_crops(self) -> tuple[Crop | Progressive, ...]:
         """Return the crop of each view, which may be the first step of its transform."""

@@ -143,7 +143,7 @@ class StreamedFeed:
                     self._is_underway = left > 0 or not self._is_sized  # nobody asks for more than these
                     yield result
         except ShardError as error:
-            yield FetchResult(None, [], None, error)
+            yield FetchResult(batch=None, substituted=[], non_jpeg=None, error=error)
         self._is_done = True
         self._is_underway = False
 
@@ -182,9 +182,9 @@ class _Pulling:
             )
         self._samples = pull.samples
         try:
-            return next(self._requests, FetchResult(None, [], None))
+            return next(self._requests, FetchResult(batch=None, substituted=[], non_jpeg=None))
         except ShardError as error:
-            return FetchResult(None, [], None, error)
+            return FetchResult(batch=None, substituted=[], non_jpeg=None, error=error)
 
 
 def _check_shards(shards: int, world: int, workers: int) -> None:

@@ -255,7 +255,16 @@ def _checked(
     except (TypeError, LookupError, UnicodeEncodeError):
         return None
     keys, samples, members = arrays
-    index = TarIndex(nbytes, mtime_ns, keys, samples, members, names, numbers[2], first_left_out)
+    index = TarIndex(
+        tar_nbytes=nbytes,
+        tar_mtime_ns=mtime_ns,
+        keys=keys,
+        samples=samples,
+        members=members,
+        extensions=names,
+        left_out=numbers[2],
+        first_left_out=first_left_out,
+    )
     return index if _is_sound(index) else None
 
 
