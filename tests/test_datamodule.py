@@ -385,6 +385,22 @@ def test_predictions_leave_out_undecodable_images(shard_of, workers, views):
     data.teardown()
 
 
+def test_validation_leaves_out_undecodable_images_if_asked(shard_of):
+    samples = [sample(number, b"" if number in (2, 3, 4) else None) for number in range(6)]
+    split = Split(shard_of(*samples), CenterCrop(16))
+    data = ShardDataModule(val=split, test=split, batch_size=2, workers=0, keys=True, on_error="leave_out")
+    for loader in (data.val_dataloader(), data.test_dataloader()):
+        with pytest.warns(
+            UserWarning, match="3 of 6 images cannot be decoded: metrics count the others"
+        ) as found:
+            batches = list(loader)
+        assert sum("key 'k0003'" in str(each.message) for each in found) == 1
+        assert [batch.key for batch in batches] == [["k0000", "k0001"], [], ["k0005"]]
+        assert [batch.image.shape[0] for batch in batches] == [2, 0, 1]
+    with pytest.raises(ValueError, match="on_error='leave_out' makes batches smaller"):
+        ShardDataModule(train=split, val=split, on_error="leave_out")
+
+
 def test_missing_labels_are_an_error_at_setup(shard_of, tmp_path):
     image = [(f"k{number}.jpg", jpeg("420", 24, 24)) for number in range(3)]
     shards = shard_of(image)

@@ -20,6 +20,7 @@ from .loader.batch import AnyBatch
 from .loader.checks import (
     check_mixed_labels,
     check_num_classes,
+    check_on_error,
     check_overlap,
     check_split,
     check_transform_result,
@@ -91,6 +92,7 @@ class ShardDataModule(lightning.LightningDataModule):
             per view; a split of one view, for validation, then takes the first of them.
         on_error: ``"substitute"`` replaces an undecodable image by another sample, chosen deterministically,
             with a warning, and leaves it out of its batch in prediction; ``"raise"`` raises ``DecodeError``.
+            Without train, ``"leave_out"`` leaves it out in val and test, where a batch may then be empty.
         max_bad: Largest fraction of undecodable images per epoch; ten are allowed, unless it is 0.
         max_pixels: Images with more pixels are undecodable; default 178,956,970 for JPEG and PPM, 67,108,864
             for other formats, of which Pillow decodes the whole image (up to 22 bytes per pixel and worker).
@@ -168,6 +170,8 @@ class ShardDataModule(lightning.LightningDataModule):
             max_pixels=max_pixels,
             allow_other_data=allow_other_data,
         )
+        if train is not None:
+            check_on_error(on_error)
         self._drop_last = drop_last
         self._keys = keys
         if mesh is not None:

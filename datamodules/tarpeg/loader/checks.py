@@ -291,6 +291,15 @@ def open_split(split: Split, *, is_first: bool = True, needs_labels: bool = True
     return source
 
 
+def check_on_error(on_error: str) -> None:
+    """Raise ValueError for ``on_error`` of a training that would make its batches smaller."""
+    if on_error == "leave_out":
+        raise ValueError(
+            "on_error='leave_out' makes batches smaller, for validation and prediction alone: choose "
+            "'substitute' or 'raise'. ShardDataModule leaves out undecodable images of predict= by itself"
+        )
+
+
 def check_overlap(splits: Mapping[str, Split]) -> bool:
     """Compare the shards of train with those of val and test, whose scores would be too good.
 

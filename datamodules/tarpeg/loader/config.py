@@ -35,7 +35,7 @@ class LoaderConfig:
         readahead: Batches for which the disk is asked ahead. None: 8 if the shards take more than half of the
             memory, otherwise 0.
         on_error: ``"substitute"`` replaces an undecodable image by another sample; ``"raise"`` raises
-            ``DecodeError``; ``"leave_out"``, for prediction, makes a smaller batch.
+            ``DecodeError``; ``"leave_out"``, not for training, makes a smaller batch, or an empty one.
         max_bad: Largest fraction of undecodable images per epoch, 0 to 1; ten are allowed, unless it is 0.
         drop_last: Leave out an incomplete last batch.
         max_pixels: Images with more pixels are undecodable. None: 178,956,970 for JPEG and PPM, and

@@ -736,7 +736,7 @@ class Fetcher:
                 raise kind(f"{reason}; on_error='substitute' replaces it by another sample")
             if self.on_error == "leave_out":
                 left_out.append(row)
-                messages.append(f"{reason}; it is left out of the predictions")
+                messages.append(f"{reason}; it is left out of its batch")
                 continue
             ids[row], others, drawn, value, carried = self._substitute(request.of_row(row), sizes, reason)
             if values:

@@ -25,6 +25,7 @@ from .buffers import PrefetchRunner, Runner, ToRequest
 from .checks import (
     check_device,
     check_mixed_labels,
+    check_on_error,
     check_split,
     check_transform_result,
     checked_augment,
@@ -171,7 +172,7 @@ class Loader:
         self.sampler = EpochCounter()
         self.substituted = 0
         # Of validation: a warning has the number of images that were substituted.
-        self._sums_up = config.on_error == "substitute" and not (training or split.streaming)
+        self._sums_up = config.on_error != "raise" and not (training or split.streaming)
         self._epoch = 0
         self._delivered = 0
         self._iterations = 0
@@ -447,13 +448,14 @@ class Loader:
             warn(text)
 
     def _sum_up(self, bad: int) -> None:
-        """Warn, on each rank, how many images of an epoch were substituted."""
+        """Warn, on each rank, how many images of an epoch were substituted or left out."""
         self._sums_up = False
         where = f" on rank {self.ranks.rank}" if self.ranks.world > 1 else ""
         samples = self._feed.samples_per_rank(self._delivered)
+        what = "the samples in their place" if self.config.on_error == "substitute" else "the others alone"
         warn(
             f"{self.name}: {bad} of {samples:.0f} images{where} cannot be decoded{self._or_targets}: "
-            "metrics count the samples in their place. tarpeg.build_cache leaves such images out."
+            f"metrics count {what}. tarpeg.build_cache leaves such images out."
         )
 
     def _warn(self, result: FetchResult) -> None:
@@ -481,11 +483,8 @@ def _changed(config: LoaderConfig, given: Mapping[str, Any], *, training: bool) 
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if changes:
         config = replace(config, **changes)
-    if training and config.on_error == "leave_out":
-        raise ValueError(
-            "on_error='leave_out' makes batches smaller, for training=False alone: choose "
-            "'substitute' or 'raise'. ShardDataModule leaves out undecodable images of predict= by itself"
-        )
+    if training:
+        check_on_error(config.on_error)
     return config
 
 
