@@ -185,6 +185,16 @@ def change(number, **fields):
         (change(0, image_id=[1]), r"instances.json: annotations.0: .*image_id"),
         (lambda found: found["images"][1].update(height=50), r"000000000001.jpg.* 50 x 48 .* it is 64 x 48"),
         (lambda found: found["images"][1].update(file_name="no.jpg"), r"no.jpg: No such file"),
+        (
+            lambda found: found["images"][1].update(file_name="../x.jpg"),
+            r"'\.\./x.jpg' is not the path of an im",
+        ),
+        (
+            lambda found: found["images"][1].update(file_name="/x.jpg"),
+            r"'/x.jpg' is not the path of an image",
+        ),
+        (lambda found: found["images"][1].update(file_name=""), r"'' is not the path of an image"),
+        (lambda found: found["images"][1].update(file_name="a\0.jpg"), r"is not the path of an image"),
         (lambda found: found["images"][1].update(file_name="a.txt"), r"a.txt has the extension 'txt'"),
     ],
 )
@@ -227,6 +237,7 @@ def test_objects_without_a_size_are_left_out_alone(tmp_path, caplog):
             r"is not JSON: .*byte 41.*NaN",
         ),
         ("[]", "is not a file of COCO's form"),
+        ('{"images": [], "annotations": [' + "[" * 100_000, "nested too deeply|is not JSON"),
         ('{"images": [], "categories": []}', "is not a file of COCO's form.*annotations"),
         ('{"images": [], "annotations": [], "categories": []}', "no image .* is left"),
     ],

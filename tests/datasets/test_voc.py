@@ -122,6 +122,8 @@ def test_lists_and_arguments(tmp_path):
         pack(tmp_path, tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"^classes="):
         tarpeg.Voc(root, classes=["a", "a"])
+    path.write_text("2008_0\n../2008_0\n")
+    assert "'../2008_0.jpg' is not the path of an image" in pack(tmp_path, root).left_out[0]
     path.write_text("2008_0\n2008_7\n")
     report = pack(tmp_path, root)
     assert report.samples == 1 and "2008_7.jpg: No such file" in report.left_out[0]

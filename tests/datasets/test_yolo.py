@@ -126,6 +126,8 @@ def test_what_is_broken_is_left_out_and_listed(tmp_path, lines, given, reason):
         ("names: [a]\nnc: 2\ntrain: images/train", r"names are .*nc: 2"),
         ("train: images/train", "names are None"),
         ("[a", "is not YAML"),
+        ("a: &a [x, x]\nb: &b [*a, *a]\nnames: [*b, *b]\ntrain: images/train", "names must be texts"),
+        ("names: [a]\ntrain: [[images/train]]", "train must be a path"),
         ("a", "has no settings"),
     ],
 )

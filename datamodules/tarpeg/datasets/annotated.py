@@ -149,7 +149,8 @@ class Keys:
     taken: set[str] = field(default_factory=set)
 
     def image(self, name: str, **belonging: Any) -> AnnotatedImage:
-        """Return the image of that name; raises BrokenError if its name has no extension of images."""
+        """Return the image of that name; raises BrokenError if its name is not one of an image."""
+        check_name(name)
         extension = Path(name).suffix[1:].lower()
         path = os.path.join(self.root, name)  # noqa: PTH118
         if extension not in IMAGE_EXTENSIONS:
@@ -157,6 +158,13 @@ class Keys:
                 f"{path} has the extension {extension!r}, none of images: {', '.join(IMAGE_EXTENSIONS)}"
             )
         return AnnotatedImage(path, key_of(name, self.taken), **belonging)
+
+
+def check_name(name: str) -> None:
+    """Raise BrokenError for a name in a list of images that is not a path below their folder."""
+    parts = Path(name).parts
+    if not parts or ".." in parts or Path(name).is_absolute() or "\0" in name:
+        raise BrokenError(f"{name!r} is not the path of an image below the folder of the images")
 
 
 def folder_of(name: str, given: Any) -> Path:

@@ -17,6 +17,7 @@ from .annotated import (
     BrokenError,
     Keys,
     Listing,
+    check_name,
     check_size,
     count,
     folder_of,
@@ -122,9 +123,10 @@ class Coco:
         member = mask_member(each.file_name for each in file.images)
         keys, images = Keys(str(folder)), list[AnnotatedImage]()
         for each in file.images:
-            mask = None if masks is None else str(masks / Path(each.file_name).with_suffix(".png"))
             annotation = _Objects(self.annotations, each, own.get(each.id, ()), categories)
             try:
+                check_name(each.file_name)
+                mask = None if masks is None else str(masks / Path(each.file_name).with_suffix(".png"))
                 images.append(
                     keys.image(
                         each.file_name,
@@ -160,6 +162,8 @@ class Coco:
                 f"annotations={self.annotations!r} is not a file of COCO's form, with images, annotations "
                 f"and categories: {error}"
             ) from error
+        except RecursionError as error:
+            raise ShardError(f"annotations={self.annotations!r}: its lists are nested too deeply") from error
         except msgspec.DecodeError as error:
             digits = "".join(filter(str.isdigit, str(error).rpartition("(byte")[2]))
             near = data[max(int(digits) - _SHOWN, 0) : int(digits) + _SHOWN] if digits else data[-_SHOWN:]

@@ -112,6 +112,7 @@ class Voc:
         names = self._names()
         labels = {name: label for label, name in enumerate(self.classes, start=1)}
         keys, images = Keys(str(folder_of("JPEGImages", root / "JPEGImages"))), list[AnnotatedImage]()
+        broken: list[str] = []
         for number, name in enumerate(names):
             annotation = mask = None
             if self.annotations is not None:
@@ -119,12 +120,15 @@ class Voc:
                 annotation = _Xml(path, f"{name}.jpg", number, labels, self.one_based)
             if self.masks is not None:
                 mask = str(folders[self.masks] / f"{name}.png")
-            images.append(
-                keys.image(f"{name}.jpg", annotation=annotation, mask=mask, keep_empty=self.keep_empty)
-            )
+            try:
+                images.append(
+                    keys.image(f"{name}.jpg", annotation=annotation, mask=mask, keep_empty=self.keep_empty)
+                )
+            except BrokenError as error:
+                broken.append(f"{self.place()}: {error}")
         found = {path.stem for path in Path(keys.root).iterdir()}
         notes = count(f"images that are not in {self.split}.txt", sorted(found - {*names}))
-        return Listing(shuffled(images, self.seed), names_with_background(self.classes), (), notes)
+        return Listing(shuffled(images, self.seed), names_with_background(self.classes), broken, notes)
 
     def _names(self) -> list[str]:
         path = self.place()

@@ -141,6 +141,9 @@ class Yolo:
             names = [given[number] for number in numbers] if numbers == [*range(len(numbers))] else []
         else:
             names = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else []
+        # Lists of lists, with YAML's references, may be longer than memory as text.
+        if any(type(name) not in (str, int, float, bool) for name in names):
+            raise ShardError(f"{self.root}: names must be texts, by number from 0")
         names = [str(name) for name in names]
         if not names or len({*names}) < len(names) or settings.get("nc", len(names)) != len(names):
             raise ShardError(
@@ -168,10 +171,12 @@ class Yolo:
         root = Path(self.root).expanduser().parent / str(settings.get("path") or "")
         given = settings[self.split]
         places = []
-        for name in [given] if isinstance(given, str) else given:
-            place = root / str(name)
-            if not place.exists() and str(name).startswith("../"):
-                place = root / str(name)[3:]  # as Ultralytics, for exports that begin so
+        for name in given if isinstance(given, list) else [given]:
+            if not isinstance(name, str):
+                raise ShardError(f"{self.root}: {self.split} must be a path, or a list of paths")
+            place = root / name
+            if not place.exists() and name.startswith("../"):
+                place = root / name[3:]  # as Ultralytics, for exports that begin so
             if not place.exists():
                 raise ShardError(
                     f"{self.root}: {self.split} is {name!r}, and {place} does not exist; path is "
