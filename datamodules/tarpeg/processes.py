@@ -58,7 +58,11 @@ def completed(
     pending: set[Future[_Result]] = set()
     limit = max_pending(executor)
     try:
-        for call in _made_ahead(calls, limit - 1) if isinstance(executor, _Caller) else calls:
+        if isinstance(executor, _Caller):
+            # What making a call does, such as counting shards that a build keeps, happens as early as in
+            # executors in which calls wait.
+            calls = made_ahead(calls, limit - 1)
+        for call in calls:
             pending.add(executor.submit(function, *call))
             done, pending = wait(pending, 0 if len(pending) < limit else None, FIRST_COMPLETED)
             yield from (future.result() for future in done)
@@ -76,14 +80,11 @@ def completed(
         wait(running)
 
 
-def _made_ahead(calls: Iterable[_Block], depth: int) -> Iterator[_Block]:
-    """Yield the calls, each after `depth` further ones were made: those that wait in other executors.
-
-    What making a call does, such as counting shards that a build keeps, happens as early as there.
-    """
+def made_ahead(items: Iterable[_Block], depth: int) -> Iterator[_Block]:
+    """Yield the items, each after `depth` further ones were made, for what making them does."""
     waiting: deque[_Block] = deque()
-    for call in calls:
-        waiting.append(call)
+    for item in items:
+        waiting.append(item)
         if len(waiting) > depth:
             yield waiting.popleft()
     yield from waiting

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from ..errors import ResumeError, ShardError, warn
 from ..machine import read_machine
+from ..processes import made_ahead
 from ..remedies import Message, Part, Setting
 from ..sampling.buckets import BucketBatches, bucket_batches
 from ..sampling.rng import Int64
@@ -229,10 +229,10 @@ def read_ahead(
     requests: Iterable[Request], depth: int, advise: Callable[[Request], None]
 ) -> Iterator[Request]:
     """Yield the requests, each of them ``depth`` requests after ``advise`` was called with it."""
-    waiting: deque[Request] = deque()
-    for request in requests:
-        advise(request)
-        waiting.append(request)
-        if len(waiting) > depth:
-            yield waiting.popleft()
-    yield from waiting
+
+    def advised() -> Iterator[Request]:
+        for request in requests:
+            advise(request)
+            yield request
+
+    return made_ahead(advised(), depth)

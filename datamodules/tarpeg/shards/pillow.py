@@ -129,8 +129,7 @@ def open_upright(content: bytes, max_pixels: int | None = None) -> Image.Image:
     with _refusing(content), Image.open(io.BytesIO(content), formats=PILLOW_FORMATS) as image:
         if max_pixels is not None and image.width * image.height > max_pixels:
             raise RefusedError(Status.TOO_LARGE, too_large(image.height, image.width, max_pixels))
-        # Pillow decodes gray PNGs and PNMs of 16 bits as I;16 or, by its version, as I.
-        is_wide = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
+        is_wide = _is_wide(image)
         if image.mode in ("I", "F") and not is_wide:
             raise RefusedError(
                 Status.UNSUPPORTED,
@@ -156,7 +155,7 @@ def open_values(content: bytes) -> np.ndarray:
             raise RefusedError(Status.TOO_LARGE, too_large(image.height, image.width, MAX_PIXELS))
         if image.format in ("JPEG", "AVIF"):
             raise RefusedError(Status.UNSUPPORTED, f"{image.format} changes values, masks must be lossless")
-        is_wide = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
+        is_wide = _is_wide(image)
         if not is_wide and image.mode not in ("1", "L", "P", "RGB", "RGBA"):
             raise RefusedError(
                 Status.UNSUPPORTED, f"its pixels are {image.mode}, neither numbers nor colours"
@@ -166,6 +165,11 @@ def open_values(content: bytes) -> np.ndarray:
         if is_wide:
             return values.astype(np.uint16)
         return values[..., :3] if values.ndim == 3 else values.astype(np.uint8, copy=False)
+
+
+def _is_wide(image: Image.Image) -> bool:
+    """Whether an image is gray of 16 bits, which Pillow opens as I;16 or, by its version, as I."""
+    return image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
 
 
 @contextlib.contextmanager
