@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 import types
@@ -151,19 +152,23 @@ def loader_of(folder):
     return Loader(Split(folder, CenterCrop(8)), 2, workers=0)
 
 
+def two_of(loader):
+    return list(itertools.islice(loader, 2))
+
+
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_a_state_on_some_processes_only_is_an_error(photos, on, has_begun):
     loaders = [on(process, loader_of, photos) for process in (0, 1)]
     on(1, loaders[1].load_state_dict, loaders[1].state_dict() | {"batches": 2})
     if has_begun:
-        on(1, next, iter(loaders[1]))
+        on(1, list, loaders[1])
     with pytest.raises(ShardError, match="process 0 begins with batch 0 of epoch 0, without a state"):
-        on(0, next, iter(loaders[0]))
+        on(0, two_of, loaders[0])
 
 
 def test_a_state_after_another_process_began_is_an_error(photos, on):
     loaders = [on(process, loader_of, photos) for process in (0, 1)]
-    on(0, next, iter(loaders[0]))
+    on(0, two_of, loaders[0])
     state = loaders[1].state_dict() | {"batches": 2}
     with pytest.raises(ShardError, match="process 1 goes on from batch 2 of epoch 0, with a state"):
         on(1, loaders[1].load_state_dict, state)
@@ -173,11 +178,11 @@ def test_states_of_other_batches_on_the_processes_are_an_error(photos, on):
     loaders = [on(process, loader_of, photos) for process in (0, 1)]
     for process, loader in enumerate(loaders):
         on(process, loader.load_state_dict, loader.state_dict() | {"batches": 1 + process})
-    on(0, next, iter(loaders[0]))
+    on(0, two_of, loaders[0])
     with pytest.raises(
         ShardError, match=r"process 0 goes on from batch 1 of .*process 1 .* batch 2 of epoch"
     ):
-        on(1, next, iter(loaders[1]))
+        on(1, two_of, loaders[1])
 
 
 def test_a_process_may_iterate_alone_and_all_may_load_again(photos, on):
@@ -191,6 +196,38 @@ def test_a_process_may_iterate_alone_and_all_may_load_again(photos, on):
             on(process, loader.load_state_dict, state)
             on(process, loader.load_state_dict, state)
             on(process, list, loader)
+
+
+@pytest.mark.parametrize("order", ["peek first", "load first"])
+def test_a_process_may_look_at_a_batch_before_all_load_a_state(photos, on, order):
+    loaders = [on(process, loader_of, photos) for process in (0, 1)]
+    state = loaders[0].state_dict() | {"batches": 1}
+    load = lambda process: on(process, loaders[process].load_state_dict, state)  # noqa: E731
+    if order == "load first":
+        load(1)
+        on(1, list, loaders[1])
+    on(0, next, iter(loaders[0]))
+    if order == "peek first":
+        load(1)
+        on(1, list, loaders[1])
+    load(0)
+    on(0, list, loaders[0])
+
+
+def test_a_state_that_is_loaded_twice_replaces_the_first(photos, on):
+    loaders = [on(process, loader_of, photos) for process in (0, 1)]
+    state = loaders[0].state_dict() | {"batches": 1}
+    on(0, loaders[0].load_state_dict, loaders[0].state_dict())
+    on(0, next, iter(loaders[0]))
+    for process in (0, 0, 1):
+        on(process, loaders[process].load_state_dict, state)
+    for process, loader in enumerate(loaders):
+        on(process, list, loader)
+    on(0, loaders[0].load_state_dict, state | {"batches": 2})
+    on(1, loaders[1].load_state_dict, state)
+    on(0, two_of, loaders[0])
+    with pytest.raises(ShardError, match=r"goes on from batch 2 of .* process 1 goes on from batch 1 of"):
+        on(1, two_of, loaders[1])
 
 
 def test_other_batches_on_the_processes_show_what_differs_alone(photos, on, monkeypatch):

@@ -369,8 +369,7 @@ class Loader:
         self._iterations += 1
         iteration = self._iterations
         self._epoch, self._delivered = self.sampler.begin()
-        if self._positions is not None:
-            self._positions.begin(self._epoch, self._delivered)
+        positions, place = self._positions, (self._epoch, self._delivered)
         self._unclaimed = deque(maxlen=_MOST_UNCLAIMED)
         before = self.substituted
         epoch, count = self._epoch, self._feed.length
@@ -406,6 +405,9 @@ class Loader:
             del result  # memory that the consumer releases while it waits for the next batch is free at once
             yield batch
             del batch
+            if positions is not None:
+                positions.go_on(*place)
+                positions = None
             if self._iterations != iteration:
                 raise RuntimeError(
                     "this iterator was retired by a newer one of the same loader, or by close(); "

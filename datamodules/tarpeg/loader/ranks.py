@@ -119,7 +119,8 @@ class Positions:
     """Compares where the processes of ``torch.distributed`` begin to iterate: with or without a state.
 
     Each of them writes what it does into the store of the process group, and reads what others wrote before:
-    the last one finds a difference. Nothing waits for another process, which may never iterate.
+    the last one finds a difference. Nothing waits for another process, which may never iterate. A process
+    that takes a single batch, for a look at it, may load a state afterwards: only a second batch counts.
 
     Args:
         name: Of the split, for messages.
@@ -130,17 +131,19 @@ class Positions:
     def __init__(self, name: str, process: int, key: str) -> None:
         self._name, self._process, self._key = name, process, key
         self._owner = os.getpid()  # a child of a fork may not use the connection of its parent
-        self._loaded = 0
-        self._has_begun = False
+        self._loaded = 0  # states, those that replaced another before an iteration not counted
+        self._has_begun = False  # since the last of them
 
     def load(self, epoch: int, batch: int) -> None:
-        """Compare that this process has loaded a state, before it iterated since the one before."""
+        """Compare that this process has loaded a state; one more before it iterates replaces that."""
+        if self._loaded and not self._has_begun:
+            return
         if not self._has_begun:
             self._note("skipped", "begun", f"goes on from batch {batch} of epoch {epoch}, with a state")
         self._loaded, self._has_begun = self._loaded + 1, False
 
-    def begin(self, epoch: int, batch: int) -> None:
-        """Compare that this process begins to iterate; does nothing but for the first time since a state.
+    def go_on(self, epoch: int, batch: int) -> None:
+        """Compare where this process began, at its second batch, for the first time since a state.
 
         Raises:
             ShardError: If another process has loaded a state in place of it, or goes on from another batch.
