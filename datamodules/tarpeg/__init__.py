@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .datasets.writer import make_shards as make_shards
     from .datasets.yolo import Yolo as Yolo
     from .diagnostics.doctor import Diagnosis as Diagnosis, diagnose as diagnose
+    from .diagnostics.epoch import EpochPlan as EpochPlan, plan_epoch as plan_epoch
     from .diagnostics.monitor import DataStallMonitor as DataStallMonitor
     from .diagnostics.preview import comparison_sheet as comparison_sheet, contact_sheet as contact_sheet
     from .errors import (
@@ -136,6 +137,7 @@ _NAMES = {
     "datasets.writer": "make_shards",
     "datasets.yolo": "Yolo",
     "diagnostics.doctor": "Diagnosis diagnose",
+    "diagnostics.epoch": "EpochPlan plan_epoch",
     "diagnostics.monitor": "DataStallMonitor",
     "diagnostics.preview": "comparison_sheet contact_sheet",
     "errors": "BuildError CacheError DecodeError ResumeError ShardError Status",

@@ -15,6 +15,7 @@ COMMANDS = {
     "build-cache": "convert shards, or a folder of images, into a cache that decodes quickly",
     "make-shards": "write shards of images with annotations, of a folder, or of synthetic photographs",
     "preview": "draw the network's inputs, before and after augmentation",
+    "plan": "print what an epoch will be: samples, batches of each shape, crops and padding",
     "doctor": "report what is installed, what is loaded and how fast it is",
     "bench": "measure ways to decode and load training images",
 }

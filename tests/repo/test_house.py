@@ -273,6 +273,7 @@ TOOLS = {
     "build_cache": ["build_cache", "verify_cache"],
     "doctor": ["diagnose"],
     "make_shards": ["make_shards"],
+    "plan": ["plan_epoch"],
     "preview": ["comparison_sheet", "contact_sheet"],
 }
 

@@ -60,6 +60,9 @@ class Feed(Protocol):
     def shapes(self) -> dict[tuple[int, int], int]:
         """Return the batches per epoch of each shape, of a crop with buckets."""
 
+    def requests(self, epoch: int) -> Iterator[Request]:
+        """Return the requests of an epoch; raises ValueError for a stream."""
+
     def facts(self) -> dict[str, int]:
         """Return what the batches depend on, apart from the samples' content; equal on all ranks."""
 
@@ -114,6 +117,10 @@ class IndexedFeed:
         """Return the batches per epoch of each shape, of a crop with buckets."""
         batches = self._batches
         return batches.shapes() if isinstance(batches, BucketBatches) else {}
+
+    def requests(self, epoch: int) -> Iterator[Request]:
+        """Return the requests of an epoch."""
+        return self._batches.requests(self._order, self._ranks.rank, epoch, 0, lambda _: False)
 
     def facts(self) -> dict[str, int]:
         """Return what the batches depend on, apart from the samples' content; equal on all ranks."""

@@ -130,6 +130,10 @@ class Fetcher:
         images = sum(map(math.prod, by_size(self._shape(request.epoch, sizes, count)))) * self.dtype.itemsize
         return images + picture_bytes(self.split.targets, sizes, count)
 
+    def views_of(self, request: Request) -> list[View]:
+        """Draw the views of a request from the sizes of its images, which the index has: none is read."""
+        return self.draw_views(request, self.shards.sizes(request.ids), self._sizes(request))
+
     def fetch(
         self, request: Request | StreamRequest, out: Images | Place | None = None, threads: int = 1
     ) -> FetchResult:

@@ -264,6 +264,13 @@ class Loader:
         """
         return self._feed.shapes()
 
+    def requests(self, epoch: int) -> Iterator[Request]:
+        """Return the requests of an epoch of this rank: the ids of each batch, without reading any sample.
+
+        Raises ValueError for a stream.
+        """
+        return self._feed.requests(epoch)
+
     def claim(self) -> Request | None:
         """Pop the request of the oldest batch that was delivered and not claimed; None if there is none.
 

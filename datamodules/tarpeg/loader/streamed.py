@@ -85,6 +85,10 @@ class StreamedFeed:
         """Return nothing: streams have no buckets."""
         return {}
 
+    def requests(self, epoch: int) -> Iterator[Request]:
+        """Raise ValueError: what a stream brings is not known before."""
+        raise ValueError("a stream has no requests that are known before its samples are read")
+
     def facts(self) -> dict[str, int]:
         """Return what the batches depend on, apart from the samples' content; equal on all ranks."""
         stream = self._stream

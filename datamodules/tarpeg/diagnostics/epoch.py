@@ -1,0 +1,123 @@
+"""What an epoch will be, before anything is decoded: samples, batches of each shape, crops and padding."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..loader.loader import Loader
+
+
+@dataclass(frozen=True)
+class ShapePlan:
+    """The batches of one shape.
+
+    Args:
+        shape: (height, width) of the images.
+        batches: Number of batches.
+        samples: Samples of all of them, on this rank.
+        smallest: Samples of the smallest batch.
+        largest: Samples of the largest batch.
+    """
+
+    shape: tuple[int, int]
+    batches: int
+    samples: int
+    smallest: int
+    largest: int
+
+    def __str__(self) -> str:
+        height, width = self.shape
+        each = f"{self.largest}" if self.smallest == self.largest else f"{self.smallest} to {self.largest}"
+        return f"{height} x {width}: {self.batches} batches of {each}, {self.samples} samples"
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """What an epoch of a loader will be, on its rank; ``print`` shows it.
+
+    Args:
+        epoch: Number of the epoch.
+        samples: Samples, over all ranks.
+        batches: Batches, on each rank.
+        world: Number of ranks.
+        shapes: The batches of each shape, those with most samples first.
+        shown: Share of the images' pixels that are under a crop, a mean over samples and views.
+        enlarged: Share of the crops that are enlarged.
+        padding: Share of the batches' pixels that is padding.
+        pixels: Pixels of all images of all batches, on this rank.
+
+    Example:
+        >>> crop = tarpeg.AspectBuckets(resolution=128, step=32, upscale=True)
+        >>> loader = tarpeg.Loader(tarpeg.Split(shards, crop), batch_size=4, workers=0)
+        >>> tarpeg.plan_epoch(loader).padding
+        0.0
+    """
+
+    epoch: int
+    samples: int
+    batches: int
+    world: int
+    shapes: list[ShapePlan] = field(default_factory=list)
+    shown: float = 0.0
+    enlarged: float = 0.0
+    padding: float = 0.0
+    pixels: int = 0
+
+    def __str__(self) -> str:
+        ranks = f" on each of {self.world} ranks" if self.world > 1 else ""
+        return "\n".join(
+            [
+                f"epoch {self.epoch}: {self.samples} samples, {self.batches} batches{ranks}",
+                *(f"  {shape}" for shape in self.shapes),
+                f"  {self.shown:.1%} of the images' pixels are under the crops, {self.enlarged:.1%} of the "
+                "crops are enlarged",
+                f"  {self.padding:.1%} of the batches' pixels are padding",
+            ]
+        )
+
+
+def plan_epoch(loader: Loader, epoch: int = 0) -> EpochPlan:
+    """Return what an epoch will be: exactly, as all that is random is drawn, but no image is read.
+
+    Args:
+        loader: Of indexed samples; a stream has no plan.
+        epoch: Number of the epoch.
+
+    Raises:
+        ValueError: For a stream, and for a crop that depends on the objects in the images.
+
+    Example:
+        >>> loader = tarpeg.Loader(tarpeg.Split(shards, tarpeg.RandomCrop(96)), batch_size=4, workers=0)
+        >>> print(tarpeg.plan_epoch(loader))
+        epoch 0: ...
+    """
+    counts: dict[tuple[int, int], list[int]] = defaultdict(list)
+    shown, enlarged, padded, pixels, drawn = 0.0, 0, 0, 0, 0
+    for request in loader.requests(epoch):
+        for view in loader.fetcher.views_of(request):
+            known = view.is_known
+            boxes, places = view.boxes[known].astype(np.float64), view.all_places[known].astype(np.float64)
+            sizes = view.sizes[known].astype(np.float64)
+            shown += float((boxes[:, 2:].prod(axis=1) / sizes.prod(axis=1)).sum())
+            enlarged += int((boxes[:, 2:] < places[:, 2:]).any(axis=1).sum())
+            padded += int(known.sum()) * math.prod(view.size) - int(places[:, 2:].prod(axis=1).sum())
+            pixels += len(view) * math.prod(view.size)
+            drawn += int(known.sum())
+            counts[view.size].append(len(view))
+    shapes = [ShapePlan(shape, len(each), sum(each), min(each), max(each)) for shape, each in counts.items()]
+    state = loader.state_dict()
+    return EpochPlan(
+        epoch,
+        int(state["samples"]),
+        len(loader),
+        loader.ranks.world,
+        sorted(shapes, key=lambda each: -each.samples),
+        shown / max(drawn, 1),
+        enlarged / max(drawn, 1),
+        padded / max(pixels, 1),
+        pixels,
+    )
