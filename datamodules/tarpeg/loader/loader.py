@@ -162,9 +162,10 @@ class Loader:
         )
         self._pixels = PixelFormat()
         self._runner = make_runner(self.fetcher, config, self._feed.to_request)
-        # Results in the order of requests, and the place (epoch, batch, process id) of the next one.
+        # Results of an epoch that go on with the next one, which workers fetch while this one ends; and the
+        # number of the next epoch, and the process.
         self._flow: Iterator[FetchResult] | None = None
-        self._place = (0, 0, 0)
+        self._flow_is_for = (0, 0)
         check_transform_result(self.name, self.fetcher, self.augment)
         if training:
             check_mixed_labels(self.name, self.fetcher, self.augment)
@@ -379,11 +380,22 @@ class Loader:
         positions, place = self._positions, (self._epoch, self._delivered)
         self._unclaimed = deque(maxlen=_MOST_UNCLAIMED)
         before = self.substituted
-        epoch, count = self._epoch, self._feed.length
+        epoch, count, owner = self._epoch, self._feed.length, os.getpid()
+        # Not kept while it runs: what is abandoned or has raised does not go on.
+        flow, self._flow = self._flow, None
+        if self._delivered or self._flow_is_for != (epoch, owner):
+            flow = None
         for k in itertools.count(self._delivered):
-            result = None if k == count else self._result(epoch, k, is_last=k + 1 == count)
-            if result is None:
+            if k == count:
                 return
+            if flow is None or owner != os.getpid():  # the workers of a parent are not those of its fork
+                owner = os.getpid()
+                flow = self._feed.results(self.fetcher, self._runner, epoch, k)
+            result = next(flow, None)
+            if result is None:  # the end of a stream
+                return
+            if k + 1 == count and self._feed.continues(epoch + 1):
+                self._flow, self._flow_is_for = flow, (epoch + 1, owner)
             error = result.error
             if result.substituted or result.notes or result.non_jpeg is not None:
                 self._warn(result)
@@ -420,19 +432,6 @@ class Loader:
                     "this iterator was retired by a newer one of the same loader, or by close(); "
                     "use a loader of its own for each loop that runs at the same time"
                 )
-
-    def _result(self, epoch: int, k: int, *, is_last: bool) -> FetchResult | None:
-        """Return the result for batch k of an epoch; None if a stream has ended."""
-        # Not kept while it runs: an iterator that has raised would go on as one that has ended.
-        flow, self._flow = self._flow, None
-        process = os.getpid()
-        if flow is None or self._place != (epoch, k, process):
-            flow = self._feed.results(self.fetcher, self._runner, epoch, k)
-        is_followed = is_last and self._feed.continues(epoch + 1)
-        self._place = (epoch + 1, 0, process) if is_followed else (epoch, k + 1, process)
-        result = next(flow, None)
-        self._flow = flow
-        return result
 
     def _excess(self, result: FetchResult, bad: int) -> DecodeError | None:
         """Error for more undecodable images than ``max_bad`` allows."""
