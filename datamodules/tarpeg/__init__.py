@@ -102,6 +102,7 @@ if TYPE_CHECKING:
     )
     from .sampling.geometry import View as View
     from .sampling.iou_crop import RandomIoUCrop as RandomIoUCrop
+    from .sampling.mosaic import Mosaic as Mosaic
     from .sampling.padded import (
         LetterBox as LetterBox,
         RandomShortestSize as RandomShortestSize,
@@ -161,6 +162,7 @@ _NAMES = {
     "sampling.geometry": "View",
     "sampling.buckets": "AspectBuckets",
     "sampling.iou_crop": "RandomIoUCrop",
+    "sampling.mosaic": "Mosaic",
     "sampling.padded": "LetterBox RandomShortestSize ScaleJitter",
     "sampling.sampler": "Blocks",
     "shards.folder": "Folder",

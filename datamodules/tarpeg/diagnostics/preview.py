@@ -166,6 +166,8 @@ def comparison_sheet(
         if levels and loader.split.is_decoded_only:  # the decoder has rounded them before it normalised
             inverse = Augment(levels.mean, levels.std)
             views = [inverse.denormalise(view).round().clamp(0, 255).to(torch.uint8) for view in views]
+        if loader.split.has_parts:
+            raise ValueError(f"split={split!r} has images of several samples each: contact_sheet draws them")
         if views[0].dtype != torch.uint8 or not loader.split.is_decoded_only:
             raise ValueError(
                 f"split={split!r} must deliver the decoder's crops to be compared: leave out steps of "
@@ -377,7 +379,12 @@ def _add_source(
     ``results``: (height, width) of the images of each view.
     """
     source = open_rgb(fetcher.shards.images(request.ids)[0].numpy().tobytes())
-    drawn = fetcher.draw_views(request, np.array([[source.height, source.width]], np.int32), results)
+    if request.views and request.views[0].samples is not None:  # made of several: the first is its own
+        if int(request.views[0].samples[0]) != int(request.ids[0]):
+            raise DecodeError("another sample is in its place")
+        drawn = [request.views[0].parts().row(0)]
+    else:
+        drawn = fetcher.draw_views(request, np.array([[source.height, source.width]], np.int32), results)
     framed = _with_boxes(source, [view.boxes[0].tolist() for view in drawn])
     card.add(framed, f"{source.width} x {source.height}")
     return source, drawn

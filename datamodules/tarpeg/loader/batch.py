@@ -170,6 +170,7 @@ class Decoded:
         wholes: By row, (height, width) of a source that was decoded whole.
         values: Targets as they were read, if steps in Python move them; otherwise None.
         carried: By view, the value of each row as the steps left it; None for a row that they did not move.
+        samples: By row, the sample that ``reasons`` and ``non_jpeg`` are about, if it is not the row's own.
     """
 
     images: list[Tensor]
@@ -179,11 +180,31 @@ class Decoded:
     wholes: dict[int, tuple[int, int]] = field(default_factory=dict)
     values: list[Any] | None = None
     carried: dict[int, list[Any]] = field(default_factory=dict)
+    samples: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def nothing(cls, count: int) -> Decoded:
         """Return the state before anything is decoded."""
         return cls([], torch.zeros(count, dtype=torch.int32, device="cpu"))
+
+    def of_rows(self, rows: npt.NDArray[np.int32], samples: npt.NDArray[np.int64]) -> Decoded:
+        """Return what became of rows of several parts each: that of the first one that failed.
+
+        Args:
+            rows: Row of each part, [n].
+            samples: Its sample, [n].
+        """
+        found = Decoded(self.images, torch.zeros(len(self.images[0]), dtype=torch.int32, device="cpu"))
+        if self.non_jpeg is not None:
+            found.non_jpeg = int(rows[self.non_jpeg])
+            found.samples[found.non_jpeg] = int(samples[self.non_jpeg])
+        for part in self.status.numpy().nonzero()[0].tolist():
+            row = int(rows[part])
+            if found.status[row] == 0:
+                found.fail(row, int(self.status[part]), self.reasons.get(part, ""))
+                found.samples[row] = int(samples[part])
+                found.non_jpeg = None if found.non_jpeg == row else found.non_jpeg
+        return found
 
     def fail(self, row: int, status: int, reason: str = "") -> None:
         """Remember why a row has no image."""

@@ -333,7 +333,7 @@ class JobMessage(TypedDict):
 
 
 class ViewMessage(TypedDict):
-    """A ``View``; arrays are bytes, of as many rows as the ids have."""
+    """A ``View``; arrays are bytes, of as many rows as the ids have, or as they have ``parts``."""
 
     sizes: bytes
     boxes: bytes
@@ -342,6 +342,7 @@ class ViewMessage(TypedDict):
     affine: bytes | None
     places: bytes | None
     drops_by_centre: bool
+    parts: tuple[bytes, bytes] | None
 
 
 class ResultMessage(TypedDict):
@@ -400,7 +401,7 @@ def _request_of(message: RequestMessage) -> Request:
 
 
 def _view_message(view: View) -> ViewMessage:
-    affine, places = view.affine, view.places
+    affine, places, parts = view.affine, view.places, (view.batch_rows, view.samples)
     return {
         "sizes": view.sizes.tobytes(),
         "boxes": view.boxes.tobytes(),
@@ -409,11 +410,12 @@ def _view_message(view: View) -> ViewMessage:
         "affine": None if affine is None else affine.tobytes(),
         "places": None if places is None else places.tobytes(),
         "drops_by_centre": view.drops_by_centre,
+        "parts": None if parts[0] is None or parts[1] is None else (parts[0].tobytes(), parts[1].tobytes()),
     }
 
 
 def _view_of(message: ViewMessage) -> View:
-    affine, places = message["affine"], message["places"]
+    affine, places, parts = message["affine"], message["places"], message["parts"]
     return View(
         sizes=np.frombuffer(bytearray(message["sizes"]), np.int32).reshape(-1, 2),
         boxes=np.frombuffer(bytearray(message["boxes"]), np.int32).reshape(-1, 4),
@@ -422,6 +424,8 @@ def _view_of(message: ViewMessage) -> View:
         affine=None if affine is None else np.frombuffer(bytearray(affine)).reshape(-1, 2, 3),
         places=None if places is None else np.frombuffer(bytearray(places), np.int32).reshape(-1, 4),
         drops_by_centre=message["drops_by_centre"],
+        batch_rows=None if parts is None else np.frombuffer(bytearray(parts[0]), np.int64),
+        samples=None if parts is None else np.frombuffer(bytearray(parts[1]), np.int64),
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import PIL.Image
 import torch
 from torch import Tensor
 
@@ -59,6 +60,7 @@ from .batch import (
 from .carried import arrived, carrier_of
 from .config import OnError
 from .marks import watching
+from .parts import drawn_parts, first_parts
 from .python_steps import PythonSteps, is_for_pillow, may_carry
 from .resize_first import ResizeFirst, resizes_first
 from .split import Split
@@ -69,6 +71,7 @@ from .workers import end_if_forked
 # correlated.
 _CROP = 0
 _SUBSTITUTE = 1
+_PARTNERS = 4  # 2 and 3 are taken
 _MOST_SUBSTITUTES = 20
 # Size of the noise that shows what a transform of whole images returns, if a stream has no sample yet.
 _NOISE = (375, 500)
@@ -165,7 +168,8 @@ class Fetcher:
                 if os.getpid() != process or forks.has_returned[0]:  # by a source, a crop or a target
                     forks.end_child(process)
                     forks.check_children()
-                fetcher.shards.check_unchanged(request.ids)
+                used = fetcher._samples(request).ravel() if self.split.has_parts else request.ids
+                fetcher.shards.check_unchanged(used)
         except _OF_THE_RESULT as error:
             return FetchResult(None, [], None, error, notes, request)
 
@@ -182,6 +186,8 @@ class Fetcher:
         self, request: Request, sizes: list[Size], out: Images | None = None, threads: int = 1
     ) -> tuple[list[View], Decoded]:
         """Make the images of each view: read, draw, decode, run the steps in Python."""
+        if self.split.has_parts and hasattr(self._crops(request.epoch)[0], "parts"):
+            return self._images_of_parts(request, out, threads)
         encoded = self._read(request)
         views = self.draw_views(request, encoded.sizes, sizes)
         end_if_forked()  # a source and a crop may be the user's own
@@ -193,6 +199,53 @@ class Fetcher:
         self._resize_first(encoded, views, decoded)
         self._run_python(encoded, views, decoded, out)
         return views, decoded
+
+    def _images_of_parts(
+        self, request: Request, out: Images | None, threads: int
+    ) -> tuple[list[View], Decoded]:
+        """Make images of several samples each: as ``_images_of``, with a file, a box and a place per part."""
+        crop: Any = self._crops(request.epoch)[0]
+        samples, uniforms = self._samples(request), self._uniforms(request, 0, crop)
+        files = self.shards.images(samples.ravel())
+        known = image_sizes(files).numpy()
+        sizes = known.copy()
+        for number in np.flatnonzero(known[:, 0] == 0).tolist():
+            sizes[number] = pillow.upright_size(files[number].numpy().tobytes())
+        flips = uniforms[:, 0] < self.split.pipelines[0].flip
+        view, places, seen = drawn_parts(crop, samples, sizes, uniforms[:, 1:], flips, self.split.channels)
+        request_of_parts = Request(request.epoch, samples.ravel()[seen])
+        encoded = Encoded(request_of_parts, [files[number] for number in seen.tolist()], known[seen])
+        end_if_forked()  # a source may be the user's own
+        if out is None or not self.split.is_decoded_only:
+            shape = self._shape_of([(self.split.channels, *view.size)], len(samples))
+            images = empty_images(by_size(shape)[0], self._crop_format.dtype)
+        else:
+            images = by_size(out)[0]
+        size, boxes, flips = view.size, view.boxes, view.flips
+        _, status = self._resize(size, encoded.files, boxes, flips, images, threads, places)
+        decoded, first = Decoded([images], status), first_parts(view)
+        for part in status.numpy().nonzero()[0].tolist():
+            row, alone = int(places[part, 0]), places[part : part + 1].copy()
+            alone[:, 0] = 0
+            draw = partial(self._resize_picture, view.parts().row(part), images[row : row + 1], alone)
+            self._decode_again(encoded, decoded, part, draw)
+        own = Encoded(request, [encoded.files[part] for part in first.tolist()], encoded.sizes[first])
+        views, decoded = [view], decoded.of_rows(places[:, 0], request_of_parts.ids)
+        self._run_python(own, views, decoded, out)
+        return views, decoded
+
+    def _samples(self, request: Request) -> Int64:
+        """Return the samples of each row, [B, n]: itself, and those that are drawn to be in its image too."""
+        count, ids = getattr(self._crops(request.epoch)[0], "partners", 0), request.ids[:, None]
+        first = 0 if request.occurrence is None else rng.first_draw(request.occurrence)
+        uniforms = rng.uniforms(self.seed, request.epoch, request.ids, count, _PARTNERS, first)
+        return np.concatenate([ids, self._candidates_of(uniforms)], axis=1)
+
+    def _candidates_of(self, uniforms: rng.Float64) -> Int64:
+        """Return the candidates with these shares of their numbers."""
+        if self.candidates is None:
+            return (uniforms * len(self.shards)).astype(np.int64)
+        return self.candidates[(uniforms * len(self.candidates)).astype(np.int64)]
 
     # 1. Read
 
@@ -354,7 +407,7 @@ class Fetcher:
         """
         if all(isinstance(pipeline.crop, Uncropped) for pipeline in self.split.pipelines):
             return Decoded.nothing(len(encoded.files))
-        files, sizes, groups = encoded.files, encoded.sizes, self.split.view_groups
+        files, groups = encoded.files, self.split.view_groups
         order = [number for group in groups for number in group]
         shapes = by_size(self._crop_shape([view.size for view in views], len(files)))
         places = self._places(views, order, encoded.request.epoch)
@@ -376,20 +429,19 @@ class Fetcher:
         )
         for row in status.numpy().nonzero()[0].tolist():
             rows = [part[at : at + 1] for part in flats for at in range(row, len(part), len(files))]
-            self._decode_again(encoded, views, decoded, row, dict(zip(order, rows, strict=True)), sizes[row])
+            outs, request = dict(zip(order, rows, strict=True)), encoded.request.of_row(row)
+            draw = partial(self._resize_again, request, views, row, outs)
+            self._decode_again(encoded, decoded, row, draw)
         return decoded
 
     def _decode_again(
-        self,
-        encoded: Encoded,
-        views: Sequence[View],
-        decoded: Decoded,
-        row: int,
-        outs: dict[int, Tensor],
-        size: npt.NDArray[np.int32],
+        self, encoded: Encoded, decoded: Decoded, row: int, resize: Callable[[PIL.Image.Image], None]
     ) -> None:
-        """Decode a file that is not a JPEG into ``outs``, [1, C, H, W] by view; otherwise find the reason."""
-        code, file = int(decoded.status[row]), encoded.files[row]
+        """Decode a file that is not a JPEG by Pillow, and ``resize`` it; otherwise find the reason.
+
+        Such files are decoded one at a time: their memory is that of the whole image, not that of the crop.
+        """
+        code, file, size = int(decoded.status[row]), encoded.files[row], encoded.sizes[row]
         if code == Status.TOO_LARGE:
             decoded.fail(row, code, pillow.too_large(size[0], size[1], self.max_pixels or MAX_PIXELS))
         elif code == Status.LATER_VERSION:
@@ -400,31 +452,40 @@ class Fetcher:
         if not is_for_pillow(code, content):
             return
         try:
-            drawn = self._decode_by_pillow(content, encoded.request.of_row(row), outs)
+            resize(pillow.open_upright(content, self.max_pixels or pillow.MAX_PIXELS))
         except pillow.RefusedError as error:
             decoded.fail(row, int(error.status), error.reason)
             return
         decoded.status[row] = Status.OK
         decoded.non_jpeg = row if decoded.non_jpeg is None else decoded.non_jpeg
-        for view, other in zip(views, drawn, strict=True):
+
+    def _resize_again(
+        self,
+        request: Request,
+        views: Sequence[View],
+        row: int,
+        outs: dict[int, Tensor],
+        image: PIL.Image.Image,
+    ) -> None:
+        """Draw the views of a request of one, whose size is known now, to ``outs``, [1, C, H, W] by view."""
+        results = [(out.shape[-2], out.shape[-1]) for _, out in sorted(outs.items())]
+        drawn = self.draw_views(request, np.array([[image.height, image.width]], np.int32), results)
+        for number, (view, other) in enumerate(zip(views, drawn, strict=True)):
+            places = self._places([other], [0], request.epoch, number)
+            self._resize_picture(other, outs[number], places, image)
             view.put(row, other)
 
-    def _decode_by_pillow(self, content: bytes, request: Request, outs: dict[int, Tensor]) -> list[View]:
-        """Decode a file into ``outs`` and return what was drawn; raises ``RefusedError``.
-
-        Such files are decoded one at a time: their memory is that of the whole image, not that of the crop.
-        """
-        image = pillow.open_upright(content, self.max_pixels or pillow.MAX_PIXELS)
-        results = [(out.shape[-2], out.shape[-1]) for _, out in sorted(outs.items())]
-        views = self.draw_views(request, np.array([[image.height, image.width]], np.int32), results)
-        for number, view in enumerate(views):
-            top, left, height, width = view.boxes[0].tolist()
-            part = image.crop((left, top, left + width, top + height))
-            ppm = pillow.as_tensor(pillow.ppm(pillow.to_rgb(part, gray=self.split.channels == 1)))
-            whole = np.array([[0, 0, height, width]], np.int32)
-            places = self._places([view], [0], request.epoch, number)
-            self._resize(view.size, [ppm], whole, view.flips, outs[number], places=places)
-        return views
+    def _resize_picture(
+        self, view: View, out: Tensor, places: npt.NDArray[np.int32] | None, image: PIL.Image.Image
+    ) -> None:
+        """Write the part of a picture that a view of one row shows to ``out``, [1, C, H, W]."""
+        if (image.height, image.width) != tuple(view.sizes[0].tolist()):  # of a part, drawn by its header
+            raise pillow.RefusedError(Status.CORRUPT, f"it has {image.height} x {image.width} pixels")
+        top, left, height, width = view.boxes[0].tolist()
+        part = image.crop((left, top, left + width, top + height))
+        ppm = pillow.as_tensor(pillow.ppm(pillow.to_rgb(part, gray=self.split.channels == 1)))
+        whole = np.array([[0, 0, height, width]], np.int32)
+        self._resize(view.size, [ppm], whole, view.flips, out, places=places)
 
     def _places(
         self, views: Sequence[View], order: Sequence[int], epoch: int, first: int = 0
@@ -697,10 +758,12 @@ class Fetcher:
         else:
             batch = self._with_targets(of_sizes(images), ids, values, views, left_out, decoded.carried)
         first = decoded.non_jpeg
+        if first is not None:
+            first = decoded.samples.get(first, int(request.ids[first]))
         return FetchResult(
             batch,
             substituted,
-            None if first is None else f"{where_of(self.shards, int(request.ids[first]))} is not a JPEG",
+            None if first is None else f"{where_of(self.shards, first)} is not a JPEG",
             request=request._replace(views=tuple(views)),
             left_out=left_out,
         )
@@ -758,7 +821,7 @@ class Fetcher:
         """Return why an image was not decoded, with shard and key."""
         code = Status(int(decoded.status[row]))
         more = f": {decoded.reasons[row]}" if row in decoded.reasons else ""
-        return f"{where_of(self.shards, id)}: image is {code.name} ({code:d}){more}"
+        return f"{where_of(self.shards, decoded.samples.get(row, id))}: image is {code.name} ({code:d}){more}"
 
     def _substitute(
         self, request: Request, sizes: list[Size], reason: str
@@ -766,14 +829,13 @@ class Fetcher:
         """Decode another sample for a request of one: a function of seed, epoch, id and occurrence alone."""
         first = 0 if request.occurrence is None else rng.first_draw(request.occurrence)
         uniforms = rng.uniforms(self.seed, request.epoch, request.ids, _MOST_SUBSTITUTES, _SUBSTITUTE, first)
-        count = len(self.shards) if self.candidates is None else len(self.candidates)
-        others = (uniforms[0] * count).astype(np.int64)
-        for other in others if self.candidates is None else self.candidates[others]:
-            views, decoded = self._images_of(request._replace(ids=other[None]), sizes)
+        for other in self._candidates_of(uniforms[0]):
+            given = request._replace(ids=other[None])
+            views, decoded = self._images_of(given, sizes)
             values = decoded.values
             if values is None:
                 values = self._read_targets(other[None], views, decoded)
-            self.shards.check_unchanged(other[None])
+            self.shards.check_unchanged(self._samples(given).ravel() if self.split.has_parts else given.ids)
             value = values[0] if values else None
             if decoded.status[0] == Status.OK and not isinstance(value, ShardError):
                 return int(other), decoded.images, views, value, decoded.carried

@@ -219,7 +219,9 @@ class Masks:
         if view.affine is not None and len(values):
             masks = warped(masks, view.affine, self.fill)
         counts = np.zeros(len(matrices), np.int64)
-        return Fields("mask", counts, np.zeros(0, np.bool_), {}, {}, view.size, {"mask": masks}, self.dtype)
+        return Fields(
+            "mask", counts, np.zeros(0, np.bool_), {}, {}, view.size, {"mask": masks}, self.dtype, self.fill
+        )
 
     def _cut(self, values: Sequence[Values | Part], view: View) -> Values:
         """Return the pixels under the boxes of a view, resized and mirrored: uint8 [B, H, W]."""

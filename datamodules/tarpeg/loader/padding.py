@@ -61,7 +61,7 @@ class PadMask:
             masks = warp_affine(images, matrices, view.size, "nearest", 1.0)[:, 0].numpy()
         counts = np.zeros(len(view), np.int64)
         kept = np.zeros(0, np.bool_)
-        return Fields("pad_mask", counts, kept, {}, {}, view.size, {"pad_mask": masks}, "bool")
+        return Fields("pad_mask", counts, kept, {}, {}, view.size, {"pad_mask": masks}, "bool", 1)
 
     def move(self, value: Any, view: View) -> Any:
         """Return the mask of one image, [H, W]; see ``Target.move``."""

@@ -161,6 +161,8 @@ class Split:
             self._check_streaming()
         if self.targets is not None:
             self._check_targets()
+        if self.has_parts:
+            self._check_parts()
         for crop in self.view_crops():
             if hasattr(crop_at(crop, 0), "boxes_among") and not have_rectangles(self.targets):
                 raise ValueError(
@@ -314,6 +316,17 @@ class Split:
         return any(pipeline.runs_python or pipeline.least for pipeline in self.pipelines)
 
     @cached_property
+    def has_parts(self) -> bool:
+        """Whether images are made of several samples, in some epoch."""
+        return any(hasattr(crop, "parts") for crop in self._all_crops())
+
+    def _all_crops(self) -> list[Crop]:
+        """Return the crops of all views in all epochs."""
+        given = self.view_crops()
+        epochs = sorted({0}.union(*(crop.sizes for crop in given if isinstance(crop, Progressive))))
+        return [crop_at(crop, epoch) for epoch in epochs for crop in given]
+
+    @cached_property
     def is_decoded_only(self) -> bool:
         """Whether the decoder writes the results of all views, apart from images smaller than their crop."""
         has_more = any(pipeline.policies or pipeline.runs_python for pipeline in self.pipelines)
@@ -415,6 +428,22 @@ class Split:
                     "split.plan() of a split without targets= shows the steps"
                 )
         object.__setattr__(self, "target", None)  # no labels are read
+
+    def _check_parts(self) -> None:
+        """Check a split whose images are made of several samples."""
+        crop = next(crop for crop in self._all_crops() if hasattr(crop, "parts"))
+        if len(self.pipelines) > 1:
+            raise ValueError(f"crop={crop!r} is for one view, not {len(self.pipelines)}")
+        if self.runs_python:
+            raise ValueError(
+                f"crop={crop!r} takes no steps of transform= in Python behind it: leave them out, or give "
+                "those that Augment or a policy has. split.plan() shows the steps"
+            )
+        if self.targets is None and self.target is not None:
+            raise ValueError(
+                f"crop={crop!r} shows several samples, and target={self.target!r} is the label of one: give "
+                "targets=tarpeg.Boxes(...), or target=None; Augment(mix=tarpeg.Mix(...)) mixes labels"
+            )
 
     def _check_streaming(self) -> None:
         for name, value in (("subset", self.subset), ("weights", self.weights)):

@@ -17,6 +17,7 @@ from ..sampling.rng import Int64
 from ..shards.labels import DATA_ERRORS
 from ..shards.source import Source, where_of
 from .marks import mark, mark_sample
+from .parts import grouped, merged
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -87,6 +88,7 @@ class Fields:
         canvas: (height, width) of the results.
         pictures: By name, uint8 [B, H, W]; a ``Stored`` once they are in the memory of the batch.
         dtype: Type of the pictures for the consumer.
+        fill: Value of the pixels of pictures that are outside of their image.
     """
 
     objects: Hashable
@@ -97,6 +99,7 @@ class Fields:
     canvas: tuple[int, int]
     pictures: dict[str, Any] = field(default_factory=dict)
     dtype: str = "uint8"
+    fill: int = 0
 
 
 @dataclass(frozen=True)
@@ -330,7 +333,8 @@ def read_targets(
     """Return the value of each sample; a dict by name for a dict or list of targets.
 
     A ShardError, with shard and key, is in place of a value that is broken or does not fit its image. Raises
-    ShardError if a target fails.
+    ShardError if a target fails. With views that have several parts per row, each value is the list of those
+    of the parts.
 
     Args:
         source: The samples.
@@ -339,6 +343,9 @@ def read_targets(
         targets: What is read.
         threads: Number of threads.
     """
+    if views[0].samples is not None:
+        parts = [view.parts() for view in views]
+        return grouped(read_targets(source, views[0].samples, parts, targets, threads), views[0])
     columns: dict[str, list[Any]] = {}
     sizes = views[0].sizes
     for name, target in _named(targets).items():
@@ -380,6 +387,9 @@ def move_targets(
 
     Raises ShardError, with shard and key, if a target fails.
     """
+    if view.samples is not None:
+        each = [part for value in values for part in value]
+        return merged(*move_targets(targets, each, view.parts(), source, view.samples), view)
     parts: list[Fields] = []
     others: dict[str, list[Any]] = {}
     for name, target in _named(targets).items():

@@ -334,14 +334,15 @@ class Whole:
 
 @dataclass(frozen=True)
 class Progressive:
-    """A crop whose size changes with the epoch: small images at first, which train faster.
+    """A crop that changes with the epoch: small images at first, which train faster; or another crop.
 
-    Before the first epoch in ``sizes`` the crop has its own size. Nothing but the size changes.
+    Before the first epoch in ``sizes`` it is the crop itself. With a size, nothing but the size changes.
 
     Args:
         crop: ``RandomResizedCrop``, ``RandomCrop``, ``CenterCrop``, ``Whole``, or a frozen dataclass of your
             own with a field ``size``.
-        sizes: First epoch of each size, which is (height, width) or an int for a square.
+        sizes: First epoch of each size, which is (height, width) or an int for a square, or of a crop that is
+            used instead, such as ``{90: Mosaic(640, p=0)}``.
 
     Example:
         >>> crop = tarpeg.Progressive(tarpeg.RandomResizedCrop(224), {0: 128, 10: 192, 16: 224})
@@ -350,7 +351,7 @@ class Progressive:
     """
 
     crop: Crop
-    sizes: Mapping[int, int | Sequence[int]]
+    sizes: Mapping[int, int | Sequence[int] | Crop]
 
     def __post_init__(self) -> None:
         if not isinstance(self.sizes, Mapping) or not self.sizes:
@@ -366,8 +367,12 @@ class Progressive:
         if not starts:
             return self.crop
         crop: Any = self.crop
+        given: Any = self.sizes[max(starts)]
+        if hasattr(given, "boxes"):
+            own: Crop = given
+            return own
         try:
-            resized: Crop = replace(crop, size=self.sizes[max(starts)])
+            resized: Crop = replace(crop, size=given)
         except TypeError as error:
             raise ValueError(
                 f"crop={crop!r} must be a frozen dataclass with a field size, to change its size: {error}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from .rng import Float64
+from .rng import Float64, Int64
 
 Bool = npt.NDArray[np.bool_]
 Int32 = npt.NDArray[np.int32]
@@ -37,6 +37,10 @@ class View:
         places: int32 [B, 4], (top, left, height, width) of the part of the result that shows the box; the
             rest is padding. None: all of it.
         drops_by_centre: Boxes whose centre is not inside of the crop are not visible: of ``RandomIoUCrop``.
+        batch_rows: int64 [n], of ``Mosaic``, whose images are made of parts of several sources: all arrays
+            have a row per part, n in all, and this is the row of the batch that it belongs to. The first part
+            of each row is of the sample itself. None: one part per row.
+        samples: int64 [n], number of the sample of each part; None without ``batch_rows``.
 
     Example:
         >>> import numpy as np
@@ -53,18 +57,25 @@ class View:
     affine: Float64 | None = None
     places: Int32 | None = None
     drops_by_centre: bool = False
+    batch_rows: Int64 | None = None
+    samples: Int64 | None = None
 
     def __len__(self) -> int:
-        """Return the number of rows."""
+        """Return the number of rows, those of all parts."""
         return len(self.flips)
 
     def row(self, row: int) -> View:
-        """Return the view of one row: a view with B = 1."""
+        """Return the view of one row of the batch: a view with B = 1, or with a row per part."""
         return self.rows([row])
 
     def rows(self, rows: npt.ArrayLike) -> View:
-        """Return the view of some rows, by number or by a mask."""
-        chosen = np.asarray(rows)
+        """Return the view of some rows of the batch, by number or by a mask."""
+        chosen, batch_rows = np.asarray(rows), None
+        if self.batch_rows is not None:
+            wanted = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
+            found = [np.flatnonzero(self.batch_rows == row) for row in wanted.tolist()]
+            batch_rows = np.repeat(np.arange(len(found)), [len(each) for each in found])
+            chosen = np.concatenate([*found, np.zeros(0, np.int64)])
         return View(
             sizes=self.sizes[chosen],
             boxes=self.boxes[chosen],
@@ -73,10 +84,19 @@ class View:
             affine=None if self.affine is None else self.affine[chosen],
             places=None if self.places is None else self.places[chosen],
             drops_by_centre=self.drops_by_centre,
+            batch_rows=batch_rows,
+            samples=None if self.samples is None else self.samples[chosen],
         )
+
+    def parts(self) -> View:
+        """Return a view in which each part is a row of its own."""
+        return replace(self, batch_rows=None, samples=None)
 
     def put(self, row: int, other: View) -> None:
         """Overwrite one row's size, box, flip, place and affine by those of the only row of ``other``."""
+        if self.batch_rows is not None:
+            self._put_parts(row, other)
+            return
         self.sizes[row], self.boxes[row], self.flips[row] = other.sizes[0], other.boxes[0], other.flips[0]
         if self.places is None and other.places is not None:
             object.__setattr__(self, "places", self.all_places)
@@ -86,6 +106,18 @@ class View:
             object.__setattr__(self, "affine", np.tile(np.eye(2, 3), (len(self), 1, 1)))
         if self.affine is not None:
             self.affine[row] = np.eye(2, 3) if other.affine is None else other.affine[0]
+
+    def _put_parts(self, row: int, other: View) -> None:
+        assert self.batch_rows is not None
+        before, after = (np.flatnonzero(each) for each in (self.batch_rows < row, self.batch_rows > row))
+        for name in ("sizes", "boxes", "flips", "affine", "places", "samples"):
+            own = getattr(self, name)
+            if own is not None:
+                joined = np.concatenate([own[before], getattr(other, name), own[after]])
+                object.__setattr__(self, name, joined)
+        counts = np.bincount(self.batch_rows)
+        counts[row] = len(other)
+        object.__setattr__(self, "batch_rows", np.repeat(np.arange(len(counts)), counts))
 
     def forget(self, row: int) -> None:
         """Overwrite one row's box: its geometry is not known."""
@@ -100,6 +132,8 @@ class View:
         """
         if affine is None:
             return self
+        if self.batch_rows is not None:
+            affine = affine[self.batch_rows]
         before = np.eye(3)[None] if self.affine is None else _square(self.affine)
         return replace(self, affine=(_square(np.asarray(affine, np.float64)) @ before)[:, :2])
 
