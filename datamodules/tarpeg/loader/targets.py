@@ -17,7 +17,7 @@ from ..sampling.rng import Int64
 from ..shards.labels import DATA_ERRORS
 from ..shards.source import Source, where_of
 from .marks import mark, mark_sample
-from .parts import grouped, merged
+from .parts import first_parts
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -345,7 +345,7 @@ def read_targets(
     """
     if views[0].samples is not None:
         parts = [view.parts() for view in views]
-        return grouped(read_targets(source, views[0].samples, parts, targets, threads), views[0])
+        return _grouped(read_targets(source, views[0].samples, parts, targets, threads), views[0])
     columns: dict[str, list[Any]] = {}
     sizes = views[0].sizes
     for name, target in _named(targets).items():
@@ -389,7 +389,7 @@ def move_targets(
     """
     if view.samples is not None:
         each = [part for value in values for part in value]
-        return merged(*move_targets(targets, each, view.parts(), source, view.samples), view)
+        return _joined(*move_targets(targets, each, view.parts(), source, view.samples), view)
     parts: list[Fields] = []
     others: dict[str, list[Any]] = {}
     for name, target in _named(targets).items():
@@ -488,3 +488,45 @@ def _failure(where: str, target: object, method: str, error: Exception) -> Shard
     return ShardError(
         f"{where}: targets={type_names(target)} failed in {method}(): {type(error).__name__}: {error}"
     )
+
+
+def _grouped(values: Sequence[Any], view: View) -> list[Any]:
+    """Return the list of the values of each row's parts; a ShardError if one of them is."""
+    assert view.batch_rows is not None
+    found: list[list[Any]] = [[] for _ in first_parts(view)]
+    for row, value in zip(view.batch_rows.tolist(), values, strict=True):
+        found[row].append(value)
+    return [next((each for each in row if isinstance(each, ShardError)), row) for row in found]
+
+
+def _joined(
+    fields: Sequence[Fields], others: dict[str, list[Any]], view: View
+) -> tuple[list[Fields], dict[str, list[Any]]]:
+    """Return moved targets of parts as those of their rows.
+
+    Objects of a row follow each other in the order of its parts, and its pictures are put together.
+    ``image_id`` and ``orig_size`` are those of the first part, ``size`` that of the result. What targets of a
+    user's own returned becomes a list per row.
+    """
+    return [_merged(part, view) for part in fields], {
+        name: _grouped(each, view) for name, each in others.items()
+    }
+
+
+def _merged(part: Fields, view: View) -> Fields:
+    first = first_parts(view)
+    of_images = {name: array[first] for name, array in part.of_images.items()}
+    if "size" in of_images:
+        of_images["size"] = np.tile(np.array(view.size, np.int64), (len(first), 1))
+    pictures = {name: _composed(each, part.fill, view) for name, each in part.pictures.items()}
+    counts = np.add.reduceat(part.counts, first) if len(first) else part.counts
+    return replace(part, counts=counts, of_images=of_images, pictures=pictures)
+
+
+def _composed(pictures: npt.NDArray[np.uint8], fill: int, view: View) -> npt.NDArray[np.uint8]:
+    """Put the pictures of parts together, which do not overlap: elsewhere they have the value ``fill``."""
+    assert view.batch_rows is not None
+    whole = np.full((len(first_parts(view)), *view.size), fill, np.uint8)
+    for row, picture in zip(view.batch_rows.tolist(), pictures, strict=True):
+        np.copyto(whole[row], picture, where=picture != fill)
+    return whole

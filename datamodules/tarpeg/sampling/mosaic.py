@@ -67,7 +67,7 @@ class Mosaic:
         >>> next(iter(loader)).image.shape
         torch.Size([8, 3, 96, 96])
         >>> view = loader.claim().views[0]  # has a row per part
-        >>> view.batch_rows.max(), len(view) > 8
+        >>> int(view.batch_rows.max()), len(view) > 8
         (7, True)
     """
 
