@@ -374,10 +374,10 @@ def test_a_broken_part_breaks_its_row(kind):
     ]
 
 
-def test_broken_rows_are_left_out_of_predictions():
+def test_broken_rows_are_left_out():
     split = Split(Pictures(broken=[3]), Mosaic(48), targets=Boxes("json:objects"))
     loader = load(None, split=split, batch_size=11, shuffle=False, workers=0, on_error="leave_out")
-    with pytest.warns(UserWarning, match="left out of the predictions"):
+    with pytest.warns(UserWarning, match="left out of its batch"):
         batch = next(iter(loader))
     (view,) = loader.claim().views
     assert len(batch.image) == len(batch.targets) == len(batch.key) == view.batch_rows.max() + 1 < 11
