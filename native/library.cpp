@@ -12,6 +12,10 @@ STABLE_TORCH_LIBRARY(tarpeg, m) {
       "read_masks(Tensor files, Tensor ends, Tensor boxes, Tensor? flip, Tensor? places, Tensor? table, "
       "bool centres, int fill, int max_pixels, Tensor(a!) out, int threads) -> Tensor");
   m.def(
+      "fill_outlines(Tensor points, Tensor toggles, Tensor parts, Tensor objects, Tensor counts, "
+      "Tensor sizes, Tensor boxes, Tensor flips, Tensor places, bool centres, int height, int width, "
+      "Tensor(a!) out, int threads) -> Tensor");
+  m.def(
       "decode_batch(Tensor[] jpegs, Tensor boxes, int height, int width, Tensor? flip, str interpolation, "
       "bool antialias, bool exact, int max_pixels, int threads, int channels=3) -> (Tensor, Tensor)");
   m.def(

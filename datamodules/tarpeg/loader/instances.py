@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -13,20 +13,13 @@ from ..errors import check_integer, similar
 from ..sampling.geometry import Int32, View
 from ..sampling.rng import Int64
 from ..shards.source import Source
-from .annotations import FieldError, Place, read_objects, slices_of
-from .masks import MODES, places_of, warped
-from .outlines import Outline, Runs, fill_pixels, outline_of, toggles_of
-from .targets import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
+from .annotations import FieldError, Place, joined, read_objects
+from .masks import MODES, warped
+from .outlines import Outlines, outlines_of
+from .targets import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images, unpacked
 
 _MOST_PIXELS = 1 << 30
 """Pixels of the masks of one image, beyond which it is an error."""
-
-
-class Outlines(NamedTuple):
-    """The outlines of the objects of one image."""
-
-    outlines: list[Outline]
-    image_id: int
 
 
 @dataclass(frozen=True)
@@ -100,50 +93,52 @@ class InstanceMasks:
     def misfits(self, values: Sequence[Outlines], sizes: Int32) -> list[str]:
         """Return a text for each image with run lengths of another size, "" for the others."""
         reasons = []
-        for value, size in zip(values, sizes.tolist(), strict=True):
+        for value, size in zip(values, sizes, strict=True):
+            height, width = size.tolist()
+            is_other = (value.sizes != size).any(axis=1) & value.sizes.any(axis=1)
             reason = ""
-            if len(value.outlines) * size[0] * size[1] > _MOST_PIXELS:
+            if len(value.objects) * height * width > _MOST_PIXELS:
                 reason = (
-                    f"member {self._place.extension!r} has {len(value.outlines)} objects in an image of "
-                    f"{size[0]} x {size[1]}: their masks have more than {_MOST_PIXELS} pixels"
+                    f"member {self._place.extension!r} has {len(value.objects)} objects in an image of "
+                    f"{height} x {width}: their masks have more than {_MOST_PIXELS} pixels"
                 )
-            for number, outline in enumerate(value.outlines):
-                if isinstance(outline, Runs) and size[0] and list(outline.size) != size:
-                    field = self._place.field(number, self.outline)
-                    reason = reason or (
-                        f"member {self._place.extension!r}, field {field!r} has the size "
-                        f"{list(outline.size)}, and its image is {size[0]} x {size[1]}"
-                    )
+            elif height and is_other.any():
+                number = int(is_other.argmax())
+                field = self._place.field(number, self.outline)
+                reason = (
+                    f"member {self._place.extension!r}, field {field!r} has the size "
+                    f"{value.sizes[number].tolist()}, and its image is {height} x {width}"
+                )
             reasons.append(reason)
         return reasons
 
     def move_all(self, values: Sequence[Outlines], view: View) -> Fields:
         """Move the masks of all rows of a view."""
         view.matrices()  # raises an error if the geometry of a row is not known
-        counts = np.array([len(value.outlines) for value in values], np.int64)
-        masks = np.zeros((int(counts.sum()), *view.size), np.uint8)
-        places, number = view.all_places.tolist(), 0
-        for row, value in enumerate(values):
-            top, left, height, width = view.boxes[row].tolist()
-            above, before, lines, across = places[row]
-            y = top + places_of(height, lines, self.interpolation)
-            x = left + places_of(width, across, self.interpolation)
-            size: tuple[int, int] = (int(view.sizes[row, 0]), int(view.sizes[row, 1]))
-            for outline in value.outlines:
-                part = masks[number, above : above + lines, before : before + across]
-                part = part[:, ::-1] if view.flips[row] else part
-                fill_pixels(toggles_of(outline, size), size[0], y, x, part)
-                number += 1
-        if view.affine is not None and len(masks):
-            masks = warped(masks, np.repeat(view.affine, counts, axis=0), 0)
-        flat = masks.reshape(len(masks), view.size[0] * view.size[1])
-        pixels = [np.count_nonzero(mask) for mask in flat.view(np.bool_)]  # without axis=, which is slow
-        kept = np.array(pixels, np.int64) >= self.min_pixels
-        packed = np.packbits(flat, axis=1)  # an eighth of the bytes, until the consumer has them
+        from ..ops.masks import fill_outlines  # here, because it loads the operators
+
+        counts = np.array([len(value.objects) for value in values], np.int64)
+        packed, pixels = fill_outlines(
+            joined([value.points for value in values], (0, 2)),
+            joined([value.toggles for value in values], (0,)),
+            joined([value.parts for value in values], (0, 2)),
+            joined([value.objects for value in values], (0,)),
+            counts,
+            view.sizes,
+            view.boxes,
+            view.size,
+            view.flips,
+            view.all_places,
+            centres=self.interpolation == "nearest-exact",
+        )
+        if view.affine is not None and len(packed):
+            masks = warped(unpacked(packed, view.size), np.repeat(view.affine, counts, axis=0), 0)
+            flat = masks.reshape(len(masks), -1)
+            packed, pixels = np.packbits(flat, axis=1), flat.sum(axis=1, dtype=np.int32)
         return Fields(
             self._place,
             counts,
-            kept,
+            pixels >= self.min_pixels,
             {"masks": packed},
             fields_of_images([value.image_id for value in values], view),
             view.size,
@@ -155,10 +150,13 @@ class InstanceMasks:
 
     def _parse(self, found: list[Any]) -> list[Outlines]:
         """Return the values of samples from the lists of their objects, with the image_id 0."""
-        outlines: list[Outline] = []
-        for number, each in enumerate(each for part in found for each in part):
-            field = self._place.field(number, self.outline)
+        objects = [each for part in found for each in part]
+        for number, each in enumerate(objects):
             if self.outline not in each:
+                field = self._place.field(number, self.outline)
                 raise FieldError(f"field {field!r} is missing: the object has {[*each][:12]}")
-            outlines.append(outline_of(field, each[self.outline]))
-        return [Outlines(outlines[rows], 0) for rows in slices_of(map(len, found))]
+        return outlines_of(
+            lambda number: self._place.field(number, self.outline),
+            [each[self.outline] for each in objects],
+            [*map(len, found)],
+        )

@@ -1,68 +1,129 @@
-"""Masks of objects in COCO's forms, run lengths and polygons, and the pixels that they cover.
-
-A mask is a list of toggles here: sorted places at which it begins or ends, in the columns of the image, one
-after another (x * height + y).
-"""
+"""Masks of objects in COCO's forms, run lengths and polygons, as flat arrays."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..sampling.rng import Float64, Int64
-from .annotations import FAR, FieldError, as_json, is_finite
+from .annotations import FAR, FieldError, as_json, is_finite, joined
 
-_SCALE = 5.0  # pycocotools traces polygons in fifths of pixels
+_SCALE = 5  # polygons are traced in fifths of pixels, as by pycocotools
 _MOST_STEPS = 1 << 20
 """Fifths of pixels along the outlines of an object, beyond which it is an error."""
 
 
-class Runs(NamedTuple):
-    """Run lengths.
+class Outlines(NamedTuple):
+    """The outlines of the objects of one image, one after another.
+
+    A mask is the union of the parts of its object: polygons, or run lengths as toggles, the sorted places at
+    which it begins or ends, in the columns of the image one after another (x * height + y).
 
     Args:
-        size: (height, width) of the mask.
-        toggles: int64 [n].
+        points: float64 [n, 2], the corners of all polygons, (x, y) in pixels.
+        toggles: int64 [m], of all run lengths.
+        parts: int64 [P, 2], how many points and toggles each part has.
+        objects: int64 [N], how many parts each object has.
+        sizes: int64 [N, 2], (height, width) of run lengths; (0, 0) of polygons.
+        image_id: Number of the image.
     """
 
-    size: tuple[int, int]
+    points: Float64
     toggles: Int64
+    parts: Int64
+    objects: Int64
+    sizes: Int64
+    image_id: int
 
 
-Outline = Runs | list[Float64]
-"""Run lengths, or polygons: float64 [K, 2] each, (x, y) in pixels."""
-
-
-def outline_of(field: str, value: Any) -> Outline:
-    """Return the outline in a field of an object; raises FieldError.
+def outlines_of(field: Callable[[int], str], values: Sequence[Any], counts: Sequence[int]) -> list[Outlines]:
+    """Return the outlines of images, with the image_id 0; raises FieldError.
 
     Args:
-        field: Its place, for messages.
-        value: {"size": [height, width], "counts": [...] or "..."}, or a list of polygons [x, y, x, y, ...].
+        field: Returns the place of an object's field, for messages.
+        values: Of each object of all images, {"size": [height, width], "counts": [...] or "..."}, or a list
+            of polygons [x, y, x, y, ...].
+        counts: How many objects each image has.
     """
-    if isinstance(value, dict):
-        return _runs_of(field, value)
-    wrong = FieldError(
-        f"field {field!r} is {as_json(value)}, neither polygons [[x, y, ...], ...] nor run lengths"
-    )
-    if not isinstance(value, list) or not value:
-        raise wrong
-    polygons = []
-    for polygon in value:
-        if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
-            raise FieldError(f"field {field!r}: {as_json(polygon)} is not a polygon of three points or more")
-        if not all(map(is_finite, polygon)) or max(map(abs, polygon)) > FAR:
-            raise FieldError(f"field {field!r}: {as_json(polygon)} has numbers that are no pixels")
-        polygons.append(np.array(polygon, np.float64).reshape(-1, 2))
-    steps = sum(float(np.abs(each - np.roll(each, -1, 0)).max(1).sum()) for each in polygons) * _SCALE
-    if steps > _MOST_STEPS:
-        raise FieldError(f"field {field!r}: its polygons are {steps / _SCALE:.0f} pixels long")
-    return polygons
+    polygons: list[list[Any]] = []
+    runs: list[Int64] = []
+    lengths: list[tuple[int, int]] = []
+    objects = np.ones(len(values), np.int64)
+    sizes = np.zeros((len(values), 2), np.int64)
+    for number, value in enumerate(values):
+        if isinstance(value, dict):
+            sizes[number], found = _runs_of(field(number), value)
+            runs.append(found)
+            lengths.append((0, len(found)))
+            continue
+        if not isinstance(value, list) or not value:
+            wrong = f"{as_json(value)}, neither polygons [[x, y, ...], ...] nor run lengths"
+            raise FieldError(f"field {field(number)!r} is {wrong}")
+        for polygon in value:
+            if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
+                wrong = f"{as_json(polygon)} is not a polygon of three points or more"
+                raise FieldError(f"field {field(number)!r}: {wrong}")
+            lengths.append((len(polygon) // 2, 0))
+        polygons += value
+        objects[number] = len(value)
+    parts = np.array(lengths, np.int64).reshape(-1, 2)
+    points = _points_of(field, values, polygons)
+    _check_lengths(field, points, parts[:, 0], objects)
+    toggles = joined(runs, (0,)).astype(np.int64, copy=False)
+    of_images = _ends(np.asarray(counts, np.int64))
+    of_parts = _ends(objects)[of_images]
+    of_points, of_toggles = _ends(parts[:, 0])[of_parts], _ends(parts[:, 1])[of_parts]
+    bounds = [
+        itertools.starmap(slice, itertools.pairwise(each.tolist()))
+        for each in (of_points, of_toggles, of_parts, of_images)
+    ]
+    return [
+        Outlines(points[point], toggles[toggle], parts[part], objects[image], sizes[image], 0)
+        for point, toggle, part, image in zip(*bounds, strict=True)
+    ]
 
 
-def _runs_of(field: str, value: dict[str, Any]) -> Runs:
+def _ends(counts: Int64) -> Int64:
+    return np.concatenate([[0], np.cumsum(counts)])
+
+
+def _points_of(field: Callable[[int], str], values: Sequence[Any], polygons: list[list[Any]]) -> Float64:
+    """Return the numbers of all polygons, which must be those of pixels: float64 [n, 2]."""
+    flat = [*itertools.chain.from_iterable(polygons)]
+    if {*map(type, flat)} <= {int, float}:  # numpy would take true for 1
+        with contextlib.suppress(OverflowError):
+            points = np.array(flat, np.float64).reshape(-1, 2)
+            if (np.abs(points) <= FAR).all():
+                return points
+    for number, value in enumerate(values):
+        for polygon in value if isinstance(value, list) else ():
+            if not all(map(is_finite, polygon)) or max(map(abs, polygon)) > FAR:
+                raise FieldError(f"field {field(number)!r}: {as_json(polygon)} has numbers that are no pixels")
+    raise FieldError("a polygon has numbers that are no pixels")
+
+
+def _check_lengths(field: Callable[[int], str], points: Float64, lengths: Int64, objects: Int64) -> None:
+    """Raise FieldError for an object whose polygons are too long to be traced."""
+    if not len(points):
+        return
+    ends = np.cumsum(lengths)
+    after = np.arange(1, len(points) + 1)
+    after[ends[lengths > 0] - 1] = (ends - lengths)[lengths > 0]
+    steps = _ends(np.abs(points - points[after]).max(axis=1) * _SCALE)[_ends(lengths)[_ends(objects)]]
+    of_objects = np.diff(steps)
+    if (of_objects > _MOST_STEPS).any():
+        number = int(of_objects.argmax())
+        raise FieldError(
+            f"field {field(number)!r}: its polygons are {of_objects[number] / _SCALE:.0f} pixels long"
+        )
+
+
+def _runs_of(field: str, value: dict[str, Any]) -> tuple[tuple[int, int], Int64]:
+    """Return the size of a mask of run lengths, and its toggles."""
     size, counts = value.get("size"), value.get("counts")
     is_size = (
         isinstance(size, list) and [*map(type, size)] == [int, int] and 0 < min(size) <= max(size) <= FAR
@@ -76,15 +137,14 @@ def _runs_of(field: str, value: dict[str, Any]) -> Runs:
         found = np.array(counts, np.int64)
     if not isinstance(size, list) or not is_size or found is None:
         raise FieldError(
-            f'field {field!r} is {as_json(value)}, not run lengths {{"size": [height, width], '
-            '"counts": [...]}'
+            f'field {field!r} is {as_json(value)}, not run lengths {{"size": [height, width], "counts": [...]}}'
         )
     height, width = size
     if (found < 0).any() or found.sum() != height * width:
         raise FieldError(
             f"field {field!r}: its run lengths cover {int(found.sum())} pixels, not {height} x {width}"
         )
-    return Runs((height, width), np.cumsum(found)[:-1])
+    return (height, width), np.cumsum(found)[:-1]
 
 
 def _uncompressed(text: bytes) -> Int64 | None:
@@ -104,70 +164,3 @@ def _uncompressed(text: bytes) -> Int64 | None:
     counts[1::2] = np.cumsum(counts[1::2])
     counts[2::2] = np.cumsum(counts[2::2])
     return counts
-
-
-def toggles_of(outline: Outline, size: tuple[int, int]) -> list[Int64]:
-    """Return the toggles of the parts of an outline, whose union is the mask, in an image of that size."""
-    if isinstance(outline, Runs):
-        return [outline.toggles]
-    return [_traced(polygon, *size) for polygon in outline]
-
-
-def _traced(polygon: Float64, height: int, width: int) -> Int64:
-    """Return the toggles of a polygon: those of pycocotools' ``frPyObjects``, in its arithmetic."""
-    corners = (_SCALE * polygon + 0.5).astype(np.int64)
-    begins, ends = corners, np.roll(corners, -1, 0)
-    sides = np.abs(ends - begins)
-    is_wide = sides[:, 0] >= sides[:, 1]
-    along, across = np.where(is_wide, 0, 1), np.where(is_wide, 1, 0)
-    edges = np.arange(len(corners))
-    is_flipped = begins[edges, along] > ends[edges, along]
-    first = np.where(is_flipped[:, None], ends, begins)
-    last = np.where(is_flipped[:, None], begins, ends)
-    steps = sides[edges, along]
-    rise = last[edges, across] - first[edges, across]
-    slope = np.divide(rise, steps, out=np.zeros(len(edges)), where=steps > 0)
-    # All points of all edges, one after another.
-    of = np.repeat(edges, steps + 1)
-    step = np.arange(len(of)) - np.repeat(np.cumsum(steps + 1) - (steps + 1), steps + 1)
-    step = np.where(is_flipped[of], steps[of] - step, step)
-    main = step + first[of, along[of]]
-    other = (first[of, across[of]] + slope[of] * step + 0.5).astype(np.int64)
-    u, v = np.where(is_wide[of], main, other), np.where(is_wide[of], other, main)
-    moved = np.flatnonzero(u[1:] != u[:-1]) + 1
-    x = (np.where(u[moved] < u[moved - 1], u[moved], u[moved] - 1) + 0.5) / _SCALE - 0.5
-    y = (np.minimum(v[moved], v[moved - 1]) + 0.5) / _SCALE - 0.5
-    is_column = (np.floor(x) == x) & (x >= 0) & (x <= width - 1)
-    rows = np.ceil(np.clip(y[is_column], 0, height)).astype(np.int64)
-    return np.sort(x[is_column].astype(np.int64) * height + rows)
-
-
-def fill_pixels(
-    parts: list[Int64], height: int, rows: Int64, columns: Int64, out: npt.NDArray[np.uint8]
-) -> None:
-    """Set the pixels that a mask covers to 1.
-
-    Args:
-        parts: Toggles; the mask is their union.
-        height: Of the image.
-        rows: Row of the image for each row of ``out``: int64 [H].
-        columns: Column of the image for each column of ``out``, ascending: int64 [W].
-        out: uint8 [H, W].
-    """
-    for toggles in parts:
-        if not len(toggles):
-            continue
-        last = int(columns[-1]) + 1
-        begin = max(int(toggles[0]) // height, int(columns[0]))
-        end = last if len(toggles) % 2 else min(-(-int(toggles[-1]) // height), last)  # odd: to the end
-        low, high = np.searchsorted(columns, (begin, end)).tolist()
-        if low >= high:
-            continue
-        # Whether it is within the mask at the first of these pixels, and how often it changes at each.
-        inside = np.searchsorted(toggles, (begin * height, end * height), side="right").tolist()
-        total = (end - begin) * height
-        changes = np.minimum(toggles[inside[0] : inside[1]] - begin * height, total)
-        lengths = np.diff(changes, prepend=0, append=total)
-        bits = np.repeat((np.arange(len(lengths)) + inside[0]).astype(np.uint8) & 1, lengths)
-        part = bits.reshape(end - begin, height)[columns[low:high] - begin]
-        out[:, low:high] |= part[:, rows].T

@@ -1,8 +1,9 @@
-"""Operator on masks: decode the part of each PNG that is under a box, by nearest neighbour."""
+"""Operators on masks: PNGs and outlines of objects, cut out by a box and resized by nearest neighbour."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +71,55 @@ def read_masks(
     return out.numpy(), found.numpy()
 
 
+def fill_outlines(
+    points: npt.NDArray[np.float64],
+    toggles: npt.NDArray[np.int64],
+    parts: npt.NDArray[np.int64],
+    objects: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int32],
+    boxes: npt.NDArray[np.int32],
+    size: tuple[int, int],
+    flips: npt.NDArray[np.bool_],
+    places: npt.NDArray[np.int32],
+    *,
+    centres: bool = True,
+    threads: int = 1,
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    """Fill polygons and run lengths, which cover the pixels that they cover in pycocotools.
+
+    All parts of all objects of all images are given one after another.
+
+    Args:
+        points: float64 [n, 2], the corners of all polygons, (x, y) in pixels, -1e7 to 1e7.
+        toggles: int64 [m], the places at which masks begin or end, from 0, in the columns of an image one
+            after another (x * height + y).
+        parts: int64 [P, 2], how many points and toggles each part has; a mask is the union of its parts.
+        objects: int64 [N], how many parts each object has.
+        counts: int64 [B], how many objects each image has.
+        sizes: int32 [B, 2], (height, width) of the images.
+        boxes: int32 [B, 4], (top, left, height, width), within the images.
+        size: (height, width) of the results.
+        flips: bool [B], which of them are mirrored.
+        places: int32 [B, 4], (top, left, height, width) of the part of the result that shows the box.
+        centres: As of ``read_masks``.
+        threads: Number of threads.
+
+    Returns:
+        uint8 [N, bytes], the bits of each mask as ``numpy.packbits`` orders them, and int32 [N], the number
+        of pixels of each.
+    """
+    bits = np.empty((len(objects), -(-size[0] * size[1] // 8)), np.uint8)
+    out = torch.from_numpy(bits)
+    given: list[npt.NDArray[Any]] = [np.asarray(points, np.float64)]
+    given += [np.asarray(array, np.int64) for array in (toggles, parts, objects, counts)]
+    given += [np.asarray(array, np.int32) for array in (sizes, boxes)]
+    given += [flips, np.asarray(places, np.int32)]
+    tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in given]
+    pixels: Tensor = torch.ops.tarpeg.fill_outlines(*tensors, centres, *size, out, threads)
+    return bits, pixels.numpy()
+
+
 def _as_tensor(array: npt.NDArray[np.generic] | None) -> Tensor | None:
     return None if array is None else torch.from_numpy(np.ascontiguousarray(array))
 
@@ -77,3 +127,10 @@ def _as_tensor(array: npt.NDArray[np.generic] | None) -> Tensor | None:
 @torch.library.register_fake("tarpeg::read_masks")  # type: ignore[untyped-decorator]
 def _fake_read_masks(files: Tensor, ends: Tensor, boxes: Tensor, *options: object) -> Tensor:
     return boxes.new_empty((len(boxes), 3), dtype=torch.int32)
+
+
+@torch.library.register_fake("tarpeg::fill_outlines")  # type: ignore[untyped-decorator]
+def _fake_fill_outlines(
+    points: Tensor, toggles: Tensor, parts: Tensor, objects: Tensor, *_: object
+) -> Tensor:
+    return objects.new_empty(len(objects), dtype=torch.int32)

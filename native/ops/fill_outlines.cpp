@@ -1,0 +1,329 @@
+#include <cstdlib>
+#include <utility>
+
+#include "ops/checks.h"
+#include "ops/places.h"
+#include "ops/share.h"
+
+namespace tarpeg {
+namespace {
+
+constexpr double kFar = 1e7;    // pixels
+constexpr double kScale = 5.0;  // pycocotools traces polygons in fifths of pixels
+constexpr int64_t kCentre = 2;  // the fifth that is the centre of pixel 0
+constexpr int64_t kFifths = 5;
+
+struct Point {
+  int64_t x, y;
+};
+
+Point corner_of(const double* point) noexcept {
+  return {static_cast<int64_t>(kScale * point[0] + 0.5), static_cast<int64_t>(kScale * point[1] + 0.5)};
+}
+
+// Note [fill]. A toggle is a pixel at which a mask begins or ends, in the columns of the image one after
+// another. Each sets a bit of the result, at the first row that shows that pixel or a later one; a mask is
+// the exclusive or of all rows up to each, computed for all columns at once.
+class Canvas {
+ public:
+  void begin(const int32_t* size, const Box& box, const Box& place, bool flip, bool centres, int height,
+             int width) {
+    image_height_ = size[0], image_width_ = size[1];
+    box_ = box, place_ = place, flip_ = flip, height_ = height, width_ = width;
+    stride_ = (static_cast<size_t>(width) + 7) / 8;
+    fill_first({0, box.height, place.height, false}, centres, &first_row_);
+    fill_first({0, box.width, place.width, false}, centres, &first_column_);
+    starts_.assign(static_cast<size_t>(box.width) + 1, 0);
+  }
+
+  // Writes the mask of an object, a bit per pixel, and returns the number of its pixels.
+  // each(part) adds the toggles of a part; the mask is the union of all.
+  template <class Each>
+  int64_t fill(int64_t parts, const Each& each, uint8_t* out) {
+    const size_t size = stride_ * static_cast<size_t>(place_.height);
+    for (int64_t part = 0; part < parts; ++part) {
+      plane_.assign(size, 0);
+      is_touched_ = false;
+      each(part);
+      spread();
+      if (part == 0) {
+        mask_.swap(plane_);
+      } else if (is_touched_) {
+        for (size_t i = 0; i < size; ++i) mask_[i] |= plane_[i];
+      }
+    }
+    const size_t bytes = (static_cast<size_t>(height_) * static_cast<size_t>(width_) + 7) / 8;
+    std::memset(out, 0, bytes);
+    if (parts == 0) return 0;
+    write(out);
+    return count(size);
+  }
+
+  void add_runs(const int64_t* toggles, int64_t count) noexcept {
+    int64_t column = 0, begin = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      if (toggles[i] - begin >= image_height_) {
+        column = toggles[i] / image_height_;
+        begin = column * image_height_;
+      }
+      add(column, toggles[i] - begin);
+    }
+  }
+
+  // In the arithmetic of pycocotools.
+  void add_polygon(const double* points, int64_t count) noexcept {
+    Point from = corner_of(points + 2 * (count - 1));
+    for (int64_t i = 0; i < count; ++i) {
+      const Point to = corner_of(points + 2 * i);
+      add_edge(from, to);
+      from = to;
+    }
+  }
+
+ private:
+  // The number of places in the result that are before each place in the source.
+  void fill_first(const Nearest& axis, bool centres, std::vector<int>* first) {
+    fill_places(axis, centres, &places_);
+    first->resize(static_cast<size_t>(axis.source) + 1);
+    int at = 0;
+    for (int i = 0; i <= axis.source; ++i) {
+      while (at < axis.result && places_[static_cast<size_t>(at)] < i) ++at;
+      (*first)[static_cast<size_t>(i)] = at;
+    }
+  }
+
+  void add_edge(Point from, Point to) noexcept {
+    const int64_t across = std::abs(to.x - from.x), down = std::abs(to.y - from.y);
+    const bool is_wide = across >= down;
+    if (is_wide ? from.x > to.x : from.y > to.y) std::swap(from, to);
+    const int64_t steps = is_wide ? across : down;
+    const int64_t low = std::min(from.x, to.x), high = std::max(from.x, to.x);
+    // Columns whose centre is crossed.
+    const int64_t first = low <= kCentre ? 0 : (low - kCentre + kFifths - 1) / kFifths;
+    if (kFifths * first + kCentre >= high) return;
+    const double slope =
+        static_cast<double>(is_wide ? to.y - from.y : to.x - from.x) / static_cast<double>(steps);
+    if (is_wide) {
+      const auto y_at = [&](int64_t step) {
+        return static_cast<int64_t>(static_cast<double>(from.y) + slope * static_cast<double>(step) + 0.5);
+      };
+      for (int64_t column = first, x = kFifths * first + kCentre; x < high; ++column, x += kFifths) {
+        if (column >= image_width_) return;
+        add_crossing(column, std::min(y_at(x - from.x), y_at(x + 1 - from.x)));
+      }
+      return;
+    }
+    int64_t before = from.x;
+    for (int64_t step = 1; step <= steps; ++step) {
+      const auto x =
+          static_cast<int64_t>(static_cast<double>(from.x) + slope * static_cast<double>(step) + 0.5);
+      if (x == before) continue;
+      const int64_t left = std::min(x, before) - kCentre;
+      before = x;
+      if (left >= 0 && left % kFifths == 0 && left / kFifths < image_width_) {
+        add_crossing(left / kFifths, from.y + step - 1);
+      }
+    }
+  }
+
+  // y: the fifth of a pixel above which an outline crosses the centre of a column.
+  void add_crossing(int64_t column, int64_t y) noexcept {
+    const int64_t row = y <= kCentre ? 0 : (y - kCentre + kFifths - 1) / kFifths;
+    if (row >= image_height_) {
+      add(column + 1, 0);
+    } else {
+      add(column, row);
+    }
+  }
+
+  void add(int64_t column, int64_t row) noexcept {
+    const int64_t x = column - box_.left, y = row - box_.top;
+    if (x >= box_.width) return;
+    is_touched_ = true;
+    starts_[static_cast<size_t>(std::max<int64_t>(x + 1, 0))] ^= 1;
+    if (x < 0 || y > box_.height) return;
+    flip_bits(first_row_[static_cast<size_t>(std::max<int64_t>(y, 0))], static_cast<size_t>(x));
+  }
+
+  // In the columns that show column x of the box.
+  void flip_bits(int row, size_t x) noexcept {
+    if (row >= place_.height) return;
+    int begin = first_column_[x], end = first_column_[x + 1];
+    if (flip_) {
+      std::swap(begin, end);
+      begin = place_.width - begin, end = place_.width - end;
+    }
+    uint8_t* to = plane_.data() + stride_ * static_cast<size_t>(row);
+    for (int i = place_.left + begin; i < place_.left + end; ++i)
+      to[i >> 3] ^= static_cast<uint8_t>(0x80 >> (i & 7));
+  }
+
+  void spread() noexcept {
+    if (!is_touched_) return;
+    uint8_t state = 0;
+    for (size_t x = 0; x < static_cast<size_t>(box_.width); ++x) {
+      state ^= starts_[x];
+      if (state != 0) flip_bits(0, x);
+    }
+    std::fill(starts_.begin(), starts_.end(), uint8_t{0});
+    const size_t size = stride_ * static_cast<size_t>(place_.height), step = stride_;
+    uint8_t* plane = plane_.data();
+    for (size_t i = step; i < size; i += step) {
+      for (size_t x = 0; x < step; ++x) plane[i + x] ^= plane[i + x - step];
+    }
+  }
+
+  void write(uint8_t* out) const noexcept {
+    size_t bit = static_cast<size_t>(place_.top) * static_cast<size_t>(width_);
+    const uint8_t* from = mask_.data();
+    for (int y = 0; y < place_.height; ++y, bit += static_cast<size_t>(width_), from += stride_) {
+      uint8_t* to = out + bit / 8;
+      const unsigned shift = bit % 8;
+      if (shift == 0 && width_ % 8 == 0) {
+        std::memcpy(to, from, stride_);
+        continue;
+      }
+      for (size_t i = 0; i < stride_; ++i) {
+        to[i] = static_cast<uint8_t>(to[i] | from[i] >> shift);
+        const auto rest = static_cast<uint8_t>(from[i] << (8 - shift));
+        if (rest != 0) to[i + 1] = rest;  // otherwise it may be behind the mask
+      }
+    }
+  }
+
+  int64_t count(size_t size) const noexcept {
+    int64_t found = 0;
+    size_t i = 0;
+    for (; i + 8 <= size; i += 8) {
+      uint64_t word;
+      std::memcpy(&word, mask_.data() + i, sizeof word);
+      word -= word >> 1 & 0x5555555555555555u;
+      word = (word & 0x3333333333333333u) + (word >> 2 & 0x3333333333333333u);
+      word = (word + (word >> 4)) & 0x0F0F0F0F0F0F0F0Fu;
+      found += static_cast<int64_t>(word * 0x0101010101010101u >> 56);
+    }
+    for (; i < size; ++i) {
+      for (uint8_t byte = mask_[i]; byte != 0; byte = static_cast<uint8_t>(byte & (byte - 1))) ++found;
+    }
+    return found;
+  }
+
+  int64_t image_height_ = 0, image_width_ = 0;
+  Box box_ = {}, place_ = {};
+  bool flip_ = false, is_touched_ = false;
+  int height_ = 0, width_ = 0;
+  size_t stride_ = 0;  // bytes of a row of the planes
+  std::vector<int> places_, first_row_, first_column_;
+  std::vector<uint8_t> starts_, plane_, mask_;  // starts: whether the state changes before a column
+};
+
+struct Start {
+  int64_t object, part, point, toggle;
+};
+
+void check_longs(const Tensor& tensor, const char* name, int64_t columns) {
+  const bool is_right = columns > 0 ? tensor.dim() == 2 && tensor.size(1) == columns : tensor.dim() == 1;
+  STD_TORCH_CHECK(
+      tensor.is_cpu() && tensor.scalar_type() == ScalarType::Long && is_right && tensor.is_contiguous(), name,
+      " must be a contiguous int64 tensor on the CPU");
+}
+
+void check_ints(const Tensor& tensor, const char* name, int64_t rows, int64_t columns) {
+  STD_TORCH_CHECK(tensor.is_cpu() && tensor.scalar_type() == ScalarType::Int && tensor.dim() == 2 &&
+                      tensor.size(0) == rows && tensor.size(1) == columns && tensor.is_contiguous(),
+                  name, " must be a contiguous int32 tensor [", rows, ", ", columns, "] on the CPU");
+}
+
+Tensor fill_outlines(Tensor points, Tensor toggles, Tensor parts, Tensor objects, Tensor counts, Tensor sizes,
+                     Tensor boxes, Tensor flips, Tensor places, bool centres, int64_t height, int64_t width,
+                     Tensor out, int64_t threads) {
+  STD_TORCH_CHECK(points.is_cpu() && points.scalar_type() == ScalarType::Double && points.dim() == 2 &&
+                      points.size(1) == 2 && points.is_contiguous(),
+                  "points must be a contiguous float64 tensor [n, 2] on the CPU");
+  check_longs(toggles, "toggles", 0);
+  check_longs(parts, "parts", 2);
+  check_longs(objects, "objects", 0);
+  check_longs(counts, "counts", 0);
+  const int64_t images = counts.numel();
+  check_ints(sizes, "sizes", images, 2);
+  check_ints(boxes, "boxes", images, 4);
+  check_ints(places, "places", images, 4);
+  STD_TORCH_CHECK(flips.is_cpu() && flips.scalar_type() == ScalarType::Bool && flips.numel() == images &&
+                      flips.is_contiguous(),
+                  "flips must be a contiguous bool tensor [", images, "] on the CPU");
+  const int lines = check_size(height, "height"), across = check_size(width, "width");
+  const int64_t bytes = (height * width + 7) / 8;
+  STD_TORCH_CHECK(out.is_cpu() && out.scalar_type() == ScalarType::Byte && out.dim() == 2 &&
+                      out.size(0) == objects.numel() && out.size(1) == bytes && out.is_contiguous(),
+                  "out must be a contiguous uint8 tensor [", objects.numel(), ", ", bytes, "] on the CPU");
+  const auto* point = points.const_data_ptr<double>();
+  for (int64_t i = 0; i < points.numel(); ++i) {
+    STD_TORCH_CHECK(point[i] >= -kFar && point[i] <= kFar, "points must be from -1e7 to 1e7, got ", point[i]);
+  }
+  const int64_t* toggle = toggles.const_data_ptr<int64_t>();
+  const int64_t *lengths = parts.const_data_ptr<int64_t>(), *of_objects = objects.const_data_ptr<int64_t>();
+  const int64_t* of_images = counts.const_data_ptr<int64_t>();
+  const int32_t *size = sizes.const_data_ptr<int32_t>(), *box = boxes.const_data_ptr<int32_t>();
+  const int32_t* place = places.const_data_ptr<int32_t>();
+  std::vector<Start> starts;
+  Start next = {0, 0, 0, 0};
+  for (int64_t i = 0; i < images; ++i, size += 2, box += 4, place += 4) {
+    starts.push_back(next);
+    STD_TORCH_CHECK(size[0] > 0 && size[1] > 0 && box[0] >= 0 && box[1] >= 0 && box[2] > 0 && box[3] > 0 &&
+                        box[2] <= size[0] - box[0] && box[3] <= size[1] - box[1],
+                    "boxes[", i, "] must be (top, left, height, width) within sizes[", i, "]");
+    STD_TORCH_CHECK(place[0] >= 0 && place[1] >= 0 && place[2] > 0 && place[3] > 0 &&
+                        place[2] <= lines - place[0] && place[3] <= across - place[1],
+                    "places[", i, "] must be (top, left, height, width) within ", height, " x ", width);
+    STD_TORCH_CHECK(of_images[i] >= 0 && of_images[i] <= objects.numel() - next.object, "counts[", i,
+                    "] must be a number of the objects");
+    for (const int64_t end = next.object + of_images[i]; next.object < end; ++next.object) {
+      const int64_t own = of_objects[next.object];
+      STD_TORCH_CHECK(own >= 0 && own <= parts.size(0) - next.part, "objects[", next.object,
+                      "] must be a number of the parts");
+      for (const int64_t last = next.part + own; next.part < last; ++next.part) {
+        const int64_t* length = lengths + 2 * next.part;
+        STD_TORCH_CHECK(length[0] >= 0 && length[0] <= points.size(0) - next.point && length[1] >= 0 &&
+                            length[1] <= toggles.numel() - next.toggle,
+                        "parts[", next.part, "] must be numbers of the points and toggles");
+        next.point += length[0];
+        next.toggle += length[1];
+      }
+    }
+  }
+  STD_TORCH_CHECK(next.object == objects.numel(), "counts must be of all ", objects.numel(), " objects");
+  for (int64_t i = 0; i < toggles.numel(); ++i) {
+    STD_TORCH_CHECK(toggle[i] >= 0, "toggles must be at least 0, got ", toggle[i]);
+  }
+  size = sizes.const_data_ptr<int32_t>(), box = boxes.const_data_ptr<int32_t>();
+  place = places.const_data_ptr<int32_t>();
+  const bool* flip = flips.const_data_ptr<bool>();
+  uint8_t* to = out.mutable_data_ptr<uint8_t>();
+  Tensor pixels = new_images({objects.numel()}, {1}, ScalarType::Int);
+  auto* found = pixels.mutable_data_ptr<int32_t>();
+  share_pieces(images, images, threads, [&](int64_t i) {
+    static thread_local Canvas canvas;
+    Start at = starts[static_cast<size_t>(i)];
+    if (of_images[i] == 0) return;
+    const int32_t *own = box + 4 * i, *part = place + 4 * i;
+    canvas.begin(size + 2 * i, {own[0], own[1], own[2], own[3]}, {part[0], part[1], part[2], part[3]},
+                 flip[i], centres, lines, across);
+    for (const int64_t end = at.object + of_images[i]; at.object < end; ++at.object) {
+      const auto add = [&](int64_t) {
+        const int64_t* length = lengths + 2 * at.part++;
+        if (length[0] > 0) canvas.add_polygon(point + 2 * at.point, length[0]);
+        canvas.add_runs(toggle + at.toggle, length[1]);
+        at.point += length[0];
+        at.toggle += length[1];
+      };
+      const int64_t count = canvas.fill(of_objects[at.object], add, to + at.object * bytes);
+      found[at.object] = static_cast<int32_t>(std::min<int64_t>(count, INT32_MAX));
+    }
+  });
+  return pixels;
+}
+
+}  // namespace
+}  // namespace tarpeg
+
+STABLE_TORCH_LIBRARY_IMPL(tarpeg, CPU, m) { m.impl("fill_outlines", TORCH_BOX(&tarpeg::fill_outlines)); }
