@@ -21,6 +21,17 @@ Point corner_of(const double* point) noexcept {
   return {static_cast<int64_t>(kScale * point[0] + 0.5), static_cast<int64_t>(kScale * point[1] + 0.5)};
 }
 
+// Rows of a plane, and bytes of these, that may have bits.
+struct Bounds {
+  int top = INT32_MAX, bottom = 0;
+  size_t first = SIZE_MAX, last = 0;
+
+  void add(const Bounds& other) noexcept {
+    top = std::min(top, other.top), bottom = std::max(bottom, other.bottom);
+    first = std::min(first, other.first), last = std::max(last, other.last);
+  }
+};
+
 // Note [fill]. A toggle is a pixel at which a mask begins or ends, in the columns of the image one after
 // another. Each sets a bit of the result, at the first row that shows that pixel or a later one; a mask is
 // the exclusive or of all rows up to each, computed for all columns at once.
@@ -34,29 +45,38 @@ class Canvas {
     fill_first({0, box.height, place.height, false}, centres, &first_row_);
     fill_first({0, box.width, place.width, false}, centres, &first_column_);
     starts_.assign(static_cast<size_t>(box.width) + 1, 0);
+    plane_.assign(stride_ * static_cast<size_t>(place.height), 0);
+    mask_.assign(plane_.size(), 0);
   }
 
   // Writes the mask of an object, a bit per pixel, and returns the number of its pixels.
   // each(part) adds the toggles of a part; the mask is the union of all.
   template <class Each>
   int64_t fill(int64_t parts, const Each& each, uint8_t* out) {
-    const size_t size = stride_ * static_cast<size_t>(place_.height);
+    std::memset(out, 0, (static_cast<size_t>(height_) * static_cast<size_t>(width_) + 7) / 8);
+    int64_t found = 0;
+    Bounds all;
     for (int64_t part = 0; part < parts; ++part) {
-      plane_.assign(size, 0);
-      is_touched_ = false;
+      bounds_ = {};
       each(part);
       spread();
-      if (part == 0) {
-        mask_.swap(plane_);
-      } else if (is_touched_) {
-        for (size_t i = 0; i < size; ++i) mask_[i] |= plane_[i];
+      if (parts == 1) {
+        found = write(plane_.data(), bounds_, out);
+        clear(&plane_, bounds_);
+      } else {
+        for (int y = bounds_.top; y < bounds_.bottom; ++y) {
+          for (size_t i = at(y, bounds_.first), end = at(y, bounds_.last); i < end; ++i)
+            mask_[i] |= plane_[i];
+        }
+        clear(&plane_, bounds_);
+        all.add(bounds_);
       }
     }
-    const size_t bytes = (static_cast<size_t>(height_) * static_cast<size_t>(width_) + 7) / 8;
-    std::memset(out, 0, bytes);
-    if (parts == 0) return 0;
-    write(out);
-    return count(size);
+    if (parts > 1) {
+      found = write(mask_.data(), all, out);
+      clear(&mask_, all);
+    }
+    return found;
   }
 
   void add_runs(const int64_t* toggles, int64_t count) noexcept {
@@ -113,16 +133,19 @@ class Canvas {
       }
       return;
     }
-    int64_t before = from.x;
-    for (int64_t step = 1; step <= steps; ++step) {
-      const auto x =
+    // Whether a step is behind the crossing from x to x + 1, or back.
+    const auto is_behind = [&](int64_t step, int64_t x) {
+      const auto found =
           static_cast<int64_t>(static_cast<double>(from.x) + slope * static_cast<double>(step) + 0.5);
-      if (x == before) continue;
-      const int64_t left = std::min(x, before) - kCentre;
-      before = x;
-      if (left >= 0 && left % kFifths == 0 && left / kFifths < image_width_) {
-        add_crossing(left / kFifths, from.y + step - 1);
-      }
+      return slope > 0 ? found > x : found <= x;
+    };
+    for (int64_t column = first, x = kFifths * first + kCentre; x < high; ++column, x += kFifths) {
+      if (column >= image_width_) return;
+      const double guess = (static_cast<double>(x - from.x) + 0.5) / slope;
+      int64_t step = std::min(std::max<int64_t>(static_cast<int64_t>(guess), 1), steps);
+      while (step > 1 && is_behind(step - 1, x)) --step;
+      while (step < steps && !is_behind(step, x)) ++step;
+      add_crossing(column, from.y + step - 1);
     }
   }
 
@@ -139,80 +162,101 @@ class Canvas {
   void add(int64_t column, int64_t row) noexcept {
     const int64_t x = column - box_.left, y = row - box_.top;
     if (x >= box_.width) return;
-    is_touched_ = true;
+    has_starts_ = true;
     starts_[static_cast<size_t>(std::max<int64_t>(x + 1, 0))] ^= 1;
-    if (x < 0 || y > box_.height) return;
-    flip_bits(first_row_[static_cast<size_t>(std::max<int64_t>(y, 0))], static_cast<size_t>(x));
+    if (x < 0) return;
+    const int64_t first = std::min<int64_t>(std::max<int64_t>(y, 0), box_.height);
+    flip_bits(first_row_[static_cast<size_t>(first)], static_cast<size_t>(x));
   }
 
   // In the columns that show column x of the box.
   void flip_bits(int row, size_t x) noexcept {
-    if (row >= place_.height) return;
+    bounds_.bottom = std::max(bounds_.bottom, std::min(row + 1, place_.height));
     int begin = first_column_[x], end = first_column_[x + 1];
+    if (row >= place_.height || begin == end) return;
     if (flip_) {
       std::swap(begin, end);
       begin = place_.width - begin, end = place_.width - end;
     }
+    begin += place_.left, end += place_.left;
+    bounds_.top = std::min(bounds_.top, row);
+    bounds_.first = std::min(bounds_.first, static_cast<size_t>(begin) / 8);
+    bounds_.last = std::max(bounds_.last, (static_cast<size_t>(end) + 7) / 8);
     uint8_t* to = plane_.data() + stride_ * static_cast<size_t>(row);
-    for (int i = place_.left + begin; i < place_.left + end; ++i)
-      to[i >> 3] ^= static_cast<uint8_t>(0x80 >> (i & 7));
+    for (int i = begin; i < end; ++i) to[i >> 3] ^= static_cast<uint8_t>(0x80 >> (i & 7));
   }
 
   void spread() noexcept {
-    if (!is_touched_) return;
-    uint8_t state = 0;
-    for (size_t x = 0; x < static_cast<size_t>(box_.width); ++x) {
-      state ^= starts_[x];
-      if (state != 0) flip_bits(0, x);
+    if (has_starts_) {
+      uint8_t state = 0;
+      for (size_t x = 0; x <= static_cast<size_t>(box_.width); ++x) {
+        state ^= starts_[x];
+        if (state == 0) continue;
+        if (x < static_cast<size_t>(box_.width)) flip_bits(0, x);
+        bounds_.bottom = place_.height;  // the column before has no toggle at its end
+      }
+      std::fill(starts_.begin(), starts_.end(), uint8_t{0});
+      has_starts_ = false;
     }
-    std::fill(starts_.begin(), starts_.end(), uint8_t{0});
-    const size_t size = stride_ * static_cast<size_t>(place_.height), step = stride_;
-    uint8_t* plane = plane_.data();
-    for (size_t i = step; i < size; i += step) {
-      for (size_t x = 0; x < step; ++x) plane[i + x] ^= plane[i + x - step];
+    const Bounds bounds = bounds_;  // a local one, as bytes that are written may be members
+    for (int y = bounds.top; y < bounds.bottom - 1; ++y) {
+      const uint8_t* above = plane_.data() + at(y, 0);
+      uint8_t* row = plane_.data() + at(y + 1, 0);
+      for (size_t x = bounds.first; x < bounds.last; ++x) row[x] ^= above[x];
     }
   }
 
-  void write(uint8_t* out) const noexcept {
-    size_t bit = static_cast<size_t>(place_.top) * static_cast<size_t>(width_);
-    const uint8_t* from = mask_.data();
-    for (int y = 0; y < place_.height; ++y, bit += static_cast<size_t>(width_), from += stride_) {
+  size_t at(int row, size_t byte) const noexcept { return stride_ * static_cast<size_t>(row) + byte; }
+
+  void clear(std::vector<uint8_t>* plane, const Bounds& bounds) const noexcept {
+    for (int y = bounds.top; y < bounds.bottom; ++y) {
+      std::memset(plane->data() + at(y, bounds.first), 0, bounds.last - bounds.first);
+    }
+  }
+
+  // Returns the number of bits.
+  int64_t write(const uint8_t* plane, const Bounds& bounds, uint8_t* out) const noexcept {
+    int64_t found = 0;
+    for (int y = bounds.top; y < bounds.bottom; ++y) {
+      const uint8_t *from = plane + at(y, bounds.first), *end = plane + at(y, bounds.last);
+      const size_t bit = static_cast<size_t>(place_.top + y) * static_cast<size_t>(width_) + 8 * bounds.first;
       uint8_t* to = out + bit / 8;
       const unsigned shift = bit % 8;
+      found += count(from, end);
       if (shift == 0 && width_ % 8 == 0) {
-        std::memcpy(to, from, stride_);
+        std::memcpy(to, from, static_cast<size_t>(end - from));
         continue;
       }
-      for (size_t i = 0; i < stride_; ++i) {
-        to[i] = static_cast<uint8_t>(to[i] | from[i] >> shift);
-        const auto rest = static_cast<uint8_t>(from[i] << (8 - shift));
-        if (rest != 0) to[i + 1] = rest;  // otherwise it may be behind the mask
+      for (; from < end; ++from, ++to) {
+        *to = static_cast<uint8_t>(*to | *from >> shift);
+        const auto rest = static_cast<uint8_t>(*from << (8 - shift));
+        if (rest != 0) to[1] = rest;  // otherwise it may be behind the mask
       }
-    }
-  }
-
-  int64_t count(size_t size) const noexcept {
-    int64_t found = 0;
-    size_t i = 0;
-    for (; i + 8 <= size; i += 8) {
-      uint64_t word;
-      std::memcpy(&word, mask_.data() + i, sizeof word);
-      word -= word >> 1 & 0x5555555555555555u;
-      word = (word & 0x3333333333333333u) + (word >> 2 & 0x3333333333333333u);
-      word = (word + (word >> 4)) & 0x0F0F0F0F0F0F0F0Fu;
-      found += static_cast<int64_t>(word * 0x0101010101010101u >> 56);
-    }
-    for (; i < size; ++i) {
-      for (uint8_t byte = mask_[i]; byte != 0; byte = static_cast<uint8_t>(byte & (byte - 1))) ++found;
     }
     return found;
   }
 
+  static int64_t count(const uint8_t* from, const uint8_t* end) noexcept {
+    uint64_t found = 0;
+    while (from < end) {
+      uint64_t word = 0;
+      const size_t size = std::min<size_t>(static_cast<size_t>(end - from), sizeof word);
+      std::memcpy(&word, from, size);
+      from += size;
+      word -= word >> 1 & 0x5555555555555555u;
+      word = (word & 0x3333333333333333u) + (word >> 2 & 0x3333333333333333u);
+      word = (word + (word >> 4)) & 0x0F0F0F0F0F0F0F0Fu;
+      found += word * 0x0101010101010101u >> 56;
+    }
+    return static_cast<int64_t>(found);
+  }
+
   int64_t image_height_ = 0, image_width_ = 0;
   Box box_ = {}, place_ = {};
-  bool flip_ = false, is_touched_ = false;
+  bool flip_ = false, has_starts_ = false;
   int height_ = 0, width_ = 0;
   size_t stride_ = 0;  // bytes of a row of the planes
+  Bounds bounds_;      // of the part
   std::vector<int> places_, first_row_, first_column_;
   std::vector<uint8_t> starts_, plane_, mask_;  // starts: whether the state changes before a column
 };
@@ -302,7 +346,8 @@ Tensor fill_outlines(Tensor points, Tensor toggles, Tensor parts, Tensor objects
   Tensor pixels = new_images({objects.numel()}, {1}, ScalarType::Int);
   auto* found = pixels.mutable_data_ptr<int32_t>();
   share_pieces(images, images, threads, [&](int64_t i) {
-    static thread_local Canvas canvas;
+    static thread_local Canvas own_canvas;
+    Canvas& canvas = own_canvas;  // looked up once
     Start at = starts[static_cast<size_t>(i)];
     if (of_images[i] == 0) return;
     const int32_t *own = box + 4 * i, *part = place + 4 * i;

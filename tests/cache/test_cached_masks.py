@@ -40,6 +40,16 @@ def indexed(bits):
     return content.getvalue()
 
 
+def test_chunks_that_are_unsafe_to_copy_are_not_copied():
+    """iDOT of macOS has places in the compressed data; what PNG itself defines stays right."""
+    content, added = png(regions(50, 70), "P"), (b"iDOT", b"abCD", b"abCd", b"tRNS", b"tIME")
+    before = content.index(b"IDAT") - 4
+    content = content[:before] + b"".join(chunk(kind, bytes(7)) for kind in added) + content[before:]
+    found = banded(content)
+    assert is_banded(found)
+    assert [kind in found for kind in added] == [False, False, True, True, True]
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -10,6 +10,7 @@ from helpers.chains import chain, view_of
 from helpers.loaders import load
 from helpers.scenes import Scenes, objects
 from tarpeg import Boxes, InstanceMasks, Masks, RandomResizedCrop, ShardError, Split, View, Whole
+from tarpeg.loader import annotations, instances
 from torchvision import tv_tensors
 
 MASKS = InstanceMasks("json:objects")
@@ -141,6 +142,39 @@ def test_a_missing_field_is_named():
         content = objects({"outline": [[1, 1, 2, 2, 3, 1]]}, {"segmentation": []})
         masks = InstanceMasks("json:objects", outline="outline")
         raise masks.read(Scenes({0: content}, count=1), np.array([0]))[0]
+
+
+def test_json_is_parsed_once_for_all_targets_of_the_same_samples(monkeypatch):
+    calls = []
+    real = annotations.document_of
+    monkeypatch.setattr(annotations, "document_of", lambda *given: calls.append(given) or real(*given))
+    content = objects({"segmentation": [[1, 1, 9, 1, 9, 9]], "bbox": [1, 1, 8, 8], "category_id": 1})
+    source = Scenes(dict.fromkeys(range(3), content), count=3)
+    for ids in (np.arange(3), np.arange(2)):
+        del calls[:]
+        for target in (Boxes("json:objects"), MASKS, Boxes("json:objects", label=None)):
+            assert len(target.read(source, ids)) == len(ids)
+        assert len(calls) == len(ids)
+
+
+def test_the_pixels_of_all_masks_of_an_image_are_bounded(monkeypatch):
+    monkeypatch.setattr(instances, "_MOST_PIXELS", 2 * 48 * 64)
+    value = value_of(*[[[1, 1, 9, 1, 9, 9]]] * 3)
+    (reason,) = MASKS.misfits([value], np.array([[48, 64]], np.int32))
+    assert "3 objects" in reason and "pixels" in reason
+    assert MASKS.misfits([value_of(*[[[1, 1, 9, 1, 9, 9]]] * 2)], np.array([[48, 64]], np.int32)) == [""]
+
+
+def test_the_length_of_outlines_is_bounded_per_object():
+    most = (1 << 20) / 5  # pixels
+    value_of([[0, 0, most / 2 - 1, 0, 0, 0]], [[0, 0, most / 2 - 1, 0, 0, 0]])
+    with pytest.raises(ShardError, match=r"objects\.1\.segmentation.*pixels long"):
+        value_of([[0, 0, 9, 0, 0, 9]], [[0, 0, most / 2, 0, 0, 0], [0, 0, 9, 0, 0, 9]])
+
+
+def test_a_batch_without_rows():
+    view = View.whole((48, 64), (16, 16), 0)
+    assert MASKS.move_all([], view).of_objects["masks"].shape == (0, 32)
 
 
 def test_images_without_objects_have_no_masks():

@@ -18,6 +18,7 @@ BANDS = b"tpRB"
 """Type of the chunk that holds the rows of a band, see docs/formats.md."""
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _ROWS = 32  # fewer need more bytes, more decode rows that are not needed
+_KEPT = (b"tRNS", b"gAMA", b"cHRM", b"sRGB", b"iCCP", b"cICP", b"sBIT", b"bKGD", b"hIST", b"tIME")
 _MAY_TURN = (b"Raw profile type", b"XML:com.adobe.xmp", b"exif")
 
 
@@ -66,7 +67,7 @@ def banded(content: bytes) -> bytes:
     found.append(_Chunk(BANDS, struct.pack(">BI", 1, _ROWS)))
     for chunk in chunks:
         if chunk.kind != b"IDAT":
-            found += [chunk] * (chunk.kind != BANDS)
+            found += [chunk] * _is_safe_to_copy(chunk.kind)
             continue
         for top in range(0, height, _ROWS) if found[-1].kind != b"IDAT" else ():
             data = deflate.compress(rows[top : top + _ROWS].tobytes())
@@ -89,6 +90,12 @@ def _is_special(chunk: _Chunk) -> bool:
     """Whether a PNG with this chunk is animated, or may be turned."""
     is_text = chunk.kind in (b"tEXt", b"zTXt", b"iTXt")
     return chunk.kind in (b"acTL", b"eXIf") or (is_text and chunk.content.startswith(_MAY_TURN))
+
+
+def _is_safe_to_copy(kind: bytes) -> bool:
+    """Whether a chunk may be copied when the compressed data change: iDOT has places in these."""
+    is_ancillary, is_safe = kind[:1].islower(), kind[3:].islower()
+    return not is_ancillary or is_safe or kind in _KEPT
 
 
 def _written(chunk: _Chunk) -> bytes:

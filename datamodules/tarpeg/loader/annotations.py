@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ MOST_OBJECTS = 100_000
 """Objects of one image, beyond which they are an error."""
 FAR = 1e7
 """Pixels beyond which no image reaches; a coordinate that is larger is an error of the data."""
+_MOST_KEPT = 1 << 22  # bytes of members whose documents are kept for the next target
+_last = threading.local()  # texts and documents of the last batch
 _MOST_LABEL = (1 << 63) - 1
 _COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
 COCO = {
@@ -88,10 +91,7 @@ def read_objects(
         Per sample, its value or a ShardError.
     """
     texts, numbers = source.members(ids, place.extension), ids.tolist()
-    documents = [
-        _or_error(document_of, source, id, place.extension, text, MOST_BYTES, "objects")
-        for id, text in zip(numbers, texts, strict=True)
-    ]
+    documents = _documents_of(source, numbers, place.extension, texts)
     values = [
         _objects_at(source, id, place, document) for id, document in zip(numbers, documents, strict=True)
     ]
@@ -115,6 +115,25 @@ def read_objects(
                 part._replace(image_id=number) if is_there else place.error(source, numbers[row], reason)
             )
     return values
+
+
+def _documents_of(source: Source, ids: list[int], extension: str, texts: list[bytes | None]) -> list[Any]:
+    """Return the documents of members, or ShardErrors; parsed once for several targets of the same samples.
+
+    Parsing takes most of the time of targets. The documents may not be changed.
+    """
+    if texts == getattr(_last, "texts", None):
+        found: list[Any] = _last.documents
+        return found
+    documents = [
+        _or_error(document_of, source, id, extension, text, MOST_BYTES, "objects")
+        for id, text in zip(ids, texts, strict=True)
+    ]
+    # Errors name their sample, which others with the same text are not.
+    is_kept = not any(isinstance(each, ShardError) for each in documents)
+    if is_kept and sum(map(len, filter(None, texts))) <= _MOST_KEPT:
+        _last.texts, _last.documents = texts, documents
+    return documents
 
 
 def _number_of(document: Any, name: str) -> int | None:
