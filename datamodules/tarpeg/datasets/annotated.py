@@ -281,7 +281,7 @@ def _check(path: str, objects: list[dict[str, Any]], text: bytes, size: tuple[in
     """Raise BrokenError for what a loader would not read: by the readers themselves."""
     from ..loader.annotations import FieldError  # they import torch
     from ..loader.boxes import Boxes
-    from ..loader.outlines import Runs, outline_of
+    from ..loader.outlines import outlines_of
 
     boxes = Boxes("json:objects", label=None)
     found = boxes.read(_One(text), np.zeros(1, np.int64))[0]
@@ -294,12 +294,13 @@ def _check(path: str, objects: list[dict[str, Any]], text: bytes, size: tuple[in
         where = f"objects.{number}.segmentation"
         if not reason and each.get("segmentation") is not None:
             try:
-                outline = outline_of(where, each["segmentation"])
+                (outline,) = outlines_of(where.format, [each["segmentation"]], [1])
             except FieldError as error:
                 reason = str(error)
                 continue
-            if isinstance(outline, Runs) and outline.size != size:
-                reason = f"field {where!r} has run lengths of {_by(outline.size)}, its image is {_by(size)}"
+            (found_size,) = outline.sizes.tolist()
+            if found_size not in ([0, 0], [*size]):
+                reason = f"field {where!r} has run lengths of {_by(found_size)}, its image is {_by(size)}"
         if not reason and each.get("keypoints") is not None:
             reason = _wrong_point(each["keypoints"], size)
             reason = reason and f"field 'objects.{number}.keypoints': {reason}"
@@ -324,5 +325,5 @@ def _wrong_point(given: Any, size: tuple[int, int]) -> str:
     return ""
 
 
-def _by(size: tuple[Any, Any]) -> str:
+def _by(size: Sequence[Any]) -> str:
     return f"{size[0]} x {size[1]} (height x width)"

@@ -102,7 +102,9 @@ def _points_of(field: Callable[[int], str], values: Sequence[Any], polygons: lis
     for number, value in enumerate(values):
         for polygon in value if isinstance(value, list) else ():
             if not all(map(is_finite, polygon)) or max(map(abs, polygon)) > FAR:
-                raise FieldError(f"field {field(number)!r}: {as_json(polygon)} has numbers that are no pixels")
+                raise FieldError(
+                    f"field {field(number)!r}: {as_json(polygon)} has numbers that are no pixels"
+                )
     raise FieldError("a polygon has numbers that are no pixels")
 
 
@@ -136,9 +138,8 @@ def _runs_of(field: str, value: dict[str, Any]) -> tuple[tuple[int, int], Int64]
     ):
         found = np.array(counts, np.int64)
     if not isinstance(size, list) or not is_size or found is None:
-        raise FieldError(
-            f'field {field!r} is {as_json(value)}, not run lengths {{"size": [height, width], "counts": [...]}}'
-        )
+        form = '{"size": [height, width], "counts": [...]}'
+        raise FieldError(f"field {field!r} is {as_json(value)}, not run lengths {form}")
     height, width = size
     if (found < 0).any() or found.sum() != height * width:
         raise FieldError(
