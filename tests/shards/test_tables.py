@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import math
+import warnings
 
 import pytest
 import torch
@@ -167,6 +168,22 @@ def test_images_of_one_name_in_two_folders_need_their_folders(tmp_path):
     # b/x is not mistaken for a/x, whose row is that of another image.
     with pytest.raises(ShardError, match=r"no row for 1 .*'b/x'"):
         labels(shards, csv(tmp_path, "file,y\na/x.jpg,2\nc/x.jpg,1\n"))
+
+
+def test_rows_of_other_folders_are_taken_with_a_warning_and_never_for_one_of_two_images(tmp_path, folder):
+    table = csv(tmp_path, "file,y\ntrain/a.jpg,1\ntrain/b.png,2\ntrain/c.d.jpg,3\n")
+    with pytest.warns(UserWarning, match=r"'train/c\.d\.jpg' is taken for the sample 'sub/c\.d\.jpg'"):
+        assert labels(folder, table).tolist() == [1, 2, 3]
+    plain = csv(tmp_path, "file,y\na.jpg,1\nb.png,2\nc.d.jpg,3\n", "plain.csv")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert labels(folder.parent, plain).tolist() == [1, 2, 3], "keys without folders"
+    (folder / "other").mkdir()
+    (folder / "other" / "a.jpg").write_bytes(jpeg("420", 16, 16))
+    with pytest.raises(
+        ShardError, match=r"key 'train/a\.jpg' is taken for the sample 'a\.jpg' .* 2 samples have"
+    ):
+        labels(folder, table, subset=[0, 1, 3])
 
 
 def test_rows_of_other_images_are_counted_in_the_log(tmp_path, folder, caplog):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..errors import ShardError, similar
+from ..errors import ShardError, similar, warn
 from .index import Int64
 from .label import CellError, Form, Label, form_of
 from .pillow import FILE_EXTENSIONS
@@ -293,12 +293,12 @@ def _rows_of(
     table: Table, keys: Sequence[str], source: Source, ids: Int64, *, is_optional: bool
 ) -> npt.NDArray[np.int64]:
     """Return the row of each sample; -1 for one without, if they are optional. Raises ShardError."""
-    found, forms = np.full(len(keys), _NONE), [""] * len(keys)
+    found, forms, used_form = np.full(len(keys), _NONE), [""] * len(keys), _exact
     for form in _FORMS:
         rows, those = _by_key(table.keys, form), [form(key) for key in keys]
         numbers = np.array([rows.get(each, _NONE) for each in those], np.int64)
         if (numbers != _NONE).sum() > (found != _NONE).sum():
-            found, forms = numbers, those
+            found, forms, used_form = numbers, those, form
         if (found != _NONE).all() or (form is _FORMS[1] and (found != _NONE).any()):
             break  # the same name in another folder may be another image
     if (found == _NONE).all():
@@ -329,4 +329,31 @@ def _rows_of(
             f"{table.name}, key {table.keys[row]!r} is that of the samples {one!r} and {other!r}: write keys "
             "with their folders"
         )
+    if used_form is _base:
+        _check_folders(table, keys, found, source)
     return found
+
+
+def _check_folders(table: Table, keys: Sequence[str], rows: npt.NDArray[np.int64], source: Source) -> None:
+    """Warn if rows belong to samples by the names alone, in other folders; ShardError if that is not clear.
+
+    A ``subset`` may have one of several samples of a name, whose row is that of another.
+    """
+    names = Counter(map(_base, {*source.keys(np.arange(len(source)))}))
+    for key, row in zip(keys, rows.tolist(), strict=True):
+        if row < 0:
+            continue
+        other = table.keys[row]
+        if names[_base(key)] > 1:
+            raise ShardError(
+                f"{table.name}, key {other!r} is taken for the sample {key!r} by the name alone, which "
+                f"{names[_base(key)]} samples have: write keys with their folders"
+            )
+        one, two = (_without_extension(each) for each in (key, other))
+        if not f"/{one}".endswith(f"/{two}") and not f"/{two}".endswith(f"/{one}"):
+            warn(
+                f"{table.name}, key {other!r} is taken for the sample {key!r}, by the name alone: "
+                "no key of the table is that of a sample with its folder. Write keys with the folders of the "
+                "samples if it is another image"
+            )
+            return
