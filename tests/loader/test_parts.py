@@ -374,6 +374,20 @@ def test_a_broken_part_breaks_its_row(kind):
     ]
 
 
+def test_the_largest_image_is_that_of_the_loader(monkeypatch):
+    """Also of a PNG, whose size is read before it is opened."""
+    monkeypatch.setattr(tarpeg.shards.pillow.upright_size, "__defaults__", (100,))
+    source = Pictures()
+    split = Split(source, Mosaic(48, scale=(0.5, 0.5)), target=None)
+    loader = load(None, split=split, batch_size=11, max_pixels=50_000, **HERE)
+    batch = next(iter(loader))
+    (view,) = loader.claim().views
+    for row, image in enumerate(batch.image):
+        assert torch.equal(image, composed(source, view.row(row), 114))
+    with pytest.raises(tarpeg.DecodeError, match=r"pixels are more than max_pixels=2000"):
+        next(iter(load(None, split=split, batch_size=11, max_pixels=2000, **HERE)))
+
+
 def test_broken_rows_are_left_out():
     split = Split(Pictures(broken=[3]), Mosaic(48), targets=Boxes("json:objects"))
     loader = load(None, split=split, batch_size=11, shuffle=False, workers=0, on_error="leave_out")

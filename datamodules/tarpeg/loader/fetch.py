@@ -210,7 +210,8 @@ class Fetcher:
         known = image_sizes(files).numpy()
         sizes = known.copy()
         for number in np.flatnonzero(known[:, 0] == 0).tolist():
-            sizes[number] = pillow.upright_size(files[number].numpy().tobytes())
+            content, limit = files[number].numpy().tobytes(), self.max_pixels or pillow.MAX_PIXELS
+            sizes[number] = pillow.upright_size(content, limit)
         flips = uniforms[:, 0] < self.split.pipelines[0].flip
         view, places, seen = drawn_parts(crop, samples, sizes, uniforms[:, 1:], flips, self.split.channels)
         request_of_parts = Request(request.epoch, samples.ravel()[seen])

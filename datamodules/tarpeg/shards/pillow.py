@@ -223,13 +223,13 @@ def is_animated(content: bytes) -> bool:
         return False  # a damaged second frame is of no interest
 
 
-def upright_size(content: bytes) -> tuple[int, int]:
+def upright_size(content: bytes, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
     """Return (height, width), upright, by the header of a file that Pillow decodes; (0, 0) for others."""
     if content.startswith(NATIVE):
         return 0, 0
     try:
         with Image.open(io.BytesIO(content), formats=PILLOW_FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
+            if image.width * image.height > max_pixels:
                 return 0, 0
             if image.getexif().get(0x0112, 1) != 1:
                 ImageOps.exif_transpose(image, in_place=True)  # a TIFF may be upright already
