@@ -10,19 +10,17 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypedDict, cast, get_args
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..sampling.geometry import View
 from ..sampling.sampler import Request
 from ..shards.source import where_of
 from ..shards.stream import StreamRequest
 from .batch import (
-    AnyBatch,
     FetchResult,
     Images,
     KeyedTargetBatch,
@@ -32,6 +30,15 @@ from .batch import (
     of_sizes,
 )
 from .marks import IF_IT_HANGS, Watch, mark
+from .messages import (
+    JobMessage,
+    RequestMessage,
+    ResultMessage,
+    job_message,
+    request_of,
+    result_message,
+    result_of,
+)
 from .targets import Stored, store_pictures, stored_pictures, with_pictures
 from .workers import ProcessPool, ThreadPool, WorkerPool
 
@@ -269,7 +276,7 @@ class PrefetchRunner(Runner):
             for request in requests:
                 job = buffers.acquire(), request
                 submitted.append(job)
-                pool.submit(_job_message(*job) if self._workers else job)
+                pool.submit(job_message(*job) if self._workers else job)
                 if pool.pending > self._depth:
                     result = pool.result(functools.partial(_explain_slow, self._fetcher, submitted[0][1]))
                     yield _lend(result, buffers, dtype, *submitted.popleft())
@@ -312,178 +319,14 @@ def _explain_slow(fetcher: Any, request: Any, id: int, where: str) -> str:
     return "it waits for a stream"
 
 
-class RequestMessage(TypedDict):
-    """A ``Request`` without its views; arrays are bytes.
-
-    Messages between processes are plain dicts with the bytes of arrays: after a batch the processor's caches
-    no longer hold the code that pickles objects, and it would take 3% of the time.
-    """
-
-    epoch: int
-    ids: bytes
-    occurrence: bytes | None
-    size: tuple[int, int] | None
-
-
-class JobMessage(TypedDict):
-    """The request for a batch, or what ``to_request`` makes one of, and the number of its buffer."""
-
-    buffer: int
-    request: RequestMessage | Any
-
-
-class ViewMessage(TypedDict):
-    """A ``View``; arrays are bytes, of as many rows as the ids have, or as they have ``parts``."""
-
-    sizes: bytes
-    boxes: bytes
-    flips: bytes
-    size: tuple[int, int]
-    affine: bytes | None
-    places: bytes | None
-    drops_by_centre: bool
-    parts: tuple[bytes, bytes] | None
-
-
-class ResultMessage(TypedDict):
-    """A ``FetchResult``, whose images are in the buffer.
-
-    Attributes:
-        kind: Class of the batch; None for no batch.
-        shape: Shape of the images.
-        labels: Bytes, shape and numpy's type code of the batch's labels.
-        others: Its other fields by name.
-        request: The request, if the worker made it itself.
-        views: Views of the request.
-    """
-
-    kind: str | None
-    shape: Shape
-    labels: tuple[bytes, tuple[int, ...], str] | None
-    others: dict[str, Any]
-    request: RequestMessage | None
-    views: list[ViewMessage]
-    substituted: list[str]
-    non_jpeg: str | None
-    error: Exception | None
-    notes: Sequence[str]
-    left_out: Sequence[int]
-
-
-_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(AnyBatch)}
-
-
-def _job_message(number: int, request: Any) -> JobMessage:
-    """Return the message for a request, or for an item of which a worker makes one."""
-    if type(request) is not Request:
-        return {"buffer": number, "request": request}
-    return {"buffer": number, "request": _request_message(request)}
-
-
-def _request_message(request: Request) -> RequestMessage:
-    occurrence = request.occurrence
-    return {
-        "epoch": request.epoch,
-        "ids": request.ids.tobytes(),
-        "occurrence": None if occurrence is None else occurrence.tobytes(),
-        "size": request.size,
-    }
-
-
-def _request_of(message: RequestMessage) -> Request:
-    occurrence = message["occurrence"]
-    return Request(
-        epoch=message["epoch"],
-        ids=np.frombuffer(bytearray(message["ids"]), np.int64),
-        occurrence=None if occurrence is None else np.frombuffer(bytearray(occurrence), np.int64),
-        size=message["size"],
-    )
-
-
-def _view_message(view: View) -> ViewMessage:
-    affine, places, parts = view.affine, view.places, (view.batch_rows, view.samples)
-    return {
-        "sizes": view.sizes.tobytes(),
-        "boxes": view.boxes.tobytes(),
-        "flips": view.flips.tobytes(),
-        "size": view.size,
-        "affine": None if affine is None else affine.tobytes(),
-        "places": None if places is None else places.tobytes(),
-        "drops_by_centre": view.drops_by_centre,
-        "parts": None if parts[0] is None or parts[1] is None else (parts[0].tobytes(), parts[1].tobytes()),
-    }
-
-
-def _view_of(message: ViewMessage) -> View:
-    affine, places, parts = message["affine"], message["places"], message["parts"]
-    return View(
-        sizes=np.frombuffer(bytearray(message["sizes"]), np.int32).reshape(-1, 2),
-        boxes=np.frombuffer(bytearray(message["boxes"]), np.int32).reshape(-1, 4),
-        flips=np.frombuffer(bytearray(message["flips"]), np.bool_),
-        size=message["size"],
-        affine=None if affine is None else np.frombuffer(bytearray(affine)).reshape(-1, 2, 3),
-        places=None if places is None else np.frombuffer(bytearray(places), np.int32).reshape(-1, 4),
-        drops_by_centre=message["drops_by_centre"],
-        batch_rows=None if parts is None else np.frombuffer(bytearray(parts[0]), np.int64),
-        samples=None if parts is None else np.frombuffer(bytearray(parts[1]), np.int64),
-    )
-
-
-def _result_message(shape: Shape, result: FetchResult, is_own: bool) -> ResultMessage:
-    batch, request = result.batch, result.request
-    others: dict[str, Any] = {} if batch is None else batch._asdict()
-    others.pop("image", None)
-    label = others.pop("label", None)
-    numbers = None if label is None else label.numpy()
-    return {
-        "kind": None if batch is None else type(batch).__name__,
-        "shape": shape,
-        "labels": None if numbers is None else (numbers.tobytes(), numbers.shape, numbers.dtype.char),
-        "others": others,
-        "request": _request_message(request) if is_own and request is not None else None,
-        "views": [] if request is None else [_view_message(view) for view in request.views],
-        "substituted": result.substituted,
-        "non_jpeg": result.non_jpeg,
-        "error": result.error,
-        "notes": result.notes,
-        "left_out": result.left_out,
-    }
-
-
-def _result_of(message: ResultMessage, request: Any, images: Images | None) -> FetchResult:
-    """Return the result of a message, with the images of its batch, for the request that was sent."""
-    batch: AnyBatch | None = None
-    if message["kind"] is not None:
-        fields = message["others"]
-        if message["labels"] is not None:
-            content, shape, kind = message["labels"]
-            labels = np.frombuffer(bytearray(content), kind).reshape(shape)
-            fields["label"] = torch.from_numpy(labels)
-        batch = _KINDS[message["kind"]](image=images, **fields)
-    own = message["request"]
-    if own is not None:
-        request = _request_of(own)
-    if message["views"]:
-        views = tuple(map(_view_of, message["views"]))
-        request = Request(request.epoch, request.ids, request.occurrence, views, request.size)
-    return FetchResult(
-        batch=batch,
-        substituted=message["substituted"],
-        non_jpeg=message["non_jpeg"],
-        error=message["error"],
-        notes=message["notes"],
-        request=request,
-        left_out=message["left_out"],
-    )
-
-
 def _answer(work: Callable[[Job], Answer], message: JobMessage) -> ResultMessage:
     """Do the work of a message; called by a worker process."""
     request = message["request"]
     is_own = type(request) is not dict
     if not is_own:
-        request = _request_of(cast(RequestMessage, request))
-    return _result_message(*work((message["buffer"], request)), is_own)
+        request = request_of(cast(RequestMessage, request))
+    shape, result = work((message["buffer"], request))
+    return result_message(shape, result, is_own)
 
 
 def _fetch_into(
@@ -516,8 +359,8 @@ def _lend(
     if isinstance(answer, dict):
         shape = answer["shape"]
         if answer["kind"] is not None and "targets" not in answer["others"]:
-            return _result_of(answer, request, buffers.lend(number, shape, dtype))
-        result = _result_of(answer, request, None)
+            return result_of(answer, request, buffers.lend(number, shape, dtype))
+        result = result_of(answer, request, None)
     else:
         shape, result = answer
     batch = result.batch
