@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ import tarpeg
 import torch
 from helpers.scenes import Scenes
 from PIL import Image
+from tarpeg.loader import fetch
+from tarpeg.loader.carried import arrived
+from tarpeg.sampling.geometry import View
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
@@ -46,6 +50,16 @@ def batch(transform, targets=TARGETS, samples=None, training=False, **options):
         return next(iter(loader))
     finally:
         loader.close()
+
+
+class Corner:
+    """A target of one's own: where the corner of the image is."""
+
+    def read(self, source, ids):
+        return [None] * len(ids)
+
+    def move(self, value, view):
+        return view.points(np.zeros((1, 2)))
 
 
 def wanted(transform):
@@ -207,11 +221,37 @@ def test_albumentations():
             [tarpeg.Boxes("json:objects"), tarpeg.Keypoints("json:people", [], count=2)],
             "same objects",
         ),
+        (v2.Compose([v2.Pad(4)]), tarpeg.InstanceMasks("json:objects"), r"InstanceMasks cannot follow .*Pad"),
+        (v2.Compose([v2.Pad(4)]), [TARGETS[0], tarpeg.PadMask()], r"\[Boxes, PadMask\] cannot follow"),
+        (v2.Compose([v2.Pad(4)]), {"boxes": TARGETS[0], "own": Corner()}, r"'own': Corner\} cannot follow"),
     ],
 )
 def test_what_is_refused(transform, targets, text):
     with pytest.raises(ValueError, match=text):
         batch(transform, targets)
+
+
+def test_a_target_of_ones_own_behind_steps_that_move_pixels_is_an_error_where_it_is_moved():
+    with pytest.raises(tarpeg.ShardError, match=r"Corner failed in move\(\): .*geometry of row"):
+        batch(v2.Compose([v2.Pad(4)]), Corner())
+    _, targets = batch(v2.Compose([v2.Resize((48, 64)), v2.RandomPhotometricDistort()]), Corner())
+    assert targets[0].tolist() == [[0, 0]], "steps that move nothing"
+
+
+def test_what_a_crop_drops_by_the_centre_is_dropped_before_the_steps():
+    whole = View.whole((48, 64), (48, 64))
+    view = replace(whole, drops_by_centre=True)
+    assert not arrived(view, np.array([True])).drops_by_centre
+    assert arrived(view, np.array([False])).drops_by_centre
+
+
+def test_the_results_of_transforms_are_kept_for_a_bounded_number_of_sizes(monkeypatch):
+    monkeypatch.setattr(fetch, "_MOST_FOUND", 2)
+    split = tarpeg.Split(source(), transform=v2.Compose([v2.Resize((24, 24)), v2.Pad(2)]), target=None)
+    fetcher = tarpeg.Loader(split, 2, workers=0).fetcher
+    for size in range(20, 30):
+        fetcher._outcomes(0, [(size, size)])
+    assert [*fetcher._found] == [((28, 28),), ((29, 29),)]
 
 
 def test_a_step_of_torchvisions_first_version_is_refused():

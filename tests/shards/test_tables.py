@@ -12,7 +12,7 @@ import torch
 from helpers.loaders import ALL
 from helpers.pictures import jpeg
 from helpers.small_tars import write_tar
-from tarpeg import Label, Loader, ShardError, Split, Whole
+from tarpeg import Label, Loader, ShardDataModule, ShardError, Split, Whole
 from tarpeg.errors import ResumeError
 
 
@@ -259,3 +259,16 @@ def test_names_of_the_classes_of_a_table(tmp_path, folder):
     table = csv(tmp_path, "file,y,z\na,dog,1.5\nb,cat,2\nsub/c.d,dog,3\n")
     assert Split(folder, Whole(16), labels=table, key="file", target="y").classes() == ["cat", "dog"]
     assert Split(folder, Whole(16), labels=table, key="file", target="z").classes() is None
+
+
+def test_tables_with_other_classes_have_a_remedy_of_tables(tmp_path, folder):
+    val = tmp_path / "val"
+    val.mkdir()
+    (val / "a.jpg").write_bytes(jpeg("420", 16, 16))
+    tables = csv(tmp_path, "file,y\na,x\nb,y\nsub/c.d,z\n"), csv(tmp_path, "file,y\na,y\n", "val.csv")
+    train, other = (
+        Split(images, Whole(16), labels=table, key="file", target=Label("y"))
+        for images, table in zip((folder, val), tables, strict=True)
+    )
+    with pytest.raises(ShardError, match=r"label 0 is 'x' in train and 'y' in val.*Label .*classes="):
+        ShardDataModule(train=train, val=other, workers=0).setup()

@@ -100,11 +100,17 @@ def by_name(targets: Targets) -> dict[str, Target]:
 
 
 def arrived(view: View, rows: Bool) -> View:
-    """Return the view of targets of which ``rows`` have values in pixels of the result."""
+    """Return the view of targets of which ``rows`` have values in pixels of the result.
+
+    What the crop drops is dropped before the steps.
+    """
     whole = np.array([0, 0, *view.size], np.int32)
     boxes = np.where(rows[:, None], whole, view.boxes)
     places = None if view.places is None else np.where(rows[:, None], whole, view.places)
-    return replace(view, boxes=boxes, places=places, flips=view.flips & ~rows)
+    drops_by_centre = view.drops_by_centre and not rows.any()
+    return replace(
+        view, boxes=boxes, places=places, flips=view.flips & ~rows, drops_by_centre=drops_by_centre
+    )
 
 
 def check_carried(name: str, pipeline: Pipeline, targets: Targets) -> None:

@@ -352,10 +352,15 @@ def common_classes(splits: Mapping[str, Split]) -> tuple[list[str], bool]:
     for name, found in known.items():
         for label, (one, other) in enumerate(zip(known[first], found, strict=False)):
             if one != other:
+                remedy = (
+                    "Make the shards of all splits from one folder that holds train and val: "
+                    "Folder(root, split=...), FolderShards(root, out) or build_cache()."
+                )
+                if any(splits[each].labels is not None for each in (first, name)):
+                    remedy = "Give the Label of all splits the same classes=[...]."
                 raise ShardError(
                     f"label {label} is {one!r} in {first} and {other!r} in {name}, which would be "
-                    "measured by other labels. Make the shards of all splits from one folder that holds "
-                    "train and val: Folder(root, split=...), FolderShards(root, out) or build_cache()."
+                    f"measured by other labels. {remedy}"
                 )
     return known.get(first, []), len(names) == len(splits)
 

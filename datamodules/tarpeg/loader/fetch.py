@@ -73,6 +73,8 @@ _CROP = 0
 _SUBSTITUTE = 1
 _PARTNERS = 4  # 2 and 3 are taken
 _MOST_SUBSTITUTES = 20
+# Sizes of crops for which the results of transforms are kept.
+_MOST_FOUND = 64
 # Size of the noise that shows what a transform of whole images returns, if a stream has no sample yet.
 _NOISE = (375, 500)
 
@@ -705,6 +707,8 @@ class Fetcher:
                 "as v2.ToPILImage(), does not count: put it first. A list has one transform per view; the "
                 "steps of one pipeline belong in v2.Compose([...])."
             )
+        if len(self._found) >= _MOST_FOUND:  # a crop may give each batch a size of its own
+            del self._found[next(iter(self._found))]
         self._found[key] = found
         return found
 
