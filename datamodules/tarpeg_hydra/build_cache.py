@@ -49,7 +49,8 @@ def main(cfg: DictConfig) -> None:
     with one_line_errors("build_cache", ValueError):
         if cfg.verify:
             with open_executor(cfg) as executor, progress_bar() as show:
-                report = verify_cache(cfg.dest, executor, progress=show)
+                targets = instantiate(cfg.targets, _convert_="all")
+                report = verify_cache(cfg.dest, executor, targets=targets, progress=show)
             lines, is_good = summarise_check(report), report.is_good
         else:
             lines = build(cfg)

@@ -173,3 +173,26 @@ def test_no_finished_cache(tmp_path):
     (tmp_path / ".building").mkdir()
     with pytest.raises(tarpeg.CacheError, match="unfinished"):
         verify_cache(tmp_path)
+
+
+def test_broken_targets_are_listed_and_no_problem_of_the_cache(tmp_path):
+    box = {"bbox": [1, 2, 30, 20], "category_id": 1}
+    given = [[box], [box, {**box, "bbox": [1, 2, 0, 20]}], [{**box, "bbox": [500, 2, 30, 20]}], None]
+    members = []
+    for number, objects in enumerate(given):
+        members.append((f"k{number}.jpg", jpeg(number)))
+        if objects is not None:
+            members.append((f"k{number}.json", json.dumps({"objects": objects}).encode()))
+    cache = make_cache(tmp_path / "cache", {"train-0": members})
+    boxes = tarpeg.Boxes("json:objects")
+    for targets in (boxes, [boxes], {"boxes": boxes}):
+        report = verify_cache(cache, 0, targets=targets)
+        assert report.is_good
+        assert [(each.shard, each.key) for each in report.broken_targets] == [
+            ("train-0.tar", f"k{number}") for number in (1, 2, 3)
+        ]
+        fields = ("objects.1.bbox", "objects.0.bbox", "json")
+        assert all(field in each.what for field, each in zip(fields, report.broken_targets, strict=True))
+    lines = summarise_check(report)
+    assert "broken" in lines[0] and lines[0].endswith(": 3") and "objects.1.bbox" in lines[1]
+    assert not verify_cache(cache, 0).broken_targets

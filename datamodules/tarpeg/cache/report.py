@@ -26,6 +26,7 @@ from .job import NO_LABEL
 from .verify import VerifyReport
 
 _CROP = 256
+_MOST_SHOWN = 20  # broken targets
 
 
 class Speedup(NamedTuple):
@@ -156,6 +157,10 @@ def summarise_check(report: VerifyReport) -> list[str]:
     totals = f"{report.samples} samples, {report.bytes / 1e6:.1f} MB, {report.seconds:.1f} s"
     bad = f"{len(report.bad_shards)} BAD" if report.problems else "all good"
     lines = [str(problem) for problem in report.problems]
+    if report.broken_targets:
+        shown = [f"  {each}" for each in report.broken_targets[:_MOST_SHOWN]]
+        count = len(report.broken_targets)
+        lines += [f"targets that are broken, which training replaces with their image: {count}", *shown]
     if report.extra:
         lines.append(f"also in the folder, not part of the cache: {', '.join(report.extra)}")
     names = ", ".join(report.bad_shards)

@@ -6,11 +6,14 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..errors import CacheError, DecodeError, ShardError, Status
@@ -20,6 +23,7 @@ from ..processes import completed, open_executor
 from ..shards import pillow
 from ..shards.index import ShardIndex, build
 from ..shards.manifest import BUILDING, MANIFEST, ShardEntry, read_manifest
+from ..shards.mapped import Shards
 from ..shards.saved import SUFFIXES
 from ..shards.urls import local_folder
 from ..shards.wds_index import index_path, parse
@@ -28,6 +32,7 @@ from .codecs import row_index_fits
 from .masks import is_banded
 
 _SMALL = 200 << 20  # bytes that one process checks before others have started
+_AT_ONCE = 64  # samples whose targets are read together
 _LOCK = re.compile(r"\..*lock|\.lock")
 
 
@@ -56,6 +61,7 @@ class VerifyReport:
         problems: What is wrong, in the order of the shards; each has ``shard``, ``key`` and ``what``.
         extra: Names of other files in the folder, which are harmless.
         seconds: Duration of the check.
+        broken_targets: Targets that training replaces, with the image: they are no problem of the cache.
 
     Example:
         >>> report = tarpeg.build_cache(shards, tmp, executor=0)
@@ -70,6 +76,7 @@ class VerifyReport:
     problems: tuple[Problem, ...]
     extra: tuple[str, ...]
     seconds: float
+    broken_targets: tuple[Problem, ...] = ()
 
     @property
     def is_good(self) -> bool:
@@ -86,6 +93,7 @@ def verify_cache(
     dest: str | os.PathLike[str],
     executor: Executor | int | None = None,
     *,
+    targets: Any = None,
     progress: Callable[[Progress], object] | None = None,
 ) -> VerifyReport:
     """Check size and checksums of every shard, its index against its headers, and decode each whole image.
@@ -97,6 +105,9 @@ def verify_cache(
         dest: Folder of the cache.
         executor: Executor of the checks, one call per shard; or a number of local processes (0: this
             process); by default one per core, or this process for a small cache.
+        targets: Targets as of ``Split``, such as ``tarpeg.Boxes("json:objects")`` or a list: they are read
+            as training reads them, and ``report.broken_targets`` has shard, key, member and field of each
+            that is broken or does not fit its image. Those of other classes than tarpeg's are only read.
         progress: Called after each shard.
 
     Raises:
@@ -118,11 +129,12 @@ def verify_cache(
         executor = 0
     library.load()  # compiles the operators if necessary: once, not in every worker
     problems_of: dict[str, list[Problem]] = {}
+    broken_of: dict[str, list[Problem]] = {}
     samples, nbytes = 0, 0
     with open_executor(executor, len(manifest.shards)) as pool:
-        calls = ((str(folder), entry) for entry in manifest.shards)
-        for entry, problems in completed(pool, check_shard, calls, lambda: None):
-            problems_of[entry.name] = problems
+        calls = ((str(folder), entry, targets) for entry in manifest.shards)
+        for entry, problems, broken in completed(pool, check_shard, calls, lambda: None):
+            problems_of[entry.name], broken_of[entry.name] = problems, broken
             samples, nbytes = samples + entry.samples, nbytes + entry.bytes
             if progress is not None:
                 progress(
@@ -152,12 +164,40 @@ def verify_cache(
         problems=tuple(problems),
         extra=tuple(extra),
         seconds=time.monotonic() - started,
+        broken_targets=tuple(each for entry in manifest.shards for each in broken_of[entry.name]),
     )
 
 
-def check_shard(dest: str, entry: ShardEntry) -> tuple[ShardEntry, list[Problem]]:
-    """Return the problems of one shard; runs in a worker."""
-    return entry, list(_problems(Path(dest), entry))
+def check_shard(
+    dest: str, entry: ShardEntry, targets: Any = None
+) -> tuple[ShardEntry, list[Problem], list[Problem]]:
+    """Return the problems of one shard, and its broken targets unless it has problems; runs in a worker."""
+    problems = list(_problems(Path(dest), entry))
+    broken: list[Problem] = []
+    if targets is not None and not problems:
+        each = targets.values() if isinstance(targets, Mapping) else targets
+        kinds = each if isinstance(each, Iterable) else [each]
+        shards = Shards([Path(dest) / entry.name])
+        for begin in range(0, len(shards), _AT_ONCE):
+            ids = np.arange(begin, min(begin + _AT_ONCE, len(shards)))
+            for target in kinds:
+                broken += _broken_targets(entry.name, shards, ids, target)
+    return entry, problems, broken
+
+
+def _broken_targets(name: str, shards: Shards, ids: npt.NDArray[np.int64], target: Any) -> Iterator[Problem]:
+    from ..ops import decode
+
+    values, keys = target.read(shards, ids), shards.keys(ids)
+    reasons = [str(value) if isinstance(value, ShardError) else "" for value in values]
+    good = [row for row, reason in enumerate(reasons) if not reason]
+    if hasattr(target, "misfits"):
+        sizes = decode.image_sizes(shards.images(ids[good])).numpy()
+        for row, reason in zip(good, target.misfits([values[row] for row in good], sizes), strict=True):
+            reasons[row] = reason
+    for key, reason in zip(keys, reasons, strict=True):
+        if reason:
+            yield Problem(name, key, reason[reason.find("member ") if "member " in reason else 0 :])
 
 
 def _files(entry: ShardEntry) -> tuple[str, str]:
