@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-ROOMS = ("jpeg", "image")
+ROOMS = ("jpeg", "image", "png")
 LEAST = 90.0
 
 

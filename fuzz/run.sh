@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the fuzz targets, decode.cpp and packed.cpp, under ASan and UBSan and lets each run: fuzz/run.sh PYTHON
-# FUZZ_SECONDS=60 for each; FUZZ_TARGETS="decode packed"; FUZZ_LAUNCHER=ccache goes before the compiler; FUZZ_LIBJPEG=source
+# Builds the fuzz targets, decode.cpp, packed.cpp and png.cpp, under ASan and UBSan and lets each run: fuzz/run.sh PYTHON
+# FUZZ_SECONDS=60 for each; FUZZ_TARGETS="decode packed png"; FUZZ_LAUNCHER=ccache goes before the compiler; FUZZ_LIBJPEG=source
 # builds libjpeg-turbo with the sanitisers too, from the distribution's source package; FUZZ_ARGS are libFuzzer's. The corpora stay in build/fuzz/TARGET/corpus.
 # Exit status 77: clang is missing and could not be installed.
 # At the end it prints the line coverage of each decoder file; less than 90% of one is a failure.
@@ -27,8 +27,8 @@ can_fuzz() {
 can_fuzz || { install clang-14 libclang-rt-14-dev llvm-14 && can_fuzz; } ||
   { echo "$cxx cannot link libFuzzer: install libclang-rt-dev" >&2; exit 77; }
 
-targets=(${FUZZ_TARGETS:-decode packed})
-mkdir -p $out/{decode,packed}/{seeds,corpus} $out/{crashes,objects,covered,bin}
+targets=(${FUZZ_TARGETS:-decode packed png})
+mkdir -p $out/{decode,packed,png}/{seeds,corpus} $out/{crashes,objects,covered,bin}
 tools=$(dirname "$(readlink -f "$(command -v "$cxx")")")/
 jpeg=(-ljpeg) include=()
 if [ "${FUZZ_LIBJPEG:-}" = source ]; then
@@ -41,14 +41,14 @@ if [ "${FUZZ_LIBJPEG:-}" = source ]; then
 fi
 
 # base/simd.cpp is left out: the targets themselves choose between vector code and portable code.
-sources=(fuzz/{decode,packed}.cpp native/base/{crc,status}.cpp native/jpeg/*.cpp native/image/*.cpp)
+sources=(fuzz/{decode,packed,png}.cpp native/base/{crc,status}.cpp native/{jpeg,image,png}/*.cpp)
 common="-std=c++17 -O1 -g1 -ffp-contract=off -Inative ${include[*]-}"
 sanitised="$common -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined"
 # Comparisons are traced in parsers alone: in the loops over pixels that takes a third of the time.
 compile() { # SOURCE
   local object untraced=()
   object=$(echo "$1" | tr / -).o
-  case $1 in fuzz/* | */header.cpp | */baseline.cpp | */packed.cpp | */ppm.cpp) ;; *) untraced=(-fno-sanitize-coverage=trace-cmp) ;; esac
+  case $1 in fuzz/* | */header.cpp | */baseline.cpp | */packed.cpp | */ppm.cpp | */png/*.cpp) ;; *) untraced=(-fno-sanitize-coverage=trace-cmp) ;; esac
   ${FUZZ_LAUNCHER:-} "$cxx" $sanitised "${untraced[@]}" -c "$1" -o "$out/objects/$object"
   ${FUZZ_LAUNCHER:-} "$cxx" $common -fprofile-instr-generate -fcoverage-mapping -c "$1" -o "$out/covered/$object"
 }
@@ -63,7 +63,7 @@ for target in "${targets[@]}"; do
     $out/covered/{fuzz-$target.cpp,native-*}.o "${jpeg[@]}" -o $out/bin/$target-coverage
 done
 
-"$python" fuzz/seeds.py $out/decode/seeds $out/packed/seeds
+"$python" fuzz/seeds.py $out/{decode,packed,png}/seeds
 # Short stacks and a short quarantine of freed memory: half the time of an allocation.
 export ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1:malloc_context_size=4:quarantine_size_mb=16
 for target in "${targets[@]}"; do

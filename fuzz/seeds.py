@@ -1,6 +1,6 @@
-"""Write the seed corpora of both targets: small files of all kinds, each after the bytes of its `Choices`.
+"""Write the seed corpora of all targets: small files of all kinds, each after the bytes of its choices.
 
-python fuzz/seeds.py build/fuzz/decode/seeds build/fuzz/packed/seeds
+python fuzz/seeds.py build/fuzz/decode/seeds build/fuzz/packed/seeds build/fuzz/png/seeds
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "datamodules"), str(ROOT / "tests")]
 
-from helpers import crafted, pictures  # noqa: E402
+from helpers import crafted, masks, pictures  # noqa: E402
 from PIL import Image  # noqa: E402
 
 SIZES = ((16, 16), (33, 47), (3, 5), (64, 24))
@@ -128,6 +128,21 @@ def packed(jpegs: list[bytes]) -> Iterator[bytes]:
             number += 1
 
 
+def pngs() -> Iterator[bytes]:
+    """Return the inputs of fuzz/png.cpp: masks in all filters, ways to compress, and bands."""
+    from tarpeg.cache.masks import banded
+
+    noise = pictures.pixels(20, 31)[:, :, 0]
+    for values in (noise, noise[:1, :1], masks.regions(70, 50), masks.regions(33, 90, 1)):
+        found = [masks.png(values), masks.png(values, "P"), masks.png(values, compress_level=0)]
+        found += [banded(each) for each in found]
+        for strategy, level in itertools.product(range(5), (1, 6)):
+            found.append(masks.filtered(values, [0, 1, 2, 3, 4], 3, level, strategy))
+        for data, choices in itertools.product(found, ((0, 0, 255, 255, 0), (100, 100, 60, 60, 0))):
+            yield bytes(choices) + data
+        yield bytes((0, 0, 255, 255, 1)) + found[0]
+
+
 def write(directory: Path, inputs: list[bytes]) -> None:
     """Write the inputs within the limit."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -146,6 +161,7 @@ def main() -> None:
     coefficients = list(packed(found))
     write(Path(sys.argv[1]), inputs + [bytes(2) + data for data in coefficients[::10]])
     write(Path(sys.argv[2]), coefficients)
+    write(Path(sys.argv[3]), [*pngs()])
 
 
 if __name__ == "__main__":
