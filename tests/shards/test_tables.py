@@ -186,6 +186,14 @@ def test_rows_of_other_folders_are_taken_with_a_warning_and_never_for_one_of_two
         labels(folder, table, subset=[0, 1, 3])
 
 
+@pytest.mark.parametrize("cell", ["nan", "NA", "inf", '"1,5"', "2024-01-01", "?"])
+def test_a_text_among_numbers_is_no_class_unless_it_is_asked_for(tmp_path, folder, cell):
+    table = csv(tmp_path, f"file,y\na,1\nb,{cell}\nsub/c.d,2\n")
+    with pytest.raises(ShardError, match=r"labels\.csv.*'y'.* and others are numbers.*kind='class'"):
+        labels(folder, table)
+    assert labels(folder, table, target=Label("y", kind="class")).dtype == torch.int64
+
+
 def test_rows_of_other_images_are_counted_in_the_log(tmp_path, folder, caplog):
     with caplog.at_level(logging.INFO, "tarpeg"):
         labels(folder, csv(tmp_path, "file,y\na,1\nb,2\nsub/c.d,3\ne,4\n"))

@@ -330,6 +330,13 @@ def _kind_of(label: Label, cells: Sequence[Any], *, is_text: bool) -> Kind:
     if not all(isinstance(each, (str, int)) and not isinstance(each, bool) for each in flat):
         wrong = next(each for each in flat if not isinstance(each, (str, int)) or isinstance(each, bool))
         _refuse(wrong, "neither a number nor a name, nor a list of them")
+    names = [each for each in flat if not _is_number(each, is_text)]
+    if not are_lists and len(names) < len(flat):  # NA, 1,5 or 99% in a column of numbers would be a class
+        _refuse(
+            names[0],
+            "and others are numbers: correct it, leave the cell of a missing one empty (optional=True), or "
+            "give tarpeg.Label(kind='class') if all of them are names",
+        )
     return "classes" if are_lists else "class"
 
 
