@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         ExtraBatch as ExtraBatch,
         KeyedBatch as KeyedBatch,
         KeyedTargetBatch as KeyedTargetBatch,
+        MixedBatch as MixedBatch,
         TargetBatch as TargetBatch,
     )
     from .loader.boxes import Boxes as Boxes
@@ -77,6 +78,10 @@ if TYPE_CHECKING:
     from .loader.keypoints import Keypoints as Keypoints
     from .loader.loader import Loader as Loader
     from .loader.masks import Masks as Masks
+    from .loader.mixture import (
+        Mixture as Mixture,
+        MixtureLoader as MixtureLoader,
+    )
     from .loader.padding import PadMask as PadMask
     from .loader.preprocessing import Preprocessing as Preprocessing, preprocessing as preprocessing
     from .loader.split import Split as Split
@@ -142,13 +147,14 @@ _NAMES = {
     "diagnostics.monitor": "DataStallMonitor",
     "diagnostics.preview": "comparison_sheet contact_sheet",
     "errors": "BuildError CacheError DecodeError ResumeError ShardError Status",
-    "loader.batch": "Batch ExtraBatch KeyedBatch KeyedTargetBatch TargetBatch",
+    "loader.batch": "Batch ExtraBatch KeyedBatch KeyedTargetBatch MixedBatch TargetBatch",
     "loader.boxes": "Boxes",
     "loader.config": "LoaderConfig",
     "loader.dataset": "Dataset",
     "loader.instances": "InstanceMasks",
     "loader.keypoints": "Keypoints",
     "loader.loader": "Loader",
+    "loader.mixture": "Mixture MixtureLoader",
     "loader.padding": "PadMask",
     "loader.preprocessing": "Preprocessing preprocessing",
     "loader.masks": "Masks",

@@ -136,7 +136,28 @@ class KeyedTargetBatch(NamedTuple):
     key: list[str]
 
 
-AnyBatch = Batch | KeyedBatch | ExtraBatch | TargetBatch | KeyedTargetBatch
+class MixedBatch(NamedTuple):
+    """A batch of a ``Mixture``.
+
+    Attributes:
+        image: As in ``Batch``.
+        label: As in ``Batch``.
+        source: int64 ``[B]``, number of the source of each row, in the order of the mixture; on the CPU.
+
+    Example:
+        >>> split = tarpeg.Split(shards, tarpeg.CenterCrop(96))
+        >>> mixture = tarpeg.Mixture({"a": split, "b": split}, weights={"a": 0.75, "b": 0.25})
+        >>> images, labels, source = next(iter(tarpeg.MixtureLoader(mixture, batch_size=8, workers=0)))
+        >>> source.tolist()
+        [0, 0, 0, 0, 0, 0, 1, 1]
+    """
+
+    image: Images
+    label: Tensor
+    source: Tensor
+
+
+AnyBatch = Batch | MixedBatch | KeyedBatch | ExtraBatch | TargetBatch | KeyedTargetBatch
 
 
 @dataclass(frozen=True)

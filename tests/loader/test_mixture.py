@@ -1,0 +1,174 @@
+"""Mixtures: pixels are those of each source, shares, resume at each step, ranks, what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tarpeg
+import torch
+from helpers.pictures import jpeg
+from tarpeg import CenterCrop, LoaderConfig, Mixture, MixtureLoader, RandomResizedCrop, ResumeError, Split
+
+
+class Pictures(tarpeg.Source):
+    """JPEGs whose label is their number, beyond ``first``."""
+
+    def __init__(self, count, first):
+        self.files = [jpeg("420", 40, 48, first + seed) for seed in range(count)]
+        self.first = first
+
+    def __len__(self):
+        return len(self.files)
+
+    def keys(self, ids):
+        return [str(id) for id in ids]
+
+    def members(self, ids, extension):
+        return [self.files[id] if extension == "jpg" else str(self.first + id).encode() for id in ids]
+
+    def extensions(self, id):
+        return ["jpg", "cls"]
+
+
+SOURCES = {"a": Pictures(11, 0), "b": Pictures(7, 100), "c": Pictures(3, 200)}
+SPLITS = {
+    "a": Split(SOURCES["a"], RandomResizedCrop(32), flip=0.5),
+    "b": Split(SOURCES["b"], CenterCrop(32)),
+    "c": Split(SOURCES["c"], RandomResizedCrop(32)),
+}
+WEIGHTS = {"a": 0.5, "b": 0.3, "c": 0.2}
+MIXTURE = Mixture(SPLITS, weights=WEIGHTS, stopping="all_exhausted")
+CONFIG = LoaderConfig(batch_size=6, workers=0)
+
+
+def loader_of(mixture=MIXTURE, rank=0, world=1, **options):
+    return MixtureLoader(
+        mixture, config=LoaderConfig(global_batch_size=6, workers=0), rank=rank, world=world, **options
+    )
+
+
+def rows(batch):
+    return [
+        (int(source), int(label), image.numpy().tobytes())
+        for image, label, source in zip(batch.image, batch.label, batch.source, strict=True)
+    ]
+
+
+def flat(lists):
+    return [item for each in lists for item in each]
+
+
+def epochs(loader, count=2):
+    return [[rows(batch) for batch in loader] for _ in range(count)]
+
+
+def test_rows_are_those_of_the_sources_in_their_own_epochs():
+    found = flat(flat(epochs(loader_of())))
+    for number, split in enumerate(SPLITS.values()):
+        own = [row[1:] for row in found if row[0] == number]
+        loader = tarpeg.Loader(split, batch_size=1, workers=0)
+        alone = []
+        while len(alone) < len(own):
+            alone += [
+                (int(label), image.numpy().tobytes())
+                for batch in loader
+                for image, label in zip(*batch, strict=True)
+            ]
+        assert own == alone[: len(own)]
+
+
+def test_resume_at_each_step_with_any_number_of_ranks():
+    whole = flat(epochs(loader_of(), 3))
+    length = len(loader_of())
+    loader = loader_of()
+    states = [loader.state_dict()]
+    for _ in range(2):
+        for _ in loader:
+            states.append(loader.state_dict())
+    for step, state in enumerate(states):
+        world = 1 + step % 3
+        parts = []
+        for rank in range(world):
+            other = loader_of(rank=rank, world=world)
+            other.load_state_dict(state)
+            rest = [] if step and step % length == 0 else [rows(batch) for batch in other]
+            parts.append((rest + [rows(batch) for batch in other])[:length])
+        merged = [sorted(flat(each)) for each in zip(*parts, strict=True)]
+        assert merged == [sorted(batch) for batch in whole[step : step + len(merged)]]
+        assert merged
+
+
+def test_per_source_batches_may_have_several_shapes():
+    splits = {**SPLITS, "c": Split(SOURCES["c"], CenterCrop((24, 40)))}
+    mixture = Mixture(splits, weights=WEIGHTS, stopping="all_exhausted", batches="per_source")
+    shapes = {(int(batch.source[0]), tuple(batch.image.shape[2:])) for batch in loader_of(mixture)}
+    assert shapes == {(0, (32, 32)), (1, (32, 32)), (2, (24, 40))}
+    with pytest.raises(ValueError, match=r"images .*'a' and 'c'"):
+        loader_of(Mixture(splits, weights=WEIGHTS))
+
+
+def test_worker_processes_and_augmentation():
+    results = []
+    for workers in (0, 2):
+        loader = MixtureLoader(MIXTURE, 6, workers=workers, augment=tarpeg.Augment())
+        results.append(list(loader))
+        loader.close()
+    for one, other in zip(*results, strict=True):
+        assert one.image.dtype == torch.float32
+        assert all(torch.equal(left, right) for left, right in zip(one, other, strict=True))
+
+
+def test_states_of_other_mixtures_are_refused():
+    state = loader_of().state_dict()
+    others = {**SPLITS, "b": Split(Pictures(8, 100), CenterCrop(32))}
+    with pytest.raises(ResumeError, match="of b"):
+        loader_of(Mixture(others, weights=WEIGHTS, stopping="all_exhausted")).load_state_dict(
+            {
+                **state,
+                "mixture": loader_of(Mixture(others, weights=WEIGHTS, stopping="all_exhausted")).state_dict()[
+                    "mixture"
+                ],
+            }
+        )
+    with pytest.raises(ResumeError, match="mixture was"):
+        loader_of(Mixture(SPLITS, repeat=dict.fromkeys("abc", 1))).load_state_dict(state)
+    with pytest.raises(ResumeError, match="batches=99"):
+        loader_of().load_state_dict({**state, "batches": 99})
+    with pytest.raises(ResumeError, match="epoch"):
+        loader_of().load_state_dict({**state, "epoch": "1"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({}, "weights=None and repeat=None"),
+        ({"weights": WEIGHTS, "repeat": WEIGHTS}, "give one"),
+        ({"weights": {"a": 1}}, "'b'"),
+        ({"weights": WEIGHTS, "stopping": "never"}, "stopping='never'"),
+        ({"weights": WEIGHTS, "batches": "mixed"}, "batches='mixed'"),
+        ({"repeat": WEIGHTS, "stopping": "all_exhausted"}, "stopping="),
+        ({"weights": WEIGHTS, "sources": {"a": 3}}, "sources.'a'"),
+        ({"weights": {"a": 1}, "sources": {"a": Split(SOURCES["a"], CenterCrop(8), views=2)}}, "'a'.* views"),
+        (
+            {"weights": {"a": 1}, "sources": {"a": Split(SOURCES["a"], tarpeg.AspectBuckets(64))}},
+            "'a'.*AspectB",
+        ),
+    ],
+)
+def test_bad_arguments(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        Mixture(**{"sources": SPLITS, **arguments})
+
+
+def test_broken_images_are_replaced_within_their_source():
+    broken = Pictures(7, 100)
+    broken.files[2] = b"broken"
+    mixture = Mixture(
+        {**SPLITS, "b": Split(broken, CenterCrop(32))}, weights=WEIGHTS, stopping="all_exhausted"
+    )
+    loader = loader_of(mixture)
+    with pytest.warns(UserWarning, match=r"102|key '2'"):
+        labels = np.concatenate([np.stack([batch.label, batch.source]) for batch in loader], axis=1)
+    assert loader.substituted >= 1
+    assert (labels[0] // 100 == labels[1]).all()
+    assert 102 not in labels[0]
