@@ -341,7 +341,7 @@ class MixtureLoader(Loader):
 
     All else is as of ``Loader``: epochs, state, workers, memory. The batches are the same for any number of
     ranks. ``augment`` runs where the batch arrives, not in the workers. ``ShardDataModule`` does not take a
-    mixture; give a Trainer the loader itself.
+    mixture. ``len()`` is that of the epoch that has begun: with shares by epoch, lengths differ.
 
     Args:
         mixture: The sources and their shares.
