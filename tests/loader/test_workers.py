@@ -268,7 +268,7 @@ def test_a_worker_that_takes_a_minute_for_a_sample_is_a_warning_with_its_key(
 def test_a_transform_that_hangs_at_its_first_image_is_a_warning(photos, monkeypatch):
     sleepy, tasks = Sleepy(), Path("/proc/self/task")
     sleepy.parent, sleepy.count = 0, 2
-    next(iter(load(photos, workers=0, threads=0)))
+    keys_of(load(photos, transform=Sleepy(), workers=0))  # starts the native threads, which stay
     before = {*tasks.iterdir()}
     monkeypatch.setattr(marks, "SLOW", 0.3)
     monkeypatch.setattr(marks, "CHECK_INTERVAL", 0.1)

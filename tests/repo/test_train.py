@@ -295,7 +295,7 @@ def test_a_folder_of_images(checkout, tmp_path):
         and "had crop=CenterCrop(size=[32, 32], " in line
     )
     assert line.endswith("or, to use it all the same, give ++data.allow_other_data=true."), line
-    assert "key 'a, b/4.jpg': image is" in done.stderr and "it is left out of the predictions" in done.stderr
+    assert "key 'a, b/4.jpg': image is" in done.stderr and "it is left out of its batch" in done.stderr
     assert [row["key"] for row in tables[0]] == [f"a, b/{number}.jpg" for number in range(9) if number != 4]
     for row, other in zip(*tables, strict=True):
         assert row["class"] in ("class0", "class1", "class2") and 1 / 3 <= float(row["probability"]) <= 1

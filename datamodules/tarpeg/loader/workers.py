@@ -336,6 +336,9 @@ class ProcessPool(WorkerPool):
         """End the processes and wait until they have ended; those that hang are killed."""
         if self._dropped.detach() and _stop_processes(self._workers, self._owner):
             _reap(self._workers)
+            for worker in self._workers:
+                # An iterator that was left early, or a traceback, may hold the pool: its descriptors go now.
+                worker.process.close()
 
     def _next(self, explain: Explain) -> Any:
         expected = self._returned
@@ -359,8 +362,10 @@ class ProcessPool(WorkerPool):
     def _death_of(self, worker: _Worker) -> RuntimeError:
         if _exiting.is_set() and threading.current_thread().daemon:
             raise SystemExit  # ends this thread without a message: the interpreter ends it anyway
-        worker.process.join(_DEATH_TIMEOUT)
-        status = worker.process.exitcode
+        status: int | None = 0
+        with contextlib.suppress(ValueError):  # close() has released it
+            worker.process.join(_DEATH_TIMEOUT)
+            status = worker.process.exitcode
         if status == -signal.SIGKILL:
             cause = "was killed by SIGKILL, usually because memory ran out"
         elif status == -signal.SIGBUS:
