@@ -10,7 +10,7 @@ from tarpeg.ops import compiler
 
 
 def reference_seconds(folder: Path, jobs: int = 1) -> float:
-    """Compile a file with a regular expression, ``jobs`` times at once: 3.05 s each on a quiet machine of 2025.
+    """Compile a file with a regular expression ``jobs`` times at once: 3.05 s each on a quiet machine.
 
     Two compilers at once on the two threads of a core take longer than one.
     """
