@@ -16,6 +16,7 @@ import lightning
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
+from tarpeg.files import open_regular
 from torch import nn
 
 # Classes of plain values that checkpoints of Lightning hold, beside those that torch reads with weights_only.
@@ -48,6 +49,7 @@ def check_arrays(data: Any, path: str = "data") -> None:
     for name, value in data.items() if isinstance(data, Mapping) else ():
         if name in ("subset", "weights") and isinstance(value, str):
             try:
+                open_regular(value).close()  # a FIFO would wait for ever
                 np.load(value, mmap_mode="r", allow_pickle=False)
             except (OSError, ValueError, EOFError) as error:
                 raise ConfigError(
@@ -122,6 +124,7 @@ def read_checkpoint(path: str, *, trusted: bool = False) -> Any:
     A pickle may call any function: until it is trusted, only plain values and tensors are read.
     """
     try:
+        open_regular(path).close()
         return torch.load(path, map_location="meta", weights_only=not trusted, mmap=True)
     except (AttributeError, ImportError) as error:
         raise ConfigError(

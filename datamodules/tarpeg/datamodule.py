@@ -348,7 +348,7 @@ class ShardDataModule(lightning.LightningDataModule):
 
         For Lightning's checkpoints. ``tarpeg.preprocessing`` reads the last of these.
         """
-        name = self._of_val()
+        name = self._first_of("val")
         state: dict[str, Any] = {"classes": self._names or self._stored}
         if self._train is not None:
             state["train"] = self._train.state_dict()
@@ -429,9 +429,9 @@ class ShardDataModule(lightning.LightningDataModule):
             self._samples[name] = open_split(split, is_first=is_first, needs_labels=name != "predict")
         return self._samples[name]
 
-    def _of_val(self) -> str | None:
-        """Return the name of the validation's split, the first of several; None without one."""
-        return next((name for name in self._given() if kind_of(name) == "val"), None)
+    def _first_of(self, kind: str) -> str | None:
+        """Return the name of the split of a kind, "val" or "test", the first of several; None without one."""
+        return next((name for name in self._given() if kind_of(name) == kind), None)
 
     def _described(self, name: str) -> dict[str, Any]:
         return described(self._given()[name], self.augment)
@@ -439,7 +439,11 @@ class ShardDataModule(lightning.LightningDataModule):
     def _check_preprocessing(self, stored: object) -> None:
         """Raise ResumeError if a Trainer would measure or predict with other images than the checkpoint's."""
         fn = None if self.trainer is None else self.trainer.state.fn
-        names = {TrainerFn.VALIDATING: self._of_val(), TrainerFn.PREDICTING: "predict"}
+        names = {
+            TrainerFn.VALIDATING: self._first_of("val"),
+            TrainerFn.TESTING: self._first_of("test"),
+            TrainerFn.PREDICTING: "predict",
+        }
         name = None if fn is None else names.get(fn)
         if name in self._given() and not self._config.allow_other_data:
             check_preprocessing(name, self._described(name), stored)

@@ -317,6 +317,28 @@ def s3(shards):
     server.stop()
 
 
+def test_an_s3_server_that_never_answers_is_an_error_in_time(serve, tmp_path, hurry, monkeypatch, caplog):
+    """Four tries of at most two requests each, where s3fs and botocore together make 125."""
+    s3fs = pytest.importorskip("s3fs")
+
+    class Bucket(stalling(999)):
+        def translate_path(self, path):
+            return super().translate_path(path.removeprefix("/photos/train"))
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", serve(Bucket))
+    s3fs.S3FileSystem.clear_instance_cache()
+    started = time.monotonic()
+    text = r"s3://photos/train/t-001\.tar cannot be read"
+    with caplog.at_level(logging.WARNING, "tarpeg"), pytest.raises(ShardError, match=text):
+        build_cache("s3://photos/train/t-001.tar", tmp_path / "cache", executor=0)
+    s3fs.S3FileSystem.clear_instance_cache()
+    assert time.monotonic() - started < 30
+    assert 4 <= len([path for path, asked in Ranges.requests if asked]) <= 8
+    assert "next try in 0.01 s" in caplog.text and "waiting for s3://photos" in caplog.text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["train", "train/t-*.tar", "train/t-{000..002}.tar"])
 def test_s3(s3, local, tmp_path, pattern):

@@ -255,6 +255,35 @@ def test_a_module_that_is_random_in_evaluation_mode_is_an_error_at_the_first_bat
     assert next(data.augmented(ShardDataModule(train, augment=Noise(), workers=0).train_dataloader()))
 
 
+class Rarely(torch.nn.Module):
+    """Draws once per batch, so that two passes with fixed seeds may be equal."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, images):
+        return images.flip(-1) if self.draw() < 0.01 else images
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda: float(torch.rand(())), np.random.rand, random.random], ids=["torch", "numpy", "python"]
+)
+def test_a_module_that_draws_in_evaluation_mode_is_an_error_whatever_it_draws(draw):
+    batch = Batch(torch.zeros(2, 3, 4, 4), None)
+    with pytest.raises(ValueError, match=r"augment=Rarely .*evaluation mode.*draws"):
+        augment_on_arrival(Rarely(draw).eval(), batch, 0, None, is_augmented=False)
+
+
+def test_a_module_with_a_generator_of_its_own_is_compared_over_several_batches():
+    module = Rarely(iter([1, 1, 1] * 2 + [1, 0]).__next__).eval()
+    batch = Batch(torch.arange(96.0).view(2, 3, 4, 4), None)
+    for _ in range(2):
+        augment_on_arrival(module, batch, 0, None, is_augmented=False)
+    with pytest.raises(ValueError, match=r"augment=Rarely .*two passes"):
+        augment_on_arrival(module, batch, 0, None, is_augmented=False)
+
+
 def test_the_passes_in_evaluation_mode_leave_each_part_in_its_mode():
     frozen = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Dropout()).train()
     frozen[1].eval()

@@ -63,7 +63,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("stage", ["validate", "predict"])
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
 @pytest.mark.parametrize("change", OTHERS)
 def test_another_setting_is_an_error_that_shows_both(photos, tmp_path, checkpoint, change, stage):
     options, text = OTHERS[change]
@@ -72,16 +72,21 @@ def test_another_setting_is_an_error_that_shows_both(photos, tmp_path, checkpoin
         data = module(photos, **options, **more)
         if stage == "predict":
             data.splits["predict"] = dataclasses.replace(data.splits["val"], target=None)
+        if stage == "test":
+            data.splits["test"] = data.splits.pop("val")
         return getattr(trainer(tmp_path), stage)(Wide(), datamodule=data, ckpt_path=checkpoint)
 
-    name = "val" if stage == "validate" else "predict"
+    name = {"validate": "val"}.get(stage, stage)
     with pytest.raises(ResumeError, match=rf"^{name} has {text}.*tarpeg\.preprocessing\(.*allow_other_data"):
         use()
     assert use(allow_other_data=True)
 
 
-def test_the_same_setting_and_testing_and_training_go_on(photos, tmp_path, checkpoint):
+def test_the_same_setting_and_training_go_on(photos, tmp_path, checkpoint):
     trainer(tmp_path).validate(Wide(), datamodule=module(photos), ckpt_path=checkpoint, verbose=False)
+    data = module(photos)
+    data.splits["test"] = data.splits["val"]
+    trainer(tmp_path).test(Wide(), datamodule=data, ckpt_path=checkpoint, verbose=False)
     fitted(tmp_path, module(photos, tarpeg.CenterCrop(8)), Wide(), checkpoint, max_epochs=2)
 
 

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from ..augment.module import Augment
 from ..sampling import rng
 from ..sampling.geometry import View
 from ..sampling.sampler import Request
-from ..transforms.generators import seeded
+from ..transforms.generators import seeded, states
 from ..transforms.pixels import PixelFormat
 from ..transforms.results import described
 from .batch import AnyBatch, Images, KeyedTargetBatch, TargetBatch, by_size, of_sizes
@@ -25,8 +25,9 @@ from .split import Split
 
 # Stream of random numbers, beside those of loader.fetch and loader.python_steps: seeds of other modules.
 _MODULE = 3
-# Modules whose results in evaluation mode are not random.
-_FIXED: WeakSet[nn.Module] = WeakSet()
+# Batches over which a module was not random in evaluation mode.
+_FIXED: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+_CHECKED_BATCHES = 4  # a module with a generator of its own may draw alike in the first passes
 
 
 def uncompiled(module: Any) -> Any:
@@ -129,17 +130,25 @@ def _seed(seed: int, request: Request, views: Sequence[int]) -> int:
 
 
 def _check_evaluation(module: nn.Module, images: Tensor) -> None:
-    """Raise ValueError if two passes in evaluation mode differ: such a module would distort validation."""
-    if module in _FIXED or not len(images):  # predictions leave out broken images, perhaps all of a batch
+    """Raise ValueError if a module is random in evaluation mode: it would distort validation.
+
+    It draws from the global generators then, or two passes over the batch differ.
+    """
+    if not len(images):  # predictions leave out broken images, perhaps all of a batch
+        return
+    if _FIXED.get(module, 0) == _CHECKED_BATCHES:
         return
     # Parts of a module may be in another mode than the whole.
     modes, results = [(part, part.training) for part in module.modules()], []
+    is_drawn = False
     module.eval()
     try:
         with torch.no_grad():
             for seed in (1, 2):
                 with seeded(seed, images.device):
+                    before = states(images.device)
                     result = module(images.clone())
+                    is_drawn |= states(images.device) != before
                     if not isinstance(result, Tensor):
                         raise _unfit(uncompiled(module), images, result)
                     results.append(result.double())
@@ -149,15 +158,16 @@ def _check_evaluation(module: nn.Module, images: Tensor) -> None:
     one, other = results
     # Sums on a GPU depend on the order of its threads in the last digits.
     limit = 1e-3 * float(one.abs().max())
-    is_fixed = one.shape == other.shape
-    if not is_fixed or not torch.allclose(one, other, rtol=1e-3, atol=limit, equal_nan=True):
+    differ = one.shape != other.shape or not torch.allclose(one, other, rtol=1e-3, atol=limit, equal_nan=True)
+    if differ or is_drawn:
+        reason = "two passes over a batch differ" if differ else "it draws random numbers"
         raise ValueError(
-            f"augment={type(uncompiled(module)).__name__} is random in evaluation mode too: two passes over "
-            "the first batch differ, so it would distort the images of validation. Give random steps to the "
-            "training split, Split(transform=...); or give a torch.nn.Module of your own that distorts only "
-            "in training: return self.distort(images) if self.training else images"
+            f"augment={type(uncompiled(module)).__name__} is random in evaluation mode too: {reason}, so it "
+            "would distort the images of validation. Give random steps to the training split, "
+            "Split(transform=...); or give a torch.nn.Module of your own that distorts only in training: "
+            "return self.distort(images) if self.training else images"
         )
-    _FIXED.add(module)
+    _FIXED[module] = _FIXED.get(module, 0) + 1
 
 
 def _unfit(module: nn.Module, images: Tensor, result: Any) -> ValueError:

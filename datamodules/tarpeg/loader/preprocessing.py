@@ -13,6 +13,7 @@ from torch import nn
 
 from ..augment.module import Augment
 from ..errors import ResumeError
+from ..files import open_regular
 from ..remedies import Message, Setting
 from ..sampling import crops, iou_crop, padded
 from ..shards.paths import Paths
@@ -159,6 +160,7 @@ def preprocessing(checkpoint: str | os.PathLike[str] | Mapping[str, Any]) -> Pre
 def _read(path: Any) -> Mapping[str, Any]:
     """Read a checkpoint of which nothing is executed. Raise ResumeError if it is none."""
     try:
+        open_regular(path).close()  # a FIFO would wait for ever
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         reason = str(error).partition("WeightsUnpickler error:")[2].strip().partition("\n")[0]

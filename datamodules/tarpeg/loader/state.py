@@ -95,7 +95,7 @@ def check_data(state: Mapping[str, int | str], data: str) -> None:
             "these all the same (a lossless cache of the same samples in the same order makes the same "
             "batches), give ",
             Setting("ShardDataModule", "allow_other_data", True),
-            ".",
+            " (of a tarpeg.Loader: in its config=LoaderConfig(...)).",
         )
     )
 

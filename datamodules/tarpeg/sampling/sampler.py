@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ShardError, check_integer, warn
+from ..files import open_regular
 from . import rng
 from .geometry import View
 from .rng import Float64, Int64
@@ -283,7 +284,8 @@ def _systematic(weights: Float64, start: float) -> Int64:
 def _array(name: str, value: object) -> npt.NDArray[Any]:
     if isinstance(value, (str, os.PathLike)):
         try:
-            return np.asarray(np.load(value, allow_pickle=False))
+            with open_regular(value) as file:  # a FIFO would wait for ever
+                return np.asarray(np.load(file, allow_pickle=False))
         except (OSError, ValueError, EOFError) as error:
             raise ValueError(f"{name}={os.fspath(value)!r} cannot be read as a .npy file: {error}") from error
     try:

@@ -6,7 +6,7 @@ import fnmatch
 import glob
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from braceexpand import braceexpand
@@ -14,19 +14,19 @@ from braceexpand import braceexpand
 from ..errors import ShardError
 from .manifest import MANIFEST, listed
 from .saved import SUFFIXES
-from .urls import is_url
+from .urls import is_url, public_url
 
 # PathLike comes last, because jsonargparse would make a string of anything for it.
 Paths = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
 
 _SHOWN = 3  # file names of a folder in a message
-# Names with which shards of a split usually begin.
+# Words for a split in names of shards, at their begin or between separators.
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-_OF_SPLIT = re.compile(rf"({'|'.join(_SPLITS)})[-_.\d]", re.IGNORECASE)
+_OF_SPLIT = re.compile(rf"(?:^|[-_.])({'|'.join(_SPLITS)})[-_.\d]", re.IGNORECASE)
 
 
 def expand(source: Paths, *, is_split: bool = False) -> list[Path]:
@@ -46,26 +46,32 @@ def expand(source: Paths, *, is_split: bool = False) -> list[Path]:
     paths: list[Path] = []
     for part in parts:
         found = list(_expand_one(part))
-        if is_split:
-            _refuse_several_splits(part, found)
+        if is_split and Path(part).expanduser().is_dir():
+            refuse_several_splits(part, [path.name for path in found])
         paths += found
     refuse_twice(list(map(str, paths)), source)
     return paths
 
 
-def _refuse_several_splits(part: str, paths: Sequence[Path]) -> None:
-    folder = Path(part).expanduser()
-    if not folder.is_dir():
-        return
+def refuse_several_splits(folder: str, names: Iterable[str]) -> None:
+    """Raise ShardError if the names of a folder's shards are those of several splits, as train-* and val-*.
+
+    Args:
+        folder: The folder, or its URL.
+        names: Names of its shards.
+    """
+    place = public_url(folder) if is_url(folder) else str(Path(folder).expanduser())
+    place = place.rstrip("/")
     patterns: dict[str, str] = {}
-    for name in sorted(path.name for path in paths):
-        if found := _OF_SPLIT.match(name):
-            patterns.setdefault(_SPLITS[found[1].lower()], f"{found[0].rstrip('0123456789')}*.tar")
+    for name in sorted(names):
+        if found := _OF_SPLIT.search(name):
+            beginning = name[: found.end()].rstrip("0123456789")
+            patterns.setdefault(_SPLITS[found[1].lower()], f"{place}/{beginning}*.tar")
     if len(patterns) > 1:
-        shown = [repr(str(folder / pattern)) for pattern in patterns.values()]
         raise ShardError(
-            f"shards={part!r} is a folder with shards of {len(patterns)} splits, by their names: give "
-            f"{' or '.join(shown)}; for all of them together {str(folder / '*.tar')!r}."
+            f"shards={(place if is_url(folder) else folder)!r} is a folder with shards of {len(patterns)} "
+            f"splits, by their names: give {' or '.join(map(repr, patterns.values()))}; for all of them "
+            f"together {f'{place}/*.tar'!r}."
         )
 
 

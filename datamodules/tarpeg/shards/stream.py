@@ -20,11 +20,21 @@ import torch
 from ..errors import ShardError, check_integer
 from ..sampling import rng
 from .index import Int64
-from .paths import Paths, expand, expand_braces, parts_of, refuse_twice
+from .paths import Paths, expand, expand_braces, parts_of, refuse_several_splits, refuse_twice
 from .pillow import image_extension
 from .source import Source, plain
 from .tar import streamed_members
-from .urls import HTTP, expand_url, failures, is_url, open_stream, public_url, reason_of, requested_status
+from .urls import (
+    HTTP,
+    expand_url,
+    failures,
+    file_name,
+    is_url,
+    open_stream,
+    public_url,
+    reason_of,
+    requested_status,
+)
 
 _HTTP_ERROR = 22  # curl's status for an answer of the server that is an error, without its number
 _CURL = {6: "the host was not found", 7: "no connection", 18: "the transfer ended early", 28: "a timeout"}
@@ -89,7 +99,10 @@ def expand_urls(source: Paths) -> tuple[str, ...]:
             names += (str(path.absolute()) for path in expand(part, is_split=True))
             continue
         for url in expand_braces(part, public_url(part)):
-            names += expand_url(url)
+            found = expand_url(url)
+            if url.endswith("/"):
+                refuse_several_splits(url, map(file_name, found))
+            names += found
     if not names:
         raise ShardError(f"{source!r} has no shards. Give URLs or paths.")
     refuse_twice(names, source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import importlib
+import io
 import logging
 import os
 from collections import Counter
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ShardError, similar, warn
+from ..files import open_regular
 from .index import Int64
 from .label import CellError, Form, Label, form_of
 from .pillow import FILE_EXTENSIONS
@@ -90,7 +92,8 @@ Read = Callable[[Sequence[str]], list[list[Any]]]
 
 def _csv(name: str, path: Path) -> tuple[list[str], Read]:
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:  # Excel begins with a byte order mark
+        # Excel begins with a byte order mark.
+        with io.TextIOWrapper(open_regular(path), newline="", encoding="utf-8-sig") as file:
             first = file.readline()
             delimiter = max(_DELIMITERS, key=first.count)
             file.seek(0)
@@ -128,6 +131,7 @@ def _parquet(name: str, path: Path) -> tuple[list[str], Read]:
             f"{name} is read by pyarrow, which is not installed: pip install pyarrow, or write a CSV file"
         ) from error
     try:
+        open_regular(path).close()
         known = list(parquet.read_schema(path).names)
     except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
         raise ShardError(f"{name} cannot be read as Parquet: {error}") from error

@@ -2,13 +2,15 @@
 
 Credentials and endpoints are configured for fsspec: environment variables, or ~/.config/fsspec.
 
-s3fs, gcsfs and huggingface_hub bound each request and repeat it with growing pauses. fsspec's http waits for
-five minutes and repeats nothing: here it has a bound, and a read of a range is repeated.
+gcsfs and huggingface_hub bound each request and repeat it with growing pauses. fsspec's http waits for five
+minutes and repeats nothing; s3fs repeats what it repeats, up to 125 requests per read. Here both have a
+bound, and a read of a range is tried four times.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import http
 import importlib
@@ -37,6 +39,7 @@ _Read = TypeVar("_Read")
 
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 HTTP = re.compile(r"https?://", re.IGNORECASE)
+_S3 = re.compile(r"s3a?://", re.IGNORECASE)
 _URL_IN_TEXT = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"]+")
 _REMEDY = "Check address, access rights and network."
 _SECONDS = 60.0  # that a server may be silent
@@ -111,23 +114,36 @@ def is_pattern(url: str) -> bool:
 def file_system(url: str) -> tuple[Any, str]:
     """Return fsspec's file system of a URL, and the path there. Raises ShardError."""
     try:
-        options = _http_options(url) if HTTP.match(url) else {}
-        return importlib.import_module("fsspec.core").url_to_fs(url, **options)  # type: ignore[no-any-return]
+        system, path = importlib.import_module("fsspec.core").url_to_fs(url, **_options(url))
     except (ImportError, ValueError) as error:
         raise ShardError(
             f"{public_url(url)!r} cannot be opened: {error} (pip install 'tarpeg[remote]' installs "
             "s3fs, gcsfs, aiohttp and huggingface_hub)"
         ) from error
+    if _S3.match(url):
+        system.retries = 1
+    return system, path
 
 
-def _http_options(url: str) -> dict[str, Any]:
-    """Return fsspec's options of http: those of its configuration, and a bound on silence."""
+def _options(url: str) -> dict[str, Any]:
+    """Return fsspec's options of http and S3: those of its configuration, and a bound on silence."""
+    if not _repeats_here(url):
+        return {}
+    configured = importlib.import_module("fsspec.config").conf.get(url.partition(":")[0].lower(), {})
+    if _S3.match(url):
+        # One more request for what botocore repeats, such as a server that is busy.
+        bounds = {"read_timeout": _SECONDS, "retries": {"max_attempts": 1}}
+        return {"config_kwargs": {**bounds, **configured.get("config_kwargs", {})}}
     # aiohttp's default is five minutes in total, which a large shard may take.
     timeout = importlib.import_module("aiohttp").ClientTimeout(
         total=None, sock_connect=_SECONDS, sock_read=_SECONDS
     )
-    configured = importlib.import_module("fsspec.config").conf.get(url.partition(":")[0].lower(), {})
     return {"client_kwargs": {"timeout": timeout, **configured.get("client_kwargs", {})}}
+
+
+def _repeats_here(url: str) -> bool:
+    """Return whether ``patiently`` repeats reads of a URL, because its file system does not, or too often."""
+    return bool(HTTP.match(url) or _S3.match(url))
 
 
 def find_objects(url: str) -> tuple[Any, list[str]]:
@@ -191,7 +207,7 @@ def open_ranges(url: str, nbytes: int, chunk: int, *, whole: bool = True) -> tup
     system, path = file_system(url)
     file = system.open(path, "rb", block_size=chunk, cache_type="none", size=nbytes)
     if not HTTP.match(url) or nbytes < 2:
-        return file, False
+        return file, _repeats_here(url)
     try:
         file.seek(1)
         patiently(url, partial(file.read, 1))
@@ -216,7 +232,7 @@ def read_ranges(ranges: Sequence[tuple[str, int, int]], remedy: str = _REMEDY) -
         _, paths, urls, starts, stops = map(list, zip(*group, strict=True))
         with shard_errors(urls[0], remedy):
             read = partial(system.cat_ranges, paths, starts, stops, on_error="raise")
-            blobs += patiently(urls[0], read, is_repeatable=HTTP.match(urls[0]) is not None)
+            blobs += patiently(urls[0], read, is_repeatable=_repeats_here(urls[0]))
     for (url, start, stop), blob in zip(ranges, blobs, strict=True):
         if len(blob) != stop - start:
             raise ShardError(
@@ -232,7 +248,7 @@ def patiently(url: str, read: Callable[[], _Read], *, is_repeatable: bool = True
     Args:
         url: What is read, for the log.
         read: Function.
-        is_repeatable: Whether to repeat it. Only http's needs it: other file systems do it themselves.
+        is_repeatable: Whether to repeat it. Other file systems than those of http and S3 do it themselves.
     """
     for pause in _PAUSES if is_repeatable else ():
         try:
@@ -277,6 +293,8 @@ def size_and_version(info: dict[str, Any]) -> tuple[int | None, str]:
 def failures(*more: type[Exception]) -> tuple[type[Exception], ...]:
     """Return the errors of fsspec's file systems that have been imported, and more."""
     found = _errors_of("aiohttp", "ClientError") + _errors_of("botocore.exceptions", "BotoCoreError")
+    if "s3fs" in sys.modules:
+        found += (IndexError,)  # of s3fs, which looks for the first argument of a timeout
     return (OSError, ValueError, EOFError, asyncio.TimeoutError, *found, *more)
 
 
@@ -298,16 +316,27 @@ def shard_errors(url: str, remedy: str = _REMEDY) -> Iterator[None]:
 
 def _is_transient(error: BaseException) -> bool:
     """Return whether the same request may succeed later: no answer, a broken connection, a busy server."""
+    error = _without_index_error(error)
     status = getattr(error, "status", None)
     if isinstance(status, int) and status:
         return status in _TRANSIENT
     # FSTimeoutError is asyncio's, which was not Python's before 3.11.
     lost = _errors_of("aiohttp", "ClientConnectionError", "ClientPayloadError")
-    return isinstance(error, (ConnectionError, TimeoutError, asyncio.TimeoutError, *lost))
+    lost += _errors_of("botocore.exceptions", "HTTPClientError")
+    is_busy = isinstance(error, OSError) and error.errno == errno.EBUSY  # s3fs's for "SlowDown"
+    return is_busy or isinstance(error, (ConnectionError, TimeoutError, asyncio.TimeoutError, *lost))
+
+
+def _without_index_error(error: BaseException) -> BaseException:
+    """Return what s3fs handled when it raised an IndexError; any other error as it is."""
+    if isinstance(error, IndexError) and error.__context__ is not None:
+        return error.__context__
+    return error
 
 
 def reason_of(error: BaseException, url: str) -> str:
     """Return the reason of an error: of http, status and name, such as "404 Not Found"."""
+    error = _without_index_error(error)
     while isinstance(error, FileNotFoundError) and error.__cause__ is not None:
         error = error.__cause__  # fsspec raises it for every error of http
     status = getattr(error, "status", None)
@@ -315,7 +344,7 @@ def reason_of(error: BaseException, url: str) -> str:
         return status_name(status)
     if HTTP.match(url) and isinstance(error, FileNotFoundError):
         return status_name(404)
-    if isinstance(error, (TimeoutError, asyncio.TimeoutError)) and HTTP.match(url):
+    if isinstance(error, (TimeoutError, asyncio.TimeoutError)) and _repeats_here(url):
         return f"no answer for {_SECONDS:g} s"
     return _URL_IN_TEXT.sub(lambda found: public_url(found[0]), str(error)) or type(error).__name__
 

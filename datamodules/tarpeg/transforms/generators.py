@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -46,15 +47,26 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
     Their states are restored at the end.
     """
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        generators.append(torch.cuda.default_generators[index])
+    generators = _of_torch(device)
     with _generators, _restored(generators):
         _seed(seed, ())
         for generator in generators[1:]:
             generator.manual_seed(seed)
         yield
+
+
+def states(device: torch.device) -> list[bytes]:
+    """Return the states of the generators that ``seeded`` seeds: equal if nothing was drawn between."""
+    own = [generator.get_state().numpy().tobytes() for generator in _of_torch(device)]
+    return [*own, pickle.dumps(np.random.get_state()), pickle.dumps(random.getstate())]
+
+
+def _of_torch(device: torch.device) -> list[torch.Generator]:
+    """Return torch's generator of the CPU, and that of ``device`` if it is CUDA."""
+    if device.type != "cuda":
+        return [torch.default_generator]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return [torch.default_generator, torch.cuda.default_generators[index]]
 
 
 @contextlib.contextmanager
