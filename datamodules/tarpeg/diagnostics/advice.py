@@ -29,6 +29,7 @@ from ..loader.fetch import Fetcher
 from ..remedies import Call
 from ..sampling.sampler import Request
 from ..shards.pillow import NATIVE, PACKED, as_tensor
+from ..shards.urls import is_url
 from ..transforms.pixels import PixelFormat
 from ..transforms.plan import PlannedStep, plan_of
 
@@ -295,7 +296,7 @@ def _cache(run: RunFacts, codec: Call | None = None, **settings: Any) -> Advice:
     paths = [os.fspath(path) for path in source]
     first = paths[0] if paths else ""
     dest, names = "data/cache", ""
-    if first and "://" not in first and not first.startswith("pipe:"):
+    if first and not is_url(first):
         folder = Path(first) if not re.search(r"\.tar$|[*?{\[]", first) else Path(first).parent
         if folder.name not in ("", "..") and not re.search(r"[*?{\[]", str(folder)):
             dest = f"{folder}-cache"
