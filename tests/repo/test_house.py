@@ -215,6 +215,7 @@ TORCH_FREE = {
     "shards.folder",
     "shards.paths",
     "shards.manifest",
+    "shards.walk",
 }
 
 

@@ -16,9 +16,11 @@ from helpers.odd_files import kernel_log, odd_files
 from helpers.pictures import jpeg, picture, tensor
 from helpers.small_tars import plain
 from tarpeg import CenterCrop, Folder, KeyedBatch, Loader, ShardDataModule, ShardError, Split
-from tarpeg.shards.folder import ImageFile, UnlabelledImages, find_images, left_out_line
+from tarpeg.shards.folder import ImageFile
 from tarpeg.shards.labels import read_labels
 from tarpeg.shards.opening import open_source
+from tarpeg.shards.unlabelled import UnlabelledImages, find_images
+from tarpeg.shards.walk import left_out_line
 from torchvision.transforms.v2.functional import center_crop, resize
 
 FORMATS = {

@@ -1,60 +1,50 @@
-"""Building a cache: assign samples to shards, run one job per shard, write the manifest at the end.
-
-A finished cache has a manifest. While it is built, DEST/.building holds one NAME.json per finished shard.
-A build turns an existing manifest into such results, and the first job that replaces a shard removes it:
-there is a manifest only if every shard is as it describes.
-"""
+"""Building a cache: assign samples to shards, run one job per shard, write the manifest at the end."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from filelock import FileLock, Timeout
-
 from .. import __version__
-from ..errors import CacheError, ShardError, allowed_bad, explains_arguments, warn
-from ..files import read_regular, write_json
+from ..errors import CacheError, ShardError, allowed_bad, explains_arguments
 from ..machine import usable_cores
 from ..ops import library
 from ..processes import completed, open_executor
-from ..remedies import Message, Setting
 from ..shards.classes import classes_beside, stored_classes
 from ..shards.folder import Folder
 from ..shards.manifest import (
-    BUILDING,
-    MANIFEST,
-    CodecEntry,
     Finding,
     Manifest,
     Quarantined,
     ShardEntry,
-    read_manifest,
     summed,
 )
-from ..shards.paths import resolved
-from ..shards.urls import is_url, local_folder
+from ..shards.urls import local_folder
 from . import job
 from .codecs import Codec, Tiled
-from .job import COMMIT_LOCK, CURRENT_BUILD, ShardJob, ShardResult
+from .job import ShardJob, ShardResult
 from .layout import Assignment, Layout, assign_copies, assign_files, assign_samples, index_shards
 from .masks import names_of
 from .sources import ShardInput, Source, SourceShard, count_left_out, list_source
+from .state import (
+    check_own,
+    exclusive,
+    finish_build,
+    finished_manifest,
+    quarantined,
+    start_build,
+    withdraw_build,
+)
 
-_BUILD_LOCK, _SOURCE = ".build.lock", "build.source"
 _FORMAT = 1  # to be raised if the same source and parameters give other shards
-_OPTIONS = ("split", "seed", "val_share")  # of a Folder, which identify it together with its path
 _BYTES_PER_PROCESS = 32 << 20  # takes about as long as the start of a process, which imports torch
 _SHOWN = 5  # reasons in an error
 
@@ -199,7 +189,7 @@ def build_cache(
     folder = Path(local_folder("dest", dest)).expanduser().absolute()
     listing = list_source(source)
     _check_apart(listing, folder)
-    _check_own(folder)
+    check_own(folder)
     library.load()  # compiles the operators if necessary: once, not in every worker
     builder = _Builder(
         folder=folder,
@@ -213,7 +203,7 @@ def build_cache(
     )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _exclusive(folder):
+        with exclusive(folder):
             manifest = builder.build(executor)
     except OSError as error:
         raise CacheError(f"cannot write to {folder}: {error}. Finished shards are kept.") from error
@@ -265,20 +255,6 @@ def _check_apart(listing: list[SourceShard] | Folder, folder: Path) -> None:
         raise ValueError(f"dest={str(folder)!r} is inside the source: choose another folder")
 
 
-def _check_own(folder: Path) -> None:
-    """Refuse a folder of other files, among which a cache would be scattered; shards are refused later."""
-    if (folder / MANIFEST).exists() or (folder / BUILDING).exists() or not folder.is_dir():
-        return
-    if folder.resolve() in (Path("/"), Path.home().resolve()):
-        raise CacheError(f"dest={str(folder)!r} is the folder of everything else: choose a new one")
-    files = sorted(path.name for path in folder.iterdir() if path.name[0] != "." and path.is_file())
-    if files and not any(name.endswith(".tar") for name in files):
-        raise CacheError(
-            f"dest={str(folder)!r} holds files that do not belong to a cache, {len(files)} in all, such as "
-            f"{files[0]}: choose a new folder, or move them away"
-        )
-
-
 @dataclass
 class _Builder:
     """One build: arguments, and what is known so far."""
@@ -306,7 +282,7 @@ class _Builder:
         assignment, identity = self._assign()
         parameters = [job.describe_codec(self.codec), asdict(self.layout), *self.masks]
         fingerprint = job.hash_of([_FORMAT, identity, *parameters])
-        manifest = _finished_manifest(self.folder, fingerprint)
+        manifest = finished_manifest(self.folder, fingerprint)
         if manifest is not None:
             self.samples, self.bad = manifest.samples, list(manifest.quarantine)
             self._check_bad(manifest.samples + len(manifest.quarantine), self.max_bad)
@@ -317,8 +293,8 @@ class _Builder:
                 manifest = dataclasses.replace(manifest, classes=self.classes)
                 manifest.write(self.folder)
             return manifest
-        done = _start_build(self.folder, fingerprint, self._source(), self.codec, self.replace)
-        on_abandon = partial(_withdraw_build, self.folder)
+        done = start_build(self.folder, fingerprint, self._source(), self.codec, self.replace)
+        on_abandon = partial(withdraw_build, self.folder)
         with open_executor(executor, self._most_processes(assignment, executor)) as pool:
             if assignment is None:
                 assert isinstance(self.listing, list)
@@ -333,7 +309,7 @@ class _Builder:
                 self._add(assignment, result)
         self._check_bad(self.samples + len(self.bad), self.max_bad)
         manifest = self._manifest(fingerprint)
-        _finish_build(self.folder, manifest)
+        finish_build(self.folder, manifest)
         return manifest
 
     def _assign(self) -> tuple[Assignment | None, list[object]]:
@@ -387,7 +363,7 @@ class _Builder:
         self.results[result.name] = result
         self.samples += result.samples
         self.source_bytes += result.source_bytes
-        self.bad += _quarantined(result)
+        self.bad += quarantined(result)
         # The number of all samples is only estimated so far: fail early only beyond twice the limit.
         seen = self.samples + len(self.bad)
         share = min(1.0, self.source_bytes / max(assignment.source_bytes, 1))
@@ -424,7 +400,7 @@ class _Builder:
         results = [self.results[name] for name in self.names]
         shards = [_entry(result) for result in results if result.samples]
         quarantine = [bad for bad in self.bad if not bad.part]
-        quarantine += [bad for result in results for bad in _quarantined(result)]
+        quarantine += [bad for result in results for bad in quarantined(result)]
         return Manifest(
             tarpeg=__version__,
             fingerprint=fingerprint,
@@ -453,129 +429,6 @@ class _Builder:
         return [shard.name if shard.is_remote else shard.location for shard in self.listing]
 
 
-def _exclusive(folder: Path) -> AbstractContextManager[object]:
-    """Make other builders of the folder wait. The lock ends with its process, even if that is killed."""
-    with (folder / _BUILD_LOCK).open("ab") as probe:
-        job.try_lock(probe)  # raises if there are no locks
-    waiting = FileLock(folder / _BUILD_LOCK)
-    try:
-        return waiting.acquire(timeout=1)
-    except Timeout:
-        warn(f"another builder is at work in {folder}: waiting for it")
-        return waiting.acquire()
-
-
-def _finished_manifest(folder: Path, fingerprint: str) -> Manifest | None:
-    """Return the manifest if the folder holds exactly that cache, with all shards in place."""
-    manifest = read_manifest(folder)
-    if manifest is None or manifest.fingerprint != fingerprint or (folder / BUILDING).exists():
-        return None
-    results = _results_of(folder, manifest).values()
-    return manifest if all(_is_in_place(folder, result) for result in results) else None
-
-
-def _start_build(
-    folder: Path, fingerprint: str, source: list[object], codec: Codec, replace: bool
-) -> dict[str, ShardResult]:
-    """Take the folder over for a build, remove temporaries of dead builders; return results by name.
-
-    Only results of shards that are in place. Raises CacheError if there are shards of another origin, or of
-    another source or, in a finished cache, codec and not `replace`.
-    """
-    with FileLock(folder / COMMIT_LOCK):
-        for path in folder.iterdir():
-            if path.suffix in (".tar", ".idx") and path.is_dir() and not path.is_symlink():
-                raise CacheError(f"cannot write {path}: it is a folder. Move it away, then start again.")
-        building = folder / BUILDING
-        manifest = read_manifest(folder)
-        results = _saved_results(building) if manifest is None else _results_of(folder, manifest)
-        foreign = sorted(path.name for path in folder.glob("*.tar") if path.stem not in results)
-        if foreign:
-            raise CacheError(
-                f"{folder} holds shards that do not belong to a cache, such as {foreign[0]}: choose another "
-                "dest=, or move them away"
-            )
-        recorded = building / _SOURCE
-        if manifest is not None:
-            held = manifest.source
-        else:  # an unfinished build; those of early versions did not record their source
-            held = json.loads(read_regular(recorded)) if results and recorded.exists() else source
-        if not replace and (lost := _lost(held, source, manifest is not None)):
-            raise CacheError(
-                Message(
-                    f"{folder} holds a cache of another source, {lost}: choose another folder, delete this "
-                    "one, or build with ",
-                    Setting("build_cache", "replace", True),
-                )
-            )
-        requested = job.describe_codec(codec)
-        if not replace and manifest is not None and manifest.codec != requested:
-            raise CacheError(
-                Message(
-                    f"{folder} holds a finished cache of {_shown(manifest.codec)}, and the codec of this "
-                    f"build is {_shown(requested)}: choose another folder, delete this one, or build with ",
-                    Setting("build_cache", "replace", True),
-                )
-            )
-        building.mkdir(exist_ok=True)
-        write_json(recorded, source)
-        job.remove_temporaries(folder)
-        if manifest is not None:
-            for result in results.values():
-                write_json(building / f"{result.name}.json", asdict(result))
-        write_json(building / CURRENT_BUILD, {"fingerprint": fingerprint})
-    return {name: result for name, result in results.items() if _is_in_place(folder, result)}
-
-
-def _shown(codec: CodecEntry) -> str:
-    return f"{codec['name']}({', '.join(f'{name}={value!r}' for name, value in codec['parameters'].items())})"
-
-
-def _withdraw_build(folder: Path) -> None:
-    """End the build without a cache: running jobs find that it is not theirs any more, and stop."""
-    with FileLock(folder / COMMIT_LOCK):
-        (folder / BUILDING / CURRENT_BUILD).unlink(missing_ok=True)
-
-
-def _finish_build(folder: Path, manifest: Manifest) -> None:
-    """Remove shards that are no longer part of the cache, and write the manifest."""
-    with FileLock(folder / COMMIT_LOCK):
-        # Written elsewhere first, so that a full disk destroys nothing.
-        aside = folder / BUILDING / "finished"
-        aside.mkdir(exist_ok=True)
-        manifest.write(aside)
-        (folder / MANIFEST).unlink(missing_ok=True)
-        for name in _saved_results(folder / BUILDING).keys() - {Path(e.name).stem for e in manifest.shards}:
-            for kind in ("tar", "idx", "tarpeg.sizes"):
-                (folder / f"{name}.{kind}").unlink(missing_ok=True)
-        (aside / MANIFEST).replace(folder / MANIFEST)
-        shutil.rmtree(folder / BUILDING)
-
-
-def _lost(held: list[object], source: list[object], is_finished: bool) -> str:
-    """Return a part of a recorded source that exists, but not in `source`; any part if they share none.
-
-    Empty if there is none: a source may grow, shards that were removed from it leave the cache, and a broken
-    one may be left out of a build that it stopped.
-    """
-    old, new = (held or source)[0], source[0]
-    if isinstance(old, dict) and isinstance(new, dict) and _place(old) == _place(new):
-        # Early versions recorded neither split nor seed.
-        other = [f"{name}={old[name]!r}" for name in _OPTIONS if name in old and old[name] != new.get(name)]
-        return f"{_place(old)} with {', '.join(other)}" if other else ""
-    parts = set(map(_place, source))
-    lost = sorted(place for place in map(_place, held) if place not in parts)
-    existing = (place for place in lost if is_url(place) or os.path.lexists(place))
-    if lost and len(lost) == len(held):
-        return lost[0]
-    return next(existing, "") if is_finished else ""
-
-
-def _place(part: object) -> str:
-    """Path or URL of a part of a source as the manifest describes it."""
-    return resolved(str(part.get("folder") if isinstance(part, dict) else part))
-
-
 def _joined_findings(shards: Iterable[ShardEntry]) -> dict[str, Finding]:
     """Add up the findings of shards; the first is that of the first shard."""
     joined: dict[str, Finding] = {}
@@ -589,57 +442,3 @@ def _joined_findings(shards: Iterable[ShardEntry]) -> dict[str, Finding]:
 def _entry(result: ShardResult) -> ShardEntry:
     values = {entry.name: getattr(result, entry.name) for entry in fields(ShardEntry)}
     return ShardEntry(**{**values, "name": f"{result.name}.tar"})
-
-
-def _quarantined(result: ShardResult) -> list[Quarantined]:
-    return [Quarantined(*bad, f"{result.name}.tar") for bad in result.quarantine]
-
-
-def _results_of(folder: Path, manifest: Manifest) -> dict[str, ShardResult]:
-    """Return the results that a manifest was made of."""
-    bad: dict[str, list[tuple[str, str, str]]] = {}
-    for lost in manifest.quarantine:
-        bad.setdefault(lost.part, []).append((lost.shard, lost.key, lost.reason))
-    results = {}
-    for entry in manifest.shards:
-        name, (nbytes, mtime_ns) = Path(entry.name).stem, _size_and_time(folder / entry.name)
-        values = {**asdict(entry), "name": name, "quarantine": bad.get(entry.name, [])}
-        results[name] = ShardResult(**values, mtime_ns=mtime_ns if nbytes == entry.bytes else -1)
-    return results
-
-
-def _saved_results(building: Path) -> dict[str, ShardResult]:
-    results = {}
-    for path in sorted(building.glob("*.json")):
-        try:
-            result = ShardResult(**json.loads(read_regular(path)))
-        except (ValueError, TypeError) as error:
-            raise CacheError(f"{path} is damaged: delete the folder {building.parent}.") from error
-        results[result.name] = result
-    return results
-
-
-def _is_in_place(folder: Path, result: ShardResult) -> bool:
-    """Check the files of a result: the index by its checksum, the tar by size and time only.
-
-    Reading all tars would take as long as verify_cache, whose summary has the remedy.
-    """
-    if not result.samples:
-        return True
-    tar = folder / f"{result.name}.tar"
-    if _size_and_time(tar) != (result.bytes, result.mtime_ns):
-        return False
-    try:
-        text = read_regular(tar.with_suffix(".idx"))
-    except OSError:
-        return False
-    return hashlib.sha256(text).hexdigest() == result.idx_sha256
-
-
-def _size_and_time(path: Path) -> tuple[int, int]:
-    """Return bytes and time of modification in ns; -1 for both without a file."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return -1, -1
-    return found.st_size, found.st_mtime_ns

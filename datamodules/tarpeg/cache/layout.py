@@ -19,13 +19,13 @@ from ..shards.folder import (
     SHORTENED,
     Folder,
     ImageFile,
-    look_at,
     only_nested,
     only_shortened,
 )
 from ..shards.index import Int64, ShardIndex, TarIndex, build, load
 from ..shards.manifest import BUILDING, Finding, Quarantined
 from ..shards.tar_writer import tar_nbytes
+from ..shards.walk import look_at
 from .job import hash_of, index_remote_shard, version_number
 from .sources import ImageFiles, PickedSamples, SampleRanges, ShardInput, SourceShard, WholeShard
 

@@ -16,10 +16,10 @@ from ..errors import ShardError
 from ..progress import progress
 from ..remedies import Call, Message, Setting
 from ..shards import pillow
-from ..shards.folder import left_out_line
 from ..shards.manifest import read_manifest
 from ..shards.mapped import Shards
 from ..shards.paths import Paths, expand
+from ..shards.walk import left_out_line
 from .build import CacheReport, Progress
 from .codecs import KEPT, RAW
 from .job import NO_LABEL

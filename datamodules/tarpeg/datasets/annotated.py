@@ -22,9 +22,10 @@ from PIL import Image, ImageOps
 
 from ..errors import ShardError
 from ..files import LARGEST_IMAGE, read_regular
-from ..shards.folder import images_below, key_of
+from ..shards.folder import key_of
 from ..shards.pillow import BROKEN, IMAGE_EXTENSIONS, PILLOW_FORMATS
 from ..shards.source import Source
+from ..shards.walk import images_below
 
 JPEGS = ("jpg", "jpeg")
 _PLAIN = 1  # the EXIF orientation of an image that is stored upright

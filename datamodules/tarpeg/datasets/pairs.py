@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ShardError, check_integer
-from ..shards.folder import images_below
+from ..shards.walk import images_below
 from .annotated import AnnotatedImage, BrokenError, Keys, Listing, count, folder_of, mask_member, shuffled
 
 

@@ -31,14 +31,13 @@ from ..shards.folder import (
     SHORTENED,
     Folder,
     ImageFile,
-    left_out_line,
     only_nested,
     only_shortened,
-    stats_of,
 )
 from ..shards.pillow import BROKEN, PILLOW_FORMATS
 from ..shards.tar_writer import OWNER, RECORD, write_tar
 from ..shards.urls import local_folder
+from ..shards.walk import left_out_line, stats_of
 from .annotated import Annotated, AnnotatedImage, Reading
 from .synthetic import Photos
 

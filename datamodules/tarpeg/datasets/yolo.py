@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import ShardError, check_integer, similar
 from ..files import read_regular
-from ..shards.folder import images_below
+from ..shards.walk import images_below
 from .annotated import (
     AnnotatedImage,
     BrokenError,

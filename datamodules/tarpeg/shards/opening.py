@@ -7,10 +7,10 @@ from collections.abc import Hashable
 
 from ..errors import warn
 from .classes import classes_beside
-from .folder import find_images
 from .mapped import Shards
 from .paths import Paths, expand, identity, resolved
 from .source import Source, completed, is_source
+from .unlabelled import find_images
 
 log = logging.getLogger(__name__)
 
