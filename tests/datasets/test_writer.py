@@ -15,10 +15,10 @@ from helpers.scripts import PATHS, run_tool
 from helpers.small_tars import members, tars, write_tar
 from hydra import compose, initialize
 from omegaconf import OmegaConf
-from tarpeg.datasets import writer
 from tarpeg.datasets.synthetic import Photos, label_of, photograph
 from tarpeg.datasets.writer import make_shards
 from tarpeg.errors import ShardError
+from tarpeg.shards import folder
 from tarpeg.shards.folder import Folder
 from tarpeg_hydra.make_shards import source_of
 
@@ -168,7 +168,7 @@ def test_an_unreadable_file_raises_and_leaves_no_incomplete_shard(tmp_path, imag
     with pytest.raises(ShardError, match=r"1 of \d+ images cannot be read: .*gone\.jpg: No such"):
         make_shards(tmp_path / "o", Folder(images), workers=0)
     assert not (tmp_path / "o").exists(), "before anything is written"
-    monkeypatch.setattr(writer, "stats_of", list)  # it disappears during the packing
+    monkeypatch.setattr(folder, "stats_of", list)  # it disappears during the packing
     for workers in (0, 2):
         with pytest.raises(ShardError, match=r"gone\.jpg: No such"):
             make_shards(tmp_path / "o", Folder(images), workers=workers)

@@ -339,4 +339,4 @@ def test_an_image_that_became_odd_or_has_no_end_is_an_error(tmp_path):
         with pytest.raises(ShardError, match=rf"[abc]\.jpg of .* cannot be read: .*{reason}"):
             pictures.images([id])
         with pytest.raises(ShardError, match=rf"[abc]\.jpg: .*{reason}"):
-            ImageFile(str(tmp_path / f"{'abc'[id]}.jpg"), "k", 0).members()
+            ImageFile(str(tmp_path / f"{'abc'[id]}.jpg"), "k", 0).read()

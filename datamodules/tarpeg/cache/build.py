@@ -7,19 +7,16 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from .. import __version__
-from ..errors import CacheError, ShardError, allowed_bad, explains_arguments
+from ..errors import CacheError, allowed_bad, explains_arguments
 from ..machine import usable_cores
 from ..ops import library
 from ..processes import completed, open_executor
-from ..shards.classes import classes_beside, stored_classes
-from ..shards.folder import Folder
 from ..shards.manifest import (
     Finding,
     Manifest,
@@ -31,9 +28,10 @@ from ..shards.urls import local_folder
 from . import job
 from .codecs import Codec, Tiled
 from .job import ShardJob, ShardResult
-from .layout import Assignment, Layout, assign_copies, assign_files, assign_samples, index_shards
+from .layout import Assignment, Layout
+from .listing import Listing, listing_of
 from .masks import names_of
-from .sources import ShardInput, Source, SourceShard, count_left_out, list_source
+from .sources import ShardInput, Source
 from .state import (
     check_own,
     exclusive,
@@ -187,8 +185,8 @@ def build_cache(
     if isinstance(executor, int) and executor < 0:
         raise ValueError(f"executor={executor!r} must be an Executor, or a number of processes, 0 or more")
     folder = Path(local_folder("dest", dest)).expanduser().absolute()
-    listing = list_source(source)
-    _check_apart(listing, folder)
+    listing = listing_of(source)
+    listing.refuse(folder)
     check_own(folder)
     library.load()  # compiles the operators if necessary: once, not in every worker
     builder = _Builder(
@@ -219,11 +217,11 @@ def build_cache(
         quarantine=tuple(manifest.quarantine),
         seconds=time.monotonic() - started,
         example=builder.example,
-        left_out=count_left_out(listing if isinstance(listing, Folder) else source),
+        left_out=listing.left_out(),
         findings=builder.findings | _joined_findings(manifest.shards),
         classes=builder.classes,
         converted=summed(result.converted for result in builder.results.values()),
-        is_split=not isinstance(listing, Folder) or listing.split != "all" or "" not in listing.parts(),
+        is_split=listing.is_split(),
         codec=manifest.codec["name"],
     )
 
@@ -235,32 +233,12 @@ def _check_codec(codec: object) -> None:
         )
 
 
-def _check_apart(listing: list[SourceShard] | Folder, folder: Path) -> None:
-    """Refuse a cache inside its own source, which would then contain it."""
-    target = folder.resolve()
-    if not isinstance(listing, Folder):
-        inside = any(not s.is_remote and Path(s.location).resolve().parent == target for s in listing)
-    else:
-        root = Path(listing.root).resolve()
-        inside = root in (target, *target.parents)
-        with suppress(ShardError):
-            if root.parent == target and any(
-                part.directory() == root for part in Folder(str(target)).parts().values()
-            ):
-                raise ValueError(
-                    f"dest={str(folder)!r} holds images in train, val or test, which shards beside them "
-                    "would hide: choose another folder"
-                )
-    if inside:
-        raise ValueError(f"dest={str(folder)!r} is inside the source: choose another folder")
-
-
 @dataclass
 class _Builder:
     """One build: arguments, and what is known so far."""
 
     folder: Path
-    listing: list[SourceShard] | Folder
+    listing: Listing
     codec: Codec
     layout: Layout
     masks: tuple[str, ...]
@@ -279,7 +257,10 @@ class _Builder:
 
     def build(self, executor: Executor | int | None) -> Manifest:
         """Write what is missing in the folder, and return its manifest."""
-        assignment, identity = self._assign()
+        assignment, identity = self.listing.assign(self.layout)
+        self.classes = self.listing.classes()
+        if assignment is not None:
+            self.findings = assignment.findings
         parameters = [job.describe_codec(self.codec), asdict(self.layout), *self.masks]
         fingerprint = job.hash_of([_FORMAT, identity, *parameters])
         manifest = finished_manifest(self.folder, fingerprint)
@@ -289,19 +270,15 @@ class _Builder:
             if assignment is not None:
                 name, source = next(iter(assignment.inputs))
                 self.example = self._job(name, source, fingerprint)
-            if self.classes and self.classes != stored_classes(self.folder):  # built by an early version
+            if self.classes and self.classes != manifest.classes:  # built by an early version
                 manifest = dataclasses.replace(manifest, classes=self.classes)
                 manifest.write(self.folder)
             return manifest
-        done = start_build(self.folder, fingerprint, self._source(), self.codec, self.replace)
+        done = start_build(self.folder, fingerprint, self.listing.described(), self.codec, self.replace)
         on_abandon = partial(withdraw_build, self.folder)
         with open_executor(executor, self._most_processes(assignment, executor)) as pool:
             if assignment is None:
-                assert isinstance(self.listing, list)
-                # Not kept in a variable: the assignment has a smaller form of these indexes.
-                assignment = assign_samples(
-                    self.listing, index_shards(self.listing, self.folder, pool, on_abandon), self.layout
-                )
+                assignment = self.listing.assign_by_index(self.layout, self.folder, pool, on_abandon)
             self.bad += assignment.left_out
             calls = ((missing,) for missing in self._missing(assignment, done, fingerprint))
             for result in completed(pool, job.run_job, calls, on_abandon):
@@ -312,26 +289,12 @@ class _Builder:
         finish_build(self.folder, manifest)
         return manifest
 
-    def _assign(self) -> tuple[Assignment | None, list[object]]:
-        """Return the assignment, None if it takes indexing, and plain values that identify the source."""
-        if isinstance(self.listing, Folder):
-            files = assign_files(self.listing, self.layout)
-            self.findings = files.findings
-            self.classes = list(self.listing.classes())
-            unreadable = [[bad.key, bad.reason] for bad in files.left_out]
-            return files, [*(source.identity() for _, source in files.inputs), *unreadable]
-        local = [Path(shard.location) for shard in self.listing if not shard.is_remote]
-        self.classes = classes_beside(local)
-        is_resharded = self.layout.is_cut or self.layout.shuffle
-        assignment = None if is_resharded else assign_copies(self.listing)
-        return assignment, [shard.identity for shard in self.listing]
-
     def _most_processes(self, assignment: Assignment | None, executor: Executor | int | None) -> int:
         """Return how many processes are of use; by default 1 for local sources below 64 MB."""
         jobs = assignment.shards if assignment else usable_cores()
-        shards = [] if isinstance(self.listing, Folder) else self.listing
-        if executor is None and not any(shard.is_remote for shard in shards):
-            nbytes = assignment.source_bytes if assignment else sum(shard.nbytes for shard in shards)
+        local = self.listing.local_nbytes()
+        if executor is None and local is not None:
+            nbytes = assignment.source_bytes if assignment else local
             jobs = min(jobs, nbytes // _BYTES_PER_PROCESS)
         return jobs
 
@@ -404,7 +367,7 @@ class _Builder:
         return Manifest(
             tarpeg=__version__,
             fingerprint=fingerprint,
-            source=self._source(),
+            source=self.listing.described(),
             codec=job.describe_codec(self.codec),
             layout=asdict(self.layout),
             samples=self.samples,
@@ -413,20 +376,8 @@ class _Builder:
             quarantine=quarantine,
             tiles=summed(shard.tiles for shard in shards),
             untiled=summed(shard.untiled for shard in shards),
-            # _source() has those of a folder.
-            classes=None if isinstance(self.listing, Folder) else self.classes,
+            classes=self.classes,
         )
-
-    def _source(self) -> list[object]:
-        """Return the source as the manifest describes it: with absolute paths, to be recognised later."""
-        if isinstance(self.listing, Folder):
-            folder = self.listing
-            part: dict[str, object] = {"folder": os.path.abspath(folder.root), "classes": folder.classes()}  # noqa: PTH100
-            part |= {"split": folder.split, "seed": folder.seed}
-            if folder.split in ("train", "val") and "val" not in Folder(folder.root).parts():
-                part["val_share"] = folder.val_share
-            return [part]
-        return [shard.name if shard.is_remote else shard.location for shard in self.listing]
 
 
 def _joined_findings(shards: Iterable[ShardEntry]) -> dict[str, Finding]:

@@ -15,12 +15,9 @@ from .. import processes
 from ..errors import CacheError, check_integer
 from ..sampling import rng
 from ..shards.folder import (
-    NESTED,
-    SHORTENED,
     Folder,
     ImageFile,
-    only_nested,
-    only_shortened,
+    unusual,
 )
 from ..shards.index import Int64, ShardIndex, TarIndex, build, load
 from ..shards.manifest import BUILDING, Finding, Quarantined
@@ -107,12 +104,12 @@ def assign_files(folder: Folder, layout: Layout) -> Assignment:
     samples = layout.samples_per_shard if layout.is_cut else _FOLDER_SHARD
     inputs: list[tuple[str, ShardInput]] = []
     lost: list[Quarantined] = []
-    found_of: dict[str, list[ImageFile]] = {NESTED: [], SHORTENED: []}
+    found_of: dict[str, list[ImageFile]] = {}
     source_bytes = 0
     for split, part in folder.parts().items():
         files, stats, listed = [], [], part.files()
-        found_of[NESTED] += only_nested(listed)
-        found_of[SHORTENED] += only_shortened(listed)
+        for kind, own in unusual(listed).items():
+            found_of.setdefault(kind, []).extend(own)
         for file in listed:
             found, reason = look_at(file.path)
             if found is None or reason:

@@ -1,11 +1,10 @@
-"""Sources of a cache: local or remote shards, or a folder of images; each job reads its samples from one."""
+"""Sources of a cache: local or remote shards, or images of a folder; each job reads its samples from one."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,14 +14,12 @@ from typing import BinaryIO, NamedTuple, Protocol, cast
 from ..errors import ShardError, warn
 from ..files import open_regular
 from ..shards.folder import Folder, ImageFile
-from ..shards.paths import expand, expand_braces, parts_of, refuse_twice
-from ..shards.pillow import IMAGE_EXTENSIONS
+from ..shards.paths import Paths, expand, expand_braces, parts_of, refuse_twice
 from ..shards.tar import grouped, regular_members
 from ..shards.urls import URL, public_url
 from . import remote
 
 _BATCH_BYTES, _BATCH_SAMPLES = 32 << 20, 256
-_ARCHIVES = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip")
 _GAP = 16 << 10  # bytes between two ranges that are faster to read than to skip
 
 # PathLike comes last, because jsonargparse would make a string of anything for it.
@@ -208,7 +205,7 @@ class ImageFiles:
     def read(self) -> Iterator[Sample]:
         """Read the samples in order. Raises ShardError."""
         for file in self.files:
-            yield Sample(self.root, file.key, file.members())
+            yield Sample(self.root, file.key, file.read().members)
 
 
 def _check_unchanged(shards: Sequence[SourceShard]) -> None:
@@ -231,24 +228,17 @@ def _read_at(file: BinaryIO, name: str, offset: int, nbytes: int) -> bytes:
     return data
 
 
-def list_source(source: Source) -> list[SourceShard] | Folder:
-    """List the shards of a source in order, or recognise a folder of images.
+def list_source(source: Paths) -> list[SourceShard]:
+    """List the shards of a source in order.
 
     Args:
         source: A folder of shards, a path, a glob, a brace pattern, a URL or a pattern of URLs, or a list of
-            these; a directory without shards and with one sub-directory of images per class; or a Folder.
+            these.
 
     Raises:
         ShardError: If shards are missing, or named twice.
     """
-    if isinstance(source, Folder):
-        return source
     parts = parts_of(source)
-    if len(parts) == 1 and not URL.match(parts[0]):
-        root = Path(parts[0]).expanduser()
-        # Path.glob yields nothing if root is not a directory.
-        if not any(root.glob("*.tar")) and any(entry.is_dir() for entry in root.glob("[!.]*")):
-            return Folder(str(root))
     if not parts:
         expand([])  # raises
     shards: list[SourceShard] = []
@@ -262,24 +252,6 @@ def list_source(source: Source) -> list[SourceShard] | Folder:
             "modification. A shard that is replaced by another of equal size will not be built again."
         )
     return shards
-
-
-def count_left_out(source: Source) -> dict[str, int]:
-    """Count the files that a source has and the cache will not, by kind: see Folder.left_out.
-
-    Beside shards, these are folders, packed archives and images; indexes and other files are no samples.
-    """
-    if isinstance(source, Folder):
-        return source.left_out()
-    counts = Counter[str]()
-    for folder in (Path(part).expanduser() for part in parts_of(source) if not URL.match(part)):
-        for path in folder.glob("[!.]*") if folder.is_dir() else ():
-            suffix = path.suffix.lower()
-            if path.is_dir():
-                counts["folders beside the shards"] += 1
-            elif suffix in _ARCHIVES or suffix[1:] in IMAGE_EXTENSIONS:
-                counts[suffix] += 1
-    return dict(counts.most_common())
 
 
 def _local_shard(path: Path) -> SourceShard:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from PIL import Image, ImageOps
 from ..errors import ShardError
 from ..files import LARGEST_IMAGE, read_regular
 from ..shards.folder import key_of
+from ..shards.packing import Listing, Reading
 from ..shards.pillow import BROKEN, IMAGE_EXTENSIONS, PILLOW_FORMATS
 from ..shards.source import Source
 from ..shards.walk import images_below
@@ -48,20 +49,6 @@ class Annotation(Protocol):
         """
 
 
-class Reading(NamedTuple):
-    """What was read of an image: its members, the image first; or why it is left out.
-
-    Attributes:
-        members: By extension; empty if the image is left out.
-        reason: Why it is left out, because something is broken.
-        dropped: Objects without a size, that are left out of the document.
-    """
-
-    members: dict[str, bytes]
-    reason: str = ""
-    dropped: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True)
 class AnnotatedImage:
     """One image to pack.
@@ -81,10 +68,6 @@ class AnnotatedImage:
     mask: str | None = None
     mask_member: str = "png"
     keep_empty: bool = True
-
-    def members(self) -> dict[str, bytes]:
-        """Return the members of its sample, the image first; {} if it is left out."""
-        return self.read().members
 
     def read(self) -> Reading:
         """Read and check the image and what belongs to it."""
@@ -117,24 +100,8 @@ class AnnotatedImage:
         return Reading(members, dropped=tuple(dropped))
 
 
-class Listing(NamedTuple):
-    """The images of a data set.
-
-    Attributes:
-        images: In the order of the shards.
-        classes: Labels by name, 0 is the background; None without.
-        broken: Why images or annotations are left out, as far as known before the images are read.
-        notes: What else the user should know.
-    """
-
-    images: list[AnnotatedImage]
-    classes: dict[str, int] | None
-    broken: Sequence[str] = ()
-    notes: Sequence[str] = ()
-
-
 class Annotated(Protocol):
-    """A data set of images with annotations: ``Coco`` and others."""
+    """A data set of images to pack: ``Coco`` and others with annotations, or a ``Folder``."""
 
     def listing(self) -> Listing:
         """List its images; raises ShardError."""

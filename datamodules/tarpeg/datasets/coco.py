@@ -12,11 +12,11 @@ import msgspec
 
 from ..errors import ShardError, check_integer
 from ..files import read_regular
+from ..shards.packing import Listing
 from .annotated import (
     AnnotatedImage,
     BrokenError,
     Keys,
-    Listing,
     check_name,
     check_size,
     count,

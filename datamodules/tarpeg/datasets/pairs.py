@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ShardError, check_integer
+from ..shards.packing import Listing
 from ..shards.walk import images_below
-from .annotated import AnnotatedImage, BrokenError, Keys, Listing, count, folder_of, mask_member, shuffled
+from .annotated import AnnotatedImage, BrokenError, Keys, count, folder_of, mask_member, shuffled
 
 
 @dataclass(frozen=True)

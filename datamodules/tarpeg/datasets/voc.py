@@ -13,11 +13,11 @@ from xml.parsers import expat
 
 from ..errors import ShardError, check_integer
 from ..files import read_regular
+from ..shards.packing import Listing
 from .annotated import (
     AnnotatedImage,
     BrokenError,
     Keys,
-    Listing,
     check_size,
     count,
     folder_of,

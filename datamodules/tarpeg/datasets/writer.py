@@ -26,19 +26,12 @@ from ..processes import ProcessExecutor, map_in_order
 from ..progress import progress
 from ..remedies import Message, Setting
 from ..shards.classes import joined_classes, write_classes
-from ..shards.folder import (
-    NESTED,
-    SHORTENED,
-    Folder,
-    ImageFile,
-    only_nested,
-    only_shortened,
-)
+from ..shards.folder import Folder
+from ..shards.packing import Item, Reading
 from ..shards.pillow import BROKEN, PILLOW_FORMATS
 from ..shards.tar_writer import OWNER, RECORD, write_tar
 from ..shards.urls import local_folder
-from ..shards.walk import left_out_line, stats_of
-from .annotated import Annotated, AnnotatedImage, Reading
+from .annotated import Annotated
 from .synthetic import Photos
 
 log = logging.getLogger("tarpeg")
@@ -82,13 +75,11 @@ class _Photo(NamedTuple):
     def key(self) -> str:
         return f"{self.number:08d}"
 
-    def members(self) -> dict[str, bytes]:
-        return self.photos.members(self.number, self.split)
+    def read(self) -> Reading:
+        return Reading(self.photos.members(self.number, self.split))
 
 
-# A sample: its key and, read or drawn at the call, its members, the image first.
-_Item = _Photo | ImageFile | AnnotatedImage
-_Find = Callable[[str], _Item | None]  # the sample of the source with that key
+_Find = Callable[[str], Item | None]  # the sample of the source with that key
 
 
 class _Sample(NamedTuple):
@@ -149,22 +140,20 @@ def make_shards(
         check_integer("workers", workers, 0)
     directory = Path(local_folder("out", out))
     check_probability("max_bad", max_bad)
-    items: Sequence[_Item]
+    items: Sequence[Item]
     find: _Find
     broken: Sequence[str] = ()
     classes: Mapping[str, int] | None
-    if isinstance(source, Folder):
-        files = _files(source, directory, samples)
-        items, find = files[:samples], {file.key: file for file in files}.get
-        classes, name = source.classes(), source.root
-    elif isinstance(source, (Photos, Mapping)):
+    if isinstance(source, (Photos, Mapping)):
         photos = Photos.of(source)
         find = lambda key: _Photo(photos, int(key), prefix) if key.isdigit() else None  # noqa: E731
         items = [_Photo(photos, index, prefix) for index in range(1000 if samples is None else samples)]
         classes, name = photos.class_names(), "scenes"
     else:
-        images, classes, broken, notes = source.listing()
+        images, classes, broken, notes, root = source.listing()
         name = source.place()
+        if root is not None and root.resolve() in directory.resolve().parents:
+            raise ValueError(f"out={str(directory)!r} must not be inside {root}: it would become a class")
         for note in notes:
             log.warning("%s: %s", name, note)
         _check_number(samples, len(images), name)
@@ -188,27 +177,6 @@ def make_shards(
     return report
 
 
-def _files(folder: Folder, out: Path, samples: int | None) -> list[ImageFile]:
-    if folder.directory().resolve() in out.resolve().parents:
-        raise ValueError(f"out={str(out)!r} must not be inside {folder.directory()}: it would become a class")
-    if "" not in (parts := folder.parts()):
-        raise ShardError(
-            f"root={folder.root!r} has folders {' and '.join(parts)}, which are not classes: build a "
-            "cache of it, which packs each of them (build_cache; in Python FolderShards too), or pack one of "
-            f"them alone: root={str(next(iter(parts.values())).directory())!r}"
-        )
-    files = folder.files()
-    stats_of([file.path for file in files])  # before hours of packing
-    if folder.split in ("all", "train"):  # once for all splits
-        kinds = {NESTED: only_nested(files), SHORTENED: only_shortened(files)}
-        keys = {kind: [file.key for file in own] for kind, own in kinds.items() if own}
-        found = [f"{kind}: {len(own)}, the first is key {min(own)!r}" for kind, own in keys.items()]
-        for line in filter(None, (left_out_line(folder.left_out()), *found)):
-            log.warning("%s: %s", folder.root, line)
-    _check_number(samples, len(files), folder.root)
-    return files
-
-
 def _check_number(samples: int | None, most: int, place: str) -> None:
     if samples is not None and samples > most:
         raise ValueError(f"samples={samples} must be at most {most}, the images of {place}")
@@ -217,7 +185,7 @@ def _check_number(samples: int | None, most: int, place: str) -> None:
 def _write(
     directory: Path,
     prefix: str,
-    items: Sequence[_Item],
+    items: Sequence[Item],
     samples_per_shard: int,
     workers: int,
     left_out: _LeftOut,
@@ -311,7 +279,7 @@ class _LeftOut:
         return f": {lines[0]} ({path} has all {len(lines)})"
 
 
-def _samples(items: Sequence[_Item], workers: int) -> Generator[_Sample, None, None]:
+def _samples(items: Sequence[Item], workers: int) -> Generator[_Sample, None, None]:
     """Draw photographs in processes, or read files in threads; in order."""
     if workers == 0:
         yield from _read(items)
@@ -322,13 +290,12 @@ def _samples(items: Sequence[_Item], workers: int) -> Generator[_Sample, None, N
         yield from chain.from_iterable(results)
 
 
-def _read(items: Iterable[_Item]) -> Iterator[_Sample]:
+def _read(items: Iterable[Item]) -> Iterator[_Sample]:
     for item in items:
-        reading = item.read() if isinstance(item, AnnotatedImage) else Reading(item.members())
-        yield _Sample(item.key, reading)
+        yield _Sample(item.key, item.read())
 
 
-def _read_block(items: Sequence[_Item]) -> list[_Sample]:
+def _read_block(items: Sequence[Item]) -> list[_Sample]:
     return list(_read(items))
 
 
@@ -372,7 +339,7 @@ def _is_of_source(path: Path, find: _Find) -> bool:
         images = (member for member in tar if not member.name.endswith(".cls"))
         for member in islice(images, _COMPARED):
             item, content = find(member.name.partition(".")[0]), tar.extractfile(member)
-            if item is not None and content is not None and content.read() in item.members().values():
+            if item is not None and content is not None and content.read() in item.read().members.values():
                 return True
     return False
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from ..errors import ShardError, check_integer, similar
 from ..files import read_regular
+from ..shards.packing import Listing
 from ..shards.walk import images_below
 from .annotated import (
     AnnotatedImage,
     BrokenError,
     Keys,
-    Listing,
     count,
     names_with_background,
     read_file,

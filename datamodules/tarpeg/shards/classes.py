@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import ShardError
 from ..files import read_regular, write_json
-from .manifest import read_manifest
+from .manifest import names_in_order, read_manifest
 
 _CLASSES = "classes.json"  # the numbers of the classes by name
 
@@ -23,11 +23,9 @@ def stored_classes(folder: Path) -> list[str] | None:
     """
     manifest = read_manifest(folder)
     if manifest is not None:
-        (source, *_) = [*manifest.source, None]
-        # Those of a folder are a part of its description.
-        return manifest.classes or _in_order(source.get("classes") if isinstance(source, dict) else None)
+        return manifest.classes
     try:
-        return _in_order(json.loads(read_regular(folder / _CLASSES)))
+        return names_in_order(json.loads(read_regular(folder / _CLASSES)))
     except (OSError, ValueError, RecursionError):
         return None
 
@@ -63,10 +61,3 @@ def joined_classes(
 def write_classes(folder: Path, classes: Mapping[str, int]) -> None:
     """Record the classes of the shards in a folder that is not a cache."""
     write_json(folder / _CLASSES, classes)
-
-
-def _in_order(numbers: object) -> list[str] | None:
-    """Return the names of a mapping from names to 0, 1, ... in that order; None for anything else."""
-    if not isinstance(numbers, dict) or list(numbers.values()) != list(range(len(numbers))):
-        return None
-    return list(numbers)

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from ..errors import ShardError, check_integer, similar
 from ..files import LARGEST_IMAGE, read_regular
+from .packing import Listing, Reading
 from .pillow import IMAGE_EXTENSIONS
-from .walk import REMEDY, below, by_number, is_image, kind_of, stats_of, subdirectories, walk
+from .walk import REMEDY, below, by_number, is_image, kind_of, left_out_line, stats_of, subdirectories, walk
 
 _SPLITS = {"train": "train", "test": "test", **dict.fromkeys(("val", "valid", "validation", "dev"), "val")}
 # Also activities, which are classes beside others, unless they have classes in them.
@@ -40,13 +41,13 @@ class ImageFile(NamedTuple):
         """Extension of the file, in lower case."""
         return Path(self.path).suffix[1:].lower()
 
-    def members(self) -> dict[str, bytes]:
-        """Return the members of its sample: the file, then its label. ShardError if it cannot be read."""
+    def read(self) -> Reading:
+        """Read the members of its sample: the file, then its label. ShardError if it cannot be read."""
         try:
             data = read_regular(self.path, LARGEST_IMAGE)
         except OSError as error:
             raise ShardError(f"cannot read {self.path}: {error.strerror}. {REMEDY}") from error
-        return {self.extension: data, "cls": b"%d" % self.label}
+        return Reading({self.extension: data, "cls": b"%d" % self.label})
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,30 @@ class Folder:
                 )
         return files
 
+    def place(self) -> str:
+        """Path of the directory."""
+        return self.root
+
+    def listing(self) -> Listing:
+        """List the images to pack. ShardError if the directory has splits, or a file cannot be read."""
+        if "" not in (parts := self.parts()):
+            raise ShardError(
+                f"root={self.root!r} has folders {' and '.join(parts)}, which are not classes: build a "
+                "cache of it, which packs each of them (build_cache; in Python FolderShards too), or pack "
+                f"one of them alone: root={str(next(iter(parts.values())).directory())!r}"
+            )
+        files = self.files()
+        stats_of([file.path for file in files])  # before hours of packing
+        notes = []
+        if self.split in ("all", "train"):  # once for all splits
+            notes = [left_out_line(self.left_out())]
+            notes += [
+                f"{kind}: {len(own)}, the first is key {min(file.key for file in own)!r}"
+                for kind, own in unusual(files).items()
+                if own
+            ]
+        return Listing(files, self.classes(), notes=[*filter(None, notes)], root=self.directory())
+
     def contents(self) -> dict[str, Any]:
         """Return the number of images by class directory, and a digest of their names, sizes and dates."""
         parts = self.parts()
@@ -214,15 +239,14 @@ class Folder:
         return splits
 
 
-def only_nested(files: Sequence[ImageFile]) -> list[ImageFile]:
-    """Return the images of classes that have images in sub-directories only: these may be the classes."""
+def unusual(files: Sequence[ImageFile]) -> dict[str, list[ImageFile]]:
+    """Return the images that may be a mistake of the folder, by kind."""
     direct = {file.label for file in files if file.key.count("/") == 1}
-    return [file for file in files if file.label not in direct]
-
-
-def only_shortened(files: Sequence[ImageFile]) -> list[ImageFile]:
-    """Return the images whose names are too long for a tar: their keys have a hash."""
-    return [file for file in files if _HASHED.search(file.key)]
+    return {
+        # Of classes that have images in sub-directories only: these may be the classes.
+        NESTED: [file for file in files if file.label not in direct],
+        SHORTENED: [file for file in files if _HASHED.search(file.key)],
+    }
 
 
 def _refuse_hidden_splits(root: Path, names: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypedDict
 
@@ -111,8 +111,8 @@ class Manifest:
         quarantine: Samples that were left out.
         tiles: Sum over the shards.
         untiled: Sum over the shards.
-        classes: Names of the classes by label, if the source was shards with stored names; those of a folder
-            are in ``source``.
+        classes: Names of the classes by label; None if the source has none. In the file those of a folder
+            are in ``source`` alone.
     """
 
     tarpeg: str
@@ -133,6 +133,8 @@ class Manifest:
         path = Path(folder) / MANIFEST
         version = _VERSION_OF.get(self.codec["name"], 1)
         content = {"format": FORMAT, "version": version, **asdict(self)}
+        if self.classes == _classes_of_folder(self.source):
+            content["classes"] = None
         for part, name in ((content, "classes"), *((shard, "findings") for shard in content["shards"])):
             if not part[name]:  # as in manifests of earlier versions
                 del part[name]
@@ -230,7 +232,20 @@ def _decoded(content: dict[str, Any], path: Path) -> Manifest:
         total = sum(values) if name in ("samples", "bytes") else summed(values)
         if total != getattr(manifest, name):
             raise _damaged(path, f"{name}: {getattr(manifest, name)} is not the sum over its shards, {total}")
-    return manifest
+    return replace(manifest, classes=manifest.classes or _classes_of_folder(manifest.source))
+
+
+def names_in_order(numbers: object) -> list[str] | None:
+    """Return the names of a mapping from names to 0, 1, ... in that order; None for anything else."""
+    if not isinstance(numbers, dict) or list(numbers.values()) != list(range(len(numbers))):
+        return None
+    return list(numbers)
+
+
+def _classes_of_folder(source: list[Any]) -> list[str] | None:
+    """Return the classes of a folder by its description; None for other sources."""
+    (first, *_) = [*source, None]
+    return names_in_order(first.get("classes")) if isinstance(first, dict) else None
 
 
 def _damaged(path: Path, what: str) -> CacheError:

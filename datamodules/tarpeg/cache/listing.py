@@ -1,0 +1,193 @@
+"""What a source holds, as the builder of a cache asks for it: shards, or a folder of images with classes."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ..errors import ShardError
+from ..shards.classes import classes_beside
+from ..shards.folder import Folder
+from ..shards.paths import Paths, parts_of
+from ..shards.pillow import IMAGE_EXTENSIONS
+from ..shards.urls import URL
+from .layout import Assignment, Layout, assign_copies, assign_files, assign_samples, index_shards
+from .sources import Source, SourceShard, list_source
+
+_ARCHIVES = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip")
+
+
+class Listing(Protocol):
+    """A source of a cache. Each method may raise ShardError."""
+
+    def refuse(self, dest: Path) -> None:
+        """Raise ValueError if a cache in that folder would be inside the source, or hide it."""
+
+    def assign(self, layout: Layout) -> tuple[Assignment | None, list[object]]:
+        """Return the assignment, None if it takes indexing, and plain values that identify the source."""
+
+    def assign_by_index(
+        self, layout: Layout, folder: Path, pool: Executor, on_abandon: Callable[[], None]
+    ) -> Assignment:
+        """Index the source, with the pool, and return the assignment; folder and on_abandon of the build."""
+
+    def local_nbytes(self) -> int | None:
+        """Bytes of the source; None if a part of it is remote."""
+
+    def classes(self) -> list[str] | None:
+        """Return the names of the classes by label; None if they are unknown."""
+
+    def described(self) -> list[object]:
+        """Return the source for the manifest, with absolute paths, to be recognised later."""
+
+    def left_out(self) -> dict[str, int]:
+        """Count the files beside those of the cache, by kind."""
+
+    def is_split(self) -> bool:
+        """Whether it may be trained and validated on; False for a folder without train and val."""
+
+
+def listing_of(source: Source) -> Listing:
+    """List the shards of a source, or recognise a folder of images: one without shards, but with folders.
+
+    Raises ShardError if shards are missing, or named twice.
+    """
+    if isinstance(source, Folder):
+        return FolderListing(source)
+    parts = parts_of(source)
+    if len(parts) == 1 and not URL.match(parts[0]):
+        root = Path(parts[0]).expanduser()
+        # Path.glob yields nothing if root is not a directory.
+        if not any(root.glob("*.tar")) and any(entry.is_dir() for entry in root.glob("[!.]*")):
+            return FolderListing(Folder(str(root)))
+    return ShardListing(source, list_source(source))
+
+
+@dataclass(frozen=True)
+class ShardListing:
+    """Local or remote shards.
+
+    Attributes:
+        source: As given by the user.
+        shards: The shards, in order.
+    """
+
+    source: Paths
+    shards: list[SourceShard]
+
+    def refuse(self, dest: Path) -> None:
+        """Raise ValueError if the folder has one of the shards."""
+        target = dest.resolve()
+        if any(not one.is_remote and Path(one.location).resolve().parent == target for one in self.shards):
+            raise _inside(dest)
+
+    def assign(self, layout: Layout) -> tuple[Assignment | None, list[object]]:
+        """Return a copy of each shard, None if they are cut or shuffled, and what identifies them."""
+        is_resharded = layout.is_cut or layout.shuffle
+        return None if is_resharded else assign_copies(self.shards), [one.identity for one in self.shards]
+
+    def assign_by_index(
+        self, layout: Layout, folder: Path, pool: Executor, on_abandon: Callable[[], None]
+    ) -> Assignment:
+        """Index the shards, and distribute their samples over others."""
+        # Not kept in a variable: the assignment has a smaller form of these indexes.
+        return assign_samples(self.shards, index_shards(self.shards, folder, pool, on_abandon), layout)
+
+    def local_nbytes(self) -> int | None:
+        """Bytes of the shards; None if one of them is remote."""
+        if any(one.is_remote for one in self.shards):
+            return None
+        return sum(one.nbytes for one in self.shards)
+
+    def classes(self) -> list[str] | None:
+        """Return the classes that are stored beside the local shards."""
+        return classes_beside([Path(one.location) for one in self.shards if not one.is_remote])
+
+    def described(self) -> list[object]:
+        """Return the shards' paths and URLs."""
+        return [one.name if one.is_remote else one.location for one in self.shards]
+
+    def left_out(self) -> dict[str, int]:
+        """Count folders, packed archives and images beside the shards; other files are no samples."""
+        counts = Counter[str]()
+        for folder in (Path(part).expanduser() for part in parts_of(self.source) if not URL.match(part)):
+            for path in folder.glob("[!.]*") if folder.is_dir() else ():
+                suffix = path.suffix.lower()
+                if path.is_dir():
+                    counts["folders beside the shards"] += 1
+                elif suffix in _ARCHIVES or suffix[1:] in IMAGE_EXTENSIONS:
+                    counts[suffix] += 1
+        return dict(counts.most_common())
+
+    def is_split(self) -> bool:
+        """Return True: splits of shards are up to the user."""
+        return True
+
+
+@dataclass(frozen=True)
+class FolderListing:
+    """A folder of images."""
+
+    folder: Folder
+
+    def refuse(self, dest: Path) -> None:
+        """Raise ValueError if the cache would be in the folder, or beside it if that is a split."""
+        target = dest.resolve()
+        root = Path(self.folder.root).resolve()
+        with suppress(ShardError):
+            if root.parent == target and any(
+                part.directory() == root for part in Folder(str(target)).parts().values()
+            ):
+                raise ValueError(
+                    f"dest={str(dest)!r} holds images in train, val or test, which shards beside them "
+                    "would hide: choose another folder"
+                )
+        if root in (target, *target.parents):
+            raise _inside(dest)
+
+    def assign(self, layout: Layout) -> tuple[Assignment | None, list[object]]:
+        """Return shards of its images, and what identifies them."""
+        files = assign_files(self.folder, layout)
+        unreadable = [[bad.key, bad.reason] for bad in files.left_out]
+        return files, [*(source.identity() for _, source in files.inputs), *unreadable]
+
+    def assign_by_index(
+        self, layout: Layout, folder: Path, pool: Executor, on_abandon: Callable[[], None]
+    ) -> Assignment:
+        """Return shards of its images, which need no index."""
+        return assign_files(self.folder, layout)
+
+    def local_nbytes(self) -> int | None:
+        """0: the assignment has the number."""
+        return 0
+
+    def classes(self) -> list[str] | None:
+        """Return the names of its directories."""
+        return list(self.folder.classes())
+
+    def described(self) -> list[object]:
+        """Return its path, its classes, and what else decides about its images."""
+        folder = self.folder
+        part: dict[str, object] = {"folder": os.path.abspath(folder.root), "classes": folder.classes()}  # noqa: PTH100
+        part |= {"split": folder.split, "seed": folder.seed}
+        if folder.split in ("train", "val") and "val" not in Folder(folder.root).parts():
+            part["val_share"] = folder.val_share
+        return [part]
+
+    def left_out(self) -> dict[str, int]:
+        """Count the files that are not in the cache."""
+        return self.folder.left_out()
+
+    def is_split(self) -> bool:
+        """Whether it has directories train and val, or is one of them."""
+        return self.folder.split != "all" or "" not in self.folder.parts()
+
+
+def _inside(dest: Path) -> ValueError:
+    return ValueError(f"dest={str(dest)!r} is inside the source: choose another folder")
