@@ -79,7 +79,8 @@ def cache(tmp_path) -> Path:
 
 def test_a_cache_of_shards(source, cache):
     report = build(source, cache)
-    assert set(contents(cache)) == {"a.tar", "a.idx", "b.tar", "b.idx", "manifest.json"}
+    kinds = ("tar", "idx", "tarpeg.sizes")
+    assert set(contents(cache)) == {*(f"{name}.{kind}" for name in "ab" for kind in kinds), "manifest.json"}
     assert decoded(cache) == decoded(source)
     for name in ("a.tar", "b.tar"):
         before, after = members(source / name), members(cache / name)
@@ -212,7 +213,7 @@ def test_a_finished_cache_of_another_codec_is_only_replaced_if_asked(source, cac
     report = build(source, cache, Tiled(tile=16))
     assert report.left_out == {"folders beside the shards": 1, ".gz": 1, ".tgz": 1, ".jpg": 1}
     assert report.built == 0
-    assert set(contents(cache)) == {"b.tar", "b.idx", "manifest.json"}
+    assert set(contents(cache)) == {"b.tar", "b.idx", "b.tarpeg.sizes", "manifest.json"}
 
 
 def test_a_damaged_cache_is_repaired_by_the_build(source, cache):
@@ -348,7 +349,7 @@ def test_a_shard_that_loses_all_its_samples(shard_of, tmp_path, cache):
     good = shard_of(*map(sample, range(3)), name="good.tar")
     bad = shard_of(sample(3, b"no image"), name="bad.tar")
     report = build([good, bad], cache, max_bad=0.5)
-    assert set(contents(cache)) == {"good.tar", "good.idx", "manifest.json"}
+    assert set(contents(cache)) == {"good.tar", "good.idx", "good.tarpeg.sizes", "manifest.json"}
     assert report.shards == 1 and [entry.part for entry in report.quarantine] == ["bad.tar"]
     with pytest.raises(CacheError, match="nothing to cache"):
         build([bad], tmp_path / "none", max_bad=1.0)
@@ -568,6 +569,8 @@ def test_a_folder_of_images(tmp_path, cache):
     shards = opened(cache)
     assert shards.labels(range(12)).tolist() == [int(key.startswith("dog")) for key in keys(cache)]
     assert shards.extensions(keys(cache).index("dog/5")) == ["ppm", "cls"]
+    assert read_manifest(cache).classes == stored_classes(cache) == ["cat", "dog"]
+    assert "classes" not in json.loads((cache / "manifest.json").read_text()), "they are in its source"
     recorded = {"folder": str(root), "classes": {"cat": 0, "dog": 1}, "split": "all", "seed": 0}
     assert read_manifest(cache).source == [recorded]
     assert build(Folder(str(root)), tmp_path / "whole").shards == 1

@@ -53,7 +53,7 @@ def files_of(folder: Path) -> object:
     for bad in content["quarantine"]:
         bad["shard"] = Path(bad["shard"]).name
         del bad["reason"]
-    others = {path.name for path in folder.iterdir()} - {"manifest.json"}
+    others = {path.name for path in folder.iterdir() if path.suffix != ".sizes"} - {"manifest.json"}
     shards = [folder / name for name in sorted(others) if not name.startswith(".")]
     assert {path.suffix for path in shards} == {".tar", ".idx"}
     return [content, shards]

@@ -12,7 +12,7 @@ from helpers.pictures import jpeg, saved
 from helpers.small_tars import cache_home as cache_home, write_tar
 from PIL import Image
 from tarpeg.ops import decode
-from tarpeg.shards import pillow
+from tarpeg.shards import pillow, saved as saved_files
 from tarpeg.shards.mapped import Shards
 from tarpeg.shards.source import Source
 
@@ -78,6 +78,40 @@ def test_sizes_of_a_cache_and_of_a_folder_that_is_read_only(tmp_path, cache_home
         assert Shards([path]).sizes(range(5)).tolist() == EXPECTED
     assert len(list((cache_home / "tarpeg" / "index").glob("*.sizes"))) == 1
     assert (headers_read[0], headers_read[-1]) == (3, 5) and 5 not in headers_read[:-1]
+
+
+@pytest.mark.parametrize("codec", [tarpeg.Tiled(), tarpeg.Packed(), tarpeg.Raw(), tarpeg.Original()])
+def test_a_build_writes_the_sizes_that_would_be_read(tmp_path, codec, monkeypatch):
+    odd = [(f"{number:03d}.jpg", jpeg("420", 16 + number, 40)) for number in range(70)]  # more than at once
+    kinds = [*KINDS, ("f.jpg", b""), ("g.cls", b"1"), *odd]
+    write_tar(tmp_path / "a.tar", kinds)
+    tarpeg.build_cache(tmp_path / "a.tar", tmp_path / "cache", codec, executor=0)
+    tar, place = tmp_path / "cache" / "a.tar", tmp_path / "cache" / "a.tarpeg.sizes"
+    written = place.read_bytes()
+    place.unlink()
+    shards = Shards([tar])
+    read = shards.sizes(range(len(shards)))
+    assert len(read) == (76 if codec == tarpeg.Original() else 74) and read[0].tolist() == [40, 64]
+    assert place.read_bytes() == written
+    os.utime(tar, ns=(0, 0))  # a copy of the cache
+    monkeypatch.setattr(decode, "image_sizes", None)
+    assert Shards([tar]).sizes(range(len(shards))).tolist() == read.tolist()
+
+
+def test_a_cache_without_sizes_or_with_those_of_an_early_version_gets_them(tmp_path):
+    write_tar(tmp_path / "a.tar", KINDS[:3])
+    tarpeg.build_cache(tmp_path / "a.tar", tmp_path / "cache", executor=0)
+    tar, place = tmp_path / "cache" / "a.tar", tmp_path / "cache" / "a.tarpeg.sizes"
+    written, stat = place.read_bytes(), tar.stat()
+    (_, _, *rest), (column,) = saved_files.read(place, saved_files.SIZES, 2)
+    numbers = [stat.st_size, stat.st_mtime_ns, *rest]  # as early versions kept them
+    place.write_bytes(saved_files.encoded(saved_files.SIZES, 2, numbers, [column[::-1]]))
+    for _ in range(2):
+        assert Shards([tar]).sizes(range(3)).tolist() == EXPECTED[:3] and place.read_bytes() == written
+        place.unlink()
+    (tmp_path / "cache" / "a.idx").unlink()
+    assert tarpeg.build_cache(tmp_path / "a.tar", tmp_path / "cache", executor=0).built == 1
+    assert place.read_bytes() == written
 
 
 @pytest.mark.parametrize("orientation", [None, 1, 3, 6, 8])

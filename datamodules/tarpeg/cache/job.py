@@ -28,9 +28,11 @@ from ..files import read_regular, write_json
 from ..shards.index import build_from, save
 from ..shards.manifest import BUILDING, MANIFEST, CodecEntry, Finding
 from ..shards.pillow import NATIVE, format_name, image_extension, is_animated
+from ..shards.saved import SIZES_SUFFIX
+from ..shards.sizes import SizesReader, sizes_file, stamp_of
 from ..shards.source import is_label, label_text
 from ..shards.tar_writer import tar_nbytes, write_tar
-from ..shards.wds_index import index_text
+from ..shards.wds_index import index_text, parse
 from . import masks
 from .codecs import Codec
 from .sources import Sample, ShardInput, SourceShard
@@ -117,17 +119,18 @@ def run_job(job: ShardJob) -> ShardResult:
         with (
             locked_temporary(folder, f"{job.name}.tar") as tar,
             locked_temporary(folder, f"{job.name}.idx") as idx,
+            locked_temporary(folder, f"{job.name}{SIZES_SUFFIX}") as sizes,
         ):
-            _write_shard(job, result, tar, idx)
+            _write_shard(job, result, tar, idx, sizes)
             with FileLock(folder / COMMIT_LOCK):
                 _check_current(job)
                 result.mtime_ns = os.fstat(tar.fileno()).st_mtime_ns
                 write_json(folder / BUILDING / f"{job.name}.json", asdict(result))
                 # From here on an earlier manifest does not describe the folder.
                 (folder / MANIFEST).unlink(missing_ok=True)
-                # The index first, so that every shard in place has one. Without samples there is neither.
-                for file, kind in ((idx, "idx"), (tar, "tar")):
-                    path = folder / f"{job.name}.{kind}"
+                # The tar last, so that every shard in place has an index. Without samples there are no files.
+                for file, suffix in ((sizes, SIZES_SUFFIX), (idx, ".idx"), (tar, ".tar")):
+                    path = folder / f"{job.name}{suffix}"
                     if result.samples:
                         Path(file.name).replace(path)
                     else:
@@ -164,19 +167,30 @@ def hash_of(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _write_shard(job: ShardJob, result: ShardResult, tar: BinaryIO, idx: BinaryIO) -> None:
-    written = write_tar(tar, _encoded(job, result))
+def _write_shard(job: ShardJob, result: ShardResult, tar: BinaryIO, idx: BinaryIO, sizes: BinaryIO) -> None:
+    reader = SizesReader()
+    written = write_tar(tar, _encoded(job, result, reader))
     result.samples, result.bytes, result.sha256 = len(written.samples), written.nbytes, written.sha256
     text = index_text(written.samples)
     idx.write(text)
     result.idx_sha256 = hashlib.sha256(text).hexdigest()
+    if result.samples:
+        index = parse([text], [Path(idx.name)], [written.nbytes])
+        rows = slice(0, result.samples)
+        sizes.write(sizes_file(reader.sizes(), written.nbytes, stamp_of(written.sha256), index, rows))
+    sizes.flush()  # not durable: a file that a power failure damages is detected, and written again
     for file in (tar, idx):
         file.flush()
         os.fsync(file.fileno())
 
 
-def _encoded(job: ShardJob, result: ShardResult) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Yield key and members of each sample with its image encoded; count all and list the bad in `result`."""
+def _encoded(
+    job: ShardJob, result: ShardResult, sizes: SizesReader
+) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Yield key and members of each sample with its image encoded, whose size is read.
+
+    All are counted, and the bad listed, in `result`.
+    """
     last = None
     seen: set[str] = set()
     for sample in job.source.read():
@@ -197,6 +211,7 @@ def _encoded(job: ShardJob, result: ShardResult) -> Iterator[tuple[str, dict[str
         # Consecutive members of one key are one sample; a cut or a quarantined sample may join two samples.
         key = sample.key if sample.key != last else f"{sample.key}_2"
         last = key
+        sizes.add(members[str(image_extension(members))])
         yield key, members
 
 

@@ -22,6 +22,7 @@ from ..files import read_regular, write_json
 from ..remedies import Message, Setting
 from ..shards.manifest import BUILDING, MANIFEST, CodecEntry, Manifest, Quarantined, read_manifest
 from ..shards.paths import resolved
+from ..shards.saved import SIZES_SUFFIX
 from ..shards.urls import is_url
 from . import job
 from .codecs import Codec
@@ -138,8 +139,8 @@ def finish_build(folder: Path, manifest: Manifest) -> None:
         manifest.write(aside)
         (folder / MANIFEST).unlink(missing_ok=True)
         for name in _saved_results(folder / BUILDING).keys() - {Path(e.name).stem for e in manifest.shards}:
-            for kind in ("tar", "idx", "tarpeg.sizes"):
-                (folder / f"{name}.{kind}").unlink(missing_ok=True)
+            for suffix in (".tar", ".idx", SIZES_SUFFIX):
+                (folder / f"{name}{suffix}").unlink(missing_ok=True)
         (aside / MANIFEST).replace(folder / MANIFEST)
         shutil.rmtree(folder / BUILDING)
 

@@ -221,7 +221,7 @@ def save(index: TarIndex, place: Path) -> bool:
     numbers = [index.tar_nbytes, index.tar_mtime_ns, index.left_out]
     text = np.frombuffer(texts.encode("ascii"), np.uint8)
     columns: list[npt.NDArray[Any]] = [index.keys, index.samples, index.members, text]
-    return saved.write(place, saved.INDEX, _VERSION, numbers, columns)
+    return saved.write(place, saved.encoded(saved.INDEX, _VERSION, numbers, columns))
 
 
 def load(place: Path, nbytes: int, mtime_ns: int) -> TarIndex | None:

@@ -26,7 +26,7 @@ from ..progress import progress
 from .classes import classes_beside
 from .index import NBYTES, Int64, ShardIndex, build, load_or_build, rebuild
 from .manifest import MANIFEST, ShardEntry, entries
-from .sizes import Sizes, load_or_read
+from .sizes import Sizes, load_or_read, stamp_of
 from .source import LONGEST, Source, digest, integers, missing, plain
 from .tar import header_end, is_member
 from .wds_index import index_path, parse
@@ -64,6 +64,7 @@ class Shards(Source):
         # Absolute, because the working directory may have changed when a tar is mapped.
         self._paths = [Path(path).absolute() for path in paths]
         self._stats: list[tuple[int, int]] = []
+        self._stamps: list[int] = []
         self._contents: list[str] = []
         self._index = ShardIndex.join(self._opened(threads), len(self._paths))
         self._header_ends = [header_end(extension) for extension in self._index.extensions]
@@ -84,6 +85,7 @@ class Shards(Source):
                 if opened.warning:
                     warn(opened.warning)
                 self._stats += opened.stats
+                self._stamps += opened.stamps
                 self._contents += opened.contents
                 yield opened.index
                 show(len(self._stats))
@@ -264,7 +266,8 @@ class Shards(Source):
             self.check_unchanged(ids)
             return sizes
 
-        return load_or_read(self._paths[shard], self._stats[shard], self._index, rows, read)
+        nbytes, _ = self._stats[shard]
+        return load_or_read(self._paths[shard], nbytes, self._stamps[shard], self._index, rows, read)
 
     def _checked(self, ids: npt.ArrayLike) -> Int64:
         rows = np.asarray(ids)
@@ -387,12 +390,14 @@ class _Opened:
     Attributes:
         index: Their samples.
         stats: Size (bytes) and time of modification (ns) of each tar.
+        stamps: A number for each tar, that changes with its content: see ``sizes.load_or_read``.
         contents: Texts of ``identities()``.
         warning: Warning about samples that were left out.
     """
 
     index: ShardIndex
     stats: list[tuple[int, int]]
+    stamps: list[int]
     contents: list[str]
     warning: str = ""
 
@@ -431,7 +436,13 @@ def _open(group: list[tuple[Path, ShardEntry | None]]) -> _Opened:
     # The size alone says little: a tar is filled up to whole blocks, often of 10 KiB.
     found = hashlib.sha256(index.keys.tobytes() + index.members[NBYTES].tobytes()).hexdigest()[:16]
     contents = [f"{path.name} ({index.tar_nbytes} bytes, {index.samples.shape[1]} samples, {found})"]
-    return _Opened(ShardIndex.of(index), [(index.tar_nbytes, index.tar_mtime_ns)], contents, warning or "")
+    return _Opened(
+        index=ShardIndex.of(index),
+        stats=[(index.tar_nbytes, index.tar_mtime_ns)],
+        stamps=[index.tar_mtime_ns],
+        contents=contents,
+        warning=warning or "",
+    )
 
 
 def _open_cached(paths: Sequence[Path], listed: Sequence[ShardEntry]) -> _Opened:
@@ -464,4 +475,9 @@ def _open_cached(paths: Sequence[Path], listed: Sequence[ShardEntry]) -> _Opened
             raise CacheError(
                 f"{place} has {samples} samples, but {entry.samples} in {MANIFEST}. Run the build again."
             )
-    return _Opened(index, stats, [f"{entry.name} (sha256 {entry.sha256[:32]})" for entry in listed])
+    return _Opened(
+        index=index,
+        stats=stats,
+        stamps=[stamp_of(entry.sha256) for entry in listed],
+        contents=[f"{entry.name} (sha256 {entry.sha256[:32]})" for entry in listed],
+    )

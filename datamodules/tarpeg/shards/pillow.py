@@ -7,10 +7,11 @@ import io
 import re
 import struct
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from ..errors import DecodeError, Status
@@ -236,6 +237,16 @@ def upright_size(content: bytes, max_pixels: int = MAX_PIXELS) -> tuple[int, int
             return image.height, image.width
     except BROKEN:
         return 0, 0
+
+
+def header_sizes(files: Sequence[Tensor]) -> npt.NDArray[np.int32]:
+    """Return (height, width), upright, of encoded images by their headers: [B, 2]; (0, 0): unknown."""
+    from ..ops.decode import image_sizes  # here, because it loads the operators
+
+    sizes: npt.NDArray[np.int32] = image_sizes(files).numpy()
+    for row in np.flatnonzero(sizes[:, 0] == 0).tolist():
+        sizes[row] = upright_size(files[row].numpy().tobytes())
+    return sizes
 
 
 def open_rgb(content: bytes) -> Image.Image:

@@ -20,7 +20,8 @@ from ..files import read_regular, renamed
 
 INDEX, SIZES, OLD_INDEX = "index", "sizes", "npz"
 _KINDS = {INDEX: b"tarpegIX", SIZES: b"tarpegSZ"}
-SUFFIXES = (".tarpeg.index", ".tarpeg.sizes", ".tarpeg.npz")
+SIZES_SUFFIX = ".tarpeg.sizes"
+SUFFIXES = (".tarpeg.index", SIZES_SUFFIX, ".tarpeg.npz")
 """How the names of files beside shards end; the last is that of indexes of early versions."""
 
 _HEAD = struct.Struct("<8sIIII")  # kind, version, checksum of what follows; numbers, columns
@@ -35,10 +36,10 @@ def places(tar: Path, kind: str) -> tuple[Path, Path]:
     return tar.with_name(f"{name}.tarpeg.{kind}"), cache / f"{digest}.{kind}"
 
 
-def write(
-    place: Path, kind: str, version: int, numbers: Sequence[int], columns: Sequence[npt.NDArray[np.generic]]
-) -> bool:
-    """Write a file atomically, because other processes may be reading; return False if it cannot be."""
+def encoded(
+    kind: str, version: int, numbers: Sequence[int], columns: Sequence[npt.NDArray[np.generic]]
+) -> bytes:
+    """Return the content of a file."""
     lengths = [column.nbytes for column in columns]
     parts = [np.array([*numbers, *lengths], "<i8").tobytes()]
     for column in columns:
@@ -46,11 +47,15 @@ def write(
     content = b"".join(parts)
     counts = struct.pack("<II", len(numbers), len(columns))
     checksum = zlib.crc32(content, zlib.crc32(counts))
+    return _HEAD.pack(_KINDS[kind], version, checksum, len(numbers), len(columns)) + content
+
+
+def write(place: Path, content: bytes) -> bool:
+    """Write a file atomically, because other processes may be reading; return False if it cannot be."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         # Not durable: a file that a power failure damages is detected and written again.
         with renamed(place, durable=False) as file:
-            file.write(_HEAD.pack(_KINDS[kind], version, checksum, len(numbers), len(columns)))
             file.write(content)
     except OSError:
         return False

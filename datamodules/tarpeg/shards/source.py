@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ShardError
-from .pillow import IMAGE_EXTENSIONS, image_extension, upright_size
+from .pillow import IMAGE_EXTENSIONS, header_sizes, image_extension
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,13 +108,7 @@ class Source(Protocol):
         (0, 0) for an image that cannot be decoded. Default: read from the headers of the files, by Pillow if
         they are not JPEG, packed images or binary PPM.
         """
-        from ..ops.decode import image_sizes  # here, because it loads the operators
-
-        files = self.images(ids)
-        sizes: npt.NDArray[np.int32] = image_sizes(files).numpy()
-        for row in np.flatnonzero(sizes[:, 0] == 0).tolist():
-            sizes[row] = upright_size(files[row].numpy().tobytes())
-        return sizes
+        return header_sizes(self.images(ids))
 
     def shard(self, id: int) -> str | Path:
         """Return the path or URL of the file with the sample, for messages. Default: the type's name."""
