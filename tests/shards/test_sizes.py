@@ -82,7 +82,7 @@ def test_sizes_of_a_cache_and_of_a_folder_that_is_read_only(tmp_path, cache_home
 
 @pytest.mark.parametrize("codec", [tarpeg.Tiled(), tarpeg.Packed(), tarpeg.Raw(), tarpeg.Original()])
 def test_a_build_writes_the_sizes_that_would_be_read(tmp_path, codec, monkeypatch):
-    odd = [(f"{number:03d}.jpg", jpeg("420", 16 + number, 40)) for number in range(70)]  # more than at once
+    odd = [(f"{number:03d}.jpg", jpeg("420", 16 + number, 40)) for number in range(70)]
     kinds = [*KINDS, ("f.jpg", b""), ("g.cls", b"1"), *odd]
     write_tar(tmp_path / "a.tar", kinds)
     tarpeg.build_cache(tmp_path / "a.tar", tmp_path / "cache", codec, executor=0)
@@ -96,6 +96,17 @@ def test_a_build_writes_the_sizes_that_would_be_read(tmp_path, codec, monkeypatc
     os.utime(tar, ns=(0, 0))  # a copy of the cache
     monkeypatch.setattr(decode, "image_sizes", None)
     assert Shards([tar]).sizes(range(len(shards))).tolist() == read.tolist()
+
+
+def test_a_build_where_files_cannot_be_mapped_leaves_the_sizes_to_readers(tmp_path, monkeypatch):
+    def refuse(path: str, nbytes: int) -> None:
+        raise OSError(19, "No such device", path)
+
+    write_tar(tmp_path / "a.tar", KINDS[:3])
+    with monkeypatch.context() as patched:
+        patched.setattr(decode, "map_file", refuse)
+        assert tarpeg.build_cache(tmp_path / "a.tar", tmp_path / "cache", executor=0).samples == 3
+    assert Shards([tmp_path / "cache" / "a.tar"]).sizes(range(3)).tolist() == EXPECTED[:3]
 
 
 def test_a_cache_without_sizes_or_with_those_of_an_early_version_gets_them(tmp_path):

@@ -29,7 +29,7 @@ from ..shards.index import build_from, save
 from ..shards.manifest import BUILDING, MANIFEST, CodecEntry, Finding
 from ..shards.pillow import NATIVE, format_name, image_extension, is_animated
 from ..shards.saved import SIZES_SUFFIX
-from ..shards.sizes import SizesReader, sizes_file, stamp_of
+from ..shards.sizes import sizes_file, stamp_of
 from ..shards.source import is_label, label_text
 from ..shards.tar_writer import tar_nbytes, write_tar
 from ..shards.wds_index import index_text, parse
@@ -168,29 +168,24 @@ def hash_of(content: object) -> str:
 
 
 def _write_shard(job: ShardJob, result: ShardResult, tar: BinaryIO, idx: BinaryIO, sizes: BinaryIO) -> None:
-    reader = SizesReader()
-    written = write_tar(tar, _encoded(job, result, reader))
+    written = write_tar(tar, _encoded(job, result))
     result.samples, result.bytes, result.sha256 = len(written.samples), written.nbytes, written.sha256
     text = index_text(written.samples)
     idx.write(text)
     result.idx_sha256 = hashlib.sha256(text).hexdigest()
-    if result.samples:
-        index = parse([text], [Path(idx.name)], [written.nbytes])
-        rows = slice(0, result.samples)
-        sizes.write(sizes_file(reader.sizes(), written.nbytes, stamp_of(written.sha256), index, rows))
-    sizes.flush()  # not durable: a file that a power failure damages is detected, and written again
     for file in (tar, idx):
         file.flush()
         os.fsync(file.fileno())
+    if result.samples:
+        index = parse([text], [Path(idx.name)], [written.nbytes])
+        # Without them, and after a power failure, which may damage the file, readers find the sizes.
+        with contextlib.suppress(OSError):
+            sizes.write(sizes_file(Path(tar.name), written.nbytes, stamp_of(written.sha256), index))
+            sizes.flush()
 
 
-def _encoded(
-    job: ShardJob, result: ShardResult, sizes: SizesReader
-) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Yield key and members of each sample with its image encoded, whose size is read.
-
-    All are counted, and the bad listed, in `result`.
-    """
+def _encoded(job: ShardJob, result: ShardResult) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Yield key and members of each sample with its image encoded; count all and list the bad in `result`."""
     last = None
     seen: set[str] = set()
     for sample in job.source.read():
@@ -211,7 +206,6 @@ def _encoded(
         # Consecutive members of one key are one sample; a cut or a quarantined sample may join two samples.
         key = sample.key if sample.key != last else f"{sample.key}_2"
         last = key
-        sizes.add(members[str(image_extension(members))])
         yield key, members
 
 

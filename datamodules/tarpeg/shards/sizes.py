@@ -2,50 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from . import saved
 from .index import ShardIndex
-from .pillow import as_tensor, header_sizes
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from .pillow import header_sizes
 
 _VERSION = 2  # to be raised if the same image has another size
-_AT_ONCE, _BYTES_AT_ONCE = 64, 8 << 20  # images whose headers are read together
 Sizes = npt.NDArray[np.int32]
-
-
-class SizesReader:
-    """Reads the sizes of the images of a shard while it is written, a few at once."""
-
-    def __init__(self) -> None:
-        self._waiting: list[Tensor] = []
-        self._nbytes = 0
-        self._found: list[Sizes] = []
-
-    def add(self, image: bytes) -> None:
-        """Add an encoded image."""
-        self._waiting.append(as_tensor(image or b"\0"))  # torch refuses no bytes; neither is an image
-        self._nbytes += len(image)
-        if len(self._waiting) == _AT_ONCE or self._nbytes >= _BYTES_AT_ONCE:
-            self._read()
-
-    def sizes(self) -> Sizes:
-        """Return (height, width) of all images that were added: [S, 2]."""
-        self._read()
-        return np.concatenate([np.empty((0, 2), np.int32), *self._found])
-
-    def _read(self) -> None:
-        if self._waiting:
-            self._found.append(header_sizes(self._waiting))
-            self._waiting, self._nbytes = [], 0
 
 
 def stamp_of(sha256: str) -> int:
@@ -53,9 +23,25 @@ def stamp_of(sha256: str) -> int:
     return int(sha256[:15], 16)
 
 
-def sizes_file(sizes: Sizes, nbytes: int, stamp: int, index: ShardIndex, rows: slice) -> bytes:
-    """Return the content of the file with the sizes of a tar's images; arguments as of load_or_read."""
-    return saved.encoded(saved.SIZES, _VERSION, _identity(nbytes, stamp, index, rows), [sizes])
+def sizes_file(tar: Path, nbytes: int, stamp: int, index: ShardIndex) -> bytes:
+    """Return the content of the file with the sizes of a tar that was just written.
+
+    Arguments as of load_or_read; the index has the samples of that tar alone. Raises OSError if it
+    cannot be mapped or read.
+    """
+    from ..ops.decode import map_file  # loads the operators
+
+    # The tar is still in memory; to copy each image while it is written takes twice as long.
+    mapped, torn = map_file(str(tar), nbytes)
+    members = index.member_ends[:-1] + index.image
+    starts, lengths = index.offset[members].tolist(), index.nbytes[members].tolist()
+    images = [mapped[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+    sizes = header_sizes(images)
+    if torn[0]:
+        raise OSError(errno.EIO, "a part of it cannot be read", str(tar))
+    return saved.encoded(
+        saved.SIZES, _VERSION, _identity(nbytes, stamp, index, slice(0, len(index))), [sizes]
+    )
 
 
 def load_or_read(
@@ -80,7 +66,7 @@ def load_or_read(
             if column.nbytes == 8 * numbers[2] and (held := column.view("<i4").reshape(-1, 2)).min() >= 0:
                 return held
     sizes = read()
-    written = sizes_file(sizes, nbytes, stamp, index, rows)
+    written = saved.encoded(saved.SIZES, _VERSION, numbers, [sizes])
     # If no place is writable, the next process reads the headers again: not an error.
     any(saved.write(place, written) for place in saved.places(path, saved.SIZES))
     return sizes
