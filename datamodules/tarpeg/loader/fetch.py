@@ -110,7 +110,7 @@ class Fetcher:
 
     def __post_init__(self) -> None:
         self._carrier = carrier_of(self.split.targets, self.shards)
-        self._drawing = Drawing(self.shards, self.split, self.seed, self.candidates)
+        self.drawing = Drawing(self.shards, self.split, self.seed, self.candidates)
         self._outcomes = Outcomes(
             source=self.shards,
             split=self.split,
@@ -136,24 +136,24 @@ class Fetcher:
 
     def shape(self, request: Request) -> Shape:
         """Shape of the images of ``request``; a list of shapes for views of several sizes."""
-        return self._shape(request.epoch, self._drawing.sizes(request), len(request.ids))
+        return self._shape(request.epoch, self.drawing.sizes(request), len(request.ids))
 
     def nbytes(self, request: Request) -> int:
         """Bytes of the images of as many samples as ``request`` has, at most."""
-        drawing, count = self._drawing, len(request.ids)
+        drawing, count = self.drawing, len(request.ids)
         sizes = drawing.largest(request.epoch) if request.size is None else drawing.sizes(request)
         images = sum(map(math.prod, by_size(self._shape(request.epoch, sizes, count)))) * self.dtype.itemsize
         return images + picture_bytes(self.split.targets, sizes, count)
 
     def views_of(self, request: Request) -> list[View]:
         """Draw the views of a request from the sizes of its images, which the index has: none is read."""
-        return self.draw_views(request, self.shards.sizes(request.ids), self._drawing.sizes(request))
+        return self.draw_views(request, self.shards.sizes(request.ids), self.drawing.sizes(request))
 
     def draw_views(
         self, request: Request, sizes: npt.NDArray[np.int32], results: list[Size] | None = None
     ) -> list[View]:
         """Draw the views of a request for images of other sizes, see ``Drawing.views``."""
-        return self._drawing.views(request, sizes, results)
+        return self.drawing.views(request, sizes, results)
 
     def fetch(
         self,
@@ -199,7 +199,7 @@ class Fetcher:
         self, request: Request, out: Images | Place | None, threads: int, distorted: Request
     ) -> FetchResult:
         """Read the labels, make the images of each view, and assemble the batch."""
-        sizes, is_final = self._drawing.sizes(request), self.pixels.worker_augment is None
+        sizes, is_final = self.drawing.sizes(request), self.pixels.worker_augment is None
         if callable(out):
             out = out(self._shape(request.epoch, sizes, len(request.ids)))
         labels = self.read_labels(request.ids)
@@ -218,10 +218,10 @@ class Fetcher:
         self, request: Request, sizes: list[Size], out: Images | None = None, threads: int = 1
     ) -> tuple[list[View], Decoded]:
         """Make the images of each view: read, draw, decode, run the steps in Python."""
-        if self._drawing.crops(request.epoch)[0].parts is not None:
+        if self.drawing.crops(request.epoch)[0].parts is not None:
             return self._images_of_parts(request, out, threads)
         encoded = self.read(request)
-        views = self._drawing.views(request, encoded.sizes, sizes)
+        views = self.drawing.views(request, encoded.sizes, sizes)
         end_if_forked()  # a source and a crop may be the user's own
         decoded = self._decode(encoded, views, out if self.split.is_decoded_only else None, threads)
         self._run_python(encoded, views, decoded, out)
@@ -229,15 +229,15 @@ class Fetcher:
 
     def check_unchanged(self, request: Request) -> None:
         """Raise ShardError if a shard of the samples of a request has changed."""
-        used = self._drawing.samples(request).ravel() if self.split.has_parts else request.ids
+        used = self.drawing.samples(request).ravel() if self.split.has_parts else request.ids
         self.shards.check_unchanged(used)
 
     def _images_of_parts(
         self, request: Request, out: Images | None, threads: int
     ) -> tuple[list[View], Decoded]:
         """Make images of several samples each: as ``_images_of``, with a file, a box and a place per part."""
-        crop: Any = self._drawing.crops(request.epoch)[0].crop
-        samples, uniforms = self._drawing.samples(request), self._drawing.uniforms(request, 0, crop)
+        crop: Any = self.drawing.crops(request.epoch)[0].crop
+        samples, uniforms = self.drawing.samples(request), self.drawing.uniforms(request, 0, crop)
         files = self.shards.images(samples.ravel())
         known = image_sizes(files).numpy()
         sizes = known.copy()
@@ -370,7 +370,7 @@ class Fetcher:
     ) -> None:
         """Draw the views of a request of one, whose size is known now, to ``outs``, [1, C, H, W] by view."""
         results = [(out.shape[-2], out.shape[-1]) for _, out in sorted(outs.items())]
-        drawn = self._drawing.views(request, np.array([[image.height, image.width]], np.int32), results)
+        drawn = self.drawing.views(request, np.array([[image.height, image.width]], np.int32), results)
         for number, (view, other) in enumerate(zip(views, drawn, strict=True)):
             places = self._places([other], [0], request.epoch, number)
             self._resize_picture(other, outs[number], places, image)
@@ -401,7 +401,7 @@ class Fetcher:
         """
         if all(view.places is None for view in views):
             return None
-        crops, tables = self._drawing.crops(epoch), []
+        crops, tables = self.drawing.crops(epoch), []
         for place, number in enumerate(order):
             view, colour = views[number], colour_of(crops[first + number].crop)
             table = np.zeros((len(view), 12), np.int32)
@@ -555,12 +555,12 @@ class Fetcher:
         """Type of the images before ``pixels.worker_augment``."""
         if self.split.is_decoded_only:
             return self._crop_format.dtype
-        return self._outcomes.dtype_of(self._results_of(0, self._drawing.largest(0))[0])
+        return self._outcomes.dtype_of(self._results_of(0, self.drawing.largest(0))[0])
 
     @property
     def transform_result(self) -> tuple[torch.dtype, tuple[int, ...]]:
         """Type and shape, per sample, of what ``Split(transform=...)`` returns."""
-        pipeline, sizes = self.split.pipelines[0], self._drawing.largest(0)
+        pipeline, sizes = self.split.pipelines[0], self.drawing.largest(0)
         if pipeline.runs_python:
             outcome = self._results_of(0, sizes)[0]
             return (pipeline.levels or outcome).dtype, outcome.shape
@@ -574,7 +574,7 @@ class Fetcher:
     def _example(self, request: Request, sizes: list[Size]) -> list[Tensor] | None:
         """Make an image of each view of one sample, before the steps in Python."""
         encoded = self.read(request)
-        views = self._drawing.views(request, encoded.sizes, sizes)
+        views = self.drawing.views(request, encoded.sizes, sizes)
         decoded = self._decode_crops(encoded, views, None, threads=1)
         images, steps = [], self._python_steps
         for pipeline, crops in zip(self.split.pipelines, self._crops_of(decoded), strict=True):
@@ -599,7 +599,7 @@ class Fetcher:
     ) -> FetchResult:
         """Replace the images that could not be decoded, augment, and add labels, targets and members."""
         decoded, views, is_single = made.decoded, made.views, len(self.split.pipelines) == 1
-        substitutes = Substitutes(self.shards, self.on_error, self._drawing, has_views=not is_single)
+        substitutes = Substitutes(self.shards, self.on_error, self.drawing, has_views=not is_single)
         replaced = substitutes.replace(request, made, partial(self._made_unchanged, sizes))
         images, pixels = decoded.images, self.pixels
         if pixels.worker_augment is not None:

@@ -51,6 +51,11 @@ class _Epochs(EpochCounter):
         self.current, first = super().begin()
         return self.current, first
 
+    def follow(self, other: EpochCounter) -> tuple[int, int]:
+        """Take over the next iteration of another counter; return its epoch and first batch."""
+        self.current, first = super().follow(other)
+        return self.current, first
+
 
 class MixedFeed:
     """Batches of a mixture for one rank: a ``Feed``."""

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..errors import Status
+from ..ops.decode import image_sizes
 from ..sampling.geometry import View, joined
 from ..sampling.sampler import Request
 from ..transforms.pixels import PixelFormat
@@ -18,6 +21,7 @@ from . import targets
 from .augmenting import augment_in_worker
 from .batch import (
     TARGET_BATCHES,
+    AnyBatch,
     Batch,
     ExtraBatch,
     FetchResult,
@@ -26,6 +30,7 @@ from .batch import (
     TargetBatch,
     empty_images,
 )
+from .drawing import are_alike, draw_together
 from .fetch import OF_THE_RESULT, Fetcher, check_forks
 from .mixed_feed import Parts
 from .split import Split
@@ -55,6 +60,7 @@ class MixedFetcher:
         self.fetchers = [each.with_pixels(pixels) for each in self.fetchers]
         # Of the sources whose images the decoder alone makes: one of them decodes for all.
         self._decoder = _decoder_of(self.fetchers)
+        self._are_alike = are_alike([each.drawing for each in self.fetchers])
 
     def with_pixels(self, pixels: PixelFormat) -> MixedFetcher:
         """Return a fetcher of images in another format."""
@@ -75,6 +81,13 @@ class MixedFetcher:
         shape = self.fetchers[source].shape(first)
         return (len(parts.ids), *shape[1:])
 
+    def views_of(self, parts: Parts) -> list[View]:
+        """Draw the view of a batch from the sizes of its images, which the indexes have: none is read."""
+        views = []
+        for source, request in parts.parts:
+            views += self.fetchers[source].views_of(request)
+        return [joined(views)]
+
     def nbytes(self, count: int) -> int:
         """Bytes of the images of a batch of ``count`` samples, at most."""
         request = Request(0, np.zeros(count, np.int64))
@@ -92,53 +105,75 @@ class MixedFetcher:
         augment, into = self.pixels.worker_augment, images
         if augment is not None:
             into = empty_images(shape, self.fetchers[0].dtype)
-        results = self._decoded_together(parts, into, threads)
         rows = _rows(parts)
+        batches, view = self._decoded_together(parts, rows, into, threads)
+        results = []
         for number, (source, request) in enumerate(parts.parts):
-            if results[number] is None:
-                where = rows[number]
-                drawn_for = parts.request.rows(np.arange(where.start, where.stop))
-                result = self.fetchers[source].fetch(request, into[where], threads, drawn_for)
-                if result.error is not None:
-                    return FetchResult(error=result.error, notes=result.notes, request=parts.request)
-                results[number] = result
+            if batches[number] is not None:
+                results.append(FetchResult(batch=batches[number]))
+                continue
+            where = np.arange(rows[number].start, rows[number].stop)
+            drawn_for = parts.request.rows(where)
+            result = self.fetchers[source].fetch(request, into[rows[number]], threads, drawn_for)
+            if result.error is not None:
+                return FetchResult(error=result.error, notes=result.notes, request=parts.request)
+            results.append(result)
         if augment is not None:
             distorted = parts.request if self.pixels.distorts else None
             augment_in_worker(augment, [into], self.seed, distorted, images, [[0]])
-        return _joined_results(parts, images, [result for result in results if result is not None])
+        return _joined_results(parts, rows, images, results, view)
 
-    def _decoded_together(self, parts: Parts, out: Tensor, threads: int) -> list[FetchResult | None]:
-        """Decode the images of all parts in one call; None for a part that needs more than the decoder."""
-        found: list[FetchResult | None] = [None] * len(parts.parts)
+    def _decoded_together(
+        self, parts: Parts, rows: list[slice], out: Tensor, threads: int
+    ) -> tuple[list[AnyBatch | None], View | None]:
+        """Decode the images of all parts in one call.
+
+        Returns:
+            A batch for each part, None for a part that needs more than the decoder; and the view of all rows.
+        """
+        nothing: list[AnyBatch | None] = [None] * len(parts.parts)
         if self._decoder is None or len(parts.parts) == 1:
-            return found
+            return nothing, None
         process = os.getpid()
-        size = out.shape[-2:]
-        labels, files, views, sizes = [], [], [], []
+        fetchers = [self.fetchers[source] for source, _ in parts.parts]
+        requests = [request for _, request in parts.parts]
+        pairs = list(zip(fetchers, requests, strict=True))
         try:
-            for source, request in parts.parts:
-                fetcher = self.fetchers[source]
-                labels.append(fetcher.read_labels(request.ids))
-                encoded = fetcher.read(request)
-                files += encoded.files
-                sizes.append(encoded.sizes)
-                views += fetcher.draw_views(request, encoded.sizes, [(int(size[0]), int(size[1]))])
+            labels = [fetcher.read_labels(request.ids) for fetcher, request in pairs]
+            files = [file for fetcher, request in pairs for file in fetcher.shards.images(request.ids)]
+            sizes = image_sizes(files).numpy()
+            if not sizes.all():
+                return nothing, None
+            view = self._view(pairs, rows, sizes, (int(out.shape[-2]), int(out.shape[-1])))
             end_if_forked()  # a source and a crop may be the user's own
-            view = joined(views)
-            if view.places is not None or not all(each.all() for each in sizes):
-                return found
-            _, status = self._decoder.resize(size, files, view.boxes, view.flips, out, threads)
+            if view.places is not None:
+                return nothing, None
+            _, status = self._decoder.resize(view.size, files, view.boxes, view.flips, out, threads)
             check_forks(process)
-            for number, (source, request) in enumerate(parts.parts):
-                rows = _rows(parts)[number]
-                if not status[rows].any():
-                    fetcher = self.fetchers[source]
-                    batch = fetcher.labelled(out[rows], request.ids, labels[number])
+            is_broken = status.numpy() != Status.OK
+            found = nothing.copy()
+            for number, (fetcher, request) in enumerate(pairs):
+                if not is_broken[rows[number]].any():
+                    found[number] = fetcher.labelled(out[rows[number]], request.ids, labels[number])
                     fetcher.check_unchanged(request)
-                    found[number] = FetchResult(batch=batch, request=request._replace(views=(views[number],)))
-        except OF_THE_RESULT:  # which the fetcher of its source returns
-            return [None] * len(parts.parts)
-        return found
+        except OF_THE_RESULT:  # which the fetcher of its source returns, with the sample
+            return nothing, None
+        return found, view
+
+    def _view(
+        self,
+        pairs: list[tuple[Fetcher, Request]],
+        rows: list[slice],
+        sizes: npt.NDArray[np.int32],
+        size: tuple[int, int],
+    ) -> View:
+        """Draw the view of all rows: at once if the crops are alike, which is 2% of the time of a batch."""
+        if self._are_alike:
+            return draw_together([(fetcher.drawing, request) for fetcher, request in pairs], sizes, size)
+        views = []
+        for (fetcher, request), where in zip(pairs, rows, strict=True):
+            views += fetcher.draw_views(request, sizes[where], [size])
+        return joined(views)
 
 
 def _rows(parts: Parts) -> list[slice]:
@@ -162,23 +197,34 @@ def _decoder_of(fetchers: list[Fetcher]) -> Fetcher | None:
     return (flipping or fetchers)[0]
 
 
-def _joined_results(parts: Parts, images: Tensor, results: list[FetchResult]) -> FetchResult:
-    """Return the result of a batch from those of its parts."""
-    substituted: list[str] = []
+def _joined_results(
+    parts: Parts, rows: list[slice], images: Tensor, results: list[FetchResult], view: View | None
+) -> FetchResult:
+    """Return the result of a batch from those of its parts.
+
+    ``view``: of the parts whose results have no request.
+    """
+    if view is None or any(result.request is not None for result in results):
+        views = []
+        for result, where in zip(results, rows, strict=True):
+            if result.request is not None:
+                views += result.request.views
+            elif view is not None:
+                views.append(view.rows(np.arange(where.start, where.stop)))
+        view = joined(views)
+    found = FetchResult(
+        batch=_joined_batch(images, [result.batch for result in results]),
+        request=parts.request._replace(views=(view,)),
+    )
     notes: list[str] = []
     left_out: list[int] = []
-    for result, rows in zip(results, _rows(parts), strict=True):
-        substituted += result.substituted
+    for result, where in zip(results, rows, strict=True):
+        found.substituted += result.substituted
         notes += result.notes
-        left_out += [rows.start + row for row in result.left_out]
-    return FetchResult(
-        batch=_joined_batch(images, [result.batch for result in results]),
-        substituted=substituted,
-        non_jpeg=next((result.non_jpeg for result in results if result.non_jpeg is not None), None),
-        notes=notes,
-        request=parts.request._replace(views=_joined_views(results)),
-        left_out=left_out,
-    )
+        left_out += [where.start + row for row in result.left_out]
+        found.non_jpeg = found.non_jpeg or result.non_jpeg
+    found.notes, found.left_out = notes, left_out
+    return found
 
 
 def _joined_batch(images: Tensor, batches: list[Any]) -> Any:
@@ -190,8 +236,3 @@ def _joined_batch(images: Tensor, batches: list[Any]) -> Any:
         return Batch(images, label)
     keys = [key for batch in batches for key in batch.key]
     return ExtraBatch(images, label, keys, [extra for batch in batches for extra in batch.extra])
-
-
-def _joined_views(results: list[FetchResult]) -> tuple[View, ...]:
-    views = [view for result in results if result.request is not None for view in result.request.views]
-    return (joined(views),)

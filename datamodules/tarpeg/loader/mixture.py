@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import ResumeError, ShardError, warn
 from ..sampling.crops import methods_of
+from ..sampling.geometry import View
 from ..sampling.mixing import Batches, Mixing, Stopping, checked_shares
 from ..sampling.sampler import Request, shown
 from ..shards.source import Source
@@ -152,6 +153,8 @@ class MixtureLoader(Loader):
         world: As of ``Loader``.
         mesh: As of ``Loader``.
         config: As of ``Loader``. All batches are full, whatever ``drop_last`` is.
+        sources: The samples of sources by name, if they are open already.
+        name: Of the mixture, in messages.
 
     Raises:
         ShardError: As of ``Loader``, and for a source with fewer samples than its share of one batch.
@@ -180,10 +183,12 @@ class MixtureLoader(Loader):
         world: int | None = None,
         mesh: Mesh = None,
         config: LoaderConfig | None = None,
+        sources: Mapping[str, Source] | None = None,
+        name: str = "mixture",
     ) -> None:
         if not isinstance(mixture, Mixture):
             raise ValueError(f"mixture={shown(mixture)} must be a tarpeg.Mixture(...)")
-        self.mixture = mixture
+        self.mixture, self._given = mixture, dict(sources or {})
         super().__init__(
             next(iter(mixture.sources.values())),
             batch_size,
@@ -196,7 +201,7 @@ class MixtureLoader(Loader):
             world=world,
             mesh=mesh,
             config=config,
-            name="mixture",
+            name=name,
         )
 
     def _made(self) -> tuple[Any, Any]:
@@ -234,10 +239,12 @@ class MixtureLoader(Loader):
 
     def _opened(self, name: str, split: Split) -> Source:
         """Open the samples of a source."""
-        try:
-            source = open_split(split, is_first=self.ranks.is_first)
-        except ShardError as error:
-            raise ShardError(f"source {name!r} of the mixture: {error}") from error
+        source = self._given.get(name)
+        if source is None:
+            try:
+                source = open_split(split, is_first=self.ranks.is_first)
+            except ShardError as error:
+                raise ShardError(f"source {name!r} of the mixture: {error}") from error
         if not len(source):
             raise ShardError(
                 f"source {name!r} of the mixture, {shown(split.shards)}, has no samples: leave it out of the "
@@ -248,6 +255,33 @@ class MixtureLoader(Loader):
     def __repr__(self) -> str:
         """Return the sources and the batches."""
         return f"MixtureLoader({', '.join(self.mixture.names)}, {len(self)} batches per epoch)"
+
+    def views(self, epoch: int) -> Iterator[tuple[View, ...]]:
+        """Draw the view of each batch of an epoch of this rank from the indexes: no image is read."""
+        for parts in self._mixed.parts(epoch, 0, lambda _: False):
+            yield tuple(self.fetcher.views_of(parts))
+
+    def fetchers(self) -> dict[str, Any]:
+        """Return what fetches the samples of each source, by its name."""
+        return {name: fetcher for name, (_, fetcher) in self._sources.items()}
+
+    def samples_in(self, epoch: int) -> int:
+        """Return the rows of an epoch over all ranks."""
+        mixing = self._mixed.mixing
+        return mixing.length(epoch) * mixing.global_batch
+
+    def on_rank(self, rank: int, world: int) -> MixtureLoader:
+        """Return a loader of the same mixture and settings for a rank of others."""
+        return MixtureLoader(
+            self.mixture,
+            training=self.training,
+            augment=self.augment,
+            device=self.device,
+            rank=rank,
+            world=world,
+            config=self.config,
+            sources={name: feed.source for name, (feed, _) in self._sources.items()},
+        )
 
     def state_dict(self) -> State:
         """Return the position, and what it belongs to: equal on all ranks."""
