@@ -185,7 +185,7 @@ class Fetcher:
             try:
                 if is_stream and not self.split.is_decoded_only:
                     # Of noise, whichever sample comes first.
-                    self._results_of(request.epoch, fetcher._drawing.sizes(request))
+                    self._results_of(request.epoch, fetcher.drawing.sizes(request))
                 result = fetcher._fetch(request, out, threads, distorted or request)
                 result.notes = notes
                 return result

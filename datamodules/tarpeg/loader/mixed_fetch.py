@@ -205,7 +205,7 @@ def _joined_results(
     ``view``: of the parts whose results have no request.
     """
     if view is None or any(result.request is not None for result in results):
-        views = []
+        views: list[View] = []
         for result, where in zip(results, rows, strict=True):
             if result.request is not None:
                 views += result.request.views
