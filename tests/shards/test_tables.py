@@ -28,7 +28,10 @@ def folder(tmp_path):
 
 def loader(shards, table, target="y", key="file", **options):
     return Loader(
-        Split(shards, Whole(16), labels=table, key=key, target=target, **options), 64, training=False
+        Split(shards, Whole(16), labels=table, key=key, target=target, **options),
+        64,
+        training=False,
+        workers=0,
     )
 
 
@@ -227,20 +230,82 @@ def test_frames(folder, kind):
         labels(folder, kind(file=keys, y=[1, 2, 3]), "z")
 
 
-def test_a_frame_of_pandas_and_parquet(tmp_path, folder):
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"file": ["a", "b", "sub/c.d"], "y": [1.5, None, 3], "n": ["x", "y", "x"]})
-    optional = Label("y", optional=True)
-    assert labels(folder, frame, "n").tolist() == [0, 1, 0]
-    assert labels(folder, frame, optional).nan_to_num(-9).tolist() == [1.5, -9, 3]
-    pytest.importorskip("pyarrow")
-    frame["v"] = [[1, 2], [3, 4], [5, 6]]
+@pytest.fixture
+def frame():
+    """Columns of all kinds in a DataFrame of pandas."""
+    pandas = pytest.importorskip("pandas", reason="pandas is in the dev extra")
+    columns = {
+        "file": ["a", "b", "sub/c.d"],
+        "number": [1.5, None, 3],
+        "integer": pandas.array([4, None, 6], dtype="Int64"),
+        "name": ["x", "y", "x"],
+        "category": pandas.Categorical(["x", "y", "x"], categories=["y", "x"]),
+        "flag": [True, False, True],
+        "pair": [[1, 2], [3, 4], [5, 6]],
+        "tags": [["x"], [], ["y", "x"]],
+        "date": pandas.to_datetime(["2024-01-01"] * 3),
+    }
+    return pandas.DataFrame(columns, index=[7, 8, 9])
+
+
+@pytest.fixture(params=["DataFrame", "Parquet"])
+def table(request, frame, tmp_path):
+    if request.param == "DataFrame":
+        return frame
+    pytest.importorskip("pyarrow", reason="pyarrow is in the dev extra")
     frame.to_parquet(tmp_path / "t.parquet")
-    assert labels(folder, tmp_path / "t.parquet", optional).nan_to_num(-9).tolist() == [1.5, -9, 3]
-    assert labels(folder, tmp_path / "t.parquet", "v").dtype == torch.int64 or True
-    (tmp_path / "bad.parquet").write_bytes(b"x" * 50)
-    with pytest.raises(ShardError, match="Parquet"):
-        labels(folder, tmp_path / "bad.parquet")
+    return tmp_path / "t.parquet"
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "expected"),
+    [
+        (Label("number", optional=True), torch.float32, [1.5, -9, 3]),
+        (Label("integer", optional=True), torch.int64, [4, -1, 6]),
+        ("name", torch.int64, [0, 1, 0]),
+        ("category", torch.int64, [0, 1, 0]),
+        ("flag", torch.int64, [1, 0, 1]),
+        ("pair", torch.float32, [[1, 2], [3, 4], [5, 6]]),
+        ("tags", torch.float32, [[1, 0], [0, 0], [1, 1]]),
+        (["flag", "pair"], None, r"key 'a': 'flag' is 1"),
+        ("integer", None, r"key 'b': 'integer' is missing"),
+        ("date", None, r"'date'.*2024-01-01"),
+        ("nam", None, r"no column 'nam'; did you mean 'name'"),
+    ],
+)
+def test_frames_of_pandas_and_parquet(folder, table, target, dtype, expected):
+    if dtype is None:
+        with pytest.raises(ShardError, match=expected) as error:
+            labels(folder, table, target)
+        assert "t.parquet" in str(error.value) or "labels= (a DataFrame)" in str(error.value)
+        return
+    found = labels(folder, table, target)
+    assert found.dtype == dtype and found.nan_to_num(-9).tolist() == expected
+
+
+def test_two_columns_of_a_name_are_one_error(tmp_path, folder, frame):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is in the dev extra")
+    parquet = importlib.import_module("pyarrow.parquet")
+    twice = pyarrow.Table.from_arrays([frame["file"], [1, 2, 3], [1, 2, 3], [4, 5, 6]], [*"fyyz"])
+    parquet.write_table(twice, tmp_path / "t.parquet")
+    for table in (tmp_path / "t.parquet", frame.set_axis([*"fyyzwuvts"], axis=1)):
+        with pytest.raises(ShardError, match=r"two columns 'y'"):
+            labels(folder, table, "y", key="f")
+    assert labels(folder, tmp_path / "t.parquet", "z", key="f").tolist() == [4, 5, 6]
+
+
+@pytest.mark.parametrize("damage", ["no Parquet", "cut", "flipped"])
+def test_a_damaged_parquet_file_is_an_error_with_its_name(tmp_path, folder, frame, damage):
+    pytest.importorskip("pyarrow", reason="pyarrow is in the dev extra")
+    path = tmp_path / "bad.parquet"
+    frame.to_parquet(path)
+    whole = path.read_bytes()
+    pages = b"\xff" * 200  # the columns are known, their cells cannot be read
+    path.write_bytes(
+        {"no Parquet": b"x" * 50, "cut": whole[:-9], "flipped": whole[:4] + pages + whole[204:]}[damage]
+    )
+    with pytest.raises(ShardError, match=r"bad\.parquet.*Parquet"):
+        labels(folder, path, "name")
 
 
 def test_parquet_without_pyarrow(tmp_path, folder, monkeypatch):
