@@ -160,9 +160,7 @@ def test_warnings_that_are_errors_are_a_status_too(monkeypatch):
 @pytest.mark.parametrize("mode", ["F", "I"])
 def test_samples_without_a_range_are_refused(mode):
     for kind in ("TIFF", "PPM") if mode == "F" else ("TIFF",):
-        with pytest.raises(
-            RefusedError, match="32-bit or floating-point numbers, whose black and white"
-        ) as caught:
+        with pytest.raises(RefusedError, match="32-bit or floating-point") as caught:
             open_rgb(saved(Image.fromarray(WIDE).convert("I").convert(mode), kind))
         assert caught.value.status == Status.UNSUPPORTED
     same = pickle.loads(pickle.dumps(caught.value))

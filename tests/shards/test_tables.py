@@ -86,7 +86,7 @@ def csv(tmp_path, text, name="labels.csv"):
 def test_tables(tmp_path, folder, text, target, dtype, expected):
     table = csv(tmp_path, text)
     if expected is None:
-        with pytest.raises(ShardError, match=r"no row for 1 of 3 samples, such as 'sub/c.d.jpg'"):
+        with pytest.raises(ShardError, match=r"\b1 of 3 samples.*'sub/c\.d\.jpg'"):
             labels(folder, table, target)
         return
     found = labels(folder, table, target)
@@ -119,8 +119,8 @@ def test_a_table_of_shards_with_workers_a_subset_and_a_stream(tmp_path, photos):
 @pytest.mark.parametrize(
     ("text", "options", "match"),
     [
-        ("file,y\na,1\nb,2\n", {}, "no row for 1 of 3 samples, such as 'sub/c.d.jpg'"),
-        ("file,y\nx,1\nz,2\n", {}, "first keys are 'x', 'z', and those of the samples 'a.jpg', 'b.png'"),
+        ("file,y\na,1\nb,2\n", {}, r"\b1 of 3 samples.*'sub/c\.d\.jpg'"),
+        ("file,y\nx,1\nz,2\n", {}, r"keys are 'x', 'z', .*'a\.jpg', 'b\.png'"),
         ("file,y\na,1\nb,2\nsub/c.d,3\na.jpg,4\nb,5", {}, r"key 'a.jpg'.* rows 1 and 4 of"),
         (
             "file,y\na,1\nb,2\nsub/c.d,x\n",
@@ -169,13 +169,13 @@ def test_images_of_one_name_in_two_folders_need_their_folders(tmp_path):
         labels(shards, csv(tmp_path, "file,y\nx.jpg,1\n"))
     assert labels(shards, csv(tmp_path, "file,y\nb/x.jpg,1\na/x.jpg,2\n")).tolist() == [2, 1]
     # b/x is not mistaken for a/x, whose row is that of another image.
-    with pytest.raises(ShardError, match=r"no row for 1 .*'b/x'"):
+    with pytest.raises(ShardError, match=r"\b1 of 2 samples.*'b/x'"):
         labels(shards, csv(tmp_path, "file,y\na/x.jpg,2\nc/x.jpg,1\n"))
 
 
 def test_rows_of_other_folders_are_taken_with_a_warning_and_never_for_one_of_two_images(tmp_path, folder):
     table = csv(tmp_path, "file,y\ntrain/a.jpg,1\ntrain/b.png,2\ntrain/c.d.jpg,3\n")
-    with pytest.warns(UserWarning, match=r"'train/c\.d\.jpg' is taken for the sample 'sub/c\.d\.jpg'"):
+    with pytest.warns(UserWarning, match=r"key 'train/c\.d\.jpg' .*'sub/c\.d\.jpg'"):
         assert labels(folder, table).tolist() == [1, 2, 3]
     plain = csv(tmp_path, "file,y\na.jpg,1\nb.png,2\nc.d.jpg,3\n", "plain.csv")
     with warnings.catch_warnings():
@@ -183,16 +183,14 @@ def test_rows_of_other_folders_are_taken_with_a_warning_and_never_for_one_of_two
         assert labels(folder.parent, plain).tolist() == [1, 2, 3], "keys without folders"
     (folder / "other").mkdir()
     (folder / "other" / "a.jpg").write_bytes(jpeg("420", 16, 16))
-    with pytest.raises(
-        ShardError, match=r"key 'train/a\.jpg' is taken for the sample 'a\.jpg' .* 2 samples have"
-    ):
+    with pytest.raises(ShardError, match=r"key 'train/a\.jpg' .*'a\.jpg' .* 2 samples"):
         labels(folder, table, subset=[0, 1, 3])
 
 
 @pytest.mark.parametrize("cell", ["nan", "NA", "inf", '"1,5"', "2024-01-01", "?"])
 def test_a_text_among_numbers_is_no_class_unless_it_is_asked_for(tmp_path, folder, cell):
     table = csv(tmp_path, f"file,y\na,1\nb,{cell}\nsub/c.d,2\n")
-    with pytest.raises(ShardError, match=r"labels\.csv.*'y'.* and others are numbers.*kind='class'"):
+    with pytest.raises(ShardError, match=r"labels\.csv.*'y'.*numbers.*kind='class'"):
         labels(folder, table)
     assert labels(folder, table, target=Label("y", kind="class")).dtype == torch.int64
 
