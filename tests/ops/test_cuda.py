@@ -182,7 +182,8 @@ torch.cuda.get_device_capability, torch.cuda.current_device = lambda index: (9, 
 torch.cuda.device = contextlib.nullcontext
 compiler.library_dirs = lambda: [Path(path).parent]
 shutil.copy(path, Path(path).with_name(compiler.cuda_library_name(compiler.native_dir(), 13)))
-library._cuda = found = library._find_or_build_cuda()
+found = library._find_or_build_cuda()
+library._cuda = found
 error = ctypes.c_int32.in_dll(found, "tarpeg_launch_error")
 error.value = 35
 reason = library.why_no_cuda()

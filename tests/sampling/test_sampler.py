@@ -37,7 +37,7 @@ def test_blocks_are_permutations(samples, size, buffer, epoch):
 @pytest.mark.parametrize("buffer", [4, 16, 64])
 def test_how_well_blocks_mix(buffer):
     samples, size = 100_003, 64
-    pairs = same = 0
+    pairs, same = 0, 0
     for epoch in range(4):
         ids = epoch_ids(samples, Blocks(size, buffer), epoch=epoch)
         # Consecutive samples from the same block are less than `size` apart on the disk.

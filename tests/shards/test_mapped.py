@@ -322,7 +322,8 @@ def test_files_that_do_not_match_the_manifest(cache):
     tar.write_bytes(content)
     manifest = json.loads((cache / "manifest.json").read_bytes())
     for entry, samples in zip(manifest["shards"][:2], (2, 4), strict=True):
-        entry["samples"] = entry["tiles"]["32"] = samples
+        entry["samples"] = samples
+        entry["tiles"]["32"] = samples
     (cache / "manifest.json").write_text(json.dumps(manifest))
     refused(r"train-0\.idx has 3 samples, but 2 in manifest\.json")
     plain(cache / "train-extra.tar")

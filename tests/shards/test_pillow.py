@@ -123,7 +123,7 @@ def tiff_of(key: tuple) -> bytes:
     listed = sorted((tag, list(values)) for tag, values in tags.items() if values)
     start = 14 + 12 * len(listed)
     places = start + sum(2 * len(values) for _, values in listed if len(values) > 2)
-    entries = more = b""
+    entries, more = b"", b""
     for tag, values in listed:
         content = struct.pack(f"{end}{len(values)}H", *(values if tag != 273 else [places]))
         if len(values) > 2:

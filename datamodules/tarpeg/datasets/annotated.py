@@ -108,7 +108,8 @@ class AnnotatedImage:
             if not document["objects"] and not self.keep_empty:
                 return Reading({}, dropped=tuple(dropped))
         if self.mask is not None:
-            members[self.mask_member] = mask = read_file(self.mask)
+            mask = read_file(self.mask)
+            members[self.mask_member] = mask
             found = _upright_size(self.mask, mask)
             if found != size:
                 raise BrokenError(f"{self.mask} is {_by(found)}, and its image {self.path} is {_by(size)}")

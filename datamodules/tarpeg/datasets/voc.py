@@ -114,7 +114,7 @@ class Voc:
         keys, images = Keys(str(folder_of("JPEGImages", root / "JPEGImages"))), list[AnnotatedImage]()
         broken: list[str] = []
         for number, name in enumerate(names):
-            annotation = mask = None
+            annotation, mask = None, None
             if self.annotations is not None:
                 path = str(folders[self.annotations] / f"{name}.xml")
                 annotation = _Xml(path, f"{name}.jpg", number, labels, self.one_based)
