@@ -1,4 +1,8 @@
-"""Small shards of small pictures, shared by the tests of the loader's rooms."""
+"""Small shards of small pictures, shared by the tests of the loader's rooms.
+
+What needs torch is imported by the fixtures: the process that distributes the tests has no use for it, and
+the others start seconds earlier.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,16 @@ import os
 from pathlib import Path
 
 import pytest
+
+# Before torch is imported, here and in what the tests start: threads of OpenMP would spin while they wait, on
+# cores that other tests need. A training of 3 steps took 5 times the processor time.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from helpers import object_cache
 from helpers.groups import send_groups
 from helpers.kinds import mark_slow
 from helpers.packed import Packed
 from helpers.scripts import PARENT, live_processes
-from helpers.small_tars import sample, write_tar
 from hypothesis import settings
 
 settings.register_profile("same", derandomize=True, deadline=None)  # every run draws the same examples
@@ -54,6 +62,8 @@ def objects() -> None:
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory) -> Path:
     """A folder with two shards, of 13 and of 10 samples, keys k0000 to k0022."""
+    from helpers.small_tars import sample, write_tar
+
     folder = tmp_path_factory.mktemp("photos")
     for name, numbers in (("a", range(13)), ("b", range(13, 23))):
         write_tar(folder / f"{name}.tar", [member for n in numbers for member in sample(n)])
@@ -69,6 +79,7 @@ def packed(tmp_path_factory) -> Packed:
 @pytest.fixture
 def shard_of(tmp_path):
     """Write the given samples to a shard of its own: shard_of(sample(0), sample(1, b"", "png")) -> path."""
+    from helpers.small_tars import write_tar
 
     def write(*samples, name: str = "x.tar") -> Path:
         return write_tar(tmp_path / name, [member for members in samples for member in members])

@@ -320,7 +320,8 @@ class Run:
 
     def __init__(self, folder: Path, seed: int, number: int, faults: list[str]) -> None:
         self.folder, self.name = folder, f"SOAK_SEED={seed} SOAK_FIRST={number}"
-        self.draw = draw = random.Random(self.name)
+        draw = random.Random(self.name)
+        self.draw = draw
         self.plan = []
         for _ in range(draw.choice([5, 10, 20, 100])):
             kind = draw.choice(KINDS)

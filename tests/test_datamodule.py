@@ -107,7 +107,7 @@ def test_training_on_shards_of_val_or_test_is_an_error(photos, tmp_path):
             data(photos, **{kind: only_b}).setup()
     os.link(photos / "b.tar", tmp_path / "hard.tar")
     hard = data(tmp_path / "hard.tar", val=only_b)
-    with pytest.raises(ShardError, match=r"such as .*hard\.tar \(in val: .*b\.tar\)"):
+    with pytest.raises(ShardError, match=r"hard\.tar \(in val: .*b\.tar\)"):
         hard.setup()
     with pytest.raises(ShardError, match="train and val have"):
         fitted(tmp_path, data(photos, val=only_b))
@@ -232,7 +232,7 @@ def test_class_names(tmp_path):
     assert data(f"{tmp_path}/out/train-*.tar").classes is None
     net = Net()
     for net.num_classes, name in ((2, "cat"), (1, "bee")):
-        text = rf"labels 0\.\.2 need num_classes=3, and the network has (\d): label \1 is '{name}'$"
+        text = rf"labels 0\.\.2 .*num_classes=3, .* (\d): label \1 is '{name}'$"
         with pytest.raises(ShardError, match=text):
             fitted(tmp_path, data(tmp_path / "cache"), net)
 
@@ -249,7 +249,7 @@ def test_a_checkpoint_is_used_with_its_classes(tmp_path):
     path, run = tmp_path / "run.ckpt", partial(trainer, tmp_path)
     fitted(tmp_path, data("ant", "bee", "cat")).trainer.save_checkpoint(path)
     moved = data("bee", "cat", "fox", kind="val")
-    text = r"^label 0 was 'ant' when the checkpoint was made and is 'bee' now: 3 of 3 labels mean other"
+    text = r"^label 0 was 'ant' .*'bee' now: 3 of 3 labels"
     with pytest.raises(ShardError, match=text):
         run().validate(Net(), moved, ckpt_path=path)
     with pytest.raises(ShardError, match="restore these folders"):
@@ -390,21 +390,19 @@ def test_validation_leaves_out_undecodable_images_if_asked(shard_of):
     split = Split(shard_of(*samples), CenterCrop(16))
     data = ShardDataModule(val=split, test=split, batch_size=2, workers=0, keys=True, on_error="leave_out")
     for loader in (data.val_dataloader(), data.test_dataloader()):
-        with pytest.warns(
-            UserWarning, match="3 of 6 images cannot be decoded: metrics count the others"
-        ) as found:
+        with pytest.warns(UserWarning, match=r"\b3 of 6 images") as found:
             batches = list(loader)
         assert sum("key 'k0003'" in str(each.message) for each in found) == 1
         assert [batch.key for batch in batches] == [["k0000", "k0001"], [], ["k0005"]]
         assert [batch.image.shape[0] for batch in batches] == [2, 0, 1]
-    with pytest.raises(ValueError, match="on_error='leave_out' makes batches smaller"):
+    with pytest.raises(ValueError, match="on_error='leave_out'"):
         ShardDataModule(train=split, val=split, on_error="leave_out")
 
 
 def test_missing_labels_are_an_error_at_setup(shard_of, tmp_path):
     image = [(f"k{number}.jpg", jpeg("420", 24, 24)) for number in range(3)]
     shards = shard_of(image)
-    with pytest.raises(ShardError, match=r"x\.tar, key 'k0' has no member 'cls', .* or None if there are no"):
+    with pytest.raises(ShardError, match=r"x\.tar, key 'k0' .*'cls'.* None"):
         ShardDataModule(Split(shards, CenterCrop(16))).setup("fit")
     ShardDataModule(Split(shards, CenterCrop(16), target=None)).setup("fit")
     (tmp_path / "images").mkdir()
@@ -413,9 +411,7 @@ def test_missing_labels_are_an_error_at_setup(shard_of, tmp_path):
     split = Split(tmp_path / "images", CenterCrop(16))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # the error is enough
-        with pytest.raises(
-            ShardError, match=r"only images, such as '0 broken\.jpg', .* give Split\(target=None"
-        ):
+        with pytest.raises(ShardError, match=r"'0 broken\.jpg', .*Split\(target=None"):
             ShardDataModule(split).setup("fit")
     with pytest.warns(UserWarning, match="no labels"):
         ShardDataModule(predict=split).setup("predict")

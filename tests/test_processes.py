@@ -45,7 +45,7 @@ def test_ctrl_c_does_not_wait_for_running_calls(workers):
 
 @pytest.mark.parametrize(("workers", "limit"), [(0, 3), (1, 3), (2, 6), (3, 9)])
 def test_few_calls_wait_for_our_own_processes(workers, limit):
-    submitted = finished = 0
+    submitted, finished = 0, 0
 
     def calls():
         nonlocal submitted

@@ -163,7 +163,7 @@ def test_photographs_that_other_decoders_do_not_turn_or_convert(tmp_path, suite)
     ]
     for kind in ("plain", "gray"):
         (tmp_path / f"{kind}.jpg").unlink()
-    with pytest.raises(ValueError, match=r"no JPEG of at least .*EXIF.*size=imagenet"):
+    with pytest.raises(ValueError, match=r"EXIF.*size=imagenet"):
         measure(suite, images=tmp_path, rounds=1)
 
 
@@ -188,7 +188,7 @@ def test_own_photographs_as_they_are_and_in_parts(tmp_path, monkeypatch):
     assert (report.size, report.images) == ("own", 2), "those of 256x256 pixels that decode"
     assert {row.mean for row in report.rows if row.name.startswith("tarpeg")} == {0.0}
 
-    with pytest.raises(ValueError, match=r"torn\.jpg cannot be decoded: .*Remove it"):
+    with pytest.raises(ValueError, match=r"torn\.jpg .*decode"):
         measure("resize", images=folder, size=64, rounds=1)
     (folder / "torn.jpg").unlink()
     photos = FolderPhotos(size=[(90, 60), (50, 100)], folder=str(folder), seed=3)
@@ -208,7 +208,7 @@ def test_own_photographs_as_they_are_and_in_parts(tmp_path, monkeypatch):
         assert np.array_equal(whole, image.convert("YCbCr")), "a part is not enlarged"
     with pytest.raises(ValueError, match=r"folder='.*none' has no photographs"):
         measure("resize", images=tmp_path / "none", size=64)
-    with pytest.raises(ValueError, match=r"images='.*more' has no JPEG of at least 256x256 pixels that dec"):
+    with pytest.raises(ValueError, match=r"images='.*more'.*256x256"):
         (folder / "more" / "b.JPG").write_bytes(b"")
         measure("crop", images=folder / "more")
 

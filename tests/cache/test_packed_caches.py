@@ -310,9 +310,7 @@ def test_the_tools(photos, tmp_path):
 def test_errors_of_the_loader_have_shard_key_and_remedy(shard_of):
     good = packed(jpeg("420", 64, 80))
     path = shard_of(sample(0, good, "tpj"), sample(1, later(good), "tpj"), sample(2, good[:50], "tpj"))
-    words = (
-        r"key 'k0001'.*: image is LATER_VERSION \(7\): a packed image of version 9, made by a later tarpeg"
-    )
+    words = r"key 'k0001'.*LATER_VERSION \(7\): .*version 9\b"
     for transform in ({}, {"transform": torch.nn.Identity()}):
         split = tarpeg.Split(path, **({"crop": tarpeg.CenterCrop(8)} | transform))
         settings = {"batch_size": 3, "workers": 0, "threads": 0, "on_error": "raise"}

@@ -225,7 +225,7 @@ def test_a_server_that_stops_answering_for_a_while(serve, local, tmp_path, hurry
 
 def test_a_server_that_never_answers_again_is_an_error_in_time(serve, tmp_path, hurry):
     started = time.monotonic()
-    with pytest.raises(ShardError, match=r"t-001\.tar cannot be read: no answer for 0\.3 s"):
+    with pytest.raises(ShardError, match=r"t-001\.tar .*: no answer .*0\.3 s"):
         build_cache(serve(stalling(99)) + "/t-001.tar", tmp_path / "cache", executor=0)
     assert time.monotonic() - started < 15  # four tries of 0.3 s
 

@@ -209,7 +209,7 @@ def test_what_is_broken_is_left_out_and_listed(tmp_path, caplog, apply, reason):
     assert "broken and left out: 1, listed in" in caplog.text
     is_of_an_image = "annotations.0" not in line
     assert report.samples == 3 - is_of_an_image
-    with pytest.raises(ShardError, match=r"1 images or annotations .*instances\.json are broken.*max_bad"):
+    with pytest.raises(ShardError, match=r"\b1 .*instances\.json .*broken.*max_bad"):
         pack(tmp_path, max_bad=0.0)
 
 
@@ -252,10 +252,10 @@ def test_files_that_are_not_of_coco(tmp_path, text, reason):
 def test_ids_and_names_are_unique(tmp_path):
     document = coco(tmp_path)
     for field, change, reason in (
-        ("images", {"id": 101}, "two of images have the id 101"),
-        ("images", {"file_name": "000000000001.jpg"}, "two of images have the name '000000000001.jpg'"),
-        ("categories", {"id": 17}, "two of categories have the id 17"),
-        ("categories", {"name": "cat"}, "two of categories have the name 'cat'"),
+        ("images", {"id": 101}, r"images .*\b101\b"),
+        ("images", {"file_name": "000000000001.jpg"}, r"images .*'000000000001\.jpg'"),
+        ("categories", {"id": 17}, r"categories .*\b17\b"),
+        ("categories", {"name": "cat"}, "categories .*'cat'"),
     ):
         twice = {**document, field: [{**document[field][0], **change}, *document[field][1:]]}
         rewrite(tmp_path, twice)

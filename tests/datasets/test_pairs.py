@@ -50,7 +50,7 @@ def test_what_has_no_partner_is_left_out_and_listed(tmp_path, caplog):
     assert report.samples == 2 and "b.png: No such file" in line
     assert "masks without an image: 1, the first is" in caplog.text and "z.png" in caplog.text
     (tmp_path / "images" / "a.png").write_bytes(b"")
-    with pytest.raises(ShardError, match=r"a\.jpg and a\.png have one mask, a\.png"):
+    with pytest.raises(ShardError, match=r"a\.jpg and a\.png .*mask, a\.png"):
         make_shards(tmp_path / "out", source, workers=0)
     with pytest.raises(ShardError, match="nowhere' is not a folder"):
         make_shards(tmp_path / "out", tarpeg.MaskFolder(tmp_path / "nowhere", tmp_path / "masks"))

@@ -56,7 +56,7 @@ def test_synthetic_shards_are_made_once(tmp_path):
     make()
     assert tars(out) == made and not list(out.glob(".*.tmp"))
     (out / "shards.json").write_text("{")
-    message = r"shards\.json is damaged: delete the folder, or choose another out"
+    message = r"shards\.json .*damaged: .*out"
     with pytest.raises(ShardError, match=message):
         make()
     with pytest.raises(ShardError, match=r"shards in .*file"):
@@ -107,7 +107,7 @@ def test_folder_shards_of_a_changed_folder(tmp_path, images, caplog):
     assert packing == f"packing the images of {images} into {tmp_path / 'o'} (once)"
     assert left_out == f"{images}: left out: 1 .cache/, 1 .txt"
     os.utime(images / "ant" / "0.v1.JPG", (0, 0))
-    with pytest.raises(ShardError, match=r"packed into .*names, sizes or dates"):
+    with pytest.raises(ShardError, match=r"names, sizes or dates"):
         make()
     (images / "dog").mkdir()
     (images / "dog" / "one.jpg").write_bytes(jpeg("420", 32, 32))
@@ -274,9 +274,7 @@ def test_odd_files_are_an_error_with_the_remedy(tmp_path):
         FolderShards(root=tmp_path / "pets", out=tmp_path / "o", val_share=0.5, workers=0),
         lambda: tarpeg.make_shards(tmp_path / "p", tarpeg.Folder(tmp_path / "pets"), workers=0),
     ):
-        with pytest.raises(
-            ShardError, match=r"12 of 20 images cannot be read: .*; and 2 more.*build_cache"
-        ) as caught:
+        with pytest.raises(ShardError, match=r"12 of 20 images .*: .*2 more.*build_cache") as caught:
             make()
         text = str(caught.value)
         assert f"{odd[0]}: not a regular file" in text and f"{odd[3]}: No such file" in text

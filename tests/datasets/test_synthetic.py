@@ -117,7 +117,7 @@ def test_sizes():
 
 def test_imagenet_sizes_have_the_mean_of_imagenet():
     photos = Photos(size="imagenet")
-    sizes = np.array([synthetic._plan(photos, index, "train")[:2] for index in range(3000)])
+    sizes = np.array([synthetic._traits(photos, index, "train")[:2] for index in range(3000)])
     assert (abs(sizes.mean(axis=0) - (413, 478)) < 10).all()
     assert len(np.unique(sizes, axis=0)) > 500
 

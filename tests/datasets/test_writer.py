@@ -150,7 +150,7 @@ def test_folder_errors(tmp_path, images):
     for name in "bc":
         (tmp_path / "flat" / f"{name}.jpg").write_bytes(b"")
     (tmp_path / "flat" / "empty" / "d.jpg").write_bytes(b"")
-    text = r"flat' has 3 images without a class folder, such as a\.jpg, and 1 with one\. Move them into"
+    text = r"flat' .*\b3 images .*a\.jpg, and 1 "
     with pytest.raises(ShardError, match=text):
         make_shards(out, Folder(tmp_path / "flat"))
     with pytest.raises(ValueError, match=r"^samples=26 .* 25"):
@@ -165,7 +165,7 @@ def test_folder_errors(tmp_path, images):
 
 def test_an_unreadable_file_raises_and_leaves_no_incomplete_shard(tmp_path, images, monkeypatch):
     (images / "bee" / "gone.jpg").symlink_to(tmp_path / "gone.jpg")
-    with pytest.raises(ShardError, match=r"1 of \d+ images cannot be read: .*gone\.jpg: No such"):
+    with pytest.raises(ShardError, match=r"1 of \d+ images .*: .*gone\.jpg: No such"):
         make_shards(tmp_path / "o", Folder(images), workers=0)
     assert not (tmp_path / "o").exists(), "before anything is written"
     monkeypatch.setattr(folder, "stats_of", list)  # it disappears during the packing

@@ -85,7 +85,7 @@ def test_shares_are_of_the_upright_image(tmp_path):
         ("0.5 0.5 0.5 0.5 0.5", {}, r"0\.txt, line 1: class 0.5 is not in"),
         ("0 0.5 0.5 nan 0.5", {}, r"0\.txt, line 1: nan is not a share"),
         ("0 32 24 10 10", {}, r"0\.txt, line 1: 32.0 is not a share"),
-        ("0 0.5 0.5 0.5", {}, r"0\.txt, line 1 has 3 numbers .* not 4 numbers: task= is 'detect'"),
+        ("0 0.5 0.5 0.5", {}, r"0\.txt, line 1 .*\b3 numbers .* 4 numbers: task= is 'detect'"),
         ("0 0.5 0.5 0.5 x", {}, r"0\.txt, line 1: .*'x'"),
         ("0 0 0 1 0 1 1", {}, r"0\.txt, line 1 has 6 numbers .*task= is 'detect'"),
         ("0 0.5 0.5 0.5 0.5", {"task": "segment"}, r"0\.txt, line 1 has 4 numbers .*polygon"),
@@ -167,9 +167,9 @@ def test_places_of_images(tmp_path):
 def test_labels_that_are_nowhere_or_of_two_images(tmp_path):
     data = layout(tmp_path)
     (tmp_path / "images" / "train" / "0.png").write_bytes(b"")
-    with pytest.raises(ShardError, match=r"0\.jpg and .*0\.png have one file of labels"):
+    with pytest.raises(ShardError, match=r"0\.jpg and .*0\.png .*one file"):
         pack(tmp_path, data)
     (tmp_path / "images" / "train" / "0.png").unlink()
     (tmp_path / "labels").rename(tmp_path / "annotations")
-    with pytest.raises(ShardError, match=r"no image of .* has labels: .*labels/train/0.txt does not exist"):
+    with pytest.raises(ShardError, match=r"labels/train/0\.txt does not exist"):
         pack(tmp_path, data)

@@ -323,7 +323,8 @@ class Device:
     """A GPU with a queue, and its timeline: a mark is passed when the work before it is done."""
 
     def __init__(self):
-        self.host = self.free = 0.0  # milliseconds: the program's time, and when the GPU becomes idle
+        # Milliseconds: the program's time, and when the GPU becomes idle.
+        self.host, self.free = 0.0, 0.0
         self.timeline = DeviceTimeline(partial(Mark, self))
         self.timeline.begin()
 
@@ -341,7 +342,8 @@ class Mark:
         self.device, self.at = device, None
 
     def record(self):
-        self.at = self.device.free = max(self.device.free, self.device.host)
+        self.at = max(self.device.free, self.device.host)
+        self.device.free = self.at
 
     def query(self):
         return self.at <= self.device.host

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+
+from tarpeg.errors import BuildError
 
 from helpers import object_cache
 from helpers.checkouts import copy, tracked
@@ -46,7 +49,11 @@ def copy_checkout(to: Path) -> Path:
 def make_wheel(tree: Path, out: Path, *options: str, cuda: str = "0") -> tuple[Path, str]:
     """Build a wheel of a directory or an archive; gives its path and what pip said."""
     command = [*PIP, "wheel", "-v", "--no-deps", *options, "-w", str(out), str(tree)]
-    words = run(command, cwd=out.parent, TARPEG_CUDA=cuda, CXX=object_cache.compiler())
+    cached = {"CXX": object_cache.compiler()}
+    if cuda != "0":
+        with contextlib.suppress(BuildError):
+            cached["CUDA_HOME"] = object_cache.toolkit(out.with_name("toolkit"))
+    words = run(command, cwd=out.parent, TARPEG_CUDA=cuda, **cached)
     (wheel,) = out.glob("*.whl")
     return wheel, words
 

@@ -75,7 +75,8 @@ def tile_blocks(data: bytes, counts: list[int], dc_bytes: list[int]) -> list[np.
             for k, bit in enumerate(next(masks_left)):
                 if bit:
                     block[ZIGZAG[k]] = next(values_left)
-            dc = block[0] = (dc + block[0] + 32768) % 65536 - 32768
+            dc = (dc + block[0] + 32768) % 65536 - 32768
+            block[0] = dc
         found.append(blocks)
     return found
 

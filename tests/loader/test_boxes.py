@@ -259,15 +259,13 @@ def test_warnings_about_broken_targets_do_not_blame_the_images_alone():
         list(load(None, split=split, shuffle=False, **HERE))
     text = "1 of 12 images cannot be decoded, or have broken targets: metrics count"
     assert sum(text in str(warning.message) for warning in caught) == 1
-    with pytest.raises(
-        tarpeg.DecodeError, match=r"1 images .*decoded, or have broken targets, more than max_bad"
-    ):
+    with pytest.raises(tarpeg.DecodeError, match=r"\b1 images .*broken targets.*max_bad"):
         list(load(None, split=split, max_bad=0.0, **HERE))
 
 
 def test_a_field_in_place_of_an_extension_is_an_error_with_the_remedy():
     split = Split(Scenes({}), Whole(32), targets=Boxes("objects"))
-    text = r"""has no member 'objects', .*For a field 'objects' of KEY\.json: "json:objects"\."""
+    text = r"""member 'objects'.*field 'objects' of KEY\.json: "json:objects"\."""
     with pytest.raises(ShardError, match=text):
         list(load(None, split=split, on_error="raise", **HERE))
 

@@ -103,8 +103,6 @@ def test_shapes_and_types(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_too_little_memory_is_an_error_with_a_remedy(shared: bool) -> None:
-    with pytest.raises(
-        OSError, match=r"5 batches of 1,152,921,504,606.8 MB cannot be .*Lower batch_size, "
-    ) as caught:
+    with pytest.raises(OSError, match=r"5 batches of 1,152,921,504,606\.8 MB .*batch_size") as caught:
         BatchBuffers(1 << 60, 1, shared)
     assert caught.value.errno == errno.ENOMEM

@@ -145,8 +145,8 @@ BROKEN = {"EMPTY": b"", "NOT_AN_IMAGE": b"<html>not found</html>", "TRUNCATED": 
 def test_a_substitute_is_reported_with_shard_and_key(shard_of, status, workers):
     path = shard_of(*(sample(n) for n in range(5)), sample(5, BROKEN[status]))
     place = re.escape(f"shard {path}, key 'k0005'")
-    reason = r": it looks like HTML or XML \(a failed download\?\)" if status == "NOT_AN_IMAGE" else ""
-    warning = rf"{place}: image is {status} \(\d\){reason}; 'k000[0-4]' takes its place"
+    reason = r": .*HTML or XML.*" if status == "NOT_AN_IMAGE" else ""
+    warning = rf"{place}: image is {status} \(\d\){reason}; 'k000[0-4]' "
     with pytest.warns(UserWarning, match=warning):
         (batch,) = load(path, workers=workers)
     other = int(batch.key[5][1:])
@@ -242,7 +242,7 @@ def test_damage_inside_the_pixels_never_crashes(shard_of):
 def test_a_label_that_is_not_an_integer(shard_of, label, runner):
     path = shard_of(sample(0), sample(1, label=label))
     place = rf"^shard {re.escape(str(path))}, key 'k0001'"
-    with pytest.raises(ShardError, match=rf"{place}: member 'cls' is '.*', not a 64-bit"):
+    with pytest.raises(ShardError, match=rf"{place}: .*'cls' is '.*64-bit"):
         list(load(path, **runner))
 
 

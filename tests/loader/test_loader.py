@@ -93,7 +93,7 @@ def test_a_killed_worker_is_an_error_and_one_may_go_on(photos, children, number,
     next(iterator)
     for child in children():
         os.kill(child, number)
-    with pytest.raises(RuntimeError, match=rf"worker process [01] of 2 was killed by {name}.*workers=0"):
+    with pytest.raises(RuntimeError, match=rf"process [01] of 2 .*{name}.*workers=0"):
         list(iterator)
     assert children() == set()
     assert sorted(keys_of(loader)) == ALL
@@ -158,7 +158,7 @@ HERE = {"workers": 0, "rank": 0, "world": 1}
 @pytest.mark.parametrize("device", ["cuda", "cuda:7", 0, torch.device("cuda")])
 def test_a_device_that_is_not_there_is_an_error_of_the_loader(photos, monkeypatch, device):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ValueError, match=rf"device={re.escape(repr(device))}: this machine has none of CUDA"):
+    with pytest.raises(ValueError, match=rf"device={re.escape(repr(device))}: .*CUDA"):
         Loader(Split(photos, CenterCrop(8)), device=device, **HERE)
 
 
@@ -184,7 +184,7 @@ def test_too_many_broken_images_end_the_epoch(shard_of, workers):
         loader.close()
         return count
 
-    with pytest.raises(DecodeError, match=r"11 images of epoch 0 .* max_bad=0\.01 of the 40 .* last: shard "):
+    with pytest.raises(DecodeError, match=r"11 images .*epoch 0 .* max_bad=0\.01 .*\b40 .*: shard "):
         batches(12)
     assert batches(12, max_bad=0.3) == 10
     assert batches(10) == 10, "ten may be broken however small the set"

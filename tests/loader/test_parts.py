@@ -384,7 +384,7 @@ def test_the_largest_image_is_that_of_the_loader(monkeypatch):
     (view,) = loader.claim().views
     for row, image in enumerate(batch.image):
         assert torch.equal(image, composed(source, view.row(row), 114))
-    with pytest.raises(tarpeg.DecodeError, match=r"pixels are more than max_pixels=2000"):
+    with pytest.raises(tarpeg.DecodeError, match=r"pixels .*max_pixels=2000"):
         next(iter(load(None, split=split, batch_size=11, max_pixels=2000, **HERE)))
 
 
@@ -415,7 +415,7 @@ def test_a_stream_has_partners_too(tmp_path):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({}, "crop=Mosaic.*target='cls' is the label of one: give targets="),
+        ({}, "crop=Mosaic.*target='cls'.*targets="),
         ({"target": None, "views": 2}, "crop=Mosaic.*is for one view, not 2"),
         ({"target": None, "transform": lambda image: image}, "no steps of transform= in Python"),
         ({"targets": Boxes("json"), "transform": v2.RandomRotation(9)}, "no steps of transform= in Python"),

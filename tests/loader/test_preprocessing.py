@@ -161,7 +161,7 @@ def test_what_only_its_own_project_can_make_is_named(photos, tmp_path):
     run, own = trainer(tmp_path), module(photos, Own())
     run.fit(Net(), datamodule=own)
     run.save_checkpoint(tmp_path / "x.ckpt")
-    with pytest.raises(ResumeError, match=r"crop=\S*Own, which only its own project can make"):
+    with pytest.raises(ResumeError, match=r"crop=\S*Own\b"):
         tarpeg.preprocessing(tmp_path / "x.ckpt")
     again = module(photos, Own())
     trainer(tmp_path).validate(Net(), datamodule=again, ckpt_path=tmp_path / "x.ckpt", verbose=False)
@@ -170,7 +170,7 @@ def test_what_only_its_own_project_can_make_is_named(photos, tmp_path):
     for stored in ({"crop": 5}, {}, *({**plain, **part} for part in wrong)):
         with pytest.raises(ResumeError, match="cannot be read"):
             restored(stored)
-    with pytest.raises(ResumeError, match="does not say how its validation"):
+    with pytest.raises(ResumeError, match="validation"):
         tarpeg.preprocessing({"state_dict": {}})
     with pytest.raises(ResumeError, match=r"^classes=5 "):
         tarpeg.preprocessing({"state": {"preprocessing": {}, "classes": 5}})
@@ -178,7 +178,7 @@ def test_what_only_its_own_project_can_make_is_named(photos, tmp_path):
 
 @pytest.mark.parametrize("crop", [tarpeg.RandomCrop(8), [VAL, VAL]], ids=str)
 def test_a_compose_is_of_one_fixed_crop(photos, crop):
-    with pytest.raises(ValueError, match=r"is not one fixed crop: use split\(\)"):
+    with pytest.raises(ValueError, match=r"fixed crop.*split\(\)"):
         restored(described(tarpeg.Split(photos, crop), None)).compose()
     with pytest.raises(ValueError, match=r"interpolation='lanczos' .*use split"):
         restored(described(tarpeg.Split(photos, VAL, interpolation="lanczos"), None)).compose()

@@ -61,7 +61,7 @@ def test_a_loader_that_was_made_before_the_process_group_is_refused(photos, monk
     data = ShardDataModule(Split(photos, CenterCrop(8)), workers=0)
     of_data = data.train_dataloader()
     monkeypatch.setattr(ranks, "process_rank", lambda: (1, 2))
-    text = "this loader is of rank 0 of 1, but the process is rank 1 of 2. Create the loader after"
+    text = r"rank 0 of 1, .*rank 1 of 2\b"
     for begin in (lambda: iter(early), lambda: data.augmented(of_data), lambda: early.deliver(None)):
         with pytest.raises(ValueError, match=text):
             next(begin())
@@ -71,7 +71,7 @@ def test_a_loader_that_was_made_before_the_process_group_is_refused(photos, monk
 def test_several_processes_without_a_process_group_are_a_warning(photos, monkeypatch):
     loader, alone = (Loader(Split(photos, CenterCrop(8)), 12, workers=0, **at) for at in ({}, ALONE))
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.warns(UserWarning, match=r"^WORLD_SIZE=2, but .*each .*reads all samples") as caught:
+    with pytest.warns(UserWarning, match=r"^WORLD_SIZE=2.*all samples") as caught:
         assert len([*loader, *loader]) == 4
     assert len({str(warning.message) for warning in caught}) == 1
     with warnings.catch_warnings():
@@ -122,7 +122,7 @@ def test_a_data_module_without_a_trainer_takes_a_mesh(photos):
 def test_a_mesh_and_the_ranks_of_a_trainer_are_refused(photos):
     data = ShardDataModule(Split(photos, CenterCrop(8)), workers=0, mesh=(mesh(("dp",), (1,), (0,)), "dp"))
     data.trainer = types.SimpleNamespace(strategy=types.SimpleNamespace(), lightning_module=None)
-    with pytest.raises(ValueError, match=r"mesh=.* is for loops without a Trainer.*leave it out"):
+    with pytest.raises(ValueError, match=r"mesh=.*Trainer.*leave it out"):
         data.setup("fit")
 
 
@@ -162,7 +162,7 @@ def test_a_state_on_some_processes_only_is_an_error(photos, on, has_begun):
     on(1, loaders[1].load_state_dict, loaders[1].state_dict() | {"batches": 2})
     if has_begun:
         on(1, list, loaders[1])
-    with pytest.raises(ShardError, match="process 0 begins with batch 0 of epoch 0, without a state"):
+    with pytest.raises(ShardError, match=r"process 0 .*batch 0 of epoch 0, without"):
         on(0, two_of, loaders[0])
 
 
@@ -170,7 +170,7 @@ def test_a_state_after_another_process_began_is_an_error(photos, on):
     loaders = [on(process, loader_of, photos) for process in (0, 1)]
     on(0, two_of, loaders[0])
     state = loaders[1].state_dict() | {"batches": 2}
-    with pytest.raises(ShardError, match="process 1 goes on from batch 2 of epoch 0, with a state"):
+    with pytest.raises(ShardError, match=r"process 1 .*batch 2 of epoch 0, with "):
         on(1, loaders[1].load_state_dict, state)
 
 
@@ -179,9 +179,7 @@ def test_states_of_other_batches_on_the_processes_are_an_error(photos, on):
     for process, loader in enumerate(loaders):
         on(process, loader.load_state_dict, loader.state_dict() | {"batches": 1 + process})
     on(0, two_of, loaders[0])
-    with pytest.raises(
-        ShardError, match=r"process 0 goes on from batch 1 of .*process 1 .* batch 2 of epoch"
-    ):
+    with pytest.raises(ShardError, match=r"process 0 .* batch 1 of .*process 1 .* batch 2 of "):
         on(1, two_of, loaders[1])
 
 
@@ -226,7 +224,7 @@ def test_a_state_that_is_loaded_twice_replaces_the_first(photos, on):
     on(0, loaders[0].load_state_dict, state | {"batches": 2})
     on(1, loaders[1].load_state_dict, state)
     on(0, two_of, loaders[0])
-    with pytest.raises(ShardError, match=r"goes on from batch 2 of .* process 1 goes on from batch 1 of"):
+    with pytest.raises(ShardError, match=r"\b0 .* batch 2 of .* process 1 .* batch 1 of "):
         on(1, two_of, loaders[1])
 
 
@@ -237,9 +235,7 @@ def test_other_batches_on_the_processes_show_what_differs_alone(photos, on, monk
         found[:] = [(process, 2, facts[process], "") for process in (0, 1)]
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
-    with pytest.raises(
-        ShardError, match=r"train split is \{'seed': 0\} on rank 0 but \{'seed': 1\} on rank 1"
-    ):
+    with pytest.raises(ShardError, match=r"train .*\{'seed': 0\} on rank 0 .*\{'seed': 1\} on rank 1"):
         on(0, DataRank(0, 2).compare, "train", facts[0])
 
 
@@ -250,9 +246,7 @@ def test_another_collective_on_another_process_is_an_error_with_the_remedy(on, m
             "all_gather_object",
             lambda found, mine, others=others: found.__setitem__(slice(None), [mine, others]),
         )
-        with pytest.raises(
-            ShardError, match=r"process 1 compares something else .* train split: make the same"
-        ):
+        with pytest.raises(ShardError, match=r"process 1 .* train split"):
             on(0, DataRank(0, 2).compare, "train", {})
 
 

@@ -124,7 +124,7 @@ def test_more_ranks_leave_out_fewer_samples_than_ranks_of_the_last_batch_only(ph
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"batch_size": 5}, "global_batch was 4 when .* and is 5 now.*global_batch_size=? fixes it"),
+        ({"batch_size": 5}, r"global_batch was 4 .* 5 now.*global_batch_size\b"),
         ({"batch_size": 2}, "global_batch was 4 .* and is 2"),
         ({"seed": 9}, "seed was 0 .* and is 9"),
         ({"world": 2}, "global_batch was 4 .* and is 8"),
@@ -136,7 +136,7 @@ def test_what_would_make_other_batches_is_an_error_within_an_epoch_only(photos, 
     loader = load(photos, workers=0)
     next(iter(loader))
     other = load(photos, **{"workers": 0, **settings})
-    with pytest.raises(ValueError, match=rf"cannot resume at batch 1 of epoch 0: {text}"):
+    with pytest.raises(ValueError, match=rf"batch 1 of epoch 0: {text}"):
         other.load_state_dict(loader.state_dict())
     list(loader)
     other.load_state_dict(loader.state_dict())

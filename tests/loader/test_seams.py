@@ -71,7 +71,9 @@ class Buckets:
 
     def size_of(self, sizes):
         mean = np.log(sizes[:, 1] / sizes[:, 0]).mean()
-        return (24, 40) if mean > 0.1 else (40, 24) if mean < -0.1 else self.size
+        if abs(mean) <= 0.1:
+            return self.size
+        return (24, 40) if mean > 0 else (40, 24)
 
     def boxes(self, sizes, draws):
         return Whole(1).boxes(sizes)

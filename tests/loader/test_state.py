@@ -129,7 +129,7 @@ def test_many_files_are_a_hash_from_the_thousandth_on(tmp_path):
     state = one.state_dict()
     assert len(state["data"]) < 20_000
     one.load_state_dict(state)
-    with pytest.raises(ResumeError, match=r"file 1000, .* was 201 more, \w+, and is 201 more"):
+    with pytest.raises(ResumeError, match=r"file 1000, .* 201 more, \w+, .* 201 more"):
         other.load_state_dict(state)
 
 

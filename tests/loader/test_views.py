@@ -308,7 +308,7 @@ def test_the_sheet_shows_all_views(photos, tmp_path):
 @pytest.mark.parametrize(
     ("count", "text"),
     [
-        (3, "augment= has 3 modules, but train has 8 views: give one module per"),
+        (3, r"augment= .*\b3 modules.* 8 views"),
         (0, "augment= has 0 modules"),
     ],
 )
@@ -360,9 +360,7 @@ def test_results_of_views_of_one_size_must_fit(photos):
 
 
 def test_mixing_refuses_views(photos):
-    text = (
-        r"mix takes one view of each image, \[B, 3, H, W\], got \[\[2, 4, 3, 32, 32\], \[6, 4, 3, 12, 12\]\]"
-    )
+    text = r"mix .*\[B, 3, H, W\], got \[\[2, 4, 3, 32, 32\], \[6, 4, 3, 12, 12\]\]"
     for augment in (Augment(mix=Mix(5)), [Augment(mix=Mix(5))] * 8):
         with pytest.raises(ValueError, match=text):
             looped(data_of(photos, augment))

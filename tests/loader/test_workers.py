@@ -184,7 +184,7 @@ def test_a_transform_that_forks_is_an_error_and_no_sample_comes_twice(photos, ch
     numbers, parent = [], os.getpid()
     loader = load(photos, transform=forks, workers=2, batch_size=2, shuffle=False)
     seen = []
-    with pytest.raises(RuntimeError, match=r"has called os\.fork\(\).*os\._exit\(\).*use subprocess"):
+    with pytest.raises(RuntimeError, match=r"os\.fork\(\).*os\._exit\(\).*subprocess"):
         for batch in loader:
             seen += batch.key
     assert seen == ALL[: len(seen)] and children() == set()
@@ -200,7 +200,7 @@ def test_a_result_with_another_number_is_an_error(monkeypatch):
         return job
 
     pool = ProcessPool(work, 1)
-    text = "worker process 0 of 1 sent the result of job 0 instead of 1.*fork"
+    text = r"process 0 of 1 .*job 0 .*\b1\b.*fork"
     with pytest.raises(RuntimeError, match=text):
         for job in range(3):
             assert results(pool, [job]) == [job]
@@ -259,7 +259,7 @@ def test_a_worker_that_takes_a_minute_for_a_sample_is_a_warning_with_its_key(
     loader = load(source, shuffle=False, streaming=streaming, **kind, **settings)
     name = "worker process 0 of 1" if settings["workers"] else "thread . of 2"
     name = name if settings.get("threads", 1) else "this process"
-    text = rf"{name} has not finished for 0\.3 s: transform= or targets= works on shard .*a\.tar, key 'k0002'"
+    text = rf"{name} .*0\.3 s: transform= .*shard .*a\.tar, key 'k0002'"
     with pytest.warns(UserWarning, match=text):
         assert len(keys_of(loader)) == 13
     loader.close()
@@ -272,7 +272,7 @@ def test_a_transform_that_hangs_at_its_first_image_is_a_warning(photos, monkeypa
     before = {*tasks.iterdir()}
     monkeypatch.setattr(marks, "SLOW", 0.3)
     monkeypatch.setattr(marks, "CHECK_INTERVAL", 0.1)
-    with pytest.warns(UserWarning, match=r"transform= is tried on shard .*a\.tar, key 'k0000'.*Ctrl-C"):
+    with pytest.warns(UserWarning, match=r"transform= .*shard .*a\.tar, key 'k0000'.*Ctrl-C"):
         loader = load(photos, transform=sleepy, workers=0)
         assert len(keys_of(loader)) == 23
     loader.close()
@@ -285,7 +285,7 @@ def test_a_batch_that_takes_a_minute_is_a_warning(photos, monkeypatch):
 
     monkeypatch.setattr(marks, "SLOW", 0.3)
     loader = load(photos, shuffle=False, members=["cls"], decode=slow, workers=0, threads=2)
-    with pytest.warns(UserWarning, match=r"works on the batch that begins with shard .*a\.tar, key 'k0000'"):
+    with pytest.warns(UserWarning, match=r"begins with shard .*a\.tar, key 'k0000'"):
         keys_of(loader)
     loader.close()
 
@@ -314,7 +314,7 @@ def test_if_a_later_process_cannot_start_none_is_left(monkeypatch, children):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     monkeypatch.setattr(workers, "_start_process", fails)
-    text = "worker process 2 of 3 cannot start: Too many open files. Use fewer workers or threads"
+    text = r"process 2 of 3 .*: Too many open files\..*fewer workers"
     with pytest.raises(OSError, match=text) as caught:
         ProcessPool(lambda job: job, 3)
     assert caught.value.errno == errno.EMFILE

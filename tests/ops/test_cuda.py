@@ -14,7 +14,7 @@ import pytest
 import tarpeg
 import torch
 from helpers import object_cache, reference
-from helpers.compile_time import reference_seconds, seconds_of_children
+from helpers.compile_time import reference_seconds
 from helpers.pictures import (
     MEAN,
     ORDERS,
@@ -182,7 +182,8 @@ torch.cuda.get_device_capability, torch.cuda.current_device = lambda index: (9, 
 torch.cuda.device = contextlib.nullcontext
 compiler.library_dirs = lambda: [Path(path).parent]
 shutil.copy(path, Path(path).with_name(compiler.cuda_library_name(compiler.native_dir(), 13)))
-library._cuda = found = library._find_or_build_cuda()
+found = library._find_or_build_cuda()
+library._cuda = found
 error = ctypes.c_int32.in_dll(found, "tarpeg_launch_error")
 error.value = 35
 reason = library.why_no_cuda()
@@ -291,17 +292,25 @@ def test_the_emulation_finds_mistakes_of_kernels(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_compiles_as_fast_as_20_files_with_regular_expressions_and_loads_without_a_gpu(tmp_path):
-    """39 seconds of one job, 61 at most, where such a file takes 3.05: a machine that is busy gets more."""
+def test_compiles_as_fast_as_20_files_with_regular_expressions_and_loads_without_a_gpu(tmp_path, monkeypatch):
+    """39 seconds of one job, 61 at most, where such a file takes 3.05: a machine that is busy gets more.
+
+    It is the processor time of the compilers, also of those that the test of wheels has run.
+    """
+    log = tmp_path / "seconds"
     try:
-        compiler.find_nvcc()
+        home = object_cache.toolkit(tmp_path / "toolkit")
     except BuildError:
         pytest.skip("needs nvcc")
-    usual = reference_seconds(tmp_path)
-    before = seconds_of_children()
-    built = compiler.build_cuda(directories=[tmp_path])
-    seconds = seconds_of_children() - before
-    usual = (usual + reference_seconds(tmp_path)) / 2
+    jobs = os.cpu_count() or 1  # as many as build_cuda() runs at once
+    usual = reference_seconds(tmp_path, jobs)
+    with monkeypatch.context() as cached:
+        for name, value in (("CUDA_HOME", home), ("CXX", object_cache.compiler())):
+            cached.setenv(name, value)
+        cached.setenv(object_cache.SECONDS, str(log))
+        built = compiler.build_cuda(directories=[tmp_path])
+    seconds = sum(map(float, log.read_text().split()))
+    usual = (usual + reference_seconds(tmp_path, jobs)) / 2
     assert seconds < 20 * usual, f"{seconds:.1f} s, a file with regular expressions {usual:.2f} s"
     assert built.name == compiler.cuda_library_name(compiler.native_dir(), compiler.find_nvcc()[1][0])
     assert compiler.build_cuda(directories=[tmp_path]) == built, "once"
@@ -348,7 +357,7 @@ def test_nvcc_is_searched_in_the_environment_and_must_work(tmp_path, monkeypatch
 def test_nvcc_must_be_of_torchs_cuda(monkeypatch, nvcc):
     monkeypatch.setenv("CUDA_HOME", nvcc("new", "echo release 13.0, V13.0.88"))
     monkeypatch.setattr(compiler, "torch_cuda", lambda: (12, 6))
-    refusal = "new/bin/nvcc is of CUDA 13.0, torch is built for CUDA 12.6"
+    refusal = r"new/bin/nvcc .*CUDA 13\.0, torch .*CUDA 12\.6"
     with pytest.raises(BuildError, match=f"{refusal}.*toolkit of CUDA 12 "):
         compiler.build_cuda()
     monkeypatch.setenv("CUDA_PATH", nvcc("fits", "echo release 12.9, V12.9.1"))
@@ -453,11 +462,11 @@ def test_gpus_are_refused_on_which_no_kernel_runs(tmp_path, monkeypatch, caplog)
             (2, r"no kernel image is available\)"),
         ):
             for _ in range(2):
-                with pytest.raises(BuildError, match=f"cuda:{index}.*{reason}.*Keep the images on the CPU"):
+                with pytest.raises(BuildError, match=f"cuda:{index}.*{reason}.*CPU"):
                     library.require_cuda(torch.device("cuda", index))
             assert caplog.text.count(f"cuda:{index}") == 1
         full = torch.device("cuda", 4)
-        with pytest.raises(BuildError, match=r"cuda:4 \(cudaMalloc: out of memory\); free some of it"):
+        with pytest.raises(BuildError, match=r"cuda:4 \(cudaMalloc: out of memory\); free"):
             library.require_cuda(full)
         assert library.has_cuda(full) and library.has_cuda(full), "memory is free again"
         assert library.has_cuda() and library.has_cuda(torch.device("cuda", 3))

@@ -350,11 +350,12 @@ def test_the_library_exports_nothing_of_the_standard_library() -> None:
 
 
 @pytest.mark.slow
-def test_a_debug_build_with_a_static_libstdcxx_raises_errors_of_operators(tmp_path: Path) -> None:
-    """The sanitised build: test_fuzzing.py::test_operators_run_clean_under_the_sanitizers."""
+def test_a_library_with_a_static_libstdcxx_raises_errors_of_operators(tmp_path: Path, monkeypatch) -> None:
+    """A debug build: test_wheels.py. The sanitised one: test_fuzzing.py."""
+    monkeypatch.setenv(object_cache.FOLDER, str(object_cache.folder()))
     static = "-static-libstdc++ -static-libgcc"
     code = f"{LOAD}; import torch; torch.ops.tarpeg.tile_jpeg(torch.zeros(1), 1, 1)"
-    settings = {"TARPEG_DEBUG": "1", "LDFLAGS": static, "CXXFLAGS": "-g0"}  # no debugger reads it
+    settings = {"LDFLAGS": static, "CXX": object_cache.compiler()}
     done = finish(start(code, TARPEG_LIB_DIR=tmp_path, **settings), 600)
     assert re.search(r"RuntimeError: .*checks\.h:\d+, jpeg.* must be a one-dimensional uint8 tensor", done[2])
     assert done[:2] == (1, str(*tmp_path.glob("*.so")))

@@ -112,7 +112,8 @@ def parts_of(value: object) -> Iterator[bytes]:
     """Bytes that represent a value: tensors, tuples, dicts, paths of files and plain values."""
     if isinstance(value, Tensor):
         is_last = value.ndim == 4 and value.is_contiguous(memory_format=torch.channels_last)
-        order = "channels_last" if is_last else "contiguous" if value.is_contiguous() else "other"
+        order = "contiguous" if value.is_contiguous() else "other"
+        order = "channels_last" if is_last else order
         yield f"{value.dtype} {list(value.shape)} {order}".encode()
         yield value.contiguous().view(torch.uint8).numpy().tobytes() if value.numel() else b""
     elif isinstance(value, Path):

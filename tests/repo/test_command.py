@@ -137,9 +137,7 @@ def test_settings_that_do_not_exist_are_one_line_with_a_similar_name(program, ar
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file" / "run", "/proc/run"):
-        with pytest.raises(
-            SystemExit, match=rf"^train: .* cannot be written .* {folder}: give hydra\.run\.dir="
-        ):
+        with pytest.raises(SystemExit, match=rf"^train: .* {folder}: give hydra\.run\.dir="):
             check_settings("train", [f"hydra.run.dir={folder}"])
     check_settings("train", [f"hydra.run.dir={tmp_path}/new/run"])
     for name in ("${hydra:job.name}", "${hydra.job.num}"):  # which Hydra knows when it runs

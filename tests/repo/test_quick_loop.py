@@ -14,7 +14,7 @@ import torch
 from helpers import object_cache
 from helpers.groups import send_groups
 from helpers.kinds import kinds, mark_slow
-from helpers.scripts import run_tool
+from helpers.scripts import run_tool, write_program
 from helpers.training import fitted
 from xdist.remote import WorkerInteractor
 from xdist.scheduler import LoadGroupScheduling
@@ -94,12 +94,19 @@ def test_an_object_is_that_of_the_same_text_flags_and_compiler(tmp_path, monkeyp
     monkeypatch.setenv(object_cache.SECONDS, str(tmp_path / "seconds"))
 
     def compiled(
-        *flags: str, value: int = 1, header: int = 1, folder: str = "a", program: str = "cc", lines: int = 0
+        *flags: str,
+        value: int = 1,
+        header: int = 1,
+        folder: str = "a",
+        program: str = "cc",
+        lines: int = 0,
+        comment: str = "",
     ) -> int:
         """How many objects there are after this one is compiled."""
         place = tmp_path / folder / "native"
         place.mkdir(parents=True, exist_ok=True)
-        (place / "x.h").write_text(f"// a comment {len(list(tmp_path.iterdir()))}\nint h = {header};\n")
+        comment = comment or f"a comment {len(list(tmp_path.iterdir()))}"
+        (place / "x.h").write_text(f"// {comment}\nint h = {header};\n")
         start = '#include "x.h"\n' + "\n" * lines
         (place / "x.c").write_text(f'{start}const char* f(void) {{ return "value {value}"; }}\n')
         files = ["-I", str(place), "-c", str(place / "x.c"), "-o", str(place / "x.o")]
@@ -107,14 +114,26 @@ def test_an_object_is_that_of_the_same_text_flags_and_compiler(tmp_path, monkeyp
         assert f"value {value}".encode() in (place / "x.o").read_bytes()
         return len(list(tmp_path.glob("*.o")))
 
-    other = tmp_path / "other"
-    other.write_text('#!/bin/sh\nexec cc "$@"\n')
-    other.chmod(0o755)
+    calls = tmp_path / "calls"
+    calls.touch()
+    other = write_program(tmp_path / "other", f'#!/bin/sh\necho "$@" >> {calls}; exec cc "$@"\n')
     assert compiled() == compiled(folder="b") == 1, "a copy of the sources, with another comment"
     assert compiled("-O1") == 2 and compiled(value=2) == 3 and compiled(header=2) == 4
-    assert compiled(program=str(other)) == 5 and compiled() == 5
+    assert compiled(program=other) == 5 and compiled() == 5
     assert compiled(lines=1) == 5
     assert compiled("-g1") == 6 and compiled("-g1", lines=1) == 7, "lines are in the object"
+    compiled(program=other, comment="same")
+    known = calls.read_text()
+    assert compiled(program=other, comment="same") == 7 and calls.read_text() == known, (
+        "nor preprocessed, with the same header"
+    )
+    assert compiled(program=other, header=2) == 8 and "-E" in calls.read_text()[len(known) :]
+    nvcc = write_program(tmp_path / "nvcc", '#!/bin/sh\nexec cc "$@"\n')
+    device = tmp_path / "a" / "native" / "device.h"  # read by the passes for devices alone
+    device.touch()
+    assert compiled(program=nvcc, comment="same") == compiled(program=nvcc, comment="same") == 9
+    device.write_text("int d;")
+    assert compiled(program=nvcc, comment="same") == 10
     (tmp_path / "a" / "native" / "x.c").write_text("no C")
     command = [
         *object_cache.launcher(),
@@ -125,7 +144,7 @@ def test_an_object_is_that_of_the_same_text_flags_and_compiler(tmp_path, monkeyp
         "/dev/null",
     ]
     assert subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode != 0
-    assert len((tmp_path / "seconds").read_text().split()) == 10
+    assert len((tmp_path / "seconds").read_text().split()) == 16
 
 
 def test_objects_that_nobody_uses_are_removed(tmp_path, monkeypatch):

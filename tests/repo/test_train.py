@@ -412,7 +412,7 @@ def test_a_checkpoint_brings_its_settings_but_no_code(tmp_path):
         "data.val.crop={size:{_target_:os.abort}}",
     ):
         own = (saved(code, "data=shards"), "predict=/new")
-        with pytest.raises(ConfigError, match="which names code: give the same, or trust_ckpt=true"):
+        with pytest.raises(ConfigError, match=r"names code: .*trust_ckpt=true"):
             with_those_of_checkpoint(own)
         trusting = [*own, "trust_ckpt=true"]
         assert with_those_of_checkpoint(trusting) == [code, "data=shards", *trusting]
@@ -471,7 +471,7 @@ def test_a_checkpoint_with_an_object_of_a_class_that_has_moved(tmp_path, monkeyp
             monkeypatch.delitem(sys.modules, "moved")
         else:
             del moved.Old
-        with pytest.raises(ConfigError, match="class that is missing here, or has moved"):
+        with pytest.raises(ConfigError, match="class that is missing"):
             check_checkpoint(str(path), torch.nn.Linear(2, 3), trusted=True)
 
 
@@ -488,7 +488,7 @@ class Harmful:
 def test_nothing_of_a_checkpoint_runs_until_it_is_trusted(tmp_path):
     ran, path, net = tmp_path / "ran", tmp_path / "x.ckpt", torch.nn.Linear(2, 3)
     torch.save({"state_dict": net.state_dict(), "callbacks": Harmful(ran)}, path)
-    with pytest.raises(ConfigError, match=r"more than tensors .* pathlib\.Path\. .* give trust_ckpt=true;"):
+    with pytest.raises(ConfigError, match=r"pathlib\.Path\b.*trust_ckpt=true;"):
         check_checkpoint(str(path), net)
     assert not ran.exists()
     check_checkpoint(str(path), net, trusted=True)
@@ -497,7 +497,7 @@ def test_nothing_of_a_checkpoint_runs_until_it_is_trusted(tmp_path):
     torch.save({"state_dict": net.state_dict(), "hyper_parameters": plain}, path)
     check_checkpoint(str(path), net)
     torch.save({"state_dict": net.state_dict(), "more": collections.defaultdict(int, a=1)}, path)
-    with pytest.raises(ConfigError, match=r"more than tensors .* give trust_ckpt=true;"):
+    with pytest.raises(ConfigError, match=r"tensors.*trust_ckpt=true;"):
         check_checkpoint(str(path), net)
 
 
@@ -516,14 +516,14 @@ def test_arrays_and_gpus_that_are_not_there_are_one_line(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"^data\.train\.weights="):
         check_run(OmegaConf.create(config), Classifier(torch.nn.Linear(2, 3), torch.optim.SGD, 3), True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match=r"^trainer\.accelerator=gpu, .* no GPU here: .*trainer=cpu"):
+    with pytest.raises(ConfigError, match=r"^trainer\.accelerator=gpu, .*trainer=cpu"):
         check_trainer({"accelerator": "gpu"})
     check_trainer({"accelerator": "auto"})
 
 
 def test_a_word_in_place_of_a_number_has_a_remedy():
     model = Classifier(torch.nn.Linear(2, 3), functools.partial(torch.optim.SGD, lr="abc"), 3)
-    with pytest.raises(ConfigError, match=r"lr=abc is a word.*give a number: model\.optimizer\.lr="):
+    with pytest.raises(ConfigError, match=r"lr=abc .*number: model\.optimizer\.lr="):
         model.configure_optimizers()
 
 
@@ -541,10 +541,10 @@ def test_checkpoints_that_do_not_fit_are_one_line(tmp_path):
         tmp_path / "none.ckpt": r"none\.ckpt is not a file$",
         folder: "run is not a file$",
         tmp_path: r"is a folder; give a file, such as .*/torn\.ckpt$",
-        other: "is not a checkpoint of Lightning, or not a whole one$",
+        other: "checkpoint of Lightning.*whole",
         tmp_path / "list.ckpt": "is not a complete checkpoint of Lightning",
-        words: r"words\.json is not a checkpoint of Lightning, or not a whole one$",
-        path: r"of another model: 2 of its tensors differ, such as bias, \[3\] there and \[4\] here\. Give",
+        words: r"words\.json .*checkpoint of Lightning.*whole",
+        path: r"\b2 .*tensors differ, .*bias, \[3\] .*\[4\] here",
     }
     for given, message in expected.items():
         with pytest.raises(ConfigError, match=message):
@@ -554,7 +554,7 @@ def test_checkpoints_that_do_not_fit_are_one_line(tmp_path):
     torch.save({"state_dict": torch.nn.Linear(2, 3).state_dict(), "loops": loops}, path)
     for limit in (8, -1, None):
         check_checkpoint(str(path), torch.nn.Linear(2, 3), limit)
-    with pytest.raises(ConfigError, match=r"trained for 8 epochs, and trainer\.max_epochs is 2: give more"):
+    with pytest.raises(ConfigError, match=r"\b8 epochs.* trainer\.max_epochs is 2\b"):
         check_checkpoint(str(path), torch.nn.Linear(2, 3), 2)
 
 
@@ -569,10 +569,10 @@ def test_what_predict_takes():
     for change, text in (
         ({"predict": True}, "predict=True must be a folder of images, a glob or shards"),
         ({"predict": ""}, "predict='' must be a folder of images, a glob or shards"),
-        ({"validate": True}, "validate=true and predict= are two runs: give one of them"),
-        ({"data": {"val": None}}, "predict= needs the crop of data.val, which is null"),
+        ({"validate": True}, "validate=true and predict="),
+        ({"data": {"val": None}}, r"predict= .*data\.val"),
     ):
-        with pytest.raises(ConfigError, match=f"^{text}$"):
+        with pytest.raises(ConfigError, match=f"^{text}"):
             data_to_predict(OmegaConf.create({**config, **change}))
 
 

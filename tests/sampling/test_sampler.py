@@ -37,7 +37,7 @@ def test_blocks_are_permutations(samples, size, buffer, epoch):
 @pytest.mark.parametrize("buffer", [4, 16, 64])
 def test_how_well_blocks_mix(buffer):
     samples, size = 100_003, 64
-    pairs = same = 0
+    pairs, same = 0, 0
     for epoch in range(4):
         ids = epoch_ids(samples, Blocks(size, buffer), epoch=epoch)
         # Consecutive samples from the same block are less than `size` apart on the disk.
@@ -105,7 +105,7 @@ def test_indices_keep_their_order_without_shuffling(tmp_path):
     ("subset", "text"),
     [
         *((fraction, f"subset={fraction} ") for fraction in (0.0, 1.5, -1, math.nan)),
-        (1, r"subset=1: give 1\.0 or None for all samples, and \[1\]"),
+        (1, r"subset=1: .*1\.0 or None .*\[1\]"),
         ([], r"subset=\[\]"),
         ([0.5, 0.5], r"subset=\[0.5, 0.5\]"),
         ([[1]], r"subset=\[\[1\]\]"),

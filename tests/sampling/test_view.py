@@ -88,7 +88,7 @@ def test_rows_are_chosen_and_overwritten():
 def test_a_row_without_a_box_is_an_error():
     view = View(np.zeros((1, 2), np.int32), np.zeros((1, 4), np.int32), np.array([True]), (4, 4))
     assert not view.is_known[0]
-    with pytest.raises(ValueError, match="row 0, an image of 0 x 0, is not known"):
+    with pytest.raises(ValueError, match=r"row 0, .*0 x 0"):
         view.points([[1, 2]])
 
 

@@ -308,7 +308,7 @@ def test_other_files_are_left_out_of_predictions_and_counted_once(tmp_path, capl
 def test_links_to_missing_files_are_left_out_of_predictions(tmp_path, pattern):
     filled(tmp_path, "a.png")
     (tmp_path / "b.png").symlink_to("nowhere")
-    with pytest.warns(UserWarning, match=r"1 images are no regular files .*b\.png"):
+    with pytest.warns(UserWarning, match=r"\b1 images .*regular files .*b\.png"):
         images = open_source(f"{tmp_path}{pattern}")
     assert images.keys(range(len(images))) == ["a.png"]
 
@@ -320,7 +320,7 @@ def test_odd_files_are_left_out_of_predictions_and_listed(tmp_path, pattern):
     (folder / "a.png").write_bytes(picture("PNG"))
     odd = odd_files(folder, "png")
     kernel_log(folder, "png")
-    with pytest.warns(UserWarning, match=rf"album.*: 3 images are no regular files .* {odd[0]}"):
+    with pytest.warns(UserWarning, match=rf"album.*: 3 images .*regular files .* {odd[0]}"):
         loader = load(f"{folder}{pattern}", CenterCrop(8), shuffle=False, target=None, workers=0)
     with pytest.warns(UserWarning, match=r"kernel\.png': image is EMPTY"):
         assert [key for batch in loader for key in batch.key] == ["a.png", "a.png"]
@@ -336,7 +336,7 @@ def test_an_image_that_became_odd_or_has_no_end_is_an_error(tmp_path):
     (tmp_path / "b.jpg").symlink_to("/dev/zero")
     os.truncate(tmp_path / "c.jpg", 1 << 42)
     for id, reason in enumerate(("not a regular file", "not a regular file", "bytes, more than")):
-        with pytest.raises(ShardError, match=rf"[abc]\.jpg of .* cannot be read: .*{reason}"):
+        with pytest.raises(ShardError, match=rf"[abc]\.jpg of .*: .*{reason}"):
             pictures.images([id])
         with pytest.raises(ShardError, match=rf"[abc]\.jpg: .*{reason}"):
             ImageFile(str(tmp_path / f"{'abc'[id]}.jpg"), "k", 0).read()

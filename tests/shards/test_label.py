@@ -100,7 +100,7 @@ CLASSES = Label("json:a", classes=["cat", "dog"])
 @pytest.mark.parametrize(
     ("documents", "target", "key", "text"),
     [
-        ([{"a": 1.5}, {"a": "x"}], "json:a", "k1", "'a' of member 'json' is \"x\", not a finite number"),
+        ([{"a": 1.5}, {"a": "x"}], "json:a", "k1", "'a' of member 'json' is \"x\""),
         ([{"a": 1.5}, {"a": True}], "json:a", "k1", "is true"),
         ([{"a": 1.5}, {"a": math.inf}], "json:a", "k1", "is Infinity"),
         ([{"a": 1.5}, {"a": 1e39}], "json:a", "k1", "32 bits"),

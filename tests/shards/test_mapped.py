@@ -79,7 +79,7 @@ def test_samples_without_image_are_left_out_with_one_warning_each_time(tmp_path)
 
 def test_a_duplicate_extension_is_an_error_with_shard_and_key(tmp_path):
     path = write_tar(tmp_path / "dup.tar", [("x/k.jpg", b"1"), ("x/k.JPG", b"2")])
-    with pytest.raises(ShardError, match=r"dup\.tar: key 'x/k' has two members 'jpg'"):
+    with pytest.raises(ShardError, match=r"dup\.tar: key 'x/k' .*two .*'jpg'"):
         Shards([path])
 
 
@@ -129,7 +129,7 @@ def test_labels_of_different_extensions_and_forms(tmp_path):
     members = [m for i, text in enumerate(forms) for m in ((f"{i}.jpg", b"."), (f"{i}.coarse", text))]
     shards = Shards([write_tar(tmp_path / "a.tar", members)])
     assert shards.labels(range(len(forms)), "coarse").tolist() == [7, 8, -3, 4, 5, 2**63 - 1]
-    with pytest.raises(ShardError, match=r"a\.tar, key '0' has no member 'cls', only \['jpg', 'coarse'\]"):
+    with pytest.raises(ShardError, match=r"a\.tar, key '0' .*'cls', .*\['jpg', 'coarse'\]"):
         shards.labels([0])
 
 
@@ -141,7 +141,7 @@ def test_a_label_that_is_no_integer_is_found_among_others(tmp_path, text):
     members = [m for i, label in enumerate(forms) for m in ((f"{i}.jpg", b"."), (f"{i}.cls", label))]
     shards = Shards([write_tar(tmp_path / "a.tar", members)])
     assert shards.labels([0, 2, 3]).tolist() == [1, 1 - 10**18, 12]
-    with pytest.raises(ShardError, match=r"a\.tar, key '1': member 'cls' is .* not a 64-bit integer"):
+    with pytest.raises(ShardError, match=r"a\.tar, key '1': .*'cls' is .*64-bit"):
         shards.labels(range(4))
 
 
@@ -205,7 +205,7 @@ def test_a_tar_that_was_replaced_by_one_of_the_same_size_and_time(tmp_path, name
     replaced(path, [*first, (f"{name}x.jpg", b"X"), (f"{name}x.cls", b"3"), *last])
     stale = Shards([path])  # the last sample, compared when a saved index is loaded, is the same
     assert stale.keys([1])[0] == f"{name}b" and images(stale, [0, 2]) == [b"A", b"C"]
-    message = rf"a\.tar, key '{name}x': the index has '{name}b' .*replaced by another of the same size"
+    message = rf"a\.tar, key '{name}x': the index has '{name}b' .*replaced"
     for read in (lambda: stale.images([1]), lambda: opened.labels([1]), lambda: opened.members([1], "cls")):
         with pytest.raises(ShardError, match=message):
             read()
@@ -224,7 +224,7 @@ def test_a_label_that_has_become_shorter_is_not_read_with_its_old_size(tmp_path)
     path = write_tar(tmp_path / "a.tar", [("a.jpg", b"A"), ("a.cls", b"12"), ("b.jpg", b"B")])
     Shards([path])
     replaced(path, [("a.jpg", b"A"), ("a.cls", b"3"), ("b.jpg", b"B")])
-    with pytest.raises(ShardError, match=r"a\.tar, key 'a': the index has 'a' .*'cls', 1536, 2"):
+    with pytest.raises(ShardError, match=r"a\.tar, key 'a': .*'cls', 1536, 2"):
         Shards([path]).labels([0])
     assert Shards([path]).labels([0]) == 3
 
@@ -315,18 +315,19 @@ def test_files_that_do_not_match_the_manifest(cache):
     idx.unlink()
     refused(r"train-2\.idx, which .* run its build again")
     idx.write_bytes((cache / "train-1.idx").read_bytes())
-    refused(r"train-2\.idx is damaged, or not of this build: its checksum is not the one in manifest\.json")
+    refused(r"train-2\.idx .*damaged.*checksum")
     idx.write_bytes(text)
     tar.write_bytes(content + bytes(512))
     refused(r"train-2\.tar has 10752 bytes, but 10240 in manifest\.json")
     tar.write_bytes(content)
     manifest = json.loads((cache / "manifest.json").read_bytes())
     for entry, samples in zip(manifest["shards"][:2], (2, 4), strict=True):
-        entry["samples"] = entry["tiles"]["32"] = samples
+        entry["samples"] = samples
+        entry["tiles"]["32"] = samples
     (cache / "manifest.json").write_text(json.dumps(manifest))
     refused(r"train-0\.idx has 3 samples, but 2 in manifest\.json")
     plain(cache / "train-extra.tar")
-    refused(r"train-extra\.tar is not in .*manifest\.json, which lists the 20")
+    refused(r"train-extra\.tar .*manifest\.json.* 20\b")
 
 
 def test_every_damage_to_one_character_of_an_index_is_found(tmp_path):
@@ -362,7 +363,7 @@ def test_a_shard_of_a_cache_that_does_not_belong_to_its_index(cache):
     replaced(cache / "train-2.tar", members)
     shards = Shards(expand(f"{cache}/train-[12].tar"))
     assert images(shards, range(3)) == [b"J10", b"J11", b"J12"]
-    message = r"train-2\.tar, key 'f/x20': the index has 'f/k20' .* Copy .* again, or delete train-2\.tar"
+    message = r"train-2\.tar, key 'f/x20': .*'f/k20' .* Copy .* again, .* train-2\.tar"
     for read in (lambda: shards.images([4]), lambda: shards.labels([3])):
         with pytest.raises(CacheError, match=message):
             read()

@@ -85,7 +85,7 @@ def test_expand_refuses(tmp_path, source, message):
 def test_a_link_to_a_shard_of_the_source_is_that_shard_again(tmp_path, make_link):
     path, link = plain(tmp_path / "a.tar"), tmp_path / "link.tar"
     make_link(link, path)
-    twice = rf"shard {re.escape(str(link))} \(also as .*a\.tar\) is there twice"
+    twice = rf"shard {re.escape(str(link))} \(.*a\.tar\) .*twice"
     for source in (tmp_path, [path, link], f"{tmp_path}/*.tar"):
         for read in (expand, expand_urls, list_source):
             with pytest.raises(ShardError, match=twice):

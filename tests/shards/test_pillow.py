@@ -123,7 +123,7 @@ def tiff_of(key: tuple) -> bytes:
     listed = sorted((tag, list(values)) for tag, values in tags.items() if values)
     start = 14 + 12 * len(listed)
     places = start + sum(2 * len(values) for _, values in listed if len(values) > 2)
-    entries = more = b""
+    entries, more = b"", b""
     for tag, values in listed:
         content = struct.pack(f"{end}{len(values)}H", *(values if tag != 273 else [places]))
         if len(values) > 2:
@@ -160,9 +160,7 @@ def test_warnings_that_are_errors_are_a_status_too(monkeypatch):
 @pytest.mark.parametrize("mode", ["F", "I"])
 def test_samples_without_a_range_are_refused(mode):
     for kind in ("TIFF", "PPM") if mode == "F" else ("TIFF",):
-        with pytest.raises(
-            RefusedError, match="32-bit or floating-point numbers, whose black and white"
-        ) as caught:
+        with pytest.raises(RefusedError, match="32-bit or floating-point") as caught:
             open_rgb(saved(Image.fromarray(WIDE).convert("I").convert(mode), kind))
         assert caught.value.status == Status.UNSUPPORTED
     same = pickle.loads(pickle.dumps(caught.value))

@@ -108,14 +108,14 @@ class Table(Source):
 def test_errors_contain_the_source_and_the_key():
     picture = jpeg("420", 40, 40)
     for source, text in (
-        (Table([picture] * 2, [b"1", None]), r"shard Table, key 'row1' has no member 'cls', only \['jpg'\]"),
-        (Table([picture] * 2, [b"1", b"x"]), r"shard Table, key 'row1': member 'cls' is 'x', not a 64-bit"),
-        (Table([picture], [b"1"], "data"), r"key 'row0' has no member 'jpg', only \['data', 'cls'\]"),
-        (Table([None], [b"1"]), r"has no member 'jpg', .* members\(\) does not return it"),
+        (Table([picture] * 2, [b"1", None]), r"shard Table, key 'row1' .*'cls', .*\['jpg'\]"),
+        (Table([picture] * 2, [b"1", b"x"]), r"shard Table, key 'row1': .*'cls' is 'x'.*64-bit"),
+        (Table([picture], [b"1"], "data"), r"key 'row0' .*'jpg', .*\['data', 'cls'\]"),
+        (Table([None], [b"1"]), r"'jpg', .* members\(\)"),
     ):
         with pytest.raises(ShardError, match=text):
             list(load(source, CenterCrop(8), workers=0))
-    with pytest.warns(UserWarning, match=r"shard Table, key 'row1': image is TRUNCATED .*'row0' takes its"):
+    with pytest.warns(UserWarning, match=r"shard Table, key 'row1': .*TRUNCATED .*'row0'"):
         list(load(Table([picture, picture[:200]], [b"1", b"2"]), CenterCrop(8), workers=0, shuffle=False))
 
 
@@ -163,13 +163,13 @@ def test_overlap_and_equal_sources(photos):
     source = Copied(photos)
     ShardDataModule(Split(source, crop), Split(Copied(photos), crop)).setup()
     for train, val in ((source, source), (Equal(photos), Equal(photos))):
-        with pytest.raises(ShardError, match="have 1 shard in common, such as the source"):
+        with pytest.raises(ShardError, match=r"\b1 shard .*the source"):
             ShardDataModule(Split(train, crop), Split(val, crop)).setup()
         ShardDataModule(Split(train, crop), Split(val, crop), allow_overlap=True).setup()
 
 
 def test_a_source_is_not_a_stream(photos):
-    with pytest.raises(ValueError, match=r"streaming=True is for shards, and shards=.*leave streaming out"):
+    with pytest.raises(ValueError, match=r"streaming=True .*shards=.*leave streaming out"):
         Split(Copied(photos), CenterCrop(8), streaming=True)
 
 
@@ -177,7 +177,7 @@ def test_a_source_is_not_a_stream(photos):
 def test_attributes_in_place_of_methods(photos, kind):
     source = kind(photos)
     source.labels = [1, 2, 3]
-    with pytest.raises(ValueError, match=r"attribute 'labels', a list, in place of the method labels\(\)"):
+    with pytest.raises(ValueError, match=r"'labels', a list, .*labels\(\)"):
         open_source(source)
 
 

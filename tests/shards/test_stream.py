@@ -201,7 +201,7 @@ def test_a_length_that_is_needed(folder):
     with pytest.raises(TypeError, match=r"no length unless Streaming\(samples="):
         len(loader)
     assert not isinstance(loader.sampler, list) and loader.batch_sampler is None
-    text = r"streaming on 2 ranks needs the number of samples .* Streaming\(samples="
+    text = r"\b2 ranks .* Streaming\(samples="
     with pytest.raises(ShardError, match=text):
         load(folder, world=2)
 
@@ -325,7 +325,7 @@ def test_broken_images_and_samples_without_one(shard_of, workers):
 
 
 def test_labels_that_are_missing_or_not_integers(shard_of):
-    with pytest.raises(ShardError, match=r"x\.tar, key 'k0001': member 'cls' is 'cat'"):
+    with pytest.raises(ShardError, match=r"x\.tar, key 'k0001': .*'cls' is 'cat'"):
         taken(load(shard_of(sample(0), sample(1, label=b"cat"))))
     with pytest.raises(ShardError, match=r"key 'k0001' .*'cls'.*\['jpg'\]"):
         taken(load(shard_of(sample(0), sample(1)[:1])))

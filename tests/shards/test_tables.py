@@ -28,7 +28,10 @@ def folder(tmp_path):
 
 def loader(shards, table, target="y", key="file", **options):
     return Loader(
-        Split(shards, Whole(16), labels=table, key=key, target=target, **options), 64, training=False
+        Split(shards, Whole(16), labels=table, key=key, target=target, **options),
+        64,
+        training=False,
+        workers=0,
     )
 
 
@@ -83,7 +86,7 @@ def csv(tmp_path, text, name="labels.csv"):
 def test_tables(tmp_path, folder, text, target, dtype, expected):
     table = csv(tmp_path, text)
     if expected is None:
-        with pytest.raises(ShardError, match=r"no row for 1 of 3 samples, such as 'sub/c.d.jpg'"):
+        with pytest.raises(ShardError, match=r"\b1 of 3 samples.*'sub/c\.d\.jpg'"):
             labels(folder, table, target)
         return
     found = labels(folder, table, target)
@@ -116,8 +119,8 @@ def test_a_table_of_shards_with_workers_a_subset_and_a_stream(tmp_path, photos):
 @pytest.mark.parametrize(
     ("text", "options", "match"),
     [
-        ("file,y\na,1\nb,2\n", {}, "no row for 1 of 3 samples, such as 'sub/c.d.jpg'"),
-        ("file,y\nx,1\nz,2\n", {}, "first keys are 'x', 'z', and those of the samples 'a.jpg', 'b.png'"),
+        ("file,y\na,1\nb,2\n", {}, r"\b1 of 3 samples.*'sub/c\.d\.jpg'"),
+        ("file,y\nx,1\nz,2\n", {}, r"keys are 'x', 'z', .*'a\.jpg', 'b\.png'"),
         ("file,y\na,1\nb,2\nsub/c.d,3\na.jpg,4\nb,5", {}, r"key 'a.jpg'.* rows 1 and 4 of"),
         (
             "file,y\na,1\nb,2\nsub/c.d,x\n",
@@ -166,13 +169,13 @@ def test_images_of_one_name_in_two_folders_need_their_folders(tmp_path):
         labels(shards, csv(tmp_path, "file,y\nx.jpg,1\n"))
     assert labels(shards, csv(tmp_path, "file,y\nb/x.jpg,1\na/x.jpg,2\n")).tolist() == [2, 1]
     # b/x is not mistaken for a/x, whose row is that of another image.
-    with pytest.raises(ShardError, match=r"no row for 1 .*'b/x'"):
+    with pytest.raises(ShardError, match=r"\b1 of 2 samples.*'b/x'"):
         labels(shards, csv(tmp_path, "file,y\na/x.jpg,2\nc/x.jpg,1\n"))
 
 
 def test_rows_of_other_folders_are_taken_with_a_warning_and_never_for_one_of_two_images(tmp_path, folder):
     table = csv(tmp_path, "file,y\ntrain/a.jpg,1\ntrain/b.png,2\ntrain/c.d.jpg,3\n")
-    with pytest.warns(UserWarning, match=r"'train/c\.d\.jpg' is taken for the sample 'sub/c\.d\.jpg'"):
+    with pytest.warns(UserWarning, match=r"key 'train/c\.d\.jpg' .*'sub/c\.d\.jpg'"):
         assert labels(folder, table).tolist() == [1, 2, 3]
     plain = csv(tmp_path, "file,y\na.jpg,1\nb.png,2\nc.d.jpg,3\n", "plain.csv")
     with warnings.catch_warnings():
@@ -180,16 +183,14 @@ def test_rows_of_other_folders_are_taken_with_a_warning_and_never_for_one_of_two
         assert labels(folder.parent, plain).tolist() == [1, 2, 3], "keys without folders"
     (folder / "other").mkdir()
     (folder / "other" / "a.jpg").write_bytes(jpeg("420", 16, 16))
-    with pytest.raises(
-        ShardError, match=r"key 'train/a\.jpg' is taken for the sample 'a\.jpg' .* 2 samples have"
-    ):
+    with pytest.raises(ShardError, match=r"key 'train/a\.jpg' .*'a\.jpg' .* 2 samples"):
         labels(folder, table, subset=[0, 1, 3])
 
 
 @pytest.mark.parametrize("cell", ["nan", "NA", "inf", '"1,5"', "2024-01-01", "?"])
 def test_a_text_among_numbers_is_no_class_unless_it_is_asked_for(tmp_path, folder, cell):
     table = csv(tmp_path, f"file,y\na,1\nb,{cell}\nsub/c.d,2\n")
-    with pytest.raises(ShardError, match=r"labels\.csv.*'y'.* and others are numbers.*kind='class'"):
+    with pytest.raises(ShardError, match=r"labels\.csv.*'y'.*numbers.*kind='class'"):
         labels(folder, table)
     assert labels(folder, table, target=Label("y", kind="class")).dtype == torch.int64
 
@@ -227,20 +228,82 @@ def test_frames(folder, kind):
         labels(folder, kind(file=keys, y=[1, 2, 3]), "z")
 
 
-def test_a_frame_of_pandas_and_parquet(tmp_path, folder):
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"file": ["a", "b", "sub/c.d"], "y": [1.5, None, 3], "n": ["x", "y", "x"]})
-    optional = Label("y", optional=True)
-    assert labels(folder, frame, "n").tolist() == [0, 1, 0]
-    assert labels(folder, frame, optional).nan_to_num(-9).tolist() == [1.5, -9, 3]
-    pytest.importorskip("pyarrow")
-    frame["v"] = [[1, 2], [3, 4], [5, 6]]
+@pytest.fixture
+def frame():
+    """Columns of all kinds in a DataFrame of pandas."""
+    pandas = pytest.importorskip("pandas", reason="pandas is in the dev extra")
+    columns = {
+        "file": ["a", "b", "sub/c.d"],
+        "number": [1.5, None, 3],
+        "integer": pandas.array([4, None, 6], dtype="Int64"),
+        "name": ["x", "y", "x"],
+        "category": pandas.Categorical(["x", "y", "x"], categories=["y", "x"]),
+        "flag": [True, False, True],
+        "pair": [[1, 2], [3, 4], [5, 6]],
+        "tags": [["x"], [], ["y", "x"]],
+        "date": pandas.to_datetime(["2024-01-01"] * 3),
+    }
+    return pandas.DataFrame(columns, index=[7, 8, 9])
+
+
+@pytest.fixture(params=["DataFrame", "Parquet"])
+def table(request, frame, tmp_path):
+    if request.param == "DataFrame":
+        return frame
+    pytest.importorskip("pyarrow", reason="pyarrow is in the dev extra")
     frame.to_parquet(tmp_path / "t.parquet")
-    assert labels(folder, tmp_path / "t.parquet", optional).nan_to_num(-9).tolist() == [1.5, -9, 3]
-    assert labels(folder, tmp_path / "t.parquet", "v").dtype == torch.int64 or True
-    (tmp_path / "bad.parquet").write_bytes(b"x" * 50)
-    with pytest.raises(ShardError, match="Parquet"):
-        labels(folder, tmp_path / "bad.parquet")
+    return tmp_path / "t.parquet"
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "expected"),
+    [
+        (Label("number", optional=True), torch.float32, [1.5, -9, 3]),
+        (Label("integer", optional=True), torch.int64, [4, -1, 6]),
+        ("name", torch.int64, [0, 1, 0]),
+        ("category", torch.int64, [0, 1, 0]),
+        ("flag", torch.int64, [1, 0, 1]),
+        ("pair", torch.float32, [[1, 2], [3, 4], [5, 6]]),
+        ("tags", torch.float32, [[1, 0], [0, 0], [1, 1]]),
+        (["flag", "pair"], None, r"key 'a': 'flag' is 1"),
+        ("integer", None, r"key 'b': 'integer' is missing"),
+        ("date", None, r"'date'.*2024-01-01"),
+        ("nam", None, r"no column 'nam'; did you mean 'name'"),
+    ],
+)
+def test_frames_of_pandas_and_parquet(folder, table, target, dtype, expected):
+    if dtype is None:
+        with pytest.raises(ShardError, match=expected) as error:
+            labels(folder, table, target)
+        assert "t.parquet" in str(error.value) or "labels= (a DataFrame)" in str(error.value)
+        return
+    found = labels(folder, table, target)
+    assert found.dtype == dtype and found.nan_to_num(-9).tolist() == expected
+
+
+def test_two_columns_of_a_name_are_one_error(tmp_path, folder, frame):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is in the dev extra")
+    parquet = importlib.import_module("pyarrow.parquet")
+    twice = pyarrow.Table.from_arrays([frame["file"], [1, 2, 3], [1, 2, 3], [4, 5, 6]], [*"fyyz"])
+    parquet.write_table(twice, tmp_path / "t.parquet")
+    for table in (tmp_path / "t.parquet", frame.set_axis([*"fyyzwuvts"], axis=1)):
+        with pytest.raises(ShardError, match=r"two columns 'y'"):
+            labels(folder, table, "y", key="f")
+    assert labels(folder, tmp_path / "t.parquet", "z", key="f").tolist() == [4, 5, 6]
+
+
+@pytest.mark.parametrize("damage", ["no Parquet", "cut", "flipped"])
+def test_a_damaged_parquet_file_is_an_error_with_its_name(tmp_path, folder, frame, damage):
+    pytest.importorskip("pyarrow", reason="pyarrow is in the dev extra")
+    path = tmp_path / "bad.parquet"
+    frame.to_parquet(path)
+    whole = path.read_bytes()
+    pages = b"\xff" * 200  # the columns are known, their cells cannot be read
+    path.write_bytes(
+        {"no Parquet": b"x" * 50, "cut": whole[:-9], "flipped": whole[:4] + pages + whole[204:]}[damage]
+    )
+    with pytest.raises(ShardError, match=r"bad\.parquet.*Parquet"):
+        labels(folder, path, "name")
 
 
 def test_parquet_without_pyarrow(tmp_path, folder, monkeypatch):

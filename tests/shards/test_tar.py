@@ -301,7 +301,7 @@ def test_a_tarfile_module_that_parses_in_an_unknown_way_is_an_error(tmp_path, mo
     monkeypatch.setattr(tars._Bounded, "_frombuf", classmethod(parse))
     path = tmp_path / "a.tar"
     path.write_bytes(whole[0])
-    message = r"the tarfile module of Python 3\.\d+.* in a way that tarpeg does not know"
+    message = r"tarfile .*Python 3\.\d+"
     with pytest.raises(ShardError, match=message):
         build(path)
     with pytest.raises(ShardError, match=message):

@@ -298,7 +298,7 @@ def test_crops_that_do_not_fit_are_torchvisions(photos):
     for image, file in zip(images_of(gray), gray.fetcher.shards.images(np.arange(23)), strict=True):
         wanted = compose(v2.CenterCrop(90), v2.Grayscale(3))(reference.decode(file))
         assert (image.int() - wanted.int()).abs().max() <= 1
-    with pytest.raises(TransformError, match=r"key 'k0000': transform= failed in RandomCrop.*is larger than"):
+    with pytest.raises(TransformError, match=r"key 'k0000': transform= .*RandomCrop"):
         list(load(photos, v2.RandomCrop(90)))
 
 
@@ -310,7 +310,7 @@ def test_small_images_that_are_damaged_outside_the_crop(shard_of):
     assert "k0001" in plain[0], "its middle can be decoded"
     for steps in ([], [tarpeg.RandAugment()], [v2.RandAugment()]):
         given = load(path, compose(v2.CenterCrop(100), *steps))
-        with pytest.warns(UserWarning, match="'k0001': image is CORRUPT.*takes its place"):
+        with pytest.warns(UserWarning, match="'k0001': .*CORRUPT.*its place"):
             assert "k0001" not in next(iter(given)).key
         with pytest.raises(tarpeg.DecodeError, match="'k0001': image is CORRUPT"):
             list(load(path, compose(v2.CenterCrop(100), *steps), on_error="raise"))
@@ -457,12 +457,12 @@ def retyping(image):
     [
         (
             failing,
-            r"k0000': transform= failed in failing, step 1 of the 1 in Python, on uint8 \[3, 32, 32\]: Ari",
+            r"k0000': transform= .*failing, step 1 .*, on uint8 \[3, 32, 32\]: Ari",
         ),
-        (growing, r"k00\d\d': transform= returned uint8 \[3, .*must have one type and one shape.*CenterCrop"),
+        (growing, r"k00\d\d': transform= .*uint8 \[3, .*one shape.*CenterCrop"),
         (retyping, r"returned (float32|uint8) \[3, 32, 32\], and (uint8|float32).*end it with v2.ToDtype"),
         (NORMAL[1], r"Got torch.uint8. Put v2.ToDtype\(torch.float32, scale=True\) before steps that need"),
-        (v2.ToPILImage(), r"k0000': transform= returned a Image of \(32, 32\): it must return a tensor"),
+        (v2.ToPILImage(), r"k0000': transform= .*Image of \(32, 32\): .*tensor"),
         (lambda image: image.long(), r"transform= returned int64.*Convert it with image.to\(torch.uint8\)"),
         (lambda image: image.convert("L"), r"<lambda>.*v2.ToPILImage\(\) before steps that need PIL"),
         (v1.RandomRotation((9, 9), interpolation=BICUBIC), r"with Tensor input. Images are uint8 tens"),
@@ -475,7 +475,7 @@ def retyping(image):
             lambda image: image.permute(1, 2, 0).numpy(),
             r"returned a ndarray of .*v2.ToImage.*Images are uint8",
         ),
-        (v2.RandomCrop(0), r"returned uint8 \[3, 0, 0\]: .*Give its crop or resize a size of at least 1"),
+        (v2.RandomCrop(0), r"uint8 \[3, 0, 0\]: .*size .*\b1\b"),
         (quoting, r"failed in quoting, .{500,600}$"),
         (
             v1.RandomApply([v1.Lambda(lambda i: functional.to_tensor(i))], p=1.0),
@@ -501,7 +501,7 @@ def test_a_transform_that_fails_is_an_error_with_its_sample(photos, step, text, 
         ({"transform": compose(v2.RandomResizedCrop(8), "flip")}, "transform= or a step of it is 'flip'"),
         ({"transform": []}, r"transform=\[\] is empty"),
         ({"transform": CROP, "views": 3}, "views=3, but transform= has 2 transforms"),
-        ({"transform": CROP, "crop": [CenterCrop(8)] * 3}, "crop= has 3 crops, but transform= has 2"),
+        ({"transform": CROP, "crop": [CenterCrop(8)] * 3}, r"crop= .*\b3 crops, .*transform= .*\b2\b"),
         ({"transform": CROP[0], "channels": 1}, "channels=1 has no transform=.*Grayscale"),
         ({"transform": CROP[0], "flip": 0.5}, "^flip=0.5 belongs to crop="),
         ({"transform": CROP[0], "interpolation": "box"}, "^interpolation='box' belongs to crop="),
@@ -705,9 +705,7 @@ class Forks:
     @contextlib.contextmanager
     def error(self):
         try:
-            with pytest.raises(
-                RuntimeError, match=r"has called os\.fork\(\), and the child returned from it"
-            ):
+            with pytest.raises(RuntimeError, match=r"os\.fork\(\)"):
                 yield
         finally:
             if os.getpid() != self.parent:

@@ -234,7 +234,8 @@ def _problems(folder: Path, entry: ShardEntry) -> Iterator[Problem]:
     if isinstance(headers, ShardIndex) and index is not None:
         difference = index.difference(headers)
         if difference is not None:
-            yield Problem(entry.name, *difference)
+            key, what = difference
+            yield Problem(entry.name, key, what)
     readable = headers if isinstance(headers, ShardIndex) else index
     if readable is None:
         return

@@ -138,7 +138,9 @@ class Photograph(NamedTuple):
     label: int
 
 
-class _Plan(NamedTuple):
+class _Traits(NamedTuple):
+    """What is drawn for a picture beside its pixels."""
+
     height: int
     width: int
     progressive: bool
@@ -155,19 +157,19 @@ def photograph(photos: Photos, index: int, split: str = "train") -> Photograph:
 
 def encoded(photos: Photos, picture: Image.Image, index: int, split: str) -> bytes:
     """Return the JPEG of an upright picture in YCbCr, stored and damaged as ``photos`` asks for."""
-    plan = _plan(photos, index, split)
-    if plan.gray:
+    traits = _traits(photos, index, split)
+    if traits.gray:
         picture = picture.getchannel("Y")
     options: dict[str, Any] = {"quality": photos.quality, "subsampling": photos.subsampling}
-    if plan.orientation != 1:
-        picture = picture.transpose(_STORED[plan.orientation])
+    if traits.orientation != 1:
+        picture = picture.transpose(_STORED[traits.orientation])
         exif = Image.Exif()
-        exif[_ORIENTATION] = plan.orientation
+        exif[_ORIENTATION] = traits.orientation
         options["exif"] = exif
     stream = io.BytesIO()
-    picture.save(stream, "JPEG", progressive=plan.progressive, **options)
+    picture.save(stream, "JPEG", progressive=traits.progressive, **options)
     jpeg = stream.getvalue()
-    if plan.corrupt:
+    if traits.corrupt:
         jpeg = _corrupted(jpeg, _generator(photos, split, index, "corrupt"))
     return jpeg
 
@@ -186,8 +188,8 @@ def draw(photos: Photos, index: int, split: str = "train") -> Image.Image:
 
 def picture_parts(photos: Photos, index: int, split: str) -> tuple[np.random.Generator, int, int]:
     """Return the generator that draws a picture, and the height and width of the picture."""
-    plan = _plan(photos, index, split)
-    return _generator(photos, split, index, "draw"), plan.height, plan.width
+    traits = _traits(photos, index, split)
+    return _generator(photos, split, index, "draw"), traits.height, traits.width
 
 
 def _is_integer(value: object) -> bool:
@@ -217,12 +219,12 @@ def _labels(photos: Photos, split: str, block: int) -> NDArray[np.int64]:
     return _generator(photos, split, block, "label").permutation(photos.classes)
 
 
-def _plan(photos: Photos, index: int, split: str) -> _Plan:
+def _traits(photos: Photos, index: int, split: str) -> _Traits:
     rng = _generator(photos, split, index, "plan")
     progressive, gray, exif, corrupt = rng.random(4).tolist()
     orientation = int(rng.integers(2, 9))
     height, width = _pick_size(photos.size, rng)
-    return _Plan(
+    return _Traits(
         height=height,
         width=width,
         progressive=progressive < photos.progressive,

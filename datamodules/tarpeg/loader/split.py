@@ -52,27 +52,23 @@ class Split:
     """Shards or another source, and how their samples are chosen, cropped and labelled.
 
     Args:
-        shards: A folder, a path, a glob, a brace pattern ("train-{000..009}.tar") or a list of these; or a
-            folder or glob of images without labels; or an object of your own, see ``Source``. A folder with
-            shards of several splits, train-* and val-*, is an error.
+        shards: A folder, path, glob, brace pattern ("train-{000..009}.tar") or a list of these; a folder or
+            glob of images without labels; or a ``Source``. A folder with both train-* and val-* is an error.
         crop: ``RandomResizedCrop``, ``RandomCrop``, ``CenterCrop`` or ``Whole``, or one of these in
             ``Progressive``; a list is one crop per view.
         flip: Probability, 0 to 1, of mirroring left to right.
         shuffle: True, a new permutation per epoch; False; or "blocks" (or ``Blocks``), for disks with slow
             random access. Default: True for training, otherwise False.
-        target: The integer label: the extension of a member, "cls"; a field of a JSON member, "json:label" or
-            "json:object.0.id"; a list of n such names, for labels ``[B, n]``; or None: labels are -1. A field
-            that is a number or a list of numbers in the first sample is float32 ``[B]`` or ``[B, n]``. A
-            ``Label`` for names of classes, several classes, and missing labels.
-        subset: Part of the samples: their numbers, as a list, array or .npy file, or a fraction above 0 and
-            up to 1, which is the same part for every seed.
+        target: The integer label: the extension of a member, "cls"; a field of a JSON member, such as
+            "json:object.0.id" (numbers and lists of them are float32); a list of n of these, for ``[B, n]``;
+            None: labels are -1. A ``Label`` for names of classes, several classes, and missing labels.
+        subset: Numbers of samples (list, array or .npy file), or a fraction up to 1, the same for every seed.
         weights: One number per sample, as a list, array or .npy file. An epoch keeps its length, and each
             sample comes as often as its share, rounded down or up, every time with another crop.
         views: Number of crops of each image; images are then ``[views, B, 3, H, W]``, see ``Batch``.
         members: Extensions of members that are passed to ``decode``; "txt?" may be missing.
         decode: Function ``decode(key, {extension: bytes})``, whose results are in ``extra`` of
-            ``ExtraBatch``. It must be one that pickles if there are worker processes. Nothing is unpickled
-            from a shard.
+            ``ExtraBatch``. With worker processes it must pickle. Nothing is unpickled from a shard.
         streaming: True or ``Streaming``: read shards that are not local as streams, with weaker guarantees.
         interpolation: "bilinear", "bicubic", "lanczos", "box" (or "area"), "nearest" or "nearest-exact".
         fidelity: "fast", or "exact": within one level of torchvision at every pixel, see ``decode_batch``.
@@ -83,12 +79,10 @@ class Split:
             and moved as its image is. Batches are ``TargetBatch``.
         labels: A table with the labels: the path of a CSV or Parquet file, or a DataFrame; ``target`` are
             columns of it. A column of names is a class, one of whole numbers int64, others float32.
-        key: Column of ``labels`` with the names of the images: keys of the samples or paths of files, with or
-            without extension, with their folders or without. Each image has one row; rows of others are left
-            out.
+        key: Column of ``labels`` with the names of the images: keys or paths, with or without extension and
+            folders. Each image has one row; rows of others are left out.
         transform: torchvision's ``v2.Compose([...])`` or any callable of a uint8 tensor ``[3, H, W]``, in
-            place of ``crop`` and ``flip`` or after them; a list is one per view. The decoder does the steps
-            that it can, the others run in Python; ``plan()`` lists them.
+            place of ``crop`` and ``flip`` or after them; a list is one per view. See ``plan()``.
 
     Raises:
         ValueError: For an argument out of range.

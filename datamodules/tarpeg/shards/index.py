@@ -78,9 +78,9 @@ def load_or_build(path: Path) -> TarIndex:
         raise ShardError(f"shard {path} cannot be read: {error.strerror}. Check the path.") from error
     if not stat.S_ISREG(found.st_mode):
         raise ShardError(f"shard {path} is not a regular file. Give a .tar file (a folder: its .tar files).")
-    of_tar = found.st_size, found.st_mtime_ns
-    loaded = (load(place, *of_tar) for place in saved.places(path, saved.INDEX))
-    old = (_load_old(place, *of_tar) for place in saved.places(path, saved.OLD_INDEX))
+    nbytes, mtime_ns = found.st_size, found.st_mtime_ns
+    loaded = (load(place, nbytes, mtime_ns) for place in saved.places(path, saved.INDEX))
+    old = (_load_old(place, nbytes, mtime_ns) for place in saved.places(path, saved.OLD_INDEX))
     for index in itertools.chain(loaded, old):
         if index is not None and _fits(index, path):
             return index
@@ -110,7 +110,10 @@ def _fits(index: TarIndex, path: Path) -> bool:
                 headers = os.pread(file.fileno(), offset - start, start)
                 if is_member(headers, len(headers), nbytes, own.key_bytes(last), header_end(extension)):
                     budget = iter(range(_MOST_HEADERS))
-                    return all(_lists_all(own, file, path, budget, *gap) for gap in _gaps(index))
+                    return all(
+                        _lists_all(own, file, path, budget, sample, begin, end)
+                        for sample, begin, end in _gaps(index)
+                    )
     except (OSError, ShardError):
         pass  # build() reports the reason
     return False
@@ -240,7 +243,10 @@ def load(place: Path, nbytes: int, mtime_ns: int) -> TarIndex | None:
 def _load_old(place: Path, nbytes: int, mtime_ns: int) -> TarIndex | None:
     """Load an index that an early version saved."""
     found = read_old(place)
-    return None if found is None else _checked(*found, nbytes, mtime_ns)
+    if found is None:
+        return None
+    numbers, arrays, texts = found
+    return _checked(numbers, arrays, texts, nbytes, mtime_ns)
 
 
 def _checked(

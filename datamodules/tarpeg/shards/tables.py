@@ -9,7 +9,8 @@ import io
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,9 @@ def read_table(given: Any, key: str | None, places: Sequence[str]) -> Table:
             f"{name} {problem}: its columns are {known[:12]}. Give key= the column with the names of the "
             "images, and target= those with the labels"
         )
+    for each in wanted:
+        if known.count(each) > 1:
+            raise ShardError(f"{name} has two columns {each!r}: rename one")
     columns = read(wanted)
     if not columns[0]:
         raise ShardError(f"{name} has no rows")
@@ -99,7 +103,6 @@ def _csv(name: str, path: Path) -> tuple[list[str], Read]:
             file.seek(0)
             rows = csv.reader(file, delimiter=delimiter, strict=True)
             header = [each.strip() for each in next(rows, [])]
-            twice = next((each for each, count in Counter(header).items() if count > 1 and each), None)
             cells: list[list[str]] = []
             for row in rows:
                 if not row:
@@ -114,8 +117,6 @@ def _csv(name: str, path: Path) -> tuple[list[str], Read]:
     except (OSError, csv.Error, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         raise ShardError(f"{name} cannot be read as CSV in UTF-8: {reason}") from error
-    if twice is not None:
-        raise ShardError(f"{name} has two columns {twice!r}")
 
     def read(names: Sequence[str]) -> list[list[Any]]:
         return [[row[header.index(each)] for row in cells] for each in names]
@@ -130,17 +131,22 @@ def _parquet(name: str, path: Path) -> tuple[list[str], Read]:
         raise ShardError(
             f"{name} is read by pyarrow, which is not installed: pip install pyarrow, or write a CSV file"
         ) from error
-    try:
-        open_regular(path).close()
-        known = list(parquet.read_schema(path).names)
-    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
-        raise ShardError(f"{name} cannot be read as Parquet: {error}") from error
+
+    @contextmanager
+    def named() -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+            raise ShardError(f"{name} cannot be read as Parquet: {error}") from error
 
     def read(names: Sequence[str]) -> list[list[Any]]:
-        table = parquet.read_table(path, columns=list(dict.fromkeys(names)))
+        with named():
+            table = parquet.read_table(path, columns=list(dict.fromkeys(names)))
         return [_plain(table[each].to_pylist()) for each in names]
 
-    return known, read
+    with named():
+        open_regular(path).close()
+        return list(parquet.read_schema(path).names), read
 
 
 def _frame(given: Any) -> tuple[list[str], Read]:
