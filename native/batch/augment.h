@@ -7,32 +7,19 @@
 #include "batch/warp.h"
 #include "image/normalise.h"
 
-// The arithmetic of a pixel, in levels of 0 to 255. See Note [one arithmetic] in base/device.h; the order and
-// the formulas are those of tarpeg.augment_batch's docstring.
+// The final pass: what moves, erases and normalises a batch, in levels of 0 to 255. See Note [one arithmetic]
+// in base/device.h; the order and the formulas are those of tarpeg.augment_batch's docstring.
 namespace tarpeg {
 
 // Bits for the parts that are given. The same in tarpeg/ops/augment.py.
-enum Part : int {
-  kMatrix = 1,
-  kFlip = 2,
-  kBrightness = 4,
-  kContrast = 8,
-  kSaturation = 16,
-  kHue = 32,
-  kColour = 64
-};
-constexpr int kColourParts = kBrightness | kContrast | kSaturation | kHue | kColour;
+enum Part : int { kMatrix = 1, kFlip = 2, kColour = 4 };
 
 // Columns of an image's row of the table. The same in tarpeg/ops/augment.py.
 enum Column : int {
   kMatrixAt = 0,  // 6 numbers
   kFlipAt = 6,
-  kBrightnessAt = 7,
-  kContrastAt = 8,
-  kSaturationAt = 9,
-  kHueAt = 10,
-  kColourAt = 11,  // 12 numbers
-  kColumns = 23
+  kColourAt = 7,  // 12 numbers
+  kColumns = 19
 };
 
 // The final pass of a batch as plain pointers, checked. Each image has its numbers; boxes and cells that are
@@ -52,12 +39,11 @@ struct FinalPass {
   TARPEG_HD float random_level(const int32_t* box, int64_t at, int c) const;
 };
 
-// The numbers of one image, ready for use; parts that would change nothing are removed.
+// The numbers of one image, ready for use.
 struct Plan {
   Affine map;
   bool is_direct;  // the map takes whole pixels to whole pixels along rows: nothing is interpolated
-  int parts;
-  float brightness, contrast, saturation, hue, mean_part;
+  bool recolours;
   float colour[12];
 };
 
@@ -77,72 +63,14 @@ TARPEG_HD Plan plan_of(const FinalPass& pass, int64_t image, int64_t source_widt
   const Affine& map = plan.map;
   plan.is_direct = map.usable && map.xy == 0 && map.yx == 0 && (map.xx == 1 || map.xx == -1) &&
                    (map.yy == 1 || map.yy == -1) && is_whole(map.x0) && is_whole(map.y0);
-  plan.brightness = static_cast<float>(numbers[kBrightnessAt]);
-  plan.contrast = static_cast<float>(numbers[kContrastAt]);
-  plan.saturation = static_cast<float>(numbers[kSaturationAt]);
-  plan.hue = 6 * static_cast<float>(numbers[kHueAt]);  // in sixths of a circle
-  plan.mean_part = 0;
+  plan.recolours = parts & kColour;
   for (int i = 0; i < 12; ++i) plan.colour[i] = static_cast<float>(numbers[kColourAt + i]);
-  plan.parts = parts & kColourParts;
-  if (plan.brightness == 1) plan.parts &= ~kBrightness;
-  if (plan.contrast == 1) plan.parts &= ~kContrast;
-  if (plan.saturation == 1) plan.parts &= ~kSaturation;
-  if (plan.hue == 0) plan.parts &= ~kHue;
   return plan;
 }
 
 TARPEG_HD float in_levels(float value) {
   const float above = value > 0 ? value : 0;  // NaN becomes 0
   return above < 255 ? above : 255;
-}
-
-TARPEG_HD float gray_of(float r, float g, float b) { return 0.2989f * r + 0.587f * g + 0.114f * b; }
-
-// Gray in 1/1024 level. Sums of integers do not depend on the order.
-TARPEG_HD int32_t gray_units(float r, float g, float b) {
-  return static_cast<int32_t>(gray_of(r, g, b) * 1024 + 0.5f);
-}
-
-// The number that contrast adds to every value: the image's mean gray, times 1 - contrast.
-TARPEG_HD float mean_part_of(int64_t units, int64_t pixels, float contrast) {
-  return static_cast<float>(static_cast<double>(units) / (1024.0 * static_cast<double>(pixels))) *
-         (1 - contrast);
-}
-
-TARPEG_HD float scaled(float value, float ratio) { return in_levels(value * ratio); }
-
-TARPEG_HD float blended(float value, float ratio, float other_part) {
-  return in_levels(value * ratio + other_part);
-}
-
-TARPEG_HD void saturate(float ratio, float* r, float* g, float* b) {
-  const float part = gray_of(*r, *g, *b) * (1 - ratio);
-  *r = blended(*r, ratio, part);
-  *g = blended(*g, ratio, part);
-  *b = blended(*b, ratio, part);
-}
-
-// From HSV back to a channel, with value and chroma: 0 sixths for red is 5, for green 3, for blue 1.
-TARPEG_HD float channel_of(float sixths, float value, float chroma) {
-  const float k = sixths - 6 * floorf(sixths * (1.0f / 6));
-  const float falling = 4 - k;
-  const float lower = k < falling ? k : falling;
-  const float below = lower < 1 ? lower : 1;
-  return value - chroma * (below > 0 ? below : 0);
-}
-
-// Through HSV, of which only the hue changes; turn: in sixths.
-TARPEG_HD void turn_hue(float turn, float* r, float* g, float* b) {
-  const float high = *r > *g ? (*r > *b ? *r : *b) : (*g > *b ? *g : *b);
-  const float low = *r < *g ? (*r < *b ? *r : *b) : (*g < *b ? *g : *b);
-  const float chroma = high - low;
-  const float divisor = chroma > 0 ? chroma : 1;
-  const float over = high == *r ? *g - *b : high == *g ? *b - *r : *r - *g;
-  const float base = high == *r ? 0.0f : high == *g ? 2.0f : 4.0f;
-  const float sixths = base + over / divisor + turn;
-  *r = channel_of(sixths + 5, high, chroma);
-  *g = channel_of(sixths + 3, high, chroma);
-  *b = channel_of(sixths + 1, high, chroma);
 }
 
 TARPEG_HD void recolour(const float* m, float* r, float* g, float* b) {

@@ -32,6 +32,23 @@ TARPEG_AVX2 int64_t look_up_avx2(In levels, int64_t n, In table, Out out) {
   return i;
 }
 
+#if defined(TARPEG_AVX512)
+
+TARPEG_AVX512 int64_t look_up_avx512(In levels, int64_t n, In table, Out out) {
+  __m512i parts[4];
+  for (int k = 0; k < 4; ++k) parts[k] = _mm512_loadu_si512(table + 64 * k);
+  int64_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    const __m512i at = _mm512_loadu_si512(levels + i);
+    const __m512i low = _mm512_permutex2var_epi8(parts[0], at, parts[1]);
+    const __m512i high = _mm512_permutex2var_epi8(parts[2], at, parts[3]);
+    _mm512_storeu_si512(out + i, _mm512_mask_mov_epi8(low, _mm512_movepi8_mask(at), high));
+  }
+  return i;
+}
+
+#endif
+
 TARPEG_AVX2 int64_t join_four_avx2(In r, In g, In b, int64_t n, Out four) {
   int64_t i = 0;
   for (; i + 16 <= n; i += 16) {
@@ -188,7 +205,7 @@ TARPEG_HD void split_of(In pixels, int64_t n, Out r, Out g, Out b) {
     b[i] = pixels[3 * i + 2];
   }
 }
-TARPEG_TWICE(void, split, (In pixels, int64_t n, Out r, Out g, Out b), (pixels, n, r, g, b))
+TARPEG_VECTORISED(void, split, (In pixels, int64_t n, Out r, Out g, Out b), (pixels, n, r, g, b))
 
 TARPEG_HD void join_of(In r, In g, In b, int64_t n, Out pixels) {
   for (int64_t i = 0; i < n; ++i) {
@@ -197,12 +214,15 @@ TARPEG_HD void join_of(In r, In g, In b, int64_t n, Out pixels) {
     pixels[3 * i + 2] = b[i];
   }
 }
-TARPEG_TWICE(void, join, (In r, In g, In b, int64_t n, Out pixels), (r, g, b, n, pixels))
+TARPEG_VECTORISED(void, join, (In r, In g, In b, int64_t n, Out pixels), (r, g, b, n, pixels))
 
 void look_up(In levels, int64_t n, In table, Out out) {
   int64_t i = 0;
+#if defined(TARPEG_AVX512)
+  if (has_avx512()) i = look_up_avx512(levels, n, table, out);
+#endif
 #if defined(TARPEG_AVX2)
-  if (has_avx2()) i = look_up_avx2(levels, n, table, out);
+  if (i == 0 && has_avx2()) i = look_up_avx2(levels, n, table, out);
 #endif
   for (; i < n; ++i) out[i] = table[levels[i]];
 }
@@ -210,7 +230,7 @@ void look_up(In levels, int64_t n, In table, Out out) {
 TARPEG_HD void reverse_of(In levels, int64_t n, Out out) {
   for (int64_t i = 0; i < n; ++i) out[i] = levels[n - 1 - i];
 }
-TARPEG_TWICE(void, reverse, (In levels, int64_t n, Out out), (levels, n, out))
+TARPEG_VECTORISED(void, reverse, (In levels, int64_t n, Out out), (levels, n, out))
 
 TARPEG_HD void extremes_of(In levels, int64_t n, uint8_t* lowest, uint8_t* highest) {
   uint8_t low = 255, high = 0;
@@ -221,12 +241,12 @@ TARPEG_HD void extremes_of(In levels, int64_t n, uint8_t* lowest, uint8_t* highe
   *lowest = low;
   *highest = high;
 }
-TARPEG_TWICE(void, extremes, (In levels, int64_t n, uint8_t* low, uint8_t* high), (levels, n, low, high))
+TARPEG_VECTORISED(void, extremes, (In levels, int64_t n, uint8_t* low, uint8_t* high), (levels, n, low, high))
 
 TARPEG_HD void to_gray_of(In r, In g, In b, int64_t n, Out gray) {
   for (int64_t i = 0; i < n; ++i) gray[i] = static_cast<uint8_t>(whole_gray(r[i], g[i], b[i]));
 }
-TARPEG_TWICE(void, to_gray, (In r, In g, In b, int64_t n, Out gray), (r, g, b, n, gray))
+TARPEG_VECTORISED(void, to_gray, (In r, In g, In b, int64_t n, Out gray), (r, g, b, n, gray))
 
 TARPEG_HD int64_t sum_gray_of(In r, In g, In b, int64_t n) {
   int64_t sum = 0;
@@ -238,7 +258,7 @@ TARPEG_HD int64_t sum_gray_of(In r, In g, In b, int64_t n) {
   }
   return sum;
 }
-TARPEG_TWICE(int64_t, sum_gray, (In r, In g, In b, int64_t n), (r, g, b, n))
+TARPEG_VECTORISED(int64_t, sum_gray, (In r, In g, In b, int64_t n), (r, g, b, n))
 
 TARPEG_HD void saturate_planes_of(In r, In g, In b, int64_t n, float ratio, Out out_r, Out out_g, Out out_b) {
   const float rest = rest_of(ratio);
@@ -250,14 +270,14 @@ TARPEG_HD void saturate_planes_of(In r, In g, In b, int64_t n, float ratio, Out 
     out_b[i] = blend_levels(blue, ratio, gray, rest);
   }
 }
-TARPEG_TWICE(void, saturate_planes, (In r, In g, In b, int64_t n, float ratio, Out x, Out y, Out z),
-             (r, g, b, n, ratio, x, y, z))
+TARPEG_VECTORISED(void, saturate_planes, (In r, In g, In b, int64_t n, float ratio, Out x, Out y, Out z),
+                  (r, g, b, n, ratio, x, y, z))
 
 TARPEG_HD void turn_of(In r, In g, In b, int64_t n, float hue, Out out_r, Out out_g, Out out_b) {
   for (int64_t i = 0; i < n; ++i) shift_hue(hue, r[i], g[i], b[i], out_r + i, out_g + i, out_b + i);
 }
-TARPEG_TWICE(void, turn, (In r, In g, In b, int64_t n, float hue, Out x, Out y, Out z),
-             (r, g, b, n, hue, x, y, z))
+TARPEG_VECTORISED(void, turn, (In r, In g, In b, int64_t n, float hue, Out x, Out y, Out z),
+                  (r, g, b, n, hue, x, y, z))
 
 void sharpen(In above, In here, In below, int64_t width, float rest, Out out) {
   int64_t i = 1;
@@ -288,8 +308,8 @@ TARPEG_HD void indices_of(const Grid& whole, int y, int width, int32_t* __restri
   const Grid grid = whole;
   for (int x = 0; x < width; ++x) out[x] = index_at(grid, x, y) + 1;
 }
-TARPEG_TWICE(void, indices, (const Grid& grid, int y, int width, int32_t* __restrict out),
-             (grid, y, width, out))
+TARPEG_VECTORISED(void, indices, (const Grid& grid, int y, int width, int32_t* __restrict out),
+                  (grid, y, width, out))
 
 void pick_row(const uint8_t* four, const int32_t* at, int64_t n, Out r, Out g, Out b) {
   int64_t i = 0;
@@ -320,9 +340,9 @@ TARPEG_HD void all_taps_of(const Grid& whole, int y, int width, int32_t* __restr
     se[x] = taps.se;
   }
 }
-TARPEG_TWICE(void, all_taps,
-             (const Grid& grid, int y, int width, int32_t* __restrict at, float* __restrict weights),
-             (grid, y, width, at, weights))
+TARPEG_VECTORISED(void, all_taps,
+                  (const Grid& grid, int y, int width, int32_t* __restrict at, float* __restrict weights),
+                  (grid, y, width, at, weights))
 
 void blend_row(const uint8_t* four, int64_t stride, const int32_t* at, const float* weights, int64_t n,
                const float* fill, Out r, Out g, Out b) {
@@ -346,7 +366,7 @@ void blend_row(const uint8_t* four, int64_t stride, const int32_t* at, const flo
 TARPEG_HD void widen_of(In levels, int64_t n, float* __restrict out) {
   for (int64_t i = 0; i < n; ++i) out[i] = static_cast<float>(levels[i]);
 }
-TARPEG_TWICE(void, widen, (In levels, int64_t n, float* __restrict out), (levels, n, out))
+TARPEG_VECTORISED(void, widen, (In levels, int64_t n, float* __restrict out), (levels, n, out))
 
 void blur_row(const float* const* rows, const Blur& blur, int64_t n, float* __restrict out) {
   int64_t x = 0;
@@ -363,7 +383,7 @@ void blur_row(const float* const* rows, const Blur& blur, int64_t n, float* __re
 TARPEG_HD void round_row_of(const float* __restrict from, int64_t n, Out out) {
   for (int64_t i = 0; i < n; ++i) out[i] = rounded(from[i]);
 }
-TARPEG_TWICE(void, round_row, (const float* __restrict from, int64_t n, Out out), (from, n, out))
+TARPEG_VECTORISED(void, round_row, (const float* __restrict from, int64_t n, Out out), (from, n, out))
 
 TARPEG_HD void mix_of(const uint8_t* const* parts, const float* weights, int64_t count, int64_t n, Out out) {
   float sum[kBlock];
@@ -381,8 +401,8 @@ TARPEG_HD void mix_of(const uint8_t* const* parts, const float* weights, int64_t
     for (int64_t i = 0; i < block; ++i) out[begin + i] = cut(sum[i]);
   }
 }
-TARPEG_TWICE(void, mix,
-             (const uint8_t* const* parts, const float* weights, int64_t count, int64_t n, Out out),
-             (parts, weights, count, n, out))
+TARPEG_VECTORISED(void, mix,
+                  (const uint8_t* const* parts, const float* weights, int64_t count, int64_t n, Out out),
+                  (parts, weights, count, n, out))
 
 }  // namespace tarpeg::programs
