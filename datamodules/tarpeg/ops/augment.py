@@ -23,7 +23,7 @@ Number = float | Sequence[float] | Tensor
 
 _DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
 
-# Bits and columns: the same as Part and Column in native/batch/augment.h.
+# Bits and columns: the same as Part and Column in native/batch/final_pass.h.
 _MATRIX, _FLIP, _COLOUR = (1 << bit for bit in range(3))
 _COLUMNS = 19
 _COLOURS = {"brightness": Op.BRIGHTNESS, "contrast": Op.CONTRAST, "saturation": Op.SATURATION, "hue": Op.HUE}
@@ -239,8 +239,8 @@ def _with_colours(
     added = {"ops": ops.expand(count, 1, -1), "values": values}
     if programs is None:
         return images, added
-    codes, numbers = checked_programs(images, **programs)[:2]
-    joined = {"ops": torch.cat((codes, added["ops"]), 2), "values": torch.cat((numbers, values), 2)}
+    checked_programs(images, **programs)  # what can be joined
+    joined = {name: torch.cat((on_device(programs[name], device), added[name]), 2) for name in added}
     return images, {**programs, **joined}
 
 
