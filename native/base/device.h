@@ -1,6 +1,6 @@
 #pragma once
 
-// Note [one arithmetic]: the arithmetic of a pixel is written once, in batch/warp.h, batch/augment.h and
+// Note [one arithmetic]: the arithmetic of a pixel is written once, in batch/warp.h, batch/final_pass.h and
 // batch/programs.h, for the CPU's portable code, for its vector code (these functions are inlined into loops
 // that the compiler turns into AVX2) and for CUDA. All three give the same bits: nothing is contracted to a
 // fused multiply-add (-ffp-contract=off, -fmad=false), those of torch are written as fmaf, sums over an image

@@ -12,7 +12,7 @@ struct Pass {
   const Picture<uint8_t>& from;
   const int64_t image;
   const Target target;
-  const Plan plan;
+  const ImagePass own;
 
   void cover(int64_t begin, int64_t end, int64_t x, int n, Row* row) const {
     fill_row(of.fill, std::max<int64_t>(begin - x, 0), std::min<int64_t>(end - x, n), row);
@@ -49,7 +49,7 @@ struct Pass {
   // Writes a row of an image that is at most moved and mirrored by whole pixels. False, with nothing done, if
   // the row reaches outside of its source.
   bool make_plain(int64_t y) const {
-    const Affine& map = plan.map;
+    const Affine& map = own.map;
     const int64_t step = static_cast<int64_t>(map.xx), first = static_cast<int64_t>(map.x0);
     const int64_t last = first + step * (target.width - 1);
     const int64_t source_y = static_cast<int64_t>(map.yy) * y + static_cast<int64_t>(map.y0);
@@ -72,12 +72,12 @@ struct Pass {
     Row row;
     for (int64_t x = 0; x < target.width; x += kSpan) {
       const int n = static_cast<int>(std::min<int64_t>(kSpan, target.width - x));
-      if (plan.is_direct) {
-        fetch_direct(from, plan.map, of.fill, x, y, n, &row);
+      if (own.is_direct) {
+        fetch_direct(from, own.map, of.fill, x, y, n, &row);
       } else {
-        fetch_warped(from, plan.map, false, of.fill, x, y, n, &row);
+        fetch_warped(from, own.map, false, of.fill, x, y, n, &row);
       }
-      if (plan.recolours) recolour_row(plan.colour, n, &row);
+      if (own.recolours) recolour_row(own.colour, n, &row);
       if (of.boxes) erase(x, y, n, &row);
       if (of.mask) mask(x, y, n, &row);
       store(row, of.how, x, y, n, target);
@@ -98,8 +98,8 @@ void run_final_pass(const BatchJob& job, const Picture<uint8_t>& from, int64_t i
                          to.planar,
                          to.count * bytes >= kLarge,
                          static_cast<int>(to.channels)};
-  const Pass pass = {job.pass, from, image, target, plan_of(job.pass, image, from.width)};
-  const bool is_plain = pass.plan.is_direct && !pass.plan.recolours && !job.pass.boxes && !job.pass.mask;
+  const Pass pass = {job.pass, from, image, target, image_pass(job.pass, image, from.width)};
+  const bool is_plain = pass.own.is_direct && !pass.own.recolours && !job.pass.boxes && !job.pass.mask;
   for (int64_t y = begin; y < end; ++y) {
     if (!is_plain || !pass.make_plain(y)) pass.make_row(y);
   }

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "base/device.h"
-#include "batch/augment.h"
+#include "batch/levels.h"
 
 // The arithmetic of run_programs: that of torchvision v2's functions on uint8, operation by operation and
 // rounding by rounding, as torch computes it on x86. See Note [one arithmetic] in base/device.h.
@@ -58,12 +58,6 @@ struct Programs {
 
 // One rounding, as torch's a.add(b, alpha=...) on every processor that has the instruction.
 TARPEG_HD float fused(float a, float b, float c) { return fmaf(a, b, c); }
-
-// torchvision cuts the fraction off, except after interpolation and blur, which round half to even.
-TARPEG_HD uint8_t cut(float value) { return static_cast<uint8_t>(static_cast<int32_t>(in_levels(value))); }
-TARPEG_HD uint8_t rounded(float value) {
-  return static_cast<uint8_t>(static_cast<int32_t>(rintf(in_levels(value))));
-}
 
 TARPEG_HD uint8_t Programs::outside(int channel) const { return has_fill ? rounded(fill[channel]) : 0; }
 

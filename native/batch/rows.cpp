@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/simd.h"
+#include "batch/levels.h"
 #include "image/lanes.h"
 
 namespace tarpeg {
@@ -61,7 +62,7 @@ TARPEG_AVX2 int direct_avx2(const uint8_t* pixel, const Picture<uint8_t>& from, 
   return i;
 }
 
-// As to_level() in augment.h, to eight bytes.
+// As to_level(), to eight bytes.
 TARPEG_AVX2 inline __m128i levels8(const float* values) {
   const __m256 above = _mm256_max_ps(_mm256_loadu_ps(values), _mm256_setzero_ps());
   const __m256 held = _mm256_min_ps(above, _mm256_set1_ps(255));

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "batch/augment.h"
+#include "batch/final_pass.h"
 #include "image/normalise.h"
 
 // The stages of augment_batch and warp_affine on the CPU. Each processes a span of one row, as three arrays

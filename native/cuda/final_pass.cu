@@ -88,21 +88,21 @@ TARPEG_DEVICE void mask(const FinalPass& pass, const BatchLayout& to, int64_t im
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) final_kernel(BatchJob job, int64_t first) {
-  TARPEG_SHARED(Plan, plan);
+  TARPEG_SHARED(ImagePass, own);
   const int64_t image = first + blockIdx.y;
-  if (threadIdx.x == 0) plan = plan_of(job.pass, image, job.from.width);
+  if (threadIdx.x == 0) own = image_pass(job.pass, image, job.from.width);
   __syncthreads();
   const Quad quad = quad_of(job.to);
   if (quad.n == 0) return;
   const Picture<uint8_t> from = job.from.picture(job.images, image);
   float v[3][4];
-  if (plan.is_direct) {
-    fetch_direct(from, plan.map, job.pass.fill, quad, v);
+  if (own.is_direct) {
+    fetch_direct(from, own.map, job.pass.fill, quad, v);
   } else {
-    fetch_warped(from, plan.map, job.pass.fill, quad, v);
+    fetch_warped(from, own.map, job.pass.fill, quad, v);
   }
-  if (plan.recolours) {
-    TARPEG_UNROLL for (int i = 0; i < 4; ++i) recolour(plan.colour, &v[0][i], &v[1][i], &v[2][i]);
+  if (own.recolours) {
+    TARPEG_UNROLL for (int i = 0; i < 4; ++i) recolour(own.colour, &v[0][i], &v[1][i], &v[2][i]);
   }
   if (job.pass.boxes) erase(job.pass, job.to, image, quad, v);
   if (job.pass.mask) mask(job.pass, job.to, image, quad, v);

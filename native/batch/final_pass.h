@@ -40,7 +40,7 @@ struct FinalPass {
 };
 
 // The numbers of one image, ready for use.
-struct Plan {
+struct ImagePass {
   Affine map;
   bool is_direct;  // the map takes whole pixels to whole pixels along rows: nothing is interpolated
   bool recolours;
@@ -49,28 +49,23 @@ struct Plan {
 
 TARPEG_HD bool is_whole(double value) { return value > -kNear && value < kNear && floor(value) == value; }
 
-TARPEG_HD Plan plan_of(const FinalPass& pass, int64_t image, int64_t source_width) {
+TARPEG_HD ImagePass image_pass(const FinalPass& pass, int64_t image, int64_t source_width) {
   const double* numbers = pass.numbers + image * kColumns;
   const int parts = pass.parts;
-  Plan plan;
-  plan.map = {1, 0, 0, 0, 1, 0, true};
-  if (parts & kMatrix) plan.map = affine_of(numbers + kMatrixAt, false);
+  ImagePass own;
+  own.map = {1, 0, 0, 0, 1, 0, true};
+  if (parts & kMatrix) own.map = affine_of(numbers + kMatrixAt, false);
   if ((parts & kFlip) && numbers[kFlipAt] != 0) {  // mirrored first, so last on the way back
-    plan.map.xx = -plan.map.xx;
-    plan.map.xy = -plan.map.xy;
-    plan.map.x0 = static_cast<double>(source_width - 1) - plan.map.x0;
+    own.map.xx = -own.map.xx;
+    own.map.xy = -own.map.xy;
+    own.map.x0 = static_cast<double>(source_width - 1) - own.map.x0;
   }
-  const Affine& map = plan.map;
-  plan.is_direct = map.usable && map.xy == 0 && map.yx == 0 && (map.xx == 1 || map.xx == -1) &&
-                   (map.yy == 1 || map.yy == -1) && is_whole(map.x0) && is_whole(map.y0);
-  plan.recolours = parts & kColour;
-  for (int i = 0; i < 12; ++i) plan.colour[i] = static_cast<float>(numbers[kColourAt + i]);
-  return plan;
-}
-
-TARPEG_HD float in_levels(float value) {
-  const float above = value > 0 ? value : 0;  // NaN becomes 0
-  return above < 255 ? above : 255;
+  const Affine& map = own.map;
+  own.is_direct = map.usable && map.xy == 0 && map.yx == 0 && (map.xx == 1 || map.xx == -1) &&
+                  (map.yy == 1 || map.yy == -1) && is_whole(map.x0) && is_whole(map.y0);
+  own.recolours = parts & kColour;
+  for (int i = 0; i < 12; ++i) own.colour[i] = static_cast<float>(numbers[kColourAt + i]);
+  return own;
 }
 
 TARPEG_HD void recolour(const float* m, float* r, float* g, float* b) {
@@ -97,7 +92,5 @@ TARPEG_HD float FinalPass::random_level(const int32_t* box, int64_t at, int c) c
   const uint64_t low = static_cast<uint32_t>(box[4]), high = static_cast<uint32_t>(box[5]);
   return (normal_of(low | (high << 32), static_cast<uint64_t>(3 * at + c)) - how.shift[c]) / how.scale[c];
 }
-
-TARPEG_HD uint8_t to_level(float value) { return static_cast<uint8_t>(in_levels(value) + 0.5f); }
 
 }  // namespace tarpeg
