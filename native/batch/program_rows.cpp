@@ -14,18 +14,27 @@ constexpr int64_t kBlock = 1024;  // pixels of which intermediate results are ke
 // Each returns how many numbers or pixels are done; the callers do the rest.
 
 TARPEG_AVX2 int64_t look_up_avx2(In levels, int64_t n, In table, Out out) {
+  // A shuffle gives 0 for negative bytes. So a level finds its own part of the table and those before it; as
+  // each is exclusive-or with the one before, their exclusive-or is the table's value.
   __m256i parts[16];
+  __m128i before = _mm_setzero_si128();
   for (int k = 0; k < 16; ++k) {
-    parts[k] = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table) + k));
+    const __m128i part = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table) + k);
+    if (k == 8) before = _mm_set1_epi8(static_cast<char>(table[127]));
+    parts[k] = _mm256_broadcastsi128_si256(_mm_xor_si128(part, before));
+    before = part;
   }
   int64_t i = 0;
   for (; i + 32 <= n; i += 32) {
-    __m256i left = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(levels + i));
+    const __m256i level = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(levels + i));
+    __m256i low = _mm256_min_epu8(level, _mm256_set1_epi8(127));  // all levels above are 127 there
+    __m256i high = _mm256_xor_si256(level, _mm256_set1_epi8(-128));
     __m256i found = _mm256_setzero_si256();
-    for (int k = 0; k < 16; ++k) {  // levels below 16 are looked up in this part; a shuffle makes others 0
-      const __m256i at = _mm256_adds_epu8(left, _mm256_set1_epi8(0x70));
-      found = _mm256_or_si256(found, _mm256_shuffle_epi8(parts[k], at));
-      left = _mm256_sub_epi8(left, _mm256_set1_epi8(16));
+    for (int k = 0; k < 8; ++k) {
+      found = _mm256_xor_si256(found, _mm256_shuffle_epi8(parts[k], low));
+      found = _mm256_xor_si256(found, _mm256_shuffle_epi8(parts[8 + k], high));
+      low = _mm256_subs_epi8(low, _mm256_set1_epi8(16));
+      high = _mm256_subs_epi8(high, _mm256_set1_epi8(16));
     }
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), found);
   }
@@ -62,43 +71,6 @@ TARPEG_AVX2 int64_t join_four_avx2(In r, In g, In b, int64_t n, Out four) {
     _mm_storeu_si128(out + 1, _mm_unpackhi_epi16(first, third));
     _mm_storeu_si128(out + 2, _mm_unpacklo_epi16(second, fourth));
     _mm_storeu_si128(out + 3, _mm_unpackhi_epi16(second, fourth));
-  }
-  return i;
-}
-
-TARPEG_AVX2 inline __m256i words_at(const uint8_t* levels) {
-  return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(levels)));
-}
-
-TARPEG_AVX2 inline __m256i three_at(const uint8_t* levels) {
-  return _mm256_add_epi16(_mm256_add_epi16(words_at(levels - 1), words_at(levels)), words_at(levels + 1));
-}
-
-// As sharpened(), to whole numbers.
-TARPEG_AVX2_FMA inline __m256i sharpen_eight(__m128i level, __m128i difference, __m256 rest) {
-  const __m256 from = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(level));
-  const __m256 to = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(difference)), rest, from);
-  const __m256 above = _mm256_max_ps(to, _mm256_setzero_ps());
-  return _mm256_cvttps_epi32(_mm256_min_ps(above, _mm256_set1_ps(255)));
-}
-
-TARPEG_AVX2_FMA int64_t sharpen_avx2(In above, In here, In below, int64_t width, float factor, Out out) {
-  const __m256 rest = _mm256_set1_ps(factor);
-  int64_t i = 1;
-  for (; i + 16 < width; i += 16) {
-    const __m256i level = words_at(here + i);
-    __m256i sum = _mm256_add_epi16(_mm256_add_epi16(three_at(above + i), three_at(below + i)),
-                                   _mm256_add_epi16(three_at(here + i), _mm256_slli_epi16(level, 2)));
-    // (sum + 6) / 13, of at most 3321
-    sum = _mm256_mulhi_epu16(_mm256_add_epi16(sum, _mm256_set1_epi16(6)), _mm256_set1_epi16(20165));
-    const __m256i difference = _mm256_sub_epi16(_mm256_srli_epi16(sum, 2), level);
-    const __m256i low =
-        sharpen_eight(_mm256_castsi256_si128(level), _mm256_castsi256_si128(difference), rest);
-    const __m256i high =
-        sharpen_eight(_mm256_extracti128_si256(level, 1), _mm256_extracti128_si256(difference, 1), rest);
-    const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xD8);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
-                     _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
   }
   return i;
 }
@@ -279,17 +251,15 @@ TARPEG_HD void turn_of(In r, In g, In b, int64_t n, float hue, Out out_r, Out ou
 TARPEG_VECTORISED(void, turn, (In r, In g, In b, int64_t n, float hue, Out x, Out y, Out z),
                   (r, g, b, n, hue, x, y, z))
 
-void sharpen(In above, In here, In below, int64_t width, float rest, Out out) {
-  int64_t i = 1;
-#if defined(TARPEG_AVX2)
-  if (has_avx2()) i = sharpen_avx2(above, here, below, width, rest, out);
-#endif
-  for (; i < width - 1; ++i) {
+TARPEG_HD void sharpen_of(In above, In here, In below, int64_t width, float rest, Out out) {
+  for (int64_t i = 1; i < width - 1; ++i) {
     const int sum = above[i - 1] + above[i] + above[i + 1] + here[i - 1] + 5 * here[i] + here[i + 1] +
                     below[i - 1] + below[i] + below[i + 1];
     out[i] = sharpened(here[i], sum, rest);
   }
 }
+TARPEG_VECTORISED(void, sharpen, (In above, In here, In below, int64_t width, float rest, Out out),
+                  (above, here, below, width, rest, out))
 
 void join_four(In r, In g, In b, int64_t n, Out four) {
   int64_t i = 0;
