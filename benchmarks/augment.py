@@ -111,7 +111,7 @@ def _torchvision_chain(inputs: AugmentInput) -> Tensor:
     factors = list(zip(*(values.tolist() for values in inputs.factors.values()), strict=True))
     images = [
         _distorted(image, inputs, index, factors[index], boxes[index])
-        for index, image in enumerate(_flipped(inputs))
+        for index, image in enumerate(inputs.planar)
     ]
     return normalised(torch.stack(images))
 
@@ -119,8 +119,7 @@ def _torchvision_chain(inputs: AugmentInput) -> Tensor:
 def _torchvision_at_once(inputs: AugmentInput) -> Tensor:
     """Apply the parameters of the first image to the whole batch."""
     factors = tuple(float(values[0]) for values in inputs.factors.values())
-    images = functional.horizontal_flip(inputs.planar)
-    return normalised(_distorted(images, inputs, 0, factors, inputs.boxes[0, 0].tolist()))
+    return normalised(_distorted(inputs.planar, inputs, 0, factors, inputs.boxes[0, 0].tolist()))
 
 
 def _distorted(
@@ -128,9 +127,10 @@ def _distorted(
 ) -> Tensor:
     mode = functional.InterpolationMode.BILINEAR
     angle, scale = -inputs.angles[index], inputs.scales[index]
-    warped = functional.affine(image, angle, [0, 0], scale, [0.0, 0.0], mode)
     for name, factor in zip(_FACTORS, factors, strict=True):
-        warped = getattr(functional, f"adjust_{name}")(warped, factor)
+        image = getattr(functional, f"adjust_{name}")(image, factor)
+    mirrored = functional.horizontal_flip(image) if bool(inputs.flips[index]) else image
+    warped = functional.affine(mirrored, angle, [0, 0], scale, [0.0, 0.0], mode)
     black = torch.zeros(3, 1, 1, dtype=image.dtype, device=image.device)
     result: Tensor = functional.erase(warped, *box, black)
     return result
@@ -190,13 +190,14 @@ def _kornia(group: str) -> InProcessContestant:
 
     def augment(inputs: AugmentInput) -> Tensor:
         values, factors = inputs.planar.float() / 255, inputs.factors
-        values = torch.where(inputs.flips[:, None, None, None], values.flip(-1), values)
         if group == CHAIN:
-            values = transform.warp_affine(values, inputs.matrix.float(), (SIZE, SIZE))
             values = enhance.adjust_brightness_accumulative(values, factors["brightness"])
             values = enhance.adjust_contrast_with_mean_subtraction(values, factors["contrast"])
             values = enhance.adjust_saturation_with_gray_subtraction(values, factors["saturation"])
             values = enhance.adjust_hue(values, factors["hue"] * (2 * torch.pi))
+        values = torch.where(inputs.flips[:, None, None, None], values.flip(-1), values)
+        if group == CHAIN:
+            values = transform.warp_affine(values, inputs.matrix.float(), (SIZE, SIZE))
             for image, (top, left, height, width) in zip(values, inputs.boxes[:, 0].tolist(), strict=True):
                 image[:, top : top + height, left : left + width] = 0
         result: Tensor = enhance.normalize(values, torch.tensor(MEAN), torch.tensor(STD))

@@ -116,9 +116,9 @@ _SUITES = {
         rounds=7,
         work=f"batches of {BATCH} at {SIZE}x{SIZE}",
         comparison=(
-            "speed and pixels relative to torchvision v2; the whole chain: flip, affine, brightness, "
-            "contrast, saturation, hue, erase, normalise; policies draw for themselves, so their pixels are "
-            "not compared"
+            "speed and pixels relative to torchvision v2; the whole chain: brightness, contrast, saturation, "
+            "hue, flip, affine, erase, normalise; policies draw for themselves, so their pixels are not "
+            "compared"
         ),
         ours=augment_contestants,
         peers=AUGMENT_PEERS,

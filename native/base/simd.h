@@ -26,16 +26,26 @@
 #include <simde/x86/fma.h>
 #endif
 
-// A loop NAME_of is compiled twice: inlined into a function for AVX2 and FMA, it becomes vector code.
-#if defined(TARPEG_AVX2)
-#define TARPEG_TWICE(type, name, parameters, arguments)                              \
+// A loop NAME_of is compiled for each level of vector code: inlined into a function for that level, it
+// becomes vector code.
+#if defined(TARPEG_AVX512)
+#define TARPEG_VECTORISED(type, name, parameters, arguments)                         \
+  static TARPEG_AVX512 type name##_avx512 parameters { return name##_of arguments; } \
+  static TARPEG_AVX2_FMA type name##_avx2 parameters { return name##_of arguments; } \
+  type name parameters {                                                             \
+    if (has_avx512()) return name##_avx512 arguments;                                \
+    if (has_avx2()) return name##_avx2 arguments;                                    \
+    return name##_of arguments;                                                      \
+  }
+#elif defined(TARPEG_AVX2)
+#define TARPEG_VECTORISED(type, name, parameters, arguments)                         \
   static TARPEG_AVX2_FMA type name##_avx2 parameters { return name##_of arguments; } \
   type name parameters {                                                             \
     if (has_avx2()) return name##_avx2 arguments;                                    \
     return name##_of arguments;                                                      \
   }
 #else
-#define TARPEG_TWICE(type, name, parameters, arguments) \
+#define TARPEG_VECTORISED(type, name, parameters, arguments) \
   type name parameters { return name##_of arguments; }
 #endif
 

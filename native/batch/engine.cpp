@@ -8,8 +8,7 @@ namespace {
 constexpr int64_t kBand = 32;  // rows
 
 int64_t bands_of(const BatchJob& job) {
-  const bool is_whole = job.programs.given() || (job.pass.parts & kContrast);
-  return is_whole ? 1 : (job.to.height + kBand - 1) / kBand;
+  return job.programs.given() ? 1 : (job.to.height + kBand - 1) / kBand;
 }
 
 }  // namespace

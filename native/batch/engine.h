@@ -16,7 +16,7 @@ void run_piece(const BatchJob& job, int64_t piece);
 void run_program(const BatchJob& job, int64_t image);
 
 // The final pass (final_pass.cpp): writes rows [begin, end) of one image of the result, which comes from
-// `from`. With contrast, whose mean every pixel needs, all rows of the image are one call.
+// `from`.
 void run_final_pass(const BatchJob& job, const Picture<uint8_t>& from, int64_t image, int64_t begin,
                     int64_t end);
 

@@ -1,6 +1,4 @@
 #include <algorithm>
-#include <memory>
-#include <new>
 
 #include "batch/engine.h"
 #include "batch/rows.h"
@@ -14,25 +12,7 @@ struct Pass {
   const Picture<uint8_t>& from;
   const int64_t image;
   const Target target;
-  Plan plan;
-
-  // Rows [begin, end), span by span: visit(row, x, y, n), after geometry and brightness.
-  template <class Visit>
-  void for_rows(int64_t begin, int64_t end, const Visit& visit) const {
-    Row row;
-    for (int64_t y = begin; y < end; ++y) {
-      for (int64_t x = 0; x < target.width; x += kSpan) {
-        const int n = static_cast<int>(std::min<int64_t>(kSpan, target.width - x));
-        if (plan.is_direct) {
-          fetch_direct(from, plan.map, of.fill, x, y, n, &row);
-        } else {
-          fetch_warped(from, plan.map, false, of.fill, x, y, n, &row);
-        }
-        apply_brightness(plan, n, &row);
-        visit(&row, x, y, n);
-      }
-    }
-  }
+  const ImagePass own;
 
   void cover(int64_t begin, int64_t end, int64_t x, int n, Row* row) const {
     fill_row(of.fill, std::max<int64_t>(begin - x, 0), std::min<int64_t>(end - x, n), row);
@@ -66,18 +46,10 @@ struct Pass {
     }
   }
 
-  // All stages after brightness.
-  void finish(int64_t x, int64_t y, int n, Row* row) const {
-    apply_colour(plan, n, row);
-    if (of.boxes) erase(x, y, n, row);
-    if (of.mask) mask(x, y, n, row);
-    store(*row, of.how, x, y, n, target);
-  }
-
   // Writes a row of an image that is at most moved and mirrored by whole pixels. False, with nothing done, if
   // the row reaches outside of its source.
   bool make_plain(int64_t y) const {
-    const Affine& map = plan.map;
+    const Affine& map = own.map;
     const int64_t step = static_cast<int64_t>(map.xx), first = static_cast<int64_t>(map.x0);
     const int64_t last = first + step * (target.width - 1);
     const int64_t source_y = static_cast<int64_t>(map.yy) * y + static_cast<int64_t>(map.y0);
@@ -96,41 +68,19 @@ struct Pass {
     return true;
   }
 
-  void make_rows(int64_t begin, int64_t end) const {
-    if (plan.is_direct && plan.parts == 0 && !of.boxes && !of.mask) {
-      while (begin < end && make_plain(begin)) ++begin;
-    }
-    for_rows(begin, end, [&](Row* row, int64_t x, int64_t y, int n) { finish(x, y, n, row); });
-  }
-
-  // With contrast: the mean first. The warped rows are kept between, if they fit into a processor's cache.
-  void make_with_mean() {
-    constexpr int64_t kKept = 1 << 20;  // pixels
-    const int64_t spans = (target.width + kSpan - 1) / kSpan;
-    static thread_local std::unique_ptr<Row[]> kept;
-    static thread_local int64_t room = 0;
-    const bool keeps = spans * kSpan * target.height <= kKept;
-    if (keeps && room < spans * target.height) {
-      kept.reset(new (std::nothrow) Row[spans * target.height]);
-      room = kept ? spans * target.height : 0;
-    }
-    Row* const rows = keeps ? kept.get() : nullptr;
-    int64_t units = 0;
-    for_rows(0, target.height, [&](Row* row, int64_t x, int64_t y, int n) {
-      units += sum_gray(n, *row);
-      if (!rows) return;
-      Row& keep = rows[y * spans + x / kSpan];
-      std::copy(row->r, row->r + n, keep.r);
-      std::copy(row->g, row->g + n, keep.g);
-      std::copy(row->b, row->b + n, keep.b);
-    });
-    plan.mean_part = mean_part_of(units, target.height * target.width, plan.contrast);
-    if (!rows) return make_rows(0, target.height);
-    for (int64_t y = 0; y < target.height; ++y) {
-      for (int64_t x = 0; x < target.width; x += kSpan) {
-        const int n = static_cast<int>(std::min<int64_t>(kSpan, target.width - x));
-        finish(x, y, n, &rows[y * spans + x / kSpan]);
+  void make_row(int64_t y) const {
+    Row row;
+    for (int64_t x = 0; x < target.width; x += kSpan) {
+      const int n = static_cast<int>(std::min<int64_t>(kSpan, target.width - x));
+      if (own.is_direct) {
+        fetch_direct(from, own.map, of.fill, x, y, n, &row);
+      } else {
+        fetch_warped(from, own.map, false, of.fill, x, y, n, &row);
       }
+      if (own.recolours) recolour_row(own.colour, n, &row);
+      if (of.boxes) erase(x, y, n, &row);
+      if (of.mask) mask(x, y, n, &row);
+      store(row, of.how, x, y, n, target);
     }
   }
 };
@@ -148,11 +98,10 @@ void run_final_pass(const BatchJob& job, const Picture<uint8_t>& from, int64_t i
                          to.planar,
                          to.count * bytes >= kLarge,
                          static_cast<int>(to.channels)};
-  Pass pass = {job.pass, from, image, target, plan_of(job.pass, image, from.width)};
-  if (pass.plan.parts & kContrast) {
-    pass.make_with_mean();
-  } else {
-    pass.make_rows(begin, end);
+  const Pass pass = {job.pass, from, image, target, image_pass(job.pass, image, from.width)};
+  const bool is_plain = pass.own.is_direct && !pass.own.recolours && !job.pass.boxes && !job.pass.mask;
+  for (int64_t y = begin; y < end; ++y) {
+    if (!is_plain || !pass.make_plain(y)) pass.make_row(y);
   }
   finish_stores();
 }

@@ -5,7 +5,8 @@
 #include <type_traits>
 
 #include "base/number.h"
-#include "batch/augment.h"
+#include "batch/final_pass.h"
+#include "batch/levels.h"
 #include "batch/programs.h"
 #include "image/normalise.h"
 

@@ -14,23 +14,49 @@ constexpr int64_t kBlock = 1024;  // pixels of which intermediate results are ke
 // Each returns how many numbers or pixels are done; the callers do the rest.
 
 TARPEG_AVX2 int64_t look_up_avx2(In levels, int64_t n, In table, Out out) {
+  // A shuffle gives 0 for negative bytes. So a level finds its own part of the table and those before it; as
+  // each is exclusive-or with the one before, their exclusive-or is the table's value.
   __m256i parts[16];
+  __m128i before = _mm_setzero_si128();
   for (int k = 0; k < 16; ++k) {
-    parts[k] = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table) + k));
+    const __m128i part = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table) + k);
+    if (k == 8) before = _mm_set1_epi8(static_cast<char>(table[127]));
+    parts[k] = _mm256_broadcastsi128_si256(_mm_xor_si128(part, before));
+    before = part;
   }
   int64_t i = 0;
   for (; i + 32 <= n; i += 32) {
-    __m256i left = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(levels + i));
+    const __m256i level = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(levels + i));
+    __m256i low = _mm256_min_epu8(level, _mm256_set1_epi8(127));  // all levels above are 127 there
+    __m256i high = _mm256_xor_si256(level, _mm256_set1_epi8(-128));
     __m256i found = _mm256_setzero_si256();
-    for (int k = 0; k < 16; ++k) {  // levels below 16 are looked up in this part; a shuffle makes others 0
-      const __m256i at = _mm256_adds_epu8(left, _mm256_set1_epi8(0x70));
-      found = _mm256_or_si256(found, _mm256_shuffle_epi8(parts[k], at));
-      left = _mm256_sub_epi8(left, _mm256_set1_epi8(16));
+    for (int k = 0; k < 8; ++k) {
+      found = _mm256_xor_si256(found, _mm256_shuffle_epi8(parts[k], low));
+      found = _mm256_xor_si256(found, _mm256_shuffle_epi8(parts[8 + k], high));
+      low = _mm256_subs_epi8(low, _mm256_set1_epi8(16));
+      high = _mm256_subs_epi8(high, _mm256_set1_epi8(16));
     }
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), found);
   }
   return i;
 }
+
+#if defined(TARPEG_AVX512)
+
+TARPEG_AVX512 int64_t look_up_avx512(In levels, int64_t n, In table, Out out) {
+  __m512i parts[4];
+  for (int k = 0; k < 4; ++k) parts[k] = _mm512_loadu_si512(table + 64 * k);
+  int64_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    const __m512i at = _mm512_loadu_si512(levels + i);
+    const __m512i low = _mm512_permutex2var_epi8(parts[0], at, parts[1]);
+    const __m512i high = _mm512_permutex2var_epi8(parts[2], at, parts[3]);
+    _mm512_storeu_si512(out + i, _mm512_mask_mov_epi8(low, _mm512_movepi8_mask(at), high));
+  }
+  return i;
+}
+
+#endif
 
 TARPEG_AVX2 int64_t join_four_avx2(In r, In g, In b, int64_t n, Out four) {
   int64_t i = 0;
@@ -45,43 +71,6 @@ TARPEG_AVX2 int64_t join_four_avx2(In r, In g, In b, int64_t n, Out four) {
     _mm_storeu_si128(out + 1, _mm_unpackhi_epi16(first, third));
     _mm_storeu_si128(out + 2, _mm_unpacklo_epi16(second, fourth));
     _mm_storeu_si128(out + 3, _mm_unpackhi_epi16(second, fourth));
-  }
-  return i;
-}
-
-TARPEG_AVX2 inline __m256i words_at(const uint8_t* levels) {
-  return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(levels)));
-}
-
-TARPEG_AVX2 inline __m256i three_at(const uint8_t* levels) {
-  return _mm256_add_epi16(_mm256_add_epi16(words_at(levels - 1), words_at(levels)), words_at(levels + 1));
-}
-
-// As sharpened(), to whole numbers.
-TARPEG_AVX2_FMA inline __m256i sharpen_eight(__m128i level, __m128i difference, __m256 rest) {
-  const __m256 from = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(level));
-  const __m256 to = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(difference)), rest, from);
-  const __m256 above = _mm256_max_ps(to, _mm256_setzero_ps());
-  return _mm256_cvttps_epi32(_mm256_min_ps(above, _mm256_set1_ps(255)));
-}
-
-TARPEG_AVX2_FMA int64_t sharpen_avx2(In above, In here, In below, int64_t width, float factor, Out out) {
-  const __m256 rest = _mm256_set1_ps(factor);
-  int64_t i = 1;
-  for (; i + 16 < width; i += 16) {
-    const __m256i level = words_at(here + i);
-    __m256i sum = _mm256_add_epi16(_mm256_add_epi16(three_at(above + i), three_at(below + i)),
-                                   _mm256_add_epi16(three_at(here + i), _mm256_slli_epi16(level, 2)));
-    // (sum + 6) / 13, of at most 3321
-    sum = _mm256_mulhi_epu16(_mm256_add_epi16(sum, _mm256_set1_epi16(6)), _mm256_set1_epi16(20165));
-    const __m256i difference = _mm256_sub_epi16(_mm256_srli_epi16(sum, 2), level);
-    const __m256i low =
-        sharpen_eight(_mm256_castsi256_si128(level), _mm256_castsi256_si128(difference), rest);
-    const __m256i high =
-        sharpen_eight(_mm256_extracti128_si256(level, 1), _mm256_extracti128_si256(difference, 1), rest);
-    const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xD8);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
-                     _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
   }
   return i;
 }
@@ -188,7 +177,7 @@ TARPEG_HD void split_of(In pixels, int64_t n, Out r, Out g, Out b) {
     b[i] = pixels[3 * i + 2];
   }
 }
-TARPEG_TWICE(void, split, (In pixels, int64_t n, Out r, Out g, Out b), (pixels, n, r, g, b))
+TARPEG_VECTORISED(void, split, (In pixels, int64_t n, Out r, Out g, Out b), (pixels, n, r, g, b))
 
 TARPEG_HD void join_of(In r, In g, In b, int64_t n, Out pixels) {
   for (int64_t i = 0; i < n; ++i) {
@@ -197,12 +186,15 @@ TARPEG_HD void join_of(In r, In g, In b, int64_t n, Out pixels) {
     pixels[3 * i + 2] = b[i];
   }
 }
-TARPEG_TWICE(void, join, (In r, In g, In b, int64_t n, Out pixels), (r, g, b, n, pixels))
+TARPEG_VECTORISED(void, join, (In r, In g, In b, int64_t n, Out pixels), (r, g, b, n, pixels))
 
 void look_up(In levels, int64_t n, In table, Out out) {
   int64_t i = 0;
+#if defined(TARPEG_AVX512)
+  if (has_avx512()) i = look_up_avx512(levels, n, table, out);
+#endif
 #if defined(TARPEG_AVX2)
-  if (has_avx2()) i = look_up_avx2(levels, n, table, out);
+  if (i == 0 && has_avx2()) i = look_up_avx2(levels, n, table, out);
 #endif
   for (; i < n; ++i) out[i] = table[levels[i]];
 }
@@ -210,7 +202,7 @@ void look_up(In levels, int64_t n, In table, Out out) {
 TARPEG_HD void reverse_of(In levels, int64_t n, Out out) {
   for (int64_t i = 0; i < n; ++i) out[i] = levels[n - 1 - i];
 }
-TARPEG_TWICE(void, reverse, (In levels, int64_t n, Out out), (levels, n, out))
+TARPEG_VECTORISED(void, reverse, (In levels, int64_t n, Out out), (levels, n, out))
 
 TARPEG_HD void extremes_of(In levels, int64_t n, uint8_t* lowest, uint8_t* highest) {
   uint8_t low = 255, high = 0;
@@ -221,12 +213,12 @@ TARPEG_HD void extremes_of(In levels, int64_t n, uint8_t* lowest, uint8_t* highe
   *lowest = low;
   *highest = high;
 }
-TARPEG_TWICE(void, extremes, (In levels, int64_t n, uint8_t* low, uint8_t* high), (levels, n, low, high))
+TARPEG_VECTORISED(void, extremes, (In levels, int64_t n, uint8_t* low, uint8_t* high), (levels, n, low, high))
 
 TARPEG_HD void to_gray_of(In r, In g, In b, int64_t n, Out gray) {
   for (int64_t i = 0; i < n; ++i) gray[i] = static_cast<uint8_t>(whole_gray(r[i], g[i], b[i]));
 }
-TARPEG_TWICE(void, to_gray, (In r, In g, In b, int64_t n, Out gray), (r, g, b, n, gray))
+TARPEG_VECTORISED(void, to_gray, (In r, In g, In b, int64_t n, Out gray), (r, g, b, n, gray))
 
 TARPEG_HD int64_t sum_gray_of(In r, In g, In b, int64_t n) {
   int64_t sum = 0;
@@ -238,7 +230,7 @@ TARPEG_HD int64_t sum_gray_of(In r, In g, In b, int64_t n) {
   }
   return sum;
 }
-TARPEG_TWICE(int64_t, sum_gray, (In r, In g, In b, int64_t n), (r, g, b, n))
+TARPEG_VECTORISED(int64_t, sum_gray, (In r, In g, In b, int64_t n), (r, g, b, n))
 
 TARPEG_HD void saturate_planes_of(In r, In g, In b, int64_t n, float ratio, Out out_r, Out out_g, Out out_b) {
   const float rest = rest_of(ratio);
@@ -250,26 +242,24 @@ TARPEG_HD void saturate_planes_of(In r, In g, In b, int64_t n, float ratio, Out 
     out_b[i] = blend_levels(blue, ratio, gray, rest);
   }
 }
-TARPEG_TWICE(void, saturate_planes, (In r, In g, In b, int64_t n, float ratio, Out x, Out y, Out z),
-             (r, g, b, n, ratio, x, y, z))
+TARPEG_VECTORISED(void, saturate_planes, (In r, In g, In b, int64_t n, float ratio, Out x, Out y, Out z),
+                  (r, g, b, n, ratio, x, y, z))
 
 TARPEG_HD void turn_of(In r, In g, In b, int64_t n, float hue, Out out_r, Out out_g, Out out_b) {
   for (int64_t i = 0; i < n; ++i) shift_hue(hue, r[i], g[i], b[i], out_r + i, out_g + i, out_b + i);
 }
-TARPEG_TWICE(void, turn, (In r, In g, In b, int64_t n, float hue, Out x, Out y, Out z),
-             (r, g, b, n, hue, x, y, z))
+TARPEG_VECTORISED(void, turn, (In r, In g, In b, int64_t n, float hue, Out x, Out y, Out z),
+                  (r, g, b, n, hue, x, y, z))
 
-void sharpen(In above, In here, In below, int64_t width, float rest, Out out) {
-  int64_t i = 1;
-#if defined(TARPEG_AVX2)
-  if (has_avx2()) i = sharpen_avx2(above, here, below, width, rest, out);
-#endif
-  for (; i < width - 1; ++i) {
+TARPEG_HD void sharpen_of(In above, In here, In below, int64_t width, float rest, Out out) {
+  for (int64_t i = 1; i < width - 1; ++i) {
     const int sum = above[i - 1] + above[i] + above[i + 1] + here[i - 1] + 5 * here[i] + here[i + 1] +
                     below[i - 1] + below[i] + below[i + 1];
     out[i] = sharpened(here[i], sum, rest);
   }
 }
+TARPEG_VECTORISED(void, sharpen, (In above, In here, In below, int64_t width, float rest, Out out),
+                  (above, here, below, width, rest, out))
 
 void join_four(In r, In g, In b, int64_t n, Out four) {
   int64_t i = 0;
@@ -288,8 +278,8 @@ TARPEG_HD void indices_of(const Grid& whole, int y, int width, int32_t* __restri
   const Grid grid = whole;
   for (int x = 0; x < width; ++x) out[x] = index_at(grid, x, y) + 1;
 }
-TARPEG_TWICE(void, indices, (const Grid& grid, int y, int width, int32_t* __restrict out),
-             (grid, y, width, out))
+TARPEG_VECTORISED(void, indices, (const Grid& grid, int y, int width, int32_t* __restrict out),
+                  (grid, y, width, out))
 
 void pick_row(const uint8_t* four, const int32_t* at, int64_t n, Out r, Out g, Out b) {
   int64_t i = 0;
@@ -320,9 +310,9 @@ TARPEG_HD void all_taps_of(const Grid& whole, int y, int width, int32_t* __restr
     se[x] = taps.se;
   }
 }
-TARPEG_TWICE(void, all_taps,
-             (const Grid& grid, int y, int width, int32_t* __restrict at, float* __restrict weights),
-             (grid, y, width, at, weights))
+TARPEG_VECTORISED(void, all_taps,
+                  (const Grid& grid, int y, int width, int32_t* __restrict at, float* __restrict weights),
+                  (grid, y, width, at, weights))
 
 void blend_row(const uint8_t* four, int64_t stride, const int32_t* at, const float* weights, int64_t n,
                const float* fill, Out r, Out g, Out b) {
@@ -346,7 +336,7 @@ void blend_row(const uint8_t* four, int64_t stride, const int32_t* at, const flo
 TARPEG_HD void widen_of(In levels, int64_t n, float* __restrict out) {
   for (int64_t i = 0; i < n; ++i) out[i] = static_cast<float>(levels[i]);
 }
-TARPEG_TWICE(void, widen, (In levels, int64_t n, float* __restrict out), (levels, n, out))
+TARPEG_VECTORISED(void, widen, (In levels, int64_t n, float* __restrict out), (levels, n, out))
 
 void blur_row(const float* const* rows, const Blur& blur, int64_t n, float* __restrict out) {
   int64_t x = 0;
@@ -363,7 +353,7 @@ void blur_row(const float* const* rows, const Blur& blur, int64_t n, float* __re
 TARPEG_HD void round_row_of(const float* __restrict from, int64_t n, Out out) {
   for (int64_t i = 0; i < n; ++i) out[i] = rounded(from[i]);
 }
-TARPEG_TWICE(void, round_row, (const float* __restrict from, int64_t n, Out out), (from, n, out))
+TARPEG_VECTORISED(void, round_row, (const float* __restrict from, int64_t n, Out out), (from, n, out))
 
 TARPEG_HD void mix_of(const uint8_t* const* parts, const float* weights, int64_t count, int64_t n, Out out) {
   float sum[kBlock];
@@ -381,8 +371,8 @@ TARPEG_HD void mix_of(const uint8_t* const* parts, const float* weights, int64_t
     for (int64_t i = 0; i < block; ++i) out[begin + i] = cut(sum[i]);
   }
 }
-TARPEG_TWICE(void, mix,
-             (const uint8_t* const* parts, const float* weights, int64_t count, int64_t n, Out out),
-             (parts, weights, count, n, out))
+TARPEG_VECTORISED(void, mix,
+                  (const uint8_t* const* parts, const float* weights, int64_t count, int64_t n, Out out),
+                  (parts, weights, count, n, out))
 
 }  // namespace tarpeg::programs

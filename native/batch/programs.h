@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "base/device.h"
-#include "batch/augment.h"
+#include "batch/levels.h"
 
 // The arithmetic of run_programs: that of torchvision v2's functions on uint8, operation by operation and
 // rounding by rounding, as torch computes it on x86. See Note [one arithmetic] in base/device.h.
@@ -58,12 +58,6 @@ struct Programs {
 
 // One rounding, as torch's a.add(b, alpha=...) on every processor that has the instruction.
 TARPEG_HD float fused(float a, float b, float c) { return fmaf(a, b, c); }
-
-// torchvision cuts the fraction off, except after interpolation and blur, which round half to even.
-TARPEG_HD uint8_t cut(float value) { return static_cast<uint8_t>(static_cast<int32_t>(in_levels(value))); }
-TARPEG_HD uint8_t rounded(float value) {
-  return static_cast<uint8_t>(static_cast<int32_t>(rintf(in_levels(value))));
-}
 
 TARPEG_HD uint8_t Programs::outside(int channel) const { return has_fill ? rounded(fill[channel]) : 0; }
 
@@ -133,29 +127,34 @@ TARPEG_HD uint8_t equalised(int level, int64_t below, int64_t step) {
   return static_cast<uint8_t>(value < 255 ? value : 255);
 }
 
-// adjust_hue: through HSV in values of 0 to 1.
+// adjust_hue: through HSV in values of 0 to 1. torchvision takes each channel from one of four numbers by the
+// sector of the hue. They are v times a factor of the saturation s that rises from 1 - s to 1 over one
+// sector, or falls: as `at` is held between 0 and 1, the least or the largest of two such factors has the
+// same bits, without a choice.
 TARPEG_HD float unit_held(float value) { return value > 0 ? (value < 1 ? value : 1.0f) : 0.0f; }
-TARPEG_HD uint8_t from_unit(float value) { return cut(value * 255.999f); }
+TARPEG_HD float rising(float s, float at) { return s * unit_held(at) + (1 - s); }
+TARPEG_HD float falling(float s, float at) { return 1 - s * unit_held(at); }
+TARPEG_HD float least(float a, float b) { return a < b ? a : b; }
+TARPEG_HD float largest(float a, float b) { return a > b ? a : b; }
+TARPEG_HD uint8_t from_unit(float value) {
+  return static_cast<uint8_t>(static_cast<int32_t>(value * 255.999f));
+}
 TARPEG_HD void shift_hue(float hue, uint8_t red, uint8_t green, uint8_t blue, uint8_t* out_r, uint8_t* out_g,
                          uint8_t* out_b) {
   const float unit = static_cast<float>(1.0 / 255);
   const float r = static_cast<float>(red) * unit, g = static_cast<float>(green) * unit,
               b = static_cast<float>(blue) * unit;
-  const float upper = r > g ? r : g, lower = r < g ? r : g;
-  const float v = upper > b ? upper : b, low = lower < b ? lower : b, range = v - low;
+  const float v = largest(largest(r, g), b), range = v - least(least(r, g), b);
   const bool is_gray = range == 0;
   const float s = range / (is_gray ? 1.0f : v), divisor = is_gray ? 1.0f : range;
   const float rc = (v - r) / divisor, gc = (v - g) / divisor, bc = (v - b) / divisor;
   const float sixths = v == r ? bc - gc : v == g ? rc + 2 - bc : gc + 4 - rc;
   const float turns = sixths * static_cast<float>(1.0 / 6) + 1;
   const float turned = (turns >= 1 ? turns - 1 : turns) + hue;
-  const float h6 = (turned >= 1 ? turned - 1 : turned < 0 ? turned + 1 : turned) * 6;
-  const float whole = floorf(h6), f = h6 - whole, sector = whole >= 6 ? 0.0f : whole;
-  const float part = s * f, others = 1 - s;
-  const float q = unit_held((1 - part) * v), t = unit_held((part + others) * v), p = unit_held(others * v);
-  *out_r = from_unit(sector == 1 ? q : sector == 4 ? t : (sector == 2) | (sector == 3) ? p : v);
-  *out_g = from_unit(sector == 0 ? t : sector == 3 ? q : sector >= 4 ? p : v);
-  *out_b = from_unit(sector == 2 ? t : sector == 5 ? q : sector <= 1 ? p : v);
+  const float h = (turned >= 1 ? turned - 1 : turned < 0 ? turned + 1 : turned) * 6;
+  *out_r = from_unit(largest(falling(s, h - 1), rising(s, h - 4)) * v);
+  *out_g = from_unit(least(rising(s, h), falling(s, h - 3)) * v);
+  *out_b = from_unit(least(rising(s, h - 2), falling(s, h - 5)) * v);
 }
 
 // adjust_sharpness; sum: of the eight neighbours and five times the level. Thirteenths are never halves, so

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/simd.h"
+#include "batch/levels.h"
 #include "image/lanes.h"
 
 namespace tarpeg {
@@ -61,7 +62,7 @@ TARPEG_AVX2 int direct_avx2(const uint8_t* pixel, const Picture<uint8_t>& from, 
   return i;
 }
 
-// As to_level() in augment.h, to eight bytes.
+// As to_level(), to eight bytes.
 TARPEG_AVX2 inline __m128i levels8(const float* values) {
   const __m256 above = _mm256_max_ps(_mm256_loadu_ps(values), _mm256_setzero_ps());
   const __m256 held = _mm256_min_ps(above, _mm256_set1_ps(255));
@@ -188,49 +189,12 @@ void fetch_direct(const Picture<uint8_t>& from, const Affine& map, const float* 
   }
 }
 
-TARPEG_HD void apply_brightness_of(const Plan& plan, int n, Row* row) {
-  if (!(plan.parts & kBrightness)) return;
-  const float ratio = plan.brightness;
-  for (int i = 0; i < n; ++i) {
-    row->r[i] = scaled(row->r[i], ratio);
-    row->g[i] = scaled(row->g[i], ratio);
-    row->b[i] = scaled(row->b[i], ratio);
-  }
+TARPEG_HD void recolour_row_of(const float* matrix, int n, Row* row) {
+  float m[12];  // the compiler cannot know that the row is not the matrix
+  std::copy(matrix, matrix + 12, m);
+  for (int i = 0; i < n; ++i) recolour(m, &row->r[i], &row->g[i], &row->b[i]);
 }
-TARPEG_TWICE(void, apply_brightness, (const Plan& plan, int n, Row* row), (plan, n, row))
-
-TARPEG_HD int64_t sum_gray_of(int n, const Row& row) {
-  int32_t sum = 0;  // at most 256 * 255 * 1024
-  for (int i = 0; i < n; ++i) sum += gray_units(row.r[i], row.g[i], row.b[i]);
-  return sum;
-}
-TARPEG_TWICE(int64_t, sum_gray, (int n, const Row& row), (n, row))
-
-// A loop for each part: vector code needs loops without branches.
-TARPEG_HD void apply_colour_of(const Plan& plan, int n, Row* row) {
-  if (plan.parts & kContrast) {
-    const float ratio = plan.contrast, part = plan.mean_part;
-    for (int i = 0; i < n; ++i) {
-      row->r[i] = blended(row->r[i], ratio, part);
-      row->g[i] = blended(row->g[i], ratio, part);
-      row->b[i] = blended(row->b[i], ratio, part);
-    }
-  }
-  if (plan.parts & kSaturation) {
-    const float ratio = plan.saturation;
-    for (int i = 0; i < n; ++i) saturate(ratio, &row->r[i], &row->g[i], &row->b[i]);
-  }
-  if (plan.parts & kHue) {
-    const float turn = plan.hue;
-    for (int i = 0; i < n; ++i) turn_hue(turn, &row->r[i], &row->g[i], &row->b[i]);
-  }
-  if (plan.parts & kColour) {
-    float matrix[12];
-    std::copy(plan.colour, plan.colour + 12, matrix);
-    for (int i = 0; i < n; ++i) recolour(matrix, &row->r[i], &row->g[i], &row->b[i]);
-  }
-}
-TARPEG_TWICE(void, apply_colour, (const Plan& plan, int n, Row* row), (plan, n, row))
+TARPEG_VECTORISED(void, recolour_row, (const float* matrix, int n, Row* row), (matrix, n, row))
 
 void store(const Row& row, const Normalisation& how, int64_t x, int64_t y, int n, const Target& target) {
   const int64_t pixel = y * target.width + x;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "batch/augment.h"
+#include "batch/final_pass.h"
 #include "image/normalise.h"
 
 // The stages of augment_batch and warp_affine on the CPU. Each processes a span of one row, as three arrays
@@ -31,11 +31,8 @@ inline void fill_row(const float* fill, int64_t begin, int64_t end, Row* row) {
   std::fill(row->b + begin, row->b + end, fill[2]);
 }
 
-void apply_brightness(const Plan& plan, int n, Row* row);
-// Gray, in 1/1024 level, over rows after brightness.
-int64_t sum_gray(int n, const Row& row);
-// Contrast, saturation, hue and the colour matrix.
-void apply_colour(const Plan& plan, int n, Row* row);
+// The colour matrix, 12 numbers.
+void recolour_row(const float* matrix, int n, Row* row);
 
 // Writes value * scale + shift; for uint8 the value itself, rounded and held between 0 and 255.
 void store(const Row& row, const Normalisation& how, int64_t x, int64_t y, int n, const Target& target);

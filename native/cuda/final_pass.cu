@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <optional>
 
 #include "cuda/final_pass.h"
 #include "cuda/quads.h"
@@ -62,33 +61,6 @@ TARPEG_DEVICE void fetch_warped(const Picture<uint8_t>& from, const Affine& map,
   }
 }
 
-// The quad after geometry and brightness.
-TARPEG_DEVICE void fetch(const BatchJob& job, const Plan& plan, int64_t image, const Quad& quad,
-                         float (&v)[3][4]) {
-  const Picture<uint8_t> from = job.from.picture(job.images, image);
-  if (plan.is_direct) {
-    fetch_direct(from, plan.map, job.pass.fill, quad, v);
-  } else {
-    fetch_warped(from, plan.map, job.pass.fill, quad, v);
-  }
-  if (!(plan.parts & kBrightness)) return;
-  TARPEG_UNROLL for (int c = 0; c < 3; ++c) {
-    TARPEG_UNROLL for (int i = 0; i < 4; ++i) v[c][i] = scaled(v[c][i], plan.brightness);
-  }
-}
-
-TARPEG_DEVICE void colour(const Plan& plan, float (&v)[3][4]) {
-  TARPEG_UNROLL for (int i = 0; i < 4; ++i) {
-    float *r = &v[0][i], *g = &v[1][i], *b = &v[2][i];
-    if (plan.parts & kContrast) {
-      TARPEG_UNROLL for (int c = 0; c < 3; ++c) v[c][i] = blended(v[c][i], plan.contrast, plan.mean_part);
-    }
-    if (plan.parts & kSaturation) saturate(plan.saturation, r, g, b);
-    if (plan.parts & kHue) turn_hue(plan.hue, r, g, b);
-    if (plan.parts & kColour) recolour(plan.colour, r, g, b);
-  }
-}
-
 TARPEG_DEVICE void erase(const FinalPass& pass, const BatchLayout& to, int64_t image, const Quad& quad,
                          float (&v)[3][4]) {
   const int32_t* box = pass.boxes + pass.box_columns * pass.box_count * image;
@@ -114,40 +86,24 @@ TARPEG_DEVICE void mask(const FinalPass& pass, const BatchLayout& to, int64_t im
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    gray_kernel(BatchJob job, unsigned long long* sums, int64_t first) {
-  TARPEG_SHARED(Plan, plan);
-  const int64_t image = first + blockIdx.y;
-  if (threadIdx.x == 0) plan = plan_of(job.pass, image, job.from.width);
-  __syncthreads();
-  if (!(plan.parts & kContrast)) return;
-  const Quad quad = quad_of(job.to);
-  uint32_t units = 0;
-  if (quad.n > 0) {
-    float v[3][4];
-    fetch(job, plan, image, quad, v);
-    TARPEG_UNROLL for (int i = 0; i < 4; ++i) units += i < quad.n ? gray_units(v[0][i], v[1][i], v[2][i]) : 0;
-  }
-  add_from_warp(sums + image, units);
-}
-
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    augment_kernel(BatchJob job, const unsigned long long* sums, int64_t first) {
-  TARPEG_SHARED(Plan, plan);
+__global__ void __launch_bounds__(kThreads) final_kernel(BatchJob job, int64_t first) {
+  TARPEG_SHARED(ImagePass, own);
   const int64_t image = first + blockIdx.y;
-  if (threadIdx.x == 0) {
-    Plan whole = plan_of(job.pass, image, job.from.width);
-    if (sums)
-      whole.mean_part = mean_part_of(static_cast<int64_t>(sums[image]), job.to.pixels(), whole.contrast);
-    plan = whole;
-  }
+  if (threadIdx.x == 0) own = image_pass(job.pass, image, job.from.width);
   __syncthreads();
   const Quad quad = quad_of(job.to);
   if (quad.n == 0) return;
+  const Picture<uint8_t> from = job.from.picture(job.images, image);
   float v[3][4];
-  fetch(job, plan, image, quad, v);
-  if (plan.parts & ~kBrightness) colour(plan, v);
+  if (own.is_direct) {
+    fetch_direct(from, own.map, job.pass.fill, quad, v);
+  } else {
+    fetch_warped(from, own.map, job.pass.fill, quad, v);
+  }
+  if (own.recolours) {
+    TARPEG_UNROLL for (int i = 0; i < 4; ++i) recolour(own.colour, &v[0][i], &v[1][i], &v[2][i]);
+  }
   if (job.pass.boxes) erase(job.pass, job.to, image, quad, v);
   if (job.pass.mask) mask(job.pass, job.to, image, quad, v);
   if (job.type != Number::kUint8) {
@@ -161,21 +117,11 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void run_final_pass(const BatchJob& job, const Tensor& images, const Stream& stream) {
-  // One kernel, except for contrast: every pixel then depends on the mean of all, which a first kernel adds
-  // up.
-  std::optional<Tensor> sums;
-  unsigned long long* sum = nullptr;
-  if (job.pass.parts & kContrast) {
-    sums = new_on_device(images, job.to.count, aoti_torch_dtype_int64());
-    sum = static_cast<unsigned long long*>(sums->mutable_data_ptr());
-    clear_async(sum, static_cast<size_t>(job.to.count) * sizeof *sum, stream);
-  }
+void run_final_pass(const BatchJob& job, const Stream& stream) {
   for (int64_t first = 0; first < job.to.count; first += kMostImages) {
     const dim3 blocks = grid_of(job.to, std::min(kMostImages, job.to.count - first));
-    if (sum) launch(gray_kernel, blocks, kThreads, stream, "run_batch", job, sum, first);
     with_type(job.type, [&](auto zero) {
-      launch(augment_kernel<decltype(zero)>, blocks, kThreads, stream, "run_batch", job, sum, first);
+      launch(final_kernel<decltype(zero)>, blocks, kThreads, stream, "run_batch", job, first);
     });
   }
 }

@@ -5,7 +5,7 @@
 
 namespace tarpeg {
 
-// The final pass of all images, on the GPU. images: only for its device, where memory is allocated.
-void run_final_pass(const BatchJob& job, const Tensor& images, const Stream& stream);
+// The final pass of all images, on the GPU.
+void run_final_pass(const BatchJob& job, const Stream& stream);
 
 }  // namespace tarpeg

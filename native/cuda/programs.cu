@@ -345,7 +345,7 @@ void run_programs(const BatchJob& job, const Tensor& images, const Stream& strea
   BatchJob last = job;
   last.images = static_cast<const uint8_t*>(step.job.out);
   last.from = step.job.to;
-  run_final_pass(last, images, stream);
+  run_final_pass(last, stream);
 }
 
 void run_batch(Tensor images, std::optional<Tensor> ops, std::optional<Tensor> values,
@@ -358,7 +358,7 @@ void run_batch(Tensor images, std::optional<Tensor> ops, std::optional<Tensor> v
   const torch::stable::accelerator::DeviceGuard guard(images.get_device_index());
   const Stream stream = current_stream(images.get_device_index());
   if (job.programs.given()) return run_programs(job, images, stream);
-  run_final_pass(job, images, stream);
+  run_final_pass(job, stream);
 }
 
 }  // namespace

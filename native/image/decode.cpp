@@ -85,14 +85,14 @@ int reduction_of(const Request& request, const Box& box, int out_rows, int out_c
 constexpr int kMostPlaneReduction = 2, kMostPlaneRatio = 16;
 
 // A request in stored order.
-struct Plan {
+struct StoredRequest {
   Orientation orientation;
   Box box;
   int out_rows, out_columns, reduction;
   bool by_planes;  // Y, Cb and Cr, if the image has them, are resampled, not RGB
 };
 
-Plan plan_of(const Request& request, const Header& header) noexcept {
+StoredRequest stored_request(const Request& request, const Header& header) noexcept {
   const Orientation orientation = Orientation::from_exif(header.orientation);
   const Box box = orientation.stored(request.box, header.height, header.width);
   const int rows = orientation.swap ? request.width : request.height;
@@ -117,10 +117,10 @@ Status decode(const uint8_t* data, size_t size, const Request& request, int read
   if (ready == 0) *header = read_header(data, size);
   if (const Status status = check_request(request, *header); status != Status::kOk) return status;
 
-  const Plan plan = plan_of(request, *header);
-  const Orientation& orientation = plan.orientation;
-  const Box& box = plan.box;
-  const int reduction = plan.reduction;
+  const StoredRequest stored = stored_request(request, *header);
+  const Orientation& orientation = stored.orientation;
+  const Box& box = stored.box;
+  const int reduction = stored.reduction;
   const int channels = request.is_gray ? 1 : 3;
   const ptrdiff_t row_step =
       request.row_step != 0 ? request.row_step : channels * static_cast<ptrdiff_t>(request.width);
@@ -130,8 +130,8 @@ Status decode(const uint8_t* data, size_t size, const Request& request, int read
   PixelFormat format = is_copy ? PixelFormat::kRgb : PixelFormat::kPlanar;
   if (request.is_gray) format = PixelFormat::kGray;
   const auto resize_of = [&](int times) {
-    return Resize{box.height,  box.width, plan.out_rows,   plan.out_columns, request.filter,
-                  orientation, times,     box.top % times, box.left % times, request.is_gray};
+    return Resize{box.height,  box.width, stored.out_rows, stored.out_columns, request.filter,
+                  orientation, times,     box.top % times, box.left % times,   request.is_gray};
   };
   const auto deliver = [&](RowSource& rows, int times) {
     const Status status = is_copy ? copy_rows(rows, box, static_cast<size_t>(channels), place, &scratch->row)
@@ -139,7 +139,7 @@ Status decode(const uint8_t* data, size_t size, const Request& request, int read
     return status == Status::kOk ? rows.finish() : status;
   };
   const auto deliver_planes = [&](PlaneReader& reader) {
-    if (!plan.by_planes || !reader.has_color()) return deliver(reader, reduction);
+    if (!stored.by_planes || !reader.has_color()) return deliver(reader, reduction);
     const Samples samples[3] = {reader.samples(0), reader.samples(1), reader.samples(2)};
     scratch->resampler.run(samples, reader.reduced_box(), resize_of(reduction), place);
     return Status::kOk;
@@ -179,7 +179,7 @@ Status decode(const uint8_t* data, size_t size, const Request& request, int read
     if (is_checked && stream.is_decodable) return deliver_planes(planes);
     if (!is_checked && status != Status::kUnsupported) return status;
   }
-  if (reduction > 1 || plan.by_planes) {
+  if (reduction > 1 || stored.by_planes) {
     const Status status = planes.decode(data, size, *header, box, reduction, format, is_checked);
     if (status == Status::kOk) return deliver_planes(planes);
     if (status != Status::kUnsupported) return status;
@@ -214,8 +214,8 @@ RowRange rows_of(const View* views, int count, const Header& header) noexcept {
   RowRange all{INT32_MAX, 0};
   for (const View* view = views; view < views + count; ++view) {
     if (!is_inside(view->request, header)) continue;
-    const Plan plan = plan_of(view->request, header);
-    const RowRange rows = rows_of(plan.box, plan.reduction);
+    const StoredRequest stored = stored_request(view->request, header);
+    const RowRange rows = rows_of(stored.box, stored.reduction);
     all = {std::min(all.top, rows.top), std::max(all.bottom, rows.bottom)};
   }
   return all;
@@ -232,7 +232,7 @@ bool has_planes(const uint8_t* data, size_t size, const Header& header, const Vi
 }
 
 int power_of(const Request& request, const Header& header) noexcept {
-  return __builtin_ctz(static_cast<unsigned>(plan_of(request, header).reduction));
+  return __builtin_ctz(static_cast<unsigned>(stored_request(request, header).reduction));
 }
 
 // Decodes the views of these reductions together (a bit each): the samples under all boxes of a reduction
@@ -272,8 +272,8 @@ unsigned decode_groups(const uint8_t* data, size_t size, View* views, int count,
     // Images of several channel counts are decoded one by one.
     if (view->request.is_gray != views->request.is_gray) return 0;
     if (!is_inside(view->request, *header)) continue;
-    const Plan plan = plan_of(view->request, *header);
-    groups[__builtin_ctz(static_cast<unsigned>(plan.reduction))].add(plan.box);
+    const StoredRequest stored = stored_request(view->request, *header);
+    groups[__builtin_ctz(static_cast<unsigned>(stored.reduction))].add(stored.box);
   }
   unsigned used = 0, worth = 0;
   Box all{};

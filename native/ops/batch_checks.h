@@ -126,7 +126,7 @@ inline FinalPass check_pass(const Tensor& images, const Tensor& numbers, int64_t
                             const std::optional<Tensor>& boxes, const std::optional<Tensor>& mask,
                             const std::vector<double>& constants) {
   const int64_t count = images.size(0);
-  STD_TORCH_CHECK(images.size(1) == 3 || (parts & kColourParts) == 0, "colours need images of 3 channels");
+  STD_TORCH_CHECK(images.size(1) == 3 || (parts & kColour) == 0, "colours need images of 3 channels");
   FinalPass pass = {};
   pass.numbers = check_table(numbers, {count, kColumns}, images, "numbers");
   pass.parts = static_cast<int>(parts);

@@ -44,19 +44,6 @@ def test_affine_fills_its_ranges():
     assert 0.2 < is_changed.double().mean() < 0.3
 
 
-def test_color_omits_parameters_that_change_nothing():
-    assert params(ColorJitter()) == {}
-    found = params(ColorJitter(0.4, (0.5, 0.8), hue=0.1))
-    assert set(found) == {"brightness", "contrast", "hue"}
-    for name, low, high in (("brightness", 0.6, 1.4), ("contrast", 0.5, 0.8), ("hue", -0.1, 0.1)):
-        values = found[name]
-        assert low <= values.min() < low + 0.01 and high - 0.01 < values.max() <= high
-    assert params(ColorJitter(3.0))["brightness"].min() >= 0
-    rare = params(ColorJitter(0.4, hue=0.1, probability=0.25))
-    assert 0.7 < (rare["hue"] == 0).double().mean() < 0.8
-    assert torch.equal(rare["hue"] == 0, rare["brightness"] == 1)
-
-
 def test_erased_boxes_are_inside_and_have_the_requested_shapes():
     boxes = params(Erase(1.0, (0.1, 0.2), (0.5, 2.0)))["erase_boxes"][:, 0].double()
     top, left, height, width = boxes.unbind(1)

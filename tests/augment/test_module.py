@@ -164,8 +164,7 @@ def test_params_depend_on_the_sample_only():
     augment, ids = random(), np.array([7, 3, 900, 4])
     settings = {"seed": 5, "epoch": 2}
     params = augment.params(ids, (24, 24), **settings)
-    colours = {"brightness", "contrast", "saturation", "hue"}
-    assert set(params) == {"flip", "matrix", *colours, "erase_boxes", "mask"}
+    assert set(params) == {"ops0", "values0", "matrix", "erase_boxes", "mask"}
     reversed_ = augment.params(ids[::-1], (24, 24), **settings)
     assert all(torch.equal(reversed_[name].flip(0), params[name]) for name in params)
     for other in ({"seed": 6}, {"epoch": 3}, {"occurrence": [1, 1, 1, 1]}):
@@ -195,8 +194,8 @@ def test_policies_run_in_order_on_uint8_before_the_single_pass(order):
     images = noise(5, 3, 33, 40).contiguous(memory_format=order)
     augment, ids = with_policies(), np.array([3, 1, 4, 1, 5])
     params = augment.params(ids, (33, 40), seed=2, epoch=3, views=2)
-    assert [len(stage.policies) for stage in augment.stages] == [3, 1, 1, 1] and augment.is_random
-    plain = random().params(ids, (33, 40), seed=2, epoch=3, views=2)
+    assert [len(stage.policies) for stage in augment.stages] == [3, 1, 1, 2] and augment.is_random
+    plain = random(color=None).params(ids, (33, 40), seed=2, epoch=3, views=2)
     rest = {name: value for name, value in plain.items() if name != "flip"}
     assert all(torch.equal(params[name], value) for name, value in rest.items()), "their draws stay"
     assert torch.equal((params["ops0"][:, 0, 0] == Op.FLIP), plain["flip"])
@@ -207,12 +206,19 @@ def test_policies_run_in_order_on_uint8_before_the_single_pass(order):
         expected = run_programs(expected, *arguments, nearest=nearest)
     assert not torch.equal(expected, twice)
     result = augment(twice, params)
-    assert torch.equal(result, random().transform(expected, rest))
+    assert torch.equal(result, random(color=None).transform(expected, rest))
     out = torch.empty_like(result)
     assert augment.transform(twice, params, out) is out and torch.equal(out, result)
     assert torch.equal(pickle.loads(pickle.dumps(augment))(twice, params), result)
     assert not Augment(policy=[]).is_random and Augment(policy=TrivialAugmentWide()).is_random
     assert torch.equal(augment.eval()(twice, params), Augment()(twice))
+
+
+def test_color_is_the_last_policy(images):
+    jitter = ColorJitter(0.4, 0.4, 0.4, 0.1, probability=0.8)
+    for before in ([], [AugMix()], [RandAugment(interpolation="bilinear")], [Grayscale(0.5), jitter]):
+        named, listed = random(policy=before, color=jitter), random(policy=[*before, jitter], color=None)
+        assert torch.equal(named(images), listed(images))
 
 
 def test_erased_pixels_are_random(images):

@@ -260,6 +260,10 @@ def test_colour_jitter_is_distributed_as_torchvisions():
         assert_same_distribution([part[1] for log in logs for part in log if part[0] == name], factors)
     only, _, _ = programs(tarpeg.ColorJitter(hue=0.1), 8)
     assert (only.flatten(1).sort(1).values == torch.tensor([0, 0, 0, CODES["HUE"]])).all()
+    assert (programs(tarpeg.ColorJitter(), 8)[0] == CODES["IDENTITY"]).all(), (
+        "what changes nothing is left out"
+    )
+    assert programs(tarpeg.ColorJitter(3.0), count)[1].min() >= 0
 
 
 def test_blur_solarise_gray_and_three_augment():

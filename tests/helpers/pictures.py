@@ -231,12 +231,12 @@ def parts(count: int, height: int, width: int, seed: int = 0) -> dict[str, torch
     extent = (rand(2, 2) * (torch.tensor([height, width]) - begin + 1)).int()
     extent = torch.minimum(extent, torch.tensor([height, width], dtype=torch.int32) - begin)
     return {
-        "flip": rand() < 0.5,
-        "matrix": drawn(count, height, width, seed),
         "brightness": rand() + 0.5,
         "contrast": rand() + 0.5,
         "saturation": rand() * 2,
         "hue": rand() - 0.5,
+        "flip": rand() < 0.5,
+        "matrix": drawn(count, height, width, seed),
         "colour_matrix": YCBCR.expand(count, 3, 4) * (0.5 + rand(1, 1)),
         "erase_boxes": torch.cat((begin, extent), -1),
         "mask": rand((height + 1) // 2, (width + 2) // 3) < 0.25,

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from tarpeg.ops import matrices as mx
 from torch import Tensor
 from torchvision.transforms.v2 import functional
-from torchvision.transforms.v2.functional import adjust_hue, normalize, rgb_to_grayscale
+from torchvision.transforms.v2.functional import normalize
 from torchvision.transforms.v2.functional._geometry import _affine_grid, _apply_grid_transform
 
 
@@ -200,13 +200,13 @@ def _sample(image: Tensor, x: Tensor, y: Tensor, interpolation: str, fill: Tenso
 def augment_batch(
     images: Tensor,
     *,
-    size: tuple[int, int] | None = None,
-    flip: Tensor | None = None,
-    matrix: Tensor | None = None,
     brightness: Tensor | None = None,
     contrast: Tensor | None = None,
     saturation: Tensor | None = None,
     hue: Tensor | None = None,
+    flip: Tensor | None = None,
+    matrix: Tensor | None = None,
+    size: tuple[int, int] | None = None,
     colour_matrix: Tensor | None = None,
     erase_boxes: Tensor | None = None,
     mask: Tensor | None = None,
@@ -214,9 +214,17 @@ def augment_batch(
     mean: Sequence[float] = (0.0, 0.0, 0.0),
     std: Sequence[float] = (1.0, 1.0, 1.0),
 ) -> Tensor:
-    """Twin of ``tarpeg.augment_batch`` in float64, for numbers given per image: ``[B, 3, height, width]``."""
+    """Twin of ``tarpeg.augment_batch``, in float64 after the colours: ``[B, 3, height, width]``.
+
+    Numbers are given per image.
+    """
     count = len(images)
     levels = torch.as_tensor(fill, dtype=torch.float64).expand(3).reshape(3, 1, 1)
+    factors = {"brightness": brightness, "contrast": contrast, "saturation": saturation, "hue": hue}
+    for name, given in factors.items():
+        if given is not None and images.numel():
+            adjust = getattr(functional, f"adjust_{name}")
+            images = torch.stack([adjust(one, x) for one, x in zip(images, given.tolist(), strict=True)])
     values = images.double()
     if flip is not None:
         values = torch.where(flip.reshape(-1, 1, 1, 1), values.flip(-1), values)
@@ -224,18 +232,6 @@ def augment_batch(
         moved = torch.eye(2, 3).expand(count, 2, 3) if matrix is None else matrix
         height, width = size or (values.shape[2], values.shape[3])
         values = warp_affine(values, moved, (height, width), fill=levels.flatten().tolist())
-    if brightness is not None:
-        values = (values * _column(brightness)).clamp(0, 255)
-    if contrast is not None:
-        mean_gray = rgb_to_grayscale(values).mean((1, 2, 3), keepdim=True)
-        values = (values * _column(contrast) + mean_gray * (1 - _column(contrast))).clamp(0, 255)
-    if saturation is not None:
-        gray = rgb_to_grayscale(values)
-        values = (values * _column(saturation) + gray * (1 - _column(saturation))).clamp(0, 255)
-    if hue is not None:
-        turns = (hue.double() + 0.5) % 1 - 0.5  # of the colour circle; torchvision turns in float32
-        turned = [adjust_hue(image / 255, turn) for image, turn in zip(values, turns.tolist(), strict=True)]
-        values = 255 * torch.stack(turned)
     if colour_matrix is not None:
         rows = colour_matrix.double()
         values = torch.einsum("bij,bjyx->biyx", rows[:, :, :3], values) + rows[:, :, 3, None, None]
@@ -249,10 +245,6 @@ def augment_batch(
         )
         values = torch.where(mask[:, down][:, :, across][:, None], levels, values)
     return normalise(values, mean, std)
-
-
-def _column(numbers: Tensor) -> Tensor:
-    return numbers.double().reshape(-1, 1, 1, 1)
 
 
 def operation(

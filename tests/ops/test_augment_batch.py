@@ -121,9 +121,9 @@ def test_each_part_equals_torchvision():
     values, given = images.float() / 255, parts(4, 30, 40)
     for name in ("brightness", "contrast", "saturation", "hue"):
         adjust = getattr(functional, f"adjust_{name}")
-        adjusted = [adjust(value, factor) for value, factor in zip(values, given[name].tolist(), strict=True)]
-        result = tarpeg.augment_batch(images, **{name: given[name]})
-        assert (result - torch.stack(adjusted)).abs().max() < 1e-4, name
+        adjusted = [adjust(image, factor) for image, factor in zip(images, given[name].tolist(), strict=True)]
+        result = tarpeg.augment_batch(images, dtype=torch.uint8, **{name: given[name]})
+        assert torch.equal(result, torch.stack(adjusted)), name
     mirrored = functional.normalize(functional.horizontal_flip(values), list(MEAN), list(STD))
     result = tarpeg.augment_batch(images, flip=True, mean=MEAN, std=STD)
     assert (result - mirrored).abs().max() < 1e-5
@@ -240,7 +240,7 @@ def test_errors_contain_the_name_of_the_argument(change, text):
 
 CONSTANTS = [0.0] * 3 + [1.0] * 3 + [0.0] * 3  # fill, scale, shift
 OPERATOR = (
-    *(noise(2, 3, 8, 8), torch.rand(2, 23, dtype=torch.float64), 0, torch.zeros(2, 1, 4, dtype=torch.int32)),
+    *(noise(2, 3, 8, 8), torch.rand(2, 19, dtype=torch.float64), 0, torch.zeros(2, 1, 4, dtype=torch.int32)),
     *(torch.zeros(2, 2, 2, dtype=torch.bool), CONSTANTS, False, torch.zeros(2, 3, 8, 8)),
 )
 """Valid arguments of the operator."""
@@ -249,12 +249,12 @@ OPERATOR = (
 def test_unchecked_values_have_a_defined_result():
     """Values on a GPU and inside torch.compile reach the operator unchecked."""
     images = noise(3, 3, 5, 300)
-    numbers = torch.full((3, 23), torch.nan, dtype=torch.float64)
+    numbers = torch.full((3, 19), torch.nan, dtype=torch.float64)
     numbers[1] = 1e300
     numbers[2] = -torch.inf
     boxes = torch.tensor([[[-5, -5, 7, 2**31 - 1], [2**31 - 1, 0, 2**31 - 1, 1]]] * 3, dtype=torch.int32)
     constants = [9.0] * 3 + CONSTANTS[3:]
-    for bits in range(128):
+    for bits in range(8):
         out = torch.empty(3, 3, 5, 300, dtype=torch.uint8)
         torch.ops.tarpeg.run_batch(*final_pass(images, numbers, bits, boxes, None, constants, False, out))
         assert bool((out[:, :, :2] == 9).all()), "boxes are clipped"
@@ -262,16 +262,13 @@ def test_unchecked_values_have_a_defined_result():
             assert bool((out == 9).all())
 
 
-@pytest.mark.parametrize("columns, bit", [(7, 4), (8, 8), (9, 16), (10, 32), (slice(11, 23), 64)])
-def test_results_of_nan(columns, bit):
+def test_results_of_nan():
     images = torch.tensor([10, 200, 90], dtype=torch.uint8).reshape(1, 3, 1, 1).repeat(1, 1, 4, 9)
-    numbers = torch.zeros(1, 23, dtype=torch.float64)
-    numbers[:, columns] = torch.nan
-    for dtype, of_matrix in ((torch.float32, torch.nan), (torch.uint8, 0)):
+    numbers = torch.full((1, 19), torch.nan, dtype=torch.float64)
+    for dtype, expected in ((torch.float32, torch.nan), (torch.uint8, 0)):
         out = torch.zeros_like(images, dtype=dtype)
-        torch.ops.tarpeg.run_batch(*final_pass(images, numbers, bit, None, None, CONSTANTS, False, out))
-        expected = torch.full_like(out, {32: 10, 64: of_matrix}.get(bit, 0))
-        torch.testing.assert_close(out, expected, atol=0, rtol=0, equal_nan=True)
+        torch.ops.tarpeg.run_batch(*final_pass(images, numbers, 4, None, None, CONSTANTS, False, out))
+        torch.testing.assert_close(out, torch.full_like(out, expected), atol=0, rtol=0, equal_nan=True)
 
 
 class Copies(TorchFunctionMode):
@@ -289,7 +286,7 @@ def test_copies_to_the_cpu_are_waited_for():
     with Copies() as copies:
         tarpeg.augment_batch(images, **given)
         tarpeg.warp_affine(images, given["matrix"], 16)
-    assert copies.seen == 4, "numbers, boxes and mask; matrices"
+    assert copies.seen == 6, "ops and values, numbers, boxes and mask; matrices"
 
 
 def test_operator_checks_memory():
@@ -299,7 +296,7 @@ def test_operator_checks_memory():
         (0, images.float(), "images"),
         (0, images[:, :2], "images"),
         (0, images[..., ::2], "images"),
-        (1, numbers[:, :22], "numbers"),
+        (1, numbers[:, :18], "numbers"),
         (1, numbers.float(), "numbers"),
         (1, numbers[:1], "numbers"),
         (3, boxes[:1], "boxes"),
@@ -319,7 +316,7 @@ def test_portable_code_gives_the_same_bits():
     pictures.assert_portable_is_equal("""
 for order, size in product(ORDERS, ((33, 47), (5, 600), (2, 2))):
     images, given = noise(3, 3, *size).contiguous(memory_format=order), parts(3, *size)
-    for names in ((), ("flip",), [*given][2:6], given):
+    for names in ((), ("flip",), [*given][:4], given):
         for dtype, memory_format in product(pictures.TOLERANCE, ORDERS):
             options = {"dtype": dtype, "memory_format": memory_format}
             write(tarpeg.augment_batch(images, **{name: given[name] for name in names}, **options))
@@ -331,7 +328,7 @@ for order, size in product(ORDERS, ((33, 47), (5, 600), (2, 2))):
 def test_opcheck_and_one_graph():
     images, numbers, _, *extra, constants, _, out = OPERATOR
     for boxes, mask in (extra, (None, None)):
-        arguments = final_pass(images, numbers, 126, boxes, mask, constants, True, out)
+        arguments = final_pass(images, numbers, 6, boxes, mask, constants, True, out)
         torch.library.opcheck(torch.ops.tarpeg.run_batch.default, arguments)
         gray = (noise(2, 1, 8, 8), numbers, 3, boxes, mask, constants, True, out[:, :1].contiguous())
         torch.library.opcheck(torch.ops.tarpeg.run_batch.default, final_pass(*gray))

@@ -50,7 +50,7 @@ def run(code: str, path: Path, **environment: str) -> str:
 def augmented(device: str, size: tuple[int, int], seed: int):
     """Results of augment_batch for every kind of input, copied to the CPU."""
     given = parts(3, *size, seed)
-    subsets = ((), ("flip",), ("matrix",), ("contrast",), [*given][2:6], ("erase_boxes", "mask"), given)
+    subsets = ((), ("flip",), ("matrix",), ("contrast",), [*given][:4], ("erase_boxes", "mask"), given)
     for names, order, dtype, memory_format in itertools.product(subsets, ORDERS, TOLERANCE, ORDERS):
         images = noise(3, 3, *size, seed=seed).contiguous(memory_format=order).to(device)
         options = {name: given[name].to(device) for name in names} | {"fill": (9, 8, 7), "dtype": dtype}
@@ -103,11 +103,11 @@ def nans(device: str):
         images = kind.to(dtype).repeat(1, 3, 1, 9).to(device)
         result = tarpeg.warp_affine(images, mx.identity(1), (1, 9), "nearest")
         yield (dtype, "warp_affine", nan), result.view(torch.int16).cpu()
-        images, numbers = noise(1, 3, 1, 9).to(device), torch.zeros(1, 23, dtype=torch.float64, device=device)
-        numbers[:, 11:] = kind
+        images, numbers = noise(1, 3, 1, 9).to(device), torch.zeros(1, 19, dtype=torch.float64, device=device)
+        numbers[:, 7:] = kind
         out = torch.zeros_like(images, dtype=dtype)
         constants = [0.0] * 3 + [1.0] * 3 + [0.0] * 3
-        torch.ops.tarpeg.run_batch(*final_pass(images, numbers, 64, None, None, constants, False, out))
+        torch.ops.tarpeg.run_batch(*final_pass(images, numbers, 4, None, None, constants, False, out))
         yield (dtype, "augment_batch", nan), out.view(torch.int16).cpu()
 
 

@@ -309,7 +309,7 @@ def test_opcheck_and_one_graph():
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("chains", [1, 2])
 def test_programs_and_augment_batch_in_one_call_give_the_bytes_of_two(order, chains):
-    """The final pass reads what the program wrote: with contrast, another size, erasing; in every type."""
+    """Colours go on with the program, and the final pass reads what it wrote; in every type."""
     images = noise(16, 3, 33, 47).contiguous(memory_format=order)
     ops, values, weights = programs(16, chains, 3)
     program = {"ops": ops, "values": values, "weights": weights if chains > 1 else None, "fill": 7}

@@ -25,8 +25,8 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 # Streams of randomness, apart from those of the crops. One per distortion, so that adding a distortion does
 # not change the draws of the others.
-_FLIP, _AFFINE, _COLOR, _ERASE, _MASK, _MIX = range(16, 22)
-_POLICIES = 32  # and the numbers from here on, one per policy
+_FLIP, _AFFINE, _ERASE, _MASK, _MIX = 16, 17, 19, 20, 21
+_POLICIES = 32  # and the numbers from here on, one per policy, `color` last
 
 _UNTRACED = (
     "tarpeg.Augment draws its random params in Python. For fullgraph=True give them, "
@@ -48,7 +48,7 @@ _MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch
 class Augment(nn.Module):
     """Turn uint8 images into normalised network input, in one pass over memory.
 
-    In training, images are distorted in this order: ``flip``, ``policy``, ``affine``, ``color``, ``erase``,
+    In training, images are distorted in this order: ``flip``, ``policy``, ``color``, ``affine``, ``erase``,
     ``mask``. In training and evaluation they are then converted to ``space`` and normalised:
     (image / 255 - mean) / std.
 
@@ -63,8 +63,8 @@ class Augment(nn.Module):
         std: Standard deviation of each channel, for values in 0 to 1.
         flip: Probability, 0 to 1, of mirroring left to right, if ``Split(flip=...)`` does not do it.
         policy: A policy such as ``RandAugment()``, or a list of policies.
+        color: Random brightness, contrast, saturation and hue: the last policy.
         affine: Random scale, shear, rotation and translation.
-        color: Random brightness, contrast, saturation and hue.
         erase: Erasing of a random box.
         mask: Erasing of random cells of a grid.
         space: "rgb", or "ycbcr" (BT.601, full range).
@@ -91,8 +91,8 @@ class Augment(nn.Module):
         *,
         flip: float = 0.0,
         policy: Policy | Sequence[Policy] | None = None,
-        affine: Affine | None = None,
         color: ColorJitter | None = None,
+        affine: Affine | None = None,
         erase: Erase | None = None,
         mask: GridMask | None = None,
         space: Literal["rgb", "ycbcr"] = "rgb",
@@ -134,12 +134,12 @@ class Augment(nn.Module):
         self.fill = [min(max(255 * level, 0.0), 255.0) for level in self.mean] if fill is None else fill
         self.dtype = _torch_constant("dtype", dtype, _DTYPES)
         self.memory_format = _torch_constant("memory_format", memory_format, _MEMORY_FORMATS)
-        self.policies = _policies_of(policy)
+        self.policies = _policies_of(policy) + (() if color is None else (color,))
         drawn: list[tuple[int, Policy]] = [*enumerate(self.policies, _POLICIES)]
         if flip and self.policies:
             drawn.insert(0, (_FLIP, _Flip(flip)))
         self.stages = _stages_of(drawn)
-        streams = {_AFFINE: affine, _COLOR: color, _ERASE: erase, _MASK: mask}
+        streams = {_AFFINE: affine, _ERASE: erase, _MASK: mask}
         self.distortions: dict[int, Distortion] = {s: part for s, part in streams.items() if part is not None}
         self._seen = 0
 
@@ -170,7 +170,7 @@ class Augment(nn.Module):
 
         Returns:
             Tensors of views * B rows, the first view of all samples first. ``ops0``, ``values0`` and
-            ``weights0``, ``ops1`` ... are the programs of ``policy``.
+            ``weights0``, ``ops1`` ... are the programs of ``policy`` and ``color``.
         """
         rows, (height, width) = np.asarray(ids), size
         occurrences = np.zeros_like(rows) if occurrence is None else np.asarray(occurrence)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..errors import check_integer
 from ..sampling.rng import Float64
-from .distortions import Params, Range, _between, _set_range, check_probabilities
+from .distortions import Range, _between, _set_range, check_probabilities
 from .tables import (
     AUTO,
     CODES,
@@ -388,9 +388,8 @@ class ThreeAugment(Policy):
 class ColorJitter(Policy):
     """Change brightness, contrast, saturation and hue: torchvision's ColorJitter.
 
-    ``Augment(color=...)`` applies them in this order in the pass that normalises, without rounding: the
-    fastest way. ``Augment(policy=...)`` applies them where they stand among the policies, in random order and
-    rounded to levels after each, as torchvision.
+    They apply in random order and are rounded to levels after each, as torchvision does.
+    ``Augment(color=...)`` is the last policy: it and ``Augment(policy=...)`` give the same bytes.
 
     Args:
         brightness: Range (low, high) of the factor, where 1 changes nothing; n means max(0, 1 - n) to 1 + n.
@@ -420,40 +419,18 @@ class ColorJitter(Policy):
             _set_range(self, name, 0.0, math.inf, around=1.0)
         _set_range(self, "hue", -0.5, 0.5, around=0.0)
 
-    def params(self, uniforms: Float64, size: tuple[int, int]) -> Params:
-        """For ``color=``: the amounts that change something, from draws [B, 9]: four of them, and whether."""
-        is_changed = uniforms[:, 4] < self.probability
-        return {
-            name: torch.from_numpy(np.where(is_changed, amounts, _neutral(name)))
-            for name, amounts in self._amounts(uniforms[:, :4]).items()
-        }
-
     def program(self, uniforms: Float64, size: tuple[int, int]) -> Program:
         """Programs of four operations, from draws [B, 9]: four places, four amounts, and whether."""
         codes, values = np.zeros(4, np.int32), np.zeros((len(uniforms), 4, 6))
-        for name, amounts in self._amounts(uniforms[:, 4:8]).items():
-            column = _COLOURS.index(name)
-            codes[column] = CODES[name.upper()]
-            values[:, column, 0] = amounts
+        neutral = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.0}
+        for column, (name, value) in enumerate(neutral.items()):
+            bounds = getattr(self, name)
+            if bounds != (value, value):
+                codes[column] = CODES[name.upper()]
+                values[:, column, 0] = _between(bounds, uniforms[:, 4 + column])
         order = uniforms[:, :4].argsort(1)
         ops = np.where(uniforms[:, 8:] < self.probability, codes[order], CODES["IDENTITY"])
         return _program(ops[:, None], np.take_along_axis(values, order[..., None], 1)[:, None])
-
-    def _amounts(self, uniforms: Float64) -> dict[str, Float64]:
-        """Return the amounts [B] of the colours that may change, from draws [B, 4]."""
-        ranges = {name: getattr(self, name) for name in _COLOURS}
-        return {
-            name: _between(bounds, uniforms[:, column])
-            for column, (name, bounds) in enumerate(ranges.items())
-            if bounds != (_neutral(name), _neutral(name))
-        }
-
-
-_COLOURS = ("brightness", "contrast", "saturation", "hue")
-
-
-def _neutral(name: str) -> float:
-    return 0.0 if name == "hue" else 1.0
 
 
 @dataclass(frozen=True)

@@ -447,19 +447,22 @@ def _caption(params: Mapping[str, Tensor], row: int, size: Sequence[int]) -> str
     """Describe the params of one image of that size, of ``Augment.params``, in at most three lines."""
     if not params:
         return "to the network"
-    values = {name: float(part[row]) for name, part in params.items() if part.ndim == 1}
-    moved = ["mirrored"] if values.get("flip") else []
+    moved = ["mirrored"] if "flip" in params and params["flip"][row] else []
+    light: list[str] = []
+    rest: list[str] = []
+    lines = {"brightness": light, "contrast": light, "saturation": rest, "hue": rest}
     for number in range(len(params)):
         if f"weights{number}" in params:
             moved.append(f"{float(params[f'weights{number}'][row, 0]):.0%} of it, mixed")
         elif f"ops{number}" in params:
-            moved += [_OPERATIONS[code] for code in params[f"ops{number}"][row].flatten().tolist() if code]
+            steps = zip(
+                params[f"ops{number}"][row, 0].tolist(), params[f"values{number}"][row, 0], strict=True
+            )
+            for name, value in ((_OPERATIONS[code], float(numbers[0])) for code, numbers in steps if code):
+                amount = f" {360 * value:+.0f}°" if name == "hue" else f" {value:.2f}"
+                lines.get(name, moved).append(name + amount * (name in lines))
     if "matrix" in params:
         moved += _motion(params["matrix"][row], size)
-    light = [f"{name} {values[name]:.2f}" for name in ("brightness", "contrast") if values.get(name, 1) != 1]
-    rest = [f"saturation {values['saturation']:.2f}"] if values.get("saturation", 1) != 1 else []
-    if values.get("hue"):
-        rest.append(f"hue {360 * values['hue']:+.0f}°")
     if "erase_boxes" in params and (params["erase_boxes"][row, :, 2:] > 0).any():
         moved.append("erased")
     if "mask" in params:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import library
 from .checks import check_images, checked_size, dense, is_readable, on_device, output, require
-from .programs import NO_PROGRAMS, checked_programs
+from .programs import NO_PROGRAMS, VALUES, Op, checked_programs, run_programs
 
 library.load()
 
@@ -23,10 +23,10 @@ Number = float | Sequence[float] | Tensor
 
 _DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
 
-# Bits and columns: the same as Part and Column in native/batch/augment.h.
-_MATRIX, _FLIP, _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE, _COLOUR = (1 << bit for bit in range(7))
-_COLUMNS = 23
-_BITS = (_BRIGHTNESS, _CONTRAST, _SATURATION, _HUE)
+# Bits and columns: the same as Part and Column in native/batch/final_pass.h.
+_MATRIX, _FLIP, _COLOUR = (1 << bit for bit in range(3))
+_COLUMNS = 19
+_COLOURS = {"brightness": Op.BRIGHTNESS, "contrast": Op.CONTRAST, "saturation": Op.SATURATION, "hue": Op.HUE}
 
 
 def warp_affine(
@@ -96,18 +96,18 @@ def warp_affine(
 def augment_batch(
     images: Tensor,
     *,
-    size: int | Sequence[int] | None = None,
-    flip: bool | Sequence[bool] | Tensor | None = None,
-    matrix: Tensor | None = None,
+    programs: Mapping[str, Any] | None = None,
     brightness: Number | None = None,
     contrast: Number | None = None,
     saturation: Number | None = None,
     hue: Number | None = None,
+    flip: bool | Sequence[bool] | Tensor | None = None,
+    matrix: Tensor | None = None,
+    size: int | Sequence[int] | None = None,
     colour_matrix: Tensor | None = None,
     erase_boxes: Tensor | None = None,
     erase_keys: Tensor | None = None,
     mask: Tensor | None = None,
-    programs: Mapping[str, Any] | None = None,
     fill: float | Sequence[float] = 0.0,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -118,23 +118,23 @@ def augment_batch(
     """Augment and normalise a batch of uint8 images in one pass, on the device of ``images``.
 
     Each argument has one value for all images or one per image, ``[B]``; omitted ones cost nothing. They
-    apply in the order of this list, in float32 on levels of 0 to 255, without rounding in between. Formulas
-    are those of torchvision v2 for floating point. Results are within 1/255 of exact arithmetic on values in
-    0 to 1; CPU and CUDA compute the same bits.
+    apply in the order of this list. ``programs`` and the four changes of colour are operations of
+    ``run_programs``: on levels, as torchvision v2 does it on uint8. What follows them is float32, without
+    rounding in between, and within 1/255 of exact arithmetic on values in 0 to 1. CPU and CUDA compute the
+    same bits.
 
     Args:
         images: uint8 ``[B, 3, H, W]``, RGB, or ``[B, 1, H, W]``, gray, without changes of colour; contiguous
             or channels_last (others are copied first).
-        size: (height, width) of the result, or an int for a square; by default that of ``images``.
-            ``matrix=tarpeg.matrices.translation(-left, -top)`` is then a crop; whole pixels stay exact.
+        programs: Arguments of ``run_programs`` by name, ``ops``, ``values`` and the others up to ``fill``.
+        brightness: Factor, at least 0, of ``adjust_brightness``.
+        contrast: Factor, at least 0, of ``adjust_contrast``.
+        saturation: Factor, at least 0, of ``adjust_saturation``.
+        hue: Argument of ``adjust_hue``, -0.5 to 0.5 of a full circle.
         flip: Mirrored left to right if true.
         matrix: ``[2, 3]`` or ``[B, 2, 3]``: as in ``warp_affine``, bilinear.
-        brightness: f, at least 0: f x, clamped to 0..255. As ``adjust_brightness``.
-        contrast: f, at least 0: f x + (1 - f) m, clamped to 0..255, where m is the mean of gray =
-            0.2989 R + 0.587 G + 0.114 B over the image. As ``adjust_contrast``. Only contrast needs a second
-            pass over the image.
-        saturation: f, at least 0: f x + (1 - f) gray, clamped to 0..255. As ``adjust_saturation``.
-        hue: -0.5 to 0.5 of a full circle, added to the hue of HSV. As ``adjust_hue``.
+        size: (height, width) of the result, or an int for a square; by default that of ``images``.
+            ``matrix=tarpeg.matrices.translation(-left, -top)`` is then a crop; whole pixels stay exact.
         colour_matrix: ``[3, 4]`` or ``[B, 3, 4]``: M[:, :3] (R, G, B) + M[:, 3]; not clamped.
         erase_boxes: int32 ``[B, n, 4]``, (top, left, height, width) in the result; an empty box erases
             nothing.
@@ -142,10 +142,8 @@ def augment_batch(
             after normalisation: hashes of the box's key, the pixel and the channel.
         mask: bool ``[B, h, w]``, h and w at most the result's: pixel (y, x) is erased if the cell
             (y h // height, x w // width) is true.
-        programs: Arguments of ``run_programs`` by name, ``ops``, ``values`` and the others up to ``fill``:
-            each image goes through its program first, without another pass over memory.
-        fill: Level of 0 to 255, or one per channel, of pixels outside the source (before the colours) and of
-            erased pixels.
+        fill: Level of 0 to 255, or one per channel, of pixels outside the source (before ``colour_matrix``)
+            and of erased pixels.
         mean: Mean of each channel, for values in 0 to 1; by default 0. The result is (x / 255 - mean) / std.
         std: Standard deviation of each channel, for values in 0 to 1; by default 1.
         dtype: float32, float16, bfloat16, or uint8, which allows neither ``mean`` nor ``std``: clamped to
@@ -159,8 +157,8 @@ def augment_batch(
     Raises:
         ValueError: For values out of range, or a box outside the result. On a GPU and inside
             ``torch.compile`` values are not checked: an image whose matrix is not finite and invertible is
-            all ``fill``, boxes are clipped, a NaN ``brightness``, ``contrast`` or ``saturation`` yields level
-            0, a NaN ``hue`` gray, the least of R, G and B, and a NaN in ``colour_matrix`` NaN (0 in uint8).
+            all ``fill``, boxes are clipped, a NaN in ``colour_matrix`` yields NaN (0 in uint8), and every
+            value of a program has a defined result.
 
     Example:
         >>> images = torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8)
@@ -184,7 +182,8 @@ def augment_batch(
     for name, value in {**colours, "colour_matrix": colour_matrix}.items():
         if channels == 1 and value is not None:
             raise ValueError(f"{name} needs RGB images, [B, 3, H, W], got {list(images.shape)}")
-    given = (flip, matrix, *colours.values(), colour_matrix)
+    images, programs = _with_colours(images, programs, colours)
+    given = (flip, matrix, colour_matrix)
     is_there = any(isinstance(value, Tensor) and value.device == images.device for value in given)
     numbers = torch.zeros((count, _COLUMNS), dtype=torch.float64, device=images.device if is_there else "cpu")
     parts = 0
@@ -199,16 +198,10 @@ def augment_batch(
             raise ValueError(f"flip must be bool [{count}], got {flips.dtype} {list(flips.shape)}")
         numbers[:, 6] = _per_image("flip", flips, count, ())
         parts |= _FLIP
-    for column, (bit, (name, factor)) in enumerate(zip(_BITS, colours.items(), strict=True), start=7):
-        if factor is not None:
-            values = _per_image(name, factor, count, ())
-            _check_range(name, values, *((-0.5, 0.5) if bit == _HUE else (0.0, torch.inf)))
-            numbers[:, column] = values
-            parts |= bit
     if colour_matrix is not None:
         rows = _per_image("colour_matrix", colour_matrix, count, (3, 4))
         _check_range("colour_matrix", rows, -torch.inf, torch.inf)
-        numbers[:, 11:] = rows.flatten(1)
+        numbers[:, 7:] = rows.flatten(1)
         parts |= _COLOUR
     images, target = dense(images), (count, height, width)
     table = on_device(numbers, images.device)
@@ -221,6 +214,34 @@ def augment_batch(
     final = (table, parts, boxes, cells, constants)
     torch.ops.tarpeg.run_batch(images, *arguments, *final, fresh, out, 0)
     return out
+
+
+def _with_colours(
+    images: Tensor, programs: Mapping[str, Any] | None, colours: Mapping[str, Number | None]
+) -> tuple[Tensor, Mapping[str, Any] | None]:
+    """Return the images and the arguments of ``run_programs`` that end with the given changes of colour."""
+    count = len(images)
+    given: dict[str, Tensor] = {}
+    for name, value in colours.items():
+        if value is not None:
+            given[name] = _per_image(name, value, count, ())
+            _check_range(name, given[name], *((-0.5, 0.5) if name == "hue" else (0.0, torch.inf)))
+    if not given:
+        return images, programs
+    if programs is not None and programs.get("weights") is not None:  # the mixture comes first
+        images, programs = run_programs(images, **programs), None
+    is_there = any(factors.device == images.device for factors in given.values())
+    device = images.device if is_there or programs is not None else torch.device("cpu")
+    values = torch.zeros((count, 1, len(given), VALUES), device=device)
+    for at, factors in enumerate(given.values()):
+        values[:, 0, at, 0] = factors
+    ops = torch.tensor([_COLOURS[name] for name in given], dtype=torch.int32, device=device)
+    added = {"ops": ops.expand(count, 1, -1), "values": values}
+    if programs is None:
+        return images, added
+    checked_programs(images, **programs)  # what can be joined
+    joined = {name: torch.cat((on_device(programs[name], device), added[name]), 2) for name in added}
+    return images, {**programs, **joined}
 
 
 def scale_and_shift(
