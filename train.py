@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 from tarpeg_hydra.hints import check_arguments, check_settings
 from tarpeg_hydra.overrides import one_line_errors
 
-from training.callbacks import DataSummary, Interrupt
+from training.callbacks import DataSummary, Interrupt, make_callbacks, note_on
 from training.checkpoints import KeepArguments, with_those_of_checkpoint
 from training.checks import ConfigError, check_run, check_trainer
 from training.classifier import Classifier
@@ -50,7 +50,7 @@ def run(config: DictConfig) -> None:
     has_val = any(split for name, split in data.splits.items() if name.startswith("val"))
     check_run(config, model, has_val)
 
-    callbacks = make_callbacks(config, has_val)
+    callbacks = make_callbacks(config.callbacks or {}, has_val or config.predict is not None)
     out = Path(HydraConfig.get().runtime.output_dir)
     summary, interrupt = DataSummary(note_on(config.data)), Interrupt(out / "checkpoints")
     table = Predictions(out / "predictions.csv")
@@ -99,27 +99,6 @@ def make_model(config: DictConfig) -> lightning.LightningModule:
     net, optimizer, criterion = (instantiate(config.get(name)) for name in ("net", "optimizer", "loss"))
     rest = {name: config.get(name) for name in ("no_decay", "schedule")}
     return Classifier(net, optimizer, config.net.num_classes, criterion, **rest)
-
-
-def make_callbacks(config: DictConfig, has_val: bool) -> dict[str, lightning.Callback]:
-    """Return the callbacks by name, without those that monitor a validation if there is none."""
-    found = {name: instantiate(each) for name, each in (config.callbacks or {}).items() if each}
-    if has_val or config.predict is not None:
-        return found
-    return {name: each for name, each in found.items() if not is_monitoring_val(each)}
-
-
-def is_monitoring_val(callback: object) -> bool:
-    """Return whether a callback acts on a metric of the validation."""
-    return str(getattr(callback, "monitor", "")).startswith("val/")
-
-
-def note_on(data: Mapping[str, Any]) -> str:
-    """Return a remark on data that is drawn; "" for other data."""
-    is_drawn = "tarpeg.SyntheticShards" in str(data.get("prepare"))
-    if "tarpeg.Scenes" in str(data.get("prepare")):
-        return ". Synthetic scenes; docs/targets.md for your own"
-    return ". Synthetic photographs; data=shards or data=folder for your own" if is_drawn else ""
 
 
 def fit(

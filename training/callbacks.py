@@ -1,19 +1,39 @@
-"""Callbacks of ``train.py``: the first line of a run, and Ctrl-C with a checkpoint."""
+"""Callbacks of ``train.py``: the configured ones, the first line of a run, Ctrl-C with a checkpoint."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning
+from hydra.utils import instantiate
 
 from .reports import is_first_rank, show
 
 # What a run reads: the splits whose names begin so.
 _SHOWN = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
+
+
+def make_callbacks(given: Mapping[str, Any], has_val: bool) -> dict[str, lightning.Callback]:
+    """Return callbacks by name, without those that monitor a validation if there is none."""
+    found = {name: instantiate(each) for name, each in given.items() if each}
+    return found if has_val else {name: each for name, each in found.items() if not _is_monitoring_val(each)}
+
+
+def _is_monitoring_val(callback: object) -> bool:
+    return str(getattr(callback, "monitor", "")).startswith("val/")
+
+
+def note_on(data: Mapping[str, Any]) -> str:
+    """Return a remark on data that is drawn; "" for other data."""
+    is_drawn = "tarpeg.SyntheticShards" in str(data.get("prepare"))
+    if "tarpeg.Scenes" in str(data.get("prepare")):
+        return ". Synthetic scenes; docs/targets.md for your own"
+    return ". Synthetic photographs; data=shards or data=folder for your own" if is_drawn else ""
 
 
 class DataSummary(lightning.Callback):
