@@ -78,7 +78,7 @@ def banded(content: bytes) -> bytes:
 def _compressed(rows: npt.NDArray[np.uint8]) -> Iterator[bytes]:
     """Yield the bands of a mask, one DEFLATE stream.
 
-    In the fixed code, which takes 1.3 to 1.5 times the bytes: to read a code of its own would take half of the
+    In the fixed code, which takes 1.3 to 1.5 times the bytes: to read a code of its own takes half of the
     time in which a band is decoded.
     """
     deflate = zlib.compressobj(9, strategy=zlib.Z_FIXED)
