@@ -15,6 +15,7 @@ STABLE_TORCH_LIBRARY(tarpeg, m) {
       "fill_outlines(Tensor points, Tensor toggles, Tensor parts, Tensor objects, Tensor counts, "
       "Tensor sizes, Tensor boxes, Tensor flips, Tensor places, bool centres, int height, int width, "
       "Tensor(a!) out, int threads) -> Tensor");
+  m.def("unpack_masks(Tensor bits, Tensor(a!) out, int threads) -> ()");
   m.def(
       "scan_objects(Tensor files, Tensor ends, str path, str fields, str image_id) "
       "-> (Tensor, Tensor, Tensor, Tensor)");

@@ -175,7 +175,7 @@ def test_the_length_of_outlines_is_bounded_per_object():
 
 def test_a_batch_without_rows():
     view = View.whole((48, 64), (16, 16), 0)
-    assert MASKS.move_all([], view).of_objects["masks"].shape == (0, 32)
+    assert MASKS.move_all([], view).bits["masks"].shape == (0, 32)
 
 
 def test_images_without_objects_have_no_masks():

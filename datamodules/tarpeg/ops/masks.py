@@ -120,6 +120,13 @@ def fill_outlines(
     return bits, pixels.numpy()
 
 
+def unpack_masks(bits: Tensor, size: tuple[int, int], threads: int = 1) -> Tensor:
+    """Return masks, uint8 [N, height, width] of 0 and 1, from the bits of ``fill_outlines``, [N, bytes]."""
+    out = torch.empty((len(bits), size[0] * size[1]), dtype=torch.uint8, device="cpu")
+    torch.ops.tarpeg.unpack_masks(bits.contiguous(), out, threads)
+    return out.view(-1, *size)
+
+
 def _as_tensor(array: npt.NDArray[np.generic] | None) -> Tensor | None:
     return None if array is None else torch.from_numpy(np.ascontiguousarray(array))
 
@@ -134,3 +141,8 @@ def _fake_fill_outlines(
     points: Tensor, toggles: Tensor, parts: Tensor, objects: Tensor, *_: object
 ) -> Tensor:
     return objects.new_empty(len(objects), dtype=torch.int32)
+
+
+@torch.library.register_fake("tarpeg::unpack_masks")  # type: ignore[untyped-decorator]
+def _fake_unpack_masks(bits: Tensor, out: Tensor, threads: int) -> None:
+    pass
