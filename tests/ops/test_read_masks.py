@@ -83,6 +83,29 @@ for width, left, across, flip in product((1, 15, 17, 64, 200, 999, 2000, 5003), 
 """
 
 
+def test_memory_is_used_again_only_when_nobody_has_it():
+    contents, boxes = [png(NOISE)] * 2, np.array([[0, 0, 97, 131]] * 2, np.int32)
+    first, _ = read_masks(contents, boxes, (97, 131))
+    row = torch.from_numpy(first)[1][:, 5:]
+    place = first.ctypes.data
+    second, _ = read_masks([png(NOISE[::-1].copy())] * 2, boxes, (97, 131))
+    assert second.ctypes.data != place and np.array_equal(first[0], NOISE)
+    del first, second
+    wanted = row.clone()
+    for _ in range(3):
+        found, _ = read_masks([png(NOISE[::-1].copy())] * 2, boxes, (97, 131))
+        assert torch.equal(row, wanted)
+        del found
+    places = set()
+    for _ in range(3):
+        found, _ = read_masks(contents, boxes, (97, 131))
+        places.add(found.ctypes.data)
+        del found
+    assert len(places) == 1
+    found, status = read_masks([b"", png(NOISE)], boxes, (97, 131))
+    assert status[0, 0] and not found[0].any() and np.array_equal(found[1], NOISE)
+
+
 def test_places_are_the_part_that_shows_the_box():
     content, box = png(NOISE), np.array([[5, 7, 40, 50]], np.int32)
     for flip in (False, True):

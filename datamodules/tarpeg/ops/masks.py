@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +17,8 @@ from . import library
 
 MOST_PIXELS = 1 << 26
 """Pixels of a mask, beyond which it is not decoded."""
+
+_last = threading.local()
 
 library.load()
 
@@ -54,7 +59,8 @@ def read_masks(
         not occur have one too.
     """
     data = torch.frombuffer(bytearray(b"".join([*files, b"\0"])), dtype=torch.uint8)  # not empty
-    out = torch.zeros((len(files), *size), dtype=torch.uint8, device="cpu")
+    masks = _memory((len(files), *size))
+    out = torch.from_numpy(masks)
     found = torch.ops.tarpeg.read_masks(
         data,
         torch.from_numpy(np.cumsum([len(file) for file in files], dtype=np.int64)),
@@ -68,7 +74,23 @@ def read_masks(
         out,
         threads,
     )
-    return out.numpy(), found.numpy()
+    facts: npt.NDArray[np.int32] = found.numpy()
+    masks[facts[:, 0] != 0] = 0
+    return masks, facts
+
+
+def _memory(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Return memory for masks: that of the thread's last ones, if nobody has any of them.
+
+    New memory costs a third of the time in which masks are decoded, for page faults.
+    """
+    count = math.prod(shape)
+    kept = getattr(_last, "array", None)
+    is_free = kept is not None and sys.getrefcount(kept) <= 3  # here, in the thread's object, as an argument
+    if kept is None or not is_free or not count <= len(kept) <= 2 * count:
+        kept = np.empty(count, np.uint8)
+        _last.array = kept
+    return kept[:count].reshape(shape)
 
 
 def fill_outlines(
@@ -122,7 +144,7 @@ def fill_outlines(
 
 def unpack_masks(bits: Tensor, size: tuple[int, int], threads: int = 1) -> Tensor:
     """Return masks, uint8 [N, height, width] of 0 and 1, from the bits of ``fill_outlines``, [N, bytes]."""
-    out = torch.empty((len(bits), size[0] * size[1]), dtype=torch.uint8, device="cpu")
+    out = torch.from_numpy(np.empty((len(bits), size[0] * size[1]), np.uint8))  # numpy asks for huge pages
     torch.ops.tarpeg.unpack_masks(bits.contiguous(), out, threads)
     return out.view(-1, *size)
 
