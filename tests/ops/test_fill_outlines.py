@@ -140,6 +140,13 @@ def test_bits_are_unpacked_as_numpy_unpacks_them(size):
     assert unpack_masks(bits[:0], size).shape == (0, *size)
 
 
+def test_masks_that_are_in_use_are_not_overwritten():
+    ones = torch.full((3, 8), 255, dtype=torch.uint8)
+    kept = [unpack_masks(ones, (8, 8))[number] for number in range(3)]
+    assert not unpack_masks(torch.zeros_like(ones), (8, 8)).any()
+    assert all(each.all() for each in kept)
+
+
 def test_unpacking_checks_memory():
     out = torch.empty((2, 20), dtype=torch.uint8)
     torch.library.opcheck(

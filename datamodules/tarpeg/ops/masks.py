@@ -59,7 +59,7 @@ def read_masks(
         not occur have one too.
     """
     data = torch.frombuffer(bytearray(b"".join([*files, b"\0"])), dtype=torch.uint8)  # not empty
-    masks = _memory((len(files), *size))
+    masks = _memory("decoded", (len(files), *size))
     out = torch.from_numpy(masks)
     found = torch.ops.tarpeg.read_masks(
         data,
@@ -79,17 +79,18 @@ def read_masks(
     return masks, facts
 
 
-def _memory(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Return memory for masks: that of the thread's last ones, if nobody has any of them.
+def _memory(use: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Return memory for masks: that of the thread's last ones of that use, if nobody has any of them.
 
-    New memory costs a third of the time in which masks are decoded, for page faults.
+    New memory costs a third of the time in which masks are decoded, and most of that in which they are
+    unpacked, for page faults.
     """
     count = math.prod(shape)
-    kept = getattr(_last, "array", None)
+    kept = getattr(_last, use, None)
     is_free = kept is not None and sys.getrefcount(kept) <= 3  # here, in the thread's object, as an argument
     if kept is None or not is_free or not count <= len(kept) <= 2 * count:
-        kept = np.empty(count, np.uint8)
-        _last.array = kept
+        kept = np.empty(count + count // 4, np.uint8)
+        setattr(_last, use, kept)
     return kept[:count].reshape(shape)
 
 
@@ -144,7 +145,7 @@ def fill_outlines(
 
 def unpack_masks(bits: Tensor, size: tuple[int, int], threads: int = 1) -> Tensor:
     """Return masks, uint8 [N, height, width] of 0 and 1, from the bits of ``fill_outlines``, [N, bytes]."""
-    out = torch.from_numpy(np.empty((len(bits), size[0] * size[1]), np.uint8))  # numpy asks for huge pages
+    out = torch.from_numpy(_memory("unpacked", (len(bits), size[0] * size[1])))
     torch.ops.tarpeg.unpack_masks(bits.contiguous(), out, threads)
     return out.view(-1, *size)
 
