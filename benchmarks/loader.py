@@ -152,11 +152,13 @@ class LoaderRun:
         groups: Mapping[str, str],
         contestants: Callable[[str], Sequence[LoaderContestant]],
         compare: Callable[[str], Compare] | None = None,
+        together: bool = False,
     ) -> Report:
         """Make shards of these kinds, then measure the selected contestants of each group.
 
         groups: description by name. contestants, compare: functions of the name of a group. The first
-        contestant of a group is the reference. ValueError if nothing can be measured.
+        contestant of a group is the reference. together: measure all groups in the same rounds. ValueError
+        if nothing can be measured.
         """
         for done, kind in enumerate(kinds):
             self.advance(f"making {kind} shards", done / len(kinds))
@@ -164,20 +166,21 @@ class LoaderRun:
         load = os.getloadavg()[0]
         rows: list[Row] = []
         missing: list[str] = []
-        for group in groups:
-            self.show(f"{group}: opening the contestants")
+        for names in [[*groups]] if together else [[group] for group in groups]:
+            self.show(f"{', '.join(names)}: opening the contestants")
             present = []
-            for number, who in enumerate(contestants(group)):
-                if not number or self.settings.selects(who.name):
-                    note = who.absent()
-                    if note is None:
-                        present.append(who)
-                    else:
-                        missing.append(note)
-            for row in self._measure_group(present, missing, compare(group) if compare else None):
+            for group in names:
+                for number, who in enumerate(contestants(group)):
+                    if not number or self.settings.selects(who.name):
+                        note = who.absent()
+                        if note is None:
+                            present.append(who)
+                        else:
+                            missing.append(note)
+            for row in self._measure_group(present, missing, compare(names[0]) if compare else None):
                 rows.append(row)
                 self.show(
-                    f"{group}: {row.name}: {row.images_per_second:.0f} images/s, "
+                    f"{row.group}: {row.name}: {row.images_per_second:.0f} images/s, "
                     f"{row.processor:.0f} us of processor time per image"
                 )
         if not rows:
@@ -227,10 +230,10 @@ class LoaderRun:
                     self.advance(f"measuring {who.group}", progress)
                     timing = children[who].submit(time_round, who, self.settings.seconds).result()
                     timings[who].append(timing)
-        reference: list[float] = []
+        references: dict[str, list[float]] = {}
         for who, (first, mean, maximum) in opened.items():
             rates = [timing.rate(self.report.clock, who.workers) for timing in timings[who]]
-            reference = reference or rates
+            reference = references.setdefault(who.group, rates)
             yield Row(
                 who.group,
                 who.name,

@@ -111,14 +111,18 @@ class LoaderData:
             temporary.rename(path)
         return path
 
-    def _write(self, kind: str, folder: Path) -> None:
-        within = folder / kind
+    def build(self, kind: str, within: Path) -> None:
+        """Write the photographs once."""
         if kind == "ordinary":
             make_shards(within, self.photos, self.images, samples_per_shard=-(-self.images // _SHARDS))
-        else:
-            codecs: dict[str, Codec] = {"raw": Raw()}
-            codecs |= {"tiled": Tiled(self.tile), "packed": Packed(tile=self.tile)}
-            build_cache(self.shards("ordinary", 1), within, codecs[kind])
+            return
+        codecs: dict[str, Codec] = {"raw": Raw()}
+        codecs |= {"tiled": Tiled(self.tile), "packed": Packed(tile=self.tile)}
+        build_cache(self.shards("ordinary", 1), within, codecs[kind])
+
+    def _write(self, kind: str, folder: Path) -> None:
+        within = folder / kind
+        self.build(kind, within)
         # Copies under other names are other samples; links to one file are refused as one shard.
         for path in within.glob("*.tar"):
             for number in range(REPEATS):

@@ -62,6 +62,7 @@ from .photos import FolderPhotos
 from .recipes import measure_recipes
 from .replay import measure_replays
 from .report import Report, Row
+from .targets import measure_targets
 
 _CROP = 256
 _LINE_EVERY = 10.0  # seconds between lines of progress, without a terminal
@@ -74,7 +75,7 @@ class _Suite(NamedTuple):
     ours: contestants that are always installed, the first of each group before the others of it.
     """
 
-    size: str
+    size: str | tuple[int, int]
     images: int
     rounds: int = 7
     work: str = ""
@@ -127,6 +128,7 @@ _SUITES = {
     "article": _Suite("article", 2048),
     "dali": _Suite("imagenet", 2048),
     "recipes": _Suite("imagenet", 256, 3),  # torchvision's pipelines take up to a second per image
+    "targets": _Suite((480, 640), 256),
     "parity": _Suite("imagenet", 0),
 }
 
@@ -147,12 +149,12 @@ def measure(
 ) -> Report:
     """Measure `suite` on `images` synthetic photographs of `size` (see `Photos`), or on real ones.
 
-    suite: crop, resize, views, augment, loader, article, dali, recipes or parity, see conf/bench.yaml.
-    size: None means "article" for crop and article, otherwise "imagenet". images: None means 200, for
-    those that load 2048, for recipes 256; rounds: 7, for recipes 3. Fewer mislead. A directory of
-    photographs: parts of them, scaled to `size` and stored like the synthetic ones; crop and resize
-    without a `size` measure its JPEGs as they are. parts: number of these parts, by default as many as
-    synthetic photographs, equally many of each file.
+    suite: crop, resize, views, augment, loader, article, dali, recipes, targets or parity: see
+    conf/bench.yaml. size: None means "article" for crop and article, 480 x 640 for targets, otherwise
+    "imagenet". images: None means 200, for those that load 2048, for recipes and targets 256; rounds: 7, for
+    recipes 3. Fewer mislead. A directory of photographs: parts of them, scaled to `size` and stored like the
+    synthetic ones; crop and resize without a `size` measure its JPEGs as they are. parts: number of these
+    parts, by default as many as synthetic photographs, equally many of each file.
     tile: requested width of tiles in pixels. clock: "wall", or "cpu", the processor time of all threads, for
     a machine that runs other programs, too. device: "cpu", or "cuda" for the augment suite. loader: settings
     of the suites that load, see `LoaderSettings`. parity: see `ParitySettings`; this suite takes no `size`,
@@ -217,7 +219,7 @@ def measure(
             report = _measure_in_process(report, photos, files, device, interpolation, advance)
             return replace(report, missing=(*notes, *report.missing))
         run = LoaderRun(report, photos, settings, advance, show)
-        suites = {"loader": measure_loaders, "recipes": measure_recipes}
+        suites = {"loader": measure_loaders, "recipes": measure_recipes, "targets": measure_targets}
         return suites.get(suite, measure_replays)(run)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import warnings
 
@@ -445,3 +446,51 @@ def test_boxes_in_shares_of_the_image_are_a_warning():
         warnings.simplefilter("error")
         boxes_of(objects((0, 0, 1, 1)))
         boxes_of(objects((0.1, 0.2, 0.3, 0.4), (2, 3, 4, 5)))
+
+
+_STORED = (None, *(Image.Transpose[name] for name in ["FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM"]))
+_STORED += tuple(Image.Transpose[name] for name in ["TRANSPOSE", "ROTATE_90", "TRANSVERSE", "ROTATE_270"])
+
+
+def turned(orientation, box):
+    """A sample whose image is stored turned: black but for a box (left, top, width, height)."""
+    left, top, width, height = box
+    pixels = np.zeros((96, 160), np.uint8)
+    pixels[top : top + height, left : left + width] = 255
+    stored, exif = Image.fromarray(pixels), Image.Exif()
+    exif[0x0112] = orientation
+    turn = _STORED[orientation - 1]
+    content, mask = io.BytesIO(), io.BytesIO()
+    (stored if turn is None else stored.transpose(turn)).convert("RGB").save(
+        content, "JPEG", exif=exif, quality=95
+    )
+    Image.fromarray(pixels // 255).save(mask, "PNG")
+    x, y = left + width / 2, top + height / 2
+    found = objects({"bbox": list(box), "category_id": 1, "keypoints": [x, y, 2]})
+    return {"jpg": content.getvalue(), "png": mask.getvalue(), **found}
+
+
+def test_targets_stay_on_their_image_at_every_exif_orientation():
+    rng = np.random.default_rng(0)
+    boxes = [
+        (*(8 * rng.integers(1, 5, 2)).tolist(), *(16 * rng.integers(2, 4, 2)).tolist()) for _ in range(16)
+    ]
+    source = Scenes({number: turned(number % 8 + 1, box) for number, box in enumerate(boxes)}, count=16)
+    targets = [
+        Boxes("json:objects"),
+        tarpeg.Masks("png", fill=0),
+        tarpeg.Keypoints("json:objects", [], count=1),
+    ]
+    split = Split(source, RandomResizedCrop((80, 120), scale=(0.5, 1.0)), flip=0.5, targets=targets)
+    seen = 0
+    for images, found in load(None, split=split, keys=False, **HERE):
+        for image, target in zip(images, found, strict=True):
+            is_white = image.float().mean(0) > 127
+            assert (is_white != target["mask"].bool()).float().mean() < 0.02
+            for (x1, y1, x2, y2), point in zip(target["boxes"].tolist(), target["keypoints"], strict=True):
+                y, x = torch.nonzero(is_white, as_tuple=True)
+                bounds = (int(x.min()), int(y.min()), int(x.max()) + 1, int(y.max()) + 1)
+                assert np.abs(np.subtract(bounds, (x1, y1, x2, y2))).max() <= 1
+                assert not point[0, 2] or is_white[int(point[0, 1]), int(point[0, 0])]
+                seen += 1
+    assert seen > 12

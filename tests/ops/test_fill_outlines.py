@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import outlines
-from tarpeg.ops.masks import fill_outlines
+from tarpeg.ops.masks import fill_outlines, unpack_masks
 
 
 def drawn_part(rng, height, width):
@@ -129,3 +129,31 @@ def test_opcheck():
     tensors = [torch.from_numpy(array) for array in given.values()]
     out = torch.zeros((2, 3), dtype=torch.uint8)
     torch.library.opcheck(torch.ops.tarpeg.fill_outlines.default, (*tensors, True, *size, out, 1))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 5), (8, 8), (7, 9), (64, 65)])
+def test_bits_are_unpacked_as_numpy_unpacks_them(size):
+    pixels = np.random.default_rng(0).integers(0, 2, (5, size[0] * size[1]), np.uint8)
+    bits = torch.from_numpy(np.packbits(pixels, axis=1))
+    for threads in (1, 3):
+        assert np.array_equal(unpack_masks(bits, size, threads).numpy().reshape(5, -1), pixels)
+    assert unpack_masks(bits[:0], size).shape == (0, *size)
+
+
+def test_masks_that_are_in_use_are_not_overwritten():
+    ones = torch.full((3, 8), 255, dtype=torch.uint8)
+    kept = [unpack_masks(ones, (8, 8))[number] for number in range(3)]
+    assert not unpack_masks(torch.zeros_like(ones), (8, 8)).any()
+    assert all(each.all() for each in kept)
+
+
+def test_unpacking_checks_memory():
+    out = torch.empty((2, 20), dtype=torch.uint8)
+    torch.library.opcheck(
+        torch.ops.tarpeg.unpack_masks.default, (torch.zeros((2, 3), dtype=torch.uint8), out, 1)
+    )
+    for bits in (torch.zeros((2, 2), dtype=torch.uint8), torch.zeros((2, 3)), torch.zeros((1, 3)).byte()):
+        with pytest.raises(RuntimeError, match="bits"):
+            torch.ops.tarpeg.unpack_masks(bits, out, 1)
+    with pytest.raises(RuntimeError, match="out"):
+        torch.ops.tarpeg.unpack_masks(torch.zeros((2, 3), dtype=torch.uint8), out.int(), 1)

@@ -8,18 +8,21 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
 
 from ..errors import check_integer, similar
 from ..sampling.geometry import Int32, View
 from ..sampling.rng import Int64
 from ..shards.source import Source
-from .annotations import FieldError, Place, joined, read_objects
+from .annotations import FieldError, Place, Scan, joined, read_objects
 from .masks import MODES, warped
-from .outlines import Outlines, outlines_of
-from .targets import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images, unpacked
+from .outlines import Outlines, outlines_of, outlines_of_scanned
+from .targets import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
 
 _MOST_PIXELS = 1 << 30
 """Pixels of the masks of one image, beyond which it is an error."""
+_MOST_STORED = 16
+"""Objects of an image whose masks have a place in the memory of a batch; COCO's images have 7.3."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,8 @@ class InstanceMasks:
 
     def read(self, source: Source, ids: Int64) -> list[Any]:
         """Read and check the outlines of some samples; see ``Target.read``."""
-        return read_objects(source, np.asarray(ids), self._place, self.image_id, self._parse)
+        scan = Scan((self.outline,), outlines_of_scanned)
+        return read_objects(source, np.asarray(ids), self._place, self.image_id, self._parse, scan)
 
     def misfits(self, values: Sequence[Outlines], sizes: Int32) -> list[str]:
         """Return a text for each image with run lengths of another size, "" for the others."""
@@ -112,10 +116,14 @@ class InstanceMasks:
             reasons.append(reason)
         return reasons
 
+    def picture_bytes(self, size: tuple[int, int]) -> int:
+        """Bytes of the masks of one image in the memory of a batch: of more objects they are pickled."""
+        return _MOST_STORED * -(-size[0] * size[1] // 8)
+
     def move_all(self, values: Sequence[Outlines], view: View) -> Fields:
         """Move the masks of all rows of a view."""
         view.matrices()  # raises an error if the geometry of a row is not known
-        from ..ops.masks import fill_outlines  # here, because it loads the operators
+        from ..ops.masks import fill_outlines, unpack_masks  # here, because it loads the operators
 
         counts = np.array([len(value.objects) for value in values], np.int64)
         packed, pixels = fill_outlines(
@@ -132,16 +140,18 @@ class InstanceMasks:
             centres=self.interpolation == "nearest-exact",
         )
         if view.affine is not None and len(packed):
-            masks = warped(unpacked(packed, view.size), np.repeat(view.affine, counts, axis=0), 0)
+            masks = unpack_masks(torch.from_numpy(packed), view.size).numpy()
+            masks = warped(masks, np.repeat(view.affine, counts, axis=0), 0)
             flat = masks.reshape(len(masks), -1)
             packed, pixels = np.packbits(flat, axis=1), flat.sum(axis=1, dtype=np.int32)
         return Fields(
             self._place,
             counts,
             pixels >= self.min_pixels,
-            {"masks": packed},
+            {},
             fields_of_images([value.image_id for value in values], view),
             view.size,
+            bits={"masks": packed},
         )
 
     def move(self, value: Outlines, view: View) -> dict[str, Any]:

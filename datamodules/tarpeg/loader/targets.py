@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -16,6 +16,7 @@ from ..sampling.geometry import Bool, Int32, View
 from ..sampling.rng import Int64
 from ..shards.labels import DATA_ERRORS
 from ..shards.source import Source, where_of
+from .lazy import LazyList
 from .marks import mark, mark_sample
 from .parts import first_parts
 
@@ -83,12 +84,13 @@ class Fields:
             drop the same ones.
         counts: int64 [B], objects of each row.
         kept: bool [N], which of all objects are kept.
-        of_objects: By name, arrays [N, ...]; "masks" is [N, bytes], the bits of each mask.
+        of_objects: By name, arrays [N, ...].
         of_images: By name, arrays [B, ...].
         canvas: (height, width) of the results.
         pictures: By name, uint8 [B, H, W]; a ``Stored`` once they are in the memory of the batch.
         dtype: Type of the pictures for the consumer.
         fill: Value of the pixels of pictures that are outside of their image.
+        bits: By name, masks of objects, uint8 [N, bytes], a bit per pixel; stored as pictures are.
     """
 
     objects: Hashable
@@ -100,6 +102,7 @@ class Fields:
     pictures: dict[str, Any] = field(default_factory=dict)
     dtype: str = "uint8"
     fill: int = 0
+    bits: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,8 @@ class Moved:
     def lists(self) -> Any:
         """Return the targets as the consumer gets them: one per row, None for a row without.
 
-        A tensor [B, H, W] for ``Masks`` alone, of zeros for a row without.
+        A tensor [B, H, W] for ``Masks`` alone, of zeros for a row without. Dicts are made when the list is
+        first used.
         """
         if self.is_single and self.fields and self.fields[0].pictures:
             (pictures,) = _pictures(self.fields[0]).values()
@@ -182,6 +186,9 @@ class Moved:
             whole = pictures.new_zeros((self.count, *pictures.shape[1:]))
             whole[self.rows] = pictures
             return whole
+        return LazyList.of(self._list, self.count)
+
+    def _list(self) -> list[Any]:
         if "" in self.others:
             moved = self.others[""]
         else:
@@ -254,14 +261,14 @@ def dicts_of(fields: Sequence[Fields], count: int) -> list[dict[str, Any]]:
     for part in fields:
         counts = part.counts.tolist()
         for name, array in part.of_objects.items():
-            if name == "masks":
-                array = unpacked(array, part.canvas)
             pieces: Iterable[Any] = torch.from_numpy(array).split_with_sizes(counts)
             if name == "boxes" and (boxes := _tv("BoundingBoxes")) is not None:
                 pieces = [boxes(piece, format="XYXY", canvas_size=part.canvas) for piece in pieces]
-            if name == "masks":
-                pieces = map(_tv("Mask") or _same, pieces)
             for each, piece in zip(found, pieces, strict=True):
+                each[name] = piece
+        for name, bits in part.bits.items():
+            masks = _unpacked(bits, part.canvas).split_with_sizes(counts)
+            for each, piece in zip(found, map(_tv("Mask") or _same, masks), strict=True):
                 each[name] = piece
         for name, array in part.of_images.items():
             values = array.tolist() if array.ndim == 1 else torch.from_numpy(array).unbind(0)
@@ -274,10 +281,11 @@ def dicts_of(fields: Sequence[Fields], count: int) -> list[dict[str, Any]]:
     return found
 
 
-def unpacked(bits: npt.NDArray[np.uint8], canvas: tuple[int, int]) -> npt.NDArray[np.uint8]:
+def _unpacked(bits: Any, canvas: tuple[int, int]) -> torch.Tensor:
     """Return masks of objects, uint8 [N, H, W], from their bits [N, bytes]."""
-    masks = np.unpackbits(bits, axis=1, count=canvas[0] * canvas[1])
-    return masks.reshape(len(bits), *canvas)
+    from ..ops.masks import unpack_masks  # here, because it loads the operators
+
+    return unpack_masks(torch.as_tensor(bits), canvas)
 
 
 def _pictures(part: Fields) -> dict[str, torch.Tensor]:
@@ -324,7 +332,8 @@ def dropped(parts: Sequence[Fields]) -> list[Fields]:
             rows = np.repeat(np.arange(len(part.counts)), part.counts)[mask]
             counts = np.bincount(rows, minlength=len(part.counts))
             of_objects = {name: array[mask] for name, array in part.of_objects.items()}
-            part = replace(part, counts=counts, kept=mask[mask], of_objects=of_objects)
+            bits = {name: array[mask] for name, array in part.bits.items()}
+            part = replace(part, counts=counts, kept=mask[mask], of_objects=of_objects, bits=bits)
         found.append(part)
     return found
 
@@ -464,29 +473,39 @@ def picture_bytes(targets: Targets | None, sizes: Sequence[tuple[int, int]], cou
 
 
 def store_pictures(moved: Sequence[Moved], memory: npt.NDArray[np.uint8], begin: int) -> None:
-    """Move the pictures of all views to the memory of the batch, from ``begin`` on, as far as they fit."""
-    for part in (part for each in moved for part in each.fields):
-        for name, pictures in part.pictures.items():
+    """Move the pictures of all views to the memory of the batch, from ``begin`` on, as far as they fit.
+
+    And the bits of masks of objects: other fields of objects are small, and would keep the memory in use.
+    """
+    for fields in _pictured(moved):
+        for name, pictures in fields.items():
             begin = -(-begin // PICTURE_ALIGN) * PICTURE_ALIGN
             if begin + pictures.nbytes <= len(memory):
                 memory[begin : begin + pictures.nbytes] = pictures.reshape(-1)
-                part.pictures[name] = Stored(begin, pictures.shape)
+                fields[name] = Stored(begin, pictures.shape)
                 begin += pictures.nbytes
 
 
 def stored_pictures(moved: Sequence[Moved]) -> list[Stored]:
     """Return the places of the pictures of all views."""
-    found = [each for view in moved for part in view.fields for each in part.pictures.values()]
+    found = [each for fields in _pictured(moved) for each in fields.values()]
     return [each for each in found if isinstance(each, Stored)]
 
 
 def with_pictures(moved: Sequence[Moved], tensors: Sequence[torch.Tensor]) -> None:
     """Replace the places of ``stored_pictures`` by these tensors."""
     rest = iter(tensors)
-    for part in (part for each in moved for part in each.fields):
-        for name, pictures in part.pictures.items():
+    for fields in _pictured(moved):
+        for name, pictures in fields.items():
             if isinstance(pictures, Stored):
-                part.pictures[name] = next(rest)
+                fields[name] = next(rest)
+
+
+def _pictured(moved: Sequence[Moved]) -> Iterator[dict[str, Any]]:
+    """Yield dicts of what is stored in the memory of the batch."""
+    for part in (part for each in moved for part in each.fields):
+        yield part.pictures
+        yield part.bits
 
 
 def _named(targets: Targets) -> dict[str, Target]:

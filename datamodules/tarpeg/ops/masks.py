@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +17,8 @@ from . import library
 
 MOST_PIXELS = 1 << 26
 """Pixels of a mask, beyond which it is not decoded."""
+
+_last = threading.local()
 
 library.load()
 
@@ -54,7 +59,8 @@ def read_masks(
         not occur have one too.
     """
     data = torch.frombuffer(bytearray(b"".join([*files, b"\0"])), dtype=torch.uint8)  # not empty
-    out = torch.zeros((len(files), *size), dtype=torch.uint8, device="cpu")
+    masks = _memory("decoded", (len(files), *size))
+    out = torch.from_numpy(masks)
     found = torch.ops.tarpeg.read_masks(
         data,
         torch.from_numpy(np.cumsum([len(file) for file in files], dtype=np.int64)),
@@ -68,7 +74,24 @@ def read_masks(
         out,
         threads,
     )
-    return out.numpy(), found.numpy()
+    facts: npt.NDArray[np.int32] = found.numpy()
+    masks[facts[:, 0] != 0] = 0
+    return masks, facts
+
+
+def _memory(use: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Return memory for masks: that of the thread's last ones of that use, if nobody has any of them.
+
+    New memory costs a third of the time in which masks are decoded, and most of that in which they are
+    unpacked, for page faults.
+    """
+    count = math.prod(shape)
+    kept = getattr(_last, use, None)
+    is_free = kept is not None and sys.getrefcount(kept) <= 3  # here, in the thread's object, as an argument
+    if kept is None or not is_free or not count <= len(kept) <= 2 * count:
+        kept = np.empty(count + count // 4, np.uint8)
+        setattr(_last, use, kept)
+    return kept[:count].reshape(shape)
 
 
 def fill_outlines(
@@ -120,6 +143,13 @@ def fill_outlines(
     return bits, pixels.numpy()
 
 
+def unpack_masks(bits: Tensor, size: tuple[int, int], threads: int = 1) -> Tensor:
+    """Return masks, uint8 [N, height, width] of 0 and 1, from the bits of ``fill_outlines``, [N, bytes]."""
+    out = torch.from_numpy(_memory("unpacked", (len(bits), size[0] * size[1])))
+    torch.ops.tarpeg.unpack_masks(bits.contiguous(), out, threads)
+    return out.view(-1, *size)
+
+
 def _as_tensor(array: npt.NDArray[np.generic] | None) -> Tensor | None:
     return None if array is None else torch.from_numpy(np.ascontiguousarray(array))
 
@@ -134,3 +164,8 @@ def _fake_fill_outlines(
     points: Tensor, toggles: Tensor, parts: Tensor, objects: Tensor, *_: object
 ) -> Tensor:
     return objects.new_empty(len(objects), dtype=torch.int32)
+
+
+@torch.library.register_fake("tarpeg::unpack_masks")  # type: ignore[untyped-decorator]
+def _fake_unpack_masks(bits: Tensor, out: Tensor, threads: int) -> None:
+    pass
