@@ -41,7 +41,7 @@ from .loader.split import Split
 from .loader.state import checked_classes
 from .machine import warn_about_spinning_threads
 from .ops import library
-from .sampling.sampler import shown
+from .sampling.sampler import EpochCounter, shown
 from .shards.labels import check_classes
 from .shards.source import Source
 from .transforms.pixels import PixelFormat
@@ -305,7 +305,8 @@ class ShardDataModule(lightning.LightningDataModule):
             loader.load_state_dict(self._resume)
             self._resume = None
         if self.trainer is not None:
-            loader.sampler.on_epoch = partial(_forget_a_finished_epoch, weakref.proxy(self.trainer))
+            trainer, sampler = weakref.proxy(self.trainer), loader.sampler
+            sampler.on_epoch = partial(_epoch_of_a_restart, trainer, weakref.proxy(sampler))
         return loader
 
     def source_dataloader(self, name: str) -> Loader:
@@ -596,17 +597,24 @@ def _in_order(split: Split) -> Split:
     return split.in_order() if split.shuffle is None else split
 
 
-def _forget_a_finished_epoch(trainer: lightning.Trainer) -> None:
-    """Continue a checkpoint of an epoch's end with the next epoch also if ``max_steps`` is set.
+def _epoch_of_a_restart(trainer: lightning.Trainer, sampler: EpochCounter, epoch: int) -> int:
+    """Return the epoch that begins in place of ``epoch``, in which Lightning restarts if ``max_steps`` is set.
 
-    Lightning 2.6.6 restarts such a run within the finished epoch (``_FitLoop.restarting``), which then has no
-    batches. These attributes are private: nothing is changed in a version without them.
+    Lightning 2.6.6 restarts such a run within an epoch that has finished (``_FitLoop.restarting``), which then
+    has no batches; and counts one as finished in which ``max_steps`` ended the run before. These attributes
+    are private: nothing is changed in a version without them.
     """
     loop = trainer.fit_loop
     progress = getattr(getattr(loop, "epoch_progress", None), "current", None)
     if progress is None or not hasattr(loop, "_restarting") or not hasattr(loop.epoch_loop, "restarting"):
-        return
-    if loop.restarting and progress.ready == progress.started == progress.processed > 0:
-        loop._restarting = False
-        loop.epoch_loop.restarting = False
-        loop.reset_restart_stage()
+        return epoch
+    if not loop.restarting or not progress.ready == progress.started == progress.processed > 0:
+        return epoch
+    if sampler.is_within:
+        progress.processed -= 1
+        loop.epoch_progress.total.processed -= 1
+        return epoch - 1
+    loop._restarting = False
+    loop.epoch_loop.restarting = False
+    loop.reset_restart_stage()
+    return epoch

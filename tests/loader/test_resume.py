@@ -220,6 +220,17 @@ def test_max_steps_and_checkpoints_of_an_epochs_end(photos, tmp_path, undisturbe
     assert steps(resumed) == batches[done : limit.get("max_steps", 18)]
 
 
+def test_a_run_that_max_steps_ended_within_an_epoch_goes_on_within_it(photos, tmp_path, undisturbed):
+    _, batches, _ = undisturbed
+    saving = ModelCheckpoint(tmp_path, save_last=True)
+    options = {"callbacks": [saving], "enable_checkpointing": True, "max_epochs": 3}
+    assert steps(fitted(tmp_path, module(photos), max_steps=4, **options)) == batches[:4]
+    resumed = fitted(tmp_path, module(photos), None, tmp_path / "last.ckpt", max_epochs=3, max_steps=15)
+    assert steps(resumed) == batches[4:15]
+    with pytest.warns(UserWarning, match="batch 4 of epoch 0, but epoch 1 begins"):
+        fitted(tmp_path, module(photos), None, tmp_path / "last.ckpt", max_epochs=2)
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -356,8 +356,11 @@ def test_the_line_to_go_on_is_a_command_of_a_shell(monkeypatch):
     hint = resume_hint(trainer, [*given, "ckpt_path=old.ckpt"])
     said, _, command = hint.partition(": ")
     assert said == "to go on from here (max_epochs=3 is reached)"
-    words = [*given[:2], 'ckpt_path="a b/last.ckpt"', "trainer.max_epochs=6"]
+    words = [*given[:2], 'ckpt_path="a b/last.ckpt"', "++trainer.max_epochs=6"]
     assert shlex.split(command) == ["python", "train.py", *words]
+    trainer.max_steps = 4
+    hint = resume_hint(trainer, [*given, "+trainer.max_steps=4"])
+    assert shlex.split(hint)[-2:] == ["++trainer.max_epochs=6", "+trainer.max_steps=8"]
     for url in (
         "s3://me:word@host/a.tar",
         "https://host/a.tar?X-Amz-Signature=word",

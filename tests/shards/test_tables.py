@@ -343,3 +343,16 @@ def test_tables_with_other_classes_have_a_remedy_of_tables(tmp_path, folder):
     )
     with pytest.raises(ShardError, match=r"label 0 is 'x' in train and 'y' in val.*Label .*classes="):
         ShardDataModule(train=train, val=other, workers=0).setup()
+
+
+def test_absolute_paths_are_compared_below_the_folder_of_the_samples(tmp_path):
+    for name in ("a/x", "b/x", "b/y"):
+        path = tmp_path / "root" / f"{name}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg("420", 24, 24))
+    table = tmp_path / "labels.csv"
+    rows = [f"{tmp_path}/root/{name}.jpg,{label}" for name, label in (("b/x", 2), ("a/x", 1), ("b/y", 3))]
+    table.write_text("\n".join(["file,y", *rows]))
+    split = Split(tmp_path / "root", Whole(16), labels=table, key="file", target="y")
+    (batch,) = Loader(split, 64, training=False, workers=0)
+    assert batch.label.tolist() == [1, 2, 3]

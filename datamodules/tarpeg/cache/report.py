@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..errors import ShardError
+from ..errors import DecodeError, ShardError
 from ..progress import progress
 from ..remedies import Call, Message, Setting
 from ..shards import pillow
@@ -178,9 +178,16 @@ def measure_speedup(report: CacheReport, images: int = 64, rounds: int = 7) -> S
     before, after = [], []
     for sample in islice(report.example.source.read(), images):
         image = pillow.image_extension(sample.members)
-        if image is not None and sample.key in ids:
-            before.append(pillow.as_tensor(sample.members[image]))
-            after.append(shards.images([ids[sample.key]])[0].clone())
+        if image is None or sample.key not in ids:
+            continue
+        stored = shards.images([ids[sample.key]])[0].clone()
+        try:
+            given = pillow.as_tensor(sample.members[image])
+            _seconds([given, stored], [(0.0, 0.0)] * 2)
+        except (ValueError, DecodeError):  # codec Original keeps what cannot be decoded
+            continue
+        before.append(given)
+        after.append(stored)
     if not before:
         return None
     draw = random.Random(0)

@@ -409,26 +409,29 @@ class EpochCounter:
     Lightning calls ``set_epoch``, which holds for the next ``iter()`` only.
 
     Attributes:
-        on_epoch: Called first by ``set_epoch``.
+        on_epoch: Called first by ``set_epoch``; returns the epoch in place of the one it gets.
         epoch: The next epoch, if ``set_epoch`` is not called.
     """
 
     def __init__(self) -> None:
-        self.on_epoch: Callable[[], None] | None = None
+        self.on_epoch: Callable[[int], int] | None = None
         self.epoch = 0
         self._set: int | None = None
         self._resumed: tuple[int, int, bool] | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next ``iter()``."""
-        if self.on_epoch is not None:
-            self.on_epoch()
-        self._set = epoch
+        self._set = epoch if self.on_epoch is None else self.on_epoch(epoch)
 
     def resume(self, epoch: int, batch: int, is_end: bool) -> None:
         """Begin that epoch at that batch. ``is_end``: the next ``iter()`` is the epoch after it."""
         self.epoch = epoch + is_end
         self._resumed = (epoch, batch, is_end)
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the next ``iter()`` goes on within an epoch."""
+        return self._resumed is not None and self._resumed[1] > 0 and not self._resumed[2]
 
     def follow(self, other: EpochCounter) -> tuple[int, int]:
         """Take over the next iteration of another counter; return its epoch and first batch."""

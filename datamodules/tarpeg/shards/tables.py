@@ -207,7 +207,7 @@ class TableLabels:
     def _row_of(self, source: Source, id: int) -> int:
         assert self.rows is not None
         (key,) = source.keys([id])
-        row = self.rows.get(_FORMS[1](key), _NONE)
+        row = self.rows.get(_without_extension(key), _NONE)
         if row == _TWICE or (row == _NONE and not self.form.label.optional):
             many = "several rows" if row == _TWICE else "no row"
             raise ShardError(f"{where_of(source, id)}: {self.table} has {many} with this key")
@@ -241,7 +241,7 @@ def table_labels(table: Table, label: Label, source: Source, ids: Int64 | None =
 
 def streamed_table_labels(table: Table, label: Label) -> TableLabels:
     """Return the labels of the samples of a stream, by their keys, as ``table_labels``."""
-    form, rows = _form(table, label), _by_key(table.keys, _FORMS[1])
+    form, rows = _form(table, label), _by_key([*map(_without_extension, table.keys)])
     values = _array(table, form, np.arange(len(table.keys)))
     return TableLabels(form, table.name, values, rows, _identity(table, form, values))
 
@@ -288,13 +288,33 @@ def _base(key: str) -> str:
     return _without_extension(key).rpartition("/")[2]
 
 
-_FORMS = (_exact, _without_extension, _base)
-"""Forms of keys that are compared, the strictest first."""
+def _forms(table: Sequence[str], samples: Sequence[str]) -> Iterator[tuple[list[str], list[str], int]]:
+    """Yield forms of the keys of a table and of samples that are compared, the strictest first.
+
+    With the number of what is left out: 0, 1 the folders above those of the samples, 2 all folders.
+    """
+    yield [*map(_exact, table)], [*map(_exact, samples)], 0
+    plain = [*map(_without_extension, samples)]
+    yield [*map(_without_extension, table)], plain, 0
+    yield _below_root(table, plain), plain, 1
+    yield [*map(_base, table)], [*map(_base, samples)], 2
 
 
-def _by_key(keys: Sequence[str], form: Callable[[str], str]) -> dict[str, int]:
+def _below_root(table: Sequence[str], samples: Sequence[str]) -> list[str]:
+    """Return the keys of a table without the folders above those of the samples: as many for each key."""
+    parts, wanted = [_without_extension(key).split("/") for key in table], {*samples}
+
+    def below(count: int) -> list[str]:
+        return ["/".join(each[count:]) for each in parts]
+
+    counts = range(1, min((len(each) for each in parts), default=0))
+    best = max(counts, key=lambda count: sum(key in wanted for key in below(count)), default=0)
+    return below(best)
+
+
+def _by_key(keys: Sequence[str]) -> dict[str, int]:
     rows: dict[str, int] = {}
-    for row, key in enumerate(map(form, keys)):
+    for row, key in enumerate(keys):
         rows[key] = _TWICE if key in rows else row
     return rows
 
@@ -303,14 +323,16 @@ def _rows_of(
     table: Table, keys: Sequence[str], source: Source, ids: Int64, *, is_optional: bool
 ) -> npt.NDArray[np.int64]:
     """Return the row of each sample; -1 for one without, if they are optional. Raises ShardError."""
-    found, forms, used_form = np.full(len(keys), _NONE), [""] * len(keys), _exact
-    for form in _FORMS:
-        rows, those = _by_key(table.keys, form), [form(key) for key in keys]
-        numbers = np.array([rows.get(each, _NONE) for each in those], np.int64)
-        if (numbers != _NONE).sum() > (found != _NONE).sum():
-            found, forms, used_form = numbers, those, form
-        if (found != _NONE).all() or (form is _FORMS[1] and (found != _NONE).any()):
+    found, used, left_out = np.full(len(keys), _NONE), ([""], [""]), 0
+    for of_table, of_samples, less in _forms(table.keys, keys):
+        if less and not left_out and (found != _NONE).any():
             break  # the same name in another folder may be another image
+        rows = _by_key(of_table)
+        numbers = np.array([rows.get(each, _NONE) for each in of_samples], np.int64)
+        if (numbers != _NONE).sum() > (found != _NONE).sum():
+            found, used, left_out = numbers, (of_table, of_samples), less
+        if (found != _NONE).all():
+            break
     if (found == _NONE).all():
         raise ShardError(
             f"{table.name} has no row with the key of an image: its first keys are "
@@ -319,7 +341,7 @@ def _rows_of(
         )
     if (found == _TWICE).any():
         row = int((found == _TWICE).argmax())
-        places = [n + 1 for n, key in enumerate(table.keys) if forms[row] in (form(key) for form in _FORMS)]
+        places = [n + 1 for n, key in enumerate(used[0]) if key == used[1][row]]
         raise ShardError(
             f"{where_of(source, int(ids[row]))}: rows {places[0]} and {places[-1]} of {table.name} have this "
             "key: one row per image"
@@ -331,15 +353,15 @@ def _rows_of(
             f"{', '.join(repr(keys[row]) for row in lost[:_SHOWN])}. Add them, give subset= the numbers of "
             "the others, or target=tarpeg.Label(..., optional=True) for missing labels"
         )
-    used = found[found >= 0]
-    if len(np.unique(used)) < len(used) and len({*keys}) == len(keys):
-        row = next(row for row, count in Counter(used.tolist()).items() if count > 1)
+    taken = found[found >= 0]
+    if len(np.unique(taken)) < len(taken) and len({*keys}) == len(keys):
+        row = next(row for row, count in Counter(taken.tolist()).items() if count > 1)
         one, other = (keys[each] for each in np.flatnonzero(found == row)[:2])
         raise ShardError(
             f"{table.name}, key {table.keys[row]!r} is that of the samples {one!r} and {other!r}: write keys "
             "with their folders"
         )
-    if used_form is _base:
+    if left_out == 2:
         _check_folders(table, keys, found, source)
     return found
 
