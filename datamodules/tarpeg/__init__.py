@@ -113,6 +113,7 @@ if TYPE_CHECKING:
         RandomShortestSize as RandomShortestSize,
         ScaleJitter as ScaleJitter,
     )
+    from .sampling.paste import CopyPaste as CopyPaste
     from .sampling.sampler import Blocks as Blocks
     from .shards.folder import Folder as Folder
     from .shards.label import Label as Label
@@ -169,6 +170,7 @@ _NAMES = {
     "sampling.buckets": "AspectBuckets",
     "sampling.iou_crop": "RandomIoUCrop",
     "sampling.mosaic": "Mosaic",
+    "sampling.paste": "CopyPaste",
     "sampling.padded": "LetterBox RandomShortestSize ScaleJitter",
     "sampling.sampler": "Blocks",
     "shards.folder": "Folder",

@@ -61,6 +61,7 @@ from .carried import arrived, carrier_of
 from .config import OnError
 from .marks import watching
 from .parts import drawn_parts, first_parts
+from .pasting import drawn_pastes, paste
 from .python_steps import PythonSteps, is_for_pillow, may_carry
 from .resize_first import ResizeFirst, resizes_first
 from .split import Split
@@ -72,6 +73,7 @@ from .workers import end_if_forked
 _CROP = 0
 _SUBSTITUTE = 1
 _PARTNERS = 4  # 2 and 3 are taken
+_OBJECTS = 5
 _MOST_SUBSTITUTES = 20
 # Sizes of crops for which the results of transforms are kept.
 _MOST_FOUND = 64
@@ -190,6 +192,8 @@ class Fetcher:
         """Make the images of each view: read, draw, decode, run the steps in Python."""
         if self.split.has_parts and hasattr(self._crops(request.epoch)[0], "parts"):
             return self._images_of_parts(request, out, threads)
+        if self.split.has_parts and hasattr(self._crops(request.epoch)[0], "is_pasted"):
+            return self._images_with_pastes(request, out, threads)
         encoded = self._read(request)
         views = self.draw_views(request, encoded.sizes, sizes)
         end_if_forked()  # a source and a crop may be the user's own
@@ -210,10 +214,7 @@ class Fetcher:
         samples, uniforms = self._samples(request), self._uniforms(request, 0, crop)
         files = self.shards.images(samples.ravel())
         known = image_sizes(files).numpy()
-        sizes = known.copy()
-        for number in np.flatnonzero(known[:, 0] == 0).tolist():
-            content, limit = files[number].numpy().tobytes(), self.max_pixels or pillow.MAX_PIXELS
-            sizes[number] = pillow.upright_size(content, limit)
+        sizes = self._all_sizes(files, known)
         flips = uniforms[:, 0] < self.split.pipelines[0].flip
         view, places, seen = drawn_parts(crop, samples, sizes, uniforms[:, 1:], flips, self.split.channels)
         request_of_parts = Request(request.epoch, samples.ravel()[seen])
@@ -235,6 +236,76 @@ class Fetcher:
         own = Encoded(request, [encoded.files[part] for part in first.tolist()], encoded.sizes[first])
         views, decoded = [view], decoded.of_rows(places[:, 0], request_of_parts.ids)
         self._run_python(own, views, decoded, out)
+        return views, decoded
+
+    def _all_sizes(self, files: Sequence[Tensor], known: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Return sizes of images, also of those that Pillow decodes; (0, 0) if it does not either."""
+        sizes = known.copy()
+        for number in np.flatnonzero(known[:, 0] == 0).tolist():
+            content, limit = files[number].numpy().tobytes(), self.max_pixels or pillow.MAX_PIXELS
+            sizes[number] = pillow.upright_size(content, limit)
+        return sizes
+
+    def _images_with_pastes(
+        self, request: Request, out: Images | None, threads: int
+    ) -> tuple[list[View], Decoded]:
+        """Make images into which objects of other samples are pasted."""
+        crop: Any = self._crops(request.epoch)[0]
+        uniforms = self._uniforms(request, 0, crop)
+        rows = np.flatnonzero(crop.is_pasted(uniforms[:, 1:]))
+        ids = np.concatenate([request.ids, self._samples(request)[rows, 1]])
+        files = self.shards.images(ids)
+        known = image_sizes(files).numpy()
+        sizes = self._all_sizes(files, known)
+        count, channels = len(request.ids), self.split.channels
+        view = self.draw_views(request, sizes[:count])[0]
+        numbers = crop.draws_of_partners(uniforms[rows, 1:])
+        partners = self._drawn(crop.crop, sizes[count:], numbers, ids[count:], 0, view.size)
+        first = 0 if request.occurrence is None else rng.first_draw(request.occurrence)
+
+        def keys(partner: int, objects: int) -> rng.Float64:
+            row = rows[partner]
+            begin = first if isinstance(first, int) else first[row]
+            own = request.ids[row : row + 1]
+            found: rng.Float64 = rng.uniforms(self.seed, request.epoch, own, objects, _OBJECTS, begin)[0]
+            return found
+
+        pastes = drawn_pastes(
+            crop, view, partners, rows, ids, self.split.targets, self.shards, uniforms[:, 1:], keys, threads
+        )
+        end_if_forked()  # a source, a crop or a target may be the user's own
+        view, chosen, behind = pastes.view, pastes.samples, pastes.behind
+        encoded = Encoded(
+            Request(request.epoch, ids[chosen]), [files[number] for number in chosen.tolist()], known[chosen]
+        )
+        if out is None or not self.split.is_decoded_only:
+            shape = self._shape_of([(channels, *view.size)], count)
+            images = empty_images(by_size(shape)[0], self._crop_format.dtype)
+        else:
+            images = by_size(out)[0]
+        # Of the memory of the other samples, only what lies under the chosen objects is touched.
+        others = empty_images((len(behind), channels, *view.size), self._crop_format.dtype)
+        places: Any = self._places([view], [0], request.epoch)
+        places[:, 0] = view.batch_rows
+        places[behind, 0] = count + np.arange(len(behind))
+        places[behind, 1:5], places[behind, 5:7] = places[behind, 5:9], 0
+        _, status = self._resize(
+            view.size, encoded.files, view.boxes, view.flips, [images, others], threads, places
+        )
+        decoded = Decoded([images], status)
+        for part in status.numpy().nonzero()[0].tolist():
+            alone, number = places[part : part + 1].copy(), int(places[part, 0])
+            alone[:, 0] = 0
+            whole = images[number : number + 1] if number < count else others[number - count :][:1]
+            draw = partial(self._resize_picture, view.parts().row(part), whole, alone)
+            self._decode_again(encoded, decoded, part, draw)
+        paste(images, others, pastes)
+        firsts = first_parts(view)
+        own = Encoded(request, [encoded.files[part] for part in firsts.tolist()], encoded.sizes[firsts])
+        rows_of_parts: Any = view.batch_rows
+        views, decoded = [view], decoded.of_rows(rows_of_parts, encoded.request.ids)
+        self._run_python(own, views, decoded, out)
+        decoded.values = pastes.values
         return views, decoded
 
     def _samples(self, request: Request) -> Int64:
@@ -286,26 +357,36 @@ class Fetcher:
         """
         crops, views = self._crops(request.epoch), []
         results = results or self._largest(request.epoch)
-        known = sizes[:, 0] > 0
-        all_known = bool(known.all())
-        for number, (crop, pipeline) in enumerate(zip(crops, self.split.pipelines, strict=True)):
+        for number, crop in enumerate(crops):
             if isinstance(crop, AspectBuckets):
                 crop = crop.at_size(results[number])
             if hasattr(crop, "boxes_among"):
                 views.append(self._drawn_among(request, number, crop, sizes, results[number]))
                 continue
             uniforms = self._uniforms(request, number, crop)
-            if all_known:  # no copies
-                boxes = self._boxes(crop, sizes, uniforms[:, 1:], request.ids)
-            else:
-                boxes = np.zeros((len(sizes), 4), np.int32)
-                if known.any():
-                    found = self._boxes(crop, sizes[known], uniforms[known, 1:], request.ids[known])
-                    boxes = np.zeros((len(sizes), found.shape[1]), np.int32)
-                    boxes[known] = found
-            view = View(sizes.copy(), boxes, uniforms[:, 0] < pipeline.flip, results[number])
-            views.append(view if boxes.shape[1] == 4 else self._placed(crop, view))
+            views.append(self._drawn(crop, sizes, uniforms, request.ids, number, results[number]))
         return views
+
+    def _drawn(
+        self,
+        crop: Crop,
+        sizes: npt.NDArray[np.int32],
+        uniforms: rng.Float64,
+        ids: Int64,
+        number: int,
+        size: Size,
+    ) -> View:
+        known = sizes[:, 0] > 0
+        if len(known) and known.all():  # no copies
+            boxes = self._boxes(crop, sizes, uniforms[:, 1:], ids)
+        else:
+            boxes = np.zeros((len(sizes), 4), np.int32)
+            if known.any():
+                found = self._boxes(crop, sizes[known], uniforms[known, 1:], ids[known])
+                boxes = np.zeros((len(sizes), found.shape[1]), np.int32)
+                boxes[known] = found
+        view = View(sizes.copy(), boxes, uniforms[:, 0] < self.split.pipelines[number].flip, size)
+        return view if boxes.shape[1] == 4 else self._placed(crop, view)
 
     def _drawn_among(
         self, request: Request, number: int, crop: Any, sizes: npt.NDArray[np.int32], size: Size

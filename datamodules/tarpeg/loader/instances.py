@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -11,11 +11,12 @@ import numpy as np
 
 from ..errors import check_integer, similar
 from ..sampling.geometry import Int32, View
-from ..sampling.rng import Int64
+from ..sampling.rng import Float64, Int64
 from ..shards.source import Source
 from .annotations import FieldError, Place, joined, read_objects
+from .covering import Cover
 from .masks import MODES, warped
-from .outlines import Outlines, outlines_of
+from .outlines import Outlines, chosen_outlines, outline_bounds, outlines_of
 from .targets import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images, unpacked
 
 _MOST_PIXELS = 1 << 30
@@ -143,6 +144,20 @@ class InstanceMasks:
             fields_of_images([value.image_id for value in values], view),
             view.size,
         )
+
+    def chosen(self, value: Outlines, numbers: Int64) -> Outlines:
+        """Return some of the outlines of an image; see ``ObjectTarget.chosen``."""
+        return chosen_outlines(value, numbers)
+
+    def bounds(self, value: Outlines) -> Float64:
+        """Return the bounds of the outlines of one image; see ``ObjectTarget.bounds``."""
+        return outline_bounds(value)
+
+    def covered(self, part: Fields, cover: Cover) -> Fields:
+        """Drop objects of which too little is left; see ``ObjectTarget.covered``."""
+        kept = part.kept.copy()
+        kept[cover.numbers] &= cover.pixels >= max(self.min_pixels, 1)
+        return replace(part, kept=kept)
 
     def move(self, value: Outlines, view: View) -> dict[str, Any]:
         """Return the dict of one image; see ``Target.move``."""

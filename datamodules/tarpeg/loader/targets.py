@@ -13,9 +13,10 @@ import torch
 
 from ..errors import ShardError
 from ..sampling.geometry import Bool, Int32, View
-from ..sampling.rng import Int64
+from ..sampling.rng import Float64, Int64
 from ..shards.labels import DATA_ERRORS
 from ..shards.source import Source, where_of
+from .covering import Cover, cover_of, cut
 from .marks import mark, mark_sample
 from .parts import first_parts
 
@@ -89,6 +90,7 @@ class Fields:
         pictures: By name, uint8 [B, H, W]; a ``Stored`` once they are in the memory of the batch.
         dtype: Type of the pictures for the consumer.
         fill: Value of the pixels of pictures that are outside of their image.
+        visible: float64 [N], share of each box that is visible; of boxes.
     """
 
     objects: Hashable
@@ -100,6 +102,7 @@ class Fields:
     pictures: dict[str, Any] = field(default_factory=dict)
     dtype: str = "uint8"
     fill: int = 0
+    visible: npt.NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,41 @@ class FlatTarget(Protocol):
 def is_flat(target: object) -> TypeIs[FlatTarget]:
     """Whether a target is moved for all rows at once."""
     return callable(getattr(target, "move_all", None))
+
+
+class ObjectTarget(Protocol):
+    """A target of objects, some of which may be pasted into another image.
+
+    A target whose fields have "masks" is where their pixels are.
+
+    Attributes:
+        objects: Where the objects are: targets of equal ones have the same.
+        fields: Names of what it adds to the dict of an image.
+    """
+
+    objects: str
+    fields: Sequence[str]
+
+    def chosen(self, value: Any, numbers: Int64) -> Any:
+        """Return the value of a sample with some of its objects alone."""
+        ...
+
+    def bounds(self, value: Any) -> Float64:
+        """Return what an object takes of its image.
+
+        float64 [N, 4], (x1, y1, x2, y2) in pixels of the source; NaN for one that may not be pasted, and
+        (inf, inf, -inf, -inf) for one that takes nothing.
+        """
+        ...
+
+    def covered(self, part: Fields, cover: Cover) -> Fields:
+        """Return what is left of the objects of all parts."""
+        ...
+
+
+def is_of_objects(target: object) -> TypeIs[ObjectTarget]:
+    """Whether its objects can be pasted."""
+    return callable(getattr(target, "covered", None))
 
 
 @dataclass
@@ -389,7 +427,17 @@ def move_targets(
     """
     if view.samples is not None:
         each = [part for value in values for part in value]
-        return _joined(*move_targets(targets, each, view.parts(), source, view.samples), view)
+        parts, others = _moved(targets, each, view.parts(), source, view.samples)
+        if view.is_pasted:
+            parts = _covered(targets, parts, view)
+        return _joined(dropped(parts), others, view)
+    parts, others = _moved(targets, values, view, source, ids)
+    return dropped(parts), others
+
+
+def _moved(
+    targets: Targets, values: Sequence[Any], view: View, source: Source, ids: Int64
+) -> tuple[list[Fields], dict[str, list[Any]]]:
     parts: list[Fields] = []
     others: dict[str, list[Any]] = {}
     for name, target in _named(targets).items():
@@ -402,7 +450,7 @@ def move_targets(
                 raise
         else:
             others[name] = _move(target, column, view, source, ids)
-    return dropped(parts), others
+    return parts, others
 
 
 def picture_bytes(targets: Targets | None, sizes: Sequence[tuple[int, int]], count: int) -> int:
@@ -499,14 +547,30 @@ def _grouped(values: Sequence[Any], view: View) -> list[Any]:
     return [next((each for each in row if isinstance(each, ShardError)), row) for row in found]
 
 
+def _covered(targets: Targets, parts: Sequence[Fields], view: View) -> list[Fields]:
+    """Return the fields of parts, in which pasted objects cover what is behind them; changes them."""
+    assert view.batch_rows is not None
+    masks = next(part for part in parts if "masks" in part.of_objects)
+    cover = cover_of(masks.of_objects["masks"], masks.counts, view.batch_rows, view.size)
+    found = []
+    for target, part in zip(filter(is_flat, _named(targets).values()), parts, strict=True):
+        if is_of_objects(target):
+            part = target.covered(part, cover)
+        pictures = {
+            name: cut(each, part.fill, cover, view.batch_rows) for name, each in part.pictures.items()
+        }
+        found.append(replace(part, pictures=pictures))
+    return found
+
+
 def _joined(
     fields: Sequence[Fields], others: dict[str, list[Any]], view: View
 ) -> tuple[list[Fields], dict[str, list[Any]]]:
     """Return moved targets of parts as those of their rows.
 
     Objects of a row follow each other in the order of its parts, and its pictures are put together.
-    ``image_id`` and ``orig_size`` are those of the first part, ``size`` that of the result. What targets of a
-    user's own returned becomes a list per row.
+    ``image_id`` and ``orig_size`` are those of the first part, ``size`` that of the result, and with pasted
+    objects that of the first part too. What targets of a user's own returned becomes a list per row.
     """
     return [_merged(part, view) for part in fields], {
         name: _grouped(each, view) for name, each in others.items()
@@ -516,7 +580,7 @@ def _joined(
 def _merged(part: Fields, view: View) -> Fields:
     first = first_parts(view)
     of_images = {name: array[first] for name, array in part.of_images.items()}
-    if "size" in of_images:
+    if "size" in of_images and not view.is_pasted:
         of_images["size"] = np.tile(np.array(view.size, np.int64), (len(first), 1))
     pictures = {name: _composed(each, part.fill, view) for name, each in part.pictures.items()}
     counts = np.add.reduceat(part.counts, first) if len(first) else part.counts
