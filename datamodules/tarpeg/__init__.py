@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from .loader.instances import InstanceMasks as InstanceMasks
     from .loader.keypoints import Keypoints as Keypoints
     from .loader.loader import Loader as Loader
+    from .loader.maps import FloatMap as FloatMap
     from .loader.masks import Masks as Masks
     from .loader.mixture import (
         Mixture as Mixture,
@@ -158,6 +159,7 @@ _NAMES = {
     "loader.mixture": "Mixture MixtureLoader",
     "loader.padding": "PadMask",
     "loader.preprocessing": "Preprocessing preprocessing",
+    "loader.maps": "FloatMap",
     "loader.masks": "Masks",
     "loader.split": "Split",
     "loader.targets": "Target",

@@ -23,6 +23,7 @@ from ..shards.source import Source, where_of
 from .augmenting import contains_augment, modules_of, uncompiled
 from .carried import check_carried
 from .instances import InstanceMasks
+from .maps import FloatMap
 from .masks import Masks
 from .split import Split
 from .targets import _named
@@ -209,7 +210,7 @@ def _check_masks_follow(name: str, split: Split) -> None:
     if (
         split.targets is not None
         and any(crops)
-        and any(isinstance(each, (Masks, InstanceMasks)) for each in _named(split.targets).values())
+        and any(isinstance(each, (Masks, InstanceMasks, FloatMap)) for each in _named(split.targets).values())
     ):
         raise ValueError(
             f"{name} has targets= with Masks, crop={next(filter(None, crops))!r} and fidelity='exact', which "

@@ -87,7 +87,7 @@ class Fields:
         of_objects: By name, arrays [N, ...]; "masks" is [N, bytes], the bits of each mask.
         of_images: By name, arrays [B, ...].
         canvas: (height, width) of the results.
-        pictures: By name, uint8 [B, H, W]; a ``Stored`` once they are in the memory of the batch.
+        pictures: By name, uint8 or float32 [B, H, W]; a ``Stored`` once they are in the memory of the batch.
         dtype: Type of the pictures for the consumer.
         fill: Value of the pixels of pictures that are outside of their image.
         visible: float64 [N], share of each box that is visible; of boxes.
@@ -101,7 +101,7 @@ class Fields:
     canvas: tuple[int, int]
     pictures: dict[str, Any] = field(default_factory=dict)
     dtype: str = "uint8"
-    fill: int = 0
+    fill: float = 0
     visible: npt.NDArray[np.float64] | None = None
 
 
@@ -111,7 +111,7 @@ class Stored:
 
     Args:
         begin: First byte.
-        shape: [B, H, W], uint8.
+        shape: [B, H, bytes], uint8.
     """
 
     begin: int
@@ -255,7 +255,7 @@ def dicts_of(fields: Sequence[Fields], count: int) -> list[dict[str, Any]]:
             for each, value in zip(found, values, strict=True):
                 each[name] = value
         for name, pictures in _pictures(part).items():
-            mask = _same if part.dtype == "bool" else _tv("Mask") or _same
+            mask = _same if part.dtype in ("bool", "float32") else _tv("Mask") or _same
             for each, picture in zip(found, pictures.unbind(0), strict=True):
                 each[name] = mask(picture)
     return found
@@ -268,8 +268,13 @@ def unpacked(bits: npt.NDArray[np.uint8], canvas: tuple[int, int]) -> npt.NDArra
 
 
 def _pictures(part: Fields) -> dict[str, torch.Tensor]:
-    dtype = getattr(torch, part.dtype)
-    return {name: torch.as_tensor(each).to(dtype) for name, each in part.pictures.items()}
+    dtype, found = getattr(torch, part.dtype), {}
+    for name, each in part.pictures.items():
+        pictures = torch.as_tensor(each)
+        if dtype.is_floating_point and pictures.dtype == torch.uint8:  # from the memory of the batch
+            pictures = pictures.view(dtype)
+        found[name] = pictures.to(dtype)
+    return found
 
 
 def _same(value: Any) -> Any:
@@ -466,8 +471,9 @@ def store_pictures(moved: Sequence[Moved], memory: npt.NDArray[np.uint8], begin:
         for name, pictures in part.pictures.items():
             begin = -(-begin // PICTURE_ALIGN) * PICTURE_ALIGN
             if begin + pictures.nbytes <= len(memory):
-                memory[begin : begin + pictures.nbytes] = pictures.reshape(-1)
-                part.pictures[name] = Stored(begin, pictures.shape)
+                memory[begin : begin + pictures.nbytes] = pictures.reshape(-1).view(np.uint8)
+                *shape, width = pictures.shape
+                part.pictures[name] = Stored(begin, (*shape, width * pictures.itemsize))
                 begin += pictures.nbytes
 
 
@@ -587,10 +593,10 @@ def _merged(part: Fields, view: View) -> Fields:
     return replace(part, counts=counts, of_images=of_images, pictures=pictures)
 
 
-def _composed(pictures: npt.NDArray[np.uint8], fill: int, view: View) -> npt.NDArray[np.uint8]:
+def _composed(pictures: npt.NDArray[Any], fill: float, view: View) -> npt.NDArray[Any]:
     """Put the pictures of parts together, which do not overlap: elsewhere they have the value ``fill``."""
     assert view.batch_rows is not None
-    whole = np.full((len(first_parts(view)), *view.size), fill, np.uint8)
+    whole = np.full((len(first_parts(view)), *view.size), fill, pictures.dtype)
     for row, picture in zip(view.batch_rows.tolist(), pictures, strict=True):
         np.copyto(whole[row], picture, where=picture != fill)
     return whole
