@@ -208,7 +208,7 @@ class Decoded:
         """Return the state before anything is decoded."""
         return cls([], torch.zeros(count, dtype=torch.int32, device="cpu"))
 
-    def of_rows(self, rows: npt.NDArray[np.int32], samples: npt.NDArray[np.int64]) -> Decoded:
+    def of_rows(self, rows: npt.NDArray[np.int64], samples: npt.NDArray[np.int64]) -> Decoded:
         """Return what became of rows of several parts each: that of the first one that failed.
 
         Args:
@@ -234,7 +234,8 @@ class Decoded:
             self.reasons[row] = reason
 
 
-class FetchResult(NamedTuple):
+@dataclass(slots=True)
+class FetchResult:
     """A batch, or the error in its place, and the messages about it.
 
     The training process warns and raises: each worker would warn separately.
@@ -249,9 +250,9 @@ class FetchResult(NamedTuple):
         left_out: Rows without an image, which the consumer does not get.
     """
 
-    batch: AnyBatch | None
-    substituted: list[str]
-    non_jpeg: str | None
+    batch: AnyBatch | None = None
+    substituted: list[str] = field(default_factory=list)
+    non_jpeg: str | None = None
     error: Exception | None = None
     notes: Sequence[str] = ()
     request: Request | None = None

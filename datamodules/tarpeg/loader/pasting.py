@@ -81,7 +81,7 @@ def drawn_pastes(
         targets: Of the split.
         source: The samples.
         draws: Uniform numbers of the rows, [B, draws].
-        keys: Returns uniform numbers [N] for the N objects of a partner.
+        keys: Returns uniform numbers [N] for N objects that may be pasted into a row.
         threads: Number of threads.
     """
     count, named = len(view), _named(targets)
@@ -91,15 +91,15 @@ def drawn_pastes(
     is_known, chosen = parts.is_known, []
     is_there = np.ones(len(parts), np.bool_)
     for part in range(count, len(parts)):
-        value, partner = values[part], part - count
+        value = values[part]
         if isinstance(value, ShardError) or not is_known[part]:
             continue  # breaks its row
         bounds = _bounds(objects, value)
         box, place = parts.boxes[part], None
         numbers = np.flatnonzero(_is_under(bounds, box))
         if len(numbers):
-            row = draws[rows[partner]]
-            numbers = numbers[crop.chosen(len(numbers), row, keys(partner, len(numbers)))]
+            row = int(rows[part - count])
+            numbers = numbers[crop.chosen(len(numbers), draws[row], keys(row, len(numbers)))]
             low, high = bounds[numbers, :2].min(axis=0), bounds[numbers, 2:].max(axis=0)
             place = part_around(parts, part, np.concatenate([low, high]))
         is_there[part] = place is not None

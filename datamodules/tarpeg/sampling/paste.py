@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import check_integer, check_probability
-from .crops import Crop, Int32, Progressive, colour_of, has_many_sizes
+from .crops import Crop, Int32, Progressive, colour_of, methods_of
 from .geometry import Bool, View
 from .rng import Float64, Int64
 
@@ -62,9 +62,8 @@ class CopyPaste:
     def __post_init__(self) -> None:
         crop: Any = self.crop
         is_crop = all(hasattr(crop, name) for name in ("size", "draws", "boxes"))
-        is_special = any(
-            hasattr(crop, name) for name in ("partners", "boxes_among", "at_size")
-        ) or has_many_sizes(crop)
+        more = methods_of(crop)
+        is_special = more.has_many_sizes or more.partners or more.boxes_among or more.at_size
         if isinstance(crop, (type, Progressive)) or not is_crop or is_special:
             remedy = ". Put Progressive around CopyPaste" * isinstance(crop, Progressive)
             raise ValueError(
