@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from .loader.boxes import Boxes as Boxes
     from .loader.config import LoaderConfig as LoaderConfig
     from .loader.dataset import Dataset as Dataset
+    from .loader.instance_map import InstanceMap as InstanceMap
     from .loader.instances import InstanceMasks as InstanceMasks
     from .loader.keypoints import Keypoints as Keypoints
     from .loader.loader import Loader as Loader
@@ -153,6 +154,7 @@ _NAMES = {
     "loader.boxes": "Boxes",
     "loader.config": "LoaderConfig",
     "loader.dataset": "Dataset",
+    "loader.instance_map": "InstanceMap",
     "loader.instances": "InstanceMasks",
     "loader.keypoints": "Keypoints",
     "loader.loader": "Loader",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..sampling.rng import Float64, Int64
 from .annotations import FAR, FieldError, as_json, is_finite, joined
@@ -85,6 +86,47 @@ def outlines_of(field: Callable[[int], str], values: Sequence[Any], counts: Sequ
         Outlines(points[point], toggles[toggle], parts[part], objects[image], sizes[image], 0)
         for point, toggle, part, image in zip(*bounds, strict=True)
     ]
+
+
+def numbers_in(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the pixels of a picture as integers [H, W]; colours are red + 256 green + 65536 blue."""
+    if values.ndim == 2:
+        return values
+    return np.asarray(values.astype(np.int32) @ np.array([1, 1 << 8, 1 << 16], np.int32))
+
+
+def outlines_in(picture: npt.NDArray[Any], numbers: Int64 | None = None) -> tuple[Int64, Outlines]:
+    """Return the outlines of the objects in a picture with a number per object, with the image_id 0.
+
+    Args:
+        picture: Integers [H, W].
+        numbers: Numbers of the objects, in their order, int64 [N]; one that no pixel has gets an empty mask.
+            None: all in the picture, from the smallest.
+
+    Returns:
+        The numbers, and the outlines.
+    """
+    line = picture.T.ravel()
+    begin = np.concatenate([[0], np.flatnonzero(line[1:] != line[:-1]) + 1])
+    runs = np.stack([begin, [*begin[1:], len(line)]], axis=1)
+    values = line[begin].astype(np.int64)
+    order = np.argsort(values, kind="stable")
+    found, first, counts = np.unique(values[order], return_index=True, return_counts=True)
+    runs = runs[order]
+    if numbers is None:
+        numbers = found
+    places = np.searchsorted(found, numbers).clip(max=len(found) - 1)
+    lengths = np.where(found[places] == numbers, counts[places], 0)
+    chosen = np.repeat(first[places] - _ends(lengths)[:-1], lengths) + np.arange(lengths.sum())
+    outlines = Outlines(
+        points=np.zeros((0, 2)),
+        toggles=runs[chosen].ravel(),
+        parts=np.stack([np.zeros_like(lengths), 2 * lengths], axis=1),
+        objects=np.ones(len(numbers), np.int64),
+        sizes=np.tile(np.array(picture.shape, np.int64), (len(numbers), 1)),
+        image_id=0,
+    )
+    return numbers, outlines
 
 
 def chosen_outlines(value: Outlines, numbers: Int64) -> Outlines:

@@ -41,9 +41,9 @@ class CopyPaste:
         max_objects: Most objects that are pasted; None: all.
 
     Raises:
-        ValueError: For an argument out of range; in ``Split``, without ``targets=`` with ``InstanceMasks``,
-            with targets of other objects or of your own, with several views, and with steps of ``transform=``
-            in Python.
+        ValueError: For an argument out of range; in ``Split``, without ``targets=`` with ``InstanceMasks`` or
+            ``InstanceMap``, with targets of other objects or of your own, with several views, and with steps
+            of ``transform=`` in Python.
 
     Example:
         >>> crop = tarpeg.CopyPaste(tarpeg.ScaleJitter(96, scale_range=(0.5, 2.0)), p=0.5, max_objects=10)
