@@ -16,6 +16,9 @@ STABLE_TORCH_LIBRARY(tarpeg, m) {
       "Tensor sizes, Tensor boxes, Tensor flips, Tensor places, bool centres, int height, int width, "
       "Tensor(a!) out, int threads) -> Tensor");
   m.def(
+      "scan_objects(Tensor files, Tensor ends, str path, str fields, str image_id) "
+      "-> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
       "decode_batch(Tensor[] jpegs, Tensor boxes, int height, int width, Tensor? flip, str interpolation, "
       "bool antialias, bool exact, int max_pixels, int threads, int channels=3) -> (Tensor, Tensor)");
   m.def(

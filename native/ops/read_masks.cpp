@@ -1,6 +1,8 @@
+#include "base/picks.h"
 #include "ops/checks.h"
 #include "ops/places.h"
 #include "ops/share.h"
+#include "png/inflate.h"
 #include "png/png.h"
 
 namespace tarpeg {
@@ -30,7 +32,10 @@ bool has_all(const int32_t* table, const uint8_t* values, int count) noexcept {
 struct Scratch {
   std::vector<uint8_t> memory;
   std::vector<int> rows, columns;
+  Picks picks;
 };
+
+static_assert(kPicksMargin <= static_cast<int>(kInflateMargin), "rows are followed by that margin");
 
 struct Masks {
   const uint8_t* files;
@@ -74,26 +79,34 @@ struct Masks {
     Box place = {0, 0, height, width};
     if (places != nullptr) {
       place = {places[4 * i], places[4 * i + 1], places[4 * i + 2], places[4 * i + 3]};
-      std::memset(to, fill, static_cast<size_t>(height) * across);
+      fill_around(place, to);
     }
     to += static_cast<size_t>(place.top) * across + static_cast<size_t>(place.left);
     fill_places({box.top, box.height, place.height, false}, centres, &scratch->rows);
     fill_places({box.left, box.width, place.width, flip != nullptr && flip[i]}, centres, &scratch->columns);
+    scratch->picks.begin(scratch->columns);
     for (int y = 0; y < place.height; ++y, to += across) {
       const int line = scratch->rows[static_cast<size_t>(y)];
       if (y > 0 && line == scratch->rows[static_cast<size_t>(y) - 1]) {
         std::memcpy(to, to - across, static_cast<size_t>(place.width));
         continue;
       }
-      const uint8_t* from = row(line);
-      const int* column = scratch->columns.data();
-      if (table == nullptr) {
-        for (int x = 0; x < place.width; ++x) to[x] = from[column[x]];
-      } else {
-        for (int x = 0; x < place.width; ++x) to[x] = static_cast<uint8_t>(table[from[column[x]]]);
-      }
+      scratch->picks.run(row(line), to);
+      for (int x = 0; table != nullptr && x < place.width; ++x) to[x] = static_cast<uint8_t>(table[to[x]]);
     }
     return Status::kOk;
+  }
+
+  void fill_around(const Box& place, uint8_t* to) const {
+    const size_t across = static_cast<size_t>(width), left = static_cast<size_t>(place.left);
+    const size_t end = left + static_cast<size_t>(place.width),
+                 last = static_cast<size_t>(place.top) + static_cast<size_t>(place.height);
+    std::memset(to, fill, static_cast<size_t>(place.top) * across);
+    for (size_t y = static_cast<size_t>(place.top); y < last && end - left < across; ++y) {
+      std::memset(to + y * across, fill, left);
+      std::memset(to + y * across + end, fill, across - end);
+    }
+    std::memset(to + last * across, fill, (static_cast<size_t>(height) - last) * across);
   }
 };
 

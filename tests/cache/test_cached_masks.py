@@ -50,6 +50,11 @@ def test_chunks_that_are_unsafe_to_copy_are_not_copied():
     assert [kind in found for kind in added] == [False, False, True, True, True]
 
 
+def test_bands_are_in_the_fixed_code_of_deflate():
+    found = banded(png(regions(97, 131)))
+    assert found[found.index(b"IDAT") + 6] >> 1 & 3 == 1  # behind zlib's header
+
+
 @pytest.mark.parametrize(
     "content",
     [

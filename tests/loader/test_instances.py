@@ -148,8 +148,9 @@ def test_json_is_parsed_once_for_all_targets_of_the_same_samples(monkeypatch):
     calls = []
     real = annotations.document_of
     monkeypatch.setattr(annotations, "document_of", lambda *given: calls.append(given) or real(*given))
-    content = objects({"segmentation": [[1, 1, 9, 1, 9, 9]], "bbox": [1, 1, 8, 8], "category_id": 1})
-    source = Scenes(dict.fromkeys(range(3), content), count=3)
+    square = {"segmentation": [[1, 1, 9, 1, 9, 9]], "bbox": [1, 1, 8, 8], "category_id": 1}
+    content = objects(square, more=np.nan)
+    source = Scenes(dict.fromkeys(range(3), content), count=3)  # NaN is left to Python's parser
     for ids in (np.arange(3), np.arange(2)):
         del calls[:]
         for target in (Boxes("json:objects"), MASKS, Boxes("json:objects", label=None)):

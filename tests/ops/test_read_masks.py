@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers import reference
 from helpers.masks import chunk, filtered, png, regions
+from helpers.pictures import assert_portable_is_equal
 from PIL import Image
 from tarpeg.cache.masks import BANDS, banded
 from tarpeg.ops.masks import read_masks
@@ -54,6 +55,32 @@ def test_equal_to_its_twin(centres):
         assert not status[:, 0].any()
         for content, box, flip, mask in zip(contents, boxes.tolist(), flips, found, strict=True):
             assert np.array_equal(mask, reference.read_mask(content, box, size, flip, centres))
+
+
+def test_rows_of_any_scale_are_picked_at_every_level_of_vector_code():
+    """Sources of a piece of the result are within 16 bytes, 32, 64, 128, or farther apart."""
+    rng = np.random.default_rng(5)
+    values = rng.integers(0, 256, (9, 2000), np.uint8)
+    content = png(values)
+    for width in (1, 3, 15, 16, 17, 31, 63, 64, 65, 130, 400, 999, 1000, 1999, 2000, 2001, 5003):
+        for left, across in ((0, 2000), (1990, 10), (1937, 63), (3, 1), (500, 1001)):
+            for flip in (False, True):
+                box = (1, left, 7, across)
+                (mask,), _ = read_masks([content], np.array([box], np.int32), (9, width), np.array([flip]))
+                assert np.array_equal(mask, reference.read_mask(content, box, (9, width), flip, True))
+    assert_portable_is_equal(PICKED)
+
+
+PICKED = """
+import numpy as np
+from helpers.masks import png
+from tarpeg.ops.masks import read_masks
+content = png(np.random.default_rng(5).integers(0, 256, (9, 2000), np.uint8))
+for width, left, across, flip in product((1, 15, 17, 64, 200, 999, 2000, 5003), (0, 1990), (10, 3), (0, 1)):
+    box = np.array([[1, left, 7, across if left else 2000 - across]], np.int32)
+    for size in ((9, width), (30, width)):
+        write(torch.from_numpy(read_masks([content], box, size, np.array([bool(flip)]))[0]))
+"""
 
 
 def test_places_are_the_part_that_shows_the_box():

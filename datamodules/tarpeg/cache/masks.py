@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from ..shards import pillow
@@ -62,19 +63,28 @@ def banded(content: bytes) -> bytes:
         return content
     rows = np.zeros((height, width + 1), np.uint8)  # each begins with the number of its filter, 0 for none
     rows[:, 1:] = values
-    deflate = zlib.compressobj(9)
     found = [_Chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0))]
     found.append(_Chunk(BANDS, struct.pack(">BI", 1, _ROWS)))
     for chunk in chunks:
         if chunk.kind != b"IDAT":
             found += [chunk] * _is_safe_to_copy(chunk.kind)
             continue
-        for top in range(0, height, _ROWS) if found[-1].kind != b"IDAT" else ():
-            data = deflate.compress(rows[top : top + _ROWS].tobytes())
-            data += deflate.flush(zlib.Z_FULL_FLUSH if top + _ROWS < height else zlib.Z_FINISH)
-            found.append(_Chunk(b"IDAT", data))
+        if found[-1].kind != b"IDAT":
+            found += [_Chunk(b"IDAT", data) for data in _compressed(rows)]
     result = _SIGNATURE + b"".join(map(_written, found))
     return result if _is_equal(result, content) else content
+
+
+def _compressed(rows: npt.NDArray[np.uint8]) -> Iterator[bytes]:
+    """Yield the bands of a mask, one DEFLATE stream.
+
+    In the fixed code, which takes 1.3 to 1.5 times the bytes: to read a code of its own takes half of the
+    time in which a band is decoded.
+    """
+    deflate = zlib.compressobj(9, strategy=zlib.Z_FIXED)
+    for top in range(0, len(rows), _ROWS):
+        data = deflate.compress(rows[top : top + _ROWS].tobytes())
+        yield data + deflate.flush(zlib.Z_FULL_FLUSH if top + _ROWS < len(rows) else zlib.Z_FINISH)
 
 
 def _chunks(content: bytes) -> Iterator[_Chunk]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ShardError
+from ..ops.scanned import Scanned
 from ..sampling.rng import Float64, Int64
 from ..shards.labels import document_of, field_of
 from ..shards.source import Source, plain, where_of
@@ -74,10 +75,31 @@ class Place:
         return ShardError(f"{where_of(source, id)}: member {self.extension!r}, {reason}")
 
 
+@dataclass(frozen=True)
+class Scan:
+    """How the operator reads objects: ``scan_objects`` in ``ops/annotations.py``.
+
+    Args:
+        fields: Names of the fields that it reads.
+        values: Returns the values of samples, as ``parse`` of ``read_objects``; None if that must read them,
+            as one is broken, or not plain.
+    """
+
+    fields: Sequence[str]
+    values: Callable[[Scanned], list[Any] | None]
+
+
 def read_objects(
-    source: Source, ids: Int64, place: Place, image_id: str | None, parse: Callable[[list[Any]], list[Any]]
+    source: Source,
+    ids: Int64,
+    place: Place,
+    image_id: str | None,
+    parse: Callable[[list[Any]], list[Any]],
+    scan: Scan | None = None,
 ) -> list[Any]:
-    """Read the objects of samples, parsed all together, or one after another if any of them is broken.
+    """Read the objects of samples: by an operator, or if one of them is broken or rare by Python's parser.
+
+    That parses all of them together, or one after another if any is broken.
 
     Args:
         source: The samples.
@@ -86,11 +108,15 @@ def read_objects(
         image_id: Field of the document with the number of the image; None: the number of the sample.
         parse: Returns the values of some samples, tuples with an ``image_id``, from the lists of their
             objects; raises FieldError, which has the number of the object if it is called with one sample.
+        scan: The same by an operator; None: Python's parser reads all.
 
     Returns:
         Per sample, its value or a ShardError.
     """
     texts, numbers = source.members(ids, place.extension), ids.tolist()
+    scanned = None if scan is None else _scanned(texts, numbers, place, image_id, scan)
+    if scanned is not None:
+        return scanned
     documents = _documents_of(source, numbers, place.extension, texts)
     values = [
         _objects_at(source, id, place, document) for id, document in zip(numbers, documents, strict=True)
@@ -115,6 +141,24 @@ def read_objects(
                 part._replace(image_id=number) if is_there else place.error(source, numbers[row], reason)
             )
     return values
+
+
+def _scanned(
+    texts: Sequence[bytes | None], ids: list[int], place: Place, image_id: str | None, scan: Scan
+) -> list[Any] | None:
+    """Return the values of samples as the operator reads them; None if Python must read them."""
+    given = [text for text in texts if text is not None and len(text) <= MOST_BYTES]
+    if len(given) < max(2, len(texts)):  # of a single sample it would save nothing
+        return None
+    from ..ops.annotations import scan_objects  # here, because it loads the operators
+
+    path = place.path.split(".") if place.path else []
+    scanned = scan_objects(given, path, scan.fields, image_id)
+    values = None if scanned is None else scan.values(scanned)
+    if scanned is None or values is None:
+        return None
+    numbers = ids if image_id is None else scanned.image_ids.tolist()
+    return [value._replace(image_id=number) for value, number in zip(values, numbers, strict=True)]
 
 
 def _documents_of(source: Source, ids: list[int], extension: str, texts: list[bytes | None]) -> list[Any]:
@@ -195,6 +239,16 @@ def numbers_of(place: Place, objects: list[Any], name: str, width: int) -> Float
                 "numbers"
             )
     raise FieldError(f"fields {name!r} are not numbers")
+
+
+def labels_of_values(values: Sequence[Any], table: dict[Any, int] | None) -> list[int] | None:
+    """Return the labels of these values of a field; None if one of them is none, see ``labels_of``."""
+    if table is None:
+        is_label = {*map(type, values)} <= {int} and min(values, default=0) >= 0
+        return [*values] if is_label else None
+    labels = [table.get(value) if type(value) in (int, str) else None for value in values]
+    found = [label for label in labels if label is not None]
+    return found if len(found) == len(labels) else None
 
 
 def labels_of(place: Place, objects: list[Any], name: str | None, table: dict[Any, int] | None) -> Int64:

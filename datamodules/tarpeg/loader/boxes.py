@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import NoneType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from ..errors import similar, warn
+from ..ops.scanned import Scanned
 from ..sampling.geometry import Bool, Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards.source import Source
@@ -17,10 +19,12 @@ from .annotations import (
     FAR,
     FieldError,
     Place,
+    Scan,
     as_json,
     is_finite,
     joined,
     labels_of,
+    labels_of_values,
     numbers_of,
     read_objects,
     slices_of,
@@ -144,7 +148,7 @@ class Boxes:
 
     def read(self, source: Source, ids: Int64) -> list[Any]:
         """Read and check the objects of some samples; see ``Target.read``."""
-        return read_objects(source, np.asarray(ids), self._place, self.image_id, self._parse)
+        return read_objects(source, np.asarray(ids), self._place, self.image_id, self._parse, self._scan)
 
     def misfits(self, values: Sequence[Objects], sizes: Int32) -> list[str]:
         """Return a text for each image with a box that lies outside it, "" for the others."""
@@ -225,15 +229,57 @@ class Boxes:
         """Return the dict of one image; see ``Target.move``."""
         return dicts_of(dropped([self.move_all([value], view)]), 1)[0]
 
+    @cached_property
+    def _scan(self) -> Scan:
+        label = [] if self.label is None else [self.label]
+        return Scan((self.box, self.area, self.iscrowd, *label), self._scanned)
+
+    def _scanned(self, scanned: Scanned) -> list[Objects] | None:
+        """Return the values of samples as ``_parse``; None for what that must look at."""
+        numbers, areas, crowds = scanned.lists(0, 4), scanned.values(1), scanned.values(2)
+        labels: list[int] | None = [1] * len(scanned.cells)
+        if self.label is not None:
+            values = scanned.values(3)
+            labels = None if values is None else labels_of_values(values, self._table)
+        if numbers is None or areas is None or crowds is None or labels is None:
+            return None
+        boxes = self._corners(numbers)
+        sides = boxes[:, 2:] - boxes[:, :2]
+        is_right = (sides > 0).all() and (np.abs(boxes) <= FAR).all()
+        are_shares = len(boxes) and boxes.max() <= 1 and (boxes % 1).any()
+        are_areas = {*map(type, areas)} <= {int, float, NoneType}
+        if not is_right or are_shares or not are_areas or not {*crowds} <= {0, 1, None}:
+            return None
+        given = np.array(areas, np.float64)  # NaN for those without
+        if (given < 0).any():
+            return None
+        area = np.where(np.isnan(given), sides.prod(axis=1), given)
+        iscrowd = np.array([int(each or 0) for each in crowds], np.int64)
+        return self._split(scanned.counts.tolist(), boxes, np.array(labels, np.int64), area, iscrowd)
+
+    @staticmethod
+    def _split(
+        counts: list[int], boxes: Float64, labels: Int64, area: Float64, iscrowd: Int64
+    ) -> list[Objects]:
+        """Return the objects of each image, with the image_id 0."""
+        return [
+            Objects(boxes[rows], labels[rows], area[rows], iscrowd[rows], 0) for rows in slices_of(counts)
+        ]
+
+    def _corners(self, numbers: Float64) -> Float64:
+        """Return the numbers of boxes as (x1, y1, x2, y2)."""
+        corner, other = numbers[:, :2], numbers[:, 2:]
+        if self._order == "XYWH":
+            return np.concatenate([corner, corner + other], axis=1)
+        if self._order == "CXCYWH":
+            half = other / 2
+            return np.concatenate([corner - half, corner + half], axis=1)
+        return numbers
+
     def _parse(self, found: list[Any]) -> list[Objects]:
         """Return the values of samples from the lists of their objects, with the image_id 0."""
         objects, place = [each for part in found for each in part], self._place
-        boxes = numbers_of(place, objects, self.box, 4)
-        if self._order == "XYWH":
-            boxes[:, 2:] += boxes[:, :2]
-        elif self._order == "CXCYWH":
-            half = boxes[:, 2:] / 2
-            boxes = np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
+        boxes = self._corners(numbers_of(place, objects, self.box, 4))
         sides = boxes[:, 2:] - boxes[:, :2]
         wrong = (sides <= 0).any(axis=1) | (np.abs(boxes) > FAR).any(axis=1)
         if wrong.any():
@@ -256,10 +302,7 @@ class Boxes:
                 area[number] = self._area(number, each[self.area])
             if self.iscrowd in each:
                 iscrowd[number] = self._is_crowd(number, each[self.iscrowd])
-        return [
-            Objects(boxes[rows], labels[rows], area[rows], iscrowd[rows], 0)
-            for rows in slices_of(map(len, found))
-        ]
+        return self._split([*map(len, found)], boxes, labels, area, iscrowd)
 
     def _area(self, number: int, value: Any) -> float:
         if not is_finite(value) or value < 0:

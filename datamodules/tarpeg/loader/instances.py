@@ -13,10 +13,10 @@ from ..errors import check_integer, similar
 from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards.source import Source
-from .annotations import FieldError, Place, joined, read_objects
+from .annotations import FieldError, Place, Scan, joined, read_objects
 from .covering import Cover
 from .masks import MODES, warped
-from .outlines import Outlines, chosen_outlines, outline_bounds, outlines_of
+from .outlines import Outlines, chosen_outlines, outline_bounds, outlines_of, outlines_of_scanned
 from .targets import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images, unpacked
 
 _MOST_PIXELS = 1 << 30
@@ -89,7 +89,8 @@ class InstanceMasks:
 
     def read(self, source: Source, ids: Int64) -> list[Any]:
         """Read and check the outlines of some samples; see ``Target.read``."""
-        return read_objects(source, np.asarray(ids), self._place, self.image_id, self._parse)
+        scan = Scan((self.outline,), outlines_of_scanned)
+        return read_objects(source, np.asarray(ids), self._place, self.image_id, self._parse, scan)
 
     def misfits(self, values: Sequence[Outlines], sizes: Int32) -> list[str]:
         """Return a text for each image with run lengths of another size, "" for the others."""

@@ -10,10 +10,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from ..errors import check_integer
+from ..ops.scanned import Scanned
 from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards.source import Source
-from .annotations import FAR, FieldError, Place, as_json, is_finite, joined, read_objects, slices_of
+from .annotations import FAR, FieldError, Place, Scan, as_json, is_finite, joined, read_objects, slices_of
 from .covering import Cover
 from .targets import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
 
@@ -116,7 +117,8 @@ class Keypoints:
 
     def read(self, source: Source, ids: Int64) -> list[Any]:
         """Read and check the points of some samples; see ``Target.read``."""
-        return read_objects(source, np.asarray(ids), self._place, self.image_id, self._parse)
+        scan = Scan((self.points,), self._scanned)
+        return read_objects(source, np.asarray(ids), self._place, self.image_id, self._parse, scan)
 
     def misfits(self, values: Sequence[Points], sizes: Int32) -> list[str]:
         """Return a text for each image with a labelled point outside it, "" for the others."""
@@ -185,6 +187,16 @@ class Keypoints:
     def move(self, value: Points, view: View) -> dict[str, Any]:
         """Return the dict of one image; see ``Target.move``."""
         return dicts_of(dropped([self.move_all([value], view)]), 1)[0]
+
+    def _scanned(self, scanned: Scanned) -> list[Points] | None:
+        """Return the values of samples as ``_parse``; None for what that must look at."""
+        numbers = scanned.lists(0, 3 * self.count)
+        if numbers is None:
+            return None
+        points = numbers.reshape(-1, self.count, 3)
+        if (np.abs(points) > FAR).any() or not np.isin(points[..., 2], (0, 1, 2)).all():
+            return None
+        return [Points(points[rows], 0) for rows in slices_of(scanned.counts.tolist())]
 
     def _parse(self, found: list[Any]) -> list[Points]:
         """Return the values of samples from the lists of their objects, with the image_id 0."""

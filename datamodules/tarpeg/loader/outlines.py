@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..ops.scanned import Kind, Scanned
 from ..sampling.rng import Float64, Int64
 from .annotations import FAR, FieldError, as_json, is_finite, joined
 
@@ -74,7 +75,56 @@ def outlines_of(field: Callable[[int], str], values: Sequence[Any], counts: Sequ
     parts = np.array(lengths, np.int64).reshape(-1, 2)
     points = _points_of(field, values, polygons)
     _check_lengths(field, points, parts[:, 0], objects)
-    toggles = joined(runs, (0,)).astype(np.int64, copy=False)
+    return _split(points, joined(runs, (0,)), parts, objects, sizes, counts)
+
+
+def outlines_of_scanned(scanned: Scanned) -> list[Outlines] | None:
+    """Return the outlines of images, with the image_id 0; None if ``outlines_of`` must look at them.
+
+    Args:
+        scanned: The outlines, and nothing else.
+    """
+    cells, numbers, lengths = scanned.cells[:, 0], scanned.numbers, scanned.lengths
+    are_polygons = cells[:, 0] == Kind.LISTS
+    if not (are_polygons | (cells[:, 0] == Kind.RUNS)).all() or (lengths < 6).any() or (lengths % 2).any():
+        return None
+    objects = np.where(are_polygons, cells[:, 3], 1)
+    sizes = np.zeros((len(cells), 2), np.int64)
+    runs, of_points = [], np.ones(len(numbers), np.bool_)
+    for number in np.flatnonzero(~are_polygons).tolist():
+        _, size, begin, end, is_text = cells[number].tolist()
+        of_points[size : size + 2] = False
+        if is_text:
+            counts = _uncompressed(scanned.content[begin:end])
+        else:
+            of_points[begin : begin + end] = False
+            counts = numbers[begin : begin + end].astype(np.int64)
+        height, width = sizes[number] = numbers[size : size + 2].astype(np.int64)
+        is_right = counts is not None and counts.min(initial=0) >= 0 and counts.max(initial=0) <= 1 << 40
+        if counts is None or not is_right or not 0 < min(height, width) <= max(height, width) <= FAR:
+            return None
+        if counts.sum() != height * width:
+            return None
+        runs.append(np.cumsum(counts)[:-1])
+    points = numbers[of_points].reshape(-1, 2)
+    parts = np.zeros((int(objects.sum()), 2), np.int64)
+    are_points = np.repeat(are_polygons, objects)
+    parts[are_points, 0] = lengths // 2
+    parts[~are_points, 1] = [len(each) for each in runs]
+    if (np.abs(points) > FAR).any():
+        return None
+    try:
+        _check_lengths(str, points, parts[:, 0], objects)
+    except FieldError:
+        return None
+    return _split(points, joined(runs, (0,)), parts, objects, sizes, scanned.counts)
+
+
+def _split(
+    points: Float64, toggles: Int64, parts: Int64, objects: Int64, sizes: Int64, counts: Sequence[int] | Int64
+) -> list[Outlines]:
+    """Return the outlines of each image, with the image_id 0, from those of all."""
+    toggles = toggles.astype(np.int64, copy=False)
     of_images = _ends(np.asarray(counts, np.int64))
     of_parts = _ends(objects)[of_images]
     of_points, of_toggles = _ends(parts[:, 0])[of_parts], _ends(parts[:, 1])[of_parts]
