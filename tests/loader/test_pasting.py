@@ -82,6 +82,23 @@ def test_images_and_targets_are_those_pasted_by_hand(options):
     assert checked > 15 and hidden
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_floats_are_pasted_normalised(dtype):
+    source, images = Pictures(), {}
+    for kind in (torch.uint8, dtype):
+        pixels = None
+        if kind == dtype:
+            augment = Augment((0.4, 0.5, 0.6), (0.2, 0.3, 0.1), dtype=dtype)
+            pixels = tarpeg.loader.augmenting.pixels_of(augment, True, 1)
+        split = Split(source, CopyPaste(JITTER, p=0.8), flip=0.5, targets=TARGETS)
+        images[kind] = next(iter(load(None, split=split, batch_size=11, pixels=pixels, **HERE))).image
+    mean, std = (torch.tensor(each)[:, None, None] for each in ((0.4, 0.5, 0.6), (0.2, 0.3, 0.1)))
+    wanted = (images[torch.uint8] / 255 - mean) / std
+    assert images[dtype].dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(images[dtype].float(), wanted, rtol=tolerance, atol=tolerance)
+
+
 def test_images_without_a_paste_are_those_of_the_crop():
     source = Pictures()
     plain = load(None, split=Split(source, JITTER, flip=0.5, targets=TARGETS), **HERE)

@@ -137,8 +137,13 @@ def paste(images: Tensor, others: Tensor, pastes: Pastes) -> None:
             continue
         top, left, height, width = places[part].tolist()
         rows, columns = slice(top, top + height), slice(left, left + width)
-        image, mask = images[int(batch_rows[part])][:, rows, columns], pastes.masks[part][rows, columns]
-        image.copy_(where(from_numpy(mask), other[:, rows, columns], image))
+        # Channels and columns as one axis: loops over three channels alone would be slow.
+        mask = np.repeat(pastes.masks[part][rows, columns], images.shape[1], axis=1)
+        image, pasted = (
+            each[:, rows, columns].movedim(0, -1).view(height, -1)
+            for each in (images[int(batch_rows[part])], other)
+        )
+        image.copy_(where(from_numpy(mask), pasted, image))
 
 
 def _stacked(view: View, other: View) -> View:
