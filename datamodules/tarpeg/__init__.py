@@ -76,9 +76,11 @@ if TYPE_CHECKING:
     from .loader.boxes import Boxes as Boxes
     from .loader.config import LoaderConfig as LoaderConfig
     from .loader.dataset import Dataset as Dataset
+    from .loader.instance_map import InstanceMap as InstanceMap
     from .loader.instances import InstanceMasks as InstanceMasks
     from .loader.keypoints import Keypoints as Keypoints
     from .loader.loader import Loader as Loader
+    from .loader.maps import FloatMap as FloatMap
     from .loader.masks import Masks as Masks
     from .loader.mixture import (
         Mixture as Mixture,
@@ -115,6 +117,7 @@ if TYPE_CHECKING:
         RandomShortestSize as RandomShortestSize,
         ScaleJitter as ScaleJitter,
     )
+    from .sampling.paste import CopyPaste as CopyPaste
     from .sampling.sampler import Blocks as Blocks
     from .shards.folder import Folder as Folder
     from .shards.label import Label as Label
@@ -154,12 +157,14 @@ _NAMES = {
     "loader.boxes": "Boxes",
     "loader.config": "LoaderConfig",
     "loader.dataset": "Dataset",
+    "loader.instance_map": "InstanceMap",
     "loader.instances": "InstanceMasks",
     "loader.keypoints": "Keypoints",
     "loader.loader": "Loader",
     "loader.mixture": "Mixture MixtureLoader",
     "loader.padding": "PadMask",
     "loader.preprocessing": "Preprocessing preprocessing",
+    "loader.maps": "FloatMap",
     "loader.masks": "Masks",
     "loader.split": "Split",
     "loader.targets": "Target",
@@ -172,6 +177,7 @@ _NAMES = {
     "sampling.buckets": "AspectBuckets",
     "sampling.iou_crop": "RandomIoUCrop",
     "sampling.mosaic": "Mosaic",
+    "sampling.paste": "CopyPaste",
     "sampling.padded": "LetterBox RandomShortestSize ScaleJitter",
     "sampling.sampler": "Blocks",
     "shards.folder": "Folder",

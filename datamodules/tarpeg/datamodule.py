@@ -598,11 +598,11 @@ def _in_order(split: Split) -> Split:
 
 
 def _epoch_of_a_restart(trainer: lightning.Trainer, sampler: EpochCounter, epoch: int) -> int:
-    """Return the epoch that begins in place of ``epoch``, in which Lightning restarts if ``max_steps`` is set.
+    """Return the epoch that begins; Lightning has chosen ``epoch`` for a restart.
 
-    Lightning 2.6.6 restarts such a run within an epoch that has finished (``_FitLoop.restarting``), which then
-    has no batches; and counts one as finished in which ``max_steps`` ended the run before. These attributes
-    are private: nothing is changed in a version without them.
+    If ``max_steps`` is set, Lightning 2.6.6 restarts within an epoch that has finished, which then has no
+    batches (``_FitLoop.restarting``); and it counts an epoch as finished in which ``max_steps`` ended the run
+    before. These attributes are private: nothing is changed in a version without them.
     """
     loop = trainer.fit_loop
     progress = getattr(getattr(loop, "epoch_progress", None), "current", None)

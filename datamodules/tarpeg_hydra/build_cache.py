@@ -37,6 +37,7 @@ def build(cfg: DictConfig) -> list[str]:
     layout = Layout(**{name: settings[name] for name in Layout.__dataclass_fields__})
     options = {"codec": instantiate(cfg.codec), "layout": layout}
     options |= {name: settings[name] for name in ("masks", "max_bad", "replace")}
+    options["targets"] = instantiate(cfg.targets, _convert_="all")
     with open_executor(cfg) as executor, progress_bar() as show:
         report = build_cache(settings["source"], cfg.dest, executor=executor, progress=show, **options)
     return summarise_build(report, cfg.measure)

@@ -10,8 +10,9 @@ import pytest
 import tarpeg
 from helpers import crafted, pictures
 from helpers.small_caches import make_cache
-from helpers.small_tars import cache_home as cache_home, plain
-from tarpeg.cache.report import summarise_check
+from helpers.small_tars import cache_home as cache_home, plain, write_tar
+from tarpeg.cache import targets as cache_targets
+from tarpeg.cache.report import summarise_build, summarise_check
 from tarpeg.cache.verify import Problem, verify_cache
 
 
@@ -175,7 +176,8 @@ def test_no_finished_cache(tmp_path):
         verify_cache(tmp_path)
 
 
-def test_broken_targets_are_listed_and_no_problem_of_the_cache(tmp_path):
+def with_boxes():
+    """Members of four samples: one with good boxes, and three that are broken in one way each."""
     box = {"bbox": [1, 2, 30, 20], "category_id": 1}
     given = [[box], [box, {**box, "bbox": [1, 2, 0, 20]}], [{**box, "bbox": [500, 2, 30, 20]}], None]
     members = []
@@ -183,6 +185,11 @@ def test_broken_targets_are_listed_and_no_problem_of_the_cache(tmp_path):
         members.append((f"k{number}.jpg", jpeg(number)))
         if objects is not None:
             members.append((f"k{number}.json", json.dumps({"objects": objects}).encode()))
+    return members
+
+
+def test_broken_targets_are_listed_and_no_problem_of_the_cache(tmp_path):
+    members = with_boxes()
     cache = make_cache(tmp_path / "cache", {"train-0": members})
     boxes = tarpeg.Boxes("json:objects")
     for targets in (boxes, [boxes], {"boxes": boxes}):
@@ -196,3 +203,31 @@ def test_broken_targets_are_listed_and_no_problem_of_the_cache(tmp_path):
     lines = summarise_check(report)
     assert "broken" in lines[0] and lines[0].endswith(": 3") and "objects.1.bbox" in lines[1]
     assert not verify_cache(cache, 0).broken_targets
+
+
+@pytest.mark.parametrize("executor", [0, 2])
+def test_a_build_counts_broken_targets_also_of_shards_that_are_there(tmp_path, executor):
+    """The same shards with targets and without, and the same report from the second build on."""
+    members = with_boxes()
+    (tmp_path / "source").mkdir()
+    for name, part in (("b", members[4:]), ("a", members[:4])):
+        write_tar(tmp_path / "source" / f"{name}.tar", part)
+    source, boxes = str(tmp_path / "source"), tarpeg.Boxes("json:objects")
+    kept = tarpeg.build_cache(source, tmp_path / "plain", executor=0)
+    assert not kept.broken_targets and cache_targets.BROKEN_TARGET not in kept.findings
+    reports = [
+        tarpeg.build_cache(source, tmp_path / dest, executor=executor, targets=targets)
+        for dest, targets in (("plain", boxes), ("cache", [boxes, boxes]), ("cache", {"boxes": boxes}))
+    ]
+    assert [report.built for report in reports] == [0, 2, 0]
+    for report in reports:
+        found = [(each.shard, each.key) for each in report.broken_targets]
+        assert [*dict.fromkeys(found)] == [("a.tar", "k1"), ("b.tar", "k2"), ("b.tar", "k3")]
+        finding = report.findings[cache_targets.BROKEN_TARGET]
+        assert (finding.samples, finding.shard, finding.key) == (3, "a.tar", "k1")
+        assert "objects.1.bbox" in finding.content and report.samples == 4
+        (line,) = [line for line in summarise_build(report) if cache_targets.BROKEN_TARGET in line]
+        assert ": 3 of 4, the first is key 'k1' of a.tar: member 'json', field 'objects.1.bbox'" in line
+    for name in ("a.tar", "b.tar", "manifest.json"):
+        plain_one, other = (tmp_path / dest / name for dest in ("plain", "cache"))
+        assert plain_one.read_bytes() == other.read_bytes()

@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .. import __version__
 from ..errors import CacheError, allowed_bad, explains_arguments
@@ -41,6 +41,7 @@ from .state import (
     start_build,
     withdraw_build,
 )
+from .targets import BROKEN_TARGET, Problem, broken_targets
 
 _FORMAT = 1  # to be raised if the same source and parameters give other shards
 _BYTES_PER_PROCESS = 32 << 20  # takes about as long as the start of a process, which imports torch
@@ -93,6 +94,8 @@ class CacheReport:
         converted: Files that became JPEGs, by format, in the shards that this build wrote.
         is_split: False for a folder without ``train`` and ``val``.
         codec: Name of the codec's class.
+        broken_targets: With ``targets=``, those that training replaces, with the image; each has ``shard``,
+            that of the cache, ``key`` and ``what``. ``findings`` has their number and the first.
 
     Example:
         >>> report = tarpeg.build_cache(shards, tmp, executor=0)
@@ -119,6 +122,7 @@ class CacheReport:
     converted: dict[str, int] = field(default_factory=dict)
     is_split: bool = True
     codec: str = "Tiled"
+    broken_targets: tuple[Problem, ...] = ()
 
 
 @explains_arguments(
@@ -133,6 +137,7 @@ def build_cache(
     *,
     layout: Layout | None = None,
     masks: str | Sequence[str] | None = None,
+    targets: Any = None,
     max_bad: float = 0.01,
     replace: bool = False,
     progress: Callable[[Progress], object] | None = None,
@@ -157,6 +162,10 @@ def build_cache(
             written again in bands of rows, of which ``Masks`` decodes those under the crop. Other programs
             read them as before, with the same pixels. By default all members but the image stay as they are,
             byte for byte.
+        targets: Targets as of ``Split``, such as ``tarpeg.Boxes("json:objects")``, or a list or dict of
+            these: when all shards are there, they are read as training reads them, also from shards of an
+            earlier build, and those that are broken or do not fit their image are counted and listed in the
+            report. None is left out. The shards do not depend on it.
         max_bad: Largest fraction of undecodable samples, 0 to 1 (ten are allowed, unless it is 0). They are
             left out and listed in the manifest.
         replace: Replace a cache of another source or codec in ``dest``, or of this source and others.
@@ -205,6 +214,12 @@ def build_cache(
             manifest = builder.build(executor)
     except OSError as error:
         raise CacheError(f"cannot write to {folder}: {error}. Finished shards are kept.") from error
+    broken = _broken_targets(folder, manifest, targets, executor)
+    findings = builder.findings | _joined_findings(manifest.shards)
+    if broken:
+        first = broken[0]
+        count = len({(each.shard, each.key) for each in broken})
+        findings[BROKEN_TARGET] = Finding(count, first.shard, first.key, first.what)
     return CacheReport(
         dest=folder,
         shards=len(manifest.shards),
@@ -218,12 +233,29 @@ def build_cache(
         seconds=time.monotonic() - started,
         example=builder.example,
         left_out=listing.left_out(),
-        findings=builder.findings | _joined_findings(manifest.shards),
+        findings=findings,
         classes=builder.classes,
         converted=summed(result.converted for result in builder.results.values()),
         is_split=listing.is_split(),
         codec=manifest.codec["name"],
+        broken_targets=broken,
     )
+
+
+def _broken_targets(
+    folder: Path, manifest: Manifest, targets: Any, executor: Executor | int | None
+) -> tuple[Problem, ...]:
+    """Return the broken targets of all shards, in their order."""
+    if targets is None:
+        return ()
+    if executor is None and manifest.bytes < _BYTES_PER_PROCESS:
+        executor = 0
+    names, found = [entry.name for entry in manifest.shards], dict[str, list[Problem]]()
+    with open_executor(executor, len(names)) as pool:
+        calls = ((str(folder), name, targets) for name in names)
+        for name, broken in completed(pool, broken_targets, calls, lambda: None):
+            found[name] = broken
+    return tuple(each for name in names for each in found[name])
 
 
 def _check_codec(codec: object) -> None:

@@ -6,14 +6,12 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from ..errors import CacheError, DecodeError, ShardError, Status
@@ -23,30 +21,16 @@ from ..processes import completed, open_executor
 from ..shards import pillow
 from ..shards.index import ShardIndex, build
 from ..shards.manifest import BUILDING, MANIFEST, ShardEntry, read_manifest
-from ..shards.mapped import Shards
 from ..shards.saved import SUFFIXES
 from ..shards.urls import local_folder
 from ..shards.wds_index import index_path, parse
 from .build import Progress
 from .codecs import row_index_fits
 from .masks import is_banded
+from .targets import Problem, broken_targets
 
 _SMALL = 200 << 20  # bytes that one process checks before others have started
-_AT_ONCE = 64  # samples whose targets are read together
 _LOCK = re.compile(r"\..*lock|\.lock")
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A problem of a shard, or of one sample if the key is not empty."""
-
-    shard: str
-    key: str
-    what: str
-
-    def __str__(self) -> str:
-        """Shard, key and problem."""
-        return f"shard {self.shard}{f', key {self.key!r}' if self.key else ''}: {self.what}"
 
 
 @dataclass(frozen=True)
@@ -175,29 +159,8 @@ def check_shard(
     problems = list(_problems(Path(dest), entry))
     broken: list[Problem] = []
     if targets is not None and not problems:
-        each = targets.values() if isinstance(targets, Mapping) else targets
-        kinds = each if isinstance(each, Iterable) else [each]
-        shards = Shards([Path(dest) / entry.name])
-        for begin in range(0, len(shards), _AT_ONCE):
-            ids = np.arange(begin, min(begin + _AT_ONCE, len(shards)))
-            for target in kinds:
-                broken += _broken_targets(entry.name, shards, ids, target)
+        _, broken = broken_targets(dest, entry.name, targets)
     return entry, problems, broken
-
-
-def _broken_targets(name: str, shards: Shards, ids: npt.NDArray[np.int64], target: Any) -> Iterator[Problem]:
-    from ..ops import decode
-
-    values, keys = target.read(shards, ids), shards.keys(ids)
-    reasons = [str(value) if isinstance(value, ShardError) else "" for value in values]
-    good = [row for row, reason in enumerate(reasons) if not reason]
-    if hasattr(target, "misfits"):
-        sizes = decode.image_sizes(shards.images(ids[good])).numpy()
-        for row, reason in zip(good, target.misfits([values[row] for row in good], sizes), strict=True):
-            reasons[row] = reason
-    for key, reason in zip(keys, reasons, strict=True):
-        if reason:
-            yield Problem(name, key, reason[reason.find("member ") if "member " in reason else 0 :])
 
 
 def _files(entry: ShardEntry) -> tuple[str, str]:

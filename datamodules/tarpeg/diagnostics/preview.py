@@ -342,7 +342,8 @@ def _cards(
             is_crop = not (pipeline.policies or pipeline.runs_python)
             shown = "crop" if is_crop else "after transform="
             pictures = [_fitted(_picture(None, images[row])), _fitted(_picture(modules[view], results[row]))]
-            if targets is not None and drawn and pipeline.moves_targets_in_python:  # by no known geometry
+            is_carried = pipeline.moves_targets_in_python  # by no known geometry
+            if targets is not None and drawn and (is_carried or request.views[view].is_pasted):
                 carried: Any = getattr(after, "targets", None)
                 found = (carried if len(before) == 1 else carried[view])[row]
                 pictures[0] = with_targets(pictures[0], found, images.shape[-2:])

@@ -95,7 +95,7 @@ def read_objects(
     place: Place,
     image_id: str | None,
     parse: Callable[[list[Any]], list[Any]],
-    scan: Scan,
+    scan: Scan | None = None,
 ) -> list[Any]:
     """Read the objects of samples: by an operator, or if one of them is broken or rare by Python's parser.
 
@@ -108,13 +108,13 @@ def read_objects(
         image_id: Field of the document with the number of the image; None: the number of the sample.
         parse: Returns the values of some samples, tuples with an ``image_id``, from the lists of their
             objects; raises FieldError, which has the number of the object if it is called with one sample.
-        scan: The same by an operator.
+        scan: The same by an operator; None: Python's parser reads all.
 
     Returns:
         Per sample, its value or a ShardError.
     """
     texts, numbers = source.members(ids, place.extension), ids.tolist()
-    scanned = _scanned(texts, numbers, place, image_id, scan)
+    scanned = None if scan is None else _scanned(texts, numbers, place, image_id, scan)
     if scanned is not None:
         return scanned
     documents = _documents_of(source, numbers, place.extension, texts)

@@ -270,7 +270,7 @@ class Decoded:
         """Return the state before anything is decoded."""
         return cls([], torch.zeros(count, dtype=torch.int32, device="cpu"))
 
-    def of_rows(self, rows: npt.NDArray[np.int32], samples: npt.NDArray[np.int64]) -> Decoded:
+    def of_rows(self, rows: npt.NDArray[np.int64], samples: npt.NDArray[np.int64]) -> Decoded:
         """Return what became of rows of several parts each: that of the first one that failed.
 
         Args:

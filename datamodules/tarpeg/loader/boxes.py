@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import NoneType
 from typing import Any, ClassVar, NamedTuple
@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import similar, warn
 from ..ops.scanned import Scanned
-from ..sampling.geometry import Int32, View
+from ..sampling.geometry import Bool, Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards.source import Source
 from .annotations import (
@@ -30,6 +30,7 @@ from .annotations import (
     slices_of,
     table_of,
 )
+from .covering import Cover
 from .targets import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
 
 _FORMATS = ("XYXY", "XYWH", "CXCYWH")
@@ -174,14 +175,11 @@ class Boxes:
         rows = np.repeat(np.arange(len(values)), counts)
         boxes, visible = view.rectangles(joined([value.boxes for value in values], (0, 4)), rows)
         scale = np.abs(np.linalg.det(view.matrices()[:, :2, :2]))
-        sides = boxes[:, 2:] - boxes[:, :2]
-        kept = (sides > 0).all(axis=1) & (sides >= self.min_size).all(axis=1)
-        kept &= (sides.prod(axis=1) >= self.min_area) & (visible >= self.min_visibility)
         area = joined([value.area for value in values], (0,)) * scale[rows] * visible
         return Fields(
             self._place,
             counts,
-            kept,
+            self._is_kept(boxes, visible),
             {
                 "boxes": boxes.astype(np.float32),
                 "labels": joined([value.labels for value in values], (0,)).astype(np.int64),
@@ -190,7 +188,38 @@ class Boxes:
             },
             fields_of_images([value.image_id for value in values], view),
             view.size,
+            visible=visible,
         )
+
+    def _is_kept(self, boxes: Float64, visible: Float64) -> Bool:
+        """Return which boxes of the result are not dropped, by the visible share of each: bool [N]."""
+        sides = boxes[:, 2:] - boxes[:, :2]
+        kept = (sides > 0).all(axis=1) & (sides >= self.min_size).all(axis=1)
+        kept &= (sides.prod(axis=1) >= self.min_area) & (visible >= self.min_visibility)
+        return np.asarray(kept)
+
+    def chosen(self, value: Objects, numbers: Int64) -> Objects:
+        """Return some of the boxes of an image; see ``ObjectTarget.chosen``."""
+        return Objects(
+            boxes=value.boxes[numbers],
+            labels=value.labels[numbers],
+            area=value.area[numbers],
+            iscrowd=value.iscrowd[numbers],
+            image_id=value.image_id,
+        )
+
+    def bounds(self, value: Objects) -> Float64:
+        """Return the boxes of one image, NaN for crowds; see ``ObjectTarget.bounds``."""
+        return np.where(value.iscrowd[:, None] == 1, np.nan, value.boxes)
+
+    def covered(self, part: Fields, cover: Cover) -> Fields:
+        """Return the boxes of what is left of covered objects; see ``ObjectTarget.covered``."""
+        fields, kept, numbers = dict(part.of_objects), part.kept.copy(), cover.numbers
+        assert part.visible is not None
+        fields["boxes"][numbers] = cover.bounds
+        fields["area"][numbers] *= cover.shares
+        kept[numbers] &= self._is_kept(cover.bounds, part.visible[numbers] * cover.shares)
+        return replace(part, of_objects=fields, kept=kept)
 
     def rectangles(self, value: Objects) -> Float64:
         """Return the boxes of one image: float64 [N, 4], (x1, y1, x2, y2) in pixels of the source."""

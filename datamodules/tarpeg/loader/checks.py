@@ -22,7 +22,9 @@ from ..shards.labels import Target, read_labels
 from ..shards.source import Source, where_of
 from .augmenting import contains_augment, modules_of, uncompiled
 from .carried import check_carried
+from .instance_map import InstanceMap
 from .instances import InstanceMasks
+from .maps import FloatMap
 from .masks import Masks
 from .split import Split
 from .targets import _named
@@ -31,6 +33,7 @@ log = logging.getLogger(__name__)
 
 # What torch's losses report about a label beyond the classes, on the CPU and on a GPU.
 _LABEL_REFUSED = re.compile(r"Target -?\d+ is out of bounds|device-side assert")
+_PIXELS = (Masks, InstanceMasks, InstanceMap, FloatMap)  # targets that are resized as images are
 _MOST_LABELS = 100_000  # that are read to explain it
 _TORCHVISION = "torchvision.transforms"
 # Its transforms without randomness, in v1 or v2. All others are refused, those of later versions too.
@@ -209,7 +212,10 @@ def _check_masks_follow(name: str, split: Split) -> None:
     if (
         split.targets is not None
         and any(crops)
-        and any(isinstance(each, (Masks, InstanceMasks)) for each in _named(split.targets).values())
+        and any(
+            isinstance(each, (Masks, InstanceMasks, InstanceMap, FloatMap))
+            for each in _named(split.targets).values()
+        )
     ):
         raise ValueError(
             f"{name} has targets= with Masks, crop={next(filter(None, crops))!r} and fidelity='exact', which "

@@ -30,6 +30,7 @@ from .targets import read_rectangles
 # sample's numbers are correlated.
 _CROP = 0
 _PARTNERS = 4  # 1 to 3 are taken
+_OBJECTS = 5
 
 Size = tuple[int, int]
 
@@ -110,8 +111,29 @@ class Drawing:
             if methods.boxes_among is not None:
                 views.append(self._view_among(request, number, methods, sizes, results[number]))
             else:
-                views.append(self._view(request, number, methods, sizes, results[number]))
+                uniforms = self.uniforms(request, number, methods.crop)
+                views.append(self._view(request.ids, uniforms, number, methods, sizes, results[number]))
         return views
+
+    def partners(self, request: Request, rows: Int64, ids: Int64, sizes: npt.NDArray[np.int32]) -> View:
+        """Draw the views of samples whose objects are pasted into some rows of a request.
+
+        Args:
+            request: Its crop is a ``CopyPaste``.
+            rows: int64 [D].
+            ids: int64 [D], the samples.
+            sizes: Of their images, int32 [D, 2].
+        """
+        crop: Any = self.crops(request.epoch)[0].crop
+        uniforms = crop.draws_of_partners(self.uniforms(request, 0, crop)[rows, 1:])
+        return self._view(ids, uniforms, 0, methods_of(crop.crop), sizes, pair(crop.size))
+
+    def object_keys(self, request: Request, row: int, count: int) -> rng.Float64:
+        """Draw a number for each of the objects that may be pasted into a row."""
+        first = 0 if request.occurrence is None else int(rng.first_draw(request.occurrence)[row])
+        ids = request.ids[row : row + 1]
+        keys: rng.Float64 = rng.uniforms(self.seed, request.epoch, ids, count, _OBJECTS, first)[0]
+        return keys
 
     def samples(self, request: Request) -> Int64:
         """Return the samples of each row, [B, n]: itself, and those that are drawn to be in its image too."""
@@ -134,21 +156,21 @@ class Drawing:
 
     def _view(
         self,
-        request: Request,
+        ids: Int64,
+        uniforms: rng.Float64,
         number: int,
         methods: CropMethods,
         sizes: npt.NDArray[np.int32],
         size: Size,
     ) -> View:
-        """Draw one view."""
+        """Return one view that these numbers draw."""
         crop, known = methods.crop, sizes[:, 0] > 0
-        uniforms = self.uniforms(request, number, crop)
-        if known.all():  # no copies
-            boxes = self._boxes(crop, sizes, uniforms[:, 1:], request.ids)
+        if known.all() and len(ids):  # no copies
+            boxes = self._boxes(crop, sizes, uniforms[:, 1:], ids)
         else:
             boxes = np.zeros((len(sizes), 4), np.int32)
             if known.any():
-                found = self._boxes(crop, sizes[known], uniforms[known, 1:], request.ids[known])
+                found = self._boxes(crop, sizes[known], uniforms[known, 1:], ids[known])
                 boxes = np.zeros((len(sizes), found.shape[1]), np.int32)
                 boxes[known] = found
         view = View(sizes.copy(), boxes, uniforms[:, 0] < self.split.pipelines[number].flip, size)

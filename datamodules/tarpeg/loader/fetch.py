@@ -58,6 +58,7 @@ from .config import OnError
 from .drawing import BoxError, Drawing, Size, pair
 from .outcomes import Outcomes
 from .parts import drawn_parts, first_parts
+from .pasting import drawn_pastes, paste
 from .python_steps import PythonSteps, is_for_pillow, may_carry
 from .resize_first import ResizeFirst, resizes_first
 from .split import Split
@@ -218,8 +219,11 @@ class Fetcher:
         self, request: Request, sizes: list[Size], out: Images | None = None, threads: int = 1
     ) -> tuple[list[View], Decoded]:
         """Make the images of each view: read, draw, decode, run the steps in Python."""
-        if self.drawing.crops(request.epoch)[0].parts is not None:
+        crop = self.drawing.crops(request.epoch)[0]
+        if crop.parts is not None:
             return self._images_of_parts(request, out, threads)
+        if crop.is_pasted is not None:
+            return self._images_with_pastes(request, out, threads)
         encoded = self.read(request)
         views = self.drawing.views(request, encoded.sizes, sizes)
         end_if_forked()  # a source and a crop may be the user's own
@@ -240,32 +244,105 @@ class Fetcher:
         samples, uniforms = self.drawing.samples(request), self.drawing.uniforms(request, 0, crop)
         files = self.shards.images(samples.ravel())
         known = image_sizes(files).numpy()
-        sizes = known.copy()
-        for number in np.flatnonzero(known[:, 0] == 0).tolist():
-            content, limit = files[number].numpy().tobytes(), self.max_pixels or pillow.MAX_PIXELS
-            sizes[number] = pillow.upright_size(content, limit)
+        sizes = self._all_sizes(files, known)
         flips = uniforms[:, 0] < self.split.pipelines[0].flip
         view, places, seen = drawn_parts(crop, samples, sizes, uniforms[:, 1:], flips, self.split.channels)
         request_of_parts = Request(request.epoch, samples.ravel()[seen])
         encoded = Encoded(request_of_parts, [files[number] for number in seen.tolist()], known[seen])
         end_if_forked()  # a source may be the user's own
-        if out is None or not self.split.is_decoded_only:
-            shape = self._shape_of([(self.split.channels, *view.size)], len(samples))
-            images = empty_images(by_size(shape)[0], self._crop_format.dtype)
-        else:
-            images = by_size(out)[0]
-        size, boxes, flips = view.size, view.boxes, view.flips
-        _, status = self.resize(size, encoded.files, boxes, flips, images, threads, places)
-        decoded, first = Decoded([images], status), first_parts(view)
-        for part in status.numpy().nonzero()[0].tolist():
-            row, alone = int(places[part, 0]), places[part : part + 1].copy()
-            alone[:, 0] = 0
-            draw = partial(self._resize_picture, view.parts().row(part), images[row : row + 1], alone)
-            self._decode_again(encoded, decoded, part, draw)
-        own = Encoded(request, [encoded.files[part] for part in first.tolist()], encoded.sizes[first])
-        views, decoded = [view], decoded.of_rows(places[:, 0], request_of_parts.ids)
-        self._run_python(own, views, decoded, out)
+        images = self._images_in(out, view.size, len(samples))
+        decoded = self._decode_parts(encoded, view, [images], places, threads)
+        return self._finished_parts(request, encoded, view, decoded, out)
+
+    def _images_with_pastes(
+        self, request: Request, out: Images | None, threads: int
+    ) -> tuple[list[View], Decoded]:
+        """Make images into which objects of other samples are pasted."""
+        drawing, count = self.drawing, len(request.ids)
+        crop: Any = drawing.crops(request.epoch)[0].crop
+        draws = drawing.uniforms(request, 0, crop)[:, 1:]
+        rows = np.flatnonzero(crop.is_pasted(draws))
+        ids = np.concatenate([request.ids, drawing.samples(request)[rows, 1]])
+        files = self.shards.images(ids)
+        known = image_sizes(files).numpy()
+        sizes = self._all_sizes(files, known)
+        pastes = drawn_pastes(
+            crop,
+            drawing.views(request, sizes[:count])[0],
+            drawing.partners(request, rows, ids[count:], sizes[count:]),
+            rows,
+            ids,
+            self.split.targets,
+            self.shards,
+            draws,
+            partial(drawing.object_keys, request),
+            threads,
+        )
+        end_if_forked()  # a source, a crop or a target may be the user's own
+        view, seen, behind = pastes.view, pastes.samples, pastes.behind
+        request_of_parts = Request(request.epoch, ids[seen])
+        encoded = Encoded(request_of_parts, [files[number] for number in seen.tolist()], known[seen])
+        images = self._images_in(out, view.size, count)
+        # Of this memory only what lies under the chosen objects is touched.
+        others = empty_images((len(behind), *images.shape[1:]), images.dtype)
+        places: Any = self._places([view], [0], request.epoch)
+        places[:, 0] = view.batch_rows
+        places[behind, 0] = count + np.arange(len(behind))
+        places[behind, 1:5], places[behind, 5:7] = places[behind, 5:9], 0
+        decoded = self._decode_parts(encoded, view, [images, others], places, threads)
+        paste(images, others, pastes)
+        views, decoded = self._finished_parts(request, encoded, view, decoded, out)
+        decoded.values = pastes.values
         return views, decoded
+
+    def _all_sizes(self, files: Sequence[Tensor], known: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Return sizes of images with those that Pillow decodes; (0, 0) for one that it does not either."""
+        sizes = known.copy()
+        for number in np.flatnonzero(known[:, 0] == 0).tolist():
+            content, limit = files[number].numpy().tobytes(), self.max_pixels or pillow.MAX_PIXELS
+            sizes[number] = pillow.upright_size(content, limit)
+        return sizes
+
+    def _images_in(self, out: Images | None, size: Size, count: int) -> Tensor:
+        """Return the memory of the images that the decoder writes: ``out``, or its own."""
+        if out is not None and self.split.is_decoded_only:
+            images: Tensor = by_size(out)[0]
+            return images
+        shape = self._shape_of([(self.split.channels, *size)], count)
+        return empty_images(by_size(shape)[0], self._crop_format.dtype)
+
+    def _decode_parts(
+        self,
+        encoded: Encoded,
+        view: View,
+        outs: list[Tensor],
+        places: npt.NDArray[np.int32],
+        threads: int,
+    ) -> Decoded:
+        """Decode the parts of images, each to its place, of which the first number counts all of ``outs``."""
+        _, status = self.resize(
+            view.size, encoded.files, view.boxes, view.flips, of_sizes(outs), threads, places
+        )
+        decoded = Decoded(outs[:1], status)
+        for part in status.numpy().nonzero()[0].tolist():
+            number, alone = int(places[part, 0]), places[part : part + 1].copy()
+            alone[:, 0] = 0
+            out, place = (outs[0], number) if number < len(outs[0]) else (outs[1], number - len(outs[0]))
+            image = out[place : place + 1]
+            draw = partial(self._resize_picture, view.parts().row(part), image, alone)
+            self._decode_again(encoded, decoded, part, draw)
+        return decoded
+
+    def _finished_parts(
+        self, request: Request, encoded: Encoded, view: View, decoded: Decoded, out: Images | None
+    ) -> tuple[list[View], Decoded]:
+        """Return what became of the rows of a request from what became of their parts."""
+        first, rows = first_parts(view), view.batch_rows
+        assert rows is not None
+        own = Encoded(request, [encoded.files[part] for part in first.tolist()], encoded.sizes[first])
+        views, whole = [view], decoded.of_rows(rows, encoded.request.ids)
+        self._run_python(own, views, whole, out)
+        return views, whole
 
     # 1. Read
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -12,11 +12,12 @@ import torch
 
 from ..errors import check_integer, similar
 from ..sampling.geometry import Int32, View
-from ..sampling.rng import Int64
+from ..sampling.rng import Float64, Int64
 from ..shards.source import Source
 from .annotations import FieldError, Place, Scan, joined, read_objects
+from .covering import Cover
 from .masks import MODES, warped
-from .outlines import Outlines, outlines_of, outlines_of_scanned
+from .outlines import Outlines, chosen_outlines, outline_bounds, outlines_of, outlines_of_scanned
 from .targets import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
 
 _MOST_PIXELS = 1 << 30
@@ -153,6 +154,20 @@ class InstanceMasks:
             view.size,
             bits={"masks": packed},
         )
+
+    def chosen(self, value: Outlines, numbers: Int64) -> Outlines:
+        """Return some of the outlines of an image; see ``ObjectTarget.chosen``."""
+        return chosen_outlines(value, numbers)
+
+    def bounds(self, value: Outlines) -> Float64:
+        """Return the bounds of the outlines of one image; see ``ObjectTarget.bounds``."""
+        return outline_bounds(value)
+
+    def covered(self, part: Fields, cover: Cover) -> Fields:
+        """Drop objects of which too little is left; see ``ObjectTarget.covered``."""
+        kept = part.kept.copy()
+        kept[cover.numbers] &= cover.pixels >= max(self.min_pixels, 1)
+        return replace(part, kept=kept)
 
     def move(self, value: Outlines, view: View) -> dict[str, Any]:
         """Return the dict of one image; see ``Target.move``."""

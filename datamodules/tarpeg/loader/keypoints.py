@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,6 +15,7 @@ from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards.source import Source
 from .annotations import FAR, FieldError, Place, Scan, as_json, is_finite, joined, read_objects, slices_of
+from .covering import Cover
 from .targets import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
 
 _COCO_PAIRS = tuple((left, left + 1) for left in range(1, 17, 2))
@@ -159,6 +160,29 @@ class Keypoints:
             fields_of_images([value.image_id for value in values], view),
             view.size,
         )
+
+    def chosen(self, value: Points, numbers: Int64) -> Points:
+        """Return the points of some objects of an image; see ``ObjectTarget.chosen``."""
+        return value._replace(points=value.points[numbers])
+
+    def bounds(self, value: Points) -> Float64:
+        """Return the bounds of the labelled points of each object; see ``ObjectTarget.bounds``."""
+        places, is_labelled = value.points[..., :2], value.points[..., 2:] > 0
+        low = np.where(is_labelled, places, np.inf).min(axis=1)
+        return np.concatenate([low, np.where(is_labelled, places, -np.inf).max(axis=1)], axis=1)
+
+    def covered(self, part: Fields, cover: Cover) -> Fields:
+        """Make points hidden that are covered, visibility 1; see ``ObjectTarget.covered``."""
+        fields, ends = dict(part.of_objects), np.concatenate([[0], np.cumsum(part.counts)])
+        height, width = part.canvas
+        for number, mask in cover.masks.items():
+            points = fields["keypoints"][ends[number] : ends[number + 1]]
+            x, y = (
+                np.floor(points[..., axis]).astype(np.int64).clip(0, most - 1)
+                for axis, most in ((0, width), (1, height))
+            )
+            points[..., 2][(points[..., 2] == 2) & mask[y, x]] = 1
+        return replace(part, of_objects=fields)
 
     def move(self, value: Points, view: View) -> dict[str, Any]:
         """Return the dict of one image; see ``Target.move``."""

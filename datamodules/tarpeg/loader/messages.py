@@ -71,6 +71,7 @@ class ViewMessage(TypedDict):
     places: bytes | None
     drops_by_centre: bool
     parts: tuple[bytes, bytes] | None
+    is_pasted: bool
 
 
 class ResultMessage(TypedDict):
@@ -149,6 +150,7 @@ def _view_message(view: View) -> ViewMessage:
         "places": None if places is None else places.tobytes(),
         "drops_by_centre": view.drops_by_centre,
         "parts": None if parts[0] is None or parts[1] is None else (parts[0].tobytes(), parts[1].tobytes()),
+        "is_pasted": view.is_pasted,
     }
 
 
@@ -164,6 +166,7 @@ def _view_of(message: ViewMessage) -> View:
         drops_by_centre=message["drops_by_centre"],
         batch_rows=None if parts is None else np.frombuffer(bytearray(parts[0]), np.int64),
         samples=None if parts is None else np.frombuffer(bytearray(parts[1]), np.int64),
+        is_pasted=message["is_pasted"],
     )
 
 

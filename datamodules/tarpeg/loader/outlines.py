@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..ops.scanned import Kind, Scanned
 from ..sampling.rng import Float64, Int64
@@ -135,6 +136,102 @@ def _split(
         Outlines(points[point], toggles[toggle], parts[part], objects[image], sizes[image], 0)
         for point, toggle, part, image in zip(*bounds, strict=True)
     ]
+
+
+def numbers_in(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the pixels of a picture as integers [H, W]; colours are red + 256 green + 65536 blue."""
+    if values.ndim == 2:
+        return values
+    return np.asarray(values.astype(np.int32) @ np.array([1, 1 << 8, 1 << 16], np.int32))
+
+
+def outlines_in(picture: npt.NDArray[Any], numbers: Int64 | None = None) -> tuple[Int64, Outlines]:
+    """Return the outlines of the objects in a picture with a number per object, with the image_id 0.
+
+    Args:
+        picture: Integers [H, W].
+        numbers: Numbers of the objects, in their order, int64 [N]; one that no pixel has gets an empty mask.
+            None: all in the picture, from the smallest.
+
+    Returns:
+        The numbers, and the outlines.
+    """
+    line = picture.T.ravel()
+    begin = np.concatenate([[0], np.flatnonzero(line[1:] != line[:-1]) + 1])
+    runs = np.stack([begin, [*begin[1:], len(line)]], axis=1)
+    values = line[begin].astype(np.int64)
+    order = np.argsort(values, kind="stable")
+    found, first, counts = np.unique(values[order], return_index=True, return_counts=True)
+    runs = runs[order]
+    if numbers is None:
+        numbers = found
+    places = np.searchsorted(found, numbers).clip(max=len(found) - 1)
+    lengths = np.where(found[places] == numbers, counts[places], 0)
+    chosen = np.repeat(first[places] - _ends(lengths)[:-1], lengths) + np.arange(lengths.sum())
+    outlines = Outlines(
+        points=np.zeros((0, 2)),
+        toggles=runs[chosen].ravel(),
+        parts=np.stack([np.zeros_like(lengths), 2 * lengths], axis=1),
+        objects=np.ones(len(numbers), np.int64),
+        sizes=np.tile(np.array(picture.shape, np.int64), (len(numbers), 1)),
+        image_id=0,
+    )
+    return numbers, outlines
+
+
+def chosen_outlines(value: Outlines, numbers: Int64) -> Outlines:
+    """Return the outlines of some objects, in the order of their numbers."""
+    parts = _members(value.objects, numbers)
+    return Outlines(
+        points=value.points[_members(value.parts[:, 0], parts)],
+        toggles=value.toggles[_members(value.parts[:, 1], parts)],
+        parts=value.parts[parts],
+        objects=value.objects[numbers],
+        sizes=value.sizes[numbers],
+        image_id=value.image_id,
+    )
+
+
+def outline_bounds(value: Outlines) -> Float64:
+    """Return the bounds of each object, float64 [N, 4], (x1, y1, x2, y2) in pixels.
+
+    (inf, inf, -inf, -inf) for one without pixels. Those of a polygon are those of its corners.
+    """
+    count = len(value.objects)
+    low, high = np.full((count, 2), np.inf), np.full((count, 2), -np.inf)
+    of_parts = np.repeat(np.arange(count), value.objects)
+    of_points = np.repeat(of_parts, value.parts[:, 0])
+    if len(of_points):
+        first = np.flatnonzero(np.diff(of_points, prepend=-1))
+        low[of_points[first]] = np.minimum.reduceat(value.points, first, axis=0)
+        high[of_points[first]] = np.maximum.reduceat(value.points, first, axis=0)
+    ends = _ends(value.parts[:, 1])
+    for part in np.flatnonzero(value.parts[:, 1]).tolist():
+        number = of_parts[part]
+        height, width = value.sizes[number].tolist()
+        toggles = value.toggles[ends[part] : ends[part + 1]]
+        begin, end = toggles[::2], toggles[1::2]
+        if len(end) < len(begin):
+            end = np.append(end, height * width)
+        is_there = end > begin
+        begin, last = begin[is_there], end[is_there] - 1
+        if not len(begin):
+            continue
+        left, right = begin // height, last // height
+        is_whole = bool((left < right).any())  # a run into another column passes its first and last row
+        top = 0 if is_whole else int((begin % height).min())
+        bottom = height if is_whole else int((last % height).max()) + 1
+        low[number] = np.minimum(low[number], (left.min(), top))
+        high[number] = np.maximum(high[number], (right.max() + 1, bottom))
+    return np.concatenate([low, high], axis=1)
+
+
+def _members(counts: Int64, numbers: Int64) -> Int64:
+    """Return the places of what belongs to some of the things that have so many each."""
+    ends, lengths = _ends(counts), counts[numbers]
+    offsets = np.repeat(ends[:-1][numbers] - _ends(lengths)[:-1], lengths)
+    places: Int64 = np.arange(len(offsets)) + offsets
+    return places
 
 
 def _ends(counts: Int64) -> Int64:

@@ -31,6 +31,7 @@ from ..transforms.plan import Plan, plan_of
 from ..transforms.torchvision import Transform, name_of, shown_step
 from .carried import carrier_of
 from .config import LoaderConfig
+from .pasting import check_pasted
 from .targets import check_targets, has_flat, have_rectangles, type_names
 
 # The names of ops.decode, which loads the native library.
@@ -312,7 +313,7 @@ class Split:
     @cached_property
     def has_parts(self) -> bool:
         """Whether images are made of several samples, in some epoch."""
-        return any(methods_of(crop).parts for crop in self._all_crops())
+        return any(methods_of(crop).partners for crop in self._all_crops())
 
     def _all_crops(self) -> list[Crop]:
         """Return the crops of all views in all epochs."""
@@ -425,7 +426,7 @@ class Split:
 
     def _check_parts(self) -> None:
         """Check a split whose images are made of several samples."""
-        crop = next(crop for crop in self._all_crops() if methods_of(crop).parts)
+        crop: Any = next(crop for crop in self._all_crops() if methods_of(crop).partners)
         if len(self.pipelines) > 1:
             raise ValueError(f"crop={crop!r} is for one view, not {len(self.pipelines)}")
         if self.runs_python:
@@ -433,6 +434,9 @@ class Split:
                 f"crop={crop!r} takes no steps of transform= in Python behind it: leave them out, or give "
                 "those that Augment or a policy has. split.plan() shows the steps"
             )
+        for each in self._all_crops():
+            if methods_of(each).is_pasted:
+                check_pasted(each, self.targets)
         if self.targets is None and self.target is not None:
             raise ValueError(
                 f"crop={crop!r} shows several samples, and target={self.target!r} is the label of one: give "

@@ -13,9 +13,10 @@ import torch
 
 from ..errors import ShardError
 from ..sampling.geometry import Bool, Int32, View
-from ..sampling.rng import Int64
+from ..sampling.rng import Float64, Int64
 from ..shards.labels import DATA_ERRORS
 from ..shards.source import Source, where_of
+from .covering import Cover, cover_of, cut
 from .lazy import LazyList
 from .marks import mark, mark_sample
 from .parts import first_parts
@@ -87,10 +88,11 @@ class Fields:
         of_objects: By name, arrays [N, ...].
         of_images: By name, arrays [B, ...].
         canvas: (height, width) of the results.
-        pictures: By name, uint8 [B, H, W]; a ``Stored`` once they are in the memory of the batch.
+        pictures: By name, uint8 or float32 [B, H, W]; a ``Stored`` once they are in the memory of the batch.
         dtype: Type of the pictures for the consumer.
         fill: Value of the pixels of pictures that are outside of their image.
         bits: By name, masks of objects, uint8 [N, bytes], a bit per pixel; stored as pictures are.
+        visible: float64 [N], share of each box that is visible; of boxes.
     """
 
     objects: Hashable
@@ -101,8 +103,9 @@ class Fields:
     canvas: tuple[int, int]
     pictures: dict[str, Any] = field(default_factory=dict)
     dtype: str = "uint8"
-    fill: int = 0
+    fill: float = 0
     bits: dict[str, Any] = field(default_factory=dict)
+    visible: npt.NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class Stored:
 
     Args:
         begin: First byte.
-        shape: [B, H, W], uint8.
+        shape: [B, H, bytes], uint8.
     """
 
     begin: int
@@ -151,6 +154,41 @@ class FlatTarget(Protocol):
 def is_flat(target: object) -> TypeIs[FlatTarget]:
     """Whether a target is moved for all rows at once."""
     return callable(getattr(target, "move_all", None))
+
+
+class ObjectTarget(Protocol):
+    """A target of objects, some of which may be pasted into another image.
+
+    A target whose fields have "masks" is where their pixels are.
+
+    Attributes:
+        objects: Where the objects are: targets of equal ones have the same.
+        fields: Names of what it adds to the dict of an image.
+    """
+
+    objects: str
+    fields: Sequence[str]
+
+    def chosen(self, value: Any, numbers: Int64) -> Any:
+        """Return the value of a sample with some of its objects alone."""
+        ...
+
+    def bounds(self, value: Any) -> Float64:
+        """Return what an object takes of its image.
+
+        float64 [N, 4], (x1, y1, x2, y2) in pixels of the source; NaN for one that may not be pasted, and
+        (inf, inf, -inf, -inf) for one that takes nothing.
+        """
+        ...
+
+    def covered(self, part: Fields, cover: Cover) -> Fields:
+        """Return what is left of the objects of all parts."""
+        ...
+
+
+def is_of_objects(target: object) -> TypeIs[ObjectTarget]:
+    """Whether its objects can be pasted."""
+    return callable(getattr(target, "covered", None))
 
 
 @dataclass
@@ -238,6 +276,7 @@ def _joined_fields(parts: Sequence[Fields]) -> Fields:
         of_objects=merged("of_objects"),
         of_images=merged("of_images"),
         pictures=merged("pictures"),
+        bits=merged("bits"),
     )
 
 
@@ -275,10 +314,15 @@ def dicts_of(fields: Sequence[Fields], count: int) -> list[dict[str, Any]]:
             for each, value in zip(found, values, strict=True):
                 each[name] = value
         for name, pictures in _pictures(part).items():
-            mask = _same if part.dtype == "bool" else _tv("Mask") or _same
+            mask = _same if part.dtype in ("bool", "float32") else _tv("Mask") or _same
             for each, picture in zip(found, pictures.unbind(0), strict=True):
                 each[name] = mask(picture)
     return found
+
+
+def unpacked(bits: npt.NDArray[np.uint8], canvas: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """Return masks of objects, uint8 [N, H, W], from their bits [N, bytes]."""
+    return _unpacked(bits, canvas).numpy()
 
 
 def _unpacked(bits: Any, canvas: tuple[int, int]) -> torch.Tensor:
@@ -289,8 +333,13 @@ def _unpacked(bits: Any, canvas: tuple[int, int]) -> torch.Tensor:
 
 
 def _pictures(part: Fields) -> dict[str, torch.Tensor]:
-    dtype = getattr(torch, part.dtype)
-    return {name: torch.as_tensor(each).to(dtype) for name, each in part.pictures.items()}
+    dtype, found = getattr(torch, part.dtype), {}
+    for name, each in part.pictures.items():
+        pictures = torch.as_tensor(each)
+        if dtype.is_floating_point and pictures.dtype == torch.uint8:  # from the memory of the batch
+            pictures = pictures.view(dtype)
+        found[name] = pictures.to(dtype)
+    return found
 
 
 def _same(value: Any) -> Any:
@@ -334,6 +383,7 @@ def dropped(parts: Sequence[Fields]) -> list[Fields]:
             of_objects = {name: array[mask] for name, array in part.of_objects.items()}
             bits = {name: array[mask] for name, array in part.bits.items()}
             part = replace(part, counts=counts, kept=mask[mask], of_objects=of_objects, bits=bits)
+        part.visible = None  # of all objects, and of no use from here on
         found.append(part)
     return found
 
@@ -449,7 +499,17 @@ def move_targets(
     """
     if view.samples is not None:
         each = [part for value in values for part in value]
-        return _joined(*move_targets(targets, each, view.parts(), source, view.samples), view)
+        parts, others = _moved(targets, each, view.parts(), source, view.samples)
+        if view.is_pasted:
+            parts = _covered(targets, parts, view)
+        return _joined(dropped(parts), others, view)
+    parts, others = _moved(targets, values, view, source, ids)
+    return dropped(parts), others
+
+
+def _moved(
+    targets: Targets, values: Sequence[Any], view: View, source: Source, ids: Int64
+) -> tuple[list[Fields], dict[str, list[Any]]]:
     parts: list[Fields] = []
     others: dict[str, list[Any]] = {}
     for name, target in _named(targets).items():
@@ -462,7 +522,7 @@ def move_targets(
                 raise
         else:
             others[name] = _move(target, column, view, source, ids)
-    return dropped(parts), others
+    return parts, others
 
 
 def picture_bytes(targets: Targets | None, sizes: Sequence[tuple[int, int]], count: int) -> int:
@@ -481,8 +541,9 @@ def store_pictures(moved: Sequence[Moved], memory: npt.NDArray[np.uint8], begin:
         for name, pictures in fields.items():
             begin = -(-begin // PICTURE_ALIGN) * PICTURE_ALIGN
             if begin + pictures.nbytes <= len(memory):
-                memory[begin : begin + pictures.nbytes] = pictures.reshape(-1)
-                fields[name] = Stored(begin, pictures.shape)
+                memory[begin : begin + pictures.nbytes] = pictures.reshape(-1).view(np.uint8)
+                *shape, width = pictures.shape
+                fields[name] = Stored(begin, (*shape, width * pictures.itemsize))
                 begin += pictures.nbytes
 
 
@@ -569,14 +630,30 @@ def _grouped(values: Sequence[Any], view: View) -> list[Any]:
     return [next((each for each in row if isinstance(each, ShardError)), row) for row in found]
 
 
+def _covered(targets: Targets, parts: Sequence[Fields], view: View) -> list[Fields]:
+    """Return the fields of parts, in which pasted objects cover what is behind them; changes them."""
+    assert view.batch_rows is not None
+    masks = next(part for part in parts if "masks" in part.bits)
+    cover = cover_of(masks.bits["masks"], masks.counts, view.batch_rows, view.size)
+    found = []
+    for target, part in zip(filter(is_flat, _named(targets).values()), parts, strict=True):
+        if is_of_objects(target):
+            part = target.covered(part, cover)
+        pictures = {
+            name: cut(each, part.fill, cover, view.batch_rows) for name, each in part.pictures.items()
+        }
+        found.append(replace(part, pictures=pictures))
+    return found
+
+
 def _joined(
     fields: Sequence[Fields], others: dict[str, list[Any]], view: View
 ) -> tuple[list[Fields], dict[str, list[Any]]]:
     """Return moved targets of parts as those of their rows.
 
     Objects of a row follow each other in the order of its parts, and its pictures are put together.
-    ``image_id`` and ``orig_size`` are those of the first part, ``size`` that of the result. What targets of a
-    user's own returned becomes a list per row.
+    ``image_id`` and ``orig_size`` are those of the first part, ``size`` that of the result, and with pasted
+    objects that of the first part too. What targets of a user's own returned becomes a list per row.
     """
     return [_merged(part, view) for part in fields], {
         name: _grouped(each, view) for name, each in others.items()
@@ -586,17 +663,17 @@ def _joined(
 def _merged(part: Fields, view: View) -> Fields:
     first = first_parts(view)
     of_images = {name: array[first] for name, array in part.of_images.items()}
-    if "size" in of_images:
+    if "size" in of_images and not view.is_pasted:
         of_images["size"] = np.tile(np.array(view.size, np.int64), (len(first), 1))
     pictures = {name: _composed(each, part.fill, view) for name, each in part.pictures.items()}
     counts = np.add.reduceat(part.counts, first) if len(first) else part.counts
     return replace(part, counts=counts, of_images=of_images, pictures=pictures)
 
 
-def _composed(pictures: npt.NDArray[np.uint8], fill: int, view: View) -> npt.NDArray[np.uint8]:
+def _composed(pictures: npt.NDArray[Any], fill: float, view: View) -> npt.NDArray[Any]:
     """Put the pictures of parts together, which do not overlap: elsewhere they have the value ``fill``."""
     assert view.batch_rows is not None
-    whole = np.full((len(first_parts(view)), *view.size), fill, np.uint8)
+    whole = np.full((len(first_parts(view)), *view.size), fill, pictures.dtype)
     for row, picture in zip(view.batch_rows.tolist(), pictures, strict=True):
         np.copyto(whole[row], picture, where=picture != fill)
     return whole

@@ -398,6 +398,7 @@ class CropMethods:
         crop: The crop.
         parts: For images that are made of several samples, see ``Mosaic.parts``; None: of one each.
         partners: How many samples are drawn to be in the image of each.
+        is_pasted: Whether objects are pasted into an image, see ``CopyPaste.is_pasted``.
         boxes_among: For boxes that depend on the objects of an image, see ``RandomIoUCrop.boxes_among``.
         drops_by_centre: See ``View``.
         size_of: Size of a batch from the sizes of its images, ``(sizes) -> (height, width)``.
@@ -408,6 +409,7 @@ class CropMethods:
     crop: Crop
     parts: Callable[[Any, Any], Any] | None = None
     partners: int = 0
+    is_pasted: Callable[[Any], Any] | None = None
     boxes_among: Callable[[Any, Any, Any], Any] | None = None
     drops_by_centre: bool = False
     size_of: Callable[[Any], Any] | None = None

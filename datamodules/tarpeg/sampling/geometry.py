@@ -38,10 +38,12 @@ class View:
         places: int32 [B, 4], (top, left, height, width) of the part of the result that shows the box; the
             rest is padding. None: all of it.
         drops_by_centre: Boxes whose centre is not inside of the crop are not visible: of ``RandomIoUCrop``.
-        batch_rows: int64 [n], of ``Mosaic``, whose images are made of parts of several sources: all arrays
-            have a row per part, n in all, and this is the row of the batch that it belongs to. The first part
-            of each row is of the sample itself. None: one part per row.
+        batch_rows: int64 [n], of ``Mosaic`` and ``CopyPaste``, whose images are made of parts of several
+            sources: all arrays have a row per part, n in all, and this is the row of the batch that it
+            belongs to. The first part of each row is of the sample itself. None: one part per row.
         samples: int64 [n], number of the sample of each part; None without ``batch_rows``.
+        is_pasted: Of the parts behind the first only objects are visible, which cover those of the first: of
+            ``CopyPaste``.
 
     Example:
         >>> import numpy as np
@@ -60,6 +62,7 @@ class View:
     drops_by_centre: bool = False
     batch_rows: Int64 | None = None
     samples: Int64 | None = None
+    is_pasted: bool = False
 
     def __len__(self) -> int:
         """Return the number of rows, those of all parts."""
@@ -87,11 +90,12 @@ class View:
             drops_by_centre=self.drops_by_centre,
             batch_rows=batch_rows,
             samples=None if self.samples is None else self.samples[chosen],
+            is_pasted=self.is_pasted,
         )
 
     def parts(self) -> View:
         """Return a view in which each part is a row of its own."""
-        return replace(self, batch_rows=None, samples=None)
+        return replace(self, batch_rows=None, samples=None, is_pasted=False)
 
     def put(self, row: int, other: View) -> None:
         """Overwrite one row's size, box, flip, place and affine by those of the only row of ``other``."""

@@ -1,0 +1,250 @@
+"""Masks of objects from a picture with a number per object, such as VOC's SegmentationObject."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from ..errors import ShardError, check_integer
+from ..sampling.geometry import Int32, View
+from ..sampling.rng import Float64, Int64
+from ..shards import pillow
+from ..shards.source import Source, missing, plain, where_of
+from .annotations import FieldError, Place, as_json, read_objects, slices_of, table_of
+from .covering import Cover, bounds_of
+from .instances import InstanceMasks
+from .outlines import Outlines, chosen_outlines, numbers_in, outline_bounds, outlines_in
+from .targets import IMAGE_FIELDS, Fields, dicts_of, dropped, unpacked
+
+_MOST_PIXELS = 1 << 30
+"""Pixels of the masks of one image, beyond which it is an error."""
+
+
+class Instances(NamedTuple):
+    """The objects of one picture of (height, width): their outlines, and labels, int64 [N]."""
+
+    outlines: Outlines
+    labels: Int64
+    shape: tuple[int, int]
+
+
+class _Numbers(NamedTuple):
+    """Numbers of the objects of one image, in the order of a JSON list: int64 [N]."""
+
+    numbers: Int64
+    image_id: int
+
+
+@dataclass(frozen=True)
+class InstanceMap:
+    """A mask per object from a picture with a number per object, for ``Split(targets=...)``.
+
+    As ``InstanceMasks``, with a picture in place of outlines: ``masks``, uint8 [N, H, W]. Without ``objects``
+    the picture is all there is, as in PennFudan, VOC and Cityscapes: each dict has ``boxes`` too, the bounds
+    of each mask as it is in the result, ``labels``, ``area``, the number of its pixels, and ``iscrowd``, 0.
+    With ``objects`` the masks are those of the objects of a JSON member, in their order: beside ``Boxes`` of
+    the same objects, an object that one of them drops is dropped by both.
+
+    The picture is a PNG (or another lossless format that Pillow reads) as large as its upright image, with
+    numbers of a palette, gray levels of 8 or 16 bits, or colours, which are red + 256 green + 65536 blue as
+    in COCO's panoptic PNGs. It is decoded as a whole. Masks are cut out and resized as those of ``Masks``.
+
+    A picture of another size than its image, and one that cannot be decoded, are broken targets:
+    ``LoaderConfig(on_error=...)`` decides, as for a broken image.
+
+    Args:
+        extension: Of the member: "png", "instances.png".
+        ignore: Numbers that are not objects: by default the background, 0, and 255, VOC's border.
+        divisor: The class of an object is its number divided by this, rounded down, and smaller numbers are
+            not objects: 1000 for Cityscapes' instanceIds. None: all labels are 1.
+        labels: Table of the labels of the classes, as of ``Boxes``; needs ``divisor``.
+        objects: JSON member and path of a list of objects, as of ``Boxes``; None: those in the picture.
+        id: Field of an object with its number in the picture; None: they are numbered from 1 in their order,
+            as in VOC. An object whose number no pixel has is dropped by ``min_pixels``.
+        min_pixels: Objects with fewer pixels in the result are dropped.
+        interpolation: "nearest-exact" or "nearest", as of ``Masks``.
+
+    Raises:
+        ValueError: For an argument out of range.
+
+    Example:
+        >>> import io
+        >>> from PIL import Image
+        >>> class Scene:  # a source of one sample
+        ...     def members(self, ids, extension):
+        ...         numbers = numpy.array([[0, 7, 7, 0], [0, 7, 0, 9], [0, 0, 0, 9]], numpy.uint8)
+        ...         png = io.BytesIO()
+        ...         Image.fromarray(numbers).save(png, "PNG")
+        ...         return [png.getvalue()]
+        >>> instances = tarpeg.InstanceMap("png")
+        >>> value = instances.read(Scene(), numpy.array([0]))[0]
+        >>> found = instances.move(value, tarpeg.View.whole((3, 4), (3, 4)))
+        >>> found["boxes"].tolist(), found["labels"].tolist(), found["masks"].sum(dim=(1, 2)).tolist()
+        ([[1.0, 0.0, 3.0, 2.0], [3.0, 1.0, 4.0, 3.0]], [1, 1], [3, 2])
+    """
+
+    extension: str
+    ignore: Sequence[int] = (0, 255)
+    divisor: int | None = None
+    labels: Mapping[Any, int] | Sequence[Any] | None = None
+    objects: str | None = None
+    id: str | None = None
+    min_pixels: int = 1
+    interpolation: Literal["nearest-exact", "nearest"] = "nearest-exact"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.extension, str) or not plain(self.extension) or ":" in self.extension:
+            raise ValueError(
+                f'extension={self.extension!r} of InstanceMap must be one of a member, such as "png"'
+            )
+        given: Any = self.ignore
+        if not isinstance(given, (list, tuple)) or not all(type(each) is int for each in given):
+            raise ValueError(f"ignore={self.ignore!r} of InstanceMap must be a list of integers")
+        object.__setattr__(self, "ignore", tuple(self.ignore))
+        if self.divisor is not None:
+            check_integer("divisor", self.divisor, 1, of=self)
+        if self.labels is not None and self.divisor is None:
+            raise ValueError(f"labels={self.labels!r} of InstanceMap needs divisor=, which makes the classes")
+        of_labels = {"divisor": self.divisor, "labels": self.labels}
+        for name, value in of_labels.items() if self.objects is not None else ():
+            if value is not None:
+                raise ValueError(
+                    f"{name}={value!r} of InstanceMap is for labels of its own, and those of "
+                    f"objects={self.objects!r} are of Boxes"
+                )
+        if self.id is not None and (self.objects is None or not (isinstance(self.id, str) and self.id)):
+            raise ValueError(f"id={self.id!r} of InstanceMap must be a field of objects=, or None")
+        _ = self._table, self._place, self._masks
+
+    @property
+    def fields(self) -> Sequence[str]:
+        """Names of what it adds to the dict of an image."""
+        boxes = () if self.objects is not None else ("boxes", "labels", "area", "iscrowd")
+        return (*boxes, "masks", *IMAGE_FIELDS)
+
+    @cached_property
+    def _place(self) -> Place | None:
+        return None if self.objects is None else Place.of(self.objects, "InstanceMap")
+
+    @cached_property
+    def _table(self) -> dict[Any, int] | None:
+        return table_of(self.labels)
+
+    @cached_property
+    def _masks(self) -> InstanceMasks:
+        """What moves the outlines."""
+        return InstanceMasks("json", min_pixels=self.min_pixels, interpolation=self.interpolation)
+
+    def read(self, source: Source, ids: Int64) -> list[Any]:
+        """Read the objects of some samples; see ``Target.read``."""
+        contents, rows = source.members(ids, plain(self.extension)), np.asarray(ids).tolist()
+        known: list[Any] = [None] * len(rows)
+        if self._place is not None:
+            known = read_objects(source, np.asarray(ids), self._place, None, self._parse)
+        return [self._read(source, *each) for each in zip(rows, contents, known, strict=True)]
+
+    def _read(self, source: Source, id: int, content: bytes | None, known: Any) -> Any:
+        name = plain(self.extension)
+        if isinstance(known, ShardError):
+            return known
+        if content is None:
+            return missing(source, id, name, "Give InstanceMap(...) the extension of the picture.")
+        try:
+            picture = numbers_in(pillow.open_values(content))
+            if known is None:
+                numbers, outlines = outlines_in(picture)
+                is_object = ~np.isin(numbers, self.ignore)
+                if self.divisor is not None:
+                    is_object &= numbers >= self.divisor
+                outlines = chosen_outlines(outlines, np.flatnonzero(is_object))
+                labels = self._labels_of(numbers[is_object])
+            else:
+                labels, outlines = known.numbers, outlines_in(picture, known.numbers)[1]
+        except (pillow.RefusedError, ValueError) as error:
+            reason = error.reason if isinstance(error, pillow.RefusedError) else error
+            return ShardError(f"{where_of(source, id)}: member {name!r}, a picture of objects: {reason}")
+        height, width = picture.shape
+        return Instances(outlines._replace(image_id=id), labels, (height, width))
+
+    def _labels_of(self, numbers: Int64) -> Int64:
+        if self.divisor is None:
+            return np.ones(len(numbers), np.int64)
+        classes = numbers // self.divisor
+        if self._table is None:
+            return classes
+        for number, each in zip(numbers.tolist(), classes.tolist(), strict=True):
+            if each not in self._table:
+                raise ValueError(
+                    f"it has the object {number}, of class {each}, which is not in labels=, a table of "
+                    f"{len(self._table)} values such as {next(iter(self._table))!r}"
+                )
+        return np.array([self._table[each] for each in classes.tolist()], np.int64)
+
+    def _parse(self, found: list[Any]) -> list[_Numbers]:
+        """Return the numbers of the objects of samples, from the lists of their objects."""
+        if self.id is None:
+            return [_Numbers(np.arange(1, len(each) + 1), 0) for each in found]
+        assert self._place is not None
+        numbers = []
+        for number, each in enumerate(each for part in found for each in part):
+            value = each.get(self.id)
+            if type(value) is not int or not 0 <= value < 1 << 24:
+                field = self._place.field(number, self.id)
+                raise FieldError(f"field {field!r} is {as_json(value)}, not the number of an object")
+            numbers.append(value)
+        joined = np.array(numbers, np.int64)
+        return [_Numbers(joined[rows], 0) for rows in slices_of(map(len, found))]
+
+    def misfits(self, values: Sequence[Instances], sizes: Int32) -> list[str]:
+        """Return a text for each picture of another size than its image, "" for the others."""
+        reasons = []
+        for value, (height, width) in zip(values, sizes.tolist(), strict=True):
+            count, member = len(value.labels), f"member {plain(self.extension)!r}, a picture of objects,"
+            reason = ""
+            if count * height * width > _MOST_PIXELS:
+                reason = f"{member} has {count} objects: their masks have more than {_MOST_PIXELS} pixels"
+            elif height and value.shape != (height, width):
+                shape = " x ".join(map(str, value.shape))
+                reason = f"{member} is {shape}, and its image {height} x {width}"
+            reasons.append(reason)
+        return reasons
+
+    def move_all(self, values: Sequence[Instances], view: View) -> Fields:
+        """Move the masks of all rows of a view."""
+        part = self._masks.move_all([value.outlines for value in values], view)
+        if self._place is not None:
+            return replace(part, objects=self._place)
+        masks = unpacked(part.bits["masks"], view.size)
+        labels = [np.zeros(0, np.int64), *(value.labels for value in values)]
+        of_objects = {
+            "boxes": bounds_of(masks).astype(np.float32),
+            "labels": np.concatenate(labels),
+            "area": masks.sum(axis=(1, 2), dtype=np.int64).astype(np.float32),
+            "iscrowd": np.zeros(len(masks), np.int64),
+            **part.of_objects,
+        }
+        return replace(part, objects=self.extension, of_objects=of_objects)
+
+    def chosen(self, value: Instances, numbers: Int64) -> Instances:
+        """Return some of the objects of an image; see ``ObjectTarget.chosen``."""
+        outlines = chosen_outlines(value.outlines, numbers)
+        return Instances(outlines, value.labels[numbers], value.shape)
+
+    def bounds(self, value: Instances) -> Float64:
+        """Return the bounds of the objects of one image; see ``ObjectTarget.bounds``."""
+        return outline_bounds(value.outlines)
+
+    def covered(self, part: Fields, cover: Cover) -> Fields:
+        """Return what is left of covered objects; see ``ObjectTarget.covered``."""
+        if self._place is None:
+            part.of_objects["boxes"][cover.numbers] = cover.bounds
+            part.of_objects["area"][cover.numbers] = cover.pixels
+        return self._masks.covered(part, cover)
+
+    def move(self, value: Instances, view: View) -> dict[str, Any]:
+        """Return the dict of one image; see ``Target.move``."""
+        return dicts_of(dropped([self.move_all([value], view)]), 1)[0]
