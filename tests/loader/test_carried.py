@@ -12,9 +12,10 @@ import tarpeg
 import torch
 from helpers.scenes import Scenes
 from PIL import Image
-from tarpeg.loader import fetch
+from tarpeg.loader import outcomes
 from tarpeg.loader.carried import arrived
 from tarpeg.sampling.geometry import View
+from tarpeg.sampling.sampler import Request
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
@@ -246,11 +247,11 @@ def test_what_a_crop_drops_by_the_centre_is_dropped_before_the_steps():
 
 
 def test_the_results_of_transforms_are_kept_for_a_bounded_number_of_sizes(monkeypatch):
-    monkeypatch.setattr(fetch, "_MOST_FOUND", 2)
+    monkeypatch.setattr(outcomes, "_MOST_FOUND", 2)
     split = tarpeg.Split(source(), transform=v2.Compose([v2.Resize((24, 24)), v2.Pad(2)]), target=None)
     fetcher = tarpeg.Loader(split, 2, workers=0).fetcher
     for size in range(20, 30):
-        fetcher._outcomes(0, [(size, size)])
+        fetcher.shape(Request(0, np.zeros(1, np.int64), size=(size, size)))
     assert [*fetcher._found] == [((28, 28),), ((29, 29),)]
 
 

@@ -24,7 +24,7 @@ from tarpeg import (
     ScaleJitter,
     Split,
 )
-from tarpeg.loader.fetch import BoxError
+from tarpeg.loader.drawing import BoxError
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from ..cache.codecs import Codec, Packed, Raw, Tiled, tile_width
 from ..errors import DecodeError, ShardError
-from ..loader.fetch import BoxError, Fetcher
+from ..loader.drawing import BoxError
+from ..loader.fetch import Fetcher
 from ..remedies import Call
 from ..sampling.sampler import Request
 from ..shards.pillow import NATIVE, PACKED, as_tensor

@@ -234,7 +234,8 @@ class Decoded:
             self.reasons[row] = reason
 
 
-class FetchResult(NamedTuple):
+@dataclass(slots=True)
+class FetchResult:
     """A batch, or the error in its place, and the messages about it.
 
     The training process warns and raises: each worker would warn separately.
@@ -249,9 +250,9 @@ class FetchResult(NamedTuple):
         left_out: Rows without an image, which the consumer does not get.
     """
 
-    batch: AnyBatch | None
-    substituted: list[str]
-    non_jpeg: str | None
+    batch: AnyBatch | None = None
+    substituted: list[str] = field(default_factory=list)
+    non_jpeg: str | None = None
     error: Exception | None = None
     notes: Sequence[str] = ()
     request: Request | None = None

@@ -30,15 +30,7 @@ from .batch import (
     of_sizes,
 )
 from .marks import IF_IT_HANGS, Watch, mark
-from .messages import (
-    JobMessage,
-    RequestMessage,
-    ResultMessage,
-    job_message,
-    request_of,
-    result_message,
-    result_of,
-)
+from .messages import Answer, Job, JobMessage, ResultMessage, answer_message, answer_of, job_message, job_of
 from .targets import Stored, store_pictures, stored_pictures, with_pictures
 from .workers import ProcessPool, ThreadPool, WorkerPool
 
@@ -192,10 +184,6 @@ def _as_image(numbers: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 ToRequest = Callable[[Any], Request | FetchResult]
-Job = tuple[int, Any]
-"""The number of a buffer, and the request for its batch, or what ``to_request`` makes one of."""
-Answer = tuple[Shape, FetchResult]
-"""A result whose images are in the buffer, and their shape."""
 
 
 class Runner:
@@ -222,14 +210,19 @@ class Runner:
         watch = Watch(functools.partial(_explain_slow, self._fetcher))
         try:
             for request in requests:
-                job = buffers.acquire(), request
-                watch.job = request, mark.memory
-                answers = [_fetch_into(self._fetcher, buffers, self._threads, None, job)]
-                watch.job = None
-                yield _lend(answers.pop(), buffers, dtype, *job)  # only the consumer may hold the batch
+                job = Job(buffers.acquire(), request)
+                # The batch is in no variable of this frame: only the consumer may hold it.
+                yield _lend(self._answer(job, buffers, watch), job, buffers, dtype)
         finally:
             watch.stop()
             mark.set()
+
+    def _answer(self, job: Job, buffers: BatchBuffers, watch: Watch) -> Answer:
+        """Do a job in this thread."""
+        watch.job = job.request, mark.memory
+        answer = _fetch_into(self._fetcher, buffers, self._threads, None, job)
+        watch.job = None
+        return answer
 
     def close(self) -> None:
         """End all workers, wait until they have ended, and free the buffers. ``run`` starts new ones."""
@@ -274,15 +267,15 @@ class PrefetchRunner(Runner):
             buffers.release_acquired()
             submitted: deque[Job] = deque()
             for request in requests:
-                job = buffers.acquire(), request
+                job = Job(buffers.acquire(), request)
                 submitted.append(job)
-                pool.submit(job_message(*job) if self._workers else job)
+                pool.submit(job_message(job) if self._workers else job)
                 if pool.pending > self._depth:
-                    result = pool.result(functools.partial(_explain_slow, self._fetcher, submitted[0][1]))
-                    yield _lend(result, buffers, dtype, *submitted.popleft())
+                    job = submitted.popleft()
+                    yield _lend(self._taken(pool, job), job, buffers, dtype)
             while submitted:
-                result = pool.result(functools.partial(_explain_slow, self._fetcher, submitted[0][1]))
-                yield _lend(result, buffers, dtype, *submitted.popleft())
+                job = submitted.popleft()
+                yield _lend(self._taken(pool, job), job, buffers, dtype)
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -290,6 +283,11 @@ class PrefetchRunner(Runner):
             # never taken and that still fills its buffer. The next run, as in a notebook, starts a new pool.
             self._close(is_interrupted=isinstance(error, KeyboardInterrupt))
             raise
+
+    def _taken(self, pool: WorkerPool, job: Job) -> Answer:
+        """Wait for the answer to the oldest job."""
+        answer = pool.result(functools.partial(_explain_slow, self._fetcher, job.request))
+        return answer_of(answer, job.request) if self._workers else cast(Answer, answer)
 
     def close(self) -> None:
         """End all workers, wait until they have ended, and free the buffers. ``run`` starts new ones."""
@@ -310,69 +308,57 @@ class PrefetchRunner(Runner):
 
 def _explain_slow(fetcher: Any, request: Any, id: int, where: str) -> str:
     """Return the warning about a batch that does not come, from the sample that its worker has marked."""
-    source = request.samples if isinstance(request, StreamRequest) else fetcher.shards
     if id >= 0:
-        where = where or where_of(source, id)
+        if not where:
+            where = where_of(request.samples, id) if isinstance(request, StreamRequest) else fetcher.where(id)
         return f"transform= or targets= works on {where}. {IF_IT_HANGS}"
-    if isinstance(request, (Request, StreamRequest)):
-        return f"it works on the batch that begins with {where_of(source, int(request.ids[0]))}"
+    if isinstance(request, StreamRequest):
+        return f"it works on the batch that begins with {where_of(request.samples, int(request.ids[0]))}"
+    if isinstance(request, Request):
+        return f"it works on the batch that begins with {fetcher.where(int(request.ids[0]))}"
     return "it waits for a stream"
 
 
 def _answer(work: Callable[[Job], Answer], message: JobMessage) -> ResultMessage:
     """Do the work of a message; called by a worker process."""
-    request = message["request"]
-    is_own = type(request) is not dict
-    if not is_own:
-        request = request_of(cast(RequestMessage, request))
-    shape, result = work((message["buffer"], request))
-    return result_message(shape, result, is_own)
+    job = job_of(message)
+    return answer_message(work(job), job)
 
 
 def _fetch_into(
     fetcher: Any, buffers: BatchBuffers, threads: int, to_request: ToRequest | None, job: Job
 ) -> Answer:
     """Fetch a batch into its buffer; called by a worker."""
-    number, request = job
+    request = job.request
     if to_request is not None:
         request = to_request(request)
         if isinstance(request, FetchResult):
-            return (), request
+            return Answer((), request)
     shape: Shape = ()
 
     def place(of_images: Shape) -> Images:
         nonlocal shape
         shape = of_images
-        return buffers.view(number, shape, fetcher.dtype)
+        return buffers.view(job.buffer, shape, fetcher.dtype)
 
     result = fetcher.fetch(request, place, threads)
     if isinstance(result.batch, (TargetBatch, KeyedTargetBatch)):
         used = sum(map(math.prod, by_size(shape))) * fetcher.dtype.itemsize
-        store_pictures(result.batch.targets, buffers.memory(number), used)
-    return shape, result
+        store_pictures(result.batch.targets, buffers.memory(job.buffer), used)
+    return Answer(shape, result)
 
 
-def _lend(
-    answer: Answer | ResultMessage, buffers: BatchBuffers, dtype: torch.dtype, number: int, request: Any
-) -> FetchResult:
-    """Return a worker's result with the images in buffer ``number``, as the consumer may hold them."""
-    if isinstance(answer, dict):
-        shape = answer["shape"]
-        if answer["kind"] is not None and "targets" not in answer["others"]:
-            return result_of(answer, request, buffers.lend(number, shape, dtype))
-        result = result_of(answer, request, None)
-    else:
-        shape, result = answer
+def _lend(answer: Answer, job: Job, buffers: BatchBuffers, dtype: torch.dtype) -> FetchResult:
+    """Return the result of a job with the images in its buffer, as the consumer may hold them."""
+    result, shape = answer.result, answer.shape
     batch = result.batch
     if batch is None:
-        buffers.release(number)
-        return result
-    changed: Any
-    if isinstance(batch, (TargetBatch, KeyedTargetBatch)):
-        changed = _lend_targets(batch, buffers, shape, dtype, number)
+        buffers.release(job.buffer)
+    elif isinstance(batch, (TargetBatch, KeyedTargetBatch)):
+        result.batch = _lend_targets(batch, buffers, shape, dtype, job.buffer)
     else:
-        changed = type(batch)(buffers.lend(number, shape, dtype), *batch[1:])
-    return FetchResult(changed, *result[1:])  # _replace() would be two calls more
+        result.batch = batch._replace(image=buffers.lend(job.buffer, shape, dtype))
+    return result
 
 
 def _lend_targets(

@@ -13,7 +13,7 @@ from ..processes import made_ahead
 from ..remedies import Message, Part, Setting
 from ..sampling.buckets import BucketBatches, bucket_batches
 from ..sampling.rng import Int64
-from ..sampling.sampler import DistributedBatchSampler, Request, Sampler
+from ..sampling.sampler import DistributedBatchSampler, EpochCounter, Request, Sampler
 from ..shards.source import Source, where_of
 from .batch import FetchResult
 from .buffers import Runner, ToRequest
@@ -46,6 +46,8 @@ class Feed(Protocol):
     """Ids of the samples that may replace a broken image; None for all."""
     to_request: ToRequest | None
     """See ``PrefetchRunner``."""
+    epochs: EpochCounter
+    """Which epoch is next."""
 
     @property
     def length(self) -> int | None:
@@ -91,10 +93,11 @@ class IndexedFeed:
         self, source: Source, split: Split, config: LoaderConfig, ranks: DataRank, *, training: bool
     ) -> None:
         self.source = source
-        self._order = split.sampler(source, config.seed, training)
-        self.candidates = self._order.candidates()
+        self.order = split.sampler(source, config.seed, training)
+        self.epochs = EpochCounter()
+        self.candidates = self.order.candidates()
         self._seed, self._ranks = config.seed, ranks
-        self._batches = _batches_of(source, split, self._order, config, ranks.world)
+        self._batches = _batches_of(source, split, self.order, config, ranks.world)
         self._readahead = readahead_depth(source, config.readahead)
         # A training continues epoch after epoch: the next epoch is prefetched while this one ends.
         self._is_continuous = training
@@ -120,13 +123,13 @@ class IndexedFeed:
 
     def requests(self, epoch: int) -> Iterator[Request]:
         """Return the requests of an epoch."""
-        return self._batches.requests(self._order, self._ranks.rank, epoch, 0, lambda _: False)
+        return self._batches.requests(self.order, self._ranks.rank, epoch, 0, lambda _: False)
 
     def facts(self) -> dict[str, int]:
         """Return what the batches depend on, apart from the samples' content; equal on all ranks."""
         samples, global_batch = self._batches.samples, self._batches.global_batch
         facts = {"samples": samples, "global_batch": global_batch, "seed": self._seed}
-        return {"order": self._order.fingerprint() ^ self._batches.fingerprint(), **facts}
+        return {"order": self.order.fingerprint() ^ self._batches.fingerprint(), **facts}
 
     def files(self) -> list[str]:
         """Return the identity of each file of the source, in order."""
@@ -174,7 +177,7 @@ class IndexedFeed:
         nbytes = bytes_of(epoch)
         # An epoch with larger batches needs new buffers, so it begins results of its own.
         self.continues = lambda epoch: is_continuous and bytes_of(epoch) <= nbytes
-        requests = self._batches.requests(self._order, rank, epoch, first, self.continues)
+        requests = self._batches.requests(self.order, rank, epoch, first, self.continues)
         if self._readahead:
             source = self.source
             requests = read_ahead(requests, self._readahead, lambda request: source.will_need(request.ids))

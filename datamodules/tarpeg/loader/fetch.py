@@ -1,14 +1,13 @@
 """From sample ids to a decoded batch: the work that a worker does per batch, in five steps.
 
-Read the samples, draw a view of each image, decode what the views need, run the steps in Python, assemble.
-``Fetcher._fetch`` and ``Fetcher._images_of`` are these steps in order.
+Read the samples, draw a view of each image (``drawing``), decode what the views need, run the steps in
+Python, assemble. ``Fetcher._fetch`` and ``Fetcher._images_of`` are these steps in order.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,11 +23,8 @@ from torch import Tensor
 from .. import forks
 from ..errors import DecodeError, ShardError, Status
 from ..ops.decode import MAX_PIXELS, decode_batch, decode_sizes, image_sizes
-from ..sampling import rng
-from ..sampling.buckets import AspectBuckets
-from ..sampling.crops import Crop, SmallImageError, colour_of, crop_at, gray_of, has_many_sizes
+from ..sampling.crops import colour_of, gray_of
 from ..sampling.geometry import View
-from ..sampling.padded import mirrored, within
 from ..sampling.rng import Int64
 from ..sampling.sampler import Request
 from ..shards import pillow
@@ -38,7 +34,7 @@ from ..shards.source import Source, where_of
 from ..shards.stream import StreamRequest
 from ..transforms.pipeline import Uncropped
 from ..transforms.pixels import PixelFormat
-from ..transforms.results import Outcome, TransformError, outcome_of
+from ..transforms.results import Outcome
 from .augmenting import augment_in_worker, moved_views
 from .batch import (
     AnyBatch,
@@ -59,31 +55,17 @@ from .batch import (
 )
 from .carried import arrived, carrier_of
 from .config import OnError
-from .marks import watching
+from .drawing import BoxError, Drawing, Size, pair
+from .outcomes import Outcomes
 from .parts import drawn_parts, first_parts
 from .python_steps import PythonSteps, is_for_pillow, may_carry
 from .resize_first import ResizeFirst, resizes_first
 from .split import Split
-from .targets import Moved, move_targets, picture_bytes, read_rectangles, read_targets
+from .substitutes import Made, Substitutes
+from .targets import Moved, move_targets, picture_bytes, read_targets
 from .workers import end_if_forked
 
-# Streams of random numbers, beside those of loader.python_steps: no two uses of a sample's numbers are
-# correlated.
-_CROP = 0
-_SUBSTITUTE = 1
-_PARTNERS = 4  # 2 and 3 are taken
-_MOST_SUBSTITUTES = 20
-# Sizes of crops for which the results of transforms are kept.
-_MOST_FOUND = 64
-# Size of the noise that shows what a transform of whole images returns, if a stream has no sample yet.
-_NOISE = (375, 500)
-
-Size = tuple[int, int]
 Place = Callable[[Shape], Images]
-
-
-class BoxError(ValueError):
-    """A crop's boxes or size that are malformed, or boxes outside their images."""
 
 
 # Errors that are part of a result; others are raised.
@@ -119,6 +101,27 @@ class Fetcher:
     # What the transform of each view returns, by the sizes of the crops.
     _found: dict[tuple[Size, ...], list[Outcome]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._carrier = carrier_of(self.split.targets, self.shards)
+        self._drawing = Drawing(self.shards, self.split, self.seed, self.candidates)
+        self._outcomes = Outcomes(
+            source=self.shards,
+            split=self.split,
+            pixels=self.pixels,
+            seed=self.seed,
+            candidates=self.candidates,
+            carrier=self._carrier,
+            known=self._found,
+        )
+
+    def with_pixels(self, pixels: PixelFormat) -> Fetcher:
+        """Return a fetcher of images in another format."""
+        return replace(self, pixels=pixels, _found={})
+
+    def where(self, id: int) -> str:
+        """Return shard and key of a sample."""
+        return where_of(self.shards, id)
+
     @property
     def dtype(self) -> torch.dtype:
         """Type of the images."""
@@ -126,18 +129,24 @@ class Fetcher:
 
     def shape(self, request: Request) -> Shape:
         """Shape of the images of ``request``; a list of shapes for views of several sizes."""
-        return self._shape(request.epoch, self._sizes(request), len(request.ids))
+        return self._shape(request.epoch, self._drawing.sizes(request), len(request.ids))
 
     def nbytes(self, request: Request) -> int:
         """Bytes of the images of as many samples as ``request`` has, at most."""
-        sizes = self._largest(request.epoch) if request.size is None else self._sizes(request)
-        count = len(request.ids)
+        drawing, count = self._drawing, len(request.ids)
+        sizes = drawing.largest(request.epoch) if request.size is None else drawing.sizes(request)
         images = sum(map(math.prod, by_size(self._shape(request.epoch, sizes, count)))) * self.dtype.itemsize
         return images + picture_bytes(self.split.targets, sizes, count)
 
     def views_of(self, request: Request) -> list[View]:
         """Draw the views of a request from the sizes of its images, which the index has: none is read."""
-        return self.draw_views(request, self.shards.sizes(request.ids), self._sizes(request))
+        return self.draw_views(request, self.shards.sizes(request.ids), self._drawing.sizes(request))
+
+    def draw_views(
+        self, request: Request, sizes: npt.NDArray[np.int32], results: list[Size] | None = None
+    ) -> list[View]:
+        """Draw the views of a request for images of other sizes, see ``Drawing.views``."""
+        return self._drawing.views(request, sizes, results)
 
     def fetch(
         self, request: Request | StreamRequest, out: Images | Place | None = None, threads: int = 1
@@ -164,50 +173,59 @@ class Fetcher:
             try:
                 if is_stream and not self.split.is_decoded_only:
                     # Of noise, whichever sample comes first.
-                    self._outcomes(request.epoch, fetcher._sizes(request))
-                return fetcher._fetch(request, out, threads)._replace(notes=notes)
+                    self._results_of(request.epoch, fetcher._drawing.sizes(request))
+                result = fetcher._fetch(request, out, threads)
+                result.notes = notes
+                return result
             finally:  # before any other error: a shard that changed may cause all of them
                 if os.getpid() != process or forks.has_returned[0]:  # by a source, a crop or a target
                     forks.end_child(process)
                     forks.check_children()
-                used = fetcher._samples(request).ravel() if self.split.has_parts else request.ids
-                fetcher.shards.check_unchanged(used)
+                fetcher._check_unchanged(request)
         except _OF_THE_RESULT as error:
-            return FetchResult(None, [], None, error, notes, request)
+            return FetchResult(error=error, notes=notes, request=request)
 
     def _fetch(self, request: Request, out: Images | Place | None, threads: int) -> FetchResult:
         """Read the labels, make the images of each view, and assemble the batch."""
-        sizes, is_final = self._sizes(request), self.pixels.worker_augment is None
+        sizes, is_final = self._drawing.sizes(request), self.pixels.worker_augment is None
         if callable(out):
             out = out(self._shape(request.epoch, sizes, len(request.ids)))
-        labels = self._read_labels(request.ids)
-        views, decoded = self._images_of(request, sizes, out if is_final else None, threads)
-        return self._assemble(request, sizes, labels, views, decoded, out, threads)
+        labels = self.read_labels(request.ids)
+        made = self._made(request, sizes, out if is_final else None, threads)
+        return self._assemble(request, sizes, labels, made, out, threads)
+
+    def _made(self, request: Request, sizes: list[Size], out: Images | None = None, threads: int = 1) -> Made:
+        """Make the images of each view, and read their targets."""
+        views, decoded = self._images_of(request, sizes, out, threads)
+        values = decoded.values
+        if values is None:
+            values = self._read_targets(request.ids, views, decoded, threads)
+        return Made(views, decoded, values)
 
     def _images_of(
         self, request: Request, sizes: list[Size], out: Images | None = None, threads: int = 1
     ) -> tuple[list[View], Decoded]:
         """Make the images of each view: read, draw, decode, run the steps in Python."""
-        if self.split.has_parts and hasattr(self._crops(request.epoch)[0], "parts"):
+        if self._drawing.crops(request.epoch)[0].parts is not None:
             return self._images_of_parts(request, out, threads)
         encoded = self._read(request)
-        views = self.draw_views(request, encoded.sizes, sizes)
+        views = self._drawing.views(request, encoded.sizes, sizes)
         end_if_forked()  # a source and a crop may be the user's own
-        crops_into = out if self.split.is_decoded_only else None
-        if self.split.fidelity == "exact" and self._are_all_resized_first(encoded):
-            decoded = self._nothing_decoded(encoded, views, crops_into)
-        else:
-            decoded = self._decode(encoded, views, crops_into, threads)
-        self._resize_first(encoded, views, decoded)
+        decoded = self._decode(encoded, views, out if self.split.is_decoded_only else None, threads)
         self._run_python(encoded, views, decoded, out)
         return views, decoded
+
+    def _check_unchanged(self, request: Request) -> None:
+        """Raise ShardError if a shard of the samples of a request has changed."""
+        used = self._drawing.samples(request).ravel() if self.split.has_parts else request.ids
+        self.shards.check_unchanged(used)
 
     def _images_of_parts(
         self, request: Request, out: Images | None, threads: int
     ) -> tuple[list[View], Decoded]:
         """Make images of several samples each: as ``_images_of``, with a file, a box and a place per part."""
-        crop: Any = self._crops(request.epoch)[0]
-        samples, uniforms = self._samples(request), self._uniforms(request, 0, crop)
+        crop: Any = self._drawing.crops(request.epoch)[0].crop
+        samples, uniforms = self._drawing.samples(request), self._drawing.uniforms(request, 0, crop)
         files = self.shards.images(samples.ravel())
         known = image_sizes(files).numpy()
         sizes = known.copy()
@@ -237,22 +255,9 @@ class Fetcher:
         self._run_python(own, views, decoded, out)
         return views, decoded
 
-    def _samples(self, request: Request) -> Int64:
-        """Return the samples of each row, [B, n]: itself, and those that are drawn to be in its image too."""
-        count, ids = getattr(self._crops(request.epoch)[0], "partners", 0), request.ids[:, None]
-        first = 0 if request.occurrence is None else rng.first_draw(request.occurrence)
-        uniforms = rng.uniforms(self.seed, request.epoch, request.ids, count, _PARTNERS, first)
-        return np.concatenate([ids, self._candidates_of(uniforms)], axis=1)
-
-    def _candidates_of(self, uniforms: rng.Float64) -> Int64:
-        """Return the candidates with these shares of their numbers."""
-        if self.candidates is None:
-            return (uniforms * len(self.shards)).astype(np.int64)
-        return self.candidates[(uniforms * len(self.candidates)).astype(np.int64)]
-
     # 1. Read
 
-    def _read_labels(self, ids: Int64) -> Tensor | None:
+    def read_labels(self, ids: Int64) -> Tensor | None:
         """Read labels before the images are decoded, which leaves nothing else in the processor's caches.
 
         None for an error: another sample may take the place of the one without a label.
@@ -269,145 +274,26 @@ class Fetcher:
         files = self.shards.images(request.ids)
         return Encoded(request, files, image_sizes(files).numpy())
 
-    # 2. Draw a view of each image
-
-    def draw_views(
-        self, request: Request, sizes: npt.NDArray[np.int32], results: list[Size] | None = None
-    ) -> list[View]:
-        """Draw the boxes and the flips of each view.
-
-        Args:
-            request: Epoch and ids of the samples.
-            sizes: Sizes of the images, int32 [B, 2]. One of unknown size, (0, 0), has the box (0, 0, 0, 0).
-            results: Sizes of the views; by default the largest of the epoch.
-
-        Raises:
-            BoxError: For boxes that are not integers [B, 4], or are outside their images.
-        """
-        crops, views = self._crops(request.epoch), []
-        results = results or self._largest(request.epoch)
-        known = sizes[:, 0] > 0
-        all_known = bool(known.all())
-        for number, (crop, pipeline) in enumerate(zip(crops, self.split.pipelines, strict=True)):
-            if isinstance(crop, AspectBuckets):
-                crop = crop.at_size(results[number])
-            if hasattr(crop, "boxes_among"):
-                views.append(self._drawn_among(request, number, crop, sizes, results[number]))
-                continue
-            uniforms = self._uniforms(request, number, crop)
-            if all_known:  # no copies
-                boxes = self._boxes(crop, sizes, uniforms[:, 1:], request.ids)
-            else:
-                boxes = np.zeros((len(sizes), 4), np.int32)
-                if known.any():
-                    found = self._boxes(crop, sizes[known], uniforms[known, 1:], request.ids[known])
-                    boxes = np.zeros((len(sizes), found.shape[1]), np.int32)
-                    boxes[known] = found
-            view = View(sizes.copy(), boxes, uniforms[:, 0] < pipeline.flip, results[number])
-            views.append(view if boxes.shape[1] == 4 else self._placed(crop, view))
-        return views
-
-    def _drawn_among(
-        self, request: Request, number: int, crop: Any, sizes: npt.NDArray[np.int32], size: Size
-    ) -> View:
-        """Draw a view whose boxes depend on the objects of the images."""
-        known = np.flatnonzero(sizes[:, 0])
-        objects = read_rectangles(self.shards, request.ids[known], self.split.targets)
-
-        def draw(rows: Int64, round: int) -> rng.Float64:
-            return self._uniforms(request.rows(known[rows]), number, crop, round)[:, 1:]
-
-        boxes = np.zeros((len(sizes), 4), np.int32)
-        if len(known):
-            found = crop.boxes_among(sizes[known], objects, draw)
-            boxes[known] = self._checked(crop, found, sizes[known], request.ids[known])
-        flips = self._uniforms(request, number, crop)[:, 0] < self.split.pipelines[number].flip
-        return View(sizes.copy(), boxes, flips, size, drops_by_centre=getattr(crop, "drops_by_centre", False))
-
-    def _placed(self, crop: Crop, view: View) -> View:
-        """Return a view of boxes [B, 8] with boxes and places, which are mirrored with their results."""
-        boxes, (height, width) = view.boxes, view.size
-        if hasattr(crop, "padded_size"):  # the padding of a batch is not mirrored: it is no part of an image
-            boxes = within(boxes, view.size)
-            places = boxes[:, 4:]
-        else:
-            places = mirrored(boxes[:, 4:], view.flips, width)
-        corner, size = places[:, :2].astype(np.int64), places[:, 2:].astype(np.int64)
-        is_known = boxes[:, 2] > 0
-        is_outside = ((corner < 0) | (size < 1) | (corner + size > (height, width))).any(axis=1) & is_known
-        if is_outside.any():
-            place = tuple(boxes[int(is_outside.argmax()), 4:].tolist())
-            raise BoxError(
-                f"{crop!r} returned the place (top, left, height, width) = {place}, which is outside its "
-                f"result of {height} x {width}"
-            )
-        places[~is_known] = 0
-        return replace(view, boxes=np.ascontiguousarray(boxes[:, :4]), places=np.ascontiguousarray(places))
-
-    def _boxes(
-        self, crop: Crop, sizes: npt.NDArray[np.int32], uniforms: rng.Float64, ids: Int64
-    ) -> npt.NDArray[np.int32]:
-        try:
-            boxes = np.asarray(crop.boxes(sizes, uniforms))
-        except SmallImageError as error:
-            raise BoxError(f"{where_of(self.shards, int(ids[error.row]))}: {error}") from error
-        return self._checked(crop, boxes, sizes, ids)
-
-    def _checked(
-        self, crop: Crop, boxes: npt.NDArray[Any], sizes: npt.NDArray[np.int32], ids: Int64
-    ) -> npt.NDArray[np.int32]:
-        """Check boxes here, where shard, key and crop are known: the crop may be the user's own."""
-        if boxes.shape not in ((len(ids), 4), (len(ids), 8)) or boxes.dtype.kind not in "iu":
-            raise BoxError(
-                f"{crop!r}: boxes must be integers [{len(ids)}, 4], or [{len(ids)}, 8] with their places in "
-                f"the results, got {boxes.dtype} {boxes.shape}"
-            )
-        corner, size = boxes[:, :2].astype(np.int64), boxes[:, 2:4].astype(np.int64)
-        is_outside = ((corner < 0) | (size < 1) | (corner + size > sizes)).any(axis=1)
-        if is_outside.any():
-            row = int(is_outside.argmax())
-            height, width = sizes[row].tolist()
-            raise BoxError(
-                f"{where_of(self.shards, int(ids[row]))}: {crop!r} returned the box (top, left, height, "
-                f"width) = {tuple(boxes[row].tolist())}, which is outside the image of {height} x {width}"
-            )
-        return np.ascontiguousarray(boxes, dtype=np.int32)
-
-    def _crops(self, epoch: int) -> list[Crop]:
-        return [crop_at(crop, epoch) for crop in self.split.view_crops()]
-
-    def _largest(self, epoch: int) -> list[Size]:
-        """Return the largest size of each view's results."""
-        return [_pair(crop.size) for crop in self._crops(epoch)]
-
-    def _sizes(self, request: Request) -> list[Size]:
-        """Return the size of each view's results, which may depend on the images or on the batch."""
-        if request.size is not None:
-            return [request.size] * len(self.split.pipelines)
-        crops = self._crops(request.epoch)
-        if not any(map(has_many_sizes, crops)):
-            return self._largest(request.epoch)
-        sizes, found = self.shards.sizes(request.ids), []
-        for number, crop in enumerate(crops):
-            draws = None
-            if hasattr(crop, "padded_size"):
-                draws = self._uniforms(request, number, crop)[:, 1:]
-            found.append(_size_of(crop, sizes, draws) if has_many_sizes(crop) else _pair(crop.size))
-        return found
-
-    def _uniforms(self, request: Request, number: int, crop: Crop, round: int = 0) -> rng.Float64:
-        """Draw the numbers of a view: that of the flip, and those of the crop, in one of its rounds."""
-        occurrence = np.zeros_like(request.ids) if request.occurrence is None else request.occurrence
-        first = rng.first_draw(occurrence, number) + round * (crop.draws + 1)
-        return rng.uniforms(self.seed, request.epoch, request.ids, crop.draws + 1, _CROP, first)
-
     # 3. Decode
 
-    def _decode(self, encoded: Encoded, views: Sequence[View], out: Images | None, threads: int) -> Decoded:
-        """Decode the crops of all views of all samples: views share what is under several of their boxes.
+    def _decode(self, encoded: Encoded, views: list[View], out: Images | None, threads: int) -> Decoded:
+        """Make the crops of all views of all samples.
 
         Without a crop, images are decoded whole when the steps in Python run.
         """
+        if self.split.fidelity != "exact":
+            return self._decode_crops(encoded, views, out, threads)
+        if self._are_all_resized_first(encoded):
+            decoded = self._nothing_decoded(encoded, views, out)
+        else:
+            decoded = self._decode_crops(encoded, views, out, threads)
+        self._resize_first(encoded, views, decoded)
+        return decoded
+
+    def _decode_crops(
+        self, encoded: Encoded, views: Sequence[View], out: Images | None, threads: int
+    ) -> Decoded:
+        """Decode the boxes of all views: they share what is under several of their boxes."""
         if all(isinstance(pipeline.crop, Uncropped) for pipeline in self.split.pipelines):
             return Decoded.nothing(len(encoded.files))
         files, groups = encoded.files, self.split.view_groups
@@ -472,7 +358,7 @@ class Fetcher:
     ) -> None:
         """Draw the views of a request of one, whose size is known now, to ``outs``, [1, C, H, W] by view."""
         results = [(out.shape[-2], out.shape[-1]) for _, out in sorted(outs.items())]
-        drawn = self.draw_views(request, np.array([[image.height, image.width]], np.int32), results)
+        drawn = self._drawing.views(request, np.array([[image.height, image.width]], np.int32), results)
         for number, (view, other) in enumerate(zip(views, drawn, strict=True)):
             places = self._places([other], [0], request.epoch, number)
             self._resize_picture(other, outs[number], places, image)
@@ -503,9 +389,9 @@ class Fetcher:
         """
         if all(view.places is None for view in views):
             return None
-        crops, tables = self._crops(epoch), []
+        crops, tables = self._drawing.crops(epoch), []
         for place, number in enumerate(order):
-            view, colour = views[number], colour_of(crops[first + number])
+            view, colour = views[number], colour_of(crops[first + number].crop)
             table = np.zeros((len(view), 12), np.int32)
             table[:, 0] = np.arange(place * len(view), (place + 1) * len(view))
             table[:, 3:5] = view.size
@@ -548,7 +434,7 @@ class Fetcher:
         """Shape of the images of ``count`` samples, with views of those sizes."""
         if self.split.is_decoded_only:
             return self._crop_shape(sizes, count)
-        return self._shape_of([outcome.shape for outcome in self._outcomes(epoch, sizes)], count)
+        return self._shape_of([outcome.shape for outcome in self._results_of(epoch, sizes)], count)
 
     def _crop_shape(self, sizes: Sequence[Size], count: int) -> Shape:
         """Shape of the images that the decoder writes."""
@@ -603,7 +489,7 @@ class Fetcher:
             decoded.values = self._read_targets(encoded.request.ids, unknown, decoded)
         if not split.is_decoded_only:
             crops = self._crops_of(decoded)
-            outcomes = self._outcomes(encoded.request.epoch, [view.size for view in views])
+            outcomes = self._results_of(encoded.request.epoch, [view.size for view in views])
             if out is None:
                 shapes = by_size(self._shape_of([outcome.shape for outcome in outcomes], len(encoded.files)))
                 out = of_sizes([empty_images(shape, self._decoded_dtype) for shape in shapes])
@@ -613,7 +499,7 @@ class Fetcher:
                     encoded,
                     number,
                     outcomes[number],
-                    self._last_format(outcomes[number]),
+                    self._outcomes.last_format(outcomes[number]),
                     crops=crops[number],
                     out=part,
                     view=views[number],
@@ -621,12 +507,12 @@ class Fetcher:
                 )
                 is_carried = steps.carrier is not None and split.pipelines[number].moves_targets_in_python
                 if (crops[number] is None or is_carried) and len(outcomes[number].shape) > 1:
-                    views[number] = replace(views[number], size=_pair(outcomes[number].shape[-2:]))
+                    views[number] = replace(views[number], size=pair(outcomes[number].shape[-2:]))
         for number, part in enumerate(by_view(of_sizes(decoded.images), groups)):
             pipeline = split.pipelines[number]
             if pipeline.least is not None and not pipeline.runs_python:
                 outcome = Outcome(pipeline, torch.uint8, (3, *views[number].size))
-                last = self._last_format(outcome)
+                last = self._outcomes.last_format(outcome)
                 steps.run_small(
                     encoded, number, pipeline, last, out=part, view=views[number], decoded=decoded
                 )
@@ -640,7 +526,7 @@ class Fetcher:
             decoding,
             self.max_pixels,
             with_affine=self.split.targets is not None,
-            carrier=carrier_of(self.split.targets, self.shards),
+            carrier=self._carrier,
         )
 
     def _crops_of(self, decoded: Decoded) -> list[Tensor | None]:
@@ -656,82 +542,36 @@ class Fetcher:
         """Type of the images before ``pixels.worker_augment``."""
         if self.split.is_decoded_only:
             return self._crop_format.dtype
-        outcome = self._outcomes(0, self._largest(0))[0]
-        return (self._last_format(outcome) or outcome).dtype
+        return self._outcomes.dtype_of(self._results_of(0, self._drawing.largest(0))[0])
 
     @property
     def transform_result(self) -> tuple[torch.dtype, tuple[int, ...]]:
         """Type and shape, per sample, of what ``Split(transform=...)`` returns."""
-        pipeline, sizes = self.split.pipelines[0], self._largest(0)
+        pipeline, sizes = self.split.pipelines[0], self._drawing.largest(0)
         if pipeline.runs_python:
-            outcome = self._outcomes(0, sizes)[0]
+            outcome = self._results_of(0, sizes)[0]
             return (pipeline.levels or outcome).dtype, outcome.shape
         dtype = torch.uint8 if pipeline.levels is None else pipeline.levels.dtype
         return dtype, (3, *sizes[0])
 
-    def _last_format(self, outcome: Outcome) -> PixelFormat | None:
-        """Return the format to which the results of a view's steps in Python are converted; None for none."""
-        pipeline, pixels = outcome.pipeline, self.pixels
-        if pipeline.levels is not None:
-            return None if pipeline.levels_first else pipeline.levels
-        is_normalised = pixels.worker_augment is None and pixels.dtype != torch.uint8
-        return pixels if is_normalised and outcome.is_rgb else None
+    def _results_of(self, epoch: int, sizes: list[Size]) -> list[Outcome]:
+        """Return what the steps of each view return for crops of these sizes."""
+        return self._outcomes.of(epoch, sizes, self._example)
 
-    def _outcomes(self, epoch: int, sizes: list[Size]) -> list[Outcome]:
-        """Return what the transform of each view returns for the first sample that can be decoded."""
-        key = tuple(sizes)
-        if key in self._found:
-            return self._found[key]
-        images, where = self._first_images(epoch, sizes)
-        pairs = zip(self.split.pipelines, images, strict=True)
-        carrier = self._python_steps.carrier
-        with watching(where):
-            found = [
-                outcome_of(
-                    pipeline,
-                    image,
-                    where,
-                    self.seed,
-                    carrier.example if carrier and pipeline.moves_targets_in_python else None,
-                )
-                for pipeline, image in pairs
-            ]
-        dtypes = [(self._last_format(outcome) or outcome).dtype for outcome in found]
-        shapes = [{found[view].shape for view in views} for views in self.split.view_groups]
-        if len({*dtypes}) > 1 or max(map(len, shapes)) > 1:
-            each = zip(dtypes, found, strict=True)
-            shown = " and ".join(f"{dtype} {list(outcome.shape)}" for dtype, outcome in each)
-            raise TransformError(
-                f"{where()}: the views of transform= return {shown}: all must have one type, and those that "
-                "begin with crops of one size, or without a crop, one shape. A crop behind other steps, such "
-                "as v2.ToPILImage(), does not count: put it first. A list has one transform per view; the "
-                "steps of one pipeline belong in v2.Compose([...])."
-            )
-        if len(self._found) >= _MOST_FOUND:  # a crop may give each batch a size of its own
-            del self._found[next(iter(self._found))]
-        self._found[key] = found
-        return found
-
-    def _first_images(self, epoch: int, sizes: list[Size]) -> tuple[list[Tensor], Callable[[], str]]:
-        """Return an image of each view of the first sample that can be decoded; noise for a stream."""
-        pipelines = self.split.pipelines
-        ids = np.arange(len(self.shards)) if self.candidates is None else self.candidates
-        steps = self._python_steps
-        for id in ids[:_MOST_SUBSTITUTES].tolist():
-            encoded = self._read(Request(epoch, np.array([id], np.int64)))
-            views = self.draw_views(encoded.request, encoded.sizes, sizes)
-            decoded = self._decode(encoded, views, None, threads=1)
-            images = [
-                steps.whole_image(encoded.files[0], pipeline, 0, decoded) if crops is None else crops[0]
-                for pipeline, crops in zip(pipelines, self._crops_of(decoded), strict=True)
-            ]
-            if decoded.status[0] == Status.OK:
-                return [image for image in images if image is not None], partial(where_of, self.shards, id)
-        noise, found = np.random.default_rng(0), []
-        for pipeline, size in zip(pipelines, sizes, strict=True):
-            height, width = pipeline.crop.target(*_NOISE) if isinstance(pipeline.crop, Uncropped) else size
-            found.append(torch.from_numpy(noise.integers(0, 256, (height, width, 3), np.uint8)).movedim(2, 0))
-        return found, lambda: "an image of noise"
+    def _example(self, request: Request, sizes: list[Size]) -> list[Tensor] | None:
+        """Make an image of each view of one sample, before the steps in Python."""
+        encoded = self._read(request)
+        views = self._drawing.views(request, encoded.sizes, sizes)
+        decoded = self._decode_crops(encoded, views, None, threads=1)
+        images, steps = [], self._python_steps
+        for pipeline, crops in zip(self.split.pipelines, self._crops_of(decoded), strict=True):
+            if crops is None:
+                images.append(steps.whole_image(encoded.files[0], pipeline, 0, decoded))
+            else:
+                images.append(crops[0])
+        if decoded.status[0] != Status.OK:
+            return None
+        return [image for image in images if image is not None]
 
     # 5. Assemble
 
@@ -740,16 +580,14 @@ class Fetcher:
         request: Request,
         sizes: list[Size],
         labels: Tensor | None,
-        views: list[View],
-        decoded: Decoded,
+        made: Made,
         out: Images | None,
         threads: int,
     ) -> FetchResult:
         """Replace the images that could not be decoded, augment, and add labels, targets and members."""
-        values = decoded.values
-        if values is None:
-            values = self._read_targets(request.ids, views, decoded, threads)
-        ids, substituted, left_out = self._substituted(request, sizes, views, decoded, values)
+        decoded, views, is_single = made.decoded, made.views, len(self.split.pipelines) == 1
+        substitutes = Substitutes(self.shards, self.on_error, self._drawing, has_views=not is_single)
+        replaced = substitutes.replace(request, made, partial(self._made_unchanged, sizes))
         images, pixels = decoded.images, self.pixels
         if pixels.worker_augment is not None:
             distorted, groups = request if pixels.distorts else None, self.split.view_groups
@@ -759,19 +597,27 @@ class Fetcher:
             sizes_now = [part.shape[-2:] for part in by_view(of_sizes(images), self.split.view_groups)]
             views = moved_views(mover, views, sizes_now, self.seed, request)
         if self.split.targets is None:
-            batch = self._labelled(of_sizes(images), ids, None if substituted else labels)
+            batch = self._labelled(of_sizes(images), replaced.ids, None if replaced.messages else labels)
         else:
-            batch = self._with_targets(of_sizes(images), ids, values, views, left_out, decoded.carried)
+            batch = self._with_targets(
+                of_sizes(images), replaced.ids, made.values, views, replaced.left_out, decoded.carried
+            )
         first = decoded.non_jpeg
         if first is not None:
             first = decoded.samples.get(first, int(request.ids[first]))
         return FetchResult(
-            batch,
-            substituted,
-            None if first is None else f"{where_of(self.shards, first)} is not a JPEG",
+            batch=batch,
+            substituted=replaced.messages,
+            non_jpeg=None if first is None else f"{where_of(self.shards, first)} is not a JPEG",
             request=request._replace(views=tuple(views)),
-            left_out=left_out,
+            left_out=replaced.left_out,
         )
+
+    def _made_unchanged(self, sizes: list[Size], request: Request) -> Made:
+        """Make the images of a substitute, whose shard is checked."""
+        made = self._made(request, sizes)
+        self._check_unchanged(request)
+        return made
 
     def _read_targets(
         self, ids: Int64, views: Sequence[View], decoded: Decoded, threads: int = 1
@@ -788,67 +634,6 @@ class Fetcher:
         for row, value in zip(rows.tolist(), found, strict=True):
             values[row] = value
         return values
-
-    def _substituted(
-        self, request: Request, sizes: list[Size], views: list[View], decoded: Decoded, values: list[Any]
-    ) -> tuple[Int64, list[str], list[int]]:
-        """Replace the images that could not be decoded, and those whose targets are broken.
-
-        Their views and ``values`` of targets become those of the substitutes. Returns the ids of the samples
-        in the batch, a message for each such image, and the rows that are left out. Raises ``DecodeError``
-        or ``ShardError`` if they are not replaced.
-        """
-        ids, messages, left_out = np.array(request.ids), [], []
-        rows = decoded.status.numpy().nonzero()[0].tolist()
-        broken = [row for row, value in enumerate(values) if isinstance(value, ShardError)]
-        for row in sorted({*rows, *broken}) if broken else rows:
-            reason = str(values[row]) if row in broken else self._reason(int(ids[row]), row, decoded)
-            if self.on_error == "raise":
-                kind = ShardError if row in broken else DecodeError
-                raise kind(f"{reason}; on_error='substitute' replaces it by another sample")
-            if self.on_error == "leave_out":
-                left_out.append(row)
-                messages.append(f"{reason}; it is left out of its batch")
-                continue
-            ids[row], others, drawn, value, carried = self._substitute(request.of_row(row), sizes, reason)
-            if values:
-                values[row] = value
-            for number, column in carried.items():
-                decoded.carried.setdefault(number, [None] * len(ids))[row] = column[0]
-            for part, other in zip(decoded.images, others, strict=True):
-                self._row(part, row).copy_(self._row(other, 0))
-            for view, other_view in zip(views, drawn, strict=True):
-                view.put(row, other_view)
-            messages.append(f"{reason}; {self.shards.keys(ids[row : row + 1])[0]!r} takes its place")
-        return ids, messages, left_out
-
-    def _reason(self, id: int, row: int, decoded: Decoded) -> str:
-        """Return why an image was not decoded, with shard and key."""
-        code = Status(int(decoded.status[row]))
-        more = f": {decoded.reasons[row]}" if row in decoded.reasons else ""
-        return f"{where_of(self.shards, decoded.samples.get(row, id))}: image is {code.name} ({code:d}){more}"
-
-    def _substitute(
-        self, request: Request, sizes: list[Size], reason: str
-    ) -> tuple[int, list[Tensor], list[View], Any, dict[int, list[Any]]]:
-        """Decode another sample for a request of one: a function of seed, epoch, id and occurrence alone."""
-        first = 0 if request.occurrence is None else rng.first_draw(request.occurrence)
-        uniforms = rng.uniforms(self.seed, request.epoch, request.ids, _MOST_SUBSTITUTES, _SUBSTITUTE, first)
-        for other in self._candidates_of(uniforms[0]):
-            given = request._replace(ids=other[None])
-            views, decoded = self._images_of(given, sizes)
-            values = decoded.values
-            if values is None:
-                values = self._read_targets(other[None], views, decoded)
-            self.shards.check_unchanged(self._samples(given).ravel() if self.split.has_parts else given.ids)
-            value = values[0] if values else None
-            if decoded.status[0] == Status.OK and not isinstance(value, ShardError):
-                return int(other), decoded.images, views, value, decoded.carried
-        raise DecodeError(f"{reason}, and none of {_MOST_SUBSTITUTES} others that were drawn can be decoded")
-
-    def _row(self, images: Tensor, row: int) -> Tensor:
-        """Return the part of a tensor that belongs to one sample."""
-        return images[row] if len(self.split.pipelines) == 1 else images[:, row]
 
     def _with_targets(
         self,
@@ -886,22 +671,3 @@ class Fetcher:
         if not members:
             return KeyedBatch(images, labels, keys)
         return ExtraBatch(images, labels, keys, read_extra(self.shards, ids, members, self.split.decode))
-
-
-def _pair(size: Sequence[int]) -> Size:
-    height, width = size
-    return int(height), int(width)
-
-
-def _size_of(crop: Any, sizes: npt.NDArray[np.int32], draws: rng.Float64 | None) -> Size:
-    """Return the size of a crop for images of those sizes, checked: the crop is the user's own."""
-    given = crop.size_of(sizes) if draws is None else crop.padded_size(sizes, draws)
-    most = math.prod(crop.size)
-    with contextlib.suppress(TypeError, ValueError):
-        height, width = (operator.index(side) for side in given)
-        if min(height, width) >= 1 and height * width <= most:
-            return height, width
-    raise BoxError(
-        f"{crop!r}: size_of() returned {given!r}: it must be (height, width) in whole pixels, with at most "
-        f"the {most} pixels of size={crop.size}"
-    )

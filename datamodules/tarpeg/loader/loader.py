@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..errors import DecodeError, allowed_bad, warn
-from ..sampling.sampler import EpochCounter, Request, shown
+from ..sampling.sampler import Request, shown
 from ..shards.source import Source
 from ..transforms.pixels import PixelFormat
 from .augmenting import augment_on_arrival, moving, pixels_of
@@ -32,9 +32,9 @@ from .checks import (
     open_split,
 )
 from .config import LoaderConfig
-from .feeds import feed_of
+from .feeds import Feed, feed_of
 from .members import unmoved_member
-from .ranks import Mesh, Positions, data_rank, process_rank
+from .ranks import DataRank, Mesh, Positions, data_rank, process_rank
 from .split import Split
 from .state import VERSION, State, check_data, checked_state, data_of
 
@@ -129,16 +129,13 @@ class Loader:
         source: Source | None = None,
         name: str = "",
     ) -> None:
-        # This import loads the operators; importing this module must not.
-        from .fetch import Fetcher
-
         if not isinstance(split, Split):
             raise ValueError(
                 f"split={shown(split)} must be a tarpeg.Split(...), such as "
                 "tarpeg.Split(shards, tarpeg.RandomResizedCrop(224))"
             )
         given = {"batch_size": batch_size, "seed": seed, "workers": workers}
-        self.config = config = _changed(config or LoaderConfig(), given, training=training)
+        self.config = _changed(config or LoaderConfig(), given, training=training)
         self.ranks = data_rank(rank, world, mesh)
         check_device(device)
         if not isinstance(name, str):
@@ -146,34 +143,18 @@ class Loader:
         self.split, self.training, self.device = split, training, device
         self.name = name or shown(split.shards)
         self.augment = checked_augment(augment)
-        check_split(self.name, split, self.augment, training=training)
-        if source is None and not split.streaming:
-            source = open_split(split, is_first=self.ranks.is_first)
-        self._feed = feed_of(split, source, config, self.ranks, training=training)
-        self.fetcher = Fetcher(
-            self._feed.source,
-            split,
-            config.seed,
-            config.on_error,
-            keys,
-            candidates=self._feed.candidates,
-            max_pixels=config.max_pixels,
-            labels=split.label_reader(source),
-        )
+        self._keys, self._source = keys, source
+        self._feed, self.fetcher = self._made()
         self._pixels = PixelFormat()
-        self._runner = make_runner(self.fetcher, config, self._feed.to_request)
+        self._runner = make_runner(self.fetcher, self.config, self._feed.to_request)
         # Results of an epoch that go on with the next one, which workers fetch while this one ends; and the
         # number of the next epoch, and the process.
         self._flow: Iterator[FetchResult] | None = None
         self._flow_is_for = (0, 0)
-        check_transform_result(self.name, self.fetcher, self.augment)
-        if training:
-            check_mixed_labels(self.name, self.fetcher, self.augment)
-
-        self.sampler = EpochCounter()
+        self.sampler = self._feed.epochs
         self.substituted = 0
         # Of validation: a warning has the number of images that were substituted.
-        self._sums_up = config.on_error != "raise" and not (training or split.streaming)
+        self._sums_up = self.config.on_error != "raise" and not (training or split.streaming)
         self._epoch = 0
         self._delivered = 0
         self._iterations = 0
@@ -184,6 +165,19 @@ class Loader:
         self._positions: Positions | None = None
         if self.ranks.origin != "given" and self.ranks.is_everywhere:
             self.compare_over_ranks()
+
+    def _made(self) -> tuple[Feed, Any]:
+        """Return the feed and the fetcher of the loader. Settings are set, and nothing else."""
+        return feed_and_fetcher(
+            self.split,
+            self.config,
+            self.ranks,
+            source=self._source,
+            name=self.name,
+            augment=self.augment,
+            training=self.training,
+            keys=self._keys,
+        )
 
     def __len__(self) -> int:
         """Batches per epoch, equal on every rank and independent of resuming; TypeError if unknown."""
@@ -326,7 +320,7 @@ class Loader:
         A collective: each process has to call it.
         """
         if process_rank()[1] > 1:
-            data = "\n".join([self._feed.source.identity(), *self._labels_of_table])
+            data = "\n".join([self._feed.source.identity(), *_labels_of_table(self.fetcher)])
             facts = {"batches": self._feed.length, "data": data, **self._feed.facts()}
             positions = self.ranks.compare(self.name, facts)
             if self._feed.length is not None:  # streams without one end at different batches
@@ -353,20 +347,14 @@ class Loader:
     @cached_property
     def _data(self) -> str:
         """What the samples are read from, for states."""
-        return data_of([*self._labels_of_table, *self._feed.files()])
-
-    @property
-    def _labels_of_table(self) -> list[str]:
-        """Identity of labels that are not part of the samples."""
-        labels = self.fetcher.labels
-        return [text] if labels is not None and (text := labels.identity()) else []
+        return data_identity(self._feed, self.fetcher)
 
     def _fetch_as(self, pixels: PixelFormat) -> None:
         """Change the format of the images that are fetched from now on."""
         if pixels == self.fetcher.pixels:
             return
         self.close()  # the workers have the fetcher, and batches in the other format
-        self.fetcher = replace(self.fetcher, pixels=pixels, _found={})
+        self.fetcher = self.fetcher.with_pixels(pixels)
         self._runner = make_runner(self.fetcher, self.config, self._feed.to_request)
 
     def _batches(self, pixels: PixelFormat) -> Iterator[AnyBatch]:
@@ -484,6 +472,63 @@ class Loader:
             if self.substituted <= _MOST_WARNINGS:
                 last = "; further ones are only counted" * (self.substituted == _MOST_WARNINGS)
                 warn(text + last)
+
+
+def feed_and_fetcher(
+    split: Split,
+    config: LoaderConfig,
+    ranks: DataRank,
+    *,
+    source: Source | None = None,
+    name: str,
+    augment: nn.Module | None,
+    training: bool,
+    keys: bool = False,
+) -> tuple[Feed, Any]:
+    """Open a split and check it; return its feed and its fetcher.
+
+    Args:
+        split: The samples.
+        config: Settings of the loader.
+        ranks: The rank that gets the batches.
+        source: The samples, if they are open already.
+        name: Of the split, in messages.
+        augment: Module behind the loader.
+        training: As of ``Loader``.
+        keys: As of ``Loader``.
+    """
+    # This import loads the operators; importing this module must not.
+    from .fetch import Fetcher
+
+    check_split(name, split, augment, training=training)
+    if source is None and not split.streaming:
+        source = open_split(split, is_first=ranks.is_first)
+    feed = feed_of(split, source, config, ranks, training=training)
+    fetcher = Fetcher(
+        feed.source,
+        split,
+        config.seed,
+        config.on_error,
+        keys,
+        candidates=feed.candidates,
+        max_pixels=config.max_pixels,
+        labels=split.label_reader(source),
+    )
+    check_transform_result(name, fetcher, augment)
+    if training:
+        check_mixed_labels(name, fetcher, augment)
+    return feed, fetcher
+
+
+def data_identity(feed: Feed, fetcher: Any) -> str:
+    """Return what samples are read from, for states."""
+    return data_of([*_labels_of_table(fetcher), *feed.files()])
+
+
+def _labels_of_table(fetcher: Any) -> list[str]:
+    """Return the identity of labels that are not part of the samples."""
+    labels = fetcher.labels
+    return [text] if labels is not None and (text := labels.identity()) else []
 
 
 def _changed(config: LoaderConfig, given: Mapping[str, Any], *, training: bool) -> LoaderConfig:

@@ -1,20 +1,47 @@
-"""Messages between the consumer and its worker processes: a request, and the result of fetching it.
+"""What goes between the consumer and its workers: jobs and answers, and their messages for processes.
 
-They are plain dicts with the bytes of arrays: after a batch the processor's caches no longer hold the code
-that pickles objects, and it would take 3% of the time.
+Messages are plain dicts with the bytes of arrays: after a batch the processor's caches no longer hold the
+code that pickles objects, and it would take 3% of the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypedDict, get_args
+from dataclasses import dataclass
+from typing import Any, TypedDict, cast, get_args
 
 import numpy as np
 import torch
 
 from ..sampling.geometry import View
 from ..sampling.sampler import Request
-from .batch import AnyBatch, FetchResult, Images, Shape
+from .batch import AnyBatch, FetchResult, Shape
+
+
+@dataclass(slots=True)
+class Job:
+    """A batch that is to be fetched.
+
+    Args:
+        buffer: Number of the buffer for its images.
+        request: The request, or what ``to_request`` makes one of.
+    """
+
+    buffer: int
+    request: Any
+
+
+@dataclass(slots=True)
+class Answer:
+    """A result whose images are in the buffer of its job.
+
+    Args:
+        shape: Shape of the images.
+        result: The result; the images of its batch are not those that the consumer gets.
+    """
+
+    shape: Shape
+    result: FetchResult
 
 
 class RequestMessage(TypedDict):
@@ -74,11 +101,20 @@ class ResultMessage(TypedDict):
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(AnyBatch)}
 
 
-def job_message(number: int, request: Any) -> JobMessage:
-    """Return the message for a request, or for an item of which a worker makes one."""
+def job_message(job: Job) -> JobMessage:
+    """Return the message for a job."""
+    request = job.request
     if type(request) is not Request:
-        return {"buffer": number, "request": request}
-    return {"buffer": number, "request": _request_message(request)}
+        return {"buffer": job.buffer, "request": request}
+    return {"buffer": job.buffer, "request": _request_message(request)}
+
+
+def job_of(message: JobMessage) -> Job:
+    """Return the job of a message."""
+    request = message["request"]
+    if type(request) is dict:
+        request = _request_of(cast(RequestMessage, request))
+    return Job(message["buffer"], request)
 
 
 def _request_message(request: Request) -> RequestMessage:
@@ -91,7 +127,7 @@ def _request_message(request: Request) -> RequestMessage:
     }
 
 
-def request_of(message: RequestMessage) -> Request:
+def _request_of(message: RequestMessage) -> Request:
     """Return the request of a message."""
     occurrence = message["occurrence"]
     return Request(
@@ -131,11 +167,9 @@ def _view_of(message: ViewMessage) -> View:
     )
 
 
-def result_message(shape: Shape, result: FetchResult, is_own: bool) -> ResultMessage:
-    """Return the message for a result, whose images, of this shape, are in the buffer.
-
-    ``is_own``: the worker made the request itself.
-    """
+def answer_message(answer: Answer, job: Job) -> ResultMessage:
+    """Return the message for the answer to a job. A request that the worker made itself is in it."""
+    result, is_own = answer.result, type(job.request) is not Request
     batch, request = result.batch, result.request
     others: dict[str, Any] = {} if batch is None else batch._asdict()
     others.pop("image", None)
@@ -143,7 +177,7 @@ def result_message(shape: Shape, result: FetchResult, is_own: bool) -> ResultMes
     numbers = None if label is None else label.numpy()
     return {
         "kind": None if batch is None else type(batch).__name__,
-        "shape": shape,
+        "shape": answer.shape,
         "labels": None if numbers is None else (numbers.tobytes(), numbers.shape, numbers.dtype.char),
         "others": others,
         "request": _request_message(request) if is_own and request is not None else None,
@@ -156,8 +190,8 @@ def result_message(shape: Shape, result: FetchResult, is_own: bool) -> ResultMes
     }
 
 
-def result_of(message: ResultMessage, request: Any, images: Images | None) -> FetchResult:
-    """Return the result of a message, with the images of its batch, for the request that was sent."""
+def answer_of(message: ResultMessage, request: Any) -> Answer:
+    """Return the answer of a message for the request that was sent. Its batch has no images."""
     batch: AnyBatch | None = None
     if message["kind"] is not None:
         fields = message["others"]
@@ -165,14 +199,14 @@ def result_of(message: ResultMessage, request: Any, images: Images | None) -> Fe
             content, shape, kind = message["labels"]
             labels = np.frombuffer(bytearray(content), kind).reshape(shape)
             fields["label"] = torch.from_numpy(labels)
-        batch = _KINDS[message["kind"]](image=images, **fields)
+        batch = _KINDS[message["kind"]](image=None, **fields)
     own = message["request"]
     if own is not None:
-        request = request_of(own)
+        request = _request_of(own)
     if message["views"]:
         views = tuple(map(_view_of, message["views"]))
         request = Request(request.epoch, request.ids, request.occurrence, views, request.size)
-    return FetchResult(
+    result = FetchResult(
         batch=batch,
         substituted=message["substituted"],
         non_jpeg=message["non_jpeg"],
@@ -181,3 +215,4 @@ def result_of(message: ResultMessage, request: Any, images: Images | None) -> Fe
         request=request,
         left_out=message["left_out"],
     )
+    return Answer(message["shape"], result)

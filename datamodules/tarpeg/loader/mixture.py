@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,18 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ResumeError
-from ..sampling.crops import has_many_sizes
+from ..sampling.crops import methods_of
 from ..sampling.mixing import Batches, Mixing, Stopping, checked_shares
 from ..sampling.rng import Int64
 from ..sampling.sampler import EpochCounter, Request, Sampler, shown
-from ..shards.source import Source
 from ..transforms.pixels import PixelFormat
 from .augmenting import augment_on_arrival
 from .batch import AnyBatch, Batch, FetchResult, Images, MixedBatch, Shape, on_device
 from .buffers import Runner
-from .checks import checked_augment
+from .checks import open_split
 from .config import LoaderConfig
-from .loader import _MOST_UNCLAIMED, Loader, _changed, make_runner
+from .feeds import IndexedFeed
+from .loader import Loader, data_identity, feed_and_fetcher
 from .ranks import Mesh, data_rank
 from .split import Split
 from .state import VERSION, State, check_data
@@ -126,7 +125,7 @@ def _check_supported(name: str, split: Split) -> None:
         "repeats": split.repeats > 1,
         "crop=AspectBuckets(...)": split.buckets is not None,
         "a crop whose size changes with the epoch": any(hasattr(crop, "at") for crop in split.view_crops()),
-        "a crop of several sizes": any(map(has_many_sizes, split.view_crops())),
+        "a crop of several sizes": any(methods_of(crop).has_many_sizes for crop in split.view_crops()),
     }
     for argument, is_given in refused.items():
         if is_given:
@@ -158,25 +157,6 @@ class Parts:
         return Request(self.epoch, self.ids, self.occurrence)
 
 
-class _SomeSource(Source):
-    """A source of which only the number of the sample is known."""
-
-    def __len__(self) -> int:
-        return 0
-
-    def keys(self, ids: Any) -> list[str]:
-        return [f"of sample {id}" for id in ids]
-
-    def shard(self, id: int) -> str:
-        return "of one of the mixture's sources"
-
-    def members(self, ids: Any, extension: str) -> list[Any]:
-        return [None for _ in ids]
-
-    def extensions(self, id: int) -> list[str]:
-        return []
-
-
 @dataclass
 class MixedFetcher:
     """Fetches each part of a batch by the fetcher of its source. Can be pickled.
@@ -190,22 +170,20 @@ class MixedFetcher:
     fetchers: list[Any]
     split: Split
     pixels: PixelFormat = field(default_factory=PixelFormat)
-    labels: None = None
-    _found: dict[Any, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.fetchers = [replace(each, pixels=self.pixels, _found={}) for each in self.fetchers]
+    def with_pixels(self, pixels: PixelFormat) -> MixedFetcher:
+        """Return a fetcher of images in another format."""
+        return MixedFetcher([each.with_pixels(pixels) for each in self.fetchers], self.split, pixels)
+
+    def where(self, id: int) -> str:
+        """Describe a sample of which the source is not known."""
+        return f"sample {id} of one of the sources of the mixture"
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the images."""
         dtype: torch.dtype = self.fetchers[0].dtype
         return dtype
-
-    @property
-    def shards(self) -> _SomeSource:
-        """What a warning about a slow sample says of it."""
-        return _SomeSource()
 
     def shape(self, parts: Parts) -> Shape:
         """Shape of the images."""
@@ -226,7 +204,7 @@ class MixedFetcher:
             end = row + len(request.ids)
             result = self.fetchers[source].fetch(request, images[row:end], threads)
             if result.error is not None:
-                return FetchResult(None, [], None, result.error, result.notes, parts.request)
+                return FetchResult(error=result.error, notes=result.notes, request=parts.request)
             labels.append(result.batch.label)
             substituted += result.substituted
             notes += result.notes
@@ -234,7 +212,14 @@ class MixedFetcher:
             non_jpeg = non_jpeg or result.non_jpeg
             row = end
         batch = Batch(images, torch.cat(labels))
-        return FetchResult(batch, substituted, non_jpeg, None, notes, parts.request, left_out)
+        return FetchResult(
+            batch=batch,
+            substituted=substituted,
+            non_jpeg=non_jpeg,
+            notes=notes,
+            request=parts.request,
+            left_out=left_out,
+        )
 
 
 class _Epochs(EpochCounter):
@@ -386,50 +371,50 @@ class MixtureLoader(Loader):
     ) -> None:
         if not isinstance(mixture, Mixture):
             raise ValueError(f"mixture={shown(mixture)} must be a tarpeg.Mixture(...)")
-        given = {"batch_size": batch_size, "seed": seed, "workers": workers}
-        self.config = config = _changed(config or LoaderConfig(), given, training=training)
-        self.mixture, self.training, self.device, self.name = mixture, training, device, "mixture"
-        self.ranks = data_rank(rank, world, mesh)
-        # They check the splits, and open them; they never fetch.
-        self._loaders = {
-            name: Loader(
-                split,
-                training=training,
-                augment=augment,
-                device=device,
-                rank=0,
-                world=1,
-                config=replace(config, global_batch_size=None, batch_size=1),
-                name=name,
-            )
-            for name, split in mixture.sources.items()
-        }
-        self.split = next(iter(mixture.sources.values()))
-        self.augment = checked_augment(augment)
-        orders = [loader._feed._order for loader in self._loaders.values()]  # type: ignore[attr-defined]
-        total = config.global_batch_size or config.batch_size * self.ranks.world
-        if total < self.ranks.world:
-            raise ValueError(f"global_batch_size={total} is smaller than world={self.ranks.world}")
-        mixing = mixture.mixing(
-            {name: len(order) for name, order in zip(mixture.names, orders, strict=True)}, total
+        self.mixture = mixture
+        super().__init__(
+            next(iter(mixture.sources.values())),
+            batch_size,
+            training=training,
+            augment=augment,
+            device=device,
+            seed=seed,
+            workers=workers,
+            rank=rank,
+            world=world,
+            mesh=mesh,
+            config=config,
+            name="mixture",
         )
-        self._mixed = MixedFeed(mixing, orders, self.ranks.rank, self.ranks.world, training=training)
+
+    def _made(self) -> tuple[Any, MixedFetcher]:
+        """Return the feed and the fetcher: those of the sources, which make no batches of their own."""
+        config, world = self.config, self.ranks.world
+        total = config.global_batch_size or config.batch_size * world
+        if total < world:
+            raise ValueError(f"global_batch_size={total} is smaller than world={world}")
+        alone = replace(config, global_batch_size=None, batch_size=1)
+        self._sources: dict[str, tuple[IndexedFeed, Any]] = {}
+        for name, split in self.mixture.sources.items():
+            feed, fetcher = feed_and_fetcher(
+                split,
+                alone,
+                data_rank(0, 1, None),
+                source=open_split(split, is_first=self.ranks.is_first),
+                name=name,
+                augment=self.augment,
+                training=self.training,
+            )
+            assert isinstance(feed, IndexedFeed)
+            self._sources[name] = feed, fetcher
+        orders = [feed.order for feed, _ in self._sources.values()]
+        mixing = self.mixture.mixing(
+            {name: len(order) for name, order in zip(self.mixture.names, orders, strict=True)}, total
+        )
         _ = mixing.stages  # raises
-        self._feed: Any = self._mixed
+        self._mixed = MixedFeed(mixing, orders, self.ranks.rank, world, training=self.training)
         self._check_alike()
-        self.fetcher: Any = MixedFetcher([each.fetcher for each in self._loaders.values()], self.split)
-        self._pixels = PixelFormat()
-        self._runner = make_runner(self.fetcher, config)
-        self._flow, self._flow_is_for = None, (0, 0)
-        self.sampler = self._mixed.epochs
-        self.substituted = 0
-        self._sums_up = self._checks_members = self._has_warned_of_non_jpeg = False
-        self._epoch = self._delivered = self._iterations = 0
-        self.distorted_by = None
-        self._unclaimed = deque(maxlen=_MOST_UNCLAIMED)
-        self._positions = None
-        if self.ranks.origin != "given" and self.ranks.is_everywhere:
-            self.compare_over_ranks()
+        return self._mixed, MixedFetcher([fetcher for _, fetcher in self._sources.values()], self.split)
 
     def __repr__(self) -> str:
         """Return the sources and the batches."""
@@ -499,21 +484,16 @@ class MixtureLoader(Loader):
         """Raise ShardError if the processes of ``torch.distributed`` would not agree on the batches."""
         self._positions = self.ranks.compare(self.name, self._facts)
 
-    def close(self) -> None:
-        """Stop processes, threads and the iterator. Idempotent; iterating again starts new ones."""
-        super().close()
-        for loader in self._loaders.values():
-            loader.close()
-
     @cached_property
     def _facts(self) -> State:
         """What the batches depend on."""
         mixing = self._mixed.mixing
         facts: State = {"mixture": mixing.fingerprint(), "global_batch": mixing.global_batch}
         facts["seed"] = self.config.seed
-        for name, loader in self._loaders.items():
-            own = loader.state_dict()
-            facts |= {f"{fact} of {name}": own[fact] for fact in ("samples", "order", "data")}
+        for name, (feed, fetcher) in self._sources.items():
+            own = feed.facts()
+            facts |= {f"{fact} of {name}": own[fact] for fact in ("samples", "order")}
+            facts[f"data of {name}"] = data_identity(feed, fetcher)
         return facts
 
     def _batches(self, pixels: PixelFormat) -> Iterator[AnyBatch]:
@@ -526,14 +506,14 @@ class MixtureLoader(Loader):
     def _check_alike(self) -> None:
         """Raise ValueError for sources whose images or labels cannot be in one batch."""
         found = {}
-        for name, loader in self._loaders.items():
-            ids = loader.fetcher.candidates
+        for name, (_, fetcher) in self._sources.items():
+            ids = fetcher.candidates
             request = Request(0, np.zeros(1, np.int64) if ids is None else ids[:1])
-            shape: Any = loader.fetcher.shape(request)
-            label = loader.fetcher._read_labels(request.ids)
-            found[name] = {"images": (loader.fetcher.dtype, tuple(shape[1:]))}
+            shape: Any = fetcher.shape(request)
+            label = fetcher.read_labels(request.ids)
+            found[name] = {"images": (fetcher.dtype, tuple(shape[1:]))}
             if self.mixture.batches == "per_source":
-                found[name] = {"images": (loader.fetcher.dtype, tuple(shape[1:2]))}
+                found[name] = {"images": (fetcher.dtype, tuple(shape[1:2]))}
             if label is not None:
                 found[name]["labels"] = (label.dtype, tuple(label.shape[1:]))
         first, *others = found

@@ -17,7 +17,7 @@ import torch
 from ..augment.policies import Policy
 from ..errors import ShardError, check_integer, check_probability, explains_arguments, similar
 from ..sampling.buckets import AspectBuckets
-from ..sampling.crops import Crop, Progressive, crop_at, has_many_sizes
+from ..sampling.crops import Crop, Progressive, crop_at, methods_of
 from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fraction, shown, subset_ids
 from ..shards.label import Label, Labels, given_labels, labels_in_members
 from ..shards.labels import Decode, Target, check_target, read_labels
@@ -164,7 +164,7 @@ class Split:
         if self.has_parts:
             self._check_parts()
         for crop in self.view_crops():
-            if hasattr(crop_at(crop, 0), "boxes_among") and not have_rectangles(self.targets):
+            if methods_of(crop_at(crop, 0)).boxes_among and not have_rectangles(self.targets):
                 raise ValueError(
                     f"crop={crop!r} depends on the boxes of an image: give targets=tarpeg.Boxes(...), or a "
                     "list or dict with it"
@@ -318,7 +318,7 @@ class Split:
     @cached_property
     def has_parts(self) -> bool:
         """Whether images are made of several samples, in some epoch."""
-        return any(hasattr(crop, "parts") for crop in self._all_crops())
+        return any(methods_of(crop).parts for crop in self._all_crops())
 
     def _all_crops(self) -> list[Crop]:
         """Return the crops of all views in all epochs."""
@@ -431,7 +431,7 @@ class Split:
 
     def _check_parts(self) -> None:
         """Check a split whose images are made of several samples."""
-        crop = next(crop for crop in self._all_crops() if hasattr(crop, "parts"))
+        crop = next(crop for crop in self._all_crops() if methods_of(crop).parts)
         if len(self.pipelines) > 1:
             raise ValueError(f"crop={crop!r} is for one view, not {len(self.pipelines)}")
         if self.runs_python:
@@ -558,7 +558,7 @@ def _groups(crops: Sequence[Crop | Progressive], epoch: int) -> list[list[int]]:
     groups: list[tuple[object, list[int]]] = []
     for view, each in enumerate(crops):
         crop = crop_at(each, epoch)
-        key = tuple(crop.size), crop if has_many_sizes(crop) else None
+        key = tuple(crop.size), crop if methods_of(crop).has_many_sizes else None
         for other, numbers in groups:
             if other == key:
                 numbers.append(view)

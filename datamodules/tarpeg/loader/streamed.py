@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import ShardError, warn
 from ..sampling.rng import Int64
-from ..sampling.sampler import DistributedBatchSampler, Request
+from ..sampling.sampler import DistributedBatchSampler, EpochCounter, Request
 from ..shards.source import Source
 from ..shards.stream import Stream, StreamedSamples, Streaming, StreamRequest
 from ..shards.urls import file_name
@@ -53,6 +53,7 @@ class StreamedFeed:
         samples = total if streaming.samples is None else streaming.samples
         self._batches = DistributedBatchSampler(samples, total, world, config.drop_last)
         self.source: Source = StreamedSamples([])
+        self.epochs = EpochCounter()
         # Worker processes read their own shares; otherwise requests carry the samples that this process read.
         self.to_request: ToRequest | None = None
         if self._workers:
@@ -147,7 +148,7 @@ class StreamedFeed:
                     self._is_underway = left > 0 or not self._is_sized  # nobody asks for more than these
                     yield result
         except ShardError as error:
-            yield FetchResult(batch=None, substituted=[], non_jpeg=None, error=error)
+            yield FetchResult(error=error)
         self._is_done = True
         self._is_underway = False
 
@@ -186,9 +187,9 @@ class _Pulling:
             )
         self._samples = pull.samples
         try:
-            return next(self._requests, FetchResult(batch=None, substituted=[], non_jpeg=None))
+            return next(self._requests, FetchResult())
         except ShardError as error:
-            return FetchResult(batch=None, substituted=[], non_jpeg=None, error=error)
+            return FetchResult(error=error)
 
 
 def _check_shards(shards: int, world: int, workers: int) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsIndex
 
 import numpy as np
@@ -33,7 +33,10 @@ class SmallImageError(ValueError):
 
 
 class Crop(Protocol):
-    """Interface of a crop: the size of its output, the count of numbers per box, and the boxes."""
+    """Interface of a crop: the size of its output, the count of numbers per box, and the boxes.
+
+    It may have more methods: see ``CropMethods``.
+    """
 
     @property
     def size(self) -> tuple[int, int]:
@@ -385,9 +388,44 @@ def crop_at(crop: Crop | Progressive, epoch: int) -> Crop:
     return crop.at(epoch) if isinstance(crop, Progressive) else crop
 
 
-def has_many_sizes(crop: Any) -> bool:
-    """Whether the size of a batch depends on its images."""
-    return hasattr(crop, "size_of") or hasattr(crop, "padded_size")
+@dataclass(frozen=True, eq=False)
+class CropMethods:
+    """A crop with all methods that a loader may call: ``Crop`` has those that each crop has.
+
+    A crop of a user's own needs no base class: ``methods_of`` looks once which of the others it has.
+
+    Args:
+        crop: The crop.
+        parts: For images that are made of several samples, see ``Mosaic.parts``; None: of one each.
+        partners: How many samples are drawn to be in the image of each.
+        boxes_among: For boxes that depend on the objects of an image, see ``RandomIoUCrop.boxes_among``.
+        drops_by_centre: See ``View``.
+        size_of: Size of a batch from the sizes of its images, ``(sizes) -> (height, width)``.
+        padded_size: The same for a crop that draws it, and pads, see ``RandomShortestSize.padded_size``.
+        at_size: The crop for a batch whose size is given by its request, see ``AspectBuckets.at_size``.
+    """
+
+    crop: Crop
+    parts: Callable[[Any, Any], Any] | None = None
+    partners: int = 0
+    boxes_among: Callable[[Any, Any, Any], Any] | None = None
+    drops_by_centre: bool = False
+    size_of: Callable[[Any], Any] | None = None
+    padded_size: Callable[[Any, Any], Any] | None = None
+    at_size: Callable[[Any], Crop] | None = None
+
+    @property
+    def has_many_sizes(self) -> bool:
+        """Whether the size of a batch depends on its images."""
+        return self.size_of is not None or self.padded_size is not None
+
+
+def methods_of(crop: Any) -> CropMethods:
+    """Return the methods of a crop, of this package or of a user's own."""
+    given: dict[str, Any] = {
+        each.name: getattr(crop, each.name, each.default) for each in fields(CropMethods)[1:]
+    }
+    return CropMethods(crop, **given)
 
 
 def _range(name: str, value: Sequence[float]) -> tuple[float, float]:

@@ -1,0 +1,247 @@
+"""What is drawn for a request: the views of its images, how large they are, and which samples are in them.
+
+Step 2 of ``fetch``. It reads no image: sizes of images, and objects on which a crop depends, come from the
+source.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..sampling import rng
+from ..sampling.crops import Crop, CropMethods, SmallImageError, crop_at, methods_of
+from ..sampling.geometry import View
+from ..sampling.padded import mirrored, within
+from ..sampling.rng import Int64
+from ..sampling.sampler import Request
+from ..shards.source import Source, where_of
+from .split import Split
+from .targets import read_rectangles
+
+# Streams of random numbers, beside those of loader.substitutes and loader.python_steps: no two uses of a
+# sample's numbers are correlated.
+_CROP = 0
+_PARTNERS = 4  # 1 to 3 are taken
+
+Size = tuple[int, int]
+
+
+class BoxError(ValueError):
+    """A crop's boxes or size that are malformed, or boxes outside their images."""
+
+
+@dataclass
+class Drawing:
+    """Draws views as functions of seed, epoch and sample. Can be pickled.
+
+    Attributes:
+        source: The samples.
+        split: Their crops.
+        seed: Of the loader.
+        candidates: Ids of the samples that may be in the image of another, all if it is None.
+    """
+
+    source: Source
+    split: Split
+    seed: int
+    candidates: Int64 | None = None
+    # The crops of the latest epoch. Replaced as a whole: several threads draw.
+    _latest: tuple[int, list[CropMethods]] = field(default=(-1, []), repr=False, compare=False)
+
+    def crops(self, epoch: int) -> list[CropMethods]:
+        """Return the crop of each view."""
+        known, crops = self._latest
+        if known != epoch:
+            crops = [methods_of(crop_at(crop, epoch)) for crop in self.split.view_crops()]
+            self._latest = epoch, crops
+        return crops
+
+    def largest(self, epoch: int) -> list[Size]:
+        """Return the largest size of each view's results."""
+        return [pair(each.crop.size) for each in self.crops(epoch)]
+
+    def sizes(self, request: Request) -> list[Size]:
+        """Return the size of each view's results, which may depend on the images or on the batch."""
+        if request.size is not None:
+            return [request.size] * len(self.split.pipelines)
+        crops = self.crops(request.epoch)
+        if not any(each.has_many_sizes for each in crops):
+            return self.largest(request.epoch)
+        images = self.source.sizes(request.ids)
+        return [self._size(request, number, images, each) for number, each in enumerate(crops)]
+
+    def _size(
+        self, request: Request, number: int, images: npt.NDArray[np.int32], methods: CropMethods
+    ) -> Size:
+        """Return the size of one view's results."""
+        if methods.padded_size is not None:
+            draws = self.uniforms(request, number, methods.crop)[:, 1:]
+            return _checked_size(methods.crop, methods.padded_size(images, draws))
+        if methods.size_of is not None:
+            return _checked_size(methods.crop, methods.size_of(images))
+        return pair(methods.crop.size)
+
+    def views(
+        self, request: Request, sizes: npt.NDArray[np.int32], results: list[Size] | None = None
+    ) -> list[View]:
+        """Draw the boxes and the flips of each view.
+
+        Args:
+            request: Epoch and ids of the samples.
+            sizes: Sizes of the images, int32 [B, 2]. One of unknown size, (0, 0), has the box (0, 0, 0, 0).
+            results: Sizes of the views; by default the largest of the epoch.
+
+        Raises:
+            BoxError: For boxes that are not integers [B, 4], or are outside their images.
+        """
+        results = results or self.largest(request.epoch)
+        views = []
+        for number, methods in enumerate(self.crops(request.epoch)):
+            if methods.at_size is not None:
+                methods = methods_of(methods.at_size(results[number]))
+            if methods.boxes_among is not None:
+                views.append(self._view_among(request, number, methods, sizes, results[number]))
+            else:
+                views.append(self._view(request, number, methods, sizes, results[number]))
+        return views
+
+    def samples(self, request: Request) -> Int64:
+        """Return the samples of each row, [B, n]: itself, and those that are drawn to be in its image too."""
+        count, ids = self.crops(request.epoch)[0].partners, request.ids[:, None]
+        first = 0 if request.occurrence is None else rng.first_draw(request.occurrence)
+        uniforms = rng.uniforms(self.seed, request.epoch, request.ids, count, _PARTNERS, first)
+        return np.concatenate([ids, self.candidates_of(uniforms)], axis=1)
+
+    def candidates_of(self, uniforms: rng.Float64) -> Int64:
+        """Return the candidates with these shares of their numbers."""
+        if self.candidates is None:
+            return (uniforms * len(self.source)).astype(np.int64)
+        return self.candidates[(uniforms * len(self.candidates)).astype(np.int64)]
+
+    def uniforms(self, request: Request, number: int, crop: Crop, round: int = 0) -> rng.Float64:
+        """Draw the numbers of a view: that of the flip, and those of the crop, in one of its rounds."""
+        occurrence = np.zeros_like(request.ids) if request.occurrence is None else request.occurrence
+        first = rng.first_draw(occurrence, number) + round * (crop.draws + 1)
+        return rng.uniforms(self.seed, request.epoch, request.ids, crop.draws + 1, _CROP, first)
+
+    def _view(
+        self,
+        request: Request,
+        number: int,
+        methods: CropMethods,
+        sizes: npt.NDArray[np.int32],
+        size: Size,
+    ) -> View:
+        """Draw one view."""
+        crop, known = methods.crop, sizes[:, 0] > 0
+        uniforms = self.uniforms(request, number, crop)
+        if known.all():  # no copies
+            boxes = self._boxes(crop, sizes, uniforms[:, 1:], request.ids)
+        else:
+            boxes = np.zeros((len(sizes), 4), np.int32)
+            if known.any():
+                found = self._boxes(crop, sizes[known], uniforms[known, 1:], request.ids[known])
+                boxes = np.zeros((len(sizes), found.shape[1]), np.int32)
+                boxes[known] = found
+        view = View(sizes.copy(), boxes, uniforms[:, 0] < self.split.pipelines[number].flip, size)
+        return view if boxes.shape[1] == 4 else _placed(methods, view)
+
+    def _view_among(
+        self,
+        request: Request,
+        number: int,
+        methods: CropMethods,
+        sizes: npt.NDArray[np.int32],
+        size: Size,
+    ) -> View:
+        """Draw a view whose boxes depend on the objects of the images."""
+        crop, known = methods.crop, np.flatnonzero(sizes[:, 0])
+        objects = read_rectangles(self.source, request.ids[known], self.split.targets)
+
+        def draw(rows: Int64, round: int) -> rng.Float64:
+            return self.uniforms(request.rows(known[rows]), number, crop, round)[:, 1:]
+
+        boxes = np.zeros((len(sizes), 4), np.int32)
+        if len(known):
+            assert methods.boxes_among is not None
+            found = methods.boxes_among(sizes[known], objects, draw)
+            boxes[known] = self._checked(crop, found, sizes[known], request.ids[known])
+        flips = self.uniforms(request, number, crop)[:, 0] < self.split.pipelines[number].flip
+        return View(sizes.copy(), boxes, flips, size, drops_by_centre=methods.drops_by_centre)
+
+    def _boxes(
+        self, crop: Crop, sizes: npt.NDArray[np.int32], uniforms: rng.Float64, ids: Int64
+    ) -> npt.NDArray[np.int32]:
+        try:
+            boxes = np.asarray(crop.boxes(sizes, uniforms))
+        except SmallImageError as error:
+            raise BoxError(f"{where_of(self.source, int(ids[error.row]))}: {error}") from error
+        return self._checked(crop, boxes, sizes, ids)
+
+    def _checked(
+        self, crop: Crop, boxes: npt.NDArray[Any], sizes: npt.NDArray[np.int32], ids: Int64
+    ) -> npt.NDArray[np.int32]:
+        """Check boxes here, where shard, key and crop are known: the crop may be the user's own."""
+        if boxes.shape not in ((len(ids), 4), (len(ids), 8)) or boxes.dtype.kind not in "iu":
+            raise BoxError(
+                f"{crop!r}: boxes must be integers [{len(ids)}, 4], or [{len(ids)}, 8] with their places in "
+                f"the results, got {boxes.dtype} {boxes.shape}"
+            )
+        corner, size = boxes[:, :2].astype(np.int64), boxes[:, 2:4].astype(np.int64)
+        is_outside = ((corner < 0) | (size < 1) | (corner + size > sizes)).any(axis=1)
+        if is_outside.any():
+            row = int(is_outside.argmax())
+            height, width = sizes[row].tolist()
+            raise BoxError(
+                f"{where_of(self.source, int(ids[row]))}: {crop!r} returned the box (top, left, height, "
+                f"width) = {tuple(boxes[row].tolist())}, which is outside the image of {height} x {width}"
+            )
+        return np.ascontiguousarray(boxes, dtype=np.int32)
+
+
+def pair(size: Sequence[int]) -> Size:
+    """Return (height, width) as integers."""
+    height, width = size
+    return int(height), int(width)
+
+
+def _placed(methods: CropMethods, view: View) -> View:
+    """Return a view of boxes [B, 8] with boxes and places, which are mirrored with their results."""
+    boxes, (height, width) = view.boxes, view.size
+    if methods.padded_size is not None:  # the padding of a batch is not mirrored: it is not part of an image
+        boxes = within(boxes, view.size)
+        places = boxes[:, 4:]
+    else:
+        places = mirrored(boxes[:, 4:], view.flips, width)
+    corner, size = places[:, :2].astype(np.int64), places[:, 2:].astype(np.int64)
+    is_known = boxes[:, 2] > 0
+    is_outside = ((corner < 0) | (size < 1) | (corner + size > (height, width))).any(axis=1) & is_known
+    if is_outside.any():
+        place = tuple(boxes[int(is_outside.argmax()), 4:].tolist())
+        raise BoxError(
+            f"{methods.crop!r} returned the place (top, left, height, width) = {place}, which is outside its "
+            f"result of {height} x {width}"
+        )
+    places[~is_known] = 0
+    return replace(view, boxes=np.ascontiguousarray(boxes[:, :4]), places=np.ascontiguousarray(places))
+
+
+def _checked_size(crop: Any, given: Any) -> Size:
+    """Return the size of a crop for the images of a batch, checked: the crop is the user's own."""
+    most = math.prod(crop.size)
+    with contextlib.suppress(TypeError, ValueError):
+        height, width = (operator.index(side) for side in given)
+        if min(height, width) >= 1 and height * width <= most:
+            return height, width
+    raise BoxError(
+        f"{crop!r}: size_of() returned {given!r}: it must be (height, width) in whole pixels, with at most "
+        f"the {most} pixels of size={crop.size}"
+    )
