@@ -192,6 +192,7 @@ class Decoded:
         values: Targets as they were read, if steps in Python move them; otherwise None.
         carried: By view, the value of each row as the steps left it; None for a row that they did not move.
         samples: By row, the sample that ``reasons`` and ``non_jpeg`` are about, if it is not the row's own.
+        nbytes: Bytes of the encoded images.
     """
 
     images: list[Tensor]
@@ -202,6 +203,7 @@ class Decoded:
     values: list[Any] | None = None
     carried: dict[int, list[Any]] = field(default_factory=dict)
     samples: dict[int, int] = field(default_factory=dict)
+    nbytes: int = 0
 
     @classmethod
     def nothing(cls, count: int) -> Decoded:
@@ -248,6 +250,7 @@ class FetchResult:
         notes: Other warnings.
         request: The request for the batch, with the ``views`` that were drawn for it.
         left_out: Rows without an image, which the consumer does not get.
+        nbytes: Bytes of the encoded images.
     """
 
     batch: AnyBatch | None = None
@@ -257,6 +260,7 @@ class FetchResult:
     notes: Sequence[str] = ()
     request: Request | None = None
     left_out: Sequence[int] = ()
+    nbytes: int = 0
 
 
 def without_rows(

@@ -213,6 +213,7 @@ class Fetcher:
         end_if_forked()  # a source and a crop may be the user's own
         decoded = self._decode(encoded, views, out if self.split.is_decoded_only else None, threads)
         self._run_python(encoded, views, decoded, out)
+        decoded.nbytes = sum(map(len, encoded.files))
         return views, decoded
 
     def _check_unchanged(self, request: Request) -> None:
@@ -253,6 +254,7 @@ class Fetcher:
         own = Encoded(request, [encoded.files[part] for part in first.tolist()], encoded.sizes[first])
         views, decoded = [view], decoded.of_rows(places[:, 0], request_of_parts.ids)
         self._run_python(own, views, decoded, out)
+        decoded.nbytes = sum(map(len, encoded.files))
         return views, decoded
 
     # 1. Read
@@ -611,6 +613,7 @@ class Fetcher:
             non_jpeg=None if first is None else f"{where_of(self.shards, first)} is not a JPEG",
             request=request._replace(views=tuple(views)),
             left_out=replaced.left_out,
+            nbytes=decoded.nbytes,
         )
 
     def _made_unchanged(self, sizes: list[Size], request: Request) -> Made:

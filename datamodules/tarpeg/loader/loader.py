@@ -83,6 +83,8 @@ class Loader:
     Attributes:
         sampler: Its ``set_epoch(e)`` sets the epoch of the next ``iter()``.
         substituted: Number of undecodable images that were replaced by other samples.
+        bytes_read: Bytes of the encoded images of the delivered batches. Of a tiled image the decoder
+            touches only what is under the crop.
         fetcher: Reads and decodes samples by number.
 
     Raises:
@@ -152,7 +154,7 @@ class Loader:
         self._flow: Iterator[FetchResult] | None = None
         self._flow_is_for = (0, 0)
         self.sampler = self._feed.epochs
-        self.substituted = 0
+        self.substituted, self.bytes_read = 0, 0
         # Of validation: a warning has the number of images that were substituted.
         self._sums_up = self.config.on_error != "raise" and not (training or split.streaming)
         self._epoch = 0
@@ -250,6 +252,14 @@ class Loader:
                 batch = augment_on_arrival(augment, batch, self.config.seed, request, **options)
             yield batch
             del batch
+
+    @property
+    def ready(self) -> int:
+        """Decoded batches that wait to be taken: if it is 0 at the end of a step, the step waits for data.
+
+        Always 0 with ``workers=0`` and ``threads=0`` of the ``LoaderConfig``, which decode no batch ahead.
+        """
+        return self._runner.ready
 
     @property
     def shapes(self) -> dict[tuple[int, int], int]:
@@ -400,6 +410,7 @@ class Loader:
             if result.left_out:
                 batch, request = without_rows(batch, request, result.left_out, len(self.split.pipelines) > 1)
             self._delivered += 1
+            self.bytes_read += result.nbytes
             if self._sums_up and self.substituted > before and self._delivered == len(self):
                 self._sum_up(self.substituted - before)
             if self._checks_members:

@@ -199,7 +199,7 @@ class MixedFetcher:
         left_out: list[int] = []
         notes: list[str] = []
         non_jpeg: str | None = None
-        row = 0
+        row, nbytes = 0, 0
         for source, request in parts.parts:
             end = row + len(request.ids)
             result = self.fetchers[source].fetch(request, images[row:end], threads)
@@ -210,6 +210,7 @@ class MixedFetcher:
             notes += result.notes
             left_out += [row + number for number in result.left_out]
             non_jpeg = non_jpeg or result.non_jpeg
+            nbytes += result.nbytes
             row = end
         batch = Batch(images, torch.cat(labels))
         return FetchResult(
@@ -219,6 +220,7 @@ class MixedFetcher:
             notes=notes,
             request=parts.request,
             left_out=left_out,
+            nbytes=nbytes,
         )
 
 
