@@ -46,6 +46,8 @@ def test_the_text_is_that_of_openmetrics_and_of_prometheus(tmp_path):
     expected |= {("tarpeg_queued_batches", None): 0, ("tarpeg_slowest_rank", None): 2}
     assert values(openmetrics.text_string_to_metric_families, text) == expected, "the queue is of late"
     assert values(parser.text_string_to_metric_families, text) == expected
+    file.update(30.0, Measured(1, SECONDS, 640, 2, 14, 25, 123_456_789), 2)
+    assert file.path.read_text() == text, "no step since, as at the end of a run"
     assert [*tmp_path.iterdir()] == [file.path] and file.path.stat().st_mode & 0o444 == 0o444
 
 

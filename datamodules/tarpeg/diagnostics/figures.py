@@ -22,7 +22,7 @@ class Measured:
         substituted: Images that were replaced by others, since the loader was made.
         steps: Number of steps with the next two.
         queued: Decoded batches that waited at the end of each step; None of a loader that is not tarpeg's.
-        nbytes: Bytes of the encoded samples; None as above.
+        nbytes: bytes of the encoded images; None as above.
     """
 
     rank: int = 0
@@ -52,7 +52,7 @@ class Measured:
 
     @property
     def megabytes(self) -> float | None:
-        """MB of encoded samples."""
+        """MB of encoded images."""
         return None if self.nbytes is None else self.nbytes / 1e6
 
     def since(self, before: Measured) -> Measured:

@@ -44,7 +44,7 @@ class DataStallMonitor(Callback):
     and loggers), which add up to 1; ``data/images_per_second`` over all ranks, if the lengths of batches are
     known; and ``data/substituted``, the number of images so far that were replaced by others. Of tarpeg's
     loaders also ``data/queue``, the decoded batches that were ready when the next one was asked for, and
-    ``data/megabytes_read``, of encoded samples. On several ranks these and the rate are of each of them,
+    ``data/megabytes_read``, of encoded images. On several ranks these and the rate are of each of them,
     ``data/rank3/queue``, up to 64; ``data/slowest_rank`` is the one that waits most. ``shares``,
     ``wait_share`` and ``images_per_second`` are of the whole run. ``verdict``, logged at the end, is where
     the time went and one piece of advice; ``advice`` is the same in parts, and ``table`` has a line per rank.
@@ -372,7 +372,7 @@ class _Loaders:
     Attributes:
         looks: How often ``look`` was called.
         queued: Sum over these of the batches that were ready; None of other loaders.
-        nbytes: Bytes of the encoded samples since ``reset``; None as above.
+        nbytes: Bytes of the encoded images since ``reset``; None as above.
     """
 
     def __init__(self) -> None:

@@ -55,7 +55,8 @@ class MetricsFile:
         if processes > 1:
             self.path = self.path.with_suffix(f".rank{process}{self.path.suffix}")
         self._process = process
-        self._written, self._last, self._is_broken = -math.inf, Measured(), False
+        self._written, self._is_broken = -math.inf, False
+        self._last, self._recent = Measured(), Measured()
 
     def is_due(self, now: float) -> bool:
         """Return whether it was not written for some seconds, by a clock in seconds."""
@@ -65,8 +66,10 @@ class MetricsFile:
         """Write what was measured so far; see ``write_metrics``."""
         if self._is_broken:
             return
+        if measured.steps > self._last.steps:  # the last file keeps the queue of the one before
+            self._recent = measured.since(self._last)
         try:
-            write_metrics(self.path, self._process, measured, measured.since(self._last), slowest)
+            write_metrics(self.path, self._process, measured, self._recent, slowest)
         except OSError as error:
             self._is_broken = True
             warn(f"metrics={str(self.path)!r} cannot be written any more: {error}")
@@ -122,7 +125,7 @@ def _counters(labels: dict[str, str], measured: Measured) -> Iterator[Metric]:
     found = [
         ("tarpeg_images", "Images of training steps.", "", measured.images),
         ("tarpeg_substituted_images", "Undecodable images that were replaced.", "", measured.substituted),
-        ("tarpeg_read", "Bytes of the encoded samples.", "bytes", measured.nbytes),
+        ("tarpeg_read", "Bytes of the encoded images.", "bytes", measured.nbytes),
     ]
     for name, text, unit, value in found:
         if value is not None:
