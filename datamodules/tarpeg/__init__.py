@@ -113,6 +113,7 @@ if TYPE_CHECKING:
         RandomShortestSize as RandomShortestSize,
         ScaleJitter as ScaleJitter,
     )
+    from .sampling.patches import Patches as Patches
     from .sampling.sampler import Blocks as Blocks
     from .shards.folder import Folder as Folder
     from .shards.label import Label as Label
@@ -167,6 +168,7 @@ _NAMES = {
     "sampling.crops": "CenterCrop Progressive RandomCrop RandomResizedCrop Whole",
     "sampling.geometry": "View",
     "sampling.buckets": "AspectBuckets",
+    "sampling.patches": "Patches",
     "sampling.iou_crop": "RandomIoUCrop",
     "sampling.mosaic": "Mosaic",
     "sampling.padded": "LetterBox RandomShortestSize ScaleJitter",

@@ -27,6 +27,7 @@ class Batch(NamedTuple):
         image: uint8 ``[B, 3, H, W]``, RGB, channels_last; 1 instead of 3 with ``Split(channels=1)``. With
             ``Split(views=n)`` it is ``[n, B, 3, H, W]``, where ``image[v]`` is an ordinary batch; with crops
             of several sizes a list with one such tensor per size, sizes in the order of their first crop.
+            Of ``Patches`` a dict of tensors.
         label: int64 ``[B]``, or ``[B, targets]`` with several targets.
 
     Example:
@@ -287,9 +288,11 @@ def _rows(values: Any, rows: npt.NDArray[np.int64]) -> Any:
 
 def on_device(batch: AnyBatch, device: torch.device | str | None) -> AnyBatch:
     """Return the batch with images, labels and semantic masks on the device; other targets stay."""
-    changed: dict[str, Any] = {
-        "image": of_sizes([part.to(device, non_blocking=True) for part in by_size(batch.image)])
-    }
+    if isinstance(batch.image, dict):  # sequences of patches
+        image: Any = {name: part.to(device, non_blocking=True) for name, part in batch.image.items()}
+    else:
+        image = of_sizes([part.to(device, non_blocking=True) for part in by_size(batch.image)])
+    changed: dict[str, Any] = {"image": image}
     if not isinstance(batch, (TargetBatch, KeyedTargetBatch)):
         changed["label"] = batch.label.to(device, non_blocking=True)
     elif isinstance(batch.targets, Tensor):

@@ -34,6 +34,7 @@ from .checks import (
 from .config import LoaderConfig
 from .feeds import Feed, feed_of
 from .members import unmoved_member
+from .naflex import with_sequences
 from .ranks import DataRank, Mesh, Positions, data_rank, process_rank
 from .split import Split
 from .state import VERSION, State, check_data, checked_state, data_of
@@ -238,7 +239,8 @@ class Loader:
             evaluates: Whether ``augment`` will run in evaluation mode too, on batches of other loaders.
         """
         pixels = self._pixels
-        if augment is not None and (device is None or torch.device(device).type == "cpu"):
+        on_cpu = device is None or torch.device(device).type == "cpu"
+        if augment is not None and on_cpu and self.split.patches is None:
             workers, _ = self.config.workers_and_threads
             pixels = pixels_of(augment, self.training, workers, len(self.split.view_crops()))
         pixels = moving(pixels, augment, self.split, training=self.training)
@@ -264,6 +266,8 @@ class Loader:
     @property
     def shapes(self) -> dict[tuple[int, int], int]:
         """Batches per epoch by (height, width) of their images, of a crop ``AspectBuckets``; otherwise empty.
+
+        Of ``Patches`` by (length, numbers per patch).
 
         ``torch.compile`` compiles once for each.
         """
@@ -409,6 +413,8 @@ class Loader:
             assert request is not None
             if result.left_out:
                 batch, request = without_rows(batch, request, result.left_out, len(self.split.pipelines) > 1)
+            if self.split.patches is not None:
+                batch = with_sequences(batch, request.views[0])
             self._delivered += 1
             self.bytes_read += result.nbytes
             if self._sums_up and self.substituted > before and self._delivered == len(self):
