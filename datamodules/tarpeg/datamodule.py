@@ -34,6 +34,7 @@ from .loader.checks import (
 )
 from .loader.config import LoaderConfig, OnError
 from .loader.loader import Loader
+from .loader.mixture import Mixture, MixtureLoader
 from .loader.preprocessing import check_preprocessing, described
 from .loader.ranks import Mesh, data_rank, rank_of_strategy
 from .loader.split import Split
@@ -71,7 +72,8 @@ class ShardDataModule(lightning.LightningDataModule):
     ``data/substituted``; in val and test a warning each.
 
     Args:
-        train: Split for training: shuffled, every sample once per epoch over all ranks.
+        train: Split for training: shuffled, every sample once per epoch over all ranks. Or a
+            ``tarpeg.Mixture`` of several, which ``splits`` then has as ``"train/NAME"``.
         val: Split for validation, in order; or several, as a list or a dict by name. ``splits`` then has them
             as ``"val/0"`` or ``"val/NAME"``, and ``val_dataloader()`` returns a list in their order.
         test: Split or splits for testing, as ``val``.
@@ -121,7 +123,7 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def __init__(
         self,
-        train: Split | None = None,
+        train: Split | Mixture | None = None,
         val: Split | Sequence[Split] | Mapping[str, Split] | None = None,
         test: Split | Sequence[Split] | Mapping[str, Split] | None = None,
         predict: Split | None = None,
@@ -146,7 +148,17 @@ class ShardDataModule(lightning.LightningDataModule):
     ) -> None:
         super().__init__()
         self.splits: dict[str, Split | None] = {}
-        for kind, given in {"train": train, "val": val, "test": test, "predict": predict}.items():
+        self._mixture = train if isinstance(train, Mixture) else None
+        if isinstance(train, Mixture):
+            self.splits |= {f"train/{name}": split for name, split in train.sources.items()}
+            if keys:
+                raise ValueError(
+                    f"keys={keys!r}: batches of a Mixture have no keys. Leave it out; with members= in all "
+                    "of its splits they have"
+                )
+        else:
+            self.splits |= {"train": None} if train is None else named_splits("train", train)
+        for kind, given in {"val": val, "test": test, "predict": predict}.items():
             self.splits |= {kind: None} if given is None else named_splits(kind, given)
         if all(split is None for split in self.splits.values()):
             raise ValueError(
@@ -154,7 +166,7 @@ class ShardDataModule(lightning.LightningDataModule):
             )
         self.augment = checked_augment(augment)
         for name, split in self._given().items():
-            check_split(name, split, self.augment, training=name == "train")
+            check_split(name, split, self.augment, training=kind_of(name) == "train")
         if augment is None and self._has_own_hook:
             check_types(self.splits)
         self._config = LoaderConfig(
@@ -296,6 +308,10 @@ class ShardDataModule(lightning.LightningDataModule):
             loader.sampler.on_epoch = partial(_forget_a_finished_epoch, weakref.proxy(self.trainer))
         return loader
 
+    def source_dataloader(self, name: str) -> Loader:
+        """Return the loader of one source of a mixture alone, ``"train/NAME"``: to look at its samples."""
+        return self._loader(name)
+
     def val_dataloader(self) -> Loader | list[Loader]:
         """Return the loader of the val split, or a list of the loaders of several.
 
@@ -384,11 +400,11 @@ class ShardDataModule(lightning.LightningDataModule):
     def on_exception(self, exception: BaseException) -> None:
         """Stop the worker processes after a failure; explain labels that were refused."""
         self._close()
-        train = self.splits["train"]
-        if train is not None and "train" in self._samples:
-            source = self._samples["train"]
-            target: Any = train.label_reader(source) or train.target
-            explain_refused_label(exception, source, target)
+        for name, split in self._given().items():
+            if kind_of(name) == "train" and name in self._samples:
+                source = self._samples[name]
+                target: Any = split.label_reader(source) or split.target
+                explain_refused_label(exception, source, target)
 
     def _augment_on_arrival(self, batch: AnyBatch, dataloader_idx: int) -> AnyBatch:
         """Augment a batch of the Trainer's stage; without a Trainer, of the mode of ``augment``."""
@@ -501,33 +517,46 @@ class ShardDataModule(lightning.LightningDataModule):
         return self._loader(kind) if names == [kind] else [self._loader(name) for name in names]
 
     def _loader(self, name: str) -> Loader:
-        split = self.splits[name]
+        is_train, mixture = kind_of(name) == "train", self._mixture if name == "train" else None
+        split = self.splits.get(name) if mixture is None else next(iter(mixture.sources.values()))
         if split is None:
             raise ValueError(f"there is no {name} split: pass ShardDataModule({name}=Split(...))")
         if self.trainer is None and not self._is_prepared:
             self.prepare_data()  # Lightning calls it, a plain loop does not
         self._check_overlap()
-        is_train = name == "train"
-        if is_train and split.shuffle is None and getattr(self.trainer, "overfit_batches", 0) > 0:
+        if is_train and getattr(self.trainer, "overfit_batches", 0) > 0:
             # Lightning warns that overfit_batches turns shuffling off, but does not do it.
-            split = split.in_order()
+            split = _in_order(split)
+            if mixture is not None:
+                sources = {part: _in_order(each) for part, each in mixture.sources.items()}
+                mixture = replace(mixture, sources=sources)
         config = replace(self._config, drop_last=self._drop_last and is_train)
         if name == "predict" and config.on_error == "substitute":
             config = replace(config, on_error="leave_out")
-        loader = Loader(
-            split,
-            training=is_train,
-            keys=self._keys or name == "predict",
-            config=config,
-            source=None if split.streaming else self.samples(name),
-            name=name,
-            **self._ranks(),
-        )
+        if mixture is not None:
+            loader: Loader = MixtureLoader(
+                mixture,
+                config=config,
+                sources={part: self.samples(f"train/{part}") for part in mixture.sources},
+                name=name,
+                **self._ranks(),
+            )
+        else:
+            loader = Loader(
+                split,
+                training=is_train,
+                keys=self._keys or name == "predict",
+                config=config,
+                source=None if split.streaming else self.samples(name),
+                name=name,
+                **self._ranks(),
+            )
         loader.pixels = self._pixels(is_train, split)
         loader.distorted_by = self.augment if is_train else None
-        check_transform_result(name, loader.fetcher, self.augment)
-        if is_train:
-            check_mixed_labels(name, loader.fetcher, self.augment)
+        for part, fetcher in loader.fetchers().items():
+            check_transform_result(part, fetcher, self.augment)
+            if is_train:
+                check_mixed_labels(part, fetcher, self.augment)
         self._keep(loader)
         if is_train and loader.ranks.is_first and self.augment is not None and self._has_own_hook:
             loader.unclaimed_notice = _NOT_AUGMENTED
@@ -556,6 +585,11 @@ class ShardDataModule(lightning.LightningDataModule):
 
     def _in_use(self) -> list[Loader]:
         return [loader for found in self._loaders if (loader := found()) is not None]
+
+
+def _in_order(split: Split) -> Split:
+    """Return the split in order, unless its order was chosen."""
+    return split.in_order() if split.shuffle is None else split
 
 
 def _forget_a_finished_epoch(trainer: lightning.Trainer) -> None:

@@ -4,7 +4,7 @@ import hydra
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Console
-from tarpeg import Loader, plan_epoch
+from tarpeg import plan_epoch
 from tarpeg.errors import similar
 
 from .overrides import one_line_errors
@@ -25,13 +25,6 @@ def main(cfg: DictConfig) -> None:
         data = instantiate(cfg.data, augment=None, workers=0)
         loader = getattr(data, f"{cfg.split}_dataloader")()
         if cfg.ranks != 1:
-            loader = Loader(
-                loader.split,
-                training=loader.training,
-                rank=0,
-                world=cfg.ranks,
-                config=loader.config,
-                source=loader.fetcher.shards,
-            )
+            loader = loader.on_rank(0, cfg.ranks)
         plan = plan_epoch(loader, cfg.epoch)
     Console(soft_wrap=True).print(f"{cfg.split}, {plan}", markup=False, highlight=False)

@@ -86,6 +86,41 @@ def test_a_state_of_any_step_continues_there(arguments, data):
         assert found == expected[: count - step % count]
 
 
+@settings(max_examples=40, deadline=None)
+@given(loaders(), st.integers(1, 3), st.data())
+def test_another_number_of_ranks_makes_the_same_batches_or_is_an_error(arguments, other, data):
+    split, config, world = arguments
+    if other > min(len(split.shards), config.global_batch_size):
+        return
+    ranks = [Loader(split, config=config, rank=rank, world=world) for rank in range(world)]
+    whole = merged([labels(loader) for loader in ranks])
+    step = data.draw(st.integers(1, len(whole)), label="step")
+    batches = iter(ranks[0])
+    ranks[0].sampler.set_epoch(0)
+    for _ in range(step):
+        next(batches)
+    state = ranks[0].state_dict()
+    rest = []
+    for rank in range(other):
+        loader = Loader(split, config=config, rank=rank, world=other)
+        try:
+            loader.load_state_dict(state)
+        except ResumeError as error:
+            assert "order" in str(error) and step < len(whole)
+            return
+        rest.append(labels(loader))
+    if step < len(whole):
+        assert merged(rest) == whole[step:]
+
+
+def merged(ranks):
+    """The global batches of what each rank got."""
+    return [
+        (parts[0][0], sorted(label for _, part in parts for label in part))
+        for parts in zip(*ranks, strict=True)
+    ]
+
+
 def test_through_a_stateful_data_loader():
     split = Split(Pictures([n % 6 for n in range(40)]), AspectBuckets(buckets=BUCKETS, upscale=True))
 

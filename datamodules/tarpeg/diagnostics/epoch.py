@@ -106,8 +106,10 @@ def plan_epoch(loader: Loader, epoch: int = 0) -> EpochPlan:
     """
     counts: dict[tuple[int, int], list[int]] = defaultdict(list)
     shown, enlarged, padded, pixels, drawn = 0.0, 0, 0, 0, 0
-    for request in loader.requests(epoch):
-        for view in loader.fetcher.views_of(request):
+    batches = 0
+    for views in loader.views(epoch):
+        batches += 1
+        for view in views:
             known = view.is_known
             boxes, places = view.boxes[known].astype(np.float64), view.all_places[known].astype(np.float64)
             sizes = view.sizes[known].astype(np.float64)
@@ -121,16 +123,15 @@ def plan_epoch(loader: Loader, epoch: int = 0) -> EpochPlan:
     shapes = [
         ShapePlan(shape, len(each), sum(each), min(each), max(each), side) for shape, each in counts.items()
     ]
-    state = loader.state_dict()
     return EpochPlan(
-        epoch,
-        int(state["samples"]),
-        len(loader),
-        loader.ranks.world,
-        sorted(shapes, key=lambda each: -each.samples),
-        shown / max(drawn, 1),
-        enlarged / max(drawn, 1),
-        padded / max(pixels, 1),
-        pixels,
-        pixels // side**2 if side else 0,
+        epoch=epoch,
+        samples=loader.samples_in(epoch),
+        batches=batches,
+        world=loader.ranks.world,
+        shapes=sorted(shapes, key=lambda each: -each.samples),
+        shown=shown / max(drawn, 1),
+        enlarged=enlarged / max(drawn, 1),
+        padding=padded / max(pixels, 1),
+        pixels=pixels,
+        tokens=pixels // side**2 if side else 0,
     )

@@ -24,7 +24,7 @@ from ..augment.module import Augment
 from ..augment.tables import CODES
 from ..errors import DecodeError, check_integer, similar, warn
 from ..loader.augmenting import augment_on_arrival, modules_of, moved_views, params_of, uncompiled
-from ..loader.batch import AnyBatch, KeyedTargetBatch, TargetBatch, by_size, by_view
+from ..loader.batch import TARGET_BATCHES, AnyBatch, by_size, by_view
 from ..loader.checks import kind_of
 from ..loader.naflex import image_of
 from ..ops import matrices
@@ -221,11 +221,14 @@ def _batches(data: Any, split: str, samples: int, epoch: int, columns: int) -> I
         raise ValueError(f"split={split!r} must not be streamed: its samples cannot be read a second time")
     kind = kind_of(split)
     names = [name for name in data.splits if name.startswith(f"{kind}/")]
-    loaders = getattr(data, f"{kind}_dataloader")()
-    loader = loaders[names.index(split)] if names else loaders
+    if kind == "train" and names:  # a source of a mixture
+        loader = data.source_dataloader(split)
+    else:
+        loaders = getattr(data, f"{kind}_dataloader")()
+        loader = loaders[names.index(split)] if names else loaders
     loader.sampler.set_epoch(epoch)
     if data.augment is not None:
-        data.augment.train(split == "train")
+        data.augment.train(kind == "train")
     seen = 0
     for batch in loader:
         yield loader, batch
@@ -336,7 +339,7 @@ def _cards(
         after_views = tuple(moved_views(augment, request.views, sizes, fetcher.seed, request))
     for row, id in enumerate(request.ids[:limit].tolist()):
         label = ""
-        if not isinstance(after, (TargetBatch, KeyedTargetBatch)):
+        if not isinstance(after, TARGET_BATCHES):
             label = _label(after.label[row], classes)
         card = Card(fetcher.shards.keys([id])[0], label)
         drawn = _add_photograph(card, fetcher, request.of_row(row), targets)

@@ -328,8 +328,10 @@ def check_overlap(splits: Mapping[str, Split]) -> bool:
     for name, split in splits.items():
         with suppress(ShardError):  # opening it raises
             places[name] = split.places()
-    train = places.get("train", {})
-    for name in (name for name in places if name != "train"):
+    train: dict[object, str] = {}
+    for name in (name for name in places if kind_of(name) == "train"):
+        train |= places[name]
+    for name in (name for name in places if kind_of(name) != "train"):
         other = places[name]
         if shared := train.keys() & other.keys():
             first = min(shared, key=train.__getitem__)

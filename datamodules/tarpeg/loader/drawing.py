@@ -207,6 +207,39 @@ class Drawing:
         return np.ascontiguousarray(boxes, dtype=np.int32)
 
 
+def are_alike(drawings: Sequence[Drawing]) -> bool:
+    """Whether ``draw_together`` may draw for all of them: one view each, by one crop of this package.
+
+    The boxes of these are functions of each row alone; a user's own may look at all rows.
+    """
+    crops = [methods for each in drawings for methods in each.crops(0)]
+    first = crops[0]
+    if type(first.crop).__module__ != Crop.__module__ or len(crops) > len(drawings):
+        return False
+    return all(each.crop == first.crop and type(each.crop) is type(first.crop) for each in crops)
+
+
+def draw_together(parts: Sequence[tuple[Drawing, Request]], sizes: npt.NDArray[np.int32], size: Size) -> View:
+    """Draw the view of a batch with parts of several sources.
+
+    Args:
+        parts: What draws for each part, all alike, and its request.
+        sizes: Sizes of all images, int32 [B, 2].
+        size: Size of the results.
+
+    Raises:
+        BoxError: As ``Drawing.views``, but with the shard and key of another source.
+    """
+    crop = parts[0][0].crops(0)[0].crop
+    drawn = [drawing.uniforms(request, 0, crop) for drawing, request in parts]
+    uniforms, ids = np.concatenate(drawn), np.concatenate([request.ids for _, request in parts])
+    boxes = parts[0][0]._boxes(crop, sizes, uniforms[:, 1:], ids)
+    shares = [drawing.split.pipelines[0].flip for drawing, _ in parts]
+    flips = uniforms[:, 0] < np.repeat(shares, [len(each) for each in drawn])
+    view = View(sizes, boxes, flips, size)
+    return view if boxes.shape[1] == 4 else _placed(parts[0][0].crops(0)[0], view)
+
+
 def pair(size: Sequence[int]) -> Size:
     """Return (height, width) as integers."""
     height, width = size

@@ -70,7 +70,14 @@ Place = Callable[[Shape], Images]
 
 
 # Errors that are part of a result; others are raised.
-_OF_THE_RESULT = (DecodeError, ShardError, BoxError)
+OF_THE_RESULT = (DecodeError, ShardError, BoxError)
+
+
+def check_forks(process: int) -> None:
+    """End a process that a source, a crop or a target has forked from ``process``, and returned in."""
+    if os.getpid() != process or forks.has_returned[0]:
+        forks.end_child(process)
+        forks.check_children()
 
 
 @dataclass
@@ -104,7 +111,7 @@ class Fetcher:
 
     def __post_init__(self) -> None:
         self._carrier = carrier_of(self.split.targets, self.shards)
-        self._drawing = Drawing(self.shards, self.split, self.seed, self.candidates)
+        self.drawing = Drawing(self.shards, self.split, self.seed, self.candidates)
         self._outcomes = Outcomes(
             source=self.shards,
             split=self.split,
@@ -130,27 +137,31 @@ class Fetcher:
 
     def shape(self, request: Request) -> Shape:
         """Shape of the images of ``request``; a list of shapes for views of several sizes."""
-        return self._shape(request.epoch, self._drawing.sizes(request), len(request.ids))
+        return self._shape(request.epoch, self.drawing.sizes(request), len(request.ids))
 
     def nbytes(self, request: Request) -> int:
         """Bytes of the images of as many samples as ``request`` has, at most."""
-        drawing, count = self._drawing, len(request.ids)
+        drawing, count = self.drawing, len(request.ids)
         sizes = drawing.largest(request.epoch) if request.size is None else drawing.sizes(request)
         images = sum(map(math.prod, by_size(self._shape(request.epoch, sizes, count)))) * self.dtype.itemsize
         return images + picture_bytes(self.split.targets, sizes, count)
 
     def views_of(self, request: Request) -> list[View]:
         """Draw the views of a request from the sizes of its images, which the index has: none is read."""
-        return self.draw_views(request, self.shards.sizes(request.ids), self._drawing.sizes(request))
+        return self.draw_views(request, self.shards.sizes(request.ids), self.drawing.sizes(request))
 
     def draw_views(
         self, request: Request, sizes: npt.NDArray[np.int32], results: list[Size] | None = None
     ) -> list[View]:
         """Draw the views of a request for images of other sizes, see ``Drawing.views``."""
-        return self._drawing.views(request, sizes, results)
+        return self.drawing.views(request, sizes, results)
 
     def fetch(
-        self, request: Request | StreamRequest, out: Images | Place | None = None, threads: int = 1
+        self,
+        request: Request | StreamRequest,
+        out: Images | Place | None = None,
+        threads: int = 1,
+        distorted: Request | None = None,
     ) -> FetchResult:
         """Read, decode, crop and resize the samples of ``request``: the same bytes in any process.
 
@@ -162,6 +173,7 @@ class Fetcher:
             out: Memory for the images, of ``shape(request)`` (a list of tensors for a list of shapes) and
                 ``dtype``, each in channels_last order; or a function that returns it for that shape.
             threads: Number of threads that decode.
+            distorted: The request for which distortions are drawn; None: ``request``.
         """
         notes: Sequence[str] = ()
         process = os.getpid()
@@ -174,26 +186,26 @@ class Fetcher:
             try:
                 if is_stream and not self.split.is_decoded_only:
                     # Of noise, whichever sample comes first.
-                    self._results_of(request.epoch, fetcher._drawing.sizes(request))
-                result = fetcher._fetch(request, out, threads)
+                    self._results_of(request.epoch, fetcher.drawing.sizes(request))
+                result = fetcher._fetch(request, out, threads, distorted or request)
                 result.notes = notes
                 return result
             finally:  # before any other error: a shard that changed may cause all of them
-                if os.getpid() != process or forks.has_returned[0]:  # by a source, a crop or a target
-                    forks.end_child(process)
-                    forks.check_children()
-                fetcher._check_unchanged(request)
-        except _OF_THE_RESULT as error:
+                check_forks(process)
+                fetcher.check_unchanged(request)
+        except OF_THE_RESULT as error:
             return FetchResult(error=error, notes=notes, request=request)
 
-    def _fetch(self, request: Request, out: Images | Place | None, threads: int) -> FetchResult:
+    def _fetch(
+        self, request: Request, out: Images | Place | None, threads: int, distorted: Request
+    ) -> FetchResult:
         """Read the labels, make the images of each view, and assemble the batch."""
-        sizes, is_final = self._drawing.sizes(request), self.pixels.worker_augment is None
+        sizes, is_final = self.drawing.sizes(request), self.pixels.worker_augment is None
         if callable(out):
             out = out(self._shape(request.epoch, sizes, len(request.ids)))
         labels = self.read_labels(request.ids)
         made = self._made(request, sizes, out if is_final else None, threads)
-        return self._assemble(request, sizes, labels, made, out, threads)
+        return self._assemble(request, sizes, labels, made, out, distorted)
 
     def _made(self, request: Request, sizes: list[Size], out: Images | None = None, threads: int = 1) -> Made:
         """Make the images of each view, and read their targets."""
@@ -207,27 +219,27 @@ class Fetcher:
         self, request: Request, sizes: list[Size], out: Images | None = None, threads: int = 1
     ) -> tuple[list[View], Decoded]:
         """Make the images of each view: read, draw, decode, run the steps in Python."""
-        if self._drawing.crops(request.epoch)[0].parts is not None:
+        if self.drawing.crops(request.epoch)[0].parts is not None:
             return self._images_of_parts(request, out, threads)
-        encoded = self._read(request)
-        views = self._drawing.views(request, encoded.sizes, sizes)
+        encoded = self.read(request)
+        views = self.drawing.views(request, encoded.sizes, sizes)
         end_if_forked()  # a source and a crop may be the user's own
         decoded = self._decode(encoded, views, out if self.split.is_decoded_only else None, threads)
         self._run_python(encoded, views, decoded, out)
         decoded.nbytes = sum(map(len, encoded.files))
         return views, decoded
 
-    def _check_unchanged(self, request: Request) -> None:
+    def check_unchanged(self, request: Request) -> None:
         """Raise ShardError if a shard of the samples of a request has changed."""
-        used = self._drawing.samples(request).ravel() if self.split.has_parts else request.ids
+        used = self.drawing.samples(request).ravel() if self.split.has_parts else request.ids
         self.shards.check_unchanged(used)
 
     def _images_of_parts(
         self, request: Request, out: Images | None, threads: int
     ) -> tuple[list[View], Decoded]:
         """Make images of several samples each: as ``_images_of``, with a file, a box and a place per part."""
-        crop: Any = self._drawing.crops(request.epoch)[0].crop
-        samples, uniforms = self._drawing.samples(request), self._drawing.uniforms(request, 0, crop)
+        crop: Any = self.drawing.crops(request.epoch)[0].crop
+        samples, uniforms = self.drawing.samples(request), self.drawing.uniforms(request, 0, crop)
         files = self.shards.images(samples.ravel())
         known = image_sizes(files).numpy()
         sizes = known.copy()
@@ -245,7 +257,7 @@ class Fetcher:
         else:
             images = by_size(out)[0]
         size, boxes, flips = view.size, view.boxes, view.flips
-        _, status = self._resize(size, encoded.files, boxes, flips, images, threads, places)
+        _, status = self.resize(size, encoded.files, boxes, flips, images, threads, places)
         decoded, first = Decoded([images], status), first_parts(view)
         for part in status.numpy().nonzero()[0].tolist():
             row, alone = int(places[part, 0]), places[part : part + 1].copy()
@@ -272,7 +284,7 @@ class Fetcher:
             return read_labels(self.shards, ids, target)
         return None
 
-    def _read(self, request: Request) -> Encoded:
+    def read(self, request: Request) -> Encoded:
         """Read the encoded images and their sizes."""
         files = self.shards.images(request.ids)
         return Encoded(request, files, image_sizes(files).numpy())
@@ -310,7 +322,7 @@ class Fetcher:
         flat = None if out is None else of_sizes([part.flatten(0, -4) for part in by_size(out)])
         boxes = np.concatenate([views[number].boxes for number in order])
         flips = np.concatenate([views[number].flips for number in order])
-        flat, status = self._resize(shapes[0][-2:], files * len(order), boxes, flips, flat, threads, places)
+        flat, status = self.resize(shapes[0][-2:], files * len(order), boxes, flips, flat, threads, places)
         flats = by_size(flat)
         if len(order) > 1:
             status = status.view(len(order), len(files)).amax(0)
@@ -336,7 +348,7 @@ class Fetcher:
         )
         sizes = np.where(view.is_known[:, None], view.all_places[:, 2:], view.size[1]).tolist()
         images = [empty_images(self._tensor_shape(1, size), dtype) for size in sizes]
-        _, status = self._resize(view.size, encoded.files, view.boxes, view.flips, images, threads)
+        _, status = self.resize(view.size, encoded.files, view.boxes, view.flips, images, threads)
         decoded = Decoded([columns], status)
         for row in status.numpy().nonzero()[0].tolist():
             draw = partial(self._draw_again, encoded.request.of_row(row), view, row, images)
@@ -353,7 +365,7 @@ class Fetcher:
     ) -> None:
         """Draw the view of a request of one, whose size is known now, and make its image anew."""
         size = np.array([[picture.height, picture.width]], np.int32)
-        (drawn,) = self._drawing.views(request, size, [view.size])
+        (drawn,) = self.drawing.views(request, size, [view.size])
         own = drawn.all_places[0, 2:].tolist()
         images[row] = empty_images(self._tensor_shape(1, own), self._crop_format.dtype)
         self._resize_picture(drawn, [images[row]], None, picture)
@@ -397,7 +409,7 @@ class Fetcher:
     ) -> None:
         """Draw the views of a request of one, whose size is known now, to ``outs``, [1, C, H, W] by view."""
         results = [(out.shape[-2], out.shape[-1]) for _, out in sorted(outs.items())]
-        drawn = self._drawing.views(request, np.array([[image.height, image.width]], np.int32), results)
+        drawn = self.drawing.views(request, np.array([[image.height, image.width]], np.int32), results)
         for number, (view, other) in enumerate(zip(views, drawn, strict=True)):
             places = self._places([other], [0], request.epoch, number)
             self._resize_picture(other, outs[number], places, image)
@@ -416,7 +428,7 @@ class Fetcher:
         part = image.crop((left, top, left + width, top + height))
         ppm = pillow.as_tensor(pillow.ppm(pillow.to_rgb(part, gray=self.split.channels == 1)))
         whole = np.array([[0, 0, height, width]], np.int32)
-        self._resize(view.size, [ppm], whole, view.flips, out, places=places)
+        self.resize(view.size, [ppm], whole, view.flips, out, places=places)
 
     def _places(
         self, views: Sequence[View], order: Sequence[int], epoch: int, first: int = 0
@@ -431,7 +443,7 @@ class Fetcher:
         """
         if all(view.places is None for view in views):
             return None
-        crops, tables = self._drawing.crops(epoch), []
+        crops, tables = self.drawing.crops(epoch), []
         for place, number in enumerate(order):
             view, colour = views[number], colour_of(crops[first + number].crop)
             table = np.zeros((len(view), 12), np.int32)
@@ -442,7 +454,7 @@ class Fetcher:
             tables.append(table)
         return np.concatenate(tables)
 
-    def _resize(
+    def resize(
         self,
         size: Sequence[int],
         files: list[Tensor],
@@ -452,9 +464,10 @@ class Fetcher:
         threads: int = 1,
         places: npt.NDArray[np.int32] | None = None,
     ) -> tuple[Images, Tensor]:
+        """Decode boxes of files by the decoder; return the images, and a status for each."""
         pixels, is_flipped = self._crop_format, any(pipeline.flip for pipeline in self.split.pipelines)
         given, flip = torch.from_numpy(boxes), torch.from_numpy(flips) if is_flipped else None
-        options = {"mean": pixels.mean, "std": pixels.std, "threads": threads, **self._decoding}
+        options = {"mean": pixels.mean, "std": pixels.std, "threads": threads, **self.decoding}
         if isinstance(out, list) or places is not None:
             table = None if places is None else torch.from_numpy(places)
             return out, decode_sizes(files, given, flip, by_size(out), **options, places=table)
@@ -462,7 +475,7 @@ class Fetcher:
         return decode_batch(files, given, size, flip, **options)
 
     @property
-    def _decoding(self) -> dict[str, Any]:
+    def decoding(self) -> dict[str, Any]:
         """Options of the decoder that are the same for crops and whole images."""
         first = self.split.pipelines[0]
         return {
@@ -561,7 +574,7 @@ class Fetcher:
 
     @property
     def _python_steps(self) -> PythonSteps:
-        decoding = {"channels": self.split.channels, **self._decoding}
+        decoding = {"channels": self.split.channels, **self.decoding}
         return PythonSteps(
             self.shards,
             self.seed,
@@ -584,12 +597,12 @@ class Fetcher:
         """Type of the images before ``pixels.worker_augment``."""
         if self.split.is_decoded_only:
             return self._crop_format.dtype
-        return self._outcomes.dtype_of(self._results_of(0, self._drawing.largest(0))[0])
+        return self._outcomes.dtype_of(self._results_of(0, self.drawing.largest(0))[0])
 
     @property
     def transform_result(self) -> tuple[torch.dtype, tuple[int, ...]]:
         """Type and shape, per sample, of what ``Split(transform=...)`` returns."""
-        pipeline, sizes = self.split.pipelines[0], self._drawing.largest(0)
+        pipeline, sizes = self.split.pipelines[0], self.drawing.largest(0)
         if pipeline.runs_python:
             outcome = self._results_of(0, sizes)[0]
             return (pipeline.levels or outcome).dtype, outcome.shape
@@ -602,8 +615,8 @@ class Fetcher:
 
     def _example(self, request: Request, sizes: list[Size]) -> list[Tensor] | None:
         """Make an image of each view of one sample, before the steps in Python."""
-        encoded = self._read(request)
-        views = self._drawing.views(request, encoded.sizes, sizes)
+        encoded = self.read(request)
+        views = self.drawing.views(request, encoded.sizes, sizes)
         decoded = self._decode_crops(encoded, views, None, threads=1)
         images, steps = [], self._python_steps
         for pipeline, crops in zip(self.split.pipelines, self._crops_of(decoded), strict=True):
@@ -624,22 +637,22 @@ class Fetcher:
         labels: Tensor | None,
         made: Made,
         out: Images | None,
-        threads: int,
+        drawn_for: Request,
     ) -> FetchResult:
         """Replace the images that could not be decoded, augment, and add labels, targets and members."""
         decoded, views, is_single = made.decoded, made.views, len(self.split.pipelines) == 1
-        substitutes = Substitutes(self.shards, self.on_error, self._drawing, has_views=not is_single)
+        substitutes = Substitutes(self.shards, self.on_error, self.drawing, has_views=not is_single)
         replaced = substitutes.replace(request, made, partial(self._made_unchanged, sizes))
         images, pixels = decoded.images, self.pixels
         if pixels.worker_augment is not None:
-            distorted, groups = request if pixels.distorts else None, self.split.view_groups
+            distorted, groups = drawn_for if pixels.distorts else None, self.split.view_groups
             images = augment_in_worker(pixels.worker_augment, images, self.seed, distorted, out, groups)
         mover = pixels.worker_augment if pixels.distorts else pixels.moves
         if mover is not None and self.split.targets is not None:
             sizes_now = [part.shape[-2:] for part in by_view(of_sizes(images), self.split.view_groups)]
-            views = moved_views(mover, views, sizes_now, self.seed, request)
+            views = moved_views(mover, views, sizes_now, self.seed, drawn_for)
         if self.split.targets is None:
-            batch = self._labelled(of_sizes(images), replaced.ids, None if replaced.messages else labels)
+            batch = self.labelled(of_sizes(images), replaced.ids, None if replaced.messages else labels)
         else:
             batch = self._with_targets(
                 of_sizes(images), replaced.ids, made.values, views, replaced.left_out, decoded.carried
@@ -659,7 +672,7 @@ class Fetcher:
     def _made_unchanged(self, sizes: list[Size], request: Request) -> Made:
         """Make the images of a substitute, whose shard is checked."""
         made = self._made(request, sizes)
-        self._check_unchanged(request)
+        self.check_unchanged(request)
         return made
 
     def _read_targets(
@@ -703,7 +716,8 @@ class Fetcher:
             return KeyedTargetBatch(images, moved, self.shards.keys(ids))
         return TargetBatch(images, moved)
 
-    def _labelled(self, images: Images, ids: Int64, labels: Tensor | None) -> AnyBatch:
+    def labelled(self, images: Images, ids: Int64, labels: Tensor | None) -> AnyBatch:
+        """Return a batch without targets; ``labels`` None: they are read."""
         members = tuple(self.split.members)
         if labels is None:
             reader, target = self.labels, cast(Any, self.split.target)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ..errors import DecodeError, allowed_bad, warn
+from ..sampling.geometry import View
 from ..sampling.sampler import Request, shown
 from ..shards.source import Source
 from ..transforms.pixels import PixelFormat
@@ -279,6 +280,37 @@ class Loader:
         Raises ValueError for a stream.
         """
         return self._feed.requests(epoch)
+
+    def views(self, epoch: int) -> Iterator[tuple[View, ...]]:
+        """Draw the views of each batch of an epoch of this rank from the index: no image is read.
+
+        Raises ValueError for a stream.
+        """
+        for request in self.requests(epoch):
+            yield tuple(self.fetcher.views_of(request))
+
+    def fetchers(self) -> dict[str, Any]:
+        """Return what fetches the samples of each split, by its name in messages."""
+        return {self.name: self.fetcher}
+
+    def samples_in(self, epoch: int) -> int:
+        """Return the samples of an epoch over all ranks. For indexed samples."""
+        return int(self._feed.facts()["samples"])
+
+    def on_rank(self, rank: int, world: int) -> Loader:
+        """Return a loader of the same samples and settings for a rank of others."""
+        return Loader(
+            self.split,
+            training=self.training,
+            augment=self.augment,
+            device=self.device,
+            keys=self._keys,
+            rank=rank,
+            world=world,
+            config=self.config,
+            source=None if self.split.streaming else self._feed.source,
+            name=self.name,
+        )
 
     def claim(self) -> Request | None:
         """Pop the request of the oldest batch that was delivered and not claimed; None if there is none.
