@@ -192,11 +192,16 @@ class MixedTargetBatch(NamedTuple):
         source: As in ``MixedBatch``.
 
     Example:
-        >>> split = tarpeg.Split(shards, tarpeg.CenterCrop(96), targets=tarpeg.Boxes("json:objects"))
+        >>> class Key(tarpeg.Target):
+        ...     def read(self, source, ids):
+        ...         return source.keys(ids)
+        ...     def move(self, value, view):
+        ...         return value
+        >>> split = tarpeg.Split(shards, tarpeg.CenterCrop(96), targets=Key())
         >>> mixture = tarpeg.Mixture({"a": split, "b": split}, weights={"a": 0.75, "b": 0.25})
         >>> images, targets, source = next(iter(tarpeg.MixtureLoader(mixture, batch_size=4, workers=0)))
-        >>> source.tolist(), sorted(targets[0])
-        ([0, 0, 0, 1], ['boxes', 'image_id', 'labels', 'orig_size', 'size'])
+        >>> source.tolist(), len(targets)
+        ([0, 0, 0, 1], 4)
     """
 
     image: Images
