@@ -374,7 +374,7 @@ class Split:
                     "sample before an epoch begins, and each sample once per epoch"
                 )
 
-    @property
+    @cached_property
     def patches(self) -> Patches | None:
         """The ``Patches`` of the crops; None without."""
         return next((crop for crop in self.view_crops() if isinstance(crop, Patches)), None)
