@@ -72,6 +72,8 @@ def summary_of(
                 measured.append(f"{callback.wait_share:.0%} of the time waiting for data")
             if callback.advice:  # empty if nothing was trained, or only in processes that ended
                 yield f"data: {in_overrides(callback.advice)}"
+            if callback.table.count("\n") > 1:  # of one rank the last line says the same
+                yield callback.table
     for name in ("accuracy", "map", "mae", "miou"):
         if f"val/{name}" in trainer.callback_metrics:
             measured.append(f"validation {name} {trainer.callback_metrics[f'val/{name}']:.3f}")

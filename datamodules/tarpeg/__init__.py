@@ -118,6 +118,7 @@ if TYPE_CHECKING:
         ScaleJitter as ScaleJitter,
     )
     from .sampling.paste import CopyPaste as CopyPaste
+    from .sampling.patches import Patches as Patches
     from .sampling.sampler import Blocks as Blocks
     from .shards.folder import Folder as Folder
     from .shards.label import Label as Label
@@ -175,6 +176,7 @@ _NAMES = {
     "sampling.crops": "CenterCrop Progressive RandomCrop RandomResizedCrop Whole",
     "sampling.geometry": "View",
     "sampling.buckets": "AspectBuckets",
+    "sampling.patches": "Patches",
     "sampling.iou_crop": "RandomIoUCrop",
     "sampling.mosaic": "Mosaic",
     "sampling.paste": "CopyPaste",

@@ -492,7 +492,7 @@ class ShardDataModule(lightning.LightningDataModule):
         if self.trainer is None or not self._has_own_hook:
             return PixelFormat()
         pixels = PixelFormat()
-        if self._trains_on_cpu:
+        if self._trains_on_cpu and (split is None or split.patches is None):
             views = 1 if split is None else len(split.view_crops())
             pixels = pixels_of(self.augment, is_train, self._config.workers_and_threads[0], views)
         return moving(pixels, self.augment, split, training=is_train)

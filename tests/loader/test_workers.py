@@ -305,11 +305,11 @@ def assert_nothing_left():
 def test_if_a_later_process_cannot_start_none_is_left(monkeypatch, children):
     start = workers._start_process
 
-    def fails(work, number, memory):
+    def fails(work, number, *shared):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (0 if number == 2 else soft, hard))
-            return start(work, number, memory)
+            return start(work, number, *shared)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

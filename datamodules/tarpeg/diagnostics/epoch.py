@@ -21,6 +21,7 @@ class ShapePlan:
         samples: Samples of all of them, on this rank.
         smallest: Samples of the smallest batch.
         largest: Samples of the largest batch.
+        patch_size: Side of the patches of which the images are one column; 0 for others.
     """
 
     shape: tuple[int, int]
@@ -28,11 +29,13 @@ class ShapePlan:
     samples: int
     smallest: int
     largest: int
+    patch_size: int = 0
 
     def __str__(self) -> str:
         height, width = self.shape
+        shape = f"{height // self.patch_size} patches" if self.patch_size else f"{height} x {width}"
         each = f"{self.largest}" if self.smallest == self.largest else f"{self.smallest} to {self.largest}"
-        return f"{height} x {width}: {self.batches} batches of {each}, {self.samples} samples"
+        return f"{shape}: {self.batches} batches of {each}, {self.samples} samples"
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class EpochPlan:
         enlarged: Share of the crops that are enlarged.
         padding: Share of the batches' pixels that is padding.
         pixels: Pixels of all images of all batches, on this rank.
+        tokens: Patches of all batches with their padding, on this rank; 0 without ``Patches``.
 
     Example:
         >>> crop = tarpeg.AspectBuckets(resolution=128, step=32, upscale=True)
@@ -66,6 +70,7 @@ class EpochPlan:
     enlarged: float = 0.0
     padding: float = 0.0
     pixels: int = 0
+    tokens: int = 0
 
     def __str__(self) -> str:
         ranks = f" on each of {self.world} ranks" if self.world > 1 else ""
@@ -75,9 +80,13 @@ class EpochPlan:
                 *(f"  {shape}" for shape in self.shapes),
                 f"  {self.shown:.1%} of the images' pixels are under the crops, {self.enlarged:.1%} of the "
                 "crops are enlarged",
-                f"  {self.padding:.1%} of the batches' pixels are padding",
+                f"  {self.padding:.1%} of the batches' {self._parts} are padding",
             ]
         )
+
+    @property
+    def _parts(self) -> str:
+        return f"{self.tokens} tokens" if self.tokens else "pixels"
 
 
 def plan_epoch(loader: Loader, epoch: int = 0) -> EpochPlan:
@@ -110,7 +119,10 @@ def plan_epoch(loader: Loader, epoch: int = 0) -> EpochPlan:
             pixels += len(view) * math.prod(view.size)
             drawn += int(known.sum())
             counts[view.size].append(len(view))
-    shapes = [ShapePlan(shape, len(each), sum(each), min(each), max(each)) for shape, each in counts.items()]
+    side = loader.split.patches.patch_size if loader.split.patches is not None else 0
+    shapes = [
+        ShapePlan(shape, len(each), sum(each), min(each), max(each), side) for shape, each in counts.items()
+    ]
     return EpochPlan(
         epoch=epoch,
         samples=loader.samples_in(epoch),
@@ -121,4 +133,5 @@ def plan_epoch(loader: Loader, epoch: int = 0) -> EpochPlan:
         enlarged=enlarged / max(drawn, 1),
         padding=padded / max(pixels, 1),
         pixels=pixels,
+        tokens=pixels // side**2 if side else 0,
     )

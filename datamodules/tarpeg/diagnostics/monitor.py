@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ from ..loader.ranks import rank_of_strategy
 from ..ops import library
 from ..shards.source import is_source
 from .advice import STAGES, Advice, RunFacts, advise, measure_costs
+from .figures import Measured, by_rank, metrics_of, slowest_of, table_of
+from .openmetrics import MetricsFile, check_metrics
 
 # The first step starts processes, compiles and allocates: it is not measured.
 _WARMUP = 1
@@ -39,9 +42,12 @@ class DataStallMonitor(Callback):
 
     After each epoch it logs ``data/X_share`` for X = wait, transfer, augment, compute and other (callbacks
     and loggers), which add up to 1; ``data/images_per_second`` over all ranks, if the lengths of batches are
-    known; and ``data/substituted``, the number of images so far that were replaced by others. ``shares``,
+    known; and ``data/substituted``, the number of images so far that were replaced by others. Of tarpeg's
+    loaders also ``data/queue``, the decoded batches that were ready when the next one was asked for, and
+    ``data/megabytes_read``, of encoded images. On several ranks these and the rate are of each of them,
+    ``data/rank3/queue``, up to 64; ``data/slowest_rank`` is the one that waits most. ``shares``,
     ``wait_share`` and ``images_per_second`` are of the whole run. ``verdict``, logged at the end, is where
-    the time went and one piece of advice; ``advice`` is the same in parts.
+    the time went and one piece of advice; ``advice`` is the same in parts, and ``table`` has a line per rank.
 
     Validation, work between two epochs and the first step are not counted. The shares are those of the rank
     that waits most, because the others wait for it. On CUDA they are shares of the GPU's time, by events:
@@ -55,6 +61,14 @@ class DataStallMonitor(Callback):
     Args:
         sample_seconds: Time for which rank 0 decodes images of the train split at the end, to estimate the
             gain of the advice; 0 for none.
+        metrics: Path of a file ``NAME.prom``, which is replaced every 10 seconds by sums of seconds, images
+            and bytes so far, as OpenMetrics text for node_exporter's textfile collector. Each of several
+            processes has its own, ``NAME.rank3.prom``. It needs prometheus-client: the extra ``metrics``.
+
+    Raises:
+        ValueError: For an argument out of range; when training begins, if the folder of ``metrics`` is not
+            there.
+        ImportError: For ``metrics`` without prometheus-client.
 
     Example:
         >>> import lightning
@@ -63,23 +77,32 @@ class DataStallMonitor(Callback):
         >>> trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", callbacks=[monitor], **options)
     """
 
-    def __init__(self, sample_seconds: float = 1.0) -> None:
+    def __init__(self, sample_seconds: float = 1.0, metrics: str | os.PathLike[str] | None = None) -> None:
         if sample_seconds < 0:
             raise ValueError(f"sample_seconds={sample_seconds!r} must not be negative")
-        self.verdict = ""
-        self.advice: Advice = ()
-        self._sample_seconds = sample_seconds
-        self._timeline = Timeline()
-        self._seconds: Mapping[str, float] = self._timeline.seconds
-        self._steps, self._images = 0, 0
-        self._rate: float | None = None
+        if metrics is not None:
+            check_metrics(metrics)
+        self._sample_seconds, self._metrics = sample_seconds, metrics
         self._watch: _Watch | None = None
-        self._epoch = self._totals()
+        self._begin(Timeline())
+
+    def _begin(self, timeline: Timeline) -> None:
+        """Forget what was measured."""
+        self.verdict, self.table = "", ""
+        self.advice: Advice = ()
+        self._timeline = timeline
+        self._steps, self._images = 0, 0
+        self._loaders = _Loaders()
+        self._ranks: list[Measured] = []  # of the whole run, after its end
+        self._epoch = Measured()
+        self._rank = 0
+        self._slowest: int | None = None  # rank, of the last epoch
+        self._file: MetricsFile | None = None
 
     @property
     def shares(self) -> dict[str, float]:
         """Share, 0 to 1, that wait, transfer, augment, compute and other take of the training steps."""
-        return _shares(self._seconds)
+        return slowest_of(self._ranks or [self._measured()]).shares
 
     @property
     def wait_share(self) -> float:
@@ -89,19 +112,15 @@ class DataStallMonitor(Callback):
     @property
     def images_per_second(self) -> float:
         """Training images per second, over all ranks; of this rank alone until training ends."""
-        if self._rate is not None:
-            return self._rate
-        seconds = sum(self._seconds.values())
-        return self._images / seconds if seconds else 0.0
+        return sum(each.images_per_second for each in self._ranks or [self._measured()])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start to measure."""
         is_cuda = trainer.strategy.root_device.type == "cuda"
-        self._timeline = DeviceTimeline() if is_cuda else Timeline()
-        self._seconds, self._rate = self._timeline.seconds, None
-        self.verdict, self.advice = "", ()
-        self._steps, self._images = 0, 0
-        self._epoch = self._totals()
+        self._begin(DeviceTimeline() if is_cuda else Timeline())
+        self._rank, _ = rank_of_strategy(trainer.strategy)
+        if self._metrics is not None:
+            self._file = MetricsFile(self._metrics, trainer.global_rank, trainer.world_size)
         watched: Any = trainer  # Lightning declares neither profiler nor datamodule
         self._watch = _Watch(watched.profiler, self._timeline)
         watched.profiler = self._watch
@@ -119,13 +138,17 @@ class DataStallMonitor(Callback):
         """Count the images."""
         self._images += _length(batch, trainer.train_dataloader)
         self._steps += 1
+        self._loaders.look(trainer.train_dataloader)
         if self._watch is None or not self._watch.sees_fetching:
             self._timeline.begin("wait")
         if self._steps == _WARMUP:
             self._timeline.reset()
             self._images = 0
-            self._epoch = self._totals()
+            self._loaders.reset()
+            self._epoch = self._measured()
         self._timeline.read()
+        if self._file is not None and self._file.is_due(now := time.perf_counter()):
+            self._file.update(now, self._measured(), self._slowest)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock; fetching the next batch starts it again."""
@@ -135,37 +158,60 @@ class DataStallMonitor(Callback):
         """Log the epoch's figures."""
         self._timeline.pause()
         self._timeline.read(wait=True)
-        before, self._epoch = self._epoch, self._totals()
-        taken = [now - then for now, then in zip(self._epoch, before, strict=True)]
-        shares, rate, substituted = _over_ranks(taken, trainer)
+        before, self._epoch = self._epoch, self._measured()
+        ranks = by_rank(_over_processes(self._epoch.since(before), trainer))
+        slowest = slowest_of(ranks)
+        self._slowest = slowest.rank
         for stage in STAGES:
-            pl_module.log(f"data/{stage}_share", shares[stage], sync_dist=True)
-        if rate:
+            pl_module.log(f"data/{stage}_share", slowest.shares[stage], sync_dist=True)
+        if rate := sum(each.images_per_second for each in ranks):
             pl_module.log("data/images_per_second", rate, sync_dist=True)
-        if hasattr(trainer.train_dataloader, "substituted"):
-            pl_module.log("data/substituted", substituted, sync_dist=True)
+        if self._epoch.nbytes is not None:  # the loaders are tarpeg's
+            substituted = sum(each.substituted for each in ranks)
+            pl_module.log("data/substituted", float(substituted), sync_dist=True)
+        # Not by log(), which would communicate for each name.
+        if metrics := metrics_of(ranks):
+            for logger in trainer.loggers:
+                logger.log_metrics(metrics, step=max(trainer.global_step - 1, 0))
+        self._update_file()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the verdict on rank 0."""
+        """Log the verdict and the table on rank 0."""
         self._restore_profiler(trainer)
         self._timeline.pause()
         self._timeline.read(wait=True)
-        shares, rate, _ = _over_ranks(self._totals(), trainer)
-        self._seconds, self._rate = shares, rate
+        self._ranks = by_rank(_over_processes(self._measured(), trainer))
+        self.table = table_of(self._ranks)
         if trainer.is_global_zero:
+            shares = self.shares
             run = _run_facts(trainer, self._sample_seconds if shares["wait"] > 0 else 0.0)
-            _, world = rank_of_strategy(trainer.strategy)
-            self.advice = advise(shares, self._steps - _WARMUP, rate / world, run)
+            rate = self.images_per_second / len(self._ranks)
+            self.advice = advise(shares, self._steps - _WARMUP, rate, run)
             self.verdict = "".join(map(str, self.advice))
             rank_zero_info(f"data: {self.verdict}")
+            rank_zero_info(f"data: by rank\n{self.table}")
+        self._update_file()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Stop to measure."""
         self._restore_profiler(trainer)
 
-    def _totals(self) -> list[float]:
-        """Seconds of each stage, then the number of images."""
-        return [*self._timeline.seconds.values(), self._images]
+    def _measured(self) -> Measured:
+        """Return what this process has measured."""
+        loaders = self._loaders
+        return Measured(
+            self._rank,
+            dict(self._timeline.seconds),
+            self._images,
+            loaders.substituted,
+            loaders.looks,
+            loaders.queued,
+            loaders.nbytes,
+        )
+
+    def _update_file(self) -> None:
+        if self._file is not None:
+            self._file.update(time.perf_counter(), self._measured(), self._slowest)
 
     def _restore_profiler(self, trainer: Trainer) -> None:
         holder, name = cast(Any, trainer), "profiler"
@@ -320,28 +366,56 @@ class _Watch(Profiler):
         self.inner.describe()
 
 
-def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
-    total = sum(seconds.values())
-    return {stage: seconds[stage] / total if total else 0.0 for stage in STAGES}
+class _Loaders:
+    """What the loaders of a training say of themselves, if they are tarpeg's.
 
-
-def _over_ranks(measured: list[float], trainer: Trainer) -> tuple[dict[str, float], float, float]:
-    """Shares of the rank that waits most; images per second and substituted images, both over all ranks.
-
-    Processes of one data-parallel rank train on the same images, which count once.
+    Attributes:
+        looks: How often ``look`` was called.
+        queued: Sum over these of the batches that were ready; None of other loaders.
+        nbytes: Bytes of the encoded images since ``reset``; None as above.
     """
-    rank, _ = rank_of_strategy(trainer.strategy)
-    mine = (rank, [*measured, float(getattr(trainer.train_dataloader, "substituted", 0))])
-    ranks: list[Any] = [mine]
-    if trainer.world_size > 1 and torch.distributed.is_available() and torch.distributed.is_initialized():
-        ranks = [None] * trainer.world_size
-        torch.distributed.all_gather_object(ranks, mine)
-    seconds = [dict(zip(STAGES, each, strict=False)) for _, each in ranks]
-    shares = max(map(_shares, seconds), key=lambda each: each["wait"])
-    totals = {rank: sum(each.values()) for (rank, _), each in zip(ranks, seconds, strict=True)}
-    figures = dict(ranks)
-    rate = sum(figures[rank][-2] / total for rank, total in totals.items() if total)
-    return shares, rate, sum(each[-1] for each in figures.values())
+
+    def __init__(self) -> None:
+        self._given: Any = None
+        self._loaders: list[Loader] = []
+        self._before = 0  # bytes that the loaders had read at the last look
+        self.looks = 0
+        self.queued: int | None = None
+        self.nbytes: int | None = None
+
+    @property
+    def substituted(self) -> int:
+        """Images that were replaced since the loaders were made."""
+        return sum(loader.substituted for loader in self._loaders)
+
+    def look(self, given: Any) -> None:
+        """Add what they say now, at the end of a step. ``given``: loaders of the Trainer, in any form."""
+        if given is not self._given:
+            self._given, self._before = given, 0
+            self._loaders = [each for each in CombinedLoader(given).flattened if isinstance(each, Loader)]
+        self.looks += 1
+        if self._loaders:
+            read = sum(loader.bytes_read for loader in self._loaders)
+            self.nbytes = (self.nbytes or 0) + read - self._before
+            self.queued = (self.queued or 0) + sum(loader.ready for loader in self._loaders)
+            self._before = read
+
+    def reset(self) -> None:
+        """Forget the sums."""
+        self.looks = 0
+        if self._loaders:
+            self.queued, self.nbytes = 0, 0
+
+
+def _over_processes(measured: Measured, trainer: Trainer) -> list[Measured]:
+    """Return what all processes measured. A collective."""
+    if trainer.world_size == 1 or not (
+        torch.distributed.is_available() and torch.distributed.is_initialized()
+    ):
+        return [measured]
+    found: list[Any] = [None] * trainer.world_size
+    torch.distributed.all_gather_object(found, measured)
+    return found
 
 
 def _length(batch: Any, loader: Any = None) -> int:

@@ -26,6 +26,7 @@ from ..errors import DecodeError, check_integer, similar, warn
 from ..loader.augmenting import augment_on_arrival, modules_of, moved_views, params_of, uncompiled
 from ..loader.batch import TARGET_BATCHES, AnyBatch, by_size, by_view
 from ..loader.checks import kind_of
+from ..loader.naflex import image_of
 from ..ops import matrices
 from ..sampling.crops import CenterCrop, colour_of, crop_at, gray_of
 from ..sampling.geometry import View
@@ -161,6 +162,8 @@ def comparison_sheet(
     found: list[tuple[str, float, int]] = []
     for loader, batch in _batches(data, split, samples, epoch, columns):
         request, fetcher = loader.claim(), loader.fetcher
+        if loader.split.patches is not None:
+            raise ValueError(f"split={split!r} has sequences of patches: contact_sheet draws them")
         views = by_view(batch.image, loader.split.view_groups)
         levels = loader.split.pipelines[0].levels
         if levels and loader.split.is_decoded_only:  # the decoder has rounded them before it normalised
@@ -229,7 +232,8 @@ def _batches(data: Any, split: str, samples: int, epoch: int, columns: int) -> I
     seen = 0
     for batch in loader:
         yield loader, batch
-        seen += by_size(batch.image)[0].shape[-4]
+        images = batch.image["patches"] if isinstance(batch.image, dict) else by_size(batch.image)[0]
+        seen += images.shape[0 if images.ndim == 3 else -4]
         if seen >= samples:
             break
     loader.close()
@@ -315,6 +319,8 @@ class Card:
 def _cards(
     augment: Any, loader: Any, batch: AnyBatch, request: Request, limit: int, classes: Sequence[str] = ()
 ) -> list[Card]:
+    if loader.split.patches is not None:
+        return _cards_of_patches(augment, loader, batch, request, limit, classes)
     fetcher, after, views = loader.fetcher, batch, loader.split.view_groups
     if augment is not None:
         options: dict[str, Any] = {"views": views, "repeats": loader.split.repeats}
@@ -353,6 +359,23 @@ def _cards(
                     pictures[place] = with_targets(pictures[place], found, images.shape[-2:])
             card.add(pictures[0], f"{shown}, mirrored" if is_flipped else shown)
             card.add(pictures[1], _caption(params[view], row, images.shape[-2:]))
+        cards.append(card)
+    return cards
+
+
+def _cards_of_patches(
+    augment: Any, loader: Any, batch: Any, request: Request, limit: int, classes: Sequence[str]
+) -> list[Card]:
+    """Draw images as they are put together from their patches."""
+    fetcher, cards = loader.fetcher, []
+    if augment is not None:
+        batch = augment_on_arrival(augment, batch, fetcher.seed, request, is_augmented=False)
+    for row, id in enumerate(request.ids[:limit].tolist()):
+        card = Card(fetcher.shards.keys([id])[0], _label(batch.label[row], classes))
+        _add_photograph(card, fetcher, request.of_row(row), None)
+        valid, module = batch.image["patch_valid"][row], next(iter(modules_of(augment)), None)
+        picture = _picture(module, image_of(batch.image, row))
+        card.add(_fitted(picture), f"{int(valid.sum())} patches, of {len(valid)}")
         cards.append(card)
     return cards
 

@@ -21,6 +21,7 @@ from ..transforms.generators import seeded, states
 from ..transforms.pixels import PixelFormat
 from ..transforms.results import described
 from .batch import TARGET_BATCHES, AnyBatch, Images, by_size, of_sizes
+from .naflex import columns_of, with_columns
 from .split import Split
 
 # Stream of random numbers, beside those of loader.fetch and loader.python_steps: seeds of other modules.
@@ -77,6 +78,10 @@ def augment_on_arrival(
         ValueError: If the batch is not of as many samples as the request, or not of these views, and for a
             module that is random in evaluation mode.
     """
+    if isinstance(batch.image, dict):  # sequences of patches, see check_split
+        images = augment(columns_of(batch.image))
+        sequences: Any = with_columns(batch.image, images)
+        return batch._replace(image=sequences)
     parts = by_size(batch.image)
     plain = [module for module in map(uncompiled, modules_of(augment)) if isinstance(module, Augment)]
     drawn = request if augment.training else None

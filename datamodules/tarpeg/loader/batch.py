@@ -27,6 +27,7 @@ class Batch(NamedTuple):
         image: uint8 ``[B, 3, H, W]``, RGB, channels_last; 1 instead of 3 with ``Split(channels=1)``. With
             ``Split(views=n)`` it is ``[n, B, 3, H, W]``, where ``image[v]`` is an ordinary batch; with crops
             of several sizes a list with one such tensor per size, sizes in the order of their first crop.
+            Of ``Patches`` a dict of tensors.
         label: int64 ``[B]``, or ``[B, targets]`` with several targets.
 
     Example:
@@ -254,6 +255,7 @@ class Decoded:
         values: Targets as they were read, if steps in Python move them; otherwise None.
         carried: By view, the value of each row as the steps left it; None for a row that they did not move.
         samples: By row, the sample that ``reasons`` and ``non_jpeg`` are about, if it is not the row's own.
+        nbytes: Bytes of the encoded images.
     """
 
     images: list[Tensor]
@@ -264,6 +266,7 @@ class Decoded:
     values: list[Any] | None = None
     carried: dict[int, list[Any]] = field(default_factory=dict)
     samples: dict[int, int] = field(default_factory=dict)
+    nbytes: int = 0
 
     @classmethod
     def nothing(cls, count: int) -> Decoded:
@@ -310,6 +313,7 @@ class FetchResult:
         notes: Other warnings.
         request: The request for the batch, with the ``views`` that were drawn for it.
         left_out: Rows without an image, which the consumer does not get.
+        nbytes: Bytes of the encoded images.
     """
 
     batch: AnyBatch | None = None
@@ -319,6 +323,7 @@ class FetchResult:
     notes: Sequence[str] = ()
     request: Request | None = None
     left_out: Sequence[int] = ()
+    nbytes: int = 0
 
 
 def without_rows(
@@ -345,9 +350,11 @@ def _rows(values: Any, rows: npt.NDArray[np.int64]) -> Any:
 
 def on_device(batch: AnyBatch, device: torch.device | str | None) -> AnyBatch:
     """Return the batch with images, labels and semantic masks on the device; other targets stay."""
-    changed: dict[str, Any] = {
-        "image": of_sizes([part.to(device, non_blocking=True) for part in by_size(batch.image)])
-    }
+    if isinstance(batch.image, dict):  # sequences of patches
+        image: Any = {name: part.to(device, non_blocking=True) for name, part in batch.image.items()}
+    else:
+        image = of_sizes([part.to(device, non_blocking=True) for part in by_size(batch.image)])
+    changed: dict[str, Any] = {"image": image}
     if not isinstance(batch, TARGET_BATCHES):
         changed["label"] = batch.label.to(device, non_blocking=True)
     elif isinstance(batch.targets, Tensor):

@@ -198,6 +198,11 @@ class Runner:
         self._fetcher, self._threads = fetcher, threads
         self._buffers: BatchBuffers | None = None
 
+    @property
+    def ready(self) -> int:
+        """Number of batches that were fetched ahead and are done."""
+        return 0
+
     def run(self, requests: Iterable[Any], nbytes: int) -> Iterator[FetchResult]:
         """Yield the result of each request, in order; the images of a batch take at most ``nbytes``.
 
@@ -252,6 +257,11 @@ class PrefetchRunner(Runner):
         self._depth = workers * max(1, prefetch) if workers else max(prefetch, _FETCHING_THREADS)
         self._pool: WorkerPool | None = None
         self._owner = 0
+
+    @property
+    def ready(self) -> int:
+        """Number of batches that were fetched ahead and are done."""
+        return 0 if self._pool is None else self._pool.ready
 
     def run(self, requests: Iterable[Any], nbytes: int) -> Iterator[FetchResult]:
         """Yield the result of each request; starts a new pool if the batches have outgrown the buffers."""

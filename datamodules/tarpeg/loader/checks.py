@@ -161,6 +161,8 @@ def check_split(name: str, split: Split, augment: nn.Module | None, *, training:
             f"{name}=Split(repeats={split.repeats}) would have 1/{split.repeats} of the samples, "
             f"{split.repeats} times each: repeats is for training"
         )
+    if split.patches is not None:
+        _check_normalises(name, augment)
     if contains_augment(augment):
         for pipeline in split.pipelines:
             _check_uint8(name, torch.uint8 if pipeline.levels is None else pipeline.levels.dtype)
@@ -184,6 +186,16 @@ def check_split(name: str, split: Split, augment: nn.Module | None, *, training:
             raise ValueError(
                 f"{name} has channels={split.channels}, but augment= has mean={list(module.mean)}: give "
                 f"{remedy}"
+            )
+
+
+def _check_normalises(name: str, augment: nn.Module | None) -> None:
+    """Raise ValueError if ``augment`` would do more to sequences of patches than normalise them."""
+    for module in map(uncompiled, modules_of(augment)):
+        if not isinstance(module, Augment) or module.is_random or module.mix is not None:
+            raise ValueError(
+                f"{name} has crop=tarpeg.Patches(...), whose patches augment={type(module).__name__} would "
+                "take for images: give tarpeg.Augment(), which normalises them, and Split(flip=) for flips"
             )
 
 

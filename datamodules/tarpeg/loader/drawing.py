@@ -271,6 +271,9 @@ def pair(size: Sequence[int]) -> Size:
 def _placed(methods: CropMethods, view: View) -> View:
     """Return a view of boxes [B, 8] with boxes and places, which are mirrored with their results."""
     boxes, (height, width) = view.boxes, view.size
+    if methods.patch_size:  # the place is that of the image before it is cut into patches
+        whole, places = boxes[:, :4], boxes[:, 4:]
+        return replace(view, boxes=np.ascontiguousarray(whole), places=np.ascontiguousarray(places))
     if methods.padded_size is not None:  # the padding of a batch is not mirrored: it is not part of an image
         boxes = within(boxes, view.size)
         places = boxes[:, 4:]

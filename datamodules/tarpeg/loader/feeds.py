@@ -12,6 +12,7 @@ from ..machine import read_machine
 from ..processes import made_ahead
 from ..remedies import Message, Part, Setting
 from ..sampling.buckets import BucketBatches, bucket_batches
+from ..sampling.patches import PatchBatches
 from ..sampling.rng import Int64
 from ..sampling.sampler import DistributedBatchSampler, EpochCounter, Request, Sampler
 from ..shards.source import Source, where_of
@@ -96,7 +97,7 @@ class IndexedFeed:
         self.order = split.sampler(source, config.seed, training)
         self.epochs = EpochCounter()
         self.candidates = self.order.candidates()
-        self._seed, self._ranks = config.seed, ranks
+        self._seed, self._ranks, self._channels = config.seed, ranks, split.channels
         self._batches = _batches_of(source, split, self.order, config, ranks.world)
         self._readahead = readahead_depth(source, config.readahead)
         # A training continues epoch after epoch: the next epoch is prefetched while this one ends.
@@ -117,8 +118,11 @@ class IndexedFeed:
         return self._batches.samples / self._batches.world
 
     def shapes(self) -> dict[tuple[int, int], int]:
-        """Return the batches per epoch of each shape, of a crop with buckets."""
+        """Return the batches per epoch of each shape, of buckets, or of each length and numbers per patch."""
         batches = self._batches
+        if isinstance(batches, PatchBatches):
+            columns = batches.shapes().items()
+            return {(high // wide, wide * wide * self._channels): count for (high, wide), count in columns}
         return batches.shapes() if isinstance(batches, BucketBatches) else {}
 
     def requests(self, epoch: int) -> Iterator[Request]:
@@ -197,8 +201,17 @@ def feed_of(
 
 def _batches_of(
     source: Source, split: Split, order: Sampler, config: LoaderConfig, world: int
-) -> DistributedBatchSampler | BucketBatches:
-    """Return how the samples of an epoch make batches: in their order, or by the buckets of the crop."""
+) -> DistributedBatchSampler | BucketBatches | PatchBatches:
+    """Return how the samples of an epoch make batches: in their order, or as the crop says."""
+    if split.patches is not None:
+        return PatchBatches(
+            split.patches,
+            len(order),
+            world,
+            drop_last=config.drop_last,
+            shuffles=order.shuffle is not False,
+            seed=config.seed,
+        )
     total = config.global_batch_size or config.batch_size * world
     crop = split.buckets
     if crop is None:

@@ -56,6 +56,7 @@ from .batch import (
 from .carried import arrived, carrier_of
 from .config import OnError
 from .drawing import BoxError, Drawing, Size, pair
+from .naflex import write_patches
 from .outcomes import Outcomes
 from .parts import drawn_parts, first_parts
 from .pasting import drawn_pastes, paste
@@ -229,6 +230,7 @@ class Fetcher:
         end_if_forked()  # a source and a crop may be the user's own
         decoded = self._decode(encoded, views, out if self.split.is_decoded_only else None, threads)
         self._run_python(encoded, views, decoded, out)
+        decoded.nbytes = sum(map(len, encoded.files))
         return views, decoded
 
     def check_unchanged(self, request: Request) -> None:
@@ -342,6 +344,7 @@ class Fetcher:
         own = Encoded(request, [encoded.files[part] for part in first.tolist()], encoded.sizes[first])
         views, whole = [view], decoded.of_rows(rows, encoded.request.ids)
         self._run_python(own, views, whole, out)
+        whole.nbytes = sum(map(len, encoded.files))
         return views, whole
 
     # 1. Read
@@ -385,6 +388,8 @@ class Fetcher:
         """Decode the boxes of all views: they share what is under several of their boxes."""
         if all(isinstance(pipeline.crop, Uncropped) for pipeline in self.split.pipelines):
             return Decoded.nothing(len(encoded.files))
+        if self.split.patches is not None:
+            return self._decode_patches(encoded, views[0], out, threads)
         files, groups = encoded.files, self.split.view_groups
         order = [number for group in groups for number in group]
         shapes = by_size(self._crop_shape([view.size for view in views], len(files)))
@@ -411,6 +416,40 @@ class Fetcher:
             draw = partial(self._resize_again, request, views, row, outs)
             self._decode_again(encoded, decoded, row, draw)
         return decoded
+
+    def _decode_patches(self, encoded: Encoded, view: View, out: Images | None, threads: int) -> Decoded:
+        """Decode each image to a size of its own, and cut them into patches."""
+        count, dtype = len(encoded.files), self._crop_format.dtype
+        columns = (
+            empty_images(self._tensor_shape(count, view.size), dtype) if out is None else by_size(out)[0]
+        )
+        sizes = np.where(view.is_known[:, None], view.all_places[:, 2:], view.size[1]).tolist()
+        images = [empty_images(self._tensor_shape(1, size), dtype) for size in sizes]
+        _, status = self.resize(view.size, encoded.files, view.boxes, view.flips, images, threads)
+        decoded = Decoded([columns], status)
+        for row in status.numpy().nonzero()[0].tolist():
+            draw = partial(self._draw_again, encoded.request.of_row(row), view, row, images)
+            self._decode_again(encoded, decoded, row, draw)
+        for row, image in enumerate(images):
+            if decoded.status[row] == Status.OK:
+                write_patches(columns[row], image[0])
+            else:
+                columns[row] = 0
+        return decoded
+
+    def _draw_again(
+        self, request: Request, view: View, row: int, images: list[Tensor], picture: PIL.Image.Image
+    ) -> None:
+        """Draw the view of a request of one, whose size is known now, and make its image anew."""
+        size = np.array([[picture.height, picture.width]], np.int32)
+        (drawn,) = self.drawing.views(request, size, [view.size])
+        own = drawn.all_places[0, 2:].tolist()
+        images[row] = empty_images(self._tensor_shape(1, own), self._crop_format.dtype)
+        self._resize_picture(drawn, [images[row]], None, picture)
+        view.put(row, drawn)
+
+    def _tensor_shape(self, count: int, size: Sequence[int]) -> tuple[int, ...]:
+        return (count, self.split.channels, *size)
 
     def _decode_again(
         self, encoded: Encoded, decoded: Decoded, row: int, resize: Callable[[PIL.Image.Image], None]
@@ -454,9 +493,12 @@ class Fetcher:
             view.put(row, other)
 
     def _resize_picture(
-        self, view: View, out: Tensor, places: npt.NDArray[np.int32] | None, image: PIL.Image.Image
+        self, view: View, out: Images, places: npt.NDArray[np.int32] | None, image: PIL.Image.Image
     ) -> None:
-        """Write the part of a picture that a view of one row shows to ``out``, [1, C, H, W]."""
+        """Write the part of a picture that a view of one row shows to ``out``, [1, C, H, W].
+
+        A list of one such tensor has a size of its own.
+        """
         if (image.height, image.width) != tuple(view.sizes[0].tolist()):  # of a part, drawn by its header
             raise pillow.RefusedError(Status.CORRUPT, f"it has {image.height} x {image.width} pixels")
         top, left, height, width = view.boxes[0].tolist()
@@ -701,6 +743,7 @@ class Fetcher:
             non_jpeg=None if first is None else f"{where_of(self.shards, first)} is not a JPEG",
             request=request._replace(views=tuple(views)),
             left_out=replaced.left_out,
+            nbytes=decoded.nbytes,
         )
 
     def _made_unchanged(self, sizes: list[Size], request: Request) -> Made:

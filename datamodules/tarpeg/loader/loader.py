@@ -35,6 +35,7 @@ from .checks import (
 from .config import LoaderConfig
 from .feeds import Feed, feed_of
 from .members import unmoved_member
+from .naflex import with_sequences
 from .ranks import DataRank, Mesh, Positions, data_rank, process_rank
 from .split import Split
 from .state import VERSION, State, check_data, checked_state, data_of
@@ -84,6 +85,8 @@ class Loader:
     Attributes:
         sampler: Its ``set_epoch(e)`` sets the epoch of the next ``iter()``.
         substituted: Number of undecodable images that were replaced by other samples.
+        bytes_read: Bytes of the encoded images of the delivered batches. Of a tiled image the decoder
+            touches only what is under the crop.
         fetcher: Reads and decodes samples by number.
 
     Raises:
@@ -153,7 +156,7 @@ class Loader:
         self._flow: Iterator[FetchResult] | None = None
         self._flow_is_for = (0, 0)
         self.sampler = self._feed.epochs
-        self.substituted = 0
+        self.substituted, self.bytes_read = 0, 0
         # Of validation: a warning has the number of images that were substituted.
         self._sums_up = self.config.on_error != "raise" and not (training or split.streaming)
         self._epoch = 0
@@ -237,7 +240,8 @@ class Loader:
             evaluates: Whether ``augment`` will run in evaluation mode too, on batches of other loaders.
         """
         pixels = self._pixels
-        if augment is not None and (device is None or torch.device(device).type == "cpu"):
+        on_cpu = device is None or torch.device(device).type == "cpu"
+        if augment is not None and on_cpu and self.split.patches is None:
             workers, _ = self.config.workers_and_threads
             pixels = pixels_of(augment, self.training, workers, len(self.split.view_crops()))
         pixels = moving(pixels, augment, self.split, training=self.training)
@@ -253,8 +257,18 @@ class Loader:
             del batch
 
     @property
+    def ready(self) -> int:
+        """Decoded batches that wait to be taken: if it is 0 at the end of a step, the step waits for data.
+
+        Always 0 with ``workers=0`` and ``threads=0`` of the ``LoaderConfig``, which decode no batch ahead.
+        """
+        return self._runner.ready
+
+    @property
     def shapes(self) -> dict[tuple[int, int], int]:
         """Batches per epoch by (height, width) of their images, of a crop ``AspectBuckets``; otherwise empty.
+
+        Of ``Patches`` by (length, numbers per patch).
 
         ``torch.compile`` compiles once for each.
         """
@@ -431,7 +445,10 @@ class Loader:
             assert request is not None
             if result.left_out:
                 batch, request = without_rows(batch, request, result.left_out, len(self.split.pipelines) > 1)
+            if self.split.patches is not None:
+                batch = with_sequences(batch, request.views[0])
             self._delivered += 1
+            self.bytes_read += result.nbytes
             if self._sums_up and self.substituted > before and self._delivered == len(self):
                 self._sum_up(self.substituted - before)
             if self._checks_members:

@@ -97,6 +97,7 @@ class ResultMessage(TypedDict):
     error: Exception | None
     notes: Sequence[str]
     left_out: Sequence[int]
+    nbytes: int
 
 
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(AnyBatch)}
@@ -190,6 +191,7 @@ def answer_message(answer: Answer, job: Job) -> ResultMessage:
         "error": result.error,
         "notes": result.notes,
         "left_out": result.left_out,
+        "nbytes": result.nbytes,
     }
 
 
@@ -217,5 +219,6 @@ def answer_of(message: ResultMessage, request: Any) -> Answer:
         notes=message["notes"],
         request=request,
         left_out=message["left_out"],
+        nbytes=message["nbytes"],
     )
     return Answer(message["shape"], result)

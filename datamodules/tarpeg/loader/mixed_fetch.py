@@ -21,7 +21,6 @@ from . import targets
 from .augmenting import augment_in_worker
 from .batch import (
     TARGET_BATCHES,
-    AnyBatch,
     Batch,
     ExtraBatch,
     FetchResult,
@@ -106,11 +105,12 @@ class MixedFetcher:
         if augment is not None:
             into = empty_images(shape, self.fetchers[0].dtype)
         rows = _rows(parts)
-        batches, view = self._decoded_together(parts, rows, into, threads)
+        together, view = self._decoded_together(parts, rows, into, threads)
         results = []
         for number, (source, request) in enumerate(parts.parts):
-            if batches[number] is not None:
-                results.append(FetchResult(batch=batches[number]))
+            known = together[number]
+            if known is not None:
+                results.append(known)
                 continue
             where = np.arange(rows[number].start, rows[number].stop)
             drawn_for = parts.request.rows(where)
@@ -125,13 +125,14 @@ class MixedFetcher:
 
     def _decoded_together(
         self, parts: Parts, rows: list[slice], out: Tensor, threads: int
-    ) -> tuple[list[AnyBatch | None], View | None]:
+    ) -> tuple[list[FetchResult | None], View | None]:
         """Decode the images of all parts in one call.
 
         Returns:
-            A batch for each part, None for a part that needs more than the decoder; and the view of all rows.
+            A result for each part, None for a part that needs more than the decoder; and the view of all
+            rows.
         """
-        nothing: list[AnyBatch | None] = [None] * len(parts.parts)
+        nothing: list[FetchResult | None] = [None] * len(parts.parts)
         if self._decoder is None or len(parts.parts) == 1:
             return nothing, None
         process = os.getpid()
@@ -154,7 +155,8 @@ class MixedFetcher:
             found = nothing.copy()
             for number, (fetcher, request) in enumerate(pairs):
                 if not is_broken[rows[number]].any():
-                    found[number] = fetcher.labelled(out[rows[number]], request.ids, labels[number])
+                    batch = fetcher.labelled(out[rows[number]], request.ids, labels[number])
+                    found[number] = FetchResult(batch=batch, nbytes=sum(map(len, files[rows[number]])))
                     fetcher.check_unchanged(request)
         except OF_THE_RESULT:  # which the fetcher of its source returns, with the sample
             return nothing, None
@@ -220,6 +222,7 @@ def _joined_results(
     left_out: list[int] = []
     for result, where in zip(results, rows, strict=True):
         found.substituted += result.substituted
+        found.nbytes += result.nbytes
         notes += result.notes
         left_out += [where.start + row for row in result.left_out]
         found.non_jpeg = found.non_jpeg or result.non_jpeg

@@ -123,6 +123,7 @@ def _check_supported(name: str, split: Split) -> None:
         "views": len(split.pipelines) > 1,
         "repeats": split.repeats > 1,
         "crop=AspectBuckets(...)": split.buckets is not None,
+        "crop=Patches(...)": split.patches is not None,
         "a crop whose size changes with the epoch": any(hasattr(crop, "at") for crop in split.view_crops()),
         "a crop of several sizes": any(methods_of(crop).has_many_sizes for crop in split.view_crops()),
     }

@@ -18,6 +18,7 @@ from ..augment.policies import Policy
 from ..errors import ShardError, check_integer, check_probability, explains_arguments, similar
 from ..sampling.buckets import AspectBuckets
 from ..sampling.crops import Crop, Progressive, crop_at, methods_of
+from ..sampling.patches import Patches
 from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fraction, shown, subset_ids
 from ..shards.label import Label, Labels, given_labels, labels_in_members
 from ..shards.labels import Decode, Target, check_target, read_labels
@@ -142,6 +143,7 @@ class Split:
             )
         self._check_repeats()
         self._check_buckets()
+        self._check_patches()
         self._check_target()
         is_fraction(self.subset)  # raises if out of range
         names = [self.members] if isinstance(self.members, str) else self.members
@@ -365,6 +367,30 @@ class Split:
                 raise ValueError(
                     f"{name}={shown(getattr(self, name))} and crop={crop!r}: buckets need the size of each "
                     "sample before an epoch begins, and each sample once per epoch"
+                )
+
+    @cached_property
+    def patches(self) -> Patches | None:
+        """The ``Patches`` of the crops; None without."""
+        return next((crop for crop in self.view_crops() if isinstance(crop, Patches)), None)
+
+    def _check_patches(self) -> None:
+        crop = self.patches
+        if crop is None:
+            return
+        refused = {
+            "weights": self.weights is not None,
+            "repeats": self.repeats > 1,
+            "streaming": bool(self.streaming),
+            "transform": self.transform is not None,
+            "targets": self.targets is not None,
+            "views": len(self.pipelines) > 1,
+        }
+        for name, is_given in refused.items():
+            if is_given:
+                raise ValueError(
+                    f"{name}={shown(getattr(self, name))} and crop={crop!r}: sequences of patches are whole "
+                    "images, one view of each sample per epoch, and nothing else can move with them"
                 )
 
     def _check_repeats(self) -> None:

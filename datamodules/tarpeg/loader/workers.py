@@ -84,6 +84,11 @@ class WorkerPool(ABC):
     def submit(self, job: Any) -> None:
         """Add a job."""
 
+    @property
+    @abstractmethod
+    def ready(self) -> int:
+        """Number of jobs that are done and whose results were not returned."""
+
     def result(self, explain: Explain = no_more) -> Any:
         """Wait for the oldest pending job; return its result or raise its error.
 
@@ -202,6 +207,11 @@ class ThreadPool(WorkerPool):
         self._jobs.put((self._returned + self.pending, job))
         self.pending += 1
 
+    @property
+    def ready(self) -> int:
+        """Number of jobs that are done and whose results were not returned."""
+        return self._results.qsize() + len(self._early)
+
     def drain(self) -> None:
         """Remove the jobs that no thread has begun, and wait for the others."""
         self.pending -= _empty(self._jobs)
@@ -298,6 +308,8 @@ class ProcessPool(WorkerPool):
                 "concurrent.futures.ProcessPoolExecutor"
             )
         super().__init__(count)
+        # Jobs that each process has done, shared as the marks are.
+        self._done = memoryview(mmap.mmap(-1, count * 8)).cast("q")
         self._first = 0  # number of the first job after a drain()
         self._workers: list[_Worker] = []
         self._owner = os.getpid()
@@ -306,7 +318,7 @@ class ProcessPool(WorkerPool):
         _pools.add(self)
         try:
             for number in range(count):
-                self._workers.append(_start_process(work, number, self._mark_of(number)))
+                self._workers.append(_start_process(work, number, self._mark_of(number), self._done))
         except BaseException as error:
             self.close()
             if not isinstance(error, OSError):
@@ -326,6 +338,11 @@ class ProcessPool(WorkerPool):
         except OSError as error:
             raise self._death_of(worker) from error
         self.pending += 1
+
+    @property
+    def ready(self) -> int:
+        """Number of jobs that are done and whose results were not returned."""
+        return max(0, sum(self._done) - self._returned)
 
     def drain(self) -> None:
         """Wait for all pending jobs; the next job goes to the first process."""
@@ -437,7 +454,7 @@ class _Worker(NamedTuple):
     channel: _Channel
 
 
-def _start_process(work: Work, number: int, memory: memoryview) -> _Worker:
+def _start_process(work: Work, number: int, memory: memoryview, done: memoryview) -> _Worker:
     """Fork a process and wait for its first message.
 
     Note [Children that hang at birth]: a fork copies locks as they are. If another thread is just attaching
@@ -449,7 +466,7 @@ def _start_process(work: Work, number: int, memory: memoryview) -> _Worker:
     fate = ""
     for seconds in _START_TIMEOUTS:
         ours, theirs = (_Channel(end) for end in socket.socketpair())
-        arguments = (work, number, memory, ours, theirs, os.getpid())
+        arguments = (work, number, memory, done, ours, theirs, os.getpid())
         process = get_context("fork").Process(target=_run_process, args=arguments, daemon=True)
         is_ready = False
         try:
@@ -505,7 +522,13 @@ def end_if_forked() -> None:
 
 
 def _run_process(
-    work: Work, number: int, memory: memoryview, ours: _Channel, theirs: _Channel, parent: int
+    work: Work,
+    number: int,
+    memory: memoryview,
+    done: memoryview,
+    ours: _Channel,
+    theirs: _Channel,
+    parent: int,
 ) -> None:
     """Run jobs until the parent closes the socket; called in the child."""
     global _process
@@ -534,6 +557,7 @@ def _run_process(
             except BaseException as error:  # noqa: BLE001 - raised again by result()
                 result = _pickle_failure(error, number)
             end_if_forked()
+            done[number] += 1
             theirs.send(job_number, result)
             del result, job
 

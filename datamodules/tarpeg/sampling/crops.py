@@ -404,6 +404,7 @@ class CropMethods:
         size_of: Size of a batch from the sizes of its images, ``(sizes) -> (height, width)``.
         padded_size: The same for a crop that draws it, and pads, see ``RandomShortestSize.padded_size``.
         at_size: The crop for a batch whose size is given by its request, see ``AspectBuckets.at_size``.
+        patch_size: Side of the patches that results are cut into, of ``Patches``; 0 for images.
     """
 
     crop: Crop
@@ -415,6 +416,7 @@ class CropMethods:
     size_of: Callable[[Any], Any] | None = None
     padded_size: Callable[[Any, Any], Any] | None = None
     at_size: Callable[[Any], Crop] | None = None
+    patch_size: int = 0
 
     @property
     def has_many_sizes(self) -> bool:

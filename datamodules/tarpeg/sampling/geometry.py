@@ -36,7 +36,8 @@ class View:
         affine: float64 [B, 2, 3], how an augmentation moves points of the result, or None if it does not.
             It is computed only for a split with ``targets=``.
         places: int32 [B, 4], (top, left, height, width) of the part of the result that shows the box; the
-            rest is padding. None: all of it.
+            rest is padding. None: all of it. Of ``Patches``: (0, 0, height, width) of the image before it is
+            cut into patches, and ``size`` is that of one column of all patches.
         drops_by_centre: Boxes whose centre is not inside of the crop are not visible: of ``RandomIoUCrop``.
         batch_rows: int64 [n], of ``Mosaic`` and ``CopyPaste``, whose images are made of parts of several
             sources: all arrays have a row per part, n in all, and this is the row of the batch that it
