@@ -69,6 +69,8 @@ if TYPE_CHECKING:
         KeyedBatch as KeyedBatch,
         KeyedTargetBatch as KeyedTargetBatch,
         MixedBatch as MixedBatch,
+        MixedExtraBatch as MixedExtraBatch,
+        MixedTargetBatch as MixedTargetBatch,
         TargetBatch as TargetBatch,
     )
     from .loader.boxes import Boxes as Boxes
@@ -147,7 +149,8 @@ _NAMES = {
     "diagnostics.monitor": "DataStallMonitor",
     "diagnostics.preview": "comparison_sheet contact_sheet",
     "errors": "BuildError CacheError DecodeError ResumeError ShardError Status",
-    "loader.batch": "Batch ExtraBatch KeyedBatch KeyedTargetBatch MixedBatch TargetBatch",
+    "loader.batch": "Batch ExtraBatch KeyedBatch KeyedTargetBatch MixedBatch MixedExtraBatch "
+    "MixedTargetBatch TargetBatch",
     "loader.boxes": "Boxes",
     "loader.config": "LoaderConfig",
     "loader.dataset": "Dataset",

@@ -24,7 +24,7 @@ from ..augment.module import Augment
 from ..augment.tables import CODES
 from ..errors import DecodeError, check_integer, similar, warn
 from ..loader.augmenting import augment_on_arrival, modules_of, moved_views, params_of, uncompiled
-from ..loader.batch import AnyBatch, KeyedTargetBatch, TargetBatch, by_size, by_view
+from ..loader.batch import TARGET_BATCHES, AnyBatch, by_size, by_view
 from ..loader.checks import kind_of
 from ..ops import matrices
 from ..sampling.crops import CenterCrop, colour_of, crop_at, gray_of
@@ -330,7 +330,7 @@ def _cards(
         after_views = tuple(moved_views(augment, request.views, sizes, fetcher.seed, request))
     for row, id in enumerate(request.ids[:limit].tolist()):
         label = ""
-        if not isinstance(after, (TargetBatch, KeyedTargetBatch)):
+        if not isinstance(after, TARGET_BATCHES):
             label = _label(after.label[row], classes)
         card = Card(fetcher.shards.keys([id])[0], label)
         drawn = _add_photograph(card, fetcher, request.of_row(row), targets)

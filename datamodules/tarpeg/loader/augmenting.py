@@ -20,7 +20,7 @@ from ..sampling.sampler import Request
 from ..transforms.generators import seeded, states
 from ..transforms.pixels import PixelFormat
 from ..transforms.results import described
-from .batch import AnyBatch, Images, KeyedTargetBatch, TargetBatch, by_size, of_sizes
+from .batch import TARGET_BATCHES, AnyBatch, Images, by_size, of_sizes
 from .split import Split
 
 # Stream of random numbers, beside those of loader.fetch and loader.python_steps: seeds of other modules.
@@ -110,7 +110,7 @@ def augment_on_arrival(
     if request is None:
         return batch._replace(image=image)
     mixing = next((module for module in plain if module.mix is not None), None)
-    if isinstance(batch, (TargetBatch, KeyedTargetBatch)):
+    if isinstance(batch, TARGET_BATCHES):
         if mixing is not None:
             raise ValueError(
                 f"augment= mixes labels, {mixing.mix!r}, but the split has targets= and no labels"
@@ -181,7 +181,7 @@ def _unfit(module: nn.Module, images: Tensor, result: Any) -> ValueError:
 
 def _check_count(batch: AnyBatch, images: int, delivered: int) -> None:
     """Raise ValueError if a hook has removed samples: which ones the others are is then unknown."""
-    if isinstance(batch, (TargetBatch, KeyedTargetBatch)):
+    if isinstance(batch, TARGET_BATCHES):
         name, others = "targets", len(batch.targets[0] if _has_views(batch) else batch.targets)
     else:
         name, others = "labels", len(batch.label)

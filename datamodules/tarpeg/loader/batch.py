@@ -157,7 +157,64 @@ class MixedBatch(NamedTuple):
     source: Tensor
 
 
-AnyBatch = Batch | MixedBatch | KeyedBatch | ExtraBatch | TargetBatch | KeyedTargetBatch
+class MixedExtraBatch(NamedTuple):
+    """A batch of a ``Mixture`` of splits with ``members=``.
+
+    Attributes:
+        image: As in ``Batch``.
+        label: As in ``Batch``.
+        key: Keys of the B samples, in their sources.
+        extra: As in ``ExtraBatch``, of the source of each sample.
+        source: As in ``MixedBatch``.
+
+    Example:
+        >>> split = tarpeg.Split(shards, tarpeg.CenterCrop(96), members=["cls"])
+        >>> mixture = tarpeg.Mixture({"a": split, "b": split}, weights={"a": 0.75, "b": 0.25})
+        >>> batch = next(iter(tarpeg.MixtureLoader(mixture, batch_size=4, workers=0)))
+        >>> batch.source.tolist(), len(batch.extra)
+        ([0, 0, 0, 1], 4)
+    """
+
+    image: Images
+    label: Tensor
+    key: list[str]
+    extra: list[Any]
+    source: Tensor
+
+
+class MixedTargetBatch(NamedTuple):
+    """A batch of a ``Mixture`` of splits with ``targets=``.
+
+    Attributes:
+        image: As in ``Batch``.
+        targets: As in ``TargetBatch``.
+        source: As in ``MixedBatch``.
+
+    Example:
+        >>> split = tarpeg.Split(shards, tarpeg.CenterCrop(96), targets=tarpeg.Boxes("json:objects"))
+        >>> mixture = tarpeg.Mixture({"a": split, "b": split}, weights={"a": 0.75, "b": 0.25})
+        >>> images, targets, source = next(iter(tarpeg.MixtureLoader(mixture, batch_size=4, workers=0)))
+        >>> source.tolist(), sorted(targets[0])
+        ([0, 0, 0, 1], ['boxes', 'image_id', 'labels', 'orig_size', 'size'])
+    """
+
+    image: Images
+    targets: Any
+    source: Tensor
+
+
+AnyBatch = (
+    Batch
+    | MixedBatch
+    | MixedExtraBatch
+    | MixedTargetBatch
+    | KeyedBatch
+    | ExtraBatch
+    | TargetBatch
+    | KeyedTargetBatch
+)
+TARGET_BATCHES = (TargetBatch, KeyedTargetBatch, MixedTargetBatch)
+"""Classes of batches that have targets in place of labels."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +343,7 @@ def on_device(batch: AnyBatch, device: torch.device | str | None) -> AnyBatch:
     changed: dict[str, Any] = {
         "image": of_sizes([part.to(device, non_blocking=True) for part in by_size(batch.image)])
     }
-    if not isinstance(batch, (TargetBatch, KeyedTargetBatch)):
+    if not isinstance(batch, TARGET_BATCHES):
         changed["label"] = batch.label.to(device, non_blocking=True)
     elif isinstance(batch.targets, Tensor):
         changed["targets"] = batch.targets.to(device, non_blocking=True)

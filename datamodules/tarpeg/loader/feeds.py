@@ -129,7 +129,9 @@ class IndexedFeed:
         """Return what the batches depend on, apart from the samples' content; equal on all ranks."""
         samples, global_batch = self._batches.samples, self._batches.global_batch
         facts = {"samples": samples, "global_batch": global_batch, "seed": self._seed}
-        return {"order": self.order.fingerprint() ^ self._batches.fingerprint(), **facts}
+        facts = {"order": self.order.fingerprint() ^ self._batches.fingerprint(), **facts}
+        shapes = len(self.shapes())
+        return {**facts, "shapes": shapes} if shapes else facts
 
     def files(self) -> list[str]:
         """Return the identity of each file of the source, in order."""

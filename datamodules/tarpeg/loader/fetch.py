@@ -69,7 +69,14 @@ Place = Callable[[Shape], Images]
 
 
 # Errors that are part of a result; others are raised.
-_OF_THE_RESULT = (DecodeError, ShardError, BoxError)
+OF_THE_RESULT = (DecodeError, ShardError, BoxError)
+
+
+def check_forks(process: int) -> None:
+    """End a process that a source, a crop or a target has forked from ``process``, and returned in."""
+    if os.getpid() != process or forks.has_returned[0]:
+        forks.end_child(process)
+        forks.check_children()
 
 
 @dataclass
@@ -149,7 +156,11 @@ class Fetcher:
         return self._drawing.views(request, sizes, results)
 
     def fetch(
-        self, request: Request | StreamRequest, out: Images | Place | None = None, threads: int = 1
+        self,
+        request: Request | StreamRequest,
+        out: Images | Place | None = None,
+        threads: int = 1,
+        distorted: Request | None = None,
     ) -> FetchResult:
         """Read, decode, crop and resize the samples of ``request``: the same bytes in any process.
 
@@ -161,6 +172,7 @@ class Fetcher:
             out: Memory for the images, of ``shape(request)`` (a list of tensors for a list of shapes) and
                 ``dtype``, each in channels_last order; or a function that returns it for that shape.
             threads: Number of threads that decode.
+            distorted: The request for which distortions are drawn; None: ``request``.
         """
         notes: Sequence[str] = ()
         process = os.getpid()
@@ -174,25 +186,25 @@ class Fetcher:
                 if is_stream and not self.split.is_decoded_only:
                     # Of noise, whichever sample comes first.
                     self._results_of(request.epoch, fetcher._drawing.sizes(request))
-                result = fetcher._fetch(request, out, threads)
+                result = fetcher._fetch(request, out, threads, distorted or request)
                 result.notes = notes
                 return result
             finally:  # before any other error: a shard that changed may cause all of them
-                if os.getpid() != process or forks.has_returned[0]:  # by a source, a crop or a target
-                    forks.end_child(process)
-                    forks.check_children()
-                fetcher._check_unchanged(request)
-        except _OF_THE_RESULT as error:
+                check_forks(process)
+                fetcher.check_unchanged(request)
+        except OF_THE_RESULT as error:
             return FetchResult(error=error, notes=notes, request=request)
 
-    def _fetch(self, request: Request, out: Images | Place | None, threads: int) -> FetchResult:
+    def _fetch(
+        self, request: Request, out: Images | Place | None, threads: int, distorted: Request
+    ) -> FetchResult:
         """Read the labels, make the images of each view, and assemble the batch."""
         sizes, is_final = self._drawing.sizes(request), self.pixels.worker_augment is None
         if callable(out):
             out = out(self._shape(request.epoch, sizes, len(request.ids)))
         labels = self.read_labels(request.ids)
         made = self._made(request, sizes, out if is_final else None, threads)
-        return self._assemble(request, sizes, labels, made, out, threads)
+        return self._assemble(request, sizes, labels, made, out, distorted)
 
     def _made(self, request: Request, sizes: list[Size], out: Images | None = None, threads: int = 1) -> Made:
         """Make the images of each view, and read their targets."""
@@ -208,14 +220,14 @@ class Fetcher:
         """Make the images of each view: read, draw, decode, run the steps in Python."""
         if self._drawing.crops(request.epoch)[0].parts is not None:
             return self._images_of_parts(request, out, threads)
-        encoded = self._read(request)
+        encoded = self.read(request)
         views = self._drawing.views(request, encoded.sizes, sizes)
         end_if_forked()  # a source and a crop may be the user's own
         decoded = self._decode(encoded, views, out if self.split.is_decoded_only else None, threads)
         self._run_python(encoded, views, decoded, out)
         return views, decoded
 
-    def _check_unchanged(self, request: Request) -> None:
+    def check_unchanged(self, request: Request) -> None:
         """Raise ShardError if a shard of the samples of a request has changed."""
         used = self._drawing.samples(request).ravel() if self.split.has_parts else request.ids
         self.shards.check_unchanged(used)
@@ -243,7 +255,7 @@ class Fetcher:
         else:
             images = by_size(out)[0]
         size, boxes, flips = view.size, view.boxes, view.flips
-        _, status = self._resize(size, encoded.files, boxes, flips, images, threads, places)
+        _, status = self.resize(size, encoded.files, boxes, flips, images, threads, places)
         decoded, first = Decoded([images], status), first_parts(view)
         for part in status.numpy().nonzero()[0].tolist():
             row, alone = int(places[part, 0]), places[part : part + 1].copy()
@@ -269,7 +281,7 @@ class Fetcher:
             return read_labels(self.shards, ids, target)
         return None
 
-    def _read(self, request: Request) -> Encoded:
+    def read(self, request: Request) -> Encoded:
         """Read the encoded images and their sizes."""
         files = self.shards.images(request.ids)
         return Encoded(request, files, image_sizes(files).numpy())
@@ -305,7 +317,7 @@ class Fetcher:
         flat = None if out is None else of_sizes([part.flatten(0, -4) for part in by_size(out)])
         boxes = np.concatenate([views[number].boxes for number in order])
         flips = np.concatenate([views[number].flips for number in order])
-        flat, status = self._resize(shapes[0][-2:], files * len(order), boxes, flips, flat, threads, places)
+        flat, status = self.resize(shapes[0][-2:], files * len(order), boxes, flips, flat, threads, places)
         flats = by_size(flat)
         if len(order) > 1:
             status = status.view(len(order), len(files)).amax(0)
@@ -374,7 +386,7 @@ class Fetcher:
         part = image.crop((left, top, left + width, top + height))
         ppm = pillow.as_tensor(pillow.ppm(pillow.to_rgb(part, gray=self.split.channels == 1)))
         whole = np.array([[0, 0, height, width]], np.int32)
-        self._resize(view.size, [ppm], whole, view.flips, out, places=places)
+        self.resize(view.size, [ppm], whole, view.flips, out, places=places)
 
     def _places(
         self, views: Sequence[View], order: Sequence[int], epoch: int, first: int = 0
@@ -400,7 +412,7 @@ class Fetcher:
             tables.append(table)
         return np.concatenate(tables)
 
-    def _resize(
+    def resize(
         self,
         size: Sequence[int],
         files: list[Tensor],
@@ -410,9 +422,10 @@ class Fetcher:
         threads: int = 1,
         places: npt.NDArray[np.int32] | None = None,
     ) -> tuple[Images, Tensor]:
+        """Decode boxes of files by the decoder; return the images, and a status for each."""
         pixels, is_flipped = self._crop_format, any(pipeline.flip for pipeline in self.split.pipelines)
         given, flip = torch.from_numpy(boxes), torch.from_numpy(flips) if is_flipped else None
-        options = {"mean": pixels.mean, "std": pixels.std, "threads": threads, **self._decoding}
+        options = {"mean": pixels.mean, "std": pixels.std, "threads": threads, **self.decoding}
         if isinstance(out, list) or places is not None:
             table = None if places is None else torch.from_numpy(places)
             return out, decode_sizes(files, given, flip, by_size(out), **options, places=table)
@@ -420,7 +433,7 @@ class Fetcher:
         return decode_batch(files, given, size, flip, **options)
 
     @property
-    def _decoding(self) -> dict[str, Any]:
+    def decoding(self) -> dict[str, Any]:
         """Options of the decoder that are the same for crops and whole images."""
         first = self.split.pipelines[0]
         return {
@@ -519,7 +532,7 @@ class Fetcher:
 
     @property
     def _python_steps(self) -> PythonSteps:
-        decoding = {"channels": self.split.channels, **self._decoding}
+        decoding = {"channels": self.split.channels, **self.decoding}
         return PythonSteps(
             self.shards,
             self.seed,
@@ -560,7 +573,7 @@ class Fetcher:
 
     def _example(self, request: Request, sizes: list[Size]) -> list[Tensor] | None:
         """Make an image of each view of one sample, before the steps in Python."""
-        encoded = self._read(request)
+        encoded = self.read(request)
         views = self._drawing.views(request, encoded.sizes, sizes)
         decoded = self._decode_crops(encoded, views, None, threads=1)
         images, steps = [], self._python_steps
@@ -582,7 +595,7 @@ class Fetcher:
         labels: Tensor | None,
         made: Made,
         out: Images | None,
-        threads: int,
+        drawn_for: Request,
     ) -> FetchResult:
         """Replace the images that could not be decoded, augment, and add labels, targets and members."""
         decoded, views, is_single = made.decoded, made.views, len(self.split.pipelines) == 1
@@ -590,14 +603,14 @@ class Fetcher:
         replaced = substitutes.replace(request, made, partial(self._made_unchanged, sizes))
         images, pixels = decoded.images, self.pixels
         if pixels.worker_augment is not None:
-            distorted, groups = request if pixels.distorts else None, self.split.view_groups
+            distorted, groups = drawn_for if pixels.distorts else None, self.split.view_groups
             images = augment_in_worker(pixels.worker_augment, images, self.seed, distorted, out, groups)
         mover = pixels.worker_augment if pixels.distorts else pixels.moves
         if mover is not None and self.split.targets is not None:
             sizes_now = [part.shape[-2:] for part in by_view(of_sizes(images), self.split.view_groups)]
-            views = moved_views(mover, views, sizes_now, self.seed, request)
+            views = moved_views(mover, views, sizes_now, self.seed, drawn_for)
         if self.split.targets is None:
-            batch = self._labelled(of_sizes(images), replaced.ids, None if replaced.messages else labels)
+            batch = self.labelled(of_sizes(images), replaced.ids, None if replaced.messages else labels)
         else:
             batch = self._with_targets(
                 of_sizes(images), replaced.ids, made.values, views, replaced.left_out, decoded.carried
@@ -616,7 +629,7 @@ class Fetcher:
     def _made_unchanged(self, sizes: list[Size], request: Request) -> Made:
         """Make the images of a substitute, whose shard is checked."""
         made = self._made(request, sizes)
-        self._check_unchanged(request)
+        self.check_unchanged(request)
         return made
 
     def _read_targets(
@@ -660,7 +673,8 @@ class Fetcher:
             return KeyedTargetBatch(images, moved, self.shards.keys(ids))
         return TargetBatch(images, moved)
 
-    def _labelled(self, images: Images, ids: Int64, labels: Tensor | None) -> AnyBatch:
+    def labelled(self, images: Images, ids: Int64, labels: Tensor | None) -> AnyBatch:
+        """Return a batch without targets; ``labels`` None: they are read."""
         members = tuple(self.split.members)
         if labels is None:
             reader, target = self.labels, cast(Any, self.split.target)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,25 +11,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import ResumeError
+from ..errors import ResumeError, ShardError, warn
 from ..sampling.crops import methods_of
 from ..sampling.mixing import Batches, Mixing, Stopping, checked_shares
-from ..sampling.rng import Int64
-from ..sampling.sampler import EpochCounter, Request, Sampler, shown
+from ..sampling.sampler import Request, shown
+from ..shards.source import Source
 from ..transforms.pixels import PixelFormat
-from .augmenting import augment_on_arrival
-from .batch import AnyBatch, Batch, FetchResult, Images, MixedBatch, Shape, on_device
-from .buffers import Runner
+from .batch import AnyBatch, ExtraBatch, MixedBatch, MixedExtraBatch, MixedTargetBatch, TargetBatch
 from .checks import open_split
 from .config import LoaderConfig
 from .feeds import IndexedFeed
 from .loader import Loader, data_identity, feed_and_fetcher
+from .members import unmoved_member
+from .mixed_feed import MixedFeed
 from .ranks import Mesh, data_rank
 from .split import Split
 from .state import VERSION, State, check_data
+from .targets import structure_of
 
 Weights = Mapping[str, float] | Mapping[int, Mapping[str, float]]
-_ORDERS = 2  # epochs of a source whose order is kept: a batch may have the end of one and the next
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,6 @@ class Mixture:
 def _check_supported(name: str, split: Split) -> None:
     refused = {
         "streaming": bool(split.streaming),
-        "targets": split.targets is not None,
-        "members": bool(split.members),
         "views": len(split.pipelines) > 1,
         "repeats": split.repeats > 1,
         "crop=AspectBuckets(...)": split.buckets is not None,
@@ -131,202 +129,16 @@ def _check_supported(name: str, split: Split) -> None:
         if is_given:
             raise ValueError(
                 f"sources[{name!r}] of Mixture has {argument}, which a mixture cannot have: its sources are "
-                "indexed splits of images and labels, with one view"
+                "indexed splits with one view, whose images have one size in all epochs"
             )
-
-
-@dataclass(frozen=True)
-class Parts:
-    """One rank's part of a batch.
-
-    Attributes:
-        epoch: Of the mixture.
-        parts: Number of a source, and what is fetched of it.
-        ids: Numbers of the samples over all sources, int64 [B].
-        occurrence: How often each came before in the epoch of the mixture, int64 [B].
-    """
-
-    epoch: int
-    parts: list[tuple[int, Request]]
-    ids: Int64
-    occurrence: Int64
-
-    @property
-    def request(self) -> Request:
-        """The request as the consumer sees it, with the numbers over all sources."""
-        return Request(self.epoch, self.ids, self.occurrence)
-
-
-@dataclass
-class MixedFetcher:
-    """Fetches each part of a batch by the fetcher of its source. Can be pickled.
-
-    Attributes:
-        fetchers: A ``Fetcher`` per source.
-        split: That of the first source.
-        pixels: Format of the images.
-    """
-
-    fetchers: list[Any]
-    split: Split
-    pixels: PixelFormat = field(default_factory=PixelFormat)
-
-    def with_pixels(self, pixels: PixelFormat) -> MixedFetcher:
-        """Return a fetcher of images in another format."""
-        return MixedFetcher([each.with_pixels(pixels) for each in self.fetchers], self.split, pixels)
-
-    def where(self, id: int) -> str:
-        """Describe a sample of which the source is not known."""
-        return f"sample {id} of one of the sources of the mixture"
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the images."""
-        dtype: torch.dtype = self.fetchers[0].dtype
-        return dtype
-
-    def shape(self, parts: Parts) -> Shape:
-        """Shape of the images."""
-        source, first = parts.parts[0]
-        shape = self.fetchers[source].shape(first)
-        return (len(parts.ids), *shape[1:])
-
-    def fetch(self, parts: Parts, out: Images | Callable[[Shape], Images], threads: int = 1) -> FetchResult:
-        """Fetch each part into its rows; the first error is that of the batch."""
-        images: Images = out(self.shape(parts)) if callable(out) else out
-        labels: list[Tensor] = []
-        substituted: list[str] = []
-        left_out: list[int] = []
-        notes: list[str] = []
-        non_jpeg: str | None = None
-        row = 0
-        for source, request in parts.parts:
-            end = row + len(request.ids)
-            result = self.fetchers[source].fetch(request, images[row:end], threads)
-            if result.error is not None:
-                return FetchResult(error=result.error, notes=result.notes, request=parts.request)
-            labels.append(result.batch.label)
-            substituted += result.substituted
-            notes += result.notes
-            left_out += [row + number for number in result.left_out]
-            non_jpeg = non_jpeg or result.non_jpeg
-            row = end
-        batch = Batch(images, torch.cat(labels))
-        return FetchResult(
-            batch=batch,
-            substituted=substituted,
-            non_jpeg=non_jpeg,
-            notes=notes,
-            request=parts.request,
-            left_out=left_out,
-        )
-
-
-class _Epochs(EpochCounter):
-    """Remembers the epoch that has begun: epochs of a mixture have several lengths."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.current = 0
-
-    def begin(self) -> tuple[int, int]:
-        """Return the epoch that begins now and its first batch, and advance."""
-        self.current, first = super().begin()
-        return self.current, first
-
-
-class MixedFeed:
-    """Batches of a mixture for one rank: a ``Feed``."""
-
-    candidates: Int64 | None = None
-    to_request = None
-
-    def __init__(
-        self, mixing: Mixing, orders: list[Sampler], rank: int, world: int, *, training: bool
-    ) -> None:
-        self.mixing, self._orders, self._rank, self._world = mixing, orders, rank, world
-        self._offsets = np.cumsum([0, *(order.samples for order in orders)])
-        self.epochs = _Epochs()
-        # No closure over the feed: see ``IndexedFeed.results``.
-        self.continues: Callable[[int], bool] = (lambda epoch: True) if training else (lambda epoch: False)
-
-    @property
-    def length(self) -> int:
-        """Batches of the epoch that has begun, equal on every rank."""
-        return self.mixing.length(self.epochs.current)
-
-    def length_in_state(self, delivered: int) -> int:
-        """Batches of the epoch."""
-        return self.length
-
-    def samples_per_rank(self, delivered: int) -> float:
-        """Return the samples per epoch and rank."""
-        return self.length * self.mixing.global_batch / self._world
-
-    def shapes(self) -> dict[tuple[int, int], int]:
-        """Return nothing: no source has buckets."""
-        return {}
-
-    def sources_of(self, ids: Int64) -> Int64:
-        """Return the source of samples, by their numbers over all sources."""
-        return np.searchsorted(self._offsets, ids, side="right") - 1
-
-    def requests(self, epoch: int) -> Iterator[Request]:
-        """Return the requests of an epoch, with the numbers over all sources."""
-        for parts in self.parts(epoch, 0, lambda _: False):
-            yield parts.request
-
-    def parts(self, epoch: int, first: int, continues: Callable[[int], bool]) -> Iterator[Parts]:
-        """Yield what this rank fetches, from batch ``first`` of an epoch on."""
-        return _parts_of(
-            self.mixing, self._orders, self._offsets, (self._rank, self._world), epoch, first, continues
-        )
-
-    def results(self, fetcher: Any, runner: Runner, epoch: int, first: int) -> Iterator[FetchResult]:
-        """Begin to fetch, at batch ``first`` of an epoch. Ends all results that were begun before."""
-        rows = np.zeros(self.mixing.largest(self._rank, self._world), np.int64)
-        nbytes = max(each.nbytes(Request(0, rows)) for each in fetcher.fetchers)
-        return runner.run(self.parts(epoch, first, self.continues), nbytes)
-
-
-def _parts_of(
-    mixing: Mixing,
-    orders: list[Sampler],
-    offsets: Int64,
-    part: tuple[int, int],
-    epoch: int,
-    first: int,
-    continues: Callable[[int], bool],
-) -> Iterator[Parts]:
-    drawn: list[dict[int, tuple[Int64, Int64 | None]]] = [{} for _ in orders]
-    while True:
-        before = mixing.first_positions(epoch) // np.asarray(mixing.sizes)
-        for k in range(first, mixing.length(epoch)):
-            parts, ids, occurrences = [], [], []
-            for source, number, places in mixing.slices(epoch, k, *part):
-                known = drawn[source]
-                if number not in known:
-                    known[number] = orders[source].draw_epoch(number)
-                    for old in sorted(known)[:-_ORDERS]:
-                        del known[old]
-                order, again = known.get(number) or orders[source].draw_epoch(number)
-                occurrence = None if again is None else again[places]
-                parts.append((source, Request(number, order[places], occurrence)))
-                ids.append(offsets[source] + order[places])
-                times = np.full(len(places), number - before[source], np.int64)
-                occurrences.append(times if occurrence is None else times + occurrence)
-            yield Parts(epoch, parts, np.concatenate(ids), np.concatenate(occurrences))
-        epoch, first = epoch + 1, 0
-        if not continues(epoch):
-            return
 
 
 class MixtureLoader(Loader):
     """Batches of a ``Mixture`` for one rank: ``(image, label, source)``, see ``MixedBatch``.
 
-    All else is as of ``Loader``: epochs, state, workers, memory. The batches are the same for any number of
-    ranks. ``augment`` runs where the batch arrives, not in the workers. ``ShardDataModule`` does not take a
-    mixture. ``len()`` is that of the epoch that has begun: with shares by epoch, lengths differ.
+    All else is as of ``Loader``: epochs, state, workers, memory, ``augment``. The batches are the same for
+    any number of ranks. Of splits with ``members=`` they are ``MixedExtraBatch``, with ``targets=``
+    ``MixedTargetBatch``. ``len()`` is that of the epoch that has begun: with shares by epoch, lengths differ.
 
     Args:
         mixture: The sources and their shares.
@@ -387,7 +199,7 @@ class MixtureLoader(Loader):
             name="mixture",
         )
 
-    def _made(self) -> tuple[Any, MixedFetcher]:
+    def _made(self) -> tuple[Any, Any]:
         """Return the feed and the fetcher: those of the sources, which make no batches of their own."""
         config, world = self.config, self.ranks.world
         total = config.global_batch_size or config.batch_size * world
@@ -400,7 +212,7 @@ class MixtureLoader(Loader):
                 split,
                 alone,
                 data_rank(0, 1, None),
-                source=open_split(split, is_first=self.ranks.is_first),
+                source=self._opened(name, split),
                 name=name,
                 augment=self.augment,
                 training=self.training,
@@ -414,27 +226,28 @@ class MixtureLoader(Loader):
         _ = mixing.stages  # raises
         self._mixed = MixedFeed(mixing, orders, self.ranks.rank, world, training=self.training)
         self._check_alike()
-        return self._mixed, MixedFetcher([fetcher for _, fetcher in self._sources.values()], self.split)
+        # This import loads the operators; importing this module must not.
+        from .mixed_fetch import MixedFetcher
+
+        fetchers = [fetcher for _, fetcher in self._sources.values()]
+        return self._mixed, MixedFetcher(fetchers, self.split, config.seed)
+
+    def _opened(self, name: str, split: Split) -> Source:
+        """Open the samples of a source."""
+        try:
+            source = open_split(split, is_first=self.ranks.is_first)
+        except ShardError as error:
+            raise ShardError(f"source {name!r} of the mixture: {error}") from error
+        if not len(source):
+            raise ShardError(
+                f"source {name!r} of the mixture, {shown(split.shards)}, has no samples: leave it out of the "
+                "mixture"
+            )
+        return source
 
     def __repr__(self) -> str:
         """Return the sources and the batches."""
         return f"MixtureLoader({', '.join(self.mixture.names)}, {len(self)} batches per epoch)"
-
-    def deliver(
-        self, augment: nn.Module | None, device: torch.device | str | None = None, *, evaluates: bool = False
-    ) -> Iterator[AnyBatch]:
-        """Yield the next epoch on a device, augmented there by ``augment``: see ``Loader``."""
-        for batch in self._batches(self._pixels):
-            request = self.claim()
-            batch = on_device(batch, device)
-            if augment is not None:
-                augment.train(self.training)
-                is_augmented = self._pixels.dtype != torch.uint8
-                batch = augment_on_arrival(
-                    augment, batch, self.config.seed, request, is_augmented=is_augmented, evaluates=evaluates
-                )
-            yield batch
-            del batch
 
     def state_dict(self) -> State:
         """Return the position, and what it belongs to: equal on all ranks."""
@@ -500,12 +313,25 @@ class MixtureLoader(Loader):
         """Yield the next epoch, with the source of each row."""
         for batch in super()._batches(pixels):
             source = torch.from_numpy(self._mixed.sources_of(self._unclaimed[-1].ids))
-            yield MixedBatch(batch.image, batch.label, source)  # type: ignore[union-attr]
+            yield _mixed(batch, source)
             del batch
+
+    def _warn_of_unmoved(self, batch: AnyBatch, request: Request) -> None:
+        """Warn about members of a source that seem to be masks or boxes of images that are moved."""
+        if not isinstance(batch, ExtraBatch):
+            return
+        sources = self._mixed.sources_of(request.ids)
+        for number, (name, (_, fetcher)) in enumerate(self._sources.items()):
+            rows = np.flatnonzero(sources == number)
+            own = batch._replace(extra=[batch.extra[row] for row in rows.tolist()])
+            ids = request.ids[rows] - self._mixed.offset(number)
+            text = unmoved_member(name, fetcher.split, self.distorted_by, own, fetcher.shards, ids)
+            if text:
+                warn(text)
 
     def _check_alike(self) -> None:
         """Raise ValueError for sources whose images or labels cannot be in one batch."""
-        found = {}
+        found: dict[str, dict[str, Any]] = {}
         for name, (_, fetcher) in self._sources.items():
             ids = fetcher.candidates
             request = Request(0, np.zeros(1, np.int64) if ids is None else ids[:1])
@@ -514,6 +340,9 @@ class MixtureLoader(Loader):
             found[name] = {"images": (fetcher.dtype, tuple(shape[1:]))}
             if self.mixture.batches == "per_source":
                 found[name] = {"images": (fetcher.dtype, tuple(shape[1:2]))}
+            split = fetcher.split
+            found[name] |= {"targets": structure_of(split.targets)}
+            found[name] |= {"members": (tuple(split.members), split.decode is not None)}
             if label is not None:
                 found[name]["labels"] = (label.dtype, tuple(label.shape[1:]))
         first, *others = found
@@ -522,6 +351,14 @@ class MixtureLoader(Loader):
                 if found[first].get(kind, value) != value:
                     raise ValueError(
                         f"the {kind} of the sources {first!r} and {name!r} of the mixture cannot be in one "
-                        f"batch: they are {found[first][kind]} and {value}. Give both splits the same size "
-                        "and type"
+                        f"batch: they are {found[first][kind]} and {value}. Give both splits the same"
                     )
+
+
+def _mixed(batch: Any, source: Tensor) -> AnyBatch:
+    """Return a batch with the source of each row."""
+    if isinstance(batch, TargetBatch):
+        return MixedTargetBatch(batch.image, batch.targets, source)
+    if isinstance(batch, ExtraBatch):
+        return MixedExtraBatch(batch.image, batch.label, batch.key, batch.extra, source)
+    return MixedBatch(batch.image, batch.label, source)

@@ -23,6 +23,8 @@ _BOUNDS = {"epoch": (0, _MOST_EPOCHS), "batches": (0, _LARGEST), "len": (-1, _LA
 # Of facts: those of an indexed source or of a stream.
 _BOUNDS |= {"order": (0, 2**32 - 1), "samples": (1, _LARGEST), "shards": (1, _LARGEST)}
 _BOUNDS |= {"global_batch": (1, _LARGEST), "seed": (-(2**128), 2**128)}
+# Of batches of several shapes; other states do not have it.
+_SHAPES = {"shapes": (1, _LARGEST)}
 _REMEDY = "Use a checkpoint that a loader of tarpeg wrote."
 
 
@@ -53,8 +55,11 @@ def checked_state(state: Any, facts: Sequence[str]) -> State:
             f"the state of the loader has version={version}, and this tarpeg reads up to {VERSION}: a later "
             "one wrote it. Update tarpeg."
         )
-    names = ("epoch", "batches", "len", *facts)
+    names = ("epoch", "batches", "len", *(name for name in facts if name not in _SHAPES))
     found: State = {name: _integer(state, name, *_BOUNDS[name]) for name in names}
+    for name, bounds in _SHAPES.items():
+        found[name] = _integer(state, name, *bounds) if name in state else 0
+    names = (*names, *_SHAPES)
     _check_count({name: int(found[name]) for name in names})
     if version:
         data = state.get("data")
@@ -111,10 +116,12 @@ def _check_count(found: Mapping[str, int]) -> None:
         # An incomplete batch may be dropped, or join the one before it.
         low, rest = divmod(found["samples"], found["global_batch"])
         high = low + (rest > 0)
+        if found["shapes"]:  # each shape has an incomplete batch, and batches of a size of its own
+            low, high = 1, found["samples"]
         if not max(low, 1) <= length <= high:
             raise ResumeError(
                 f"len={length} of the loader's state does not fit its samples={found['samples']} and "
-                f"global_batch={found['global_batch']}, which are {high} batches. {_REMEDY}"
+                f"global_batch={found['global_batch']}, which are at most {high} batches. {_REMEDY}"
             )
 
 

@@ -197,6 +197,57 @@ class Moved:
         return found
 
 
+def joined(parts: Sequence[Moved]) -> Moved:
+    """Return the targets of a batch whose rows are those of several parts, one after another.
+
+    The parts have targets of one structure, see ``structure_of``.
+    """
+    rows: list[int] = []
+    count = 0
+    for part in parts:
+        rows += [count + row for row in part.rows]
+        count += part.count
+    filled = [part for part in parts if part.rows] or parts[:1]
+    return Moved(
+        rows=rows,
+        count=count,
+        is_single=parts[0].is_single,
+        fields=[_joined_fields(each) for each in zip(*(part.fields for part in filled), strict=True)],
+        others={name: [value for part in filled for value in part.others[name]] for name in filled[0].others},
+    )
+
+
+def _joined_fields(parts: Sequence[Fields]) -> Fields:
+    """Return the fields of one target of several parts of a batch."""
+
+    def merged(name: str) -> dict[str, Any]:
+        arrays: list[dict[str, Any]] = [getattr(part, name) for part in parts]
+        return {key: np.concatenate([each[key] for each in arrays]) for key in arrays[0]}
+
+    return replace(
+        parts[0],
+        counts=np.concatenate([part.counts for part in parts]),
+        kept=np.concatenate([part.kept for part in parts]),
+        of_objects=merged("of_objects"),
+        of_images=merged("of_images"),
+        pictures=merged("pictures"),
+    )
+
+
+def structure_of(targets: Targets | None) -> Hashable:
+    """Return what has to be equal for the targets of two splits to be in one batch."""
+    if targets is None:
+        return None
+    kind = "single"
+    if isinstance(targets, (Mapping, Sequence)):
+        kind = "dict" if isinstance(targets, Mapping) else "list"
+    parts = []
+    for name, target in _named(targets).items():
+        fields = tuple(target.fields) if is_flat(target) else ()
+        parts.append((name, type(target).__name__, fields, repr(getattr(target, "fill", None))))
+    return kind, tuple(parts)
+
+
 def dicts_of(fields: Sequence[Fields], count: int) -> list[dict[str, Any]]:
     """Return a dict per image of torchvision's convention: tensors, ``boxes`` as ``tv_tensors``."""
     found: list[dict[str, Any]] = [{} for _ in range(count)]

@@ -6,6 +6,7 @@ Points are (x, y), x to the right and y down; sizes and boxes begin with the hei
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -268,6 +269,30 @@ class View:
                 "transform= in Python have cropped or moved it. Use crop=, or a transform= that begins with "
                 "its crop and has no geometric steps in Python; split.plan() shows them"
             )
+
+
+def joined(views: Sequence[View]) -> View:
+    """Return the view of a batch whose rows are those of several views of one ``size``, one after another."""
+    if len(views) == 1:
+        return views[0]
+    places: Int32 | None = None
+    if any(view.places is not None for view in views):
+        places = np.concatenate([view.all_places for view in views])
+    affine: Float64 | None = None
+    if any(view.affine is not None for view in views):
+        known = [
+            np.tile(np.eye(2, 3), (len(each), 1, 1)) if each.affine is None else each.affine for each in views
+        ]
+        affine = np.concatenate(known)
+    return View(
+        sizes=np.concatenate([view.sizes for view in views]),
+        boxes=np.concatenate([view.boxes for view in views]),
+        flips=np.concatenate([view.flips for view in views]),
+        size=views[0].size,
+        affine=affine,
+        places=places,
+        drops_by_centre=any(view.drops_by_centre for view in views),
+    )
 
 
 def _share(part: Float64, whole: Float64) -> Float64:
