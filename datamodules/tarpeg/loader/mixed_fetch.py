@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import ShardError
 from ..sampling.geometry import View, joined
 from ..sampling.sampler import Request
 from ..transforms.pixels import PixelFormat
@@ -133,7 +134,10 @@ class MixedFetcher:
                 rows = _rows(parts)[number]
                 if not status[rows].any():
                     fetcher = self.fetchers[source]
-                    batch = fetcher.labelled(out[rows], request.ids, labels[number])
+                    texts = fetcher.read_texts(request)
+                    if any(isinstance(each, ShardError) for each in texts):
+                        continue
+                    batch = fetcher.labelled(out[rows], request.ids, labels[number], texts)
                     fetcher.check_unchanged(request)
                     found[number] = FetchResult(batch=batch, request=request._replace(views=(views[number],)))
         except OF_THE_RESULT:  # which the fetcher of its source returns

@@ -32,6 +32,7 @@ from ..transforms.torchvision import Transform, name_of, shown_step
 from .carried import carrier_of
 from .config import LoaderConfig
 from .targets import check_targets, has_flat, have_rectangles, type_names
+from .text import Text, check_texts, texts_of
 
 # The names of ops.decode, which loads the native library.
 Interpolation = Literal["bilinear", "bicubic", "lanczos", "box", "area", "nearest", "nearest-exact"]
@@ -69,7 +70,8 @@ class Split:
         weights: One number per sample, as a list, array or .npy file. An epoch keeps its length, and each
             sample comes as often as its share, rounded down or up, every time with another crop.
         views: Number of crops of each image; images are then ``[views, B, 3, H, W]``, see ``Batch``.
-        members: Extensions of members that are passed to ``decode``; "txt?" may be missing.
+        members: Extensions of members that are passed to ``decode``; "txt?" may be missing. Or captions: a
+            ``Text``, or a dict of them by name.
         decode: Function ``decode(key, {extension: bytes})``, whose results are in ``extra`` of
             ``ExtraBatch``. It must be one that pickles if there are worker processes. Nothing is unpickled
             from a shard.
@@ -110,7 +112,7 @@ class Split:
     subset: float | Numbers | None = None
     weights: Numbers | None = None
     views: int = 1
-    members: Sequence[str] = ()
+    members: Any = ()  # extensions, a Text, or a dict of Texts: jsonargparse would compare all of these
     decode: Decode | None = None
     streaming: bool | Streaming = False
     interpolation: Interpolation = "bilinear"
@@ -149,14 +151,7 @@ class Split:
         self._check_buckets()
         self._check_target()
         is_fraction(self.subset)  # raises if out of range
-        names = [self.members] if isinstance(self.members, str) else self.members
-        if names is not self.members or not all(isinstance(n, str) and n not in ("?", ".?") for n in names):
-            raise ValueError(f"members={self.members!r} must be a list of extensions: ['json', 'txt?']")
-        if self.decode is not None and not (callable(self.decode) and self.members):
-            raise ValueError(
-                f"decode={self.decode!r} must be a function (key, {{extension: bytes}}), and members= "
-                "must list the extensions that are passed to it"
-            )
+        self._check_members()
         if self.streaming:
             self._check_streaming()
         if self.targets is not None:
@@ -350,6 +345,11 @@ class Split:
         """
         return _groups(self.view_crops(), 0)
 
+    @cached_property
+    def texts(self) -> dict[str, Text]:
+        """The ``Text``s of ``members`` by name, "" for a single one; empty for extensions."""
+        return texts_of(self.members)
+
     @property
     def buckets(self) -> AspectBuckets | None:
         """The ``AspectBuckets`` of the crops; None without."""
@@ -409,6 +409,23 @@ class Split:
         if not isinstance(target, Label) and target is not None:
             Label(target)  # raises ValueError
 
+    def _check_members(self) -> None:
+        """Check members= and decode=."""
+        members: Any = self.members
+        check_texts(members)
+        is_list = isinstance(members, Sequence) and not isinstance(members, str)
+        names = members if is_list else ["?"]
+        if not self.texts and not all(isinstance(n, str) and n not in ("?", ".?") for n in names):
+            raise ValueError(
+                f"members={members!r} must be a list of extensions: ['json', 'txt?']; or, for captions, a "
+                "tarpeg.Text(...) or a dict of them by name"
+            )
+        if self.decode is not None and (self.texts or not (callable(self.decode) and members)):
+            raise ValueError(
+                f"decode={self.decode!r} must be a function (key, {{extension: bytes}}), and members= "
+                "must list the extensions that are passed to it"
+            )
+
     def _check_targets(self) -> None:
         check_targets(self.targets)
         if isinstance(self.target, Label) or self.target not in ("cls", None):
@@ -439,6 +456,8 @@ class Split:
                 f"crop={crop!r} takes no steps of transform= in Python behind it: leave them out, or give "
                 "those that Augment or a policy has. split.plan() shows the steps"
             )
+        if self.texts:
+            raise ValueError(f"crop={crop!r} shows several samples, and members= are captions of one")
         if self.targets is None and self.target is not None:
             raise ValueError(
                 f"crop={crop!r} shows several samples, and target={self.target!r} is the label of one: give "
