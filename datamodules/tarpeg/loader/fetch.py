@@ -705,7 +705,7 @@ class Fetcher:
             labels: Their labels; None: they are read.
             texts: Their captions, of ``read_texts``, which become the ``extra`` of the batch.
         """
-        members = tuple(self.split.members) if not self.split.texts else ()
+        members = self.split.extensions
         if labels is None:
             reader, target = self.labels, cast(Any, self.split.target)
             labels = reader.read(self.shards, ids) if reader else read_labels(self.shards, ids, target)

@@ -159,7 +159,7 @@ class Loader:
         self._delivered = 0
         self._iterations = 0
         self._has_warned_of_non_jpeg = False
-        self._checks_members = bool(split.members) and not split.texts and self.ranks.is_first
+        self._checks_members = bool(split.extensions) and self.ranks.is_first
         self.distorted_by = self.augment if training else None
         self._unclaimed: deque[Request] = deque(maxlen=0)
         self._positions: Positions | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -112,7 +112,7 @@ class Split:
     subset: float | Numbers | None = None
     weights: Numbers | None = None
     views: int = 1
-    members: Any = ()  # extensions, a Text, or a dict of Texts: jsonargparse would compare all of these
+    members: Sequence[str] | Text | Mapping[str, Text] = ()
     decode: Decode | None = None
     streaming: bool | Streaming = False
     interpolation: Interpolation = "bilinear"
@@ -344,6 +344,11 @@ class Split:
         The groups are the same in all epochs; the sizes may change.
         """
         return _groups(self.view_crops(), 0)
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """The extensions of ``members``; empty for captions."""
+        return () if self.texts else tuple(cast("Sequence[str]", self.members))
 
     @cached_property
     def texts(self) -> dict[str, Text]:
