@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from .loader.preprocessing import Preprocessing as Preprocessing, preprocessing as preprocessing
     from .loader.split import Split as Split
     from .loader.targets import Target as Target
+    from .loader.text import Text as Text, Tokens as Tokens
     from .ops import matrices as matrices
     from .ops.augment import augment_batch as augment_batch, warp_affine as warp_affine
     from .ops.decode import (
@@ -169,6 +170,7 @@ _NAMES = {
     "loader.masks": "Masks",
     "loader.split": "Split",
     "loader.targets": "Target",
+    "loader.text": "Text Tokens",
     "ops.matrices": "matrices",
     "ops.augment": "augment_batch warp_affine",
     "ops.decode": "decode_batch decode_crop image_sizes pack_jpeg tile_jpeg unpack_jpeg",

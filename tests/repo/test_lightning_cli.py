@@ -9,6 +9,7 @@ import pytest
 import tarpeg
 import torch
 import yaml
+from helpers.captions import tokenize
 from helpers.checkouts import ROOT
 from helpers.scripts import run_file
 
@@ -263,3 +264,11 @@ def test_the_config_that_the_example_prints_trains(tmp_path, monkeypatch):
     (tmp_path / "printed.yaml").write_text(printed)
     result = r"^(\d+) steps, \{'accuracy': tensor\((0\.\d+|0\.|1\.)\)\}$"
     assert re.search(result, run("--config=printed.yaml"), re.M)[1] == "16"
+
+
+def test_captions():
+    settings = {"member": "txt", "choose": "first", "tokenizer": "helpers.captions.tokenize"}
+    text = {"class_path": "tarpeg.Text", "init_args": settings}
+    crop = {"class_path": "tarpeg.RandomCrop", "init_args": {"size": 64}}
+    found = parsed(train={"shards": "a", "crop": crop, "members": text}).splits["train"].members
+    assert found == tarpeg.Text("txt", choose="first", tokenizer=tokenize)

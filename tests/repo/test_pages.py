@@ -82,6 +82,10 @@ QUICK = {
     "README.md": {"max_epochs=10": "max_epochs=1, accelerator='cpu', logger=False"},
     "docs/augmenting.md": {'device="cuda"': 'device="cpu"', "range(3)": "range(1)"},
     "docs/coming-from.md": {"workers=8": "workers=1"},
+    "docs/feeding.md": {
+        "from transformers import AutoTokenizer": "from helpers.captions import transformers_tokenizer",
+        'AutoTokenizer.from_pretrained("openai/clip-vit-base-patch32")': "transformers_tokenizer()",
+    },
 }
 # Code before a page's blocks, and after them: take a batch of every split that they define.
 SERVED = """
@@ -112,6 +116,7 @@ trainer.save_checkpoint("data/run.ckpt")
 BEFORE = {
     "README.md": f"{PATHS}import lightning, torch\nfrom helpers.training import Net\nmodel = Net()\n",
     "docs/serving.md": SERVED,
+    "docs/feeding.md": PATHS,
 }
 # What the blocks of a page have found: classes and probabilities of images, as a Trainer predicts them.
 CHECKS = {

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..sampling.sampler import Request
+from .text import rows_of, tokens_on
 
 # One tensor, or a list of tensors if the views of a split have several sizes. Any instead of list[Tensor]: a
 # network of one size needs no cast, and one of several sizes neither.
@@ -70,7 +71,8 @@ class ExtraBatch(NamedTuple):
         image: As in ``Batch``.
         label: As in ``Batch``.
         key: Keys of the B samples.
-        extra: What the split's ``decode`` returned for each sample; without it the bytes of the members.
+        extra: What the split's ``decode`` returned for each sample; without it the bytes of the members. For
+            a ``Text`` its texts or ``Tokens``, and for a dict of them a dict.
 
     Example:
         >>> split = tarpeg.Split(shards, tarpeg.CenterCrop(96), members=["cls"])
@@ -83,7 +85,7 @@ class ExtraBatch(NamedTuple):
     image: Images
     label: Tensor
     key: list[str]
-    extra: list[Any]
+    extra: Any
 
 
 class TargetBatch(NamedTuple):
@@ -179,7 +181,7 @@ class MixedExtraBatch(NamedTuple):
     image: Images
     label: Tensor
     key: list[str]
-    extra: list[Any]
+    extra: Any
     source: Tensor
 
 
@@ -339,6 +341,8 @@ def without_rows(
             changed[name] = value[kept]
         elif name == "targets" and has_views:
             changed[name] = [_rows(view, kept) for view in value]
+        elif name == "extra":
+            changed[name] = rows_of(value, kept)
         else:
             changed[name] = _rows(value, kept)
     return batch._replace(**changed), request.rows(kept)
@@ -349,7 +353,7 @@ def _rows(values: Any, rows: npt.NDArray[np.int64]) -> Any:
 
 
 def on_device(batch: AnyBatch, device: torch.device | str | None) -> AnyBatch:
-    """Return the batch with images, labels and semantic masks on the device; other targets stay."""
+    """Return the batch with images, labels, tokens and semantic masks on the device; other targets stay."""
     if isinstance(batch.image, dict):  # sequences of patches
         image: Any = {name: part.to(device, non_blocking=True) for name, part in batch.image.items()}
     else:
@@ -359,6 +363,8 @@ def on_device(batch: AnyBatch, device: torch.device | str | None) -> AnyBatch:
         changed["label"] = batch.label.to(device, non_blocking=True)
     elif isinstance(batch.targets, Tensor):
         changed["targets"] = batch.targets.to(device, non_blocking=True)
+    if isinstance(batch, (ExtraBatch, MixedExtraBatch)):
+        changed["extra"] = tokens_on(batch.extra, device)
     return batch._replace(**changed)
 
 

@@ -21,6 +21,7 @@ from ..sampling.sampler import Request
 from ..shards.source import where_of
 from ..shards.stream import StreamRequest
 from .batch import (
+    ExtraBatch,
     FetchResult,
     Images,
     KeyedTargetBatch,
@@ -32,6 +33,7 @@ from .batch import (
 from .marks import IF_IT_HANGS, Watch, mark
 from .messages import Answer, Job, JobMessage, ResultMessage, answer_message, answer_of, job_message, job_of
 from .targets import Stored, store_pictures, stored_pictures, with_pictures
+from .text import as_tensors, collated
 from .workers import ProcessPool, ThreadPool, WorkerPool
 
 _FREE, _ACQUIRED, _LENT = range(3)
@@ -355,6 +357,8 @@ def _fetch_into(
     if isinstance(result.batch, (TargetBatch, KeyedTargetBatch)):
         used = sum(map(math.prod, by_size(shape))) * fetcher.dtype.itemsize
         store_pictures(result.batch.targets, buffers.memory(job.buffer), used)
+    elif isinstance(result.batch, ExtraBatch) and fetcher.split.texts:
+        result.batch = result.batch._replace(extra=collated(fetcher.split.texts, result.batch.extra))
     return Answer(shape, result)
 
 
@@ -368,6 +372,8 @@ def _lend(answer: Answer, job: Job, buffers: BatchBuffers, dtype: torch.dtype) -
         result.batch = _lend_targets(batch, buffers, shape, dtype, job.buffer)
     else:
         result.batch = batch._replace(image=buffers.lend(job.buffer, shape, dtype))
+        if isinstance(result.batch, ExtraBatch):
+            result.batch = result.batch._replace(extra=as_tensors(result.batch.extra))
     return result
 
 

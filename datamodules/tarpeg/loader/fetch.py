@@ -65,6 +65,7 @@ from .resize_first import ResizeFirst, resizes_first
 from .split import Split
 from .substitutes import Made, Substitutes
 from .targets import Moved, move_targets, picture_bytes, read_targets
+from .text import read_texts
 from .workers import end_if_forked
 
 Place = Callable[[Shape], Images]
@@ -96,6 +97,7 @@ class Fetcher:
             ``StreamRequest`` replace them.
         max_pixels: See ``LoaderConfig``.
         labels: What reads labels that are no plain integers; None for these.
+        training: Whether captions are dropped, see ``Text``.
     """
 
     shards: Source
@@ -107,6 +109,7 @@ class Fetcher:
     candidates: Int64 | None = None
     max_pixels: int | None = None
     labels: Labels | None = None
+    training: bool = False
     # What the transform of each view returns, by the sizes of the crops.
     _found: dict[tuple[Size, ...], list[Outcome]] = field(default_factory=dict)
 
@@ -212,7 +215,9 @@ class Fetcher:
         """Make the images of each view, and read their targets."""
         views, decoded = self._images_of(request, sizes, out, threads)
         values = decoded.values
-        if values is None:
+        if self.split.texts:
+            values = self._read_texts(request, decoded)
+        elif values is None:
             values = self._read_targets(request.ids, views, decoded, threads)
         return Made(views, decoded, values)
 
@@ -729,7 +734,8 @@ class Fetcher:
             sizes_now = [part.shape[-2:] for part in by_view(of_sizes(images), self.split.view_groups)]
             views = moved_views(mover, views, sizes_now, self.seed, drawn_for)
         if self.split.targets is None:
-            batch = self.labelled(of_sizes(images), replaced.ids, None if replaced.messages else labels)
+            labels = None if replaced.messages else labels
+            batch = self.labelled(of_sizes(images), replaced.ids, labels, made.values)
         else:
             batch = self._with_targets(
                 of_sizes(images), replaced.ids, made.values, views, replaced.left_out, decoded.carried
@@ -768,6 +774,21 @@ class Fetcher:
             values[row] = value
         return values
 
+    def _read_texts(self, request: Request, decoded: Decoded) -> list[Any]:
+        """Read the captions of each decoded image, a ShardError for a broken one."""
+        values: list[Any] = [None] * len(request.ids)
+        rows = (decoded.status.numpy() == Status.OK).nonzero()[0]
+        for row, value in zip(rows.tolist(), self.read_texts(request.rows(rows)), strict=True):
+            values[row] = value
+        return values
+
+    def read_texts(self, request: Request) -> list[Any]:
+        """Read the captions of samples, see ``text.read_texts``; [] without ``Text``."""
+        texts = self.split.texts
+        if not texts:
+            return []
+        return read_texts(self.shards, request, self.seed, texts, training=self.training)
+
     def _with_targets(
         self,
         images: Images,
@@ -793,15 +814,26 @@ class Fetcher:
             return KeyedTargetBatch(images, moved, self.shards.keys(ids))
         return TargetBatch(images, moved)
 
-    def labelled(self, images: Images, ids: Int64, labels: Tensor | None) -> AnyBatch:
-        """Return a batch without targets; ``labels`` None: they are read."""
-        members = tuple(self.split.members)
+    def labelled(
+        self, images: Images, ids: Int64, labels: Tensor | None, texts: Sequence[Any] = ()
+    ) -> AnyBatch:
+        """Return a batch without targets.
+
+        Args:
+            images: Its images.
+            ids: Its samples.
+            labels: Their labels; None: they are read.
+            texts: Their captions, of ``read_texts``, which become the ``extra`` of the batch.
+        """
+        members = self.split.extensions
         if labels is None:
             reader, target = self.labels, cast(Any, self.split.target)
             labels = reader.read(self.shards, ids) if reader else read_labels(self.shards, ids, target)
-        if not self.keys and not members:
+        if not self.keys and not self.split.members:
             return Batch(images, labels)
         keys = self.shards.keys(ids)
+        if self.split.texts:
+            return ExtraBatch(images, labels, keys, list(texts))
         if not members:
             return KeyedBatch(images, labels, keys)
         return ExtraBatch(images, labels, keys, read_extra(self.shards, ids, members, self.split.decode))

@@ -163,7 +163,7 @@ class Loader:
         self._delivered = 0
         self._iterations = 0
         self._has_warned_of_non_jpeg = False
-        self._checks_members = bool(split.members) and self.ranks.is_first
+        self._checks_members = bool(split.extensions) and self.ranks.is_first
         self.distorted_by = self.augment if training else None
         self._unclaimed: deque[Request] = deque(maxlen=0)
         self._positions: Positions | None = None
@@ -484,6 +484,8 @@ class Loader:
 
     @property
     def _or_targets(self) -> str:
+        if self.split.texts:
+            return ", or have broken captions"
         return "" if self.split.targets is None else ", or have broken targets"
 
     def _warn_of_unmoved(self, batch: AnyBatch, request: Request) -> None:
@@ -562,6 +564,7 @@ def feed_and_fetcher(
         candidates=feed.candidates,
         max_pixels=config.max_pixels,
         labels=split.label_reader(source),
+        training=training,
     )
     check_transform_result(name, fetcher, augment)
     if training:

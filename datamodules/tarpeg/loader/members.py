@@ -45,7 +45,7 @@ def unmoved_member(
     """
     if not isinstance(batch, ExtraBatch) or not (mover := _mover_of(split, augment)):
         return ""
-    member = _member_with_places(batch.extra, split.members, source, ids[:_READ])
+    member = _member_with_places(batch.extra, split.extensions, source, ids[:_READ])
     if not member:
         return ""
     return (

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..errors import Status
+from ..errors import ShardError, Status
 from ..ops.decode import image_sizes
 from ..sampling.geometry import View, joined
 from ..sampling.sampler import Request
@@ -154,8 +154,11 @@ class MixedFetcher:
             is_broken = status.numpy() != Status.OK
             found = nothing.copy()
             for number, (fetcher, request) in enumerate(pairs):
-                if not is_broken[rows[number]].any():
-                    batch = fetcher.labelled(out[rows[number]], request.ids, labels[number])
+                if is_broken[rows[number]].any():
+                    continue
+                texts = fetcher.read_texts(request)
+                if not any(isinstance(each, ShardError) for each in texts):
+                    batch = fetcher.labelled(out[rows[number]], request.ids, labels[number], texts)
                     found[number] = FetchResult(batch=batch, nbytes=sum(map(len, files[rows[number]])))
                     fetcher.check_unchanged(request)
         except OF_THE_RESULT:  # which the fetcher of its source returns, with the sample

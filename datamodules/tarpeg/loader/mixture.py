@@ -377,7 +377,8 @@ class MixtureLoader(Loader):
                 found[name] = {"images": (fetcher.dtype, tuple(shape[1:2]))}
             split = fetcher.split
             found[name] |= {"targets": structure_of(split.targets)}
-            found[name] |= {"members": (tuple(split.members), split.decode is not None)}
+            forms = {name: text.form for name, text in split.texts.items()}
+            found[name] |= {"members": (split.extensions, split.decode is not None, forms)}
             if label is not None:
                 found[name]["labels"] = (label.dtype, tuple(label.shape[1:]))
         first, *others = found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -34,6 +34,7 @@ from .carried import carrier_of
 from .config import LoaderConfig
 from .pasting import check_pasted
 from .targets import check_targets, has_flat, have_rectangles, type_names
+from .text import Text, check_texts, texts_of
 
 # The names of ops.decode, which loads the native library.
 Interpolation = Literal["bilinear", "bicubic", "lanczos", "box", "area", "nearest", "nearest-exact"]
@@ -68,7 +69,8 @@ class Split:
         weights: One number per sample, as a list, array or .npy file. An epoch keeps its length, and each
             sample comes as often as its share, rounded down or up, every time with another crop.
         views: Number of crops of each image; images are then ``[views, B, 3, H, W]``, see ``Batch``.
-        members: Extensions of members that are passed to ``decode``; "txt?" may be missing.
+        members: Extensions of members that are passed to ``decode``; "txt?" may be missing. Or captions: a
+            ``Text``, or a dict of them by name.
         decode: Function ``decode(key, {extension: bytes})``, whose results are in ``extra`` of
             ``ExtraBatch``. With worker processes it must pickle. Nothing is unpickled from a shard.
         streaming: True or ``Streaming``: read shards that are not local as streams, with weaker guarantees.
@@ -106,7 +108,7 @@ class Split:
     subset: float | Numbers | None = None
     weights: Numbers | None = None
     views: int = 1
-    members: Sequence[str] = ()
+    members: Sequence[str] | Text | Mapping[str, Text] = ()
     decode: Decode | None = None
     streaming: bool | Streaming = False
     interpolation: Interpolation = "bilinear"
@@ -146,14 +148,7 @@ class Split:
         self._check_patches()
         self._check_target()
         is_fraction(self.subset)  # raises if out of range
-        names = [self.members] if isinstance(self.members, str) else self.members
-        if names is not self.members or not all(isinstance(n, str) and n not in ("?", ".?") for n in names):
-            raise ValueError(f"members={self.members!r} must be a list of extensions: ['json', 'txt?']")
-        if self.decode is not None and not (callable(self.decode) and self.members):
-            raise ValueError(
-                f"decode={self.decode!r} must be a function (key, {{extension: bytes}}), and members= "
-                "must list the extensions that are passed to it"
-            )
+        self._check_members()
         if self.streaming:
             self._check_streaming()
         if self.targets is not None:
@@ -348,6 +343,16 @@ class Split:
         return _groups(self.view_crops(), 0)
 
     @property
+    def extensions(self) -> tuple[str, ...]:
+        """The extensions of ``members``; empty for captions."""
+        return () if self.texts else tuple(cast("Sequence[str]", self.members))
+
+    @cached_property
+    def texts(self) -> dict[str, Text]:
+        """The ``Text``s of ``members`` by name, "" for a single one; empty for extensions."""
+        return texts_of(self.members)
+
+    @property
     def buckets(self) -> AspectBuckets | None:
         """The ``AspectBuckets`` of the crops; None without."""
         return next((crop for crop in self.view_crops() if isinstance(crop, AspectBuckets)), None)
@@ -430,6 +435,23 @@ class Split:
         if not isinstance(target, Label) and target is not None:
             Label(target)  # raises ValueError
 
+    def _check_members(self) -> None:
+        """Check members= and decode=."""
+        members: Any = self.members
+        check_texts(members)
+        is_list = isinstance(members, Sequence) and not isinstance(members, str)
+        names = members if is_list else ["?"]
+        if not self.texts and not all(isinstance(n, str) and n not in ("?", ".?") for n in names):
+            raise ValueError(
+                f"members={members!r} must be a list of extensions: ['json', 'txt?']; or, for captions, a "
+                "tarpeg.Text(...) or a dict of them by name"
+            )
+        if self.decode is not None and (self.texts or not (callable(self.decode) and members)):
+            raise ValueError(
+                f"decode={self.decode!r} must be a function (key, {{extension: bytes}}), and members= "
+                "must list the extensions that are passed to it"
+            )
+
     def _check_targets(self) -> None:
         check_targets(self.targets)
         if isinstance(self.target, Label) or self.target not in ("cls", None):
@@ -463,6 +485,8 @@ class Split:
         for each in self._all_crops():
             if methods_of(each).is_pasted:
                 check_pasted(each, self.targets)
+        if self.texts:
+            raise ValueError(f"crop={crop!r} shows several samples, and members= are captions of one")
         if self.targets is None and self.target is not None:
             raise ValueError(
                 f"crop={crop!r} shows several samples, and target={self.target!r} is the label of one: give "
