@@ -486,7 +486,8 @@ def test_augment_runs_after_the_transfer_in_the_right_mode(photos, tmp_path):
     augment.register_forward_hook(record)
     limits = {"num_sanity_val_steps": 0, "limit_train_batches": 2, "limit_val_batches": 1}
     net = fitted(tmp_path, module(photos, augment=augment), **limits)
-    assert modes == [False, False, True, True, False]  # the first two: is it random in validation?
+    # Two passes before each of the first batches: is it random in validation?
+    assert modes == [False, False, True, False, False, True, False, False, False]
     assert net.seen["train"][0].image.dtype == torch.float32
     normalised, plain = (first_images(tmp_path, module(photos, augment=a))[0] for a in (Augment(), None))
     assert normalised.abs().max() < 3

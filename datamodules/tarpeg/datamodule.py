@@ -611,8 +611,9 @@ def _epoch_of_a_restart(trainer: lightning.Trainer, sampler: EpochCounter, epoch
     if not loop.restarting or not progress.ready == progress.started == progress.processed > 0:
         return epoch
     if sampler.is_within:
+        total: Any = loop.epoch_progress.total
         progress.processed -= 1
-        loop.epoch_progress.total.processed -= 1
+        total.processed -= 1
         return epoch - 1
     loop._restarting = False
     loop.epoch_loop.restarting = False

@@ -283,7 +283,7 @@ def test_streams(shard_of):
         ({"member": "json:a", "lines": True}, "lines=True"),
         ({"truncate": 1}, "truncate=1"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_bad_arguments(arguments, match):
     with pytest.raises(ValueError, match=match):

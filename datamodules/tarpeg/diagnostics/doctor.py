@@ -39,6 +39,7 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "recipes": ("for the published trainings: experiment=...", ("lightning", "timm")),
     "detection": ("for experiment=detection: mean average precision", ("pycocotools",)),
+    "metrics": ("for DataStallMonitor(metrics=...)", ("prometheus-client",)),
     "cluster": ("for build_cache on a Dask cluster", ("dask", "distributed")),
     "remote": (
         "for build_cache from URLs: s3, gs, http, hf",
