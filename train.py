@@ -21,7 +21,7 @@ import tarpeg
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from tarpeg_hydra.hints import check_arguments, check_settings
 from tarpeg_hydra.overrides import one_line_errors
 
@@ -81,6 +81,9 @@ def make_data(config: DictConfig) -> tarpeg.ShardDataModule:
     """Return the data module; with ``verbose``, print the plan of its splits."""
     augment = instantiate(config.augment) if config.get("augment") else None
     changes = {"augment": augment, **data_to_predict(config, HydraConfig.get().overrides.task)}
+    train = config.data.get("train")
+    if config.validate and train is not None and OmegaConf.is_missing(train, "shards"):
+        changes["train"] = None  # only those of val are read
     data: tarpeg.ShardDataModule = instantiate(config.data, **changes)
     if config.verbose and is_first_rank():
         for name, split in data.splits.items():

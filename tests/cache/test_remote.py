@@ -262,6 +262,8 @@ def test_a_broken_connection_is_an_error_with_the_shard(shards, serve, tmp_path,
         ("nonsense://a/b.tar", "nonsense.* cannot be opened"),
         ("memory://empty/a-*.tar", "matches no shard"),
         ("http://x/a-{000.tar", "braces do not match"),
+        ("pipe:curl http://x/a.tar?k=secret", "source='pipe:.*Give a URL"),
+        ("memory://empty/a.tar", r"memory://empty/a\.tar cannot be read: it was not found"),
     ],
 )
 def test_urls_that_cannot_be_read(tmp_path, url, message):

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tarpeg
 import torch
-from helpers.checkouts import PHOTOS, SMALL, TINY, copy, library, tracked, train
+from helpers.checkouts import CROPS, PHOTOS, SMALL, TINY, copy, library, tracked, train
 from helpers.pictures import jpeg
 from helpers.small_tars import sample, write_tar
 from lightning.pytorch.profilers import PyTorchProfiler, SimpleProfiler
@@ -169,8 +169,10 @@ def test_a_run_goes_on_from_exactly_where_ctrl_c_ended_it(checkout):
     assert "val/accuracy" in done.stdout and "trained:" not in done.stdout
     assert "val: data/synthetic/val-*.tar (40 images). Synthetic photographs; data=" in done.stdout
     alone = good(checkout, "validate=true", "ckpt_path=outputs/whole/checkpoints/last.ckpt", "logger=none")
-    measured = [re.findall(r"val/accuracy\W+([\d.]+)", each.stdout) for each in (done, alone)]
-    assert measured[0] == measured[1] != [], "with its checkpoint alone"
+    shards = ("data=shards", "data.val.shards=data/synthetic/val-*.tar", *CROPS, "data.val.crop.shorter=36")
+    val = good(checkout, *shards, "validate=true", "ckpt_path=outputs/whole/checkpoints/last.ckpt")
+    measured = [re.findall(r"val/accuracy\W+([\d.]+)", each.stdout) for each in (done, alone, val)]
+    assert measured[0] == measured[1] == measured[2] != [], "with its checkpoint alone, and without train"
     done = train(checkout, *few, "validate=true", TARPEG_LIB_DIR=library())
     assert done.returncode == 1 and "validate=true needs a checkpoint: give ckpt_path=" in done.stderr
 

@@ -243,6 +243,11 @@ def list_source(source: Paths) -> list[SourceShard]:
         expand([])  # raises
     shards: list[SourceShard] = []
     for part in parts:
+        if part.startswith("pipe:"):
+            raise ShardError(
+                "source='pipe:...' is a command: its output has no size, and no parts to read again. "
+                "Give a URL, or write the output to a file"
+            )
         shards += _remote_shards(part) if URL.match(part) else map(_local_shard, expand(part))
     refuse_twice([shard.name if shard.is_remote else shard.location for shard in shards], source)
     unknown = [shard.name for shard in shards if not shard.version]

@@ -344,6 +344,8 @@ def reason_of(error: BaseException, url: str) -> str:
         return status_name(status)
     if HTTP.match(url) and isinstance(error, FileNotFoundError):
         return status_name(404)
+    if isinstance(error, FileNotFoundError) and error.errno is None:
+        return "it was not found"
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)) and _repeats_here(url):
         return f"no answer for {_SECONDS:g} s"
     return _URL_IN_TEXT.sub(lambda found: public_url(found[0]), str(error)) or type(error).__name__
