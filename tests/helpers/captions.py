@@ -69,7 +69,7 @@ def transformers_tokenizer(**options):
 
 def drawn(captions, id, *, seed, epoch, dropout, occurrence=0):
     """The caption of a sample in an epoch, "" if it is dropped."""
-    drop, which = rng.uniforms(seed, epoch, [id], 2, 5, occurrence << 32)[0]
+    drop, which = rng.uniforms(seed, epoch, [id], 2, 6, occurrence << 32)[0]
     return "" if drop < dropout else captions[int(which * len(captions))]
 
 

@@ -72,3 +72,18 @@ def test_an_error_of_the_items_is_raised():
     lazy = LazyList.of(lambda: 1 / 0, 1)
     with pytest.raises(ZeroDivisionError):
         lazy[0]
+
+
+def test_an_error_while_the_items_are_made_is_not_the_end_of_them():
+    calls = []
+
+    def make():
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return [1, 2]
+
+    lazy = LazyList.of(make, 2)
+    with pytest.raises(KeyboardInterrupt):
+        lazy[0]
+    assert len(lazy) == 2 and lazy == [1, 2]

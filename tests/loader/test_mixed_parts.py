@@ -148,6 +148,26 @@ def test_sources_of_two_structures_are_an_error_with_both(options, kind):
         loader_of(Mixture(splits, weights=WEIGHTS))
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (tarpeg.Masks("png", dtype="uint8"), tarpeg.Masks("png", dtype="int64")),
+        (
+            tarpeg.Keypoints("json:objects", flip_pairs=[], count=5),
+            tarpeg.Keypoints("json:objects", flip_pairs=[], count=3),
+        ),
+    ],
+    ids=["types of masks", "numbers of keypoints"],
+)
+def test_targets_that_cannot_be_in_one_batch_are_an_error_with_both(one, other):
+    splits = {
+        name: Split(source, RandomResizedCrop(32), targets=one if name == "a" else other)
+        for name, source in SOURCES.items()
+    }
+    with pytest.raises(ValueError, match=r"targets .*'a' and 'b'"):
+        loader_of(Mixture(splits, weights=WEIGHTS))
+
+
 def test_crops_that_differ_make_the_same_rows_as_alone():
     splits = dict(mixture().sources)
     splits["b"] = Split(SOURCES["b"], CenterCrop(32))
@@ -213,7 +233,9 @@ def test_a_data_module_trains_on_a_mixture(tmp_path):
         "enable_progress_bar": False,
         "default_root_dir": tmp_path,
     }
-    trainer = lightning.Trainer(max_epochs=2, limit_val_batches=0, **options)
+    # The monitor's measurement of an image is for one split alone.
+    stall = tarpeg.DataStallMonitor(0.1)
+    trainer = lightning.Trainer(max_epochs=2, limit_val_batches=0, callbacks=[stall], **options)
     trainer.fit(model, data)
     loader = loader_of(given)
     expected = [batch.label.tolist() for _ in range(2) for batch in loader]

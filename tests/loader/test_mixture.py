@@ -136,6 +136,10 @@ def test_states_of_other_mixtures_are_refused():
         loader_of().load_state_dict({**state, "batches": 99})
     with pytest.raises(ResumeError, match="epoch"):
         loader_of().load_state_dict({**state, "epoch": "1"})
+    with pytest.raises(ResumeError, match="epoch="):
+        loader_of().load_state_dict({**state, "epoch": 2**62})
+    with pytest.raises(ResumeError, match=r"version=9.*Update"):
+        loader_of().load_state_dict({**state, "version": 9})
 
 
 @pytest.mark.parametrize(
@@ -152,6 +156,13 @@ def test_states_of_other_mixtures_are_refused():
         (
             {"weights": {"a": 1}, "sources": {"a": Split(SOURCES["a"], tarpeg.AspectBuckets(64))}},
             "'a'.*AspectB",
+        ),
+        (
+            {
+                "weights": {"a": 1},
+                "sources": {"a": Split(SOURCES["a"], tarpeg.Mosaic(8), target=None)},
+            },
+            "'a'.*several samples",
         ),
     ],
 )

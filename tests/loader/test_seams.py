@@ -99,6 +99,13 @@ def first():
     return [digest(loader), digest(loader)]
 
 
+def test_targets_of_ones_own_are_a_list_that_torch_reads():
+    (batch,) = tarpeg.Loader(
+        Split(Memory(), CenterCrop(32), targets=Points()), batch_size=64, training=False, workers=0
+    )
+    assert torch.stack(batch.targets).shape[0] == len(batch.image)
+
+
 @pytest.mark.parametrize("runner", RUNNERS[1:], ids=name_of)
 def test_a_source_a_target_and_a_crop_of_ones_own_give_the_same_bytes(first, runner):
     loader = seams(runner)

@@ -290,7 +290,8 @@ def test_copies_to_the_cpu_are_waited_for():
 
 
 def test_operator_checks_memory():
-    images, numbers, _, boxes, mask, _, _, out = good = OPERATOR
+    good = OPERATOR
+    images, numbers, _, boxes, mask, _, _, out = good
     torch.ops.tarpeg.run_batch(*final_pass(*good))
     for place, bad, name in (
         (0, images.float(), "images"),

@@ -143,3 +143,13 @@ def test_batches_that_are_left_out_at_resume_are_a_warning():
     counter.set_epoch(1)
     with pytest.warns(UserWarning, match="batch 5 of epoch 0.* epoch 1.* max_steps"):
         assert counter.begin() == (1, 0)
+
+
+def test_a_counter_that_follows_another_begins_with_its_next_epoch():
+    one, other = EpochCounter(), EpochCounter()
+    one.set_epoch(5)
+    assert other.follow(one) == (5, 0) and other.begin() == (5, 0)
+    one.resume(7, 3, is_end=False)
+    one.set_epoch(7)
+    assert other.follow(one) == (7, 3) and other.is_within
+    assert other.begin() == (7, 3) and not other.is_within

@@ -17,7 +17,6 @@ from ..shards.urls import (
     public_url,
     shard_errors,
     size_and_version,
-    waiting_for,
 )
 
 _REMEDY = "Check address, access rights and network, then start again: finished shards are kept."
@@ -32,10 +31,11 @@ def list_shards(url: str) -> list[tuple[str, int, str]]:
     Returns URL, size (bytes) and version of each, "" if the server sends none. Raises ShardError if there are
     no shards, or the server does not answer.
     """
-    with _shard_errors(url), waiting_for(url):
-        system, paths = find_objects(url)
+    with _shard_errors(url):
+        system, paths = urls.patiently(url, partial(find_objects, url))
         with ThreadPoolExecutor(16) as threads:
-            infos = list(threads.map(system.info, paths))
+            asked = [partial(urls.patiently, url, partial(system.info, path)) for path in paths]
+            infos = list(threads.map(lambda ask: ask(), asked))
     shards = []
     for path, info in zip(paths, infos, strict=True):
         nbytes, version = size_and_version(info)
@@ -47,10 +47,10 @@ def list_shards(url: str) -> list[tuple[str, int, str]]:
 
 def nbytes_and_version(url: str) -> tuple[int | None, str]:
     """Ask the server for the present size and version of an object. Raises ShardError."""
-    with _shard_errors(url), waiting_for(url):
+    with _shard_errors(url):
         system, path = file_system(url)
         system.invalidate_cache()
-        return size_and_version(system.info(path))
+        return size_and_version(urls.patiently(url, partial(system.info, path)))
 
 
 @contextmanager

@@ -367,7 +367,7 @@ class _Watch(Profiler):
 
 
 class _Loaders:
-    """What the loaders of a training say of themselves, if they are tarpeg's.
+    """Bytes, queues and waiting times of the loaders of a training, if they are tarpeg's.
 
     Attributes:
         looks: How often ``look`` was called.
@@ -389,7 +389,7 @@ class _Loaders:
         return sum(loader.substituted for loader in self._loaders)
 
     def look(self, given: Any) -> None:
-        """Add what they say now, at the end of a step. ``given``: loaders of the Trainer, in any form."""
+        """Add their present values, at the end of a step. ``given``: loaders of the Trainer, in any form."""
         if given is not self._given:
             self._given, self._before = given, 0
             self._loaders = [each for each in CombinedLoader(given).flattened if isinstance(each, Loader)]
@@ -460,10 +460,11 @@ def _run_facts(trainer: Trainer, seconds: float) -> RunFacts:
     # Of several modules, one per view, the first that is not tarpeg's explains the time best.
     names = sorted([type(uncompiled(module)).__name__ for module in modules], key="Augment".__eq__)
     costs = None
-    if not split.streaming:
+    is_mixture = len(loader.fetchers()) > 1  # what an image costs is that of its source
+    if not split.streaming and not is_mixture:
         costs = measure_costs(loader.fetcher, max(trainer.current_epoch - 1, 0), seconds)
     return run._replace(
-        source=None if is_source(split.shards) else cast(Any, split.shards),
+        source=None if is_mixture or is_source(split.shards) else cast(Any, split.shards),
         is_streaming=bool(split.streaming),
         workers=workers,
         threads=threads,

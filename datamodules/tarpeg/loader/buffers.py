@@ -326,8 +326,8 @@ def _explain_slow(fetcher: Any, request: Any, id: int, where: str) -> str:
         return f"transform= or targets= works on {where}. {IF_IT_HANGS}"
     if isinstance(request, StreamRequest):
         return f"it works on the batch that begins with {where_of(request.samples, int(request.ids[0]))}"
-    if isinstance(request, Request):
-        return f"it works on the batch that begins with {fetcher.where(int(request.ids[0]))}"
+    if hasattr(request, "ids"):
+        return f"it works on the batch that begins with {fetcher.first_of(request)}"
     return "it waits for a stream"
 
 

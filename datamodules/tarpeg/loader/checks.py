@@ -221,14 +221,8 @@ def _check_masks_follow(name: str, split: Split) -> None:
     from .resize_first import resizes_first  # it loads the operators, which a split does not
 
     crops = [resizes_first(pipeline, split.fidelity) for pipeline in split.pipelines]
-    if (
-        split.targets is not None
-        and any(crops)
-        and any(
-            isinstance(each, (Masks, InstanceMasks, InstanceMap, FloatMap))
-            for each in _named(split.targets).values()
-        )
-    ):
+    has_pixels = any(isinstance(each, _PIXELS) for each in _named(split.targets or ()).values())
+    if has_pixels and any(crops):
         raise ValueError(
             f"{name} has targets= with Masks, crop={next(filter(None, crops))!r} and fidelity='exact', which "
             "resizes whole images before it crops them; masks are cropped first: give fidelity='fast'"

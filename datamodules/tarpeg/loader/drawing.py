@@ -29,7 +29,7 @@ from .targets import read_rectangles
 # Streams of random numbers, beside those of loader.substitutes and loader.python_steps: no two uses of a
 # sample's numbers are correlated.
 _CROP = 0
-_PARTNERS = 4  # 1 to 3 are taken
+_PARTNERS = 4  # 1 to 3 are taken; 6 is loader.text's
 _OBJECTS = 5
 
 Size = tuple[int, int]

@@ -134,6 +134,10 @@ class Fetcher:
         """Return shard and key of a sample."""
         return where_of(self.shards, id)
 
+    def first_of(self, request: Request) -> str:
+        """Return shard and key of the first sample of a request."""
+        return self.where(int(request.ids[0]))
+
     @property
     def dtype(self) -> torch.dtype:
         """Type of the images."""
@@ -445,7 +449,7 @@ class Fetcher:
     def _draw_again(
         self, request: Request, view: View, row: int, images: list[Tensor], picture: PIL.Image.Image
     ) -> None:
-        """Draw the view of a request of one, whose size is known now, and make its image anew."""
+        """Draw the view of a request of one, whose size is known now, and make its image again."""
         size = np.array([[picture.height, picture.width]], np.int32)
         (drawn,) = self.drawing.views(request, size, [view.size])
         own = drawn.all_places[0, 2:].tolist()

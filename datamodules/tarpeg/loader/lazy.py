@@ -34,9 +34,10 @@ class LazyList(list[Any]):
 
     def fill(self) -> None:
         """Make the items, if that has not been done."""
-        make, self._make = self._make, None
-        if make is not None:
-            super().extend(make())
+        if self._make is not None:
+            items = self._make()
+            self._make = None
+            super().extend(items)
 
     def __len__(self) -> int:
         return super().__len__() if self._make is None else self._count

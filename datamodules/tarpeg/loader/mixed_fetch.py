@@ -69,6 +69,11 @@ class MixedFetcher:
         """Describe a sample of which the source is not known."""
         return f"sample {id} of one of the sources of the mixture"
 
+    def first_of(self, parts: Parts) -> str:
+        """Describe the first sample of a batch."""
+        source, first = parts.parts[0]
+        return self.fetchers[source].first_of(first)
+
     @property
     def dtype(self) -> torch.dtype:
         """Type of the images."""

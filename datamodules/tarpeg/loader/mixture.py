@@ -27,7 +27,7 @@ from .members import unmoved_member
 from .mixed_feed import MixedFeed
 from .ranks import Mesh, data_rank
 from .split import Split
-from .state import VERSION, State, check_data
+from .state import REMEDY, VERSION, State, check_data, checked_position, checked_version
 from .targets import structure_of
 
 Weights = Mapping[str, float] | Mapping[int, Mapping[str, float]]
@@ -98,7 +98,7 @@ class Mixture:
             )
         if self.repeat is not None and self.stopping != "first_exhausted":
             raise ValueError(
-                f"stopping={self.stopping!r} of Mixture is for weights=; repeat= says when it ends"
+                f"stopping={self.stopping!r} of Mixture is for weights=; repeat= sets the length of an epoch"
             )
         self.mixing(dict.fromkeys(self.sources, 1), 0)
 
@@ -125,6 +125,7 @@ def _check_supported(name: str, split: Split) -> None:
         "crop=AspectBuckets(...)": split.buckets is not None,
         "crop=Patches(...)": split.patches is not None,
         "a crop whose size changes with the epoch": any(hasattr(crop, "at") for crop in split.view_crops()),
+        "a crop of parts of several samples": split.has_parts,
         "a crop of several sizes": any(methods_of(crop).has_many_sizes for crop in split.view_crops()),
     }
     for argument, is_given in refused.items():
@@ -210,7 +211,9 @@ class MixtureLoader(Loader):
         config, world = self.config, self.ranks.world
         total = config.global_batch_size or config.batch_size * world
         if total < world:
-            raise ValueError(f"global_batch_size={total} is smaller than world={world}")
+            raise ValueError(
+                f"global_batch_size={total} is smaller than world={world}: a sample per rank is the least"
+            )
         alone = replace(config, global_batch_size=None, batch_size=1)
         self._sources: dict[str, tuple[IndexedFeed, Any]] = {}
         for name, split in self.mixture.sources.items():
@@ -297,12 +300,12 @@ class MixtureLoader(Loader):
                 epoch: where each source goes on depends on all batches before it; and for what is no state.
         """
         if not isinstance(state, Mapping):
-            raise ResumeError(f"the state of the mixture is a {type(state).__name__}, not a dict")
-        for name, value in {"version": VERSION, **self._facts}.items():
+            raise ResumeError(f"the state of the mixture is a {type(state).__name__}, not a dict. {REMEDY}")
+        checked_version(state)
+        for name, value in self._facts.items():
             if name not in state:
-                raise ResumeError(
-                    f"the state of the mixture has no field {name!r}, only {sorted(map(str, state))}"
-                )
+                fields = sorted(map(str, state))
+                raise ResumeError(f"the state of the mixture has no field {name!r}, only {fields}. {REMEDY}")
             if name.startswith("data of "):
                 if not self.config.allow_other_data:
                     try:
@@ -314,15 +317,10 @@ class MixtureLoader(Loader):
                     f"cannot resume the mixture: {name} was {state[name]!r} when the checkpoint was made and "
                     f"is {value!r} now, which makes other batches. Restore it"
                 )
-        for name in ("epoch", "batches"):
-            if type(state.get(name)) is not int or state[name] < 0:
-                raise ResumeError(
-                    f"{name}={shown(state.get(name))} of the mixture's state must be an integer from 0 on"
-                )
-        epoch, delivered = state["epoch"], state["batches"]
+        epoch, delivered = checked_position(state)
         length = self._mixed.mixing.length(epoch)
         if delivered > length:
-            raise ResumeError(f"batches={delivered} of the mixture's state must be in 0..{length}")
+            raise ResumeError(f"batches={delivered} of the mixture's state must be in 0..{length}. {REMEDY}")
         self._epoch, self._delivered, self._mixed.epochs.current = epoch, delivered, epoch
         self.sampler.resume(epoch, delivered, delivered == length)
         if self._positions is not None:

@@ -99,7 +99,8 @@ def outlines_of_scanned(scanned: Scanned) -> list[Outlines] | None:
         else:
             of_points[begin : begin + end] = False
             counts = numbers[begin : begin + end].astype(np.int64)
-        height, width = sizes[number] = numbers[size : size + 2].astype(np.int64)
+        sizes[number] = numbers[size : size + 2].astype(np.int64)
+        height, width = sizes[number]
         is_right = counts is not None and counts.min(initial=0) >= 0 and counts.max(initial=0) <= 1 << 40
         if counts is None or not is_right or not 0 < min(height, width) <= max(height, width) <= FAR:
             return None

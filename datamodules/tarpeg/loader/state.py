@@ -25,7 +25,7 @@ _BOUNDS |= {"order": (0, 2**32 - 1), "samples": (1, _LARGEST), "shards": (1, _LA
 _BOUNDS |= {"global_batch": (1, _LARGEST), "seed": (-(2**128), 2**128)}
 # Of batches of several shapes; other states do not have it.
 _SHAPES = {"shapes": (1, _LARGEST)}
-_REMEDY = "Use a checkpoint that a loader of tarpeg wrote."
+REMEDY = "Use a checkpoint that a loader of tarpeg wrote."
 
 
 def data_of(files: Iterable[str]) -> str:
@@ -48,13 +48,8 @@ def checked_state(state: Any, facts: Sequence[str]) -> State:
         ResumeError: With the field and its value.
     """
     if not isinstance(state, Mapping):
-        raise ResumeError(f"the state of the loader is a {type(state).__name__}, not a dict. {_REMEDY}")
-    version = _integer(state, "version", 0, _LARGEST) if "version" in state else 0
-    if version > VERSION:
-        raise ResumeError(
-            f"the state of the loader has version={version}, and this tarpeg reads up to {VERSION}: a later "
-            "one wrote it. Update tarpeg."
-        )
+        raise ResumeError(f"the state of the loader is a {type(state).__name__}, not a dict. {REMEDY}")
+    version = checked_version(state)
     names = ("epoch", "batches", "len", *(name for name in facts if name not in _SHAPES))
     found: State = {name: _integer(state, name, *_BOUNDS[name]) for name in names}
     for name, bounds in _SHAPES.items():
@@ -64,19 +59,36 @@ def checked_state(state: Any, facts: Sequence[str]) -> State:
     if version:
         data = state.get("data")
         if not isinstance(data, str):
-            raise ResumeError(f"data={shown(data)} of the loader's state must be a text. {_REMEDY}")
+            raise ResumeError(f"data={shown(data)} of the loader's state must be a text. {REMEDY}")
         found["data"] = data
     return found
+
+
+def checked_version(state: Mapping[str, Any]) -> int:
+    """Return the version of a state, 0 before there were any. Raises ResumeError for a later one."""
+    version = _integer(state, "version", 0, _LARGEST) if "version" in state else 0
+    if version > VERSION:
+        raise ResumeError(
+            f"the state of the loader has version={version}, and this tarpeg reads up to {VERSION}: a later "
+            "one wrote it. Update tarpeg."
+        )
+    return version
+
+
+def checked_position(state: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the epoch of a state, and its batches. Raises ResumeError for what is no number of these."""
+    epoch, batches = (_integer(state, name, *_BOUNDS[name]) for name in ("epoch", "batches"))
+    return epoch, batches
 
 
 def checked_classes(state: Any) -> list[str]:
     """Return the names of the classes in the state of a data module. Raises ResumeError if they are none."""
     if not isinstance(state, Mapping):
-        raise ResumeError(f"the state of the data module is a {type(state).__name__}, not a dict. {_REMEDY}")
+        raise ResumeError(f"the state of the data module is a {type(state).__name__}, not a dict. {REMEDY}")
     names = state.get("classes") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ResumeError(
-            f"classes={shown(names)} of the data module's state must be a list of names. {_REMEDY}"
+            f"classes={shown(names)} of the data module's state must be a list of names. {REMEDY}"
         )
     return names
 
@@ -110,7 +122,7 @@ def _check_count(found: Mapping[str, int]) -> None:
     batches, length = found["batches"], found["len"]
     if 0 <= length < batches:
         raise ResumeError(
-            f"batches={batches} of the loader's state must be in 0..{length}, its len. {_REMEDY}"
+            f"batches={batches} of the loader's state must be in 0..{length}, its len. {REMEDY}"
         )
     if "global_batch" in found:
         # An incomplete batch may be dropped, or join the one before it.
@@ -121,18 +133,18 @@ def _check_count(found: Mapping[str, int]) -> None:
         if not max(low, 1) <= length <= high:
             raise ResumeError(
                 f"len={length} of the loader's state does not fit its samples={found['samples']} and "
-                f"global_batch={found['global_batch']}, which are at most {high} batches. {_REMEDY}"
+                f"global_batch={found['global_batch']}, which are at most {high} batches. {REMEDY}"
             )
 
 
 def _integer(state: Mapping[str, Any], name: str, low: int, high: int) -> int:
     if name not in state:
         raise ResumeError(
-            f"the state of the loader has no field {name!r}, only {sorted(map(str, state))}. {_REMEDY}"
+            f"the state of the loader has no field {name!r}, only {sorted(map(str, state))}. {REMEDY}"
         )
     value = state[name]
     if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
         raise ResumeError(
-            f"{name}={shown(value)} of the loader's state must be an integer in {low}..{high}. {_REMEDY}"
+            f"{name}={shown(value)} of the loader's state must be an integer in {low}..{high}. {REMEDY}"
         )
     return int(value)

@@ -224,7 +224,9 @@ class Moved:
             whole = pictures.new_zeros((self.count, *pictures.shape[1:]))
             whole[self.rows] = pictures
             return whole
-        return LazyList.of(self._list, self.count)
+        # The values of a user's own targets are there, and may be tensors for torch.stack: torch reads lists
+        # of any class without their methods.
+        return LazyList.of(self._list, self.count) if self.fields else self._list()
 
     def _list(self) -> list[Any]:
         if "" in self.others:
@@ -290,7 +292,8 @@ def structure_of(targets: Targets | None) -> Hashable:
     parts = []
     for name, target in _named(targets).items():
         fields = tuple(target.fields) if is_flat(target) else ()
-        parts.append((name, type(target).__name__, fields, repr(getattr(target, "fill", None))))
+        settings = [repr(getattr(target, setting, None)) for setting in ("fill", "dtype", "count")]
+        parts.append((name, type(target).__name__, fields, *settings))
     return kind, tuple(parts)
 
 

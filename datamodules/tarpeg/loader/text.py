@@ -26,7 +26,7 @@ from .marks import mark, mark_sample
 Choose = Literal["random", "first", "all"]
 
 # Stream of random numbers, beside those of loader.drawing, substitutes, python_steps and augmenting.
-_TEXT = 5
+_TEXT = 6
 _MOST_TEXT = 1 << 20  # bytes of a member that is text, beyond which it is an error
 _MOST_CAPTIONS = 1000  # of a sample in one batch, which is as large as its largest sample
 _MOST_TOKEN = (1 << 63) - 1

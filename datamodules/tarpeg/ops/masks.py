@@ -86,11 +86,12 @@ def _memory(use: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     unpacked, for page faults.
     """
     count = math.prod(shape)
-    kept = getattr(_last, use, None)
-    is_free = kept is not None and sys.getrefcount(kept) <= 3  # here, in the thread's object, as an argument
+    kept, references = getattr(_last, use, (None, 0))
+    # Python 3.14 counts fewer references of a function's own than earlier versions.
+    is_free = kept is not None and sys.getrefcount(kept) <= references
     if kept is None or not is_free or not count <= len(kept) <= 2 * count:
         kept = np.empty(count + count // 4, np.uint8)
-        setattr(_last, use, kept)
+        setattr(_last, use, (kept, sys.getrefcount(kept) + 1))
     return kept[:count].reshape(shape)
 
 

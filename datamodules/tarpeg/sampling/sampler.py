@@ -436,7 +436,10 @@ class EpochCounter:
     def follow(self, other: EpochCounter) -> tuple[int, int]:
         """Take over the next iteration of another counter; return its epoch and first batch."""
         self.epoch, self._resumed = other.epoch, other._resumed
-        return (self.epoch, 0) if self._resumed is None else self._resumed[:2]
+        self._set = other._set
+        if self._resumed is not None:
+            return self._resumed[:2]
+        return (self.epoch if self._set is None else self._set), 0
 
     def begin(self) -> tuple[int, int]:
         """Return the epoch that begins now and its first batch, and advance."""

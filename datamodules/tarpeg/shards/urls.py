@@ -4,7 +4,7 @@ Credentials and endpoints are configured for fsspec: environment variables, or ~
 
 gcsfs and huggingface_hub bound each request and repeat it with growing pauses. fsspec's http waits for five
 minutes and repeats nothing; s3fs repeats what it repeats, up to 125 requests per read. Here both have a
-bound, and a read of a range is tried four times.
+bound, and a read of a range is tried four times; streams have what curl and fsspec bring.
 """
 
 from __future__ import annotations
@@ -129,8 +129,10 @@ def _options(url: str) -> dict[str, Any]:
     """Return fsspec's options of http and S3: those of its configuration, and a bound on silence."""
     if not _repeats_here(url):
         return {}
-    configured = importlib.import_module("fsspec.config").conf.get(url.partition(":")[0].lower(), {})
+    conf, scheme = importlib.import_module("fsspec.config").conf, url.partition(":")[0].lower()
+    configured = conf.get(scheme, {})
     if _S3.match(url):
+        configured = {**conf.get("s3", {}), **configured}
         # One more request for what botocore repeats, such as a server that is busy.
         bounds = {"read_timeout": _SECONDS, "retries": {"max_attempts": 1}}
         return {"config_kwargs": {**bounds, **configured.get("config_kwargs", {})}}
@@ -232,7 +234,7 @@ def read_ranges(ranges: Sequence[tuple[str, int, int]], remedy: str = _REMEDY) -
         _, paths, urls, starts, stops = map(list, zip(*group, strict=True))
         with shard_errors(urls[0], remedy):
             read = partial(system.cat_ranges, paths, starts, stops, on_error="raise")
-            blobs += patiently(urls[0], read, is_repeatable=_repeats_here(urls[0]))
+            blobs += patiently(urls[0], read)
     for (url, start, stop), blob in zip(ranges, blobs, strict=True):
         if len(blob) != stop - start:
             raise ShardError(
@@ -242,14 +244,16 @@ def read_ranges(ranges: Sequence[tuple[str, int, int]], remedy: str = _REMEDY) -
     return blobs
 
 
-def patiently(url: str, read: Callable[[], _Read], *, is_repeatable: bool = True) -> _Read:
+def patiently(url: str, read: Callable[[], _Read], *, is_repeatable: bool | None = None) -> _Read:
     """Call a function that reads from a server; repeat it, with growing pauses, while that may help.
 
     Args:
         url: What is read, for the log.
         read: Function.
-        is_repeatable: Whether to repeat it. Other file systems than those of http and S3 do it themselves.
+        is_repeatable: Whether to repeat it. By default over http and S3: other file systems do it themselves.
     """
+    if is_repeatable is None:
+        is_repeatable = _repeats_here(url)
     for pause in _PAUSES if is_repeatable else ():
         try:
             with waiting_for(url):
