@@ -205,6 +205,7 @@ def test_broken_targets_are_listed_and_no_problem_of_the_cache(tmp_path):
     assert not verify_cache(cache, 0).broken_targets
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("executor", [0, 2])
 def test_a_build_counts_broken_targets_also_of_shards_that_are_there(tmp_path, executor):
     """The same shards with targets and without, and the same report from the second build on."""
