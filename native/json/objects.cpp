@@ -288,7 +288,7 @@ bool Objects::objects() {
     const bool is_object = fields([&](const Text& name) {
       const std::string_view own(reinterpret_cast<const char*>(name.data), name.size);
       for (size_t i = 0; i < fields_.size(); ++i) {
-        if (own == fields_[i]) {
+        if (fields_[i].compare(own) == 0) {
           Cell found;
           const bool is_read = value(&found, 2);
           cells[first + i] = found;
@@ -311,11 +311,11 @@ bool Objects::document(size_t level) {
   bool is_there = false, has_id = false;
   const bool is_read = fields([&](const Text& name) {
     const std::string_view own(reinterpret_cast<const char*>(name.data), name.size);
-    if (own == path_[level]) {
+    if (path_[level].compare(own) == 0) {
       is_there = true;
       return document(level + 1);
     }
-    if (level > 0 || image_id_.empty() || own != image_id_) return value(nullptr, 1);
+    if (level > 0 || image_id_.empty() || image_id_.compare(own) != 0) return value(nullptr, 1);
     Cell found;
     if (!value(&found, 1) || found.kind != Kind::kInteger) return false;
     image_ids.back() = found.a;

@@ -121,7 +121,7 @@ def test_metadata_equals_requirements_and_extras(packed) -> None:
     assert (
         about.get_all("Provides-Extra")
         == list(extras)
-        == ["bench", "recipes", "detection", "cluster", "remote", "docs", "dev"]
+        == ["bench", "recipes", "detection", "cluster", "metrics", "remote", "docs", "dev"]
     )
     needs_of_wheel = [Requirement(line) for line in about.get_all("Requires-Dist")]
     required = (ROOT / "requirements.txt").read_text().splitlines()
