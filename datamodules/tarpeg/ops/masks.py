@@ -91,7 +91,8 @@ def _memory(use: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     is_free = kept is not None and sys.getrefcount(kept) <= references
     if kept is None or not is_free or not count <= len(kept) <= 2 * count:
         kept = np.empty(count + count // 4, np.uint8)
-        setattr(_last, use, (kept, sys.getrefcount(kept) + 1))
+        references = sys.getrefcount(kept) + 1  # that of the tuple
+        setattr(_last, use, (kept, references))
     return kept[:count].reshape(shape)
 
 
