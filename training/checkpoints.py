@@ -67,7 +67,9 @@ def with_those_of_checkpoint(arguments: Sequence[str]) -> list[str]:
         checkpoint = read_checkpoint(path, trusted=trusted)
     except ConfigError:  # of which check_run reports the reason
         return [*arguments]
-    kept = [each for each in _arguments_in(checkpoint) if not _is_replaced(each, given)]
+    stored = _arguments_in(checkpoint)
+    chosen = dict(each.split("=", 1) for each in stored if each.partition("=")[0] in _KEPT)
+    kept = [each for each in stored if not _is_replaced(each, given, chosen)]
     if (code := [each for each in kept if _names_code(each)]) and not trusted:
         raise ConfigError(
             f"ckpt_path={path} was trained with {' '.join(code)}, which names code: give the same, or "
@@ -115,8 +117,9 @@ def _group_of(argument: str) -> str:
     return re.split(r"[.=@:]", argument.lstrip("+~"))[0]
 
 
-def _is_replaced(argument: str, given: Mapping[str, str]) -> bool:
+def _is_replaced(argument: str, given: Mapping[str, str], chosen: Mapping[str, str]) -> bool:
     """Return whether the command line has that setting, or chooses another option of its group."""
     key = argument.partition("=")[0].lstrip("+~")
     keys = {name.lstrip("+~") for name in given}
-    return key in keys or (_group_of(argument) in keys and given[_group_of(argument)] != "null")
+    group = _group_of(argument)
+    return key in keys or (group in keys and given[group] not in ("null", chosen.get(group)))

@@ -61,8 +61,9 @@ class Classifier(lightning.LightningModule):
         self.criterion = criterion or nn.CrossEntropyLoss(ignore_index=_MISSING)
         self.no_decay = no_decay
         self.schedule = schedule
+        # A single output is a number, whose task has a metric of its own.
         self.accuracy = torchmetrics.classification.MulticlassAccuracy(
-            classes, average="micro", ignore_index=_MISSING
+            max(classes, 2), average="micro", ignore_index=_MISSING
         )
         self.loss = torchmetrics.MeanMetric()
 

@@ -175,7 +175,7 @@ def test_images_of_one_name_in_two_folders_need_their_folders(tmp_path):
 
 def test_rows_of_other_folders_are_taken_with_a_warning_and_never_for_one_of_two_images(tmp_path, folder):
     table = csv(tmp_path, "file,y\ntrain/a.jpg,1\ntrain/b.png,2\ntrain/c.d.jpg,3\n")
-    with pytest.warns(UserWarning, match=r"key 'train/c\.d\.jpg' .*'sub/c\.d\.jpg'"):
+    with pytest.warns(UserWarning, match=r"key 'train/a\.jpg' .*'a\.jpg'"):
         assert labels(folder, table).tolist() == [1, 2, 3]
     plain = csv(tmp_path, "file,y\na.jpg,1\nb.png,2\nc.d.jpg,3\n", "plain.csv")
     with warnings.catch_warnings():
@@ -356,3 +356,25 @@ def test_absolute_paths_are_compared_below_the_folder_of_the_samples(tmp_path):
     split = Split(tmp_path / "root", Whole(16), labels=table, key="file", target="y")
     (batch,) = Loader(split, 64, training=False, workers=0)
     assert batch.label.tolist() == [1, 2, 3]
+
+
+def test_a_row_of_an_image_in_another_folder_is_not_taken_in_silence(tmp_path):
+    for name in ("train/a/x", "train/a/y", "val/a/x", "val/a/y", "val/b/x"):
+        path = tmp_path / f"{name}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg("420", 24, 24))
+    table = tmp_path / "labels.csv"
+
+    def labels(*rows, begin=f"{tmp_path}/", folder="val"):
+        table.write_text("\n".join(["file,y", *(f"{begin}{name}.jpg,{label}" for name, label in rows)]))
+        split = Split(tmp_path / folder, Whole(16), labels=table, key="file", target="y")
+        return next(iter(Loader(split, 64, training=False, workers=0))).label.tolist()
+
+    both = [("train/a/x", 7), ("val/a/x", 1), ("train/a/y", 8), ("val/b/x", 3), ("val/a/y", 2)]
+    for begin in (f"{tmp_path}/", "", f"{tmp_path.name}/"):
+        assert labels(*both, begin=begin) == [1, 2, 3]
+        assert labels(*both, begin=begin, folder="train") == [7, 8]
+    (tmp_path / "val" / "b" / "x.jpg").unlink()
+    for begin in (f"{tmp_path}/", ""):
+        with pytest.warns(UserWarning, match="train/a/x.jpg' is taken for the sample 'a/x.jpg', by the name"):
+            labels(("train/a/x", 7), ("train/a/y", 8), begin=begin)

@@ -449,8 +449,8 @@ class EpochCounter:
             warn(
                 f"the checkpoint is at batch {first} of epoch {resumed}, but epoch {epoch} begins: the other "
                 f"batches of epoch {resumed} are left out. Lightning takes an epoch for finished if "
-                "max_steps ended the run in it; checkpoints of ModelCheckpoint(every_n_train_steps=n) go on "
-                "within it."
+                "max_steps or should_stop ended the run in it. Trainer(max_steps=...) for this run too, or "
+                "checkpoints of ModelCheckpoint(every_n_train_steps=n), go on within it."
             )
         self._set, self._resumed = None, None
         self.epoch = epoch + 1

@@ -288,28 +288,36 @@ def _base(key: str) -> str:
     return _without_extension(key).rpartition("/")[2]
 
 
-def _forms(table: Sequence[str], samples: Sequence[str]) -> Iterator[tuple[list[str], list[str], int]]:
+def _forms(
+    table: Sequence[str], samples: Sequence[str], folder: str | None
+) -> Iterator[tuple[list[str], list[str], int]]:
     """Yield forms of the keys of a table and of samples that are compared, the strictest first.
 
-    With the number of what is left out: 0, 1 the folders above those of the samples, 2 all folders.
+    With the number of what is left out: 0, 1 the folders above ``folder`` of the samples, 2 all folders.
     """
     yield [*map(_exact, table)], [*map(_exact, samples)], 0
     plain = [*map(_without_extension, samples)]
     yield [*map(_without_extension, table)], plain, 0
-    yield _below_root(table, plain), plain, 1
+    if folder is not None:
+        yield [_below(folder, key) for key in table], plain, 1
     yield [*map(_base, table)], [*map(_base, samples)], 2
 
 
-def _below_root(table: Sequence[str], samples: Sequence[str]) -> list[str]:
-    """Return the keys of a table without the folders above those of the samples: as many for each key."""
-    parts, wanted = [_without_extension(key).split("/") for key in table], {*samples}
+def _folder_of(source: Source) -> str | None:
+    """Return the folder of single images, in the form of keys; None for shards, whose keys have no place."""
+    folder = source.shard(0)
+    if not isinstance(folder, Path) or not folder.is_dir():
+        return None
+    return str(folder.expanduser().absolute()).replace(os.sep, "/").replace(".", "_")
 
-    def below(count: int) -> list[str]:
-        return ["/".join(each[count:]) for each in parts]
 
-    counts = range(1, min((len(each) for each in parts), default=0))
-    best = max(counts, key=lambda count: sum(key in wanted for key in below(count)), default=0)
-    return below(best)
+def _below(folder: str, key: str) -> str:
+    """Return a key relative to the folder, of which it may begin with the last parts; otherwise as it is."""
+    parts, above = _without_extension(key).split("/"), folder.split("/")
+    for count in range(len(parts) - 1, 0, -1):
+        if parts[:count] == above[-count:]:
+            return "/".join(parts[count:])
+    return "/".join(parts)
 
 
 def _by_key(keys: Sequence[str]) -> dict[str, int]:
@@ -324,7 +332,8 @@ def _rows_of(
 ) -> npt.NDArray[np.int64]:
     """Return the row of each sample; -1 for one without, if they are optional. Raises ShardError."""
     found, used, left_out = np.full(len(keys), _NONE), ([""], [""]), 0
-    for of_table, of_samples, less in _forms(table.keys, keys):
+    folder = _folder_of(source)
+    for of_table, of_samples, less in _forms(table.keys, keys, folder):
         if less and not left_out and (found != _NONE).any():
             break  # the same name in another folder may be another image
         rows = _by_key(of_table)
@@ -362,11 +371,13 @@ def _rows_of(
             "with their folders"
         )
     if left_out == 2:
-        _check_folders(table, keys, found, source)
+        _check_folders(table, keys, found, source, folder)
     return found
 
 
-def _check_folders(table: Table, keys: Sequence[str], rows: npt.NDArray[np.int64], source: Source) -> None:
+def _check_folders(
+    table: Table, keys: Sequence[str], rows: npt.NDArray[np.int64], source: Source, folder: str | None
+) -> None:
     """Warn if rows belong to samples by the names alone, in other folders; ShardError if that is not clear.
 
     A ``subset`` may have one of several samples of a name, whose row is that of another.
@@ -382,7 +393,10 @@ def _check_folders(table: Table, keys: Sequence[str], rows: npt.NDArray[np.int64
                 f"{names[_base(key)]} samples have: write keys with their folders"
             )
         one, two = (_without_extension(each) for each in (key, other))
-        if not f"/{one}".endswith(f"/{two}") and not f"/{two}".endswith(f"/{one}"):
+        is_same = f"/{one}".endswith(f"/{two}") or f"/{two}".endswith(f"/{one}")
+        if folder is not None:  # the whole path is known
+            is_same = f"{folder}/{one}".endswith(f"/{two.lstrip('/')}")
+        if not is_same:
             warn(
                 f"{table.name}, key {other!r} is taken for the sample {key!r}, by the name alone: "
                 "no key of the table is that of a sample with its folder. Write keys with the folders of the "
