@@ -398,6 +398,7 @@ def test_a_checkpoint_brings_its_settings_but_no_code(tmp_path):
         ("data.val.shards=/w.tar", [of_data[0], *of_data[2:]]),
         ("++data.val.crop.size=8", [*of_data[:2], of_data[3]]),
         ("data=folder", [of_data[3]]),
+        ("data=shards", list(of_data[1:])),
         ("model=small", list(of_data[:3])),
     ):
         assert with_those_of_checkpoint([*own, more]) == [*left, *own, more]
