@@ -104,12 +104,12 @@ def resume_hint(
         if 0 < limit <= count:
             reached[name] = limit
     new = {f"trainer.{name}": 2 * limit for name, limit in reached.items()}
-    names = [each.partition("=")[0] for each in arguments]
+    given = {name.lstrip("+~"): name for name in (each.partition("=")[0] for each in arguments)}
     kept = (each for each in arguments if each.partition("=")[0].lstrip("+~") not in {*new, *_OF_ONE_RUN})
     shown = (f"{each.partition('=')[0]}=..." if SECRET.search(each) else each for each in kept)
     words = [*map(shlex.quote, shown), quoted("ckpt_path", os.path.relpath(last))]
-    for name, limit in new.items():  # with the "+" of what is not in the file of the settings
-        words.append(f"{next((each for each in names if each.lstrip('+~') == name), name)}={limit}")
+    # As they were given: with the "+" of what is not in the file of the settings.
+    words += [f"{given.get(name, name)}={limit}" for name, limit in new.items()]
     limits = " and ".join(f"{name}={limit}" for name, limit in reached.items())
     why = f" ({limits} is reached)" if reached else ""
     return f"to go on from here{why}: python {os.path.relpath(sys.argv[0])} {' '.join(words)}"

@@ -1,4 +1,4 @@
-"""What the monitor says of each rank: queue and bytes of the loader, table, loggers, and the file."""
+"""The report of the monitor by rank: queue and bytes of the loader, table, loggers, and the file."""
 
 from __future__ import annotations
 

@@ -34,8 +34,7 @@ def list_shards(url: str) -> list[tuple[str, int, str]]:
     with _shard_errors(url):
         system, paths = urls.patiently(url, partial(find_objects, url))
         with ThreadPoolExecutor(16) as threads:
-            asked = [partial(urls.patiently, url, partial(system.info, path)) for path in paths]
-            infos = list(threads.map(lambda ask: ask(), asked))
+            infos = list(threads.map(partial(_info, url, system), paths))
     shards = []
     for path, info in zip(paths, infos, strict=True):
         nbytes, version = size_and_version(info)
@@ -45,12 +44,17 @@ def list_shards(url: str) -> list[tuple[str, int, str]]:
     return shards
 
 
+def _info(url: str, system: Any, path: str) -> dict[str, Any]:
+    """Ask the server for what it has about an object."""
+    return urls.patiently(url, partial(system.info, path))
+
+
 def nbytes_and_version(url: str) -> tuple[int | None, str]:
     """Ask the server for the present size and version of an object. Raises ShardError."""
     with _shard_errors(url):
         system, path = file_system(url)
         system.invalidate_cache()
-        return size_and_version(urls.patiently(url, partial(system.info, path)))
+        return size_and_version(_info(url, system, path))
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def read_masks(
 
 
 def _memory(use: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Return memory for masks: that of the thread's last ones of that use, if nobody has any of them.
+    """Return memory for masks: that of the thread's last ones of that use, if none of them is in use.
 
     New memory costs a third of the time in which masks are decoded, and most of that in which they are
     unpacked, for page faults.

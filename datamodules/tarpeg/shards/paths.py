@@ -60,8 +60,8 @@ def refuse_several_splits(folder: str, names: Iterable[str]) -> None:
         folder: The folder, or its URL.
         names: Names of its shards.
     """
-    place = public_url(folder) if is_url(folder) else str(Path(folder).expanduser())
-    place = place.rstrip("/")
+    given = public_url(folder) if is_url(folder) else folder
+    place = given.rstrip("/") if is_url(folder) else str(Path(folder).expanduser())
     patterns: dict[str, str] = {}
     for name in sorted(names):
         if found := _OF_SPLIT.search(name):
@@ -69,7 +69,7 @@ def refuse_several_splits(folder: str, names: Iterable[str]) -> None:
             patterns.setdefault(_SPLITS[found[1].lower()], f"{place}/{beginning}*.tar")
     if len(patterns) > 1:
         raise ShardError(
-            f"shards={(place if is_url(folder) else folder)!r} is a folder with shards of {len(patterns)} "
+            f"shards={given!r} is a folder with shards of {len(patterns)} "
             f"splits, by their names: give {' or '.join(map(repr, patterns.values()))}; for all of them "
             f"together {f'{place}/*.tar'!r}."
         )

@@ -299,7 +299,8 @@ def _forms(
     plain = [*map(_without_extension, samples)]
     yield [*map(_without_extension, table)], plain, 0
     if folder is not None:
-        yield [_below(folder, key) for key in table], plain, 1
+        above = folder.split("/")
+        yield [_below(above, key) for key in table], plain, 1
     yield [*map(_base, table)], [*map(_base, samples)], 2
 
 
@@ -311,9 +312,9 @@ def _folder_of(source: Source) -> str | None:
     return str(folder.expanduser().absolute()).replace(os.sep, "/").replace(".", "_")
 
 
-def _below(folder: str, key: str) -> str:
-    """Return a key relative to the folder, of which it may begin with the last parts; otherwise as it is."""
-    parts, above = _without_extension(key).split("/"), folder.split("/")
+def _below(above: Sequence[str], key: str) -> str:
+    """Return a key relative to the folder of these parts, if it begins with the last of them."""
+    parts = _without_extension(key).split("/")
     for count in range(len(parts) - 1, 0, -1):
         if parts[:count] == above[-count:]:
             return "/".join(parts[count:])
@@ -393,8 +394,9 @@ def _check_folders(
                 f"{names[_base(key)]} samples have: write keys with their folders"
             )
         one, two = (_without_extension(each) for each in (key, other))
-        is_same = f"/{one}".endswith(f"/{two}") or f"/{two}".endswith(f"/{one}")
-        if folder is not None:  # the whole path is known
+        if folder is None:
+            is_same = f"/{one}".endswith(f"/{two}") or f"/{two}".endswith(f"/{one}")
+        else:  # the whole path is known
             is_same = f"{folder}/{one}".endswith(f"/{two.lstrip('/')}")
         if not is_same:
             warn(
