@@ -184,10 +184,11 @@ for size in [(33, 21), (7, 5), (90, 91), (1, 1), (2, 3), (60, 4)]:
             options = {"interpolation": name, "antialias": antialias, "fidelity": fidelity}
             write(tarpeg.decode_batch(files, boxes, size, flip, **options)[0])
 files, boxes = files[:5], torch.tensor([[i, 4, 40, 50] for i in range(5)], dtype=torch.int32)
-stds = (pictures.STD, (1e-4, 1.0, 3e4), (1e-6, 1e3, 1e5))
+stds = (pictures.STD, (1e-4, 1.0, 3e4), (1e-6, 1e3, 1e5), (1e-44, 1.0, 1.0))
 for dtype, std in product((torch.float32, torch.float16, torch.bfloat16), stds):
     options = {"mean": (0.5, 0.1, 0.2), "std": std, "dtype": dtype}
-    write(tarpeg.decode_batch(files, boxes, (33, 21), **options)[0])
+    for size in ((33, 21), (3, 100)):
+        write(tarpeg.decode_batch(files, boxes, size, **options)[0])
 for width in range(1, 70):
     file = tensor(b"P6\\n%d 30\\n255\\n" % width + pictures.pixels(30, width).tobytes())
     write(resized(file, (3, 0, 27, width), (13, 17)))
