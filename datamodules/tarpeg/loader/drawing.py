@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..sampling import rng
-from ..sampling.crops import Crop, CropMethods, SmallImageError, crop_at, methods_of
-from ..sampling.geometry import View
+from ..sampling.crops import Crop, CropMethods, SmallImageError, colour_of, crop_at, gray_of, methods_of
+from ..sampling.geometry import Int32, View
 from ..sampling.padded import mirrored, within
 from ..sampling.rng import Int64
 from ..sampling.sampler import Request
@@ -114,6 +114,28 @@ class Drawing:
                 uniforms = self.uniforms(request, number, methods.crop)
                 views.append(self._view(request.ids, uniforms, number, methods, sizes, results[number]))
         return views
+
+    def places(self, views: Sequence[View], order: Sequence[int], epoch: int, first: int = 0) -> Int32 | None:
+        """Return where the boxes of these views go, see ``decode_sizes``; None if each is a whole image.
+
+        Args:
+            views: The views.
+            order: Their order in the memory of the images.
+            epoch: Of the crops.
+            first: Number of the first of the views.
+        """
+        if all(view.places is None for view in views):
+            return None
+        crops, tables = self.crops(epoch), []
+        for place, number in enumerate(order):
+            view, colour = views[number], colour_of(crops[first + number].crop)
+            table = np.zeros((len(view), 12), np.int32)
+            table[:, 0] = np.arange(place * len(view), (place + 1) * len(view))
+            table[:, 3:5] = view.size
+            table[:, 5:9] = np.where(view.is_known[:, None], view.all_places, (0, 0, 1, 1))
+            table[:, 9:] = colour if self.split.channels == 3 else gray_of(colour)
+            tables.append(table)
+        return np.concatenate(tables)
 
     def partners(self, request: Request, rows: Int64, ids: Int64, sizes: npt.NDArray[np.int32]) -> View:
         """Draw the views of samples whose objects are pasted into some rows of a request.
