@@ -115,6 +115,20 @@ class Drawing:
                 views.append(self._view(request.ids, uniforms, number, methods, sizes, results[number]))
         return views
 
+    def view(self, request: Request, number: int | Int64, sizes: npt.NDArray[np.int32], size: Size) -> View:
+        """Draw one view, of images of its own.
+
+        Args:
+            request: Epoch and ids of the samples, of one per image.
+            number: Of the view; or which image of its sample each is, [B], by the crop of the first view.
+            sizes: Sizes of the images, as for ``views``.
+            size: Of the results.
+        """
+        place = number if isinstance(number, int) else 0
+        methods = self.crops(request.epoch)[place]
+        uniforms = self.uniforms(request, number, methods.crop)
+        return self._view(request.ids, uniforms, place, methods, sizes, size)
+
     def partners(self, request: Request, rows: Int64, ids: Int64, sizes: npt.NDArray[np.int32]) -> View:
         """Draw the views of samples whose objects are pasted into some rows of a request.
 
@@ -148,7 +162,7 @@ class Drawing:
             return (uniforms * len(self.source)).astype(np.int64)
         return self.candidates[(uniforms * len(self.candidates)).astype(np.int64)]
 
-    def uniforms(self, request: Request, number: int, crop: Crop, round: int = 0) -> rng.Float64:
+    def uniforms(self, request: Request, number: int | Int64, crop: Crop, round: int = 0) -> rng.Float64:
         """Draw the numbers of a view: that of the flip, and those of the crop, in one of its rounds."""
         occurrence = np.zeros_like(request.ids) if request.occurrence is None else request.occurrence
         first = rng.first_draw(occurrence, number) + round * (crop.draws + 1)

@@ -24,7 +24,7 @@ from .. import forks
 from ..errors import DecodeError, ShardError, Status
 from ..ops.decode import MAX_PIXELS, decode_batch, decode_sizes, image_sizes
 from ..sampling.crops import colour_of, gray_of
-from ..sampling.geometry import View
+from ..sampling.geometry import View, joined
 from ..sampling.rng import Int64
 from ..sampling.sampler import Request
 from ..shards import pillow
@@ -56,6 +56,19 @@ from .batch import (
 from .carried import arrived, carrier_of
 from .config import OnError
 from .drawing import BoxError, Drawing, Size, pair
+from .many import (
+    ManyFiles,
+    MostImages,
+    RaggedSubstitutes,
+    draw_list,
+    draw_pattern,
+    join_rows,
+    outcome,
+    read_list,
+    read_pattern,
+    split_rows,
+    table_of,
+)
 from .naflex import write_patches
 from .outcomes import Outcomes
 from .parts import drawn_parts, first_parts
@@ -63,7 +76,7 @@ from .pasting import drawn_pastes, paste
 from .python_steps import PythonSteps, is_for_pillow, may_carry
 from .resize_first import ResizeFirst, resizes_first
 from .split import Split
-from .substitutes import Made, Substitutes
+from .substitutes import Made, Substituted, Substitutes
 from .targets import Moved, move_targets, picture_bytes, read_targets
 from .text import read_texts
 from .workers import end_if_forked
@@ -98,6 +111,7 @@ class Fetcher:
         max_pixels: See ``LoaderConfig``.
         labels: What reads labels that are no plain integers; None for these.
         training: Whether captions are dropped, see ``Text``.
+        most_images: The most images of a batch, of samples with a number of their own each.
     """
 
     shards: Source
@@ -110,6 +124,7 @@ class Fetcher:
     max_pixels: int | None = None
     labels: Labels | None = None
     training: bool = False
+    most_images: MostImages | None = None
     # What the transform of each view returns, by the sizes of the crops.
     _found: dict[tuple[Size, ...], list[Outcome]] = field(default_factory=dict)
 
@@ -151,11 +166,17 @@ class Fetcher:
         """Bytes of the images of as many samples as ``request`` has, at most."""
         drawing, count = self.drawing, len(request.ids)
         sizes = drawing.largest(request.epoch) if request.size is None else drawing.sizes(request)
-        images = sum(map(math.prod, by_size(self._shape(request.epoch, sizes, count)))) * self.dtype.itemsize
+        most = count if self.most_images is None else self.most_images(count)
+        images = sum(map(math.prod, by_size(self._shape(request.epoch, sizes, most)))) * self.dtype.itemsize
         return images + picture_bytes(self.split.targets, sizes, count)
 
     def views_of(self, request: Request) -> list[View]:
-        """Draw the views of a request from the sizes of its images, which the index has: none is read."""
+        """Draw the views of a request from the sizes of its images, which the index has: none is read.
+
+        Of samples with several images their headers are read.
+        """
+        if self.split.image is not None:
+            return self._views_of_many(request, self.drawing.sizes(request))[0]
         return self.draw_views(request, self.shards.sizes(request.ids), self.drawing.sizes(request))
 
     def draw_views(
@@ -209,13 +230,18 @@ class Fetcher:
     ) -> FetchResult:
         """Read the labels, make the images of each view, and assemble the batch."""
         sizes, is_final = self.drawing.sizes(request), self.pixels.worker_augment is None
+        labels = self.read_labels(request.ids)
+        if self.split.image_pattern is not None:
+            made = self._made(request, sizes, out, threads)
+            return self._assemble(request, sizes, labels, made, out, distorted)
         if callable(out):
             out = out(self._shape(request.epoch, sizes, len(request.ids)))
-        labels = self.read_labels(request.ids)
         made = self._made(request, sizes, out if is_final else None, threads)
         return self._assemble(request, sizes, labels, made, out, distorted)
 
-    def _made(self, request: Request, sizes: list[Size], out: Images | None = None, threads: int = 1) -> Made:
+    def _made(
+        self, request: Request, sizes: list[Size], out: Images | Place | None = None, threads: int = 1
+    ) -> Made:
         """Make the images of each view, and read their targets."""
         views, decoded = self._images_of(request, sizes, out, threads)
         values = decoded.values
@@ -226,9 +252,11 @@ class Fetcher:
         return Made(views, decoded, values)
 
     def _images_of(
-        self, request: Request, sizes: list[Size], out: Images | None = None, threads: int = 1
+        self, request: Request, sizes: list[Size], out: Images | Place | None = None, threads: int = 1
     ) -> tuple[list[View], Decoded]:
         """Make the images of each view: read, draw, decode, run the steps in Python."""
+        if self.split.image is not None:
+            return self._images_of_many(request, sizes, out, threads)
         crop = self.drawing.crops(request.epoch)[0]
         if crop.parts is not None:
             return self._images_of_parts(request, out, threads)
@@ -304,6 +332,64 @@ class Fetcher:
         paste(images, others, pastes)
         views, decoded = self._finished_parts(request, encoded, view, decoded, out)
         decoded.values = pastes.values
+        return views, decoded
+
+    def _views_of_many(
+        self, request: Request, sizes: list[Size]
+    ) -> tuple[list[View], ManyFiles, npt.NDArray[np.int32]]:
+        """Read samples with several images each, and draw their views; return also the sizes in headers."""
+        split, pattern, source = self.split, self.split.image_pattern, self.shards
+        if pattern is None:
+            files = read_list(source, request.ids, split.image_names)
+        else:
+            files = read_pattern(source, request.ids, pattern)
+        known = image_sizes(files.files).numpy() if files.files else np.zeros((0, 2), np.int32)
+        whole, is_shared = self._all_sizes(files.files, known), split.shares_box
+        if pattern is None:
+            return draw_list(self.drawing, request, whole, sizes, is_shared=is_shared), files, known
+        view = draw_pattern(self.drawing, request, files, whole, sizes[0], is_shared=is_shared)
+        return [view], files, known
+
+    def _images_of_many(
+        self, request: Request, sizes: list[Size], out: Images | Place | None, threads: int
+    ) -> tuple[list[View], Decoded]:
+        """Make the images of samples with several each, from a file per image.
+
+        Of a pattern there is a tensor and a view per row of the batch, of which the tensors are parts of
+        ``out``.
+        """
+        views, files, known = self._views_of_many(request, sizes)
+        end_if_forked()  # a source and a crop may be the user's own
+        count, is_flat = len(request.ids), self.split.image_pattern is not None
+        shape = self._crop_shape(sizes, len(files.files) if is_flat else count)
+        if is_flat and self.most_images is not None:
+            self.most_images.check(len(files.files), count)
+        if callable(out):
+            out = out(shape)
+        if out is None:
+            out = of_sizes([empty_images(each, self._crop_format.dtype) for each in by_size(shape)])
+        crops, parts = self.drawing.crops(request.epoch), list[tuple[Decoded, Int64]]()
+        for group, images in zip(self.split.view_groups, by_size(out), strict=True):
+            own = [np.arange(number * count, (number + 1) * count) for number in group]
+            places = np.arange(len(files.files)) if is_flat else np.concatenate(own)
+            if not len(places):
+                continue
+            view = joined([views[number] for number in group])
+            colour = [colour_of(crops[number].crop) for number in group]
+            levels: Any = colour if self.split.channels == 3 else [[gray_of(each)] for each in colour]
+            table = table_of(view, np.arange(len(places)), np.repeat(levels, len(view) // len(group), axis=0))
+            encoded = Encoded(
+                Request(request.epoch, request.ids[files.rows[places]]),
+                [files.files[place] for place in places.tolist()],
+                known[places],
+            )
+            flat = images.flatten(0, -4)
+            parts.append((self._decode_parts(encoded, view, [flat], table, threads), places))
+        decoded = outcome(files, count, by_size(out), parts)
+        if is_flat:
+            decoded.flat = by_size(out)[0]
+            decoded.images = list(decoded.flat.split(np.bincount(files.rows, minlength=count).tolist()))
+            views = split_rows(views[0], count)
         return views, decoded
 
     def _all_sizes(self, files: Sequence[Tensor], known: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
@@ -722,13 +808,17 @@ class Fetcher:
         sizes: list[Size],
         labels: Tensor | None,
         made: Made,
-        out: Images | None,
+        out: Images | Place | None,
         drawn_for: Request,
     ) -> FetchResult:
         """Replace the images that could not be decoded, augment, and add labels, targets and members."""
         decoded, views, is_single = made.decoded, made.views, len(self.split.pipelines) == 1
-        substitutes = Substitutes(self.shards, self.on_error, self.drawing, has_views=not is_single)
+        is_flat = self.split.image_pattern is not None
+        kind = RaggedSubstitutes if is_flat else Substitutes
+        substitutes = kind(self.shards, self.on_error, self.drawing, has_views=not is_single)
         replaced = substitutes.replace(request, made, partial(self._made_unchanged, sizes))
+        if is_flat:
+            views = self._join_rows(made, replaced, sizes, out)
         images, pixels = decoded.images, self.pixels
         if pixels.worker_augment is not None:
             distorted, groups = drawn_for if pixels.distorts else None, self.split.view_groups
@@ -755,6 +845,25 @@ class Fetcher:
             left_out=replaced.left_out,
             nbytes=decoded.nbytes,
         )
+
+    def _join_rows(
+        self, made: Made, replaced: Substituted, sizes: list[Size], out: Images | Place | None
+    ) -> list[View]:
+        """Put the images of all rows one after another; those that are left out have none."""
+        rows, views = made.decoded.images, made.views
+        if not replaced.messages and made.decoded.flat is not None:  # they are
+            made.decoded.images = [made.decoded.flat]
+            return [join_rows(views, replaced.ids)]
+        for row in replaced.left_out:
+            rows[row], views[row] = rows[row][:0], views[row].rows([])
+        joined_images = torch.cat(rows)  # a copy: the memory has the images before
+        if self.most_images is not None:
+            self.most_images.check(len(joined_images), len(rows))
+        if callable(out):
+            images = out(self._crop_shape(sizes, len(joined_images)))
+            joined_images = images.copy_(joined_images)
+        made.decoded.images = [joined_images]
+        return [join_rows(views, replaced.ids)]
 
     def _made_unchanged(self, sizes: list[Size], request: Request) -> Made:
         """Make the images of a substitute, whose shard is checked."""
