@@ -26,7 +26,7 @@ from ..errors import DecodeError, check_integer, similar, warn
 from ..loader.augmenting import augment_on_arrival, modules_of, moved_views, params_of, uncompiled
 from ..loader.batch import TARGET_BATCHES, AnyBatch, RaggedImages, by_size, by_view
 from ..loader.checks import kind_of
-from ..loader.many import read_list, read_pattern
+from ..loader.many_files import read_list, read_pattern
 from ..loader.naflex import image_of
 from ..ops import matrices
 from ..sampling.crops import CenterCrop, colour_of, crop_at, gray_of

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..sampling import rng
-from ..sampling.crops import Crop, CropMethods, SmallImageError, crop_at, methods_of
-from ..sampling.geometry import View
+from ..sampling.crops import Crop, CropMethods, SmallImageError, colour_of, crop_at, gray_of, methods_of
+from ..sampling.geometry import Int32, View
 from ..sampling.padded import mirrored, within
 from ..sampling.rng import Int64
 from ..sampling.sampler import Request
@@ -128,6 +128,39 @@ class Drawing:
         methods = self.crops(request.epoch)[place]
         uniforms = self.uniforms(request, number, methods.crop)
         return self._view(request.ids, uniforms, place, methods, sizes, size)
+
+    def places(self, views: Sequence[View], order: Sequence[int], epoch: int, first: int = 0) -> Int32 | None:
+        """Return where the boxes of these views go, see ``decode_sizes``; None if each is a whole image.
+
+        Args:
+            views: The views.
+            order: Their order in the memory of the images.
+            epoch: Of the crops.
+            first: Number of the first of the views.
+        """
+        if all(view.places is None for view in views):
+            return None
+        crops, tables = self.crops(epoch), []
+        for place, number in enumerate(order):
+            view = views[number]
+            tables.append(self.table(view, place * len(view), crops[first + number].crop))
+        return np.concatenate(tables)
+
+    def table(self, view: View, first: int, crop: Crop) -> Int32:
+        """Return where the boxes of a view go, int32 [B, 12], see ``decode_sizes``.
+
+        Args:
+            view: The view.
+            first: Number of its first image in the memory of all.
+            crop: Of the view.
+        """
+        colour = colour_of(crop)
+        table = np.zeros((len(view), 12), np.int32)
+        table[:, 0] = np.arange(first, first + len(view))
+        table[:, 3:5] = view.size
+        table[:, 5:9] = np.where(view.is_known[:, None], view.all_places, (0, 0, 1, 1))
+        table[:, 9:] = colour if self.split.channels == 3 else gray_of(colour)
+        return table
 
     def partners(self, request: Request, rows: Int64, ids: Int64, sizes: npt.NDArray[np.int32]) -> View:
         """Draw the views of samples whose objects are pasted into some rows of a request.

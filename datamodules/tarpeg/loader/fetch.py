@@ -16,18 +16,15 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import PIL.Image
 import torch
 from torch import Tensor
 
 from .. import forks
 from ..errors import DecodeError, ShardError, Status
 from ..ops.decode import MAX_PIXELS, decode_batch, decode_sizes, image_sizes
-from ..sampling.crops import colour_of, gray_of
-from ..sampling.geometry import View, joined
+from ..sampling.geometry import View
 from ..sampling.rng import Int64
 from ..sampling.sampler import Request
-from ..shards import pillow
 from ..shards.label import Labels
 from ..shards.labels import read_extra, read_labels
 from ..shards.source import Source, where_of
@@ -54,29 +51,18 @@ from .batch import (
     of_sizes,
 )
 from .carried import arrived, carrier_of
+from .composing import Composer
 from .config import OnError
 from .drawing import BoxError, Drawing, Size, pair
-from .many import (
-    ManyFiles,
-    MostImages,
-    RaggedSubstitutes,
-    draw_list,
-    draw_pattern,
-    join_rows,
-    outcome,
-    read_list,
-    read_pattern,
-    split_rows,
-    table_of,
-)
+from .fallback import Fallback
+from .many import ManyImages, RaggedSubstitutes
 from .naflex import write_patches
 from .outcomes import Outcomes
-from .parts import drawn_parts, first_parts
-from .pasting import drawn_pastes, paste
-from .python_steps import PythonSteps, is_for_pillow, may_carry
+from .python_steps import PythonSteps, may_carry
+from .ragged import MostImages
 from .resize_first import ResizeFirst, resizes_first
 from .split import Split
-from .substitutes import Made, Substituted, Substitutes
+from .substitutes import Made, Substitutes
 from .targets import Moved, move_targets, picture_bytes, read_targets
 from .text import read_texts
 from .workers import end_if_forked
@@ -176,7 +162,7 @@ class Fetcher:
         Of samples with several images their headers are read.
         """
         if self.split.image is not None:
-            return self._views_of_many(request, self.drawing.sizes(request))[0]
+            return self._many.views(request, self.drawing.sizes(request))[0]
         return self.draw_views(request, self.shards.sizes(request.ids), self.drawing.sizes(request))
 
     def draw_views(
@@ -256,191 +242,24 @@ class Fetcher:
     ) -> tuple[list[View], Decoded]:
         """Make the images of each view: read, draw, decode, run the steps in Python."""
         if self.split.image is not None:
-            return self._images_of_many(request, sizes, out, threads)
-        crop = self.drawing.crops(request.epoch)[0]
-        if crop.parts is not None:
-            return self._images_of_parts(request, out, threads)
-        if crop.is_pasted is not None:
-            return self._images_with_pastes(request, out, threads)
-        encoded = self.read(request)
-        views = self.drawing.views(request, encoded.sizes, sizes)
-        end_if_forked()  # a source and a crop may be the user's own
-        decoded = self._decode(encoded, views, out if self.split.is_decoded_only else None, threads)
+            return self._many.images(request, sizes, out, threads)
+        crop, into = self.drawing.crops(request.epoch)[0], out if self.split.is_decoded_only else None
+        if crop.parts is not None or crop.is_pasted is not None:
+            composer = Composer(self.drawing, self._fallback, self._crop_format.dtype)
+            encoded, views, decoded = composer.images(request, into, threads)
+        else:
+            encoded = self.read(request)
+            views = self.drawing.views(request, encoded.sizes, sizes)
+            end_if_forked()  # a source and a crop may be the user's own
+            decoded = self._decode(encoded, views, into, threads)
+            decoded.nbytes = sum(map(len, encoded.files))
         self._run_python(encoded, views, decoded, out)
-        decoded.nbytes = sum(map(len, encoded.files))
         return views, decoded
 
     def check_unchanged(self, request: Request) -> None:
         """Raise ShardError if a shard of the samples of a request has changed."""
         used = self.drawing.samples(request).ravel() if self.split.has_parts else request.ids
         self.shards.check_unchanged(used)
-
-    def _images_of_parts(
-        self, request: Request, out: Images | None, threads: int
-    ) -> tuple[list[View], Decoded]:
-        """Make images of several samples each: as ``_images_of``, with a file, a box and a place per part."""
-        crop: Any = self.drawing.crops(request.epoch)[0].crop
-        samples, uniforms = self.drawing.samples(request), self.drawing.uniforms(request, 0, crop)
-        files = self.shards.images(samples.ravel())
-        known = image_sizes(files).numpy()
-        sizes = self._all_sizes(files, known)
-        flips = uniforms[:, 0] < self.split.pipelines[0].flip
-        view, places, seen = drawn_parts(crop, samples, sizes, uniforms[:, 1:], flips, self.split.channels)
-        request_of_parts = Request(request.epoch, samples.ravel()[seen])
-        encoded = Encoded(request_of_parts, [files[number] for number in seen.tolist()], known[seen])
-        end_if_forked()  # a source may be the user's own
-        images = self._images_in(out, view.size, len(samples))
-        decoded = self._decode_parts(encoded, view, [images], places, threads)
-        return self._finished_parts(request, encoded, view, decoded, out)
-
-    def _images_with_pastes(
-        self, request: Request, out: Images | None, threads: int
-    ) -> tuple[list[View], Decoded]:
-        """Make images into which objects of other samples are pasted."""
-        drawing, count = self.drawing, len(request.ids)
-        crop: Any = drawing.crops(request.epoch)[0].crop
-        draws = drawing.uniforms(request, 0, crop)[:, 1:]
-        rows = np.flatnonzero(crop.is_pasted(draws))
-        ids = np.concatenate([request.ids, drawing.samples(request)[rows, 1]])
-        files = self.shards.images(ids)
-        known = image_sizes(files).numpy()
-        sizes = self._all_sizes(files, known)
-        pastes = drawn_pastes(
-            crop,
-            drawing.views(request, sizes[:count])[0],
-            drawing.partners(request, rows, ids[count:], sizes[count:]),
-            rows,
-            ids,
-            self.split.targets,
-            self.shards,
-            draws,
-            partial(drawing.object_keys, request),
-            threads,
-        )
-        end_if_forked()  # a source, a crop or a target may be the user's own
-        view, seen, behind = pastes.view, pastes.samples, pastes.behind
-        request_of_parts = Request(request.epoch, ids[seen])
-        encoded = Encoded(request_of_parts, [files[number] for number in seen.tolist()], known[seen])
-        images = self._images_in(out, view.size, count)
-        # Of this memory only what lies under the chosen objects is touched.
-        others = empty_images((len(behind), *images.shape[1:]), images.dtype)
-        places: Any = self._places([view], [0], request.epoch)
-        places[:, 0] = view.batch_rows
-        places[behind, 0] = count + np.arange(len(behind))
-        places[behind, 1:5], places[behind, 5:7] = places[behind, 5:9], 0
-        decoded = self._decode_parts(encoded, view, [images, others], places, threads)
-        paste(images, others, pastes)
-        views, decoded = self._finished_parts(request, encoded, view, decoded, out)
-        decoded.values = pastes.values
-        return views, decoded
-
-    def _views_of_many(
-        self, request: Request, sizes: list[Size]
-    ) -> tuple[list[View], ManyFiles, npt.NDArray[np.int32]]:
-        """Read samples with several images each, and draw their views; return also the sizes in headers."""
-        split, pattern, source = self.split, self.split.image_pattern, self.shards
-        if pattern is None:
-            files = read_list(source, request.ids, split.image_names)
-        else:
-            files = read_pattern(source, request.ids, pattern)
-        known = image_sizes(files.files).numpy() if files.files else np.zeros((0, 2), np.int32)
-        whole, is_shared = self._all_sizes(files.files, known), split.shares_box
-        if pattern is None:
-            return draw_list(self.drawing, request, whole, sizes, is_shared=is_shared), files, known
-        view = draw_pattern(self.drawing, request, files, whole, sizes[0], is_shared=is_shared)
-        return [view], files, known
-
-    def _images_of_many(
-        self, request: Request, sizes: list[Size], out: Images | Place | None, threads: int
-    ) -> tuple[list[View], Decoded]:
-        """Make the images of samples with several each, from a file per image.
-
-        Of a pattern there is a tensor and a view per row of the batch, of which the tensors are parts of
-        ``out``.
-        """
-        views, files, known = self._views_of_many(request, sizes)
-        end_if_forked()  # a source and a crop may be the user's own
-        count, is_flat = len(request.ids), self.split.image_pattern is not None
-        shape = self._crop_shape(sizes, len(files.files) if is_flat else count)
-        if is_flat and self.most_images is not None:
-            self.most_images.check(len(files.files), count)
-        if callable(out):
-            out = out(shape)
-        if out is None:
-            out = of_sizes([empty_images(each, self._crop_format.dtype) for each in by_size(shape)])
-        crops, parts = self.drawing.crops(request.epoch), list[tuple[Decoded, Int64]]()
-        for group, images in zip(self.split.view_groups, by_size(out), strict=True):
-            own = [np.arange(number * count, (number + 1) * count) for number in group]
-            places = np.arange(len(files.files)) if is_flat else np.concatenate(own)
-            if not len(places):
-                continue
-            view = joined([views[number] for number in group])
-            colour = [colour_of(crops[number].crop) for number in group]
-            levels: Any = colour if self.split.channels == 3 else [[gray_of(each)] for each in colour]
-            table = table_of(view, np.arange(len(places)), np.repeat(levels, len(view) // len(group), axis=0))
-            encoded = Encoded(
-                Request(request.epoch, request.ids[files.rows[places]]),
-                [files.files[place] for place in places.tolist()],
-                known[places],
-            )
-            flat = images.flatten(0, -4)
-            parts.append((self._decode_parts(encoded, view, [flat], table, threads), places))
-        decoded = outcome(files, count, by_size(out), parts)
-        if is_flat:
-            decoded.flat = by_size(out)[0]
-            decoded.images = list(decoded.flat.split(np.bincount(files.rows, minlength=count).tolist()))
-            views = split_rows(views[0], count)
-        return views, decoded
-
-    def _all_sizes(self, files: Sequence[Tensor], known: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Return sizes of images with those that Pillow decodes; (0, 0) for one that it does not either."""
-        sizes = known.copy()
-        for number in np.flatnonzero(known[:, 0] == 0).tolist():
-            content, limit = files[number].numpy().tobytes(), self.max_pixels or pillow.MAX_PIXELS
-            sizes[number] = pillow.upright_size(content, limit)
-        return sizes
-
-    def _images_in(self, out: Images | None, size: Size, count: int) -> Tensor:
-        """Return the memory of the images that the decoder writes: ``out``, or its own."""
-        if out is not None and self.split.is_decoded_only:
-            images: Tensor = by_size(out)[0]
-            return images
-        shape = self._shape_of([(self.split.channels, *size)], count)
-        return empty_images(by_size(shape)[0], self._crop_format.dtype)
-
-    def _decode_parts(
-        self,
-        encoded: Encoded,
-        view: View,
-        outs: list[Tensor],
-        places: npt.NDArray[np.int32],
-        threads: int,
-    ) -> Decoded:
-        """Decode the parts of images, each to its place, of which the first number counts all of ``outs``."""
-        _, status = self.resize(
-            view.size, encoded.files, view.boxes, view.flips, of_sizes(outs), threads, places
-        )
-        decoded = Decoded(outs[:1], status)
-        for part in status.numpy().nonzero()[0].tolist():
-            number, alone = int(places[part, 0]), places[part : part + 1].copy()
-            alone[:, 0] = 0
-            out, place = (outs[0], number) if number < len(outs[0]) else (outs[1], number - len(outs[0]))
-            image = out[place : place + 1]
-            draw = partial(self._resize_picture, view.parts().row(part), image, alone)
-            self._decode_again(encoded, decoded, part, draw)
-        return decoded
-
-    def _finished_parts(
-        self, request: Request, encoded: Encoded, view: View, decoded: Decoded, out: Images | None
-    ) -> tuple[list[View], Decoded]:
-        """Return what became of the rows of a request from what became of their parts."""
-        first, rows = first_parts(view), view.batch_rows
-        assert rows is not None
-        own = Encoded(request, [encoded.files[part] for part in first.tolist()], encoded.sizes[first])
-        views, whole = [view], decoded.of_rows(rows, encoded.request.ids)
-        self._run_python(own, views, whole, out)
-        whole.nbytes = sum(map(len, encoded.files))
-        return views, whole
 
     # 1. Read
 
@@ -488,7 +307,7 @@ class Fetcher:
         files, groups = encoded.files, self.split.view_groups
         order = [number for group in groups for number in group]
         shapes = by_size(self._crop_shape([view.size for view in views], len(files)))
-        places = self._places(views, order, encoded.request.epoch)
+        places = self.drawing.places(views, order, encoded.request.epoch)
         if out is None and (len(shapes) > 1 or places is not None):
             out = [empty_images(shape, self._crop_format.dtype) for shape in shapes]
         flat = None if out is None else of_sizes([part.flatten(0, -4) for part in by_size(out)])
@@ -508,8 +327,8 @@ class Fetcher:
         for row in status.numpy().nonzero()[0].tolist():
             rows = [part[at : at + 1] for part in flats for at in range(row, len(part), len(files))]
             outs, request = dict(zip(order, rows, strict=True)), encoded.request.of_row(row)
-            draw = partial(self._resize_again, request, views, row, outs)
-            self._decode_again(encoded, decoded, row, draw)
+            draw = partial(self._fallback.draw_views, request, views, row, outs)
+            self._fallback.decode(encoded, decoded, row, draw)
         return decoded
 
     def _decode_patches(self, encoded: Encoded, view: View, out: Images | None, threads: int) -> Decoded:
@@ -523,8 +342,8 @@ class Fetcher:
         _, status = self.resize(view.size, encoded.files, view.boxes, view.flips, images, threads)
         decoded = Decoded([columns], status)
         for row in status.numpy().nonzero()[0].tolist():
-            draw = partial(self._draw_again, encoded.request.of_row(row), view, row, images)
-            self._decode_again(encoded, decoded, row, draw)
+            draw = partial(self._fallback.draw_patches, encoded.request.of_row(row), view, row, images)
+            self._fallback.decode(encoded, decoded, row, draw)
         for row, image in enumerate(images):
             if decoded.status[row] == Status.OK:
                 write_patches(columns[row], image[0])
@@ -532,99 +351,8 @@ class Fetcher:
                 columns[row] = 0
         return decoded
 
-    def _draw_again(
-        self, request: Request, view: View, row: int, images: list[Tensor], picture: PIL.Image.Image
-    ) -> None:
-        """Draw the view of a request of one, whose size is known now, and make its image again."""
-        size = np.array([[picture.height, picture.width]], np.int32)
-        (drawn,) = self.drawing.views(request, size, [view.size])
-        own = drawn.all_places[0, 2:].tolist()
-        images[row] = empty_images(self._tensor_shape(1, own), self._crop_format.dtype)
-        self._resize_picture(drawn, [images[row]], None, picture)
-        view.put(row, drawn)
-
     def _tensor_shape(self, count: int, size: Sequence[int]) -> tuple[int, ...]:
         return (count, self.split.channels, *size)
-
-    def _decode_again(
-        self, encoded: Encoded, decoded: Decoded, row: int, resize: Callable[[PIL.Image.Image], None]
-    ) -> None:
-        """Decode a file that is not a JPEG by Pillow, and ``resize`` it; otherwise find the reason.
-
-        Such files are decoded one at a time: their memory is that of the whole image, not that of the crop.
-        """
-        code, file, size = int(decoded.status[row]), encoded.files[row], encoded.sizes[row]
-        if code == Status.TOO_LARGE:
-            decoded.fail(row, code, pillow.too_large(size[0], size[1], self.max_pixels or MAX_PIXELS))
-        elif code == Status.LATER_VERSION:
-            decoded.fail(row, code, pillow.later_version(file))
-        if size[0]:
-            return
-        content = file.numpy().tobytes()
-        if not is_for_pillow(code, content):
-            return
-        try:
-            resize(pillow.open_upright(content, self.max_pixels or pillow.MAX_PIXELS))
-        except pillow.RefusedError as error:
-            decoded.fail(row, int(error.status), error.reason)
-            return
-        decoded.status[row] = Status.OK
-        decoded.non_jpeg = row if decoded.non_jpeg is None else decoded.non_jpeg
-
-    def _resize_again(
-        self,
-        request: Request,
-        views: Sequence[View],
-        row: int,
-        outs: dict[int, Tensor],
-        image: PIL.Image.Image,
-    ) -> None:
-        """Draw the views of a request of one, whose size is known now, to ``outs``, [1, C, H, W] by view."""
-        results = [(out.shape[-2], out.shape[-1]) for _, out in sorted(outs.items())]
-        drawn = self.drawing.views(request, np.array([[image.height, image.width]], np.int32), results)
-        for number, (view, other) in enumerate(zip(views, drawn, strict=True)):
-            places = self._places([other], [0], request.epoch, number)
-            self._resize_picture(other, outs[number], places, image)
-            view.put(row, other)
-
-    def _resize_picture(
-        self, view: View, out: Images, places: npt.NDArray[np.int32] | None, image: PIL.Image.Image
-    ) -> None:
-        """Write the part of a picture that a view of one row shows to ``out``, [1, C, H, W].
-
-        A list of one such tensor has a size of its own.
-        """
-        if (image.height, image.width) != tuple(view.sizes[0].tolist()):  # of a part, drawn by its header
-            raise pillow.RefusedError(Status.CORRUPT, f"it has {image.height} x {image.width} pixels")
-        top, left, height, width = view.boxes[0].tolist()
-        part = image.crop((left, top, left + width, top + height))
-        ppm = pillow.as_tensor(pillow.ppm(pillow.to_rgb(part, gray=self.split.channels == 1)))
-        whole = np.array([[0, 0, height, width]], np.int32)
-        self.resize(view.size, [ppm], whole, view.flips, out, places=places)
-
-    def _places(
-        self, views: Sequence[View], order: Sequence[int], epoch: int, first: int = 0
-    ) -> npt.NDArray[np.int32] | None:
-        """Return where the boxes of these views go, see ``decode_sizes``; None if each is a whole image.
-
-        Args:
-            views: The views.
-            order: Their order in the memory of the images.
-            epoch: Of the crops.
-            first: Number of the first of the views.
-        """
-        if all(view.places is None for view in views):
-            return None
-        crops, tables = self.drawing.crops(epoch), []
-        for place, number in enumerate(order):
-            view, colour = views[number], colour_of(crops[first + number].crop)
-            table = np.zeros((len(view), 12), np.int32)
-            table[:, 0] = np.arange(place * len(view), (place + 1) * len(view))
-            table[:, 3:5] = view.size
-            table[:, 5:9] = np.where(view.is_known[:, None], view.all_places, (0, 0, 1, 1))
-            table[:, 9:] = colour if self.split.channels == 3 else gray_of(colour)
-            tables.append(table)
-        return np.concatenate(tables)
 
     def resize(
         self,
@@ -645,6 +373,15 @@ class Fetcher:
             return out, decode_sizes(files, given, flip, by_size(out), **options, places=table)
         options |= {"channels": self.split.channels, "dtype": pixels.dtype, "out": out}
         return decode_batch(files, given, size, flip, **options)
+
+    @property
+    def _fallback(self) -> Fallback:
+        return Fallback(self.drawing, self.max_pixels, self.resize)
+
+    @property
+    def _many(self) -> ManyImages:
+        dtype = self._crop_format.dtype
+        return ManyImages(self.drawing, self._fallback, dtype, self._crop_shape, self.most_images)
 
     @property
     def decoding(self) -> dict[str, Any]:
@@ -818,7 +555,7 @@ class Fetcher:
         substitutes = kind(self.shards, self.on_error, self.drawing, has_views=not is_single)
         replaced = substitutes.replace(request, made, partial(self._made_unchanged, sizes))
         if is_flat:
-            views = self._join_rows(made, replaced, sizes, out)
+            views = self._many.joined(made, replaced, sizes, out)
         images, pixels = decoded.images, self.pixels
         if pixels.worker_augment is not None:
             distorted, groups = drawn_for if pixels.distorts else None, self.split.view_groups
@@ -845,25 +582,6 @@ class Fetcher:
             left_out=replaced.left_out,
             nbytes=decoded.nbytes,
         )
-
-    def _join_rows(
-        self, made: Made, replaced: Substituted, sizes: list[Size], out: Images | Place | None
-    ) -> list[View]:
-        """Put the images of all rows one after another; those that are left out have none."""
-        rows, views = made.decoded.images, made.views
-        if not replaced.messages and made.decoded.flat is not None:  # they are
-            made.decoded.images = [made.decoded.flat]
-            return [join_rows(views, replaced.ids)]
-        for row in replaced.left_out:
-            rows[row], views[row] = rows[row][:0], views[row].rows([])
-        joined_images = torch.cat(rows)  # a copy: the memory has the images before
-        if self.most_images is not None:
-            self.most_images.check(len(joined_images), len(rows))
-        if callable(out):
-            images = out(self._crop_shape(sizes, len(joined_images)))
-            joined_images = images.copy_(joined_images)
-        made.decoded.images = [joined_images]
-        return [join_rows(views, replaced.ids)]
 
     def _made_unchanged(self, sizes: list[Size], request: Request) -> Made:
         """Make the images of a substitute, whose shard is checked."""

@@ -34,9 +34,9 @@ from .checks import (
 )
 from .config import LoaderConfig
 from .feeds import Feed, feed_of
-from .many import MostImages, ragged
 from .members import unmoved_member
 from .naflex import with_sequences
+from .ragged import MostImages, ragged
 from .ranks import DataRank, Mesh, Positions, data_rank, process_rank
 from .split import Split
 from .state import VERSION, State, check_data, checked_state, data_of

@@ -1,4 +1,4 @@
-"""Samples with several images, of ``Split(image=...)``: what is read and drawn for them, and their batches.
+"""Samples with several images, of ``Split(image=...)``: what is drawn for them, and the images of a batch.
 
 A list of members makes views, each from a file of its own. A pattern makes batches of as many images as their
 samples have together, one after another: ``RaggedImages``.
@@ -6,103 +6,26 @@ samples have together, one after another: ``RaggedImages``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..errors import DecodeError, ShardError, Status
-from ..sampling.geometry import Int32, View
+from ..errors import Status
+from ..sampling.geometry import Int32, View, joined
 from ..sampling.rng import Int64
 from ..sampling.sampler import Request
-from ..shards.image_names import Pattern, stored_names
-from ..shards.source import Source, where_of
-from .batch import AnyBatch, Decoded, RaggedImages
+from .batch import Decoded, Encoded, Images, Shape, by_size, empty_images, of_sizes
+from .composing import Composer
 from .drawing import Drawing, Size
-from .substitutes import Made, Substitutes
-
-# Substitutes in one batch that memory is reserved for, each with as many images as a sample can have.
-_SPARE = 8
-_MOST_SORTED = 1 << 16
-
-
-@dataclass
-class ManyFiles:
-    """The encoded images of some samples, R in all.
-
-    Of a list they come image by image, [n, B]; of a pattern sample by sample.
-
-    Args:
-        rows: Row of the batch of each image, int64 [R].
-        numbers: Number of each within its sample, int64 [R].
-        files: The files, uint8 [n] each; empty for a missing one.
-        names: Extension of each.
-        lost: By row of the batch, why it has no image.
-    """
-
-    rows: Int64
-    numbers: Int64
-    files: list[Tensor]
-    names: list[str]
-    lost: dict[int, str] = field(default_factory=dict)
-
-
-def read_list(source: Source, ids: Int64, names: Sequence[str]) -> ManyFiles:
-    """Read the images of these extensions of the samples ids [B]."""
-    count, files, lost = len(ids), list[Tensor](), dict[int, str]()
-    for name in names:
-        found, missing = source.member_images(ids, name), []
-        for other in stored_names(name)[1:]:
-            missing = [row for row, file in enumerate(found) if file is None]
-            if not missing:
-                break
-            for row, file in zip(missing, source.member_images(ids[missing], other), strict=True):
-                found[row] = file
-        for row, file in enumerate(found):
-            if file is None:
-                members = source.extensions(int(ids[row]))
-                lost.setdefault(row, f"it has no member {name!r}, only {members}")
-        files += [_nothing() if file is None else file for file in found]
-    return ManyFiles(
-        rows=np.tile(np.arange(count), len(names)),
-        numbers=np.repeat(np.arange(len(names)), count),
-        files=files,
-        names=np.repeat(np.array(names, object), count).tolist(),
-        lost=lost,
-    )
-
-
-def read_pattern(source: Source, ids: Int64, pattern: Pattern) -> ManyFiles:
-    """Read the images whose extensions match, of the samples ids [B], in natural order."""
-    rows, numbers, names = list[int](), list[int](), list[str]()
-    places: dict[str, list[int]] = {}
-    lost = dict[int, str]()
-    for row, id in enumerate(ids.tolist()):
-        members = source.extensions(id)
-        chosen = pattern.chosen(members)
-        if not chosen:
-            lost[row] = f"none of its members {members} matches image={pattern.text!r}"
-        for number, name in enumerate(chosen):
-            places.setdefault(name, []).append(len(rows))
-            rows.append(row)
-            numbers.append(number)
-            names.append(name)
-    of_rows, files = np.array(rows, np.int64), [_nothing()] * len(rows)
-    for name, own in places.items():
-        for place, file in zip(own, source.member_images(ids[of_rows[own]], name), strict=True):
-            if file is None:  # extensions() of a user's source has it, and members() does not
-                lost.setdefault(rows[place], f"its member {name!r} cannot be read")
-            else:
-                files[place] = file
-    return ManyFiles(of_rows, np.array(numbers, np.int64), files, names, lost)
-
-
-def _nothing() -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device="cpu")
+from .fallback import Fallback
+from .many_files import ManyFiles, read_list, read_pattern
+from .ragged import MostImages
+from .substitutes import Made, Substituted, Substitutes
+from .workers import end_if_forked
 
 
 def draw_list(
@@ -166,15 +89,6 @@ def _as_first(first: View, rows: Int64, sizes: Int32, size: Size) -> View:
     return View(sizes.copy(), moved.astype(np.int32), first.flips[rows], size, places=places)
 
 
-def table_of(view: View, numbers: npt.NDArray[np.int64], colour: Any) -> Int32:
-    """Return where each box of a view goes, int32 [R, 12], see ``decode_sizes``; numbers: of the images."""
-    table = np.zeros((len(view), 12), np.int32)
-    table[:, 0], table[:, 3:5] = numbers, view.size
-    table[:, 5:9] = np.where(view.is_known[:, None], view.all_places, (0, 0, 1, 1))
-    table[:, 9:] = colour
-    return table
-
-
 def outcome(
     files: ManyFiles, count: int, images: list[Tensor], parts: Sequence[tuple[Decoded, Int64]]
 ) -> Decoded:
@@ -202,28 +116,6 @@ def outcome(
     return found
 
 
-def split_rows(view: View, count: int) -> list[View]:
-    """Return the view of each row of the batch, of the view of all its images."""
-    return [view.rows([row]) for row in range(count)]
-
-
-def join_rows(views: Sequence[View], ids: Int64) -> View:
-    """Undo ``split_rows``; ids: the samples that are in the batch."""
-    counts = [len(view) for view in views]
-    places: Any = None
-    if any(view.places is not None for view in views):
-        places = np.concatenate([view.all_places for view in views])
-    return View(
-        sizes=np.concatenate([view.sizes for view in views]),
-        boxes=np.concatenate([view.boxes for view in views]),
-        flips=np.concatenate([view.flips for view in views]),
-        size=views[0].size,
-        places=places,
-        batch_rows=np.repeat(np.arange(len(views)), counts),
-        samples=np.repeat(ids, counts),
-    )
-
-
 class RaggedSubstitutes(Substitutes):
     """Replaces samples of which each has images of its own: a tensor per row, and a view."""
 
@@ -234,52 +126,121 @@ class RaggedSubstitutes(Substitutes):
         made.views[row] = other.views[0]
 
 
-def ragged(batch: AnyBatch, request: Request) -> AnyBatch:
-    """Return a batch of flat images with their ``RaggedImages``."""
-    (view,) = request.views
-    assert view.batch_rows is not None
-    counts = np.bincount(view.batch_rows, minlength=len(request.ids))
-    offsets = torch.from_numpy(np.append(0, np.cumsum(counts)))
-    images: Any = RaggedImages(batch.image, offsets)
-    return batch._replace(image=images)
-
-
 @dataclass(frozen=True)
-class MostImages:
-    """The most images of a batch of a pattern.
+class ManyImages:
+    """Makes the images of a batch whose samples have several each: steps 1 to 3 of ``fetch``.
 
     Args:
-        largest: The largest numbers of images of a sample, in descending order.
-        comes_again: Whether a sample may come several times in a batch.
+        drawing: Draws the views.
+        fallback: Decodes what the decoder refuses; it has the decoder, too.
+        dtype: Of the images.
+        shape_of: Returns the shape of a number of images, with views of these sizes.
+        most: Of a pattern, the most images of a batch.
     """
 
-    largest: Int64
-    comes_again: bool
+    drawing: Drawing
+    fallback: Fallback
+    dtype: torch.dtype
+    shape_of: Callable[[list[Size], int], Shape]
+    most: MostImages | None
 
-    @classmethod
-    def of(cls, source: Source, pattern: Pattern, candidates: Int64 | None, comes_again: bool) -> MostImages:
-        """Count the images of all samples that may be in a batch."""
-        counts = source.count_members(pattern)
-        if len(counts) and not counts.any():
-            raise ShardError(
-                f"no sample has a member that matches image={pattern.text!r}; the first, "
-                f"{where_of(source, 0)}, has {source.extensions(0)}"
-            )
-        counts = np.sort(counts if candidates is None else counts[candidates])[::-1]
-        return cls(counts[:_MOST_SORTED].copy(), comes_again)
+    def views(self, request: Request, sizes: list[Size]) -> tuple[list[View], ManyFiles]:
+        """Read the files and draw the views: one per image of a list, or one of all images of a pattern."""
+        split, source = self.drawing.split, self.drawing.source
+        pattern, is_shared = split.image_pattern, split.shares_box
+        if pattern is None:
+            files = read_list(source, request.ids, split.image_names)
+            whole = self.fallback.sizes(files.files, files.known)
+            return draw_list(self.drawing, request, whole, sizes, is_shared=is_shared), files
+        files = read_pattern(source, request.ids, pattern)
+        whole = self.fallback.sizes(files.files, files.known)
+        return [draw_pattern(self.drawing, request, files, whole, sizes[0], is_shared=is_shared)], files
 
-    def __call__(self, count: int) -> int:
-        """Return the most images of as many samples, and of some substitutes."""
-        most = int(self.largest[0]) if len(self.largest) else 1
-        if self.comes_again or count > _MOST_SORTED:
-            return max(1, count * most)
-        return max(1, int(self.largest[:count].sum()) + min(count, _SPARE) * most)
+    def images(
+        self, request: Request, sizes: list[Size], out: Any, threads: int
+    ) -> tuple[list[View], Decoded]:
+        """Make the images, each from its file.
 
-    def check(self, images: int, count: int) -> None:
-        """Raise DecodeError for a batch with more images than there is memory for."""
-        if images > self(count):
-            raise DecodeError(
-                f"a batch of {count} samples has {images} images, after more than {_SPARE} of its samples "
-                f"were replaced, and memory is reserved for {self(count)}. Repair the shards, or lower "
-                "batch_size"
-            )
+        Of a pattern there is a tensor and a view per row of the batch; the tensors are parts of ``out``.
+
+        Args:
+            request: The request.
+            sizes: Sizes of the results of each view.
+            out: Memory of the images, or a function that returns it for a shape; None: its own.
+            threads: Number of threads that decode.
+        """
+        views, files = self.views(request, sizes)
+        end_if_forked()  # a source and a crop may be the user's own
+        split, count, total = self.drawing.split, len(request.ids), len(files.files)
+        is_flat = split.image_pattern is not None
+        if is_flat:
+            self._check(total, count)
+        out = self._memory(out, self.shape_of(sizes, total if is_flat else count))
+        crops, parts = self.drawing.crops(request.epoch), list[tuple[Decoded, Int64]]()
+        composer = Composer(self.drawing, self.fallback, self.dtype)
+        for group, images in zip(split.view_groups, by_size(out), strict=True):
+            lengths = np.cumsum([0, *(len(views[number]) for number in group)]).tolist()
+            tables = zip(group, lengths, strict=False)
+            places = np.arange(total) if is_flat else np.concatenate([_of(number, count) for number in group])
+            if len(places):
+                encoded = Encoded(
+                    Request(request.epoch, request.ids[files.rows[places]]),
+                    [files.files[place] for place in places.tolist()],
+                    files.known[places],
+                )
+                table = np.concatenate(
+                    [self.drawing.table(views[n], first, crops[n].crop) for n, first in tables]
+                )
+                view, flat = joined([views[number] for number in group]), images.flatten(0, -4)
+                parts.append((composer.decode(encoded, view, [flat], table, threads), places))
+        decoded = outcome(files, count, by_size(out), parts)
+        if is_flat:
+            decoded.flat = by_size(out)[0]
+            decoded.images = list(decoded.flat.split(np.bincount(files.rows, minlength=count).tolist()))
+            views = [views[0].rows([row]) for row in range(count)]
+        return views, decoded
+
+    def joined(self, made: Made, replaced: Substituted, sizes: list[Size], out: Any) -> list[View]:
+        """Put the images of all rows of a pattern one after another; those that are left out have none.
+
+        Args:
+            made: Its images become one tensor.
+            replaced: What became of broken rows.
+            sizes: Sizes of the results.
+            out: As of ``images``.
+        """
+        rows, views = made.decoded.images, made.views
+        if not replaced.messages and made.decoded.flat is not None:  # they are
+            made.decoded.images = [made.decoded.flat]
+            return [_of_rows(views, replaced.ids)]
+        for row in replaced.left_out:
+            rows[row], views[row] = rows[row][:0], views[row].rows([])
+        images = torch.cat(rows)  # a copy: the memory has the images before
+        self._check(len(images), len(rows))
+        if callable(out):
+            images = out(self.shape_of(sizes, len(images))).copy_(images)
+        made.decoded.images = [images]
+        return [_of_rows(views, replaced.ids)]
+
+    def _check(self, images: int, count: int) -> None:
+        if self.most is not None:
+            self.most.check(images, count)
+
+    def _memory(self, out: Any, shape: Shape) -> Images:
+        if callable(out):
+            out = out(shape)
+        if out is None:
+            out = of_sizes([empty_images(each, self.dtype) for each in by_size(shape)])
+        return out
+
+
+def _of(number: int, count: int) -> Int64:
+    """Return which files are those of one image of a list."""
+    return np.arange(number * count, (number + 1) * count)
+
+
+def _of_rows(views: Sequence[View], ids: Int64) -> View:
+    """Return the view of all images of a batch, from that of each row; ids: the samples."""
+    whole = joined([view.parts() for view in views])
+    counts = [len(view) for view in views]
+    return replace(whole, batch_rows=np.repeat(np.arange(len(views)), counts), samples=np.repeat(ids, counts))
