@@ -71,6 +71,7 @@ if TYPE_CHECKING:
         MixedBatch as MixedBatch,
         MixedExtraBatch as MixedExtraBatch,
         MixedTargetBatch as MixedTargetBatch,
+        RaggedImages as RaggedImages,
         TargetBatch as TargetBatch,
     )
     from .loader.boxes import Boxes as Boxes
@@ -155,7 +156,7 @@ _NAMES = {
     "diagnostics.preview": "comparison_sheet contact_sheet",
     "errors": "BuildError CacheError DecodeError ResumeError ShardError Status",
     "loader.batch": "Batch ExtraBatch KeyedBatch KeyedTargetBatch MixedBatch MixedExtraBatch "
-    "MixedTargetBatch TargetBatch",
+    "MixedTargetBatch RaggedImages TargetBatch",
     "loader.boxes": "Boxes",
     "loader.config": "LoaderConfig",
     "loader.dataset": "Dataset",

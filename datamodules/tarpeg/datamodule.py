@@ -494,7 +494,9 @@ class ShardDataModule(lightning.LightningDataModule):
         pixels = PixelFormat()
         if self._trains_on_cpu and (split is None or split.patches is None):
             views = 1 if split is None else len(split.view_crops())
-            pixels = pixels_of(self.augment, is_train, self._config.workers_and_threads[0], views)
+            workers, _ = self._config.workers_and_threads
+            workers = workers if split is None or split.image_pattern is None else 0
+            pixels = pixels_of(self.augment, is_train, workers, views)
         return moving(pixels, self.augment, split, training=is_train)
 
     @property

@@ -36,7 +36,7 @@ def build(cfg: DictConfig) -> list[str]:
     settings: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     layout = Layout(**{name: settings[name] for name in Layout.__dataclass_fields__})
     options = {"codec": instantiate(cfg.codec), "layout": layout}
-    options |= {name: settings[name] for name in ("masks", "max_bad", "replace")}
+    options |= {name: settings[name] for name in ("masks", "images", "max_bad", "replace")}
     options["targets"] = instantiate(cfg.targets, _convert_="all")
     with open_executor(cfg) as executor, progress_bar() as show:
         report = build_cache(settings["source"], cfg.dest, executor=executor, progress=show, **options)

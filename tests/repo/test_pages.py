@@ -255,6 +255,15 @@ def fill(place: Path) -> None:
                 members += [(f"{key}.json", about), (f"{key}.txt", b"a caption")]
                 members += [(f"{key}.png", mask)]
             write_tar(place / folder / f"{name}.tar", members)
+    for folder, names in (("stereo", ["left", "right"]), ("stories", ["0", "1", "2"])):
+        (data / folder).mkdir()
+        members = []
+        for number in range(8):
+            for name in names[: len(names) - number % 2]:
+                members.append((f"{number}.{name}.jpg", jpeg("420", 300, 320, seed=number)))
+            members += [(f"{number}.right.jpg", members[-1][1])] * (folder == "stereo" and number % 2)
+            members.append((f"{number}.cls", b"1"))
+        write_tar(data / folder / "train-000.tar", members)
     coco(data / "coco")
     devkit(data)
     layout(data / "yolo")

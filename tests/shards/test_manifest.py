@@ -65,7 +65,7 @@ def change(content, place, value):
     [
         ("format", "other", "format.*'other'"),
         ("format", ..., "format is None"),
-        ("version", 3, "version 3.* Tiled.* 2"),
+        ("version", 4, "version 4.* Tiled.* 3"),
         *(("version", value, f"version: {POSITIVE} {value}") for value in (0, True, 1.0)),
         ("version", ..., f"version: {POSITIVE} None"),
         ("tarpeg", 1, "tarpeg: Expected `str`, got `int`, found 1"),

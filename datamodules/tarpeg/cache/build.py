@@ -17,6 +17,7 @@ from ..errors import CacheError, allowed_bad, explains_arguments
 from ..machine import usable_cores
 from ..ops import library
 from ..processes import completed, open_executor
+from ..shards.image_names import ImageNames, check_images, listed, pattern_of, plain_list
 from ..shards.manifest import (
     Finding,
     Manifest,
@@ -29,7 +30,7 @@ from . import job
 from .codecs import Codec, Tiled
 from .job import ShardJob, ShardResult
 from .layout import Assignment, Layout
-from .listing import Listing, listing_of
+from .listing import FolderListing, Listing, listing_of
 from .masks import names_of
 from .sources import ShardInput, Source
 from .state import (
@@ -137,6 +138,7 @@ def build_cache(
     *,
     layout: Layout | None = None,
     masks: str | Sequence[str] | None = None,
+    images: ImageNames | None = None,
     targets: Any = None,
     max_bad: float = 0.01,
     replace: bool = False,
@@ -162,6 +164,8 @@ def build_cache(
             written again in bands of rows, of which ``Masks`` decodes those under the crop. Other programs
             read them as before, with the same pixels. By default all members but the image stay as they are,
             byte for byte.
+        images: For samples with several images, as of ``Split(image=...)``: extensions, ["left.jpg",
+            "right.jpg"], or a pattern, "*.jpg". All of them are rewritten by ``codec``, as the image is.
         targets: Targets as of ``Split``, such as ``tarpeg.Boxes("json:objects")``, or a list or dict of
             these: when all shards are there, they are read as training reads them, also from shards of an
             earlier build, and those that are broken or do not fit their image are counted and listed in the
@@ -194,7 +198,14 @@ def build_cache(
     if isinstance(executor, int) and executor < 0:
         raise ValueError(f"executor={executor!r} must be an Executor, or a number of processes, 0 or more")
     folder = Path(local_folder("dest", dest)).expanduser().absolute()
-    listing = listing_of(source)
+    if images is not None:
+        check_images("images", images)
+    listing = listing_of(source, several=images is not None)
+    if images is not None and isinstance(listing, FolderListing):
+        raise ValueError(
+            f"images={images!r} and source={listing.folder.root!r}, a folder with an image per sample: "
+            "samples have several in shards, as KEY.left.jpg and KEY.right.jpg"
+        )
     listing.refuse(folder)
     check_own(folder)
     library.load()  # compiles the operators if necessary: once, not in every worker
@@ -204,6 +215,7 @@ def build_cache(
         codec=codec,
         layout=layout,
         masks=names_of(masks),
+        images=_plain(images),
         max_bad=max_bad,
         replace=replace,
         progress=progress,
@@ -258,6 +270,14 @@ def _broken_targets(
     return tuple(each for name in names for each in found[name])
 
 
+def _plain(images: ImageNames | None) -> str | tuple[str, ...]:
+    """Return ``images=`` as a pattern or as extensions, () for none."""
+    pattern = None if images is None else pattern_of(images)
+    if images is None or pattern is not None:
+        return () if pattern is None else pattern.text
+    return listed(images)
+
+
 def _check_codec(codec: object) -> None:
     if not is_dataclass(codec) or isinstance(codec, type) or not hasattr(codec, "encode"):
         raise ValueError(
@@ -274,6 +294,7 @@ class _Builder:
     codec: Codec
     layout: Layout
     masks: tuple[str, ...]
+    images: str | tuple[str, ...]
     max_bad: float
     replace: bool
     progress: Callable[[Progress], object] | None
@@ -294,6 +315,7 @@ class _Builder:
         if assignment is not None:
             self.findings = assignment.findings
         parameters = [job.describe_codec(self.codec), asdict(self.layout), *self.masks]
+        parameters += [{"images": self.images}] if self.images else []
         fingerprint = job.hash_of([_FORMAT, identity, *parameters])
         manifest = finished_manifest(self.folder, fingerprint)
         if manifest is not None:
@@ -338,6 +360,7 @@ class _Builder:
             codec=self.codec,
             build=fingerprint,
             masks=self.masks,
+            images=self.images,
         )
 
     def _missing(
@@ -409,6 +432,7 @@ class _Builder:
             tiles=summed(shard.tiles for shard in shards),
             untiled=summed(shard.untiled for shard in shards),
             classes=self.classes,
+            images=plain_list(self.images) if self.images else [],
         )
 
 

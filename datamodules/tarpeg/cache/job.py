@@ -25,20 +25,22 @@ from filelock import FileLock
 
 from ..errors import CacheError, DecodeError
 from ..files import read_regular, write_json
+from ..shards.image_names import pattern_of, stored_names
 from ..shards.index import build_from, save
 from ..shards.manifest import BUILDING, MANIFEST, CodecEntry, Finding
-from ..shards.pillow import NATIVE, format_name, image_extension, is_animated
+from ..shards.pillow import NATIVE, first_image, format_name, image_extension, is_animated
 from ..shards.saved import SIZES_SUFFIX
 from ..shards.sizes import sizes_file, stamp_of
 from ..shards.source import is_label, label_text
 from ..shards.tar_writer import tar_nbytes, write_tar
 from ..shards.wds_index import index_text, parse
 from . import masks
-from .codecs import Codec
+from .codecs import Codec, Encoded
 from .sources import Sample, ShardInput, SourceShard
 
 NO_LABEL = "samples without a label (a member cls)"
 WRONG_LABEL = "labels that are not 64-bit integers, at which training stops"
+NO_IMAGE = "samples without one of their images, which training replaces"
 NO_MASK = "samples without a mask, which training replaces"
 BROKEN_MASK = "masks that are broken or do not fit their image, which training replaces"
 FRAMES = "images with several frames or pages, of which the first is in the cache"
@@ -57,6 +59,7 @@ class ShardJob:
         codec: Codec of the images.
         build: Fingerprint of the build.
         masks: Extensions of the members that are masks.
+        images: Members that are images, of samples with several: a pattern, or extensions.
     """
 
     dest: str
@@ -65,11 +68,13 @@ class ShardJob:
     codec: Codec
     build: str
     masks: tuple[str, ...] = ()
+    images: str | tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:
         """Hash of the samples, as far as known without reading them, of the codec and the masks."""
-        return hash_of([self.source.identity(), describe_codec(self.codec), *self.masks])
+        images = [{"images": self.images}] if self.images else []
+        return hash_of([self.source.identity(), describe_codec(self.codec), *self.masks, *images])
 
 
 @dataclass
@@ -144,11 +149,11 @@ def run_job(job: ShardJob) -> ShardResult:
     return result
 
 
-def index_remote_shard(shard: SourceShard, path: str) -> None:
+def index_remote_shard(shard: SourceShard, path: str, several: bool) -> None:
     """Index a remote shard by reading it through, and save the index at `path`."""
     with shard.open() as file:
-        index = build_from(file, shard.name, shard.nbytes, version_number(shard))
-    if not save(index, Path(path)):
+        index = build_from(file, shard.name, shard.nbytes, version_number(shard), several=several)
+    if not save(index, Path(path), several=several):
         raise CacheError(f"cannot write {path}: make room or check the disk, then start again.")
 
 
@@ -191,8 +196,9 @@ def _encoded(job: ShardJob, result: ShardResult) -> Iterator[tuple[str, dict[str
     for sample in job.source.read():
         result.source_bytes += sum(tar_nbytes(len(data)) for data in sample.members.values())
         try:
-            members = _encode(job.codec, sample, result)
-            _write_bands(job.masks, sample, members, result)
+            chosen = _images_of(job.images, sample)
+            members = _encode(job.codec, sample, chosen, result)
+            _write_bands(job.masks, sample, chosen, members, result)
         except DecodeError as error:
             is_apart = sample.key in seen and image_extension(sample.members) is None
             apart = (
@@ -202,23 +208,32 @@ def _encoded(job: ShardJob, result: ShardResult) -> Iterator[tuple[str, dict[str
             continue
         finally:
             seen.add(sample.key)
-        _find(result, sample)
+        _find(result, sample, chosen)
+        _find_missing(result, sample, job.images)
         # Consecutive members of one key are one sample; a cut or a quarantined sample may join two samples.
         key = sample.key if sample.key != last else f"{sample.key}_2"
         last = key
         yield key, members
 
 
-def _find(result: ShardResult, sample: Sample) -> None:
+def _find(result: ShardResult, sample: Sample, images: Sequence[str]) -> None:
     """Count in `result` what is unusual about a sample, but no reason to leave it out."""
     label = sample.members.get("cls")
     found = {} if label is not None else {NO_LABEL: ""}
     if label is not None and not is_label(label):
         found[WRONG_LABEL] = label_text(label)
-    if is_animated(sample.members[str(image_extension(sample.members))]):
+    if any(is_animated(sample.members[image]) for image in images):
         found[FRAMES] = ""
     for kind, content in found.items():
         _count(result, sample, kind, content)
+
+
+def _find_missing(result: ShardResult, sample: Sample, images: str | tuple[str, ...]) -> None:
+    """Count a sample without one of its images in `result`."""
+    for name in () if isinstance(images, str) else images:
+        if not any(each in sample.members for each in stored_names(name)):
+            _count(result, sample, NO_IMAGE, f"no member {name!r}")
+            return
 
 
 def _count(result: ShardResult, sample: Sample, kind: str, content: str) -> None:
@@ -227,12 +242,16 @@ def _count(result: ShardResult, sample: Sample, kind: str, content: str) -> None
 
 
 def _write_bands(
-    names: Sequence[str], sample: Sample, members: dict[str, bytes], result: ShardResult
+    names: Sequence[str],
+    sample: Sample,
+    images: Sequence[str],
+    members: dict[str, bytes],
+    result: ShardResult,
 ) -> None:
     """Write the masks of a sample again, in bands; count those that are missing or broken in `result`."""
-    image = str(image_extension(members))
+    image = str(first_image(members))
     for name in names:
-        if name in (image, image_extension(sample.members)):  # a sample without another image
+        if name == image or name in images:  # a sample without another image
             continue
         if name not in members:
             _count(result, sample, NO_MASK, f"no member {name!r}")
@@ -246,26 +265,64 @@ def _write_bands(
             _count(result, sample, BROKEN_MASK, f"member {name!r}: {reason}")
 
 
-def _encode(codec: Codec, sample: Sample, result: ShardResult) -> dict[str, bytes]:
-    """Return the sample's members, in order, with the image encoded; count it in `result`."""
-    image = image_extension(sample.members)
-    if image is None:
-        raise DecodeError(f"there is no image among its members {list(sample.members)}")
-    data, extension, tile, untiled = codec.encode(sample.members[image], image)
-    members = {extension if name == image else name: content for name, content in sample.members.items()}
-    if len(members) < len(sample.members) or image_extension(members) != extension:
+def _images_of(images: str | tuple[str, ...], sample: Sample) -> list[str]:
+    """Return the extensions of a sample's images: of its own, and of those that were asked for."""
+    members = sample.members
+    image = image_extension(members)
+    found = [] if image is None else [image]
+    pattern = pattern_of(images)
+    if pattern is not None:
+        found += pattern.chosen(members)
+    else:
+        names = [[each for each in stored_names(name) if each in members] for name in images]
+        found += [each[0] for each in names if each]
+    if not found:
+        wanted = f", and none that images={images!r} means" if images else ""
+        raise DecodeError(f"there is no image among its members {list(members)}{wanted}")
+    return list(dict.fromkeys(found))
+
+
+def _encode(codec: Codec, sample: Sample, images: Sequence[str], result: ShardResult) -> dict[str, bytes]:
+    """Return the sample's members, in order, with the images encoded; count them in `result`."""
+    names, encoded = {name: name for name in sample.members}, {}
+    for image in images:
+        stem, dot, kind = image.rpartition(".")
+        try:
+            found = codec.encode(sample.members[image], kind)
+        except DecodeError as error:
+            if not dot:
+                raise
+            raise DecodeError(f"member {image!r}: {error}") from error
+        names[image] = f"{stem}{dot}{found.extension}"
+        encoded[names[image]] = found
+    members = {names[name]: content for name, content in sample.members.items()}
+    taken = [*names.values()]
+    clashes = [(names[each], names[each]) for each in images if taken.count(names[each]) > 1]
+    own = image_extension(sample.members)
+    if own is None:
+        clashes += [(names[each], names[each]) for each in images if names[each] == image_extension(members)]
+    elif image_extension(members) != names[own]:
+        clashes.append((names[own], str(image_extension(members))))
+    if clashes:
         raise CacheError(
-            f"shard {sample.shard}, key {sample.key!r}: the encoded image {extension!r} clashes with the "
-            f"member {image_extension(members)!r}, which readers would take for the image. Choose another "
+            f"shard {sample.shard}, key {sample.key!r}: the encoded image {clashes[0][0]!r} clashes with the "
+            f"member {clashes[0][1]!r}, which readers would take for the image. Choose another "
             "codec, or rename that member."
         )
-    members[extension] = data
-    if data.startswith(NATIVE) and not sample.members[image].startswith(NATIVE):
-        kind = format_name(sample.members[image]) or image.upper()
+    for image in images:
+        members[names[image]] = encoded[names[image]].data
+        _count_encoded(sample.members[image], image, encoded[names[image]], result)
+    return members
+
+
+def _count_encoded(source: bytes, image: str, encoded: Encoded, result: ShardResult) -> None:
+    """Count an encoded image in `result`."""
+    data, _, tile, untiled = encoded
+    if data.startswith(NATIVE) and not source.startswith(NATIVE):
+        kind = format_name(source) or image.upper()
         result.converted[kind] = result.converted.get(kind, 0) + 1
     counts, name = (result.untiled, untiled) if tile is None else (result.tiles, str(tile))
     counts[name] = counts.get(name, 0) + 1
-    return members
 
 
 @contextlib.contextmanager

@@ -170,7 +170,11 @@ def _no_image(index: TarIndex) -> str:
 
 
 def index_shards(
-    listing: Sequence[SourceShard], folder: Path, executor: Executor, on_abandon: Callable[[], None]
+    listing: Sequence[SourceShard],
+    folder: Path,
+    executor: Executor,
+    on_abandon: Callable[[], None],
+    several: bool,
 ) -> list[TarIndex]:
     """Index shards: local ones in threads, remote ones by reading them through in jobs, once per build.
 
@@ -179,14 +183,15 @@ def index_shards(
     saved = {s: folder / BUILDING / f"{hash_of(s.identity)[:32]}.index" for s in listing if s.is_remote}
 
     def load_saved(shard: SourceShard) -> TarIndex | None:
-        return load(saved[shard], shard.nbytes, version_number(shard))
+        return load(saved[shard], shard.nbytes, version_number(shard), several=several)
 
-    calls = [(shard, str(path)) for shard, path in saved.items() if load_saved(shard) is None]
+    calls = [(shard, str(path), several) for shard, path in saved.items() if load_saved(shard) is None]
     list(processes.completed(executor, index_remote_shard, calls, on_abandon))
 
     def load_index(shard: SourceShard) -> TarIndex:
         # A saved index may be of an earlier tar of the same size and time, and a cache keeps what it reads.
-        index = load_saved(shard) if shard.is_remote else build(Path(shard.location))
+        path = Path(shard.location)
+        index = load_saved(shard) if shard.is_remote else build(path, several=several)
         if index is None:
             raise CacheError(f"{saved[shard]}: the index of {shard.name} cannot be read. Start again.")
         return index

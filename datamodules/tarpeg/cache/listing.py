@@ -53,8 +53,10 @@ class Listing(Protocol):
         """Whether it may be trained and validated on; False for a folder without train and val."""
 
 
-def listing_of(source: Source) -> Listing:
+def listing_of(source: Source, *, several: bool = False) -> Listing:
     """List the shards of a source, or recognise a folder of images: one without shards, but with folders.
+
+    ``several``: samples may have several images, which those of a folder do not.
 
     Raises ShardError if shards are missing, or named twice.
     """
@@ -66,7 +68,7 @@ def listing_of(source: Source) -> Listing:
         # Path.glob yields nothing if root is not a directory.
         if not any(root.glob("*.tar")) and any(entry.is_dir() for entry in root.glob("[!.]*")):
             return FolderListing(Folder(str(root)))
-    return ShardListing(source, list_source(source))
+    return ShardListing(source, list_source(source), several)
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,12 @@ class ShardListing:
     Attributes:
         source: As given by the user.
         shards: The shards, in order.
+        several: Whether samples may have several images.
     """
 
     source: Paths
     shards: list[SourceShard]
+    several: bool = False
 
     def refuse(self, dest: Path) -> None:
         """Raise ValueError if the folder has one of the shards."""
@@ -97,7 +101,8 @@ class ShardListing:
     ) -> Assignment:
         """Index the shards, and distribute their samples over others."""
         # Not kept in a variable: the assignment has a smaller form of these indexes.
-        return assign_samples(self.shards, index_shards(self.shards, folder, pool, on_abandon), layout)
+        indexes = index_shards(self.shards, folder, pool, on_abandon, self.several)
+        return assign_samples(self.shards, indexes, layout)
 
     def local_nbytes(self) -> int | None:
         """Bytes of the shards; None if one of them is remote."""

@@ -172,12 +172,12 @@ def measure_speedup(report: CacheReport, images: int = 64, rounds: int = 7) -> S
     """Decode a random crop of the same images of source and cache, interleaved; None without such images."""
     if report.example is None or not (path := report.dest / f"{report.example.name}.tar").is_file():
         return None
-    shards = Shards([path])
+    shards = Shards([path], several=True)
     keys = shards.keys(range(len(shards)))
     ids = {key: id for id, key in reversed([*enumerate(keys)])}
     before, after = [], []
     for sample in islice(report.example.source.read(), images):
-        image = pillow.image_extension(sample.members)
+        image = pillow.first_image(sample.members)
         if image is None or sample.key not in ids:
             continue
         stored = shards.images([ids[sample.key]])[0].clone()

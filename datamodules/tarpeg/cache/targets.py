@@ -40,7 +40,7 @@ def broken_targets(dest: str, name: str, targets: Any) -> tuple[str, list[Proble
     """
     each = targets.values() if isinstance(targets, Mapping) else targets
     kinds = each if isinstance(each, Iterable) else [each]
-    shards, broken = Shards([Path(dest) / name]), list[Problem]()
+    shards, broken = Shards([Path(dest) / name], several=True), list[Problem]()
     for begin in range(0, len(shards), _AT_ONCE):
         ids = np.arange(begin, min(begin + _AT_ONCE, len(shards)))
         for target in kinds:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from ..files import read_regular
 from ..ops import library
 from ..processes import completed, open_executor
 from ..shards import pillow
+from ..shards.image_names import pattern_of, stored_names
 from ..shards.index import ShardIndex, build
 from ..shards.manifest import BUILDING, MANIFEST, ShardEntry, read_manifest
 from ..shards.saved import SUFFIXES
@@ -30,6 +31,7 @@ from .masks import is_banded
 from .targets import Problem, broken_targets
 
 _SMALL = 200 << 20  # bytes that one process checks before others have started
+_OF_ROWS = "the index of its rows of tiles is not that of its tiles"
 _LOCK = re.compile(r"\..*lock|\.lock")
 
 
@@ -116,7 +118,7 @@ def verify_cache(
     broken_of: dict[str, list[Problem]] = {}
     samples, nbytes = 0, 0
     with open_executor(executor, len(manifest.shards)) as pool:
-        calls = ((str(folder), entry, targets) for entry in manifest.shards)
+        calls = ((str(folder), entry, targets, manifest.images) for entry in manifest.shards)
         for entry, problems, broken in completed(pool, check_shard, calls, lambda: None):
             problems_of[entry.name], broken_of[entry.name] = problems, broken
             samples, nbytes = samples + entry.samples, nbytes + entry.bytes
@@ -153,10 +155,10 @@ def verify_cache(
 
 
 def check_shard(
-    dest: str, entry: ShardEntry, targets: Any = None
+    dest: str, entry: ShardEntry, targets: Any = None, images: Sequence[str] = ()
 ) -> tuple[ShardEntry, list[Problem], list[Problem]]:
     """Return the problems of one shard, and its broken targets unless it has problems; runs in a worker."""
-    problems = list(_problems(Path(dest), entry))
+    problems = list(_problems(Path(dest), entry, images))
     broken: list[Problem] = []
     if targets is not None and not problems:
         _, broken = broken_targets(dest, entry.name, targets)
@@ -167,7 +169,7 @@ def _files(entry: ShardEntry) -> tuple[str, str]:
     return entry.name, index_path(Path(entry.name)).name
 
 
-def _problems(folder: Path, entry: ShardEntry) -> Iterator[Problem]:
+def _problems(folder: Path, entry: ShardEntry, images: Sequence[str]) -> Iterator[Problem]:
     tar, idx = (folder / name for name in _files(entry))
     try:
         nbytes = tar.stat().st_size
@@ -180,7 +182,7 @@ def _problems(folder: Path, entry: ShardEntry) -> Iterator[Problem]:
         return
     headers: ShardIndex | ShardError
     try:
-        headers = ShardIndex.of(build(tar))
+        headers = ShardIndex.of(build(tar, several=True))
     except ShardError as error:
         headers = error
         yield Problem(entry.name, "", str(error))
@@ -205,7 +207,7 @@ def _problems(folder: Path, entry: ShardEntry) -> Iterator[Problem]:
     count = len(readable)
     if count != entry.samples:
         yield Problem(entry.name, "", f"it has {count} samples instead of {entry.samples} as in {MANIFEST}")
-    yield from _undecodable(tar, entry, readable)
+    yield from _undecodable(tar, entry, readable, images)
 
 
 def _sha256(path: Path) -> str:
@@ -216,21 +218,19 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _undecodable(tar: Path, entry: ShardEntry, index: ShardIndex) -> Iterator[Problem]:
+def _undecodable(tar: Path, entry: ShardEntry, index: ShardIndex, images: Sequence[str]) -> Iterator[Problem]:
     from ..ops import decode
 
     # Members were checked to lie inside the file.
     data, torn = decode.map_file(str(tar), tar.stat().st_size)
-    members = index.member_ends[:-1] + index.image
-    places = zip(index.offset[members].tolist(), index.nbytes[members].tolist(), strict=True)
-    for row, (offset, nbytes) in enumerate(places):
+    for row, name, offset, nbytes in _images_in(index, images):
         image = data.narrow(0, offset, nbytes)
         content = image.numpy().data
         if content[:4] == pillow.PACKED:
             try:
                 pillow.check_packed(content)
             except DecodeError as error:
-                yield Problem(entry.name, index.key(row), f"image is {error}")
+                yield Problem(entry.name, index.key(row), f"{name} is {error}")
                 continue
         sides = decode.image_sizes([image]).clamp(min=1)
         box = torch.cat([torch.zeros_like(sides), sides], dim=1)
@@ -238,14 +238,31 @@ def _undecodable(tar: Path, entry: ShardEntry, index: ShardIndex) -> Iterator[Pr
         status = Status(int(decode.decode_batch([image], box, 1)[1]))
         if status != Status.OK:
             if not _is_other_format(bytes(content)):
-                yield Problem(entry.name, index.key(row), f"image is {status.name} ({int(status)})")
+                yield Problem(entry.name, index.key(row), f"{name} is {status.name} ({int(status)})")
         elif content[:3] == pillow.JPEG and not row_index_fits(bytes(content)):
             yield Problem(
-                entry.name, index.key(row), "the index of its rows of tiles is not that of its tiles"
+                entry.name, index.key(row), f"{_OF_ROWS} of {name}" if name != "image" else _OF_ROWS
             )
     yield from _broken_masks(data.numpy().data, entry, index)
     if torn[0]:
         yield Problem(entry.name, "", "it was cut while it was read, or its disk failed")
+
+
+def _images_in(index: ShardIndex, images: Sequence[str]) -> Iterator[tuple[int, str, int, int]]:
+    """Yield row, name for messages, offset and bytes of each image.
+
+    Args:
+        index: Of the shard.
+        images: Of the manifest: a pattern, or extensions.
+    """
+    patterns = [pattern for each in images if (pattern := pattern_of(each)) is not None]
+    names = {stored for each in images if pattern_of(each) is None for stored in stored_names(each)}
+    for row, image in enumerate(index.image.tolist()):
+        for number, (name, offset, nbytes) in enumerate(index.members(row)):
+            if number == image:
+                yield row, "image" if "." not in name else f"image {name!r}", offset, nbytes
+            elif name in names or any(pattern(name) for pattern in patterns):
+                yield row, f"image {name!r}", offset, nbytes
 
 
 def _broken_masks(data: memoryview, entry: ShardEntry, index: ShardIndex) -> Iterator[Problem]:

@@ -18,6 +18,7 @@ from ..errors import ShardError, check_integer
 from ..files import read_regular, write_json
 from ..remedies import Message, Setting
 from ..shards.folder import Folder
+from ..shards.image_names import ImageNames, plain_list
 from ..shards.manifest import read_manifest
 from ..shards.urls import local_folder
 from .synthetic import Photos
@@ -156,6 +157,7 @@ class CachedShards:
         workers: Processes; None as in ``build_cache``.
         refresh: Compare the cache with the source in every call, and build missing or changed shards. False
             uses a complete cache of this codec and layout without reading the source, which may be gone.
+        images: As for ``build_cache``.
 
     Raises:
         ValueError: When called, for a value out of range.
@@ -178,6 +180,7 @@ class CachedShards:
     max_bad: float = 0.01
     workers: int | None = None
     refresh: bool = True
+    images: ImageNames | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out", local_folder("out", self.out))
@@ -190,7 +193,7 @@ class CachedShards:
 
         if self.refresh or not self._is_complete():
             source = self.source() if callable(self.source) else self.source
-            build = partial(build_cache, layout=self.layout, max_bad=self.max_bad)
+            build = partial(build_cache, layout=self.layout, images=self.images, max_bad=self.max_bad)
             with progress_bar() as update:
                 report = build(source, self.out, self.codec, self.workers, progress=update)
             for line in left_out_lines(report):
@@ -203,8 +206,12 @@ class CachedShards:
         from ..cache.layout import Layout
 
         manifest = read_manifest(self.out)
-        requested = [describe_codec(self.codec or Tiled()), dataclasses.asdict(self.layout or Layout())]
-        return manifest is not None and [manifest.codec, manifest.layout] == requested
+        requested: list[Any] = [
+            describe_codec(self.codec or Tiled()),
+            dataclasses.asdict(self.layout or Layout()),
+        ]
+        requested.append([] if self.images is None else plain_list(self.images))
+        return manifest is not None and [manifest.codec, manifest.layout, manifest.images] == requested
 
 
 def _make_once(

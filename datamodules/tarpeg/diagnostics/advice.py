@@ -322,8 +322,11 @@ def _expected(gain: float) -> str:
 
 
 def measure_costs(fetcher: Fetcher, epoch: int, seconds: float) -> Costs | None:
-    """Measure for about ``seconds`` what an image of that epoch costs; None if 0 seconds or unreadable."""
-    if not seconds:
+    """Measure for about ``seconds`` what an image of that epoch costs; None if 0 seconds or unreadable.
+
+    None also for samples with several images.
+    """
+    if not seconds or fetcher.split.image is not None:
         return None
     started, threads = time.monotonic(), torch.get_num_threads()
     torch.set_num_threads(1)

@@ -53,6 +53,7 @@ class EpochPlan:
         padding: Share of the batches' pixels that is padding.
         pixels: Pixels of all images of all batches, on this rank.
         tokens: Patches of all batches with their padding, on this rank; 0 without ``Patches``.
+        images: Images of all batches, on this rank, if samples have several; otherwise 0.
 
     Example:
         >>> crop = tarpeg.AspectBuckets(resolution=128, step=32, upscale=True)
@@ -71,12 +72,14 @@ class EpochPlan:
     padding: float = 0.0
     pixels: int = 0
     tokens: int = 0
+    images: int = 0
 
     def __str__(self) -> str:
+        images = f" with {self.images} images" if self.images and self.world == 1 else ""
         ranks = f" on each of {self.world} ranks" if self.world > 1 else ""
         return "\n".join(
             [
-                f"epoch {self.epoch}: {self.samples} samples, {self.batches} batches{ranks}",
+                f"epoch {self.epoch}: {self.samples} samples{images}, {self.batches} batches{ranks}",
                 *(f"  {shape}" for shape in self.shapes),
                 f"  {self.shown:.1%} of the images' pixels are under the crops, {self.enlarged:.1%} of the "
                 "crops are enlarged",
@@ -134,4 +137,5 @@ def plan_epoch(loader: Loader, epoch: int = 0) -> EpochPlan:
         padding=padded / max(pixels, 1),
         pixels=pixels,
         tokens=pixels // side**2 if side else 0,
+        images=sum(map(sum, counts.values())) if loader.split.image is not None else 0,
     )

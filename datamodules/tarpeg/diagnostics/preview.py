@@ -24,8 +24,9 @@ from ..augment.module import Augment
 from ..augment.tables import CODES
 from ..errors import DecodeError, check_integer, similar, warn
 from ..loader.augmenting import augment_on_arrival, modules_of, moved_views, params_of, uncompiled
-from ..loader.batch import TARGET_BATCHES, AnyBatch, by_size, by_view
+from ..loader.batch import TARGET_BATCHES, AnyBatch, RaggedImages, by_size, by_view
 from ..loader.checks import kind_of
+from ..loader.many_files import read_list, read_pattern
 from ..loader.naflex import image_of
 from ..ops import matrices
 from ..sampling.crops import CenterCrop, colour_of, crop_at, gray_of
@@ -164,6 +165,8 @@ def comparison_sheet(
         request, fetcher = loader.claim(), loader.fetcher
         if loader.split.patches is not None:
             raise ValueError(f"split={split!r} has sequences of patches: contact_sheet draws them")
+        if loader.split.image is not None:
+            raise ValueError(f"split={split!r} has several images of each sample: contact_sheet draws them")
         views = by_view(batch.image, loader.split.view_groups)
         levels = loader.split.pipelines[0].levels
         if levels and loader.split.is_decoded_only:  # the decoder has rounded them before it normalised
@@ -232,8 +235,11 @@ def _batches(data: Any, split: str, samples: int, epoch: int, columns: int) -> I
     seen = 0
     for batch in loader:
         yield loader, batch
-        images = batch.image["patches"] if isinstance(batch.image, dict) else by_size(batch.image)[0]
-        seen += images.shape[0 if images.ndim == 3 else -4]
+        if isinstance(batch.image, RaggedImages):
+            seen += len(batch.image.offsets) - 1
+        else:
+            images = batch.image["patches"] if isinstance(batch.image, dict) else by_size(batch.image)[0]
+            seen += images.shape[0 if images.ndim == 3 else -4]
         if seen >= samples:
             break
     loader.close()
@@ -321,6 +327,8 @@ def _cards(
 ) -> list[Card]:
     if loader.split.patches is not None:
         return _cards_of_patches(augment, loader, batch, request, limit, classes)
+    if loader.split.image is not None:
+        return _cards_of_many(augment, loader, batch, request, limit, classes)
     fetcher, after, views = loader.fetcher, batch, loader.split.view_groups
     if augment is not None:
         options: dict[str, Any] = {"views": views, "repeats": loader.split.repeats}
@@ -376,6 +384,42 @@ def _cards_of_patches(
         valid, module = batch.image["patch_valid"][row], next(iter(modules_of(augment)), None)
         picture = _picture(module, image_of(batch.image, row))
         card.add(_fitted(picture), f"{int(valid.sum())} patches, of {len(valid)}")
+        cards.append(card)
+    return cards
+
+
+def _cards_of_many(
+    augment: Any, loader: Any, batch: Any, request: Request, limit: int, classes: Sequence[str]
+) -> list[Card]:
+    """Draw all images of each sample, and what is made of them."""
+    fetcher, cards, split = loader.fetcher, [], loader.split
+    if augment is not None:
+        options = {"views": split.view_groups, "is_augmented": fetcher.dtype != torch.uint8}
+        batch = augment_on_arrival(augment, batch, fetcher.seed, request, **options)
+    modules: list[Any] = [*modules_of(augment)] or [None]
+    for row, id in enumerate(request.ids[:limit].tolist()):
+        card = Card(fetcher.shards.keys([id])[0], _label(batch.label[row], classes))
+        if split.image_pattern is None:
+            files = read_list(fetcher.shards, request.ids[row : row + 1], split.image_names)
+            results: Sequence[Tensor] = [part[row] for part in by_view(batch.image, split.view_groups)]
+            drawn = [view.row(row) for view in request.views]
+        else:
+            files = read_pattern(fetcher.shards, request.ids[row : row + 1], split.image_pattern)
+            begin, end = batch.image.offsets[row : row + 2].tolist()
+            results, whole = batch.image.images[begin:end], request.views[0].row(row).parts()
+            drawn = [whole.row(number) for number in range(len(whole))]
+        names = files.names if len(files.names) == len(drawn) else [""] * len(drawn)
+        for number, (view, image) in enumerate(zip(drawn, results, strict=True)):
+            name = names[number]
+            try:
+                source = open_rgb(files.files[number].numpy().tobytes() if name else b"")
+                framed = _with_boxes(source, [view.boxes[0].tolist()])
+                card.add(framed, f"{name}: {source.width} x {source.height}")
+            except DecodeError:
+                gray = Image.new("RGB", (_SIDE, _SIDE), "#c9ced5")
+                card.add(gray, "cannot be decoded: replaced by another sample")
+            module = modules[number if len(modules) > 1 else 0]
+            card.add(_fitted(_picture(module, image)), "crop, mirrored" if view.flips[0] else "crop")
         cards.append(card)
     return cards
 

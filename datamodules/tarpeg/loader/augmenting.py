@@ -20,7 +20,7 @@ from ..sampling.sampler import Request
 from ..transforms.generators import seeded, states
 from ..transforms.pixels import PixelFormat
 from ..transforms.results import described
-from .batch import TARGET_BATCHES, AnyBatch, Images, by_size, of_sizes
+from .batch import TARGET_BATCHES, AnyBatch, Images, RaggedImages, by_size, of_sizes
 from .naflex import columns_of, with_columns
 from .split import Split
 
@@ -82,6 +82,10 @@ def augment_on_arrival(
         images = augment(columns_of(batch.image))
         sequences: Any = with_columns(batch.image, images)
         return batch._replace(image=sequences)
+    if isinstance(batch.image, RaggedImages):
+        flat = batch.image.images
+        flat = flat if is_augmented and flat.is_floating_point() else augment(flat)
+        return batch._replace(image=batch.image._replace(images=flat))
     parts = by_size(batch.image)
     plain = [module for module in map(uncompiled, modules_of(augment)) if isinstance(module, Augment)]
     drawn = request if augment.training else None

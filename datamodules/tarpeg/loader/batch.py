@@ -21,6 +21,25 @@ Images = Tensor | Any
 Shape = tuple[int, ...] | list[tuple[int, ...]]
 
 
+class RaggedImages(NamedTuple):
+    """Images of samples that have several each, of ``Split(image="*.jpg")``: those of all samples, flat.
+
+    Attributes:
+        images: uint8 ``[N, 3, H, W]``, or what ``Augment`` makes of it; those of a sample follow each other.
+        offsets: int64 ``[B + 1]``: sample i has ``images[offsets[i]:offsets[i + 1]]``, on the device of the
+            images.
+
+    Example:
+        >>> import torch
+        >>> images = tarpeg.RaggedImages(torch.zeros(5, 3, 8, 8), torch.tensor([0, 2, 5]))
+        >>> [len(images.images[begin:end]) for begin, end in images.offsets.unfold(0, 2, 1).tolist()]
+        [2, 3]
+    """
+
+    images: Tensor
+    offsets: Tensor
+
+
 class Batch(NamedTuple):
     """A batch of images and labels.
 
@@ -28,7 +47,8 @@ class Batch(NamedTuple):
         image: uint8 ``[B, 3, H, W]``, RGB, channels_last; 1 instead of 3 with ``Split(channels=1)``. With
             ``Split(views=n)`` it is ``[n, B, 3, H, W]``, where ``image[v]`` is an ordinary batch; with crops
             of several sizes a list with one such tensor per size, sizes in the order of their first crop.
-            Of ``Patches`` a dict of tensors.
+            The images of ``Split(image=[...])`` are such views. Of ``Patches`` a dict of tensors; of
+            ``Split(image="*.jpg")`` ``RaggedImages``.
         label: int64 ``[B]``, or ``[B, targets]`` with several targets.
 
     Example:
@@ -258,6 +278,8 @@ class Decoded:
         carried: By view, the value of each row as the steps left it; None for a row that they did not move.
         samples: By row, the sample that ``reasons`` and ``non_jpeg`` are about, if it is not the row's own.
         nbytes: Bytes of the encoded images.
+        flat: Of samples with a number of images of their own each, all images; ``images`` has a part of it
+            per row.
     """
 
     images: list[Tensor]
@@ -269,6 +291,7 @@ class Decoded:
     carried: dict[int, list[Any]] = field(default_factory=dict)
     samples: dict[int, int] = field(default_factory=dict)
     nbytes: int = 0
+    flat: Tensor | None = None
 
     @classmethod
     def nothing(cls, count: int) -> Decoded:
@@ -329,13 +352,18 @@ class FetchResult:
 
 
 def without_rows(
-    batch: AnyBatch, request: Request, rows: Sequence[int], has_views: bool
+    batch: AnyBatch, request: Request, rows: Sequence[int], has_views: bool, is_flat: bool = False
 ) -> tuple[AnyBatch, Request]:
-    """Return the batch and its request without these rows; images of several views are [views, B, ...]."""
+    """Return the batch and its request without these rows; images of several views are [views, B, ...].
+
+    Flat images (``is_flat``) are those of the other rows already.
+    """
     kept = np.array([row for row in range(len(request.ids)) if row not in set(rows)], np.int64)
     changed: dict[str, Any] = {}
     for name, value in batch._asdict().items():
-        if name == "image":
+        if name == "image" and is_flat:
+            changed[name] = value
+        elif name == "image":
             changed[name] = of_sizes([part[:, kept] if has_views else part[kept] for part in by_size(value)])
         elif isinstance(value, Tensor):
             changed[name] = value[kept]
@@ -356,6 +384,8 @@ def on_device(batch: AnyBatch, device: torch.device | str | None) -> AnyBatch:
     """Return the batch with images, labels, tokens and semantic masks on the device; other targets stay."""
     if isinstance(batch.image, dict):  # sequences of patches
         image: Any = {name: part.to(device, non_blocking=True) for name, part in batch.image.items()}
+    elif isinstance(batch.image, RaggedImages):
+        image = RaggedImages(*(part.to(device, non_blocking=True) for part in batch.image))
     else:
         image = of_sizes([part.to(device, non_blocking=True) for part in by_size(batch.image)])
     changed: dict[str, Any] = {"image": image}

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..augment.distortions import Affine
+from ..augment.geometry import may_move
 from ..augment.module import Augment
 from ..errors import ShardError, warn
 from ..remedies import Message, Setting
@@ -162,7 +164,13 @@ def check_split(name: str, split: Split, augment: nn.Module | None, *, training:
             f"{split.repeats} times each: repeats is for training"
         )
     if split.patches is not None:
-        _check_normalises(name, augment)
+        _check_normalises(name, augment, "crop=tarpeg.Patches(...), whose patches")
+    if split.image_pattern is not None:
+        _check_normalises(
+            name, augment, f"image={split.image!r}, of whose images some are of one sample, which"
+        )
+    if split.shares_box and training and len(split.pipelines) > 1:
+        _check_moves_together(name, split, augment)
     if contains_augment(augment):
         for pipeline in split.pipelines:
             _check_uint8(name, torch.uint8 if pipeline.levels is None else pipeline.levels.dtype)
@@ -189,13 +197,28 @@ def check_split(name: str, split: Split, augment: nn.Module | None, *, training:
             )
 
 
-def _check_normalises(name: str, augment: nn.Module | None) -> None:
-    """Raise ValueError if ``augment`` would do more to sequences of patches than normalise them."""
+def _check_normalises(name: str, augment: nn.Module | None, what: str) -> None:
+    """Raise ValueError if ``augment`` would do more to the images than normalise them."""
     for module in map(uncompiled, modules_of(augment)):
         if not isinstance(module, Augment) or module.is_random or module.mix is not None:
             raise ValueError(
-                f"{name} has crop=tarpeg.Patches(...), whose patches augment={type(module).__name__} would "
-                "take for images: give tarpeg.Augment(), which normalises them, and Split(flip=) for flips"
+                f"{name} has {what} augment={type(module).__name__} would "
+                "take for images of samples: give tarpeg.Augment(), which normalises them, and Split(flip=) "
+                "for flips"
+            )
+
+
+def _check_moves_together(name: str, split: Split, augment: nn.Module | None) -> None:
+    """Raise ValueError if ``augment`` would move the images of a sample apart, which share a box."""
+    for module in map(uncompiled, modules_of(augment)):
+        if not isinstance(module, Augment):
+            continue
+        has_affine = any(isinstance(part, Affine) for part in module.distortions.values())
+        if module.flip or has_affine or any(map(may_move, module.policies)):
+            raise ValueError(
+                f"augment= moves each image of a sample by itself, and {name} has image={split.image!r} with "
+                "one box for all: give Split(flip=) for flips, leave the affine of augment= out, or give "
+                "shared_box=False"
             )
 
 

@@ -61,7 +61,7 @@ class Composer:
         encoded = Encoded(request_of_parts, [files[number] for number in seen.tolist()], known[seen])
         end_if_forked()  # a source may be the user's own
         images = self._memory(out, view.size, len(samples))
-        decoded = self._decode(encoded, view, [images], places, threads)
+        decoded = self.decode(encoded, view, [images], places, threads)
         return _of_rows(request, encoded, view, decoded)
 
     def _with_pastes(
@@ -99,7 +99,7 @@ class Composer:
         places[:, 0] = view.batch_rows
         places[behind, 0] = count + np.arange(len(behind))
         places[behind, 1:5], places[behind, 5:7] = places[behind, 5:9], 0
-        decoded = self._decode(encoded, view, [images, others], places, threads)
+        decoded = self.decode(encoded, view, [images, others], places, threads)
         paste(images, others, pastes)
         own, views, whole = _of_rows(request, encoded, view, decoded)
         whole.values = pastes.values
@@ -112,7 +112,7 @@ class Composer:
         images: Tensor = by_size(out)[0]
         return images
 
-    def _decode(
+    def decode(
         self, encoded: Encoded, view: View, outs: list[Tensor], places: Int32, threads: int
     ) -> Decoded:
         """Decode the parts of images, each to its place, of which the first number counts all of ``outs``."""

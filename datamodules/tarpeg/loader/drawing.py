@@ -115,6 +115,20 @@ class Drawing:
                 views.append(self._view(request.ids, uniforms, number, methods, sizes, results[number]))
         return views
 
+    def view(self, request: Request, number: int | Int64, sizes: npt.NDArray[np.int32], size: Size) -> View:
+        """Draw one view, of images of its own.
+
+        Args:
+            request: Epoch and ids of the samples, of one per image.
+            number: Of the view; or which image of its sample each is, [B], by the crop of the first view.
+            sizes: Sizes of the images, as for ``views``.
+            size: Of the results.
+        """
+        place = number if isinstance(number, int) else 0
+        methods = self.crops(request.epoch)[place]
+        uniforms = self.uniforms(request, number, methods.crop)
+        return self._view(request.ids, uniforms, place, methods, sizes, size)
+
     def places(self, views: Sequence[View], order: Sequence[int], epoch: int, first: int = 0) -> Int32 | None:
         """Return where the boxes of these views go, see ``decode_sizes``; None if each is a whole image.
 
@@ -128,14 +142,25 @@ class Drawing:
             return None
         crops, tables = self.crops(epoch), []
         for place, number in enumerate(order):
-            view, colour = views[number], colour_of(crops[first + number].crop)
-            table = np.zeros((len(view), 12), np.int32)
-            table[:, 0] = np.arange(place * len(view), (place + 1) * len(view))
-            table[:, 3:5] = view.size
-            table[:, 5:9] = np.where(view.is_known[:, None], view.all_places, (0, 0, 1, 1))
-            table[:, 9:] = colour if self.split.channels == 3 else gray_of(colour)
-            tables.append(table)
+            view = views[number]
+            tables.append(self.table(view, place * len(view), crops[first + number].crop))
         return np.concatenate(tables)
+
+    def table(self, view: View, first: int, crop: Crop) -> Int32:
+        """Return where the boxes of a view go, int32 [B, 12], see ``decode_sizes``.
+
+        Args:
+            view: The view.
+            first: Number of its first image in the memory of all.
+            crop: Of the view.
+        """
+        colour = colour_of(crop)
+        table = np.zeros((len(view), 12), np.int32)
+        table[:, 0] = np.arange(first, first + len(view))
+        table[:, 3:5] = view.size
+        table[:, 5:9] = np.where(view.is_known[:, None], view.all_places, (0, 0, 1, 1))
+        table[:, 9:] = colour if self.split.channels == 3 else gray_of(colour)
+        return table
 
     def partners(self, request: Request, rows: Int64, ids: Int64, sizes: npt.NDArray[np.int32]) -> View:
         """Draw the views of samples whose objects are pasted into some rows of a request.
@@ -170,7 +195,7 @@ class Drawing:
             return (uniforms * len(self.source)).astype(np.int64)
         return self.candidates[(uniforms * len(self.candidates)).astype(np.int64)]
 
-    def uniforms(self, request: Request, number: int, crop: Crop, round: int = 0) -> rng.Float64:
+    def uniforms(self, request: Request, number: int | Int64, crop: Crop, round: int = 0) -> rng.Float64:
         """Draw the numbers of a view: that of the flip, and those of the crop, in one of its rounds."""
         occurrence = np.zeros_like(request.ids) if request.occurrence is None else request.occurrence
         first = rng.first_draw(occurrence, number) + round * (crop.draws + 1)

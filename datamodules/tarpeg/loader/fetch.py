@@ -55,9 +55,11 @@ from .composing import Composer
 from .config import OnError
 from .drawing import BoxError, Drawing, Size, pair
 from .fallback import Fallback
+from .many import ManyImages, RaggedSubstitutes
 from .naflex import write_patches
 from .outcomes import Outcomes
 from .python_steps import PythonSteps, may_carry
+from .ragged import MostImages
 from .resize_first import ResizeFirst, resizes_first
 from .split import Split
 from .substitutes import Made, Substitutes
@@ -95,6 +97,7 @@ class Fetcher:
         max_pixels: See ``LoaderConfig``.
         labels: What reads labels that are no plain integers; None for these.
         training: Whether captions are dropped, see ``Text``.
+        most_images: The most images of a batch, of samples with a number of their own each.
     """
 
     shards: Source
@@ -107,6 +110,7 @@ class Fetcher:
     max_pixels: int | None = None
     labels: Labels | None = None
     training: bool = False
+    most_images: MostImages | None = None
     # What the transform of each view returns, by the sizes of the crops.
     _found: dict[tuple[Size, ...], list[Outcome]] = field(default_factory=dict)
 
@@ -148,11 +152,17 @@ class Fetcher:
         """Bytes of the images of as many samples as ``request`` has, at most."""
         drawing, count = self.drawing, len(request.ids)
         sizes = drawing.largest(request.epoch) if request.size is None else drawing.sizes(request)
-        images = sum(map(math.prod, by_size(self._shape(request.epoch, sizes, count)))) * self.dtype.itemsize
+        most = count if self.most_images is None else self.most_images(count)
+        images = sum(map(math.prod, by_size(self._shape(request.epoch, sizes, most)))) * self.dtype.itemsize
         return images + picture_bytes(self.split.targets, sizes, count)
 
     def views_of(self, request: Request) -> list[View]:
-        """Draw the views of a request from the sizes of its images, which the index has: none is read."""
+        """Draw the views of a request from the sizes of its images, which the index has: none is read.
+
+        Of samples with several images their headers are read.
+        """
+        if self.split.image is not None:
+            return self._many.views(request, self.drawing.sizes(request))[0]
         return self.draw_views(request, self.shards.sizes(request.ids), self.drawing.sizes(request))
 
     def draw_views(
@@ -206,13 +216,18 @@ class Fetcher:
     ) -> FetchResult:
         """Read the labels, make the images of each view, and assemble the batch."""
         sizes, is_final = self.drawing.sizes(request), self.pixels.worker_augment is None
+        labels = self.read_labels(request.ids)
+        if self.split.image_pattern is not None:
+            made = self._made(request, sizes, out, threads)
+            return self._assemble(request, sizes, labels, made, out, distorted)
         if callable(out):
             out = out(self._shape(request.epoch, sizes, len(request.ids)))
-        labels = self.read_labels(request.ids)
         made = self._made(request, sizes, out if is_final else None, threads)
         return self._assemble(request, sizes, labels, made, out, distorted)
 
-    def _made(self, request: Request, sizes: list[Size], out: Images | None = None, threads: int = 1) -> Made:
+    def _made(
+        self, request: Request, sizes: list[Size], out: Images | Place | None = None, threads: int = 1
+    ) -> Made:
         """Make the images of each view, and read their targets."""
         views, decoded = self._images_of(request, sizes, out, threads)
         values = decoded.values
@@ -223,9 +238,11 @@ class Fetcher:
         return Made(views, decoded, values)
 
     def _images_of(
-        self, request: Request, sizes: list[Size], out: Images | None = None, threads: int = 1
+        self, request: Request, sizes: list[Size], out: Images | Place | None = None, threads: int = 1
     ) -> tuple[list[View], Decoded]:
         """Make the images of each view: read, draw, decode, run the steps in Python."""
+        if self.split.image is not None:
+            return self._many.images(request, sizes, out, threads)
         crop, into = self.drawing.crops(request.epoch)[0], out if self.split.is_decoded_only else None
         if crop.parts is not None or crop.is_pasted is not None:
             composer = Composer(self.drawing, self._fallback, self._crop_format.dtype)
@@ -360,6 +377,11 @@ class Fetcher:
     @property
     def _fallback(self) -> Fallback:
         return Fallback(self.drawing, self.max_pixels, self.resize)
+
+    @property
+    def _many(self) -> ManyImages:
+        dtype = self._crop_format.dtype
+        return ManyImages(self.drawing, self._fallback, dtype, self._crop_shape, self.most_images)
 
     @property
     def decoding(self) -> dict[str, Any]:
@@ -523,13 +545,17 @@ class Fetcher:
         sizes: list[Size],
         labels: Tensor | None,
         made: Made,
-        out: Images | None,
+        out: Images | Place | None,
         drawn_for: Request,
     ) -> FetchResult:
         """Replace the images that could not be decoded, augment, and add labels, targets and members."""
         decoded, views, is_single = made.decoded, made.views, len(self.split.pipelines) == 1
-        substitutes = Substitutes(self.shards, self.on_error, self.drawing, has_views=not is_single)
+        is_flat = self.split.image_pattern is not None
+        kind = RaggedSubstitutes if is_flat else Substitutes
+        substitutes = kind(self.shards, self.on_error, self.drawing, has_views=not is_single)
         replaced = substitutes.replace(request, made, partial(self._made_unchanged, sizes))
+        if is_flat:
+            views = self._many.joined(made, replaced, sizes, out)
         images, pixels = decoded.images, self.pixels
         if pixels.worker_augment is not None:
             distorted, groups = drawn_for if pixels.distorts else None, self.split.view_groups

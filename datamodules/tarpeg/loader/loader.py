@@ -36,6 +36,7 @@ from .config import LoaderConfig
 from .feeds import Feed, feed_of
 from .members import unmoved_member
 from .naflex import with_sequences
+from .ragged import MostImages, ragged
 from .ranks import DataRank, Mesh, Positions, data_rank, process_rank
 from .split import Split
 from .state import VERSION, State, check_data, checked_state, data_of
@@ -243,6 +244,7 @@ class Loader:
         on_cpu = device is None or torch.device(device).type == "cpu"
         if augment is not None and on_cpu and self.split.patches is None:
             workers, _ = self.config.workers_and_threads
+            workers = workers if self.split.image_pattern is None else 0  # flat images: by the decoder alone
             pixels = pixels_of(augment, self.training, workers, len(self.split.view_crops()))
         pixels = moving(pixels, augment, self.split, training=self.training)
         options: dict[str, Any] = {"views": self.split.view_groups, "repeats": self.split.repeats}
@@ -444,9 +446,12 @@ class Loader:
             assert batch is not None
             assert request is not None
             if result.left_out:
-                batch, request = without_rows(batch, request, result.left_out, len(self.split.pipelines) > 1)
+                has_views, is_flat = len(self.split.pipelines) > 1, self.split.image_pattern is not None
+                batch, request = without_rows(batch, request, result.left_out, has_views, is_flat)
             if self.split.patches is not None:
                 batch = with_sequences(batch, request.views[0])
+            elif self.split.image_pattern is not None:
+                batch = ragged(batch, request)
             self._delivered += 1
             self.bytes_read += result.nbytes
             if self._sums_up and self.substituted > before and self._delivered == len(self):
@@ -554,7 +559,11 @@ def feed_and_fetcher(
     check_split(name, split, augment, training=training)
     if source is None and not split.streaming:
         source = open_split(split, is_first=ranks.is_first)
-    feed = feed_of(split, source, config, ranks, training=training)
+    feed, pattern = feed_of(split, source, config, ranks, training=training), split.image_pattern
+    most = None
+    if pattern is not None:
+        comes_again = split.weights is not None or split.repeats > 1
+        most = MostImages.of(feed.source, pattern, feed.candidates, comes_again)
     fetcher = Fetcher(
         feed.source,
         split,
@@ -565,6 +574,7 @@ def feed_and_fetcher(
         max_pixels=config.max_pixels,
         labels=split.label_reader(source),
         training=training,
+        most_images=most,
     )
     check_transform_result(name, fetcher, augment)
     if training:

@@ -120,6 +120,7 @@ class Mixture:
 def _check_supported(name: str, split: Split) -> None:
     refused = {
         "streaming": bool(split.streaming),
+        f"image={split.image!r}": split.image is not None,
         "views": len(split.pipelines) > 1,
         "repeats": split.repeats > 1,
         "crop=AspectBuckets(...)": split.buckets is not None,

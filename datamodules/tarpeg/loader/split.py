@@ -20,6 +20,7 @@ from ..sampling.buckets import AspectBuckets
 from ..sampling.crops import Crop, Progressive, crop_at, methods_of
 from ..sampling.patches import Patches
 from ..sampling.sampler import Blocks, Numbers, Sampler, checked_weights, is_fraction, shown, subset_ids
+from ..shards.image_names import Pattern, check_images, listed, pattern_of
 from ..shards.label import Label, Labels, given_labels, labels_in_members
 from ..shards.labels import Decode, Target, check_target, read_labels
 from ..shards.opening import classes_of, open_source, places_of
@@ -32,6 +33,7 @@ from ..transforms.plan import Plan, plan_of
 from ..transforms.torchvision import Transform, name_of, shown_step
 from .carried import carrier_of
 from .config import LoaderConfig
+from .many_checks import check_many
 from .pasting import check_pasted
 from .targets import check_targets, has_flat, have_rectangles, type_names
 from .text import Text, check_texts, texts_of
@@ -87,6 +89,10 @@ class Split:
             folders. Each image has one row; rows of others are left out.
         transform: torchvision's ``v2.Compose([...])`` or any callable of a uint8 tensor ``[3, H, W]``, in
             place of ``crop`` and ``flip`` or after them; a list is one per view. See ``plan()``.
+        image: Samples with several images. A list of extensions, ["left.jpg", "right.jpg"]: they are views,
+            in that order. A pattern, "*.jpg": all that match, in natural order, as ``RaggedImages``.
+        shared_box: Whether the images of a sample show the same part, with one flip: the box of the first, as
+            shares of height and width. False: each draws its own. Default: True for a list.
 
     Raises:
         ValueError: For an argument out of range.
@@ -119,6 +125,8 @@ class Split:
     targets: Any = None  # a Target or a dict of them: jsonargparse would compare annotations of methods
     labels: Any = None  # a path or a DataFrame, of whatever library
     key: str | None = None
+    image: Sequence[str] | str | None = None
+    shared_box: bool | None = None
 
     def __post_init__(self) -> None:
         if not _may_be_shards(self.shards):
@@ -127,9 +135,12 @@ class Split:
                 "these, or a tarpeg.Source"
             )
         check_probability("flip", self.flip)
+        if self.image is not None:
+            check_images("image", self.image)
         self._check_views()
         self._check_steps()
         self._check_sizes()
+        check_many(self)
         if (mode := self.interpolation) not in (modes := get_args(Interpolation)):
             near = similar(getattr(mode, "value", mode), modes)
             raise ValueError(f"interpolation={mode!r} must be one of {', '.join(map(repr, modes))}{near}")
@@ -168,7 +179,7 @@ class Split:
         ``is_first``: Whether this process logs what all processes would log.
         """
         target = None if self.labels is not None else self.target
-        return open_source(self.shards, target, is_first=is_first)
+        return open_source(self.shards, target, is_first=is_first, several=self.image is not None)
 
     def check_labels(self, source: Source) -> None:
         """Raise ShardError if the first sample has no label, before a loss meets it, or a table is wrong.
@@ -290,7 +301,8 @@ class Split:
     @cached_property
     def pipelines(self) -> tuple[Pipeline, ...]:
         """How each view is made."""
-        views = max(self.views, *(len(x) for x in (self.crop, self.transform) if isinstance(x, Sequence)), 1)
+        given = (self.crop, self.transform, self.image_names)
+        views = max(self.views, *(len(each) for each in given if isinstance(each, Sequence)), 1)
         crops = self.crop if isinstance(self.crop, Sequence) else (self.crop,) * views
         transforms = self.transform if isinstance(self.transform, Sequence) else (self.transform,) * views
         known: dict[tuple[int, int], Pipeline] = {}  # a transform of several views is read once
@@ -301,6 +313,21 @@ class Split:
         return tuple(
             known[id(crop), id(transform)] for crop, transform in zip(crops, transforms, strict=True)
         )
+
+    @cached_property
+    def image_names(self) -> tuple[str, ...]:
+        """The extensions of a list ``image=``; empty for a pattern, and without it."""
+        return () if self.image is None else listed(self.image)
+
+    @cached_property
+    def image_pattern(self) -> Pattern | None:
+        """The pattern of ``image=``; None for a list, and without it."""
+        return None if self.image is None else pattern_of(self.image)
+
+    @property
+    def shares_box(self) -> bool:
+        """``shared_box``, or its default."""
+        return bool(self.image_names) if self.shared_box is None else self.shared_box
 
     @cached_property
     def runs_python(self) -> bool:
@@ -521,7 +548,13 @@ class Split:
             raise ValueError(
                 "crop=None: give crop=RandomResizedCrop(224), or transform=, torchvision's for example"
             )
-        count = self.views
+        names = self.image_names
+        if names and self.views != 1:
+            raise ValueError(
+                f"views={self.views!r} and image={self.image!r}: the images of a sample are its views; leave "
+                "views= out"
+            )
+        count = len(names) or self.views
         for name, given in (("crop", self.crop), ("transform", self.transform)):
             if not isinstance(given, Sequence):
                 continue
@@ -531,6 +564,7 @@ class Split:
                 )
             if count not in (1, len(given)):
                 views = f"views={count!r}" if count == self.views else f"crop= has {count} crops"
+                views = f"image= has {count} images" if count == len(names) else views
                 raise ValueError(f"{views}, but {name}= has {len(given)} {name}s: give one per view")
             count = len(given)
         if self.crop is None and self.flip:

@@ -46,7 +46,14 @@ class StreamedFeed:
             )
         is_shuffled = training if split.shuffle is None else bool(split.shuffle)
         self._stream = Stream(
-            urls, rank, world, config.seed, is_shuffled, streaming.buffer, is_endless=self._is_sized
+            urls,
+            rank,
+            world,
+            config.seed,
+            is_shuffled,
+            streaming.buffer,
+            is_endless=self._is_sized,
+            several=split.image is not None,
         )
         self._ranks, self._drop_last = ranks, config.drop_last
         total = config.global_batch_size or config.batch_size * world

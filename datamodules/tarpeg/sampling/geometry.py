@@ -41,7 +41,8 @@ class View:
         drops_by_centre: Boxes whose centre is not inside of the crop are not visible: of ``RandomIoUCrop``.
         batch_rows: int64 [n], of ``Mosaic`` and ``CopyPaste``, whose images are made of parts of several
             sources: all arrays have a row per part, n in all, and this is the row of the batch that it
-            belongs to. The first part of each row is of the sample itself. None: one part per row.
+            belongs to. The first part of each row is of the sample itself. Of ``Split(image="*.jpg")`` the
+            parts are the images of the samples. None: one part per row.
         samples: int64 [n], number of the sample of each part; None without ``batch_rows``.
         is_pasted: Of the parts behind the first only objects are visible, which cover those of the first: of
             ``CopyPaste``.
@@ -79,7 +80,8 @@ class View:
         if self.batch_rows is not None:
             wanted = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
             found = [np.flatnonzero(self.batch_rows == row) for row in wanted.tolist()]
-            batch_rows = np.repeat(np.arange(len(found)), [len(each) for each in found])
+            counts = np.array([len(each) for each in found], np.int64)
+            batch_rows = np.repeat(np.arange(len(found)), counts)
             chosen = np.concatenate([*found, np.zeros(0, np.int64)])
         return View(
             sizes=self.sizes[chosen],

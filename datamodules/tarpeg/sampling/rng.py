@@ -51,9 +51,10 @@ def uniforms(
     return (_absorb(hashes[:, None], index) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def first_draw(occurrence: Int64, view: int = 0) -> Int64:
-    """Argument ``first`` of ``uniforms`` for one view of each sample's occurrence [B] in its epoch.
+def first_draw(occurrence: Int64, view: int | Int64 = 0) -> Int64:
+    """Argument ``first`` of ``uniforms`` for a view of each sample's occurrence [B] in its epoch.
 
+    ``view``: one for all samples, or [B].
     Each view has room for 2**16 numbers per stream.
     """
     first: Int64 = (occurrence << _OCCURRENCE) + (view << _VIEW)

@@ -21,7 +21,7 @@ from ..errors import ShardError
 from ..files import open_regular
 from . import saved
 from .old_index import read_old
-from .pillow import IMAGE_EXTENSIONS, image_extension
+from .pillow import IMAGE_EXTENSIONS, first_image, image_extension, is_image_name
 from .tar import BLOCK, LONGEST_HEADERS, grouped, header_end, is_member, regular_members
 
 _VERSION = 1  # to be raised if the same tar has another index
@@ -67,8 +67,11 @@ KEY_END, MEMBER_END, IMAGE = range(3)
 EXTENSION, OFFSET, NBYTES = range(3)
 
 
-def load_or_build(path: Path) -> TarIndex:
+def load_or_build(path: Path, *, several: bool = False) -> TarIndex:
     """Index the tar at path: load its saved index if that is still valid, else build and save a new one.
+
+    With ``several``, samples whose images are members such as left.jpg have an image too, see
+    ``first_image``: such an index is a file of its own.
 
     Raises ShardError if the tar is missing, unreadable, compressed, not a tar, truncated or without images.
     """
@@ -79,23 +82,28 @@ def load_or_build(path: Path) -> TarIndex:
     if not stat.S_ISREG(found.st_mode):
         raise ShardError(f"shard {path} is not a regular file. Give a .tar file (a folder: its .tar files).")
     nbytes, mtime_ns = found.st_size, found.st_mtime_ns
-    loaded = (load(place, nbytes, mtime_ns) for place in saved.places(path, saved.INDEX))
-    old = (_load_old(place, nbytes, mtime_ns) for place in saved.places(path, saved.OLD_INDEX))
-    for index in itertools.chain(loaded, old):
-        if index is not None and _fits(index, path):
+    places = saved.places(path, _kind(several))
+    loaded = (load(place, nbytes, mtime_ns, several=several) for place in places)
+    old = () if several else saved.places(path, saved.OLD_INDEX)
+    for index in itertools.chain(loaded, (_load_old(place, nbytes, mtime_ns) for place in old)):
+        if index is not None and _fits(index, path, several):
             return index
-    return rebuild(path)
+    return rebuild(path, several=several)
 
 
-def rebuild(path: Path) -> TarIndex:
+def rebuild(path: Path, *, several: bool = False) -> TarIndex:
     """Index the tar at path and save the index in place of an older one. Raises as load_or_build."""
-    index = build(path)
+    index = build(path, several=several)
     # If no place is writable, the next process indexes again: not an error.
-    any(save(index, place) for place in saved.places(path, saved.INDEX))
+    any(save(index, place, several=several) for place in saved.places(path, _kind(several)))
     return index
 
 
-def _fits(index: TarIndex, path: Path) -> bool:
+def _kind(several: bool) -> str:
+    return saved.SEVERAL if several else saved.INDEX
+
+
+def _fits(index: TarIndex, path: Path, several: bool) -> bool:
     """Compare the last image's header, and look for members that the index does not have.
 
     The tar may be another one of the same size and time; an index may have been edited.
@@ -111,7 +119,7 @@ def _fits(index: TarIndex, path: Path) -> bool:
                 if is_member(headers, len(headers), nbytes, own.key_bytes(last), header_end(extension)):
                     budget = iter(range(_MOST_HEADERS))
                     return all(
-                        _lists_all(own, file, path, budget, sample, begin, end)
+                        _lists_all(own, file, path, budget, sample, begin, end, several)
                         for sample, begin, end in _gaps(index)
                     )
     except (OSError, ShardError):
@@ -141,7 +149,14 @@ def _gaps(index: TarIndex) -> Iterator[tuple[int, int, int]]:
 
 
 def _lists_all(
-    own: ShardIndex, file: BinaryIO, path: Path, budget: Iterator[int], sample: int, begin: int, end: int
+    own: ShardIndex,
+    file: BinaryIO,
+    path: Path,
+    budget: Iterator[int],
+    sample: int,
+    begin: int,
+    end: int,
+    several: bool,
 ) -> bool:
     """Check that between two places of a tar no member belongs to the sample, the one before, or another.
 
@@ -155,22 +170,25 @@ def _lists_all(
     members = regular_members(file, path, os.fstat(file.fileno()).st_size)
     between = itertools.takewhile(lambda member: member[1] < end, members)
     names = ((name, None) for (name, _, _), _ in zip(between, budget, strict=False))
-    return not any(key in keys or image_extension(found) for key, found in grouped(names, path))
+    image_of = first_image if several else image_extension
+    return not any(key in keys or image_of(found) for key, found in grouped(names, path))
 
 
-def build(path: Path) -> TarIndex:
+def build(path: Path, *, several: bool = False) -> TarIndex:
     """Read the headers of the tar at path into an index. Raises ShardError as load_or_build does."""
     try:
         with open_regular(path) as file:
             found = os.fstat(file.fileno())
             if not found.st_size:  # also of files of the kernel, which may have no end
                 raise ShardError(f"shard {path} is empty (0 bytes). Write or download it again.")
-            return build_from(file, path, found.st_size, found.st_mtime_ns)
+            return build_from(file, path, found.st_size, found.st_mtime_ns, several=several)
     except OSError as error:
         raise ShardError(f"shard {path} cannot be read: {error}. Check permissions and disk.") from error
 
 
-def build_from(file: BinaryIO, path: object, nbytes: int, mtime_ns: int) -> TarIndex:
+def build_from(
+    file: BinaryIO, path: object, nbytes: int, mtime_ns: int, *, several: bool = False
+) -> TarIndex:
     """Index a tar that is read forwards, with seeks within one block.
 
     Args:
@@ -178,7 +196,9 @@ def build_from(file: BinaryIO, path: object, nbytes: int, mtime_ns: int) -> TarI
         path: Its name in errors.
         nbytes: Its size.
         mtime_ns: Its time of modification.
+        several: See ``load_or_build``.
     """
+    image_of = first_image if several else image_extension
     keys: list[bytes] = []
     samples: list[tuple[int, int, int]] = []
     members: list[tuple[int, int, int]] = []
@@ -188,7 +208,7 @@ def build_from(file: BinaryIO, path: object, nbytes: int, mtime_ns: int) -> TarI
     key_end = 0
     found = ((name, (offset, length)) for name, offset, length in regular_members(file, path, nbytes))
     for key, sample in grouped(found, path):
-        image = image_extension(sample)
+        image = image_of(sample)
         if image is None:
             left_out.append(key)
             members_there = members_there or [*sample]
@@ -205,6 +225,8 @@ def build_from(file: BinaryIO, path: object, nbytes: int, mtime_ns: int) -> TarI
         raise ShardError(
             f"shard {path} has no image: {seen}. Images are named KEY.EXTENSION, with an extension of "
             f"{', '.join(IMAGE_EXTENSIONS)}, and the key ends at the first dot of the file name."
+            + _remedy(members_there)
+            * (not several)
         )
     return TarIndex(
         tar_nbytes=nbytes,
@@ -218,24 +240,30 @@ def build_from(file: BinaryIO, path: object, nbytes: int, mtime_ns: int) -> TarI
     )
 
 
-def save(index: TarIndex, place: Path) -> bool:
+def _remedy(members: list[str]) -> str:
+    """Return what to do about a sample whose images are members such as left.jpg; "" for another one."""
+    names = list(filter(is_image_name, members))
+    return f" For samples with several images, give Split(image={names}), or a pattern." if names else ""
+
+
+def save(index: TarIndex, place: Path, *, several: bool = False) -> bool:
     """Save the index; return False if it cannot be."""
     texts = json.dumps({"extensions": index.extensions, "first_left_out": index.first_left_out})
     numbers = [index.tar_nbytes, index.tar_mtime_ns, index.left_out]
     text = np.frombuffer(texts.encode("ascii"), np.uint8)
     columns: list[npt.NDArray[Any]] = [index.keys, index.samples, index.members, text]
-    return saved.write(place, saved.encoded(saved.INDEX, _VERSION, numbers, columns))
+    return saved.write(place, saved.encoded(_kind(several), _VERSION, numbers, columns))
 
 
-def load(place: Path, nbytes: int, mtime_ns: int) -> TarIndex | None:
+def load(place: Path, nbytes: int, mtime_ns: int, *, several: bool = False) -> TarIndex | None:
     """Load a saved index; None if there is none, if it is damaged, or if the tar's size or time differ."""
-    found = saved.read(place, saved.INDEX, _VERSION)
+    found = saved.read(place, _kind(several), _VERSION)
     if found is None:
         return None
     try:
         numbers, (keys, samples, members, texts) = found
         arrays = [keys, *(part.view("<i8").reshape(3, -1) for part in (samples, members))]
-        return _checked(numbers, arrays, json.loads(texts.tobytes()), nbytes, mtime_ns)
+        return _checked(numbers, arrays, json.loads(texts.tobytes()), nbytes, mtime_ns, several)
     except (ValueError, RecursionError):
         return None
 
@@ -246,11 +274,16 @@ def _load_old(place: Path, nbytes: int, mtime_ns: int) -> TarIndex | None:
     if found is None:
         return None
     numbers, arrays, texts = found
-    return _checked(numbers, arrays, texts, nbytes, mtime_ns)
+    return _checked(numbers, arrays, texts, nbytes, mtime_ns, several=False)
 
 
 def _checked(
-    numbers: list[int], arrays: list[npt.NDArray[Any]], texts: Any, nbytes: int, mtime_ns: int
+    numbers: list[int],
+    arrays: list[npt.NDArray[Any]],
+    texts: Any,
+    nbytes: int,
+    mtime_ns: int,
+    several: bool,
 ) -> TarIndex | None:
     """Return an index of what was read, if it is sound and of a tar of that size and time."""
     if len(numbers) != 3 or numbers[:2] != [nbytes, mtime_ns] or numbers[2] < 0:
@@ -271,10 +304,10 @@ def _checked(
         left_out=numbers[2],
         first_left_out=first_left_out,
     )
-    return index if _is_sound(index) else None
+    return index if _is_sound(index, several) else None
 
 
-def _is_sound(index: TarIndex) -> bool:
+def _is_sound(index: TarIndex, several: bool) -> bool:
     """Check that all numbers stay inside the tar and the arrays: they will address memory.
 
     Differences are not used: of numbers that were made up, they may wrap.
@@ -305,7 +338,7 @@ def _is_sound(index: TarIndex) -> bool:
         return False
     if _has_one_twice(members[EXTENSION], len(names), starts, ends - starts):
         return False
-    images = first_images(names, members[EXTENSION], starts, ends - starts)
+    images = first_images(names, members[EXTENSION], starts, ends - starts, several=several)
     return bool((samples[IMAGE] == starts + images).all() and (images >= 0).all())
 
 
@@ -320,7 +353,9 @@ def _has_one_twice(codes: Int64, kinds: int, starts: Int64, counts: Int64) -> bo
     return bool((np.add.reduceat(bits, starts) != np.bitwise_or.reduceat(bits, starts)).any())
 
 
-def first_images(extensions: Sequence[str], codes: Ints, starts: Int64, counts: Int64) -> Int64:
+def first_images(
+    extensions: Sequence[str], codes: Ints, starts: Int64, counts: Int64, *, several: bool
+) -> Int64:
     """Return the place of each sample's image among its members, by IMAGE_EXTENSIONS; -1 without any.
 
     Args:
@@ -328,12 +363,16 @@ def first_images(extensions: Sequence[str], codes: Ints, starts: Int64, counts: 
         codes: An index into ``extensions`` for each member.
         starts: The first member of each sample.
         counts: Number of members of each sample.
+        several: Of samples without any, the first that ends in one of them, see ``first_image``.
     """
     ranks = {name: rank for rank, name in enumerate(IMAGE_EXTENSIONS)}
-    rank = np.array([ranks.get(name, len(ranks)) for name in extensions])[codes]
+    most = len(ranks) + several
+    if several:
+        ranks |= {name: most - 1 for name in extensions if is_image_name(name) and name not in ranks}
+    rank = np.array([ranks.get(name, most) for name in extensions])[codes]
     place = np.arange(len(rank)) - np.repeat(starts, counts)
     best = np.minimum.reduceat((rank << 32) + place, starts)
-    return np.where(best >> 32 < len(ranks), best & 0xFFFFFFFF, -1)
+    return np.where(best >> 32 < most, best & 0xFFFFFFFF, -1)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ..errors import CacheError
 from ..files import read_regular, write_json
 
 MANIFEST, BUILDING = "manifest.json", ".building"  # in a finished cache; in an unfinished one
-FORMAT, VERSION = "tarpeg-cache", 2
+FORMAT, VERSION = "tarpeg-cache", 3
 # Of caches whose images a reader of an earlier version cannot decode; all others have version 1.
 _VERSION_OF = {"Packed": 2}
 
@@ -113,6 +113,7 @@ class Manifest:
         untiled: Sum over the shards.
         classes: Names of the classes by label; None if the source has none. In the file those of a folder
             are in ``source`` alone.
+        images: ``images=`` of the build, for samples with several images; empty without.
     """
 
     tarpeg: str
@@ -127,15 +128,17 @@ class Manifest:
     tiles: dict[str, Positive]
     untiled: dict[str, Positive]
     classes: list[str] | None = None
+    images: list[str] = field(default_factory=list)
 
     def write(self, folder: str | os.PathLike[str]) -> None:
         """Write folder/manifest.json atomically. Raises CacheError if it could not be read again."""
         path = Path(folder) / MANIFEST
-        version = _VERSION_OF.get(self.codec["name"], 1)
+        version = VERSION if self.images else _VERSION_OF.get(self.codec["name"], 1)
         content = {"format": FORMAT, "version": version, **asdict(self)}
         if self.classes == _classes_of_folder(self.source):
             content["classes"] = None
-        for part, name in ((content, "classes"), *((shard, "findings") for shard in content["shards"])):
+        may_miss = [(content, "classes"), (content, "images")]
+        for part, name in (*may_miss, *((shard, "findings") for shard in content["shards"])):
             if not part[name]:  # as in manifests of earlier versions
                 del part[name]
         _decoded(content, path)
@@ -220,7 +223,7 @@ def _decoded(content: dict[str, Any], path: Path) -> Manifest:
         raise _damaged(path, f"{place}: {expected}{found}".removeprefix(": ")) from error
     for number, entry in enumerate(manifest.shards):
         images = sum(entry.tiles.values()) + sum(entry.untiled.values())
-        if images != entry.samples:
+        if images != entry.samples and not (manifest.images and images > entry.samples):
             what = f"{entry.samples}, but tiles and untiled add up to {images}"
             raise _damaged(path, f"shards[{number}].samples: {what}")
     names = Counter(entry.name for entry in manifest.shards)

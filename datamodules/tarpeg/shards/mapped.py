@@ -10,9 +10,10 @@ import errno
 import hashlib
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from ..progress import progress
 from .classes import classes_beside
 from .index import NBYTES, Int64, ShardIndex, build, load_or_build, rebuild
 from .manifest import MANIFEST, ShardEntry, entries
+from .pillow import IMAGE_EXTENSIONS, is_image_name
 from .sizes import Sizes, load_or_read, stamp_of
 from .source import LONGEST, Source, digest, integers, missing, plain
 from .tar import header_end, is_member
@@ -52,11 +54,13 @@ class Shards(Source):
     its cache; warns once per shard about samples without an image.
     """
 
-    def __init__(self, paths: Sequence[Path], *, threads: int = 8) -> None:
+    def __init__(self, paths: Sequence[Path], *, threads: int = 8, several: bool = False) -> None:
         """Index the tars.
 
         Args:
             paths: The tars.
+            several: Also samples whose images are members such as left.jpg; then ``images()`` are the first
+                of each sample.
             threads: Tars indexed at the same time, which hides the latency of the disk.
         """
         if not paths:
@@ -66,6 +70,7 @@ class Shards(Source):
         self._stats: list[tuple[int, int]] = []
         self._stamps: list[int] = []
         self._contents: list[str] = []
+        self._several = several
         self._index = ShardIndex.join(self._opened(threads), len(self._paths))
         self._header_ends = [header_end(extension) for extension in self._index.extensions]
         self._header_text = np.frombuffer(b"".join(self._header_ends), np.uint8)
@@ -78,10 +83,32 @@ class Shards(Source):
         self._files: Files | None
         self.__dict__ |= self._unmapped()
         self._walked: set[int] = set()  # shards whose index was compared with all headers
+        if not several:
+            self._refuse_several()
+
+    def _refuse_several(self) -> None:
+        """Raise ShardError for a cache with samples of several images, of which none is the image."""
+        index = self._index
+        odd = [
+            code
+            for code, name in enumerate(index.extensions)
+            if name not in IMAGE_EXTENSIONS and is_image_name(name)
+        ]
+        if not odd:
+            return
+        codes = index.extension[index.member_ends[:-1] + index.image]
+        found = np.flatnonzero(np.isin(codes, odd))
+        if found.size:
+            row = int(found[0])
+            names = [name for name, _, _ in index.members(row) if is_image_name(name)]
+            raise ShardError(
+                f"shard {self.shard(row)}, key {index.key(row)!r} has several images and none that is the "
+                f"sample's: give Split(image={names}), or a pattern."
+            )
 
     def _opened(self, threads: int) -> Iterator[ShardIndex]:
         with progress("shards indexed", len(self._paths)) as show:
-            for opened in _open_all(self._paths, threads):
+            for opened in _open_all(self._paths, threads, self._several):
                 if opened.warning:
                     warn(opened.warning)
                 self._stats += opened.stats
@@ -130,6 +157,23 @@ class Shards(Source):
         if check:
             self._compare(rows, members, places)
         return list(self._views(places, 0))
+
+    def member_images(self, ids: npt.ArrayLike, extension: str) -> list[torch.Tensor | None]:
+        """Return images as ``images``, in the members of that extension; None for samples without."""
+        rows = self._checked(ids)
+        members = self._members(rows, extension)
+        found = members >= 0
+        places = self._places(rows[found], members[found])
+        self._compare(rows[found], members[found], places)
+        views = self._views(places, 0)
+        return [next(views) if is_there else None for is_there in found.tolist()]
+
+    def count_members(self, is_counted: Callable[[str], bool]) -> Int64:
+        """Return how many members of each sample have an extension for which the function is true: [len]."""
+        index = self._index
+        is_named = np.array([is_counted(name) for name in index.extensions], np.bool_)
+        counts: Int64 = np.add.reduceat(is_named[index.extension], index.member_ends[:-1], dtype=np.int64)
+        return counts
 
     def labels(self, ids: npt.ArrayLike, extension: str = "cls") -> torch.Tensor:
         """Read the labels of samples ids [B]: int64 [B], ASCII integers in the members of that extension.
@@ -343,7 +387,8 @@ class Shards(Source):
         path = self._paths[shard]
         self.check_unchanged(np.searchsorted(self._index.shard, [shard]))
         is_cached = path.with_name(MANIFEST).exists()
-        headers = ShardIndex.of(build(path) if is_cached else rebuild(path))
+        several = self._several or is_cached
+        headers = ShardIndex.of(build(path, several=several) if is_cached else rebuild(path, several=several))
         difference = self._index.difference(headers, *np.searchsorted(self._index.shard, (shard, shard + 1)))
         if difference is None:
             self._walked.add(shard)
@@ -402,7 +447,7 @@ class _Opened:
     warning: str = ""
 
 
-def _open_all(paths: Sequence[Path], threads: int) -> Iterator[_Opened]:
+def _open_all(paths: Sequence[Path], threads: int, several: bool) -> Iterator[_Opened]:
     """Open shards in order, with that many threads; those of a cache are checked against its manifest."""
     caches = {folder: entries(folder) for folder in {path.parent for path in paths}}
     groups: list[list[tuple[Path, ShardEntry | None]]] = []
@@ -419,16 +464,16 @@ def _open_all(paths: Sequence[Path], threads: int) -> Iterator[_Opened]:
         groups[-1].append((path, entry))
     most = threads if None in caches.values() else min(threads, _PARSERS)
     with ThreadPoolExecutor(max(1, min(most, len(groups)))) as pool:
-        yield from pool.map(_open, groups)
+        yield from pool.map(partial(_open, several=several), groups)
 
 
-def _open(group: list[tuple[Path, ShardEntry | None]]) -> _Opened:
+def _open(group: list[tuple[Path, ShardEntry | None]], several: bool) -> _Opened:
     paths = [path for path, _ in group]
     listed = [entry for _, entry in group if entry is not None]
     if listed:
         return _open_cached(paths, listed)
     (path,) = paths
-    index = load_or_build(path)
+    index = load_or_build(path, several=several)
     warning = index.left_out and (
         f"shard {path}: {index.left_out} samples have no image and are left out, "
         f"the first is key {index.first_left_out!r}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable
 
-from ..errors import warn
+from ..errors import ShardError, warn
 from .classes import classes_beside
 from .mapped import Shards
 from .paths import Paths, expand, identity, resolved
@@ -15,13 +15,16 @@ from .unlabelled import find_images
 log = logging.getLogger(__name__)
 
 
-def open_source(given: Paths | Source, target: object = None, *, is_first: bool = True) -> Source:
+def open_source(
+    given: Paths | Source, target: object = None, *, is_first: bool = True, several: bool = False
+) -> Source:
     """Index the shards, or list the images of a folder; an object of the user is returned as a ``Source``.
 
     Args:
         given: Shards, a folder of images, or an object of the user.
         target: Target of the split; a warning if it is not None and there are no labels.
         is_first: Whether this process logs the number of files that are left out, as others would, too.
+        several: Whether samples have several images, see ``Shards``.
 
     Raises:
         ShardError: If a file is missing or damaged.
@@ -31,7 +34,12 @@ def open_source(given: Paths | Source, target: object = None, *, is_first: bool 
         return completed(given)
     images = find_images(given)
     if images is None:
-        return Shards(expand(given, is_split=True))
+        return Shards(expand(given, is_split=True), several=several)
+    if several:
+        raise ShardError(
+            f"shards={given!r} is a folder of images, one per sample: image= is for shards, whose samples "
+            "have several, such as KEY.left.jpg and KEY.right.jpg"
+        )
     if images.left_out and is_first:
         log.warning("%s: %s", given, images.left_out)
     for text in images.odd:

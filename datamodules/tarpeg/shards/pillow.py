@@ -65,6 +65,17 @@ def image_extension(extensions: Collection[str]) -> str | None:
     return next((extension for extension in IMAGE_EXTENSIONS if extension in extensions), None)
 
 
+def is_image_name(extension: str) -> bool:
+    """Whether a member with that extension is an image by its name: "jpg", or "left.jpg"."""
+    return extension.rpartition(".")[2] in IMAGE_EXTENSIONS
+
+
+def first_image(extensions: Collection[str]) -> str | None:
+    """Return ``image_extension``, or else the first that ends in one, such as "left.jpg"."""
+    own = image_extension(extensions)
+    return own if own is not None else next(filter(is_image_name, extensions), None)
+
+
 def as_tensor(content: bytes) -> Tensor:
     """Copy bytes into a tensor, uint8 ``[n]``, that may be written to."""
     import torch  # here, because the torch-free part of the package uses the tables above

@@ -18,10 +18,10 @@ import platformdirs
 
 from ..files import read_regular, renamed
 
-INDEX, SIZES, OLD_INDEX = "index", "sizes", "npz"
-_KINDS = {INDEX: b"tarpegIX", SIZES: b"tarpegSZ"}
+INDEX, SEVERAL, SIZES, OLD_INDEX = "index", "images", "sizes", "npz"
+_KINDS = {INDEX: b"tarpegIX", SEVERAL: b"tarpegIM", SIZES: b"tarpegSZ"}
 SIZES_SUFFIX = ".tarpeg.sizes"
-SUFFIXES = (".tarpeg.index", SIZES_SUFFIX, ".tarpeg.npz")
+SUFFIXES = (".tarpeg.index", ".tarpeg.images", SIZES_SUFFIX, ".tarpeg.npz")
 """How the names of files beside shards end; the last is that of indexes of early versions."""
 
 _HEAD = struct.Struct("<8sIIII")  # kind, version, checksum of what follows; numbers, columns

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
@@ -92,6 +92,21 @@ class Source(Protocol):
         gif, avif that the sample has. Raises ``ShardError`` for a sample without any.
         """
         return _images(self, np.asarray(ids))
+
+    def member_images(self, ids: npt.ArrayLike, extension: str) -> list[Tensor | None]:
+        """Read images as ``images``, in the members of that extension; None for samples without.
+
+        For samples with several images, ``Split(image=...)``. Default: copies of ``members()``.
+        """
+        return [None if each is None else _tensor(each) for each in self.members(ids, extension)]
+
+    def count_members(self, is_counted: Callable[[str], bool]) -> npt.NDArray[np.int64]:
+        """Return how many members of each sample have an extension for which the function is true: [len].
+
+        For a pattern in ``Split(image=...)``. Default: by ``extensions()`` of all samples.
+        """
+        counts = [sum(map(is_counted, self.extensions(id))) for id in range(len(self))]
+        return np.array(counts, np.int64)
 
     def labels(self, ids: npt.ArrayLike, extension: str = "cls") -> Tensor:
         """Read the labels of the samples ids [B]: int64 [B].
@@ -358,8 +373,6 @@ def digest(texts: Iterable[str]) -> str:
 
 def _images(source: Source, ids: npt.NDArray[Any]) -> list[Tensor]:
     """Read images as members: all samples with one extension together."""
-    import torch
-
     names = []
     for id in ids.tolist():
         name = image_extension(source.extensions(id))
@@ -375,6 +388,12 @@ def _images(source: Source, ids: npt.NDArray[Any]) -> list[Tensor]:
         content = next(contents[name])
         if content is None:
             raise missing(source, id, name, "extensions() lists it, and members() does not return it.")
-        # A copy: torch warns about memory that is not writable.
-        files.append(torch.from_numpy(np.frombuffer(content, np.uint8).copy()))
+        files.append(_tensor(content))
     return files
+
+
+def _tensor(content: bytes) -> Tensor:
+    import torch
+
+    # A copy: torch warns about memory that is not writable.
+    return torch.from_numpy(np.frombuffer(content, np.uint8).copy())

@@ -21,7 +21,7 @@ from ..errors import ShardError, check_integer
 from ..sampling import rng
 from .index import Int64
 from .paths import Paths, expand, expand_braces, parts_of, refuse_several_splits, refuse_twice
-from .pillow import image_extension
+from .pillow import first_image, image_extension
 from .source import Source, plain
 from .tar import streamed_members
 from .urls import (
@@ -123,7 +123,7 @@ class StreamedSamples(Source):
     def images(self, ids: npt.ArrayLike) -> list[torch.Tensor]:
         """Return the encoded images of samples ids [B]: uint8 [n] each."""
         samples = [self._samples[id] for id in np.asarray(ids).tolist()]
-        contents = [sample[image_extension(sample)] for sample in samples]
+        contents = [sample[first_image(sample)] for sample in samples]
         return [torch.from_numpy(np.frombuffer(content, np.uint8).copy()) for content in contents]
 
     def members(self, ids: npt.ArrayLike, extension: str) -> list[bytes | None]:
@@ -155,7 +155,10 @@ class StreamRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class Stream:
-    """The shards of one rank, for all its worker processes; pickles."""
+    """The shards of one rank, for all its worker processes; pickles.
+
+    With ``several``, samples may have several images, see ``Shards``.
+    """
 
     urls: tuple[str, ...]
     rank: int
@@ -164,6 +167,7 @@ class Stream:
     shuffle: bool
     buffer: int
     is_endless: bool
+    several: bool = False
 
     def requests(
         self, epoch: int, first: int, sizes: Iterable[int], drop_last: bool, worker: int = 0, workers: int = 1
@@ -195,11 +199,11 @@ class Stream:
         self, urls: list[str], stream: str, notes: list[str]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield samples that have an image, with the number of their pass over the shards."""
-        is_noted = False
+        is_noted, image_of = False, first_image if self.several else image_extension
         for number in itertools.count() if self.is_endless else (0,):
             count = 0
             for sample in self._pass(urls[:], random.Random(f"tarpeg {self.seed} {stream.format(number)}")):
-                if image_extension(sample) is not None:
+                if image_of(sample) is not None:
                     count += 1
                     yield number, sample
                 elif not is_noted:

@@ -207,8 +207,8 @@ class _Parser:
         return self._bytes[places], ends
 
     def _images(self, extensions: Sequence[str], extension: Int64) -> Ints:
-        """Find each sample's image: the first of its members in the order of IMAGE_EXTENSIONS."""
-        images = first_images(extensions, extension, self._first, self._members)
+        """Find each sample's image: see ``first_images``."""
+        images = first_images(extensions, extension, self._first, self._members, several=True)
         self._check(images >= 0, "a sample has no image")
         return compact(images)
 

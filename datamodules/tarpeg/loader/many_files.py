@@ -1,0 +1,98 @@
+"""The files of samples with several images, of ``Split(image=...)``: a list of members, or a pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..sampling.geometry import Int32
+from ..sampling.rng import Int64
+from ..shards.image_names import Pattern, stored_names
+from ..shards.source import Source
+
+
+@dataclass
+class ManyFiles:
+    """The encoded images of some samples, R in all.
+
+    Of a list they come image by image, [n, B]; of a pattern sample by sample.
+
+    Args:
+        rows: Row of the batch of each image, int64 [R].
+        numbers: Number of each within its sample, int64 [R].
+        files: The files, uint8 [n] each; empty for a missing one.
+        names: Extension of each.
+        lost: By row of the batch, why it has no image.
+    """
+
+    rows: Int64
+    numbers: Int64
+    files: list[Tensor]
+    names: list[str]
+    lost: dict[int, str]
+
+    @cached_property
+    def known(self) -> Int32:
+        """Sizes of the images by their headers, int32 [R, 2]; (0, 0) if Pillow has to open them."""
+        from ..ops.decode import image_sizes  # here, because it loads the operators
+
+        return image_sizes(self.files).numpy() if self.files else np.zeros((0, 2), np.int32)
+
+
+def read_list(source: Source, ids: Int64, names: Sequence[str]) -> ManyFiles:
+    """Read the images of these extensions of the samples ids [B]."""
+    count, files, lost = len(ids), list[Tensor](), dict[int, str]()
+    for name in names:
+        found, missing = source.member_images(ids, name), []
+        for other in stored_names(name)[1:]:
+            missing = [row for row, file in enumerate(found) if file is None]
+            if not missing:
+                break
+            for row, file in zip(missing, source.member_images(ids[missing], other), strict=True):
+                found[row] = file
+        for row, file in enumerate(found):
+            if file is None:
+                members = source.extensions(int(ids[row]))
+                lost.setdefault(row, f"it has no member {name!r}, only {members}")
+        files += [_nothing() if file is None else file for file in found]
+    return ManyFiles(
+        rows=np.tile(np.arange(count), len(names)),
+        numbers=np.repeat(np.arange(len(names)), count),
+        files=files,
+        names=np.repeat(np.array(names, object), count).tolist(),
+        lost=lost,
+    )
+
+
+def read_pattern(source: Source, ids: Int64, pattern: Pattern) -> ManyFiles:
+    """Read the images whose extensions match, of the samples ids [B], in natural order."""
+    rows, numbers, names = list[int](), list[int](), list[str]()
+    places: dict[str, list[int]] = {}
+    lost = dict[int, str]()
+    for row, id in enumerate(ids.tolist()):
+        members = source.extensions(id)
+        chosen = pattern.chosen(members)
+        if not chosen:
+            lost[row] = f"none of its members {members} matches image={pattern.text!r}"
+        for number, name in enumerate(chosen):
+            places.setdefault(name, []).append(len(rows))
+            rows.append(row)
+            numbers.append(number)
+            names.append(name)
+    of_rows, files = np.array(rows, np.int64), [_nothing()] * len(rows)
+    for name, own in places.items():
+        for place, file in zip(own, source.member_images(ids[of_rows[own]], name), strict=True):
+            if file is None:  # extensions() of a user's source has it, and members() does not
+                lost.setdefault(rows[place], f"its member {name!r} cannot be read")
+            else:
+                files[place] = file
+    return ManyFiles(of_rows, np.array(numbers, np.int64), files, names, lost)
+
+
+def _nothing() -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device="cpu")

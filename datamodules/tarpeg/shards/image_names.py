@@ -1,0 +1,104 @@
+"""Which members of a sample are its images, if it has several: a list of extensions, or a pattern."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from .pillow import IMAGE_EXTENSIONS, is_image_name
+from .source import plain
+
+# Formats that the codecs of a cache write; "jpg" is not among those that a pattern takes for another format:
+# beside a mask 0.png there may be an image 0.jpg.
+_STORED = ("tpj", "jpg", "ppm")
+_STORED_OF_PATTERN = ("tpj", "ppm")
+_MAGIC = re.compile(r"[*?\[]")
+
+ImageNames = Sequence[str] | str
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A pattern of extensions, such as "*.jpg"; called with one, it returns whether that is an image of it.
+
+    "left.tpj", which a cache has in place of "left.jpg", matches as that does.
+    """
+
+    text: str
+
+    def __call__(self, extension: str) -> bool:
+        """Return whether an extension is an image that matches."""
+        if not is_image_name(extension):
+            return False
+        stem, dot, kind = extension.rpartition(".")
+        kinds = IMAGE_EXTENSIONS if kind in _STORED_OF_PATTERN else (kind,)
+        return any(
+            fnmatchcase(name, self.text)
+            for each in kinds
+            for name in (f"{stem}{dot}{each}", f".{stem}{dot}{each}")
+        )
+
+    def chosen(self, extensions: Iterable[str]) -> list[str]:
+        """Return the images among the members of a sample, in natural order: 0, 1, 2, 10."""
+        return sorted(filter(self, extensions), key=_natural)
+
+
+def _natural(extension: str) -> tuple[list[Any], str]:
+    """Return what sorts extensions by the numbers in them, and then by their text."""
+    stem = extension.rpartition(".")[0]
+    parts: list[Any] = re.split("([0-9]+)", stem)
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)], extension
+
+
+def stored_names(name: str) -> list[str]:
+    """Return the extensions under which an image may be: its own, then those that a cache gives it."""
+    stem, dot, _ = name.rpartition(".")
+    return list(dict.fromkeys([name, *(f"{stem}{dot}{kind}" for kind in _STORED)]))
+
+
+def listed(images: ImageNames) -> tuple[str, ...]:
+    """Return the extensions of a list of them, in lower case, without dots; () for a pattern."""
+    if isinstance(images, str):
+        return () if _MAGIC.search(images) else (plain(images),)
+    return tuple(map(plain, images))
+
+
+def pattern_of(images: ImageNames) -> Pattern | None:
+    """Return the pattern of ``image=``; None for a list."""
+    return Pattern(images.lower()) if isinstance(images, str) and _MAGIC.search(images) else None
+
+
+def plain_list(images: ImageNames) -> list[str]:
+    """Return ``images=`` as a list of extensions, or of one pattern."""
+    pattern = pattern_of(images)
+    return list(listed(images)) if pattern is None else [pattern.text]
+
+
+def check_images(name: str, images: Any) -> None:
+    """Raise ValueError unless an argument of that name is a pattern, or a list of extensions of images."""
+    is_list = isinstance(images, Sequence) and not isinstance(images, (str, bytes))
+    given: list[Any] = list(images) if is_list else [images]
+    if isinstance(images, str) and pattern_of(images) is not None:
+        kind = images.rpartition(".")[2].lower()
+        if any(fnmatchcase(each, kind) for each in IMAGE_EXTENSIONS):
+            return
+        raise ValueError(f"{name}={images!r} must end in an extension of images, such as '*.jpg'{_kinds()}")
+    for each in given:
+        if isinstance(each, str) and _MAGIC.search(each):
+            raise ValueError(f"{name}={images!r}: {each!r} is a pattern; give it alone: {name}={each!r}")
+        if not isinstance(each, str) or not is_image_name(plain(each)):
+            raise ValueError(
+                f"{name}={images!r} must be extensions of images, such as ['left.jpg', 'right.jpg'], or a "
+                f"pattern, such as '*.jpg'; {each!r} is neither{_kinds()}"
+            )
+    names = [plain(each) for each in given]
+    if not names or len({*names}) < len(names):
+        what = "is empty" if not names else "has one twice"
+        raise ValueError(f"{name}={images!r} {what}: give the extension of each image once")
+
+
+def _kinds() -> str:
+    return f" ({', '.join(IMAGE_EXTENSIONS)})"

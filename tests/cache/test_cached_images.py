@@ -1,0 +1,186 @@
+"""Caches of samples with several images: all of them are rewritten, and give the pixels of the source."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import tarpeg
+from helpers.pictures import jpeg, picture
+from helpers.several import COUNT, SIDES, pair, pairs, stacks
+from helpers.small_tars import members, tars
+from PIL import Image
+from tarpeg import Layout, Loader, Original, Packed, RandomResizedCrop, Raw, Resized, Split, Tiled
+from tarpeg.cache.codecs import tile_width
+from tarpeg.cache.job import NO_IMAGE
+from tarpeg.shards.image_names import Pattern, check_images, stored_names
+
+LIST, PATTERN = [f"{side}.jpg" for side in SIDES], "*.jpg"
+FORMS = {"list": (pairs, LIST), "pattern": (stacks, PATTERN)}
+
+
+def batches(source, image, **options):
+    split = Split(str(source), RandomResizedCrop(32), flip=0.5, image=image, **options)
+    loader = Loader(split, batch_size=4, workers=0, keys=True)
+    return [(batch.key, batch.label.tolist(), flat(batch.image)) for batch in loader]
+
+
+def flat(image):
+    if isinstance(image, tarpeg.RaggedImages):
+        return image.offsets.tolist(), image.images.numpy().tobytes()
+    return image.numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    "codec", [Tiled(), Packed(), Raw(), Original()], ids=lambda codec: type(codec).__name__
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_cache_gives_the_pixels_of_its_source(tmp_path, form, codec):
+    write, image = FORMS[form]
+    (tmp_path / "source").mkdir()
+    source = write(tmp_path / "source" / "train-0.tar")
+    report = tarpeg.build_cache(tmp_path / "source", tmp_path / "cache", codec, 0, images=image)
+    count = 2 * COUNT if form == "list" else sum(1 + number % 4 for number in range(COUNT))
+    assert report.samples == COUNT and sum(report.tiles.values()) + sum(report.untiled.values()) == count
+    ours, theirs = batches(tmp_path / "cache", image), batches(source, image)
+    # Of PPM, red, green and blue are resized in place of luma and chroma.
+    assert [each[:2] for each in ours] == [each[:2] for each in theirs]
+    assert ours == theirs or isinstance(codec, Raw)
+    assert tarpeg.verify_cache(tmp_path / "cache", 0).is_good
+    before, after = members(source), members(tmp_path / "cache" / "train-0.tar")
+    kind = {"Packed": "tpj", "Raw": "ppm"}.get(type(codec).__name__, "jpg")
+    assert [*after] == [name.replace(".jpg", f".{kind}") for name in before]
+    for (name, data), content in zip(before.items(), after.values(), strict=True):
+        if not name.endswith(".jpg"):
+            assert content == data
+        elif isinstance(codec, Tiled):
+            assert tile_width(content)[0] is not None
+            with Image.open(io.BytesIO(content)) as one, Image.open(io.BytesIO(data)) as other:
+                assert one.tobytes() == other.tobytes()
+    if isinstance(
+        codec, Tiled
+    ):  # a later build has nothing to do, one of other images writes the shard again
+        assert tarpeg.build_cache(tmp_path / "source", tmp_path / "cache", codec, 0, images=image).built == 0
+        other = [*LIST, "0.jpg"]
+        assert tarpeg.build_cache(tmp_path / "source", tmp_path / "cache", codec, 0, images=other).built == 1
+
+
+def test_without_images_all_but_the_image_stay(tmp_path):
+    own = {
+        f"k{n:02d}": {"jpg": pair(n)["left"], "right.jpg": pair(n)["right"], "cls": b"1"}
+        for n in range(COUNT)
+    }
+    source = pairs(tmp_path / "a.tar", own)
+    tarpeg.build_cache(source, tmp_path / "plain", executor=0)
+    tarpeg.build_cache(source, tmp_path / "both", executor=0, images=["jpg", "right.jpg"])
+    assert members(tmp_path / "plain" / "a.tar")["k01.right.jpg"] == pair(1)["right"]
+    assert tile_width(members(tmp_path / "both" / "a.tar")["k01.right.jpg"])[0] == 32
+    names = ["jpg", "right.jpg"]
+    assert batches(tmp_path / "plain", names) == batches(tmp_path / "both", names) == batches(source, names)
+    assert Loader(Split(str(source), RandomResizedCrop(32)), workers=0).fetcher.shards.keys([0]) == ["k00"]
+    with pytest.raises(tarpeg.CacheError, match=r"there is nothing to cache|cannot be used"):
+        tarpeg.build_cache(pairs(tmp_path / "b.tar"), tmp_path / "none", executor=0)
+
+
+def test_another_distribution_of_the_samples(tmp_path):
+    (tmp_path / "source").mkdir()
+    for number in range(2):
+        stacks(tmp_path / "source" / f"{number}.tar")
+    layout = Layout(samples_per_shard=5, shuffle=True)
+    report = tarpeg.build_cache(
+        tmp_path / "source", tmp_path / "cache", None, 0, layout=layout, images=PATTERN
+    )
+    assert (report.shards, report.samples) == (5, 2 * COUNT)
+    assert len(batches(tmp_path / "cache", PATTERN)) == 6
+
+
+def test_broken_and_missing_images(tmp_path):
+    changed = {
+        "k02": {"left.jpg": pair(2)["left"], "right.jpg": b"\xff\xd8\xff broken", "cls": b"2"},
+        "k03": {"left.jpg": pair(3)["left"], "cls": b"3"},
+        "k04": {"mask.png": picture("PNG", 1), "cls": b"4"},
+    }
+    source = pairs(tmp_path / "a.tar", changed)
+    report = tarpeg.build_cache(source, tmp_path / "cache", executor=0, images=LIST)
+    reasons = {bad.key: bad.reason for bad in report.quarantine}
+    assert reasons.keys() == {"k02", "k04"} and "member 'right.jpg'" in reasons["k02"]
+    assert "none that images=('left.jpg', 'right.jpg') means" in reasons["k04"]
+    finding = report.findings[NO_IMAGE]
+    assert (finding.samples, finding.key, finding.content) == (1, "k03", "no member 'right.jpg'")
+    with pytest.warns(UserWarning, match="'k03': image is EMPTY"):
+        assert len(batches(tmp_path / "cache", LIST)) == 3
+    tar = tmp_path / "cache" / "a.tar"
+    data = tar.read_bytes()
+    second = data.index(b"k01.right.jpg") + 2000
+    tar.write_bytes(data[:second] + b"\xff\xd9" + data[second + 2 :])
+    problems = tarpeg.verify_cache(tmp_path / "cache", 0).problems
+    assert any(each.key == "k01" and "image 'right.jpg' is" in each.what for each in problems)
+
+
+def test_a_split_without_image_is_told_what_the_cache_has(tmp_path):
+    tarpeg.build_cache(pairs(tmp_path / "a.tar"), tmp_path / "cache", executor=0, images=LIST)
+    with pytest.raises(
+        tarpeg.ShardError, match=r"key 'k00' has several images.*image=\['left.jpg', 'right.jpg'\]"
+    ):
+        Split(tmp_path / "cache", RandomResizedCrop(32)).open()
+
+
+def test_masks_beside_several_images(tmp_path):
+    changed = {
+        f"k{n:02d}": {
+            "left.png": picture("PNG", n, mode="L", size=(64 + 8 * (n % 3), 80 + n)),
+            **{f"{side}.jpg": data for side, data in pair(n).items()},
+            "cls": b"1",
+        }
+        for n in range(COUNT)
+    }
+    source = pairs(tmp_path / "a.tar", changed)
+    report = tarpeg.build_cache(source, tmp_path / "cache", executor=0, images=PATTERN, masks="left.png")
+    assert not report.findings and not report.quarantine
+    assert batches(tmp_path / "cache", LIST) == batches(source, LIST)
+    with pytest.raises(tarpeg.CacheError, match=r"'left.jpg' clashes with the member 'left.jpg'"):
+        codec = Resized(quality=90, shorter=32)
+        tarpeg.build_cache(source, tmp_path / "clash", codec, 0, images=["left.jpg", "left.png"])
+
+
+def test_prepared_caches(tmp_path):
+    source = stacks(tmp_path / "a.tar")
+    prepare = tarpeg.CachedShards(
+        str(source), str(tmp_path / "cache"), workers=0, images=PATTERN, refresh=False
+    )
+    prepare()
+    assert batches(tmp_path / "cache", PATTERN) == batches(source, PATTERN)
+    before = tars(tmp_path / "cache")
+    source.unlink()
+    prepare()
+    assert tars(tmp_path / "cache") == before
+    with pytest.raises(ValueError, match=r"images='\*.jpg' and source=.*folder"):
+        (tmp_path / "classes" / "cat").mkdir(parents=True)
+        (tmp_path / "classes" / "cat" / "a.jpg").write_bytes(jpeg("420", 40, 40))
+        tarpeg.build_cache(tmp_path / "classes", tmp_path / "c2", executor=0, images=PATTERN)
+
+
+def test_an_index_of_several_images_is_one_of_its_own(tmp_path):
+    own = {"k03": {"jpg": pair(3)["left"], "cls": b"3"}, "k05": {"json": b"{}"}}
+    source = pairs(tmp_path / "a.tar", own)
+    with pytest.warns(UserWarning, match="10 samples have no image and are left out, the first is key 'k00'"):
+        assert Split(source, RandomResizedCrop(32)).open().keys([0]) == ["k03"]
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="1 samples have no image.*'k05'"):
+            assert len(Split(source, RandomResizedCrop(32), image=LIST).open()) == 10
+    assert {path.name for path in tmp_path.iterdir()} == {"a.tar", "a.tarpeg.index", "a.tarpeg.images"}
+
+
+def test_names():
+    assert Pattern("*.jpg").chosen(
+        ["jpg", "10.jpg", "2.tpj", "1.png", "x.json", "0.ppm", "a2.jpg", "a10.jpg"]
+    ) == [*("jpg", "0.ppm", "2.tpj", "10.jpg", "a2.jpg", "a10.jpg")]
+    assert Pattern("img*.*").chosen(["img1.png", "0.jpg", "img.seg.png", "imgs"]) == [
+        "img1.png",
+        "img.seg.png",
+    ]
+    assert stored_names("left.png") == ["left.png", "left.tpj", "left.jpg", "left.ppm"]
+    assert stored_names("jpg") == ["jpg", "tpj", "ppm"]
+    for wrong in ("*.json", [], ["cls"], 7, b"*.jpg"):
+        with pytest.raises(ValueError, match="images="):
+            check_images("images", wrong)
