@@ -95,6 +95,13 @@ class MixedFetcher:
             views += self.fetchers[source].views_of(request)
         return [joined(views)]
 
+    def read_texts(self, parts: Parts) -> list[Any]:
+        """Read the captions of samples, see ``Fetcher.read_texts``."""
+        found: list[Any] = []
+        for source, request in parts.parts:
+            found += self.fetchers[source].read_texts(request)
+        return found
+
     def nbytes(self, count: int) -> int:
         """Bytes of the images of a batch of ``count`` samples, at most."""
         request = Request(0, np.zeros(count, np.int64))
