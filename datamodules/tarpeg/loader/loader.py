@@ -291,6 +291,14 @@ class Loader:
         for request in self.requests(epoch):
             yield tuple(self.fetcher.views_of(request))
 
+    def captions(self, epoch: int) -> Iterator[list[Any]]:
+        """Read the captions of each batch of an epoch of this rank, see ``text.read_texts``: but no image.
+
+        Raises ValueError for a stream.
+        """
+        for request in self.requests(epoch):
+            yield self.fetcher.read_texts(request)
+
     def fetchers(self) -> dict[str, Any]:
         """Return what fetches the samples of each split, by its name in messages."""
         return {self.name: self.fetcher}
