@@ -112,8 +112,10 @@ def test_the_same_pixels_as_from_an_index(folder):
 
 
 @pytest.mark.parametrize("samples", [6, 24, 41])
-@pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("world", "workers"),
+    [(1, 0), (2, 0), (3, 0), (3, 2), *(pytest.param(world, 2, marks=pytest.mark.slow) for world in (1, 2))],
+)
 def test_a_length_is_kept_by_all_ranks(folder, samples, world, workers):
     options = {"global_batch_size": 6, "batch_size": 1, "workers": workers, "streaming": Streaming(samples)}
     ranks = [load(folder, rank=rank, world=world, **options) for rank in range(world)]

@@ -201,7 +201,7 @@ class Loader:
         runner = f"workers={workers}" if workers else f"workers=0, threads={threads}"
         return f"{type(self).__name__}({shown(self.split.shards)}, {batches}, {runner})"
 
-    def __iter__(self) -> Iterator[AnyBatch]:
+    def __iter__(self) -> Iterator[Any]:  # of one kind, which the settings decide: it may be unpacked
         """Return an iterator over the next epoch, augmented by ``augment`` and on ``device``."""
         if self.augment is None and self.device is None:
             return self._batches(self._pixels)
