@@ -431,3 +431,16 @@ def test_preview_and_plan(tmp_path):
     assert plan.images == images and f"{COUNT} samples with {images} images" in str(plan)
     assert plan.pixels == images * 32 * 32 and plan.batches == 3
     assert tarpeg.plan_epoch(loader_of(pairs(tmp_path / "plan2.tar"), LIST)).images == 2 * COUNT
+
+
+def test_reading_ahead_asks_for_all_images_of_a_sample(tmp_path, monkeypatch):
+    shards = Split(pairs(tmp_path / "a.tar"), CROP, image=LIST).open()
+    seen = []
+    monkeypatch.setattr(shards, "_views", lambda places, form: seen.append(places.tolist()) or [])
+    shards.will_need([0, 3])
+    (_, starts, lengths), *_ = seen
+    content = (tmp_path / "a.tar").read_bytes()
+    for number, start, length in zip((0, 3), starts, lengths, strict=True):
+        part = content[start : start + length]
+        assert part.startswith(pair(number)["left"]) and pair(number)["right"] in part
+        assert part.endswith(b"%d" % number)
