@@ -444,3 +444,17 @@ def test_reading_ahead_asks_for_all_images_of_a_sample(tmp_path, monkeypatch):
         part = content[start : start + length]
         assert part.startswith(pair(number)["left"]) and pair(number)["right"] in part
         assert part.endswith(b"%d" % number)
+
+
+def test_one_image_by_its_name(tmp_path):
+    """Of samples with several, or in place of the image that a sample would have."""
+    source = pairs(tmp_path / "a.tar")
+    both = loader_of(source, LIST, CenterCrop(32), flip=0.0)
+    for one, batch in zip(loader_of(source, "right.jpg", CenterCrop(32), flip=0.0), both, strict=True):
+        assert one.key == batch.key and torch.equal(one.image, batch.image[1])
+    own = {f"k{n:02d}": {"jpg": pair(n)["left"], "right.jpg": pair(n)["right"]} for n in range(COUNT)}
+    other = pairs(tmp_path / "b.tar", own)
+    options = {"flip": 0.0, "target": None, "training": False}
+    plain = loader_of(other, ["jpg", "right.jpg"], CenterCrop(32), **options)
+    for one, batch in zip(loader_of(other, None, CenterCrop(32), **options), plain, strict=True):
+        assert torch.equal(one.image, batch.image[0])
