@@ -61,6 +61,16 @@ class DataSummary(lightning.Callback):
         note = self.note if stage != "predict" else ""  # of the data of the training
         show(f"{'; '.join(parts)}{note}")
 
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Print the shapes of the batches, if there are several: a compiled network is compiled for each."""
+        shapes = getattr(trainer.train_dataloader, "shapes", None)
+        if shapes and trainer.is_global_zero:
+            (height, width), batches = max(shapes.items(), key=lambda item: item[1])
+            show(
+                f"train: {len(shapes)} shapes of batches, for each of which torch.compile compiles once; "
+                f"{batches} of {sum(shapes.values())} batches are {height} x {width}"
+            )
+
 
 class Interrupt(lightning.Callback):
     """Ctrl-C ends the run after the current batch, with a checkpoint of exactly that place.

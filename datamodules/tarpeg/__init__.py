@@ -75,6 +75,7 @@ if TYPE_CHECKING:
         TargetBatch as TargetBatch,
     )
     from .loader.boxes import Boxes as Boxes
+    from .loader.conditions import SizeAndCrop as SizeAndCrop
     from .loader.config import LoaderConfig as LoaderConfig
     from .loader.dataset import Dataset as Dataset
     from .loader.instance_map import InstanceMap as InstanceMap
@@ -158,6 +159,7 @@ _NAMES = {
     "loader.batch": "Batch ExtraBatch KeyedBatch KeyedTargetBatch MixedBatch MixedExtraBatch "
     "MixedTargetBatch RaggedImages TargetBatch",
     "loader.boxes": "Boxes",
+    "loader.conditions": "SizeAndCrop",
     "loader.config": "LoaderConfig",
     "loader.dataset": "Dataset",
     "loader.instance_map": "InstanceMap",

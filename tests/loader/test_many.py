@@ -431,3 +431,30 @@ def test_preview_and_plan(tmp_path):
     assert plan.images == images and f"{COUNT} samples with {images} images" in str(plan)
     assert plan.pixels == images * 32 * 32 and plan.batches == 3
     assert tarpeg.plan_epoch(loader_of(pairs(tmp_path / "plan2.tar"), LIST)).images == 2 * COUNT
+
+
+def test_reading_ahead_asks_for_all_images_of_a_sample(tmp_path, monkeypatch):
+    shards = Split(pairs(tmp_path / "a.tar"), CROP, image=LIST).open()
+    seen = []
+    monkeypatch.setattr(shards, "_views", lambda places, form: seen.append(places.tolist()) or [])
+    shards.will_need([0, 3])
+    (_, starts, lengths), *_ = seen
+    content = (tmp_path / "a.tar").read_bytes()
+    for number, start, length in zip((0, 3), starts, lengths, strict=True):
+        part = content[start : start + length]
+        assert part.startswith(pair(number)["left"]) and pair(number)["right"] in part
+        assert part.endswith(b"%d" % number)
+
+
+def test_one_image_by_its_name(tmp_path):
+    """Of samples with several, or in place of the image that a sample would have."""
+    source = pairs(tmp_path / "a.tar")
+    both = loader_of(source, LIST, CenterCrop(32), flip=0.0)
+    for one, batch in zip(loader_of(source, "right.jpg", CenterCrop(32), flip=0.0), both, strict=True):
+        assert one.key == batch.key and torch.equal(one.image, batch.image[1])
+    own = {f"k{n:02d}": {"jpg": pair(n)["left"], "right.jpg": pair(n)["right"]} for n in range(COUNT)}
+    other = pairs(tmp_path / "b.tar", own)
+    options = {"flip": 0.0, "target": None, "training": False}
+    plain = loader_of(other, ["jpg", "right.jpg"], CenterCrop(32), **options)
+    for one, batch in zip(loader_of(other, None, CenterCrop(32), **options), plain, strict=True):
+        assert torch.equal(one.image, batch.image[0])

@@ -26,6 +26,7 @@ from omegaconf import OmegaConf
 from tarpeg.remedies import Message, Setting
 from tarpeg_hydra.overrides import with_overrides
 
+from training.callbacks import DataSummary
 from training.checkpoints import KeepArguments, with_those_of_checkpoint
 from training.checks import ConfigError, check_arrays, check_checkpoint, check_run, check_trainer
 from training.classifier import Classifier
@@ -637,3 +638,14 @@ def test_bad_images_by_policy(checkout, tmp_path, on_error):
         assert bad(checkout, *shards, *SMALL, "data.on_error=raise").startswith(f"train: {text}")
     else:
         assert text in good(checkout, *shards, *SMALL).stderr
+
+
+def test_the_shapes_of_batches_are_printed_before_training(capsys, photos):
+    crop = tarpeg.AspectBuckets(64, step=16, upscale=True)
+    loader = tarpeg.Loader(tarpeg.Split(photos, crop), batch_size=4, workers=0)
+    trainer = types.SimpleNamespace(train_dataloader=loader, is_global_zero=True)
+    DataSummary().on_train_start(trainer, None)
+    assert capsys.readouterr().out.startswith(f"train: {len(loader.shapes)} shapes of batches, for each")
+    plain = tarpeg.Loader(tarpeg.Split(photos, tarpeg.RandomCrop(32)), batch_size=4, workers=0)
+    DataSummary().on_train_start(types.SimpleNamespace(train_dataloader=plain, is_global_zero=True), None)
+    assert capsys.readouterr().out == ""

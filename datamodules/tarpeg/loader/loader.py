@@ -32,6 +32,7 @@ from .checks import (
     checked_augment,
     open_split,
 )
+from .conditions import with_conditions
 from .config import LoaderConfig
 from .feeds import Feed, feed_of
 from .members import unmoved_member
@@ -460,6 +461,8 @@ class Loader:
                 batch = with_sequences(batch, request.views[0])
             elif self.split.image_pattern is not None:
                 batch = ragged(batch, request)
+            elif self.split.conditions:
+                batch = with_conditions(batch, request.views[0], self.split.conditions)
             self._delivered += 1
             self.bytes_read += result.nbytes
             if self._sums_up and self.substituted > before and self._delivered == len(self):

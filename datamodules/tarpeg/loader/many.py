@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import Status
+from ..errors import ShardError, Status
 from ..sampling.geometry import Int32, View, joined
 from ..sampling.rng import Int64
 from ..sampling.sampler import Request
@@ -117,7 +117,14 @@ def outcome(
 
 
 class RaggedSubstitutes(Substitutes):
-    """Replaces samples of which each has images of its own: a tensor per row, and a view."""
+    """Replaces samples of which each has images of its own: a tensor per row, and then a view, too."""
+
+    def replace(self, request: Request, made: Made, make: Callable[[Request], Made]) -> Substituted:
+        """Replace what is broken, as ``Substitutes``; the view of all rows becomes one per row."""
+        if made.decoded.status.any() or any(isinstance(value, ShardError) for value in made.values):
+            whole = made.views[0]
+            made.views[:] = [whole.rows([row]) for row in range(len(request.ids))]
+        return super().replace(request, made, make)
 
     def _put(self, made: Made, row: int, other: Made) -> None:
         if made.values:
@@ -161,7 +168,7 @@ class ManyImages:
     ) -> tuple[list[View], Decoded]:
         """Make the images, each from its file.
 
-        Of a pattern there is a tensor and a view per row of the batch; the tensors are parts of ``out``.
+        Of a pattern there is a tensor per row of the batch, which are parts of ``out``, and one view.
 
         Args:
             request: The request.
@@ -197,7 +204,6 @@ class ManyImages:
         if is_flat:
             decoded.flat = by_size(out)[0]
             decoded.images = list(decoded.flat.split(np.bincount(files.rows, minlength=count).tolist()))
-            views = [views[0].rows([row]) for row in range(count)]
         return views, decoded
 
     def joined(self, made: Made, replaced: Substituted, sizes: list[Size], out: Any) -> list[View]:
@@ -212,7 +218,7 @@ class ManyImages:
         rows, views = made.decoded.images, made.views
         if not replaced.messages and made.decoded.flat is not None:  # they are
             made.decoded.images = [made.decoded.flat]
-            return [_of_rows(views, replaced.ids)]
+            return views
         for row in replaced.left_out:
             rows[row], views[row] = rows[row][:0], views[row].rows([])
         images = torch.cat(rows)  # a copy: the memory has the images before

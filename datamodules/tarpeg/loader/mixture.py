@@ -121,6 +121,7 @@ def _check_supported(name: str, split: Split) -> None:
     refused = {
         "streaming": bool(split.streaming),
         f"image={split.image!r}": split.image is not None,
+        "members=SizeAndCrop()": bool(split.conditions),
         "views": len(split.pipelines) > 1,
         "repeats": split.repeats > 1,
         "crop=AspectBuckets(...)": split.buckets is not None,

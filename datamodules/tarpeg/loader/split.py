@@ -32,6 +32,7 @@ from ..transforms.pipeline import Pipeline, Uncropped, pipeline_of
 from ..transforms.plan import Plan, plan_of
 from ..transforms.torchvision import Transform, name_of, shown_step
 from .carried import carrier_of
+from .conditions import SizeAndCrop, check_conditions, names_of
 from .config import LoaderConfig
 from .many_checks import check_many
 from .pasting import check_pasted
@@ -72,7 +73,7 @@ class Split:
             sample comes as often as its share, rounded down or up, every time with another crop.
         views: Number of crops of each image; images are then ``[views, B, 3, H, W]``, see ``Batch``.
         members: Extensions of members that are passed to ``decode``; "txt?" may be missing. Or captions: a
-            ``Text``, or a dict of them by name.
+            ``Text``, or a dict of them by name; also of ``SizeAndCrop``, SDXL's conditions.
         decode: Function ``decode(key, {extension: bytes})``, whose results are in ``extra`` of
             ``ExtraBatch``. With worker processes it must pickle. Nothing is unpickled from a shard.
         streaming: True or ``Streaming``: read shards that are not local as streams, with weaker guarantees.
@@ -114,7 +115,7 @@ class Split:
     subset: float | Numbers | None = None
     weights: Numbers | None = None
     views: int = 1
-    members: Sequence[str] | Text | Mapping[str, Text] = ()
+    members: Sequence[str] | Text | SizeAndCrop | Mapping[str, Text | SizeAndCrop] = ()
     decode: Decode | None = None
     streaming: bool | Streaming = False
     interpolation: Interpolation = "bilinear"
@@ -372,12 +373,17 @@ class Split:
     @property
     def extensions(self) -> tuple[str, ...]:
         """The extensions of ``members``; empty for captions."""
-        return () if self.texts else tuple(cast("Sequence[str]", self.members))
+        return () if self.texts or self.conditions else tuple(cast("Sequence[str]", self.members))
 
     @cached_property
     def texts(self) -> dict[str, Text]:
         """The ``Text``s of ``members`` by name, "" for a single one; empty for extensions."""
         return texts_of(self.members)
+
+    @cached_property
+    def conditions(self) -> tuple[str, ...]:
+        """The names of ``SizeAndCrop`` in ``members``, "" if it is alone; empty without."""
+        return names_of(self.members)
 
     @property
     def buckets(self) -> AspectBuckets | None:
@@ -465,15 +471,18 @@ class Split:
     def _check_members(self) -> None:
         """Check members= and decode=."""
         members: Any = self.members
-        check_texts(members)
+        check_texts(members, SizeAndCrop)
+        is_named = bool(self.texts or self.conditions)
+        if self.conditions:
+            check_conditions(self)
         is_list = isinstance(members, Sequence) and not isinstance(members, str)
         names = members if is_list else ["?"]
-        if not self.texts and not all(isinstance(n, str) and n not in ("?", ".?") for n in names):
+        if not is_named and not all(isinstance(n, str) and n not in ("?", ".?") for n in names):
             raise ValueError(
                 f"members={members!r} must be a list of extensions: ['json', 'txt?']; or, for captions, a "
                 "tarpeg.Text(...) or a dict of them by name"
             )
-        if self.decode is not None and (self.texts or not (callable(self.decode) and members)):
+        if self.decode is not None and (is_named or not (callable(self.decode) and members)):
             raise ValueError(
                 f"decode={self.decode!r} must be a function (key, {{extension: bytes}}), and members= "
                 "must list the extensions that are passed to it"

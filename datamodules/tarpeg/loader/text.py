@@ -417,6 +417,8 @@ def _of_tokens(extra: Any, function: Callable[[Any], Tensor]) -> Any:
     """Call a function with the parts of all ``Tokens``."""
     if isinstance(extra, Tokens):
         return Tokens(function(extra.input_ids), function(extra.attention_mask))
+    if isinstance(extra, Tensor):  # of SizeAndCrop
+        return function(extra)
     if isinstance(extra, Mapping):
         return {name: _of_tokens(each, function) for name, each in extra.items()}
     return extra
@@ -426,14 +428,15 @@ def texts_of(members: Any) -> dict[str, Text]:
     """Return the ``Text``s of ``Split(members=...)`` by name: "" for a single one; none for extensions."""
     if isinstance(members, Text):
         return {"": members}
-    return dict(members) if isinstance(members, Mapping) else {}
+    given = members.items() if isinstance(members, Mapping) else ()
+    return {name: text for name, text in given if isinstance(text, Text)}
 
 
-def check_texts(members: Any) -> None:
-    """Raise ValueError unless ``members=`` is a ``Text`` or a dict of them by name."""
+def check_texts(members: Any, others: type) -> None:
+    """Raise ValueError unless a dict ``members=`` has ``Text``s, or ``others``, by name."""
     if isinstance(members, Mapping):
-        names_and_texts = members.items()
-        is_right = all(isinstance(n, str) and n and isinstance(text, Text) for n, text in names_and_texts)
+        kinds = (Text, others)
+        is_right = all(isinstance(n, str) and n and isinstance(each, kinds) for n, each in members.items())
         if not members or not is_right:
             raise ValueError(
                 f"members={shown(members)} must be a tarpeg.Text(...), or a dict of them by name"

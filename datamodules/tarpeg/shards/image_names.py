@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any
 
 from .pillow import IMAGE_EXTENSIONS, is_image_name
@@ -43,7 +44,12 @@ class Pattern:
 
     def chosen(self, extensions: Iterable[str]) -> list[str]:
         """Return the images among the members of a sample, in natural order: 0, 1, 2, 10."""
-        return sorted(filter(self, extensions), key=_natural)
+        return list(_chosen(self, tuple(extensions)))
+
+
+@lru_cache(maxsize=4096)  # many samples have the same members
+def _chosen(pattern: Pattern, extensions: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted(filter(pattern, extensions), key=_natural))
 
 
 def _natural(extension: str) -> tuple[list[Any], str]:

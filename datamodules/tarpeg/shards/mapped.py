@@ -252,12 +252,20 @@ class Shards(Source):
         """Ask the system to read the images of samples ids [B], and return at once. Raises ShardError."""
         advise = ctypes.CDLL(None, use_errno=True).madvise
         advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        for view in self.images(ids, check=False):
+        for view in self._whole_samples(ids) if self._several else self.images(ids, check=False):
             start = view.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
             nbytes = view.data_ptr() + view.numel() - start
             if nbytes and advise(start, nbytes, mmap.MADV_WILLNEED) and ctypes.get_errno() != errno.EAGAIN:
                 reason = os.strerror(ctypes.get_errno())
                 raise ShardError(f"reading ahead failed: {reason}. Set readahead=0 to turn it off.")
+
+    def _whole_samples(self, ids: npt.ArrayLike) -> list[torch.Tensor]:
+        """Return the bytes from the first to the last member of samples ids [B], which follow each other."""
+        index, rows = self._index, self._checked(ids)
+        first, last = index.member_ends[rows], index.member_ends[rows + 1] - 1
+        places = self._places(rows, first)
+        places[2] = index.offset[last].astype(np.int64) + index.nbytes[last] - places[1]
+        return list(self._views(places, 0))
 
     def check_unchanged(self, ids: npt.ArrayLike) -> None:
         """Raise ShardError if a tar with one of these samples has changed. Call it after they were read.
