@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+import tarpeg
 from hydra.utils import instantiate
 
 from .reports import is_first_rank, show
@@ -60,6 +61,12 @@ class DataSummary(lightning.Callback):
             parts.append(f"{data.num_classes} classes")
         note = self.note if stage != "predict" else ""  # of the data of the training
         show(f"{'; '.join(parts)}{note}")
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Print how many shapes the batches will have, if they have several."""
+        loader: Any = trainer.train_dataloader
+        if trainer.is_global_zero and isinstance(loader, tarpeg.Loader) and (text := loader.shapes_text()):
+            show(text)
 
 
 class Interrupt(lightning.Callback):
