@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+import tarpeg
 from hydra.utils import instantiate
 
 from .reports import is_first_rank, show
@@ -62,14 +63,10 @@ class DataSummary(lightning.Callback):
         show(f"{'; '.join(parts)}{note}")
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Print the shapes of the batches, if there are several: a compiled network is compiled for each."""
-        shapes = getattr(trainer.train_dataloader, "shapes", None)
-        if shapes and trainer.is_global_zero:
-            (height, width), batches = max(shapes.items(), key=lambda item: item[1])
-            show(
-                f"train: {len(shapes)} shapes of batches, for each of which torch.compile compiles once; "
-                f"{batches} of {sum(shapes.values())} batches are {height} x {width}"
-            )
+        """Print how many shapes the batches will have, if they have several."""
+        loader: Any = trainer.train_dataloader
+        if trainer.is_global_zero and isinstance(loader, tarpeg.Loader) and (text := loader.shapes_text()):
+            show(text)
 
 
 class Interrupt(lightning.Callback):

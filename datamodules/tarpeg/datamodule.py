@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +46,8 @@ from .sampling.sampler import EpochCounter, shown
 from .shards.labels import check_classes
 from .shards.source import Source
 from .transforms.pixels import PixelFormat
+
+log = logging.getLogger("tarpeg")
 
 _NOT_AUGMENTED = (
     "augment= is not applied to these batches of train: give a Trainer the ShardDataModule itself, "
@@ -297,6 +300,8 @@ class ShardDataModule(lightning.LightningDataModule):
         """
         loader = self._loader("train")
         self._train = loader
+        if loader.ranks.rank == 0 and (text := loader.shapes_text()):
+            log.info("%s", text)
         if self.trainer is None:
             if self._previous is not None:
                 loader.follow(self._previous)

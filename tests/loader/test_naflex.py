@@ -275,3 +275,18 @@ def test_a_dataset_for_a_data_loader():
     dataset = tarpeg.Dataset(Loader(Split(Pictures(), CROP, flip=0.5), workers=0))
     found = list(torch.utils.data.DataLoader(dataset, batch_size=None))
     assert flat(found) == flat(batches(Pictures()))
+
+
+def test_timms_random_erasing_takes_them():
+    from timm.data.naflex_random_erasing import PatchRandomErasing
+
+    images, _ = batches(Pictures(), augment=Augment())[0]
+    erasing = PatchRandomErasing(erase_prob=1.0, device="cpu")
+    patches = images["patches"].clone().unflatten(2, (-1, 3))
+    erased = erasing(patches, images["patch_coord"], images["patch_valid"]).flatten(2)
+    changed = (erased != images["patches"]).any(dim=2)
+    assert (
+        erased.shape == images["patches"].shape
+        and changed.any()
+        and not changed[~images["patch_valid"]].any()
+    )

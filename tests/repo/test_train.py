@@ -14,6 +14,7 @@ import shlex
 import sys
 import types
 
+import lightning
 import numpy as np
 import pytest
 import tarpeg
@@ -21,6 +22,7 @@ import torch
 from helpers.checkouts import CROPS, PHOTOS, SMALL, TINY, copy, library, tracked, train
 from helpers.pictures import jpeg
 from helpers.small_tars import sample, write_tar
+from helpers.training import Net
 from lightning.pytorch.profilers import PyTorchProfiler, SimpleProfiler
 from omegaconf import OmegaConf
 from tarpeg.remedies import Message, Setting
@@ -640,12 +642,15 @@ def test_bad_images_by_policy(checkout, tmp_path, on_error):
         assert text in good(checkout, *shards, *SMALL).stderr
 
 
-def test_the_shapes_of_batches_are_printed_before_training(capsys, photos):
-    crop = tarpeg.AspectBuckets(64, step=16, upscale=True)
-    loader = tarpeg.Loader(tarpeg.Split(photos, crop), batch_size=4, workers=0)
-    trainer = types.SimpleNamespace(train_dataloader=loader, is_global_zero=True)
-    DataSummary().on_train_start(trainer, None)
-    assert capsys.readouterr().out.startswith(f"train: {len(loader.shapes)} shapes of batches, for each")
-    plain = tarpeg.Loader(tarpeg.Split(photos, tarpeg.RandomCrop(32)), batch_size=4, workers=0)
-    DataSummary().on_train_start(types.SimpleNamespace(train_dataloader=plain, is_global_zero=True), None)
-    assert capsys.readouterr().out == ""
+def test_the_number_of_shapes_is_stated_before_a_training(tmp_path, capsys, caplog):
+    tarpeg.make_shards(tmp_path, tarpeg.Photos(size=[(48, 64), (64, 48)], classes=5), samples=12, workers=0)
+    crop = tarpeg.AspectBuckets(buckets=[(16, 24), (24, 16)], upscale=True)
+    split = tarpeg.Split(str(tmp_path / "*.tar"), crop)
+    data = tarpeg.ShardDataModule(split, augment=tarpeg.Augment(), batch_size=4, workers=0)
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", callbacks=DataSummary(), **options)
+    with caplog.at_level("INFO", logger="tarpeg"):
+        trainer.fit(Net(), data)
+    line = f"train: 2 shapes of images in {len(data.train_dataloader())} batches per epoch; torch.compile"
+    assert line in caplog.text and capsys.readouterr().out.count(line) == 1
+    assert tarpeg.Loader(tarpeg.Split(str(tmp_path / "*.tar"), tarpeg.RandomCrop(8))).shapes_text() == ""

@@ -277,6 +277,17 @@ class Loader:
         """
         return self._feed.shapes()
 
+    def shapes_text(self) -> str:
+        """Describe ``shapes`` in a line, for logs; "" if there are none."""
+        shapes = self.shapes
+        if not shapes:
+            return ""
+        kind = "shapes of images" if self.split.patches is None else "lengths of sequences"
+        return (
+            f"{self.name}: {len(shapes)} {kind} in {sum(shapes.values())} batches per epoch; torch.compile "
+            "compiles once for each"
+        )
+
     def requests(self, epoch: int) -> Iterator[Request]:
         """Return the requests of an epoch of this rank: the ids of each batch, without reading any sample.
 
