@@ -58,6 +58,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   box.width = 1 + data[3] * (png.width - box.left - 1) / 255;
   std::vector<uint8_t> memory, memory_of_box;
   BytePng::Rows rows = {}, rows_of_box = {};
+  Runs runs;
+  if (png.open(&runs)) {
+    for (int row = box.top; row < box.top + box.height && runs.go(row); ++row) {
+      require(runs.count > 0 && runs.ends[runs.count - 1] == png.width, "runs cover their row");
+      for (int r = 1; r < runs.count; ++r) require(runs.ends[r - 1] < runs.ends[r], "runs are in order");
+    }
+  }
   const Status status = png.decode(whole, &memory, &rows);
   const Status cropped = png.decode(box, &memory_of_box, &rows_of_box);
   const char bands[] = {'t', 'p', 'R', 'B'};

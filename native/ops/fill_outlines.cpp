@@ -42,8 +42,8 @@ class Canvas {
     image_height_ = size[0], image_width_ = size[1];
     box_ = box, place_ = place, flip_ = flip, height_ = height, width_ = width;
     stride_ = (static_cast<size_t>(width) + 7) / 8;
-    fill_first({0, box.height, place.height, false}, centres, &first_row_);
-    fill_first({0, box.width, place.width, false}, centres, &first_column_);
+    fill_firsts({0, box.height, place.height, false}, centres, &places_, &first_row_);
+    fill_firsts({0, box.width, place.width, false}, centres, &places_, &first_column_);
     starts_.assign(static_cast<size_t>(box.width) + 1, 0);
     plane_.assign(stride_ * static_cast<size_t>(place.height), 0);
     mask_.assign(plane_.size(), 0);
@@ -101,17 +101,6 @@ class Canvas {
   }
 
  private:
-  // The number of places in the result that are before each place in the source.
-  void fill_first(const Nearest& axis, bool centres, std::vector<int>* first) {
-    fill_places(axis, centres, &places_);
-    first->resize(static_cast<size_t>(axis.source) + 1);
-    int at = 0;
-    for (int i = 0; i <= axis.source; ++i) {
-      while (at < axis.result && places_[static_cast<size_t>(at)] < i) ++at;
-      (*first)[static_cast<size_t>(i)] = at;
-    }
-  }
-
   void add_edge(Point from, Point to) noexcept {
     const int64_t across = std::abs(to.x - from.x), down = std::abs(to.y - from.y);
     const bool is_wide = across >= down;

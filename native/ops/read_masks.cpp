@@ -1,4 +1,7 @@
+#include <memory>
+
 #include "base/picks.h"
+#include "base/simd.h"
 #include "ops/checks.h"
 #include "ops/places.h"
 #include "ops/share.h"
@@ -31,9 +34,72 @@ bool has_all(const int32_t* table, const uint8_t* values, int count) noexcept {
 
 struct Scratch {
   std::vector<uint8_t> memory;
-  std::vector<int> rows, columns;
+  std::vector<int> rows, columns, firsts;
   Picks picks;
+  Runs runs;
 };
+
+constexpr size_t kStep = 64;  // bytes that are written at a time
+constexpr int kMoved = 32;    // the same, of a run that moved
+
+// A row of a result, as far as it shows a box.
+struct Line {
+  const int* firsts;  // how many of its places are before each place in the box
+  const int32_t* table;
+  bool is_flipped;
+  int across;
+  // The end of each run in the row, before it is flipped, and in the row that was written before.
+  int ends[Runs::kMost + 1], before[Runs::kMost + 1];
+
+  uint8_t shown(uint8_t value) const noexcept {
+    return table == nullptr ? value : static_cast<uint8_t>(table[value]);
+  }
+  // The first place of a part.
+  int place(int begin, int end) const noexcept { return is_flipped ? across - end : begin; }
+  void set_ends(const Runs& runs, const Box& box) noexcept {
+    std::copy_n(ends, runs.count, before);
+    for (int r = 0; r < runs.count; ++r) {
+      ends[r] = firsts[std::min(std::max(runs.ends[r] - box.left, 0), box.width)];
+    }
+  }
+};
+
+// Writes a row from its left, and up to kStep - 1 bytes behind it.
+inline __attribute__((always_inline)) void write_runs_of(const Runs& runs, const Line& line,
+                                                         uint8_t* to) noexcept {
+  for (int k = 0; k < runs.count; ++k) {
+    const int r = line.is_flipped ? runs.count - 1 - k : k;
+    const int begin = r > 0 ? line.ends[r - 1] : 0, end = line.ends[r];
+    uint8_t* next = to + line.place(begin, end);
+    for (const uint8_t* last = next + (end - begin); next < last; next += kStep) {
+      std::memset(next, line.shown(runs.values[r]), kStep);
+    }
+  }
+}
+
+// Writes what is other in a row, whose runs have the values of those in the row before; writes again up to
+// kMoved - 1 bytes behind it.
+inline __attribute__((always_inline)) void move_runs_of(const Runs& runs, const Line& line,
+                                                        uint8_t* to) noexcept {
+  for (int r = 0, low = 0; r + 1 < runs.count; low = line.ends[r++]) {
+    const int now = line.ends[r], old = line.before[r];
+    const bool is_back = now < old;
+    const int begin = is_back ? now : std::max(old, low),
+              end = is_back ? std::min(old, line.ends[r + 1]) : now;
+    const uint8_t value = line.shown(runs.values[r + is_back]);
+    uint8_t* next = to + line.place(begin, end);
+    int left = end - begin;
+    do {
+      for (int i = 0; i < kMoved; ++i) next[i] = i < left ? value : next[i];
+      next += kMoved, left -= kMoved;
+    } while (left > 0);
+  }
+}
+
+TARPEG_VECTORISED(void, write_runs, (const Runs& runs, const Line& line, uint8_t* to) noexcept,
+                  (runs, line, to))
+TARPEG_VECTORISED(void, move_runs, (const Runs& runs, const Line& line, uint8_t* to) noexcept,
+                  (runs, line, to))
 
 static_assert(kPicksMargin <= static_cast<int>(kInflateMargin), "rows are followed by that margin");
 
@@ -52,21 +118,32 @@ struct Masks {
   int32_t* found;
 
   void read(int64_t i) const {
-    static thread_local Scratch scratch;
+    static thread_local std::unique_ptr<Scratch> kept;  // a pointer is read once, a variable at each use
+    if (kept == nullptr) kept = std::make_unique<Scratch>();
+    Scratch* scratch = kept.get();
     const int64_t begin = i > 0 ? ends[i - 1] : 0;
     BytePng png;
     Status status = png.parse(files + begin, static_cast<size_t>(ends[i] - begin), max_pixels);
     const Box box = {boxes[4 * i], boxes[4 * i + 1], boxes[4 * i + 2], boxes[4 * i + 3]};
-    BytePng::Rows rows = {};
-    if (status == Status::kOk) status = png.decode(box, &scratch.memory, &rows);
-    if (status == Status::kOk) status = sample(i, png, box, rows, &scratch);
+    if (status == Status::kOk && !png.has(box)) status = Status::kCorrupt;
+    if (status == Status::kOk) {
+      status = Status::kCorrupt;
+      if (png.open(&scratch->runs)) status = paint(i, box, scratch);
+      if (status == Status::kCorrupt) status = decode(i, png, box, scratch);
+    }
     found[3 * i] = static_cast<int32_t>(status);
     found[3 * i + 1] = png.height;
     found[3 * i + 2] = png.width;
-    if (held_bytes(scratch.memory) > kMostKept) std::vector<uint8_t>().swap(scratch.memory);
+    if (held_bytes(scratch->memory) > kMostKept) std::vector<uint8_t>().swap(scratch->memory);
   }
 
  private:
+  Status decode(int64_t i, const BytePng& png, const Box& box, Scratch* scratch) const {
+    BytePng::Rows rows = {};
+    const Status status = png.decode(box, &scratch->memory, &rows);
+    return status == Status::kOk ? sample(i, png, box, rows, scratch) : status;
+  }
+
   Status sample(int64_t i, const BytePng& png, const Box& box, const BytePng::Rows& rows,
                 Scratch* scratch) const {
     const size_t step = static_cast<size_t>(png.width) + 1;
@@ -75,12 +152,9 @@ struct Masks {
       if (!has_all(table, row(y) + box.left, box.width)) return Status::kUnsupported;
     }
     const size_t across = static_cast<size_t>(width);
-    uint8_t* to = out + static_cast<size_t>(i) * static_cast<size_t>(height) * across;
-    Box place = {0, 0, height, width};
-    if (places != nullptr) {
-      place = {places[4 * i], places[4 * i + 1], places[4 * i + 2], places[4 * i + 3]};
-      fill_around(place, to);
-    }
+    uint8_t* to = result(i);
+    const Box place = place_of(i);
+    fill_around(place, to);
     to += static_cast<size_t>(place.top) * across + static_cast<size_t>(place.left);
     fill_places({box.top, box.height, place.height, false}, centres, &scratch->rows);
     fill_places({box.left, box.width, place.width, flip != nullptr && flip[i]}, centres, &scratch->columns);
@@ -95,6 +169,78 @@ struct Masks {
       for (int x = 0; table != nullptr && x < place.width; ++x) to[x] = static_cast<uint8_t>(table[to[x]]);
     }
     return Status::kOk;
+  }
+
+  // The same from runs: kCorrupt if they are damaged.
+  Status paint(int64_t i, const Box& box, Scratch* scratch) const {
+    const size_t across = static_cast<size_t>(width);
+    uint8_t* to = result(i);
+    const Box place = place_of(i);
+    fill_places({box.top, box.height, place.height, false}, centres, &scratch->rows);
+    fill_firsts({0, box.width, place.width, false}, centres, &scratch->columns, &scratch->firsts);
+    scratch->memory.resize(across + kStep);
+    Line of_row = {scratch->firsts.data(), table, flip != nullptr && flip[i], place.width, {}, {}};
+    Runs& runs = scratch->runs;
+    if (!runs.go(box.top)) return Status::kCorrupt;
+    if (table != nullptr && !has_classes(runs, box)) return Status::kUnsupported;
+    std::memset(to, fill, static_cast<size_t>(place.top) * across);
+    to += static_cast<size_t>(place.top) * across;
+    for (int y = 0, line = box.top; y < place.height; ++y, to += across) {
+      Runs::Change change = y == 0 ? Runs::kOther : Runs::kSame;
+      const int last = scratch->rows[static_cast<size_t>(y)];
+      if (table == nullptr && line < last) {
+        if (!runs.go(last)) return Status::kCorrupt;
+        change = std::max(change, runs.change);
+        line = last;
+      }
+      for (; line < last; ++line) {  // classes of all rows are looked up
+        if (!runs.next()) return Status::kCorrupt;
+        change = std::max(change, runs.change);
+        if (!has_classes(runs, box)) return Status::kUnsupported;
+      }
+      if (change == Runs::kSame) {
+        std::memcpy(to, to - across, across);
+        continue;
+      }
+      of_row.set_ends(runs, box);
+      // More bytes than those of the row are written, which behind the mask are another's.
+      const bool is_last = static_cast<size_t>(place.height - 1 - y) * across < kStep;
+      uint8_t* row = is_last ? scratch->memory.data() : to;
+      if (change == Runs::kMoved) {
+        std::memcpy(row, to - across, across);
+        move_runs(runs, of_row, row + place.left);
+      } else {
+        std::memset(row, fill, static_cast<size_t>(place.left));
+        write_runs(runs, of_row, row + place.left);
+        const size_t end = static_cast<size_t>(place.left + place.width);
+        std::memset(row + end, fill, across - end);
+      }
+      if (is_last) std::memcpy(to, row, across);
+    }
+    std::memset(to, fill, static_cast<size_t>(height - place.top - place.height) * across);
+    for (int line = scratch->rows.back() + 1; table != nullptr && line < box.top + box.height; ++line) {
+      if (!runs.next()) return Status::kCorrupt;
+      if (!has_classes(runs, box)) return Status::kUnsupported;
+    }
+    return Status::kOk;
+  }
+
+  // Whether the table has a class for each value of a row of a box.
+  bool has_classes(const Runs& runs, const Box& box) const noexcept {
+    for (int r = 0, begin = 0; r < runs.count; begin = runs.ends[r++]) {
+      const bool is_inside = runs.ends[r] > box.left && begin < box.left + box.width;
+      if (is_inside && table[runs.values[r]] < 0) return false;
+    }
+    return true;
+  }
+
+  uint8_t* result(int64_t i) const noexcept {
+    return out + static_cast<size_t>(i) * static_cast<size_t>(height) * static_cast<size_t>(width);
+  }
+
+  Box place_of(int64_t i) const noexcept {
+    if (places == nullptr) return {0, 0, height, width};
+    return {places[4 * i], places[4 * i + 1], places[4 * i + 2], places[4 * i + 3]};
   }
 
   void fill_around(const Box& place, uint8_t* to) const {

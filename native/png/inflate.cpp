@@ -19,6 +19,26 @@ constexpr uint8_t kDistanceBits[30] = {0, 0, 0, 0, 1, 1, 2, 2,  3,  3,  4,  4,  
                                        6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13};
 constexpr uint8_t kOrder[19] = {16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15};
 constexpr int kEndOfBlock = 256;
+constexpr size_t kStep = 64;  // bytes that are copied at a time
+
+// An entry of a code: bits of the code, bits behind it that are added to the value, what it is, and the
+// value.
+constexpr uint32_t kCodeBits = 0xF, kMoreBits = 4, kIsLiteral = 0x100, kIsOther = 0x200, kValueBits = 16;
+
+constexpr uint32_t entry_of(uint32_t value, uint32_t more, uint32_t kind) {
+  return value << kValueBits | more << kMoreBits | kind;
+}
+uint32_t plain_entry(int symbol) noexcept { return entry_of(static_cast<uint32_t>(symbol), 0, 0); }
+uint32_t length_entry(int symbol) noexcept {
+  if (symbol < kEndOfBlock) return entry_of(static_cast<uint32_t>(symbol), 0, kIsLiteral);
+  const int number = symbol - kEndOfBlock - 1;
+  if (number < 0 || number >= 29) return entry_of(static_cast<uint32_t>(symbol), 0, kIsOther);
+  return entry_of(kLengths[number], kLengthBits[number], 0);
+}
+uint32_t distance_entry(int symbol) noexcept {
+  if (symbol >= 30) return entry_of(static_cast<uint32_t>(symbol), 0, kIsOther);
+  return entry_of(kDistances[symbol], kDistanceBits[symbol], 0);
+}
 
 // Bits, the lowest of each byte first. Behind the data it returns zeros.
 class Bits {
@@ -82,8 +102,9 @@ class Bits {
 template <int kShort>
 class Code {
  public:
-  // False if the lengths are not those of a code.
-  bool build(const uint8_t* lengths, int count) noexcept {
+  // False if the lengths are not those of a code. of(symbol): its entry, without bits of the code.
+  template <class Of>
+  bool build(const uint8_t* lengths, int count, const Of& of) noexcept {
     std::fill_n(counts_, kLongest + 1, uint16_t{0});
     for (int i = 0; i < count; ++i) ++counts_[lengths[i]];
     const int used = count - counts_[0];
@@ -99,29 +120,34 @@ class Code {
     }
     // As zlib: a code of one symbol is incomplete, and there may be none at all.
     if (left > 0 && used > 0 && !(used == 1 && counts_[1] == 1)) return false;
-    std::fill_n(short_, 1 << kShort, uint16_t{0});
+    std::fill_n(short_, 1 << kShort, uint32_t{0});
     for (int symbol = 0; symbol < count; ++symbol) {
       const int length = lengths[symbol];
       if (length == 0) continue;
-      symbols_[offsets[length]++] = static_cast<uint16_t>(symbol);
+      const uint32_t entry = of(symbol);
+      entries_[offsets[length]++] = entry;
       int code = codes[length]++;
       if (length > kShort) continue;
       int reversed = 0;
       for (int bit = 0; bit < length; ++bit, code >>= 1) reversed = reversed << 1 | (code & 1);
       for (int i = reversed; i < 1 << kShort; i += 1 << length) {
-        short_[i] = static_cast<uint16_t>(symbol << 4 | length);
+        short_[i] = entry | static_cast<uint32_t>(length);
       }
     }
     return true;
   }
 
-  // The next symbol; -1 for bits that are no code. 15 bits must be there.
-  int next(Bits* bits) const noexcept {
-    const uint16_t entry = short_[bits->peek(kShort)];
-    if (entry != 0) {
-      bits->skip(entry & 15);
-      return entry >> 4;
-    }
+  // The entry of the next symbol, whose code is dropped; kIsOther for bits that are no code. 15 bits must be
+  // there.
+  uint32_t next(Bits* bits) const noexcept {
+    const uint32_t entry = short_[bits->peek(kShort)];
+    if (entry == 0) return next_long(bits);
+    bits->skip(static_cast<int>(entry & kCodeBits));
+    return entry;
+  }
+
+ private:
+  uint32_t next_long(Bits* bits) const noexcept {
     const uint32_t ahead = bits->peek(kLongest);
     int code = 0, first = 0, index = 0;
     for (int length = 1; length <= kLongest; ++length) {
@@ -129,18 +155,17 @@ class Code {
       const int count = counts_[length];
       if (code - count < first) {
         bits->skip(length);
-        return symbols_[index + code - first];
+        return entries_[index + code - first];
       }
       index += count;
       first = (first + count) << 1;
       code <<= 1;
     }
-    return -1;
+    return entry_of(0xFFFF, 0, kIsOther);
   }
 
- private:
-  uint16_t short_[1 << kShort];
-  uint16_t counts_[kLongest + 1], symbols_[kMostSymbols];
+  uint32_t short_[1 << kShort], entries_[kMostSymbols];
+  uint16_t counts_[kLongest + 1];
 };
 
 struct Codes {
@@ -156,7 +181,8 @@ bool build_fixed(Codes* codes) noexcept {
   std::fill(lengths + 280, lengths + 288, uint8_t{8});
   uint8_t distances[32];
   std::fill_n(distances, 32, uint8_t{5});
-  return codes->symbols.build(lengths, 288) && codes->distances.build(distances, 32);
+  return codes->symbols.build(lengths, 288, length_entry) &&
+         codes->distances.build(distances, 32, distance_entry);
 }
 
 Status read_codes(Bits* bits, Codes* codes) noexcept {
@@ -171,12 +197,12 @@ Status read_codes(Bits* bits, Codes* codes) noexcept {
     small[kOrder[i]] = static_cast<uint8_t>(bits->take(3));
   }
   Code<7> code;
-  if (!code.build(small, 19)) return Status::kCorrupt;
+  if (!code.build(small, 19, plain_entry)) return Status::kCorrupt;
   for (int i = 0; i < symbols + distances;) {
     bits->refill();
     if (bits->is_beyond()) return Status::kTruncated;
-    const int symbol = code.next(bits);
-    if (symbol < 0) return Status::kCorrupt;
+    const uint32_t entry = code.next(bits), symbol = entry >> kValueBits;
+    if ((entry & kIsOther) != 0) return Status::kCorrupt;
     if (symbol < 16) {
       lengths[i++] = static_cast<uint8_t>(symbol);
       continue;
@@ -190,20 +216,23 @@ Status read_codes(Bits* bits, Codes* codes) noexcept {
     std::fill_n(lengths + i, times, value);
     i += times;
   }
-  const bool is_code = lengths[kEndOfBlock] != 0 && codes->symbols.build(lengths, symbols) &&
-                       codes->distances.build(lengths + symbols, distances);
+  const bool is_code = lengths[kEndOfBlock] != 0 && codes->symbols.build(lengths, symbols, length_entry) &&
+                       codes->distances.build(lengths + symbols, distances, distance_entry);
   return is_code ? Status::kOk : Status::kCorrupt;
 }
 
 // Copies what begins `distance` bytes before `out`; may write kInflateMargin bytes more.
-void repeat(uint8_t* out, size_t distance, size_t length) noexcept {
-  const uint8_t* from = out - distance;
-  if (distance == 1) {
-    std::memset(out, *from, length);
+inline void repeat(uint8_t* out, size_t distance, size_t length) noexcept {
+  const uint8_t *from = out - distance, *end = out + length;
+  if (distance >= kStep) {
+    for (; out < end; out += kStep, from += kStep) std::memcpy(out, from, kStep);
+  } else if (distance == 1) {
+    const uint8_t value = *from;
+    for (; out < end; out += kStep) std::memset(out, value, kStep);
   } else if (distance >= 16) {
-    for (size_t i = 0; i < length; i += 16) std::memcpy(out + i, from + i, 16);
+    for (; out < end; out += 16, from += 16) std::memcpy(out, from, 16);
   } else {
-    for (size_t i = 0; i < length; ++i) out[i] = from[i];
+    for (; out < end; ++out, ++from) *out = *from;
   }
 }
 
@@ -215,54 +244,48 @@ struct Output {
 };
 
 // Decodes the symbols of a block up to its end, or as far as there is room.
-Status read_symbols(Bits* bits, const Codes& codes, Output* to) noexcept {
+Status read_symbols(Bits* given, const Codes& codes, Output* to) noexcept {
+  Bits bits = *given;  // a local one, as bytes that are written may be its members
+  uint8_t* const out = to->out;
+  const size_t room = to->room;
   size_t at = to->written;
   Status status = Status::kOk;
   while (true) {
-    bits->refill();
-    int symbol = codes.symbols.next(bits);
-    if (symbol >= 0 && symbol < kEndOfBlock) {
-      if (at == to->room) {
+    bits.refill();
+    const uint32_t entry = codes.symbols.next(&bits);
+    if ((entry & kIsLiteral) != 0) {
+      if (at == room) {
         to->is_over = true;
         break;
       }
-      to->out[at++] = static_cast<uint8_t>(symbol);
-      if (bits->is_beyond()) {
+      out[at++] = static_cast<uint8_t>(entry >> kValueBits);
+      if (bits.is_beyond()) {
         status = Status::kTruncated;
         break;
       }
       continue;
     }
-    if (bits->is_beyond()) {
+    if ((entry & kIsOther) != 0) {
+      if (bits.is_beyond()) {
+        status = Status::kTruncated;
+      } else if (entry >> kValueBits != kEndOfBlock) {
+        status = Status::kCorrupt;
+      }
+      break;
+    }
+    const size_t length = (entry >> kValueBits) + bits.take(static_cast<int>(entry >> kMoreBits & 15));
+    const uint32_t far = codes.distances.next(&bits);
+    const size_t distance = (far >> kValueBits) + bits.take(static_cast<int>(far >> kMoreBits & 15));
+    if (bits.is_beyond()) {
       status = Status::kTruncated;
       break;
     }
-    if (symbol == kEndOfBlock) {
-      to->written = at;
-      return Status::kOk;
-    }
-    symbol -= kEndOfBlock + 1;
-    if (symbol < 0 || symbol >= 29) {
+    if ((far & kIsOther) != 0 || distance > at) {
       status = Status::kCorrupt;
       break;
     }
-    const size_t length = kLengths[symbol] + bits->take(kLengthBits[symbol]);
-    const int far = codes.distances.next(bits);
-    if (far < 0 || far >= 30) {
-      status = Status::kCorrupt;
-      break;
-    }
-    const size_t distance = kDistances[far] + bits->take(kDistanceBits[far]);
-    if (bits->is_beyond()) {
-      status = Status::kTruncated;
-      break;
-    }
-    if (distance > at) {
-      status = Status::kCorrupt;
-      break;
-    }
-    const size_t fitting = std::min(length, to->room - at);
-    repeat(to->out + at, distance, fitting);
+    const size_t fitting = std::min(length, room - at);
+    repeat(out + at, distance, fitting);
     at += fitting;
     if (fitting < length) {
       to->is_over = true;
@@ -270,6 +293,7 @@ Status read_symbols(Bits* bits, const Codes& codes, Output* to) noexcept {
     }
   }
   to->written = at;
+  *given = bits;
   return status;
 }
 

@@ -7,8 +7,8 @@
 
 namespace tarpeg {
 
-// Bytes behind the room of `inflate` that it may overwrite: it copies 16 at a time.
-constexpr size_t kInflateMargin = 32;
+// Bytes behind the room of `inflate` that it may overwrite: it copies 64 at a time.
+constexpr size_t kInflateMargin = 64;
 
 enum class Ending {
   kAtRoom,  // what follows `room` bytes is not read

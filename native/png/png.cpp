@@ -12,6 +12,7 @@ namespace {
 
 constexpr uint8_t kSignature[8] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1A, '\n'};
 constexpr size_t kZlibHeader = 2;
+constexpr size_t kAdler = 4;
 constexpr uint8_t kBandsVersion = 1;
 
 uint32_t big_endian(const uint8_t* at) noexcept {
@@ -99,6 +100,8 @@ Status BytePng::parse(const uint8_t* data, size_t size, int64_t max_pixels) {
       const bool is_known = length == 5 && content[0] == kBandsVersion && is_sum_correct(content, length);
       const uint32_t rows = is_known ? big_endian(content + 1) : 0;
       band_ = rows <= 0xFFFFFF ? static_cast<int>(rows) : 0;
+    } else if (is(type, "tpRL") && parts_.empty()) {
+      runs_ = {content, length};
     } else if (is(type, "acTL") || may_turn(type, content, length)) {
       return Status::kUnsupported;
     } else if (is(type, "IEND")) {
@@ -111,10 +114,20 @@ Status BytePng::parse(const uint8_t* data, size_t size, int64_t max_pixels) {
   return Status::kTruncated;
 }
 
+bool BytePng::has(const Box& box) const noexcept {
+  return box.top >= 0 && box.left >= 0 && box.height > 0 && box.width > 0 && box.height <= height - box.top &&
+         box.width <= width - box.left;
+}
+
+bool BytePng::open(Runs* runs) const noexcept {
+  if (runs_.data == nullptr || parts_.back().size < kAdler) return false;
+  const Part& last = parts_.back();
+  const uint32_t sum = big_endian(last.data + last.size - kAdler);
+  return runs->open(runs_.data, runs_.size, height, width, sum) && is_sum_correct(runs_.data, runs_.size);
+}
+
 Status BytePng::decode(const Box& box, std::vector<uint8_t>* memory, Rows* rows) const {
-  const bool is_inside = box.top >= 0 && box.left >= 0 && box.height > 0 && box.width > 0 &&
-                         box.height <= height - box.top && box.width <= width - box.left;
-  if (!is_inside) return Status::kCorrupt;
+  if (!has(box)) return Status::kCorrupt;
   // A program that rewrote the pixels may have kept the chunk with the bands: a hint, no more.
   if (band_ > 0 && decode_bands(box, memory, rows) == Status::kOk) return Status::kOk;
   return decode_from_start(box, memory, rows);

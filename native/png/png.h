@@ -6,6 +6,7 @@
 
 #include "base/rows.h"
 #include "base/status.h"
+#include "png/runs.h"
 
 namespace tarpeg {
 
@@ -24,6 +25,12 @@ class BytePng {
   };
   Status decode(const Box& box, std::vector<uint8_t>* memory, Rows* rows) const;
 
+  // Whether a box is within the image.
+  bool has(const Box& box) const noexcept;
+
+  // Opens the rows as runs. False if the file has none, or those of other pixels.
+  bool open(Runs* runs) const noexcept;
+
   int height = 0, width = 0;
 
  private:
@@ -35,6 +42,7 @@ class BytePng {
   Status decode_from_start(const Box& box, std::vector<uint8_t>* memory, Rows* rows) const;
 
   std::vector<Part> parts_;  // contents of the IDAT chunks
+  Part runs_ = {};           // content of the chunk tpRL
   int band_ = 0;             // rows of each part, 0 if there is no such number
 };
 

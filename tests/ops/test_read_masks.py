@@ -12,7 +12,7 @@ from helpers import reference
 from helpers.masks import chunk, filtered, png, regions
 from helpers.pictures import assert_portable_is_equal
 from PIL import Image
-from tarpeg.cache.masks import BANDS, banded
+from tarpeg.cache.masks import BANDS, RUNS, banded, is_banded
 from tarpeg.ops.masks import read_masks
 
 NOISE = np.random.default_rng(0).integers(0, 256, (97, 131), np.uint8)
@@ -30,7 +30,7 @@ def files():
         NOISE[:40, :2],
     ):
         yield from (png(values), png(values, "P"), png(values, optimize=True), png(values, compress_level=0))
-        yield from (banded(png(values)), banded(png(values, "P")))
+        yield from (banded(png(values)), banded(png(values, "P")), without_runs(banded(png(values))))
         for level, strategy in ((level, strategy) for level in (1, 6) for strategy in STRATEGIES):
             yield filtered(values, [0, 1, 2, 3, 4, 4, 2], 3, level, strategy)
         for kind in range(5):
@@ -182,6 +182,83 @@ def test_bands_that_do_not_fit_are_a_hint_that_is_ignored():
         assert np.array_equal(read_masks([kept], np.array([box], np.int32), (20, 20))[0][0], wanted)
 
 
+def without_runs(content):
+    """A PNG in bands as earlier versions wrote it, if it has few runs."""
+    at = content.find(RUNS)
+    return (
+        content
+        if at < 0
+        else content[: at - 4] + content[at + 8 + int.from_bytes(content[at - 4 : at], "big") :]
+    )
+
+
+def drawn_runs(rng):
+    """A mask with rows of every kind: as above, moved a little or far, other ones; also of up to 254 runs."""
+    height, width = int(rng.integers(1, 90)), int(rng.integers(2, 700))
+    count = int(rng.choice([1, 2, 3, 8, 40, 253]))
+    values, rows = rng.permutation(256).astype(np.uint8), []
+    ends = np.sort(rng.integers(1, width, count))
+    for _ in range(height):
+        kind = rng.integers(0, 12)
+        if kind == 0:
+            ends = np.sort(rng.integers(1, width, count))
+        elif kind > 3:
+            ends = np.sort(np.clip(ends + rng.integers(-3, 4, count), 1, width - 1))
+        if kind == 11:
+            values = rng.permutation(256).astype(np.uint8)
+        rows.append(values[np.searchsorted(ends, np.arange(width), side="right")])
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("centres", [True, False])
+def test_runs_give_the_pixels_of_the_bands(centres):
+    rng, has_runs = np.random.default_rng(int(centres)), 0
+    for number in range(60):
+        content = banded(png(drawn_runs(rng)))
+        has_runs += RUNS in content
+        boxes = np.array([drawn(content, rng) for _ in range(6)], np.int32)
+        height, width = (int(side) for side in rng.integers(1, (60, 300)))
+        low = [rng.integers(0, side, 6) for side in (height, width)]
+        shown = [rng.integers(1, side - first + 1) for side, first in zip((height, width), low, strict=True)]
+        places = np.stack([*low, *shown], axis=1).astype(np.int32)
+        table = (np.arange(256, dtype=np.int32) * 7 + 3) % 256
+        table[rng.integers(0, 256, 3 * (number % 2))] = -1
+        options = {"flips": rng.random(6) < 0.5, "places": places if number % 3 else None, "centres": centres}
+        options |= {"table": table if number % 4 else None, "fill": number}
+        found, status = read_masks([content] * 6, boxes, (height, width), **options)
+        found = found.copy()
+        wanted, other = read_masks([without_runs(content)] * 6, boxes, (height, width), **options)
+        assert np.array_equal(status, other) and np.array_equal(found, wanted), number
+    assert has_runs > 40
+    assert_portable_is_equal(RUN)
+
+
+RUN = """
+import numpy as np
+from helpers.masks import png, regions
+from tarpeg.cache.masks import banded
+from tarpeg.ops.masks import read_masks
+content = banded(png(regions(200, 333)))
+for size, flip in product(((16, 16), (199, 130), (300, 700)), (0, 1)):
+    box = np.array([[11, 17, 150, 290]], np.int32)
+    write(torch.from_numpy(read_masks([content], box, size, np.array([bool(flip)]))[0]))
+"""
+
+
+def test_runs_of_other_pixels_are_ignored():
+    """A program that changed the pixels and kept the chunk: the sum of the rows is another."""
+    values, box = regions(97, 131), (40, 20, 30, 50)
+    content = banded(png(values))
+    at = content.index(RUNS)
+    runs = content[at - 4 : at + 8 + int.from_bytes(content[at - 4 : at], "big")]
+    other = banded(png(values[::-1].copy()))
+    for kept in (without_runs(other), filtered(values[::-1].copy(), [0, 1, 2, 4], 3)):
+        kept = kept[:33] + runs + kept[33:]
+        wanted = reference.read_mask(kept, box, (20, 20), False, True)
+        assert np.array_equal(read_masks([kept], np.array([box], np.int32), (20, 20))[0][0], wanted)
+    assert RUNS not in banded(png(NOISE)) and is_banded(banded(png(NOISE)))
+
+
 def test_damage_is_never_a_crash_and_bits_that_flip_are_found():
     rng, box = np.random.default_rng(0), np.array([[30, 20, 40, 60]], np.int32)
     values = regions(97, 131)
@@ -203,6 +280,8 @@ def test_damage_is_never_a_crash_and_bits_that_flip_are_found():
             read_masks([rewritten(content, IDAT=damaged)], box, (32, 32))
         for _ in range(100):
             read_masks([rewritten(content, IHDR=damaged, tpRB=damaged)], box, (32, 32))
+        for _ in range(300):
+            read_masks([rewritten(content, tpRL=lambda data: data[:5] + damaged(data[5:]))], box, (32, 32))
 
 
 def test_what_zlib_inflates(count=300):

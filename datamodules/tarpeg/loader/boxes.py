@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import NoneType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -174,7 +173,9 @@ class Boxes:
         counts = np.array([len(value.labels) for value in values], np.int64)
         rows = np.repeat(np.arange(len(values)), counts)
         boxes, visible = view.rectangles(joined([value.boxes for value in values], (0, 4)), rows)
-        scale = np.abs(np.linalg.det(view.matrices()[:, :2, :2]))
+        matrices = view.matrices()
+        across, down = matrices[:, 0, 0] * matrices[:, 1, 1], matrices[:, 0, 1] * matrices[:, 1, 0]
+        scale = np.abs(across - down)
         area = joined([value.area for value in values], (0,)) * scale[rows] * visible
         return Fields(
             self._place,
@@ -236,22 +237,18 @@ class Boxes:
 
     def _scanned(self, scanned: Scanned) -> list[Objects] | None:
         """Return the values of samples as ``_parse``; None for what that must look at."""
-        numbers, areas, crowds = scanned.lists(0, 4), scanned.values(1), scanned.values(2)
+        numbers, given, crowds = scanned.lists(0, 4), scanned.numbers_of(1), scanned.values(2)
         labels: list[int] | None = [1] * len(scanned.cells)
         if self.label is not None:
             values = scanned.values(3)
             labels = None if values is None else labels_of_values(values, self._table)
-        if numbers is None or areas is None or crowds is None or labels is None:
+        if numbers is None or given is None or crowds is None or labels is None:
             return None
         boxes = self._corners(numbers)
         sides = boxes[:, 2:] - boxes[:, :2]
         is_right = (sides > 0).all() and (np.abs(boxes) <= FAR).all()
         are_shares = len(boxes) and boxes.max() <= 1 and (boxes % 1).any()
-        are_areas = {*map(type, areas)} <= {int, float, NoneType}
-        if not is_right or are_shares or not are_areas or not {*crowds} <= {0, 1, None}:
-            return None
-        given = np.array(areas, np.float64)  # NaN for those without
-        if (given < 0).any():
+        if not is_right or are_shares or (given < 0).any() or not {*crowds} <= {0, 1, None}:
             return None
         area = np.where(np.isnan(given), sides.prod(axis=1), given)
         iscrowd = np.array([int(each or 0) for each in crowds], np.int64)

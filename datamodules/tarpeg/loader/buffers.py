@@ -32,7 +32,7 @@ from .batch import (
 )
 from .marks import IF_IT_HANGS, Watch, mark
 from .messages import Answer, Job, JobMessage, ResultMessage, answer_message, answer_of, job_message, job_of
-from .targets import Stored, store_pictures, stored_pictures, with_pictures
+from .targets import Stored, lend_room, store_pictures, stored_pictures, with_pictures
 from .text import as_tensors, collated
 from .workers import ProcessPool, ThreadPool, WorkerPool
 
@@ -351,12 +351,18 @@ def _fetch_into(
     def place(of_images: Shape) -> Images:
         nonlocal shape
         shape = of_images
+        lend_room(buffers.memory(job.buffer), used())
         return buffers.view(job.buffer, shape, fetcher.dtype)
 
-    result = fetcher.fetch(request, place, threads)
+    def used() -> int:
+        return sum(map(math.prod, by_size(shape))) * int(fetcher.dtype.itemsize)
+
+    try:
+        result = fetcher.fetch(request, place, threads)
+    finally:
+        lend_room(None)
     if isinstance(result.batch, (TargetBatch, KeyedTargetBatch)):
-        used = sum(map(math.prod, by_size(shape))) * fetcher.dtype.itemsize
-        store_pictures(result.batch.targets, buffers.memory(job.buffer), used)
+        store_pictures(result.batch.targets, buffers.memory(job.buffer), used())
     elif isinstance(result.batch, ExtraBatch) and fetcher.split.texts:
         result.batch = result.batch._replace(extra=collated(fetcher.split.texts, result.batch.extra))
     return Answer(shape, result)

@@ -16,7 +16,7 @@ from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards import pillow
 from ..shards.source import Source, missing, plain, where_of
-from .targets import Fields, dicts_of
+from .targets import Fields, dicts_of, room_for
 
 Values = npt.NDArray[np.uint8]
 Key = tuple[Any, ...]
@@ -172,6 +172,7 @@ class Masks:
                     table=self._bytes_table,
                     fill=self.fill,
                     threads=threads,
+                    out=room_for((len(rows), *view.size)),
                 )
                 found.append((_keys(view), pictures))
                 status |= facts[:, 0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -304,23 +306,44 @@ def dicts_of(fields: Sequence[Fields], count: int) -> list[dict[str, Any]]:
         counts = part.counts.tolist()
         for name, array in part.of_objects.items():
             pieces: Iterable[Any] = torch.from_numpy(array).split_with_sizes(counts)
-            if name == "boxes" and (boxes := _tv("BoundingBoxes")) is not None:
-                pieces = [boxes(piece, format="XYXY", canvas_size=part.canvas) for piece in pieces]
+            if name == "boxes":
+                pieces = _as_boxes([*pieces], part.canvas)
             for each, piece in zip(found, pieces, strict=True):
                 each[name] = piece
         for name, bits in part.bits.items():
             masks = _unpacked(bits, part.canvas).split_with_sizes(counts)
-            for each, piece in zip(found, map(_tv("Mask") or _same, masks), strict=True):
+            for each, piece in zip(found, _as_masks(masks), strict=True):
                 each[name] = piece
         for name, array in part.of_images.items():
             values = array.tolist() if array.ndim == 1 else torch.from_numpy(array).unbind(0)
             for each, value in zip(found, values, strict=True):
                 each[name] = value
         for name, pictures in _pictures(part).items():
-            mask = _same if part.dtype in ("bool", "float32") else _tv("Mask") or _same
-            for each, picture in zip(found, pictures.unbind(0), strict=True):
-                each[name] = mask(picture)
+            masks = pictures.unbind(0)
+            for each, picture in zip(
+                found, masks if part.dtype in ("bool", "float32") else _as_masks(masks), strict=True
+            ):
+                each[name] = picture
     return found
+
+
+def _as_boxes(pieces: Sequence[torch.Tensor], canvas: tuple[int, int]) -> Sequence[torch.Tensor]:
+    """Return the boxes of each image, (x1, y1, x2, y2), as torchvision's."""
+    boxes = _tv("BoundingBoxes")
+    if boxes is None or not pieces:
+        return pieces
+    first = boxes(pieces[0], format="XYXY", canvas_size=canvas)
+    found = [first]
+    for piece in pieces[1:]:  # the constructor takes five times as long
+        other = piece.as_subclass(boxes)
+        other.__dict__.update(first.__dict__)
+        found.append(other)
+    return found
+
+
+def _as_masks(pieces: Sequence[torch.Tensor]) -> Iterable[torch.Tensor]:
+    mask = _tv("Mask")
+    return pieces if mask is None else [piece.as_subclass(mask) for piece in pieces]
 
 
 def unpacked(bits: npt.NDArray[np.uint8], canvas: tuple[int, int]) -> npt.NDArray[np.uint8]:
@@ -343,10 +366,6 @@ def _pictures(part: Fields) -> dict[str, torch.Tensor]:
             pictures = pictures.view(dtype)
         found[name] = pictures.to(dtype)
     return found
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 IMAGE_FIELDS = ("image_id", "orig_size", "size")
@@ -535,19 +554,61 @@ def picture_bytes(targets: Targets | None, sizes: Sequence[tuple[int, int]], cou
     return sum(count * bytes_of(size) + PICTURE_ALIGN for bytes_of in found if bytes_of for size in sizes)
 
 
+class _Room(threading.local):
+    """Memory of the batch that a thread fetches, behind its images: pictures made there are not moved."""
+
+    memory: npt.NDArray[np.uint8] | None = None
+    begin = 0
+
+
+_room = _Room()
+
+
+def lend_room(memory: npt.NDArray[np.uint8] | None, begin: int = 0) -> None:
+    """Let ``room_for`` return memory of this batch, from ``begin`` on; None: none."""
+    _room.memory, _room.begin = memory, begin
+
+
+def room_for(shape: tuple[int, ...]) -> npt.NDArray[np.uint8] | None:
+    """Return memory of the batch for pictures; None if there is not enough, or no batch."""
+    memory, begin = _room.memory, -(-_room.begin // PICTURE_ALIGN) * PICTURE_ALIGN
+    end = begin + math.prod(shape)
+    if memory is None or end > len(memory):
+        return None
+    _room.begin = end
+    return memory[begin:end].reshape(shape)
+
+
 def store_pictures(moved: Sequence[Moved], memory: npt.NDArray[np.uint8], begin: int) -> None:
     """Move the pictures of all views to the memory of the batch, from ``begin`` on, as far as they fit.
 
     And the bits of masks of objects: other fields of objects are small, and would keep the memory in use.
+    Those that were made there (``room_for``) stay where they are.
     """
     for fields in _pictured(moved):
         for name, pictures in fields.items():
+            place = _place_in(memory, pictures)
+            if place is not None:
+                fields[name] = Stored(place, pictures.shape)
+                begin = max(begin, place + pictures.nbytes)
+    for fields in _pictured(moved):
+        for name, pictures in fields.items():
+            if isinstance(pictures, Stored):
+                continue
             begin = -(-begin // PICTURE_ALIGN) * PICTURE_ALIGN
             if begin + pictures.nbytes <= len(memory):
                 memory[begin : begin + pictures.nbytes] = pictures.reshape(-1).view(np.uint8)
                 *shape, width = pictures.shape
                 fields[name] = Stored(begin, (*shape, width * pictures.itemsize))
                 begin += pictures.nbytes
+
+
+def _place_in(memory: npt.NDArray[np.uint8], pictures: npt.NDArray[Any]) -> int | None:
+    """Return the first byte of pictures that lie in the memory of the batch; None of others."""
+    if pictures.dtype != np.uint8 or not pictures.flags.c_contiguous:
+        return None
+    place: int = pictures.ctypes.data - memory.ctypes.data
+    return place if 0 <= place <= len(memory) - pictures.nbytes else None
 
 
 def stored_pictures(moved: Sequence[Moved]) -> list[Stored]:

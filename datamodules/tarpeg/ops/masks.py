@@ -34,6 +34,7 @@ def read_masks(
     table: npt.NDArray[np.int32] | None = None,
     fill: int = 255,
     threads: int = 1,
+    out: npt.NDArray[np.uint8] | None = None,
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
     """Decode the boxes of PNGs with a byte per pixel, gray or of a palette, and resize them.
 
@@ -52,6 +53,7 @@ def read_masks(
         table: int32 [256], what becomes of each value, 0..255; negative for values that may not occur.
         fill: Value outside of the places, 0..255.
         threads: Number of threads.
+        out: uint8 [B, height, width], memory for the results; None: its own.
 
     Returns:
         uint8 [B, height, width], and int32 [B, 3]: a status, and height and width of the mask. A status that
@@ -59,8 +61,7 @@ def read_masks(
         not occur have one too.
     """
     data = torch.frombuffer(bytearray(b"".join([*files, b"\0"])), dtype=torch.uint8)  # not empty
-    masks = _memory("decoded", (len(files), *size))
-    out = torch.from_numpy(masks)
+    masks = _memory("decoded", (len(files), *size)) if out is None else out
     found = torch.ops.tarpeg.read_masks(
         data,
         torch.from_numpy(np.cumsum([len(file) for file in files], dtype=np.int64)),
@@ -71,7 +72,7 @@ def read_masks(
         centres,
         fill,
         MOST_PIXELS,
-        out,
+        torch.from_numpy(masks),
         threads,
     )
     facts: npt.NDArray[np.int32] = found.numpy()

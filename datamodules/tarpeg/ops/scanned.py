@@ -51,6 +51,14 @@ class Scanned(NamedTuple):
         found: npt.NDArray[np.float64] = self.numbers[cells[:, 1, None] + np.arange(width)]
         return found
 
+    def numbers_of(self, field: int) -> npt.NDArray[np.float64] | None:
+        """Return a field that is a number: float64 [N], NaN for objects without it; None if it is not."""
+        kinds, first = self.cells[:, field, 0], self.cells[:, field, 1]
+        found = np.where(kinds == Kind.INTEGER, first, np.nan)
+        are_numbers = kinds == Kind.NUMBER
+        found[are_numbers] = self.numbers[first[are_numbers]]
+        return None if ((kinds > Kind.NUMBER) | (kinds < Kind.MISSING)).any() else found
+
     def values(self, field: int) -> list[int | float | str | bool | None] | None:
         """Return a field that is a number, a text or a truth value; None if one is something else.
 
