@@ -134,9 +134,10 @@ def _expand_one(text: str) -> Iterator[Path]:
         last = Path(text).name
         files = sorted(found | {path for path in expected if fnmatch.fnmatchcase(path.name, last)})
         if not files:
-            raise ShardError(
-                f"shards {text!r}: no file matches this pattern; {_content(Path(text).absolute().parent)}."
-            )
+            folder = Path(text).absolute().parent
+            has_others = not glob.has_magic(str(folder)) and any(folder.glob("*.tar"))
+            every = f" Give {str(folder / '*.tar')!r} for all of its shards." * has_others
+            raise ShardError(f"shards {text!r}: no file matches this pattern; {_content(folder)}.{every}")
         yield from files
     else:
         raise ShardError(_missing(text))
