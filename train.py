@@ -30,7 +30,7 @@ from training.checkpoints import KeepArguments, with_those_of_checkpoint
 from training.checks import ConfigError, check_run, check_trainer
 from training.classifier import Classifier
 from training.predictions import Predictions, data_to_predict
-from training.reports import is_first_rank, resume_hint, show, silence, summary_of
+from training.reports import is_first_rank, resume_hint, show, shown_path, silence, summary_of
 
 
 @hydra.main(config_path="conf", config_name="train", version_base="1.3")
@@ -67,7 +67,7 @@ def run(config: DictConfig) -> None:
         trainer.predict(model, datamodule=data, return_predictions=False, **checkpoint)
         if trainer.is_global_zero:
             images = len(data.samples("predict"))
-            show(f"predicted: {table.rows} of {images} images, in {os.path.relpath(table.path)}")
+            show(f"predicted: {table.rows} of {images} images, in {shown_path(table.path)}")
     elif config.validate:
         trainer.validate(model, datamodule=data, **checkpoint)
     else:

@@ -75,9 +75,10 @@ class Classifier(lightning.LightningModule):
         if task is None:
             return
         if task.outputs != self.num_classes:
+            numbers = f"{task.outputs} number{'s' * (task.outputs != 1)}"
             raise ConfigError(
-                f"labels have {task.outputs} numbers per image: give model.net.num_classes={task.outputs}, "
-                f"which is {self.num_classes}"
+                f"labels have {numbers} per image: give model.net.num_classes={task.outputs}, which is "
+                f"{self.num_classes}"
             )
         task.watch(self.trainer)
         if self.trainer.is_global_zero:

@@ -6,7 +6,7 @@ import csv
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import lightning
 import tarpeg
@@ -83,6 +83,7 @@ class Predictions(lightning.Callback):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rows = 0
+        self._file: TextIO | None = None
 
     def on_predict_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Open the table under a temporary name."""
@@ -101,14 +102,23 @@ class Predictions(lightning.Callback):
             ranks *= trainer.world_size
             torch.distributed.all_gather_object(ranks, outputs)
         self.rows += sum(map(len, ranks))
-        if trainer.is_global_zero:
+        if self._file is not None:
             for rows in ranks:
                 csv.writer(self._file).writerows(map(_shown, rows))
 
+    def on_exception(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
+    ) -> None:
+        """Delete the part of a run that failed, or was interrupted."""
+        if self._file is not None:
+            self._file.close()
+            self.path.with_suffix(".part").unlink(missing_ok=True)
+
     def on_predict_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Rename the complete table."""
-        if trainer.is_global_zero:
+        if self._file is not None:
             self._file.close()
+            self._file = None
             self.path.with_suffix(".part").replace(self.path)
 
 

@@ -56,6 +56,11 @@ def silence() -> None:
         logging.disable(logging.WARNING)
 
 
+def shown_path(path: str | os.PathLike[str]) -> str:
+    """Return a path relative to the working directory; as it is if that is longer."""
+    return min(os.path.relpath(path), os.fspath(path), key=len)
+
+
 def summary_of(
     trainer: lightning.Trainer, callbacks: Mapping[str, object], arguments: Sequence[str] = ()
 ) -> Iterator[str]:
@@ -64,7 +69,7 @@ def summary_of(
     arguments: of the command line, as overrides.
     """
     yield from _profile(getattr(trainer, "profiler", None))
-    measured = [f"{trainer.global_step} steps"]
+    measured = [f"{trainer.global_step} step{'s' * (trainer.global_step != 1)}"]
     for callback in callbacks.values():
         if isinstance(callback, tarpeg.DataStallMonitor):
             if callback.images_per_second:  # 0 if no step was measured
@@ -107,7 +112,7 @@ def resume_hint(
     given = {name.lstrip("+~"): name for name in (each.partition("=")[0] for each in arguments)}
     kept = (each for each in arguments if each.partition("=")[0].lstrip("+~") not in {*new, *_OF_ONE_RUN})
     shown = (f"{each.partition('=')[0]}=..." if SECRET.search(each) else each for each in kept)
-    words = [*map(shlex.quote, shown), quoted("ckpt_path", os.path.relpath(last))]
+    words = [*map(shlex.quote, shown), quoted("ckpt_path", shown_path(last))]
     # As they were given: with the "+" of what is not in the file of the settings.
     words += [f"{given.get(name, name)}={limit}" for name, limit in new.items()]
     limits = " and ".join(f"{name}={limit}" for name, limit in reached.items())

@@ -61,5 +61,6 @@ def source_of(cfg: DictConfig) -> Any:
     given = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.masked_copy(cfg, [*fields])))
     for name, field in fields.items():
         if field.default is MISSING and field.default_factory is MISSING and given.get(name) is None:
-            raise ValueError(f"{name} is not set: pass {name}={_FILES.get(name, 'DIR')}")
+            other = "; root=DIR packs a directory with one sub-directory per class" * (kind is MaskFolder)
+            raise ValueError(f"{name} is not set: pass {name}={_FILES.get(name, 'DIR')}{other}")
     return kind(**{name: value for name, value in given.items() if value is not None})

@@ -160,6 +160,23 @@ def test_original_files(tmp_path):
     assert same.tiles == again.tiles and tars(tmp_path / "same") == tars(tmp_path / "tiled")
 
 
+def test_originals_that_cannot_be_decoded_are_no_problem_of_the_cache(tmp_path):
+    for number in range(3):
+        path = tmp_path / "images" / "cat" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg("420", 64, 80, number)[: 900 if number == 1 else None])
+    build(tmp_path / "images", tmp_path / "cache", Original())
+    report = verify_cache(tmp_path / "cache", 0)
+    assert report.is_good and [problem.key for problem in report.undecodable] == ["cat/1"]
+    assert "cannot be decoded, kept as in the source: 1 image, the first" in "\n".join(
+        summarise_check(report)
+    )
+    (tar,) = (tmp_path / "cache").glob("*.tar")
+    tar.write_bytes(tar.read_bytes().replace(b"cat/2", b"cat/3", 1))
+    report = verify_cache(tmp_path / "cache", 0)
+    assert not report.is_good and not report.undecodable
+
+
 def test_small_sources_are_built_in_this_process_by_default(source, cache, monkeypatch):
     def refused(_, workers):
         raise CacheError(f"{workers} processes")

@@ -72,7 +72,7 @@ def test_the_summary_contains_untiled_and_excluded_images(shard_of, tmp_path):
     report = build_cache(path, tmp_path / "c", Raw(), 0, max_bad=0.5)
     lines = summarise_build(report, measure=True)
     assert lines[2] == "stored as pixels: 5 images (100.0%)"
-    left_out = "left out: 1 samples, listed in manifest.json, such as key 'k0005'"
+    left_out = "left out: 1 sample, listed in manifest.json, such as key 'k0005'"
     assert lines[3] == f"{left_out} of {path}: it begins with b'no image', as no supported format does"
     assert "(5 images, one thread)" in lines[4]
 
@@ -96,7 +96,7 @@ def test_the_summary_counts_files_that_became_jpegs(shard_of, tmp_path):
         assert lines == ["encoded as JPEG, quality 90: 2 PNG, 1 WEBP"] * (report.built > 0)
     lossless = summarise_build(build_cache(path, tmp_path / "pixels", executor=0))
     (line,) = [with_overrides(line) for line in lossless if line.startswith("stored as pixels: 3 images")]
-    assert line.endswith("build_cache.py codec=tiled codec.quality=95`")
+    assert line.endswith("build_cache.py source=... dest=... codec=tiled codec.quality=95`")
     report = dataclasses.replace(report, shards=2, built=1, converted={"PNG": 1})
     assert "encoded as JPEG, quality 90: 1 PNG, in the shards written now" in summarise_build(report)
 

@@ -173,7 +173,7 @@ def test_a_packed_cache(shard_of, tmp_path):
     assert lines[1].startswith("size: ") and lines[2] == "encoded as JPEG, quality 95: 1 PNG"
     assert lines[3] == "packed: 5 images (71.4%)" and lines[4].startswith("images by width of tile: ")
     assert set(lines[5:7]) == {f"not packed: 1 image (14.3%), {why}" for why in (NOT_PACKED, arithmetic)}
-    assert lines[7].startswith("left out: 1 samples") and "(7 images, one thread)" in lines[8]
+    assert lines[7].startswith("left out: 1 sample") and "(7 images, one thread)" in lines[8]
     manifest = json.loads((tmp_path / "c" / "manifest.json").read_bytes())
     settings = {"shorter": None, "quality": 95, "tile": 32, "subsampling": "4:2:0"}
     assert manifest["version"] == 2 and manifest["codec"] == {"name": "Packed", "parameters": settings}

@@ -32,8 +32,8 @@ from training.callbacks import DataSummary
 from training.checkpoints import KeepArguments, with_those_of_checkpoint
 from training.checks import ConfigError, check_arrays, check_checkpoint, check_run, check_trainer
 from training.classifier import Classifier
-from training.predictions import data_to_predict
-from training.reports import resume_hint, summary_of
+from training.predictions import Predictions, data_to_predict
+from training.reports import resume_hint, shown_path, summary_of
 
 SUMMARY = re.compile(
     r"^trained: (\d+) steps, \d+ images/s, \d+% of the time waiting for data, validation accuracy \d\.\d{3}$"
@@ -344,7 +344,7 @@ def test_the_summary_leaves_out_what_was_not_measured(tmp_path):
     stall = tarpeg.DataStallMonitor()
     stall._timeline.seconds["other"] = 0.1  # after the first step, which is not counted
     lines = list(summary_of(trainer, {"data": stall}))
-    assert lines == [f"profile: {tmp_path} (too few steps for a trace)", "trained: 1 steps"]
+    assert lines == [f"profile: {tmp_path} (too few steps for a trace)", "trained: 1 step"]
     (tmp_path / "host.1.pt.trace.json").touch()
     assert "(traces open in" in next(summary_of(trainer, {}))
     trainer.profiler = SimpleProfiler(tmp_path)
@@ -448,6 +448,8 @@ def test_messages_of_the_package_get_overrides():
     text = with_overrides(caught.value)
     assert text.endswith(" must be a tarpeg.Erase, got a dict: give +augment.erase._target_=tarpeg.Erase")
     assert str(caught.value).endswith("give erase=tarpeg.Erase()")
+    with pytest.raises(ValueError, match=r"erase=0\.3 must be a tarpeg\.Erase, got a float: give erase="):
+        tarpeg.Augment(erase=0.3)
     for owner, name, value, python, override in (
         ("prepare", "out", ..., "out", "data.prepare.out"),
         ("network", "num_classes", 3, "num_classes=3", "model.net.num_classes=3"),
@@ -583,6 +585,23 @@ def test_what_predict_takes():
     ):
         with pytest.raises(ConfigError, match=f"^{text}"):
             data_to_predict(OmegaConf.create({**config, **change}))
+
+
+def test_predictions_that_fail_leave_no_part_of_a_table(tmp_path):
+    table, trainer = (
+        Predictions(tmp_path / "table.csv"),
+        types.SimpleNamespace(is_global_zero=True, world_size=1),
+    )
+    table.on_predict_start(trainer, torch.nn.Identity())
+    table.on_predict_batch_end(trainer, torch.nn.Identity(), [("a.jpg", "cat", 0.5)])
+    table.on_exception(trainer, torch.nn.Identity(), KeyboardInterrupt())
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_path_is_shown_in_its_shorter_form(tmp_path, monkeypatch):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a" / "b")
+    assert shown_path(tmp_path / "a" / "b" / "c.csv") == "c.csv" and shown_path("/c.csv") == "/c.csv"
 
 
 NOWHERE = ["data=shards", "data.train.shards=/nowhere/x.tar", "data.val.shards=/nowhere"]

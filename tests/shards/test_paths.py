@@ -63,7 +63,7 @@ NOT_LOCAL = ["s3://bucket/a-{{000..001}}.tar", ["{dir}/a-000.tar", "https://host
         (["{dir}/a-000.tar", ""], "has no shards"),
         ("{dir}/absent.tar", "absent.tar.* a-000.tar, empty"),
         ("{dir}/nowhere/a.tar", "nowhere"),
-        ("{dir}/q-*.tar", r"q-\*.tar.* a-000.tar, empty\."),
+        ("{dir}/q-*.tar", r"q-\*.tar.* a-000.tar, empty\. Give '.*/\*\.tar' for all"),
         ("{dir}/a-{{000..001}}.tar", "a-001.tar"),
         ("{dir}/a-{{000.tar", "braces"),
         ("{dir}/a-{{000}}.tar", r"a-\{000\}.tar"),

@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 
 import albumentations
@@ -489,6 +490,15 @@ def test_a_transform_that_fails_is_an_error_with_its_sample(photos, step, text, 
     with pytest.raises(TransformError, match=text):
         list(loader)
     loader.close()
+
+
+def test_the_traceback_of_a_transform_that_fails_is_short_and_the_whole_one_in_the_log(photos, caplog):
+    with pytest.raises(TransformError) as caught, caplog.at_level("INFO", "tarpeg"):
+        list(load(photos, compose(v2.RandomResizedCrop(32), failing)))
+    cause = caught.value.__cause__
+    assert traceback.extract_tb(cause.__traceback__)[0].name == "failing"
+    assert len(traceback.extract_tb(caught.value.__traceback__)) == 2, "this function, and the loader's"
+    assert "in run_steps" in caplog.text and "in _results_of" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -113,10 +113,11 @@ class Augment(nn.Module):
             "mix": (Mix, mix),
         }
         for name, (kind, part) in parts.items():
-            if isinstance(part, Mapping):  # a config without its class
+            if part is not None and not isinstance(part, kind):  # such as a config without its class
+                shown = dict(part) if isinstance(part, Mapping) else part
                 raise ValueError(
                     Message(
-                        f"{name}={dict(part)!r} must be a tarpeg.{kind.__name__}, got a "
+                        f"{name}={shown!r} must be a tarpeg.{kind.__name__}, got a "
                         f"{type(part).__name__}: give ",
                         Setting("Augment", name, Call(f"tarpeg.{kind.__name__}")),
                     )

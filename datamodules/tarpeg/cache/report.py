@@ -64,7 +64,7 @@ def summarise_build(report: CacheReport, measure: bool = False) -> list[str]:
     share = report.bytes / max(report.source_bytes, 1)
     images = max(report.samples, 1)
     lines = [
-        f"{report.dest}: {report.samples} samples in {report.shards} shard{'s' * (report.shards != 1)}, "
+        f"{report.dest}: {report.samples} samples in {_plural(report.shards, 'shard')}, "
         f"{report.built} of them written now, in {report.seconds:.1f} s",
         f"size: {report.source_bytes / 1e6:.1f} MB before, {report.bytes / 1e6:.1f} MB after ({share:.3f})",
     ]
@@ -93,7 +93,8 @@ def summarise_build(report: CacheReport, measure: bool = False) -> list[str]:
         plain = {RAW: "stored as pixels", KEPT: KEPT}.get(reason)
         line = Message(f"{plain}: {counted}" if plain else f"{kept}: {counted}, {reason}")
         if reason == RAW and report.codec in ("Tiled", "Packed"):
-            smaller = Call("tarpeg.build_cache", {"codec": Call(f"tarpeg.{report.codec}", {"quality": 95})})
+            given = {"source": ..., "dest": ..., "codec": Call(f"tarpeg.{report.codec}", {"quality": 95})}
+            smaller = Call("tarpeg.build_cache", given)
             line = Message(f"{line}, which were not JPEG; smaller, with a loss: ", smaller)
         lines.append(line)
     lines += left_out_lines(report)
@@ -129,7 +130,11 @@ def summarise_shards(shards: Paths) -> list[str]:
 
 
 def _counted(count: int, images: int) -> str:
-    return f"{count} image{'s' * (count != 1)} ({count / images:.1%})"
+    return f"{_plural(count, 'image')} ({count / images:.1%})"
+
+
+def _plural(count: int, name: str) -> str:
+    return f"{count} {name}{'s' * (count != 1)}"
 
 
 def left_out_lines(report: CacheReport) -> list[str]:
@@ -138,8 +143,8 @@ def left_out_lines(report: CacheReport) -> list[str]:
     if report.quarantine:
         first = report.quarantine[0]
         lines.append(
-            f"left out: {len(report.quarantine)} samples, listed in manifest.json, such as key {first.key!r} "
-            f"of {first.shard}: {first.reason}"
+            f"left out: {_plural(len(report.quarantine), 'sample')}, listed in manifest.json, such as key "
+            f"{first.key!r} of {first.shard}: {first.reason}"
         )
     for kind, (count, shard, key, content) in report.findings.items():
         if kind == NO_LABEL and count == report.samples:
@@ -161,11 +166,15 @@ def summarise_check(report: VerifyReport) -> list[str]:
         shown = [f"  {each}" for each in report.broken_targets[:_MOST_SHOWN]]
         count = len(report.broken_targets)
         lines += [f"targets that are broken, which training replaces with their image: {count}", *shown]
+    if report.undecodable:
+        kept = _plural(len(report.undecodable), "image")
+        first = report.undecodable[0]
+        lines.append(f"cannot be decoded, kept as in the source: {kept}, the first is {first}")
     if report.extra:
         lines.append(f"also in the folder, not part of the cache: {', '.join(report.extra)}")
     names = ", ".join(report.bad_shards)
     remedy = f"; delete {names} in the folder, then run the build again" * (not report.is_good)
-    return [*lines, f"{report.dest}: {report.shards} shards, {bad} ({totals}){remedy}"]
+    return [*lines, f"{report.dest}: {_plural(report.shards, 'shard')}, {bad} ({totals}){remedy}"]
 
 
 def measure_speedup(report: CacheReport, images: int = 64, rounds: int = 7) -> Speedup | None:

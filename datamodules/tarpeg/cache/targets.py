@@ -24,6 +24,7 @@ class Problem:
     shard: str
     key: str
     what: str
+    is_decoding: bool = False  # an image that cannot be decoded, though it may be stored as it was
 
     def __str__(self) -> str:
         """Shard, key and problem."""

@@ -48,6 +48,7 @@ class VerifyReport:
         extra: Names of other files in the folder, which are harmless.
         seconds: Duration of the check.
         broken_targets: Targets that training replaces, with the image: they are no problem of the cache.
+        undecodable: Images of a cache of ``Original`` that cannot be decoded, as in its source: no problem.
 
     Example:
         >>> report = tarpeg.build_cache(shards, tmp, executor=0)
@@ -63,6 +64,7 @@ class VerifyReport:
     extra: tuple[str, ...]
     seconds: float
     broken_targets: tuple[Problem, ...] = ()
+    undecodable: tuple[Problem, ...] = ()
 
     @property
     def is_good(self) -> bool:
@@ -134,6 +136,13 @@ def verify_cache(
                         quarantined=sum(map(bool, problems_of.values())),
                     )
                 )
+    undecodable: list[Problem] = []
+    if manifest.codec["name"] == "Original":
+        for entry in manifest.shards:
+            own = problems_of[entry.name]
+            if all(problem.is_decoding for problem in own):
+                undecodable += own  # as they were in the source: the checksums are right
+                problems_of[entry.name] = []
     problems = [problem for entry in manifest.shards for problem in problems_of[entry.name]]
     extra = []
     known = {MANIFEST} | {name for entry in manifest.shards for name in _files(entry)}
@@ -151,6 +160,7 @@ def verify_cache(
         extra=tuple(extra),
         seconds=time.monotonic() - started,
         broken_targets=tuple(each for entry in manifest.shards for each in broken_of[entry.name]),
+        undecodable=tuple(undecodable),
     )
 
 
@@ -230,7 +240,7 @@ def _undecodable(tar: Path, entry: ShardEntry, index: ShardIndex, images: Sequen
             try:
                 pillow.check_packed(content)
             except DecodeError as error:
-                yield Problem(entry.name, index.key(row), f"{name} is {error}")
+                yield Problem(entry.name, index.key(row), f"{name} is {error}", is_decoding=True)
                 continue
         sides = decode.image_sizes([image]).clamp(min=1)
         box = torch.cat([torch.zeros_like(sides), sides], dim=1)
@@ -238,7 +248,8 @@ def _undecodable(tar: Path, entry: ShardEntry, index: ShardIndex, images: Sequen
         status = Status(int(decode.decode_batch([image], box, 1)[1]))
         if status != Status.OK:
             if not _is_other_format(bytes(content)):
-                yield Problem(entry.name, index.key(row), f"{name} is {status.name} ({int(status)})")
+                what = f"{name} is {status.name} ({int(status)})"
+                yield Problem(entry.name, index.key(row), what, is_decoding=True)
         elif content[:3] == pillow.JPEG and not row_index_fits(bytes(content)):
             yield Problem(
                 entry.name, index.key(row), f"{_OF_ROWS} of {name}" if name != "image" else _OF_ROWS

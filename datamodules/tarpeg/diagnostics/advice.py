@@ -126,7 +126,8 @@ def advise(shares: Mapping[str, float], steps: int, rate: float, run: RunFacts) 
         run: Facts about the run.
     """
     if steps < _MIN_STEPS:
-        return (f"{max(steps, 0)} steps after the first are too few to measure what they wait for",)
+        count = "1 step after the first is" if steps == 1 else f"{max(steps, 0)} steps after the first are"
+        return (f"{count} too few to measure what {'it waits' if steps == 1 else 'they wait'} for",)
     summary = ", ".join(f"{shares[stage]:.0%} {name}" for stage, name in STAGES.items())
     largest = max(("wait", "transfer", "augment"), key=lambda stage: shares[stage])
     if shares[largest] < _MIN_SHARE:

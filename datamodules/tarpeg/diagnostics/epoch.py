@@ -38,7 +38,15 @@ class ShapePlan:
         height, width = self.shape
         shape = f"{height // self.patch_size} patches" if self.patch_size else f"{height} x {width}"
         each = f"{self.largest}" if self.smallest == self.largest else f"{self.smallest} to {self.largest}"
-        return f"{shape}: {self.batches} batches of {each}, {self.samples} samples"
+        return f"{shape}: {_batches(self.batches)} of {each}, {_samples(self.samples)}"
+
+
+def _batches(count: int) -> str:
+    return f"{count} batch{'es' * (count != 1)}"
+
+
+def _samples(count: int) -> str:
+    return f"{count} sample{'s' * (count != 1)}"
 
 
 @dataclass(frozen=True)
@@ -126,7 +134,7 @@ class EpochPlan:
         ranks = f" on each of {self.world} ranks" if self.world > 1 else ""
         return "\n".join(
             [
-                f"epoch {self.epoch}: {self.samples} samples{images}, {self.batches} batches{ranks}",
+                f"epoch {self.epoch}: {_samples(self.samples)}{images}, {_batches(self.batches)}{ranks}",
                 *(f"  {shape}" for shape in self.shapes),
                 f"  {self.shown:.1%} of the images' pixels are under the crops, {self.enlarged:.1%} of the "
                 "crops are enlarged",

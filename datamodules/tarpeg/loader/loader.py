@@ -20,6 +20,7 @@ from ..sampling.geometry import View
 from ..sampling.sampler import Request, shown
 from ..shards.source import Source
 from ..transforms.pixels import PixelFormat
+from ..transforms.results import TransformError, shortened
 from .augmenting import augment_on_arrival, moving, pixels_of
 from .batch import AnyBatch, FetchResult, on_device, without_rows
 from .buffers import PrefetchRunner, Runner, ToRequest
@@ -444,10 +445,13 @@ class Loader:
         for k in itertools.count(self._delivered):
             if k == count:
                 return
-            if flow is None or owner != os.getpid():  # the workers of a parent are not those of its fork
-                owner = os.getpid()
-                flow = self._feed.results(self.fetcher, self._runner, epoch, k)
-            result = next(flow, None)
+            try:
+                if flow is None or owner != os.getpid():  # the workers of a parent are not those of its fork
+                    owner = os.getpid()
+                    flow = self._feed.results(self.fetcher, self._runner, epoch, k)
+                result = next(flow, None)
+            except TransformError as failure:  # of the first image
+                raise shortened(failure) from failure.__cause__
             if result is None:  # the end of a stream
                 return
             if k + 1 == count and self._feed.continues(epoch + 1):
@@ -458,6 +462,8 @@ class Loader:
                 error = error or self._excess(result, self.substituted - before)
             if error is not None:
                 self.close()
+                if isinstance(error, TransformError):
+                    error = shortened(error)
                 try:
                     raise error
                 finally:

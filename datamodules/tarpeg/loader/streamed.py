@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import ShardError, warn
+from ..remedies import Message, Setting
 from ..sampling.rng import Int64
 from ..sampling.sampler import DistributedBatchSampler, EpochCounter, Request
 from ..shards.source import Source
@@ -200,13 +201,17 @@ class _Pulling:
 
 
 def _check_shards(shards: int, world: int, workers: int) -> None:
-    too_few = f"{shards} shards are too few to stream on {world} ranks"
+    count = "1 shard is" if shards == 1 else f"{shards} shards are"
+    too_few = f"{count} too few to stream on {world} rank{'s' * (world != 1)}"
     if shards < world:
         raise ShardError(
             f"{too_few}: each reads shards of its own. Write more and smaller shards, or use fewer ranks."
         )
     if shards < world * workers:
         raise ShardError(
-            f"{too_few} with {workers} worker processes each, which read shards of their own. Give "
-            f"workers={shards // world} or fewer, or write more and smaller shards."
+            Message(
+                f"{too_few} with {workers} worker processes each, which read shards of their own. Give ",
+                Setting("ShardDataModule", "workers", shards // world),
+                " or fewer, or write more and smaller shards.",
+            )
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from braceexpand import braceexpand
 
 from ..errors import ShardError
+from ..remedies import Call, Message
 from .manifest import MANIFEST, listed
 from .saved import SUFFIXES
 from .urls import is_url, public_url
@@ -110,8 +111,11 @@ def refuse_twice(names: Sequence[str], source: Paths) -> None:
 def _expand_one(text: str) -> Iterator[Path]:
     if is_url(text):
         raise ShardError(
-            f"shards {text!r} is not local. Give Split(..., streaming=True), or copy it to a local folder, "
-            "for which more is guaranteed (see tarpeg.Streaming)."
+            Message(
+                f"shards {text!r} is not local. Give ",
+                Call("tarpeg.Split", {"streaming": True}),
+                ", or copy it to a local folder, for which more is guaranteed (see tarpeg.Streaming).",
+            )
         )
     if text.startswith("~/"):
         text = str(Path.home() / text[2:])
@@ -130,9 +134,10 @@ def _expand_one(text: str) -> Iterator[Path]:
         last = Path(text).name
         files = sorted(found | {path for path in expected if fnmatch.fnmatchcase(path.name, last)})
         if not files:
-            raise ShardError(
-                f"shards {text!r}: no file matches this pattern; {_content(Path(text).absolute().parent)}."
-            )
+            folder = Path(text).absolute().parent
+            has_others = not glob.has_magic(str(folder)) and any(folder.glob("*.tar"))
+            every = f" Give {str(folder / '*.tar')!r} for all of its shards." * has_others
+            raise ShardError(f"shards {text!r}: no file matches this pattern; {_content(folder)}.{every}")
         yield from files
     else:
         raise ShardError(_missing(text))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +20,8 @@ from .pipeline import Pipeline
 from .pixels import PixelFormat, normalised
 from .torchvision import Step, shown_step
 
+log = logging.getLogger("tarpeg")
+
 _REPEATS = 3  # runs that must equal the first one
 _PIL_HINT = (
     " Images are uint8 tensors [3, H, W], not PIL images: put torchvision's v2.ToPILImage() before steps "
@@ -32,6 +36,15 @@ _REMEDIES: dict[type, str] = {list: _SEVERAL, tuple: _SEVERAL, dict: "Return the
 
 class TransformError(RuntimeError):
     """A transform that raised, or whose result does not fit into the batch."""
+
+
+def shortened(error: TransformError) -> TransformError:
+    """Return an error without the frames of tarpeg, which go to the log; its cause has those of the user."""
+    log.info("%s", "".join(traceback.format_exception(error)))
+    cause = error.__cause__
+    if cause is not None and cause.__traceback__ is not None:
+        cause.__traceback__ = cause.__traceback__.tb_next  # the first frame is that of run_steps
+    return error.with_traceback(None)
 
 
 def run_steps(
