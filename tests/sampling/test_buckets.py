@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import coco_sizes, kohya
-from hypothesis import given, settings, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from tarpeg import AspectBuckets, ShardError
 from tarpeg.sampling.buckets import Cover, bucket_batches, lost
 from tarpeg.sampling.sampler import Sampler
@@ -128,6 +128,33 @@ def test_every_sample_once_in_batches_of_one_shape(counts, world, batch, remaind
         again = drawn(batches, len(shapes), world, epoch, first)
         for rank, full in zip(again, ranks, strict=True):
             assert [request.ids.tolist() for request in rank] == [r.ids.tolist() for r in full[first:]]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    counts=st.lists(st.integers(3, 40), min_size=1, max_size=6),
+    batch=st.integers(3, 12),
+    remainder=st.sampled_from(["smaller", "merge"]),
+    drop_last=st.booleans(),
+    epoch=st.integers(0, 3),
+)
+def test_the_global_batches_are_the_same_on_one_two_and_three_ranks(
+    counts, batch, remainder, drop_last, epoch
+):
+    options = [(32, 32 * (number + 1)) for number in range(len(counts))]
+    shapes = RNG.permutation(np.repeat(options, counts, axis=0))
+    crop = AspectBuckets(buckets=options, upscale=True, remainder=remainder)
+    assume(not drop_last or max(counts) >= batch)
+    found = []
+    for world in (1, 2, 3):
+        batches = bucket_batches(crop, shapes, batch, world, drop_last=drop_last)
+        steps = zip(*drawn(batches, len(shapes), world, epoch), strict=True)
+        found.append(
+            [(step[0].size, sorted(id for each in step for id in each.ids.tolist())) for step in steps]
+        )
+    # A remainder with fewer samples than ranks is part of another batch.
+    assume(min(len(ids) for _, ids in found[0]) >= 3)
+    assert found[0] == found[1] == found[2]
 
 
 def test_full_batches_first_and_fewer_of_them_by_merging():
