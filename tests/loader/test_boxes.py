@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 import tarpeg
 import torch
-from helpers.chains import chain, moved_by_torchvision, view_of
+from helpers.chains import (
+    chain,
+    moved_by_torchvision,
+    orientation_of,
+    turned_by_torchvision,
+    upright_boxes,
+    view_of,
+)
 from helpers.loaders import load
 from helpers.pictures import saved
 from helpers.scenes import Scenes, number_of, objects
@@ -112,10 +119,12 @@ def test_boxes_are_torchvisions_over_random_chains(chains=300):
         (height, width), *_ = drawn
         low = rng.uniform(0, 0.9, (5, 2))
         corners = np.concatenate([low, low + rng.uniform(0.01, 1.0, (5, 2)) * (1 - low)], axis=1)
-        given = corners * [width, height, width, height]
+        orientation, stored = orientation_of(rng, (height, width))
+        raw = corners * np.tile(stored[::-1], 2)
+        given = upright_boxes(raw, stored, orientation)
         moved, visible = view_of(*drawn).rectangles(given)
-        wanted = tv_tensors.BoundingBoxes(torch.from_numpy(given), format="XYXY", canvas_size=(height, width))
-        wanted = moved_by_torchvision(wanted, *drawn).numpy()
+        wanted = tv_tensors.BoundingBoxes(torch.from_numpy(raw), format="XYXY", canvas_size=stored)
+        wanted = moved_by_torchvision(turned_by_torchvision(wanted, orientation), *drawn).numpy()
         is_there = visible > 0
         assert np.abs(moved - wanted)[is_there].max(initial=0) < 1e-4, drawn
         # An affine of torchvision makes a box again of one that its crop has left no size.

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import tarpeg
 import torch
-from helpers.chains import chain, moved_by_torchvision, view_of
+from helpers.chains import (
+    chain,
+    moved_by_torchvision,
+    orientation_of,
+    turned_by_torchvision,
+    upright_points,
+    view_of,
+)
 from helpers.loaders import load
 from helpers.scenes import Scenes, number_of, objects
 from tarpeg import Augment, Boxes, Keypoints, ShardError, Split, View, Whole
@@ -126,11 +133,18 @@ def test_keypoints_are_torchvisions_over_random_chains(chains=300):
         drawn = chain(rng)
         (height, width), (top, left, rows, columns), size, flip, affine = drawn
         places = rng.uniform(0, 1, (4, 5, 2)) * [columns, rows] + [left, top]
+        orientation, stored = orientation_of(rng, (height, width))
+        # The orientation that turns back: 6 and 8 are each other's, the others their own.
+        raw = upright_points(places, (height, width), {6: 8, 8: 6}.get(orientation, orientation))
         given = np.concatenate([places, np.full((4, 5, 1), 2.0)], axis=-1)
         target = Keypoints("json", [], count=5)
         value = tarpeg.loader.keypoints.Points(given, 0)
         found = target.move(value, view_of(*drawn))["keypoints"].double().numpy()
-        wanted = tv_tensors.KeyPoints(torch.from_numpy(places), canvas_size=(height, width))
+        wanted = tv_tensors.KeyPoints(torch.from_numpy(raw), canvas_size=stored)
+        wanted = turned_by_torchvision(wanted, orientation)
+        wanted[..., 0] += orientation in (2, 3, 7)
+        wanted[..., 1] += orientation in (3, 4, 5)
+        wanted = tv_tensors.KeyPoints(wanted.as_subclass(torch.Tensor), canvas_size=(height, width))
         wanted = moved_by_torchvision(wanted, *drawn[:3], flip, None)
         wanted[..., 0] += flip
         wanted = moved_by_torchvision(wanted, size, (0, 0, *size), size, False, affine).numpy()

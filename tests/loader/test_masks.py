@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import tarpeg
 import torch
-from helpers.chains import chain, moved_by_torchvision, view_of
+from helpers.chains import (
+    chain,
+    moved_by_torchvision,
+    orientation_of,
+    turned_by_torchvision,
+    upright_mask,
+    view_of,
+)
 from helpers.loaders import load
 from helpers.masks import png as masked_png, regions
 from helpers.pictures import saved
@@ -82,9 +89,12 @@ def test_masks_are_those_of_torch_over_random_chains(chains=150):
     rng = np.random.default_rng(0)
     for _ in range(chains):
         source, box, size, flip, affine = chain(rng, most=500)
-        mask = rng.integers(0, 255, source, dtype=np.uint8)
+        orientation, stored = orientation_of(rng, source)
+        raw = rng.integers(0, 255, stored, dtype=np.uint8)
+        mask = upright_mask(raw, orientation)
         plain = view_of(source, box, size, flip, None)
-        wanted = moved_by_torchvision(tv_tensors.Mask(mask[None]), source, box, size, flip, None)
+        wanted = turned_by_torchvision(tv_tensors.Mask(raw[None]), orientation)
+        wanted = moved_by_torchvision(wanted, source, box, size, flip, None)
         assert torch.equal(Masks("png", interpolation="nearest").move(mask, plain), wanted[0])
         wanted = v2.functional.crop(torch.from_numpy(mask[None]), *box)
         wanted = v2.functional.resize(wanted, list(size), InterpolationMode.NEAREST_EXACT)

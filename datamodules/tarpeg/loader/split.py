@@ -36,7 +36,7 @@ from .conditions import SizeAndCrop, check_conditions, names_of
 from .config import LoaderConfig
 from .many_checks import check_many
 from .pasting import check_pasted
-from .targets import check_targets, has_flat, have_rectangles, type_names
+from .targets import check_targets, has_flat, have_rectangles, least_boxes, type_names
 from .text import Text, check_texts, texts_of
 
 # The names of ops.decode, which loads the native library.
@@ -309,7 +309,8 @@ class Split:
         known: dict[tuple[int, int], Pipeline] = {}  # a transform of several views is read once
         for crop, transform in zip(crops, transforms, strict=True):
             if (id(crop), id(transform)) not in known:
-                pipeline = pipeline_of(transform, crop, self.flip, self.interpolation)
+                least = least_boxes(self.targets)
+                pipeline = pipeline_of(transform, crop, self.flip, self.interpolation, least)
                 known[id(crop), id(transform)] = pipeline
         return tuple(
             known[id(crop), id(transform)] for crop, transform in zip(crops, transforms, strict=True)

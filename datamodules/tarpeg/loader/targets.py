@@ -501,6 +501,15 @@ def have_rectangles(targets: Any) -> bool:
     return targets is not None and any(hasattr(each, "rectangles") for each in _named(targets).values())
 
 
+def least_boxes(targets: Any) -> tuple[float, float] | None:
+    """Return side and area of the smallest boxes that all targets with boxes keep; None without any."""
+    if not have_rectangles(targets):
+        return None
+    found = [each for each in _named(targets).values() if hasattr(each, "rectangles")]
+    side, area = (min(getattr(each, name, 0) for each in found) for name in ("min_size", "min_area"))
+    return side, area
+
+
 def read_rectangles(source: Source, ids: Int64, targets: Targets) -> list[npt.NDArray[np.float64]]:
     """Read the boxes of each sample, float64 [N, 4]; none of a broken target, which is replaced later."""
     found: list[list[npt.NDArray[np.float64]]] = [[np.zeros((0, 4))] for _ in ids]

@@ -82,6 +82,8 @@ class ScaleJitter:
             ``target_size``.
         target_size: (height, width); None: ``size``.
         fill: Colour of the padding: a level from 0 to 255, or (red, green, blue).
+        anywhere: Put an image that is smaller than ``size`` at a random place of it, as torchvision's
+            ``RandomCrop(size, pad_if_needed=True)``; False: at the top left.
 
     Raises:
         ValueError: For an argument out of range.
@@ -97,6 +99,7 @@ class ScaleJitter:
     scale_range: Sequence[float] = (0.1, 2.0)
     target_size: int | Sequence[int] | None = None
     fill: Fill = 0
+    anywhere: bool = False
 
     draws: ClassVar[int] = 3
 
@@ -105,6 +108,8 @@ class ScaleJitter:
         object.__setattr__(self, "scale_range", _range("scale_range", self.scale_range))
         if self.target_size is not None:
             object.__setattr__(self, "target_size", _pair("target_size", self.target_size))
+        if not isinstance(self.anywhere, bool):
+            raise ValueError(f"anywhere={self.anywhere!r} of ScaleJitter must be True or False")
 
     def boxes(self, sizes: npt.ArrayLike, draws: npt.ArrayLike) -> Int32:
         """Boxes and places, int32 [B, 8], from upright image sizes [B, 2] and uniform numbers [B, 3]."""
@@ -118,7 +123,10 @@ class ScaleJitter:
         scale = image / resized
         begin = np.minimum(np.rint(corner * scale).astype(np.int64), image - 1)
         end = np.minimum(np.rint((corner + window) * scale).astype(np.int64), image)
-        return _joined(begin, np.maximum(end - begin, 1), np.zeros_like(window), window)
+        place = np.zeros_like(window)
+        if self.anywhere:  # an axis is either cut or padded
+            place = _placed(np.tile(np.array(self.size), (len(image), 1)), window, uniforms[:, 1:])
+        return _joined(begin, np.maximum(end - begin, 1), place, window)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from .adapters import Albumentations, OnePolicy, OnPil, adapted, original
 from .pixels import PixelFormat
 from .torchvision import (
     CROPS,
+    DETECTION_CROPS,
     GEOMETRIC,
     NOTHING,
     OF_TARGETS,
@@ -25,6 +26,7 @@ from .torchvision import (
     Step,
     Transform,
     crop_of,
+    detection_crop_of,
     flattened,
     is_v2,
     method_of,
@@ -184,11 +186,22 @@ def without_targets(steps: Sequence[Step]) -> list[Any]:
 
 
 def pipeline_of(
-    transform: Transform | None, crop: Crop | Progressive | None, flip: float, interpolation: str
+    transform: Transform | None,
+    crop: Crop | Progressive | None,
+    flip: float,
+    interpolation: str,
+    least_boxes: tuple[float, float] | None = None,
 ) -> Pipeline:
     """Return how a view is made by ``transform``, after ``crop``, ``flip`` and ``interpolation`` if given.
 
     Raises ValueError for a transform that cannot be called.
+
+    Args:
+        transform: Of ``Split``.
+        crop: Of ``Split``.
+        flip: Of ``Split``.
+        interpolation: Of ``Split``.
+        least_boxes: Side and area of the smallest boxes that all targets with boxes keep; None without any.
     """
     steps = [] if transform is None else flattened(transform)
     given: list[NativeStep] = []
@@ -196,7 +209,7 @@ def pipeline_of(
         given.append(NativeStep(repr(crop), Place.DECODER, interpolation))
         if flip:
             given.append(NativeStep(f"flip={flip:g}", Place.DECODER))
-    head = _Head(crop, flip, interpolation)
+    head = _Head(crop, flip, interpolation, least_boxes)
     while head.position < len(steps) and head.absorb(steps):
         head.position += 1
     if head.crop is None:
@@ -246,8 +259,16 @@ class _Head:
         wrapping: The ToImage whose type the steps in Python get, if there is one.
     """
 
-    def __init__(self, crop: Any, flip: float = 0.0, interpolation: str = "bilinear") -> None:
+    def __init__(
+        self,
+        crop: Any,
+        flip: float = 0.0,
+        interpolation: str = "bilinear",
+        least_boxes: tuple[float, float] | None = None,
+    ) -> None:
         self.crop = crop
+        self.least_boxes = least_boxes
+        self.last = -1  # position of the last step of the crop, if that is several
         self.flip = flip
         self.interpolation = interpolation
         self.antialias = True
@@ -264,6 +285,14 @@ class _Head:
         step = steps[self.position]
         if name_of(step) in CROPS and self.crop is None:
             return self._absorb_crop(steps)
+        if name_of(step) in DETECTION_CROPS and self.crop is None:
+            return self._absorb_detection_crop(steps)
+        if self.position == self.last:
+            self._add(step, Place.DECODER, "with the crop")
+            return True
+        if name_of(step) == "SanitizeBoundingBoxes" and self._is_sanitized(step):
+            self._add(step, Place.NOTHING, "as targets= drops such boxes")
+            return True
         is_uint8 = self.levels.dtype == torch.uint8
         if isinstance(step, Policy) and self.crop is not None and is_uint8:
             self.policies.append(step)
@@ -294,6 +323,24 @@ class _Head:
             self.least = crop.size
         self._add(step, Place.DECODER, "which decodes that part only")
         return True
+
+    def _absorb_detection_crop(self, steps: list[Any]) -> bool:
+        step, is_uint8 = steps[self.position], self.levels.dtype == torch.uint8
+        found = detection_crop_of(steps, self.position) if is_uint8 else None
+        method = None if found is None else method_of(steps, found.resize)
+        if found is None or method is None:
+            return False
+        self.crop, self.last = found.crop, found.last
+        self.interpolation, self.antialias = method
+        self._add(step, Place.DECODER, "which decodes that part only")
+        return True
+
+    def _is_sanitized(self, step: Any) -> bool:
+        """Whether targets drop what a SanitizeBoundingBoxes behind the crop drops."""
+        if self.crop is None or self.least_boxes is None:
+            return False
+        side, area = self.least_boxes
+        return bool(step.min_size <= side and step.min_area <= max(area, side * side))
 
     def _absorb_conversion(self, step: Any) -> bool:
         name = name_of(step)

@@ -6,7 +6,7 @@ Both are recognised by the modules of their classes and never imported here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from torch import nn
 
 from ..augment.policies import Policy
 from ..sampling.crops import CenterCrop, Crop, RandomCrop, RandomResizedCrop, Whole
+from ..sampling.iou_crop import RandomIoUCrop
+from ..sampling.padded import RandomShortestSize, ScaleJitter
 from .pixels import PixelFormat
 
 Step = Callable[[Any], Any]
@@ -25,6 +27,7 @@ CONVERSIONS = {"ToDtype", "ConvertImageDtype", "ToTensor"}
 # Steps that take PIL images in most lists, and make tensors of them.
 _FROM_PIL = {"ToImage", "PILToTensor", "ToTensor"}
 CROPS = {"RandomResizedCrop", "RandomCrop", "CenterCrop", "Resize"}
+DETECTION_CROPS = {"RandomIoUCrop", "ScaleJitter", "RandomShortestSize"}
 # Steps that move pixels.
 GEOMETRIC = {
     *CROPS,
@@ -109,7 +112,7 @@ def crop_of(step: Any) -> Crop | None:
     return None
 
 
-def _random_crop(step: Any) -> Crop | None:
+def _random_crop(step: Any) -> RandomCrop | None:
     """Return the crop of a RandomCrop; raises ValueError for numbers that the decoder does not take."""
     if not step.padding and not step.pad_if_needed:
         # Smaller images are not enlarged: they go through the step itself, see Pipeline.least.
@@ -121,6 +124,77 @@ def _random_crop(step: Any) -> Crop | None:
     if step.padding_mode != "constant" or not isinstance(fill, (int, Sequence)):
         return None
     return RandomCrop(pair(step.size), padding=padding, pad_if_needed=bool(step.pad_if_needed), fill=fill)
+
+
+class DetectionCrop(NamedTuple):
+    """A crop that several steps of torchvision are together.
+
+    Attributes:
+        crop: The crop.
+        last: Position of the last of these steps.
+        resize: Position of the one that resizes.
+    """
+
+    crop: Crop
+    last: int
+    resize: int
+
+
+def detection_crop_of(steps: list[Step], position: int) -> DetectionCrop | None:
+    """Return the crop that begins with a RandomIoUCrop, ScaleJitter or RandomShortestSize; None for others.
+
+    Images of several sizes are no batch: the first two need the step behind them that makes one size, and
+    images of RandomShortestSize are padded to the largest.
+    """
+    step: Any = steps[position]
+    try:
+        if name_of(step) == "RandomShortestSize":
+            names = {name_of(each) for each in steps[position + 1 :]}
+            if step.max_size is None or names & GEOMETRIC - {"RandomHorizontalFlip"}:
+                return None
+            shortest = RandomShortestSize([*step.min_size], int(step.max_size))
+            return DetectionCrop(shortest, position, position)
+        last = _sizing(steps, position)
+        if last is None:
+            return None
+        sizing: Any = steps[last]
+        if name_of(step) == "ScaleJitter":
+            given = _random_crop(sizing)
+            if given is None or not given.pad_if_needed or given.padding is not None:
+                return None
+            # torchvision compares the second number of target_size with the height.
+            jitter = ScaleJitter(
+                given.size, tuple(step.scale_range), pair(step.target_size)[::-1], given.fill, anywhere=True
+            )
+            return DetectionCrop(jitter, last, position)
+        size = pair(sizing.size)
+        overlaps = RandomIoUCrop(
+            size,
+            step.min_scale,
+            step.max_scale,
+            step.min_aspect_ratio,
+            step.max_aspect_ratio,
+            tuple(step.options),
+            step.trials,
+        )
+        return DetectionCrop(overlaps, last, last)
+    except ValueError:  # numbers that only torchvision takes
+        return None
+
+
+def _sizing(steps: list[Step], position: int) -> int | None:
+    """Return the position of the step that gives all images one size; None if there is another one before."""
+    wanted = {"ScaleJitter": "RandomCrop", "RandomIoUCrop": "Resize"}[name_of(steps[position])]
+    between = {*NOTHING, "RandomHorizontalFlip", "SanitizeBoundingBoxes"}
+    for last in range(position + 1, len(steps)):
+        step: Any = steps[last]
+        name = name_of(step)
+        if name == wanted:
+            is_one_size = wanted == "RandomCrop" or (step.max_size is None and shorter_side(step) is None)
+            return last if is_one_size and step.size is not None else None
+        if name not in between:
+            return None
+    return None
 
 
 def pair(size: Any) -> tuple[int, int]:
