@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from . import library
 from .checks import checked_size
 from .decode import MAX_PIXELS, Fidelity, Interpolation, _call, _check_batch, _check_method
 
@@ -25,7 +26,8 @@ class Gathered(NamedTuple):
             ``decode_batch`` decodes. Of damaged images some are found here, others by ``decode_gathered``.
         size: (height, width) of the results in pixels.
         channels: 3 for RGB, 1 for gray.
-        work: Bytes of memory that a device needs to decode all images at once.
+        work: Bytes of memory that a device needs to decode all images at once; about 0.9 MB for a crop of
+            500 x 375. 0 if torch.compile has traced ``gather_tiles``: a GPU cannot decode that.
 
     Example:
         >>> boxes = torch.tensor([[40, 100, 256, 256]], dtype=torch.int32)
@@ -110,19 +112,26 @@ _WORK_AT = 48
 
 
 def decode_gathered(gathered: Gathered, *, threads: int | None = None) -> tuple[Tensor, Tensor]:
-    """Decode what ``gather_tiles`` gathered: the bytes of ``decode_batch``, on the CPU by plain code.
+    """Decode what ``gather_tiles`` gathered, on the device where its data are: the bytes of ``decode_batch``.
+
+    On the CPU this is plain code without vectors, about twelve times as slow as ``decode_batch``: it defines
+    what a device computes. On CUDA it is unproven so far: its kernels compile, and give the same bytes in an
+    emulation, but no GPU has run them. ``gathered._replace(data=gathered.data.to("cuda"))`` takes the tiles
+    there; the call then waits for nothing.
 
     Args:
-        gathered: What ``gather_tiles`` returned.
-        threads: Number of threads, by default ``torch.get_num_threads()``.
+        gathered: What ``gather_tiles`` returned, its ``data`` on any device.
+        threads: Number of threads on the CPU, by default ``torch.get_num_threads()``.
 
     Returns:
-        Images, uint8 ``[B, channels, height, width]`` in channels_last order, and int32 ``[B]``, the
-        ``Status`` of each. An image that was not gathered, or is damaged, is zeros; ``decode_batch`` may
-        still decode such a JPEG, because it leaves what is not regular to libjpeg.
+        On the device of the data: images, uint8 ``[B, channels, height, width]`` in channels_last order, and
+        int32 ``[B]``, the ``Status`` of each. An image that was not gathered, or is damaged, is zeros;
+        ``decode_batch`` may still decode such a JPEG, because it leaves what is not regular to libjpeg.
 
     Raises:
-        ValueError: If the data were not made by this version for as many images of that size.
+        ValueError: If the data were not made by this version for as many images of that size. On CUDA all
+            images are ``CORRUPT`` instead.
+        BuildError: If the CUDA operators do not work on the GPU of the data.
 
     Example:
         >>> boxes = torch.tensor([[40, 100, 256, 256]], dtype=torch.int32)
@@ -133,6 +142,9 @@ def decode_gathered(gathered: Gathered, *, threads: int | None = None) -> tuple[
     if threads is not None and threads < 1:
         raise ValueError(f"threads={threads!r} must be at least 1")
     (height, width), count = gathered.size, len(gathered.status)
+    _check_data(gathered.data)
+    if gathered.data.device.type == "cuda" and not torch.compiler.is_compiling():
+        library.require_cuda(gathered.data.device)
 
     def decode() -> tuple[Tensor, Tensor]:
         images, status = torch.ops.tarpeg.decode_gathered(
