@@ -13,4 +13,4 @@ export TARPEG_SANITIZE=address,undefined TARPEG_LIB_DIR=$PWD/build/asan PYTHONPA
 env LD_PRELOAD="$preload" TARPEG_NO_BUILD=1 \
   ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:detect_odr_violation=0:malloc_context_size=4:quarantine_size_mb=16 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
   "$1" -m pytest -q -p no:cacheprovider --timeout=900 \
-  tests/ops/test_{decode_crop,decode_batch,tile_jpeg,pack_jpeg,regular_streams,warp_affine,augment_batch,read_masks,fill_outlines,scan_objects}.py "${@:2}"
+  tests/ops/test_{decode_crop,decode_batch,tile_jpeg,pack_jpeg,regular_streams,warp_affine,augment_batch,read_masks,fill_outlines,scan_objects,gather}.py "${@:2}"

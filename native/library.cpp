@@ -30,6 +30,12 @@ STABLE_TORCH_LIBRARY(tarpeg, m) {
       "bool exact, int max_pixels, Tensor? scale_shift, Tensor(a!)[] out, int threads, "
       "Tensor? places=None) -> Tensor");
   m.def(
+      "gather_tiles(Tensor[] images, Tensor boxes, int height, int width, Tensor? flip, str interpolation, "
+      "bool antialias, bool exact, int max_pixels, int threads, int channels) -> (Tensor, Tensor)");
+  m.def(
+      "decode_gathered(Tensor data, int count, int height, int width, int channels, int work, int threads) "
+      "-> (Tensor, Tensor)");
+  m.def(
       "warp_affine(Tensor images, Tensor matrices, float[] fill, bool nearest, bool inverse, bool fresh, "
       "Tensor(a!) out) -> ()");
   m.def(

@@ -103,6 +103,11 @@ if TYPE_CHECKING:
         tile_jpeg as tile_jpeg,
         unpack_jpeg as unpack_jpeg,
     )
+    from .ops.gather import (
+        Gathered as Gathered,
+        decode_gathered as decode_gathered,
+        gather_tiles as gather_tiles,
+    )
     from .ops.programs import Op as Op, run_programs as run_programs
     from .sampling.buckets import AspectBuckets as AspectBuckets
     from .sampling.crops import (
@@ -176,6 +181,7 @@ _NAMES = {
     "loader.text": "Text Tokens",
     "ops.matrices": "matrices",
     "ops.augment": "augment_batch warp_affine",
+    "ops.gather": "Gathered decode_gathered gather_tiles",
     "ops.decode": "decode_batch decode_crop image_sizes pack_jpeg tile_jpeg unpack_jpeg",
     "ops.programs": "Op run_programs",
     "sampling.crops": "CenterCrop Progressive RandomCrop RandomResizedCrop Whole",

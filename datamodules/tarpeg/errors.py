@@ -94,6 +94,7 @@ class Status(enum.IntEnum):
     UNSUPPORTED = 5  # such as a JPEG of 12 bits, a TIFF of floats: Pillow refuses or clips it
     TOO_LARGE = 6  # more pixels than max_pixels
     LATER_VERSION = 7  # a packed image that a later tarpeg made
+    NOT_GATHERED = 8  # neither tiled nor packed: gather_tiles leaves it to decode_batch
 
 
 _FEW_BAD = 10

@@ -20,6 +20,8 @@ const char* describe(Status status) noexcept {
       return "more pixels than max_pixels";
     case Status::kLaterVersion:
       return "a packed image of a later version, made by a later tarpeg: update tarpeg";
+    case Status::kNotGathered:
+      return "neither a tiled JPEG nor a packed image: gather_tiles leaves it to decode_batch";
     case Status::kBoxOutside:
       return "the box is outside the image";
     case Status::kOutOfMemory:

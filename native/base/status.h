@@ -14,6 +14,7 @@ enum class Status : int32_t {
   kUnsupported = 5,
   kTooLarge = 6,
   kLaterVersion = 7,
+  kNotGathered = 8,
   // Never returned to Python: the operator raises an error.
   kBoxOutside = -1,
   kOutOfMemory = -2,

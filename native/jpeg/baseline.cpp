@@ -99,9 +99,11 @@ bool Frame::is_halved(int component, int reduction, int count) const noexcept {
          (components[component].across == across || components[component].down == down);
 }
 
-bool BaselineStream::parse(const uint8_t* data, size_t size, const Header& header, RowRange rows) {
+bool BaselineStream::parse(const uint8_t* data, size_t size, const Header& header, RowRange rows,
+                           bool decodes) {
   data_ = data;
   size_ = size;
+  decodes_ = decodes;
   height = header.height;
   width = header.width;
   interval = component_count = 0;
@@ -255,7 +257,7 @@ bool BaselineStream::parse_scan(const uint8_t* body, size_t length) {
     if ((!has_dc_[component.dc_table] || !has_ac_[component.ac_table]) && !assume_tables()) return false;
     if (!has_dc_[component.dc_table] || !has_ac_[component.ac_table]) return false;
     std::memcpy(component.quantisers, quantisers_[tables_[i]], sizeof component.quantisers);
-    bool is_new_dc = true, is_new_ac = true;
+    bool is_new_dc = decodes_, is_new_ac = decodes_;
     for (int before = 0; before < i; ++before) {
       is_new_dc &= components[before].dc_table != component.dc_table;
       is_new_ac &= components[before].ac_table != component.ac_table;

@@ -67,8 +67,8 @@ struct BaselineStream : Frame {
   // Reads everything up to the end of the scan, whose markers must be exactly the restart markers that the
   // frame and the interval require, and EOI. False if anything is not regular:
   // libjpeg then decodes the file. If the file is decodable and has an index (Note [row index]), only the
-  // segments of `rows` are found and judged.
-  bool parse(const uint8_t* data, size_t size, const Header& header, RowRange rows = {});
+  // segments of `rows` are found and judged. Unless `decodes`, tables are read, but not filled for decoding.
+  bool parse(const uint8_t* data, size_t size, const Header& header, RowRange rows = {}, bool decodes = true);
 
   size_t bytes() const noexcept { return held_bytes(starts, ends); }
 
@@ -95,6 +95,7 @@ struct BaselineStream : Frame {
 
   const uint8_t* data_ = nullptr;
   size_t size_ = 0;
+  bool decodes_ = true;
   const uint8_t* index_ = nullptr;  // behind its head
   size_t index_bytes_ = 0;
   uint16_t quantisers_[4][64];

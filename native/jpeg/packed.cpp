@@ -121,11 +121,19 @@ void PackedImage::prefetch(int row, int tile) const noexcept {
   for (size_t at = bytes.begin; at < end; at += kLine) __builtin_prefetch(data_ + at);
 }
 
-bool PackedImage::unpack(int row, int tile, int wanted, TileScratch* scratch, Block* blocks) const noexcept {
+bool PackedImage::find(int row, int tile, const uint8_t** data, uint32_t* size) const noexcept {
   const Extent bytes = extent(row, tile);
   if (bytes.begin > bytes.end || bytes.end + kTileMargin > size_) return false;
-  return unpack_tile(data_ + bytes.begin, bytes.end - bytes.begin, size_t{1} << unit_, shape(tile), wanted,
-                     scratch, blocks);
+  *data = data_ + bytes.begin;
+  *size = static_cast<uint32_t>(bytes.end - bytes.begin);
+  return true;
+}
+
+bool PackedImage::unpack(int row, int tile, int wanted, TileScratch* scratch, Block* blocks) const noexcept {
+  const uint8_t* data;
+  uint32_t size;
+  return find(row, tile, &data, &size) &&
+         unpack_tile(data, size, size_t{1} << unit_, shape(tile), wanted, scratch, blocks);
 }
 
 }  // namespace tarpeg

@@ -33,6 +33,9 @@ struct PackedImage : Frame {
   // The blocks of the first `wanted` components of a tile. False if it is damaged.
   bool unpack(int row, int tile, int wanted, TileScratch* scratch, Block* blocks) const noexcept;
   TileShape shape(int tile) const noexcept;
+  // The bytes of a tile, after which kTileMargin more can be read. False if it is not within the file.
+  bool find(int row, int tile, const uint8_t** data, uint32_t* size) const noexcept;
+  int unit() const noexcept { return unit_; }  // log2
   // Requests the bytes of a tile from memory: rows of tiles are too short for the processor's own prefetcher.
   void prefetch(int row, int tile) const noexcept;
 

@@ -22,10 +22,12 @@ from helpers.pictures import (
     TOLERANCE,
     drawn,
     final_pass,
+    jpeg,
     noise,
     parts,
     programs,
     shrinking,
+    tensor,
 )
 from helpers.scripts import PATHS, run_python, write_program
 from tarpeg.errors import BuildError
@@ -154,7 +156,28 @@ def in_one_call(device: str, size: tuple[int, int], seed: int):
         yield (order, dtype, number), result.cpu()
 
 
+def gathered(device: str):
+    """Images and statuses of decode_gathered for every way from tiles to pixels, also damaged, on the CPU."""
+    sources = [tensor(jpeg(kind, 61, 93, seed)) for seed, kind in enumerate(("420", "411", "440", "gray"))]
+    files = [make(source, 16) for source in sources for make in (tarpeg.tile_jpeg, tarpeg.pack_jpeg)]
+    files.append(tensor(jpeg("cmyk", 61, 93)))
+    boxes = torch.tensor([[3, 5, 40, 70]] * len(files), dtype=torch.int32)
+    flip = torch.arange(len(files)) % 3 == 0
+    methods = (("bilinear", "fast"), ("bilinear", "exact"), ("bicubic", "exact"), ("lanczos", "fast"))
+    sizes = ((13, 31), (40, 70), (5, 8))  # of (5, 8) means are resampled
+    for size, channels, (method, fidelity) in itertools.product(sizes, (1, 3), methods):
+        options = {"interpolation": method, "fidelity": fidelity, "channels": channels}
+        found = tarpeg.gather_tiles(files, boxes, size, flip, **options)
+        broken = found.data.clone()
+        for number, at in enumerate(torch.linspace(64, len(broken) - 65, 9).long().tolist()):
+            broken[at] ^= 1 << number % 8
+        for data in (found.data, broken):
+            images, status = tarpeg.decode_gathered(found._replace(data=data.to(device)))
+            yield (size, options), torch.cat([images.flatten(), status.byte()]).cpu()
+
+
 def everything(device: str):
+    yield from gathered(device)
     yield from shrunk(device)
     yield from nans(device)
     yield from in_parts(device)
@@ -234,7 +257,7 @@ def test_emulated_kernels_give_the_bits_of_the_cpu(tmp_path):
     ]
     options = "detect_leaks=0:detect_odr_violation=0:malloc_context_size=4:quarantine_size_mb=16"
     printed = run(EMULATED, emulated, LD_PRELOAD=" ".join(found), ASAN_OPTIONS=options)
-    assert int(printed) == 2 * 9 + 2 * 4 * 2 + 8 + len(SHAPES) * (
+    assert int(printed) == 2 * 24 + 2 * 9 + 2 * 4 * 2 + 8 + len(SHAPES) * (
         7 * 2 * 4 * 2 + 3 * 2 * 4 * 2 + 32 + 12 + 16
     )
 
@@ -293,7 +316,7 @@ def test_the_emulation_finds_mistakes_of_kernels(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_compiles_as_fast_as_20_files_with_regular_expressions_and_loads_without_a_gpu(tmp_path, monkeypatch):
-    """39 seconds of one job, 61 at most, where such a file takes 3.05: a machine that is busy gets more.
+    """47 seconds of one job, 61 at most, where such a file takes 3.05: a machine that is busy gets more.
 
     It is the processor time of the compilers, also of those that the test of wheels has run.
     """
@@ -316,7 +339,7 @@ def test_compiles_as_fast_as_20_files_with_regular_expressions_and_loads_without
     assert compiler.build_cuda(directories=[tmp_path]) == built, "once"
     run(
         "import torch, tarpeg; tarpeg.warp_affine; torch.ops.load_library(path)\n"
-        "for name in ('warp_affine', 'run_batch'):\n"
+        "for name in ('warp_affine', 'run_batch', 'decode_gathered'):\n"
         "    assert torch._C._dispatch_has_kernel_for_dispatch_key('tarpeg::' + name, 'CUDA'), name\n",
         built,
     )

@@ -326,7 +326,7 @@ def test_what_native_files_include(path):
 def test_native_rooms():
     assert [path.name for path in (ROOT / "native").glob("*") if path.is_file()] == ["library.cpp"]
     rooms = {path.name for path in (ROOT / "native").iterdir() if path.is_dir()}
-    assert rooms == {"ops", "jpeg", "png", "json", "image", "batch", "base", "cuda"}
+    assert rooms == {"ops", "jpeg", "png", "json", "image", "gather", "batch", "base", "cuda"}
 
 
 def test_tests_mirror_the_rooms_and_import_only_helpers():

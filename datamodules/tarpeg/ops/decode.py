@@ -358,25 +358,7 @@ def decode_batch(
         (torch.Size([2, 3, 224, 224]), [0, 0])
     """
     height, width = checked_size(size, 1, 65535)
-    if not isinstance(boxes, Tensor):
-        raise ValueError(
-            f"boxes={boxes!r} must be an int32 tensor [{len(jpegs)}, 4], one box for each image: "
-            "torch.tensor([[top, left, height, width], ...], dtype=torch.int32)"
-        )
-    if flip is not None and not isinstance(flip, Tensor):
-        raise ValueError(f"flip={flip!r} must be a bool tensor [{len(jpegs)}], or None")
-    if interpolation not in (names := get_args(Interpolation)):
-        raise ValueError(f"interpolation={interpolation!r} must be one of {', '.join(map(repr, names))}")
-    if not antialias and interpolation in ("lanczos", "box", "area"):
-        raise ValueError(
-            f"antialias=False needs interpolation 'bilinear' or 'bicubic', got {interpolation!r}"
-        )
-    if fidelity not in ("fast", "exact"):
-        raise ValueError(f"fidelity must be 'fast' or 'exact', got {fidelity!r}")
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads={threads!r} must be at least 1")
-    if channels not in (1, 3):
-        raise ValueError(f"channels={channels!r} must be 3, RGB, or 1, gray")
+    _check_method(boxes, len(jpegs), flip, channels, interpolation, antialias, fidelity, threads)
     numbers = scale_and_shift(mean, std, dtype, channels)
     scale_shift = None if numbers is None else torch.tensor(numbers, dtype=torch.float32, device="cpu")
     if out is not None:
@@ -435,6 +417,38 @@ def decode_sizes(
     return _call(decode, lambda: _check_batch(jpegs, boxes, flip))
 
 
+def _check_method(
+    boxes: Tensor,
+    count: int,
+    flip: Tensor | None,
+    channels: int,
+    interpolation: str,
+    antialias: bool,
+    fidelity: str,
+    threads: int | None,
+) -> None:
+    """Raise ValueError for arguments, other than tensors of a wrong shape, that no operator would take."""
+    if not isinstance(boxes, Tensor):
+        raise ValueError(
+            f"boxes={boxes!r} must be an int32 tensor [{count}, 4], one box for each image: "
+            "torch.tensor([[top, left, height, width], ...], dtype=torch.int32)"
+        )
+    if flip is not None and not isinstance(flip, Tensor):
+        raise ValueError(f"flip={flip!r} must be a bool tensor [{count}], or None")
+    if interpolation not in (names := get_args(Interpolation)):
+        raise ValueError(f"interpolation={interpolation!r} must be one of {', '.join(map(repr, names))}")
+    if not antialias and interpolation in ("lanczos", "box", "area"):
+        raise ValueError(
+            f"antialias=False needs interpolation 'bilinear' or 'bicubic', got {interpolation!r}"
+        )
+    if fidelity not in ("fast", "exact"):
+        raise ValueError(f"fidelity must be 'fast' or 'exact', got {fidelity!r}")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads={threads!r} must be at least 1")
+    if channels not in (1, 3):
+        raise ValueError(f"channels={channels!r} must be 3, RGB, or 1, gray")
+
+
 def _call(operator: Callable[[], T], check: Callable[[], None]) -> T:
     """Call an operator; raise an error of the right Python type if it refuses its arguments."""
     if torch.compiler.is_compiling():
@@ -447,8 +461,9 @@ def _call(operator: Callable[[], T], check: Callable[[], None]) -> T:
         raise _translated(error) from None
 
 
-def _check_batch(jpegs: Sequence[Tensor], boxes: Tensor, flip: Tensor | None) -> None:
-    _check_jpegs(jpegs)
+def _check_batch(jpegs: Sequence[Tensor], boxes: Tensor, flip: Tensor | None, *, name: str = "jpegs") -> None:
+    """Raise ValueError for tensors that do not belong together; ``name`` is that of the list of files."""
+    _check_jpegs(jpegs, name)
     if boxes.ndim != 2 or boxes.shape[0] != len(jpegs) or boxes.shape[1] != 4 or boxes.dtype != torch.int32:
         got = f"{boxes.dtype} {list(boxes.shape)}"
         raise ValueError(f"boxes must be int32 [{len(jpegs)}, 4], one box for each image, got {got}")
@@ -456,9 +471,9 @@ def _check_batch(jpegs: Sequence[Tensor], boxes: Tensor, flip: Tensor | None) ->
         raise ValueError(f"flip must be bool [{len(jpegs)}], got {flip.dtype} {list(flip.shape)}")
 
 
-def _check_jpegs(jpegs: Sequence[Tensor]) -> None:
+def _check_jpegs(jpegs: Sequence[Tensor], name: str = "jpegs") -> None:
     for index, jpeg in enumerate(jpegs):
-        _check_jpeg(jpeg, f"jpegs[{index}]")
+        _check_jpeg(jpeg, f"{name}[{index}]")
 
 
 def _check_jpeg(jpeg: Tensor, where: str) -> None:
@@ -487,6 +502,8 @@ def _translated(error: RuntimeError) -> Exception:
     message = str(error).partition("\nException raised from")[0]
     if "[decode] " in message:
         return DecodeError(message.partition("[decode] ")[2])
+    if "gather_tiles of this version" in message:
+        return ValueError(message)
     if "is outside" in message:
         begin = message.find("boxes[") if "boxes[" in message else message.find("box (")
         return ValueError(message[begin:])

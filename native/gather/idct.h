@@ -1,0 +1,148 @@
+#pragma once
+
+#include "gather/entropy.h"
+
+// Blocks of coefficients to samples of a plane: the arithmetic of jpeg/idct.cpp and jpeg/means.cpp, one block
+// at a time. Sums of 16 bits wrap; the results of the first pass saturate.
+namespace tarpeg::gather {
+
+// jpeg/idct_code.h has the same numbers, for the CPU alone.
+constexpr int k0298 = 2446, k0390 = 3196, k0541 = 4433, k0765 = 6270, k0899 = 7373, k1175 = 9633,
+              k1501 = 12299, k1847 = 15137, k1961 = 16069, k2053 = 16819, k2562 = 20995, k3072 = 25172;
+constexpr int k0211 = 1730, k0509 = 4176, k0601 = 4926, k1061 = 8697, k1451 = 11893, k2172 = 17799;
+constexpr int kConstBits = 13, kPassBits = 2;
+constexpr int kFirstShift = kConstBits - kPassBits, kSecondShift = kConstBits + kPassBits + 3;
+constexpr int kHalvedShift = kConstBits - kPassBits + 1;
+
+template <int kShift>
+TARPEG_HD int16_t descaled(uint32_t sum) {
+  int value = static_cast<int>(sum + (1u << (kShift - 1))) >> kShift;
+  if (kShift < 16) value = within(value, -32768, 32767);
+  return static_cast<int16_t>(value);
+}
+
+TARPEG_HD uint8_t level_of(int16_t number) {
+  return static_cast<uint8_t>(within(static_cast<int16_t>(number + 128), 0, 255));
+}
+
+// Eight numbers that are `step` apart.
+template <int kShift>
+TARPEG_HD void transform(int16_t* numbers, int step) {
+  const int16_t i0 = numbers[0], i1 = numbers[step], i2 = numbers[2 * step], i3 = numbers[3 * step],
+                i4 = numbers[4 * step], i5 = numbers[5 * step], i6 = numbers[6 * step],
+                i7 = numbers[7 * step];
+  const int even2 = i2 * k0541 + i6 * (k0541 - k1847), even3 = i2 * (k0541 + k0765) + i6 * k0541;
+  const int16_t sum04 = static_cast<int16_t>(i0 + i4), rest04 = static_cast<int16_t>(i0 - i4);
+  const int even0 = sum04 * (1 << kConstBits), even1 = rest04 * (1 << kConstBits);
+  const int t10 = even0 + even3, t13 = even0 - even3, t11 = even1 + even2, t12 = even1 - even2;
+  const int16_t s3 = static_cast<int16_t>(i7 + i3), s4 = static_cast<int16_t>(i5 + i1);
+  const int z3 = s3 * (k1175 - k1961) + s4 * k1175, z4 = s3 * k1175 + s4 * (k1175 - k0390);
+  const int odd0 = i7 * (k0298 - k0899) + i1 * -k0899 + z3, odd3 = i7 * -k0899 + i1 * (k1501 - k0899) + z4;
+  const int odd1 = i5 * (k2053 - k2562) + i3 * -k2562 + z4, odd2 = i5 * -k2562 + i3 * (k3072 - k2562) + z3;
+  numbers[0] = descaled<kShift>(static_cast<uint32_t>(t10 + odd3));
+  numbers[step] = descaled<kShift>(static_cast<uint32_t>(t11 + odd2));
+  numbers[2 * step] = descaled<kShift>(static_cast<uint32_t>(t12 + odd1));
+  numbers[3 * step] = descaled<kShift>(static_cast<uint32_t>(t13 + odd0));
+  numbers[4 * step] = descaled<kShift>(static_cast<uint32_t>(t13 - odd0));
+  numbers[5 * step] = descaled<kShift>(static_cast<uint32_t>(t12 - odd1));
+  numbers[6 * step] = descaled<kShift>(static_cast<uint32_t>(t11 - odd2));
+  numbers[7 * step] = descaled<kShift>(static_cast<uint32_t>(t10 - odd3));
+}
+
+// Four means of two neighbours each, of eight numbers, of which the fifth does not count.
+template <int kShift>
+TARPEG_HD void halve(int16_t* numbers, int step) {
+  const auto times = [numbers, step](int k, int factor) {
+    return static_cast<uint32_t>(numbers[k * step] * factor);
+  };
+  const uint32_t center = static_cast<uint32_t>(static_cast<int>(numbers[0])) << (kConstBits + 1);
+  const uint32_t even = times(2, k1847) - times(6, k0765);
+  const uint32_t odd1 = times(1, k1061) - times(3, k2172) + times(5, k1451) - times(7, k0211);
+  const uint32_t odd0 = times(1, k2562) + times(3, k0899) - times(5, k0601) - times(7, k0509);
+  numbers[0] = descaled<kShift>(center + even + odd0);
+  numbers[step] = descaled<kShift>(center - even + odd1);
+  numbers[2 * step] = descaled<kShift>(center - even - odd1);
+  numbers[3 * step] = descaled<kShift>(center + even - odd0);
+}
+
+TARPEG_HD bool is_zero(const int16_t* numbers, int count) {
+  int all = 0;
+  for (int i = 0; i < count; ++i) all |= numbers[i];
+  return all == 0;
+}
+
+// Samples of a block, 8 in a row: 8 x 8, or the first 4 of 4 rows. `numbers`: 64 of scratch.
+TARPEG_HD void inverse_dct(const int16_t* coefficients, const uint16_t* quantisers, bool is_halved,
+                           int16_t* numbers, uint8_t* samples) {
+  const bool is_flat = is_halved ? is_zero(coefficients + 8, 24) && is_zero(coefficients + 40, 24)
+                                 : is_zero(coefficients + 8, 56);
+  for (int i = 0; i < 64; ++i) numbers[i] = static_cast<int16_t>(coefficients[i] * quantisers[i]);
+  const int side = is_halved ? 4 : 8;
+  for (int x = 0; x < 8; ++x) {
+    if (is_flat) {  // Note [flat columns] in jpeg/idct.cpp
+      const int16_t shifted = static_cast<int16_t>(numbers[x] * (1 << kPassBits));
+      for (int y = 0; y < 8; ++y) numbers[8 * y + x] = shifted;
+    } else if (is_halved) {
+      halve<kHalvedShift>(numbers + x, 8);
+    } else {
+      transform<kFirstShift>(numbers + x, 8);
+    }
+  }
+  for (int y = 0; y < side; ++y) {
+    int16_t* const row = numbers + 8 * y;
+    if (is_halved) {
+      halve<kHalvedShift + 2 * kPassBits + 3>(row, 1);
+    } else {
+      transform<kSecondShift>(row, 1);
+    }
+    for (int x = 0; x < side; ++x) samples[8 * y + x] = level_of(row[x]);
+  }
+}
+
+TARPEG_HD int log2_of(int power) {
+  int log = 0;
+  while (1 << log < power) ++log;
+  return log;
+}
+
+// Block `number` of those of a plane that are decoded. If the image ends in it, its last samples are repeated
+// where means are made: the rest is not part of the picture.
+TARPEG_HD void transform_block(const Plan& plan, int component, int number, uint8_t* memory) {
+  const Plane& plane = plan.planes[component];
+  const int across = plane.last_column - plane.first_column + 1;
+  const int row = plane.first_row + number / across, column = plane.first_column + number % across;
+  int16_t numbers[64];
+  uint8_t block[64];
+  const bool is_halved = plane.side == 4;
+  inverse_dct(block_at(plane, row, column, memory), plan.image.quantisers[component], is_halved, numbers,
+              block);
+  uint8_t* const out = memory + plane.samples +
+                       static_cast<int64_t>(row * plane.block_rows - plane.top) * plane.columns +
+                       column * plane.block_columns - plane.left;
+  const int halved = 8 / plane.side;
+  const int down_by = plane.down_by / halved, across_by = plane.across_by / halved,
+            count = down_by * across_by;
+  if (count == 1) {
+    for (int y = 0; y < plane.side; ++y) {
+      for (int x = 0; x < plane.side; ++x)
+        out[static_cast<int64_t>(y) * plane.columns + x] = block[8 * y + x];
+    }
+    return;
+  }
+  const int shift = log2_of(count);
+  const int last_y = most(0, ceil_div(plane.whole_height, halved) - row * plane.side - 1);
+  const int last_x = most(0, ceil_div(plane.whole_width, halved) - column * plane.side - 1);
+  for (int y = 0; y < plane.block_rows; ++y) {
+    for (int x = 0; x < plane.block_columns; ++x) {
+      int sum = count / 2 - x % 2;  // means of means do not drift upwards
+      for (int i = 0; i < count; ++i) {
+        const int from_y = least(y * down_by + i / across_by, last_y);
+        const int from_x = least(x * across_by + i % across_by, last_x);
+        sum += block[8 * from_y + from_x];
+      }
+      out[static_cast<int64_t>(y) * plane.columns + x] = static_cast<uint8_t>(sum >> shift);
+    }
+  }
+}
+
+}  // namespace tarpeg::gather
