@@ -103,8 +103,9 @@ def make_shards(
     """Write a source to shards ``out/{prefix}-000000.tar`` and following, with ``key.jpg`` and ``key.cls``.
 
     Scenes and images with annotations have ``key.json`` and ``key.png`` in place of ``key.cls``. A shard gets
-    its name when it is complete. Shards that ``make_shards`` wrote under this prefix are replaced if one of
-    their first samples is in the source; those of another source only with ``replace``.
+    its name when it is complete, and beside it a file with the sizes of its images, ``.tarpeg.sizes``. Shards
+    that ``make_shards`` wrote under this prefix are replaced if one of their first samples is in the source;
+    those of another source only with ``replace``.
 
     Args:
         out: Folder of the shards.
