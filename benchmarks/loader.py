@@ -244,12 +244,28 @@ class LoaderRun:
                 processor=statistics.median(1e6 * one.processor / one.images for one in timings[who]),
                 first=first,
                 rates=tuple(rates),
+                timings=tuple((one.images, one.seconds, one.processor) for one in timings[who]),
             )
 
 
 def _median_ratio(rates: Sequence[float], others: Sequence[float]) -> float:
     # Round by round: the load of other programs changes more slowly than that.
     return statistics.median(rate / other for rate, other in zip(rates, others, strict=True))
+
+
+def speeds(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a line per group: speed relative to its first contestant by each clock, medians over rounds."""
+    for group in dict.fromkeys(row.group for row in rows):
+        first, *others = (row for row in rows if row.group == group)
+        found = []
+        for row in others:
+            by_clock = (_median_ratio(_rates(row, clock), _rates(first, clock)) for clock in ("wall", "cpu"))
+            found.append(f"{row.name} {' and '.join(f'{ratio:.2f}x' for ratio in by_clock)}")
+        yield f"speed by wall time and by processor time, {group}: {'; '.join(found)}"
+
+
+def _rates(row: Row, clock: str) -> list[float]:
+    return [Timing(*one).rate(clock, 1) for one in row.timings]
 
 
 def measure_loaders(run: LoaderRun) -> Report:

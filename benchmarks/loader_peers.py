@@ -67,8 +67,8 @@ def from_webdataset(
     return _loaded(pipeline, workers, batch_size=None)
 
 
-def _loose(data: LoaderData) -> Path:
-    """Folder of the photographs as LABEL/NUMBER.jpg."""
+def loose_files(data: LoaderData) -> Path:
+    """Return the folder of the photographs as LABEL/NUMBER.jpg."""
 
     def make(folder: Path) -> None:
         for number, (jpeg, label) in enumerate(data.samples()):
@@ -81,7 +81,7 @@ def _loose(data: LoaderData) -> Path:
 
 def _files(data: LoaderData, group: str, workers: int) -> Batches:
     datasets = importlib.import_module("torchvision.datasets")
-    folder = datasets.ImageFolder(_loose(data), _torchvision(group), loader=_read_bytes)
+    folder = datasets.ImageFolder(loose_files(data), _torchvision(group), loader=_read_bytes)
     epoch: Any = ConcatDataset([folder] * REPEATS)
     return _loaded(epoch, workers, batch_size=BATCH, shuffle=True, drop_last=True)
 
@@ -134,7 +134,7 @@ def _streaming(data: LoaderData, group: str, workers: int) -> Batches:
 def _spdl(data: LoaderData, group: str, workers: int) -> Batches:
     io, pipeline = importlib.import_module("spdl.io"), importlib.import_module("spdl.pipeline")
     crop, generator = RandomResizedCrop(SIZE), np.random.default_rng(0)
-    files = sorted(_loose(data).glob("*/*.jpg"))
+    files = sorted(loose_files(data).glob("*/*.jpg"))
     io.demux_image(str(files[0]))  # raises without FFmpeg's libraries; the pipeline would only log that
     scale = 1 / (255 * torch.tensor(STD).reshape(3, 1, 1))
     shift = -torch.tensor(MEAN).reshape(3, 1, 1) / torch.tensor(STD).reshape(3, 1, 1)

@@ -32,6 +32,7 @@ from tarpeg.shards.pillow import as_tensor
 from torch import Tensor
 
 from .augment import AUGMENT_PEERS, augment_contestants, augment_input
+from .buckets import SIZES, measure_buckets
 from .decode_peers import (
     BATCH,
     CROP_PEERS,
@@ -58,6 +59,7 @@ from .decode_peers import (
 from .loader import LoaderRun, measure_loaders
 from .loader_data import Advance, LoaderSettings, Show, size_label
 from .parity import ParitySettings, measure_parity
+from .patches import measure_patches
 from .photos import FolderPhotos
 from .recipes import measure_recipes
 from .replay import measure_replays
@@ -75,7 +77,7 @@ class _Suite(NamedTuple):
     ours: contestants that are always installed, the first of each group before the others of it.
     """
 
-    size: str | tuple[int, int]
+    size: str | tuple[Any, ...]
     images: int
     rounds: int = 7
     work: str = ""
@@ -129,6 +131,8 @@ _SUITES = {
     "dali": _Suite("imagenet", 2048),
     "recipes": _Suite("imagenet", 256, 3),  # torchvision's pipelines take up to a second per image
     "targets": _Suite((480, 640), 256),
+    "buckets": _Suite(SIZES, 256),
+    "patches": _Suite("imagenet", 256),
     "parity": _Suite("imagenet", 0),
 }
 
@@ -149,9 +153,10 @@ def measure(
 ) -> Report:
     """Measure `suite` on `images` synthetic photographs of `size` (see `Photos`), or on real ones.
 
-    suite: crop, resize, views, augment, loader, article, dali, recipes, targets or parity: see
-    conf/bench.yaml. size: None means "article" for crop and article, 480 x 640 for targets, otherwise
-    "imagenet". images: None means 200, for those that load 2048, for recipes and targets 256; rounds: 7, for
+    suite: crop, resize, views, augment, loader, article, dali, recipes, targets, buckets, patches or parity:
+    see conf/bench.yaml. size: None means "article" for crop and article, 480 x 640 for targets, six sizes of
+    around 0.7 megapixels for buckets, otherwise "imagenet". images: None means 200, for those that load 2048,
+    for recipes, targets, buckets and patches 256; rounds: 7, for
     recipes 3. Fewer mislead. A directory of photographs: parts of them, scaled to `size` and stored like the
     synthetic ones; crop and resize without a `size` measure its JPEGs as they are. parts: number of these
     parts, by default as many as synthetic photographs, equally many of each file.
@@ -202,7 +207,9 @@ def measure(
     elif isinstance(photos, FolderPhotos):
         photos = replace(photos, parts=max(1, count // len(photos.files)))
     labels = [] if folder is None else [Path(folder).resolve().name]
-    labels += [] if files else [size_label(photos.size[0])]
+    if not files:
+        is_one = len(photos.size) == 1
+        labels.append(size_label(photos.size[0]) if is_one else f"{len(photos.size)} sizes")
     report = Report(
         suite=suite,
         size="-".join(labels),
@@ -220,6 +227,7 @@ def measure(
             return replace(report, missing=(*notes, *report.missing))
         run = LoaderRun(report, photos, settings, advance, show)
         suites = {"loader": measure_loaders, "recipes": measure_recipes, "targets": measure_targets}
+        suites |= {"buckets": measure_buckets, "patches": measure_patches}
         return suites.get(suite, measure_replays)(run)
 
 

@@ -217,7 +217,7 @@ def train(
     for number in range(epochs):
         for images, labels in epoch():
             optimizer.zero_grad()
-            nn.functional.cross_entropy(net(images), labels).backward()  # type: ignore[no-untyped-call]
+            nn.functional.cross_entropy(net(images), labels).backward()
             optimizer.step()
         schedule.step()
         advance((number + 1) / epochs)

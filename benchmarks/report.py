@@ -68,7 +68,8 @@ class Row(NamedTuple):
     pixels, in levels of 0 to 255; None if they are not compared.
     Decoding and augmenting: microseconds per image. Loaders: images_per_second; processor, the processor time
     of all processes and threads in microseconds per image; first, the seconds to the first batch after
-    set-up; rates, the images per second of each round. Trainings: accuracy and spread, mean and standard
+    set-up; rates, the images per second of each round; timings, its images, seconds and processor seconds.
+    Trainings: accuracy and spread, mean and standard
     deviation of ``accuracies``, fractions of 1.
     """
 
@@ -82,6 +83,7 @@ class Row(NamedTuple):
     processor: float = 0.0
     first: float = 0.0
     rates: tuple[float, ...] = ()
+    timings: tuple[tuple[int, float, float], ...] = ()
     accuracy: float | None = None
     spread: float | None = None
     accuracies: tuple[float, ...] = ()

@@ -9,6 +9,7 @@ import io
 import itertools
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,8 +33,10 @@ PHOTOS, COUNT = Photos(size="big"), 12
 SIDE = 1440  # of the crops that are measured; offsets that no mean begins at
 TOP, LEFT = 31, 277
 # From ratio 1 to 24, with the last size before each limit and the first behind it.
-SIZES = (1440, 1300, 1152, 1008, 900, 800, 721, 720, 640, 560, 480, 411, 360, 320, 288, 262, 241)
-SIZES += (240, 220, 200, 180, 160, 144, 131, 120, 103, 90, 80, 73, 72, 69, 66, 63, 60)
+SIZES = (
+    *(1440, 1300, 1152, 1008, 900, 800, 721, 720, 640, 560, 480, 411, 360, 320, 288, 262, 241),
+    *(240, 220, 200, 180, 160, 144, 131, 120, 103, 90, 80, 73, 72, 69, 66, 63, 60),
+)
 LIMITS = {2: 2, 6: 4, 20: 8}  # ratio: samples that a mean takes from there on
 PROMISED = 0.6
 SHOWN, TARGET = 1344, 224  # ratio 6, where fast differs most
@@ -46,7 +49,8 @@ RAMP = ("#ffffff", "#ffd9a8", "#fba15b", "#e4572e", "#a3243b", "#5b1240", "#220a
 
 def torchvision_v2(image: Tensor, box: tuple[int, int, int, int], size: int) -> Tensor:
     """Crop and resize as torchvision v2 does."""
-    return functional.resized_crop(image, *box, [size, size], antialias=True)
+    resized: Tensor = functional.resized_crop(image, *box, [size, size], antialias=True)
+    return resized
 
 
 def ours(jpeg: Tensor, box: tuple[int, int, int, int], size: int, fidelity: Fidelity) -> Tensor:
@@ -108,7 +112,8 @@ def draw_pictures(figure: Figure, jpeg: Tensor, image: Tensor) -> None:
     caption(0, f"{SHOWN}x{SHOWN} to {TARGET}x{TARGET}: ratio {SHOWN / TARGET:.0f}")
     caption(1, "within one level at every pixel")
     caption(2, "the default, and the quicker")
-    for column, fidelity in ((3, "exact"), (4, "fast")):
+    maps: list[tuple[int, Fidelity]] = [(3, "exact"), (4, "fast")]
+    for column, fidelity in maps:
         apart = distance(results[fidelity], expected)
         axes = place(column, f"|{fidelity} - torchvision|", COLOURS[fidelity])
         worst = apart.amax(dim=0).numpy()  # of R, G and B
@@ -141,7 +146,7 @@ def draw_lines(axes: Axes, curves: dict[Fidelity, np.ndarray], column: int, titl
     ratios = SIDE / np.array(SIZES)
     for fidelity in ("exact", "fast"):
         edges = [0, *(int(np.searchsorted(ratios, limit)) for limit in LIMITS), len(ratios)]
-        style = {"color": COLOURS[fidelity], "linewidth": 2, "marker": "o", "markersize": 3.5}
+        style: dict[str, Any] = {"color": COLOURS[fidelity], "linewidth": 2, "marker": "o", "markersize": 3.5}
         if fidelity == "exact":
             axes.plot(ratios, curves[fidelity][:, column], **style, zorder=4)
             continue

@@ -8,7 +8,9 @@ from __future__ import annotations
 import io
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +33,7 @@ MCU = 16  # pixels: 4:2:0
 SHADE, USED, INK, GRAY = "#33466e", "#e4572e", "#20262d", "#5c6670"
 
 
-def timed_us(work) -> float:
+def timed_us(work: Callable[[], object]) -> float:
     """Time one call of `work`: microseconds of this thread's, so that other work does not count."""
     started = time.thread_time()
     work()
@@ -47,7 +49,8 @@ def washed(image: np.ndarray, strength: float) -> np.ndarray:
     """Take colour and contrast out of what nobody looks at."""
     gray = image.mean(axis=2, keepdims=True)
     pale = 255 - (255 - gray) * 0.35
-    return np.clip(image * (1 - strength) + pale * strength, 0, 255).astype(np.uint8)
+    faded: np.ndarray = np.clip(image * (1 - strength) + pale * strength, 0, 255).astype(np.uint8)
+    return faded
 
 
 def main() -> None:
@@ -80,7 +83,7 @@ def main() -> None:
     left, right = (figure.add_axes((x, 0.165, 0.474, 0.75)) for x in (0.015, 0.511))
 
     left.imshow(image, interpolation="lanczos")
-    shade = {"facecolor": SHADE, "alpha": 0.58, "linewidth": 0}
+    shade: dict[str, Any] = {"facecolor": SHADE, "alpha": 0.58, "linewidth": 0}
     for x, y, wide, high in (
         (0, 0, width, TOP),
         (0, TOP, LEFT, SIDE),
@@ -97,7 +100,7 @@ def main() -> None:
         right.axvline(x - 0.5, color=GRAY, linewidth=0.5, alpha=0.35)
     for y in range(MCU, height, MCU):
         right.axhline(y - 0.5, color=GRAY, linewidth=0.5, alpha=0.35)
-    lit = {"color": "white", "linewidth": 0.7, "alpha": 0.6}
+    lit: dict[str, Any] = {"color": "white", "linewidth": 0.7, "alpha": 0.6}
     right.vlines(np.arange(first + tile, last, tile) - 0.5, above, below, **lit)
     right.hlines(np.arange(above + MCU, below, MCU) - 0.5, first, last, **lit)
     outline = [withStroke(linewidth=5, foreground="white")]

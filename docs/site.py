@@ -127,6 +127,7 @@ def text_of(path: str) -> str:
 def on_config(config: MkDocsConfig) -> None:
     """Put the reference behind the guide."""
     pages = [f"reference/{name}.md" for name in ("index", *SUBJECTS)]
+    assert config.nav is not None, "mkdocs.yml has it"
     config.nav.insert(2, {"Reference": pages})
 
 

@@ -39,6 +39,7 @@ class Net(lightning.LightningModule):
 
 if __name__ == "__main__":
     usage = {"usage": "%(prog)s [--config YAML] [--KEY VALUE ...]"}  # otherwise 70 lines before an error
-    options = {"save_config_kwargs": {"overwrite": True}, "parser_kwargs": {"fit": usage}}
-    cli = LightningCLI(Net, tarpeg.ShardDataModule, **options)
+    cli = LightningCLI(
+        Net, tarpeg.ShardDataModule, save_config_kwargs={"overwrite": True}, parser_kwargs={"fit": usage}
+    )
     print(f"{cli.trainer.global_step} steps, {dict(cli.trainer.callback_metrics)}")

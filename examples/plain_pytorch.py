@@ -5,6 +5,7 @@ On several GPUs: torchrun --nproc-per-node 2 plain_pytorch.py TRAIN_SHARDS VAL_S
 
 import os
 import sys
+from functools import partial
 
 # OpenMP's threads spin while they wait, on cores that worker processes need; before torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -22,17 +23,15 @@ def main(train: str, val: str, epochs: int = 2) -> None:
         if device.type == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         torch.distributed.init_process_group()
-    settings = {"batch_size": 32, "device": device, "seed": 0}
-    train_loader = tarpeg.Loader(
+    make_loader = partial(tarpeg.Loader, batch_size=32, device=device, seed=0)
+    train_loader = make_loader(
         tarpeg.Split(train, tarpeg.RandomResizedCrop(64), flip=0.5),
         augment=tarpeg.Augment(color=tarpeg.ColorJitter(brightness=0.2)),
-        **settings,
     )
-    val_loader = tarpeg.Loader(
+    val_loader = make_loader(
         tarpeg.Split(val, tarpeg.CenterCrop(64, shorter=72)),
         training=False,  # in order, and only normalised
         augment=tarpeg.Augment(),
-        **settings,
     )
     head = (nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, 10))
     net: nn.Module = nn.Sequential(nn.Conv2d(3, 32, 7, stride=4), *head).to(device)
@@ -58,4 +57,4 @@ def main(train: str, val: str, epochs: int = 2) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(sys.argv[1], sys.argv[2])

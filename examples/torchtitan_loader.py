@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 # OpenMP's threads spin while they wait, on cores that worker processes need; before torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -37,6 +37,7 @@ except ImportError:
         class Config:
             """Of a loader; ``build`` makes it."""
 
+            _owner: ClassVar[Any] = None
             dataset: str = ""
             dataset_path: str | None = None
 
@@ -51,7 +52,7 @@ except ImportError:
         def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]: ...
 
 
-class ShardDataLoader(BaseDataLoader):
+class ShardDataLoader(BaseDataLoader):  # type: ignore[misc]
     """The microbatches of one data-parallel rank: ``({"input": images}, labels)``.
 
     Finite epochs end on all ranks in the same step, and every sample comes once. The state is equal on all
@@ -68,7 +69,7 @@ class ShardDataLoader(BaseDataLoader):
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(BaseDataLoader.Config):
+    class Config(BaseDataLoader.Config):  # type: ignore[misc]
         """``dataset_path``: the shards, as a glob, a folder or a brace pattern."""
 
         size: int = 224
@@ -182,7 +183,8 @@ class Training:
             loss.backward()
             total += loss.detach()
         for parameter in self.net.parameters():  # FSDP does this in torchtitan
-            _summed(parameter.grad)
+            if parameter.grad is not None:
+                _summed(parameter.grad)
         self.optimizer.step()
         return float(_summed(total))
 

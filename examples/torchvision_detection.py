@@ -12,6 +12,9 @@ which is not part of its wheels, unchanged. The evaluation needs pycocotools. To
 
 import os
 import sys
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 # OpenMP's threads spin while they wait, on cores that worker processes need; before torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -39,7 +42,7 @@ class WithDataset:
         """Return the number of batches."""
         return len(self.loader)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         """Iterate over the batches of the loader."""
         return iter(self.loader)
 
@@ -62,10 +65,10 @@ def main(references: str, train: str, val: str, classes: int = 5, epochs: int = 
     plain = tarpeg.Augment(mean=(0, 0, 0), std=(1, 1, 1))  # values in 0..1: the model normalises
     boxes = tarpeg.Boxes("json:objects", min_size=4, min_visibility=0.25)
     crop = tarpeg.RandomResizedCrop(size, scale=(0.5, 1.0))
-    options = {"batch_size": 4, "augment": plain, "device": device}
-    data_loader = tarpeg.Loader(tarpeg.Split(train, crop, flip=0.5, targets=boxes), **options)
+    make_loader = partial(tarpeg.Loader, batch_size=4, augment=plain, device=device)
+    data_loader = make_loader(tarpeg.Split(train, crop, flip=0.5, targets=boxes))
     whole = tarpeg.Split(val, tarpeg.LetterBox(size), targets=tarpeg.Boxes("json:objects"))
-    data_loader_test = WithDataset(tarpeg.Loader(whole, training=False, **options))
+    data_loader_test = WithDataset(make_loader(whole, training=False))
 
     model = torchvision.models.detection.ssdlite320_mobilenet_v3_large(
         weights=None, weights_backbone=None, num_classes=classes
@@ -79,4 +82,4 @@ def main(references: str, train: str, val: str, classes: int = 5, epochs: int = 
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], *map(int, sys.argv[4:5]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], *map(int, sys.argv[4:5]))

@@ -31,7 +31,7 @@ class Net(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def inputs(batch: tarpeg.Batch) -> dict[str, Tensor]:
+def inputs(batch: Any) -> dict[str, Tensor]:
     """Return a batch as the arguments of forward()."""
     return {"pixel_values": batch.image, "labels": batch.label}
 
@@ -44,7 +44,7 @@ class ShardTrainer(Trainer):
         super().__init__(**arguments)
         self.add_callback(SetEpoch(self))
 
-    def get_train_dataloader(self) -> DataLoader:
+    def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the batches of this process; prepare() of Accelerate would divide them a second time."""
         self.train_loader = self.data.train_dataloader()
         dataset = tarpeg.Dataset(self.train_loader, self.data.augmented)
@@ -64,10 +64,15 @@ class SetEpoch(TrainerCallback):
 
 def main(shards: str, out: str, checkpoint: str | None = None) -> None:
     """Train for two epochs, or continue a checkpoint to that end."""
-    # Without a GPU, processes of torchrun would not train together unless use_cpu is set.
-    cpu = {"use_cpu": not torch.accelerator.is_available()}
-    steps = {"num_train_epochs": 2, "save_steps": 2, "logging_steps": 1}
-    arguments = TrainingArguments(out, **steps, **cpu, report_to="none")
+    arguments = TrainingArguments(
+        out,
+        num_train_epochs=2,
+        save_steps=2,
+        logging_steps=1,
+        # Without a GPU, processes of torchrun would not train together unless it is set.
+        use_cpu=not torch.accelerator.is_available(),
+        report_to="none",
+    )
     torch.manual_seed(0)
     data = tarpeg.ShardDataModule(
         train=tarpeg.Split(shards, tarpeg.RandomResizedCrop(64), flip=0.5),

@@ -346,7 +346,7 @@ class ShardDataModule(lightning.LightningDataModule):
         finally:
             self._is_in_hook = False
 
-    def augmented(self, loader: Loader, device: torch.device | str | None = None) -> Iterator[AnyBatch]:
+    def augmented(self, loader: Loader, device: torch.device | str | None = None) -> Iterator[Any]:
         """Yield the loader's next epoch, augmented on ``device``: for loops without Lightning.
 
         ``for images, labels in data.augmented(data.train_dataloader(), "cuda"): ...``. Batches of the train

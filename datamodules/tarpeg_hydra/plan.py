@@ -26,5 +26,5 @@ def main(cfg: DictConfig) -> None:
         loader = getattr(data, f"{cfg.split}_dataloader")()
         if cfg.ranks != 1:
             loader = loader.on_rank(0, cfg.ranks)
-        plan = plan_epoch(loader, cfg.epoch)
+        plan = plan_epoch(loader, cfg.epoch, captions=cfg.captions)
     Console(soft_wrap=True).print(f"{cfg.split}, {plan}", markup=False, highlight=False)

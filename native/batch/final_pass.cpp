@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "batch/engine.h"
-#include "batch/rows.h"
+#include "batch/warp_rows.h"
 
 namespace tarpeg {
 namespace {
@@ -29,9 +29,7 @@ struct Pass {
       }
       const int64_t line = y * target.width;
       for (int64_t at = std::max(left, x); at < std::min(end, x + n); ++at) {
-        row->r[at - x] = of.random_level(box, line + at, 0);
-        row->g[at - x] = of.random_level(box, line + at, 1);
-        row->b[at - x] = of.random_level(box, line + at, 2);
+        for (int c = 0; c < 3; ++c) row->channels[c][at - x] = of.random_level(box, line + at, c);
       }
     }
   }
@@ -68,14 +66,17 @@ struct Pass {
     return true;
   }
 
-  void make_row(int64_t y) const {
+  void make_tile(const Tile& tile) const {
+    static thread_local Patch patch;
+    if (!own.is_direct) patch.copy_under(from, own.map, tile);
+    const int64_t x = tile.left;
+    const int n = static_cast<int>(tile.width);
     Row row;
-    for (int64_t x = 0; x < target.width; x += kSpan) {
-      const int n = static_cast<int>(std::min<int64_t>(kSpan, target.width - x));
+    for (int64_t y = tile.top; y < tile.top + tile.height; ++y) {
       if (own.is_direct) {
         fetch_direct(from, own.map, of.fill, x, y, n, &row);
       } else {
-        fetch_warped(from, own.map, false, of.fill, x, y, n, &row);
+        fetch_warped(from, patch, span_at(own.map, x, y, 0), false, of.fill, n, &row);
       }
       if (own.recolours) recolour_row(own.colour, n, &row);
       if (of.boxes) erase(x, y, n, &row);
@@ -100,8 +101,10 @@ void run_final_pass(const BatchJob& job, const Picture<uint8_t>& from, int64_t i
                          static_cast<int>(to.channels)};
   const Pass pass = {job.pass, from, image, target, image_pass(job.pass, image, from.width)};
   const bool is_plain = pass.own.is_direct && !pass.own.recolours && !job.pass.boxes && !job.pass.mask;
-  for (int64_t y = begin; y < end; ++y) {
-    if (!is_plain || !pass.make_plain(y)) pass.make_row(y);
+  const auto make = [&](const Tile& tile) { pass.make_tile(tile); };
+  if (!is_plain) over_tiles(to.width, begin, end, make);
+  for (int64_t y = begin; is_plain && y < end; ++y) {
+    if (!pass.make_plain(y)) over_tiles(to.width, y, y + 1, make);
   }
   finish_stores();
 }

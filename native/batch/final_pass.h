@@ -53,7 +53,7 @@ TARPEG_HD ImagePass image_pass(const FinalPass& pass, int64_t image, int64_t sou
   const double* numbers = pass.numbers + image * kColumns;
   const int parts = pass.parts;
   ImagePass own;
-  own.map = {1, 0, 0, 0, 1, 0, true};
+  own.map = {1, 0, 0, 0, 1, 0};
   if (parts & kMatrix) own.map = affine_of(numbers + kMatrixAt, false);
   if ((parts & kFlip) && numbers[kFlipAt] != 0) {  // mirrored first, so last on the way back
     own.map.xx = -own.map.xx;
@@ -61,7 +61,7 @@ TARPEG_HD ImagePass image_pass(const FinalPass& pass, int64_t image, int64_t sou
     own.map.x0 = static_cast<double>(source_width - 1) - own.map.x0;
   }
   const Affine& map = own.map;
-  own.is_direct = map.usable && map.xy == 0 && map.yx == 0 && (map.xx == 1 || map.xx == -1) &&
+  own.is_direct = map.xy == 0 && map.yx == 0 && (map.xx == 1 || map.xx == -1) &&
                   (map.yy == 1 || map.yy == -1) && is_whole(map.x0) && is_whole(map.y0);
   own.recolours = parts & kColour;
   for (int i = 0; i < 12; ++i) own.colour[i] = static_cast<float>(numbers[kColourAt + i]);

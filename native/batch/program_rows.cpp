@@ -1,7 +1,5 @@
 #include "batch/program_rows.h"
 
-#include <cstring>
-
 #include "base/simd.h"
 
 namespace tarpeg::programs {
@@ -57,94 +55,6 @@ TARPEG_AVX512 int64_t look_up_avx512(In levels, int64_t n, In table, Out out) {
 }
 
 #endif
-
-TARPEG_AVX2 int64_t join_four_avx2(In r, In g, In b, int64_t n, Out four) {
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    const __m128i red = _mm_loadu_si128(reinterpret_cast<const __m128i*>(r + i));
-    const __m128i green = _mm_loadu_si128(reinterpret_cast<const __m128i*>(g + i));
-    const __m128i blue = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b + i)), one = _mm_set1_epi8(1);
-    const __m128i first = _mm_unpacklo_epi8(red, green), second = _mm_unpackhi_epi8(red, green);
-    const __m128i third = _mm_unpacklo_epi8(blue, one), fourth = _mm_unpackhi_epi8(blue, one);
-    __m128i* const out = reinterpret_cast<__m128i*>(four + 4 * i);
-    _mm_storeu_si128(out, _mm_unpacklo_epi16(first, third));
-    _mm_storeu_si128(out + 1, _mm_unpackhi_epi16(first, third));
-    _mm_storeu_si128(out + 2, _mm_unpacklo_epi16(second, fourth));
-    _mm_storeu_si128(out + 3, _mm_unpackhi_epi16(second, fourth));
-  }
-  return i;
-}
-
-TARPEG_AVX2 inline __m128i four_at(const uint8_t* four, const int32_t* at) {
-  int32_t pixels[4];
-  for (int k = 0; k < 4; ++k) std::memcpy(pixels + k, four + 4 * int64_t{at[k]}, 4);
-  return _mm_setr_epi32(pixels[0], pixels[1], pixels[2], pixels[3]);
-}
-
-// Eight pixels of four bytes to three planes.
-TARPEG_AVX2 inline void store_eight(__m128i first, __m128i second, uint8_t* r, uint8_t* g, uint8_t* b) {
-  const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  const __m128i one = _mm_shuffle_epi8(first, order), two = _mm_shuffle_epi8(second, order);
-  const __m128i red_green = _mm_unpacklo_epi32(one, two);
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(r), red_green);
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(g), _mm_unpackhi_epi64(red_green, red_green));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(b), _mm_unpackhi_epi32(one, two));
-}
-
-TARPEG_AVX2 int64_t pick_row_avx2(const uint8_t* four, const int32_t* at, int64_t n, Out r, Out g, Out b) {
-  int64_t i = 0;
-  for (; i + 8 <= n; i += 8) {
-    store_eight(four_at(four, at + i), four_at(four, at + i + 4), r + i, g + i, b + i);
-  }
-  return i;
-}
-
-// As weighted() and filled(), to four whole numbers.
-TARPEG_AVX2_FMA inline __m128i blend_pixel(const uint8_t* upper, const uint8_t* lower, const float* weights,
-                                           int64_t n, bool fills, __m128 fill) {
-  const __m256 top =
-      _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(upper))));
-  const __m256 bottom =
-      _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(lower))));
-  __m128 sum = _mm_mul_ps(_mm256_castps256_ps128(top), _mm_broadcast_ss(weights));
-  sum = _mm_fmadd_ps(_mm256_extractf128_ps(top, 1), _mm_broadcast_ss(weights + n), sum);
-  sum = _mm_fmadd_ps(_mm256_castps256_ps128(bottom), _mm_broadcast_ss(weights + 2 * n), sum);
-  sum = _mm_fmadd_ps(_mm256_extractf128_ps(bottom, 1), _mm_broadcast_ss(weights + 3 * n), sum);
-  if (fills) {
-    const __m128 inside = _mm_permute_ps(sum, 0xFF);
-    sum = _mm_add_ps(_mm_mul_ps(_mm_sub_ps(sum, fill), inside), fill);
-  }
-  return _mm_cvtps_epi32(sum);
-}
-
-template <bool kFills>
-TARPEG_AVX2_FMA int64_t blend_row_of(const uint8_t* four, int64_t stride, const int32_t* at,
-                                     const float* weights, int64_t n, __m128 fill, Out r, Out g, Out b) {
-  int64_t i = 0;
-  for (; i + 8 <= n; i += 8) {
-    __m128i halves[2];
-    for (int half = 0; half < 2; ++half) {
-      __m128i pixel[4];
-      for (int k = 0; k < 4; ++k) {
-        const int64_t x = i + 4 * half + k;
-        const uint8_t* upper = four + 4 * int64_t{at[x]};
-        pixel[k] = blend_pixel(upper, upper + 4 * stride, weights + x, n, kFills, fill);
-      }
-      halves[half] =
-          _mm_packus_epi16(_mm_packus_epi32(pixel[0], pixel[1]), _mm_packus_epi32(pixel[2], pixel[3]));
-    }
-    store_eight(halves[0], halves[1], r + i, g + i, b + i);
-  }
-  return i;
-}
-
-TARPEG_AVX2_FMA int64_t blend_row_avx2(const uint8_t* four, int64_t stride, const int32_t* at,
-                                       const float* weights, int64_t n, const float* fill, Out r, Out g,
-                                       Out b) {
-  if (!fill) return blend_row_of<false>(four, stride, at, weights, n, _mm_setzero_ps(), r, g, b);
-  const __m128 levels = _mm_setr_ps(fill[0], fill[1], fill[2], 0);
-  return blend_row_of<true>(four, stride, at, weights, n, levels, r, g, b);
-}
 
 TARPEG_AVX2_FMA int64_t blur_row_avx2(const float* const* rows, const Blur& blur, int64_t n,
                                       float* __restrict out) {
@@ -260,78 +170,6 @@ TARPEG_HD void sharpen_of(In above, In here, In below, int64_t width, float rest
 }
 TARPEG_VECTORISED(void, sharpen, (In above, In here, In below, int64_t width, float rest, Out out),
                   (above, here, below, width, rest, out))
-
-void join_four(In r, In g, In b, int64_t n, Out four) {
-  int64_t i = 0;
-#if defined(TARPEG_AVX2)
-  if (has_avx2()) i = join_four_avx2(r, g, b, n, four);
-#endif
-  for (; i < n; ++i) {
-    four[4 * i] = r[i];
-    four[4 * i + 1] = g[i];
-    four[4 * i + 2] = b[i];
-    four[4 * i + 3] = 1;
-  }
-}
-
-TARPEG_HD void indices_of(const Grid& whole, int y, int width, int32_t* __restrict out) {
-  const Grid grid = whole;
-  for (int x = 0; x < width; ++x) out[x] = index_at(grid, x, y) + 1;
-}
-TARPEG_VECTORISED(void, indices, (const Grid& grid, int y, int width, int32_t* __restrict out),
-                  (grid, y, width, out))
-
-void pick_row(const uint8_t* four, const int32_t* at, int64_t n, Out r, Out g, Out b) {
-  int64_t i = 0;
-#if defined(TARPEG_AVX2)
-  if (has_avx2()) i = pick_row_avx2(four, at, n, r, g, b);
-#endif
-  for (; i < n; ++i) {
-    const uint8_t* pixel = four + 4 * int64_t{at[i]};
-    r[i] = pixel[0];
-    g[i] = pixel[1];
-    b[i] = pixel[2];
-  }
-}
-
-TARPEG_HD void all_taps_of(const Grid& whole, int y, int width, int32_t* __restrict at,
-                           float* __restrict weights) {
-  const Grid grid = whole;
-  const int32_t stride = static_cast<int32_t>(grid.width) + 2;
-  float* __restrict ne = weights + width;
-  float* __restrict sw = ne + width;
-  float* __restrict se = sw + width;
-  for (int x = 0; x < width; ++x) {
-    const Taps taps = taps_at(grid, x, y);
-    at[x] = taps.x < -1 ? 0 : (taps.y + 1) * stride + taps.x + 1;
-    weights[x] = taps.nw;
-    ne[x] = taps.ne;
-    sw[x] = taps.sw;
-    se[x] = taps.se;
-  }
-}
-TARPEG_VECTORISED(void, all_taps,
-                  (const Grid& grid, int y, int width, int32_t* __restrict at, float* __restrict weights),
-                  (grid, y, width, at, weights))
-
-void blend_row(const uint8_t* four, int64_t stride, const int32_t* at, const float* weights, int64_t n,
-               const float* fill, Out r, Out g, Out b) {
-  int64_t i = 0;
-#if defined(TARPEG_AVX2)
-  if (has_avx2()) i = blend_row_avx2(four, stride, at, weights, n, fill, r, g, b);
-#endif
-  for (; i < n; ++i) {
-    const uint8_t *upper = four + 4 * int64_t{at[i]}, *lower = upper + 4 * stride;
-    const float of[4] = {weights[i], weights[n + i], weights[2 * n + i], weights[3 * n + i]};
-    float value[4];
-    for (int c = 0; c < 4; ++c) value[c] = weighted(upper[c], upper[c + 4], lower[c], lower[c + 4], of);
-    uint8_t level[3];
-    for (int c = 0; c < 3; ++c) level[c] = rounded(fill ? filled(value[c], value[3], fill[c]) : value[c]);
-    r[i] = level[0];
-    g[i] = level[1];
-    b[i] = level[2];
-  }
-}
 
 TARPEG_HD void widen_of(In levels, int64_t n, float* __restrict out) {
   for (int64_t i = 0; i < n; ++i) out[i] = static_cast<float>(levels[i]);

@@ -11,13 +11,13 @@ constexpr size_t kMostKept = size_t{64} << 20;  // bytes
 
 // Memory of a thread, used again for every image.
 struct Workspace {
-  std::vector<uint8_t> levels, four;
+  std::vector<uint8_t> levels;
+  Patch patch;
   std::vector<float> numbers;
-  std::vector<int32_t> indices;
 
   void trim() {
     if (levels.capacity() > kMostKept) std::vector<uint8_t>().swap(levels);
-    if (four.capacity() > kMostKept) std::vector<uint8_t>().swap(four);
+    if (patch.memory.capacity() > kMostKept) patch = {};
     if (numbers.capacity() * sizeof(float) > kMostKept) std::vector<float>().swap(numbers);
   }
 };
@@ -45,7 +45,7 @@ class Image {
       case Op::kFlip:
         return flip();
       case Op::kAffine:
-        return of_.nearest ? warp_nearest(values) : warp_bilinear(values);
+        return warp(values);
       case Op::kSaturation:
         flush();
         return replace([&](uint8_t* to) {
@@ -165,44 +165,27 @@ class Image {
     });
   }
 
-  void warp_nearest(const float* matrix) {
+  void warp(const float* matrix) {
     flush();
     const Grid grid = grid_of(matrix, height(), width());
-    int32_t* const at = room(&space_->indices, static_cast<size_t>(width()));
-    uint8_t* const four = room(&space_->four, static_cast<size_t>(4 * (pixels() + 1)));
-    for (int c = 0; c < 3; ++c) four[c] = of_.outside(c);
-    programs::join_four(plane(0), plane(1), plane(2), pixels(), four + 4);
+    Patch& patch = space_->patch;
+    const BatchLayout planes = {1, 3, height(), width(), true};
+    patch.copy(planes.picture(now_, 0), {0, width()}, {0, height()});
+    uint32_t outside = 0;
+    for (int c = 0; c < 3; ++c) outside |= uint32_t{of_.outside(c)} << (8 * c);
     replace([&](uint8_t* to) {
-      for (int64_t y = 0; y < height(); ++y, to += width()) {
-        programs::indices(grid, static_cast<int>(y), static_cast<int>(width()), at);
-        programs::pick_row(four, at, width(), to, to + pixels(), to + 2 * pixels());
-      }
-    });
-  }
-
-  void warp_bilinear(const float* matrix) {
-    flush();
-    const Grid grid = grid_of(matrix, height(), width());
-    int32_t* const at = room(&space_->indices, static_cast<size_t>(width()));
-    float* const weights = room(&space_->numbers, static_cast<size_t>(4 * width()));
-    // A border of zeros, of which the fourth is the share inside.
-    const int64_t stride = width() + 2;
-    uint8_t* const four = room(&space_->four, static_cast<size_t>(4 * stride * (height() + 2)));
-    std::memset(four, 0, static_cast<size_t>(4 * stride));
-    std::memset(four + 4 * stride * (height() + 1), 0, static_cast<size_t>(4 * stride));
-    for (int64_t y = 0; y < height(); ++y) {
-      uint8_t* const row = four + 4 * stride * (y + 1);
-      std::memset(row, 0, 4);
-      std::memset(row + 4 * (width() + 1), 0, 4);
-      const uint8_t* from = now_ + y * width();
-      programs::join_four(from, from + pixels(), from + 2 * pixels(), width(), row + 4);
-    }
-    replace([&](uint8_t* to) {
-      for (int64_t y = 0; y < height(); ++y, to += width()) {
-        programs::all_taps(grid, static_cast<int>(y), static_cast<int>(width()), at, weights);
-        programs::blend_row(four, stride, at, weights, width(), of_.has_fill ? of_.fill : nullptr, to,
-                            to + pixels(), to + 2 * pixels());
-      }
+      over_tiles(width(), 0, height(), [&](const Tile& tile) {
+        const int n = static_cast<int>(tile.width);
+        for (int64_t y = tile.top; y < tile.top + tile.height; ++y) {
+          const Span span = grid_span(grid, tile.left, y);
+          uint8_t *const r = to + y * width() + tile.left, *const g = r + pixels(), *const b = g + pixels();
+          if (of_.nearest) {
+            pick_levels(patch, span, outside, n, r, g, b);
+          } else {
+            warp_levels(patch, span, of_.has_fill ? of_.fill : nullptr, n, r, g, b);
+          }
+        }
+      });
     });
   }
 

@@ -5,6 +5,7 @@
 
 #include "base/device.h"
 #include "batch/levels.h"
+#include "batch/warp.h"
 
 // The arithmetic of run_programs: that of torchvision v2's functions on uint8, operation by operation and
 // rounding by rounding, as torch computes it on x86. See Note [one arithmetic] in base/device.h.
@@ -32,7 +33,7 @@ enum class Op : int32_t {
 constexpr int kValues = 6;                         // of each operation
 constexpr int kMostRadius = 127;                   // of a blur, in pixels
 constexpr int64_t kMostPixels = int64_t{1} << 30;  // of an image: positions are int32
-constexpr int64_t kMostSide = int64_t{1} << 24;    // exact in float32
+constexpr int64_t kMostExact = int64_t{1} << 24;   // of a side, in float32
 
 // The programs of a batch as plain pointers, checked.
 struct Programs {
@@ -55,9 +56,6 @@ struct Programs {
   // What nearest interpolation puts outside of the image.
   TARPEG_HD uint8_t outside(int channel) const;
 };
-
-// One rounding, as torch's a.add(b, alpha=...) on every processor that has the instruction.
-TARPEG_HD float fused(float a, float b, float c) { return fmaf(a, b, c); }
 
 TARPEG_HD uint8_t Programs::outside(int channel) const { return has_fill ? rounded(fill[channel]) : 0; }
 
@@ -163,74 +161,6 @@ TARPEG_HD uint8_t sharpened(int level, int sum, float rest) {
   const int blurred = static_cast<uint16_t>(sum + 6) / 13;
   return cut(fused(static_cast<float>(blurred - level), rest, static_cast<float>(level)));
 }
-
-// affine: the source position of a target pixel, in the roundings of affine_grid and grid_sample.
-struct Grid {
-  float xx, xy, x0, yx, yy, y0;   // to -1..1
-  float half_width, half_height;  // of the source
-  float left, top;                // the first pixel's position, relative to the centre
-  float width, height;
-};
-
-TARPEG_HD Grid grid_of(const float* matrix, int64_t height, int64_t width) {
-  const float w = static_cast<float>(width), h = static_cast<float>(height);
-  const float x = 0.5f * w, y = 0.5f * h;
-  return {matrix[0] / x,
-          matrix[1] / x,
-          matrix[2] / x,
-          matrix[3] / y,
-          matrix[4] / y,
-          matrix[5] / y,
-          x,
-          y,
-          (1 - w) * 0.5f,
-          (1 - h) * 0.5f,
-          w,
-          h};
-}
-
-TARPEG_HD float across(const Grid& grid, int x, int y) {
-  const float column = static_cast<float>(x) + grid.left, row = static_cast<float>(y) + grid.top;
-  return fused(column * grid.xx + row * grid.xy + grid.x0 + 1, grid.half_width, -0.5f);
-}
-
-TARPEG_HD float down(const Grid& grid, int x, int y) {
-  const float column = static_cast<float>(x) + grid.left, row = static_cast<float>(y) + grid.top;
-  return fused(column * grid.yx + row * grid.yy + grid.y0 + 1, grid.half_height, -0.5f);
-}
-
-// Nearest: the index of the source pixel, or -1 outside; for NaN too.
-TARPEG_HD int32_t index_at(const Grid& grid, int x, int y) {
-  const float u = rintf(across(grid, x, y)), v = rintf(down(grid, x, y));
-  const bool inside = (u > -1) & (u < grid.width) & (v > -1) & (v < grid.height);
-  const float held_u = inside ? u : 0, held_v = inside ? v : 0;
-  const int32_t index =
-      static_cast<int32_t>(held_v) * static_cast<int32_t>(grid.width) + static_cast<int32_t>(held_u);
-  return inside ? index : -1;
-}
-
-// Bilinear: the upper left of four neighbours, and their weights. If all four are outside, x and y are -2 and
-// only the weight of the first is not 0.
-struct Taps {
-  int32_t x, y;
-  float nw, ne, sw, se;
-};
-
-TARPEG_HD Taps taps_at(const Grid& grid, int x, int y) {
-  const float u = across(grid, x, y), v = down(grid, x, y);
-  const bool touches = (u > -1) & (u < grid.width) & (v > -1) & (v < grid.height);
-  const float held_u = touches ? u : -2, held_v = touches ? v : -2;
-  const float left = floorf(held_u), top = floorf(held_v);
-  const float w = held_u - left, e = 1 - w, n = held_v - top, s = 1 - n;
-  return {static_cast<int32_t>(left), static_cast<int32_t>(top), e * s, w * s, e * n, w * n};
-}
-
-TARPEG_HD float weighted(float nw, float ne, float sw, float se, const float* weights) {
-  return fused(se, weights[3], fused(sw, weights[2], fused(ne, weights[1], nw * weights[0])));
-}
-
-// inside: the part of the weights whose neighbours are inside. torchvision's order of the two at edges.
-TARPEG_HD float filled(float value, float inside, float fill) { return (value - fill) * inside + fill; }
 
 // gaussian_blur: weights from the centre outwards. Weights below 1e-9 change nothing and are left out.
 struct Blur {

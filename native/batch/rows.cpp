@@ -12,15 +12,14 @@ namespace {
 template <Number kType>
 void store_portable(const Row& row, const Normalisation& how, int64_t pixel, int begin, int n,
                     const Target& target) {
-  const float* channels[3] = {row.r, row.g, row.b};
   const int64_t plane = target.height * target.width;
   for (int64_t c = 0; c < target.channels; ++c) {
     for (int i = begin; i < n; ++i) {
       const int64_t at = target.planar ? c * plane + pixel + i : 3 * (pixel + i) + c;
       if constexpr (kType == Number::kUint8) {
-        static_cast<uint8_t*>(target.data)[at] = to_level(channels[c][i]);
+        static_cast<uint8_t*>(target.data)[at] = to_level(row.channels[c][i]);
       } else {
-        put_number<kType>(channels[c][i] * how.scale[c] + how.shift[c], target.data, at);
+        put_number<kType>(row.channels[c][i] * how.scale[c] + how.shift[c], target.data, at);
       }
     }
   }
@@ -34,7 +33,6 @@ TARPEG_AVX2 inline void widen(__m128i bytes, float* out) {
 
 TARPEG_AVX2 int direct_avx2(const uint8_t* pixel, const Picture<uint8_t>& from, bool backwards, int count,
                             int at, Row* row) {
-  float* out[3] = {row->r + at, row->g + at, row->b + at};
   int i = 0;
   if (from.pixel_stride == 1) {
     const __m128i order = backwards ? _mm_setr_epi8(7, 6, 5, 4, 3, 2, 1, 0, -1, -1, -1, -1, -1, -1, -1, -1)
@@ -43,7 +41,7 @@ TARPEG_AVX2 int direct_avx2(const uint8_t* pixel, const Picture<uint8_t>& from, 
       const uint8_t* first = backwards ? pixel - i - 7 : pixel + i;
       for (int c = 0; c < from.channels; ++c) {
         fetch_ahead(first + c * from.channel_stride);
-        widen(_mm_shuffle_epi8(load8(first + c * from.channel_stride), order), out[c] + i);
+        widen(_mm_shuffle_epi8(load8(first + c * from.channel_stride), order), row->channels[c] + at + i);
       }
     }
     return i;
@@ -56,7 +54,7 @@ TARPEG_AVX2 int direct_avx2(const uint8_t* pixel, const Picture<uint8_t>& from, 
     for (int c = 0; c < 3; ++c) {
       const __m128i bytes =
           _mm_or_si128(_mm_shuffle_epi8(low, picks.low[c]), _mm_shuffle_epi8(high, picks.high[c]));
-      widen(bytes, out[c] + i);
+      widen(bytes, row->channels[c] + at + i);
     }
   }
   return i;
@@ -75,7 +73,6 @@ template <Number kType, bool kStreams>
 TARPEG_AVX2_F16C int store_avx2(const Row& row, const Normalisation& how, int64_t pixel, int n,
                                 const Target& target) {
   const int64_t plane = target.height * target.width;
-  const float* channels[3] = {row.r, row.g, row.b};
   // Interleaved, number p of vector k belongs to pixel (8 k + p) / 3 and channel (8 k + p) % 3.
   const __m256i order[3] = {_mm256_setr_epi32(0, 0, 0, 1, 1, 1, 2, 2),
                             _mm256_setr_epi32(2, 3, 3, 3, 4, 4, 4, 5),
@@ -85,8 +82,9 @@ TARPEG_AVX2_F16C int store_avx2(const Row& row, const Normalisation& how, int64_
     __m256 value[3];
     for (int c = 0; c < 3; ++c) {
       if (c == target.channels) break;
-      value[c] = _mm256_add_ps(_mm256_mul_ps(_mm256_loadu_ps(channels[c] + i), _mm256_set1_ps(how.scale[c])),
-                               _mm256_set1_ps(how.shift[c]));
+      value[c] =
+          _mm256_add_ps(_mm256_mul_ps(_mm256_loadu_ps(row.channels[c] + i), _mm256_set1_ps(how.scale[c])),
+                        _mm256_set1_ps(how.shift[c]));
       if (target.planar) put8<kType, kStreams>(value[c], target.data, c * plane + pixel + i);
     }
     if (target.planar) continue;
@@ -111,10 +109,11 @@ TARPEG_AVX2 int store_levels_avx2(const Row& row, int64_t pixel, int n, const Ta
   int i = 0;
   for (; i + 8 <= n; i += 8) {
     if (target.channels == 1) {
-      _mm_storel_epi64(reinterpret_cast<__m128i*>(out + pixel + i), levels8(row.r + i));
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(out + pixel + i), levels8(row.channels[0] + i));
       continue;
     }
-    const __m128i r = levels8(row.r + i), g = levels8(row.g + i), b = levels8(row.b + i);
+    const __m128i r = levels8(row.channels[0] + i), g = levels8(row.channels[1] + i),
+                  b = levels8(row.channels[2] + i);
     if (target.planar) {
       _mm_storel_epi64(reinterpret_cast<__m128i*>(out + pixel + i), r);
       _mm_storel_epi64(reinterpret_cast<__m128i*>(out + plane + pixel + i), g);
@@ -182,17 +181,17 @@ void fetch_direct(const Picture<uint8_t>& from, const Affine& map, const float* 
   const int done = direct_simd(pixel, from, step < 0, count, static_cast<int>(begin), row);
   pixel += done * step * from.pixel_stride;
   for (int64_t i = begin + done; i < end; ++i, pixel += step * from.pixel_stride) {
-    row->r[i] = static_cast<float>(pixel[0]);
-    if (from.channels == 1) continue;
-    row->g[i] = static_cast<float>(pixel[from.channel_stride]);
-    row->b[i] = static_cast<float>(pixel[2 * from.channel_stride]);
+    for (int c = 0; c < from.channels; ++c) {
+      row->channels[c][i] = static_cast<float>(pixel[c * from.channel_stride]);
+    }
   }
 }
 
 TARPEG_HD void recolour_row_of(const float* matrix, int n, Row* row) {
   float m[12];  // the compiler cannot know that the row is not the matrix
   std::copy(matrix, matrix + 12, m);
-  for (int i = 0; i < n; ++i) recolour(m, &row->r[i], &row->g[i], &row->b[i]);
+  float *const r = row->channels[0], *const g = row->channels[1], *const b = row->channels[2];
+  for (int i = 0; i < n; ++i) recolour(m, r + i, g + i, b + i);
 }
 TARPEG_VECTORISED(void, recolour_row, (const float* matrix, int n, Row* row), (matrix, n, row))
 

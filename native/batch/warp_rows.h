@@ -2,34 +2,98 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
+#include "base/simd.h"
 #include "batch/jobs.h"
+#include "batch/rows.h"
 
-// warp_affine on the CPU, without threads: rows [begin, end) of one image.
+// Warps on the CPU: spans of a row of the target, up to kSpan pixels each.
 namespace tarpeg {
 
-// uint8 RGB, by the stages of augment_batch.
+using In = const uint8_t* __restrict;
+using Out = uint8_t* __restrict;
+
+// A rectangle of the target.
+struct Tile {
+  int64_t left, top, width, height;
+};
+
+// Calls make(tile) for rows [begin, end) of a target, in tiles of a span's width.
+template <class Make>
+void over_tiles(int64_t width, int64_t begin, int64_t end, const Make& make) {
+  constexpr int64_t kRows = 256;
+  for (int64_t y = begin; y < end; y += kRows) {
+    for (int64_t x = 0; x < width; x += kSpan) {
+      make(Tile{x, y, std::min<int64_t>(kSpan, width - x), std::min(kRows, end - y)});
+    }
+  }
+}
+
+// A half-open range of rows or columns.
+struct Range {
+  int64_t begin, end;
+
+  int64_t size() const { return end - begin; }
+};
+
+// A part of an image, copied to where its pixels are quick to find and to blend: four bytes each, red, green,
+// blue and 1, between black pixels of four zeros. Its first pixel is (left, top) of the image.
+struct Patch {
+  int64_t left = 0, top = 0, width = 0, height = 0;
+  const uint8_t* four = nullptr;  // null: nothing is copied
+  std::vector<uint8_t> memory;
+
+  int64_t stride() const { return width + 2; }
+  void copy(const Picture<uint8_t>& from, const Range& columns, const Range& rows);
+  // What a tile needs, unless the image shrinks so much that most of that would not be used.
+  void copy_under(const Picture<uint8_t>& from, const Affine& map, const Tile& tile);
+};
+
+// Fills the first n of `row` with interpolated or nearest values of `from`, whose patch is copied if it is
+// worth it. fill: a number for each channel.
+void fetch_warped(const Picture<uint8_t>& from, const Patch& patch, const Span& span, bool nearest,
+                  const float* fill, int n, Row* row);
+
+// For policies: levels as torchvision computes them. fill: three levels, or null for black; outside: the four
+// bytes of a pixel there.
+void warp_levels(const Patch& patch, const Span& span, const float* fill, int n, Out r, Out g, Out b);
+void pick_levels(Patch& patch, const Span& span, uint32_t outside, int n, Out r, Out g, Out b);
+
+// warp_affine, without threads: rows [begin, end) of one image. Of uint8 RGB:
 void warp_rgb(const WarpJob& job, const Affine& map, int64_t image, int64_t begin, int64_t end);
 
-// Any type and number of channels.
+// Of any type and number of channels.
 template <class T>
-void warp_any(const WarpJob& job, const Affine& map, int64_t image, int64_t begin, int64_t end) {
+TARPEG_HD void warp_any_of(const WarpJob& job, const Affine& map, int64_t image, int64_t begin, int64_t end) {
   const Picture<T> from = job.picture<T>(image);
   T* out = static_cast<T*>(job.out) + image * job.to.numbers();
   for (int64_t y = begin; y < end; ++y) {
-    for (int64_t x = 0; x < job.to.width; x += kSpan) {
-      const Span span = span_at(map, x, y);
-      const int n = static_cast<int>(std::min<int64_t>(kSpan, job.to.width - x));
-      for (int i = 0; i < n; ++i) {
-        const Place place = place_in(span, i, job.nearest ? 0.5f : 0.0f);
-        T* pixel = out + y * job.to.row_stride() + (x + i) * job.to.pixel_stride();
-        for (int64_t c = 0; c < job.to.channels; ++c, pixel += job.to.channel_stride()) {
-          const float fill = job.fill_of(c);
-          *pixel = number_from<T>(map.usable ? sampled(from, c, place, job.nearest, fill) : fill);
-        }
+    Span span;
+    for (int64_t x = 0; x < job.to.width; ++x) {
+      if (x % kSpan == 0) span = span_at(map, x, y, job.nearest ? 0.5f : 0.0f);
+      const Place place = place_in(span, static_cast<int>(x % kSpan));
+      const float inside = inside_of(from.width, from.height, place);
+      T* pixel = out + y * job.to.row_stride() + x * job.to.pixel_stride();
+      for (int64_t c = 0; c < job.to.channels; ++c, pixel += job.to.channel_stride()) {
+        *pixel = number_from<T>(sampled(from, c, place, inside, job.nearest, job.fill_of(c)));
       }
     }
   }
+}
+#if defined(TARPEG_AVX2)
+template <class T>
+TARPEG_AVX2_FMA void warp_any_avx2(const WarpJob& job, const Affine& map, int64_t image, int64_t begin,
+                                   int64_t end) {
+  warp_any_of<T>(job, map, image, begin, end);
+}
+#endif
+template <class T>
+void warp_any(const WarpJob& job, const Affine& map, int64_t image, int64_t begin, int64_t end) {
+#if defined(TARPEG_AVX2)
+  if (has_avx2()) return warp_any_avx2<T>(job, map, image, begin, end);
+#endif
+  warp_any_of<T>(job, map, image, begin, end);
 }
 
 }  // namespace tarpeg

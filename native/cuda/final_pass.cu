@@ -52,12 +52,12 @@ TARPEG_DEVICE void fetch_direct(const Picture<uint8_t>& from, const Affine& map,
 
 TARPEG_DEVICE void fetch_warped(const Picture<uint8_t>& from, const Affine& map, const float* fill,
                                 const Quad& quad, float (&v)[3][4]) {
-  if (!map.usable) return fill_rgb(fill, v);
   int offset;
-  const Span span = span_of(map, quad, &offset);
+  const Span span = span_of(map, quad, 0, &offset);
   TARPEG_UNROLL for (int i = 0; i < 4; ++i) {
-    const Place place = place_in(span, offset + i, 0.0f);
-    TARPEG_UNROLL for (int c = 0; c < 3; ++c) v[c][i] = sampled(from, c, place, false, fill[c]);
+    const Place place = place_in(span, offset + i);
+    const float inside = inside_of(from.width, from.height, place);
+    TARPEG_UNROLL for (int c = 0; c < 3; ++c) v[c][i] = filled(blended(from, c, place), inside, fill[c]);
   }
 }
 

@@ -33,6 +33,9 @@ struct Planes {
   int64_t channel, pixel;  // strides
 
   TARPEG_DEVICE T& at(int c, int64_t i) const { return data[c * channel + i * pixel]; }
+  TARPEG_DEVICE Picture<uint8_t> picture(int64_t height, int64_t width) const {
+    return {data, 3, height, width, channel, width * pixel, pixel};
+  }
 };
 
 // Operation `at` of every chain of every image, numbered together.
@@ -172,32 +175,26 @@ TARPEG_DEVICE void recolour(const Tile& tile, Op op, float value) {
   });
 }
 
-TARPEG_DEVICE uint8_t interpolated(const Tile& tile, int c, const Taps& taps) {
-  const int64_t width = tile.width;
-  float values[4], inside[4];
-  TARPEG_UNROLL for (int k = 0; k < 4; ++k) {
-    const int64_t x = taps.x + k % 2, y = taps.y + k / 2;
-    const bool is_in = is_inside(x, y, width, tile.height);
-    values[k] = is_in ? static_cast<float>(tile.from.at(c, y * width + x)) : 0.0f;
-    inside[k] = is_in ? 1.0f : 0.0f;
-  }
-  const float weights[4] = {taps.nw, taps.ne, taps.sw, taps.se};
-  const float value = weighted(values[0], values[1], values[2], values[3], weights);
-  if (!tile.programs.has_fill) return rounded(value);
-  const float part = weighted(inside[0], inside[1], inside[2], inside[3], weights);
-  return rounded(filled(value, part, tile.programs.fill[c]));
-}
-
 TARPEG_DEVICE void warp(const Tile& tile, const float* matrix) {
+  const Programs& programs = tile.programs;
   const Grid grid = grid_of(matrix, tile.height, tile.width);
+  const Picture<uint8_t> from = tile.from.picture(tile.height, tile.width);
   tile.over([&](int x, int y, int64_t i) {
-    if (tile.programs.nearest) {
-      const int32_t at = index_at(grid, x, y);
-      for (int c = 0; c < 3; ++c) tile.to.at(c, i) = at < 0 ? tile.programs.outside(c) : tile.from.at(c, at);
+    const Span span = grid_span(grid, x, y);
+    if (programs.nearest) {
+      int32_t column, row;
+      const bool is_there = find_rounded(span, 0, static_cast<float>(tile.width),
+                                         static_cast<float>(tile.height), &column, &row);
+      const int64_t at = int64_t{row} * tile.width + column;
+      for (int c = 0; c < 3; ++c) tile.to.at(c, i) = is_there ? tile.from.at(c, at) : programs.outside(c);
       return;
     }
-    const Taps taps = taps_at(grid, x, y);
-    for (int c = 0; c < 3; ++c) tile.to.at(c, i) = interpolated(tile, c, taps);
+    const Place place = place_in(span, 0);
+    const float inside = inside_of(tile.width, tile.height, place);
+    for (int c = 0; c < 3; ++c) {
+      const float value = blended(from, c, place);
+      tile.to.at(c, i) = rounded(programs.has_fill ? faded(value, inside, programs.fill[c]) : value);
+    }
   });
 }
 

@@ -80,13 +80,9 @@ TARPEG_DEVICE void put_rgb(T* out, const BatchLayout& to, const Quad& quad, cons
   }
 }
 
-TARPEG_DEVICE void fill_rgb(const float* fill, float (&v)[3][4]) {
-  TARPEG_UNROLL for (int c = 0; c < 3; ++c) { TARPEG_UNROLL for (int i = 0; i < 4; ++i) v[c][i] = fill[c]; }
-}
-
-TARPEG_DEVICE Span span_of(const Affine& map, const Quad& quad, int* offset) {
+TARPEG_DEVICE Span span_of(const Affine& map, const Quad& quad, float shift, int* offset) {
   *offset = static_cast<int>(quad.x % kSpan);
-  return span_at(map, quad.x - *offset, quad.y);
+  return span_at(map, quad.x - *offset, quad.y, shift);
 }
 
 }  // namespace tarpeg

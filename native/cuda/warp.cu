@@ -19,15 +19,19 @@ __global__ void __launch_bounds__(kThreads) warp_kernel(WarpJob job, int64_t fir
   const Picture<T> from = job.picture<T>(image);
   T* out = static_cast<T*>(job.out) + image * job.to.numbers();
   int offset;
-  const Span span = span_of(map, quad, &offset);
+  const Span span = span_of(map, quad, job.nearest ? 0.5f : 0.0f, &offset);
   Place places[4];
-  TARPEG_UNROLL for (int i = 0; i < 4; ++i) places[i] = place_in(span, offset + i, job.nearest ? 0.5f : 0.0f);
+  float inside[4];
+  TARPEG_UNROLL for (int i = 0; i < 4; ++i) {
+    places[i] = place_in(span, offset + i);
+    inside[i] = inside_of(from.width, from.height, places[i]);
+  }
   if (job.to.channels == 3) {
     float v[3][4];
     TARPEG_UNROLL for (int c = 0; c < 3; ++c) {
       const float fill = job.fill_of(c);
       TARPEG_UNROLL for (int i = 0; i < 4; ++i) v[c][i] =
-          map.usable ? sampled(from, c, places[i], job.nearest, fill) : fill;
+          sampled(from, c, places[i], inside[i], job.nearest, fill);
     }
     return put_rgb(out, job.to, quad, v);
   }
@@ -36,7 +40,7 @@ __global__ void __launch_bounds__(kThreads) warp_kernel(WarpJob job, int64_t fir
     T* row = out + c * job.to.channel_stride() + quad.y * job.to.row_stride();
     TARPEG_UNROLL for (int i = 0; i < 4; ++i) {
       if (i >= quad.n) break;
-      const float value = map.usable ? sampled(from, c, places[i], job.nearest, fill) : fill;
+      const float value = sampled(from, c, places[i], inside[i], job.nearest, fill);
       row[(quad.x + i) * job.to.pixel_stride()] = number_from<T>(value);
     }
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "image/pixels.h"
 #include "image/ppm.h"
 #include "jpeg/libjpeg.h"
 
@@ -39,6 +40,8 @@ Status copy_rows(RowSource& rows, const Box& box, size_t pixel_bytes, const Plac
     if (is_exact) continue;
     if (is_in_order) {
       std::memcpy(line, pixels, bytes);
+    } else if (place.column_step == -static_cast<ptrdiff_t>(pixel_bytes)) {
+      reverse_pixels(pixels, box.width, pixel_bytes, line + (box.width - 1) * place.column_step);
     } else {
       scatter_pixels(pixels, box.width, pixel_bytes, place.column_step, line);
     }

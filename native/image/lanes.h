@@ -95,12 +95,15 @@ TARPEG_AVX2_F16C inline void put8(__m256 value, void* data, int64_t at) {
   }
 }
 
-// Whether a row from `pixel` on may be streamed: every store of eight numbers is aligned if the first one is.
-inline bool may_stream(const Target& target, int64_t pixel) {
+// Whether a row from `pixel` on may be streamed by stores of `bytes`: every one is aligned if the first one
+// is.
+inline bool may_stream(const Target& target, int64_t pixel, int64_t bytes = 32) {
   const int64_t size = size_of(target.type), first = (target.planar ? pixel : 3 * pixel) * size;
   const int64_t plane = target.planar ? target.height * target.width * size : 0;
-  return target.streams && plane % 32 == 0 &&
-         (reinterpret_cast<uintptr_t>(target.data) + static_cast<uintptr_t>(first)) % 32 == 0;
+  return target.streams && plane % bytes == 0 &&
+         (reinterpret_cast<uintptr_t>(target.data) + static_cast<uintptr_t>(first)) %
+                 static_cast<uintptr_t>(bytes) ==
+             0;
 }
 
 }  // namespace tarpeg

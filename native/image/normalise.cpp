@@ -1,5 +1,7 @@
 #include "image/normalise.h"
 
+#include <cmath>
+
 #include "image/lanes.h"
 
 namespace tarpeg {
@@ -83,11 +85,141 @@ TARPEG_AVX2_F16C int64_t normalise_avx2(const RgbRow& row, const Normalisation& 
   return i;
 }
 
+#endif
+
+#if defined(TARPEG_AVX512)
+
+// Which of the 48 bytes of 16 pixels is number i of vector k, in byte 4 i: in order or reversed, for planes
+// (vector k is channel k) or as they lie.
+struct Lanes {
+  alignas(64) uint8_t from[3][64];
+
+  constexpr Lanes(bool planar, bool backwards) : from() {
+    for (int k = 0; k < 3; ++k) {
+      for (int i = 0; i < 16; ++i) {
+        const int pixel = planar ? i : (16 * k + i) / 3, channel = planar ? k : (16 * k + i) % 3;
+        from[k][4 * i] = static_cast<uint8_t>(3 * (backwards ? 15 - pixel : pixel) + channel);
+      }
+    }
+  }
+};
+constexpr Lanes kLanesOf[2][2] = {{{false, false}, {false, true}}, {{true, false}, {true, true}}};
+
+template <bool kStreams>
+TARPEG_AVX512 inline void put64(__m512i bytes, void* data) noexcept {
+  if (kStreams) {
+    _mm512_stream_si512(static_cast<__m512i*>(data), bytes);
+  } else {
+    _mm512_storeu_si512(data, bytes);
+  }
+}
+
+// 32 numbers that are no NaN.
+template <Number kType, bool kStreams>
+TARPEG_AVX512 inline void put32(__m512 low, __m512 high, void* data, int64_t at) noexcept {
+  if constexpr (kType == Number::kFloat32) {
+    put64<kStreams>(_mm512_castps_si512(low), static_cast<float*>(data) + at);
+    put64<kStreams>(_mm512_castps_si512(high), static_cast<float*>(data) + at + 16);
+    return;
+  }
+  uint16_t* const out = static_cast<uint16_t*>(data) + at;
+  if constexpr (kType == Number::kFloat16) {
+    const __m256i half = _mm512_cvtps_ph(low, _MM_FROUND_TO_NEAREST_INT);
+    put64<kStreams>(
+        _mm512_inserti64x4(_mm512_castsi256_si512(half), _mm512_cvtps_ph(high, _MM_FROUND_TO_NEAREST_INT), 1),
+        out);
+  } else {
+    const auto rounded = [](__m512 value) TARPEG_AVX512 {
+      const __m512i bits = _mm512_castps_si512(value);
+      const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+      return _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd);
+    };
+    // The upper half of each number.
+    alignas(64) static constexpr uint16_t kUpper[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                                        23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                                        45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+    put64<kStreams>(_mm512_permutex2var_epi16(rounded(low), _mm512_load_si512(kUpper), rounded(high)), out);
+  }
+}
+
+// 32 RGB pixels at a time; returns how many are done.
+template <Number kType, bool kPlanar, bool kStreams>
+TARPEG_AVX512 int64_t normalise_avx512(const RgbRow& row, const Normalisation& how, int64_t at, int64_t n,
+                                       const Target& target) noexcept {
+  __m512 scales[3], shifts[3];
+  __m512i lanes[3];
+  for (int k = 0; k < 3; ++k) {
+    alignas(64) float scale[16], shift[16];
+    for (int i = 0; i < 16; ++i) {
+      scale[i] = how.scale[kPlanar ? k : (16 * k + i) % 3];
+      shift[i] = how.shift[kPlanar ? k : (16 * k + i) % 3];
+    }
+    scales[k] = _mm512_load_ps(scale);
+    shifts[k] = _mm512_load_ps(shift);
+    lanes[k] = _mm512_load_si512(kLanesOf[kPlanar][row.backwards].from[k]);
+  }
+  const int64_t plane = target.height * target.width;
+  int64_t i = 0;
+  for (; i + 32 <= n; i += 32) {
+    __m512 numbers[6];
+    for (int half = 0; half < 2; ++half) {
+      const int64_t x = i + 16 * half;
+      const uint8_t* const first = row.first + 3 * (row.backwards ? -(x + 15) : x);
+      fetch_ahead(first);
+      const __m512i pixels = _mm512_maskz_loadu_epi8(~0ull >> 16, first);
+      for (int k = 0; k < 3; ++k) {
+        const __m512i bytes = _mm512_maskz_permutexvar_epi8(0x1111111111111111, lanes[k], pixels);
+        const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(bytes), scales[k]);
+        numbers[3 * half + k] = _mm512_add_ps(product, shifts[k]);
+      }
+    }
+    for (int k = 0; k < 3; ++k) {
+      if (kPlanar) {
+        put32<kType, kStreams>(numbers[k], numbers[3 + k], target.data, k * plane + at + i);
+      } else {
+        put32<kType, kStreams>(numbers[2 * k], numbers[2 * k + 1], target.data, 3 * (at + i) + 32 * k);
+      }
+    }
+  }
+  return i;
+}
+
+// How many pixels are done; none if a number may be a NaN.
+template <Number kType>
+int64_t normalise_most(const RgbRow& row, const Normalisation& how, int64_t at, int64_t n,
+                       const Target& target) noexcept {
+  bool is_finite = true;
+  for (int c = 0; c < 3; ++c) is_finite &= std::isfinite(how.scale[c]) && std::isfinite(how.shift[c]);
+  const bool streams = may_stream(target, at, 64);
+  if (!has_avx512() || !is_finite || row.pixel_stride != 3 || row.channel_stride != 1) return 0;
+  if (target.planar) {
+    return streams ? normalise_avx512<kType, true, true>(row, how, at, n, target)
+                   : normalise_avx512<kType, true, false>(row, how, at, n, target);
+  }
+  return streams ? normalise_avx512<kType, false, true>(row, how, at, n, target)
+                 : normalise_avx512<kType, false, false>(row, how, at, n, target);
+}
+
+#elif defined(TARPEG_AVX2)
+
+template <Number kType>
+int64_t normalise_most(const RgbRow&, const Normalisation&, int64_t, int64_t, const Target&) noexcept {
+  return 0;
+}
+
+#endif
+
+#if defined(TARPEG_AVX2)
+
 template <Number kType>
 int64_t normalise_vectors(const RgbRow& row, const Normalisation& how, int64_t at, int64_t n,
                           const Target& target) noexcept {
-  return may_stream(target, at) ? normalise_avx2<kType, true>(row, how, at, n, target)
-                                : normalise_avx2<kType, false>(row, how, at, n, target);
+  const int64_t done = normalise_most<kType>(row, how, at, n, target);
+  RgbRow rest = row;
+  rest.first += (row.backwards ? -done : done) * row.pixel_stride;
+  return done + (may_stream(target, at + done)
+                     ? normalise_avx2<kType, true>(rest, how, at + done, n - done, target)
+                     : normalise_avx2<kType, false>(rest, how, at + done, n - done, target));
 }
 
 #endif

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 
 #include "base/interleave.h"
 #include "base/simd.h"
@@ -159,9 +160,43 @@ TARPEG_AVX2 void split_avx2(const T* pixels, int width, T* red, ptrdiff_t step) 
   }
 }
 
+// Five pixels at a time, and a byte of the next; returns how many are done.
+TARPEG_AVX2 int reverse_rgb_avx2(const uint8_t* pixels, int count, uint8_t* out) noexcept {
+  const __m128i places = _mm_setr_epi8(13, 14, 15, 10, 11, 12, 7, 8, 9, 4, 5, 6, 1, 2, 3, 0);
+  int x = 0;
+  for (; x + 5 < count; x += 5) {
+    const auto* const five = reinterpret_cast<const __m128i*>(pixels + 3 * (count - x - 5) - 1);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 3 * x),
+                     _mm_shuffle_epi8(_mm_loadu_si128(five), places));
+  }
+  return x;
+}
+
 #endif
 
 #if defined(TARPEG_AVX512)
+
+// Where the bytes of 21 pixels come from, in reverse.
+struct ReversedPlaces {
+  alignas(64) uint8_t place[64];
+
+  constexpr ReversedPlaces() : place() {
+    for (int i = 0; i < 63; ++i) place[i] = static_cast<uint8_t>(3 * (20 - i / 3) + i % 3);
+  }
+};
+constexpr ReversedPlaces kReversedPlaces;
+
+TARPEG_AVX512 void reverse_rgb_avx512(const uint8_t* pixels, int count, uint8_t* out) noexcept {
+  const __m512i places = _mm512_load_si512(kReversedPlaces.place);
+  for (; count > 21; count -= 21, out += 63) {
+    const __m512i some = _mm512_maskz_loadu_epi8(~0ull >> 1, pixels + 3 * (count - 21));
+    _mm512_mask_storeu_epi8(out, ~0ull >> 1, _mm512_permutexvar_epi8(places, some));
+  }
+  const __mmask64 is_left = ~0ull >> (64 - 3 * count);
+  const __m512i rest = _mm512_maskz_loadu_epi8(is_left, pixels);
+  const __m512i shift = _mm512_set1_epi8(static_cast<char>(3 * (21 - count)));
+  _mm512_mask_storeu_epi8(out, is_left, _mm512_permutexvar_epi8(_mm512_sub_epi8(places, shift), rest));
+}
 
 // Where byte i of a channel lies in three vectors of pixels.
 struct BytePlaces {
@@ -246,6 +281,21 @@ void split_rgb(const uint8_t* pixels, int width, uint8_t* red, ptrdiff_t step) n
   if (has_avx512()) done = split_avx512(pixels, width, red, step);
 #endif
   split(pixels + 3 * static_cast<ptrdiff_t>(done), width - done, red + done, step);
+}
+
+void reverse_pixels(const uint8_t* pixels, int count, size_t pixel_bytes, uint8_t* out) noexcept {
+  if (pixel_bytes == 1) {
+    std::reverse_copy(pixels, pixels + count, out);
+    return;
+  }
+#if defined(TARPEG_AVX512)
+  if (has_avx512()) return reverse_rgb_avx512(pixels, count, out);
+#endif
+  int x = 0;
+#if defined(TARPEG_AVX2)
+  if (has_avx2()) x = reverse_rgb_avx2(pixels, count, out);
+#endif
+  for (; x < count; ++x) std::memcpy(out + 3 * x, pixels + 3 * (count - 1 - x), 3);
 }
 
 void levels_to_gray(const int16_t* __restrict levels, int width, uint8_t* __restrict gray) noexcept {

@@ -12,6 +12,9 @@ constexpr int kSplitBeyond = 16;
 void split_rgb(const int16_t* pixels, int width, int16_t* red, ptrdiff_t step) noexcept;
 void split_rgb(const uint8_t* pixels, int width, uint8_t* red, ptrdiff_t step) noexcept;
 
+// Pixels of 1 or 3 bytes from the last to the first, written in ascending order.
+void reverse_pixels(const uint8_t* pixels, int count, size_t pixel_bytes, uint8_t* out) noexcept;
+
 // Whole levels, which may be beyond 0 and 255.
 void levels_to_gray(const int16_t* levels, int width, uint8_t* gray) noexcept;
 void levels_to_rgb(const int16_t* red, const int16_t* green, const int16_t* blue, int width,

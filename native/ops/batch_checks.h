@@ -85,8 +85,8 @@ inline Programs check_programs(const Tensor& images, const Tensor& ops, const st
                                const std::vector<double>& border) {
   const int64_t count = images.size(0), height = images.size(2), width = images.size(3);
   STD_TORCH_CHECK(images.size(1) == 3, "programs need images of 3 channels");
-  STD_TORCH_CHECK(height * width <= kMostPixels && std::max(height, width) <= kMostSide,
-                  "images must have at most ", kMostPixels, " pixels and sides of at most ", kMostSide,
+  STD_TORCH_CHECK(height * width <= kMostPixels && std::max(height, width) <= kMostExact,
+                  "images must have at most ", kMostPixels, " pixels and sides of at most ", kMostExact,
                   ", got ", height, " x ", width);
   STD_TORCH_CHECK(ops.dim() == 3 && ops.size(0) == count && ops.size(1) > 0 &&
                       ops.scalar_type() == ScalarType::Int && ops.is_contiguous() && same_device(ops, images),

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import socket
+import sys
 import threading
 import time
 from functools import partial
@@ -339,6 +340,20 @@ def test_an_s3_server_that_never_answers_is_an_error_in_time(serve, tmp_path, hu
     assert time.monotonic() - started < 30
     assert 4 <= len([path for path, asked in Ranges.requests if asked]) <= 8
     assert "next try in 0.01 s" in caplog.text and "waiting for s3://photos" in caplog.text
+
+
+def test_only_an_index_error_that_s3fs_raises_for_another_is_one_of_the_server(monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", sys)
+    with pytest.raises(IndexError), urls.shard_errors("s3://photos/a.tar"):
+        [].pop()
+    with (
+        pytest.raises(ShardError, match=r"a\.tar cannot be read: no answer"),
+        urls.shard_errors("s3://photos/a.tar"),
+    ):
+        try:
+            raise TimeoutError
+        except TimeoutError as error:
+            error.args[0]
 
 
 @pytest.mark.slow

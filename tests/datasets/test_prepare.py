@@ -125,6 +125,22 @@ def test_folder_shards_of_a_changed_folder(tmp_path, images, caplog):
     assert make() == tmp_path / "o"
 
 
+def test_an_image_of_equal_size_within_a_second_is_a_change_and_a_copy_without_fractions_is_none(
+    tmp_path, images
+):
+    paths = [path for path in images.rglob("*") if path.is_file()]
+    for path in paths:
+        os.utime(path, ns=(10**9, 10**9 + 5))
+    make = FolderShards(root=images, out=tmp_path / "o", workers=0)
+    make()
+    for path in paths:  # as by a tar, a zip, or a file system that keeps whole seconds
+        os.utime(path, ns=(10**9, 10**9))
+    make()
+    os.utime(images / "ant" / "0.v1.JPG", ns=(10**9, 10**9 + 7))
+    with pytest.raises(ShardError, match=r"names, sizes or dates"):
+        make()
+
+
 @pytest.fixture
 def source(tmp_path):
     settings = {"train": 12, "val": 4, "samples_per_shard": 4, "workers": 0}

@@ -20,6 +20,7 @@ from tarpeg.datasets.writer import make_shards
 from tarpeg.errors import ShardError
 from tarpeg.shards import folder
 from tarpeg.shards.folder import Folder
+from tarpeg.shards.mapped import Shards
 from tarpeg_hydra.make_shards import source_of
 
 SLOW = pytest.mark.slow
@@ -54,7 +55,7 @@ def test_report_members_and_what_webdataset_reads(tmp_path):
     assert report.bits_per_pixel == pytest.approx(8 * report.bytes / (25 * 32 * 32))
     assert together["00000013.jpg"] == photograph(SMALL, 13, "val").jpeg
     assert together["00000013.cls"] == str(label_of(SMALL, 13, "val")).encode()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [path.name for path in report.shards]
+    assert sorted(tmp_path.glob("*.tar")) == [*report.shards]
     read = webdataset.WebDataset([str(path) for path in report.shards], shardshuffle=False).decode("pil")
     labels = [(image.size, label) for image, label in read.to_tuple("jpg", "cls")]
     assert labels == [((32, 32), label_of(SMALL, index, "val")) for index in range(25)]
@@ -64,8 +65,10 @@ def test_earlier_shards_are_replaced_and_shards_of_others_are_not(tmp_path):
     make_shards(tmp_path, SMALL, 9, samples_per_shard=3, workers=0)
     for left_by_a_kill in (".train-000001.tar.tmp", ".train-000001.tar.12-ab.tmp"):
         (tmp_path / left_by_a_kill).write_bytes(b"half")
+    Shards(sorted(tmp_path.glob("*.tar")))  # writes indexes beside them
     make_shards(tmp_path, SMALL, 4, samples_per_shard=3, workers=0)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["train-000000.tar", "train-000001.tar"]
+    names = [f"train-00000{number}.{kind}" for number in (0, 1) for kind in ("tar", "tarpeg.sizes")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
     foreign = write_tar(tmp_path / "val-000000.tar", [("a.txt", b"")])
     before = foreign.read_bytes()
     with pytest.raises(ShardError, match=r"val-000000\.tar .*make_shards.* out"):

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import tarpeg
+from helpers.captions import Captioned, tokenize
 from helpers.pictures import jpeg
 from tarpeg import AspectBuckets, LetterBox, Loader, RandomCrop, RandomShortestSize, Split, plan_epoch
 
@@ -85,3 +86,39 @@ def test_a_stream_has_no_plan(tmp_path):
     loader = Loader(Split(tmp_path / "*.tar", RandomCrop(32), streaming=True), workers=0)
     with pytest.raises(ValueError, match="stream"):
         plan_epoch(loader)
+
+
+@pytest.mark.parametrize("choose", ["random", "all"])
+@pytest.mark.parametrize("max_length", [None, 4])
+def test_the_tokens_of_captions_are_those_that_come(choose, max_length):
+    texts = {
+        "short": tarpeg.Text("json:one", tokenize, max_length=max_length),
+        "long": tarpeg.Text("txt", tokenize, max_length=max_length, choose=choose, lines=True),
+        "plain": tarpeg.Text("txt", lines=True),
+    }
+    loader = Loader(Split(Captioned(), RandomCrop(32), members=texts), batch_size=5, workers=0)
+    plan = plan_epoch(loader)
+    expected = {name: [0, 0, 0] for name in ("short", "long")}
+    for batch in loader:
+        for name, found in expected.items():
+            mask = batch.extra[name].attention_mask
+            found[0] += int((mask.sum(-1) > 0).sum())
+            found[1] += int(mask.sum())
+            found[2] += mask.numel()
+    assert {each.name: [each.captions, each.tokens, each.places] for each in plan.captions} == expected
+    (short, _), (_, tokens, places) = plan.captions, expected["short"]
+    assert short.samples == 23 and short.broken == 0 and short.padding == pytest.approx(1 - tokens / places)
+    text = f"captions 'short' of 23 samples: {tokens / 23:.1f} tokens each, {short.longest} at most"
+    assert text in str(plan) and ("have max_length=4" in str(plan)) == (max_length == 4)
+    assert [each.samples for each in plan_epoch(loader, captions=7).captions] == [10, 10]
+    assert plan_epoch(loader, captions=0).captions == []
+
+
+def test_the_captions_of_a_mixture_and_broken_ones():
+    text = tarpeg.Text("txt", tokenize, lines=True)
+    sources = {"a": Captioned(9), "b": Captioned(6, seed=1, k2={"txt": b" "})}
+    splits = {name: Split(source, RandomCrop(32), members=text) for name, source in sources.items()}
+    mixture = tarpeg.Mixture(splits, repeat={"a": 1, "b": 1})
+    (plan,) = plan_epoch(tarpeg.MixtureLoader(mixture, 5, workers=0)).captions
+    assert (plan.name, plan.samples, plan.captions, plan.broken) == ("", 15, 14, 1)
+    assert "1 samples have none or a broken one" in str(plan)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import numpy as np
 import pytest
+import tarpeg
 import torch
+from helpers.captions import WORDS, Captioned, tokenize
 from helpers.scripts import run_tool
 from helpers.small_tars import sample
 from helpers.training import module
@@ -164,6 +167,38 @@ def test_captions():
     policies = [Grayscale(), GaussianBlur(3, probability=0), Solarize()]
     assert caption(flip=1.0, policy=policies, erase=Erase(1.0)) == "mirrored, grayscale, solarize, erased"
     assert re.fullmatch(r"\d+% of it, mixed", caption(policy=AugMix()))
+
+
+def test_captions_of_the_samples_are_below_their_pictures(tmp_path):
+    texts = {
+        "one": tarpeg.Text("txt", tokenize, lines=True, max_length=6),
+        "all": tarpeg.Text("txt", lines=True, choose="all"),
+    }
+    split = tarpeg.Split(Captioned(7, k3={"txt": b"a"}), RandomResizedCrop(32), members=texts)
+    data = tarpeg.ShardDataModule(train=split, augment=Augment(), workers=0, batch_size=7)
+    found, batch, _ = cards(data, samples=7)
+    for row, card in enumerate(found):
+        (one,) = [line for line in card.lines if line.startswith("one: ")]
+        tokens = int(batch.extra["one"].attention_mask[row].sum())
+        caption, _, count = one.removeprefix("one: ").partition(" [")
+        assert count == f"{tokens} tokens]"
+        ids = batch.extra["one"].input_ids[row, :tokens].tolist()
+        assert [WORDS[id - 4] for id in ids] == caption.split()[:6]
+        assert [line.removeprefix("all: ") for line in card.lines if line != one] == batch.extra["all"][row]
+    plain = dataclasses.replace(split, members=())
+    heights = []
+    for each in (split, plain):
+        data = tarpeg.ShardDataModule(train=each, augment=Augment(), workers=0, batch_size=7)
+        with Image.open(contact_sheet(data, tmp_path / "sheet.png", samples=4)) as image:
+            heights.append(image.height)
+    assert heights[0] > heights[1]
+
+
+def test_long_captions_are_broken_into_lines():
+    lines = preview._wrapped(["word " * 99, "x" * 400, "short"], 200)
+    assert [line[:4] for line in lines] == ["word"] * 3 + ["xxxx"] * 3 + ["shor"]
+    assert all(len(line) < 60 for line in (*lines[:2], *lines[3:5]))
+    assert preview._wrapped(["a"] * 30, 200)[-1] == "and 22 more"
 
 
 def test_other_modules_and_none(photos, tmp_path):

@@ -30,7 +30,8 @@ os.chdir(job["place"])
 os.environ.clear()
 os.environ.update(job["environment"])
 sys.argv = job["arguments"]
-sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+places = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+sys.path[:1] = [os.path.dirname(os.path.abspath(sys.argv[0])), *places]
 signal.alarm(job["timeout"])
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import re
@@ -143,7 +144,9 @@ def test_a_batch_size_of_the_data_loader_is_refused(photos):
 
 @pytest.mark.sweep  # a spawned process imports torch
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_worker_processes_of_the_data_loader_are_refused(photos, start):
+def test_worker_processes_of_the_data_loader_are_refused(photos, start, monkeypatch):
+    # torch waits so long for the process of a data set that raised, here or in a later test: 5 s.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     loader = load(photos, workers=1)
     before = keys_of(loader)
     text = r"must be 0: .*workers= .*tarpeg\.Loader"
@@ -151,6 +154,7 @@ def test_worker_processes_of_the_data_loader_are_refused(photos, start):
     outer = face(loader, num_workers=1, multiprocessing_context=start)
     with pytest.raises(ValueError, match=rf"{value} of (the|a) DataLoader {text}"):
         next(iter(outer))
+    gc.collect()
     again = keys_of(loader)
     assert sorted(again) == sorted(before) == ALL and again != before
     loader.close()

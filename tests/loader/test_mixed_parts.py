@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import lightning
 import numpy as np
@@ -184,6 +185,34 @@ def test_crops_that_differ_make_the_same_rows_as_alone():
                 [content], torch.from_numpy(view.boxes), view.size, torch.from_numpy(view.flips)
             )
             assert torch.equal(decoded[0], image)
+
+
+@pytest.mark.parametrize("is_odd", [False, True])
+@pytest.mark.parametrize("has_targets", [False, True])
+@pytest.mark.parametrize("fidelity", ["fast", "exact"])
+def test_padded_and_other_crops_make_the_same_rows_as_alone(fidelity, has_targets, is_odd):
+    crops = {"a": LetterBox(32, fill=(9, 80, 200)), "b": RandomResizedCrop(32), "c": LetterBox(32, fill=7)}
+    options = {"targets": Boxes("json:objects", min_size=0)} if has_targets else {}
+    sources = {**SOURCES, "b": Pictures(7, 100, odd=is_odd)}  # odd: rows of b are made apart
+    splits = {
+        name: Split(sources[name], crop, flip=0.5, fidelity=fidelity, **options)
+        for name, crop in crops.items()
+    }
+    given = Mixture(splits, weights=WEIGHTS, stopping="all_exhausted")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loader = loader_of(given)
+        rows = []
+        for batch in loader:
+            (view,) = loader.claim().views
+            for number, (image, target, source) in enumerate(zip(*batch, strict=True)):
+                rows.append((int(source), image, target, view.row(number)))
+        for number, split in enumerate(splits.values()):
+            own = [row[1:] for row in rows if row[0] == number]
+            for row, (images, targets, request) in zip(own, alone(split, len(own)), strict=True):
+                image, target, view = row
+                assert torch.equal(image, images[0]) and (view.boxes == request.views[0].boxes).all()
+                assert equal(target, targets[0]) if has_targets else target == targets[0]
 
 
 @pytest.mark.parametrize("weight", [0.2, 0.0])

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 import pytest
 import tarpeg
 import torch
 from helpers.pictures import jpeg
-from tarpeg import CenterCrop, LoaderConfig, Mixture, MixtureLoader, RandomResizedCrop, ResumeError, Split
+from hypothesis import assume, given, settings, strategies as st
+from tarpeg import (
+    CenterCrop,
+    LoaderConfig,
+    Mixture,
+    MixtureLoader,
+    RandomResizedCrop,
+    ResumeError,
+    ShardError,
+    Split,
+)
 
 
 class Pictures(tarpeg.Source):
@@ -96,6 +108,100 @@ def test_resume_at_each_step_with_any_number_of_ranks():
         merged = [sorted(flat(each)) for each in zip(*parts, strict=True)]
         assert merged == [sorted(batch) for batch in whole[step : step + len(merged)]]
         assert merged
+
+
+POOL = Pictures(12, 0)
+numbers = st.one_of(st.integers(1, 5), st.floats(0.4, 3))
+
+
+class Few(tarpeg.Source):
+    """The first of the pool."""
+
+    def __init__(self, count, first):
+        self.count, self.first = count, first
+
+    def __len__(self):
+        return self.count
+
+    def keys(self, ids):
+        return POOL.keys(ids)
+
+    def members(self, ids, extension):
+        return (
+            POOL.members(ids, "jpg") if extension == "jpg" else [str(self.first + id).encode() for id in ids]
+        )
+
+    def extensions(self, id):
+        return ["jpg", "cls"]
+
+
+@st.composite
+def mixtures(draw):
+    """A mixture of three, a global batch, and two numbers of ranks."""
+    splits = {
+        name: Split(Few(draw(st.integers(1, 12)), first), CenterCrop(8), flip=0.5)
+        for first, name in enumerate("abc")
+    }
+    batch = draw(st.integers(1, 9))
+    shares = {name: draw(numbers) for name in "abc"}
+    options = {"batches": draw(st.sampled_from(["stratified", "per_source"]))}
+    if draw(st.booleans()):
+        options["repeat"] = {name: share / 2 for name, share in shares.items()}
+    else:
+        later = {name: draw(st.one_of(st.just(0), numbers)) for name in "bc"}
+        options["weights"] = draw(st.sampled_from([shares, {0: shares, 1: {"a": 1, **later}}]))
+        options["stopping"] = draw(st.sampled_from(["first_exhausted", "all_exhausted"]))
+    worlds = st.integers(1, min(3, batch))
+    return Mixture(splits, **options), batch, draw(worlds), draw(worlds)
+
+
+@settings(max_examples=25, deadline=None)
+@given(mixtures(), st.integers(0, 3), st.integers(0, 2))
+def test_any_mixture_has_exact_shares_and_resumes_at_each_step(arguments, seed, first):
+    mixture, batch, world, other = arguments
+    config = LoaderConfig(global_batch_size=batch, workers=0, threads=0, seed=seed)
+
+    def loaders(world):
+        return [MixtureLoader(mixture, config=config, rank=rank, world=world) for rank in range(world)]
+
+    def epoch(ranks):
+        """The rows of each global batch."""
+        parts = [[short(step) for step in rank] for rank in ranks]
+        return [sorted(flat(each)) for each in zip(*parts, strict=True)]
+
+    try:
+        ranks = loaders(world)
+    except ShardError as error:
+        assert "leaves no batch" in str(error) and mixture.stopping == "first_exhausted"
+        return
+    mixing = ranks[0]._mixed.mixing
+    assume(max(mixing.length(number) for number in range(4)) <= 12)
+    for rank in ranks:
+        rank.sampler.set_epoch(first)
+    states, parts = [], []
+    for step in zip(*ranks, strict=True):
+        states.append([rank.state_dict() for rank in ranks])
+        parts.append([short(each) for each in step])
+    whole, following = [sorted(flat(each)) for each in parts], epoch(ranks)
+    shares = mixing.shares[mixing._stage(first)].values
+    counts = np.array([[sum(row[0] == source for row in each) for source in range(3)] for each in whole])
+    assert (counts.sum(axis=1) == batch).all()
+    if mixture.batches == "stratified":
+        assert (np.abs(counts - shares * batch) < 1).all()
+        assert (np.abs(counts.sum(axis=0) - shares * batch * len(whole)) < 1 + 1e-6).all()
+    else:
+        assert (counts.max(axis=1) == batch).all()
+    for step, each in enumerate(states, 1):
+        assert all(state == each[0] for state in each), "equal on all ranks"
+        resumed = loaders(other)
+        for rank in resumed:
+            rank.load_state_dict(each[0])
+        assert step == len(whole) or epoch(resumed) == whole[step:]
+        assert step not in (1, len(whole)) or epoch(resumed) == following
+
+
+def short(batch):
+    return [(source, label, zlib.crc32(pixels)) for source, label, pixels in rows(batch)]
 
 
 def test_per_source_batches_may_have_several_shapes():

@@ -1,4 +1,4 @@
-"""Images of parts of several samples: pixels, targets, broken parts, and the same batches in any process."""
+"""Images of parts of several samples: pixels, targets, broken parts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import tarpeg
 import torch
-from helpers.loaders import RUNNERS, load, name_of
+from helpers.composed import found_by
+from helpers.loaders import load
 from helpers.odd_pictures import Pictures
 from helpers.padded import moved_by_torchvision
 from helpers.pictures import jpeg, saved, tensor
 from helpers.scenes import Scenes, objects
-from helpers.small_tars import write_tar
 from PIL import Image
 from tarpeg import (
     Affine,
@@ -207,80 +207,6 @@ def test_an_affine_moves_all_parts(kind):
     assert checked >= 8
 
 
-def found_by(loader):
-    return [
-        (
-            batch.image.clone(),
-            list(batch.key),
-            [{name: torch.as_tensor(each) for name, each in target.items()} for target in batch.targets],
-            loader.claim().views[0],
-        )
-        for batch in loader
-    ]
-
-
-def assert_same(ours, theirs):
-    assert len(ours) == len(theirs) > 0
-    for (images, keys, targets, view), (others, names, values, other) in zip(ours, theirs, strict=True):
-        assert torch.equal(images, others) and keys == names
-        for name in ("sizes", "boxes", "flips", "places", "batch_rows", "samples"):
-            assert np.array_equal(getattr(view, name), getattr(other, name)), name
-        for one, two in zip(targets, values, strict=True):
-            assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
-
-
-def split_of(source, **options):
-    crop = Progressive(Mosaic(48, p=0.8), {2: Mosaic(48, p=0)})
-    return Split(source, crop, flip=0.5, targets=TARGETS, **options)
-
-
-@pytest.mark.parametrize("runner", [RUNNERS[3], RUNNERS[6]], ids=name_of)
-def test_batches_are_the_same_in_any_process(runner):
-    results = []
-    for settings in ({"workers": 0, "threads": 0}, runner):
-        loader = load(None, split=split_of(Pictures(broken=[3])), seed=5, max_bad=1.0, **settings)
-        with pytest.warns(UserWarning, match="takes its place"):
-            results.append(found_by(loader) + found_by(loader))
-        loader.close()
-    assert_same(*results)
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_have_the_rows_of_one(world):
-    options = {"workers": 0, "threads": 0, "seed": 7}
-    alone = found_by(load(None, split=split_of(Pictures()), batch_size=world * 2, **options))
-    ranks = [
-        found_by(load(None, split=split_of(Pictures()), batch_size=2, rank=rank, world=world, **options))
-        for rank in range(world)
-    ]
-    rows = {
-        key: (image, target)
-        for images, keys, targets, _ in alone
-        for image, key, target in zip(images, keys, targets, strict=True)
-    }
-    checked = 0
-    for images, keys, targets, _ in (batch for rank in ranks for batch in rank):
-        for image, key, target in zip(images, keys, targets, strict=True):
-            assert torch.equal(image, rows[key][0]) and torch.equal(target["boxes"], rows[key][1]["boxes"])
-            checked += 1
-    assert checked >= 11
-
-
-def test_resume_in_mid_epoch_and_the_end_of_mosaics():
-    options = {"workers": 0, "threads": 0, "seed": 7, "batch_size": 3}
-    whole = load(None, split=split_of(Pictures()), **options)
-    epochs = [found_by(whole) for _ in range(3)]
-    assert len(epochs[1][0][3]) > 3 and len(epochs[2][0][3]) == 3, "from epoch 2 on images are alone"
-    first = load(None, split=split_of(Pictures()), **options)
-    list(first)
-    rest = iter(first)
-    next(rest)
-    next(rest)
-    second = load(None, split=split_of(Pictures()), **options)
-    second.load_state_dict(first.state_dict())
-    assert_same(found_by(second), epochs[1][2:])
-
-
 def test_partners_are_of_the_subset():
     split = Split(Pictures(), Mosaic(64), target=None, subset=[0, 2, 7])
     loader = load(None, split=split, batch_size=3, **HERE)
@@ -353,17 +279,6 @@ def test_broken_rows_are_left_out():
     assert 3 not in view.samples
 
 
-def test_a_stream_has_partners_too(tmp_path):
-    source = Pictures()
-    members = [
-        (f"{id:02d}.{end}", source.members([id], end)[0]) for id in range(8) for end in ("jpg", "json")
-    ]
-    write_tar(tmp_path / "a.tar", members)
-    split = Split(tmp_path / "a.tar", Mosaic(48), targets=Boxes("json:objects"), streaming=True)
-    batch = next(iter(load(None, split=split, batch_size=4, workers=0)))
-    assert batch.image.shape == (4, 3, 48, 48) and len(batch.targets) == 4
-
-
 # --- what is refused
 
 
@@ -380,14 +295,3 @@ def test_what_a_mosaic_cannot_do(options, text):
     for crop in (Mosaic(48), Progressive(tarpeg.Whole(48), {3: Mosaic(48)})):
         with pytest.raises(ValueError, match=text):
             Split("shards", crop, **options)
-
-
-def test_the_preview_draws_them_with_their_boxes(tmp_path):
-    data = tarpeg.ShardDataModule(
-        Split(Pictures(broken=[3]), Mosaic(48), flip=0.5, targets=TARGETS), batch_size=4, workers=0
-    )
-    with pytest.warns(UserWarning):
-        tarpeg.contact_sheet(data, tmp_path / "sheet.png", samples=11)
-    assert (tmp_path / "sheet.png").stat().st_size > 1000
-    with pytest.raises(ValueError, match="several samples each: contact_sheet"):
-        tarpeg.comparison_sheet(data, tmp_path / "other.png")

@@ -1,4 +1,4 @@
-"""Objects pasted by CopyPaste: pixels, targets, broken partners, and the same batches in any process."""
+"""Objects pasted by CopyPaste: pixels, targets, broken partners."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import numpy as np
 import pytest
 import tarpeg
 import torch
-from helpers.loaders import RUNNERS, load, name_of
+from helpers.composed import TARGETS, found_by
+from helpers.loaders import load
 from helpers.odd_pictures import Pictures
 from helpers.pasting import decoded_alone, pasted
 from helpers.pictures import jpeg
 from helpers.scenes import Scenes, objects
-from helpers.small_tars import write_tar
 from tarpeg import (
     Affine,
     Augment,
     Boxes,
     CopyPaste,
     InstanceMasks,
-    Keypoints,
-    Masks,
-    PadMask,
     Progressive,
     ScaleJitter,
     Split,
@@ -30,13 +27,6 @@ from tarpeg.loader.outlines import chosen_outlines, outline_bounds, outlines_of
 from torchvision.transforms import v2
 
 HERE = {"workers": 0, "threads": 0, "on_error": "raise"}
-TARGETS = [
-    Boxes("json:objects", min_size=0),
-    Keypoints("json:objects", [(0, 1)], count=2),
-    InstanceMasks("json:objects", min_pixels=0),
-    Masks("png", fill=9),
-    PadMask(),
-]
 JITTER = ScaleJitter((60, 80), scale_range=(0.4, 2.0), fill=77)
 
 
@@ -176,87 +166,6 @@ def test_an_affine_moves_what_is_pasted(kind):
     assert checked >= 8 or kind == "policy"
 
 
-def found_by(loader):
-    found = []
-    for batch in loader:
-        targets = [{name: torch.as_tensor(each) for name, each in target.items()} for target in batch.targets]
-        found.append((batch.image.clone(), list(batch.key), targets, loader.claim().views[0]))
-    return found
-
-
-def assert_same(ours, theirs):
-    assert len(ours) == len(theirs) > 0
-    for (images, keys, targets, view), (others, names, values, other) in zip(ours, theirs, strict=True):
-        assert torch.equal(images, others) and keys == names
-        for name in ("sizes", "boxes", "flips", "places", "batch_rows", "samples", "is_pasted"):
-            assert np.array_equal(getattr(view, name), getattr(other, name)), name
-        for one, two in zip(targets, values, strict=True):
-            assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
-
-
-def split_of(source, **options):
-    crop = Progressive(CopyPaste(JITTER, p=0.8), {2: JITTER})
-    return Split(source, crop, flip=0.5, targets=TARGETS, **options)
-
-
-@pytest.mark.parametrize("runner", [RUNNERS[3], RUNNERS[6]], ids=name_of)
-def test_batches_are_the_same_in_any_process(runner):
-    results = []
-    for settings in ({"workers": 0, "threads": 0}, runner):
-        loader = load(None, split=split_of(Pictures(broken=[3])), seed=5, max_bad=1.0, **settings)
-        with pytest.warns(UserWarning, match="takes its place"):
-            results.append(found_by(loader) + found_by(loader))
-        loader.close()
-    assert_same(*results)
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_have_the_rows_of_one(world):
-    options = {"workers": 0, "threads": 0, "seed": 7}
-    alone = found_by(load(None, split=split_of(Pictures()), batch_size=world * 2, **options))
-    rows = {
-        key: (image, target)
-        for images, keys, targets, _ in alone
-        for image, key, target in zip(images, keys, targets, strict=True)
-    }
-    checked = 0
-    for rank in range(world):
-        loader = load(None, split=split_of(Pictures()), batch_size=2, rank=rank, world=world, **options)
-        for images, keys, targets, _ in found_by(loader):
-            for image, key, target in zip(images, keys, targets, strict=True):
-                assert torch.equal(image, rows[key][0])
-                assert all(torch.equal(target[name], rows[key][1][name]) for name in target)
-                checked += 1
-    assert checked >= 11
-
-
-def test_resume_in_mid_epoch_and_the_end_of_pastes():
-    options = {"workers": 0, "threads": 0, "seed": 7, "batch_size": 3}
-    whole = load(None, split=split_of(Pictures()), **options)
-    epochs = [found_by(whole) for _ in range(3)]
-    assert epochs[1][0][3].is_pasted and not epochs[2][0][3].is_pasted
-    first = load(None, split=split_of(Pictures()), **options)
-    list(first)
-    rest = iter(first)
-    next(rest)
-    next(rest)
-    second = load(None, split=split_of(Pictures()), **options)
-    second.load_state_dict(first.state_dict())
-    assert_same(found_by(second), epochs[1][2:])
-
-
-def test_a_stream_has_partners_too(tmp_path):
-    source = Pictures()
-    members = [
-        (f"{id:02d}.{end}", source.members([id], end)[0]) for id in range(8) for end in ("jpg", "json")
-    ]
-    write_tar(tmp_path / "a.tar", members)
-    split = Split(tmp_path / "a.tar", CopyPaste(JITTER, p=1), targets=TARGETS[:3], streaming=True)
-    loader = load(None, split=split, batch_size=4, workers=0)
-    batch = next(iter(loader))
-    assert batch.image.shape == (4, 3, 60, 80) and len(loader.claim().views[0]) > 4
-
-
 # --- what is broken
 
 
@@ -328,16 +237,6 @@ def test_what_a_paste_cannot_do(options, text):
     for crop in (CopyPaste(JITTER), Progressive(JITTER, {3: CopyPaste(JITTER)})):
         with pytest.raises(ValueError, match=text):
             Split("shards", crop, **options)
-
-
-def test_the_preview_draws_them_with_their_targets(tmp_path):
-    split = Split(Pictures(broken=[3]), CopyPaste(JITTER, p=1), flip=0.5, targets=TARGETS)
-    data = tarpeg.ShardDataModule(split, batch_size=4, workers=0)
-    with pytest.warns(UserWarning):
-        tarpeg.contact_sheet(data, tmp_path / "sheet.png", samples=11)
-    assert (tmp_path / "sheet.png").stat().st_size > 1000
-    with pytest.raises(ValueError, match="several samples each: contact_sheet"):
-        tarpeg.comparison_sheet(data, tmp_path / "other.png")
 
 
 # --- outlines of objects

@@ -151,6 +151,26 @@ def test_a_failed_image_is_zero_and_has_a_status(dtype: torch.dtype) -> None:
     assert not images[1:5].any()
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_mirrored_crop_of_its_own_size_is_the_crop_backwards(channels: Literal[1, 3]) -> None:
+    kinds = [
+        pictures.jpeg("420", 40, 150),
+        pictures.jpeg("gray", 40, 150),
+        pictures.jpeg("progressive", 40, 150),
+    ]
+    plain = [pictures.tensor(kind) for kind in kinds]
+    files = [*plain, tarpeg.tile_jpeg(plain[0]), tarpeg.pack_jpeg(plain[0])]
+    for width in range(1, 151):
+        boxes = torch.tensor([[7, 150 - width, 3, width]] * len(files), dtype=torch.int32)
+        stored, mirrored = (
+            tarpeg.decode_batch(files, boxes, (3, width), torch.full((len(files),), flip), channels=channels)[
+                0
+            ]
+            for flip in (False, True)
+        )
+        assert torch.equal(stored.flip(-1), mirrored), width
+
+
 def test_portable_code_gives_the_same_bytes() -> None:
     pictures.assert_portable_is_equal(
         f"METHODS = {METHODS}"
@@ -164,10 +184,11 @@ for size in [(33, 21), (7, 5), (90, 91), (1, 1), (2, 3), (60, 4)]:
             options = {"interpolation": name, "antialias": antialias, "fidelity": fidelity}
             write(tarpeg.decode_batch(files, boxes, size, flip, **options)[0])
 files, boxes = files[:5], torch.tensor([[i, 4, 40, 50] for i in range(5)], dtype=torch.int32)
-stds = (pictures.STD, (1e-4, 1.0, 3e4), (1e-6, 1e3, 1e5))
+stds = (pictures.STD, (1e-4, 1.0, 3e4), (1e-6, 1e3, 1e5), (1e-44, 1.0, 1.0))
 for dtype, std in product((torch.float32, torch.float16, torch.bfloat16), stds):
     options = {"mean": (0.5, 0.1, 0.2), "std": std, "dtype": dtype}
-    write(tarpeg.decode_batch(files, boxes, (33, 21), **options)[0])
+    for size in ((33, 21), (3, 100)):
+        write(tarpeg.decode_batch(files, boxes, size, **options)[0])
 for width in range(1, 70):
     file = tensor(b"P6\\n%d 30\\n255\\n" % width + pictures.pixels(30, width).tobytes())
     write(resized(file, (3, 0, 27, width), (13, 17)))
@@ -188,6 +209,8 @@ for kind in pictures.KINDS:
 for file in (tensor(jpeg(kind, 40, 150)) for kind in ("420", "422", "444")):
     for width in range(1, 140, 3):
         write(tarpeg.decode_crop(file, 1, width % 7, 33, width))
+for width in range(1, 151):
+    write(resized(file, (7, 150 - width, 3, width), (3, width), flip=torch.tensor([True])))
 for kind, size in product(("420", "444"), [(60, 50), (62, 23), (64, 110), (62, 195), (65, 222)]):
     for flip in (False, True):  # columns of every scale at once
         write(resized(tensor(jpeg(kind, 64, 200)), (1, 3, 62, 195), size, flip=torch.tensor([flip])))

@@ -7,6 +7,7 @@ import functools
 import graphlib
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,26 @@ def outer_imports(path: Path) -> set[str]:
     return {module.partition(".")[0] for module, _ in imports(path) if module[:1] != "."}
 
 
-each_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: name_of(path) or "tarpeg")
+def for_each(paths: list[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
+    """A rule of each of these files, as one test that names all files that break it."""
+
+    def test_of(rule: Callable[[Path], None]) -> Callable[[], None]:
+        def test() -> None:
+            broken = []
+            for path in paths:
+                try:
+                    rule(path)
+                except AssertionError as error:
+                    broken.append(f"{path.relative_to(ROOT)}: {error}")
+            assert not broken, "\n".join(broken)
+
+        test.__name__, test.__doc__ = rule.__name__, rule.__doc__
+        return test
+
+    return test_of
+
+
+each_module = for_each(MODULES)
 
 
 @each_module
@@ -293,7 +313,7 @@ def test_train_and_tools_run_from_a_bare_checkout():
         assert len(lines) == 1 and '"datamodules"' in lines[0], path
 
 
-@pytest.mark.parametrize("path", NATIVE, ids=lambda path: str(path.relative_to(ROOT / "native")))
+@for_each(NATIVE)
 def test_what_native_files_include(path):
     """Only ops/ and library.cpp include torch, besides the kernels for CUDA; nothing includes Python.h."""
     included = re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)', path.read_text(), re.M)
@@ -319,7 +339,7 @@ def test_tests_mirror_the_rooms_and_import_only_helpers():
         assert not [name for name in named if name != path.stem], f"{path}: move what it shares to helpers"
 
 
-@pytest.mark.parametrize("path", CONF, ids=lambda path: str(path.relative_to(ROOT / "conf")))
+@for_each(CONF)
 def test_every_target_is_a_public_name(path):
     from hydra.utils import get_object
 

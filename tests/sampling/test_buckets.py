@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import kohya
+from helpers import coco_sizes, kohya
 from hypothesis import given, settings, strategies as st
 from tarpeg import AspectBuckets, ShardError
 from tarpeg.sampling.buckets import Cover, bucket_batches, lost
@@ -37,6 +37,21 @@ def test_buckets_crop_no_more_than_kohyas(upscale, step):
     if upscale:
         shapes = [(width, height) for height, width in crop.shapes]
         assert sorted(shapes) == kohya.shapes(1024, step, 256, 2048)
+
+
+@pytest.mark.parametrize("upscale", [True, False])
+@pytest.mark.parametrize(("resolution", "step"), [(512, 64), (512, 8), (256, 32), (1024, 64)])
+def test_buckets_crop_no_more_of_cocos_images_than_kohyas(resolution, step, upscale):
+    sizes = coco_sizes.sizes()
+    assert len(sizes) == 10_000 and sum(coco_sizes.COMMON.values()) == 7846
+    sides = (resolution // 2, 2 * resolution)  # kohya's defaults for 512: 256 and 1024
+    found = AspectBuckets(resolution, step, upscale=upscale).shapes_of(sizes)
+    kinds, kind = np.unique(sizes, axis=0, return_inverse=True)
+    of_kinds = [kohya.bucket_of(*size, resolution, step, *sides, upscale=upscale) for size in kinds.tolist()]
+    theirs = np.array(of_kinds)[kind.reshape(-1)]
+    assert lost(sizes, found).mean() <= lost(sizes, theirs).mean()
+    if upscale:
+        assert len(np.unique(found, axis=0)) <= len(np.unique(theirs, axis=0))
 
 
 @settings(deadline=None)

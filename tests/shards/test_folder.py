@@ -174,7 +174,7 @@ def test_splits_that_cannot_be_told_apart(tmp_path):
     ("names", "message"),
     [
         ("images/a.jpg annotations/a.xml", r"'annotations' of root="),
-        ("train/cat/a.jpg info/a.xml z/a.xml", r"'info' .*1 more.*root=.*train'"),
+        ("train/cat/a.jpg info/a.xml z/a.xml", r"'info' .*nor have 'z'.*root=.*train'"),
         ("train/cat/a.jpg test_images/b.jpg", "train and test_images"),
         ("train/cat/a.jpg holdout/cat/b.jpg", "train and holdout.* root=.*/train'"),
         ("training_set/cat/a.jpg test_set/cat/b.jpg", "training_set and test_set"),
@@ -210,6 +210,17 @@ def test_classes_with_names_of_splits_stay_classes(tmp_path):
         three.contents()
     filled(tmp_path / "d", "train/empty/a.jpg")
     assert three.contents()["classes"] == {"train/empty": 1, "train/x": 1, "val/x": 1}
+
+
+def test_classes_have_the_files_of_a_folder_without_labels(tmp_path):
+    folder = filled(tmp_path, "x/a.JFIF", "x/b.jpe", "x/c.pgm", "x/d.dib", "x/e.webp", "x/f.txt")
+    members = {file.key: file.extension for file in folder.files()}
+    assert members == {"x/a": "jpg", "x/b": "jpg", "x/c": "ppm", "x/d": "bmp", "x/e": "webp"}
+    assert folder.left_out() == {".txt": 1}
+    for name in "zyw":
+        (tmp_path / name).mkdir()
+    with pytest.raises(ShardError, match=r"class 'w' .* has no image \(nor have 'y', 'z'\)"):
+        folder.files()
 
 
 def test_splits_that_are_one_directory(tmp_path):

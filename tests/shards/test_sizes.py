@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ import tarpeg
 from helpers.pictures import jpeg, saved
 from helpers.small_tars import cache_home as cache_home, write_tar
 from PIL import Image
+from tarpeg.errors import BuildError
 from tarpeg.ops import decode
-from tarpeg.shards import pillow, saved as saved_files
+from tarpeg.shards import pillow, saved as saved_files, sizes
 from tarpeg.shards.mapped import Shards
 from tarpeg.shards.source import Source
 
@@ -96,6 +98,46 @@ def test_a_build_writes_the_sizes_that_would_be_read(tmp_path, codec, monkeypatc
     os.utime(tar, ns=(0, 0))  # a copy of the cache
     monkeypatch.setattr(decode, "image_sizes", None)
     assert Shards([tar]).sizes(range(len(shards))).tolist() == read.tolist()
+
+
+@pytest.fixture
+def odd_folder(tmp_path):
+    """A folder with images of all kinds, and names that a tar keeps in extended headers, or shortens."""
+    names = ["a.jpg", "Grüße im Kreis.jpeg", f"{'n' * 120}.JPG", "white space%20.png", "e.jpg", "f.ppm"]
+    (tmp_path / "images" / "ä").mkdir(parents=True)
+    for name, (_, data) in zip(
+        names, [KINDS[0], KINDS[1], KINDS[0], KINDS[3], KINDS[4], KINDS[2]], strict=True
+    ):
+        (tmp_path / "images" / "ä" / name).write_bytes(data)
+    return tarpeg.Folder(tmp_path / "images")
+
+
+@pytest.mark.parametrize("kind", ["folder", "photos", "scenes"])
+def test_shards_that_are_no_cache_get_the_sizes_that_would_be_read(tmp_path, odd_folder, kind, monkeypatch):
+    photos = tarpeg.Photos(size=[24, (30, 40)], progressive=0.3, gray=0.3, exif=0.5, corrupt=0.3)
+    source = {"folder": odd_folder, "photos": photos, "scenes": tarpeg.Scenes(size=64)}[kind]
+    count = 6 if kind == "folder" else 20
+    paths = tarpeg.make_shards(tmp_path / "out", source, count, samples_per_shard=4, workers=0).shards
+    written = {path: path.read_bytes() for path in (tmp_path / "out").glob("*.tarpeg.sizes")}
+    assert len(written) == len(paths) == -(-count // 4)
+    with monkeypatch.context() as patched:
+        patched.setattr(decode, "image_sizes", None)
+        held = Shards(paths).sizes(range(count))
+    for path in written:
+        path.unlink()
+    assert Shards(paths).sizes(range(count)).tolist() == held.tolist()
+    assert {path: path.read_bytes() for path in written} == written
+    assert len({*map(tuple, held.tolist())}) == {"folder": 4, "photos": 3, "scenes": 1}[kind]
+
+
+def test_shards_are_written_where_sizes_cannot_be(tmp_path, odd_folder, monkeypatch):
+    # Without the operators, they are asked for once only: each time may be a compiler's.
+    for error, times in ((OSError(19, "No such device"), 3), (BuildError("no compiler"), 1)):
+        refuse, out = Mock(side_effect=error), tmp_path / str(times)
+        monkeypatch.setattr(sizes, "sizes_file", refuse)
+        paths = tarpeg.make_shards(out, odd_folder, samples_per_shard=2, workers=0).shards
+        assert (len(paths), refuse.call_count) == (3, times) and not list(out.glob("*.sizes"))
+        assert Shards(paths).sizes(range(6)).any(axis=1).sum() == 5
 
 
 def test_a_build_where_files_cannot_be_mapped_leaves_the_sizes_to_readers(tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ from helpers.training import Net, trainer
 from tarpeg import Blocks, CenterCrop, RandomResizedCrop, ShardDataModule, ShardError, Split, Streaming
 from tarpeg.cache.build import build_cache
 from tarpeg.loader.batch import ExtraBatch
+from tarpeg.shards import urls
 from tarpeg.shards.index import build
 from tarpeg.shards.stream import expand_urls
 
@@ -111,8 +112,10 @@ def test_the_same_pixels_as_from_an_index(folder):
 
 
 @pytest.mark.parametrize("samples", [6, 24, 41])
-@pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("world", "workers"),
+    [(1, 0), (2, 0), (3, 0), (3, 2), *(pytest.param(world, 2, marks=pytest.mark.slow) for world in (1, 2))],
+)
 def test_a_length_is_kept_by_all_ranks(folder, samples, world, workers):
     options = {"global_batch_size": 6, "batch_size": 1, "workers": workers, "streaming": Streaming(samples)}
     ranks = [load(folder, rank=rank, world=world, **options) for rank in range(world)]
@@ -229,6 +232,16 @@ def test_a_broken_shard_is_named(server, name, text, workers, shuffle):
         taken(loader)
 
 
+def test_a_server_that_stops_answering_curl_is_an_error_in_time(server, monkeypatch, caplog):
+    monkeypatch.setattr(urls, "_SECONDS", 0.3)
+    monkeypatch.setattr(urls, "_SAY_EVERY", 0.1)
+    started = time.monotonic()
+    with pytest.raises(ShardError, match=r"s-stall\.tar cannot be read as a stream: no answer for 0\.3 s"):
+        taken(load(server + "/s-stall.tar"))
+    assert time.monotonic() - started < 10  # the server stalls for 30 s
+    assert "s-stall.tar, since" in caplog.text
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_without_curl_errors_of_http_are_named_too(server, monkeypatch, workers):
     pytest.importorskip("aiohttp")
@@ -248,11 +261,11 @@ def test_urls_that_are_patterns(server, folder):
         names = [f"memory:///bucket/s-{n}.tar" for n in range(6)]
         for pattern in ("s-*.tar", "", "{s-[0-2]*,s-[3-5]*}.tar"):
             assert list(expand_urls(f"memory://bucket/{pattern}")) == names
-        for urls in (f"{server}/s-*.tar", "memory://bucket/s-*.tar"):
-            assert sorted(keys_of(taken(load(urls)))) == ALL
-        for urls in ("memory://bucket/none-*.tar", f"{server}/no/*.tar"):
+        for several in (f"{server}/s-*.tar", "memory://bucket/s-*.tar"):
+            assert sorted(keys_of(taken(load(several)))) == ALL
+        for several in ("memory://bucket/none-*.tar", f"{server}/no/*.tar"):
             with pytest.raises(ShardError, match=r"'.*\*\.tar' .*no shard"):
-                load(urls)
+                load(several)
         with pytest.raises(ShardError, match=r"s-0\.tar.* is there twice"):
             expand_urls(["memory://bucket/s-*.tar", "memory:///bucket/s-0.tar"])
     finally:

@@ -177,7 +177,7 @@ PYTHON = {
     "reduction": compose(v2.RandomResizedCrop(224), lambda image: image.float() - image.float().mean()),
     "views": [compose(*CROP, *NORMAL), compose(*CROP, v2.RandomGrayscale(0.5), *NORMAL)],
 }
-QUICK = {"policy", "resize", "albumentations", "own policy", "small", "functions", "reduction", "views"}
+QUICK = {"policy", "albumentations", "small", "functions", "views"}
 PYTHON["own module"].transforms.insert(2, v2.ToDtype(torch.float32, scale=True))
 
 

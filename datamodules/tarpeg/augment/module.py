@@ -230,7 +230,7 @@ class Augment(nn.Module):
         elif params is None and torch.compiler.is_compiling():
             # Dynamo cannot trace the draws of numpy: they stay outside of the compiled graph.
             torch._dynamo.graph_break(msg=_UNTRACED)
-            params = torch.compiler.disable(self._next_params)(images)  # type: ignore[no-untyped-call]
+            params = torch.compiler.disable(self._next_params)(images)
         elif params is None:
             params = self._next_params(images)
         return self.transform(images, params)

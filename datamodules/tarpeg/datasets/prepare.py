@@ -281,7 +281,7 @@ def _is_made(directory: Path, requested: dict[str, Any], contents: Callable[[], 
     if not all((directory / name).is_file() for name in names):
         return False
     now = contents() if then else {}
-    if now and now != then:
+    if now and not _is_same(then, now):
         raise ShardError(
             Message(
                 f"the images in {parameters.get('root')} have changed since they were packed into "
@@ -292,6 +292,17 @@ def _is_made(directory: Path, requested: dict[str, Any], contents: Callable[[], 
             )
         )
     return True
+
+
+def _is_same(then: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether two contents of a folder are the same images.
+
+    A copy may lose the fractions of all seconds; and early versions recorded none.
+    """
+    known = {name: then.get(name) for name in now}
+    if now.get("fractions") is None or "fractions" not in then:
+        known["fractions"] = now.get("fractions")
+    return known == now
 
 
 def _changes(then: dict[str, Any], now: dict[str, Any]) -> str:

@@ -29,6 +29,8 @@ from ..shards.classes import joined_classes, write_classes
 from ..shards.folder import Folder
 from ..shards.packing import Item, Reading
 from ..shards.pillow import BROKEN, PILLOW_FORMATS
+from ..shards.saved import SUFFIXES
+from ..shards.sizes import write_sizes
 from ..shards.tar_writer import OWNER, RECORD, write_tar
 from ..shards.urls import local_folder
 from .annotated import Annotated
@@ -208,11 +210,12 @@ def _write(
                     yield key, dict(sorted(reading.members.items()))  # as webdataset's writer does
 
         left_out.check()
-        rest = kept()
+        rest, has_operators = kept(), True
         for first in rest:
             paths.append(directory / f"{prefix}-{len(paths):06d}.tar")
             with renamed(paths[-1]) as stream:
-                write_tar(stream, chain([first], islice(rest, samples_per_shard - 1)), RECORD)
+                written = write_tar(stream, chain([first], islice(rest, samples_per_shard - 1)), RECORD)
+            has_operators = has_operators and write_sizes(paths[-1], written)
     listed = left_out.write(directory / f"{prefix}{_LEFT_OUT}")
     if not paths:
         raise ShardError(f"no image of {left_out.place} is left to pack{listed}")
@@ -331,6 +334,8 @@ def _remove_old(directory: Path, prefix: str, find: _Find | None) -> None:
         )
     for path in old:
         path.unlink()
+        for suffix in SUFFIXES if path.suffix == ".tar" else ():
+            path.with_name(f"{path.stem}{suffix}").unlink(missing_ok=True)
 
 
 def _is_of_source(path: Path, find: _Find) -> bool:

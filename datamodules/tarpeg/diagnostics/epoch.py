@@ -1,14 +1,17 @@
-"""What an epoch will be, before anything is decoded: samples, batches of each shape, crops and padding."""
+"""What an epoch will be, before anything is decoded: samples, batches of each shape, crops, tokens."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from ..errors import check_integer
 from ..loader.loader import Loader
+from ..loader.text import collated
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,48 @@ class ShapePlan:
 
 
 @dataclass(frozen=True)
+class CaptionPlan:
+    """The tokens of the captions of one ``Text``, in the first batches of the epoch.
+
+    Args:
+        name: Its name in ``members=``; "" for a single one.
+        samples: Samples whose captions were read, on this rank.
+        captions: Their captions.
+        tokens: Tokens of all of them.
+        longest: Tokens of the longest caption.
+        full: Captions of ``max_length`` tokens: those that are cut are among them.
+        max_length: Of the ``Text``.
+        places: Tokens of the batches with their padding.
+        broken: Samples without a caption, or without tokens: in training another takes the place of each.
+    """
+
+    name: str
+    samples: int
+    captions: int
+    tokens: int
+    longest: int
+    full: int
+    max_length: int | None
+    places: int
+    broken: int = 0
+
+    @property
+    def padding(self) -> float:
+        """Share of the batches' tokens that is padding."""
+        return 1 - self.tokens / max(self.places, 1)
+
+    def __str__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        parts = [f"{self.tokens / max(self.captions, 1):.1f} tokens each, {self.longest} at most"]
+        if self.max_length is not None:
+            parts.append(f"{self.full / max(self.captions, 1):.1%} have max_length={self.max_length}")
+        parts.append(f"{self.padding:.1%} of the batches' {self.places} tokens are padding")
+        if self.broken:
+            parts.append(f"{self.broken} samples have none or a broken one")
+        return f"captions{name} of {self.samples} samples: {', '.join(parts)}"
+
+
+@dataclass(frozen=True)
 class EpochPlan:
     """What an epoch of a loader will be, on its rank; ``print`` shows it.
 
@@ -54,6 +99,7 @@ class EpochPlan:
         pixels: Pixels of all images of all batches, on this rank.
         tokens: Patches of all batches with their padding, on this rank; 0 without ``Patches``.
         images: Images of all batches, on this rank, if samples have several; otherwise 0.
+        captions: The tokens of each ``Text`` with a tokenizer.
 
     Example:
         >>> crop = tarpeg.AspectBuckets(resolution=128, step=32, upscale=True)
@@ -73,6 +119,7 @@ class EpochPlan:
     pixels: int = 0
     tokens: int = 0
     images: int = 0
+    captions: list[CaptionPlan] = field(default_factory=list)
 
     def __str__(self) -> str:
         images = f" with {self.images} images" if self.images and self.world == 1 else ""
@@ -84,6 +131,7 @@ class EpochPlan:
                 f"  {self.shown:.1%} of the images' pixels are under the crops, {self.enlarged:.1%} of the "
                 "crops are enlarged",
                 f"  {self.padding:.1%} of the batches' {self._parts} are padding",
+                *(f"  {each}" for each in self.captions),
             ]
         )
 
@@ -92,12 +140,14 @@ class EpochPlan:
         return f"{self.tokens} tokens" if self.tokens else "pixels"
 
 
-def plan_epoch(loader: Loader, epoch: int = 0) -> EpochPlan:
+def plan_epoch(loader: Loader, epoch: int = 0, *, captions: int = 10_000) -> EpochPlan:
     """Return what an epoch will be: exactly, as all that is random is drawn, but no image is read.
 
     Args:
         loader: Of indexed samples; a stream has no plan.
         epoch: Number of the epoch.
+        captions: The captions of about so many samples are read and tokenised, those of the first batches, if
+            the split has a ``Text`` with a tokenizer; 0: none.
 
     Raises:
         ValueError: For a stream, and for a crop that depends on the objects in the images.
@@ -107,6 +157,7 @@ def plan_epoch(loader: Loader, epoch: int = 0) -> EpochPlan:
         >>> print(tarpeg.plan_epoch(loader))
         epoch 0: ...
     """
+    check_integer("captions", captions, 0)
     counts: dict[tuple[int, int], list[int]] = defaultdict(list)
     shown, enlarged, padded, pixels, drawn = 0.0, 0, 0, 0, 0
     batches = 0
@@ -138,4 +189,42 @@ def plan_epoch(loader: Loader, epoch: int = 0) -> EpochPlan:
         pixels=pixels,
         tokens=pixels // side**2 if side else 0,
         images=sum(map(sum, counts.values())) if loader.split.image is not None else 0,
+        captions=_plans_of_captions(loader, epoch, captions),
     )
+
+
+def _plans_of_captions(loader: Loader, epoch: int, most: int) -> list[CaptionPlan]:
+    """Tokenise the captions of the first batches, of ``most`` samples or a few more."""
+    texts = {name: text for name, text in loader.split.texts.items() if text.tokenizer is not None}
+    if not texts or not most:
+        return []
+    lengths: dict[str, list[int]] = {name: [] for name in texts}
+    places = dict.fromkeys(texts, 0)
+    samples, broken = 0, 0
+    for values in loader.captions(epoch):
+        read = [each for each in values if isinstance(each, dict)]
+        samples, broken = samples + len(values), broken + len(values) - len(read)
+        for name in texts:
+            lengths[name] += [len(tokens) for each in read for tokens in each[name]]
+            places[name] += _tokens_of(collated({name: texts[name]}, values), name).input_ids.size
+        if samples >= most:
+            break
+    return [
+        CaptionPlan(
+            name=name,
+            samples=samples,
+            captions=len(lengths[name]),
+            tokens=sum(lengths[name]),
+            longest=max(lengths[name], default=0),
+            full=lengths[name].count(text.max_length or -1),
+            max_length=text.max_length,
+            places=places[name],
+            broken=broken,
+        )
+        for name, text in texts.items()
+    ]
+
+
+def _tokens_of(found: Any, name: str) -> Any:
+    """Return the ``Tokens`` of one ``Text`` of a batch."""
+    return found[name] if name else found

@@ -10,7 +10,7 @@ import functools
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from ..loader.batch import TARGET_BATCHES, AnyBatch, RaggedImages, by_size, by_v
 from ..loader.checks import kind_of
 from ..loader.many_files import read_list, read_pattern
 from ..loader.naflex import image_of
+from ..loader.text import read_texts
 from ..ops import matrices
 from ..sampling.crops import CenterCrop, colour_of, crop_at, gray_of
 from ..sampling.geometry import View
@@ -40,6 +41,9 @@ _PAGE, _CARD, _INK, _GRAY, _BOX = "#eef0f3", "#ffffff", "#20262d", "#75808c", "#
 # In pixels: limits of a source's picture, side of the other pictures, least width of a source's column.
 _SOURCE, _SIDE, _MIN_WIDTH = (300, 200), 200, 140
 _TITLE, _LINE = 24, 15
+_SMALL = 12  # size of the letters below pictures
+_MOST_LINES = 3  # of a caption
+_MOST_CAPTIONS = 8  # of a sample
 _PAD, _GAP, _HEADER = 14, 16, 104
 # Looked for by these names in the folders of the system's fonts.
 _FONTS = (
@@ -309,15 +313,16 @@ def _add_comparison(card: Card, theirs: Tensor, ours: Tensor, difference: Tensor
 
 @dataclass
 class Card:
-    """One sample: its pictures from left to right, with a caption each."""
+    """One sample: its pictures from left to right, with a text each, and lines below all of them."""
 
     key: str
     label: str
     pictures: list[Image.Image] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
 
     def add(self, picture: Image.Image, text: str) -> None:
-        """Append a picture and its caption."""
+        """Append a picture and its text."""
         self.pictures.append(picture)
         self.texts.append(text)
 
@@ -351,6 +356,8 @@ def _cards(
             label = _label(after.label[row], classes)
         card = Card(fetcher.shards.keys([id])[0], label)
         drawn = _add_photograph(card, fetcher, request.of_row(row), targets)
+        if drawn:
+            card.lines += _captions_of(fetcher, batch, request, row)
         for view, (images, results) in enumerate(zip(before, changed, strict=True)):
             pipeline, is_flipped = loader.split.pipelines[view], bool(drawn and drawn[view].flips[0])
             is_crop = not (pipeline.policies or pipeline.runs_python)
@@ -380,7 +387,8 @@ def _cards_of_patches(
         batch = augment_on_arrival(augment, batch, fetcher.seed, request, is_augmented=False)
     for row, id in enumerate(request.ids[:limit].tolist()):
         card = Card(fetcher.shards.keys([id])[0], _label(batch.label[row], classes))
-        _add_photograph(card, fetcher, request.of_row(row), None)
+        if _add_photograph(card, fetcher, request.of_row(row), None):
+            card.lines += _captions_of(fetcher, batch, request, row)
         valid, module = batch.image["patch_valid"][row], next(iter(modules_of(augment)), None)
         picture = _picture(module, image_of(batch.image, row))
         card.add(_fitted(picture), f"{int(valid.sum())} patches, of {len(valid)}")
@@ -422,6 +430,29 @@ def _cards_of_many(
             card.add(_fitted(_picture(module, image)), "crop, mirrored" if view.flips[0] else "crop")
         cards.append(card)
     return cards
+
+
+def _captions_of(fetcher: Any, batch: Any, request: Request, row: int) -> list[str]:
+    """Return each caption of a sample as it was drawn, with its number of tokens; [] without ``Text``."""
+    texts = fetcher.split.texts
+    plain = {
+        name: replace(text, tokenizer=None, max_length=None, pad_id=None) for name, text in texts.items()
+    }
+    own = request.of_row(row)
+    found = read_texts(fetcher.shards, own, fetcher.seed, plain, training=fetcher.training) if texts else [{}]
+    if not isinstance(found[0], dict):
+        return []  # another sample is in its place
+    lines = []
+    for name, captions in found[0].items():
+        made: Any = batch.extra[name] if name else batch.extra
+        for number, caption in enumerate(captions):
+            line = f"{name}: " * bool(name) + (" ".join(caption.split()) or "(empty)")
+            if texts[name].tokenizer is not None:
+                mask = made.attention_mask[row]
+                tokens = int((mask[number] if texts[name].choose == "all" else mask).sum())
+                line += f" [{tokens} tokens]"
+            lines.append(line)
+    return lines
 
 
 def _add_photograph(card: Card, fetcher: Any, request: Request, targets: Any) -> list[View]:
@@ -607,7 +638,9 @@ def _page(cards: list[Card], header: list[str], columns: int) -> Image.Image:
     source = max(_MIN_WIDTH, *(card.pictures[0].width for card in cards))
     content = source + (max(len(card.pictures) for card in cards) - 1) * (_SIDE + _GAP)
     lines = max(1 + text.count("\n") for card in cards for text in card.texts)
-    width, height = content + 2 * _PAD, _TITLE + _SIDE + 4 + _LINE * lines + 2 * _PAD
+    below = [_wrapped(card.lines, content) for card in cards]
+    rest = _LINE * max(map(len, below)) + (4 if any(below) else 0)
+    width, height = content + 2 * _PAD, _TITLE + _SIDE + 4 + _LINE * lines + rest + 2 * _PAD
     size = (columns * (width + _GAP) + _GAP, _HEADER + rows * (height + _GAP))
     page = Image.new("RGB", size, _PAGE)
     drawing = ImageDraw.Draw(page)
@@ -619,7 +652,36 @@ def _page(cards: list[Card], header: list[str], columns: int) -> Image.Image:
         y = _HEADER + place // columns * (height + _GAP)
         drawing.rounded_rectangle((x, y, x + width, y + height), 10, _CARD)
         _draw(page, drawing, card, source, content, x + _PAD, y + _PAD)
+        for row, line in enumerate(below[place]):
+            top = y + height - _PAD - rest + 4 + _LINE * row
+            _write(drawing, (x + _PAD, top), line, content, _SMALL, _INK)
     return page
+
+
+def _wrapped(texts: Sequence[str], width: int) -> list[str]:
+    """Break texts into lines, each into at most ``_MOST_LINES``, of which the last may be too long."""
+    lines: list[str] = []
+    for text in texts[:_MOST_CAPTIONS]:
+        rest = text
+        for _ in range(_MOST_LINES - 1):
+            line = _beginning(rest, width)
+            if line == rest:
+                break
+            lines.append(line)
+            rest = rest[len(line) :].lstrip()
+        lines.append(rest)
+    more = len(texts) - _MOST_CAPTIONS
+    return [*lines, f"and {more} more"] if more > 0 else lines
+
+
+def _beginning(text: str, width: int) -> str:
+    """Return as many words of a text as have room in a line, or as many letters of a longer word."""
+    font, _ = _font_of(text, _SMALL)
+    end = len(text)
+    while end > 1 and ImageDraw.Draw(Image.new("L", (1, 1))).textlength(text[:end], font) > width:
+        space = text.rfind(" ", 0, end)
+        end = space if space > 0 else end - 1
+    return text[:end]
 
 
 def _draw(

@@ -300,11 +300,16 @@ def draw_together(parts: Sequence[tuple[Drawing, Request]], sizes: npt.NDArray[n
         BoxError: As ``Drawing.views``, but with the shard and key of another source.
     """
     crop = parts[0][0].crops(0)[0].crop
-    drawn = [drawing.uniforms(request, 0, crop) for drawing, request in parts]
-    uniforms, ids = np.concatenate(drawn), np.concatenate([request.ids for _, request in parts])
+    counts = [len(request.ids) for _, request in parts]
+    ids = np.concatenate([request.ids for _, request in parts])
+    occurrence = np.concatenate(
+        [np.zeros_like(each.ids) if each.occurrence is None else each.occurrence for _, each in parts]
+    )
+    seeds = [(each.seed, request.epoch, len(request.ids)) for each, request in parts]
+    uniforms = rng.uniforms_of_parts(seeds, ids, crop.draws + 1, _CROP, rng.first_draw(occurrence))
     boxes = parts[0][0]._boxes(crop, sizes, uniforms[:, 1:], ids)
     shares = [drawing.split.pipelines[0].flip for drawing, _ in parts]
-    flips = uniforms[:, 0] < np.repeat(shares, [len(each) for each in drawn])
+    flips = uniforms[:, 0] < np.repeat(shares, counts)
     view = View(sizes, boxes, flips, size)
     return view if boxes.shape[1] == 4 else _placed(parts[0][0].crops(0)[0], view)
 

@@ -256,6 +256,21 @@ class Fetcher:
         self._run_python(encoded, views, decoded, out)
         return views, decoded
 
+    def finish(
+        self, request: Request, view: View, decoded: Decoded, threads: int, drawn_for: Request
+    ) -> FetchResult:
+        """Read the targets of images that were decoded together with others, and assemble the batch.
+
+        Args:
+            request: Epoch and ids of the samples.
+            view: What was drawn for them.
+            decoded: Its images, all of which are decoded.
+            threads: Number of threads that read targets.
+            drawn_for: The request for which distortions are drawn.
+        """
+        made = Made([view], decoded, self._read_targets(request.ids, [view], decoded, threads))
+        return self._assemble(request, [view.size], None, made, decoded.images[0], drawn_for)
+
     def check_unchanged(self, request: Request) -> None:
         """Raise ShardError if a shard of the samples of a request has changed."""
         used = self.drawing.samples(request).ravel() if self.split.has_parts else request.ids

@@ -202,7 +202,7 @@ class Loader:
         runner = f"workers={workers}" if workers else f"workers=0, threads={threads}"
         return f"{type(self).__name__}({shown(self.split.shards)}, {batches}, {runner})"
 
-    def __iter__(self) -> Iterator[AnyBatch]:
+    def __iter__(self) -> Iterator[Any]:  # of one kind, which the settings decide: it may be unpacked
         """Return an iterator over the next epoch, augmented by ``augment`` and on ``device``."""
         if self.augment is None and self.device is None:
             return self._batches(self._pixels)
@@ -291,6 +291,14 @@ class Loader:
         """
         for request in self.requests(epoch):
             yield tuple(self.fetcher.views_of(request))
+
+    def captions(self, epoch: int) -> Iterator[list[Any]]:
+        """Read the captions of each batch of an epoch of this rank, see ``text.read_texts``: but no image.
+
+        Raises ValueError for a stream.
+        """
+        for request in self.requests(epoch):
+            yield self.fetcher.read_texts(request)
 
     def fetchers(self) -> dict[str, Any]:
         """Return what fetches the samples of each split, by its name in messages."""

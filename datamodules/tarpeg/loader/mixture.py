@@ -267,6 +267,11 @@ class MixtureLoader(Loader):
         for parts in self._mixed.parts(epoch, 0, lambda _: False):
             yield tuple(self.fetcher.views_of(parts))
 
+    def captions(self, epoch: int) -> Iterator[list[Any]]:
+        """Read the captions of each batch of an epoch of this rank: but no image."""
+        for parts in self._mixed.parts(epoch, 0, lambda _: False):
+            yield self.fetcher.read_texts(parts)
+
     def fetchers(self) -> dict[str, Any]:
         """Return what fetches the samples of each source, by its name."""
         return {name: fetcher for name, (_, fetcher) in self._sources.items()}

@@ -186,7 +186,7 @@ def _load_library(path: Path) -> str | None:
     import torch
 
     try:
-        torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
+        torch.ops.load_library(str(path))
     except OSError as error:
         return f"{path}: {error.__cause__ or error}"
     library = ctypes.CDLL(str(path))

@@ -86,7 +86,7 @@ def _numbers(*values: Numbers) -> list[Tensor]:
     tensors = [_as_tensor(value, given) for value in values]
     device = next((tensor.device for tensor in tensors if tensor.ndim), tensors[0].device)
     tensors = [tensor.to(device) for tensor in tensors]
-    return list(torch.broadcast_tensors(*tensors))  # type: ignore[no-untyped-call]
+    return list(torch.broadcast_tensors(*tensors))
 
 
 def _as_tensor(value: Numbers | Points, device: torch.device | None) -> Tensor:

@@ -159,7 +159,15 @@ class Mixing:
         for source, count in enumerate(stage.counts[k].tolist()):
             positions = begins[source] + np.arange((rank - row) % world, count, world)
             row += count
-            epochs, places = np.divmod(positions, self.sizes[source])
+            if not len(positions):
+                continue
+            # The positions ascend: most are in one epoch.
+            size = self.sizes[source]
+            first, last = int(positions[0]) // size, int(positions[-1]) // size
+            if first == last:
+                found.append(Slice(source, first, positions - first * size))
+                continue
+            epochs, places = np.divmod(positions, size)
             for number in np.unique(epochs).tolist():
                 found.append(Slice(source, number, places[epochs == number]))
         return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +47,28 @@ def uniforms(
     Raises:
         ValueError: If a number is out of range.
     """
-    hashes = _hashes(seed, epoch, _word("stream", stream), ids)
+    return _numbers(_hashes(seed, epoch, _word("stream", stream), ids), count, first)
+
+
+def uniforms_of_parts(
+    parts: Sequence[tuple[int, int, int]], ids: Int64, count: int, stream: int, first: Int64
+) -> Float64:
+    """Draw the numbers of ``uniforms`` for parts of several seeds and epochs at once.
+
+    Args:
+        parts: Seed, epoch and samples of each part.
+        ids: Sample ids of all parts, one after another, [B].
+        count: Numbers per sample.
+        stream: Use of the numbers.
+        first: Index of the first number of each sample, [B].
+    """
+    stream, rows = _word("stream", stream), _checked_ids(ids)
+    states = [_state(_word("seed", seed), _word("epoch", epoch), stream) for seed, epoch, _ in parts]
+    state = np.repeat(np.concatenate(states), [samples for _, _, samples in parts])
+    return _numbers(_absorb(state, rows), count, first)
+
+
+def _numbers(hashes: UInt64, count: int, first: npt.ArrayLike) -> Float64:
     index = np.reshape(np.asarray(first, np.uint64), (-1, 1)) + np.arange(count, dtype=np.uint64)[None, :]
     return (_absorb(hashes[:, None], index) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -76,12 +98,17 @@ def permutation(seed: int, epoch: int, n: int, use: int = 0) -> Int64:
 
 
 def _hashes(seed: int, epoch: int, stream: int, ids: npt.ArrayLike) -> UInt64:
+    rows = _checked_ids(ids)
+    return _absorb(_state(_word("seed", seed), _word("epoch", epoch), stream), rows) if len(rows) else rows
+
+
+def _checked_ids(ids: npt.ArrayLike) -> UInt64:
     rows = np.asarray(ids)
     if rows.size == 0:
         return np.empty(0, np.uint64)
     if rows.ndim != 1 or rows.dtype.kind not in "iu" or rows.min() < 0:
         raise ValueError(f"ids must be non-negative integers [B], not {rows.dtype} {list(rows.shape)}")
-    return _absorb(_state(_word("seed", seed), _word("epoch", epoch), stream), rows.astype(np.uint64))
+    return rows.astype(np.uint64)
 
 
 @functools.lru_cache(maxsize=256)  # the same few for all batches of an epoch

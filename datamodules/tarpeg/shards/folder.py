@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ..errors import ShardError, check_integer, similar
 from ..files import LARGEST_IMAGE, read_regular
 from .packing import Listing, Reading
-from .pillow import IMAGE_EXTENSIONS
+from .pillow import FILE_EXTENSIONS, MEMBER_OF
 from .walk import REMEDY, below, by_number, is_image, kind_of, left_out_line, stats_of, subdirectories, walk
 
 _SPLITS = {"train": "train", "test": "test", **dict.fromkeys(("val", "valid", "validation", "dev"), "val")}
@@ -26,6 +26,7 @@ _FEW = 4  # directories: train and three others; among more, train with sub-dire
 NESTED = "images in sub-directories of a class without other images, which have the label of that class"
 SHORTENED = "names that are too long for a tar: the key has their beginning, ~ and a hash"
 _DIGITS = 16
+_SHOWN = 5  # names of empty classes in a message
 _HASHED = re.compile(rf"~[0-9a-f]{{{_DIGITS}}}(_[0-9]+)?(/|$)")
 
 
@@ -38,8 +39,9 @@ class ImageFile(NamedTuple):
 
     @property
     def extension(self) -> str:
-        """Extension of the file, in lower case."""
-        return Path(self.path).suffix[1:].lower()
+        """Extension of its member in a shard: that of the file, in lower case, or ``jpg`` of a ``.jfif``."""
+        found = Path(self.path).suffix[1:].lower()
+        return MEMBER_OF.get(found, found)
 
     def read(self) -> Reading:
         """Read the members of its sample: the file, then its label. ShardError if it cannot be read."""
@@ -162,16 +164,26 @@ class Folder:
         return Listing(files, self.classes(), notes=[*filter(None, notes)], root=self.directory())
 
     def contents(self) -> dict[str, Any]:
-        """Return the number of images by class directory, and a digest of their names, sizes and dates."""
+        """Return the number of images by class directory, and a digest of their names, sizes and dates.
+
+        ``fractions`` is a digest of the fractions of the seconds of the dates; None if there are none.
+        """
         parts = self.parts()
         files = sorted(file.path for part in parts.values() for file in part.files())
-        digest, counts = hashlib.sha256(), Counter[str]()
+        digest, fractions, counts = hashlib.sha256(), hashlib.sha256(), Counter[str]()
+        has_fractions = False
         for path, found in zip(files, stats_of(files), strict=True):
             name = os.path.relpath(path, self.root)
-            # Whole seconds: not every file system or copy keeps fractions.
-            digest.update(os.fsencode(f"{name}\0{found.st_size}\0{int(found.st_mtime)}\n"))
+            seconds, nanoseconds = divmod(found.st_mtime_ns, 10**9)
+            digest.update(os.fsencode(f"{name}\0{found.st_size}\0{seconds}\n"))
+            fractions.update(b"%d\n" % nanoseconds)
+            has_fractions = has_fractions or nanoseconds > 0
             counts["/".join(Path(name).parts[: 1 if "" in parts else 2])] += 1
-        return {"classes": dict(sorted(counts.items())), "digest": digest.hexdigest()}
+        return {
+            "classes": dict(sorted(counts.items())),
+            "digest": digest.hexdigest(),
+            "fractions": fractions.hexdigest() if has_fractions else None,
+        }
 
     def left_out(self) -> dict[str, int]:
         """Count the files below root that are no images of `parts`, by kind, most frequent first."""
@@ -187,7 +199,7 @@ class Folder:
                 others = set(inner) - set(self._splits(inner))
                 counts.update(f"folder {name}, which is not a split" for name in others)
                 inner[:] = [name for name in inner if name not in others]
-            images = {name for name in names if is_image(name, IMAGE_EXTENSIONS)}
+            images = {name for name in names if is_image(name, FILE_EXTENSIONS)}
             if len(place) <= is_split:
                 counts[" in ".join(["images without a class folder", *place])] += len(images)
             counts.update(kind_of(directory, name) for name in names if name not in images)
@@ -280,7 +292,10 @@ def _refuse_empty(root: Path, classes: Mapping[str, int], files: Sequence[ImageF
     labels = {file.label for file in files}
     empty = [name for name, label in classes.items() if label not in labels]
     if empty:
-        more = f" (nor have {len(empty) - 1} more)" * (len(empty) > 1)
+        more = ""
+        if len(empty) > 1:
+            rest = f" and {len(empty) - 1 - _SHOWN} more" * (len(empty) - 1 > _SHOWN)
+            more = f" (nor have {', '.join(map(repr, empty[1 : 1 + _SHOWN]))}{rest})"
         within = [root / name for name in classes if name.lower() in _ALL and subdirectories(root / name)]
         remedy = f", or give root={str(within[0])!r}" if within else ""
         raise ShardError(
@@ -290,7 +305,7 @@ def _refuse_empty(root: Path, classes: Mapping[str, int], files: Sequence[ImageF
 
 
 def _kinds() -> str:
-    return " ".join(sorted(f".{extension}" for extension in IMAGE_EXTENSIONS))
+    return " ".join(sorted(f".{extension}" for extension in FILE_EXTENSIONS))
 
 
 def _classes(root: Path) -> dict[str, int]:
@@ -312,11 +327,11 @@ def _scan(root: Path, classes: dict[str, int]) -> list[ImageFile]:
                 f"{root / name} is not one of the {len(classes)} classes of train. Rename it, add it to "
                 "train, or move it away."
             )
-        for path in below(root / name, IMAGE_EXTENSIONS):
+        for path in below(root / name, FILE_EXTENSIONS):
             files.append(ImageFile(path, key_of(os.path.relpath(path, root), keys), classes[name]))
     if not files:
         raise ShardError(f"root={str(root)!r} has no image ({_kinds()}) in its sub-directories.")
-    loose = sorted(entry.name for entry in os.scandir(root) if is_image(entry.name, IMAGE_EXTENSIONS))
+    loose = sorted(entry.name for entry in os.scandir(root) if is_image(entry.name, FILE_EXTENSIONS))
     if len(loose) > len(files):
         raise ShardError(
             f"root={str(root)!r} has {len(loose)} images without a class folder, such as {loose[0]}, and "

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 # the first, so that a mask in another format is not taken for the image once that is packed.
 # "avif" is one for any Pillow, so that all machines have the same samples; decoding may fail with the remedy.
 IMAGE_EXTENSIONS = ("tpj", "jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "ppm", "gif", "avif")
-# Also taken from a folder without classes, where no other member can be meant.
-FILE_EXTENSIONS = (*IMAGE_EXTENSIONS, "jpe", "jfif", "dib", "pgm", "pbm", "pnm")
+MEMBER_OF = {"jpe": "jpg", "jfif": "jpg", "dib": "bmp", **dict.fromkeys(("pgm", "pbm", "pnm"), "ppm")}
+"""Other extensions of image files in folders, and the member that such a file becomes in a shard."""
+FILE_EXTENSIONS = (*IMAGE_EXTENSIONS, *MEMBER_OF)
 # Pillow's other plugins are unsafe for untrusted data: EPS runs Ghostscript on it.
 _ALL_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "TIFF", "PPM", "GIF", "AVIF")
 _HAS_AVIF = "avif" in features.modules and features.check("avif")

@@ -1,4 +1,4 @@
-"""Sizes of the images of a shard, saved beside the tar: by the cache builder, otherwise at the first use."""
+"""Sizes of the images of a shard, saved beside the tar: by whatever writes it, otherwise at the first use."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import BuildError
 from . import saved
 from .index import ShardIndex
 from .pillow import header_sizes
+from .tar_writer import Written
+from .wds_index import index_text, parse
 
 _VERSION = 2  # to be raised if the same image has another size
 Sizes = npt.NDArray[np.int32]
@@ -42,6 +45,22 @@ def sizes_file(tar: Path, nbytes: int, stamp: int, index: ShardIndex) -> bytes:
     return saved.encoded(
         saved.SIZES, _VERSION, _identity(nbytes, stamp, index, slice(0, len(index))), [sizes]
     )
+
+
+def write_sizes(tar: Path, written: Written) -> bool:
+    """Write the file with the sizes of a tar that is no cache's, and was just written, beside it.
+
+    If it cannot be written, readers find the sizes. Return False if the operators cannot be loaded.
+    """
+    index, mtime_ns = parse([index_text(written.samples)], [tar], [written.nbytes]), tar.stat().st_mtime_ns
+    try:
+        content = sizes_file(tar, written.nbytes, mtime_ns, index)
+    except BuildError:
+        return False
+    except OSError:
+        return True
+    saved.write(saved.places(tar, saved.SIZES)[0], content)
+    return True
 
 
 def load_or_read(

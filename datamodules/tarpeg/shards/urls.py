@@ -4,7 +4,8 @@ Credentials and endpoints are configured for fsspec: environment variables, or ~
 
 gcsfs and huggingface_hub bound each request and repeat it with growing pauses. fsspec's http waits for five
 minutes and repeats nothing; s3fs repeats what it repeats, up to 125 requests per read. Here both have a
-bound, and a read of a range is tried four times; streams have what curl and fsspec bring.
+bound, and a read of a range is tried four times; so has curl's output, and other streams have what their
+command or fsspec brings.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import errno
 import hashlib
 import http
 import importlib
+import io
 import itertools
 import logging
 import os
 import re
+import select
 import shutil
 import sys
 import threading
@@ -27,11 +30,14 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from ..errors import ShardError
 from ..files import open_regular
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 log = logging.getLogger("tarpeg")
 
@@ -45,6 +51,7 @@ _REMEDY = "Check address, access rights and network."
 _SECONDS = 60.0  # that a server may be silent
 _PAUSES = (1.0, 4.0, 16.0)  # before a read over http is repeated, in seconds
 _SAY_EVERY = 15.0  # seconds of waiting
+_OUTPUT_BUFFER = 1 << 16  # bytes
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)  # answers of http
 # pathlib joins two slashes; one letter before the colon is a drive.
 _URL_OR_ITS_PATH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
@@ -191,10 +198,40 @@ def open_stream(url: str) -> Any:
     if scheme in ("", "file") and url != "-":  # a FIFO would wait for ever, and /dev/zero has no end
         return open_regular(unquote(urlsplit(url).path) if scheme else url)
     if is_supported and not (scheme in ("http", "https") and shutil.which("curl") is None):
-        return gopen(url)
+        opened = gopen(url)
+        if scheme in ("http", "https"):
+            opened.stream = io.BufferedReader(_Output(url, opened.stream.raw), _OUTPUT_BUFFER)
+        return opened
     import fsspec
 
     return fsspec.open(url, "rb").open()
+
+
+class _Output(io.RawIOBase):
+    """Output of curl, which ends with a TimeoutError if nothing comes for some time.
+
+    curl has a bound of its own, --speed-time, but repeats then what it has written already.
+    """
+
+    def __init__(self, url: str, raw: io.RawIOBase) -> None:
+        self._url, self._raw, self._poll = url, raw, select.poll()
+        self._poll.register(raw, select.POLLIN)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int | None:
+        waited = 0.0
+        while not self._poll.poll(1000 * (step := min(_SAY_EVERY, _SECONDS - waited))):
+            waited += step
+            if waited >= _SECONDS:
+                raise TimeoutError(f"no answer for {_SECONDS:g} s")
+            log.warning("waiting for %s, since %.0f s", public_url(self._url), waited)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def open_ranges(url: str, nbytes: int, chunk: int, *, whole: bool = True) -> tuple[Any, bool]:
@@ -315,6 +352,8 @@ def shard_errors(url: str, remedy: str = _REMEDY) -> Iterator[None]:
     try:
         yield
     except failures() as error:
+        if isinstance(error, IndexError) and error.__context__ is None:
+            raise  # of other code than s3fs, such as a mistake in tarpeg
         raise ShardError(f"{public_url(url)} cannot be read: {reason_of(error, url)}. {remedy}") from error
 
 
