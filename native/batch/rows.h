@@ -10,9 +10,9 @@
 // arrays of float32 that stay in the first-level cache.
 namespace tarpeg {
 
-// Of gray images only the first is used. The fourth is, of warps, what inside_of() returns.
+// Of gray images only the first channel is used.
 struct Row {
-  float channels[4][kSpan];
+  float channels[3][kSpan];
 };
 
 // Fills the first n of `row` with the values of `from` at the target pixels (x.., y); x is a multiple of

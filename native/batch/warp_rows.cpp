@@ -2,6 +2,9 @@
 
 #include <cstring>
 
+#include "base/simd.h"
+#include "batch/warp_job.h"
+
 // The loops of warps on the CPU, over spans of a row.
 namespace tarpeg {
 namespace {

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "cuda/final_pass.h"
 #include "cuda/quads.h"
 
@@ -50,17 +48,6 @@ TARPEG_DEVICE void fetch_direct(const Picture<uint8_t>& from, const Affine& map,
   }
 }
 
-TARPEG_DEVICE void fetch_warped(const Picture<uint8_t>& from, const Affine& map, const float* fill,
-                                const Quad& quad, float (&v)[3][4]) {
-  int offset;
-  const Span span = span_of(map, quad, 0, &offset);
-  TARPEG_UNROLL for (int i = 0; i < 4; ++i) {
-    const Place place = place_in(span, offset + i);
-    const float inside = inside_of(from.width, from.height, place);
-    TARPEG_UNROLL for (int c = 0; c < 3; ++c) v[c][i] = filled(blended(from, c, place), inside, fill[c]);
-  }
-}
-
 TARPEG_DEVICE void erase(const FinalPass& pass, const BatchLayout& to, int64_t image, const Quad& quad,
                          float (&v)[3][4]) {
   const int32_t* box = pass.boxes + pass.box_columns * pass.box_count * image;
@@ -99,7 +86,7 @@ __global__ void __launch_bounds__(kThreads) final_kernel(BatchJob job, int64_t f
   if (own.is_direct) {
     fetch_direct(from, own.map, job.pass.fill, quad, v);
   } else {
-    fetch_warped(from, own.map, job.pass.fill, quad, v);
+    fetch_warped(from, own.map, false, job.pass.fill, quad, v);
   }
   if (own.recolours) {
     TARPEG_UNROLL for (int i = 0; i < 4; ++i) recolour(own.colour, &v[0][i], &v[1][i], &v[2][i]);
@@ -118,12 +105,9 @@ __global__ void __launch_bounds__(kThreads) final_kernel(BatchJob job, int64_t f
 }  // namespace
 
 void run_final_pass(const BatchJob& job, const Stream& stream) {
-  for (int64_t first = 0; first < job.to.count; first += kMostImages) {
-    const dim3 blocks = grid_of(job.to, std::min(kMostImages, job.to.count - first));
-    with_type(job.type, [&](auto zero) {
-      launch(final_kernel<decltype(zero)>, blocks, kThreads, stream, "run_batch", job, first);
-    });
-  }
+  with_type(job.type, [&](auto zero) {
+    launch_images(final_kernel<decltype(zero)>, blocks_of(job.to), job.to.count, stream, "run_batch", job);
+  });
 }
 
 }  // namespace tarpeg

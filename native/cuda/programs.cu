@@ -305,14 +305,6 @@ __global__ void __launch_bounds__(kThreads) mix_kernel(Step step, int64_t first)
   }
 }
 
-void launch_all(void (*kernel)(Step, int64_t), int64_t blocks, int64_t count, const Stream& stream,
-                const Step& step) {
-  for (int64_t first = 0; first < count; first += kMostImages) {
-    const unsigned rows = static_cast<unsigned>(std::min(kMostImages, count - first));
-    launch(kernel, dim3(static_cast<unsigned>(blocks), rows), kThreads, stream, "run_programs", step, first);
-  }
-}
-
 // Runs the programs of all images, then the final pass on their results.
 void run_programs(const BatchJob& job, const Tensor& images, const Stream& stream) {
   const Programs& of = job.programs;
@@ -333,11 +325,12 @@ void run_programs(const BatchJob& job, const Tensor& images, const Stream& strea
   const int64_t tiles = parts(job.from.width, kTile) * parts(job.from.height, kTile);
   for (; step.at < of.length; ++step.at) {
     clear_async(memory, static_cast<size_t>(known), stream);
-    launch_all(count_kernel, parts(pixels, kCounted), chains, stream, step);
-    launch_all(table_kernel, 1, chains, stream, step);
-    launch_all(level_kernel, tiles, chains, stream, step);
+    launch_images(count_kernel, parts(pixels, kCounted), chains, stream, "run_programs", step);
+    launch_images(table_kernel, 1, chains, stream, "run_programs", step);
+    launch_images(level_kernel, tiles, chains, stream, "run_programs", step);
   }
-  if (of.weights || of.length == 0) launch_all(mix_kernel, parts(pixels, kThreads), count, stream, step);
+  if (of.weights || of.length == 0)
+    launch_images(mix_kernel, parts(pixels, kThreads), count, stream, "run_programs", step);
   if (results == 0) return;
   BatchJob last = job;
   last.images = static_cast<const uint8_t*>(step.job.out);

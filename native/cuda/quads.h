@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "cuda/launch.h"
@@ -17,10 +18,21 @@ struct Quad {
   int n;  // pixels, 1 to 4; 0 beyond the image
 };
 
-inline dim3 grid_of(const BatchLayout& to, int64_t images) {
+inline int64_t blocks_of(const BatchLayout& to) {
   const int64_t quads = (to.width + 3) / 4 * to.height, blocks = (quads + kThreads - 1) / kThreads;
   STD_TORCH_CHECK(blocks < (int64_t{1} << 31), "out is too large for a GPU: ", to.height, " x ", to.width);
-  return dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(images));
+  return blocks;
+}
+
+// Runs kernel(job, first) with `blocks` blocks for each of `count` images, as many as one launch can have.
+template <class Job>
+void launch_images(void (*kernel)(Job, int64_t), int64_t blocks, int64_t count, const Stream& stream,
+                   const char* name, const Job& job) {
+  for (int64_t first = 0; first < count; first += kMostImages) {
+    const dim3 grid(static_cast<unsigned>(blocks),
+                    static_cast<unsigned>(std::min(kMostImages, count - first)));
+    launch(kernel, grid, kThreads, stream, name, job, first);
+  }
 }
 
 TARPEG_DEVICE Quad quad_of(const BatchLayout& to) {
@@ -80,9 +92,17 @@ TARPEG_DEVICE void put_rgb(T* out, const BatchLayout& to, const Quad& quad, cons
   }
 }
 
-TARPEG_DEVICE Span span_of(const Affine& map, const Quad& quad, float shift, int* offset) {
-  *offset = static_cast<int>(quad.x % kSpan);
-  return span_at(map, quad.x - *offset, quad.y, shift);
+// The warped values of a quad, of three channels.
+template <class T>
+TARPEG_DEVICE void fetch_warped(const Picture<T>& from, const Affine& map, bool nearest, const float* fill,
+                                const Quad& quad, float (&v)[3][4]) {
+  const int offset = static_cast<int>(quad.x % kSpan);
+  const Span span = span_at(map, quad.x - offset, quad.y, nearest ? 0.5f : 0.0f);
+  TARPEG_UNROLL for (int i = 0; i < 4; ++i) {
+    const Place place = place_in(span, offset + i);
+    const float inside = inside_of(from.width, from.height, place);
+    TARPEG_UNROLL for (int c = 0; c < 3; ++c) v[c][i] = sampled(from, c, place, inside, nearest, fill[c]);
+  }
 }
 
 }  // namespace tarpeg

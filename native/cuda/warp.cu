@@ -1,6 +1,6 @@
 #include <torch/csrc/stable/library.h>
 
-#include <algorithm>
+#include <vector>
 
 #include "cuda/launch.h"
 #include "cuda/quads.h"
@@ -18,30 +18,20 @@ __global__ void __launch_bounds__(kThreads) warp_kernel(WarpJob job, int64_t fir
   if (quad.n == 0) return;
   const Picture<T> from = job.picture<T>(image);
   T* out = static_cast<T*>(job.out) + image * job.to.numbers();
-  int offset;
-  const Span span = span_of(map, quad, job.nearest ? 0.5f : 0.0f, &offset);
-  Place places[4];
-  float inside[4];
-  TARPEG_UNROLL for (int i = 0; i < 4; ++i) {
-    places[i] = place_in(span, offset + i);
-    inside[i] = inside_of(from.width, from.height, places[i]);
-  }
   if (job.to.channels == 3) {
+    const float fill[3] = {job.fill_of(0), job.fill_of(1), job.fill_of(2)};
     float v[3][4];
-    TARPEG_UNROLL for (int c = 0; c < 3; ++c) {
-      const float fill = job.fill_of(c);
-      TARPEG_UNROLL for (int i = 0; i < 4; ++i) v[c][i] =
-          sampled(from, c, places[i], inside[i], job.nearest, fill);
-    }
+    fetch_warped(from, map, job.nearest, fill, quad, v);
     return put_rgb(out, job.to, quad, v);
   }
-  for (int64_t c = 0; c < job.to.channels; ++c) {
-    const float fill = job.fill_of(c);
-    T* row = out + c * job.to.channel_stride() + quad.y * job.to.row_stride();
-    TARPEG_UNROLL for (int i = 0; i < 4; ++i) {
-      if (i >= quad.n) break;
-      const float value = sampled(from, c, places[i], inside[i], job.nearest, fill);
-      row[(quad.x + i) * job.to.pixel_stride()] = number_from<T>(value);
+  const int offset = static_cast<int>(quad.x % kSpan);
+  const Span span = span_at(map, quad.x - offset, quad.y, job.nearest ? 0.5f : 0.0f);
+  for (int i = 0; i < quad.n; ++i) {
+    const Place place = place_in(span, offset + i);
+    const float inside = inside_of(from.width, from.height, place);
+    T* pixel = out + quad.y * job.to.row_stride() + (quad.x + i) * job.to.pixel_stride();
+    for (int64_t c = 0; c < job.to.channels; ++c, pixel += job.to.channel_stride()) {
+      *pixel = number_from<T>(sampled(from, c, place, inside, job.nearest, job.fill_of(c)));
     }
   }
 }
@@ -53,12 +43,9 @@ void warp_affine(Tensor images, Tensor matrices, std::vector<double> fill, bool 
   if (job.to.count == 0 || job.to.numbers() == 0) return;
   const torch::stable::accelerator::DeviceGuard guard(images.get_device_index());
   const Stream stream = current_stream(images.get_device_index());
-  for (int64_t first = 0; first < job.to.count; first += kMostImages) {
-    const dim3 blocks = grid_of(job.to, std::min(kMostImages, job.to.count - first));
-    with_type(job.type, [&](auto zero) {
-      launch(warp_kernel<decltype(zero)>, blocks, kThreads, stream, "warp_affine", job, first);
-    });
-  }
+  with_type(job.type, [&](auto zero) {
+    launch_images(warp_kernel<decltype(zero)>, blocks_of(job.to), job.to.count, stream, "warp_affine", job);
+  });
 }
 
 }  // namespace

@@ -116,46 +116,35 @@ TARPEG_AVX2 void to_rgb_avx2(const Lines& lines, int width, uint8_t* rgb) noexce
   }
 }
 
-// Where the numbers of a channel lie in a vector that holds them all: number i in lane 3 i + channel of the
-// pixels, modulo the lanes.
+// Where the bytes of a channel lie in three vectors of pixels, each of which has its own.
 struct Places {
   alignas(16) uint8_t bytes[3][16];
-  alignas(16) uint8_t is_third[3][16], is_second[3][16];  // of the three vectors, a lane's channel 0
-};
+  alignas(16) uint8_t is_third[3][16], is_second[3][16];
 
-template <class T>
-constexpr Places places_of() {
-  constexpr int kSize = sizeof(T), kLanes = 16 / kSize;
-  Places places{};
-  for (int channel = 0; channel < 3; ++channel) {
-    for (int byte = 0; byte < 16; ++byte) {
-      const int lane = (3 * (byte / kSize) + channel) % kLanes;
-      places.bytes[channel][byte] = static_cast<uint8_t>(lane * kSize + byte % kSize);
-      // Lane i of vector k is number k * kLanes + i of the pixels.
-      const int i = byte / kSize;
-      places.is_second[channel][byte] = (kLanes + i) % 3 == channel ? 0xFF : 0;
-      places.is_third[channel][byte] = (2 * kLanes + i) % 3 == channel ? 0xFF : 0;
+  constexpr Places() : bytes(), is_third(), is_second() {
+    for (int channel = 0; channel < 3; ++channel) {
+      for (int i = 0; i < 16; ++i) {
+        bytes[channel][i] = static_cast<uint8_t>((3 * i + channel) % 16);
+        // Byte i of vector k is byte 16 k + i of the pixels.
+        is_second[channel][i] = (16 + i) % 3 == channel ? 0xFF : 0;
+        is_third[channel][i] = (32 + i) % 3 == channel ? 0xFF : 0;
+      }
     }
   }
-  return places;
-}
-template <class T>
-inline constexpr Places kPlaces = places_of<T>();
+};
+constexpr Places kPlaces;
 
-// Three vectors of 16 bytes at a time.
-template <class T>
-TARPEG_AVX2 void split_avx2(const T* pixels, int width, T* red, ptrdiff_t step) noexcept {
-  constexpr int kLanes = 16 / sizeof(T);
+// 16 pixels at a time.
+TARPEG_AVX2 void split_avx2(const uint8_t* pixels, int width, uint8_t* red, ptrdiff_t step) noexcept {
   const auto vector = [](const void* at)
                           TARPEG_AVX2 { return _mm_loadu_si128(static_cast<const __m128i*>(at)); };
-  for (int x = 0; x < width; x += kLanes, pixels += 3 * kLanes) {
-    const __m128i first = vector(pixels), second = vector(pixels + kLanes),
-                  third = vector(pixels + 2 * kLanes);
+  for (int x = 0; x < width; x += 16, pixels += 48) {
+    const __m128i first = vector(pixels), second = vector(pixels + 16), third = vector(pixels + 32);
     for (int channel = 0; channel < 3; ++channel) {
-      const __m128i two = _mm_blendv_epi8(first, second, vector(kPlaces<T>.is_second[channel]));
-      const __m128i all = _mm_blendv_epi8(two, third, vector(kPlaces<T>.is_third[channel]));
+      const __m128i two = _mm_blendv_epi8(first, second, vector(kPlaces.is_second[channel]));
+      const __m128i all = _mm_blendv_epi8(two, third, vector(kPlaces.is_third[channel]));
       _mm_storeu_si128(reinterpret_cast<__m128i*>(red + channel * step + x),
-                       _mm_shuffle_epi8(all, vector(kPlaces<T>.bytes[channel])));
+                       _mm_shuffle_epi8(all, vector(kPlaces.bytes[channel])));
     }
   }
 }
@@ -257,30 +246,20 @@ void to_rgb(const Lines& lines, int width, uint8_t* rgb) noexcept {
   }
 }
 
-template <class T>
-void split(const T* pixels, int width, T* red, ptrdiff_t step) noexcept {
-#if defined(TARPEG_AVX2)
-  if (has_avx2()) return split_avx2(pixels, width, red, step);
-#endif
-  for (int x = 0; x < width; ++x, pixels += 3) {
-    red[x] = pixels[0];
-    red[x + step] = pixels[1];
-    red[x + 2 * step] = pixels[2];
-  }
-}
-
 }  // namespace
-
-void split_rgb(const int16_t* pixels, int width, int16_t* red, ptrdiff_t step) noexcept {
-  split(pixels, width, red, step);
-}
 
 void split_rgb(const uint8_t* pixels, int width, uint8_t* red, ptrdiff_t step) noexcept {
   int done = 0;
 #if defined(TARPEG_AVX512)
   if (has_avx512()) done = split_avx512(pixels, width, red, step);
 #endif
-  split(pixels + 3 * static_cast<ptrdiff_t>(done), width - done, red + done, step);
+  pixels += 3 * static_cast<ptrdiff_t>(done);
+#if defined(TARPEG_AVX2)
+  if (has_avx2()) return split_avx2(pixels, width - done, red + done, step);
+#endif
+  for (int x = done; x < width; ++x, pixels += 3) {
+    for (int channel = 0; channel < 3; ++channel) red[x + channel * step] = pixels[channel];
+  }
 }
 
 void reverse_pixels(const uint8_t* pixels, int count, size_t pixel_bytes, uint8_t* out) noexcept {

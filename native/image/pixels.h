@@ -6,10 +6,9 @@
 // Between pixels and lines of one channel each, of 16-bit numbers.
 namespace tarpeg {
 
-// The numbers or bytes of RGB pixels, to three lines that are `step` apart. Vector code reads and writes
-// fewer than kSplitBeyond pixels past the end.
+// The bytes of RGB pixels, to three lines that are `step` apart. Vector code reads and writes fewer than
+// kSplitBeyond pixels past the end.
 constexpr int kSplitBeyond = 16;
-void split_rgb(const int16_t* pixels, int width, int16_t* red, ptrdiff_t step) noexcept;
 void split_rgb(const uint8_t* pixels, int width, uint8_t* red, ptrdiff_t step) noexcept;
 
 // Pixels of 1 or 3 bytes from the last to the first, written in ascending order.

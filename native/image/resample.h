@@ -52,8 +52,8 @@ class Resampler {
     size_t sum = vertical_.bytes() + horizontal_.bytes() + columns_.bytes();
     for (const PlanePass& pass : passes_)
       sum += pass.down.bytes() + pass.across.bytes() + pass.columns.bytes();
-    return sum +
-           held_bytes(ring_, between_, wide_, lines_, pixels_, taps_, taps_between_, pairs_, row_weights_);
+    return sum + held_bytes(ring_, between_, pixel_row_, lines_, pixels_, taps_, taps_between_, pairs_,
+                            row_weights_);
   }
 
  private:
@@ -75,7 +75,7 @@ class Resampler {
   PlanePass passes_[3];
   std::vector<uint8_t> ring_;                 // the last rows read
   std::vector<int16_t> between_;              // rows between the passes, channel by channel
-  std::vector<int16_t> wide_;                 // one row before it is split into channels
+  std::vector<uint8_t> pixel_row_;            // one row before it is split into channels
   std::vector<int16_t> lines_;                // of each channel, after both passes
   std::vector<uint8_t> pixels_;               // one row of the result that goes to places apart
   std::vector<const uint8_t*> taps_;          // rows under the current row of the result

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/pages.h"
-#include "batch/warp_rows.h"
+#include "batch/warp_job.h"
 #include "ops/batch_checks.h"
 #include "ops/share.h"
 
