@@ -10,8 +10,7 @@
 #include "ops/checks.h"
 
 // decode_gathered on a GPU, by the arithmetic of native/gather/. Images are the grid's second dimension, and
-// the blocks of an image share its work. Nothing is known of the tensor on the CPU: plans_kernel checks the
-// records, and allocates nothing.
+// the blocks of an image share its work. The CPU has not seen the tensor: plans_kernel checks the records.
 namespace tarpeg {
 namespace {
 
@@ -55,9 +54,7 @@ TARPEG_DEVICE bool read(const Job& job, Gathered* all) {
   return read_header(job.data, job.bytes, job.count, job.height, job.width, job.channels, all);
 }
 
-TARPEG_DEVICE int64_t first_of(const Job&, int threads) {
-  return int64_t{blockIdx.x} * threads + threadIdx.x;
-}
+TARPEG_DEVICE int64_t first_of(int threads) { return int64_t{blockIdx.x} * threads + threadIdx.x; }
 
 __global__ void plans_kernel(Job job) {
   const uint32_t index = blockIdx.x * static_cast<uint32_t>(kThreads) + threadIdx.x;
@@ -128,7 +125,7 @@ __global__ void __launch_bounds__(kSegmentThreads) segments_kernel(Job job) {
     codes[i >> Code::kLookahead].fill_quick(i & ((1 << Code::kLookahead) - 1));
   __syncthreads();
   const int64_t step = int64_t{job.blocks} * kSegmentThreads;
-  for (int64_t i = first_of(job, kSegmentThreads); i < int64_t{plan.pieces} && is_sound; i += step)
+  for (int64_t i = first_of(kSegmentThreads); i < int64_t{plan.pieces} && is_sound; i += step)
     is_sound = decode_segment(all, plan, static_cast<int>(i), codes, job.zigzag, memory_of(job, plan));
   if (!is_sound) job.statuses[job.first + blockIdx.y] = static_cast<int32_t>(Status::kCorrupt);
 }
@@ -183,7 +180,7 @@ __global__ void __launch_bounds__(kThreads) idct_kernel(Job job) {
   uint8_t* const memory = memory_of(job, plan);
   for (int component = 0; component < plan.wanted; ++component) {
     const int64_t count = plan.planes[component].block_count(), step = int64_t{job.blocks} * kThreads;
-    for (int64_t i = first_of(job, kThreads); i < count; i += step)
+    for (int64_t i = first_of(kThreads); i < count; i += step)
       transform_block(plan, component, static_cast<int>(i), memory);
   }
 }
@@ -193,8 +190,7 @@ __global__ void __launch_bounds__(kThreads) pixels_kernel(Job job) {
   TARPEG_SHARED(Plan, plan);
   if (!load_plan(job, kThreads, &plan) || plan.way == Way::kPlanes) return;
   const int64_t count = int64_t{plan.box.height} * plan.box.width, step = int64_t{job.blocks} * kThreads;
-  for (int64_t i = first_of(job, kThreads); i < count; i += step)
-    convert_pixel(plan, i, memory_of(job, plan));
+  for (int64_t i = first_of(kThreads); i < count; i += step) convert_pixel(plan, i, memory_of(job, plan));
 }
 
 // A thread for each number between the passes.
@@ -204,7 +200,7 @@ __global__ void __launch_bounds__(kThreads) first_pass_kernel(Job job) {
   const int channels = plan.way == Way::kPlanes ? plan.wanted : plan.channels;
   for (int channel = 0; channel < channels; ++channel) {
     const int64_t count = between_count(plan, channel), step = int64_t{job.blocks} * kThreads;
-    for (int64_t i = first_of(job, kThreads); i < count; i += step)
+    for (int64_t i = first_of(kThreads); i < count; i += step)
       first_pass(plan, channel, i, memory_of(job, plan));
   }
 }
@@ -217,7 +213,7 @@ __global__ void __launch_bounds__(kThreads) result_kernel(Job job) {
   const int64_t count = int64_t{job.height} * job.width, step = int64_t{job.blocks} * kThreads;
   uint8_t* const out = job.out + static_cast<uint64_t>(image) * static_cast<uint64_t>(count) * job.channels;
   const bool is_sound = job.statuses[image] == 0;
-  for (int64_t i = first_of(job, kThreads); i < count; i += step) {
+  for (int64_t i = first_of(kThreads); i < count; i += step) {
     if (is_sound) {
       put_pixel(plan, static_cast<int>(i / plan.out_columns), static_cast<int>(i % plan.out_columns),
                 memory_of(job, plan), out);

@@ -1,18 +1,11 @@
 #pragma once
 
 #include "gather/entropy.h"
+#include "jpeg/idct_constants.h"
 
 // Blocks of coefficients to samples of a plane: the arithmetic of jpeg/idct.cpp and jpeg/means.cpp, one block
 // at a time. Sums of 16 bits wrap; the results of the first pass saturate.
 namespace tarpeg::gather {
-
-// jpeg/idct_code.h has the same numbers, for the CPU alone.
-constexpr int k0298 = 2446, k0390 = 3196, k0541 = 4433, k0765 = 6270, k0899 = 7373, k1175 = 9633,
-              k1501 = 12299, k1847 = 15137, k1961 = 16069, k2053 = 16819, k2562 = 20995, k3072 = 25172;
-constexpr int k0211 = 1730, k0509 = 4176, k0601 = 4926, k1061 = 8697, k1451 = 11893, k2172 = 17799;
-constexpr int kConstBits = 13, kPassBits = 2;
-constexpr int kFirstShift = kConstBits - kPassBits, kSecondShift = kConstBits + kPassBits + 3;
-constexpr int kHalvedShift = kConstBits - kPassBits + 1;
 
 template <int kShift>
 TARPEG_HD int16_t descaled(uint32_t sum) {

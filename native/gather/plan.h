@@ -396,14 +396,15 @@ TARPEG_HD bool plan_geometry(const Header& header, const Image& image, Plan* pla
   return true;
 }
 
-// Whether tables and pieces are within the tensor. Every block has at least four bits in a packed tile and
-// two in a segment: there is no memory for impossible numbers of them.
+// Every block has at least four bits in a packed tile and two in a segment: there is no memory for impossible
+// numbers of them.
 TARPEG_HD bool has_blocks(const Plan& plan, int number, const Piece& piece) {
   const uint64_t blocks = static_cast<uint64_t>(plan.tile_mcus(number)) * plan.mcu_blocks;
   const uint64_t in_byte = plan.image.kind == static_cast<uint8_t>(Kind::kPacked) ? 2 : 4;
   return blocks <= in_byte * piece.size;
 }
 
+// The same; also false if tables or pieces are not within the tensor.
 TARPEG_HD bool plan_image(const Gathered& all, const Image& image, Plan* plan) {
   if (!plan_geometry(all.header, image, plan)) return false;
   const uint64_t bytes = all.header.bytes;

@@ -38,7 +38,7 @@ void share_pieces(int64_t pieces, int64_t most, int64_t threads, const Each& eac
   const int64_t wanted = threads > 0 ? threads : torch::stable::get_num_threads();
   const int64_t useful = std::max<int64_t>(1, std::min({wanted, pieces, most, kMostThreads}));
   run_on_threads(static_cast<int>(useful), work, &shared);
-  STD_TORCH_CHECK(!shared.out_of_memory, "out of memory, while images are augmented");
+  STD_TORCH_CHECK(!shared.out_of_memory, "out of memory, while images are decoded or augmented");
 }
 
 }  // namespace tarpeg
