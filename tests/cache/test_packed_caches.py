@@ -253,9 +253,9 @@ def test_a_later_version_is_refused_by_name(photos, tmp_path):
     cache = tmp_path / "c"
     build(photos, cache, Packed())
     path = cache / "manifest.json"
-    content = json.loads(path.read_bytes()) | {"version": 3, "tarpeg": "7.0"}
+    content = json.loads(path.read_bytes()) | {"version": 4, "tarpeg": "7.0"}
     path.write_text(json.dumps(content | {"codec": {"name": "Woven", "parameters": {}}}))
-    with pytest.raises(CacheError, match=r"version 3.* Woven.* 2.*'7\.0'"):
+    with pytest.raises(CacheError, match=r"version 4.* Woven.* 3.*'7\.0'"):
         tarpeg.Split(cache, tarpeg.Whole(8)).classes()
 
 

@@ -34,7 +34,7 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         (
             *("kornia", "matplotlib", "nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13"),
             *("opencv-python-headless", "PyTurboJPEG", "scikit-image", "scikit-learn", "simplejpeg"),
-            "torchcodec",
+            *("timm", "torchcodec"),
         ),
     ),
     "recipes": ("for the published trainings: experiment=...", ("lightning", "timm")),
