@@ -49,6 +49,33 @@ double rounded(const char* number) noexcept {
   return plain == nullptr ? std::numeric_limits<double>::quiet_NaN() : strtod_l(number, nullptr, plain);
 }
 
+// Returns the end of the number at `at`; nullptr if there is none.
+const uint8_t* end_of_number(const uint8_t* at, const uint8_t* end) noexcept {
+  const uint8_t* begin = at;
+  const auto pass_digits = [&] {
+    const uint8_t* first = at;
+    while (at < end && is_digit(*at)) ++at;
+    return at > first;
+  };
+  if (at < end && *at == '-') ++at;
+  if (at < end && *at == '0') {
+    ++at;
+    if (at < end && is_digit(*at)) return nullptr;
+  } else if (!pass_digits()) {
+    return nullptr;
+  }
+  if (at < end && *at == '.') {
+    ++at;
+    if (!pass_digits()) return nullptr;
+  }
+  if (at < end && (*at == 'e' || *at == 'E')) {
+    ++at;
+    if (at < end && (*at == '-' || *at == '+')) ++at;
+    if (!pass_digits()) return nullptr;
+  }
+  return at - begin > kLongestNumber ? nullptr : at;
+}
+
 // Bytes of a text that stand for themselves.
 constexpr std::array<bool, 256> kPlain = [] {
   std::array<bool, 256> plain = {};
@@ -108,6 +135,11 @@ bool Objects::text(Text* found) noexcept {
 // Reads a number to `value`, if there is one, and whether it is an integer to `cell`.
 bool Objects::number(Cell* cell, double* value) {
   const uint8_t* begin = at_;
+  if (cell == nullptr) {
+    const uint8_t* end = end_of_number(at_, end_);
+    if (end != nullptr) at_ = end;
+    return end != nullptr;
+  }
   bool is_negative = take('-');
   uint64_t digits = 0;
   int count = 0, power = 0;
@@ -141,7 +173,6 @@ bool Objects::number(Cell* cell, double* value) {
     power += is_below ? -exponent : exponent;
   }
   if (at_ - begin > kLongestNumber) return false;
-  if (cell == nullptr) return true;
   if (count <= kExactDigits && std::abs(power) <= kExactPower) {
     const double whole = static_cast<double>(digits);
     if (is_integer && digits == 0) is_negative = false;  // Python's 0 has no sign
