@@ -95,6 +95,9 @@ Status BytePng::parse(const uint8_t* data, size_t size, int64_t max_pixels) {
       height = static_cast<int>(lines);
       width = static_cast<int>(columns);
     } else if (is(type, "IDAT")) {
+      // They follow each other: otherwise the type of one is damaged, and rows after it would move up.
+      const bool is_next = parts_.empty() || parts_.back().data + parts_.back().size + 12 == content;
+      if (!is_next) return Status::kCorrupt;
       parts_.push_back({content, length});
     } else if (is(type, "tpRB") && parts_.empty()) {
       const bool is_known = length == 5 && content[0] == kBandsVersion && is_sum_correct(content, length);
@@ -108,6 +111,8 @@ Status BytePng::parse(const uint8_t* data, size_t size, int64_t max_pixels) {
       const int bands = band_ > 0 ? (height + band_ - 1) / band_ : 0;
       if (static_cast<size_t>(bands) != parts_.size()) band_ = 0;
       return parts_.empty() ? Status::kCorrupt : Status::kOk;
+    } else if ((type[0] & 0x20) == 0 && !is(type, "PLTE")) {
+      return Status::kUnsupported;  // a critical chunk, which may be a damaged one of the rows
     }
     at += length + 12;
   }

@@ -143,6 +143,27 @@ def test_masks_beside_several_images(tmp_path):
         tarpeg.build_cache(source, tmp_path / "clash", codec, 0, images=["left.jpg", "left.png"])
 
 
+@pytest.mark.parametrize(
+    "images", [["0.png"], ["0.jpg"], ["0.png", "0.jpg"], "*.png", "*.jpg", "*.*"], ids=str
+)
+@pytest.mark.parametrize("codec", [Tiled(), Packed(), Raw()], ids=lambda codec: type(codec).__name__)
+def test_two_images_of_a_sample_that_differ_in_their_format_alone(tmp_path, codec, images):
+    own = {"0.jpg": pair(3)["left"], "0.png": picture("PNG", 1), "cls": b"3"}
+    source = pairs(tmp_path / "train-0.tar", {f"k{number:02d}": own for number in range(COUNT)})
+    try:
+        tarpeg.build_cache(source, tmp_path / "cache", codec, 0, images=images)
+    except tarpeg.CacheError as error:  # both would get other names
+        assert "clashes with" in str(error) and not isinstance(codec, Tiled) and len(images) in (2, 3)
+        return
+    for each in (images, ["0.png", "0.jpg"], ["0.jpg", "0.png"]):
+        split, other = (
+            Split(str(place), tarpeg.CenterCrop(32), image=each, fidelity="exact")
+            for place in (source, tmp_path / "cache")
+        )
+        (theirs, *_), (ours, *_) = (list(Loader(one, batch_size=4, workers=0)) for one in (split, other))
+        assert flat(ours.image) == flat(theirs.image), each
+
+
 def test_prepared_caches(tmp_path):
     source = stacks(tmp_path / "a.tar")
     prepare = tarpeg.CachedShards(
@@ -179,7 +200,11 @@ def test_names():
         "img1.png",
         "img.seg.png",
     ]
-    assert stored_names("left.png") == ["left.png", "left.tpj", "left.jpg", "left.ppm"]
+    # The image 0.png next to 0.jpg, of which one was rewritten, and in which order both come.
+    assert Pattern("*.png").chosen(["0.tpj", "0.png"]) == ["0.png"]
+    assert Pattern("*.jpg").chosen(["0.jpg", "0.ppm"]) == ["0.jpg"]
+    assert Pattern("*.*").chosen(["0.png", "0.tpj"]) == ["0.tpj", "0.png"]
+    assert stored_names("left.png") == ["left.png", "left.tpj", "left.ppm", "left.jpg"]
     assert stored_names("jpg") == ["jpg", "tpj", "ppm"]
     for wrong in ("*.json", [], ["cls"], 7, b"*.jpg"):
         with pytest.raises(ValueError, match="images="):

@@ -220,6 +220,18 @@ def test_a_bad_image_of_a_list_follows_the_policy(tmp_path, case):
     check_policy(source, LIST, f"shard .*a.tar, key 'k03': image is .*{match}")
 
 
+@pytest.mark.parametrize("stored", ["jpg", "tpj"])
+def test_no_image_takes_the_place_of_another_one(tmp_path, stored):
+    own = {f"left.{stored}": pair(3)["left"], "cls": b"3"}
+    whole = {"left.jpg": pair(3)["left"], "left.png": picture("PNG", 1)}
+    samples = {f"k{number:02d}": whole | {"cls": b"%d" % number} for number in range(11)}
+    source = pairs(tmp_path / "a.tar", samples | {"k03": own})
+    for image in (["left.jpg", "left.png"], ["left.png", "left.jpg"]):
+        check_policy(
+            source, image, r"a.tar, key 'k03': image is EMPTY \(1\): it has no member 'left\.(png|jpg)'"
+        )
+
+
 @pytest.mark.parametrize("name", ["none", "broken"])
 def test_a_bad_sample_of_a_pattern_follows_the_policy(tmp_path, name):
     own = {"a.png": picture("PNG", 1), "cls": b"3"}

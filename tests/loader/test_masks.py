@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import struct
+
 import numpy as np
 import pytest
 import tarpeg
@@ -209,7 +212,27 @@ FLAT = np.full((48, 64), 5, np.uint8)
 SPOT = FLAT.copy()
 SPOT[3, 2] = 77
 NOISE = np.random.default_rng(0).integers(0, 12, (48, 64), np.uint8)
+
+
+def bit_flipped(content):
+    """A PNG with another row, whose compressed data Pillow decodes without noticing that."""
+    changed = bytearray(content)
+    at = content.index(b"IDAT") + 4
+    (length,) = struct.unpack_from(">I", content, at - 8)
+    for place in range(at, at + length):
+        changed[place] ^= 4
+        try:
+            with Image.open(io.BytesIO(changed)) as image:
+                image.load()
+                return bytes(changed)
+        except (OSError, SyntaxError, ValueError):
+            changed[place] ^= 4
+    raise AssertionError("Pillow refuses all of them")
+
+
 BROKEN = {
+    "a bit": ({"png": bit_flipped(banded(png(NOISE)["png"]))}, "checksum differs"),
+    "a bit without bands": ({"png": bit_flipped(png(NOISE)["png"])}, "checksum differs"),
     "size": (png(FLAT[:, :63]), "48 x 63, and its image 48 x 64"),
     "missing": ({"png": None}, "no member 'png'"),
     "empty": ({"png": b""}, "member 'png', a mask"),

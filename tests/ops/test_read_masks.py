@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import zlib
 
@@ -14,6 +15,7 @@ from helpers.pictures import assert_portable_is_equal
 from PIL import Image
 from tarpeg.cache.masks import BANDS, RUNS, banded, is_banded
 from tarpeg.ops.masks import read_masks
+from tarpeg.shards.pillow import RefusedError, open_values
 
 NOISE = np.random.default_rng(0).integers(0, 256, (97, 131), np.uint8)
 STRATEGIES = (zlib.Z_DEFAULT_STRATEGY, zlib.Z_FILTERED, zlib.Z_HUFFMAN_ONLY, zlib.Z_RLE, zlib.Z_FIXED)
@@ -75,6 +77,7 @@ PICKED = """
 import numpy as np
 from helpers.masks import png
 from tarpeg.ops.masks import read_masks
+from tarpeg.shards.pillow import RefusedError, open_values
 content = png(np.random.default_rng(5).integers(0, 256, (9, 2000), np.uint8))
 for width, left, across, flip in product((1, 15, 17, 64, 200, 999, 2000, 5003), (0, 1990), (10, 3), (0, 1)):
     box = np.array([[1, left, 7, across if left else 2000 - across]], np.int32)
@@ -238,6 +241,7 @@ import numpy as np
 from helpers.masks import png, regions
 from tarpeg.cache.masks import banded
 from tarpeg.ops.masks import read_masks
+from tarpeg.shards.pillow import RefusedError, open_values
 content = banded(png(regions(200, 333)))
 for size, flip in product(((16, 16), (199, 130), (300, 700)), (0, 1)):
     box = np.array([[11, 17, 150, 290]], np.int32)
@@ -282,6 +286,26 @@ def test_damage_is_never_a_crash_and_bits_that_flip_are_found():
             read_masks([rewritten(content, IHDR=damaged, tpRB=damaged)], box, (32, 32))
         for _ in range(300):
             read_masks([rewritten(content, tpRL=lambda data: data[:5] + damaged(data[5:]))], box, (32, 32))
+
+
+def test_damage_of_the_frame_of_a_chunk_never_moves_rows():
+    """A band whose type is damaged is not skipped: those after it would be taken for it."""
+    content, whole = banded(png(NOISE)), np.array([[0, 0, 97, 131]], np.int32)
+    wanted = read_masks([content], whole, (97, 131))[0]
+    places = [content.index(b"IDAT")]
+    while (at := content.find(b"IDAT", places[-1] + 4)) > 0:
+        places.append(at)
+    for at in places:
+        for place in range(at - 4, at + 4):
+            for bit in range(8):
+                broken = bytearray(content)
+                broken[place] ^= 1 << bit
+                for top in (0, 40):
+                    box = np.array([[top, 0, 50, 131]], np.int32)
+                    found, status = read_masks([bytes(broken)], box, (50, 131))
+                    assert status[0, 0] != 0 or np.array_equal(found[0], wanted[0, top : top + 50])
+                with contextlib.suppress(RefusedError):
+                    assert np.array_equal(open_values(bytes(broken)), NOISE)
 
 
 def test_what_zlib_inflates(count=300):

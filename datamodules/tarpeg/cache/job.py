@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import secrets
@@ -303,6 +304,7 @@ def _encode(codec: Codec, sample: Sample, images: Sequence[str], result: ShardRe
         clashes += [(names[each], names[each]) for each in images if names[each] == image_extension(members)]
     elif image_extension(members) != names[own]:
         clashes.append((names[own], str(image_extension(members))))
+    clashes += _mixed_up(images, names)
     if clashes:
         raise CacheError(
             f"shard {sample.shard}, key {sample.key!r}: the encoded image {clashes[0][0]!r} clashes with the "
@@ -313,6 +315,19 @@ def _encode(codec: Codec, sample: Sample, images: Sequence[str], result: ShardRe
         members[names[image]] = encoded[names[image]].data
         _count_encoded(sample.members[image], image, encoded[names[image]], result)
     return members
+
+
+def _mixed_up(images: Sequence[str], names: dict[str, str]) -> list[tuple[str, str]]:
+    """Return new names of images that do not show which is which, or would come in another order.
+
+    0.tpj and 0.ppm may have been 0.jpg and 0.png, or 0.png and 0.jpg.
+    """
+    return [
+        (names[one], names[other])
+        for one, other in itertools.combinations(sorted(images), 2)
+        if one.rpartition(".")[0] == other.rpartition(".")[0]
+        and ((names[one] != one and names[other] != other) or names[one] > names[other])
+    ]
 
 
 def _count_encoded(source: bytes, image: str, encoded: Encoded, result: ShardResult) -> None:

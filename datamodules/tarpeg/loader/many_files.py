@@ -47,14 +47,16 @@ class ManyFiles:
 def read_list(source: Source, ids: Int64, names: Sequence[str]) -> ManyFiles:
     """Read the images of these extensions of the samples ids [B]."""
     count, files, lost = len(ids), list[Tensor](), dict[int, str]()
+    taken: set[tuple[int, str]] = set()  # left.tpj is one image, not both of left.jpg and left.png
     for name in names:
-        found, missing = source.member_images(ids, name), []
-        for other in stored_names(name)[1:]:
-            missing = [row for row, file in enumerate(found) if file is None]
+        found = source.member_images(ids, name)
+        for other in [each for each in stored_names(name)[1:] if each not in names]:
+            missing = [row for row, file in enumerate(found) if file is None and (row, other) not in taken]
             if not missing:
-                break
+                continue
             for row, file in zip(missing, source.member_images(ids[missing], other), strict=True):
                 found[row] = file
+                taken |= {(row, other)} if file is not None else set()
         for row, file in enumerate(found):
             if file is None:
                 members = source.extensions(int(ids[row]))

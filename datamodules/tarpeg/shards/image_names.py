@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -12,9 +12,9 @@ from typing import Any
 from .pillow import IMAGE_EXTENSIONS, is_image_name
 from .source import plain
 
-# Formats that the codecs of a cache write; "jpg" is not among those that a pattern takes for another format:
-# beside a mask 0.png there may be an image 0.jpg.
-_STORED = ("tpj", "jpg", "ppm")
+# Formats that the codecs of a cache write. "jpg" is the last: next to 0.png, which became 0.ppm, there may be
+# an image 0.jpg; and it is not among those that a pattern takes for another format.
+_STORED = ("tpj", "ppm", "jpg")
 _STORED_OF_PATTERN = ("tpj", "ppm")
 _MAGIC = re.compile(r"[*?\[]")
 
@@ -32,15 +32,17 @@ class Pattern:
 
     def __call__(self, extension: str) -> bool:
         """Return whether an extension is an image that matches."""
+        return any(self._sources(extension))
+
+    def _sources(self, extension: str) -> Iterator[str]:
+        """Yield the extensions that match and may be the one that an image had in its source."""
         if not is_image_name(extension):
-            return False
+            return
         stem, dot, kind = extension.rpartition(".")
-        kinds = IMAGE_EXTENSIONS if kind in _STORED_OF_PATTERN else (kind,)
-        return any(
-            fnmatchcase(name, self.text)
-            for each in kinds
-            for name in (f"{stem}{dot}{each}", f".{stem}{dot}{each}")
-        )
+        for each in IMAGE_EXTENSIONS if kind in _STORED_OF_PATTERN else (kind,):
+            name = f"{stem}{dot}{each}"
+            if fnmatchcase(name, self.text) or fnmatchcase(f".{name}", self.text):
+                yield name
 
     def chosen(self, extensions: Iterable[str]) -> list[str]:
         """Return the images among the members of a sample, in natural order: 0, 1, 2, 10."""
@@ -49,14 +51,18 @@ class Pattern:
 
 @lru_cache(maxsize=4096)  # many samples have the same members
 def _chosen(pattern: Pattern, extensions: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(sorted(filter(pattern, extensions), key=_natural))
+    # 0.tpj next to 0.png was not 0.png, but 0.jpg.
+    others = {name: {*extensions} - {name} for name in extensions}
+    found = [name for name in extensions if any(each not in others[name] for each in pattern._sources(name))]
+    return tuple(sorted(found, key=_natural))
 
 
 def _natural(extension: str) -> tuple[list[Any], str]:
     """Return what sorts extensions by the numbers in them, and then by their text."""
-    stem = extension.rpartition(".")[0]
+    stem, dot, kind = extension.rpartition(".")
     parts: list[Any] = re.split("([0-9]+)", stem)
-    return [int(part) if place % 2 else part for place, part in enumerate(parts)], extension
+    source = f"{stem}{dot}jpg" if kind == "tpj" else extension  # a cache keeps the order
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)], source
 
 
 def stored_names(name: str) -> list[str]:

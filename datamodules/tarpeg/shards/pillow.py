@@ -173,11 +173,31 @@ def open_values(content: bytes) -> np.ndarray:
             raise RefusedError(
                 Status.UNSUPPORTED, f"its pixels are {image.mode}, neither numbers nor colours"
             )
+        if image.format == "PNG":
+            _check_rows(content)
         ImageOps.exif_transpose(image, in_place=True)
         values = np.asarray(image)
         if is_wide:
             return values.astype(np.uint16)
         return values[..., :3] if values.ndim == 3 else values.astype(np.uint8, copy=False)
+
+
+def _check_rows(content: bytes) -> None:
+    """Raise ``RefusedError`` for a PNG whose rows are damaged: Pillow does not compare their checksums.
+
+    Of all chunks, because a damaged type hides that one has rows.
+    """
+    at, view = 8, memoryview(content)
+    while at + 12 <= len(content):
+        (length,) = struct.unpack_from(">I", content, at)
+        end = at + 8 + length
+        if end + 4 <= len(content):
+            (checksum,) = struct.unpack_from(">I", content, end)
+            if zlib.crc32(view[at + 4 : end]) != checksum:
+                raise RefusedError(Status.CORRUPT, "a PNG whose checksum differs: it is damaged")
+        if content[at + 4 : at + 8] == b"IEND":
+            return
+        at = end + 4
 
 
 def _is_wide(image: Image.Image) -> bool:
