@@ -375,9 +375,9 @@ class Run:
             raise
         finally:
             self.end.close()
-        growth = ", ".join(
-            f"{name} {self.sizes[2][name]} to {self.sizes[-1][name]}" for name in self.sizes[-1]
-        )
+        last = self.sizes[-1]
+        first = self.sizes[min(2, len(self.sizes) - 1)]  # on a busy machine an episode may be the last one
+        growth = ", ".join(f"{name} {first[name]} to {last[name]}" for name in last)
         return f"{self.number + 1} episodes, {self.errors} errors, status {status}; {growth}"
 
     def _listen(self) -> int:

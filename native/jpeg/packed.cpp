@@ -121,6 +121,8 @@ void PackedImage::prefetch(int row, int tile) const noexcept {
   for (size_t at = bytes.begin; at < end; at += kLine) __builtin_prefetch(data_ + at);
 }
 
+int PackedImage::unit() const noexcept { return unit_; }
+
 bool PackedImage::find(int row, int tile, const uint8_t** data, uint32_t* size) const noexcept {
   const Extent bytes = extent(row, tile);
   if (bytes.begin > bytes.end || bytes.end + kTileMargin > size_) return false;

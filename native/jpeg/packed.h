@@ -35,7 +35,7 @@ struct PackedImage : Frame {
   TileShape shape(int tile) const noexcept;
   // The bytes of a tile, after which kTileMargin more can be read. False if it is not within the file.
   bool find(int row, int tile, const uint8_t** data, uint32_t* size) const noexcept;
-  int unit() const noexcept { return unit_; }  // log2
+  int unit() const noexcept;  // log2
   // Requests the bytes of a tile from memory: rows of tiles are too short for the processor's own prefetcher.
   void prefetch(int row, int tile) const noexcept;
 

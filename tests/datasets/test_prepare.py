@@ -272,10 +272,10 @@ def test_train_py_with_data_cached(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert read_manifest(checkout / "data" / "own").samples == 32
     path = checkout / "data" / "own" / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"version": 3}))
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"version": 4}))
     done = train(checkout, "data=cached", *own, *SMALL_RUN, TARPEG_LIB_DIR=library())
     assert done.returncode != 0 and "Traceback" not in done.stderr
-    assert "has version 3" in done.stderr.strip().splitlines()[-1]
+    assert "has version 4" in done.stderr.strip().splitlines()[-1]
 
 
 def test_odd_files_are_an_error_with_the_remedy(tmp_path):

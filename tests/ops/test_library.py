@@ -321,8 +321,8 @@ def test_import_neither_compiles_nor_prints_nor_imports_torch(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_real_sources_are_less_to_compile_than_60_files_with_regular_expressions(tmp_path: Path) -> None:
-    """Text to read and code to write, about 42 s of one job: the time itself depends on the machine."""
+def test_real_sources_are_less_to_compile_than_70_files_with_regular_expressions(tmp_path: Path) -> None:
+    """Text to read and code to write, about 50 s of one job: the time itself depends on the machine."""
     flags = [*compiler.COMPILE_FLAGS, "-I", str(compiler.native_dir())]
     flags += ["-isystem", str(compiler.torch_dir() / "include")]
     regex = tmp_path / "regex.cpp"
@@ -340,7 +340,7 @@ def test_real_sources_are_less_to_compile_than_60_files_with_regular_expressions
 
     sources = compiler.sources(compiler.native_dir(), "cpp")
     assert len(sources) > 40
-    assert sum(map(text, sources)) < 60 * text(regex)
+    assert sum(map(text, sources)) < 70 * text(regex)
     compiled = regex.with_suffix(".o")
     subprocess.run([*compiler.find_compiler(), *flags, "-c", str(regex), "-o", str(compiled)], check=True)
     assert code(library.library_path()) < 10 * code(compiled)

@@ -251,7 +251,7 @@ def test_opening_shards_imports_nothing_else():
     imported = set(done.stdout.split())
     assert "tarpeg.shards.paths" in imported, done
     rooms = {name.split(".")[1] for name in imported if name.startswith("tarpeg.")}
-    assert rooms <= {"shards", "errors", "files", "progress"}
+    assert rooms <= {"shards", "errors", "files", "progress", "remedies"}
     assert not imported & {"lightning", "hydra", "PIL.ImageDraw", "PIL.ImageFont"}
 
 
