@@ -20,7 +20,7 @@ from .decode import MAX_PIXELS, Fidelity, Interpolation, _call, _check_batch, _c
 class Gathered(NamedTuple):
     """The tiles under the crops of a batch, as ``gather_tiles`` returns them.
 
-    Args:
+    Attributes:
         data: uint8 ``[n]``. Its layout is private to this version of tarpeg: other versions refuse it.
         status: int32 ``[B]``, the ``Status`` of each image: ``NOT_GATHERED`` of those that only
             ``decode_batch`` decodes. Of damaged images some are found here, others by ``decode_gathered``.
