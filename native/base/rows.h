@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/device.h"
 #include "base/status.h"
 
 // The interface between the decoders and the resampling: a rectangle of an image, row by row.
@@ -11,6 +12,12 @@ namespace tarpeg {
 // A rectangle in pixels.
 struct Box {
   int top, left, height, width;
+
+  // Whether it has pixels, all of them in an image of that size.
+  TARPEG_HD bool is_inside(int64_t image_height, int64_t image_width) const {
+    return top >= 0 && left >= 0 && height > 0 && width > 0 && top <= image_height - height &&
+           left <= image_width - width;
+  }
 };
 
 // How the pixels of an axis come from the samples of a component: each sample is `times` pixels, or, if

@@ -1,7 +1,6 @@
 #include "gather/gather.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "gather/plan.h"
@@ -9,18 +8,6 @@
 
 namespace tarpeg::gather {
 namespace {
-
-struct LanczosTable {
-  double numbers[kLanczosNumbers] = {1.0};
-
-  LanczosTable() {
-    constexpr double kPi = 3.14159265358979323846;
-    for (int i = 1; i <= 3 * kLanczosSteps; ++i) {
-      const double x = kPi * i / kLanczosSteps;
-      numbers[i] = i % kLanczosSteps == 0 ? 0.0 : 3 * std::sin(x) * std::sin(x / 3) / (x * x);
-    }
-  }
-};
 
 // A thread keeps it from image to image.
 struct Scratch {
@@ -121,12 +108,12 @@ Status find(const uint8_t* data, size_t size, const Request& request, const Head
       image.dc_bytes[i] = static_cast<uint8_t>(shape.dc_bytes[i]);
   } else {
     if (!has_end_marker(data, size, file.body)) return Status::kTruncated;
-    const Rectangle box = stored_box(image);
-    const bool swap = turn_of(image.orientation).swap;
+    const Box box = stored_box(image);
+    const bool swap = Orientation::from_exif(image.orientation).swap;
     const int times =
         reduction_of(request.filter, request.exact, box.height, box.width,
                      swap ? request.width : request.height, swap ? request.height : request.width);
-    const RowRange rows = rows_of(Box{box.top, box.left, box.height, box.width}, times);
+    const RowRange rows = rows_of(box, times);
     const bool is_regular = scratch->stream.parse(data, size, file, rows, false);
     if (!is_regular || !stream.is_decodable) return Status::kNotGathered;
     if (stream.mcu_columns % stream.interval != 0) return Status::kNotGathered;
@@ -144,11 +131,6 @@ Status find(const uint8_t* data, size_t size, const Request& request, const Head
 }
 
 }  // namespace
-
-const double* lanczos_table() {
-  static const LanczosTable table;
-  return table.numbers;
-}
 
 void find_parts(const uint8_t* data, size_t size, const Request& request, const Header& header,
                 Source* source) {

@@ -8,9 +8,6 @@
 
 namespace tarpeg::gather {
 
-// LanczosTable of image/axis.cpp: kLanczosNumbers numbers.
-const double* lanczos_table();
-
 // What is copied of an image for a crop, and its record, in which the places are still missing.
 struct Source {
   struct Part {

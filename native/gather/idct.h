@@ -1,61 +1,14 @@
 #pragma once
 
 #include "gather/entropy.h"
-#include "jpeg/idct_constants.h"
+#include "jpeg/idct_plain.h"
 
 // Blocks of coefficients to samples of a plane: the arithmetic of jpeg/idct.cpp and jpeg/means.cpp, one block
-// at a time. Sums of 16 bits wrap; the results of the first pass saturate.
+// at a time.
 namespace tarpeg::gather {
-
-template <int kShift>
-TARPEG_HD int16_t descaled(uint32_t sum) {
-  int value = static_cast<int>(sum + (1u << (kShift - 1))) >> kShift;
-  if (kShift < 16) value = within(value, -32768, 32767);
-  return static_cast<int16_t>(value);
-}
 
 TARPEG_HD uint8_t level_of(int16_t number) {
   return static_cast<uint8_t>(within(static_cast<int16_t>(number + 128), 0, 255));
-}
-
-// Eight numbers that are `step` apart.
-template <int kShift>
-TARPEG_HD void transform(int16_t* numbers, int step) {
-  const int16_t i0 = numbers[0], i1 = numbers[step], i2 = numbers[2 * step], i3 = numbers[3 * step],
-                i4 = numbers[4 * step], i5 = numbers[5 * step], i6 = numbers[6 * step],
-                i7 = numbers[7 * step];
-  const int even2 = i2 * k0541 + i6 * (k0541 - k1847), even3 = i2 * (k0541 + k0765) + i6 * k0541;
-  const int16_t sum04 = static_cast<int16_t>(i0 + i4), rest04 = static_cast<int16_t>(i0 - i4);
-  const int even0 = sum04 * (1 << kConstBits), even1 = rest04 * (1 << kConstBits);
-  const int t10 = even0 + even3, t13 = even0 - even3, t11 = even1 + even2, t12 = even1 - even2;
-  const int16_t s3 = static_cast<int16_t>(i7 + i3), s4 = static_cast<int16_t>(i5 + i1);
-  const int z3 = s3 * (k1175 - k1961) + s4 * k1175, z4 = s3 * k1175 + s4 * (k1175 - k0390);
-  const int odd0 = i7 * (k0298 - k0899) + i1 * -k0899 + z3, odd3 = i7 * -k0899 + i1 * (k1501 - k0899) + z4;
-  const int odd1 = i5 * (k2053 - k2562) + i3 * -k2562 + z4, odd2 = i5 * -k2562 + i3 * (k3072 - k2562) + z3;
-  numbers[0] = descaled<kShift>(static_cast<uint32_t>(t10 + odd3));
-  numbers[step] = descaled<kShift>(static_cast<uint32_t>(t11 + odd2));
-  numbers[2 * step] = descaled<kShift>(static_cast<uint32_t>(t12 + odd1));
-  numbers[3 * step] = descaled<kShift>(static_cast<uint32_t>(t13 + odd0));
-  numbers[4 * step] = descaled<kShift>(static_cast<uint32_t>(t13 - odd0));
-  numbers[5 * step] = descaled<kShift>(static_cast<uint32_t>(t12 - odd1));
-  numbers[6 * step] = descaled<kShift>(static_cast<uint32_t>(t11 - odd2));
-  numbers[7 * step] = descaled<kShift>(static_cast<uint32_t>(t10 - odd3));
-}
-
-// Four means of two neighbours each, of eight numbers, of which the fifth does not count.
-template <int kShift>
-TARPEG_HD void halve(int16_t* numbers, int step) {
-  const auto times = [numbers, step](int k, int factor) {
-    return static_cast<uint32_t>(numbers[k * step] * factor);
-  };
-  const uint32_t center = static_cast<uint32_t>(static_cast<int>(numbers[0])) << (kConstBits + 1);
-  const uint32_t even = times(2, k1847) - times(6, k0765);
-  const uint32_t odd1 = times(1, k1061) - times(3, k2172) + times(5, k1451) - times(7, k0211);
-  const uint32_t odd0 = times(1, k2562) + times(3, k0899) - times(5, k0601) - times(7, k0509);
-  numbers[0] = descaled<kShift>(center + even + odd0);
-  numbers[step] = descaled<kShift>(center - even + odd1);
-  numbers[2 * step] = descaled<kShift>(center - even - odd1);
-  numbers[3 * step] = descaled<kShift>(center + even - odd0);
 }
 
 TARPEG_HD bool is_zero(const int16_t* numbers, int count) {
@@ -76,17 +29,17 @@ TARPEG_HD void inverse_dct(const int16_t* coefficients, const uint16_t* quantise
       const int16_t shifted = static_cast<int16_t>(numbers[x] * (1 << kPassBits));
       for (int y = 0; y < 8; ++y) numbers[8 * y + x] = shifted;
     } else if (is_halved) {
-      halve<kHalvedShift>(numbers + x, 8);
+      halve<kHalvedShift>(numbers + x, numbers + x, 8);
     } else {
-      transform<kFirstShift>(numbers + x, 8);
+      transform<kFirstShift>(numbers + x, numbers + x, 8);
     }
   }
   for (int y = 0; y < side; ++y) {
     int16_t* const row = numbers + 8 * y;
     if (is_halved) {
-      halve<kHalvedShift + 2 * kPassBits + 3>(row, 1);
+      halve<kHalvedShift + 2 * kPassBits + 3>(row, row, 1);
     } else {
-      transform<kSecondShift>(row, 1);
+      transform<kSecondShift>(row, row, 1);
     }
     for (int x = 0; x < side; ++x) samples[8 * y + x] = level_of(row[x]);
   }

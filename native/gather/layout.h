@@ -26,7 +26,7 @@ struct Header {
   uint8_t channels, filter, exact, spare[5];
   uint64_t bytes, pieces;  // of the whole tensor
   uint64_t work;           // bytes of memory in which all images are decoded at once
-  uint64_t lanczos;        // where LanczosTable begins, of that filter: devices compute other sines
+  uint64_t lanczos;        // where lanczos_table() begins, of that filter: devices compute other sines
 };
 static_assert(sizeof(Header) == 64);
 

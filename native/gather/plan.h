@@ -4,26 +4,14 @@
 #include "base/status.h"
 #include "gather/layout.h"
 #include "gather/weights.h"
+#include "image/method.h"
+#include "image/orientation.h"
 
-// What follows from the record of a gathered image: geometry, and where things are in its memory. As in
-// image/decode.cpp (orientation, reduction, order) and jpeg/planes.cpp (planes).
+// What follows from the record of a gathered image: geometry, and where things are in its memory. Planes as
+// in jpeg/planes.cpp.
 namespace tarpeg::gather {
 
 TARPEG_HD int ceil_div(int a, int b) { return (a + b - 1) / b; }
-
-struct Rectangle {
-  int top, left, height, width;
-};
-
-// EXIF orientation: see image/orientation.h.
-struct Turn {
-  bool swap, flip_rows, flip_columns;
-};
-
-TARPEG_HD Turn turn_of(int exif) {
-  return {exif >= 5, exif == 3 || exif == 4 || exif == 6 || exif == 7,
-          exif == 2 || exif == 3 || exif == 7 || exif == 8};
-}
 
 // The bounds of a tensor whose header is sound.
 struct Gathered {
@@ -92,7 +80,7 @@ enum class Way { kCopy, kPlanes, kRows, kColumns };
 
 struct Plan {
   Image image;
-  Turn turn;
+  Orientation turn;
   Filter filter;
   bool is_gray;                         // one channel
   int channels, out_height, out_width;  // upright
@@ -103,7 +91,7 @@ struct Plan {
   int first_tile, tiles;                               // pieces of a row
   uint32_t pieces;
   int reduction;
-  Rectangle box;  // as stored, reduced
+  Box box;  // as stored, reduced
   Way way;
   Plane planes[3];
   int axis_count;
@@ -124,35 +112,6 @@ struct Plan {
   // Blocks of MCUs, of which that tile has less if it is the last of its row.
   TARPEG_HD int tile_mcus(int tile) const { return least(image.tile, mcu_columns - tile * image.tile); }
 };
-
-// See reduction_of() in image/decode.cpp.
-TARPEG_HD int reduction_of(Filter filter, bool exact, int height, int width, int rows, int columns) {
-  int by_2, by_4, by_8;
-  switch (filter) {
-    case Filter::kAntialias:
-      by_2 = 2, by_4 = 6, by_8 = 20;
-      break;
-    case Filter::kBicubic:
-    case Filter::kLanczos:
-      by_2 = 3, by_4 = 8, by_8 = 24;
-      break;
-    case Filter::kBox:
-      by_2 = 4, by_4 = 10, by_8 = 30;
-      break;
-    default:
-      return 1;
-  }
-  if (exact) return 1;
-  const int times = least(height / rows, width / columns);
-  if (times >= by_8) return 8;
-  if (times >= by_4) return 4;
-  return times >= by_2 ? 2 : 1;
-}
-
-TARPEG_HD bool is_inside(const Image& image, int height, int width) {
-  return image.top >= 0 && image.left >= 0 && image.box_height > 0 && image.box_width > 0 &&
-         image.top <= height - image.box_height && image.left <= width - image.box_width;
-}
 
 // Frame::derive() of jpeg/baseline.cpp. False if such a record is impossible.
 TARPEG_HD bool plan_frame(Plan* plan, int* most_across, int* most_down) {
@@ -200,10 +159,10 @@ TARPEG_HD uint64_t take(uint64_t* work, uint64_t bytes) {
 }
 
 // PlaneReader::prepare() of jpeg/planes.cpp. `box`: as stored. False if a plane has no block.
-TARPEG_HD bool plan_planes(const Rectangle& box, int most_across, int most_down, Plan* plan) {
+TARPEG_HD bool plan_planes(const Box& box, int most_across, int most_down, Plan* plan) {
   const int times = plan->reduction, mcu_width = 8 * most_across, mcu_height = 8 * most_down;
   const int height = plan->image.height, width = plan->image.width;
-  Rectangle& small = plan->box;
+  Box& small = plan->box;
   small.top = box.top / times;
   small.left = box.left / times;
   small.height = ceil_div(box.top + box.height, times) - small.top;
@@ -269,8 +228,8 @@ TARPEG_HD void add_axis(AxisPlan axis, Plan* plan) {
 }
 
 // Resampler::run() of image/resample.cpp. `box`: as stored.
-TARPEG_HD void plan_axes(const Rectangle& box, Plan* plan) {
-  const bool clamps = is_clamped_between(plan->filter);
+TARPEG_HD void plan_axes(const Box& box, Plan* plan) {
+  const bool clamps = is_rounded_between(plan->filter);
   const int first = 22 - clamps, second = 16 - clamps;
   AxisPlan rows{}, columns{};
   rows.in = box.height;
@@ -319,30 +278,26 @@ TARPEG_HD void plan_axes(const Rectangle& box, Plan* plan) {
   plan->between = take(&plan->work, sizeof(int16_t) * numbers);
 }
 
-TARPEG_HD Way way_of(const Plan& plan, const Rectangle& box, bool exact) {
+TARPEG_HD Way way_of(const Plan& plan, const Box& box, bool exact) {
   const Image& image = plan.image;
   if (image.box_height == plan.out_height && image.box_width == plan.out_width) return Way::kCopy;
-  constexpr int kMostReduction = 2, kMostRatio = 16;
-  if (plan.filter == Filter::kAntialias && !exact && !plan.is_gray && plan.components == 3 &&
-      plan.reduction <= kMostReduction && box.height / plan.reduction / plan.out_rows < kMostRatio) {
+  if (!plan.is_gray && plan.components == 3 &&
+      takes_planes(plan.filter, exact, plan.reduction, box.height, plan.out_rows)) {
     return Way::kPlanes;
   }
-  if (!is_clamped_between(plan.filter)) return Way::kRows;
-  const int stored_rows = box.height - plan.out_rows, stored_columns = box.width - plan.out_columns;
-  const int rows = plan.turn.swap ? stored_columns : stored_rows;
-  const int columns = plan.turn.swap ? stored_rows : stored_columns;
-  const bool is_columns_first = plan.filter != Filter::kLanczos || rows <= 0 || rows <= 2 * columns;
-  return is_columns_first != plan.turn.swap ? Way::kColumns : Way::kRows;
+  return is_columns_first(plan.filter, box.height - plan.out_rows, box.width - plan.out_columns,
+                          plan.turn.swap)
+             ? Way::kColumns
+             : Way::kRows;
+}
+
+TARPEG_HD Box box_of(const Image& image) {
+  return {image.top, image.left, image.box_height, image.box_width};
 }
 
 // The box of an image as it is stored.
-TARPEG_HD Rectangle stored_box(const Image& image) {
-  const Turn turn = turn_of(image.orientation);
-  Rectangle box{image.top, image.left, image.box_height, image.box_width};
-  if (turn.swap) box = {image.left, image.top, image.box_width, image.box_height};
-  if (turn.flip_rows) box.top = image.height - box.top - box.height;
-  if (turn.flip_columns) box.left = image.width - box.left - box.width;
-  return box;
+TARPEG_HD Box stored_box(const Image& image) {
+  return Orientation::from_exif(image.orientation).stored(box_of(image), image.height, image.width);
 }
 
 // The plan of an image whose status is 0, but for where its tables and pieces are. False if the record is
@@ -358,7 +313,7 @@ TARPEG_HD bool plan_geometry(const Header& header, const Image& image, Plan* pla
   *plan = Plan{};
   plan->image = image;
   plan->components = image.components;
-  plan->turn = turn_of(image.orientation);
+  plan->turn = Orientation::from_exif(image.orientation);
   plan->filter = static_cast<Filter>(header.filter);
   plan->channels = header.channels;
   plan->is_gray = header.channels == 1;
@@ -375,10 +330,11 @@ TARPEG_HD bool plan_geometry(const Header& header, const Image& image, Plan* pla
   if (!plan_frame(plan, &most_across, &most_down)) return false;
   const bool fits = is_packed ? image.tile * plan->mcu_blocks <= 256 : plan->mcu_columns % image.tile == 0;
   const bool swap = plan->turn.swap;
-  if (!fits || !is_inside(image, swap ? image.width : image.height, swap ? image.height : image.width)) {
+  if (!fits ||
+      !box_of(image).is_inside(swap ? image.width : image.height, swap ? image.height : image.width)) {
     return false;
   }
-  const Rectangle box = stored_box(image);
+  const Box box = stored_box(image);
   const bool exact = header.exact != 0;
   plan->reduction =
       reduction_of(plan->filter, exact, box.height, box.width, plan->out_rows, plan->out_columns);

@@ -117,7 +117,7 @@ TARPEG_HD void first_pass(const Plan& plan, int channel, int64_t number, uint8_t
     sum += static_cast<uint32_t>(weights[tap] * pixels[pixel]);
   }
   int result = shifted(sum, shift);
-  if (is_clamped_between(plan.filter)) result = within(result, 0, kMostBetween);
+  if (is_rounded_between(plan.filter)) result = within(result, 0, kMostBetween);
   line_at(plan, channel, y, memory)[x] = static_cast<int16_t>(result);
 }
 

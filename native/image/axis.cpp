@@ -3,148 +3,41 @@
 #include <algorithm>
 #include <cmath>
 
+#include "image/taps.h"
+
 namespace tarpeg {
 namespace {
 
-constexpr double kPi = 3.14159265358979323846;
+struct LanczosTable {
+  double numbers[kLanczosNumbers] = {1.0};
 
-// sinc(x) sinc(x / 3) for x from 0 to 3. Linear interpolation is off by at most 5e-7, less than a hundredth
-// of the unit of a weight.
-class LanczosTable {
- public:
   LanczosTable() {
-    for (int i = 1; i <= 3 * kSteps; ++i) {
-      const double x = kPi * i / kSteps;
-      values_[i] = i % kSteps == 0 ? 0.0 : 3 * std::sin(x) * std::sin(x / 3) / (x * x);
+    constexpr double kPi = 3.14159265358979323846;
+    for (int i = 1; i <= 3 * kLanczosSteps; ++i) {
+      const double x = kPi * i / kLanczosSteps;
+      numbers[i] = i % kLanczosSteps == 0 ? 0.0 : 3 * std::sin(x) * std::sin(x / 3) / (x * x);
     }
   }
-  double operator()(double x) const noexcept {
-    const double place = std::min(std::abs(x), 3.0) * kSteps;
-    const int step = static_cast<int>(place);
-    return values_[step] + (place - step) * (values_[step + 1] - values_[step]);
-  }
-
- private:
-  static constexpr int kSteps = 1024;
-  double values_[3 * kSteps + 2] = {1.0};
 };
 
-// Keys' cubic with a = -0.5 (antialiased) or -0.75 (not), as in torch: (a + 2) x^3 - (a + 3) x^2 + 1 below 1
-// and a (x^3 - 5 x^2 + 8 x - 4) below 2, without branches.
-double cubic(double x, double a) noexcept {
-  x = std::abs(x);
-  const double inner = std::max(0.0, 1 - x), outer = std::max(0.0, 2 - x);
-  return a * (x - 1) * (outer * outer) + (2 * x + 1 + 4 * a) * (inner * inner);
-}
-
-// Weights of an antialiased filter for `count` samples from `first` on; returns their sum.
-template <class Weight>
-double fill(int first, int count, double center, double inverse, double* weights, Weight weight) {
-  double total = 0;
-  for (int j = 0; j < count; ++j) {
-    weights[j] = weight((first + j - center + 0.5) * inverse);
-    total += weights[j];
-  }
-  return total;
-}
-
-// Half the width of a filter, in samples of the larger of the two axes.
-constexpr double half_width(Filter filter) noexcept {
-  return filter == Filter::kAntialias ? 1.0
-         : filter == Filter::kBicubic ? 2.0
-         : filter == Filter::kLanczos ? 3.0
-                                      : 0.5;
-}
-
-// More samples than an output has taps, before zeros are dropped and means are made.
-int most_taps(int in, int out, Filter filter) noexcept {
-  const double scale = std::max(1.0, static_cast<double>(in) / out);
-  return std::min(in, 2 * static_cast<int>(std::ceil(half_width(filter) * scale)) + 2) + 4;
-}
-
-struct Taps {
-  int first, count;
-};
-
-// What all outputs of an axis have in common.
-struct Scale {
-  double scale, support, inverse;
-
-  Scale(int in, int out, Filter filter) noexcept
-      : scale(static_cast<double>(in) / out),
-        support(half_width(filter) * std::max(1.0, scale)),
-        inverse(1.0 / std::max(1.0, scale)) {}
-};
-
-// The taps of one output as torch (aten UpSampleKernel.cpp) and, for Lanczos and box, Pillow (Resample.c)
-// compute them.
-inline Taps tap_weights(int i, int in, int out, Filter filter, const Scale& how, double* weights) {
-  const double scale = how.scale, support = how.support, inverse = how.inverse;
-  weights[0] = 1.0;
-  if (filter == Filter::kNearest || filter == Filter::kNearestExact) {
-    // torch rounds the scale to float for nearest neighbours.
-    const float center = static_cast<float>(i) + (filter == Filter::kNearestExact ? 0.5f : 0.0f);
-    const float nearest = std::floor(center * (static_cast<float>(in) / static_cast<float>(out)));
-    return {std::min(static_cast<int>(nearest), in - 1), 1};
-  }
-  if (filter == Filter::kBilinear) {
-    const double source = std::max(0.0, scale * (i + 0.5) - 0.5);
-    const int first = std::min(static_cast<int>(source), in - 1);
-    if (first + 1 == in) return {first, 1};
-    weights[1] = std::min(1.0, source - first);
-    weights[0] = 1.0 - weights[1];
-    return {first, 2};
-  }
-  if (is_rounded_between(filter) && in == out) return {i, 1};
-  if (filter == Filter::kSharpBicubic) {
-    // A sample beyond the end counts as the last one.
-    const double source = scale * (i + 0.5) - 0.5;
-    const int before = static_cast<int>(std::floor(source));
-    const int first = std::clamp(before - 1, 0, in - 1), last = std::clamp(before + 2, 0, in - 1);
-    std::fill_n(weights, last - first + 1, 0.0);
-    for (int j = before - 1; j <= before + 2; ++j) {
-      weights[std::clamp(j, 0, in - 1) - first] += cubic(source - j, -0.75);
-    }
-    return {first, last - first + 1};
-  }
-  const double center = scale * (i + 0.5);
-  const int first = std::max(static_cast<int>(center - support + 0.5), 0);
-  const int count = std::min(static_cast<int>(center + support + 0.5), in) - first;
-  double total;
-  if (filter == Filter::kBicubic) {
-    total = fill(first, count, center, inverse, weights, [](double x) { return cubic(x, -0.5); });
-  } else if (filter == Filter::kLanczos) {
-    static const LanczosTable lanczos;
-    total = fill(first, count, center, inverse, weights, [](double x) { return lanczos(x); });
-  } else {
-    total = fill(first, count, center, inverse, weights,
-                 [](double x) { return x > -0.5 && x <= 0.5 ? 1.0 : 0.0; });
-  }
-  const double factor = 1 / total;  // divisions are slow
-  for (int j = 0; j < count; ++j) weights[j] *= factor;
-  return {first, count};
-}
-
-// The same for kAntialias. At least `least` taps are computed, kMost if that is not 0, those past the
+// tap_weights() for kAntialias. At least `fewest` taps are computed, kMost if that is not 0, those past the
 // filter's end as zeros: loops of a known length have no branch that is hard to predict.
 template <int kMost>
-inline Taps triangle_weights(int i, int in, const Scale& how, int least, double* weights) {
+inline Taps triangle_weights(int i, int in, const Scale& how, int fewest, double* weights) {
   const double center = how.scale * (i + 0.5);
-  const int first = std::max(static_cast<int>(center - how.support + 0.5), 0);
-  const int count = std::min(static_cast<int>(center + how.support + 0.5), in) - first;
-  if (kMost > 0 && count > kMost) return triangle_weights<0>(i, in, how, least, weights);  // by rounding
-  const int most = kMost > 0 ? kMost : std::max(count, least);
-  double total = 0;
-  for (int j = 0; j < most; ++j) {
-    const double weight = std::max(0.0, 1.0 - std::abs((first + j - center + 0.5) * how.inverse));
-    weights[j] = j < count ? weight : 0.0;
-    total += weights[j];
-  }
-  for (int j = 0; j < most; ++j) weights[j] /= total;
-  return {first, std::max(count, std::min(least, in - first))};
+  const Taps taps = taps_under(center, how.support, in);
+  if (kMost > 0 && taps.count > kMost)
+    return triangle_weights<0>(i, in, how, fewest, weights);  // by rounding
+  triangle(taps, kMost > 0 ? kMost : std::max(taps.count, fewest), center, how.inverse, weights);
+  return {taps.first, std::max(taps.count, std::min(fewest, in - taps.first))};
 }
 
 }  // namespace
+
+const double* lanczos_table() {
+  static const LanczosTable table;
+  return table.numbers;
+}
 
 void Axis::prepare(int in_size, int out_size, Filter filter, bool mirrored, int reduction, int offset,
                    int max_precision) {
@@ -158,11 +51,13 @@ void Axis::prepare(int in_size, int out_size, Filter filter, bool mirrored, int 
   const size_t most = static_cast<size_t>(std::max(most_taps(in_size, out, filter), width));
   if (shares_.size() < most * out) shares_.resize(most * out);
   double* row = shares_.data();
+  const double* const lanczos = filter == Filter::kLanczos ? lanczos_table() : nullptr;
   const bool drops_zeros = !mirrored && filter != Filter::kAntialias;
   for (int i = 0; i < out; ++i) {
     // In the order of the stored axis: a mirrored output takes the mirrored samples.
     const int output = mirrored ? out - 1 - i : i;
-    auto [first, count] = filter != Filter::kAntialias ? tap_weights(output, in_size, out, filter, how, row)
+    auto [first, count] = filter != Filter::kAntialias
+                              ? tap_weights(output, in_size, out, filter, how, lanczos, row)
                           : width <= 4 ? triangle_weights<4>(output, in_size, how, width, row)
                                        : triangle_weights<0>(output, in_size, how, width, row);
     // Mirrored these would be the first: `start` may not go back, as rows are read once.
@@ -172,20 +67,9 @@ void Axis::prepare(int in_size, int out_size, Filter filter, bool mirrored, int 
       std::reverse(row, row + count);
     }
     if (reduction > 1) {
-      const int begin = (offset + first) / reduction;
-      int mean = begin, left = (begin + 1) * reduction - offset - first;  // samples of this mean
-      double sum = 0;
-      for (int j = 0; j < count; ++j, --left) {
-        if (left == 0) {
-          row[mean++ - begin] = sum;
-          sum = 0;
-          left = reduction;
-        }
-        sum += row[j];
-      }
-      row[mean - begin] = sum;
-      first = begin;
-      count = mean - begin + 1;
+      const Taps means = reduced({first, count}, reduction, offset, row);
+      first = means.first;
+      count = means.count;
     }
     start[i] = first;
     counts_[i] = count;
@@ -251,22 +135,14 @@ void Axis::round_weights(int max_precision) {
   if (max_precision > 14) peak = *std::max_element(shares_.begin(), shares_.begin() + total);
   precision = max_precision;
   while (peak * (1 << precision) > 32000) --precision;
-  const double one = 1 << precision;
   weights.resize(static_cast<size_t>(out) * taps);
-  const double* next = shares_.data();
+  const double* share = shares_.data();
   int16_t* target = weights.data();
   for (int i = 0; i < out; ++i, target += taps) {
-    // Rounding the running sum instead of each weight keeps the total at exactly one.
-    double sum = 0;
-    int done = 0;
     const int count = counts_[i];
-    for (int j = 0; j < count; ++j) {
-      sum += *next++;
-      const int upto = j + 1 == count ? 1 << precision : static_cast<int>(std::lrint(sum * one));
-      target[j] = static_cast<int16_t>(upto - done);
-      done = upto;
-    }
+    tarpeg::round_weights(share, count, precision, target);
     std::fill(target + count, target + taps, int16_t{0});
+    share += count;
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/device.h"
 #include "base/pages.h"
 #include "base/rows.h"
 
@@ -14,7 +15,7 @@ enum class Filter { kNearest, kNearestExact, kBilinear, kAntialias, kBicubic, kL
 
 // The filters whose results are rounded and clamped like torchvision's and Pillow's between the two passes:
 // their negative weights overshoot at edges.
-constexpr bool is_rounded_between(Filter filter) noexcept { return filter > Filter::kAntialias; }
+TARPEG_HD constexpr bool is_rounded_between(Filter filter) { return filter > Filter::kAntialias; }
 
 // How one axis of `in` samples becomes one of `out`: output i is the weighted sum of `taps` samples from
 // start[i] on. Weights are integers that sum to exactly 1 << precision. Keeps its memory from image to image.

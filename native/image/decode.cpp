@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "image/method.h"
 #include "image/pixels.h"
 #include "image/ppm.h"
 #include "jpeg/libjpeg.h"
@@ -49,44 +50,6 @@ Status copy_rows(RowSource& rows, const Box& box, size_t pixel_bytes, const Plac
   return Status::kOk;
 }
 
-bool is_inside(const Box& box, int height, int width) noexcept {
-  return box.top >= 0 && box.left >= 0 && box.height > 0 && box.width > 0 && box.top <= height - box.height &&
-         box.left <= width - box.width;
-}
-
-// The factor, 1, 2, 4 or 8, by which the box is reduced before it is resampled. Measured over photographs,
-// the mean difference from torchvision v2 or Pillow is largest just at these limits. For 2, 4 and 8 it is
-// 0.50, 0.54 and 0.54 level (bilinear), 0.37, 0.50, 0.41 (bicubic), 0.41, 0.55, 0.45 (Lanczos), 0.39, 0.52,
-// 0.43 (box). The sharper a filter's edges are, the later may means begin.
-int reduction_of(const Request& request, const Box& box, int out_rows, int out_columns) noexcept {
-  struct Limits {
-    int by_2, by_4, by_8;
-  };
-  Limits limits;
-  switch (request.filter) {
-    case Filter::kAntialias:
-      limits = {2, 6, 20};
-      break;
-    case Filter::kBicubic:
-    case Filter::kLanczos:
-      limits = {3, 8, 24};
-      break;
-    case Filter::kBox:
-      limits = {4, 10, 30};
-      break;
-    default:
-      return 1;
-  }
-  if (request.exact) return 1;
-  const int times = std::min(box.height / out_rows, box.width / out_columns);
-  return times >= limits.by_8 ? 8 : times >= limits.by_4 ? 4 : times >= limits.by_2 ? 2 : 1;
-}
-
-// Where Y, Cb and Cr are resampled instead of RGB (Note [planes]): weights of rows have only 8 bits, and
-// means of 4 samples or more are few, so that their colours cost little and may be clamped early, as
-// torchvision does: the largest differences would be 30 levels in place of 6.
-constexpr int kMostPlaneReduction = 2, kMostPlaneRatio = 16;
-
 // A request in stored order.
 struct StoredRequest {
   Orientation orientation;
@@ -100,17 +63,16 @@ StoredRequest stored_request(const Request& request, const Header& header) noexc
   const Box box = orientation.stored(request.box, header.height, header.width);
   const int rows = orientation.swap ? request.width : request.height;
   const int columns = orientation.swap ? request.height : request.width;
-  const int reduction = reduction_of(request, box, rows, columns);
+  const int reduction = reduction_of(request.filter, request.exact, box.height, box.width, rows, columns);
   const bool is_copy = request.box.height == request.height && request.box.width == request.width;
-  const bool by_planes = request.filter == Filter::kAntialias && !request.exact && !request.is_gray &&
-                         !is_copy && reduction <= kMostPlaneReduction &&
-                         box.height / reduction / rows < kMostPlaneRatio;
+  const bool by_planes = !request.is_gray && !is_copy &&
+                         takes_planes(request.filter, request.exact, reduction, box.height, rows);
   return {orientation, box, rows, columns, reduction, by_planes};
 }
 
 bool is_inside(const Request& request, const Header& header) noexcept {
   return static_cast<int64_t>(header.height) * header.width <= request.max_pixels &&
-         is_inside(request.box, header.upright_height(), header.upright_width());
+         request.box.is_inside(header.upright_height(), header.upright_width());
 }
 
 // `ready`: the reduction of the samples that scratch->planes already hold of this box; 0 if it has none.

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/device.h"
 #include "base/rows.h"
 
 namespace tarpeg {
@@ -14,7 +15,7 @@ namespace tarpeg {
 struct Orientation {
   bool swap, flip_rows, flip_columns;
 
-  static Orientation from_exif(int value) noexcept {
+  TARPEG_HD static Orientation from_exif(int value) {
     switch (value) {
       case 2:
         return {false, false, true};
@@ -36,7 +37,7 @@ struct Orientation {
   }
 
   // The stored rectangle that shows `box` of the upright image; `height` and `width` are the stored size.
-  Box stored(const Box& box, int height, int width) const noexcept {
+  TARPEG_HD Box stored(const Box& box, int height, int width) const {
     Box raw = swap ? Box{box.left, box.top, box.width, box.height} : box;
     if (flip_rows) raw.top = height - raw.top - raw.height;
     if (flip_columns) raw.left = width - raw.left - raw.width;

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <utility>
 
+#include "image/method.h"
 #include "image/pixels.h"
 
 namespace tarpeg {
@@ -29,14 +29,6 @@ void pair_up(const int16_t* weights, int taps, WeightPair* pairs) noexcept {
     const uint32_t high = tap + 1 < taps ? static_cast<uint16_t>(weights[tap + 1]) : 0;
     *pairs++ = static_cast<WeightPair>(high << 16 | low);
   }
-}
-
-// Of the upright image, see Note [order]. Pillow 13 begins with the rows if it removes more than twice as
-// many rows as columns.
-bool is_columns_first(const Resize& resize) noexcept {
-  int rows = resize.height - resize.out_height, columns = resize.width - resize.out_width;
-  if (resize.orientation.swap) std::swap(rows, columns);
-  return resize.filter != Filter::kLanczos || rows <= 0 || rows <= 2 * columns;
 }
 
 // A mirrored row is blended from right to left, and its bytes are in order again.
@@ -114,7 +106,8 @@ class PlanarRows {
 
 Status Resampler::run(RowSource& rows, const Resize& resize, const Placement& place) {
   const bool clamps = is_rounded_between(resize.filter);
-  const bool columns_first = clamps && is_columns_first(resize) != resize.orientation.swap;
+  const bool columns_first = is_columns_first(resize.filter, resize.height - resize.out_height,
+                                              resize.width - resize.out_width, resize.orientation.swap);
   const int first = kFirstPrecision - clamps, second = kSecondPrecision - clamps;
   vertical_.prepare(resize.height, resize.out_height, resize.filter, resize.orientation.flip_rows,
                     resize.reduction, resize.top, columns_first ? second : first);

@@ -5,6 +5,7 @@
 
 #include "base/simd.h"
 #include "jpeg/idct_code.h"
+#include "jpeg/idct_plain.h"
 
 namespace tarpeg {
 namespace {
@@ -40,14 +41,6 @@ void transpose_portable(int16_t* numbers) noexcept {
   std::memcpy(numbers, r, sizeof r);
 }
 
-// Sums wrap. Those of the second pass are small after the shift.
-template <int kShift>
-inline int16_t descaled(uint32_t sum) noexcept {
-  int value = static_cast<int>(sum + (1u << (kShift - 1))) >> kShift;
-  if (kShift < 16) value = std::min(std::max(value, -32768), 32767);
-  return static_cast<int16_t>(value);
-}
-
 // The first numbers of as many rows.
 template <int kSide>
 inline void store_levels(const int16_t* rows, uint8_t* out, ptrdiff_t stride) noexcept {
@@ -63,43 +56,12 @@ inline void store_levels(const int16_t* rows, uint8_t* out, ptrdiff_t stride) no
 // Every column of eight rows.
 template <int kShift>
 void transform_portable(const int16_t* __restrict in, int16_t* __restrict out) noexcept {
-  for (int x = 0; x < 8; ++x) {
-    const int16_t i0 = in[x], i1 = in[8 + x], i2 = in[16 + x], i3 = in[24 + x], i4 = in[32 + x],
-                  i5 = in[40 + x], i6 = in[48 + x], i7 = in[56 + x];
-    const int even2 = i2 * k0541 + i6 * (k0541 - k1847), even3 = i2 * (k0541 + k0765) + i6 * k0541;
-    const int16_t sum04 = static_cast<int16_t>(i0 + i4), rest04 = static_cast<int16_t>(i0 - i4);
-    const int even0 = sum04 * (1 << kConstBits), even1 = rest04 * (1 << kConstBits);
-    const int t10 = even0 + even3, t13 = even0 - even3, t11 = even1 + even2, t12 = even1 - even2;
-    const int16_t s3 = static_cast<int16_t>(i7 + i3), s4 = static_cast<int16_t>(i5 + i1);
-    const int z3 = s3 * (k1175 - k1961) + s4 * k1175, z4 = s3 * k1175 + s4 * (k1175 - k0390);
-    const int odd0 = i7 * (k0298 - k0899) + i1 * -k0899 + z3, odd3 = i7 * -k0899 + i1 * (k1501 - k0899) + z4;
-    const int odd1 = i5 * (k2053 - k2562) + i3 * -k2562 + z4, odd2 = i5 * -k2562 + i3 * (k3072 - k2562) + z3;
-    out[x] = descaled<kShift>(t10 + odd3);
-    out[8 + x] = descaled<kShift>(t11 + odd2);
-    out[16 + x] = descaled<kShift>(t12 + odd1);
-    out[24 + x] = descaled<kShift>(t13 + odd0);
-    out[32 + x] = descaled<kShift>(t13 - odd0);
-    out[40 + x] = descaled<kShift>(t12 - odd1);
-    out[48 + x] = descaled<kShift>(t11 - odd2);
-    out[56 + x] = descaled<kShift>(t10 - odd3);
-  }
+  for (int x = 0; x < 8; ++x) transform<kShift>(in + x, out + x, 8);
 }
 
-// Four means of two neighbours each, of every column of eight rows: equal to those of transform(), except for
-// rounding. The fifth coefficient belongs to a wave that cancels out in every pair.
 template <int kShift>
 void halve_portable(const int16_t* __restrict in, int16_t* __restrict out) noexcept {
-  for (int x = 0; x < 8; ++x) {
-    const auto times = [in, x](int k, int factor) { return static_cast<uint32_t>(in[8 * k + x] * factor); };
-    const uint32_t center = static_cast<uint32_t>(in[x]) << (kConstBits + 1);
-    const uint32_t even = times(2, k1847) - times(6, k0765);
-    const uint32_t odd1 = times(1, k1061) - times(3, k2172) + times(5, k1451) - times(7, k0211);
-    const uint32_t odd0 = times(1, k2562) + times(3, k0899) - times(5, k0601) - times(7, k0509);
-    out[x] = descaled<kShift>(center + even + odd0);
-    out[8 + x] = descaled<kShift>(center - even + odd1);
-    out[16 + x] = descaled<kShift>(center - even - odd1);
-    out[24 + x] = descaled<kShift>(center + even - odd0);
-  }
+  for (int x = 0; x < 8; ++x) halve<kShift>(in + x, out + x, 8);
 }
 
 // Note [flat columns]

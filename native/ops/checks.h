@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "base/number.h"
@@ -25,6 +26,23 @@ inline void check_bytes(const Tensor& jpeg, const char* name, int64_t index) {
   STD_TORCH_CHECK(jpeg.is_cpu() && jpeg.scalar_type() == ScalarType::Byte && jpeg.dim() == 1, name, "[",
                   index, "] must be a one-dimensional uint8 tensor on the CPU");
   STD_TORCH_CHECK(jpeg.is_contiguous(), name, "[", index, "] must be contiguous");
+}
+
+// A box for each of `count` images, and whether they are mirrored.
+inline void check_boxes(const Tensor& boxes, const std::optional<Tensor>& flip, int64_t count) {
+  STD_TORCH_CHECK(boxes.is_cpu() && boxes.scalar_type() == ScalarType::Int && boxes.is_contiguous() &&
+                      boxes.dim() == 2 && boxes.size(0) == count && boxes.size(1) == 4,
+                  "boxes must be a contiguous int32 tensor [", count, ", 4] on the CPU");
+  STD_TORCH_CHECK(!flip || (flip->is_cpu() && flip->scalar_type() == ScalarType::Bool &&
+                            flip->is_contiguous() && flip->dim() == 1 && flip->size(0) == count),
+                  "flip must be a contiguous bool tensor [", count, "] on the CPU");
+}
+
+// Raises the status of box `index` if that is outside its image.
+inline void check_box(Status status, int64_t index, const Box& box, const Header& header) {
+  STD_TORCH_CHECK(status != Status::kBoxOutside, "boxes[", index, "] (", box.top, ", ", box.left, ", ",
+                  box.height, ", ", box.width, ") is outside its image of ", header.upright_height(), " x ",
+                  header.upright_width());
 }
 
 // Raises what is not the file's fault.

@@ -52,11 +52,6 @@ struct Job {
   }
 };
 
-bool is_within(const Box& box, int64_t height, int64_t width) noexcept {
-  return box.top >= 0 && box.left >= 0 && box.height > 0 && box.width > 0 && box.top <= height - box.height &&
-         box.left <= width - box.width;
-}
-
 // Columns of a place: image, counted over all outputs; Cell::all; Cell::part within it; Cell::fill.
 constexpr int64_t kPlaceColumns = 12;
 
@@ -72,8 +67,8 @@ void place_job(const int32_t* place, const std::vector<Output>& outputs, Job* jo
   cell.is_image = false;
   cell.all = {place[1], place[2], place[3], place[4]};
   cell.part = {place[5], place[6], place[7], place[8]};
-  STD_TORCH_CHECK(is_within(cell.all, output->height, output->width) &&
-                      is_within(cell.part, cell.all.height, cell.all.width),
+  STD_TORCH_CHECK(cell.all.is_inside(output->height, output->width) &&
+                      cell.part.is_inside(cell.all.height, cell.all.width),
                   "places has a rectangle outside of an image of ", output->height, " x ", output->width);
   for (int c = 0; c < 3; ++c) {
     STD_TORCH_CHECK(place[9 + c] >= 0 && place[9 + c] <= 255, "places has the colour ", place[9 + c]);
@@ -93,12 +88,7 @@ std::vector<Job> plan(const std::vector<Tensor>& jpegs, const Tensor& boxes,
                       const std::vector<Output>& outputs, const std::optional<Tensor>& flip, Filter filter,
                       bool exact, int64_t max_pixels, const std::optional<Tensor>& places = std::nullopt) {
   const int64_t count = static_cast<int64_t>(jpegs.size());
-  STD_TORCH_CHECK(boxes.is_cpu() && boxes.scalar_type() == ScalarType::Int && boxes.is_contiguous() &&
-                      boxes.dim() == 2 && boxes.size(0) == count && boxes.size(1) == 4,
-                  "boxes must be a contiguous int32 tensor [", count, ", 4] on the CPU");
-  STD_TORCH_CHECK(!flip || (flip->is_cpu() && flip->scalar_type() == ScalarType::Bool &&
-                            flip->is_contiguous() && flip->dim() == 1 && flip->size(0) == count),
-                  "flip must be a contiguous bool tensor [", count, "] on the CPU");
+  check_boxes(boxes, flip, count);
   STD_TORCH_CHECK(
       !places || (places->is_cpu() && places->scalar_type() == ScalarType::Int && places->is_contiguous() &&
                   places->dim() == 2 && places->size(0) == count && places->size(1) == kPlaceColumns),
@@ -304,11 +294,7 @@ Tensor run(std::vector<Job>& jobs, int64_t threads) {
   check_status(batch.failure);
   for (int64_t i = 0; i < count; ++i) {
     status[i] = static_cast<int32_t>(jobs[i].header.status);
-    if (jobs[i].header.status != Status::kBoxOutside) continue;
-    const Box& box = jobs[i].request.box;
-    STD_TORCH_CHECK(false, "boxes[", i, "] (", box.top, ", ", box.left, ", ", box.height, ", ", box.width,
-                    ") is outside its image of ", jobs[i].header.upright_height(), " x ",
-                    jobs[i].header.upright_width());
+    check_box(jobs[i].header.status, i, jobs[i].request.box, jobs[i].header);
   }
   return statuses;
 }

@@ -16,12 +16,7 @@ namespace {
 std::vector<Request> requests_of(const std::vector<Tensor>& images, const Tensor& boxes,
                                  const std::optional<Tensor>& flip, const Request& all) {
   const int64_t count = static_cast<int64_t>(images.size());
-  STD_TORCH_CHECK(boxes.is_cpu() && boxes.scalar_type() == ScalarType::Int && boxes.is_contiguous() &&
-                      boxes.dim() == 2 && boxes.size(0) == count && boxes.size(1) == 4,
-                  "boxes must be a contiguous int32 tensor [", count, ", 4] on the CPU");
-  STD_TORCH_CHECK(!flip || (flip->is_cpu() && flip->scalar_type() == ScalarType::Bool &&
-                            flip->is_contiguous() && flip->dim() == 1 && flip->size(0) == count),
-                  "flip must be a contiguous bool tensor [", count, "] on the CPU");
+  check_boxes(boxes, flip, count);
   const int32_t* box = boxes.const_data_ptr<int32_t>();
   const bool* mirror = flip ? flip->const_data_ptr<bool>() : nullptr;
   std::vector<Request> requests(images.size(), all);
@@ -62,16 +57,13 @@ std::tuple<Tensor, Tensor> gather_tiles(std::vector<Tensor> images, Tensor boxes
                        requests[i], header, &sources[i]);
   });
   std::vector<uint64_t> places(images.size());
-  constexpr uint64_t kLanczos = sizeof(double) * gather::kLanczosNumbers;
+  constexpr uint64_t kLanczos = sizeof(double) * kLanczosNumbers;
   static_assert(kLanczos % gather::kUnit == 0);
   const bool is_lanczos = all.filter == Filter::kLanczos;
   uint64_t room = is_lanczos ? kLanczos : 0;
   for (int64_t i = 0; i < count; ++i) {
     gather::Source& source = sources[i];
-    const Box& box = requests[i].box;
-    STD_TORCH_CHECK(source.status != Status::kBoxOutside, "boxes[", i, "] (", box.top, ", ", box.left, ", ",
-                    box.height, ", ", box.width, ") is outside its image of ", source.header.upright_height(),
-                    " x ", source.header.upright_width());
+    check_box(source.status, i, requests[i].box, source.header);
     const uint64_t work = source.image.work;  // so far: how many bytes
     source.image.work = header.work;
     source.image.first_piece = static_cast<uint32_t>(header.pieces);
@@ -92,7 +84,7 @@ std::tuple<Tensor, Tensor> gather_tiles(std::vector<Tensor> images, Tensor boxes
   uint8_t* const tensor = data.mutable_data_ptr<uint8_t>();
   std::memcpy(tensor, &header, sizeof header);
   std::memset(tensor + tables, 0, first - tables);
-  if (is_lanczos) std::memcpy(tensor + first, gather::lanczos_table(), kLanczos);
+  if (is_lanczos) std::memcpy(tensor + first, lanczos_table(), kLanczos);
   uint8_t* const records = tensor + sizeof header;
   auto* const pieces = reinterpret_cast<gather::Piece*>(records + sizeof(gather::Image) * header.count);
   int32_t* const status = statuses.mutable_data_ptr<int32_t>();
