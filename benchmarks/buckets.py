@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from .decode_peers import BATCH, decode_jpeg
-from .loader import LoaderContestant, LoaderRun, speeds
+from .loader import DataLoaderContestant, LoaderRun, speeds
 from .loader_data import REPEATS, LoaderData
-from .loader_peers import Batches, Peer, as_value_error, for_ever
+from .loader_peers import Batches, Peer, for_ever
 from .report import Report
 
 CROP = AspectBuckets(resolution=512, step=64, upscale=True)
@@ -100,7 +100,7 @@ class BucketSampler(Sampler[list[int]]):
         yield from waiting.values()
 
 
-def _by_torchvision(data: LoaderData, workers: int) -> Batches:
+def _by_torchvision(data: LoaderData, group: str, workers: int) -> Batches:
     files: Any = BucketFiles(files_of(data))
     loader = DataLoader(
         files,
@@ -119,26 +119,10 @@ _OURS = tuple(
 
 
 @dataclass(frozen=True)
-class BucketContestant(LoaderContestant):
+class BucketContestant(DataLoaderContestant):
     """A contestant of this suite."""
 
-    @property
-    def peer(self) -> Peer | None:
-        """Library of this contestant; None for this library."""
-        return PEERS.get(self.name)
-
-    @property
-    def ahead(self) -> int:
-        """Batches that may have been prefetched: of a peer the two per worker of torch's DataLoader."""
-        return super().ahead if self.peer is None else 2 * self.workers
-
-    def batches(self) -> Batches:
-        """Endless batches; ValueError if they cannot be made here."""
-        if self.peer is not None:
-            with as_value_error():
-                made: Batches = self.peer.make(self.data, self.workers)
-                return made
-        return super().batches()
+    peers = PEERS
 
     def loader(self, shards: list[Path]) -> Loader:
         """Loader of this library's contestant."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -68,10 +68,12 @@ class LoaderContestant:
     data: LoaderData
     workers: int
 
+    peers: ClassVar[Mapping[str, Peer]] = PEERS
+
     @property
     def peer(self) -> Peer | None:
         """Library of this contestant; None for this library."""
-        return PEERS.get(self.name)
+        return self.peers.get(self.name)
 
     @property
     def ahead(self) -> int:
@@ -95,6 +97,9 @@ class LoaderContestant:
             with as_value_error():
                 batches: Iterator[Any] = self.peer.make(self.data, self.group, self.workers)
                 return batches
+        return self._ours()
+
+    def _ours(self) -> Iterator[Any]:
         return for_ever(self.loader(self.data.shards(self.kind)))
 
     def expects(self, images: Tensor) -> bool:
@@ -124,6 +129,16 @@ class LoaderContestant:
         loader = Loader(split, config=config)
         loader.pixels = pixels
         return loader
+
+
+@dataclass(frozen=True)
+class DataLoaderContestant(LoaderContestant):
+    """One of a suite whose peers are torch's DataLoaders."""
+
+    @property
+    def ahead(self) -> int:
+        """Batches that may have been prefetched: of a peer the two per worker of torch's DataLoader."""
+        return super().ahead if self.peer is None else 2 * self.workers
 
 
 Compare = Callable[[Any, ProcessExecutor], tuple[float, float]]

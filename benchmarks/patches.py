@@ -21,9 +21,9 @@ from tarpeg.sampling.patches import Patches
 from torch import Tensor
 from torch.utils.data import ConcatDataset
 
-from .loader import LoaderContestant, LoaderRun, speeds
+from .loader import DataLoaderContestant, LoaderRun, speeds
 from .loader_data import REPEATS, LoaderData
-from .loader_peers import Batches, Peer, as_value_error, for_ever, loose_files
+from .loader_peers import Batches, Peer, for_ever, loose_files
 from .report import Report
 
 PATCH = 16
@@ -86,26 +86,15 @@ _OURS = tuple(
 
 
 @dataclass(frozen=True)
-class PatchContestant(LoaderContestant):
+class PatchContestant(DataLoaderContestant):
     """A contestant of a length, the group. Its batches begin with the patches."""
 
-    @property
-    def peer(self) -> Peer | None:
-        """Library of this contestant; None for this library."""
-        return PEERS.get(self.name)
+    peers = PEERS
 
     @property
     def ahead(self) -> int:
         """Batches that may have been prefetched: of a peer the two per worker, and one."""
-        return super().ahead if self.peer is None else 2 * self.workers + 1
-
-    def batches(self) -> Batches:
-        """Endless batches; ValueError if they cannot be made here."""
-        if self.peer is not None:
-            with as_value_error():
-                made: Batches = self.peer.make(self.data, self.group, self.workers)
-                return made
-        return self._ours()
+        return super().ahead + (self.peer is not None)
 
     def loader(self, shards: list[Path]) -> Loader:
         """Loader of this library's contestant."""

@@ -39,9 +39,9 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from .decode_peers import BATCH, MEAN, STD, decode_jpeg
-from .loader import LoaderContestant, LoaderRun
+from .loader import DataLoaderContestant, LoaderRun
 from .loader_data import LoaderData
-from .loader_peers import Batches, Peer, as_value_error, for_ever, from_webdataset
+from .loader_peers import Batches, Peer, for_ever, from_webdataset
 from .report import Report
 
 _CLASSES = 1000
@@ -163,7 +163,7 @@ RECIPES = {
 
 
 @dataclass(frozen=True)
-class RecipeContestant(LoaderContestant):
+class RecipeContestant(DataLoaderContestant):
     """A contestant of a recipe, the group. Its batches begin with the images of the first view."""
 
     @property
@@ -175,19 +175,6 @@ class RecipeContestant(LoaderContestant):
     def peer(self) -> Peer | None:
         """Library of this contestant; None for this library."""
         return PEERS.get(self.name)
-
-    def batches(self) -> Batches:
-        """Endless batches; ValueError if they cannot be made here."""
-        with as_value_error():
-            if self.peer is not None:
-                made: Batches = self.peer.make(self.data, self.group, self.workers)
-                return made
-            return self._ours()
-
-    @property
-    def ahead(self) -> int:
-        """Batches that may have been prefetched: of a peer the two per worker of torch's DataLoader."""
-        return super().ahead if self.peer is None else 2 * self.workers
 
     def expects(self, images: Tensor) -> bool:
         """Whether images have the shape and dtype of the first view."""

@@ -34,9 +34,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
 from .decode_peers import BATCH, decode_jpeg
-from .loader import LoaderContestant, LoaderRun
+from .loader import DataLoaderContestant, LoaderRun
 from .loader_data import REPEATS, LoaderData
-from .loader_peers import Batches, Peer, as_value_error, for_ever
+from .loader_peers import Batches, Peer, for_ever
 from .photos import FolderPhotos
 from .report import Report, Row
 
@@ -209,26 +209,10 @@ PEERS = {
 
 
 @dataclass(frozen=True)
-class TargetContestant(LoaderContestant):
+class TargetContestant(DataLoaderContestant):
     """A contestant of a kind of targets, the group."""
 
-    @property
-    def peer(self) -> Peer | None:
-        """Library of this contestant; None for this library."""
-        return PEERS.get(self.name)
-
-    @property
-    def ahead(self) -> int:
-        """Batches that may have been prefetched: of a peer the two per worker of torch's DataLoader."""
-        return super().ahead if self.peer is None else 2 * self.workers
-
-    def batches(self) -> Batches:
-        """Endless batches of images and targets; the dicts of ours are made, as a network would use them."""
-        if self.peer is not None:
-            with as_value_error():
-                made: Batches = self.peer.make(self.data, self.group, self.workers)
-                return made
-        return self._ours()
+    peers = PEERS
 
     def _ours(self) -> Iterator[Any]:
         workers, threads = self.engine

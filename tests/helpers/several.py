@@ -27,21 +27,18 @@ def stack(number):
 
 def pairs(path, changed=None):
     """A shard of pairs with labels; changed: members of some samples, by key, in place of the usual ones."""
-    members = []
-    for number in range(COUNT):
-        key = f"k{number:02d}"
-        own = {f"{side}.jpg": data for side, data in pair(number).items()} | {"cls": b"%d" % number}
-        own = (changed or {}).get(key, own)
-        members += [(f"{key}.{name}", data) for name, data in own.items()]
-    return write_tar(path, members)
+    return _shard(path, pair, changed or {})
 
 
 def stacks(path, changed=None):
     """A shard of samples with 1 to 4 images; changed: as of ``pairs``."""
+    return _shard(path, stack, changed or {})
+
+
+def _shard(path, images_of, changed):
     members = []
     for number in range(COUNT):
         key = f"k{number:02d}"
-        own = {f"{each}.jpg": data for each, data in stack(number).items()} | {"cls": b"%d" % number}
-        own = (changed or {}).get(key, own)
-        members += [(f"{key}.{name}", data) for name, data in own.items()]
+        own = {f"{name}.jpg": data for name, data in images_of(number).items()} | {"cls": b"%d" % number}
+        members += [(f"{key}.{name}", data) for name, data in changed.get(key, own).items()]
     return write_tar(path, members)

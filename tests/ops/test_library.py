@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from helpers import object_cache
+from helpers.compile_time import reference
 from helpers.scripts import wait_until
 from helpers.stand_in import WAIT_S, Site, finish, start
 from tarpeg.errors import BuildError
@@ -325,10 +326,7 @@ def test_real_sources_are_less_to_compile_than_70_files_with_regular_expressions
     """Text to read and code to write, about 50 s of one job: the time itself depends on the machine."""
     flags = [*compiler.COMPILE_FLAGS, "-I", str(compiler.native_dir())]
     flags += ["-isystem", str(compiler.torch_dir() / "include")]
-    regex = tmp_path / "regex.cpp"
-    regex.write_text(
-        '#include <regex>\nbool f(const char* s) { return std::regex_match(s, std::regex("a+b")); }\n'
-    )
+    regex = reference(tmp_path)
 
     def text(source: Path) -> int:
         command = [*compiler.find_compiler(), *flags, "-E", "-P", str(source)]

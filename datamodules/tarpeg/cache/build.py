@@ -272,10 +272,10 @@ def _broken_targets(
 
 def _plain(images: ImageNames | None) -> str | tuple[str, ...]:
     """Return ``images=`` as a pattern or as extensions, () for none."""
-    pattern = None if images is None else pattern_of(images)
-    if images is None or pattern is not None:
-        return () if pattern is None else pattern.text
-    return listed(images)
+    if images is None:
+        return ()
+    pattern = pattern_of(images)
+    return listed(images) if pattern is None else pattern.text
 
 
 def _check_codec(codec: object) -> None:

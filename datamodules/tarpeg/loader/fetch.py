@@ -245,8 +245,7 @@ class Fetcher:
             return self._many.images(request, sizes, out, threads)
         crop, into = self.drawing.crops(request.epoch)[0], out if self.split.is_decoded_only else None
         if crop.parts is not None or crop.is_pasted is not None:
-            composer = Composer(self.drawing, self._fallback, self._crop_format.dtype)
-            encoded, views, decoded = composer.images(request, into, threads)
+            encoded, views, decoded = self._composer.images(request, into, threads)
         else:
             encoded = self.read(request)
             views = self.drawing.views(request, encoded.sizes, sizes)
@@ -394,9 +393,12 @@ class Fetcher:
         return Fallback(self.drawing, self.max_pixels, self.resize)
 
     @property
+    def _composer(self) -> Composer:
+        return Composer(self.drawing, self._fallback, self._crop_format.dtype)
+
+    @property
     def _many(self) -> ManyImages:
-        dtype = self._crop_format.dtype
-        return ManyImages(self.drawing, self._fallback, dtype, self._crop_shape, self.most_images)
+        return ManyImages(self._composer, self._crop_shape, self.most_images)
 
     @property
     def decoding(self) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from ..sampling.sampler import Request
 from .batch import Decoded, Encoded, Images, Shape, by_size, empty_images, of_sizes
 from .composing import Composer
 from .drawing import Drawing, Size
-from .fallback import Fallback
 from .many_files import ManyFiles, read_list, read_pattern
 from .ragged import MostImages
 from .substitutes import Made, Substituted, Substitutes
@@ -138,30 +137,27 @@ class ManyImages:
     """Makes the images of a batch whose samples have several each: steps 1 to 3 of ``fetch``.
 
     Args:
-        drawing: Draws the views.
-        fallback: Decodes what the decoder refuses; it has the decoder, too.
-        dtype: Of the images.
+        composer: Decodes each image to its place.
         shape_of: Returns the shape of a number of images, with views of these sizes.
         most: Of a pattern, the most images of a batch.
     """
 
-    drawing: Drawing
-    fallback: Fallback
-    dtype: torch.dtype
+    composer: Composer
     shape_of: Callable[[list[Size], int], Shape]
     most: MostImages | None
 
     def views(self, request: Request, sizes: list[Size]) -> tuple[list[View], ManyFiles]:
         """Read the files and draw the views: one per image of a list, or one of all images of a pattern."""
-        split, source = self.drawing.split, self.drawing.source
+        drawing, sizes_of = self.composer.drawing, self.composer.fallback.sizes
+        split, source = drawing.split, drawing.source
         pattern, is_shared = split.image_pattern, split.shares_box
         if pattern is None:
             files = read_list(source, request.ids, split.image_names)
-            whole = self.fallback.sizes(files.files, files.known)
-            return draw_list(self.drawing, request, whole, sizes, is_shared=is_shared), files
+            whole = sizes_of(files.files, files.known)
+            return draw_list(drawing, request, whole, sizes, is_shared=is_shared), files
         files = read_pattern(source, request.ids, pattern)
-        whole = self.fallback.sizes(files.files, files.known)
-        return [draw_pattern(self.drawing, request, files, whole, sizes[0], is_shared=is_shared)], files
+        whole = sizes_of(files.files, files.known)
+        return [draw_pattern(drawing, request, files, whole, sizes[0], is_shared=is_shared)], files
 
     def images(
         self, request: Request, sizes: list[Size], out: Any, threads: int
@@ -178,13 +174,13 @@ class ManyImages:
         """
         views, files = self.views(request, sizes)
         end_if_forked()  # a source and a crop may be the user's own
-        split, count, total = self.drawing.split, len(request.ids), len(files.files)
+        drawing, count, total = self.composer.drawing, len(request.ids), len(files.files)
+        split = drawing.split
         is_flat = split.image_pattern is not None
         if is_flat:
             self._check(total, count)
         out = self._memory(out, self.shape_of(sizes, total if is_flat else count))
-        crops, parts = self.drawing.crops(request.epoch), list[tuple[Decoded, Int64]]()
-        composer = Composer(self.drawing, self.fallback, self.dtype)
+        crops, parts = drawing.crops(request.epoch), list[tuple[Decoded, Int64]]()
         for group, images in zip(split.view_groups, by_size(out), strict=True):
             lengths = np.cumsum([0, *(len(views[number]) for number in group)]).tolist()
             tables = zip(group, lengths, strict=False)
@@ -195,11 +191,9 @@ class ManyImages:
                     [files.files[place] for place in places.tolist()],
                     files.known[places],
                 )
-                table = np.concatenate(
-                    [self.drawing.table(views[n], first, crops[n].crop) for n, first in tables]
-                )
+                table = np.concatenate([drawing.table(views[n], first, crops[n].crop) for n, first in tables])
                 view, flat = joined([views[number] for number in group]), images.flatten(0, -4)
-                parts.append((composer.decode(encoded, view, [flat], table, threads), places))
+                parts.append((self.composer.decode(encoded, view, [flat], table, threads), places))
         decoded = outcome(files, count, by_size(out), parts)
         if is_flat:
             decoded.flat = by_size(out)[0]
@@ -236,7 +230,7 @@ class ManyImages:
         if callable(out):
             out = out(shape)
         if out is None:
-            out = of_sizes([empty_images(each, self.dtype) for each in by_size(shape)])
+            out = of_sizes([empty_images(each, self.composer.dtype) for each in by_size(shape)])
         return out
 
 
