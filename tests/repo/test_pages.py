@@ -217,7 +217,7 @@ def messages() -> str:
             texts = [part.value if isinstance(part, ast.Constant) else "\0" for part in parts]
             if all(isinstance(text, str) for text in texts) and texts != ["\0"]:
                 found.append(re.sub(r"%[0-9.]*[sdgf]", "\0", "".join(texts)).replace("\n", " "))
-    for path in (ROOT / "native").rglob("*.cpp"):
+    for path in (ROOT / "native").rglob("*.[ch]*"):
         for call in re.findall(r"STD_TORCH_CHECK\((.*?)\);", path.read_text(), re.S):
             found.append("\0".join(re.findall(r'"([^"\n]*)"', call)))
     return "\n".join(found)
