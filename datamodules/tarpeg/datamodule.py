@@ -16,6 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
 from .errors import explains_arguments
+from .loader.arrivals import GatheredImages
 from .loader.augmenting import augment_on_arrival, moving, pixels_of
 from .loader.batch import AnyBatch
 from .loader.checks import (
@@ -33,7 +34,7 @@ from .loader.checks import (
     named_splits,
     open_split,
 )
-from .loader.config import LoaderConfig, OnError
+from .loader.config import DecodeOn, LoaderConfig, OnError
 from .loader.loader import Loader
 from .loader.mixture import Mixture, MixtureLoader
 from .loader.preprocessing import check_preprocessing, described
@@ -101,6 +102,9 @@ class ShardDataModule(lightning.LightningDataModule):
         max_bad: Largest fraction of undecodable images per epoch; ten are allowed, unless it is 0.
         max_pixels: Images with more pixels are undecodable; default 178,956,970 for JPEG and PPM, 67,108,864
             for other formats, of which Pillow decodes the whole image (up to 22 bytes per pixel and worker).
+        decode: ``"device"``: workers gather the tiles under the crops, and the batch is decoded on the device
+            of the training, before ``augment``, to the same bytes; for shards of ``build_cache``, unproven on
+            a GPU so far. ``"auto"`` is ``"cpu"``: workers decode.
         drop_last: Leave out an incomplete last batch, in training only.
         keys: Add the samples' keys to every batch.
         prepare: Called before shards are opened, e.g. ``tarpeg.SyntheticShards``: once per node under
@@ -142,6 +146,7 @@ class ShardDataModule(lightning.LightningDataModule):
         on_error: OnError = "substitute",
         max_bad: float = 0.01,
         max_pixels: int | None = None,
+        decode: DecodeOn = "auto",
         drop_last: bool = False,
         keys: bool = False,
         prepare: Callable[[], Any] | None = None,
@@ -183,6 +188,7 @@ class ShardDataModule(lightning.LightningDataModule):
             on_error=on_error,
             max_bad=max_bad,
             max_pixels=max_pixels,
+            decode=decode,
             allow_other_data=allow_other_data,
         )
         if train is not None:
@@ -341,6 +347,8 @@ class ShardDataModule(lightning.LightningDataModule):
         """Augment the images on their device, then call the hook of this name of the LightningModule."""
         if self._is_in_hook:  # which may call this one
             return batch
+        if isinstance(batch, AnyBatch) and isinstance(batch.image, GatheredImages):
+            batch = batch.image.loader.arrived(batch, self.augment)
         if self.augment is not None and isinstance(batch, AnyBatch):
             batch = self._augment_on_arrival(batch, dataloader_idx)
         if self.trainer is None:
@@ -400,8 +408,11 @@ class ShardDataModule(lightning.LightningDataModule):
         return state
 
     def teardown(self, stage: str | None = None) -> None:
-        """Stop the worker processes."""
+        """Stop the worker processes; with ``decode="device"``, report what the last batches had damaged."""
+        in_use = self._in_use()
         self._close()
+        for loader in in_use:
+            loader.settle()
 
     def on_exception(self, exception: BaseException) -> None:
         """Stop the worker processes after a failure; explain labels that were refused."""
@@ -497,7 +508,8 @@ class ShardDataModule(lightning.LightningDataModule):
         if self.trainer is None or not self._has_own_hook:
             return PixelFormat()
         pixels = PixelFormat()
-        if self._trains_on_cpu and (split is None or split.patches is None):
+        is_by_worker = self._trains_on_cpu and not self._config.decodes_on_device
+        if is_by_worker and (split is None or split.patches is None):
             views = 1 if split is None else len(split.view_crops())
             workers, _ = self._config.workers_and_threads
             workers = workers if split is None or split.image_pattern is None else 0
@@ -564,6 +576,7 @@ class ShardDataModule(lightning.LightningDataModule):
                 **self._ranks(),
             )
         loader.pixels = self._pixels(is_train, split)
+        loader.yields_gathered = self.trainer is not None and self._has_own_hook
         loader.distorted_by = self.augment if is_train else None
         for part, fetcher in loader.fetchers().items():
             check_transform_result(part, fetcher, self.augment)

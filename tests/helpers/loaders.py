@@ -16,7 +16,10 @@ def load(source, crop=None, *, rank=0, world=1, shuffle=True, keys=True, split=N
 
     ``options``: of ``LoaderConfig`` and of ``Split``.
     """
-    config = {field.name: options.pop(field.name) for field in fields(LoaderConfig) if field.name in options}
+    names = {field.name for field in fields(LoaderConfig)} & set(options)
+    if callable(options.get("decode")):  # of the split, which has a setting of this name too
+        names.remove("decode")
+    config = {name: options.pop(name) for name in names}
     split = split or Split(source, crop or RandomResizedCrop(32), **{"flip": 0.5, **options})
     config = LoaderConfig(**{"batch_size": 4, **config})
     loader = Loader(split, training=shuffle, keys=keys, rank=rank, world=world, config=config)

@@ -108,6 +108,7 @@ class EpochPlan:
         tokens: Patches of all batches with their padding, on this rank; 0 without ``Patches``.
         images: Images of all batches, on this rank, if samples have several; otherwise 0.
         captions: The tokens of each ``Text`` with a tokenizer.
+        on_device: Whether batches are decoded where they arrive, of tiles that workers gather.
 
     Example:
         >>> crop = tarpeg.AspectBuckets(resolution=128, step=32, upscale=True)
@@ -128,6 +129,7 @@ class EpochPlan:
     tokens: int = 0
     images: int = 0
     captions: list[CaptionPlan] = field(default_factory=list)
+    on_device: bool = False
 
     def __str__(self) -> str:
         images = f" with {self.images} images" if self.images and self.world == 1 else ""
@@ -140,6 +142,7 @@ class EpochPlan:
                 "crops are enlarged",
                 f"  {self.padding:.1%} of the batches' {self._parts} are padding",
                 *(f"  {each}" for each in self.captions),
+                *["  workers gather tiles, and batches are decoded on their device"] * self.on_device,
             ]
         )
 
@@ -198,6 +201,7 @@ def plan_epoch(loader: Loader, epoch: int = 0, *, captions: int = 10_000) -> Epo
         tokens=pixels // side**2 if side else 0,
         images=sum(map(sum, counts.values())) if loader.split.image is not None else 0,
         captions=_plans_of_captions(loader, epoch, captions),
+        on_device=loader.config.decodes_on_device,
     )
 
 

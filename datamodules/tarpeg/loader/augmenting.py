@@ -43,6 +43,12 @@ def modules_of(augment: nn.Module | None) -> list[nn.Module]:
     return list(augment) if isinstance(augment, nn.ModuleList) else [augment]
 
 
+def mixes_labels(augment: nn.Module | None) -> bool:
+    """Whether one of the modules mixes images and labels."""
+    plain = (module for module in map(uncompiled, modules_of(augment)) if isinstance(module, Augment))
+    return any(module.mix is not None for module in plain)
+
+
 def contains_augment(augment: nn.Module | None) -> bool:
     """Whether one of the modules is a ``tarpeg.Augment``, which takes uint8 images and normalises them."""
     return any(isinstance(uncompiled(module), Augment) for module in modules_of(augment))

@@ -324,6 +324,39 @@ class Decoded:
             self.reasons[row] = reason
 
 
+class Piece(NamedTuple):
+    """The gathered tiles of the images of one size, see ``gather_tiles``.
+
+    Args:
+        begin: First byte, a multiple of 16.
+        nbytes: Number of bytes.
+        work: As in ``Gathered``.
+    """
+
+    begin: int
+    nbytes: int
+    work: int
+
+
+@dataclass(slots=True)
+class Pieces:
+    """What a worker gathered of a batch, in the memory behind its pixels.
+
+    Args:
+        begin: First byte in that memory: places are relative to it.
+        end: The byte behind the last.
+        places: Of the images of each size; none if nothing was gathered.
+        rows: Rows that the worker decoded: their pixels are in the images.
+        note: A warning about the first of these; "" if there are none.
+    """
+
+    begin: int = 0
+    end: int = 0
+    places: list[Piece] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    note: str = ""
+
+
 @dataclass(slots=True)
 class FetchResult:
     """A batch, or the error in its place, and the messages about it.
@@ -349,6 +382,7 @@ class FetchResult:
     request: Request | None = None
     left_out: Sequence[int] = ()
     nbytes: int = 0
+    gathered: Pieces | None = None
 
 
 def without_rows(
@@ -356,7 +390,7 @@ def without_rows(
 ) -> tuple[AnyBatch, Request]:
     """Return the batch and its request without these rows; images of several views are [views, B, ...].
 
-    Flat images (``is_flat``) are those of the other rows already.
+    Flat images (``is_flat``) are those of the other rows already, or leave these out when they are decoded.
     """
     kept = np.array([row for row in range(len(request.ids)) if row not in set(rows)], np.int64)
     changed: dict[str, Any] = {}
@@ -364,7 +398,7 @@ def without_rows(
         if name == "image" and is_flat:
             changed[name] = value
         elif name == "image":
-            changed[name] = of_sizes([part[:, kept] if has_views else part[kept] for part in by_size(value)])
+            changed[name] = kept_images(value, len(request.ids), rows, has_views)
         elif isinstance(value, Tensor):
             changed[name] = value[kept]
         elif name == "targets" and has_views:
@@ -374,6 +408,12 @@ def without_rows(
         else:
             changed[name] = _rows(value, kept)
     return batch._replace(**changed), request.rows(kept)
+
+
+def kept_images(images: Images, count: int, left_out: Sequence[int], has_views: bool) -> Images:
+    """Return the images of ``count`` samples without those of some rows."""
+    kept = np.array([row for row in range(count) if row not in set(left_out)], np.int64)
+    return of_sizes([part[:, kept] if has_views else part[kept] for part in by_size(images)])
 
 
 def _rows(values: Any, rows: npt.NDArray[np.int64]) -> Any:
@@ -386,7 +426,7 @@ def on_device(batch: AnyBatch, device: torch.device | str | None) -> AnyBatch:
         image: Any = {name: part.to(device, non_blocking=True) for name, part in batch.image.items()}
     elif isinstance(batch.image, RaggedImages):
         image = RaggedImages(*(part.to(device, non_blocking=True) for part in batch.image))
-    else:
+    else:  # of tensors, or GatheredImages
         image = of_sizes([part.to(device, non_blocking=True) for part in by_size(batch.image)])
     changed: dict[str, Any] = {"image": image}
     if not isinstance(batch, TARGET_BATCHES):

@@ -12,6 +12,7 @@ from ..machine import usable_cores
 from ..sampling.rng import LARGEST_SEED
 
 OnError = Literal["substitute", "raise", "leave_out"]
+DecodeOn = Literal["auto", "cpu", "device"]
 
 _MOST_WORKERS = 8
 # The smallest value of each integer.
@@ -41,6 +42,9 @@ class LoaderConfig:
         max_pixels: Images with more pixels are undecodable. None: 178,956,970 for JPEG and PPM, and
             67,108,864 for formats that Pillow decodes whole (at up to 22 bytes per pixel and worker;
             ``PIL.Image.MAX_IMAGE_PIXELS`` bounds these, too).
+        decode: Where images are decoded: ``"cpu"``, in the workers; or ``"device"``, where the batch arrives,
+            of the tiles that the workers gather: for shards that ``build_cache`` tiled or packed. The bytes
+            are the same. Unproven on a GPU so far; on the CPU it is slow, for tests. ``"auto"`` is "cpu".
         allow_other_data: Go on from a state of other shards, or of another order of them; otherwise this is a
             ``ResumeError``.
 
@@ -64,6 +68,7 @@ class LoaderConfig:
     max_bad: float = 0.01
     drop_last: bool = False
     max_pixels: int | None = None
+    decode: DecodeOn = "auto"
     allow_other_data: bool = False
 
     def __post_init__(self) -> None:
@@ -81,8 +86,16 @@ class LoaderConfig:
             )
         if self.on_error not in get_args(OnError):
             raise ValueError(f"on_error={self.on_error!r} must be 'substitute', 'raise' or 'leave_out'")
+        if self.decode not in get_args(DecodeOn):
+            hint = ". A function of members= belongs to Split(decode=...)" * callable(self.decode)
+            raise ValueError(f"decode={self.decode!r} must be 'auto', 'cpu' or 'device'{hint}")
         if not isinstance(self.max_bad, (int, float)) or not 0 <= self.max_bad <= 1:
             raise ValueError(f"max_bad={self.max_bad!r} must be a fraction of the samples, from 0 to 1")
+
+    @property
+    def decodes_on_device(self) -> bool:
+        """Whether batches are decoded where they arrive."""
+        return self.decode == "device"
 
     @cached_property
     def workers_and_threads(self) -> tuple[int, int]:

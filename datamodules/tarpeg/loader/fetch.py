@@ -230,6 +230,10 @@ class Fetcher:
     ) -> Made:
         """Make the images of each view, and read their targets."""
         views, decoded = self._images_of(request, sizes, out, threads)
+        return self._made_of(request, views, decoded, threads)
+
+    def _made_of(self, request: Request, views: list[View], decoded: Decoded, threads: int) -> Made:
+        """Read the targets or captions of images."""
         values = decoded.values
         if self.split.texts:
             values = self._read_texts(request, decoded)

@@ -21,8 +21,9 @@ from ..sampling.sampler import Request, shown
 from ..shards.source import Source
 from ..transforms.pixels import PixelFormat
 from ..transforms.results import TransformError, shortened
-from .augmenting import augment_on_arrival, moving, pixels_of
-from .batch import AnyBatch, FetchResult, on_device, without_rows
+from .arrivals import IGNORED, Arrivals, GatheredImages, masked
+from .augmenting import augment_on_arrival, mixes_labels, moving, pixels_of
+from .batch import TARGET_BATCHES, AnyBatch, ExtraBatch, FetchResult, kept_images, on_device, without_rows
 from .buffers import PrefetchRunner, Runner, ToRequest
 from .checks import (
     check_device,
@@ -34,7 +35,7 @@ from .checks import (
     open_split,
 )
 from .conditions import with_conditions
-from .config import LoaderConfig
+from .config import DecodeOn, LoaderConfig
 from .feeds import Feed, feed_of
 from .members import unmoved_member
 from .naflex import with_sequences
@@ -77,6 +78,8 @@ class Loader:
         mesh: In place of ``rank`` and ``world``, a ``DeviceMesh`` of one dimension, or a tuple of a
             ``DeviceMesh`` and the name of its data-parallel dimension, ``(mesh, "dp")``. Processes that
             differ in other dimensions get the same batches.
+        decode: "device": decode batches where they arrive, see ``LoaderConfig``; by default that of
+            ``config``, which is in the workers.
         config: All other settings.
         source: The samples, if they are open already, for several loaders of one split.
         name: Of the split, in messages.
@@ -117,6 +120,8 @@ class Loader:
     """Warning, if a Trainer's run ends because the model did not take uint8."""
     distorted_by: nn.Module | None = None
     """Module that distorts the delivered images, for a warning about members that it does not move."""
+    yields_gathered: bool = False
+    """Whether ``iter()`` leaves ``decode="device"`` to its caller, which calls ``arrived``."""
 
     def __init__(
         self,
@@ -132,6 +137,7 @@ class Loader:
         rank: int | None = None,
         world: int | None = None,
         mesh: Mesh = None,
+        decode: DecodeOn | None = None,
         config: LoaderConfig | None = None,
         source: Source | None = None,
         name: str = "",
@@ -141,7 +147,7 @@ class Loader:
                 f"split={shown(split)} must be a tarpeg.Split(...), such as "
                 "tarpeg.Split(shards, tarpeg.RandomResizedCrop(224))"
             )
-        given = {"batch_size": batch_size, "seed": seed, "workers": workers}
+        given = {"batch_size": batch_size, "seed": seed, "workers": workers, "decode": decode}
         self.config = _changed(config or LoaderConfig(), given, training=training)
         self.ranks = data_rank(rank, world, mesh)
         check_device(device)
@@ -153,7 +159,8 @@ class Loader:
         self._keys, self._source = keys, source
         self._feed, self.fetcher = self._made()
         self._pixels = PixelFormat()
-        self._runner = make_runner(self.fetcher, self.config, self._feed.to_request)
+        self._fetch_with(self.fetcher)
+        self._arrivals = Arrivals()
         # Results of an epoch that go on with the next one, which workers fetch while this one ends; and the
         # number of the next epoch, and the process.
         self._flow: Iterator[FetchResult] | None = None
@@ -166,6 +173,8 @@ class Loader:
         self._delivered = 0
         self._iterations = 0
         self._has_warned_of_non_jpeg = False
+        self._has_warned_of_decoded = False
+        self._bad_before = 0  # substituted images of earlier epochs
         self._checks_members = bool(split.extensions) and self.ranks.is_first
         self.distorted_by = self.augment if training else None
         self._unclaimed: deque[Request] = deque(maxlen=0)
@@ -206,7 +215,8 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:  # of one kind, which the settings decide: it may be unpacked
         """Return an iterator over the next epoch, augmented by ``augment`` and on ``device``."""
         if self.augment is None and self.device is None:
-            return self._batches(self._pixels)
+            batches = self._batches(self._pixels)
+            return map(self.arrived, batches) if self._decodes_on_arrival else batches
         return self.deliver(self.augment, self.device)
 
     def __getitem__(self, index: object) -> NoReturn:
@@ -244,7 +254,8 @@ class Loader:
         """
         pixels = self._pixels
         on_cpu = device is None or torch.device(device).type == "cpu"
-        if augment is not None and on_cpu and self.split.patches is None:
+        is_by_worker = on_cpu and not self.config.decodes_on_device
+        if augment is not None and is_by_worker and self.split.patches is None:
             workers, _ = self.config.workers_and_threads
             workers = workers if self.split.image_pattern is None else 0  # flat images: by the decoder alone
             pixels = pixels_of(augment, self.training, workers, len(self.split.view_crops()))
@@ -253,12 +264,59 @@ class Loader:
         options |= {"is_augmented": pixels.dtype != torch.uint8, "evaluates": evaluates}
         for batch in self._batches(pixels):
             request = self.claim()
-            batch = on_device(batch, device)
+            batch = self.arrived(on_device(batch, device), augment)
             if augment is not None:
                 augment.train(self.training)
                 batch = augment_on_arrival(augment, batch, self.config.seed, request, **options)
             yield batch
             del batch
+
+    def arrived(self, batch: AnyBatch, augment: nn.Module | None = None) -> AnyBatch:
+        """Decode a batch of ``decode="device"`` on the device where it is; others are returned as they are.
+
+        Nothing waits for the device in training on integer labels: a damaged image is zeros, its label -100,
+        and the next batch raises or warns. With other labels or targets, with ``max_bad=0`` and outside of
+        training this waits: a batch with damage is fetched again, and decoded by this process.
+
+        Args:
+            batch: The batch.
+            augment: What will be called with its images.
+        """
+        gathered = batch.image
+        if not isinstance(gathered, GatheredImages):
+            return batch
+        images, status = gathered.decode(self._threads)
+        if self._waits_for_status(batch, augment):
+            if bool(status.any()):
+                return self._fetched_again(gathered)
+        else:
+            self._arrivals.add(status, gathered.request)
+            batch = masked(batch, status)
+        batch = batch._replace(image=images)
+        if gathered.left_out:
+            has_views, count = len(self.split.pipelines) > 1, len(gathered.request.ids)
+            batch = batch._replace(image=kept_images(images, count, gathered.left_out, has_views))
+        return batch
+
+    def settle(self) -> None:
+        """Wait for the statuses of batches of ``decode="device"``; raise or warn about what is damaged."""
+        damaged = self._arrivals.damaged(self.fetcher.shards) if self.config.decodes_on_device else []
+        if not damaged:
+            return
+        if self.config.on_error == "raise":
+            advice = "on_error='substitute' leaves it out of the loss"
+            result = FetchResult(error=DecodeError(f"{damaged[0]}; {advice}"))
+        else:
+            result = FetchResult(
+                substituted=[f"{text}: it was zeros, with the label {IGNORED}" for text in damaged]
+            )
+        error = self._error_of(result)
+        if error is not None:
+            self.close()
+            try:
+                raise error
+            finally:
+                del result, error  # the error holds this frame, which must not hold the error
 
     @property
     def ready(self) -> int:
@@ -424,7 +482,46 @@ class Loader:
             return
         self.close()  # the workers have the fetcher, and batches in the other format
         self.fetcher = self.fetcher.with_pixels(pixels)
-        self._runner = make_runner(self.fetcher, self.config, self._feed.to_request)
+        self._fetch_with(self.fetcher)
+
+    def _fetch_with(self, fetcher: Any) -> None:
+        """Make the runner, of a fetcher that gathers with ``decode="device"``."""
+        # This import loads the operators; importing this module must not.
+        from .gathering import gathering
+
+        self._fetching = gathering(fetcher, self.config)
+        self._runner = make_runner(self._fetching, self.config, self._feed.to_request)
+
+    @property
+    def _decodes_on_arrival(self) -> bool:
+        return self.config.decodes_on_device and not self.yields_gathered
+
+    @property
+    def _threads(self) -> int:
+        """Threads of this process that decode for it."""
+        return max(1, *self.config.workers_and_threads)
+
+    def _waits_for_status(self, batch: Any, augment: nn.Module | None) -> bool:
+        """Whether a damaged image cannot be taken out of the loss by its label alone."""
+        if not self.training or not self.config.max_bad or isinstance(batch, (*TARGET_BATCHES, ExtraBatch)):
+            return True
+        return batch.label.is_floating_point() or mixes_labels(augment)
+
+    def _fetched_again(self, gathered: GatheredImages) -> AnyBatch:
+        """Fetch a batch in this process, with its pixels: as with ``decode="cpu"``, substitutes included."""
+        request = gathered.request
+        runner = Runner(self.fetcher, self._threads)
+        result = next(runner.run(iter([request]), self.fetcher.nbytes(request)))
+        result.substituted = [text for text in result.substituted if text not in gathered.known]
+        error = self._error_of(result)
+        if error is not None:
+            self.close()
+            try:
+                raise error
+            finally:
+                del result, error  # the error holds this frame, which must not hold the error
+        batch, _ = self._finished(result)
+        return on_device(batch, gathered.data.device)
 
     def _batches(self, pixels: PixelFormat) -> Iterator[AnyBatch]:
         """Yield the next epoch, with images in this format."""
@@ -436,19 +533,21 @@ class Loader:
         self._epoch, self._delivered = self.sampler.begin()
         positions, place = self._positions, (self._epoch, self._delivered)
         self._unclaimed = deque(maxlen=_MOST_UNCLAIMED)
-        before = self.substituted
+        self._bad_before, is_on_device = self.substituted, self.config.decodes_on_device
         epoch, count, owner = self._epoch, self._feed.length, os.getpid()
         # Not kept while it runs: what is abandoned or has raised does not go on.
         flow, self._flow = self._flow, None
         if self._delivered or self._flow_is_for != (epoch, owner):
             flow = None
         for k in itertools.count(self._delivered):
+            if is_on_device:
+                self.settle()  # of the batch before
             if k == count:
                 return
             try:
                 if flow is None or owner != os.getpid():  # the workers of a parent are not those of its fork
                     owner = os.getpid()
-                    flow = self._feed.results(self.fetcher, self._runner, epoch, k)
+                    flow = self._feed.results(self._fetching, self._runner, epoch, k)
                 result = next(flow, None)
             except TransformError as failure:  # of the first image
                 raise shortened(failure) from failure.__cause__
@@ -457,33 +556,19 @@ class Loader:
             if k + 1 == count and self._feed.continues(epoch + 1):
                 self._flow, self._flow_is_for = flow, (epoch + 1, owner)
             error = result.error
-            if result.substituted or result.notes or result.non_jpeg is not None:
-                self._warn(result)
-                error = error or self._excess(result, self.substituted - before)
+            if error or result.substituted or result.notes or result.non_jpeg or result.gathered:
+                error = self._error_of(result)
             if error is not None:
                 self.close()
-                if isinstance(error, TransformError):
-                    error = shortened(error)
                 try:
                     raise error
                 finally:
                     del result, error  # the error holds this frame, which must not hold the error
-            batch, request = result.batch, result.request
-            assert batch is not None
-            assert request is not None
-            if result.left_out:
-                has_views, is_flat = len(self.split.pipelines) > 1, self.split.image_pattern is not None
-                batch, request = without_rows(batch, request, result.left_out, has_views, is_flat)
-            if self.split.patches is not None:
-                batch = with_sequences(batch, request.views[0])
-            elif self.split.image_pattern is not None:
-                batch = ragged(batch, request)
-            elif self.split.conditions:
-                batch = with_conditions(batch, request.views[0], self.split.conditions)
+            batch, request = self._finished(result)
             self._delivered += 1
             self.bytes_read += result.nbytes
-            if self._sums_up and self.substituted > before and self._delivered == len(self):
-                self._sum_up(self.substituted - before)
+            if self._sums_up and self.substituted > self._bad_before and self._delivered == len(self):
+                self._sum_up(self.substituted - self._bad_before)
             if self._checks_members:
                 self._checks_members = False
                 self._warn_of_unmoved(batch, request)
@@ -502,6 +587,39 @@ class Loader:
                     "this iterator was retired by a newer one of the same loader, or by close(); "
                     "use a loader of its own for each loop that runs at the same time"
                 )
+
+    def _finished(self, result: FetchResult) -> tuple[AnyBatch, Request]:
+        """Return the batch of a result as it is delivered, and its request."""
+        batch, request, split = result.batch, result.request, self.split
+        assert batch is not None
+        assert request is not None
+        is_flat = split.image_pattern is not None
+        if result.gathered is not None:
+            gathered: Any = GatheredImages(
+                self, request, batch.image, result.gathered, result.left_out, result.substituted
+            )
+            batch, is_flat = batch._replace(image=gathered), True
+        if result.left_out:
+            batch, request = without_rows(batch, request, result.left_out, len(split.pipelines) > 1, is_flat)
+        if split.patches is not None:
+            batch = with_sequences(batch, request.views[0])
+        elif split.image_pattern is not None:
+            batch = ragged(batch, request)
+        elif split.conditions:
+            batch = with_conditions(batch, request.views[0], split.conditions)
+        return batch, request
+
+    def _error_of(self, result: FetchResult) -> Exception | None:
+        """Warn of what a result has to report; return the error that it is or causes, or None."""
+        error: Exception | None = result.error
+        if result.substituted or result.notes or result.non_jpeg is not None:
+            self._warn(result)
+            error = error or self._excess(result, self.substituted - self._bad_before)
+        if result.gathered is not None and result.gathered.note and not self._has_warned_of_decoded:
+            self._has_warned_of_decoded = True
+            if self.ranks.is_first:
+                warn(result.gathered.note)
+        return shortened(error) if isinstance(error, TransformError) else error
 
     def _excess(self, result: FetchResult, bad: int) -> DecodeError | None:
         """Error for more undecodable images than ``max_bad`` allows."""
@@ -583,8 +701,11 @@ def feed_and_fetcher(
     """
     # This import loads the operators; importing this module must not.
     from .fetch import Fetcher
+    from .gathering import check_gathers, gathering
 
     check_split(name, split, augment, training=training)
+    if config.decodes_on_device:
+        check_gathers(name, split)
     if source is None and not split.streaming:
         source = open_split(split, is_first=ranks.is_first)
     feed, pattern = feed_of(split, source, config, ranks, training=training), split.image_pattern
@@ -604,6 +725,8 @@ def feed_and_fetcher(
         training=training,
         most_images=most,
     )
+    if config.decodes_on_device:
+        gathering(fetcher, config).check(name)
     check_transform_result(name, fetcher, augment)
     if training:
         check_mixed_labels(name, fetcher, augment)

@@ -15,7 +15,7 @@ import torch
 
 from ..sampling.geometry import View
 from ..sampling.sampler import Request
-from .batch import AnyBatch, FetchResult, Shape
+from .batch import AnyBatch, FetchResult, Pieces, Shape
 
 
 @dataclass(slots=True)
@@ -98,6 +98,7 @@ class ResultMessage(TypedDict):
     notes: Sequence[str]
     left_out: Sequence[int]
     nbytes: int
+    gathered: Pieces | None
 
 
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(AnyBatch)}
@@ -192,6 +193,7 @@ def answer_message(answer: Answer, job: Job) -> ResultMessage:
         "notes": result.notes,
         "left_out": result.left_out,
         "nbytes": result.nbytes,
+        "gathered": result.gathered,
     }
 
 
@@ -220,5 +222,6 @@ def answer_of(message: ResultMessage, request: Any) -> Answer:
         request=request,
         left_out=message["left_out"],
         nbytes=message["nbytes"],
+        gathered=message["gathered"],
     )
     return Answer(message["shape"], result)

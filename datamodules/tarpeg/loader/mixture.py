@@ -211,6 +211,8 @@ class MixtureLoader(Loader):
     def _made(self) -> tuple[Any, Any]:
         """Return the feed and the fetcher: those of the sources, which make no batches of their own."""
         config, world = self.config, self.ranks.world
+        if config.decodes_on_device:
+            raise ValueError("decode='device' is for loaders of one split: give a Mixture decode='cpu'")
         total = config.global_batch_size or config.batch_size * world
         if total < world:
             raise ValueError(

@@ -33,7 +33,7 @@ from ..transforms.plan import Plan, plan_of
 from ..transforms.torchvision import Transform, name_of, shown_step
 from .carried import carrier_of
 from .conditions import SizeAndCrop, check_conditions, names_of
-from .config import LoaderConfig
+from .config import DecodeOn, LoaderConfig
 from .many_checks import check_many
 from .pasting import check_pasted
 from .targets import check_targets, has_flat, have_rectangles, least_boxes, type_names
@@ -353,15 +353,23 @@ class Split:
         has_more = any(pipeline.policies or pipeline.runs_python for pipeline in self.pipelines)
         return len({pipeline.levels for pipeline in self.pipelines}) == 1 and not has_more
 
-    def plan(self, *, measure: bool = True) -> Plan:
+    def plan(self, *, measure: bool = True, decode: DecodeOn = "auto") -> Plan:
         """Return what is done natively and what in Python, with its cost; ``print(split.plan())``.
 
         Args:
             measure: Run the steps in Python on a synthetic image, and time them.
+            decode: That of the loader: where images are decoded.
         """
         carrier = carrier_of(self.targets)
         example = carrier.example if carrier else None
-        return plan_of(self.pipelines, self.fidelity, self.channels, measure=measure, example=example)
+        return plan_of(
+            self.pipelines,
+            self.fidelity,
+            self.channels,
+            measure=measure,
+            decodes_on_device=decode == "device",
+            example=example,
+        )
 
     @cached_property
     def view_groups(self) -> list[list[int]]:
@@ -485,8 +493,9 @@ class Split:
             )
         if self.decode is not None and (is_named or not (callable(self.decode) and members)):
             raise ValueError(
-                f"decode={self.decode!r} must be a function (key, {{extension: bytes}}), and members= "
-                "must list the extensions that are passed to it"
+                f"decode={self.decode!r} must be a function (key, {{extension: bytes}}), and members= must "
+                "list the extensions that are passed to it. Where images are decoded is the decode= of "
+                "ShardDataModule and Loader"
             )
 
     def _check_targets(self) -> None:

@@ -76,6 +76,7 @@ _WORDS = {
     Place.FINAL_PASS: "on the batch, in one pass",
     Place.NOTHING: "nothing to do",
 }
+_ON_DEVICE = "in the decoder on the device of the batch, from the tiles that workers gather"
 _DECODED = (Place.DECODER, Place.WHOLE_IMAGE, Place.RESIZED_IMAGE)
 
 
@@ -130,6 +131,7 @@ def plan_of(
     *,
     measure: bool,
     native: bool = True,
+    decodes_on_device: bool = False,
     example: Example | None = None,
 ) -> Plan:
     """Return the plan of a split's views.
@@ -140,6 +142,7 @@ def plan_of(
         channels: 3 or 1.
         measure: Time the steps on a synthetic image.
         native: Time the native steps, too.
+        decodes_on_device: Whether images are decoded where the batch arrives, which is not timed.
         example: Of a split with targets.
     """
     known: dict[tuple[object, ...], tuple[PlannedStep, ...]] = {}
@@ -154,7 +157,11 @@ def plan_of(
             if measure:
                 costs = _costs_of(pipeline, fidelity, channels, native=native, example=own)
             steps = _python_steps(costs, has_targets=own is not None)
-            known[key] = (*_native_steps(costs), *steps, *_final_steps(costs))
+            first = _native_steps(costs)
+            if decodes_on_device:
+                is_refused = bool(pipeline.python or pipeline.policies or pipeline.levels)
+                first = (_on_device(step, is_refused=is_refused) for step in first)
+            known[key] = (*first, *steps, *_final_steps(costs))
         views.append(known[key])
     return Plan(tuple(views))
 
@@ -234,6 +241,12 @@ def _native_steps(costs: _Costs) -> Iterator[PlannedStep]:
         if is_timed_whole:
             note += f"; the times below are of {width}x{height} pixels, and grow with their number"
         yield PlannedStep(native.step, True, note, us)
+
+
+def _on_device(step: PlannedStep, *, is_refused: bool) -> PlannedStep:
+    """Return a step of the decoder as it is where the batch arrives; or why it cannot be there."""
+    note = f"{step.note}; decode='device' refuses a split with such steps" if is_refused else _ON_DEVICE
+    return replace(step, note=note, us=None)
 
 
 def _note_of(native: NativeStep) -> str:

@@ -1,0 +1,258 @@
+"""The worker's side of ``decode="device"``: it gathers tiles under crops, and decodes what has none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ShardError, Status
+from ..ops.gather import ALIGN, Gathered, gather_tiles
+from ..sampling.geometry import View
+from ..sampling.rng import Int64
+from ..sampling.sampler import Request
+from ..shards.source import where_of
+from .batch import Decoded, Encoded, FetchResult, Images, Piece, Pieces, Shape, by_size
+from .config import LoaderConfig
+from .drawing import Size
+from .fetch import OF_THE_RESULT, Fetcher, Place
+from .resize_first import resizes_first
+from .split import Split
+from .workers import end_if_forked
+
+# Bytes of an image beside its tiles: its record, its tables, and what pads its tiles.
+_RECORD = 4096
+# The gathered tiles of an image take at most so many times the bytes of its pixels, or so many bytes for each
+# view, on average over a batch.
+_MOST_PIXELS, _MOST_BYTES = 4, 1 << 18
+# Of the mean bytes of an encoded image: a batch may have larger ones, and tiles are padded.
+_SPREAD = 1.5
+# Samples that are looked at when a loader is made, until one has tiles.
+_MOST_TRIED = 20
+
+
+def gathering(fetcher: Any, config: LoaderConfig) -> Any:
+    """Return what workers fetch with: the fetcher itself, or with ``decode="device"`` one that gathers."""
+    if not config.decodes_on_device:
+        return fetcher
+    return GatheringFetcher(**{each.name: getattr(fetcher, each.name) for each in fields(fetcher)})
+
+
+class GatheringFetcher(Fetcher):
+    """Fetches batches whose images have yet to be decoded, see ``GatheredImages``. Can be pickled.
+
+    The memory of a batch has room for all of its pixels and, behind them, for what is gathered. Rows that
+    cannot be gathered, and the samples that replace others, are decoded here as by a ``Fetcher``.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        count = len(self.shards)
+        self._mean_bytes = _SPREAD * self.shards.total_bytes / count if count else 0.0
+
+    def nbytes(self, request: Request) -> int:
+        """Bytes of the memory of as many samples as ``request`` has, at most."""
+        sizes = self.drawing.largest(request.epoch) if request.size is None else self.drawing.sizes(request)
+        return super().nbytes(request) + self._room(sizes, len(request.ids))
+
+    def check(self, name: str) -> None:
+        """Raise ValueError if none of the first samples can be gathered.
+
+        Args:
+            name: Of the split, in messages.
+        """
+        ids = np.arange(len(self.shards)) if self.candidates is None else self.candidates
+        chosen = ids[:: max(1, len(ids) // _MOST_TRIED)][:_MOST_TRIED]
+        first = ""
+        for id in chosen.tolist():
+            request = Request(0, np.array([id], np.int64))
+            try:
+                encoded = self.read(request)
+                views = self.drawing.views(request, encoded.sizes, self.drawing.sizes(request))
+                if self.drawing.places(views, range(len(views)), 0) is not None:
+                    raise ValueError(
+                        f"{name} has crop={self.split.crop!r}, which pads: its images are decoded by the "
+                        "workers only. Give another crop, or decode='cpu'"
+                    )
+                status = self._gathered(encoded, views, encoded.files, 1)[0].status
+            except OF_THE_RESULT:
+                continue
+            if status[0] == Status.OK:
+                return
+            code = Status(int(status[0])).name
+            first = (
+                first or f"{where_of(self.shards, id)}: the image has no tiles that can be gathered ({code})"
+            )
+        if first:
+            raise ValueError(
+                f"decode='device': {first}, nor has any other of {len(chosen)} of {name}. "
+                "Rewrite the shards once, tarpeg.build_cache(source, dest, codec=tarpeg.Packed()) or "
+                "tarpeg.Tiled(), and give shards=dest; or give decode='cpu'"
+            )
+
+    def _fetch(
+        self, request: Request, out: Images | Place | None, threads: int, distorted: Request
+    ) -> FetchResult:
+        """Gather the tiles of a batch into the memory of a loader; for others, decode the images."""
+        if not callable(out):
+            return super()._fetch(request, out, threads, distorted)
+        sizes, count = self.drawing.sizes(request), len(request.ids)
+        labels = self.read_labels(request.ids)
+        encoded = self.read(request)
+        views = self.drawing.views(request, encoded.sizes, sizes)
+        end_if_forked()  # a source and a crop may be the user's own
+        slot: Shape = [*by_size(self._crop_shape(sizes, count)), (self._room(sizes, count),)]
+        *images, memory = out(slot)
+        pieces, status = self._gather(encoded, views, memory, threads)
+        decoded = Decoded(images, status, nbytes=sum(map(len, encoded.files)))
+        rows = status.numpy().nonzero()[0]
+        if len(rows):
+            self._decode_rows(encoded, views, rows, decoded, threads)
+        made = self._made_of(request, views, decoded, threads)
+        broken = [row for row, value in enumerate(made.values) if isinstance(value, ShardError)]
+        result = self._assemble(request, sizes, labels, made, None, distorted)
+        pieces.rows = sorted({*rows.tolist(), *broken})
+        result.gathered = pieces
+        return result
+
+    def _gather(
+        self, encoded: Encoded, views: list[View], memory: Tensor, threads: int
+    ) -> tuple[Pieces, Tensor]:
+        """Gather the tiles of all views into ``memory``; return their places, and a status of each sample.
+
+        Images that have no room are not gathered.
+        """
+        pieces, files = Pieces(begin=-memory.data_ptr() % ALIGN), list(encoded.files)
+        order = [number for group in self.split.view_groups for number in group]
+        if self.drawing.places(views, order, encoded.request.epoch) is not None:  # a crop that pads
+            return pieces, torch.full((len(files),), int(Status.NOT_GATHERED), dtype=torch.int32)
+        room = len(memory) - pieces.begin
+        while True:
+            gathered = self._gathered(encoded, views, files, threads)
+            needed = sum(_aligned(len(each.data)) for each in gathered)
+            if needed <= room:
+                break
+            _leave_out_largest(files, encoded, views, room / needed)
+        end = pieces.begin
+        statuses = []
+        for each in gathered:
+            memory[end : end + len(each.data)] = each.data
+            pieces.places.append(Piece(end - pieces.begin, len(each.data), each.work))
+            end += _aligned(len(each.data))
+            statuses.append(each.status.view(-1, len(files)).amax(0))
+        pieces.end = end
+        status = torch.stack(statuses).amax(0)
+        for row in status.numpy().nonzero()[0].tolist()[:1]:
+            is_left_out = len(files[row]) < len(encoded.files[row])
+            pieces.note = self._note(int(encoded.request.ids[row]), is_left_out=is_left_out)
+        return pieces, status
+
+    def _gathered(
+        self, encoded: Encoded, views: Sequence[View], files: list[Tensor], threads: int
+    ) -> list[Gathered]:
+        """Gather the views of each size."""
+        found = []
+        for group in self.split.view_groups:
+            boxes = torch.from_numpy(np.concatenate([views[number].boxes for number in group]))
+            flips = torch.from_numpy(np.concatenate([views[number].flips for number in group]))
+            size = views[group[0]].size
+            options = {"channels": self.split.channels, "threads": threads, **self.decoding}
+            found.append(gather_tiles(files * len(group), boxes, size, flips, **options))
+        return found
+
+    def _decode_rows(
+        self, encoded: Encoded, views: list[View], rows: Int64, decoded: Decoded, threads: int
+    ) -> None:
+        """Decode some rows into the images of ``decoded``, and note what became of them."""
+        drawn = [view.rows(rows) for view in views]
+        found = self._decode_crops(encoded.rows(rows), drawn, None, threads)
+        numbers = torch.from_numpy(rows)
+        decoded.status[numbers] = found.status
+        for part, images in zip(decoded.images, found.images, strict=True):
+            (part if len(views) == 1 else part.movedim(1, 0))[numbers] = (
+                images if len(views) == 1 else images.movedim(1, 0)
+            )
+        decoded.reasons = {int(rows[place]): reason for place, reason in found.reasons.items()}
+        if found.non_jpeg is not None:
+            decoded.non_jpeg = int(rows[found.non_jpeg])
+        for place in np.flatnonzero(encoded.sizes[rows, 0] == 0).tolist():  # drawn when Pillow had the size
+            for view, other in zip(views, drawn, strict=True):
+                view.put(int(rows[place]), other.rows([place]))
+
+    def _note(self, id: int, *, is_left_out: bool) -> str:
+        """Return the warning about a sample that a worker decodes; for want of room if ``is_left_out``."""
+        reason, advice = "it has no tiles that can be gathered", "tarpeg.build_cache makes tiles"
+        if is_left_out:
+            reason = "its tiles have no room in the memory of the batch"
+            advice = "A cache with shorter= has smaller images"
+        return (
+            f"{where_of(self.shards, id)}: with decode='device' a worker decodes this image and sends its "
+            f"pixels, because {reason} (further ones are not reported). {advice}"
+        )
+
+    def _room(self, sizes: Sequence[Size], count: int) -> int:
+        """Bytes for what is gathered of ``count`` samples: pages that are never touched take no memory."""
+        pixels = self.split.channels * sum(map(math.prod, sizes))
+        most = max(_MOST_PIXELS * pixels, _MOST_BYTES * len(sizes))
+        mean = min(len(sizes) * (self._mean_bytes or math.inf), most)
+        return int(count * (mean + len(sizes) * _RECORD)) + 2 * ALIGN
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+def _leave_out_largest(files: list[Tensor], encoded: Encoded, views: Sequence[View], share: float) -> None:
+    """Empty the files of which most is gathered, until the others are about this share of all, at least one.
+
+    An empty file is not gathered.
+    """
+    shown = sum(view.boxes[:, 2:].prod(axis=1, dtype=np.float64) for view in views)
+    whole = np.maximum(encoded.sizes.prod(axis=1, dtype=np.float64), 1)
+    nbytes = np.array(list(map(len, files)), np.float64)
+    estimates = np.where(nbytes > 0, nbytes * shown / whole + _RECORD, 0.0)
+    total = estimates.sum()
+    left = share * total
+    for row in np.argsort(-estimates, kind="stable").tolist():
+        files[row] = files[row][:0]
+        total -= estimates[row]
+        if total <= left:
+            return
+
+
+def check_gathers(name: str, split: Split) -> None:
+    """Raise ValueError for a split whose images only workers can make, with what to change.
+
+    Args:
+        name: Of the split, in messages.
+        split: The samples.
+    """
+    python = [step for pipeline in split.pipelines for step in pipeline.python]
+    policies = [step for pipeline in split.pipelines for step in pipeline.policies]
+    reasons = {
+        "streaming=, whose batches cannot be read again": bool(split.streaming),
+        "image=, several images of a sample": split.image is not None,
+        "crop=tarpeg.Patches(...)": split.patches is not None,
+        "a crop that shows several samples": split.has_parts,
+        "fidelity='exact' and a crop that resizes before it crops": any(
+            resizes_first(pipeline, split.fidelity) for pipeline in split.pipelines
+        ),
+        f"steps of transform= that need pixels in the worker, {[*python, *policies]!r}": bool(
+            python or policies
+        ),
+        "steps of transform= for images that are smaller than their crop": split.runs_python,
+        "ToDtype or Normalize in transform=, which tarpeg.Augment() does on the device": any(
+            pipeline.levels is not None for pipeline in split.pipelines
+        ),
+    }
+    for reason, is_given in reasons.items():
+        if is_given:
+            raise ValueError(
+                f"decode='device': {name} has {reason}. Leave it out (Augment distorts and normalises on the "
+                "device), or give decode='cpu'. split.plan() shows the steps"
+            )
