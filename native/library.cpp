@@ -33,6 +33,10 @@ STABLE_TORCH_LIBRARY(tarpeg, m) {
       "gather_tiles(Tensor[] images, Tensor boxes, int height, int width, Tensor? flip, str interpolation, "
       "bool antialias, bool exact, int max_pixels, int threads, int channels) -> (Tensor, Tensor)");
   m.def(
+      "gather_tiles_out(Tensor[] images, Tensor boxes, int height, int width, Tensor? flip, "
+      "str interpolation, bool antialias, bool exact, int max_pixels, int threads, int channels, "
+      "Tensor(a!) out) -> Tensor");
+  m.def(
       "decode_gathered(Tensor data, int count, int height, int width, int channels, int work, int threads) "
       "-> (Tensor, Tensor)");
   m.def(

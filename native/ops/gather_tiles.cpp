@@ -13,6 +13,13 @@
 namespace tarpeg {
 namespace {
 
+constexpr uint64_t kLanczos = sizeof(double) * kLanczosNumbers;
+static_assert(kLanczos % gather::kUnit == 0);
+
+uint64_t end_of_tables(const gather::Header& header) {
+  return sizeof header + sizeof(gather::Image) * header.count + sizeof(gather::Piece) * header.pieces;
+}
+
 std::vector<Request> requests_of(const std::vector<Tensor>& images, const Tensor& boxes,
                                  const std::optional<Tensor>& flip, const Request& all) {
   const int64_t count = static_cast<int64_t>(images.size());
@@ -28,10 +35,81 @@ std::vector<Request> requests_of(const std::vector<Tensor>& images, const Tensor
   return requests;
 }
 
-std::tuple<Tensor, Tensor> gather_tiles(std::vector<Tensor> images, Tensor boxes, int64_t height,
-                                        int64_t width, std::optional<Tensor> flip, std::string interpolation,
-                                        bool antialias, bool exact, int64_t max_pixels, int64_t threads,
-                                        int64_t channels) {
+// What is gathered of a batch: found, and yet to be copied.
+struct Batch {
+  gather::Header header{};
+  std::vector<gather::Source> sources;
+  std::vector<uint64_t> places;
+  uint64_t first = 0;  // where the first image begins
+};
+
+Batch find_batch(const std::vector<Tensor>& images, const Tensor& boxes, const std::optional<Tensor>& flip,
+                 const Request& all, int64_t threads) {
+  const std::vector<Request> requests = requests_of(images, boxes, flip, all);
+  const int64_t count = static_cast<int64_t>(images.size());
+  Batch batch;
+  gather::Header& header = batch.header;
+  header.magic = gather::kMagic;
+  header.version = gather::kVersion;
+  header.count = static_cast<uint32_t>(count);
+  header.height = static_cast<uint32_t>(all.height);
+  header.width = static_cast<uint32_t>(all.width);
+  header.channels = all.is_gray ? 1 : 3;
+  header.filter = static_cast<uint8_t>(all.filter);
+  header.exact = all.exact;
+  batch.sources.resize(images.size());
+  share_pieces(count, count, threads, [&](int64_t i) {
+    gather::find_parts(images[i].const_data_ptr<uint8_t>(), static_cast<size_t>(images[i].numel()),
+                       requests[i], header, &batch.sources[i]);
+  });
+  batch.places.resize(images.size());
+  const bool is_lanczos = all.filter == Filter::kLanczos;
+  uint64_t room = is_lanczos ? kLanczos : 0;
+  for (int64_t i = 0; i < count; ++i) {
+    gather::Source& source = batch.sources[i];
+    check_box(source.status, i, requests[i].box, source.header);
+    const uint64_t work = source.image.work;  // so far: how many bytes
+    source.image.work = header.work;
+    source.image.first_piece = static_cast<uint32_t>(header.pieces);
+    header.work += work;
+    header.pieces += source.parts.size();
+    batch.places[i] = room;
+    room += source.room;
+  }
+  const uint64_t tables = end_of_tables(header);
+  batch.first = (tables + gather::kUnit - 1) / gather::kUnit * gather::kUnit;
+  header.bytes = batch.first + room;
+  header.lanczos = is_lanczos ? batch.first : 0;
+  STD_TORCH_CHECK(header.bytes / gather::kUnit <= UINT32_MAX && header.pieces <= UINT32_MAX,
+                  "images need more bytes together than can be gathered: gather fewer at a time");
+  return batch;
+}
+
+// To memory of header.bytes. Returns the status of each image.
+Tensor copy_batch(Batch* batch, int64_t threads, uint8_t* tensor) {
+  const gather::Header& header = batch->header;
+  const int64_t count = header.count;
+  Tensor statuses = new_images({count}, {1}, ScalarType::Int);
+  std::memcpy(tensor, &header, sizeof header);
+  const uint64_t tables = end_of_tables(header);
+  std::memset(tensor + tables, 0, batch->first - tables);
+  if (header.lanczos != 0) std::memcpy(tensor + batch->first, lanczos_table(), kLanczos);
+  uint8_t* const records = tensor + sizeof header;
+  auto* const pieces = reinterpret_cast<gather::Piece*>(records + sizeof(gather::Image) * header.count);
+  int32_t* const status = statuses.mutable_data_ptr<int32_t>();
+  share_pieces(count, count, threads, [&](int64_t i) {
+    gather::Source& source = batch->sources[i];
+    if (source.status == Status::kOk)
+      gather::copy_parts(&source, tensor, batch->first + batch->places[i], pieces + source.image.first_piece);
+    const gather::Image record = gather::record_of(source);
+    std::memcpy(records + sizeof record * static_cast<size_t>(i), &record, sizeof record);
+    status[i] = static_cast<int32_t>(source.status);
+  });
+  return statuses;
+}
+
+Request request_of(int64_t height, int64_t width, const std::string& interpolation, bool antialias,
+                   bool exact, int64_t max_pixels, int64_t channels) {
   STD_TORCH_CHECK(channels == 1 || channels == 3, "channels must be 1 or 3, got ", channels);
   Request all{};
   all.height = check_size(height, "height");
@@ -40,66 +118,47 @@ std::tuple<Tensor, Tensor> gather_tiles(std::vector<Tensor> images, Tensor boxes
   all.exact = exact;
   all.max_pixels = max_pixels;
   all.is_gray = channels == 1;
-  const std::vector<Request> requests = requests_of(images, boxes, flip, all);
-  const int64_t count = static_cast<int64_t>(images.size());
-  gather::Header header{};
-  header.magic = gather::kMagic;
-  header.version = gather::kVersion;
-  header.count = static_cast<uint32_t>(count);
-  header.height = static_cast<uint32_t>(height);
-  header.width = static_cast<uint32_t>(width);
-  header.channels = static_cast<uint8_t>(channels);
-  header.filter = static_cast<uint8_t>(all.filter);
-  header.exact = exact;
-  std::vector<gather::Source> sources(images.size());
-  share_pieces(count, count, threads, [&](int64_t i) {
-    gather::find_parts(images[i].const_data_ptr<uint8_t>(), static_cast<size_t>(images[i].numel()),
-                       requests[i], header, &sources[i]);
-  });
-  std::vector<uint64_t> places(images.size());
-  constexpr uint64_t kLanczos = sizeof(double) * kLanczosNumbers;
-  static_assert(kLanczos % gather::kUnit == 0);
-  const bool is_lanczos = all.filter == Filter::kLanczos;
-  uint64_t room = is_lanczos ? kLanczos : 0;
-  for (int64_t i = 0; i < count; ++i) {
-    gather::Source& source = sources[i];
-    check_box(source.status, i, requests[i].box, source.header);
-    const uint64_t work = source.image.work;  // so far: how many bytes
-    source.image.work = header.work;
-    source.image.first_piece = static_cast<uint32_t>(header.pieces);
-    header.work += work;
-    header.pieces += source.parts.size();
-    places[i] = room;
-    room += source.room;
-  }
-  const uint64_t tables =
-      sizeof header + sizeof(gather::Image) * header.count + sizeof(gather::Piece) * header.pieces;
-  const uint64_t first = (tables + gather::kUnit - 1) / gather::kUnit * gather::kUnit;
-  header.bytes = first + room;
-  header.lanczos = is_lanczos ? first : 0;
-  STD_TORCH_CHECK(header.bytes / gather::kUnit <= UINT32_MAX && header.pieces <= UINT32_MAX,
-                  "images need more bytes together than can be gathered: gather fewer at a time");
-  Tensor data = new_images({static_cast<int64_t>(header.bytes)}, {1});
-  Tensor statuses = new_images({count}, {1}, ScalarType::Int);
-  uint8_t* const tensor = data.mutable_data_ptr<uint8_t>();
-  std::memcpy(tensor, &header, sizeof header);
-  std::memset(tensor + tables, 0, first - tables);
-  if (is_lanczos) std::memcpy(tensor + first, lanczos_table(), kLanczos);
-  uint8_t* const records = tensor + sizeof header;
-  auto* const pieces = reinterpret_cast<gather::Piece*>(records + sizeof(gather::Image) * header.count);
-  int32_t* const status = statuses.mutable_data_ptr<int32_t>();
-  share_pieces(count, count, threads, [&](int64_t i) {
-    gather::Source& source = sources[i];
-    if (source.status == Status::kOk)
-      gather::copy_parts(&source, tensor, first + places[i], pieces + source.image.first_piece);
-    const gather::Image record = gather::record_of(source);
-    std::memcpy(records + sizeof record * static_cast<size_t>(i), &record, sizeof record);
-    status[i] = static_cast<int32_t>(source.status);
-  });
+  return all;
+}
+
+std::tuple<Tensor, Tensor> gather_tiles(std::vector<Tensor> images, Tensor boxes, int64_t height,
+                                        int64_t width, std::optional<Tensor> flip, std::string interpolation,
+                                        bool antialias, bool exact, int64_t max_pixels, int64_t threads,
+                                        int64_t channels) {
+  const Request all = request_of(height, width, interpolation, antialias, exact, max_pixels, channels);
+  Batch batch = find_batch(images, boxes, flip, all, threads);
+  Tensor data = new_images({static_cast<int64_t>(batch.header.bytes)}, {1});
+  Tensor statuses = copy_batch(&batch, threads, data.mutable_data_ptr<uint8_t>());
   return {data, statuses};
+}
+
+// If `out` is too small, only its header is written, and the statuses are those that are known so far.
+Tensor gather_tiles_out(std::vector<Tensor> images, Tensor boxes, int64_t height, int64_t width,
+                        std::optional<Tensor> flip, std::string interpolation, bool antialias, bool exact,
+                        int64_t max_pixels, int64_t threads, int64_t channels, Tensor out) {
+  STD_TORCH_CHECK(
+      out.is_cpu() && out.scalar_type() == ScalarType::Byte && out.dim() == 1 && out.is_contiguous(),
+      "out must be a contiguous uint8 tensor [n] on the CPU");
+  const uint64_t size = static_cast<uint64_t>(out.numel());
+  uint8_t* const memory = out.mutable_data_ptr<uint8_t>();
+  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(memory) % gather::kUnit == 0,
+                  "out must begin at a multiple of ", gather::kUnit, " bytes");
+  STD_TORCH_CHECK(size >= sizeof(gather::Header), "out must have at least ", sizeof(gather::Header),
+                  " bytes");
+  const Request all = request_of(height, width, interpolation, antialias, exact, max_pixels, channels);
+  Batch batch = find_batch(images, boxes, flip, all, threads);
+  if (batch.header.bytes <= size) return copy_batch(&batch, threads, memory);
+  std::memcpy(memory, &batch.header, sizeof batch.header);
+  Tensor statuses = new_images({static_cast<int64_t>(images.size())}, {1}, ScalarType::Int);
+  int32_t* const status = statuses.mutable_data_ptr<int32_t>();
+  for (size_t i = 0; i < images.size(); ++i) status[i] = static_cast<int32_t>(batch.sources[i].status);
+  return statuses;
 }
 
 }  // namespace
 }  // namespace tarpeg
 
-STABLE_TORCH_LIBRARY_IMPL(tarpeg, CPU, m) { m.impl("gather_tiles", TORCH_BOX(&tarpeg::gather_tiles)); }
+STABLE_TORCH_LIBRARY_IMPL(tarpeg, CPU, m) {
+  m.impl("gather_tiles", TORCH_BOX(&tarpeg::gather_tiles));
+  m.impl("gather_tiles_out", TORCH_BOX(&tarpeg::gather_tiles_out));
+}

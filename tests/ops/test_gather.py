@@ -263,8 +263,27 @@ def test_opcheck_and_one_graph() -> None:
     file, boxes = tarpeg.pack_jpeg(pictures.tensor(pictures.jpeg("420", 30, 40))), table((2, 3, 20, 30))
     arguments = ([file], boxes, 9, 8, torch.tensor([True]), "bilinear", True, False, decode.MAX_PIXELS, 1, 3)
     torch.library.opcheck(torch.ops.tarpeg.gather_tiles.default, arguments)
+    memory = torch.zeros(10_000, dtype=torch.uint8)
+    torch.library.opcheck(torch.ops.tarpeg.gather_tiles_out.default, (*arguments, memory))
     gathered = tarpeg.gather_tiles([file], boxes, (9, 8))
     torch.library.opcheck(torch.ops.tarpeg.decode_gathered.default, (gathered.data, 1, 9, 8, 3, 0, 1))
     pictures.assert_one_graph(
         lambda data: tarpeg.decode_gathered(gathered._replace(data=data))[0], gathered.data
     )
+
+
+def test_memory_of_the_caller() -> None:
+    files = [*both(pictures.jpeg("420", 90, 70), 16), pictures.tensor(pictures.jpeg("rgb", 50, 60))]
+    boxes, options = table((3, 4, 50, 40), (0, 0, 90, 70), (1, 1, 9, 9)), {"interpolation": "lanczos"}
+    expected = tarpeg.gather_tiles(files, boxes, 20, **options)
+    needed = len(expected.data)
+    memory = torch.full((needed + 40,), 7, dtype=torch.uint8)
+    for room, is_used in ((needed + 40, True), (needed, True), (needed - 1, False), (64, False), (9, False)):
+        found = tarpeg.gather_tiles(files, boxes, 20, out=memory[:room], **options)
+        assert (found.data.data_ptr() == memory.data_ptr()) == is_used
+        assert torch.equal(found.data, expected.data) and torch.equal(found.status, expected.status)
+        assert found.work == expected.work
+    assert memory[needed:].unique().tolist() == [7]
+    for wrong in (memory[1:], memory.float(), memory[::2]):
+        with pytest.raises(ValueError, match="out must be"):
+            tarpeg.gather_tiles(files, boxes, 20, out=wrong, **options)

@@ -255,7 +255,7 @@ class Fetcher:
             views = self.drawing.views(request, encoded.sizes, sizes)
             end_if_forked()  # a source and a crop may be the user's own
             decoded = self._decode(encoded, views, into, threads)
-            decoded.nbytes = sum(map(len, encoded.files))
+            decoded.nbytes = sum(file.numel() for file in encoded.files)  # len() is Python code
         self._run_python(encoded, views, decoded, out)
         return views, decoded
 

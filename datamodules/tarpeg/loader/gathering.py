@@ -109,7 +109,7 @@ class GatheringFetcher(Fetcher):
         slot: Shape = [*by_size(self._crop_shape(sizes, count)), (self._room(sizes, count),)]
         *images, memory = out(slot)
         pieces, status = self._gather(encoded, views, memory, threads)
-        decoded = Decoded(images, status, nbytes=sum(map(len, encoded.files)))
+        decoded = Decoded(images, status, nbytes=sum(file.numel() for file in encoded.files))
         rows = status.numpy().nonzero()[0]
         if len(rows):
             self._decode_rows(encoded, views, rows, decoded, threads)
@@ -128,41 +128,47 @@ class GatheringFetcher(Fetcher):
         Images that have no room are not gathered.
         """
         pieces, files = Pieces(begin=-memory.data_ptr() % ALIGN), list(encoded.files)
+        memory = memory[pieces.begin :]
         order = [number for group in self.split.view_groups for number in group]
         if self.drawing.places(views, order, encoded.request.epoch) is not None:  # a crop that pads
             return pieces, torch.full((len(files),), int(Status.NOT_GATHERED), dtype=torch.int32)
-        room = len(memory) - pieces.begin
         while True:
-            gathered = self._gathered(encoded, views, files, threads)
-            needed = sum(_aligned(len(each.data)) for each in gathered)
-            if needed <= room:
+            gathered = self._gathered(encoded, views, files, threads, memory)
+            needed = sum(_aligned(each.data.shape[0]) for each in gathered)
+            if needed <= len(memory):
                 break
-            _leave_out_largest(files, encoded, views, room / needed)
-        end = pieces.begin
+            _leave_out_largest(files, encoded, views, len(memory) / needed)
+        end = 0
         statuses = []
         for each in gathered:
-            memory[end : end + len(each.data)] = each.data
-            pieces.places.append(Piece(end - pieces.begin, len(each.data), each.work))
-            end += _aligned(len(each.data))
+            pieces.places.append(Piece(end, each.data.shape[0], each.work))
+            end += _aligned(each.data.shape[0])
             statuses.append(each.status.view(-1, len(files)).amax(0))
-        pieces.end = end
-        status = torch.stack(statuses).amax(0)
+        pieces.end = pieces.begin + end
+        status = torch.stack(statuses).amax(0) if len(statuses) > 1 else statuses[0]
         for row in status.numpy().nonzero()[0].tolist()[:1]:
             is_left_out = len(files[row]) < len(encoded.files[row])
             pieces.note = self._note(int(encoded.request.ids[row]), is_left_out=is_left_out)
         return pieces, status
 
     def _gathered(
-        self, encoded: Encoded, views: Sequence[View], files: list[Tensor], threads: int
+        self,
+        encoded: Encoded,
+        views: Sequence[View],
+        files: list[Tensor],
+        threads: int,
+        memory: Tensor | None = None,
     ) -> list[Gathered]:
-        """Gather the views of each size."""
+        """Gather the views of each size, into ``memory`` as long as there is room."""
         found = []
         for group in self.split.view_groups:
             boxes = torch.from_numpy(np.concatenate([views[number].boxes for number in group]))
             flips = torch.from_numpy(np.concatenate([views[number].flips for number in group]))
             size = views[group[0]].size
             options = {"channels": self.split.channels, "threads": threads, **self.decoding}
-            found.append(gather_tiles(files * len(group), boxes, size, flips, **options))
+            found.append(gather_tiles(files * len(group), boxes, size, flips, out=memory, **options))
+            if memory is not None:
+                memory = memory[_aligned(found[-1].data.shape[0]) :]
         return found
 
     def _decode_rows(

@@ -54,6 +54,7 @@ def gather_tiles(
     antialias: bool = True,
     fidelity: Fidelity = "fast",
     max_pixels: int = MAX_PIXELS,
+    out: Tensor | None = None,
     threads: int | None = None,
 ) -> Gathered:
     """Gather what is needed to decode one box of each tiled JPEG or packed image, without decoding it.
@@ -72,6 +73,8 @@ def gather_tiles(
         antialias: As for ``decode_batch``.
         fidelity: "fast" or "exact".
         max_pixels: An image with more pixels has the status ``TOO_LARGE``.
+        out: uint8 ``[n]`` on the CPU, contiguous, at a multiple of 16 bytes: ``data`` will be its beginning
+            if it is large enough. Otherwise, and under torch.compile, ``data`` has memory of its own.
         threads: Number of threads, by default ``torch.get_num_threads()``.
 
     Returns:
@@ -94,10 +97,20 @@ def gather_tiles(
 
     def gather() -> tuple[Tensor, Tensor]:
         places, flips = boxes.contiguous(), None if flip is None else flip.contiguous()
-        data, status = torch.ops.tarpeg.gather_tiles(images, places, height, width, flips, *method)
+        arguments = (images, places, height, width, flips, *method)
+        if out is not None and len(out) >= _HEADER and not torch.compiler.is_compiling():
+            status = torch.ops.tarpeg.gather_tiles_out(*arguments, out)
+            needed = int(out[_BYTES_AT : _BYTES_AT + 8].view(torch.int64))
+            if needed <= len(out):
+                return out[:needed], status
+        data, status = torch.ops.tarpeg.gather_tiles(*arguments)
         return data, status
 
-    data, status = _call(gather, lambda: _check_batch(images, boxes, flip, name="images"))
+    def check() -> None:
+        _check_batch(images, boxes, flip, name="images")
+        _check_out(out)
+
+    data, status = _call(gather, check)
     return Gathered(data, status, (height, width), channels, _work_of(data))
 
 
@@ -108,7 +121,8 @@ def _work_of(data: Tensor) -> int:
     return int(data[_WORK_AT : _WORK_AT + 8].view(torch.int64))
 
 
-_WORK_AT = 48
+# Of native/gather/layout.h: bytes of the header, and where it has its ``bytes`` and ``work``.
+_HEADER, _BYTES_AT, _WORK_AT = 64, 32, 48
 ALIGN = 16
 """On the CPU the data of ``decode_gathered`` begin at a multiple of so many bytes."""
 
@@ -157,6 +171,17 @@ def decode_gathered(gathered: Gathered, *, threads: int | None = None) -> tuple[
     return _call(decode, lambda: _check_data(gathered.data))
 
 
+def _check_out(out: Tensor | None) -> None:
+    if out is None:
+        return
+    is_plain = out.dtype == torch.uint8 and out.ndim == 1 and out.is_contiguous()
+    if not is_plain or out.device.type != "cpu" or out.data_ptr() % ALIGN:
+        raise ValueError(
+            f"out must be uint8 [n] on the CPU, contiguous, at a multiple of {ALIGN} bytes, got {out.dtype} "
+            f"{list(out.shape)} on {out.device}, at {out.data_ptr() % ALIGN} behind one"
+        )
+
+
 def _check_data(data: Tensor) -> None:
     if not isinstance(data, Tensor) or data.dtype != torch.uint8 or data.ndim != 1:
         got = f"{data.dtype} {list(data.shape)}" if isinstance(data, Tensor) else type(data).__name__
@@ -170,6 +195,14 @@ def _fake_gather_tiles(
     _check_batch(images, boxes, flip, name="images")
     size = torch.library.get_ctx().new_dynamic_size()
     return boxes.new_empty((size,), dtype=torch.uint8), boxes.new_empty((len(images),), dtype=torch.int32)
+
+
+@torch.library.register_fake("tarpeg::gather_tiles_out")  # type: ignore[untyped-decorator]
+def _fake_gather_tiles_out(
+    images: Sequence[Tensor], boxes: Tensor, height: int, width: int, flip: Tensor | None, *options: object
+) -> Tensor:
+    _check_batch(images, boxes, flip, name="images")
+    return boxes.new_empty((len(images),), dtype=torch.int32)
 
 
 @torch.library.register_fake("tarpeg::decode_gathered")  # type: ignore[untyped-decorator]
