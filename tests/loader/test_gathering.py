@@ -118,7 +118,7 @@ def test_augment_gets_the_same_images(tiled):
 
 
 class Centres(Target):
-    """The centre of each image, as points, and as a picture."""
+    """The centre of each image."""
 
     def read(self, source, ids):
         return [[[width / 2, height / 2]] for height, width in source.sizes(ids)]
@@ -137,6 +137,24 @@ def test_targets_move_with_their_images(cache):
     for one, other in zip(*found, strict=True):
         assert torch.equal(one.image, other.image)
         assert all(map(np.array_equal, one.targets, other.targets))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_masks_lie_behind_what_is_gathered(tmp_path, workers):
+    members = []
+    for number in range(12):
+        members += sample(number, tiles_of(number))
+        size = tarpeg.image_sizes([torch.frombuffer(bytearray(tiles_of(number)), dtype=torch.uint8)])[0]
+        mask = np.arange(size.prod(), dtype=np.uint8).reshape(*size.tolist())
+        members.append((f"k{number:04d}.png", saved(Image.fromarray(mask), "PNG")))
+    shard, found = write_tar(tmp_path / "a.tar", members), []
+    for decode in ("cpu", "device"):
+        split = Split(shard, RandomResizedCrop(32), flip=0.5, targets=tarpeg.Masks("png"))
+        loader = Loader(split, 4, workers=workers, decode=decode)
+        found.append(list(loader))
+        loader.close()
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one.image, other.image) and torch.equal(one.targets, other.targets)
 
 
 def test_what_has_no_tiles_is_decoded_by_the_worker_and_said_once(tmp_path):
