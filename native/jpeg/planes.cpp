@@ -116,11 +116,11 @@ Status PlaneReader::decode(const PackedImage& image) {
       Block* const blocks = packed_->blocks + held * image.blocks;
       if (!image.unpack(row, tile, component_count_, &packed_->scratch, blocks)) return Status::kCorrupt;
       if (row < read_.last_row) image.prefetch(row + 1, tile);
-      const int mcus = held + image.shape(tile).mcus;
-      held = tile == last || (mcus + image.tile_mcus) * image.blocks > kTogether ? 0 : mcus;
-      if (held == 0)
-        transform_all(image, packed_->blocks, row, tile * image.tile_mcus + image.shape(tile).mcus - mcus,
-                      mcus);
+      const int begin = tile * image.tile_mcus - held;
+      held += image.shape(tile).mcus;
+      if (tile < last && (held + image.tile_mcus) * image.blocks <= kTogether) continue;
+      transform_all(image, packed_->blocks, row, begin, held);
+      held = 0;
     }
   }
   repeat_all_ends();
@@ -289,15 +289,15 @@ Status PlaneReader::decode_segment(const BaselineStream& stream, size_t segment)
 // of the block is not part of the picture.
 void PlaneReader::store(const Component& component, Plane* plane, int row, int column,
                         uint8_t* block) noexcept {
-  const int side = plane->side, halved = kBlockSide / side;
-  const int height = (component.height + halved - 1) / halved - row * side;
-  const int width = (component.width + halved - 1) / halved - column * side;
+  const int side = plane->side, halved = side < kBlockSide;  // as a shift: divisions are slow
+  const int height = ((component.height + halved) >> halved) - row * side;
+  const int width = ((component.width + halved) >> halved) - column * side;
   for (int x = std::max(1, width); x < side; ++x) {
     for (int y = 0; y < side; ++y) block[kBlockSide * y + x] = block[kBlockSide * y + x - 1];
   }
   for (int y = std::max(1, height); y < side; ++y)
     std::memcpy(block + kBlockSide * y, block + kBlockSide * (y - 1), kBlockSide);
-  reduce_block(block, side, plane->down_by / halved, plane->across_by / halved, plane->block(row, column),
+  reduce_block(block, side, plane->down_by >> halved, plane->across_by >> halved, plane->block(row, column),
                plane->stride);
 }
 
@@ -324,9 +324,12 @@ void PlaneReader::transform(const Frame& frame, const Block* blocks, int row, in
     Plane& plane = planes_[i];
     const bool is_direct = plane.is_direct(), is_whole = plane.side == kBlockSide;
     const ptrdiff_t stride = is_direct ? plane.stride : kBlockSide, step = is_direct ? plane.side : 64;
-    const int across = component.across, begin = std::max(column * across, plane.needed.first_column);
+    const int across = component.across, skipped = std::max(plane.needed.first_column - column * across, 0);
+    const int begin = column * across + skipped;
     const int end = std::min((column + count) * across, plane.needed.last_column + 1);
-    const int first = begin % across, before = (begin / across - column) * frame.blocks;
+    // Divisions are slow, and the whole of most MCUs is needed.
+    const int first = skipped > 0 ? skipped % across : 0;
+    const int before = skipped > 0 ? skipped / across * frame.blocks : 0;
     for (int y = 0; y < component.down; ++y, blocks += across) {
       if (begin >= end || !plane.needed.has_row(row * component.down + y)) continue;
       uint8_t* out = is_direct ? plane.block(row * component.down + y, begin) : *samples;
