@@ -127,7 +127,7 @@ struct AxisView {
     return peak;
   }
   TARPEG_HD void round(int i) const {
-    round_weights(shares + static_cast<int64_t>(i) * shares_stride, counts[i], precision(),
+    round_weights(shares + static_cast<int64_t>(i) * shares_stride, counts[i], counts[i], precision(),
                   weights + static_cast<int64_t>(i) * stride);
   }
 };

@@ -48,9 +48,7 @@ void Axis::prepare(int in_size, int out_size, Filter filter, bool mirrored, int 
   const Scale how(in_size, out, filter);
   const int width =
       static_cast<int>(std::ceil(2 * how.support));  // taps of a triangle, written also beyond `in`
-  const size_t most = static_cast<size_t>(std::max(most_taps(in_size, out, filter), width));
-  if (shares_.size() < most * out) shares_.resize(most * out);
-  double* row = shares_.data();
+  double* row = make_room(std::max(most_taps(in_size, out, filter), width));
   const double* const lanczos = filter == Filter::kLanczos ? lanczos_table() : nullptr;
   const bool drops_zeros = !mirrored && filter != Filter::kAntialias;
   for (int i = 0; i < out; ++i) {
@@ -73,7 +71,8 @@ void Axis::prepare(int in_size, int out_size, Filter filter, bool mirrored, int 
     }
     start[i] = first;
     counts_[i] = count;
-    row += count;
+    std::fill_n(row + count, kGap, 0.0);
+    row += count + kGap;
   }
   round_weights(max_precision);
 }
@@ -84,13 +83,12 @@ void Axis::prepare_component(const Axis& pixels, int offset, const Upsampling& u
   out = pixels.out;
   start.resize(out);
   counts_.resize(out);
-  const size_t most = static_cast<size_t>(pixels.taps) + 3;
-  if (shares_.size() < most * out) shares_.resize(most * out);
-  const double* share = pixels.shares_.data();
-  double* row = shares_.data();
-  padded_.assign(static_cast<size_t>(pixels.taps) + 8, 0.0);
-  double* const padded = padded_.data() + 1;
+  const double* share = pixels.shares_.data() + kGap;
+  double* row = make_room(pixels.taps + 3);
   const int last = count - 1, times = upsampling.times;
+  // As many for each output, as there is no branch that is hard to predict; those behind its own are not
+  // used.
+  const int samples = pixels.taps / 2 + 2;
   for (int i = 0; i < out; ++i) {
     const int begin = offset + pixels.start[i], end = begin + pixels.counts_[i];
     const int taken = end - begin;
@@ -99,12 +97,9 @@ void Axis::prepare_component(const Axis& pixels, int offset, const Upsampling& u
       // A sample is three quarters of its own two pixels and a quarter of the next on either side; the first
       // and the last of the image are all of its outermost pixels.
       first = std::max(0, (begin - 1) / 2);
-      std::copy(share, share + taken, padded + 2);
-      std::fill_n(padded + taken + 2, 4, 0.0);
-      const double* pixel = padded + (2 * first - begin + 2);
-      const int samples = taken / 2 + 2;  // zeros at the end, if there are fewer
-      for (int j = 0; j < samples; ++j, pixel += 2) {
-        row[j] = 0.75 * (pixel[0] + pixel[1]) + 0.25 * (pixel[-1] + pixel[2]);
+      const double* const pixel = share + (2 * first - begin);
+      for (int j = 0; j < samples; ++j) {
+        row[j] = 0.75 * (pixel[2 * j] + pixel[2 * j + 1]) + 0.25 * (pixel[2 * j - 1] + pixel[2 * j + 2]);
       }
       behind = std::min(last, end / 2);  // samples beyond it may not be decoded
       if (begin == 0) row[0] += 0.25 * share[0];
@@ -113,36 +108,42 @@ void Axis::prepare_component(const Axis& pixels, int offset, const Upsampling& u
       std::fill(row, row + (behind - first + 1), 0.0);
       for (int j = 0; j < taken; ++j) row[(begin + j) / times - first] += share[j];
     }
-    share += taken;
+    share += taken + kGap;
     start[i] = first;
     counts_[i] = behind - first + 1;
-    row += counts_[i];
+    row += counts_[i] + kGap;
   }
   round_weights(max_precision);
+}
+
+// The place of the first share, in memory for `most` of each output.
+double* Axis::make_room(int most) {
+  const size_t size = static_cast<size_t>(most + kGap) * (out + 1) + 2 * kGap;
+  if (shares_.size() < size) shares_.resize(size);
+  std::fill_n(shares_.data(), kGap, 0.0);
+  return shares_.data() + kGap;
 }
 
 // From shares_ and counts_.
 void Axis::round_weights(int max_precision) {
   taps = 1;
   end = 0;
-  ptrdiff_t total = 0;
+  ptrdiff_t total = kGap;
   for (int i = 0; i < out; ++i) {
     taps = std::max(taps, counts_[i]);
     end = std::max(end, start[i] + counts_[i]);
-    total += counts_[i];
+    total += counts_[i] + kGap;
   }
   double peak = 1;  // a filter without negative weights has none above 1
   if (max_precision > 14) peak = *std::max_element(shares_.begin(), shares_.begin() + total);
   precision = max_precision;
   while (peak * (1 << precision) > 32000) --precision;
   weights.resize(static_cast<size_t>(out) * taps);
-  const double* share = shares_.data();
+  const double* share = shares_.data() + kGap;
   int16_t* target = weights.data();
   for (int i = 0; i < out; ++i, target += taps) {
-    const int count = counts_[i];
-    tarpeg::round_weights(share, count, precision, target);
-    std::fill(target + count, target + taps, int16_t{0});
-    share += count;
+    tarpeg::round_weights(share, counts_[i], taps, precision, target);
+    share += counts_[i] + kGap;
   }
 }
 

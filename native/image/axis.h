@@ -38,14 +38,15 @@ struct Axis {
   // image. start[i] counts from the first sample of the image.
   void prepare_component(const Axis& pixels, int offset, const Upsampling& upsampling, int count,
                          int max_precision);
-  size_t bytes() const noexcept { return held_bytes(start, weights, counts_, shares_, padded_); }
+  size_t bytes() const noexcept { return held_bytes(start, weights, counts_, shares_); }
 
  private:
+  static constexpr int kGap = 4;  // zeros, for prepare_component()
+  double* make_room(int most);
   void round_weights(int max_precision);
 
   std::vector<int> counts_;     // taps of each output
-  std::vector<double> shares_;  // their weights, one output after the other
-  std::vector<double> padded_;  // of one output, between zeros
+  std::vector<double> shares_;  // their weights, one output after the other, each between kGap numbers
 };
 
 }  // namespace tarpeg

@@ -160,14 +160,16 @@ TARPEG_HD Taps reduced(const Taps& taps, int reduction, int offset, double* weig
   return {begin, mean - begin + 1};
 }
 
-// Rounding the running sum instead of each weight keeps the total at exactly one.
-TARPEG_HD void round_weights(const double* shares, int count, int precision, int16_t* weights) {
+// `taps` weights, zeros from `count` on. Rounding the running sum instead of each weight keeps the total at
+// exactly one.
+TARPEG_HD void round_weights(const double* shares, int count, int taps, int precision, int16_t* weights) {
   const double one = 1 << precision;
   double sum = 0;
   int done = 0;
-  for (int j = 0; j < count; ++j) {
+  for (int j = 0; j < taps; ++j) {
     sum += shares[j];
-    const int upto = j + 1 == count ? 1 << precision : static_cast<int>(lrint(sum * one));
+    const int rounded = static_cast<int>(lrint(sum * one));
+    const int upto = j + 1 < count ? rounded : 1 << precision;
     weights[j] = static_cast<int16_t>(upto - done);
     done = upto;
   }

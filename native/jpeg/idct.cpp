@@ -134,6 +134,11 @@ void inverse_dct(const DctBlock* blocks, int count) noexcept {
 
 void halved_dct(const DctBlock* blocks, int count) noexcept {
   for (int at = 0, step; at < count; at += step) {
+#if defined(TARPEG_AVX512)
+    step = std::min(count - at, 4);
+    const DctBlock* four = blocks + at;
+    if (step > 2 && has_avx512() && halved_dct_avx512(four[0], four[1], four[2], four[step - 1])) continue;
+#endif
     step = std::min(count - at, 2);
 #if defined(TARPEG_AVX2)
     if (has_avx2() && halved_dct_avx2(blocks[at], blocks[at + step - 1])) continue;

@@ -1,3 +1,5 @@
+#include <cstring>
+
 #include "jpeg/idct_code.h"
 
 #if defined(TARPEG_AVX512)
@@ -51,9 +53,20 @@ constexpr Places<uint16_t, 32> rows_of(int first) {
   return places;
 }
 
+// Four rows of four means of each of four blocks, column by column in the quarters -> the rows of all blocks.
+constexpr Places<uint8_t, 64> halved_rows() {
+  Places<uint8_t, 64> places{};
+  for (int i = 0; i < 64; ++i) {
+    const int row = i / 16, block = i / 4 % 4, column = i % 4;
+    places.place[i] = static_cast<uint8_t>(16 * block + 4 * column + row);
+  }
+  return places;
+}
+
 constexpr auto kPairs2671 = pairs_of(2, 6, 7, 1), kPairs3504 = pairs_of(3, 5, 0, 4);
 constexpr auto kTurned2671 = turned_pairs(0), kTurned3504 = turned_pairs(2);
 constexpr auto kUpperRows = rows_of(0), kLowerRows = rows_of(4);
+constexpr auto kHalvedRows = halved_rows();
 
 // Two vectors of two blocks each, calculated side by side: one waits while the other works.
 struct Twice {
@@ -216,6 +229,73 @@ TARPEG_AVX512 bool inverse_dct_avx512(const DctBlock& first, const DctBlock& sec
   }
   store_avx512(first, second, a4);
   store_avx512(third, fourth, b4);
+  return true;
+}
+
+namespace {
+
+// Four means of two from the eight numbers in pairs, before the shift that `round` belongs to.
+struct Halves {
+  __m512i sums[4];
+};
+
+TARPEG_AVX512 inline Halves halve(const Pairs& in, int round) noexcept {
+  const auto products = [](__m512i sum, __m512i pairs, int low, int high) TARPEG_AVX512 {
+    return _mm512_dpwssd_epi32(sum, pairs, _mm512_set1_epi32(factors(low, high)));
+  };
+  const __m512i zero = _mm512_setzero_si512();
+  const __m512i center = products(_mm512_set1_epi32(round), in.p04, 1 << (kConstBits + 1), 0);
+  const __m512i even = products(zero, in.p26, k1847, -k0765);
+  const __m512i t10 = _mm512_add_epi32(center, even), t12 = _mm512_sub_epi32(center, even);
+  const __m512i odd0 = products(products(zero, in.p71, -k0509, k2562), in.p35, k0899, -k0601);
+  const __m512i odd1 = products(products(zero, in.p71, -k0211, k1061), in.p35, -k2172, k1451);
+  return {{_mm512_add_epi32(t10, odd0), _mm512_add_epi32(t12, odd1), _mm512_sub_epi32(t12, odd1),
+           _mm512_sub_epi32(t10, odd0)}};
+}
+
+template <int kShift>
+TARPEG_AVX512 inline __m512i two_shifted(__m512i a, __m512i b) noexcept {
+  return _mm512_packs_epi32(_mm512_srai_epi32(a, kShift), _mm512_srai_epi32(b, kShift));
+}
+
+}  // namespace
+
+TARPEG_AVX512 bool halved_dct_avx512(const DctBlock& first, const DctBlock& second, const DctBlock& third,
+                                     const DctBlock& fourth) noexcept {
+  constexpr int kLastShift = kHalvedShift + 2 * kPassBits + 3;
+  Pairs pairs[2];
+  if (!load_avx512(first, second, &pairs[0]) || !load_avx512(third, fourth, &pairs[1])) return false;
+  // Pairs of columns of the four rows of both blocks, then the next pair.
+  __m512i p2671[2], p3504[2];
+  for (int i = 0; i < 2; ++i) {
+    const Halves h = halve(pairs[i], 1 << (kHalvedShift - 1));
+    const __m512i upper = two_shifted<kHalvedShift>(h.sums[0], h.sums[1]);
+    const __m512i lower = two_shifted<kHalvedShift>(h.sums[2], h.sums[3]);
+    p2671[i] = _mm512_permutex2var_epi32(upper, _mm512_load_si512(&kTurned2671), lower);
+    p3504[i] = _mm512_permutex2var_epi32(upper, _mm512_load_si512(&kTurned3504), lower);
+  }
+  const Halves h =
+      halve({_mm512_shuffle_i64x2(p2671[0], p2671[1], 0x44), _mm512_shuffle_i64x2(p2671[0], p2671[1], 0xEE),
+             _mm512_shuffle_i64x2(p3504[0], p3504[1], 0x44), _mm512_shuffle_i64x2(p3504[0], p3504[1], 0xEE)},
+            1 << (kLastShift - 1));
+  const __m512i columns = _mm512_packs_epi16(two_shifted<kLastShift>(h.sums[0], h.sums[1]),
+                                             two_shifted<kLastShift>(h.sums[2], h.sums[3]));
+  const __m512i levels = _mm512_xor_si512(columns, _mm512_set1_epi8(-128));
+  const __m512i rows = _mm512_permutexvar_epi8(_mm512_load_si512(&kHalvedRows), levels);
+  const __m128i lines[4] = {_mm512_castsi512_si128(rows), _mm512_extracti64x2_epi64(rows, 1),
+                            _mm512_extracti64x2_epi64(rows, 2), _mm512_extracti64x2_epi64(rows, 3)};
+  uint8_t* const outs[4] = {first.out, second.out, third.out, fourth.out};
+  const ptrdiff_t steps[4] = {first.stride, second.stride, third.stride, fourth.stride};
+  if (outs[3] == outs[0] + 12 && outs[1] == outs[0] + 4 && outs[2] == outs[0] + 8) {
+    for (int y = 0; y < 4; ++y)
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(outs[0] + y * steps[0]), lines[y]);
+    return true;
+  }
+  for (int y = 0; y < 4; ++y) {
+    alignas(16) uint8_t line[16];
+    _mm_store_si128(reinterpret_cast<__m128i*>(line), lines[y]);
+    for (int i = 0; i < 4; ++i) std::memcpy(outs[i] + y * steps[i], line + 4 * i, 4);
+  }
   return true;
 }
 

@@ -15,6 +15,8 @@ TARPEG_AVX2 bool halved_dct_avx2(const DctBlock& first, const DctBlock& second) 
 #if defined(TARPEG_AVX512)
 TARPEG_AVX512 bool inverse_dct_avx512(const DctBlock& first, const DctBlock& second, const DctBlock& third,
                                       const DctBlock& fourth) noexcept;
+TARPEG_AVX512 bool halved_dct_avx512(const DctBlock& first, const DctBlock& second, const DctBlock& third,
+                                     const DctBlock& fourth) noexcept;
 #endif
 
 }  // namespace tarpeg

@@ -112,11 +112,15 @@ Status PlaneReader::decode(const PackedImage& image) {
   const int first = read_.first_column / image.tile_mcus, last = read_.last_column / image.tile_mcus;
   for (int tile = first; tile <= last; ++tile) image.prefetch(read_.first_row, tile);
   for (int row = read_.first_row; row <= read_.last_row; ++row) {
-    for (int tile = first; tile <= last; ++tile) {
-      if (!image.unpack(row, tile, component_count_, &packed_->scratch, packed_->blocks))
-        return Status::kCorrupt;
+    for (int tile = first, held = 0; tile <= last; ++tile) {  // `held` MCUs of the tiles before
+      Block* const blocks = packed_->blocks + held * image.blocks;
+      if (!image.unpack(row, tile, component_count_, &packed_->scratch, blocks)) return Status::kCorrupt;
       if (row < read_.last_row) image.prefetch(row + 1, tile);
-      transform_all(image, packed_->blocks, row, tile * image.tile_mcus, image.shape(tile).mcus);
+      const int begin = tile * image.tile_mcus - held;
+      held += image.shape(tile).mcus;
+      if (tile < last && (held + image.tile_mcus) * image.blocks <= kTogether) continue;
+      transform_all(image, packed_->blocks, row, begin, held);
+      held = 0;
     }
   }
   repeat_all_ends();
@@ -285,15 +289,15 @@ Status PlaneReader::decode_segment(const BaselineStream& stream, size_t segment)
 // of the block is not part of the picture.
 void PlaneReader::store(const Component& component, Plane* plane, int row, int column,
                         uint8_t* block) noexcept {
-  const int side = plane->side, halved = kBlockSide / side;
-  const int height = (component.height + halved - 1) / halved - row * side;
-  const int width = (component.width + halved - 1) / halved - column * side;
+  const int side = plane->side, halved = side < kBlockSide;  // as a shift: divisions are slow
+  const int height = ((component.height + halved) >> halved) - row * side;
+  const int width = ((component.width + halved) >> halved) - column * side;
   for (int x = std::max(1, width); x < side; ++x) {
     for (int y = 0; y < side; ++y) block[kBlockSide * y + x] = block[kBlockSide * y + x - 1];
   }
   for (int y = std::max(1, height); y < side; ++y)
     std::memcpy(block + kBlockSide * y, block + kBlockSide * (y - 1), kBlockSide);
-  reduce_block(block, side, plane->down_by / halved, plane->across_by / halved, plane->block(row, column),
+  reduce_block(block, side, plane->down_by >> halved, plane->across_by >> halved, plane->block(row, column),
                plane->stride);
 }
 
@@ -305,14 +309,11 @@ void PlaneReader::transform_all(const Frame& frame, const Block* blocks, int row
     const int first = std::max(column, own.first_column);
     const int end = std::min(column + count, own.last_column + 1);
     if (!own.has_row(row) || first >= end) continue;
-    const Block* const mine = blocks + (first - column) * frame.blocks;
-    const int step = reader->is_direct_ ? end - first : 1;
-    for (int at = first; at < end; at += step)
-      reader->transform(frame, mine + (at - first) * frame.blocks, row, at, step);
+    reader->transform(frame, blocks + (first - column) * frame.blocks, row, first, end - first);
   }
 }
 
-// Those of all components together; of one MCU if planes are not direct.
+// Those of all components together.
 void PlaneReader::transform(const Frame& frame, const Block* blocks, int row, int column,
                             int count) noexcept {
   DctBlock jobs[kMostTileBlocks];
@@ -322,21 +323,25 @@ void PlaneReader::transform(const Frame& frame, const Block* blocks, int row, in
     const Component& component = frame.components[i];
     Plane& plane = planes_[i];
     const bool is_direct = plane.is_direct(), is_whole = plane.side == kBlockSide;
-    const int across = component.across, begin = std::max(column * across, plane.needed.first_column);
+    const ptrdiff_t stride = is_direct ? plane.stride : kBlockSide, step = is_direct ? plane.side : 64;
+    const int across = component.across, skipped = std::max(plane.needed.first_column - column * across, 0);
+    const int begin = column * across + skipped;
     const int end = std::min((column + count) * across, plane.needed.last_column + 1);
+    // Divisions are slow, and the whole of most MCUs is needed.
+    const int first = skipped > 0 ? skipped % across : 0;
+    const int before = skipped > 0 ? skipped / across * frame.blocks : 0;
     for (int y = 0; y < component.down; ++y, blocks += across) {
-      if (!plane.needed.has_row(row * component.down + y)) continue;
-      uint8_t* line = plane.block(row * component.down + y, begin);
-      const ptrdiff_t stride = is_direct ? plane.stride : kBlockSide;
-      const Block* mcu = blocks + (begin / across - column) * frame.blocks;
-      for (int at = begin, x = begin % across; at < end; ++at, line += plane.side) {
-        uint8_t* const out = is_direct ? line : *samples++;
+      if (begin >= end || !plane.needed.has_row(row * component.down + y)) continue;
+      uint8_t* out = is_direct ? plane.block(row * component.down + y, begin) : *samples;
+      const Block* mcu = blocks + before;
+      for (int left = end - begin, x = first; left > 0; --left, out += step) {
         (is_whole ? *whole++ : *--halved) = {mcu[x], component.quantisers, out, stride};
         if (++x == across) {
           x = 0;
           mcu += frame.blocks;
         }
       }
+      if (!is_direct) samples += end - begin;
     }
   }
   inverse_dct(jobs, static_cast<int>(whole - jobs));
@@ -345,10 +350,11 @@ void PlaneReader::transform(const Frame& frame, const Block* blocks, int row, in
   for (int i = 0; i < component_count_ && !is_direct_; ++i) {
     const Component& component = frame.components[i];
     Plane& plane = planes_[i];
-    for (int k = 0; k < component.down * component.across && !plane.is_direct(); ++k) {
-      const int y = row * component.down + k / component.across;
-      const int x = column * component.across + k % component.across;
-      if (plane.needed.has_row(y) && plane.needed.has_column(x)) store(component, &plane, y, x, *samples++);
+    if (plane.is_direct()) continue;
+    const int begin = std::max(column * component.across, plane.needed.first_column);
+    const int end = std::min((column + count) * component.across, plane.needed.last_column + 1);
+    for (int y = row * component.down; y < (row + 1) * component.down; ++y) {
+      for (int x = begin; x < end && plane.needed.has_row(y); ++x) store(component, &plane, y, x, *samples++);
     }
   }
 }

@@ -145,9 +145,9 @@ class PlaneReader final : public RowSource {
   PlaneReader* next_ = nullptr;
   BlockPlan plans_[10];                 // of the blocks of an MCU
   bool is_direct_ = true;               // so are all planes
-  static constexpr int kTogether = 24;  // blocks of MCUs that are transformed together
+  static constexpr int kTogether = 48;  // blocks of MCUs that are transformed together
   alignas(64) Block blocks_[kTogether];
-  alignas(32) uint8_t samples_[10][64];  // of an MCU, of planes that are not direct
+  alignas(32) uint8_t samples_[kMostTileBlocks][64];  // of planes that are not direct
   struct Packed {
     TileScratch scratch;
     alignas(64) Block blocks[kMostTileBlocks];
