@@ -56,6 +56,7 @@ from .config import OnError
 from .drawing import BoxError, Drawing, Size, pair
 from .fallback import Fallback
 from .many import ManyImages, RaggedSubstitutes
+from .mixed_drawing import MixedDrawing
 from .naflex import write_patches
 from .outcomes import Outcomes
 from .python_steps import PythonSteps, may_carry
@@ -98,6 +99,7 @@ class Fetcher:
         labels: What reads labels that are no plain integers; None for these.
         training: Whether captions are dropped, see ``Text``.
         most_images: The most images of a batch, of samples with a number of their own each.
+        drawings: Of several sources, whose samples are ``shards``, what draws for each; empty for one.
     """
 
     shards: Source
@@ -111,12 +113,14 @@ class Fetcher:
     labels: Labels | None = None
     training: bool = False
     most_images: MostImages | None = None
+    drawings: Sequence[Drawing] = ()
     # What the transform of each view returns, by the sizes of the crops.
     _found: dict[tuple[Size, ...], list[Outcome]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._carrier = carrier_of(self.split.targets, self.shards)
-        self.drawing = Drawing(self.shards, self.split, self.seed, self.candidates)
+        given = self.shards, self.split, self.seed, self.candidates
+        self.drawing = MixedDrawing(*given, drawings=self.drawings) if self.drawings else Drawing(*given)
         self._outcomes = Outcomes(
             source=self.shards,
             split=self.split,
@@ -321,7 +325,7 @@ class Fetcher:
         files, groups = encoded.files, self.split.view_groups
         order = [number for group in groups for number in group]
         shapes = by_size(self._crop_shape([view.size for view in views], len(files)))
-        places = self.drawing.places(views, order, encoded.request.epoch)
+        places = self.drawing.places(views, order, encoded.request)
         if out is None and (len(shapes) > 1 or places is not None):
             out = [empty_images(shape, self._crop_format.dtype) for shape in shapes]
         flat = None if out is None else of_sizes([part.flatten(0, -4) for part in by_size(out)])

@@ -1,11 +1,11 @@
-"""From the parts of a batch of a mixture to the batch: the decoder is called once for all of them."""
+"""From the rows of several sources to a batch of a mixture."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from ..errors import ShardError, Status
 from ..ops.decode import image_sizes
 from ..sampling.geometry import View, joined
 from ..sampling.rng import Int64
-from ..sampling.sampler import Request
+from ..sampling.sampler import Origin, Request
 from ..transforms.pixels import PixelFormat
 from . import targets
 from .augmenting import augment_in_worker
@@ -31,8 +31,8 @@ from .batch import (
     TargetBatch,
     empty_images,
 )
-from .drawing import are_alike, draw_together
 from .fetch import OF_THE_RESULT, Fetcher, check_forks
+from .grouping import groups_of, together
 from .mixed_feed import Parts
 from .resize_first import resizes_first
 from .split import Split
@@ -41,7 +41,9 @@ from .workers import end_if_forked
 
 @dataclass
 class MixedFetcher:
-    """Fetches each part of a batch as the fetcher of its source would. Can be pickled.
+    """Fetches the rows of sources that differ in crop and flip alone as those of one split. Can be pickled.
+
+    Rows of others are decoded together if their decoding is alike, and come to one batch afterwards.
 
     Attributes:
         fetchers: A ``Fetcher`` per source.
@@ -56,13 +58,19 @@ class MixedFetcher:
     pixels: PixelFormat = field(default_factory=PixelFormat)
 
     def __post_init__(self) -> None:
+        groups = groups_of(self.fetchers)
+        self._group_of = np.repeat(np.arange(len(groups)), list(map(len, groups)))
+        self._first_of = np.cumsum([0, *map(len, groups)])
+        offsets = np.cumsum([0, *(len(each.shards) for each in self.fetchers)])
+        self._offsets = offsets[self._first_of[:-1]]
+        # What fetches a whole batch; and a part of one, of which all rows are augmented here.
+        self._whole = [together(group).with_pixels(self.pixels) for group in groups]
         pixels = self.pixels
-        if pixels.worker_augment is not None:  # it is called here, for the rows of all sources
+        if pixels.worker_augment is not None:
             pixels = PixelFormat(moves=pixels.worker_augment if pixels.distorts else None)
-        self.fetchers = [each.with_pixels(pixels) for each in self.fetchers]
-        # Of the sources whose images the decoder alone makes: one of them decodes for all.
-        self._decoder = _decoder_of(self.fetchers)
-        self._are_alike = are_alike([each.drawing for each in self.fetchers])
+        self._groups = [each.with_pixels(pixels) for each in self._whole]
+        # Of the groups whose images the decoder alone makes: one of them decodes for all.
+        self._decoder = _decoder_of(self._groups)
 
     def with_pixels(self, pixels: PixelFormat) -> MixedFetcher:
         """Return a fetcher of images in another format."""
@@ -80,89 +88,119 @@ class MixedFetcher:
     @property
     def dtype(self) -> torch.dtype:
         """Type of the images."""
-        return self.fetchers[0].dtype if self.pixels.worker_augment is None else self.pixels.dtype
+        return self._whole[0].dtype
 
     def shape(self, parts: Parts) -> Shape:
         """Shape of the images."""
         source, first = parts.parts[0]
-        shape = self.fetchers[source].shape(first)
+        shape = self._groups[self._group_of[source]].shape(first)
         return (len(parts.ids), *shape[1:])
 
     def views_of(self, parts: Parts) -> list[View]:
         """Draw the view of a batch from the sizes of its images, which the indexes have: none is read."""
         views = []
-        for source, request in parts.parts:
-            views += self.fetchers[source].views_of(request)
+        for part in self._split(parts):
+            views += self._groups[part.group].views_of(part.request)
         return [joined(views)]
 
     def read_texts(self, parts: Parts) -> list[Any]:
         """Read the captions of samples, see ``Fetcher.read_texts``."""
         found: list[Any] = []
-        for source, request in parts.parts:
-            found += self.fetchers[source].read_texts(request)
+        for part in self._split(parts):
+            found += self._groups[part.group].read_texts(part.request)
         return found
 
     def nbytes(self, count: int) -> int:
         """Bytes of the images of a batch of ``count`` samples, at most."""
         request = Request(0, np.zeros(count, np.int64))
         found = []
-        for fetcher in self.fetchers:
+        for fetcher in self._groups:
             shape: Any = fetcher.shape(request)
             wider = self.dtype.itemsize - fetcher.dtype.itemsize
             found.append(fetcher.nbytes(request) + max(wider, 0) * int(np.prod(shape)))
         return max(found)
 
     def fetch(self, parts: Parts, out: Images | Callable[[Shape], Images], threads: int = 1) -> FetchResult:
-        """Fetch each part into its rows; the first error is that of the batch."""
+        """Fetch the rows of each group; the first error is that of the batch."""
+        groups = self._split(parts)
+        if len(groups) == 1:
+            (part,) = groups
+            result = self._whole[part.group].fetch(part.request, out, threads, parts.request)
+            views = () if result.request is None else result.request.views
+            result.request = parts.request._replace(views=views)
+            return result
         shape: Any = self.shape(parts)
         images: Tensor = out(shape) if callable(out) else out
         augment, into = self.pixels.worker_augment, images
         if augment is not None:
-            into = empty_images(shape, self.fetchers[0].dtype)
-        rows = _rows(parts)
-        together, view = self._decoded_together(parts, rows, into, threads)
+            into = empty_images(shape, self._groups[0].dtype)
+        together, view = self._decoded_together(parts, groups, into, threads)
         results = []
-        for number, (source, request) in enumerate(parts.parts):
+        for number, part in enumerate(groups):
             known = together[number]
             if known is not None:
                 results.append(known)
                 continue
-            drawn_for = parts.request.rows(_numbers(rows[number]))
-            result = self.fetchers[source].fetch(request, into[rows[number]], threads, drawn_for)
+            drawn_for = parts.request.rows(_numbers(part.rows))
+            result = self._groups[part.group].fetch(part.request, into[part.rows], threads, drawn_for)
             if result.error is not None:
                 return FetchResult(error=result.error, notes=result.notes, request=parts.request)
             results.append(result)
         if augment is not None:
             distorted = parts.request if self.pixels.distorts else None
             augment_in_worker(augment, [into], self.seed, distorted, images, [[0]])
-        return _joined_results(parts, rows, images, results, view)
+        return _joined_results(parts, [part.rows for part in groups], images, results, view)
+
+    def _split(self, parts: Parts) -> list[_Part]:
+        """Return what is fetched of each group."""
+        sources, counts = [source for source, _ in parts.parts], [len(part.ids) for _, part in parts.parts]
+        requests = [request for _, request in parts.parts]
+        origin = Origin(
+            sources=np.repeat(np.array(sources, np.int64), counts),
+            epochs=np.repeat(np.array([each.epoch for each in requests], np.int64), counts),
+            ids=np.concatenate([each.ids for each in requests]),
+            occurrence=np.concatenate(
+                [np.zeros_like(each.ids) if each.occurrence is None else each.occurrence for each in requests]
+            ),
+        )
+        groups = self._group_of[sources]
+        ends = [*(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
+        rows = np.cumsum([0, *counts]).tolist()
+        found = []
+        for start, end in zip([0, *ends[:-1]], ends, strict=True):
+            group, own = int(groups[start]), slice(rows[start], rows[end])
+            part = Origin(*(column[own] for column in origin))
+            part = part._replace(sources=part.sources - self._first_of[group])
+            ids, occurrence = parts.ids[own] - self._offsets[group], parts.occurrence[own]
+            found.append(_Part(group, own, Request(parts.epoch, ids, occurrence, origin=part)))
+        return found
 
     def _decoded_together(
-        self, parts: Parts, rows: list[slice], out: Tensor, threads: int
+        self, parts: Parts, groups: list[_Part], out: Tensor, threads: int
     ) -> tuple[list[FetchResult | None], View | None]:
-        """Decode the images of all parts in one call.
+        """Decode the images of all groups in one call.
 
         Returns:
-            A result for each part, None for a part that needs more than the decoder; and the view of all
-            rows.
+            A result for each group, None for one that needs more than the decoder; and the view of all rows.
         """
-        nothing: list[FetchResult | None] = [None] * len(parts.parts)
-        if self._decoder is None or len(parts.parts) == 1:
+        nothing: list[FetchResult | None] = [None] * len(groups)
+        if self._decoder is None:
             return nothing, None
         process = os.getpid()
-        fetchers = [self.fetchers[source] for source, _ in parts.parts]
-        requests = [request for _, request in parts.parts]
-        pairs = list(zip(fetchers, requests, strict=True))
+        pairs = [(self._groups[part.group], part.request) for part in groups]
+        rows = [part.rows for part in groups]
         try:
             labels = [
-                None if fetcher.split.targets else fetcher.read_labels(request.ids)
+                None if fetcher.split.targets is not None else fetcher.read_labels(request.ids)
                 for fetcher, request in pairs
             ]
             files = [file for fetcher, request in pairs for file in fetcher.shards.images(request.ids)]
             sizes = image_sizes(files).numpy()
             if not sizes.all():
                 return nothing, None
-            views = self._views(pairs, rows, sizes, (int(out.shape[-2]), int(out.shape[-1])))
+            views, size = [], (int(out.shape[-2]), int(out.shape[-1]))
+            for (fetcher, request), where in zip(pairs, rows, strict=True):
+                views += fetcher.draw_views(request, sizes[where], [size])
             view = joined(views)
             end_if_forked()  # a source and a crop may be the user's own
             places = None if view.places is None else _places(pairs, rows, view)
@@ -171,46 +209,38 @@ class MixedFetcher:
             is_broken = status.numpy() != Status.OK
             found = nothing.copy()
             for number, (fetcher, request) in enumerate(pairs):
-                if is_broken[rows[number]].any():
+                where = rows[number]
+                if is_broken[where].any():
                     continue
                 if fetcher.split.targets is not None:
-                    where = rows[number]
-                    drawn = views[number] if len(views) > 1 else view.rows(_numbers(where))
-                    drawn_for = parts.request.rows(_numbers(where))
                     decoded = Decoded([out[where]], status[where], nbytes=sum(map(len, files[where])))
-                    found[number] = fetcher.finish(request, drawn, decoded, threads, drawn_for)
+                    drawn_for = parts.request.rows(_numbers(where))
+                    found[number] = fetcher.finish(request, views[number], decoded, threads, drawn_for)
                     check_forks(process)
                     fetcher.check_unchanged(request)
                     continue
                 texts = fetcher.read_texts(request)
                 if not any(isinstance(each, ShardError) for each in texts):
-                    batch = fetcher.labelled(out[rows[number]], request.ids, labels[number], texts)
-                    found[number] = FetchResult(batch=batch, nbytes=sum(map(len, files[rows[number]])))
+                    batch = fetcher.labelled(out[where], request.ids, labels[number], texts)
+                    found[number] = FetchResult(batch=batch, nbytes=sum(map(len, files[where])))
                     fetcher.check_unchanged(request)
         except OF_THE_RESULT:  # which the fetcher of its source returns, with the sample
             return nothing, None
         return found, view
 
-    def _views(
-        self,
-        pairs: list[tuple[Fetcher, Request]],
-        rows: list[slice],
-        sizes: npt.NDArray[np.int32],
-        size: tuple[int, int],
-    ) -> list[View]:
-        """Draw a view of each part, or of all rows at once if the crops are alike: 2% of a batch's time."""
-        if self._are_alike:
-            return [draw_together([(fetcher.drawing, request) for fetcher, request in pairs], sizes, size)]
-        views = []
-        for (fetcher, request), where in zip(pairs, rows, strict=True):
-            views += fetcher.draw_views(request, sizes[where], [size])
-        return views
 
+class _Part(NamedTuple):
+    """The rows of a batch that one group of sources makes.
 
-def _rows(parts: Parts) -> list[slice]:
-    """Return the rows of each part."""
-    ends = np.cumsum([len(request.ids) for _, request in parts.parts]).tolist()
-    return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+    Attributes:
+        group: Number of the group.
+        rows: In the batch.
+        request: With the numbers over all sources of the group.
+    """
+
+    group: int
+    rows: slice
+    request: Request
 
 
 def _numbers(rows: slice) -> Int64:
@@ -221,7 +251,7 @@ def _places(pairs: list[tuple[Fetcher, Request]], rows: list[slice], view: View)
     """Return where the boxes of all rows go, each in the colour of its source's crop."""
     tables = []
     for (fetcher, request), where in zip(pairs, rows, strict=True):
-        table = fetcher.drawing.places([view.rows(_numbers(where))], [0], request.epoch)
+        table = fetcher.drawing.places([view.rows(_numbers(where))], [0], request)
         assert table is not None  # the view has places
         table[:, 0] += where.start
         tables.append(table)
@@ -229,7 +259,7 @@ def _places(pairs: list[tuple[Fetcher, Request]], rows: list[slice], view: View)
 
 
 def _decoder_of(fetchers: list[Fetcher]) -> Fetcher | None:
-    """Return a fetcher whose decoder may decode for all sources; None if they differ, or need more."""
+    """Return a fetcher whose decoder may decode for all groups; None if they differ, or need more."""
     first = fetchers[0]
     for each in fetchers:
         split = each.split

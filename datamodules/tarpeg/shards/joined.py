@@ -1,0 +1,73 @@
+"""Several sources as one: the samples of the first, then those of the second, and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from .index import Int64
+from .source import Source
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Joined(Source):
+    """The samples of several sources, numbered one source after another.
+
+    Args:
+        parts: The sources.
+    """
+
+    def __init__(self, parts: Sequence[Source]) -> None:
+        self.parts = list(parts)
+        self.offsets = np.cumsum([0, *map(len, self.parts)])
+
+    def __len__(self) -> int:
+        return int(self.offsets[-1])
+
+    def places(self, ids: npt.ArrayLike) -> tuple[Int64, Int64]:
+        """Return the source of samples ids [B], and their numbers in it: int64 [B] each."""
+        numbers = np.asarray(ids, np.int64)
+        sources = np.searchsorted(self.offsets, numbers, side="right") - 1
+        return sources, numbers - self.offsets[sources]
+
+    def runs(self, ids: npt.ArrayLike) -> list[tuple[int, Int64]]:
+        """Return the samples ids [B] in their order: number of a source, and those that follow each other."""
+        sources, numbers = self.places(ids)
+        ends = [*(np.flatnonzero(sources[1:] != sources[:-1]) + 1).tolist(), len(numbers)]
+        starts = [0, *ends[:-1]] if len(numbers) else []
+        return [(int(sources[start]), numbers[start:end]) for start, end in zip(starts, ends, strict=False)]
+
+    def keys(self, ids: npt.ArrayLike) -> list[str]:  # noqa: D102 (here and below: as in Source)
+        return [key for part, own in self.runs(ids) for key in self.parts[part].keys(own)]
+
+    def members(self, ids: npt.ArrayLike, extension: str) -> list[bytes | None]:  # noqa: D102
+        return [each for part, own in self.runs(ids) for each in self.parts[part].members(own, extension)]
+
+    def extensions(self, id: int) -> list[str]:  # noqa: D102
+        ((part, (own,)),) = self.runs([id])
+        return self.parts[part].extensions(int(own))
+
+    def images(self, ids: npt.ArrayLike) -> list[Tensor]:  # noqa: D102
+        return [image for part, own in self.runs(ids) for image in self.parts[part].images(own)]
+
+    def labels(self, ids: npt.ArrayLike, extension: str = "cls") -> Tensor:  # noqa: D102
+        import torch
+
+        return torch.cat([self.parts[part].labels(own, extension) for part, own in self.runs(ids)])
+
+    def sizes(self, ids: npt.ArrayLike) -> npt.NDArray[np.int32]:  # noqa: D102
+        return np.concatenate([self.parts[part].sizes(own) for part, own in self.runs(ids)])
+
+    def shard(self, id: int) -> str | Path:  # noqa: D102
+        ((part, (own,)),) = self.runs([id])
+        return self.parts[part].shard(int(own))
+
+    def check_unchanged(self, ids: npt.ArrayLike) -> None:  # noqa: D102
+        for part, own in self.runs(ids):
+            self.parts[part].check_unchanged(own)
