@@ -16,7 +16,7 @@ from ..errors import ShardError, Status
 from ..ops.decode import image_sizes
 from ..sampling.geometry import View, joined
 from ..sampling.rng import Int64
-from ..sampling.sampler import Origin, Request
+from ..sampling.sampler import Request
 from ..transforms.pixels import PixelFormat
 from . import targets
 from .augmenting import augment_in_worker
@@ -33,7 +33,6 @@ from .batch import (
 )
 from .fetch import OF_THE_RESULT, Fetcher, check_forks
 from .grouping import groups_of, together
-from .mixed_feed import Parts
 from .resize_first import resizes_first
 from .split import Split
 from .workers import end_if_forked
@@ -80,33 +79,35 @@ class MixedFetcher:
         """Describe a sample of which the source is not known."""
         return f"sample {id} of one of the sources of the mixture"
 
-    def first_of(self, parts: Parts) -> str:
+    def first_of(self, request: Request) -> str:
         """Describe the first sample of a batch."""
-        source, first = parts.parts[0]
-        return self.fetchers[source].first_of(first)
+        origin = request.origin
+        assert origin is not None
+        first = self.fetchers[int(origin.sources[0])]
+        return first.where(int(origin.ids[0]))
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the images."""
         return self._whole[0].dtype
 
-    def shape(self, parts: Parts) -> Shape:
+    def shape(self, request: Request) -> Shape:
         """Shape of the images."""
-        source, first = parts.parts[0]
-        shape = self._groups[self._group_of[source]].shape(first)
-        return (len(parts.ids), *shape[1:])
+        part = self._split(request)[0]
+        shape = self._groups[part.group].shape(part.request)
+        return (len(request.ids), *shape[1:])
 
-    def views_of(self, parts: Parts) -> list[View]:
+    def views_of(self, request: Request) -> list[View]:
         """Draw the view of a batch from the sizes of its images, which the indexes have: none is read."""
         views = []
-        for part in self._split(parts):
+        for part in self._split(request):
             views += self._groups[part.group].views_of(part.request)
         return [joined(views)]
 
-    def read_texts(self, parts: Parts) -> list[Any]:
+    def read_texts(self, request: Request) -> list[Any]:
         """Read the captions of samples, see ``Fetcher.read_texts``."""
         found: list[Any] = []
-        for part in self._split(parts):
+        for part in self._split(request):
             found += self._groups[part.group].read_texts(part.request)
         return found
 
@@ -120,63 +121,65 @@ class MixedFetcher:
             found.append(fetcher.nbytes(request) + max(wider, 0) * int(np.prod(shape)))
         return max(found)
 
-    def fetch(self, parts: Parts, out: Images | Callable[[Shape], Images], threads: int = 1) -> FetchResult:
+    def fetch(
+        self, request: Request, out: Images | Callable[[Shape], Images], threads: int = 1
+    ) -> FetchResult:
         """Fetch the rows of each group; the first error is that of the batch."""
-        groups = self._split(parts)
+        groups = self._split(request)
         if len(groups) == 1:
             (part,) = groups
-            result = self._whole[part.group].fetch(part.request, out, threads, parts.request)
+            result = self._whole[part.group].fetch(part.request, out, threads, request)
             views = () if result.request is None else result.request.views
-            result.request = parts.request._replace(views=views)
+            result.request = request._replace(views=views)
             return result
-        shape: Any = self.shape(parts)
+        shape: Any = self.shape(request)
         images: Tensor = out(shape) if callable(out) else out
         augment, into = self.pixels.worker_augment, images
         if augment is not None:
             into = empty_images(shape, self._groups[0].dtype)
-        together, view = self._decoded_together(parts, groups, into, threads)
+        together, view = self._decoded_together(request, groups, into, threads)
         results = []
         for number, part in enumerate(groups):
             known = together[number]
             if known is not None:
                 results.append(known)
                 continue
-            drawn_for = parts.request.rows(_numbers(part.rows))
+            drawn_for = request.rows(_numbers(part.rows))
             result = self._groups[part.group].fetch(part.request, into[part.rows], threads, drawn_for)
             if result.error is not None:
-                return FetchResult(error=result.error, notes=result.notes, request=parts.request)
+                return FetchResult(error=result.error, notes=result.notes, request=request)
             results.append(result)
         if augment is not None:
-            distorted = parts.request if self.pixels.distorts else None
+            distorted = request if self.pixels.distorts else None
             augment_in_worker(augment, [into], self.seed, distorted, images, [[0]])
-        return _joined_results(parts, [part.rows for part in groups], images, results, view)
+        return _joined_results(request, [part.rows for part in groups], images, results, view)
 
-    def _split(self, parts: Parts) -> list[_Part]:
+    def _split(self, request: Request) -> list[_Part]:
         """Return what is fetched of each group."""
-        sources, counts = [source for source, _ in parts.parts], [len(part.ids) for _, part in parts.parts]
-        requests = [request for _, request in parts.parts]
-        origin = Origin(
-            sources=np.repeat(np.array(sources, np.int64), counts),
-            epochs=np.repeat(np.array([each.epoch for each in requests], np.int64), counts),
-            ids=np.concatenate([each.ids for each in requests]),
-            occurrence=np.concatenate(
-                [np.zeros_like(each.ids) if each.occurrence is None else each.occurrence for each in requests]
-            ),
-        )
-        groups = self._group_of[sources]
+        origin = request.origin
+        assert origin is not None
+        groups = self._group_of[origin.sources]
+        first = int(groups[0])
+        if first == groups[-1]:  # sources, and with them groups, come in their order
+            return [_Part(first, slice(0, len(groups)), self._own(request, first))]
         ends = [*(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
-        rows = np.cumsum([0, *counts]).tolist()
         found = []
         for start, end in zip([0, *ends[:-1]], ends, strict=True):
-            group, own = int(groups[start]), slice(rows[start], rows[end])
-            part = Origin(*(column[own] for column in origin))
-            part = part._replace(sources=part.sources - self._first_of[group])
-            ids, occurrence = parts.ids[own] - self._offsets[group], parts.occurrence[own]
-            found.append(_Part(group, own, Request(parts.epoch, ids, occurrence, origin=part)))
+            group, rows = int(groups[start]), slice(start, end)
+            found.append(_Part(group, rows, self._own(request.rows(_numbers(rows)), group)))
         return found
 
+    def _own(self, request: Request, group: int) -> Request:
+        """Return a request for samples of one group with its own numbers."""
+        origin, first = request.origin, self._first_of[group]
+        if not first:
+            return request
+        assert origin is not None
+        origin = origin._replace(sources=origin.sources - first)
+        return request._replace(ids=request.ids - self._offsets[group], origin=origin)
+
     def _decoded_together(
-        self, parts: Parts, groups: list[_Part], out: Tensor, threads: int
+        self, asked: Request, groups: list[_Part], out: Tensor, threads: int
     ) -> tuple[list[FetchResult | None], View | None]:
         """Decode the images of all groups in one call.
 
@@ -214,7 +217,7 @@ class MixedFetcher:
                     continue
                 if fetcher.split.targets is not None:
                     decoded = Decoded([out[where]], status[where], nbytes=sum(map(len, files[where])))
-                    drawn_for = parts.request.rows(_numbers(where))
+                    drawn_for = asked.rows(_numbers(where))
                     found[number] = fetcher.finish(request, views[number], decoded, threads, drawn_for)
                     check_forks(process)
                     fetcher.check_unchanged(request)
@@ -274,7 +277,7 @@ def _decoder_of(fetchers: list[Fetcher]) -> Fetcher | None:
 
 
 def _joined_results(
-    parts: Parts, rows: list[slice], images: Tensor, results: list[FetchResult], view: View | None
+    request: Request, rows: list[slice], images: Tensor, results: list[FetchResult], view: View | None
 ) -> FetchResult:
     """Return the result of a batch from those of its parts.
 
@@ -290,7 +293,7 @@ def _joined_results(
         view = joined(views)
     found = FetchResult(
         batch=_joined_batch(images, [result.batch for result in results]),
-        request=parts.request._replace(views=(view,)),
+        request=request._replace(views=(view,)),
     )
     notes: list[str] = []
     left_out: list[int] = []

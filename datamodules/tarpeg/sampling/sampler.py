@@ -101,10 +101,13 @@ class Request(NamedTuple):
             view: Number of the view, one for all samples or ``[B]``.
             start: How many numbers of that view come before.
         """
-        if self.origin is not None:
-            first = rng.first_draw(self.origin.occurrence, view) + start
-            parts = [(seed, epoch, rows.stop - rows.start) for rows, _, epoch in self.origin.runs()]
-            return rng.uniforms_of_parts(parts, self.origin.ids, count, stream, first)
+        origin = self.origin
+        if origin is not None:
+            first, epochs = rng.first_draw(origin.occurrence, view) + start, origin.epochs
+            if len(epochs) and (epochs == epochs[0]).all():  # mostly
+                return rng.uniforms(seed, int(epochs[0]), origin.ids, count, stream, first)
+            parts = [(seed, epoch, rows.stop - rows.start) for rows, _, epoch in origin.runs()]
+            return rng.uniforms_of_parts(parts, origin.ids, count, stream, first)
         occurrence = np.zeros_like(self.ids) if self.occurrence is None else self.occurrence
         first = rng.first_draw(occurrence, view) + start
         return rng.uniforms(seed, self.epoch, self.ids, count, stream, first)
