@@ -112,7 +112,7 @@ class Drawing:
                 views.append(self._view_among(request, number, methods, sizes, results[number]))
             else:
                 uniforms = self.uniforms(request, number, methods.crop)
-                views.append(self._view(request.ids, uniforms, number, methods, sizes, results[number]))
+                views.append(self.view_of(request.ids, uniforms, number, methods, sizes, results[number]))
         return views
 
     def view(self, request: Request, number: int | Int64, sizes: npt.NDArray[np.int32], size: Size) -> View:
@@ -127,7 +127,7 @@ class Drawing:
         place = number if isinstance(number, int) else 0
         methods = self.crops(request.epoch)[place]
         uniforms = self.uniforms(request, number, methods.crop)
-        return self._view(request.ids, uniforms, place, methods, sizes, size)
+        return self.view_of(request.ids, uniforms, place, methods, sizes, size)
 
     def places(
         self, views: Sequence[View], order: Sequence[int], request: Request, first: int = 0
@@ -179,7 +179,7 @@ class Drawing:
         """
         crop: Any = self.crops(request.epoch)[0].crop
         uniforms = crop.draws_of_partners(self.uniforms(request, 0, crop)[rows, 1:])
-        return self._view(ids, uniforms, 0, methods_of(crop.crop), sizes, pair(crop.size))
+        return self.view_of(ids, uniforms, 0, methods_of(crop.crop), sizes, pair(crop.size))
 
     def object_keys(self, request: Request, row: int, count: int) -> rng.Float64:
         """Draw a number for each of the objects that may be pasted into a row."""
@@ -210,7 +210,7 @@ class Drawing:
         """Draw the numbers of a view: that of the flip, and those of the crop, in one of its rounds."""
         return request.uniforms(self.seed, crop.draws + 1, _CROP, number, round * (crop.draws + 1))
 
-    def _view(
+    def view_of(
         self,
         ids: Int64,
         uniforms: rng.Float64,

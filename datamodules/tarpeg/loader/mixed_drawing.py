@@ -48,9 +48,20 @@ class MixedDrawing(Drawing):
         request = self.located(request)
         if self._are_alike:
             return super().views(request, sizes, results)
+        crops = [each.crops(0)[0] for each in self.drawings]
+        if any(each.boxes_among is not None or each.at_size is not None for each in crops):
+            found = [
+                drawing.views(own, sizes[rows], results)[0] for rows, drawing, own in self._runs(request)
+            ]
+            return [joined(found)]
+        # The first numbers are the same, whatever their count: all are drawn together.
+        most = max((each.crop for each in crops), key=lambda crop: crop.draws)
+        uniforms, (size, *_) = self.uniforms(request, 0, most), results or self.largest(request.epoch)
         found = []
         for rows, drawing, own in self._runs(request):
-            found += drawing.views(own, sizes[rows], results)
+            (methods,) = drawing.crops(own.epoch)
+            numbers = uniforms[rows, : methods.crop.draws + 1]
+            found.append(drawing.view_of(own.ids, numbers, 0, methods, sizes[rows], size))
         return [joined(found)]
 
     def places(

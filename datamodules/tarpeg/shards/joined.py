@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def own_numbers(source: Source, ids: Int64) -> list[int]:
+    """Return the numbers of samples ids [B] in the source that they come from."""
+    own: list[int] = (source.places(ids)[1] if isinstance(source, Joined) else ids).tolist()
+    return own
+
+
 class Joined(Source):
     """The samples of several sources, numbered one source after another.
 
