@@ -112,7 +112,7 @@ class Drawing:
                 views.append(self._view_among(request, number, methods, sizes, results[number]))
             else:
                 uniforms = self.uniforms(request, number, methods.crop)
-                views.append(self.view_of(request.ids, uniforms, number, methods, sizes, results[number]))
+                views.append(self._view(request.ids, uniforms, number, methods, sizes, results[number]))
         return views
 
     def view(self, request: Request, number: int | Int64, sizes: npt.NDArray[np.int32], size: Size) -> View:
@@ -127,7 +127,7 @@ class Drawing:
         place = number if isinstance(number, int) else 0
         methods = self.crops(request.epoch)[place]
         uniforms = self.uniforms(request, number, methods.crop)
-        return self.view_of(request.ids, uniforms, place, methods, sizes, size)
+        return self._view(request.ids, uniforms, place, methods, sizes, size)
 
     def places(
         self, views: Sequence[View], order: Sequence[int], request: Request, first: int = 0
@@ -179,7 +179,7 @@ class Drawing:
         """
         crop: Any = self.crops(request.epoch)[0].crop
         uniforms = crop.draws_of_partners(self.uniforms(request, 0, crop)[rows, 1:])
-        return self.view_of(ids, uniforms, 0, methods_of(crop.crop), sizes, pair(crop.size))
+        return self._view(ids, uniforms, 0, methods_of(crop.crop), sizes, pair(crop.size))
 
     def object_keys(self, request: Request, row: int, count: int) -> rng.Float64:
         """Draw a number for each of the objects that may be pasted into a row."""
@@ -210,7 +210,7 @@ class Drawing:
         """Draw the numbers of a view: that of the flip, and those of the crop, in one of its rounds."""
         return request.uniforms(self.seed, crop.draws + 1, _CROP, number, round * (crop.draws + 1))
 
-    def view_of(
+    def _view(
         self,
         ids: Int64,
         uniforms: rng.Float64,
@@ -220,17 +220,27 @@ class Drawing:
         size: Size,
     ) -> View:
         """Return one view that these numbers draw."""
-        crop, known = methods.crop, sizes[:, 0] > 0
+        boxes = self.known_boxes(methods.crop, sizes, uniforms[:, 1:], ids)
+        flips = uniforms[:, 0] < self.flip_shares(ids, number)
+        return self.placed(methods, View(sizes.copy(), boxes, flips, size))
+
+    def known_boxes(
+        self, crop: Crop, sizes: npt.NDArray[np.int32], draws: rng.Float64, ids: Int64
+    ) -> npt.NDArray[np.int32]:
+        """Return the boxes of a crop, [B, 4], or [B, 8] with their places; zeros without a known size."""
+        known = sizes[:, 0] > 0
         if known.all() and len(ids):  # no copies
-            boxes = self._boxes(crop, sizes, uniforms[:, 1:], ids)
-        else:
-            boxes = np.zeros((len(sizes), 4), np.int32)
-            if known.any():
-                found = self._boxes(crop, sizes[known], uniforms[known, 1:], ids[known])
-                boxes = np.zeros((len(sizes), found.shape[1]), np.int32)
-                boxes[known] = found
-        view = View(sizes.copy(), boxes, uniforms[:, 0] < self.flip_shares(ids, number), size)
-        return view if boxes.shape[1] == 4 else _placed(methods, view)
+            return self._boxes(crop, sizes, draws, ids)
+        boxes = np.zeros((len(sizes), 4), np.int32)
+        if known.any():
+            found = self._boxes(crop, sizes[known], draws[known], ids[known])
+            boxes = np.zeros((len(sizes), found.shape[1]), np.int32)
+            boxes[known] = found
+        return boxes
+
+    def placed(self, methods: CropMethods, view: View) -> View:
+        """Return a view whose boxes [B, 8] have places in them with these apart."""
+        return view if view.boxes.shape[1] == 4 else _placed(methods, view)
 
     def _view_among(
         self,

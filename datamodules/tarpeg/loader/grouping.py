@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -112,11 +114,18 @@ def _have_the_same_steps(one: Pipeline, other: Pipeline) -> bool:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two settings are the same: of a user's own objects, whether they are one."""
+    """Whether two settings are the same: of a user's own objects, whether they are one.
+
+    Steps of torchvision are if they were made alike: they have settings, and no state.
+    """
     one, other = original(one), original(other)
     if one is other:
         return True
     if type(one) is not type(other):
+        return False
+    if type(one).__module__.startswith("torchvision.transforms."):
+        with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):  # of a function in it
+            return pickle.dumps(one) == pickle.dumps(other)
         return False
     if isinstance(one, Mapping):
         return list(one) == list(other) and all(_is_same(one[name], other[name]) for name in one)

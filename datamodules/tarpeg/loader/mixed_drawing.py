@@ -30,7 +30,11 @@ class MixedDrawing(Drawing):
     drawings: Sequence[Drawing] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
-        self._are_alike = _are_alike(self.drawings)
+        # No crop of a mixture changes with the epoch.
+        self._crops = [each.crops(0)[0] for each in self.drawings]
+        self._most = max((each.crop for each in self._crops), key=lambda crop: crop.draws)
+        self._are_alone = any(each.boxes_among or each.at_size for each in self._crops)
+        self._are_alike = _are_alike([each.crop for each in self._crops])
         self._flips = np.array([each.split.pipelines[0].flip for each in self.drawings])
 
     def located(self, request: Request) -> Request:
@@ -48,21 +52,27 @@ class MixedDrawing(Drawing):
         request = self.located(request)
         if self._are_alike:
             return super().views(request, sizes, results)
-        crops = [each.crops(0)[0] for each in self.drawings]
-        if any(each.boxes_among is not None or each.at_size is not None for each in crops):
+        if self._are_alone:
             found = [
                 drawing.views(own, sizes[rows], results)[0] for rows, drawing, own in self._runs(request)
             ]
             return [joined(found)]
-        # The first numbers are the same, whatever their count: all are drawn together.
-        most = max((each.crop for each in crops), key=lambda crop: crop.draws)
-        uniforms, (size, *_) = self.uniforms(request, 0, most), results or self.largest(request.epoch)
-        found = []
-        for rows, drawing, own in self._runs(request):
-            (methods,) = drawing.crops(own.epoch)
-            numbers = uniforms[rows, : methods.crop.draws + 1]
-            found.append(drawing.view_of(own.ids, numbers, 0, methods, sizes[rows], size))
-        return [joined(found)]
+        (size,) = results or self.largest(request.epoch)
+        return [self._drawn_together(request, sizes, size)]
+
+    def _drawn_together(self, request: Request, sizes: npt.NDArray[np.int32], size: Size) -> View:
+        """Draw all numbers by one call: the first ones are the same, whatever their count."""
+        origin = request.origin
+        assert origin is not None
+        uniforms, boxes = self.uniforms(request, 0, self._most), []
+        for rows, source, _ in origin.runs():
+            crop = self._crops[source].crop
+            draws = uniforms[rows, 1 : crop.draws + 1]
+            boxes.append(self.drawings[source].known_boxes(crop, sizes[rows], draws, origin.ids[rows]))
+        if any(each.shape[1] == 8 for each in boxes):
+            boxes = [_with_places(each, size) for each in boxes]
+        flips = uniforms[:, 0] < self._flips[origin.sources]
+        return self.placed(self._crops[0], View(sizes.copy(), np.concatenate(boxes), flips, size))
 
     def places(
         self, views: Sequence[View], order: Sequence[int], request: Request, first: int = 0
@@ -105,11 +115,18 @@ class MixedDrawing(Drawing):
             )
 
 
-def _are_alike(drawings: Sequence[Drawing]) -> bool:
+def _with_places(boxes: Int32, size: Size) -> Int32:
+    """Return boxes [B, 8], each with its place; without one, it becomes the whole result."""
+    if boxes.shape[1] == 8:
+        return boxes
+    whole = np.tile(np.array([0, 0, *size], np.int32), (len(boxes), 1))
+    return np.concatenate([boxes, whole], axis=1)
+
+
+def _are_alike(crops: Sequence[Crop]) -> bool:
     """Whether all sources have one crop of this package: its boxes are functions of each row alone.
 
     A user's own crop may look at all rows.
     """
-    crops = [methods.crop for each in drawings for methods in each.crops(0)]
     is_own = type(crops[0]).__module__.rpartition(".")[0] == _SAMPLING
     return is_own and all(type(each) is type(crops[0]) and each == crops[0] for each in crops)
