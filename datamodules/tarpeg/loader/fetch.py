@@ -260,19 +260,35 @@ class Fetcher:
         return views, decoded
 
     def finish(
-        self, request: Request, view: View, decoded: Decoded, threads: int, drawn_for: Request
+        self,
+        encoded: Encoded,
+        view: View,
+        decoded: Decoded,
+        labels: Tensor | None,
+        out: Tensor,
+        threads: int,
+        drawn_for: Request,
     ) -> FetchResult:
-        """Read the targets of images that were decoded together with others, and assemble the batch.
+        """Do what comes after decoding, for images that were decoded together with others.
 
         Args:
-            request: Epoch and ids of the samples.
+            encoded: The samples.
             view: What was drawn for them.
             decoded: Its images, all of which are decoded.
+            labels: Their labels; None: they are read, if there are no targets.
+            out: Memory for the images: that of ``decoded`` without steps behind the decoder.
             threads: Number of threads that read targets.
             drawn_for: The request for which distortions are drawn.
         """
-        made = Made([view], decoded, self._read_targets(request.ids, [view], decoded, threads))
-        return self._assemble(request, [view.size], None, made, decoded.images[0], drawn_for)
+        views = [view]
+        self._run_python(encoded, views, decoded, out)
+        values = decoded.values
+        if self.split.texts:
+            values = self._read_texts(encoded.request, decoded)
+        elif values is None:
+            values = self._read_targets(encoded.request.ids, views, decoded, threads)
+        made = Made(views, decoded, values)
+        return self._assemble(encoded.request, [view.size], labels, made, out, drawn_for)
 
     def check_unchanged(self, request: Request) -> None:
         """Raise ShardError if a shard of the samples of a request has changed."""
@@ -428,6 +444,12 @@ class Fetcher:
     def _shape_of(self, shapes: Sequence[tuple[int, ...]], count: int) -> Shape:
         groups = [(len(views), count, *shapes[views[0]]) for views in self.split.view_groups]
         return groups[0][1:] if len(shapes) == 1 else of_sizes(groups)
+
+    def crops_in(self, out: Tensor, size: Size) -> Tensor:
+        """Return the memory of the decoder's crops: ``out``, or its own if there are steps behind it."""
+        if self.split.is_decoded_only:
+            return out
+        return empty_images(self._tensor_shape(len(out), size), self._crop_format.dtype)
 
     @property
     def _crop_format(self) -> PixelFormat:

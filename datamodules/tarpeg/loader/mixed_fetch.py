@@ -8,15 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..errors import ShardError, Status
-from ..ops.decode import image_sizes
+from ..errors import Status
 from ..sampling.geometry import View, joined
 from ..sampling.rng import Int64
 from ..sampling.sampler import Request
+from ..transforms.pipeline import Uncropped
 from ..transforms.pixels import PixelFormat
 from . import targets
 from .augmenting import augment_in_worker
@@ -24,6 +23,7 @@ from .batch import (
     TARGET_BATCHES,
     Batch,
     Decoded,
+    Encoded,
     ExtraBatch,
     FetchResult,
     Images,
@@ -68,8 +68,7 @@ class MixedFetcher:
         if pixels.worker_augment is not None:
             pixels = PixelFormat(moves=pixels.worker_augment if pixels.distorts else None)
         self._groups = [each.with_pixels(pixels) for each in self._whole]
-        # Of the groups whose images the decoder alone makes: one of them decodes for all.
-        self._decoder = _decoder_of(self._groups)
+        self._common = _common_of(self.fetchers, self._groups) if len(groups) > 1 else None
 
     def with_pixels(self, pixels: PixelFormat) -> MixedFetcher:
         """Return a fetcher of images in another format."""
@@ -137,12 +136,12 @@ class MixedFetcher:
         augment, into = self.pixels.worker_augment, images
         if augment is not None:
             into = empty_images(shape, self._groups[0].dtype)
-        together, view = self._decoded_together(request, groups, into, threads)
+        known = self._decoded_together(request, groups, into, threads)
         results = []
         for number, part in enumerate(groups):
-            known = together[number]
-            if known is not None:
-                results.append(known)
+            done = known[number]
+            if done is not None:
+                results.append(done)
                 continue
             drawn_for = request.rows(_numbers(part.rows))
             result = self._groups[part.group].fetch(part.request, into[part.rows], threads, drawn_for)
@@ -152,7 +151,7 @@ class MixedFetcher:
         if augment is not None:
             distorted = request if self.pixels.distorts else None
             augment_in_worker(augment, [into], self.seed, distorted, images, [[0]])
-        return _joined_results(request, [part.rows for part in groups], images, results, view)
+        return _joined_results(request, [part.rows for part in groups], images, results)
 
     def _split(self, request: Request) -> list[_Part]:
         """Return what is fetched of each group."""
@@ -179,57 +178,51 @@ class MixedFetcher:
         return request._replace(ids=request.ids - self._offsets[group], origin=origin)
 
     def _decoded_together(
-        self, asked: Request, groups: list[_Part], out: Tensor, threads: int
-    ) -> tuple[list[FetchResult | None], View | None]:
-        """Decode the images of all groups in one call.
+        self, request: Request, groups: list[_Part], out: Tensor, threads: int
+    ) -> list[FetchResult | None]:
+        """Read, draw and decode the images of all groups by one call each.
 
         Returns:
-            A result for each group, None for one that needs more than the decoder; and the view of all rows.
+            A result for each group; None for one that has images which the decoder does not make.
         """
-        nothing: list[FetchResult | None] = [None] * len(groups)
-        if self._decoder is None:
-            return nothing, None
+        found: list[FetchResult | None] = [None] * len(groups)
+        common = self._common
+        if common is None:
+            return found
         process = os.getpid()
-        pairs = [(self._groups[part.group], part.request) for part in groups]
-        rows = [part.rows for part in groups]
         try:
-            labels = [
-                None if fetcher.split.targets is not None else fetcher.read_labels(request.ids)
-                for fetcher, request in pairs
-            ]
-            files = [file for fetcher, request in pairs for file in fetcher.shards.images(request.ids)]
-            sizes = image_sizes(files).numpy()
-            if not sizes.all():
-                return nothing, None
-            views, size = [], (int(out.shape[-2]), int(out.shape[-1]))
-            for (fetcher, request), where in zip(pairs, rows, strict=True):
-                views += fetcher.draw_views(request, sizes[where], [size])
-            view = joined(views)
+            labels = None if common.split.targets is not None else common.read_labels(request.ids)
+            encoded = common.read(request)
+            if not encoded.sizes.all():
+                return found
+            size = int(out.shape[-2]), int(out.shape[-1])
+            (view,) = common.draw_views(request, encoded.sizes, [size])
             end_if_forked()  # a source and a crop may be the user's own
-            places = None if view.places is None else _places(pairs, rows, view)
-            _, status = self._decoder.resize(view.size, files, view.boxes, view.flips, out, threads, places)
+            crops = [self._groups[part.group].crops_in(out[part.rows], size) for part in groups]
+            places = common.drawing.places([view], [0], request)
+            _, status = common.resize(size, encoded.files, view.boxes, view.flips, crops, threads, places)
             check_forks(process)
             is_broken = status.numpy() != Status.OK
-            found = nothing.copy()
-            for number, (fetcher, request) in enumerate(pairs):
-                where = rows[number]
+            for number, part in enumerate(groups):
+                rows, where = _numbers(part.rows), part.rows
                 if is_broken[where].any():
                     continue
-                if fetcher.split.targets is not None:
-                    decoded = Decoded([out[where]], status[where], nbytes=sum(map(len, files[where])))
-                    drawn_for = asked.rows(_numbers(where))
-                    found[number] = fetcher.finish(request, views[number], decoded, threads, drawn_for)
-                    check_forks(process)
-                    fetcher.check_unchanged(request)
-                    continue
-                texts = fetcher.read_texts(request)
-                if not any(isinstance(each, ShardError) for each in texts):
-                    batch = fetcher.labelled(out[where], request.ids, labels[number], texts)
-                    found[number] = FetchResult(batch=batch, nbytes=sum(map(len, files[where])))
-                    fetcher.check_unchanged(request)
+                own = Encoded(part.request, encoded.files[where], encoded.sizes[where])
+                decoded = Decoded([crops[number]], status[where], nbytes=sum(map(len, own.files)))
+                found[number] = self._groups[part.group].finish(
+                    own,
+                    view.rows(rows),
+                    decoded,
+                    None if labels is None else labels[where],
+                    out[where],
+                    threads,
+                    request.rows(rows),
+                )
+                check_forks(process)
+            common.check_unchanged(request)
         except OF_THE_RESULT:  # which the fetcher of its source returns, with the sample
-            return nothing, None
-        return found, view
+            return [None] * len(groups)
+        return found
 
 
 class _Part(NamedTuple):
@@ -250,47 +243,25 @@ def _numbers(rows: slice) -> Int64:
     return np.arange(rows.start, rows.stop)
 
 
-def _places(pairs: list[tuple[Fetcher, Request]], rows: list[slice], view: View) -> npt.NDArray[np.int32]:
-    """Return where the boxes of all rows go, each in the colour of its source's crop."""
-    tables = []
-    for (fetcher, request), where in zip(pairs, rows, strict=True):
-        table = fetcher.drawing.places([view.rows(_numbers(where))], [0], request)
-        assert table is not None  # the view has places
-        table[:, 0] += where.start
-        tables.append(table)
-    return np.concatenate(tables)
-
-
-def _decoder_of(fetchers: list[Fetcher]) -> Fetcher | None:
-    """Return a fetcher whose decoder may decode for all groups; None if they differ, or need more."""
-    first = fetchers[0]
-    for each in fetchers:
-        split = each.split
-        is_plain = split.is_decoded_only and not split.runs_python and not split.has_parts
-        if not is_plain or resizes_first(split.pipelines[0], split.fidelity) is not None:
+def _common_of(fetchers: list[Fetcher], groups: list[Fetcher]) -> Fetcher | None:
+    """Return a fetcher that reads, draws and decodes for all sources; None if their decoding differs."""
+    first = groups[0]
+    for each in groups:
+        pipeline, split = each.split.pipelines[0], each.split
+        if isinstance(pipeline.crop, Uncropped) or resizes_first(pipeline, split.fidelity) is not None:
             return None
         is_alike = each.decoding == first.decoding and split.channels == first.split.channels
-        if not is_alike or split.pipelines[0].levels != first.split.pipelines[0].levels:
+        if not is_alike or each._crop_format != first._crop_format or pipeline.least is not None:
             return None
-    flipping = [each for each in fetchers if each.split.pipelines[0].flip]
-    return (flipping or fetchers)[0]
+    return together(fetchers).with_pixels(first.pixels)
 
 
 def _joined_results(
-    request: Request, rows: list[slice], images: Tensor, results: list[FetchResult], view: View | None
+    request: Request, rows: list[slice], images: Tensor, results: list[FetchResult]
 ) -> FetchResult:
-    """Return the result of a batch from those of its parts.
-
-    ``view``: of the parts whose results have no request.
-    """
-    if view is None or any(result.request is not None for result in results):
-        views: list[View] = []
-        for result, where in zip(results, rows, strict=True):
-            if result.request is not None:
-                views += result.request.views
-            elif view is not None:
-                views.append(view.rows(np.arange(where.start, where.stop)))
-        view = joined(views)
+    """Return the result of a batch from those of its parts."""
+    views = [view for result in results if result.request is not None for view in result.request.views]
+    view = joined(views)
     found = FetchResult(
         batch=_joined_batch(images, [result.batch for result in results]),
         request=request._replace(views=(view,)),
