@@ -122,3 +122,16 @@ def test_the_captions_of_a_mixture_and_broken_ones():
     (plan,) = plan_epoch(tarpeg.MixtureLoader(mixture, 5, workers=0)).captions
     assert (plan.name, plan.samples, plan.captions, plan.broken) == ("", 15, 14, 1)
     assert "1 samples have none or a broken one" in str(plan)
+
+
+def test_a_batch_of_several_views_or_parts_counts_once():
+    crops = {2: [RandomCrop(32)] * 2, 3: [RandomCrop(32), RandomCrop(16), RandomCrop(32)]}
+    for count, crop in crops.items():
+        plan = plan_epoch(Loader(Split(Pictures(), crop), batch_size=4, workers=0))
+        samples = plan.samples
+        assert {(each.batches, each.samples) for each in plan.shapes} == {(plan.batches, samples)}
+        assert plan.pixels == samples * {2: 2 * 32 * 32, 3: 2 * 32 * 32 + 16 * 16}[count]
+    split = Split(Pictures(), tarpeg.Mosaic(32), target=None)
+    plan = plan_epoch(Loader(split, batch_size=4, workers=0))
+    assert [(each.batches, each.samples) for each in plan.shapes] == [(plan.batches, plan.samples)]
+    assert plan.pixels == plan.samples * 32 * 32 and 0 <= plan.padding < 1

@@ -442,7 +442,10 @@ def test_preview_and_plan(tmp_path):
     images = sum(1 + number % 4 for number in range(COUNT))
     assert plan.images == images and f"{COUNT} samples with {images} images" in str(plan)
     assert plan.pixels == images * 32 * 32 and plan.batches == 3
-    assert tarpeg.plan_epoch(loader_of(pairs(tmp_path / "plan2.tar"), LIST)).images == 2 * COUNT
+    assert [(each.batches, each.samples) for each in plan.shapes] == [(3, COUNT)]
+    plan = tarpeg.plan_epoch(loader_of(pairs(tmp_path / "plan2.tar"), LIST))
+    assert plan.images == 2 * COUNT and plan.pixels == 2 * COUNT * 32 * 32
+    assert [(each.batches, each.samples, each.largest) for each in plan.shapes] == [(3, COUNT, 4)]
 
 
 def test_reading_ahead_asks_for_all_images_of_a_sample(tmp_path, monkeypatch):

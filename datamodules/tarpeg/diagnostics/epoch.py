@@ -171,19 +171,27 @@ def plan_epoch(loader: Loader, epoch: int = 0, *, captions: int = 10_000) -> Epo
     check_integer("captions", captions, 0)
     counts: dict[tuple[int, int], list[int]] = defaultdict(list)
     shown, enlarged, padded, pixels, drawn = 0.0, 0, 0, 0, 0
-    batches = 0
+    batches, images = 0, 0
     for views in loader.views(epoch):
         batches += 1
+        samples: dict[tuple[int, int], int] = {}  # of this batch, by the shapes of its views
         for view in views:
             known = view.is_known
             boxes, places = view.boxes[known].astype(np.float64), view.all_places[known].astype(np.float64)
             sizes = view.sizes[known].astype(np.float64)
             shown += float((boxes[:, 2:].prod(axis=1) / sizes.prod(axis=1)).sum())
             enlarged += int((boxes[:, 2:] < places[:, 2:]).any(axis=1).sum())
-            padded += int(known.sum()) * math.prod(view.size) - int(places[:, 2:].prod(axis=1).sum())
-            pixels += len(view) * math.prod(view.size)
+            # Several parts of a row are images of their own, or one image of several samples.
+            rows = len(view) if view.batch_rows is None else len(np.unique(view.batch_rows))
+            is_whole = view.batch_rows is not None and loader.split.image is None
+            shown_in = rows if is_whole else int(known.sum())
+            padded += shown_in * math.prod(view.size) - int(places[:, 2:].prod(axis=1).sum())
+            pixels += (rows if is_whole else len(view)) * math.prod(view.size)
             drawn += int(known.sum())
-            counts[view.size].append(len(view))
+            images += len(view)
+            samples[view.size] = rows
+        for shape, count in samples.items():
+            counts[shape].append(count)
     side = loader.split.patches.patch_size if loader.split.patches is not None else 0
     shapes = [
         ShapePlan(shape, len(each), sum(each), min(each), max(each), side) for shape, each in counts.items()
@@ -199,7 +207,7 @@ def plan_epoch(loader: Loader, epoch: int = 0, *, captions: int = 10_000) -> Epo
         padding=padded / max(pixels, 1),
         pixels=pixels,
         tokens=pixels // side**2 if side else 0,
-        images=sum(map(sum, counts.values())) if loader.split.image is not None else 0,
+        images=images if loader.split.image is not None else 0,
         captions=_plans_of_captions(loader, epoch, captions),
         on_device=loader.config.decodes_on_device,
     )

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ..errors import ShardError
 from ..ops.scanned import Scanned
 from ..sampling.rng import Float64, Int64
+from ..shards.joined import own_numbers
 from ..shards.labels import document_of, field_of
 from ..shards.source import Source, plain, where_of
 
@@ -113,8 +114,8 @@ def read_objects(
     Returns:
         Per sample, its value or a ShardError.
     """
-    texts, numbers = source.members(ids, place.extension), ids.tolist()
-    scanned = None if scan is None else _scanned(texts, numbers, place, image_id, scan)
+    texts, numbers, own = source.members(ids, place.extension), ids.tolist(), own_numbers(source, ids)
+    scanned = None if scan is None else _scanned(texts, own, place, image_id, scan)
     if scanned is not None:
         return scanned
     documents = _documents_of(source, numbers, place.extension, texts)
@@ -134,7 +135,7 @@ def read_objects(
     for row, part in zip(good, parts, strict=True):
         values[row] = part
         if not isinstance(part, ShardError):
-            number = numbers[row] if image_id is None else _number_of(documents[row], image_id)
+            number = own[row] if image_id is None else _number_of(documents[row], image_id)
             reason = f"field {image_id!r} is missing or not an integer of 64 bits"
             is_there = number is not None
             values[row] = (

@@ -95,7 +95,7 @@ class Composer:
         images = self._memory(out, view.size, count)
         # Of this memory only what lies under the chosen objects is touched.
         others = empty_images((len(behind), *images.shape[1:]), images.dtype)
-        places: Any = drawing.places([view], [0], request.epoch)
+        places: Any = drawing.places([view], [0], request)
         places[:, 0] = view.batch_rows
         places[behind, 0] = count + np.arange(len(behind))
         places[behind, 1:5], places[behind, 5:7] = places[behind, 5:9], 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -129,18 +129,20 @@ class Drawing:
         uniforms = self.uniforms(request, number, methods.crop)
         return self._view(request.ids, uniforms, place, methods, sizes, size)
 
-    def places(self, views: Sequence[View], order: Sequence[int], epoch: int, first: int = 0) -> Int32 | None:
+    def places(
+        self, views: Sequence[View], order: Sequence[int], request: Request, first: int = 0
+    ) -> Int32 | None:
         """Return where the boxes of these views go, see ``decode_sizes``; None if each is a whole image.
 
         Args:
             views: The views.
             order: Their order in the memory of the images.
-            epoch: Of the crops.
+            request: The samples that they were drawn for.
             first: Number of the first of the views.
         """
         if all(view.places is None for view in views):
             return None
-        crops, tables = self.crops(epoch), []
+        crops, tables = self.crops(request.epoch), []
         for place, number in enumerate(order):
             view = views[number]
             tables.append(self.table(view, place * len(view), crops[first + number].crop))
@@ -154,13 +156,17 @@ class Drawing:
             first: Number of its first image in the memory of all.
             crop: Of the view.
         """
-        colour = colour_of(crop)
         table = np.zeros((len(view), 12), np.int32)
         table[:, 0] = np.arange(first, first + len(view))
         table[:, 3:5] = view.size
         table[:, 5:9] = np.where(view.is_known[:, None], view.all_places, (0, 0, 1, 1))
-        table[:, 9:] = colour if self.split.channels == 3 else gray_of(colour)
+        table[:, 9:] = self.colour(crop)
         return table
+
+    def colour(self, crop: Crop) -> Sequence[int]:
+        """Return the three levels beside the boxes of a crop; for gray images the first is taken."""
+        colour = colour_of(crop)
+        return colour if self.split.channels == 3 else (gray_of(colour),) * 3
 
     def partners(self, request: Request, rows: Int64, ids: Int64, sizes: npt.NDArray[np.int32]) -> View:
         """Draw the views of samples whose objects are pasted into some rows of a request.
@@ -189,6 +195,11 @@ class Drawing:
         uniforms = rng.uniforms(self.seed, request.epoch, request.ids, count, _PARTNERS, first)
         return np.concatenate([ids, self.candidates_of(uniforms)], axis=1)
 
+    def others(self, request: Request, uniforms: rng.Float64) -> Iterator[Request]:
+        """Yield the requests for samples that may take the place of that of a request of one."""
+        for other in self.candidates_of(uniforms):
+            yield request._replace(ids=other[None])
+
     def candidates_of(self, uniforms: rng.Float64) -> Int64:
         """Return the candidates with these shares of their numbers."""
         if self.candidates is None:
@@ -197,9 +208,7 @@ class Drawing:
 
     def uniforms(self, request: Request, number: int | Int64, crop: Crop, round: int = 0) -> rng.Float64:
         """Draw the numbers of a view: that of the flip, and those of the crop, in one of its rounds."""
-        occurrence = np.zeros_like(request.ids) if request.occurrence is None else request.occurrence
-        first = rng.first_draw(occurrence, number) + round * (crop.draws + 1)
-        return rng.uniforms(self.seed, request.epoch, request.ids, crop.draws + 1, _CROP, first)
+        return request.uniforms(self.seed, crop.draws + 1, _CROP, number, round * (crop.draws + 1))
 
     def _view(
         self,
@@ -211,17 +220,27 @@ class Drawing:
         size: Size,
     ) -> View:
         """Return one view that these numbers draw."""
-        crop, known = methods.crop, sizes[:, 0] > 0
+        boxes = self.known_boxes(methods.crop, sizes, uniforms[:, 1:], ids)
+        flips = uniforms[:, 0] < self.flip_shares(ids, number)
+        return self.placed(methods, View(sizes.copy(), boxes, flips, size))
+
+    def known_boxes(
+        self, crop: Crop, sizes: npt.NDArray[np.int32], draws: rng.Float64, ids: Int64
+    ) -> npt.NDArray[np.int32]:
+        """Return the boxes of a crop, [B, 4], or [B, 8] with their places; zeros without a known size."""
+        known = sizes[:, 0] > 0
         if known.all() and len(ids):  # no copies
-            boxes = self._boxes(crop, sizes, uniforms[:, 1:], ids)
-        else:
-            boxes = np.zeros((len(sizes), 4), np.int32)
-            if known.any():
-                found = self._boxes(crop, sizes[known], uniforms[known, 1:], ids[known])
-                boxes = np.zeros((len(sizes), found.shape[1]), np.int32)
-                boxes[known] = found
-        view = View(sizes.copy(), boxes, uniforms[:, 0] < self.split.pipelines[number].flip, size)
-        return view if boxes.shape[1] == 4 else _placed(methods, view)
+            return self._boxes(crop, sizes, draws, ids)
+        boxes = np.zeros((len(sizes), 4), np.int32)
+        if known.any():
+            found = self._boxes(crop, sizes[known], draws[known], ids[known])
+            boxes = np.zeros((len(sizes), found.shape[1]), np.int32)
+            boxes[known] = found
+        return boxes
+
+    def placed(self, methods: CropMethods, view: View) -> View:
+        """Return a view whose boxes [B, 8] have places in them with these apart."""
+        return view if view.boxes.shape[1] == 4 else _placed(methods, view)
 
     def _view_among(
         self,
@@ -243,8 +262,12 @@ class Drawing:
             assert methods.boxes_among is not None
             found = methods.boxes_among(sizes[known], objects, draw)
             boxes[known] = self._checked(crop, found, sizes[known], request.ids[known])
-        flips = self.uniforms(request, number, crop)[:, 0] < self.split.pipelines[number].flip
+        flips = self.uniforms(request, number, crop)[:, 0] < self.flip_shares(request.ids, number)
         return View(sizes.copy(), boxes, flips, size, drops_by_centre=methods.drops_by_centre)
+
+    def flip_shares(self, ids: Int64, number: int) -> float | rng.Float64:
+        """Return the share of the samples that a view mirrors: one for all, or [B]."""
+        return self.split.pipelines[number].flip
 
     def _boxes(
         self, crop: Crop, sizes: npt.NDArray[np.int32], uniforms: rng.Float64, ids: Int64
@@ -274,44 +297,6 @@ class Drawing:
                 f"width) = {tuple(boxes[row].tolist())}, which is outside the image of {height} x {width}"
             )
         return np.ascontiguousarray(boxes, dtype=np.int32)
-
-
-def are_alike(drawings: Sequence[Drawing]) -> bool:
-    """Whether ``draw_together`` may draw for all of them: one view each, by one crop of this package.
-
-    The boxes of these are functions of each row alone; a user's own may look at all rows.
-    """
-    crops = [methods for each in drawings for methods in each.crops(0)]
-    first = crops[0]
-    if type(first.crop).__module__ != Crop.__module__ or len(crops) > len(drawings):
-        return False
-    return all(each.crop == first.crop and type(each.crop) is type(first.crop) for each in crops)
-
-
-def draw_together(parts: Sequence[tuple[Drawing, Request]], sizes: npt.NDArray[np.int32], size: Size) -> View:
-    """Draw the view of a batch with parts of several sources.
-
-    Args:
-        parts: What draws for each part, all alike, and its request.
-        sizes: Sizes of all images, int32 [B, 2].
-        size: Size of the results.
-
-    Raises:
-        BoxError: As ``Drawing.views``, but with the shard and key of another source.
-    """
-    crop = parts[0][0].crops(0)[0].crop
-    counts = [len(request.ids) for _, request in parts]
-    ids = np.concatenate([request.ids for _, request in parts])
-    occurrence = np.concatenate(
-        [np.zeros_like(each.ids) if each.occurrence is None else each.occurrence for _, each in parts]
-    )
-    seeds = [(each.seed, request.epoch, len(request.ids)) for each, request in parts]
-    uniforms = rng.uniforms_of_parts(seeds, ids, crop.draws + 1, _CROP, rng.first_draw(occurrence))
-    boxes = parts[0][0]._boxes(crop, sizes, uniforms[:, 1:], ids)
-    shares = [drawing.split.pipelines[0].flip for drawing, _ in parts]
-    flips = uniforms[:, 0] < np.repeat(shares, counts)
-    view = View(sizes, boxes, flips, size)
-    return view if boxes.shape[1] == 4 else _placed(parts[0][0].crops(0)[0], view)
 
 
 def pair(size: Sequence[int]) -> Size:

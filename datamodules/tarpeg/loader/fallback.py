@@ -97,7 +97,7 @@ class Fallback:
         results = [(out.shape[-2], out.shape[-1]) for _, out in sorted(outs.items())]
         drawn = self.drawing.views(request, np.array([[image.height, image.width]], np.int32), results)
         for number, (view, other) in enumerate(zip(views, drawn, strict=True)):
-            places = self.drawing.places([other], [0], request.epoch, number)
+            places = self.drawing.places([other], [0], request, number)
             self.draw(other, outs[number], places, image)
             view.put(row, other)
 

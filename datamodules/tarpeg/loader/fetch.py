@@ -56,6 +56,7 @@ from .config import OnError
 from .drawing import BoxError, Drawing, Size, pair
 from .fallback import Fallback
 from .many import ManyImages, RaggedSubstitutes
+from .mixed_drawing import MixedDrawing
 from .naflex import write_patches
 from .outcomes import Outcomes
 from .python_steps import PythonSteps, may_carry
@@ -98,6 +99,7 @@ class Fetcher:
         labels: What reads labels that are no plain integers; None for these.
         training: Whether captions are dropped, see ``Text``.
         most_images: The most images of a batch, of samples with a number of their own each.
+        drawings: Of several sources, whose samples are ``shards``, what draws for each; empty for one.
     """
 
     shards: Source
@@ -111,12 +113,14 @@ class Fetcher:
     labels: Labels | None = None
     training: bool = False
     most_images: MostImages | None = None
+    drawings: Sequence[Drawing] = ()
     # What the transform of each view returns, by the sizes of the crops.
     _found: dict[tuple[Size, ...], list[Outcome]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._carrier = carrier_of(self.split.targets, self.shards)
-        self.drawing = Drawing(self.shards, self.split, self.seed, self.candidates)
+        given = self.shards, self.split, self.seed, self.candidates
+        self.drawing = MixedDrawing(*given, drawings=self.drawings) if self.drawings else Drawing(*given)
         self._outcomes = Outcomes(
             source=self.shards,
             split=self.split,
@@ -260,19 +264,35 @@ class Fetcher:
         return views, decoded
 
     def finish(
-        self, request: Request, view: View, decoded: Decoded, threads: int, drawn_for: Request
+        self,
+        encoded: Encoded,
+        view: View,
+        decoded: Decoded,
+        labels: Tensor | None,
+        out: Tensor,
+        threads: int,
+        drawn_for: Request,
     ) -> FetchResult:
-        """Read the targets of images that were decoded together with others, and assemble the batch.
+        """Do what comes after decoding, for images that were decoded together with others.
 
         Args:
-            request: Epoch and ids of the samples.
+            encoded: The samples.
             view: What was drawn for them.
             decoded: Its images, all of which are decoded.
+            labels: Their labels; None: they are read, if there are no targets.
+            out: Memory for the images: that of ``decoded`` without steps behind the decoder.
             threads: Number of threads that read targets.
             drawn_for: The request for which distortions are drawn.
         """
-        made = Made([view], decoded, self._read_targets(request.ids, [view], decoded, threads))
-        return self._assemble(request, [view.size], None, made, decoded.images[0], drawn_for)
+        views = [view]
+        self._run_python(encoded, views, decoded, out)
+        values = decoded.values
+        if self.split.texts:
+            values = self._read_texts(encoded.request, decoded)
+        elif values is None:
+            values = self._read_targets(encoded.request.ids, views, decoded, threads)
+        made = Made(views, decoded, values)
+        return self._assemble(encoded.request, [view.size], labels, made, out, drawn_for)
 
     def check_unchanged(self, request: Request) -> None:
         """Raise ShardError if a shard of the samples of a request has changed."""
@@ -325,7 +345,7 @@ class Fetcher:
         files, groups = encoded.files, self.split.view_groups
         order = [number for group in groups for number in group]
         shapes = by_size(self._crop_shape([view.size for view in views], len(files)))
-        places = self.drawing.places(views, order, encoded.request.epoch)
+        places = self.drawing.places(views, order, encoded.request)
         if out is None and (len(shapes) > 1 or places is not None):
             out = [empty_images(shape, self._crop_format.dtype) for shape in shapes]
         flat = None if out is None else of_sizes([part.flatten(0, -4) for part in by_size(out)])
@@ -428,6 +448,12 @@ class Fetcher:
     def _shape_of(self, shapes: Sequence[tuple[int, ...]], count: int) -> Shape:
         groups = [(len(views), count, *shapes[views[0]]) for views in self.split.view_groups]
         return groups[0][1:] if len(shapes) == 1 else of_sizes(groups)
+
+    def crops_in(self, out: Tensor, size: Size) -> Tensor:
+        """Return the memory of the decoder's crops: ``out``, or its own if there are steps behind it."""
+        if self.split.is_decoded_only:
+            return out
+        return empty_images(self._tensor_shape(len(out), size), self._crop_format.dtype)
 
     @property
     def _crop_format(self) -> PixelFormat:

@@ -13,6 +13,7 @@ from ..errors import ShardError, check_integer
 from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards import pillow
+from ..shards.joined import own_numbers
 from ..shards.source import Source, missing, plain, where_of
 from .annotations import FieldError, Place, as_json, read_objects, slices_of, table_of
 from .covering import Cover, bounds_of
@@ -168,7 +169,8 @@ class InstanceMap:
             reason = error.reason if isinstance(error, pillow.RefusedError) else error
             return ShardError(f"{where_of(source, id)}: member {name!r}, a picture of objects: {reason}")
         height, width = picture.shape
-        return Instances(outlines._replace(image_id=id), labels, (height, width))
+        (number,) = own_numbers(source, np.array([id], np.int64))
+        return Instances(outlines._replace(image_id=number), labels, (height, width))
 
     def _labels_of(self, numbers: Int64) -> Int64:
         if self.divisor is None:

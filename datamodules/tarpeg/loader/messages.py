@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from ..sampling.geometry import View
-from ..sampling.sampler import Request
+from ..sampling.rng import Int64
+from ..sampling.sampler import Origin, Request
 from .batch import AnyBatch, FetchResult, Pieces, Shape
 
 
@@ -45,12 +46,13 @@ class Answer:
 
 
 class RequestMessage(TypedDict):
-    """A ``Request`` without its views; arrays are bytes."""
+    """A ``Request`` without its views; arrays are bytes, those of ``Origin`` in their order."""
 
     epoch: int
     ids: bytes
     occurrence: bytes | None
     size: tuple[int, int] | None
+    origin: list[bytes] | None
 
 
 class JobMessage(TypedDict):
@@ -127,18 +129,24 @@ def _request_message(request: Request) -> RequestMessage:
         "ids": request.ids.tobytes(),
         "occurrence": None if occurrence is None else occurrence.tobytes(),
         "size": request.size,
+        "origin": None if request.origin is None else [column.tobytes() for column in request.origin],
     }
 
 
 def _request_of(message: RequestMessage) -> Request:
     """Return the request of a message."""
-    occurrence = message["occurrence"]
+    occurrence, origin = message["occurrence"], message["origin"]
     return Request(
         epoch=message["epoch"],
-        ids=np.frombuffer(bytearray(message["ids"]), np.int64),
-        occurrence=None if occurrence is None else np.frombuffer(bytearray(occurrence), np.int64),
+        ids=_numbers(message["ids"]),
+        occurrence=None if occurrence is None else _numbers(occurrence),
         size=message["size"],
+        origin=None if origin is None else Origin(*map(_numbers, origin)),
     )
+
+
+def _numbers(content: bytes) -> Int64:
+    return np.frombuffer(bytearray(content), np.int64)
 
 
 def _view_message(view: View) -> ViewMessage:
@@ -212,7 +220,7 @@ def answer_of(message: ResultMessage, request: Any) -> Answer:
         request = _request_of(own)
     if message["views"]:
         views = tuple(map(_view_of, message["views"]))
-        request = Request(request.epoch, request.ids, request.occurrence, views, request.size)
+        request = request._replace(views=views)
     result = FetchResult(
         batch=batch,
         substituted=message["substituted"],

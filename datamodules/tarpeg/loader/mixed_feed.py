@@ -3,40 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..sampling.mixing import Mixing
 from ..sampling.rng import Int64
-from ..sampling.sampler import EpochCounter, Request, Sampler
+from ..sampling.sampler import EpochCounter, Origin, Request, Sampler
 from .batch import FetchResult
 from .buffers import Runner
 
 _ORDERS = 2  # epochs of a source whose order is kept: a batch may have the end of one and the next
-
-
-@dataclass(frozen=True)
-class Parts:
-    """One rank's part of a batch.
-
-    Attributes:
-        epoch: Of the mixture.
-        parts: Number of a source, and what is fetched of it.
-        ids: Numbers of the samples over all sources, int64 [B].
-        occurrence: How often each came before in the epoch of the mixture, int64 [B].
-    """
-
-    epoch: int
-    parts: list[tuple[int, Request]]
-    ids: Int64
-    occurrence: Int64
-
-    @property
-    def request(self) -> Request:
-        """The request as the consumer sees it, with the numbers over all sources."""
-        return Request(self.epoch, self.ids, self.occurrence)
 
 
 class _Epochs(EpochCounter):
@@ -97,24 +74,20 @@ class MixedFeed:
         """Return the number over all sources of the first sample of a source."""
         return int(self._offsets[source])
 
-    def requests(self, epoch: int) -> Iterator[Request]:
-        """Return the requests of an epoch, with the numbers over all sources."""
-        for parts in self.parts(epoch, 0, lambda _: False):
-            yield parts.request
-
-    def parts(self, epoch: int, first: int, continues: Callable[[int], bool]) -> Iterator[Parts]:
-        """Yield what this rank fetches, from batch ``first`` of an epoch on."""
-        return _parts_of(
-            self.mixing, self._orders, self._offsets, (self._rank, self._world), epoch, first, continues
-        )
+    def requests(
+        self, epoch: int, first: int = 0, continues: Callable[[int], bool] = lambda _: False
+    ) -> Iterator[Request]:
+        """Yield the requests from batch ``first`` of an epoch on, with the numbers over all sources."""
+        part = self._rank, self._world
+        return _requests_of(self.mixing, self._orders, self._offsets, part, epoch, first, continues)
 
     def results(self, fetcher: Any, runner: Runner, epoch: int, first: int) -> Iterator[FetchResult]:
         """Begin to fetch, at batch ``first`` of an epoch. Ends all results that were begun before."""
         nbytes = fetcher.nbytes(self.mixing.largest(self._rank, self._world))
-        return runner.run(self.parts(epoch, first, self.continues), nbytes)
+        return runner.run(self.requests(epoch, first, self.continues), nbytes)
 
 
-def _parts_of(
+def _requests_of(
     mixing: Mixing,
     orders: list[Sampler],
     offsets: Int64,
@@ -122,25 +95,29 @@ def _parts_of(
     epoch: int,
     first: int,
     continues: Callable[[int], bool],
-) -> Iterator[Parts]:
+) -> Iterator[Request]:
     drawn: list[dict[int, tuple[Int64, Int64 | None]]] = [{} for _ in orders]
     while True:
-        before = mixing.first_positions(epoch) // np.asarray(mixing.sizes)
+        positions = mixing.first_positions(epoch)
+        before = positions // np.asarray(mixing.sizes)
         for k in range(first, mixing.length(epoch)):
-            parts, ids, occurrences = [], [], []
-            for source, number, places in mixing.slices(epoch, k, *part):
+            slices = mixing.slices(epoch, k, *part, positions)
+            ids, again = [], []
+            for source, number, places in slices:
                 known = drawn[source]
                 if number not in known:
                     known[number] = orders[source].draw_epoch(number)
                     for old in sorted(known)[:-_ORDERS]:
                         del known[old]
-                order, again = known.get(number) or orders[source].draw_epoch(number)
-                occurrence = None if again is None else again[places]
-                parts.append((source, Request(number, order[places], occurrence)))
-                ids.append(offsets[source] + order[places])
-                times = np.full(len(places), number - before[source], np.int64)
-                occurrences.append(times if occurrence is None else times + occurrence)
-            yield Parts(epoch, parts, np.concatenate(ids), np.concatenate(occurrences))
+                order, occurrence = known.get(number) or orders[source].draw_epoch(number)
+                ids.append(order[places])
+                again.append(np.zeros_like(places) if occurrence is None else occurrence[places])
+            counts = [len(each) for each in ids]
+            sources = np.repeat([each.source for each in slices], counts)
+            epochs = np.repeat([each.epoch for each in slices], counts)
+            origin = Origin(sources, epochs, np.concatenate(ids), np.concatenate(again))
+            times = epochs - before[sources] + origin.occurrence
+            yield Request(epoch, offsets[sources] + origin.ids, times, origin=origin)
         epoch, first = epoch + 1, 0
         if not continues(epoch):
             return

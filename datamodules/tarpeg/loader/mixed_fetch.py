@@ -1,22 +1,21 @@
-"""From the parts of a batch of a mixture to the batch: the decoder is called once for all of them."""
+"""From the rows of several sources to a batch of a mixture."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..errors import ShardError, Status
-from ..ops.decode import image_sizes
+from ..errors import Status
 from ..sampling.geometry import View, joined
 from ..sampling.rng import Int64
 from ..sampling.sampler import Request
+from ..transforms.pipeline import Uncropped
 from ..transforms.pixels import PixelFormat
 from . import targets
 from .augmenting import augment_in_worker
@@ -24,6 +23,7 @@ from .batch import (
     TARGET_BATCHES,
     Batch,
     Decoded,
+    Encoded,
     ExtraBatch,
     FetchResult,
     Images,
@@ -31,9 +31,8 @@ from .batch import (
     TargetBatch,
     empty_images,
 )
-from .drawing import are_alike, draw_together
 from .fetch import OF_THE_RESULT, Fetcher, check_forks
-from .mixed_feed import Parts
+from .grouping import groups_of, together
 from .resize_first import resizes_first
 from .split import Split
 from .workers import end_if_forked
@@ -41,7 +40,9 @@ from .workers import end_if_forked
 
 @dataclass
 class MixedFetcher:
-    """Fetches each part of a batch as the fetcher of its source would. Can be pickled.
+    """Fetches the rows of sources that differ in crop and flip alone as those of one split. Can be pickled.
+
+    Rows of others are decoded together if their decoding is alike, and come to one batch afterwards.
 
     Attributes:
         fetchers: A ``Fetcher`` per source.
@@ -56,13 +57,18 @@ class MixedFetcher:
     pixels: PixelFormat = field(default_factory=PixelFormat)
 
     def __post_init__(self) -> None:
+        groups = groups_of(self.fetchers)
+        self._group_of = np.repeat(np.arange(len(groups)), list(map(len, groups)))
+        self._first_of = np.cumsum([0, *map(len, groups)])
+        offsets = np.cumsum([0, *(len(each.shards) for each in self.fetchers)])
+        self._offsets = offsets[self._first_of[:-1]]
+        # What fetches a whole batch; and a part of one, of which all rows are augmented here.
+        self._whole = [together(group).with_pixels(self.pixels) for group in groups]
         pixels = self.pixels
-        if pixels.worker_augment is not None:  # it is called here, for the rows of all sources
+        if pixels.worker_augment is not None:
             pixels = PixelFormat(moves=pixels.worker_augment if pixels.distorts else None)
-        self.fetchers = [each.with_pixels(pixels) for each in self.fetchers]
-        # Of the sources whose images the decoder alone makes: one of them decodes for all.
-        self._decoder = _decoder_of(self.fetchers)
-        self._are_alike = are_alike([each.drawing for each in self.fetchers])
+        self._groups = [each.with_pixels(pixels) for each in self._whole]
+        self._common = _common_of(self.fetchers, self._groups) if len(groups) > 1 else None
 
     def with_pixels(self, pixels: PixelFormat) -> MixedFetcher:
         """Return a fetcher of images in another format."""
@@ -72,195 +78,193 @@ class MixedFetcher:
         """Describe a sample of which the source is not known."""
         return f"sample {id} of one of the sources of the mixture"
 
-    def first_of(self, parts: Parts) -> str:
+    def first_of(self, request: Request) -> str:
         """Describe the first sample of a batch."""
-        source, first = parts.parts[0]
-        return self.fetchers[source].first_of(first)
+        origin = request.origin
+        assert origin is not None
+        first = self.fetchers[int(origin.sources[0])]
+        return first.where(int(origin.ids[0]))
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the images."""
-        return self.fetchers[0].dtype if self.pixels.worker_augment is None else self.pixels.dtype
+        return self._whole[0].dtype
 
-    def shape(self, parts: Parts) -> Shape:
+    def shape(self, request: Request) -> Shape:
         """Shape of the images."""
-        source, first = parts.parts[0]
-        shape = self.fetchers[source].shape(first)
-        return (len(parts.ids), *shape[1:])
+        part = self._split(request)[0]
+        shape = self._groups[part.group].shape(part.request)
+        return (len(request.ids), *shape[1:])
 
-    def views_of(self, parts: Parts) -> list[View]:
+    def views_of(self, request: Request) -> list[View]:
         """Draw the view of a batch from the sizes of its images, which the indexes have: none is read."""
         views = []
-        for source, request in parts.parts:
-            views += self.fetchers[source].views_of(request)
+        for part in self._split(request):
+            views += self._groups[part.group].views_of(part.request)
         return [joined(views)]
 
-    def read_texts(self, parts: Parts) -> list[Any]:
+    def read_texts(self, request: Request) -> list[Any]:
         """Read the captions of samples, see ``Fetcher.read_texts``."""
         found: list[Any] = []
-        for source, request in parts.parts:
-            found += self.fetchers[source].read_texts(request)
+        for part in self._split(request):
+            found += self._groups[part.group].read_texts(part.request)
         return found
 
     def nbytes(self, count: int) -> int:
         """Bytes of the images of a batch of ``count`` samples, at most."""
         request = Request(0, np.zeros(count, np.int64))
         found = []
-        for fetcher in self.fetchers:
+        for fetcher in self._groups:
             shape: Any = fetcher.shape(request)
             wider = self.dtype.itemsize - fetcher.dtype.itemsize
             found.append(fetcher.nbytes(request) + max(wider, 0) * int(np.prod(shape)))
         return max(found)
 
-    def fetch(self, parts: Parts, out: Images | Callable[[Shape], Images], threads: int = 1) -> FetchResult:
-        """Fetch each part into its rows; the first error is that of the batch."""
-        shape: Any = self.shape(parts)
+    def fetch(
+        self, request: Request, out: Images | Callable[[Shape], Images], threads: int = 1
+    ) -> FetchResult:
+        """Fetch the rows of each group; the first error is that of the batch."""
+        groups = self._split(request)
+        if len(groups) == 1:
+            (part,) = groups
+            result = self._whole[part.group].fetch(part.request, out, threads, request)
+            views = () if result.request is None else result.request.views
+            result.request = request._replace(views=views)
+            return result
+        shape: Any = self.shape(request)
         images: Tensor = out(shape) if callable(out) else out
         augment, into = self.pixels.worker_augment, images
         if augment is not None:
-            into = empty_images(shape, self.fetchers[0].dtype)
-        rows = _rows(parts)
-        together, view = self._decoded_together(parts, rows, into, threads)
+            into = empty_images(shape, self._groups[0].dtype)
+        known = self._decoded_together(request, groups, into, threads)
         results = []
-        for number, (source, request) in enumerate(parts.parts):
-            known = together[number]
-            if known is not None:
-                results.append(known)
+        for number, part in enumerate(groups):
+            done = known[number]
+            if done is not None:
+                results.append(done)
                 continue
-            drawn_for = parts.request.rows(_numbers(rows[number]))
-            result = self.fetchers[source].fetch(request, into[rows[number]], threads, drawn_for)
+            drawn_for = request.rows(_numbers(part.rows))
+            result = self._groups[part.group].fetch(part.request, into[part.rows], threads, drawn_for)
             if result.error is not None:
-                return FetchResult(error=result.error, notes=result.notes, request=parts.request)
+                return FetchResult(error=result.error, notes=result.notes, request=request)
             results.append(result)
         if augment is not None:
-            distorted = parts.request if self.pixels.distorts else None
+            distorted = request if self.pixels.distorts else None
             augment_in_worker(augment, [into], self.seed, distorted, images, [[0]])
-        return _joined_results(parts, rows, images, results, view)
+        return _joined_results(request, [part.rows for part in groups], images, results)
+
+    def _split(self, request: Request) -> list[_Part]:
+        """Return what is fetched of each group."""
+        origin = request.origin
+        assert origin is not None
+        groups = self._group_of[origin.sources]
+        first = int(groups[0])
+        if first == groups[-1]:  # sources, and with them groups, come in their order
+            return [_Part(first, slice(0, len(groups)), self._own(request, first))]
+        ends = [*(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
+        found = []
+        for start, end in zip([0, *ends[:-1]], ends, strict=True):
+            group, rows = int(groups[start]), slice(start, end)
+            found.append(_Part(group, rows, self._own(request.rows(_numbers(rows)), group)))
+        return found
+
+    def _own(self, request: Request, group: int) -> Request:
+        """Return a request for samples of one group with its own numbers."""
+        origin, first = request.origin, self._first_of[group]
+        if not first:
+            return request
+        assert origin is not None
+        origin = origin._replace(sources=origin.sources - first)
+        return request._replace(ids=request.ids - self._offsets[group], origin=origin)
 
     def _decoded_together(
-        self, parts: Parts, rows: list[slice], out: Tensor, threads: int
-    ) -> tuple[list[FetchResult | None], View | None]:
-        """Decode the images of all parts in one call.
+        self, request: Request, groups: list[_Part], out: Tensor, threads: int
+    ) -> list[FetchResult | None]:
+        """Read, draw and decode the images of all groups by one call each.
 
         Returns:
-            A result for each part, None for a part that needs more than the decoder; and the view of all
-            rows.
+            A result for each group; None for one that has images which the decoder does not make.
         """
-        nothing: list[FetchResult | None] = [None] * len(parts.parts)
-        if self._decoder is None or len(parts.parts) == 1:
-            return nothing, None
+        found: list[FetchResult | None] = [None] * len(groups)
+        common = self._common
+        if common is None:
+            return found
         process = os.getpid()
-        fetchers = [self.fetchers[source] for source, _ in parts.parts]
-        requests = [request for _, request in parts.parts]
-        pairs = list(zip(fetchers, requests, strict=True))
         try:
-            labels = [
-                None if fetcher.split.targets else fetcher.read_labels(request.ids)
-                for fetcher, request in pairs
-            ]
-            files = [file for fetcher, request in pairs for file in fetcher.shards.images(request.ids)]
-            sizes = image_sizes(files).numpy()
-            if not sizes.all():
-                return nothing, None
-            views = self._views(pairs, rows, sizes, (int(out.shape[-2]), int(out.shape[-1])))
-            view = joined(views)
+            labels = None if common.split.targets is not None else common.read_labels(request.ids)
+            encoded = common.read(request)
+            if not encoded.sizes.all():
+                return found
+            size = int(out.shape[-2]), int(out.shape[-1])
+            (view,) = common.draw_views(request, encoded.sizes, [size])
             end_if_forked()  # a source and a crop may be the user's own
-            places = None if view.places is None else _places(pairs, rows, view)
-            _, status = self._decoder.resize(view.size, files, view.boxes, view.flips, out, threads, places)
+            crops = [self._groups[part.group].crops_in(out[part.rows], size) for part in groups]
+            places = common.drawing.places([view], [0], request)
+            _, status = common.resize(size, encoded.files, view.boxes, view.flips, crops, threads, places)
             check_forks(process)
             is_broken = status.numpy() != Status.OK
-            found = nothing.copy()
-            for number, (fetcher, request) in enumerate(pairs):
-                if is_broken[rows[number]].any():
+            for number, part in enumerate(groups):
+                rows, where = _numbers(part.rows), part.rows
+                if is_broken[where].any():
                     continue
-                if fetcher.split.targets is not None:
-                    where = rows[number]
-                    drawn = views[number] if len(views) > 1 else view.rows(_numbers(where))
-                    drawn_for = parts.request.rows(_numbers(where))
-                    decoded = Decoded([out[where]], status[where], nbytes=sum(map(len, files[where])))
-                    found[number] = fetcher.finish(request, drawn, decoded, threads, drawn_for)
-                    check_forks(process)
-                    fetcher.check_unchanged(request)
-                    continue
-                texts = fetcher.read_texts(request)
-                if not any(isinstance(each, ShardError) for each in texts):
-                    batch = fetcher.labelled(out[rows[number]], request.ids, labels[number], texts)
-                    found[number] = FetchResult(batch=batch, nbytes=sum(map(len, files[rows[number]])))
-                    fetcher.check_unchanged(request)
+                own = Encoded(part.request, encoded.files[where], encoded.sizes[where])
+                decoded = Decoded([crops[number]], status[where], nbytes=sum(map(len, own.files)))
+                found[number] = self._groups[part.group].finish(
+                    own,
+                    view.rows(rows),
+                    decoded,
+                    None if labels is None else labels[where],
+                    out[where],
+                    threads,
+                    request.rows(rows),
+                )
+                check_forks(process)
+            common.check_unchanged(request)
         except OF_THE_RESULT:  # which the fetcher of its source returns, with the sample
-            return nothing, None
-        return found, view
-
-    def _views(
-        self,
-        pairs: list[tuple[Fetcher, Request]],
-        rows: list[slice],
-        sizes: npt.NDArray[np.int32],
-        size: tuple[int, int],
-    ) -> list[View]:
-        """Draw a view of each part, or of all rows at once if the crops are alike: 2% of a batch's time."""
-        if self._are_alike:
-            return [draw_together([(fetcher.drawing, request) for fetcher, request in pairs], sizes, size)]
-        views = []
-        for (fetcher, request), where in zip(pairs, rows, strict=True):
-            views += fetcher.draw_views(request, sizes[where], [size])
-        return views
+            return [None] * len(groups)
+        return found
 
 
-def _rows(parts: Parts) -> list[slice]:
-    """Return the rows of each part."""
-    ends = np.cumsum([len(request.ids) for _, request in parts.parts]).tolist()
-    return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+class _Part(NamedTuple):
+    """The rows of a batch that one group of sources makes.
+
+    Attributes:
+        group: Number of the group.
+        rows: In the batch.
+        request: With the numbers over all sources of the group.
+    """
+
+    group: int
+    rows: slice
+    request: Request
 
 
 def _numbers(rows: slice) -> Int64:
     return np.arange(rows.start, rows.stop)
 
 
-def _places(pairs: list[tuple[Fetcher, Request]], rows: list[slice], view: View) -> npt.NDArray[np.int32]:
-    """Return where the boxes of all rows go, each in the colour of its source's crop."""
-    tables = []
-    for (fetcher, request), where in zip(pairs, rows, strict=True):
-        table = fetcher.drawing.places([view.rows(_numbers(where))], [0], request.epoch)
-        assert table is not None  # the view has places
-        table[:, 0] += where.start
-        tables.append(table)
-    return np.concatenate(tables)
-
-
-def _decoder_of(fetchers: list[Fetcher]) -> Fetcher | None:
-    """Return a fetcher whose decoder may decode for all sources; None if they differ, or need more."""
-    first = fetchers[0]
-    for each in fetchers:
-        split = each.split
-        is_plain = split.is_decoded_only and not split.runs_python and not split.has_parts
-        if not is_plain or resizes_first(split.pipelines[0], split.fidelity) is not None:
+def _common_of(fetchers: list[Fetcher], groups: list[Fetcher]) -> Fetcher | None:
+    """Return a fetcher that reads, draws and decodes for all sources; None if their decoding differs."""
+    first = groups[0]
+    for each in groups:
+        pipeline, split = each.split.pipelines[0], each.split
+        if isinstance(pipeline.crop, Uncropped) or resizes_first(pipeline, split.fidelity) is not None:
             return None
         is_alike = each.decoding == first.decoding and split.channels == first.split.channels
-        if not is_alike or split.pipelines[0].levels != first.split.pipelines[0].levels:
+        if not is_alike or each._crop_format != first._crop_format or pipeline.least is not None:
             return None
-    flipping = [each for each in fetchers if each.split.pipelines[0].flip]
-    return (flipping or fetchers)[0]
+    return together(fetchers).with_pixels(first.pixels)
 
 
 def _joined_results(
-    parts: Parts, rows: list[slice], images: Tensor, results: list[FetchResult], view: View | None
+    request: Request, rows: list[slice], images: Tensor, results: list[FetchResult]
 ) -> FetchResult:
-    """Return the result of a batch from those of its parts.
-
-    ``view``: of the parts whose results have no request.
-    """
-    if view is None or any(result.request is not None for result in results):
-        views: list[View] = []
-        for result, where in zip(results, rows, strict=True):
-            if result.request is not None:
-                views += result.request.views
-            elif view is not None:
-                views.append(view.rows(np.arange(where.start, where.stop)))
-        view = joined(views)
+    """Return the result of a batch from those of its parts."""
+    views = [view for result in results if result.request is not None for view in result.request.views]
+    view = joined(views)
     found = FetchResult(
         batch=_joined_batch(images, [result.batch for result in results]),
-        request=parts.request._replace(views=(view,)),
+        request=request._replace(views=(view,)),
     )
     notes: list[str] = []
     left_out: list[int] = []

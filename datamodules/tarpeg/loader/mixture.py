@@ -266,13 +266,13 @@ class MixtureLoader(Loader):
 
     def views(self, epoch: int) -> Iterator[tuple[View, ...]]:
         """Draw the view of each batch of an epoch of this rank from the indexes: no image is read."""
-        for parts in self._mixed.parts(epoch, 0, lambda _: False):
-            yield tuple(self.fetcher.views_of(parts))
+        for request in self._mixed.requests(epoch):
+            yield tuple(self.fetcher.views_of(request))
 
     def captions(self, epoch: int) -> Iterator[list[Any]]:
         """Read the captions of each batch of an epoch of this rank: but no image."""
-        for parts in self._mixed.parts(epoch, 0, lambda _: False):
-            yield self.fetcher.read_texts(parts)
+        for request in self._mixed.requests(epoch):
+            yield self.fetcher.read_texts(request)
 
     def fetchers(self) -> dict[str, Any]:
         """Return what fetches the samples of each source, by its name."""
@@ -354,8 +354,9 @@ class MixtureLoader(Loader):
     def _batches(self, pixels: PixelFormat) -> Iterator[AnyBatch]:
         """Yield the next epoch, with the source of each row."""
         for batch in super()._batches(pixels):
-            source = torch.from_numpy(self._mixed.sources_of(self._unclaimed[-1].ids))
-            yield _mixed(batch, source)
+            origin = self._unclaimed[-1].origin
+            assert origin is not None
+            yield _mixed(batch, torch.from_numpy(origin.sources.copy()))
             del batch
 
     def _warn_of_unmoved(self, batch: AnyBatch, request: Request) -> None:

@@ -15,9 +15,8 @@ from ..augment.geometry import policy_affines
 from ..augment.policies import drawn_programs, run_drawn
 from ..errors import ShardError, Status
 from ..ops.decode import MAX_PIXELS, decode_batch, image_sizes
-from ..sampling import rng
 from ..sampling.geometry import View
-from ..sampling.rng import Int64
+from ..sampling.rng import Float64
 from ..sampling.sampler import Request
 from ..shards import pillow
 from ..shards.source import Source, where_of
@@ -86,9 +85,8 @@ class PythonSteps:
             decoded: Its status, reasons and ``non_jpeg`` are changed if whole images cannot be decoded.
         """
         request, pipeline = encoded.request, outcome.pipeline
-        first = rng.first_draw(_occurrence(request), number)
         if crops is not None:
-            crops, view = self._run_policies(request, first, pipeline, crops, view)
+            crops, view = self._run_policies(request, number, pipeline, crops, view)
             if not pipeline.runs_python:
                 if last is None:
                     out.copy_(crops)
@@ -104,7 +102,7 @@ class PythonSteps:
         if last is not None:
             shape = (len(out), *outcome.shape)
             results = empty_images(shape, torch.uint8, pipeline.takes_planes)  # most steps keep that order
-        draws = rng.uniforms(self.seed, request.epoch, request.ids, 1, _TRANSFORM, first)[:, 0]
+        draws = request.uniforms(self.seed, 1, _TRANSFORM, number)[:, 0]
         is_small = small_rows(pipeline, encoded) if crops is not None else None
         carries = crops is None or pipeline.moves_targets_in_python
         carried: list[Any] = [None] * len(encoded.files)
@@ -148,10 +146,10 @@ class PythonSteps:
         return view
 
     def _run_policies(
-        self, request: Request, first: Int64, pipeline: Pipeline, crops: Tensor, view: View
+        self, request: Request, number: int, pipeline: Pipeline, crops: Tensor, view: View
     ) -> tuple[Tensor, View]:
         """Return the crops after the policies of a view, and what was drawn for them."""
-        draw = partial(self._policy_draws, request, first)
+        draw = partial(self._policy_draws, request, number)
         programs = drawn_programs(pipeline.policies, draw, view.size)
         if self.with_affine:
             affine = policy_affines(pipeline.policies, programs, view.size)
@@ -236,8 +234,8 @@ class PythonSteps:
         images, status = decode_batch([file], box, size, None, threads=1, **self.decoding)
         return images[0], int(status[0])
 
-    def _policy_draws(self, request: Request, first: Int64, number: int, count: int) -> rng.Float64:
-        return rng.uniforms(self.seed, request.epoch, request.ids, count, _POLICIES + number, first)
+    def _policy_draws(self, request: Request, view: int, number: int, count: int) -> Float64:
+        return request.uniforms(self.seed, count, _POLICIES + number, view)
 
 
 def small_rows(pipeline: Pipeline, encoded: Encoded) -> Any:
@@ -249,10 +247,6 @@ def may_carry(pipeline: Pipeline, encoded: Encoded) -> bool:
     """Whether steps in Python move the targets of some of these images."""
     is_small = small_rows(pipeline, encoded)
     return pipeline.moves_targets_in_python or (is_small is not None and bool(is_small.any()))
-
-
-def _occurrence(request: Request) -> Int64:
-    return np.zeros_like(request.ids) if request.occurrence is None else request.occurrence
 
 
 def _copy(image: Tensor, out: Tensor) -> None:

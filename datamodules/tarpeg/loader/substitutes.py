@@ -10,7 +10,6 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import DecodeError, ShardError, Status
-from ..sampling import rng
 from ..sampling.geometry import View
 from ..sampling.rng import Int64
 from ..sampling.sampler import Request
@@ -104,15 +103,12 @@ class Substitutes:
 
     def _substitute(self, request: Request, reason: str, make: Callable[[Request], Made]) -> tuple[int, Made]:
         """Make another sample for a request of one: a function of seed, epoch, id and occurrence alone."""
-        first = 0 if request.occurrence is None else rng.first_draw(request.occurrence)
-        uniforms = rng.uniforms(
-            self.drawing.seed, request.epoch, request.ids, _MOST_SUBSTITUTES, _SUBSTITUTE, first
-        )
-        for other in self.drawing.candidates_of(uniforms[0]):
-            made = make(request._replace(ids=other[None]))
+        (uniforms,) = request.uniforms(self.drawing.seed, _MOST_SUBSTITUTES, _SUBSTITUTE)
+        for other in self.drawing.others(request, uniforms):
+            made = make(other)
             is_broken = bool(made.values) and isinstance(made.values[0], ShardError)
             if made.decoded.status[0] == Status.OK and not is_broken:
-                return int(other), made
+                return int(other.ids[0]), made
         raise DecodeError(f"{reason}, and none of {_MOST_SUBSTITUTES} others that were drawn can be decoded")
 
     def _put(self, made: Made, row: int, other: Made) -> None:

@@ -16,6 +16,7 @@ import torch
 from ..errors import ShardError
 from ..sampling.geometry import Bool, Int32, View
 from ..sampling.rng import Float64, Int64
+from ..shards.joined import Joined
 from ..shards.labels import DATA_ERRORS
 from ..shards.source import Source, where_of
 from .covering import Cover, cover_of, cut
@@ -75,6 +76,7 @@ class Target(Protocol):
 
 PICTURE_ALIGN = 64
 """Bytes by which pictures are aligned in the memory of a batch."""
+_PACKAGE = __name__.partition(".")[0]
 Targets = Target | Mapping[str, Target] | Sequence[Target]
 
 
@@ -666,6 +668,8 @@ def _move(target: Target, values: Sequence[Any], view: View, source: Source, ids
 def _read(
     source: Source, ids: Int64, target: Target, views: Sequence[View] = (), threads: int = 1
 ) -> list[Any]:
+    if isinstance(source, Joined) and type(target).__module__.partition(".")[0] != _PACKAGE:
+        return _read_by_source(source, ids, target, views, threads)
     read_views = getattr(target, "read_views", None) if views and is_flat(target) else None
     try:
         values = target.read(source, ids) if read_views is None else read_views(source, ids, views, threads)
@@ -676,6 +680,19 @@ def _read(
     if len(values) != len(ids):
         raise ValueError(f"{type_names(target)}: read() returned {len(values)} values for {len(ids)} samples")
     return list(values)
+
+
+def _read_by_source(
+    source: Joined, ids: Int64, target: Target, views: Sequence[View], threads: int
+) -> list[Any]:
+    """Read a target of the user's own, which knows its source and the numbers there."""
+    values, begin = [], 0
+    for part, own in source.runs(ids):
+        rows = np.arange(begin, begin + len(own))
+        drawn = [view.rows(rows) for view in views]
+        values += _read(source.parts[part], own, target, drawn, threads)
+        begin += len(own)
+    return values
 
 
 def _first_failing(source: Source, ids: Int64, target: Target) -> str:

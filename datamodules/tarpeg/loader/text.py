@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ..errors import ShardError, check_integer, check_probability
-from ..sampling import rng
 from ..sampling.rng import Float64, Int64
 from ..sampling.sampler import Request, shown
 from ..shards.labels import DATA_ERRORS, document_of, field_of
@@ -350,8 +349,7 @@ def read_texts(
     source: Source, request: Request, seed: int, texts: Mapping[str, Text], *, training: bool
 ) -> list[Any]:
     """Return, per sample, what each ``Text`` has read by its name; a ShardError if one of them is broken."""
-    first = 0 if request.occurrence is None else rng.first_draw(request.occurrence)
-    draws = rng.uniforms(seed, request.epoch, request.ids, 2, _TEXT, first)
+    draws = request.uniforms(seed, 2, _TEXT)
     columns = [text.read(source, request.ids, draws, training=training) for text in texts.values()]
     found: list[Any] = []
     for each in zip(*columns, strict=True):

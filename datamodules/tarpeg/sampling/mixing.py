@@ -147,13 +147,16 @@ class Mixing:
             found += (end - self.shares[number].epoch) * self.stages[number].begins[-1]
         return found
 
-    def slices(self, epoch: int, k: int, rank: int = 0, world: int = 1) -> list[Slice]:
+    def slices(
+        self, epoch: int, k: int, rank: int = 0, world: int = 1, before: Int64 | None = None
+    ) -> list[Slice]:
         """Return a rank's part of batch ``k`` of an epoch.
 
-        The rows of the batch, source after source, go to the ranks in turn.
+        The rows of the batch, source after source, go to the ranks in turn. ``before``: ``first_positions``
+        of the epoch, if they are known.
         """
         stage = self.stages[self._stage(epoch)]
-        begins = self.first_positions(epoch) + stage.begins[k]
+        begins = (self.first_positions(epoch) if before is None else before) + stage.begins[k]
         found: list[Slice] = []
         row = 0
         for source, count in enumerate(stage.counts[k].tolist()):

@@ -28,6 +28,36 @@ _STREAM = 1 << 32
 _TOLERANCE = 1e-9
 
 
+class Origin(NamedTuple):
+    """Where the samples of a request come from, if that is several sources: numbers are drawn for these.
+
+    Attributes:
+        sources: Number of the source of each sample, int64 ``[B]``.
+        epochs: Epoch of its source, int64 ``[B]``.
+        ids: Its number in its source, int64 ``[B]``.
+        occurrence: How often it came before in that epoch, int64 ``[B]``.
+    """
+
+    sources: Int64
+    epochs: Int64
+    ids: Int64
+    occurrence: Int64
+
+    def rows(self, rows: Int64) -> Origin:
+        """Return that of some of the samples."""
+        return Origin(*(column[rows] for column in self))
+
+    def runs(self) -> list[tuple[slice, int, int]]:
+        """Return rows that follow each other with one source and one epoch of it, which are beside them."""
+        is_other = (self.sources[1:] != self.sources[:-1]) | (self.epochs[1:] != self.epochs[:-1])
+        ends = [*(np.flatnonzero(is_other) + 1).tolist(), len(self.ids)]
+        starts = [0, *ends[:-1]] if len(self.ids) else []
+        return [
+            (slice(start, end), int(self.sources[start]), int(self.epochs[start]))
+            for start, end in zip(starts, ends, strict=False)
+        ]
+
+
 class Request(NamedTuple):
     """One rank's slice of one batch, as sent to a worker.
 
@@ -37,6 +67,7 @@ class Request(NamedTuple):
         occurrence: How often each sample came before in the epoch, int64 ``[B]``; None if none repeats.
         views: What was drawn for each view of the samples; empty before they are fetched.
         size: (height, width) of the results, if it is another for each batch; None for that of the crop.
+        origin: Of samples of several sources.
     """
 
     epoch: int
@@ -44,6 +75,7 @@ class Request(NamedTuple):
     occurrence: Int64 | None = None
     views: Sequence[View] = ()
     size: tuple[int, int] | None = None
+    origin: Origin | None = None
 
     def rows(self, rows: npt.ArrayLike) -> Request:
         """Return the request for some of the samples, by their places in ``ids``."""
@@ -54,7 +86,31 @@ class Request(NamedTuple):
             occurrence=None if self.occurrence is None else self.occurrence[chosen],
             views=tuple(view.rows(chosen) for view in self.views),
             size=self.size,
+            origin=None if self.origin is None else self.origin.rows(chosen),
         )
+
+    def uniforms(
+        self, seed: int, count: int, stream: int, view: int | Int64 = 0, start: int = 0
+    ) -> rng.Float64:
+        """Draw numbers for each sample, float64 ``[B, count]``, see ``rng.uniforms``.
+
+        Args:
+            seed: Of the loader.
+            count: Numbers per sample.
+            stream: Use of the numbers.
+            view: Number of the view, one for all samples or ``[B]``.
+            start: How many numbers of that view come before.
+        """
+        origin = self.origin
+        if origin is not None:
+            first, epochs = rng.first_draw(origin.occurrence, view) + start, origin.epochs
+            if len(epochs) and (epochs == epochs[0]).all():  # mostly
+                return rng.uniforms(seed, int(epochs[0]), origin.ids, count, stream, first)
+            parts = [(seed, epoch, rows.stop - rows.start) for rows, _, epoch in origin.runs()]
+            return rng.uniforms_of_parts(parts, origin.ids, count, stream, first)
+        occurrence = np.zeros_like(self.ids) if self.occurrence is None else self.occurrence
+        first = rng.first_draw(occurrence, view) + start
+        return rng.uniforms(seed, self.epoch, self.ids, count, stream, first)
 
     def of_row(self, row: int) -> Request:
         """Return the request for one of the samples."""

@@ -10,7 +10,7 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -442,6 +442,25 @@ class ShardIndex:
         if stop - first != len(headers):
             return "", f"the index has {stop - first} samples, the tar {len(headers)}"
         return None
+
+    def shared(self, whole: ShardIndex, first: int) -> ShardIndex:
+        """Return this index with the long arrays of one that it was joined to: their copies here are freed.
+
+        Args:
+            whole: The joined index.
+            first: Its first sample that is of this index.
+        """
+        rows, own = slice(first, first + len(self)), slice(first, first + len(self) + 1)
+        keys, members = whole.key_ends[own][[0, -1]].tolist(), whole.member_ends[own][[0, -1]].tolist()
+        has_codes = self.extensions == whole.extensions[: len(self.extensions)]
+        return replace(
+            self,
+            keys=whole.keys[slice(*keys)],
+            image=whole.image[rows],
+            extension=whole.extension[slice(*members)] if has_codes else self.extension,
+            offset=whole.offset[slice(*members)],
+            nbytes=whole.nbytes[slice(*members)],
+        )
 
     @classmethod
     def of(cls, index: TarIndex) -> ShardIndex:

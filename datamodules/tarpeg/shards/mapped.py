@@ -71,7 +71,13 @@ class Shards(Source):
         self._stamps: list[int] = []
         self._contents: list[str] = []
         self._several = several
-        self._index = ShardIndex.join(self._opened(threads), len(self._paths))
+        self._take(ShardIndex.join(self._opened(threads), len(self._paths)))
+        if not several:
+            self._refuse_several()
+
+    def _take(self, index: ShardIndex) -> None:
+        """Set the index, and all that is not known yet."""
+        self._index = index
         self._header_ends = [header_end(extension) for extension in self._index.extensions]
         self._header_text = np.frombuffer(b"".join(self._header_ends), np.uint8)
         self._header_stops = np.cumsum([0, *map(len, self._header_ends)])
@@ -83,8 +89,23 @@ class Shards(Source):
         self._files: Files | None
         self.__dict__ |= self._unmapped()
         self._walked: set[int] = set()  # shards whose index was compared with all headers
-        if not several:
-            self._refuse_several()
+
+    @classmethod
+    def joined(cls, parts: Sequence[Shards]) -> Shards:
+        """Return the samples of several ``Shards`` as those of one, which is read by one call.
+
+        The parts stay as they are, and share most of the memory of its index.
+        """
+        found = cls.__new__(cls)
+        found._several = parts[0]._several
+        for name in ("_paths", "_stats", "_stamps", "_contents"):
+            setattr(found, name, [each for part in parts for each in getattr(part, name)])
+        found._take(ShardIndex.join((part._index for part in parts), len(found._paths)))
+        first = 0
+        for part in parts:
+            part._index = part._index.shared(found._index, first)  # with equal numbers: it may be in use
+            first += len(part)
+        return found
 
     def _refuse_several(self) -> None:
         """Raise ShardError for a cache with samples of several images, of which none is the image."""
