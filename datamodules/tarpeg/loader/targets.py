@@ -489,10 +489,11 @@ def read_targets(
                 if reason:
                     values[row] = ShardError(f"{where_of(source, int(ids[row]))}: {reason}")
         columns[name] = values
-    found: list[Any] = []
-    for each in zip(*columns.values(), strict=True):
-        error = next((value for value in each if isinstance(value, ShardError)), None)
-        found.append(error or dict(zip(columns, each, strict=True)))
+    found: list[Any] = [dict(zip(columns, each, strict=True)) for each in zip(*columns.values(), strict=True)]
+    for values in reversed(columns.values()):  # of several errors, that of the first target
+        for row, value in enumerate(values):
+            if isinstance(value, ShardError):
+                found[row] = value
     return found
 
 
