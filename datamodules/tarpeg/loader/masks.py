@@ -174,7 +174,7 @@ class Masks:
                     threads=threads,
                     out=room_for((len(rows), *view.size)),
                 )
-                found.append((_keys(view), pictures))
+                found.append((keys_of(view), pictures))
                 status |= facts[:, 0]
             for number in np.flatnonzero(status == 0).tolist():
                 cut = {keys[number]: (pictures, number) for keys, pictures in found}
@@ -226,7 +226,7 @@ class Masks:
 
     def _cut(self, values: Sequence[Values | Part], view: View) -> Values:
         """Return the pixels under the boxes of a view, resized and mirrored: uint8 [B, H, W]."""
-        keys = _keys(view)
+        keys = keys_of(view)
         pictures = [
             value.pictures[key] for value, key in zip(values, keys, strict=True) if isinstance(value, Part)
         ]
@@ -306,7 +306,7 @@ def warped(masks: Values, affine: Float64, fill: int) -> Values:
     return found
 
 
-def _keys(view: View) -> list[Key]:
+def keys_of(view: View) -> list[Key]:
     """Return for each row what the pixels of its mask depend on, but for the affine."""
     rows = np.empty((len(view), 11), np.int32)
     rows[:, :4], rows[:, 4:8], rows[:, 8], rows[:, 9:] = view.boxes, view.all_places, view.flips, view.size
