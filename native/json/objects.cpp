@@ -12,6 +12,8 @@
 #include <xlocale.h>
 #endif
 
+#include "json/numbers.h"
+
 namespace tarpeg {
 namespace {
 
@@ -236,6 +238,11 @@ bool Objects::list(Cell* cell, int depth) {
   if (cell != nullptr) *cell = {Kind::kNumbers, static_cast<int64_t>(numbers.size()), 0, 1};
   space();
   if (take(']')) return true;
+  const uint8_t* last = cell == nullptr ? pass_numbers(at_, end_) : nullptr;
+  if (last != nullptr) {
+    at_ = last + 1;
+    return true;
+  }
   for (bool is_first = true;; is_first = false) {
     const bool is_number = at_ < end_ && (*at_ == '-' || is_digit(*at_));
     if (cell != nullptr && cell->kind == Kind::kNumbers && is_number) {

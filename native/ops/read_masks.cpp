@@ -56,13 +56,17 @@ struct Line {
   }
   // The first place of a part.
   int place(int begin, int end) const noexcept { return is_flipped ? across - end : begin; }
-  void set_ends(const Runs& runs, const Box& box) noexcept {
-    std::copy_n(ends, runs.count, before);
-    for (int r = 0; r < runs.count; ++r) {
-      ends[r] = firsts[std::min(std::max(runs.ends[r] - box.left, 0), box.width)];
-    }
-  }
 };
+
+inline __attribute__((always_inline)) void set_ends_of(const Runs& runs, const Box& box,
+                                                       Line* line) noexcept {
+  const int* firsts = line->firsts;
+  const int left = box.left, width = box.width;
+  for (int r = 0; r < runs.count; ++r) {
+    line->before[r] = line->ends[r];
+    line->ends[r] = firsts[std::min(std::max(runs.ends[r] - left, 0), width)];
+  }
+}
 
 // Writes a row from its left, and up to kStep - 1 bytes behind it.
 inline __attribute__((always_inline)) void write_runs_of(const Runs& runs, const Line& line,
@@ -96,6 +100,7 @@ inline __attribute__((always_inline)) void move_runs_of(const Runs& runs, const 
   }
 }
 
+TARPEG_VECTORISED(void, set_ends, (const Runs& runs, const Box& box, Line* line) noexcept, (runs, box, line))
 TARPEG_VECTORISED(void, write_runs, (const Runs& runs, const Line& line, uint8_t* to) noexcept,
                   (runs, line, to))
 TARPEG_VECTORISED(void, move_runs, (const Runs& runs, const Line& line, uint8_t* to) noexcept,
@@ -202,7 +207,7 @@ struct Masks {
         std::memcpy(to, to - across, across);
         continue;
       }
-      of_row.set_ends(runs, box);
+      set_ends(runs, box, &of_row);
       // More bytes than those of the row are written, which behind the mask are another's.
       const bool is_last = static_cast<size_t>(place.height - 1 - y) * across < kStep;
       uint8_t* row = is_last ? scratch->memory.data() : to;

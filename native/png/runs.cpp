@@ -37,15 +37,15 @@ bool Runs::seek(int band) noexcept {
     next_ += size;
   }
   row_ = band * band_ - 1;
+  last_ = std::min(row_ + band_, height_ - 1);
   count = 0;
   return true;
 }
 
 bool Runs::go(int row) noexcept {
-  const int band = row / band_;
   Change found = kSame;
-  if (row_ < 0 || band != row_ / band_) {
-    if (!seek(band)) return false;
+  if (row > last_) {
+    if (!seek(row / band_)) return false;
     found = kOther;
   }
   while (row_ < row) {
@@ -58,8 +58,10 @@ bool Runs::go(int row) noexcept {
 
 bool Runs::next() noexcept {
   if (next_ == end_ || row_ + 1 >= height_) return false;
-  ++row_;
-  if (row_ % band_ == 0) count = 0;  // a band refers to nothing before it
+  if (++row_ > last_) {
+    last_ = std::min(last_ + band_, height_ - 1);
+    count = 0;  // a band refers to nothing before it
+  }
   const uint8_t kind = *next_++;
   if (kind == kAsAbove) {
     change = kSame;

@@ -40,6 +40,7 @@ class Runs {
 
   const uint8_t *sizes_ = nullptr, *data_ = nullptr, *end_ = nullptr, *next_ = nullptr;
   int height_ = 0, width_ = 0, band_ = 0, row_ = 0;
+  int last_ = 0;  // row of the band
 };
 
 }  // namespace tarpeg

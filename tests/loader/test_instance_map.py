@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from tarpeg import (
     View,
     Whole,
 )
+from tarpeg.loader.targets import dicts_of, dropped
 from torchvision import ops
 
 HERE = {"workers": 0, "threads": 0, "on_error": "raise"}
@@ -230,3 +232,30 @@ def test_two_kinds_of_masks_are_refused():
         Split("shards", Whole(32), targets=[Boxes("json:objects"), InstanceMap("png")])
     with pytest.raises(ValueError, match="two of them have the field 'masks'"):
         Split("shards", Whole(32), targets=[InstanceMasks("json"), InstanceMap("png", objects="json")])
+
+
+@pytest.mark.parametrize("options", [{}, {"divisor": 2, "min_pixels": 9}, {"objects": "json:o", "id": "n"}])
+@pytest.mark.parametrize("size", [(40, 30), (33, 64)])
+def test_what_views_need_of_pictures_is_what_all_of_them_gives(options, size):
+    found, source = pictures(9)
+    source.samples[3]["png"] = png(found[3].astype(np.uint16) * 200)  # is read whole
+    for number in range(9):
+        objects = [{"n": each} for each in (7, 300, 1, 0, 9)[: number % 6]]
+        source.samples[number]["json"] = json.dumps({"o": objects}).encode()
+    source.samples[8]["png"] = png(np.zeros((48, 64), np.uint8))
+    rng, ids = np.random.default_rng(3), np.arange(9)
+    corner = rng.integers(0, 20, (9, 2))
+    boxes = np.concatenate([corner, rng.integers(1, 28, (9, 2))], axis=1).astype(np.int32)
+    view = View(np.tile(np.array([48, 64], np.int32), (9, 1)), boxes, rng.random(9) < 0.5, size)
+    places = np.concatenate([rng.integers(0, 5, (9, 2)), rng.integers(1, 25, (9, 2))], axis=1)
+    turned = np.tile(np.array([[0.9, -0.3, 4.0], [0.3, 0.9, -2.0]]), (9, 1, 1))
+    target = InstanceMap("png", **options)
+    for each in (view, replace(view, places=places.astype(np.int32)), view.then(turned)):
+        values = target.read_views(source, ids, [each], 1)
+        assert [type(value).__name__ for value in values].count("Shown") == 8
+        some, whole = (target.move_all(given, each) for given in (values, target.read(source, ids)))
+        wanted = dicts_of(dropped([whole]), 9)
+        for one, other in zip(dicts_of(dropped([some]), 9), wanted, strict=True):
+            assert one.keys() == other.keys()
+            assert all(torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name])) for name in one)
+        assert sum(len(each["masks"]) for each in wanted) > 3

@@ -180,3 +180,26 @@ def test_registration():
     )
     with pytest.raises(RuntimeError, match="ends"):
         torch.ops.tarpeg.scan_objects(files, torch.tensor([99]), "", "a", "")
+
+
+def test_lists_of_numbers_that_are_not_needed_are_checked_as_python_does():
+    rng, accepted = random.Random(2), 0
+    for round_ in range(6000):
+        count = rng.choice([1, 3, 9, 10, 11, 12, 40])
+        numbers = [rng.choice(["0", "-0.5", "12", "301.75", "-7", "0.0", "9" * 30]) for _ in range(count)]
+        characters = [*rng.choice([",", ", "]).join(numbers)]
+        for _ in range(round_ % 3):
+            at = rng.randrange(len(characters) + 1)
+            characters[at : at + rng.randrange(2)] = rng.choice([*"0123.,- ]e", "", "00", "1.2", "\n"])
+        text = f'[{{"b": [{"".join(characters)}], "a": 1}}]'.encode()
+        try:
+            json.loads(text)
+            is_json = True
+        except ValueError:
+            is_json = False
+        accepted += is_json
+        assert (scan_objects([text], [], ["a"]) is not None) == is_json, text
+    assert 2000 < accepted < 5000
+    for digits in (63, 64, 65, 5000):
+        text = b'[{"b": [1, ' + b"1" * digits + b'], "a": 1}]'
+        assert digits < 5000 or scan_objects([text], [], ["a"]) is None  # which Python refuses

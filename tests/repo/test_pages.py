@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.checkouts import ROOT, copy, library, tracked
-from helpers.data_sets import coco, devkit, layout
+from helpers.data_sets import coco, devkit, layout, masks
 from helpers.forks import run_forked
 from helpers.pages import PAGES, PROGRAM, TUTORIAL, blocks, commands
 from helpers.pictures import jpeg, saved
@@ -270,6 +270,7 @@ def fill(place: Path) -> None:
     coco(data / "coco")
     devkit(data)
     layout(data / "yolo")
+    masks(data, {f"{number}_mask": (64, 80) for number in range(3)})
     np.save(data / "chosen.npy", np.array([0, 2, 5]))
     np.save(data / "weights.npy", np.arange(1.0, 21.0))
     (data / "photos").mkdir()

@@ -61,4 +61,10 @@ def _broken(name: str, shards: Shards, ids: npt.NDArray[np.int64], target: Any) 
             reasons[row] = reason
     for key, reason in zip(keys, reasons, strict=True):
         if reason:
-            yield Problem(name, key, reason[reason.find("member ") if "member " in reason else 0 :])
+            yield Problem(name, key, _without_place(reason))
+
+
+def _without_place(reason: str) -> str:
+    """Return what is wrong with a member, without shard and key before it."""
+    begins = [place for place in map(reason.find, ("has no member ", "member ")) if place >= 0]
+    return reason[min(begins, default=0) :]

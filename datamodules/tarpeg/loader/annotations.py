@@ -155,11 +155,9 @@ def _scanned(
 
     path = place.path.split(".") if place.path else []
     scanned = scan_objects(given, path, scan.fields, image_id)
-    values = None if scanned is None else scan.values(scanned)
-    if scanned is None or values is None:
-        return None
-    numbers = ids if image_id is None else scanned.image_ids.tolist()
-    return [value._replace(image_id=number) for value, number in zip(values, numbers, strict=True)]
+    if scanned is not None and image_id is None:
+        scanned = scanned._replace(image_ids=np.array(ids, np.int64))
+    return None if scanned is None else scan.values(scanned)
 
 
 def _documents_of(source: Source, ids: list[int], extension: str, texts: list[bytes | None]) -> list[Any]:
@@ -242,11 +240,8 @@ def numbers_of(place: Place, objects: list[Any], name: str, width: int) -> Float
     raise FieldError(f"fields {name!r} are not numbers")
 
 
-def labels_of_values(values: Sequence[Any], table: dict[Any, int] | None) -> list[int] | None:
-    """Return the labels of these values of a field; None if one of them is none, see ``labels_of``."""
-    if table is None:
-        is_label = {*map(type, values)} <= {int} and min(values, default=0) >= 0
-        return [*values] if is_label else None
+def labels_of_values(values: Sequence[Any], table: dict[Any, int]) -> list[int] | None:
+    """Return the labels of these values of a field; None if one is not in the table, see ``labels_of``."""
     labels = [table.get(value) if type(value) in (int, str) else None for value in values]
     found = [label for label in labels if label is not None]
     return found if len(found) == len(labels) else None

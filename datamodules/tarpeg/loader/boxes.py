@@ -158,7 +158,10 @@ class Boxes:
         rows = np.repeat(np.arange(len(values)), counts)
         boxes = np.concatenate([value.boxes for value in values])
         ends = sizes[rows, ::-1].astype(np.float64)
-        is_outside = ((boxes[:, 2:] <= 0) | (boxes[:, :2] >= ends)).any(axis=1) & (ends > 0).all(axis=1)
+        is_beyond = (boxes[:, 2:] <= 0) | (boxes[:, :2] >= ends)
+        if not is_beyond.any():
+            return reasons
+        is_outside = is_beyond.any(axis=1) & (ends > 0).all(axis=1)
         for number in np.flatnonzero(is_outside).tolist():
             row = int(rows[number])
             place = self._place.field(number - sum(counts[:row]), self.box)
@@ -194,9 +197,10 @@ class Boxes:
 
     def _is_kept(self, boxes: Float64, visible: Float64) -> Bool:
         """Return which boxes of the result are not dropped, by the visible share of each: bool [N]."""
-        sides = boxes[:, 2:] - boxes[:, :2]
-        kept = (sides > 0).all(axis=1) & (sides >= self.min_size).all(axis=1)
-        kept &= (sides.prod(axis=1) >= self.min_area) & (visible >= self.min_visibility)
+        width, height = (boxes[:, 2:] - boxes[:, :2]).T
+        shorter = np.minimum(width, height)
+        kept = (shorter > 0) & (shorter >= self.min_size)
+        kept &= (width * height >= self.min_area) & (visible >= self.min_visibility)
         return np.asarray(kept)
 
     def chosen(self, value: Objects, numbers: Int64) -> Objects:
@@ -237,30 +241,53 @@ class Boxes:
 
     def _scanned(self, scanned: Scanned) -> list[Objects] | None:
         """Return the values of samples as ``_parse``; None for what that must look at."""
-        numbers, given, crowds = scanned.lists(0, 4), scanned.numbers_of(1), scanned.values(2)
-        labels: list[int] | None = [1] * len(scanned.cells)
-        if self.label is not None:
-            values = scanned.values(3)
-            labels = None if values is None else labels_of_values(values, self._table)
-        if numbers is None or given is None or crowds is None or labels is None:
+        numbers, given, iscrowd = scanned.lists(0, 4), scanned.numbers_of(1), self._crowds_of(scanned)
+        labels = self._labels_of(scanned)
+        if numbers is None or given is None or iscrowd is None or labels is None:
             return None
         boxes = self._corners(numbers)
         sides = boxes[:, 2:] - boxes[:, :2]
         is_right = (sides > 0).all() and (np.abs(boxes) <= FAR).all()
         are_shares = len(boxes) and boxes.max() <= 1 and (boxes % 1).any()
-        if not is_right or are_shares or (given < 0).any() or not {*crowds} <= {0, 1, None}:
+        if not is_right or are_shares or (given < 0).any():
             return None
-        area = np.where(np.isnan(given), sides.prod(axis=1), given)
-        iscrowd = np.array([int(each or 0) for each in crowds], np.int64)
-        return self._split(scanned.counts.tolist(), boxes, np.array(labels, np.int64), area, iscrowd)
+        area = np.where(np.isnan(given), sides[:, 0] * sides[:, 1], given)
+        counts, image_ids = scanned.counts.tolist(), scanned.image_ids.tolist()
+        return self._split(counts, boxes, labels, area, iscrowd, image_ids)
+
+    def _labels_of(self, scanned: Scanned) -> Int64 | None:
+        if self.label is None:
+            return np.ones(len(scanned.cells), np.int64)
+        if self._table is None:
+            given = scanned.integers(3)
+            return given if given is not None and given.min(initial=0) >= 0 else None
+        values = scanned.values(3)
+        labels = None if values is None else labels_of_values(values, self._table)
+        return None if labels is None else np.array(labels, np.int64)
+
+    @staticmethod
+    def _crowds_of(scanned: Scanned) -> Int64 | None:
+        given = scanned.integers(2, may_lack=True)
+        if given is None:  # truth values
+            values = scanned.values(2)
+            if values is None or not {*values} <= {0, 1, None}:
+                return None
+            given = np.array([int(each or 0) for each in values], np.int64)
+        return given if ((given == 0) | (given == 1)).all() else None
 
     @staticmethod
     def _split(
-        counts: list[int], boxes: Float64, labels: Int64, area: Float64, iscrowd: Int64
+        counts: list[int],
+        boxes: Float64,
+        labels: Int64,
+        area: Float64,
+        iscrowd: Int64,
+        image_ids: Sequence[int],
     ) -> list[Objects]:
-        """Return the objects of each image, with the image_id 0."""
+        """Return the objects of each image."""
         return [
-            Objects(boxes[rows], labels[rows], area[rows], iscrowd[rows], 0) for rows in slices_of(counts)
+            Objects(boxes[rows], labels[rows], area[rows], iscrowd[rows], image_id)
+            for rows, image_id in zip(slices_of(counts), image_ids, strict=True)
         ]
 
     def _corners(self, numbers: Float64) -> Float64:
@@ -299,7 +326,7 @@ class Boxes:
                 area[number] = self._area(number, each[self.area])
             if self.iscrowd in each:
                 iscrowd[number] = self._is_crowd(number, each[self.iscrowd])
-        return self._split([*map(len, found)], boxes, labels, area, iscrowd)
+        return self._split([*map(len, found)], boxes, labels, area, iscrowd, [0] * len(found))
 
     def _area(self, number: int, value: Any) -> float:
         if not is_finite(value) or value < 0:

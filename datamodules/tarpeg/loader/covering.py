@@ -66,9 +66,30 @@ def cover_of(bits: npt.NDArray[np.uint8], counts: Int64, batch_rows: Int64, canv
 
 def bounds_of(masks: npt.NDArray[np.uint8]) -> Float64:
     """Return the bounds of masks [N, H, W]: float64 [N, 4], (x1, y1, x2, y2), edges of pixels; 0 for none."""
-    found = np.zeros((len(masks), 4))
-    for axis in (0, 1):
-        line: Bool = np.logical_or.reduce(masks, axis=1 + axis)
+    return _bounds(*(np.logical_or.reduce(masks, axis=1 + axis) for axis in (0, 1)))
+
+
+def bounds_of_bits(bits: npt.NDArray[np.uint8], canvas: tuple[int, int]) -> Float64:
+    """Return the bounds of masks as ``bounds_of``, from their bits [N, bytes], in an eighth of the time."""
+    height, width = canvas
+    if width % 8:
+        return bounds_of(np.unpackbits(bits, axis=1, count=height * width).reshape(-1, height, width))
+    lines = bits.reshape(-1, height, width // 8)
+    return _bounds(
+        np.unpackbits(np.bitwise_or.reduce(lines, axis=1), axis=1).view(np.bool_),
+        np.logical_or.reduce(lines, axis=2),
+    )
+
+
+def pixels_of_bits(bits: npt.NDArray[np.uint8]) -> Int64:
+    """Return the number of pixels of masks, int64 [N], from their bits [N, bytes]."""
+    return np.array([_ONES[each].sum() for each in bits], np.int64)
+
+
+def _bounds(columns: Bool, rows: Bool) -> Float64:
+    """Return the bounds of masks from which columns [N, W] and rows [N, H] they are in."""
+    found = np.zeros((len(rows), 4))
+    for axis, line in enumerate((columns, rows)):
         found[:, axis] = line.argmax(axis=1)
         found[:, 2 + axis] = np.where(line.any(axis=1), line.shape[1] - line[:, ::-1].argmax(axis=1), 0)
     return found

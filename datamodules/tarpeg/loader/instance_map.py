@@ -10,16 +10,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ..errors import ShardError, check_integer
-from ..sampling.geometry import Int32, View
+from ..sampling.geometry import Bool, Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards import pillow
 from ..shards.joined import own_numbers
 from ..shards.source import Source, missing, plain, where_of
 from .annotations import FieldError, Place, as_json, read_objects, slices_of, table_of
-from .covering import Cover, bounds_of
+from .covering import Cover, bounds_of_bits, pixels_of_bits
 from .instances import InstanceMasks
+from .masks import Key, Values, keys_of, warped
 from .outlines import Outlines, chosen_outlines, numbers_in, outline_bounds, outlines_in
-from .targets import IMAGE_FIELDS, Fields, dicts_of, dropped, unpacked
+from .targets import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
 
 _MOST_PIXELS = 1 << 30
 """Pixels of the masks of one image, beyond which it is an error."""
@@ -31,6 +32,38 @@ class Instances(NamedTuple):
     outlines: Outlines
     labels: Int64
     shape: tuple[int, int]
+
+
+class Shown(NamedTuple):
+    """What views need of a picture.
+
+    Args:
+        shape: (height, width) of the whole picture.
+        pictures: By what was drawn for a view, its pixels, uint8 [H, W].
+        numbers: Numbers of the objects, int64 [N]; None: those that are visible.
+        image_id: Number of the image.
+    """
+
+    shape: tuple[int, int]
+    pictures: dict[Key, Values]
+    numbers: Int64 | None
+    image_id: int
+
+
+class _Objects(NamedTuple):
+    """The objects of a result.
+
+    Args:
+        labels: int64 [N].
+        bits: uint8 [N, bytes], a bit per pixel.
+        pixels: int64 [N].
+        boxes: float64 [N, 4].
+    """
+
+    labels: Int64
+    bits: Values
+    pixels: Int64
+    boxes: Float64
 
 
 class _Numbers(NamedTuple):
@@ -52,7 +85,9 @@ class InstanceMap:
 
     The picture is a PNG (or another lossless format that Pillow reads) as large as its upright image, with
     numbers of a palette, gray levels of 8 or 16 bits, or colours, which are red + 256 green + 65536 blue as
-    in COCO's panoptic PNGs. It is decoded as a whole. Masks are cut out and resized as those of ``Masks``.
+    in COCO's panoptic PNGs. Masks are cut out and resized as those of ``Masks``.
+    Of a PNG with a byte per pixel only what the result needs is decoded and checked, as of ``Masks``; others
+    are decoded whole, and so are all if ``min_pixels`` is 0 or objects are pasted.
 
     A picture of another size than its image, and one that cannot be decoded, are broken targets:
     ``LoaderConfig(on_error=...)`` decides, as for a broken image.
@@ -143,10 +178,69 @@ class InstanceMap:
     def read(self, source: Source, ids: Int64) -> list[Any]:
         """Read the objects of some samples; see ``Target.read``."""
         contents, rows = source.members(ids, plain(self.extension)), np.asarray(ids).tolist()
-        known: list[Any] = [None] * len(rows)
-        if self._place is not None:
-            known = read_objects(source, np.asarray(ids), self._place, None, self._parse)
+        known = self._known(source, ids)
         return [self._read(source, *each) for each in zip(rows, contents, known, strict=True)]
+
+    def _known(self, source: Source, ids: Int64) -> list[Any]:
+        """Return the numbers of the objects of each sample, or a ShardError; None if its picture has them."""
+        if self._place is None:
+            return [None] * len(ids)
+        return read_objects(source, np.asarray(ids), self._place, None, self._parse)
+
+    def read_views(self, source: Source, ids: Int64, views: Sequence[View], threads: int) -> list[Any]:
+        """Read of pictures what these views need; see ``FlatTarget.read_views``."""
+        from ..ops.masks import read_masks  # here, because it loads the operators
+
+        contents, known = source.members(ids, plain(self.extension)), self._known(source, ids)
+        is_known = np.logical_and.reduce([view.is_known for view in views])
+        given = {
+            row: each
+            for row, each in enumerate(contents)
+            if each is not None and is_known[row] and not isinstance(known[row], ShardError)
+        }
+        around = self._number_around([known[row] for row in given])
+        parts: dict[int, Shown] = {}
+        if given and around is not None:
+            rows = [*given]
+            found, facts = [], np.zeros((len(rows), 3), np.int32)
+            status = np.zeros(len(rows), np.int32)
+            for view in (view.rows(rows) for view in views):
+                pictures, facts = read_masks(
+                    [*given.values()],
+                    view.boxes,
+                    view.size,
+                    view.flips,
+                    view.places,
+                    centres=self.interpolation == "nearest-exact",
+                    fill=around,
+                    threads=threads,
+                )
+                found.append((keys_of(view), pictures))
+                status |= facts[:, 0]
+            for number in np.flatnonzero(status == 0).tolist():
+                row = rows[number]
+                numbers = None if known[row] is None else known[row].numbers
+                shown = {keys[number]: pictures[number] for keys, pictures in found}
+                if any(map(self._has_unknown, shown.values())):
+                    continue  # broken, for a reason that reading all of it gives
+                shape = int(facts[number, 1]), int(facts[number, 2])
+                parts[row] = Shown(shape, shown, numbers, int(ids[row]))
+        return [
+            parts[row] if row in parts else self._read(source, *each)
+            for row, each in enumerate(zip(np.asarray(ids).tolist(), contents, known, strict=True))
+        ]
+
+    def _number_around(self, known: Sequence[Any]) -> int | None:
+        """Return a number for the pixels around a picture, which is not an object's.
+
+        None if there is none, or if objects are kept that are not visible: then pictures are read whole.
+        """
+        if self.min_pixels < 1:
+            return None
+        if self._place is None:
+            return next((number for number in self.ignore if 0 <= number <= 255), None)
+        used = {*np.concatenate([np.zeros(0, np.int64), *(each.numbers for each in known)]).tolist()}
+        return next((number for number in range(256) if number not in used), None)
 
     def _read(self, source: Source, id: int, content: bytes | None, known: Any) -> Any:
         name = plain(self.extension)
@@ -158,9 +252,7 @@ class InstanceMap:
             picture = numbers_in(pillow.open_values(content))
             if known is None:
                 numbers, outlines = outlines_in(picture)
-                is_object = ~np.isin(numbers, self.ignore)
-                if self.divisor is not None:
-                    is_object &= numbers >= self.divisor
+                is_object = self._are_objects(numbers)
                 outlines = chosen_outlines(outlines, np.flatnonzero(is_object))
                 labels = self._labels_of(numbers[is_object])
             else:
@@ -201,11 +293,13 @@ class InstanceMap:
         joined = np.array(numbers, np.int64)
         return [_Numbers(joined[rows], 0) for rows in slices_of(map(len, found))]
 
-    def misfits(self, values: Sequence[Instances], sizes: Int32) -> list[str]:
+    def misfits(self, values: Sequence[Instances | Shown], sizes: Int32) -> list[str]:
         """Return a text for each picture of another size than its image, "" for the others."""
         reasons = []
         for value, (height, width) in zip(values, sizes.tolist(), strict=True):
-            count, member = len(value.labels), f"member {plain(self.extension)!r}, a picture of objects,"
+            of_objects = value.numbers if isinstance(value, Shown) else value.labels
+            count = 0 if of_objects is None else len(of_objects)
+            member = f"member {plain(self.extension)!r}, a picture of objects,"
             reason = ""
             if count * height * width > _MOST_PIXELS:
                 reason = f"{member} has {count} objects: their masks have more than {_MOST_PIXELS} pixels"
@@ -215,18 +309,88 @@ class InstanceMap:
             reasons.append(reason)
         return reasons
 
-    def move_all(self, values: Sequence[Instances], view: View) -> Fields:
+    def move_all(self, values: Sequence[Instances | Shown], view: View) -> Fields:
         """Move the masks of all rows of a view."""
+        view.check_known()
+        whole = [value for value in values if isinstance(value, Instances)]
+        if len(whole) == len(values):
+            return self._moved_outlines(whole, view)
+        objects, image_ids = [], []
+        for row, (value, key) in enumerate(zip(values, keys_of(view), strict=True)):
+            if isinstance(value, Shown):
+                affine = None if view.affine is None else view.affine[row]
+                objects.append(self._visible(value.pictures[key], value.numbers, affine))
+                image_ids.append(value.image_id)
+            else:
+                objects.append(self._of_outlines(value, view.row(row)))
+                image_ids.append(value.outlines.image_id)
+        of_objects = {}
+        pixels = np.concatenate([each.pixels for each in objects])
+        if self._place is None:
+            of_objects = {
+                "boxes": np.concatenate([each.boxes for each in objects]).astype(np.float32),
+                "labels": np.concatenate([each.labels for each in objects]),
+                "area": pixels.astype(np.float32),
+                "iscrowd": np.zeros(len(pixels), np.int64),
+            }
+        return Fields(
+            self.extension if self._place is None else self._place,
+            np.array([len(each.pixels) for each in objects], np.int64),
+            pixels >= self.min_pixels,
+            of_objects,
+            fields_of_images(image_ids, view),
+            view.size,
+            bits={"masks": np.concatenate([each.bits for each in objects])},
+        )
+
+    def _visible(self, picture: Values, numbers: Int64 | None, affine: Float64 | None) -> _Objects:
+        """Return the objects of a picture in the size of the result; without numbers those that it shows."""
+        if numbers is None:
+            numbers = self._numbers_in(picture)
+        wanted = np.where(numbers < 256, numbers, 0).astype(np.uint8)
+        masks = picture == wanted[:, None, None]
+        masks[numbers > 255] = False
+        if affine is not None and len(masks):
+            each = np.repeat(affine[None], len(masks), axis=0)
+            masks = warped(masks.view(np.uint8), each, 0).view(np.bool_)
+        labels = self._labels_of(numbers) if self._place is None else numbers
+        bits = np.packbits(masks.reshape(len(masks), picture.size), axis=1)
+        pixels = np.array([np.count_nonzero(mask) for mask in masks], np.int64)
+        return _Objects(labels, bits, pixels, bounds_of_bits(bits, (picture.shape[0], picture.shape[1])))
+
+    def _of_outlines(self, value: Instances, view: View) -> _Objects:
+        bits = self._masks.move_all([value.outlines], view).bits["masks"]
+        return _Objects(value.labels, bits, pixels_of_bits(bits), bounds_of_bits(bits, view.size))
+
+    def _numbers_in(self, picture: Values) -> Int64:
+        """Return the numbers of the objects that a picture of bytes shows, from the smallest."""
+        line = picture.ravel()
+        ends = np.append(np.flatnonzero(line[1:] != line[:-1]), len(line) - 1)
+        found = np.flatnonzero(np.bincount(line[ends], minlength=256))
+        return found[self._are_objects(found)]
+
+    def _has_unknown(self, picture: Values) -> bool:
+        """Whether a picture shows an object whose class is not in the table."""
+        table, divisor = self._table, self.divisor
+        if table is None or divisor is None:
+            return False
+        return any(number // divisor not in table for number in self._numbers_in(picture).tolist())
+
+    def _are_objects(self, numbers: Int64) -> Bool:
+        are_objects: Bool = ~np.isin(numbers, self.ignore)
+        return are_objects if self.divisor is None else are_objects & (numbers >= self.divisor)
+
+    def _moved_outlines(self, values: Sequence[Instances], view: View) -> Fields:
         part = self._masks.move_all([value.outlines for value in values], view)
         if self._place is not None:
             return replace(part, objects=self._place)
-        masks = unpacked(part.bits["masks"], view.size)
+        bits = part.bits["masks"]
         labels = [np.zeros(0, np.int64), *(value.labels for value in values)]
         of_objects = {
-            "boxes": bounds_of(masks).astype(np.float32),
+            "boxes": bounds_of_bits(bits, view.size).astype(np.float32),
             "labels": np.concatenate(labels),
-            "area": masks.sum(axis=(1, 2), dtype=np.int64).astype(np.float32),
-            "iscrowd": np.zeros(len(masks), np.int64),
+            "area": pixels_of_bits(bits).astype(np.float32),
+            "iscrowd": np.zeros(len(bits), np.int64),
             **part.of_objects,
         }
         return replace(part, objects=self.extension, of_objects=of_objects)

@@ -123,7 +123,7 @@ class InstanceMasks:
 
     def move_all(self, values: Sequence[Outlines], view: View) -> Fields:
         """Move the masks of all rows of a view."""
-        view.matrices()  # raises an error if the geometry of a row is not known
+        view.check_known()
         from ..ops.masks import fill_outlines, unpack_masks  # here, because it loads the operators
 
         counts = np.array([len(value.objects) for value in values], np.int64)

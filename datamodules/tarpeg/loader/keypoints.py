@@ -196,7 +196,8 @@ class Keypoints:
         points = numbers.reshape(-1, self.count, 3)
         if (np.abs(points) > FAR).any() or not np.isin(points[..., 2], (0, 1, 2)).all():
             return None
-        return [Points(points[rows], 0) for rows in slices_of(scanned.counts.tolist())]
+        slices = slices_of(scanned.counts.tolist())
+        return [Points(points[rows], id) for rows, id in zip(slices, scanned.image_ids.tolist(), strict=True)]
 
     def _parse(self, found: list[Any]) -> list[Points]:
         """Return the values of samples from the lists of their objects, with the image_id 0."""

@@ -149,7 +149,7 @@ class FloatMap:
 
     def move_all(self, values: Sequence[Values], view: View) -> Fields:
         """Move the maps of all rows of a view."""
-        view.matrices()  # raises an error for images whose place is not known
+        view.check_known()
         maps = np.full((len(values), *view.size), self.fill, np.float32)
         rows = zip(values, maps, view.boxes.tolist(), view.all_places.tolist(), view.flips, strict=True)
         for value, whole, box, place, is_mirrored in rows:

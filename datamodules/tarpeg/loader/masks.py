@@ -19,7 +19,7 @@ from ..shards.source import Source, missing, plain, where_of
 from .targets import Fields, dicts_of, room_for
 
 Values = npt.NDArray[np.uint8]
-Key = tuple[Any, ...]
+Key = bytes
 MODES = ("nearest-exact", "nearest")
 _MOST = 1 << 16
 
@@ -174,7 +174,7 @@ class Masks:
                     threads=threads,
                     out=room_for((len(rows), *view.size)),
                 )
-                found.append((_keys(view), pictures))
+                found.append((keys_of(view), pictures))
                 status |= facts[:, 0]
             for number in np.flatnonzero(status == 0).tolist():
                 cut = {keys[number]: (pictures, number) for keys, pictures in found}
@@ -215,18 +215,18 @@ class Masks:
 
     def move_all(self, values: Sequence[Values | Part], view: View) -> Fields:
         """Move the masks of all rows of a view."""
-        matrices = view.matrices()
+        view.check_known()
         masks = self._cut(values, view)
         if view.affine is not None and len(values):
             masks = warped(masks, view.affine, self.fill)
-        counts = np.zeros(len(matrices), np.int64)
+        counts = np.zeros(len(view), np.int64)
         return Fields(
             "mask", counts, np.zeros(0, np.bool_), {}, {}, view.size, {"mask": masks}, self.dtype, self.fill
         )
 
     def _cut(self, values: Sequence[Values | Part], view: View) -> Values:
         """Return the pixels under the boxes of a view, resized and mirrored: uint8 [B, H, W]."""
-        keys = _keys(view)
+        keys = keys_of(view)
         pictures = [
             value.pictures[key] for value, key in zip(values, keys, strict=True) if isinstance(value, Part)
         ]
@@ -306,10 +306,12 @@ def warped(masks: Values, affine: Float64, fill: int) -> Values:
     return found
 
 
-def _keys(view: View) -> list[Key]:
+def keys_of(view: View) -> list[Key]:
     """Return for each row what the pixels of its mask depend on, but for the affine."""
-    rows = np.concatenate([view.boxes, view.all_places, view.flips[:, None]], axis=1).tolist()
-    return [(*row, *view.size) for row in rows]
+    rows = np.empty((len(view), 11), np.int32)
+    rows[:, :4], rows[:, 4:8], rows[:, 8], rows[:, 9:] = view.boxes, view.all_places, view.flips, view.size
+    content, width = rows.tobytes(), rows.strides[0]
+    return [content[begin : begin + width] for begin in range(0, len(content), width)]
 
 
 def _is_colour(value: Any) -> bool:

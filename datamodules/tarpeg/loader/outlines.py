@@ -79,7 +79,7 @@ def outlines_of(field: Callable[[int], str], values: Sequence[Any], counts: Sequ
 
 
 def outlines_of_scanned(scanned: Scanned) -> list[Outlines] | None:
-    """Return the outlines of images, with the image_id 0; None if ``outlines_of`` must look at them.
+    """Return the outlines of images; None if ``outlines_of`` must look at them.
 
     Args:
         scanned: The outlines, and nothing else.
@@ -95,7 +95,7 @@ def outlines_of_scanned(scanned: Scanned) -> list[Outlines] | None:
         _, size, begin, end, is_text = cells[number].tolist()
         of_points[size : size + 2] = False
         if is_text:
-            counts = _uncompressed(scanned.content[begin:end])
+            counts = _uncompressed(bytes(scanned.content[begin:end]))
         else:
             of_points[begin : begin + end] = False
             counts = numbers[begin : begin + end].astype(np.int64)
@@ -118,7 +118,9 @@ def outlines_of_scanned(scanned: Scanned) -> list[Outlines] | None:
         _check_lengths(str, points, parts[:, 0], objects)
     except FieldError:
         return None
-    return _split(points, joined(runs, (0,)), parts, objects, sizes, scanned.counts)
+    found = _split(points, joined(runs, (0,)), parts, objects, sizes, scanned.counts)
+    numbers_of_images = scanned.image_ids.tolist()
+    return [each._replace(image_id=id) for each, id in zip(found, numbers_of_images, strict=True)]
 
 
 def _split(

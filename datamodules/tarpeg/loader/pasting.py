@@ -87,7 +87,7 @@ def drawn_pastes(
     count, named = len(view), _named(targets)
     objects: dict[str, Any] = {name: each for name, each in named.items() if is_of_objects(each)}
     parts = _stacked(view, partners)
-    values = read_targets(source, ids, [parts], objects)
+    values = read_targets(source, ids, [parts], objects, whole=True)
     is_known, chosen = parts.is_known, []
     is_there = np.ones(len(parts), np.bool_)
     for part in range(count, len(parts)):

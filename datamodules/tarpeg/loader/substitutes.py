@@ -82,6 +82,7 @@ class Substitutes:
         for row in sorted({*rows, *broken}) if broken else rows:
             id = int(found.ids[row])
             reason = str(made.values[row]) if row in broken else self._reason(id, row, made.decoded)
+            reason = reason.rstrip(".")
             if self.on_error == "raise":
                 kind = ShardError if row in broken else DecodeError
                 raise kind(f"{reason}; on_error='substitute' replaces it by another sample")

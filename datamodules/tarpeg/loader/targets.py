@@ -462,7 +462,13 @@ def type_names(targets: Any) -> str:
 
 
 def read_targets(
-    source: Source, ids: Int64, views: Sequence[View], targets: Targets, threads: int = 1
+    source: Source,
+    ids: Int64,
+    views: Sequence[View],
+    targets: Targets,
+    threads: int = 1,
+    *,
+    whole: bool = False,
 ) -> list[Any]:
     """Return the value of each sample; a dict by name for a dict or list of targets.
 
@@ -476,14 +482,16 @@ def read_targets(
         views: What was drawn for them.
         targets: What is read.
         threads: Number of threads.
+        whole: Read all of each, not only what the views need.
     """
     if views[0].samples is not None:
         parts = [view.parts() for view in views]
-        return _grouped(read_targets(source, views[0].samples, parts, targets, threads), views[0])
+        found = read_targets(source, views[0].samples, parts, targets, threads, whole=whole)
+        return _grouped(found, views[0])
     columns: dict[str, list[Any]] = {}
     sizes = views[0].sizes
     for name, target in _named(targets).items():
-        values = _read(source, ids, target, views, threads)
+        values = _read(source, ids, target, () if whole else views, threads)
         if is_flat(target):
             good = [row for row, value in enumerate(values) if not isinstance(value, ShardError)]
             reasons = target.misfits([values[row] for row in good], sizes[good])
@@ -491,10 +499,11 @@ def read_targets(
                 if reason:
                     values[row] = ShardError(f"{where_of(source, int(ids[row]))}: {reason}")
         columns[name] = values
-    found: list[Any] = []
-    for each in zip(*columns.values(), strict=True):
-        error = next((value for value in each if isinstance(value, ShardError)), None)
-        found.append(error or dict(zip(columns, each, strict=True)))
+    found = [dict(zip(columns, each, strict=True)) for each in zip(*columns.values(), strict=True)]
+    for values in reversed(columns.values()):  # of several errors, that of the first target
+        for row, value in enumerate(values):
+            if isinstance(value, ShardError):
+                found[row] = value
     return found
 
 

@@ -33,9 +33,9 @@ def scan_objects(
     is_plain = all(name and "\n" not in name and name.isascii() for name in names)
     if not is_plain or len({*fields}) < len(fields) or image_id == "":
         return None
-    content = b"".join(texts)
+    content = bytearray().join([*texts, b"\0"])  # not empty
     facts, cells, numbers, lengths = torch.ops.tarpeg.scan_objects(
-        torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8),
+        torch.frombuffer(content, dtype=torch.uint8),
         torch.from_numpy(np.cumsum([len(text) for text in texts], dtype=np.int64)),
         "\n".join(path),
         "\n".join(fields),

@@ -60,7 +60,7 @@ def read_masks(
         is not 0 does not make a mask a damaged one: other PNGs, a box outside the mask and values that may
         not occur have one too.
     """
-    data = torch.frombuffer(bytearray(b"".join([*files, b"\0"])), dtype=torch.uint8)  # not empty
+    data = torch.frombuffer(bytearray().join([*files, b"\0"]), dtype=torch.uint8)  # not empty
     masks = _memory("decoded", (len(files), *size)) if out is None else out
     found = torch.ops.tarpeg.read_masks(
         data,

@@ -33,7 +33,7 @@ class Scanned(NamedTuple):
         cells: int64 [N, fields, 5], a ``Kind`` and four numbers of each field of each object.
         numbers: float64 [n], those of all lists and all numbers that are no integers.
         lengths: int64 [m], of the lists in lists.
-        content: The documents one after another, in which texts are.
+        content: The documents one after another, in which texts are, and a byte.
     """
 
     counts: npt.NDArray[np.int64]
@@ -41,7 +41,7 @@ class Scanned(NamedTuple):
     cells: npt.NDArray[np.int64]
     numbers: npt.NDArray[np.float64]
     lengths: npt.NDArray[np.int64]
-    content: bytes
+    content: bytearray
 
     def lists(self, field: int, width: int) -> npt.NDArray[np.float64] | None:
         """Return a field that is a list of ``width`` numbers: float64 [N, width]; None if it is not."""
@@ -58,6 +58,17 @@ class Scanned(NamedTuple):
         are_numbers = kinds == Kind.NUMBER
         found[are_numbers] = self.numbers[first[are_numbers]]
         return None if ((kinds > Kind.NUMBER) | (kinds < Kind.MISSING)).any() else found
+
+    def integers(self, field: int, *, may_lack: bool = False) -> npt.NDArray[np.int64] | None:
+        """Return a field that is an integer: int64 [N]; None if it is not.
+
+        Objects may lack it with ``may_lack``, and have 0.
+        """
+        kinds = self.cells[:, field, 0]
+        are_integers = kinds == Kind.INTEGER
+        if may_lack:
+            are_integers |= kinds == Kind.MISSING
+        return self.cells[:, field, 1] if are_integers.all() else None
 
     def values(self, field: int) -> list[int | float | str | bool | None] | None:
         """Return a field that is a number, a text or a truth value; None if one is something else.

@@ -182,7 +182,7 @@ class View:
         Raises:
             ValueError: The geometry of a row is not known.
         """
-        self._check_known()
+        self.check_known()
         top, left, height, width = self.boxes.astype(np.float64).T
         place_top, place_left, place_height, place_width = self.all_places.astype(np.float64).T
         x_scale, y_scale = place_width / width, place_height / height
@@ -237,19 +237,19 @@ class View:
         Raises:
             ValueError: The geometry of a row is not known.
         """
-        self._check_known()
+        self.check_known()
         given = np.asarray(boxes, np.float64).reshape(-1, 4)
         places = np.zeros(len(given), np.int64) if rows is None else np.asarray(rows)
         crops = self.boxes[places].astype(np.float64)
         origin, size = crops[:, 1::-1], crops[:, :1:-1]  # (x, y)
-        low = np.clip(given[:, :2], origin, origin + size)
-        high = np.clip(given[:, 2:], origin, origin + size)
+        low = _limited(given[:, :2], origin, origin + size)
+        high = _limited(given[:, 2:], origin, origin + size)
         visible = _share(high - low, given[:, 2:] - given[:, :2])
         result = np.array(self.size[::-1], np.float64)
         parts = result if self.places is None else self.places[places, :1:-1].astype(np.float64)
         moved = np.concatenate([(low - origin) * (parts / size), (high - origin) * (parts / size)], axis=1)
         flips = self.flips[places]
-        moved[flips, 0::2] = np.broadcast_to(parts, low.shape)[flips, :1] - moved[flips, 2::-2]
+        moved[:, 0::2] = np.where(flips[:, None], parts[..., :1] - moved[:, 2::-2], moved[:, 0::2])
         if self.places is not None:
             moved += np.tile(self.places[places, 1::-1], 2)
         if self.drops_by_centre:
@@ -262,11 +262,12 @@ class View:
             corners = moved[:, [[0, 1], [2, 1], [0, 3], [2, 3]]]
             corners = corners @ affine[:, :, :2].transpose(0, 2, 1) + affine[:, None, :, 2]
             low, high = corners.min(axis=1), corners.max(axis=1)
-            moved = np.concatenate([np.clip(low, 0.0, result), np.clip(high, 0.0, result)], axis=1)
+            moved = np.concatenate([_limited(low, 0.0, result), _limited(high, 0.0, result)], axis=1)
             visible *= _share(moved[:, 2:] - moved[:, :2], high - low)
         return moved, visible
 
-    def _check_known(self) -> None:
+    def check_known(self) -> None:
+        """Raise ValueError if the geometry of a row is not known."""
         known = self.is_known
         if not known.all():
             row = int((~known).argmax())
@@ -304,9 +305,15 @@ def joined(views: Sequence[View]) -> View:
 
 def _share(part: Float64, whole: Float64) -> Float64:
     """Return area of the part over area of the whole: float64 [N], of (width, height) [N, 2]."""
-    area = whole.prod(axis=1)
-    shares: Float64 = np.divide(part.prod(axis=1), area, out=np.zeros(len(area)), where=area > 0)
+    area = whole[:, 0] * whole[:, 1]
+    own = part[:, 0] * part[:, 1]
+    shares: Float64 = np.divide(own, area, out=np.zeros(len(area)), where=area > 0)
     return shares
+
+
+def _limited(values: Float64, low: npt.ArrayLike, high: npt.ArrayLike) -> Float64:
+    """Return values as ``numpy.clip``, which takes three times as long for few."""
+    return np.minimum(np.maximum(values, low), high)
 
 
 def _square(affine: Float64) -> Float64:
