@@ -16,7 +16,9 @@ import lightning
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
+from tarpeg.errors import ShardError
 from tarpeg.files import open_regular
+from tarpeg.shards.urls import file_system, shard_errors
 from torch import nn
 
 # Classes of plain values that checkpoints of Lightning hold, beside those that torch reads with weights_only.
@@ -73,8 +75,20 @@ def check_run(config: DictConfig, model: lightning.LightningModule, has_val: boo
         is_fit = config.predict is None and not config.validate
         epochs = config.trainer.get("max_epochs") if is_fit else None
         check_checkpoint(config.ckpt_path, model, epochs, trusted=config.trust_ckpt)
+    elif config.ckpt_path is not None:
+        _check_remote(config.ckpt_path)
     if config.validate and not has_val:
         raise ConfigError("validate=true measures on data.val, which is null: give data.val.shards=...")
+
+
+def _check_remote(url: str) -> None:
+    """Raise ConfigError for a checkpoint behind a URL that is not there, or cannot be reached."""
+    try:
+        system, place = file_system(url)
+        with shard_errors(url, "Check the URL and the credentials, or copy it and give the local file."):
+            system.info(place)
+    except ShardError as error:
+        raise ConfigError(f"ckpt_path={url}: {error}") from error
 
 
 def check_checkpoint(

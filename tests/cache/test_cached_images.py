@@ -7,7 +7,7 @@ import io
 import pytest
 import tarpeg
 from helpers.pictures import jpeg, picture
-from helpers.several import COUNT, SIDES, pair, pairs, stacks
+from helpers.several import COUNT, SIDES, pair, pairs, stack, stacks
 from helpers.small_tars import members, tars
 from PIL import Image
 from tarpeg import Layout, Loader, Original, Packed, RandomResizedCrop, Raw, Resized, Split, Tiled
@@ -209,3 +209,30 @@ def test_names():
     for wrong in ("*.json", [], ["cls"], 7, b"*.jpg"):
         with pytest.raises(ValueError, match="images="):
             check_images("images", wrong)
+
+
+def test_a_member_that_readers_would_take_for_an_image_is_left_out_of_a_cache(tmp_path):
+    """Of a cache, readers cannot know that 0_mask.ppm was no 0_mask.jpg: such samples are listed."""
+    masked = {f"{i}.jpg": data for i, data in stack(3).items()} | {"0_mask.ppm": picture("PPM", 1)}
+    source = stacks(tmp_path / "a.tar", {"k03": masked | {"cls": b"3"}})
+    report = tarpeg.build_cache(source, tmp_path / "a", Packed(), 0, images=PATTERN)
+    (bad,) = report.quarantine
+    assert bad.key == "k03" and "'0_mask.ppm' would be taken for an image '*.jpg'" in bad.reason
+    found = batches(tmp_path / "a", PATTERN, shuffle=False)
+    assert [key for keys, _, _ in found for key in keys] == [f"k{n:02d}" for n in range(COUNT) if n != 3]
+    assert sum(offsets[-1] for _, _, (offsets, _) in found) == sum(1 + n % 4 for n in range(COUNT) if n != 3)
+
+    whole = {"left.jpg": pair(3)["left"], "depth.png": picture("PNG", 1)}
+    samples = {f"k{number:02d}": whole | {"cls": b"%d" % number} for number in range(COUNT)}
+    samples["k03"] = {"left.jpg": pair(3)["left"], "depth.jpg": pair(3)["right"], "cls": b"3"}
+    source = pairs(tmp_path / "b.tar", samples)
+    report = tarpeg.build_cache(source, tmp_path / "b", Tiled(), 0, images=["left.jpg", "depth.png"])
+    assert [bad.key for bad in report.quarantine] == ["k03"]
+    # A cache of a cache has the images of both: left.tpj was left.jpg, and depth.ppm depth.png.
+    again = tarpeg.build_cache(tmp_path / "b", tmp_path / "c", Packed(), 0, images=["left.jpg", "depth.png"])
+    assert again.samples == COUNT - 1
+
+    with pytest.warns(
+        UserWarning, match=r"built with images=\['left.jpg', 'depth.png'\].* may have had other"
+    ):
+        batches(tmp_path / "b", "*.jpg")

@@ -473,3 +473,21 @@ def test_one_image_by_its_name(tmp_path):
     plain = loader_of(other, ["jpg", "right.jpg"], CenterCrop(32), **options)
     for one, batch in zip(loader_of(other, None, CenterCrop(32), **options), plain, strict=True):
         assert torch.equal(one.image, batch.image[0])
+
+
+def test_outside_of_a_cache_no_other_format_takes_the_place_of_an_image(tmp_path):
+    """0_mask.ppm and depth.jpg are what they are: only a cache writes images under other extensions."""
+    masked = {f"{number}_mask.ppm": picture("PPM", number) for number in range(4)}
+    changed = {
+        f"k{n:02d}": {f"{i}.jpg": data for i, data in stack(n).items()} | masked | {"cls": b"%d" % n}
+        for n in range(COUNT)
+    }
+    assert facts(loader_of(stacks(tmp_path / "masked.tar", changed), PATTERN)) == facts(
+        loader_of(stacks(tmp_path / "plain.tar"), PATTERN)
+    )
+    whole = {"left.jpg": pair(3)["left"], "depth.png": picture("PNG", 1)}
+    samples = {f"k{number:02d}": whole | {"cls": b"%d" % number} for number in range(COUNT)}
+    for other in ("depth.jpg", "depth.ppm"):
+        lost = {"left.jpg": pair(3)["left"], other: pair(3)["right"], "cls": b"3"}
+        source = pairs(tmp_path / "a.tar", samples | {"k03": lost})
+        check_policy(source, ["left.jpg", "depth.png"], "'k03': image is .*it has no member 'depth.png'")

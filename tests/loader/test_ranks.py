@@ -40,6 +40,8 @@ def test_ranks_by_numbers_and_by_a_mesh():
     assert data_rank(mesh=(whole, "shard")) == DataRank(2, 3, "mesh", True)
     both = data_rank(mesh=(whole, "replicate", "shard"))
     assert (both.rank, both.world) == (5, 6), "the last dimension counts fastest"
+    with pytest.raises(ValueError, match=r"several .* such as mesh=\(mesh, 'dp_replicate', 'dp_shard'\)"):
+        data_rank(mesh=(whole, ("replicate", "shard")))
     line = data_rank(mesh=mesh(None, (4,), (3,)))
     assert (line.rank, line.world) == (3, 4)
     assert rank_of_strategy(types.SimpleNamespace()) == (0, 1), "a strategy of one device"

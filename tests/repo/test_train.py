@@ -14,6 +14,7 @@ import shlex
 import sys
 import types
 
+import fsspec
 import lightning
 import numpy as np
 import pytest
@@ -532,6 +533,19 @@ def test_arrays_and_gpus_that_are_not_there_are_one_line(tmp_path, monkeypatch):
     check_trainer({"accelerator": "auto"})
 
 
+def test_a_checkpoint_behind_a_url_that_is_not_there_is_one_line():
+    config = {"data": {}, "predict": None, "validate": True, "trust_ckpt": False}
+    model = Classifier(torch.nn.Linear(2, 3), torch.optim.SGD, 3)
+    for url, reason in (
+        ("memory://none.ckpt", "cannot be read: .*give the local file"),
+        ("nothing://a.ckpt", "cannot be opened: .*pip install"),
+    ):
+        with pytest.raises(ConfigError, match=f"^ckpt_path={url}: .*{reason}"):
+            check_run(OmegaConf.create(config | {"ckpt_path": url}), model, True)
+    fsspec.filesystem("memory").pipe("/there.ckpt", b"1")
+    check_run(OmegaConf.create(config | {"ckpt_path": "memory://there.ckpt"}), model, True)
+
+
 def test_a_word_in_place_of_a_number_has_a_remedy():
     model = Classifier(torch.nn.Linear(2, 3), functools.partial(torch.optim.SGD, lr="abc"), 3)
     with pytest.raises(ConfigError, match=r"lr=abc .*number: model\.optimizer\.lr="):
@@ -572,6 +586,10 @@ def test_checkpoints_that_do_not_fit_are_one_line(tmp_path):
 def test_what_predict_takes():
     crop = {"_target_": "tarpeg.CenterCrop", "size": 32}
     val = {"_target_": "tarpeg.Split", "shards": "${..place}/x", "crop": crop, "subset": 0.1}
+    for given in ("s3://bucket/photos", ["/new", "https://example.org/a.tar"]):
+        config = {"data": {"val": val}, "predict": given, "validate": False}
+        with pytest.raises(ConfigError, match=r"^predict=(s3|https)://.* is not local.*copy them"):
+            data_to_predict(OmegaConf.create(config))
     for given in (val, {"clean": val}, [val]):
         config = {"data": {"place": "???", "val": given}, "predict": "/new", "validate": False}
         found = data_to_predict(OmegaConf.create(config))

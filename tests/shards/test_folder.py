@@ -272,6 +272,15 @@ def test_files_that_are_left_out_are_counted(tmp_path):
     assert left_out_line(many).endswith("2 .7, and 4 other files") and left_out_line({}) == ""
 
 
+def test_a_link_in_a_circle_is_as_one_to_a_missing_file(tmp_path):
+    folder = filled(tmp_path, *(f"cat/{number}.jpg" for number in range(3)), "dog/a.jpg")
+    (tmp_path / "cat" / "x.jpg").symlink_to("x.jpg")
+    (tmp_path / "bird").symlink_to("bird")
+    assert list(folder.classes()) == ["cat", "dog"] and len(folder.files()) == 5
+    with pytest.raises(ShardError, match=r"^1 of 5 images cannot be read: .*cat/x\.jpg: Too many levels"):
+        folder.contents()
+
+
 def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
     folder, scandir = filled(tmp_path, "cat/a.jpg", "cat/closed/b.jpg"), os.scandir
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import math
+import unicodedata
 import warnings
 
 import pytest
@@ -378,3 +379,36 @@ def test_a_row_of_an_image_in_another_folder_is_not_taken_in_silence(tmp_path):
     for begin in (f"{tmp_path}/", ""):
         with pytest.warns(UserWarning, match="train/a/x.jpg' is taken for the sample 'a/x.jpg', by the name"):
             labels(("train/a/x", 7), ("train/a/y", 8), begin=begin)
+
+
+@pytest.mark.parametrize("cells", ["0;5", "1,5", "-inf"])
+def test_white_space_makes_no_class_and_numbers_of_another_form_are_no_names(tmp_path, folder, cells):
+    if cells == "0;5":
+        table = csv(tmp_path, "file;y\na;cat\nb; cat \nsub/c.d;dog\n")
+        assert labels(folder, table).tolist() == [0, 0, 1]
+        return
+    table = csv(tmp_path, f"file;y\na;{cells}\nb;{cells}\nsub/c.d;{cells}\n")
+    with pytest.raises(ShardError, match=r"write numbers with a point.*kind='class'"):
+        labels(folder, table)
+    assert labels(folder, table, Label("y", kind="class")).tolist() == [0, 0, 0]
+
+
+def test_texts_of_digits_in_a_frame_are_not_numbered_by_their_order(folder):
+    """Sorted as texts, "10" is before "2": its label would be another number than it."""
+    frame = {"file": ["a", "b", "sub/c.d"], "y": ["0", "2", "10"]}
+    with pytest.raises(ShardError, match=r'is "0", as are all others.*in a DataFrame as numbers'):
+        labels(folder, frame)
+    assert labels(folder, frame, Label("y", kind="class")).tolist() == [0, 2, 1]
+
+
+def test_names_with_accents_match_in_both_forms_of_unicode(tmp_path):
+    (tmp_path / "photos").mkdir()
+    for name, form in (("é1", "NFC"), ("é2", "NFD")):
+        path = tmp_path / "photos" / f"{unicodedata.normalize(form, name)}.jpg"
+        path.write_bytes(jpeg("420", 40, 40, seed=1))
+    for form in ("NFC", "NFD"):
+        keys = [unicodedata.normalize(form, name) for name in ("é1", "é2")]
+        made = loader(tmp_path / "photos", {"file": keys, "y": [1, 2]})
+        (batch,) = made
+        names = [unicodedata.normalize("NFC", key) for key in made.fetcher.shards.keys([0, 1])]
+        assert dict(zip(names, batch.label.tolist(), strict=True)) == {"é1.jpg": 1, "é2.jpg": 2}

@@ -30,7 +30,7 @@ from . import job
 from .codecs import Codec, Tiled
 from .job import ShardJob, ShardResult
 from .layout import Assignment, Layout
-from .listing import FolderListing, Listing, listing_of
+from .listing import FolderListing, Listing, ShardListing, listing_of
 from .masks import names_of
 from .sources import ShardInput, Source
 from .state import (
@@ -361,6 +361,7 @@ class _Builder:
             build=fingerprint,
             masks=self.masks,
             images=self.images,
+            of_cache=isinstance(self.listing, ShardListing) and self.listing.may_be_cached,
         )
 
     def _missing(

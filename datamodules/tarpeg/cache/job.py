@@ -9,6 +9,7 @@ rename the shard to its place.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import hashlib
@@ -17,7 +18,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -61,6 +62,7 @@ class ShardJob:
         build: Fingerprint of the build.
         masks: Extensions of the members that are masks.
         images: Members that are images, of samples with several: a pattern, or extensions.
+        of_cache: Whether the source may be a cache, in which left.ppm may have been left.png.
     """
 
     dest: str
@@ -70,6 +72,7 @@ class ShardJob:
     build: str
     masks: tuple[str, ...] = ()
     images: str | tuple[str, ...] = ()
+    of_cache: bool = False
 
     @property
     def fingerprint(self) -> str:
@@ -197,8 +200,10 @@ def _encoded(job: ShardJob, result: ShardResult) -> Iterator[tuple[str, dict[str
     for sample in job.source.read():
         result.source_bytes += sum(tar_nbytes(len(data)) for data in sample.members.values())
         try:
-            chosen = _images_of(job.images, sample)
-            members = _encode(job.codec, sample, chosen, result)
+            wanted = _wanted(job, sample)
+            chosen = _images_of(job.images, sample, wanted)
+            members, names = _encode(job.codec, sample, chosen, result)
+            _check_readers(job.images, wanted, names, members)
             _write_bands(job.masks, sample, chosen, members, result)
         except DecodeError as error:
             is_apart = sample.key in seen and image_extension(sample.members) is None
@@ -210,7 +215,7 @@ def _encoded(job: ShardJob, result: ShardResult) -> Iterator[tuple[str, dict[str
         finally:
             seen.add(sample.key)
         _find(result, sample, chosen)
-        _find_missing(result, sample, job.images)
+        _find_missing(result, sample, wanted)
         # Consecutive members of one key are one sample; a cut or a quarantined sample may join two samples.
         key = sample.key if sample.key != last else f"{sample.key}_2"
         last = key
@@ -229,10 +234,10 @@ def _find(result: ShardResult, sample: Sample, images: Sequence[str]) -> None:
         _count(result, sample, kind, content)
 
 
-def _find_missing(result: ShardResult, sample: Sample, images: str | tuple[str, ...]) -> None:
+def _find_missing(result: ShardResult, sample: Sample, wanted: Mapping[str, str | None]) -> None:
     """Count a sample without one of its images in `result`."""
-    for name in () if isinstance(images, str) else images:
-        if not any(each in sample.members for each in stored_names(name)):
+    for name, member in wanted.items():
+        if member is None:
             _count(result, sample, NO_IMAGE, f"no member {name!r}")
             return
 
@@ -266,25 +271,72 @@ def _write_bands(
             _count(result, sample, BROKEN_MASK, f"member {name!r}: {reason}")
 
 
-def _images_of(images: str | tuple[str, ...], sample: Sample) -> list[str]:
+def _wanted(job: ShardJob, sample: Sample) -> dict[str, str | None]:
+    """Return the member of each image that ``images=`` means; None for one that is missing in a list."""
+    pattern = pattern_of(job.images)
+    if pattern is not None:
+        chosen = dataclasses.replace(pattern, is_cached=job.of_cache).chosen(sample.members)
+        return {name: name for name in chosen}
+    return {
+        name: next((n for n in stored_names(name, is_cached=job.of_cache) if n in sample.members), None)
+        for name in job.images
+    }
+
+
+def _images_of(images: str | tuple[str, ...], sample: Sample, wanted: Mapping[str, str | None]) -> list[str]:
     """Return the extensions of a sample's images: of its own, and of those that were asked for."""
     members = sample.members
     image = image_extension(members)
     found = [] if image is None else [image]
-    pattern = pattern_of(images)
-    if pattern is not None:
-        found += pattern.chosen(members)
-    else:
-        names = [[each for each in stored_names(name) if each in members] for name in images]
-        found += [each[0] for each in names if each]
+    found += [name for name in wanted.values() if name is not None]
     if not found:
-        wanted = f", and none that images={images!r} means" if images else ""
-        raise DecodeError(f"there is no image among its members {list(members)}{wanted}")
+        asked = f", and none that images={images!r} means" if images else ""
+        raise DecodeError(f"there is no image among its members {list(members)}{asked}")
     return list(dict.fromkeys(found))
 
 
-def _encode(codec: Codec, sample: Sample, images: Sequence[str], result: ShardResult) -> dict[str, bytes]:
-    """Return the sample's members, in order, with the images encoded; count them in `result`."""
+def _check_readers(
+    images: str | tuple[str, ...],
+    wanted: Mapping[str, str | None],
+    names: Mapping[str, str],
+    members: Mapping[str, bytes],
+) -> None:
+    """Raise DecodeError if readers of the cache would take another member for one of the images.
+
+    Args:
+        images: As of the job.
+        wanted: The images, of ``_wanted``.
+        names: New extensions of the members.
+        members: By their new extensions.
+    """
+    pattern = pattern_of(images)
+    if pattern is not None:
+        new = {names[name] for name in wanted}
+        others = [(name, images) for name in pattern.chosen(members) if name not in new]
+    else:
+        own = {names[name] for name in wanted.values() if name is not None}
+        lost = [name for name, member in wanted.items() if member is None]
+        others = [
+            (each, name)
+            for name in lost
+            for each in stored_names(name)
+            if each in members and each not in own
+        ]
+    if others:
+        member, image = others[0]
+        raise DecodeError(
+            f"its member {member!r} would be taken for an image {image!r} in a cache, whose images may have "
+            "other formats: rename it, or leave it out of the shard"
+        )
+
+
+def _encode(
+    codec: Codec, sample: Sample, images: Sequence[str], result: ShardResult
+) -> tuple[dict[str, bytes], dict[str, str]]:
+    """Return the sample's members, in order, with the images encoded, and their new names.
+
+    Counts the images in `result`.
+    """
     names, encoded = {name: name for name in sample.members}, {}
     for image in images:
         stem, dot, kind = image.rpartition(".")
@@ -314,7 +366,7 @@ def _encode(codec: Codec, sample: Sample, images: Sequence[str], result: ShardRe
     for image in images:
         members[names[image]] = encoded[names[image]].data
         _count_encoded(sample.members[image], image, encoded[names[image]], result)
-    return members
+    return members, names
 
 
 def _mixed_up(images: Sequence[str], names: dict[str, str]) -> list[tuple[str, str]]:

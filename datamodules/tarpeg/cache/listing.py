@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -84,6 +85,11 @@ class ShardListing:
     source: Paths
     shards: list[SourceShard]
     several: bool = False
+
+    @cached_property
+    def may_be_cached(self) -> bool:
+        """Whether one of the shards may be of a cache."""
+        return any(one.may_be_cached for one in self.shards)
 
     def refuse(self, dest: Path) -> None:
         """Raise ValueError if the folder has one of the shards."""

@@ -14,6 +14,7 @@ from typing import BinaryIO, NamedTuple, Protocol, cast
 from ..errors import ShardError, warn
 from ..files import open_regular
 from ..shards.folder import Folder, ImageFile
+from ..shards.manifest import MANIFEST
 from ..shards.paths import Paths, expand, expand_braces, parts_of, refuse_twice
 from ..shards.tar import grouped, regular_members
 from ..shards.urls import URL, public_url
@@ -54,6 +55,11 @@ class SourceShard:
     def is_remote(self) -> bool:
         """Whether the location is a URL."""
         return URL.match(self.location) is not None
+
+    @property
+    def may_be_cached(self) -> bool:
+        """Whether it may be of a cache, whose images may have other extensions than those of their source."""
+        return self.is_remote or (Path(self.location).parent / MANIFEST).exists()
 
     @property
     def identity(self) -> tuple[str, int, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -50,7 +50,8 @@ def read_list(source: Source, ids: Int64, names: Sequence[str]) -> ManyFiles:
     taken: set[tuple[int, str]] = set()  # left.tpj is one image, not both of left.jpg and left.png
     for name in names:
         found = source.member_images(ids, name)
-        for other in [each for each in stored_names(name)[1:] if each not in names]:
+        stored = stored_names(name, is_cached=source.cached_images is not None)
+        for other in [each for each in stored[1:] if each not in names]:
             missing = [row for row, file in enumerate(found) if file is None and (row, other) not in taken]
             if not missing:
                 continue
@@ -76,6 +77,7 @@ def read_pattern(source: Source, ids: Int64, pattern: Pattern) -> ManyFiles:
     rows, numbers, names = list[int](), list[int](), list[str]()
     places: dict[str, list[int]] = {}
     lost = dict[int, str]()
+    pattern = replace(pattern, is_cached=source.cached_images is not None)
     for row, id in enumerate(ids.tolist()):
         members = source.extensions(id)
         chosen = pattern.chosen(members)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..errors import DecodeError, ShardError
+from ..errors import DecodeError, ShardError, warn
 from ..sampling.rng import Int64
 from ..sampling.sampler import Request
 from ..shards.image_names import Pattern
@@ -45,12 +45,13 @@ class MostImages:
     @classmethod
     def of(cls, source: Source, pattern: Pattern, candidates: Int64 | None, comes_again: bool) -> MostImages:
         """Count the images of all samples that may be in a batch."""
-        counts = source.count_members(pattern)
+        counts = source.count_members(replace(pattern, is_cached=source.cached_images is not None))
         if len(counts) and not counts.any():
             raise ShardError(
                 f"no sample has a member that matches image={pattern.text!r}; the first, "
                 f"{where_of(source, 0)}, has {source.extensions(0)}"
             )
+        _check_other_formats(source, pattern, counts)
         counts = np.sort(counts if candidates is None else counts[candidates])[::-1]
         return cls(counts[:_MOST_SORTED].copy(), comes_again)
 
@@ -69,3 +70,19 @@ class MostImages:
                 f"were replaced, and memory is reserved for {self(count)}. Repair the shards, or lower "
                 "batch_size"
             )
+
+
+def _check_other_formats(source: Source, pattern: Pattern, counts: Int64) -> None:
+    """Warn if images of a cache match a pattern of which it was not built, and may have had other formats."""
+    images = source.cached_images
+    if images is None or pattern.text in images:
+        return
+    more = counts > source.count_members(replace(pattern, is_cached=False))
+    if more.any():
+        first = int(more.argmax())
+        built = f"images={list(images)}" if images else "no images="
+        warn(
+            f"{where_of(source, first)}: its cache was built with {built}, so that its members "
+            f"{source.extensions(first)} may have had other formats, and image={pattern.text!r} takes each "
+            "ppm for an image that matches. Give the images= of the build, or a list of extensions"
+        )

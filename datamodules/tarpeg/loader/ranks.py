@@ -273,7 +273,10 @@ def _rank_in_mesh(given: Mesh) -> tuple[int, int]:
             f"mesh=(mesh, {(known or ('dp',))[0]!r})"
         )
     if wrong := [name for name in names if name not in known]:
-        raise ValueError(f"mesh=(mesh, {wrong[0]!r}): the dimensions of the mesh are {known}")
+        raise ValueError(
+            f"mesh=(mesh, {wrong[0]!r}): the dimensions of the mesh are {known}; several data-parallel ones "
+            "follow each other, such as mesh=(mesh, 'dp_replicate', 'dp_shard')"
+        )
     if mesh.get_coordinate() is None:
         raise ValueError(
             "mesh= does not contain this process: create the loader on the processes in the mesh"

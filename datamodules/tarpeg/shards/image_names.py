@@ -16,6 +16,7 @@ from .source import plain
 # an image 0.jpg; and it is not among those that a pattern takes for another format.
 _STORED = ("tpj", "ppm", "jpg")
 _STORED_OF_PATTERN = ("tpj", "ppm")
+_PACKED = "tpj"  # of no other program: outside of a cache, left.ppm and left.jpg are never left.png
 _MAGIC = re.compile(r"[*?\[]")
 
 ImageNames = Sequence[str] | str
@@ -26,9 +27,14 @@ class Pattern:
     """A pattern of extensions, such as "*.jpg"; called with one, it returns whether that is an image of it.
 
     "left.tpj", which a cache has in place of "left.jpg", matches as that does.
+
+    Args:
+        text: The pattern.
+        is_cached: Whether the images may be those of a cache: "left.ppm" may then have been "left.jpg", too.
     """
 
     text: str
+    is_cached: bool = True
 
     def __call__(self, extension: str) -> bool:
         """Return whether an extension is an image that matches."""
@@ -39,7 +45,8 @@ class Pattern:
         if not is_image_name(extension):
             return
         stem, dot, kind = extension.rpartition(".")
-        for each in IMAGE_EXTENSIONS if kind in _STORED_OF_PATTERN else (kind,):
+        is_renamed = kind == _PACKED or (self.is_cached and kind in _STORED_OF_PATTERN)
+        for each in IMAGE_EXTENSIONS if is_renamed else (kind,):
             name = f"{stem}{dot}{each}"
             if fnmatchcase(name, self.text) or fnmatchcase(f".{name}", self.text):
                 yield name
@@ -65,10 +72,14 @@ def _natural(extension: str) -> tuple[list[Any], str]:
     return [int(part) if place % 2 else part for place, part in enumerate(parts)], source
 
 
-def stored_names(name: str) -> list[str]:
-    """Return the extensions under which an image may be: its own, then those that a cache gives it."""
+def stored_names(name: str, *, is_cached: bool = True) -> list[str]:
+    """Return the extensions under which an image may be: its own, then those that a cache gives it.
+
+    ``is_cached``: Whether it may be that of a cache; otherwise it may be packed, and nothing else.
+    """
     stem, dot, _ = name.rpartition(".")
-    return list(dict.fromkeys([name, *(f"{stem}{dot}{kind}" for kind in _STORED)]))
+    kinds = _STORED if is_cached else (_PACKED,)
+    return list(dict.fromkeys([name, *(f"{stem}{dot}{kind}" for kind in kinds)]))
 
 
 def listed(images: ImageNames) -> tuple[str, ...]:

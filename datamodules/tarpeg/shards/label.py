@@ -23,6 +23,7 @@ from .source import Source, missing, plain, where_of
 
 Kind = Literal["integer", "number", "class", "classes"]
 _INTEGER = re.compile(r"[+-]?[0-9]+")
+_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
 _LIMIT = 1 << 63
 _LARGEST = float(np.finfo(np.float32).max)
 _NO_INTEGER = -1  # a missing label
@@ -337,7 +338,24 @@ def _kind_of(label: Label, cells: Sequence[Any], *, is_text: bool) -> Kind:
             "and others are numbers: correct it, leave the cell of a missing one empty (optional=True), or "
             "give tarpeg.Label(kind='class') if all of them are names",
         )
+    odd = next((each for each in flat if _looks_like_a_number(each, is_text)), None)
+    if odd is not None and not are_lists and all(_looks_like_a_number(each, is_text) for each in flat):
+        _refuse(
+            odd,
+            "as are all others: write numbers with a point, and in a DataFrame as numbers, or give "
+            "tarpeg.Label(kind='class') if they are names, whose labels are their places in sorted order",
+        )
     return "classes" if are_lists else "class"
+
+
+def _looks_like_a_number(cell: Any, is_text: bool) -> bool:
+    """Whether a text has digits as numbers have: "1,5"; "10" in a DataFrame; "inf"."""
+    if not isinstance(cell, str):
+        return False
+    try:
+        return math.isinf(float(cell)) or not is_text
+    except ValueError:
+        return _DECIMAL_COMMA.fullmatch(cell.strip()) is not None
 
 
 def _is_number(cell: Any, is_text: bool) -> bool:

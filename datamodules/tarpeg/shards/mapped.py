@@ -12,7 +12,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from ..files import read_regular
 from ..progress import progress
 from .classes import classes_beside
 from .index import NBYTES, Int64, ShardIndex, build, load_or_build, rebuild
-from .manifest import MANIFEST, ShardEntry, entries
+from .manifest import MANIFEST, ShardEntry, entries, read_manifest
 from .pillow import IMAGE_EXTENSIONS, is_image_name
 from .sizes import Sizes, load_or_read, stamp_of
 from .source import LONGEST, Source, digest, integers, missing, plain
@@ -70,6 +70,7 @@ class Shards(Source):
         self._stats: list[tuple[int, int]] = []
         self._stamps: list[int] = []
         self._contents: list[str] = []
+        self._cached_images: tuple[str, ...] | None = None
         self._several = several
         self._take(ShardIndex.join(self._opened(threads), len(self._paths)))
         if not several:
@@ -135,6 +136,8 @@ class Shards(Source):
                 self._stats += opened.stats
                 self._stamps += opened.stamps
                 self._contents += opened.contents
+                if opened.cached_images is not None:
+                    self._cached_images = (*(self._cached_images or ()), *opened.cached_images)
                 yield opened.index
                 show(len(self._stats))
 
@@ -321,6 +324,10 @@ class Shards(Source):
                 )
 
     @property
+    def cached_images(self) -> tuple[str, ...] | None:  # noqa: D102
+        return self._cached_images
+
+    @property
     def total_bytes(self) -> int:
         """Size of all tars together."""
         return sum(nbytes for nbytes, _ in self._stats)
@@ -467,6 +474,7 @@ class _Opened:
         stamps: A number for each tar, that changes with its content: see ``sizes.load_or_read``.
         contents: Texts of ``identities()``.
         warning: Warning about samples that were left out.
+        cached_images: As of ``Source``.
     """
 
     index: ShardIndex
@@ -474,6 +482,7 @@ class _Opened:
     stamps: list[int]
     contents: list[str]
     warning: str = ""
+    cached_images: tuple[str, ...] | None = None
 
 
 def _open_all(paths: Sequence[Path], threads: int, several: bool) -> Iterator[_Opened]:
@@ -500,7 +509,10 @@ def _open(group: list[tuple[Path, ShardEntry | None]], several: bool) -> _Opened
     paths = [path for path, _ in group]
     listed = [entry for _, entry in group if entry is not None]
     if listed:
-        return _open_cached(paths, listed)
+        opened = _open_cached(paths, listed)
+        if several and (manifest := read_manifest(paths[0].parent)) is not None:
+            opened = replace(opened, cached_images=tuple(manifest.images))
+        return opened
     (path,) = paths
     index = load_or_build(path, several=several)
     warning = index.left_out and (
@@ -554,4 +566,5 @@ def _open_cached(paths: Sequence[Path], listed: Sequence[ShardEntry]) -> _Opened
         stats=stats,
         stamps=[stamp_of(entry.sha256) for entry in listed],
         contents=[f"{entry.name} (sha256 {entry.sha256[:32]})" for entry in listed],
+        cached_images=(),
     )

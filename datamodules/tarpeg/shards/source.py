@@ -169,6 +169,14 @@ class Source(Protocol):
         """Whether samples have labels. Default: True."""
         return True
 
+    @property
+    def cached_images(self) -> tuple[str, ...] | None:
+        """``images=`` of the build of a cache, whose images may have other extensions than in its source.
+
+        Default: None, the samples are not those of a cache; packed images, ``tpj``, are found in any case.
+        """
+        return None
+
 
 def is_source(given: object) -> TypeIs[Source]:
     """Return whether an object has the four methods that a ``Source`` must have."""
@@ -201,7 +209,8 @@ def completed(given: Any) -> Source:
 class Completed(Source):
     """A source of the user: its methods, defaults for the others, and checks of what they return.
 
-    ``total_bytes`` and ``has_labels`` may be methods, too. Other attributes are those of the user's object.
+    ``total_bytes``, ``has_labels`` and ``cached_images`` may be methods, too. Other attributes are those of
+    the user's object.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -307,6 +316,11 @@ class Completed(Source):
     @property
     def has_labels(self) -> bool:  # noqa: D102
         return bool(_value(self._inner, "has_labels", True))
+
+    @property
+    def cached_images(self) -> tuple[str, ...] | None:  # noqa: D102
+        found: tuple[str, ...] | None = _value(self._inner, "cached_images", None)
+        return found
 
 
 def _value(inner: Any, name: str, default: object) -> Any:

@@ -8,6 +8,7 @@ import importlib
 import io
 import logging
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -119,7 +120,8 @@ def _csv(name: str, path: Path) -> tuple[list[str], Read]:
         raise ShardError(f"{name} cannot be read as CSV in UTF-8: {reason}") from error
 
     def read(names: Sequence[str]) -> list[list[Any]]:
-        return [[row[header.index(each)] for row in cells] for each in names]
+        # White space around a name would make another class of it.
+        return [[row[header.index(each)].strip() for row in cells] for each in names]
 
     return header, read
 
@@ -296,6 +298,9 @@ def _forms(
     With the number of what is left out: 0, 1 the folders above ``folder`` of the samples, 2 all folders.
     """
     yield [*map(_exact, table)], [*map(_exact, samples)], 0
+    # macOS writes the names of files with letters and accents apart (NFD), most programs do not.
+    if not all(map(str.isascii, table)):
+        table, samples = ([unicodedata.normalize("NFC", key) for key in keys] for keys in (table, samples))
     plain = [*map(_without_extension, samples)]
     yield [*map(_without_extension, table)], plain, 0
     if folder is not None:

@@ -83,7 +83,7 @@ def subdirectories(root: Path) -> list[str]:
         return []
     try:
         with os.scandir(root) as entries:
-            found = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+            found = [e for e in entries if _is(os.DirEntry.is_dir, e) and not e.name.startswith(".")]
     except OSError as error:
         _refuse(error)
     links = [entry for entry in found if entry.is_symlink()]
