@@ -6,6 +6,7 @@ the others start seconds earlier.
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -25,6 +26,17 @@ from hypothesis import settings
 settings.register_profile("same", derandomize=True, deadline=None)  # every run draws the same examples
 settings.register_profile("new", deadline=None)  # --hypothesis-profile=new draws others
 settings.load_profile("same")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Leave the modules that are imported here to no later run of the garbage collector, in forks too."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config, items):

@@ -13,8 +13,11 @@ from pathlib import Path
 
 # Nothing of tarpeg is imported before the fork: a script imports its own checkout's.
 _HOST = """
-import json, os, runpy, signal, sys
+import gc, json, os, runpy, signal, sys
+gc.disable()
 import hydra, lightning, rich.progress, torch, torchmetrics, torchvision
+gc.freeze()  # no fork copies these objects to count their references
+gc.enable()
 
 for line in sys.stdin:
     job = json.loads(line)

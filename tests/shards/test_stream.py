@@ -212,8 +212,14 @@ def test_a_length_that_is_needed(folder):
 NOT_COMPLETE = [("between", "truncated"), ("inside", "truncated"), ("damaged", "damaged")]
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("workers", "shuffle"),
+    [
+        (0, True),
+        (1, False),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((0, False), (1, True))),
+    ],
+)
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -106,9 +106,16 @@ struct Thread {
   uint32_t value;  // given to a warp's sum, and its result
 };
 
+// Shared memory of a kernel.
+struct Shared {
+  void* memory;
+  size_t size;
+  bool is_used;  // by the block that runs, or the last one
+};
+
 inline std::vector<Thread> threads;
 inline Thread* running = nullptr;
-inline std::vector<std::pair<void*, size_t>> shared;  // by all kernels
+inline std::vector<Shared*> shared;  // of all kernels
 inline Place scheduler;
 inline Stack scheduler_stack;
 inline std::function<void()> body;
@@ -117,10 +124,11 @@ inline thread_local int current_device = 0;
 
 // Leaves one stack for another, and returns when this one is resumed. ASan must know which one is in use, and
 // has no marks in a frame that is never returned to. The compiler's own jumps take no system call, as
-// swapcontext() does, and longjmp() under ASan.
-#define JUMPS __attribute__((noinline, no_sanitize_address))
+// swapcontext() does, and longjmp() under ASan. GCC must not find out that jumps do not return: before such a
+// call ASan takes one to forget all marks of the stack, which are needed when it is resumed.
+#define JUMPS __attribute__((noinline, noipa, no_sanitize_address))
 
-[[noreturn]] JUMPS inline void jump(Place* to) { __builtin_longjmp(to->words, 1); }
+JUMPS inline void jump(Place* to) { __builtin_longjmp(to->words, 1); }
 
 template <class Jump>
 JUMPS void change(Place* from, const Jump& leave, const Stack& to, Stack* left) {
@@ -151,7 +159,7 @@ inline void run_threads() {
   }
 }
 
-[[noreturn]] JUMPS inline void start(Thread* thread) {
+JUMPS inline void start(Thread* thread) {
   ucontext_t first;
   getcontext(&first);
   first.uc_stack.ss_sp = thread->memory.get();
@@ -173,22 +181,24 @@ inline void resume(unsigned number) {
       &left);
 }
 
-inline void* add_shared(void* memory, size_t size) {
-  shared.push_back({memory, size});
-  return std::memset(memory, 0xFF, size);
+inline Shared* add_shared(void* memory, size_t size) {
+  std::memset(memory, 0xFF, size);
+  shared.push_back(new Shared{memory, size, true});
+  return shared.back();
 }
 
 template <class T, int kNumber>
 T& shared_memory() {
   alignas(T) static char memory[sizeof(T)];
-  static void* const added = add_shared(memory, sizeof memory);
-  return *static_cast<T*>(added);
+  static Shared* const added = add_shared(memory, sizeof memory);
+  added->is_used = true;
+  return *static_cast<T*>(added->memory);
 }
 
 // Forwards and backwards are drawn more often than chance has it: each puts a reader before its writer, or
 // after it.
-inline std::vector<unsigned> drawn_order(unsigned count) {
-  std::vector<unsigned> order(count);
+inline const std::vector<unsigned>& drawn_order(unsigned count, std::vector<unsigned>& order) {
+  order.resize(count);
   std::iota(order.begin(), order.end(), 0);
   const auto way = random_numbers() % 4;
   if (way == 1) std::reverse(order.begin(), order.end());
@@ -203,8 +213,9 @@ inline unsigned how_many(State state, unsigned begin, unsigned end) {
 
 // Runs a warp up to a barrier, or to its end: a warp's sum does not wait for other warps.
 inline void run_warp(unsigned begin, unsigned end) {
+  static std::vector<unsigned> order;
   for (;;) {
-    for (const unsigned lane : drawn_order(end - begin)) resume(begin + lane);
+    for (const unsigned lane : drawn_order(end - begin, order)) resume(begin + lane);
     const unsigned lanes = how_many(State::kInWarpSum, begin, end);
     if (lanes == 0) return;
     if (lanes < 32) fail("a warp's sum is not reached by all threads of the warp");
@@ -215,9 +226,13 @@ inline void run_warp(unsigned begin, unsigned end) {
 }
 
 inline void run_block(unsigned count) {
-  for (const auto& [memory, size] : shared) std::memset(memory, 0xFF, size);
+  for (Shared* each : shared) {
+    if (each->is_used) std::memset(each->memory, 0xFF, each->size);
+    each->is_used = false;
+  }
+  static std::vector<unsigned> order;
   for (;;) {
-    for (const unsigned warp : drawn_order((count + 31) / 32))
+    for (const unsigned warp : drawn_order((count + 31) / 32, order))
       run_warp(32 * warp, std::min(32 * warp + 32, count));
     const unsigned waiting = how_many(State::kAtBarrier, 0, count);
     if (waiting == 0) return;
