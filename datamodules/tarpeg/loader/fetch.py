@@ -286,12 +286,7 @@ class Fetcher:
         """
         views = [view]
         self._run_python(encoded, views, decoded, out)
-        values = decoded.values
-        if self.split.texts:
-            values = self._read_texts(encoded.request, decoded)
-        elif values is None:
-            values = self._read_targets(encoded.request.ids, views, decoded, threads)
-        made = Made(views, decoded, values)
+        made = self._made_of(encoded.request, views, decoded, threads)
         return self._assemble(encoded.request, [view.size], labels, made, out, drawn_for)
 
     def check_unchanged(self, request: Request) -> None:

@@ -74,7 +74,7 @@ class GatheringFetcher(Fetcher):
             try:
                 encoded = self.read(request)
                 views = self.drawing.views(request, encoded.sizes, self.drawing.sizes(request))
-                if self.drawing.places(views, range(len(views)), 0) is not None:
+                if self.drawing.places(views, range(len(views)), request) is not None:
                     raise ValueError(
                         f"{name} has crop={self.split.crop!r}, which pads: its images are decoded by the "
                         "workers only. Give another crop, or decode='cpu'"
@@ -130,7 +130,7 @@ class GatheringFetcher(Fetcher):
         pieces, files = Pieces(begin=-memory.data_ptr() % ALIGN), list(encoded.files)
         memory = memory[pieces.begin :]
         order = [number for group in self.split.view_groups for number in group]
-        if self.drawing.places(views, order, encoded.request.epoch) is not None:  # a crop that pads
+        if self.drawing.places(views, order, encoded.request) is not None:  # a crop that pads
             return pieces, torch.full((len(files),), int(Status.NOT_GATHERED), dtype=torch.int32)
         while True:
             gathered = self._gathered(encoded, views, files, threads, memory)
