@@ -232,3 +232,18 @@ def test_a_build_counts_broken_targets_also_of_shards_that_are_there(tmp_path, e
     for name in ("a.tar", "b.tar", "manifest.json"):
         plain_one, other = (tmp_path / dest / name for dest in ("plain", "cache"))
         assert plain_one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("reason", "what"),
+    [
+        (
+            "shard a.tar, key 'b' has no member 'png', only ['jpg']. Write",
+            "has no member 'png', only ['jpg']. Write",
+        ),
+        ("shard a.tar, key 'b': member 'json', field 'a' is 1", "member 'json', field 'a' is 1"),
+        ("something else", "something else"),
+    ],
+)
+def test_reports_of_targets_have_what_is_wrong(reason, what):
+    assert cache_targets._without_place(reason) == what
