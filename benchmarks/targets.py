@@ -21,15 +21,15 @@ from PIL import Image, ImageDraw
 from tarpeg.cache.build import build_cache
 from tarpeg.cache.codecs import Tiled
 from tarpeg.datasets.synthetic import Photos, picture_parts
-from tarpeg.loader.boxes import Boxes
 from tarpeg.loader.config import LoaderConfig
-from tarpeg.loader.instances import InstanceMasks
 from tarpeg.loader.loader import Loader
-from tarpeg.loader.masks import Masks
 from tarpeg.loader.split import Split
 from tarpeg.sampling.padded import ScaleJitter
 from tarpeg.shards.mapped import Shards
 from tarpeg.shards.pillow import as_tensor
+from tarpeg.targets.boxes import Boxes
+from tarpeg.targets.instances import InstanceMasks
+from tarpeg.targets.masks import Masks
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 

@@ -25,7 +25,7 @@ TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG
 # Page of the reference: its title, and the modules whose public names it has.
 SUBJECTS = {
     "splits": ("Splits and crops", "loader.split sampling"),
-    "targets": ("Targets", "loader.targets loader.boxes loader.keypoints loader.masks"),
+    "targets": ("Targets", "targets"),
     "loaders": ("Loaders", "datamodule loader"),
     "augmentation": ("Augmentation", "augment"),
     "data": ("Sources, shards and caches", "shards cache datasets"),

@@ -74,16 +74,10 @@ if TYPE_CHECKING:
         RaggedImages as RaggedImages,
         TargetBatch as TargetBatch,
     )
-    from .loader.boxes import Boxes as Boxes
     from .loader.conditions import SizeAndCrop as SizeAndCrop
     from .loader.config import LoaderConfig as LoaderConfig
     from .loader.dataset import Dataset as Dataset
-    from .loader.instance_map import InstanceMap as InstanceMap
-    from .loader.instances import InstanceMasks as InstanceMasks
-    from .loader.keypoints import Keypoints as Keypoints
     from .loader.loader import Loader as Loader
-    from .loader.maps import FloatMap as FloatMap
-    from .loader.masks import Masks as Masks
     from .loader.mixture import (
         Mixture as Mixture,
         MixtureLoader as MixtureLoader,
@@ -91,7 +85,6 @@ if TYPE_CHECKING:
     from .loader.padding import PadMask as PadMask
     from .loader.preprocessing import Preprocessing as Preprocessing, preprocessing as preprocessing
     from .loader.split import Split as Split
-    from .loader.targets import Target as Target
     from .loader.text import Text as Text, Tokens as Tokens
     from .ops import matrices as matrices
     from .ops.augment import augment_batch as augment_batch, warp_affine as warp_affine
@@ -132,6 +125,13 @@ if TYPE_CHECKING:
     from .shards.label import Label as Label
     from .shards.source import Source as Source
     from .shards.stream import Streaming as Streaming
+    from .targets.boxes import Boxes as Boxes
+    from .targets.instance_map import InstanceMap as InstanceMap
+    from .targets.instances import InstanceMasks as InstanceMasks
+    from .targets.keypoints import Keypoints as Keypoints
+    from .targets.maps import FloatMap as FloatMap
+    from .targets.masks import Masks as Masks
+    from .targets.target import Target as Target
 
 __version__ = "0.1.0"
 
@@ -163,21 +163,21 @@ _NAMES = {
     "errors": "BuildError CacheError DecodeError ResumeError ShardError Status",
     "loader.batch": "Batch ExtraBatch KeyedBatch KeyedTargetBatch MixedBatch MixedExtraBatch "
     "MixedTargetBatch RaggedImages TargetBatch",
-    "loader.boxes": "Boxes",
+    "targets.boxes": "Boxes",
     "loader.conditions": "SizeAndCrop",
     "loader.config": "LoaderConfig",
     "loader.dataset": "Dataset",
-    "loader.instance_map": "InstanceMap",
-    "loader.instances": "InstanceMasks",
-    "loader.keypoints": "Keypoints",
+    "targets.instance_map": "InstanceMap",
+    "targets.instances": "InstanceMasks",
+    "targets.keypoints": "Keypoints",
     "loader.loader": "Loader",
     "loader.mixture": "Mixture MixtureLoader",
     "loader.padding": "PadMask",
     "loader.preprocessing": "Preprocessing preprocessing",
-    "loader.maps": "FloatMap",
-    "loader.masks": "Masks",
+    "targets.maps": "FloatMap",
+    "targets.masks": "Masks",
     "loader.split": "Split",
-    "loader.targets": "Target",
+    "targets.target": "Target",
     "loader.text": "Text Tokens",
     "ops.matrices": "matrices",
     "ops.augment": "augment_batch warp_affine",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from tarpeg.loader.masks import places_of
+from tarpeg.targets.masks import places_of
 
 SCALE = 5.0  # pycocotools traces polygons in fifths of pixels
 

@@ -23,7 +23,7 @@ from tarpeg import (
     Split,
 )
 from tarpeg.diagnostics.overlays import moved_targets
-from tarpeg.loader.outlines import chosen_outlines, outline_bounds, outlines_of
+from tarpeg.targets.outlines import chosen_outlines, outline_bounds, outlines_of
 from torchvision.transforms import v2
 
 HERE = {"workers": 0, "threads": 0, "on_error": "raise"}

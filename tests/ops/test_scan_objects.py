@@ -10,9 +10,9 @@ import pytest
 import torch
 from helpers.scenes import Scenes
 from tarpeg import Boxes, InstanceMasks, Keypoints, ShardError
-from tarpeg.loader import annotations
 from tarpeg.ops.annotations import scan_objects
 from tarpeg.ops.scanned import Kind
+from tarpeg.targets import annotations
 
 TARGETS = {
     "boxes": Boxes("json:objects"),

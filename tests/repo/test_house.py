@@ -28,7 +28,7 @@ FLOORS = {
     "diagnostics": 6,
     **dict.fromkeys(("datamodule", "datasets"), 5),
     **dict.fromkeys(("loader", "cache"), 4),
-    "transforms": 3,
+    **dict.fromkeys(("transforms", "targets"), 3),
     **dict.fromkeys(("shards", "augment"), 2),
     **dict.fromkeys(("sampling", "ops"), 1),
     **dict.fromkeys(("errors", "forks", "machine", "progress", "files", "processes", "remedies"), 0),

@@ -248,9 +248,9 @@ class _One(Source):
 
 def _check(path: str, objects: list[dict[str, Any]], text: bytes, size: tuple[int, int]) -> None:
     """Raise BrokenError for what a loader would not read: by the readers themselves."""
-    from ..loader.annotations import FieldError  # they import torch
-    from ..loader.boxes import Boxes
-    from ..loader.outlines import outlines_of
+    from ..targets.annotations import FieldError  # they import torch
+    from ..targets.boxes import Boxes
+    from ..targets.outlines import outlines_of
 
     boxes = Boxes("json:objects", label=None)
     found = boxes.read(_One(text), np.zeros(1, np.int64))[0]

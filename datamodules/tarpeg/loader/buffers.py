@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from ..sampling.sampler import Request
+from ..shards.marks import IF_IT_HANGS, Watch, mark
 from ..shards.source import where_of
 from ..shards.stream import StreamRequest
+from ..targets.target import Stored, lend_room, store_pictures, stored_pictures, with_pictures
 from .batch import (
     ExtraBatch,
     FetchResult,
@@ -30,9 +32,7 @@ from .batch import (
     by_size,
     of_sizes,
 )
-from .marks import IF_IT_HANGS, Watch, mark
 from .messages import Answer, Job, JobMessage, ResultMessage, answer_message, answer_of, job_message, job_of
-from .targets import Stored, lend_room, store_pictures, stored_pictures, with_pictures
 from .text import as_tensors, collated
 from .workers import ProcessPool, ThreadPool, WorkerPool
 

@@ -11,12 +11,12 @@ import torch
 
 from ..sampling.geometry import Bool, View
 from ..shards.source import Source
+from ..targets.boxes import Boxes, Objects
+from ..targets.keypoints import Keypoints, Points
+from ..targets.masks import Masks
+from ..targets.target import Target, Targets, dicts_of, move_targets
 from ..transforms.pipeline import Pipeline
 from ..transforms.torchvision import shown_step
-from .boxes import Boxes, Objects
-from .keypoints import Keypoints, Points
-from .masks import Masks
-from .targets import Target, Targets, dicts_of, move_targets
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,14 @@ from ..remedies import Message, Setting
 from ..shards.label import Labels
 from ..shards.labels import Target, read_labels
 from ..shards.source import Source, where_of
+from ..targets.instance_map import InstanceMap
+from ..targets.instances import InstanceMasks
+from ..targets.maps import FloatMap
+from ..targets.masks import Masks
+from ..targets.target import by_name
 from .augmenting import contains_augment, modules_of, uncompiled
 from .carried import check_carried
-from .instance_map import InstanceMap
-from .instances import InstanceMasks
-from .maps import FloatMap
-from .masks import Masks
 from .split import Split
-from .targets import _named
 
 log = logging.getLogger(__name__)
 
@@ -244,7 +244,7 @@ def _check_masks_follow(name: str, split: Split) -> None:
     from .resize_first import resizes_first  # it loads the operators, which a split does not
 
     crops = [resizes_first(pipeline, split.fidelity) for pipeline in split.pipelines]
-    has_pixels = any(isinstance(each, _PIXELS) for each in _named(split.targets or ()).values())
+    has_pixels = any(isinstance(each, _PIXELS) for each in by_name(split.targets or ()).values())
     if has_pixels and any(crops):
         raise ValueError(
             f"{name} has targets= with Masks, crop={next(filter(None, crops))!r} and fidelity='exact', which "

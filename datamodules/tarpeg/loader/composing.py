@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ..ops.decode import image_sizes
 from ..sampling.geometry import Int32, View
+from ..sampling.parts import drawn_parts, first_parts
 from ..sampling.sampler import Request
 from .batch import Decoded, Encoded, Images, by_size, empty_images, of_sizes
 from .drawing import Drawing, Size
 from .fallback import Fallback
-from .parts import drawn_parts, first_parts
 from .pasting import drawn_pastes, paste
 from .workers import end_if_forked
 

@@ -23,8 +23,8 @@ from ..sampling.padded import mirrored, within
 from ..sampling.rng import Int64
 from ..sampling.sampler import Request
 from ..shards.source import Source, where_of
+from ..targets.target import read_rectangles
 from .split import Split
-from .targets import read_rectangles
 
 # Streams of random numbers, beside those of loader.substitutes and loader.python_steps: no two uses of a
 # sample's numbers are correlated.

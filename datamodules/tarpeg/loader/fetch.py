@@ -29,6 +29,7 @@ from ..shards.label import Labels
 from ..shards.labels import read_extra, read_labels
 from ..shards.source import Source, where_of
 from ..shards.stream import StreamRequest
+from ..targets.target import Moved, move_targets, picture_bytes, read_targets
 from ..transforms.pipeline import Uncropped
 from ..transforms.pixels import PixelFormat
 from ..transforms.results import Outcome
@@ -64,7 +65,6 @@ from .ragged import MostImages
 from .resize_first import ResizeFirst, resizes_first
 from .split import Split
 from .substitutes import Made, Substitutes
-from .targets import Moved, move_targets, picture_bytes, read_targets
 from .text import read_texts
 from .workers import end_if_forked
 

@@ -17,6 +17,7 @@ from ..sampling.geometry import View
 from ..sampling.mixing import Batches, Mixing, Stopping, checked_shares
 from ..sampling.sampler import Request, shown
 from ..shards.source import Source
+from ..targets.target import structure_of
 from ..transforms.pixels import PixelFormat
 from .batch import AnyBatch, ExtraBatch, MixedBatch, MixedExtraBatch, MixedTargetBatch, TargetBatch
 from .checks import open_split
@@ -28,7 +29,6 @@ from .mixed_feed import MixedFeed
 from .ranks import Mesh, data_rank
 from .split import Split
 from .state import REMEDY, VERSION, State, check_data, checked_position, checked_version
-from .targets import structure_of
 
 Weights = Mapping[str, float] | Mapping[int, Mapping[str, float]]
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from ..sampling.rng import Int64
 from ..sampling.sampler import Request
+from ..shards.marks import watching
 from ..shards.source import Source, where_of
 from ..transforms.pipeline import Uncropped
 from ..transforms.pixels import PixelFormat
 from ..transforms.results import Outcome, TransformError, outcome_of
 from .carried import Carrier
 from .drawing import Size
-from .marks import watching
 from .split import Split
 
 # Samples that are tried until one can be decoded.

@@ -12,7 +12,7 @@ import torch
 from ..sampling.geometry import Int32, View
 from ..sampling.rng import Int64
 from ..shards.source import Source
-from .targets import Fields, dicts_of
+from ..targets.target import Fields, dicts_of
 
 
 @dataclass(frozen=True)

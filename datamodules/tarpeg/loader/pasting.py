@@ -11,11 +11,11 @@ from torch import Tensor, from_numpy, where
 
 from ..errors import ShardError
 from ..sampling.geometry import Bool, View
+from ..sampling.parts import first_parts
 from ..sampling.paste import CopyPaste, part_around
 from ..sampling.rng import Float64, Int64
 from ..shards.source import Source
-from .parts import first_parts
-from .targets import _grouped, _named, is_flat, is_of_objects, read_targets, type_names, unpacked
+from ..targets.target import by_name, is_flat, is_of_objects, per_row, read_targets, type_names, unpacked
 
 
 class Pastes(NamedTuple):
@@ -41,7 +41,7 @@ class Pastes(NamedTuple):
 
 def check_pasted(crop: Any, targets: Any) -> None:
     """Raise ValueError for targets that a crop cannot paste."""
-    found: list[Any] = [] if targets is None else list(_named(targets).values())
+    found: list[Any] = [] if targets is None else list(by_name(targets).values())
     masks: list[Any] = [each for each in found if is_of_objects(each) and "masks" in each.fields]
     if not masks:
         raise ValueError(
@@ -84,7 +84,7 @@ def drawn_pastes(
         keys: Returns uniform numbers [N] for N objects that may be pasted into a row.
         threads: Number of threads.
     """
-    count, named = len(view), _named(targets)
+    count, named = len(view), by_name(targets)
     objects: dict[str, Any] = {name: each for name, each in named.items() if is_of_objects(each)}
     parts = _stacked(view, partners)
     values = read_targets(source, ids, [parts], objects, whole=True)
@@ -119,7 +119,7 @@ def drawn_pastes(
         more = read_targets(source, ids[order], [drawn.parts()], others, threads)
         found = [_merged(*each) for each in zip(found, more, strict=True)]
     placed = {place: masks[part] for place, part in enumerate(order.tolist()) if part in masks}
-    return Pastes(drawn, order, _grouped(found, drawn), placed)
+    return Pastes(drawn, order, per_row(found, drawn), placed)
 
 
 def paste(images: Tensor, others: Tensor, pastes: Pastes) -> None:

@@ -19,6 +19,7 @@ from ..sampling.geometry import View
 from ..sampling.rng import Float64
 from ..sampling.sampler import Request
 from ..shards import pillow
+from ..shards.marks import mark, mark_sample
 from ..shards.source import Source, where_of
 from ..transforms.generators import own_generators
 from ..transforms.pipeline import Pipeline, Uncropped, without_targets
@@ -26,7 +27,6 @@ from ..transforms.pixels import PixelFormat, normalised
 from ..transforms.results import Outcome, prepared, run_steps
 from .batch import Decoded, Encoded, empty_images
 from .carried import Carrier
-from .marks import mark, mark_sample
 
 # Streams of random numbers, beside those of loader.fetch; and the first one of the policies in a transform.
 _TRANSFORM = 2

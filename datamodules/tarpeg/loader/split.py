@@ -28,6 +28,7 @@ from ..shards.paths import Paths, identity, resolved
 from ..shards.source import Source, is_source
 from ..shards.stream import Streaming, expand_urls
 from ..shards.tables import class_names, is_frame, read_table, streamed_table_labels, table_labels
+from ..targets.target import check_targets, has_flat, have_rectangles, least_boxes, type_names
 from ..transforms.pipeline import Pipeline, Uncropped, pipeline_of
 from ..transforms.plan import Plan, plan_of
 from ..transforms.torchvision import Transform, name_of, shown_step
@@ -36,7 +37,6 @@ from .conditions import SizeAndCrop, check_conditions, names_of
 from .config import DecodeOn, LoaderConfig
 from .many_checks import check_many
 from .pasting import check_pasted
-from .targets import check_targets, has_flat, have_rectangles, least_boxes, type_names
 from .text import Text, check_texts, texts_of
 
 # The names of ops.decode, which loads the native library.

@@ -18,9 +18,9 @@ from ..errors import ShardError, check_integer, check_probability
 from ..sampling.rng import Float64, Int64
 from ..sampling.sampler import Request, shown
 from ..shards.labels import DATA_ERRORS, document_of, field_of
+from ..shards.marks import mark, mark_sample
 from ..shards.source import Source, missing, plain, where_of
-from .annotations import MOST_BYTES, as_json
-from .marks import mark, mark_sample
+from ..targets.annotations import MOST_BYTES, as_json
 
 Choose = Literal["random", "first", "all"]
 

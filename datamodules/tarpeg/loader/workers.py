@@ -43,8 +43,8 @@ import numpy as np
 import torch
 
 from ..forks import FORKED, check_children, end_child, renew
-from . import marks
-from .marks import MARK_BYTES, Explain, mark, no_more
+from ..shards import marks
+from ..shards.marks import MARK_BYTES, Explain, mark, no_more
 
 log = logging.getLogger(__name__)
 

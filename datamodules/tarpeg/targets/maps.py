@@ -19,7 +19,7 @@ from ..sampling.rng import Float64, Int64
 from ..shards import pillow
 from ..shards.source import Source, missing, plain, where_of
 from .masks import MODES, places_of
-from .targets import Fields, dicts_of
+from .target import Fields, dicts_of
 
 Values = npt.NDArray[Any]
 Float32 = npt.NDArray[np.float32]

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..errors import warn
-from ..shards.source import Source, where_of
-from ..shards.stream import StreamedSamples
+from .source import Source, where_of
+from .stream import StreamedSamples
 
 _FORM = struct.Struct("q248s")
 MARK_BYTES = _FORM.size

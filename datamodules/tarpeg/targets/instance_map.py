@@ -20,7 +20,7 @@ from .covering import Cover, bounds_of_bits, pixels_of_bits
 from .instances import InstanceMasks
 from .masks import Key, Values, keys_of, warped
 from .outlines import Outlines, chosen_outlines, numbers_in, outline_bounds, outlines_in
-from .targets import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
+from .target import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
 
 _MOST_PIXELS = 1 << 30
 """Pixels of the masks of one image, beyond which it is an error."""

@@ -16,7 +16,7 @@ from ..sampling.rng import Float64, Int64
 from ..shards.source import Source
 from .annotations import FAR, FieldError, Place, Scan, as_json, is_finite, joined, read_objects, slices_of
 from .covering import Cover
-from .targets import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
+from .target import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
 
 _COCO_PAIRS = tuple((left, left + 1) for left in range(1, 17, 2))
 

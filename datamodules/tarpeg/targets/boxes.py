@@ -30,7 +30,7 @@ from .annotations import (
     table_of,
 )
 from .covering import Cover
-from .targets import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
+from .target import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
 
 _FORMATS = ("XYXY", "XYWH", "CXCYWH")
 

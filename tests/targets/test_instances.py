@@ -10,7 +10,7 @@ from helpers.chains import chain, view_of
 from helpers.loaders import load
 from helpers.scenes import Scenes, objects
 from tarpeg import Boxes, InstanceMasks, Masks, RandomResizedCrop, ShardError, Split, View, Whole
-from tarpeg.loader import annotations, instances
+from tarpeg.targets import annotations, instances
 from torchvision import tv_tensors
 
 MASKS = InstanceMasks("json:objects")

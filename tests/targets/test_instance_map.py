@@ -24,7 +24,7 @@ from tarpeg import (
     View,
     Whole,
 )
-from tarpeg.loader.targets import dicts_of, dropped
+from tarpeg.targets.target import dicts_of, dropped
 from torchvision import ops
 
 HERE = {"workers": 0, "threads": 0, "on_error": "raise"}

@@ -138,7 +138,7 @@ def test_keypoints_are_torchvisions_over_random_chains(chains=300):
         raw = upright_points(places, (height, width), {6: 8, 8: 6}.get(orientation, orientation))
         given = np.concatenate([places, np.full((4, 5, 1), 2.0)], axis=-1)
         target = Keypoints("json", [], count=5)
-        value = tarpeg.loader.keypoints.Points(given, 0)
+        value = tarpeg.targets.keypoints.Points(given, 0)
         found = target.move(value, view_of(*drawn))["keypoints"].double().numpy()
         wanted = tv_tensors.KeyPoints(torch.from_numpy(raw), canvas_size=stored)
         wanted = turned_by_torchvision(wanted, orientation)

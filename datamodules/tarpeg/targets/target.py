@@ -15,14 +15,14 @@ import torch
 
 from ..errors import ShardError
 from ..sampling.geometry import Bool, Int32, View
+from ..sampling.parts import first_parts
 from ..sampling.rng import Float64, Int64
 from ..shards.joined import Joined
 from ..shards.labels import DATA_ERRORS
+from ..shards.marks import mark, mark_sample
 from ..shards.source import Source, where_of
 from .covering import Cover, cover_of, cut
 from .lazy import LazyList
-from .marks import mark, mark_sample
-from .parts import first_parts
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -294,7 +294,7 @@ def structure_of(targets: Targets | None) -> Hashable:
     if isinstance(targets, (Mapping, Sequence)):
         kind = "dict" if isinstance(targets, Mapping) else "list"
     parts = []
-    for name, target in _named(targets).items():
+    for name, target in by_name(targets).items():
         fields = tuple(target.fields) if is_flat(target) else ()
         settings = [repr(getattr(target, setting, None)) for setting in ("fill", "dtype", "count")]
         parts.append((name, type(target).__name__, fields, *settings))
@@ -449,7 +449,7 @@ def check_targets(targets: Any) -> None:
 
 def has_flat(targets: Targets) -> bool:
     """Whether any of them is a target of tarpeg."""
-    return any(map(is_flat, _named(targets).values()))
+    return any(map(is_flat, by_name(targets).values()))
 
 
 def type_names(targets: Any) -> str:
@@ -487,10 +487,10 @@ def read_targets(
     if views[0].samples is not None:
         parts = [view.parts() for view in views]
         found = read_targets(source, views[0].samples, parts, targets, threads, whole=whole)
-        return _grouped(found, views[0])
+        return per_row(found, views[0])
     columns: dict[str, list[Any]] = {}
     sizes = views[0].sizes
-    for name, target in _named(targets).items():
+    for name, target in by_name(targets).items():
         values = _read(source, ids, target, () if whole else views, threads)
         if is_flat(target):
             good = [row for row, value in enumerate(values) if not isinstance(value, ShardError)]
@@ -509,14 +509,14 @@ def read_targets(
 
 def have_rectangles(targets: Any) -> bool:
     """Whether one of the targets has boxes, which a crop may ask for."""
-    return targets is not None and any(hasattr(each, "rectangles") for each in _named(targets).values())
+    return targets is not None and any(hasattr(each, "rectangles") for each in by_name(targets).values())
 
 
 def least_boxes(targets: Any) -> tuple[float, float] | None:
     """Return side and area of the smallest boxes that all targets with boxes keep; None without any."""
     if not have_rectangles(targets):
         return None
-    found = [each for each in _named(targets).values() if hasattr(each, "rectangles")]
+    found = [each for each in by_name(targets).values() if hasattr(each, "rectangles")]
     side, area = (min(getattr(each, name, 0) for each in found) for name in ("min_size", "min_area"))
     return side, area
 
@@ -524,7 +524,7 @@ def least_boxes(targets: Any) -> tuple[float, float] | None:
 def read_rectangles(source: Source, ids: Int64, targets: Targets) -> list[npt.NDArray[np.float64]]:
     """Read the boxes of each sample, float64 [N, 4]; none of a broken target, which is replaced later."""
     found: list[list[npt.NDArray[np.float64]]] = [[np.zeros((0, 4))] for _ in ids]
-    for target in _named(targets).values():
+    for target in by_name(targets).values():
         rectangles = getattr(target, "rectangles", None)
         for row, value in enumerate(_read(source, ids, target) if rectangles else ()):
             if rectangles and not isinstance(value, ShardError):
@@ -554,7 +554,7 @@ def _moved(
 ) -> tuple[list[Fields], dict[str, list[Any]]]:
     parts: list[Fields] = []
     others: dict[str, list[Any]] = {}
-    for name, target in _named(targets).items():
+    for name, target in by_name(targets).items():
         column = [value[name] for value in values]
         if is_flat(target):
             try:
@@ -569,7 +569,7 @@ def _moved(
 
 def picture_bytes(targets: Targets | None, sizes: Sequence[tuple[int, int]], count: int) -> int:
     """Return the memory that the pictures of a batch take at most, with views of these sizes."""
-    kinds = [] if targets is None else [each for each in _named(targets).values() if is_flat(each)]
+    kinds = [] if targets is None else [each for each in by_name(targets).values() if is_flat(each)]
     found = [getattr(each, "picture_bytes", None) for each in kinds]
     return sum(count * bytes_of(size) + PICTURE_ALIGN for bytes_of in found if bytes_of for size in sizes)
 
@@ -653,7 +653,7 @@ def _pictured(moved: Sequence[Moved]) -> Iterator[dict[str, Any]]:
         yield part.bits
 
 
-def _named(targets: Targets) -> dict[str, Target]:
+def by_name(targets: Targets) -> dict[str, Target]:
     """Return targets by name: "" for a single one, numbers for those of a list."""
     if isinstance(targets, Mapping):
         return dict(targets)
@@ -720,7 +720,7 @@ def _failure(where: str, target: object, method: str, error: Exception) -> Shard
     )
 
 
-def _grouped(values: Sequence[Any], view: View) -> list[Any]:
+def per_row(values: Sequence[Any], view: View) -> list[Any]:
     """Return the list of the values of each row's parts; a ShardError if one of them is."""
     assert view.batch_rows is not None
     found: list[list[Any]] = [[] for _ in first_parts(view)]
@@ -735,7 +735,7 @@ def _covered(targets: Targets, parts: Sequence[Fields], view: View) -> list[Fiel
     masks = next(part for part in parts if "masks" in part.bits)
     cover = cover_of(masks.bits["masks"], masks.counts, view.batch_rows, view.size)
     found = []
-    for target, part in zip(filter(is_flat, _named(targets).values()), parts, strict=True):
+    for target, part in zip(filter(is_flat, by_name(targets).values()), parts, strict=True):
         if is_of_objects(target):
             part = target.covered(part, cover)
         pictures = {
@@ -755,7 +755,7 @@ def _joined(
     objects that of the first part too. What targets of a user's own returned becomes a list per row.
     """
     return [_merged(part, view) for part in fields], {
-        name: _grouped(each, view) for name, each in others.items()
+        name: per_row(each, view) for name, each in others.items()
     }
 
 

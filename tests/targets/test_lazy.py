@@ -7,7 +7,7 @@ import operator
 import pickle
 
 import pytest
-from tarpeg.loader.lazy import LazyList
+from tarpeg.targets.lazy import LazyList
 from torch.utils._pytree import tree_map
 
 USES = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..sampling.crops import colour_of, gray_of
-from ..sampling.geometry import Bool, Int32, View
-from ..sampling.mosaic import Mosaic
-from ..sampling.padded import mirrored
-from ..sampling.rng import Float64, Int64
+from .crops import colour_of, gray_of
+from .geometry import Bool, Int32, View
+from .mosaic import Mosaic
+from .padded import mirrored
+from .rng import Float64, Int64
 
 
 def drawn_parts(

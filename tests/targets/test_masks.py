@@ -24,7 +24,7 @@ from helpers.scenes import Scenes, number_of, objects
 from PIL import Image
 from tarpeg import Augment, Boxes, Masks, RandomResizedCrop, ShardError, Split, View, Whole
 from tarpeg.cache.masks import banded
-from tarpeg.loader.masks import Part
+from tarpeg.targets.masks import Part
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
 

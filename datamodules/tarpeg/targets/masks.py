@@ -16,7 +16,7 @@ from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards import pillow
 from ..shards.source import Source, missing, plain, where_of
-from .targets import Fields, dicts_of, room_for
+from .target import Fields, dicts_of, room_for
 
 Values = npt.NDArray[np.uint8]
 Key = bytes

@@ -1,0 +1,1 @@
+"""What belongs to an image and moves with it: boxes, masks, keypoints, maps."""
