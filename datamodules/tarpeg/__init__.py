@@ -131,7 +131,7 @@ if TYPE_CHECKING:
     from .targets.keypoints import Keypoints as Keypoints
     from .targets.maps import FloatMap as FloatMap
     from .targets.masks import Masks as Masks
-    from .targets.target import Target as Target
+    from .targets.protocols import Target as Target
 
 __version__ = "0.1.0"
 
@@ -177,7 +177,7 @@ _NAMES = {
     "targets.maps": "FloatMap",
     "targets.masks": "Masks",
     "loader.split": "Split",
-    "targets.target": "Target",
+    "targets.protocols": "Target",
     "loader.text": "Text Tokens",
     "ops.matrices": "matrices",
     "ops.augment": "augment_batch warp_affine",

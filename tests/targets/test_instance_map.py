@@ -24,7 +24,8 @@ from tarpeg import (
     View,
     Whole,
 )
-from tarpeg.targets.target import dicts_of, dropped
+from tarpeg.targets.moved import dicts_of
+from tarpeg.targets.steps import dropped
 from torchvision import ops
 
 HERE = {"workers": 0, "threads": 0, "on_error": "raise"}

@@ -13,7 +13,8 @@ from torch import Tensor
 from ..errors import ShardError
 from ..sampling.geometry import View
 from ..shards.source import Source
-from ..targets.target import Moved, move_targets, read_targets
+from ..targets.moved import Moved
+from ..targets.steps import move_targets, read_targets
 
 _COLOURS = ("#f2c14e", "#3fa7d6", "#59cd90", "#ee6352", "#b388eb", "#ff9f1c", "#2ec4b6", "#e71d86")
 _POINT = 2  # radius of a keypoint in pixels

@@ -21,7 +21,8 @@ from ..sampling.sampler import Request
 from ..shards.marks import IF_IT_HANGS, Watch, mark
 from ..shards.source import where_of
 from ..shards.stream import StreamRequest
-from ..targets.target import Stored, lend_room, store_pictures, stored_pictures, with_pictures
+from ..targets.pictures import lend_room, store_pictures, stored_pictures, with_pictures
+from ..targets.protocols import Stored
 from .batch import (
     ExtraBatch,
     FetchResult,

@@ -14,7 +14,9 @@ from ..shards.source import Source
 from ..targets.boxes import Boxes, Objects
 from ..targets.keypoints import Keypoints, Points
 from ..targets.masks import Masks
-from ..targets.target import Target, Targets, dicts_of, move_targets
+from ..targets.moved import dicts_of
+from ..targets.protocols import Target, Targets
+from ..targets.steps import move_targets
 from ..transforms.pipeline import Pipeline
 from ..transforms.torchvision import shown_step
 

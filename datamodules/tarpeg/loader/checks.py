@@ -26,7 +26,7 @@ from ..targets.instance_map import InstanceMap
 from ..targets.instances import InstanceMasks
 from ..targets.maps import FloatMap
 from ..targets.masks import Masks
-from ..targets.target import by_name
+from ..targets.protocols import by_name
 from .augmenting import contains_augment, modules_of, uncompiled
 from .carried import check_carried
 from .split import Split

@@ -23,7 +23,7 @@ from ..sampling.padded import mirrored, within
 from ..sampling.rng import Int64
 from ..sampling.sampler import Request
 from ..shards.source import Source, where_of
-from ..targets.target import read_rectangles
+from ..targets.steps import read_rectangles
 from .split import Split
 
 # Streams of random numbers, beside those of loader.substitutes and loader.python_steps: no two uses of a

@@ -29,7 +29,9 @@ from ..shards.label import Labels
 from ..shards.labels import read_extra, read_labels
 from ..shards.source import Source, where_of
 from ..shards.stream import StreamRequest
-from ..targets.target import Moved, move_targets, picture_bytes, read_targets
+from ..targets.moved import Moved
+from ..targets.pictures import picture_bytes
+from ..targets.steps import move_targets, read_targets
 from ..transforms.pipeline import Uncropped
 from ..transforms.pixels import PixelFormat
 from ..transforms.results import Outcome

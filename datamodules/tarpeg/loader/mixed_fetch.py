@@ -15,7 +15,7 @@ from ..errors import Status
 from ..sampling.geometry import View, joined
 from ..sampling.rng import Int64
 from ..sampling.sampler import Request
-from ..targets import target
+from ..targets import moved
 from ..transforms.pipeline import Uncropped
 from ..transforms.pixels import PixelFormat
 from .augmenting import augment_in_worker
@@ -281,7 +281,7 @@ def _joined_results(
 def _joined_batch(images: Tensor, batches: list[Any]) -> Any:
     """Return the batch of several parts, of which all are of one class."""
     if isinstance(batches[0], TARGET_BATCHES):
-        return TargetBatch(images, [target.joined([batch.targets[0] for batch in batches])])
+        return TargetBatch(images, [moved.joined([batch.targets[0] for batch in batches])])
     label = torch.cat([batch.label for batch in batches])
     if not isinstance(batches[0], ExtraBatch):
         return Batch(images, label)

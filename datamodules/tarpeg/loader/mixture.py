@@ -17,7 +17,7 @@ from ..sampling.geometry import View
 from ..sampling.mixing import Batches, Mixing, Stopping, checked_shares
 from ..sampling.sampler import Request, shown
 from ..shards.source import Source
-from ..targets.target import structure_of
+from ..targets.moved import structure_of
 from ..transforms.pixels import PixelFormat
 from .batch import AnyBatch, ExtraBatch, MixedBatch, MixedExtraBatch, MixedTargetBatch, TargetBatch
 from .checks import open_split

@@ -12,7 +12,8 @@ import torch
 from ..sampling.geometry import Int32, View
 from ..sampling.rng import Int64
 from ..shards.source import Source
-from ..targets.target import Fields, dicts_of
+from ..targets.moved import dicts_of
+from ..targets.protocols import Fields
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,9 @@ from ..sampling.parts import first_parts
 from ..sampling.paste import CopyPaste, part_around
 from ..sampling.rng import Float64, Int64
 from ..shards.source import Source
-from ..targets.target import by_name, is_flat, is_of_objects, per_row, read_targets, type_names, unpacked
+from ..targets.moved import unpacked
+from ..targets.protocols import by_name, is_flat, is_of_objects, type_names
+from ..targets.steps import per_row, read_targets
 
 
 class Pastes(NamedTuple):

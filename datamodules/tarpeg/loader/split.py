@@ -28,7 +28,8 @@ from ..shards.paths import Paths, identity, resolved
 from ..shards.source import Source, is_source
 from ..shards.stream import Streaming, expand_urls
 from ..shards.tables import class_names, is_frame, read_table, streamed_table_labels, table_labels
-from ..targets.target import check_targets, has_flat, have_rectangles, least_boxes, type_names
+from ..targets.protocols import check_targets, has_flat, type_names
+from ..targets.steps import have_rectangles, least_boxes
 from ..transforms.pipeline import Pipeline, Uncropped, pipeline_of
 from ..transforms.plan import Plan, plan_of
 from ..transforms.torchvision import Transform, name_of, shown_step

@@ -30,7 +30,9 @@ from .annotations import (
     table_of,
 )
 from .covering import Cover
-from .target import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
+from .moved import dicts_of
+from .protocols import IMAGE_FIELDS, Fields
+from .steps import dropped, fields_of_images
 
 _FORMATS = ("XYXY", "XYWH", "CXCYWH")
 

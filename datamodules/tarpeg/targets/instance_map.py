@@ -19,8 +19,10 @@ from .annotations import FieldError, Place, as_json, read_objects, slices_of, ta
 from .covering import Cover, bounds_of_bits, pixels_of_bits
 from .instances import InstanceMasks
 from .masks import Key, Values, keys_of, warped
+from .moved import dicts_of
 from .outlines import Outlines, chosen_outlines, numbers_in, outline_bounds, outlines_in
-from .target import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
+from .protocols import IMAGE_FIELDS, Fields
+from .steps import dropped, fields_of_images
 
 _MOST_PIXELS = 1 << 30
 """Pixels of the masks of one image, beyond which it is an error."""

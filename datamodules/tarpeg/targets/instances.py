@@ -17,8 +17,10 @@ from ..shards.source import Source
 from .annotations import FieldError, Place, Scan, joined, read_objects
 from .covering import Cover
 from .masks import MODES, warped
+from .moved import dicts_of
 from .outlines import Outlines, chosen_outlines, outline_bounds, outlines_of, outlines_of_scanned
-from .target import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
+from .protocols import IMAGE_FIELDS, Fields
+from .steps import dropped, fields_of_images
 
 _MOST_PIXELS = 1 << 30
 """Pixels of the masks of one image, beyond which it is an error."""

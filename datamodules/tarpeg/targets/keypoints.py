@@ -16,7 +16,9 @@ from ..sampling.rng import Float64, Int64
 from ..shards.source import Source
 from .annotations import FAR, FieldError, Place, Scan, as_json, is_finite, joined, read_objects, slices_of
 from .covering import Cover
-from .target import IMAGE_FIELDS, Fields, dicts_of, dropped, fields_of_images
+from .moved import dicts_of
+from .protocols import IMAGE_FIELDS, Fields
+from .steps import dropped, fields_of_images
 
 _COCO_PAIRS = tuple((left, left + 1) for left in range(1, 17, 2))
 

@@ -19,7 +19,8 @@ from ..sampling.rng import Float64, Int64
 from ..shards import pillow
 from ..shards.source import Source, missing, plain, where_of
 from .masks import MODES, places_of
-from .target import Fields, dicts_of
+from .moved import dicts_of
+from .protocols import Fields
 
 Values = npt.NDArray[Any]
 Float32 = npt.NDArray[np.float32]

@@ -16,7 +16,9 @@ from ..sampling.geometry import Int32, View
 from ..sampling.rng import Float64, Int64
 from ..shards import pillow
 from ..shards.source import Source, missing, plain, where_of
-from .target import Fields, dicts_of, room_for
+from .moved import dicts_of
+from .pictures import room_for
+from .protocols import Fields
 
 Values = npt.NDArray[np.uint8]
 Key = bytes
