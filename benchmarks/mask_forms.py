@@ -1,6 +1,7 @@
 """Time of a loader per image with a mask in each of its forms: the table in docs/targets.md.
 
-``python -m benchmarks.mask_forms PHOTOGRAPHS`` prints it; PHOTOGRAPHS is a folder.
+``python -m benchmarks.mask_forms PHOTOGRAPHS [IMAGES]`` prints it: PHOTOGRAPHS is a folder, of which so many
+parts are taken (128; of large ones half).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tarpeg.sampling.geometry import View
 from .photos import FolderPhotos
 from .targets import annotated
 
-_SIZES = (((480, 640), 224, 128), ((480, 640), 512, 128), ((1500, 2000), 224, 64))
+_SIZES = (((480, 640), 224, 1), ((480, 640), 512, 1), ((1500, 2000), 224, 2))
 _BATCH = 32
 _ROUNDS = 15
 
@@ -61,21 +62,21 @@ def _times(folder: Path, photographs: str, source: tuple[int, int], size: int, c
             began = time.process_time()
             batch = next(loaders[form])
             took = time.process_time() - began
-            del batch
             if number > 1:
-                times[form].append(took / _BATCH * 1e3)
+                times[form].append(took / len(batch.image) * 1e3)
+            del batch
     return [float(np.median(each)) for each in times]
 
 
-def main(photographs: str) -> None:
+def main(photographs: str, images: int = 128) -> None:
     """Print the table."""
     sys.stdout.write("| | no targets | masks in a cache | ordinary PNGs | decoded whole by Pillow |\n")
-    for source, size, count in _SIZES:
+    for source, size, share in _SIZES:
         with tempfile.TemporaryDirectory() as folder:
-            found = _times(Path(folder), photographs, source, size, count)
+            found = _times(Path(folder), photographs, source, size, images // share)
         cells = " | ".join(f"{each:.2f} ms" for each in found)
         sys.stdout.write(f"| {source[1]} x {source[0]} to {size} | {cells} |\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -8,8 +8,9 @@ import json
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from benchmarks import targets
+from benchmarks import mask_forms, targets
 from benchmarks.measure import measure
 from benchmarks.targets import GROUPS, PEERS, AnnotatedPhotos, TargetContestant, TargetData
 
@@ -64,3 +65,15 @@ def test_a_table(tmp_path, monkeypatch):
     assert [(row.group, row.name) for row in report.rows] == [*itertools.product(["none", "both"], names)]
     assert all(row.images_per_second > 0 for row in report.rows) and report.rows[3].ratio > 1
     assert [line.partition("take, ")[2].partition(":")[0] for line in report.figures] == names
+
+
+@pytest.mark.slow
+def test_the_table_of_masks(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(mask_forms, "_SIZES", (((120, 160), 64, 1), ((240, 320), 64, 2)))
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), np.uint8)).save(
+        tmp_path / "0.jpg"
+    )
+    mask_forms.main(str(tmp_path), 8)
+    _, *rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 2
+    assert all(row.count(" ms") == 4 and "nan" not in row for row in rows)

@@ -275,7 +275,7 @@ def test_warnings_about_broken_targets_do_not_blame_the_images_alone():
 
 def test_a_field_in_place_of_an_extension_is_an_error_with_the_remedy():
     split = Split(Scenes({}), Whole(32), targets=Boxes("objects"))
-    text = r"""member 'objects'.*field 'objects' of KEY\.json: "json:objects"\."""
+    text = r"""member 'objects'.*field 'objects' of KEY\.json: "json:objects\""""
     with pytest.raises(ShardError, match=text):
         list(load(None, split=split, on_error="raise", **HERE))
 
