@@ -259,7 +259,7 @@ def test_claim_returns_the_samples_of_each_batch(photos, engine):
 
 @pytest.mark.parametrize(("runner", "most"), [({"workers": 2}, 37), ({"workers": 0, "threads": 2}, 28)])
 def test_few_python_calls_per_batch_in_the_training_process(photos, runner, most):
-    """35.4 and 26.0 here, of which 4 are the loader's own; a part of them is for a new epoch."""
+    """36.6 and 26.0 here, of which 5 are the loader's own; a part of them is for a new epoch."""
     calls = []
     loader = load(photos, batch_size=1, **runner)
     list(loader)

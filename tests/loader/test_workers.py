@@ -21,9 +21,10 @@ import torch
 from helpers.loaders import ALL, RUNNERS, digest, keys_of, load, name_of
 from helpers.scripts import PARENT, live_processes, run_script, wait_until
 from tarpeg import Augment, CenterCrop, Progressive, RandomResizedCrop, Split
+from tarpeg.loader import workers
 from tarpeg.loader.config import LoaderConfig
 from tarpeg.loader.workers import ProcessPool, ThreadPool
-from tarpeg.shards import marks, workers
+from tarpeg.shards import marks
 from tarpeg.transforms.pixels import PixelFormat
 from tarpeg.transforms.results import TransformError
 

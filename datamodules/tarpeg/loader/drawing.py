@@ -208,7 +208,9 @@ class Drawing:
 
     def uniforms(self, request: Request, number: int | Int64, crop: Crop, round: int = 0) -> rng.Float64:
         """Draw the numbers of a view: that of the flip, and those of the crop, in one of its rounds."""
-        return request.uniforms(self.seed, crop.draws + 1, _CROP, number, round * (crop.draws + 1))
+        return rng.uniforms_of(
+            request.numbered, self.seed, crop.draws + 1, _CROP, number, round * (crop.draws + 1)
+        )
 
     def _view(
         self,

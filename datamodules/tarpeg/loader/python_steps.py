@@ -16,7 +16,7 @@ from ..augment.policies import drawn_programs, run_drawn
 from ..errors import ShardError, Status
 from ..ops.decode import MAX_PIXELS, decode_batch, image_sizes
 from ..sampling.geometry import View
-from ..sampling.rng import Float64
+from ..sampling.rng import Float64, uniforms_of
 from ..sampling.sampler import Request
 from ..shards import pillow
 from ..shards.marks import mark, mark_sample
@@ -102,7 +102,7 @@ class PythonSteps:
         if last is not None:
             shape = (len(out), *outcome.shape)
             results = empty_images(shape, torch.uint8, pipeline.takes_planes)  # most steps keep that order
-        draws = request.uniforms(self.seed, 1, _TRANSFORM, number)[:, 0]
+        draws = uniforms_of(request.numbered, self.seed, 1, _TRANSFORM, number)[:, 0]
         is_small = small_rows(pipeline, encoded) if crops is not None else None
         carries = crops is None or pipeline.moves_targets_in_python
         carried: list[Any] = [None] * len(encoded.files)
@@ -235,7 +235,7 @@ class PythonSteps:
         return images[0], int(status[0])
 
     def _policy_draws(self, request: Request, view: int, number: int, count: int) -> Float64:
-        return request.uniforms(self.seed, count, _POLICIES + number, view)
+        return uniforms_of(request.numbered, self.seed, count, _POLICIES + number, view)
 
 
 def small_rows(pipeline: Pipeline, encoded: Encoded) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import DecodeError, ShardError, Status
 from ..sampling.geometry import View
-from ..sampling.rng import Int64
+from ..sampling.rng import Int64, uniforms_of
 from ..sampling.sampler import Request
 from ..shards.source import Source, where_of
 from .batch import Decoded
@@ -104,7 +104,7 @@ class Substitutes:
 
     def _substitute(self, request: Request, reason: str, make: Callable[[Request], Made]) -> tuple[int, Made]:
         """Make another sample for a request of one: a function of seed, epoch, id and occurrence alone."""
-        (uniforms,) = request.uniforms(self.drawing.seed, _MOST_SUBSTITUTES, _SUBSTITUTE)
+        (uniforms,) = uniforms_of(request.numbered, self.drawing.seed, _MOST_SUBSTITUTES, _SUBSTITUTE)
         for other in self.drawing.others(request, uniforms):
             made = make(other)
             is_broken = bool(made.values) and isinstance(made.values[0], ShardError)

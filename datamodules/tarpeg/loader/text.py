@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ShardError, check_integer, check_probability
-from ..sampling.rng import Float64, Int64
+from ..sampling.rng import Float64, Int64, uniforms_of
 from ..sampling.sampler import Request, shown
 from ..shards.labels import DATA_ERRORS, document_of, field_of
 from ..shards.marks import mark, mark_sample
@@ -349,7 +349,7 @@ def read_texts(
     source: Source, request: Request, seed: int, texts: Mapping[str, Text], *, training: bool
 ) -> list[Any]:
     """Return, per sample, what each ``Text`` has read by its name; a ShardError if one of them is broken."""
-    draws = request.uniforms(seed, 2, _TEXT)
+    draws = uniforms_of(request.numbered, seed, 2, _TEXT)
     columns = [text.read(source, request.ids, draws, training=training) for text in texts.values()]
     found: list[Any] = []
     for each in zip(*columns, strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -50,22 +50,43 @@ def uniforms(
     return _numbers(_hashes(seed, epoch, _word("stream", stream), ids), count, first)
 
 
-def uniforms_of_parts(
-    parts: Sequence[tuple[int, int, int]], ids: Int64, count: int, stream: int, first: Int64
+class Numbered(NamedTuple):
+    """The samples that numbers are drawn for.
+
+    Attributes:
+        epochs: The epoch of all samples, or int64 ``[B]``, that of each.
+        ids: Sample ids, int64 ``[B]``.
+        occurrence: How often each sample came before in its epoch, int64 ``[B]``; None if none repeats.
+    """
+
+    epochs: int | Int64
+    ids: Int64
+    occurrence: Int64 | None
+
+
+def uniforms_of(
+    samples: Numbered, seed: int, count: int, stream: int, view: int | Int64 = 0, start: int = 0
 ) -> Float64:
-    """Draw the numbers of ``uniforms`` for parts of several seeds and epochs at once.
+    """Draw the numbers of ``uniforms`` for samples that may repeat, or are of several epochs.
 
     Args:
-        parts: Seed, epoch and samples of each part.
-        ids: Sample ids of all parts, one after another, [B].
+        samples: What they are drawn for.
+        seed: 0 to 2**63 - 1.
         count: Numbers per sample.
         stream: Use of the numbers.
-        first: Index of the first number of each sample, [B].
+        view: Number of the view, one for all samples or ``[B]``.
+        start: How many numbers of that view come before.
     """
-    stream, rows = _word("stream", stream), _checked_ids(ids)
-    states = [_state(_word("seed", seed), _word("epoch", epoch), stream) for seed, epoch, _ in parts]
-    state = np.repeat(np.concatenate(states), [samples for _, _, samples in parts])
-    return _numbers(_absorb(state, rows), count, first)
+    epochs, ids, occurrence = samples
+    first = first_draw(np.zeros_like(ids) if occurrence is None else occurrence, view) + start
+    if not isinstance(epochs, int) and (not len(epochs) or (epochs == epochs[0]).all()):  # mostly
+        epochs = int(epochs[0]) if len(epochs) else 0
+    if isinstance(epochs, int):
+        return uniforms(seed, epochs, ids, count, stream, first)
+    known, places = np.unique(epochs, return_inverse=True)
+    words = _word("seed", seed), _word("stream", stream)
+    states = np.concatenate([_state(words[0], _word("epoch", each), words[1]) for each in known.tolist()])
+    return _numbers(_absorb(states[places], _checked_ids(ids)), count, first)
 
 
 def _numbers(hashes: UInt64, count: int, first: npt.ArrayLike) -> Float64:

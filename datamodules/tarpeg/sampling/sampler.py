@@ -89,28 +89,12 @@ class Request(NamedTuple):
             origin=None if self.origin is None else self.origin.rows(chosen),
         )
 
-    def uniforms(
-        self, seed: int, count: int, stream: int, view: int | Int64 = 0, start: int = 0
-    ) -> rng.Float64:
-        """Draw numbers for each sample, float64 ``[B, count]``, see ``rng.uniforms``.
-
-        Args:
-            seed: Of the loader.
-            count: Numbers per sample.
-            stream: Use of the numbers.
-            view: Number of the view, one for all samples or ``[B]``.
-            start: How many numbers of that view come before.
-        """
-        origin = self.origin
-        if origin is not None:
-            first, epochs = rng.first_draw(origin.occurrence, view) + start, origin.epochs
-            if len(epochs) and (epochs == epochs[0]).all():  # mostly
-                return rng.uniforms(seed, int(epochs[0]), origin.ids, count, stream, first)
-            parts = [(seed, epoch, rows.stop - rows.start) for rows, _, epoch in origin.runs()]
-            return rng.uniforms_of_parts(parts, origin.ids, count, stream, first)
-        occurrence = np.zeros_like(self.ids) if self.occurrence is None else self.occurrence
-        first = rng.first_draw(occurrence, view) + start
-        return rng.uniforms(seed, self.epoch, self.ids, count, stream, first)
+    @property
+    def numbered(self) -> rng.Numbered:
+        """What numbers are drawn for."""
+        if self.origin is None:
+            return rng.Numbered(self.epoch, self.ids, self.occurrence)
+        return rng.Numbered(self.origin.epochs, self.origin.ids, self.origin.occurrence)
 
     def of_row(self, row: int) -> Request:
         """Return the request for one of the samples."""
