@@ -310,13 +310,7 @@ class Loader:
             result = FetchResult(
                 substituted=[f"{text}: it was zeros, with the label {IGNORED}" for text in damaged]
             )
-        error = self._error_of(result)
-        if error is not None:
-            self.close()
-            try:
-                raise error
-            finally:
-                del result, error  # the error holds this frame, which must not hold the error
+        self._report(result)
 
     @property
     def ready(self) -> int:
@@ -513,13 +507,7 @@ class Loader:
         runner = Runner(self.fetcher, self._threads)
         result = next(runner.run(iter([request]), self.fetcher.nbytes(request)))
         result.substituted = [text for text in result.substituted if text not in gathered.known]
-        error = self._error_of(result)
-        if error is not None:
-            self.close()
-            try:
-                raise error
-            finally:
-                del result, error  # the error holds this frame, which must not hold the error
+        self._report(result)
         batch, _ = self._finished(result)
         return on_device(batch, gathered.data.device)
 
@@ -555,15 +543,8 @@ class Loader:
                 return
             if k + 1 == count and self._feed.continues(epoch + 1):
                 self._flow, self._flow_is_for = flow, (epoch + 1, owner)
-            error = result.error
-            if error or result.substituted or result.notes or result.non_jpeg or result.gathered:
-                error = self._error_of(result)
-            if error is not None:
-                self.close()
-                try:
-                    raise error
-                finally:
-                    del result, error  # the error holds this frame, which must not hold the error
+            if result.error or result.substituted or result.notes or result.non_jpeg or result.gathered:
+                self._report(result)
             batch, request = self._finished(result)
             self._delivered += 1
             self.bytes_read += result.nbytes
@@ -608,6 +589,17 @@ class Loader:
         elif split.conditions:
             batch = with_conditions(batch, request.views[0], split.conditions)
         return batch, request
+
+    def _report(self, result: FetchResult) -> None:
+        """Warn of what a result has to report, and raise the error that it is or causes."""
+        error = self._error_of(result)
+        if error is not None:
+            self.close()
+            result.error = None  # the error holds the frames of its traceback, which must not hold the error
+            try:
+                raise error
+            finally:
+                del error
 
     def _error_of(self, result: FetchResult) -> Exception | None:
         """Warn of what a result has to report; return the error that it is or causes, or None."""
