@@ -187,6 +187,20 @@ def test_what_has_no_room_is_decoded_by_the_worker(tiled, monkeypatch):
     assert found == expected
 
 
+def test_the_table_of_lanczos_has_room(tiled, monkeypatch):
+    options = {"interpolation": "lanczos", "batch_size": 1, **HERE}
+    expected, found = both(tiled, epochs=1, **options)
+    assert found == expected
+    rows = [
+        batch.image.pieces.rows for batch in gathered_batches(tiled, interpolation="lanczos", batch_size=1)
+    ]
+    assert not any(rows)
+    monkeypatch.setattr(gathering, "_LANCZOS", 0)
+    with pytest.warns(UserWarning, match="have no room"):
+        expected, found = both(tiled, epochs=1, **options)
+    assert found == expected, "with no room at all workers decode"
+
+
 def test_a_kept_batch_is_decoded_later(tiled):
     loader = load(tiled, decode="device", workers=1)
     loader.yields_gathered = True

@@ -260,3 +260,15 @@ def test_what_views_need_of_pictures_is_what_all_of_them_gives(options, size):
             assert one.keys() == other.keys()
             assert all(torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name])) for name in one)
         assert sum(len(each["masks"]) for each in wanted) > 3
+
+
+def test_numbers_of_images_in_a_mixture_are_those_of_their_sources():
+    split = Split(pictures()[1], RandomResizedCrop(32), targets=InstanceMap("png"))
+    mixture = tarpeg.Mixture({"one": split, "other": split}, repeat={"one": 1, "other": 1})
+    loader = tarpeg.MixtureLoader(mixture, batch_size=4, workers=0)
+    found = [
+        (source, target["image_id"])
+        for batch in loader
+        for source, target in zip(batch.source.tolist(), batch.targets, strict=True)
+    ]
+    assert sorted(found) == [(source, number) for source in (0, 1) for number in range(8)]

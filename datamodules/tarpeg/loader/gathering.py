@@ -27,6 +27,8 @@ from .workers import end_if_forked
 
 # Bytes of an image beside its tiles: its record, its tables, and what pads its tiles.
 _RECORD = 4096
+# Bytes of the table of the Lanczos filter, which is in the data of each size.
+_LANCZOS = 1 << 15
 # The gathered tiles of an image take at most so many times the bytes of its pixels, or so many bytes for each
 # view, on average over a batch.
 _MOST_PIXELS, _MOST_BYTES = 4, 1 << 18
@@ -130,13 +132,17 @@ class GatheringFetcher(Fetcher):
         pieces, files = Pieces(begin=-memory.data_ptr() % ALIGN), list(encoded.files)
         memory = memory[pieces.begin :]
         order = [number for group in self.split.view_groups for number in group]
+        none = pieces, torch.full((len(files),), int(Status.NOT_GATHERED), dtype=torch.int32)
         if self.drawing.places(views, order, encoded.request) is not None:  # a crop that pads
-            return pieces, torch.full((len(files),), int(Status.NOT_GATHERED), dtype=torch.int32)
+            return none
         while True:
             gathered = self._gathered(encoded, views, files, threads, memory)
             needed = sum(_aligned(each.data.shape[0]) for each in gathered)
             if needed <= len(memory):
                 break
+            if not any(map(len, files)):  # no room for what is beside the tiles
+                pieces.note = self._note(int(encoded.request.ids[0]), is_left_out=True)
+                return none
             _leave_out_largest(files, encoded, views, len(memory) / needed)
         end = 0
         statuses = []
@@ -206,7 +212,8 @@ class GatheringFetcher(Fetcher):
         pixels = self.split.channels * sum(map(math.prod, sizes))
         most = max(_MOST_PIXELS * pixels, _MOST_BYTES * len(sizes))
         mean = min(len(sizes) * (self._mean_bytes or math.inf), most)
-        return int(count * (mean + len(sizes) * _RECORD)) + 2 * ALIGN
+        beside = _LANCZOS * len(sizes) if self.decoding["interpolation"] == "lanczos" else 0
+        return int(count * (mean + len(sizes) * _RECORD)) + beside + 2 * ALIGN
 
 
 def _aligned(nbytes: int) -> int:

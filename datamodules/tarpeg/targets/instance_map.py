@@ -203,7 +203,7 @@ class InstanceMap:
         around = self._number_around([known[row] for row in given])
         parts: dict[int, Shown] = {}
         if given and around is not None:
-            rows = [*given]
+            rows, own = [*given], own_numbers(source, np.asarray(ids))
             found, facts = [], np.zeros((len(rows), 3), np.int32)
             status = np.zeros(len(rows), np.int32)
             for view in (view.rows(rows) for view in views):
@@ -226,7 +226,7 @@ class InstanceMap:
                 if any(map(self._has_unknown, shown.values())):
                     continue  # broken, for a reason that reading all of it gives
                 shape = int(facts[number, 1]), int(facts[number, 2])
-                parts[row] = Shown(shape, shown, numbers, int(ids[row]))
+                parts[row] = Shown(shape, shown, numbers, own[row])
         return [
             parts[row] if row in parts else self._read(source, *each)
             for row, each in enumerate(zip(np.asarray(ids).tolist(), contents, known, strict=True))
