@@ -63,6 +63,16 @@ def test_in_training_a_damaged_image_is_zeros_with_an_ignored_label_and_is_count
     assert float(loss) == pytest.approx(np.log(5)), "the loss leaves the row out"
 
 
+def test_all_views_of_a_damaged_image_are_zeros(rotten):
+    small = RandomResizedCrop(16, scale=(0.02, 0.05))  # nearly never shows the damage
+    seen = 0
+    for batch in whole(rotten, crop=[small, small, CENTRE], members=()):
+        for row in (batch.label == IGNORED).nonzero().flatten().tolist():
+            assert not any(bool(part.movedim(-4, 0)[row].any()) for part in batch.image)
+            seen += 1
+    assert seen == len(BAD)
+
+
 def test_an_error_names_shard_and_key_one_batch_late(rotten):
     loader = whole(rotten, config={"on_error": "raise"})
     batches = iter(loader)

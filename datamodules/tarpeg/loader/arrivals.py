@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..errors import Status
 from ..sampling.sampler import Request
 from ..shards.source import Source, where_of
-from .batch import AnyBatch, Images, Pieces, of_sizes
+from .batch import AnyBatch, Images, Pieces, by_size, of_sizes
 
 # The label of an image that turned out to be damaged: losses of torch ignore it.
 IGNORED = -100
@@ -110,9 +110,16 @@ class GatheredImages:
 
 
 def masked(batch: Any, status: Tensor) -> Any:
-    """Return a batch with integer labels [B] or [B, n], ``IGNORED`` for images that were not decoded."""
-    is_bad = (status != Status.OK).view(-1, *[1] * (batch.label.ndim - 1))
-    return batch._replace(label=batch.label.masked_fill(is_bad, IGNORED))
+    """Return a batch with integer labels [B] or [B, n], ``IGNORED`` for images that were not decoded.
+
+    All views of these become zeros: damage may be in the tiles of one of them only.
+    """
+    is_bad = status != Status.OK
+    parts = by_size(batch.image)
+    for part in parts if len(parts) > 1 or parts[0].ndim > 4 else []:
+        part.masked_fill_(is_bad.view(-1, 1, 1, 1), 0)
+    of_label = is_bad.view(-1, *[1] * (batch.label.ndim - 1))
+    return batch._replace(label=batch.label.masked_fill(of_label, IGNORED))
 
 
 @dataclass(frozen=True)

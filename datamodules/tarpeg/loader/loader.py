@@ -291,7 +291,7 @@ class Loader:
                 return self._fetched_again(gathered)
         else:
             self._arrivals.add(status, gathered.request)
-            batch = masked(batch, status)
+            batch = masked(batch._replace(image=images), status)
         batch = batch._replace(image=images)
         if gathered.left_out:
             has_views, count = len(self.split.pipelines) > 1, len(gathered.request.ids)
