@@ -30,7 +30,7 @@ from ..loader.many_files import read_list, read_pattern
 from ..loader.naflex import image_of
 from ..loader.text import read_texts
 from ..ops import matrices
-from ..sampling.crops import CenterCrop, colour_of, crop_at, gray_of
+from ..sampling.crops import CenterCrop, crop_at, levels_of
 from ..sampling.geometry import View
 from ..sampling.sampler import Request
 from ..shards.pillow import open_rgb
@@ -286,10 +286,8 @@ def _by_torchvision(
         part = functional.resized_crop(picture, *box, [height, width], mode, antialias=pipeline.antialias)
         part = functional.horizontal_flip(part) if flip else part
         part = part if isinstance(part, Tensor) else functional.pil_to_tensor(part)
-        colour = colour_of(crop)
-        fill = list(colour) if len(ours) == 3 else [gray_of(colour)]
         sides = [left, top, size[1] - left - width, size[0] - top - height]
-        padded: Tensor = functional.pad(part, sides, fill=fill)
+        padded: Tensor = functional.pad(part, sides, fill=levels_of(crop, len(ours)))
         return padded
     if type(crop) is CenterCrop:
         if crop.shorter is not None:

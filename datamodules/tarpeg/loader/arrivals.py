@@ -84,9 +84,8 @@ class GatheredImages:
         from ..ops.gather import ALIGN, Gathered, decode_gathered
 
         count, data = len(self.request.ids), self.data
-        if (
-            data.device.type == "cpu" and data.data_ptr() % ALIGN
-        ):  # a copy, if the consumer keeps many batches
+        is_aligned = data.device.type != "cpu" or data.data_ptr() % ALIGN == 0
+        if not is_aligned:  # a copy, if the consumer keeps many batches
             data = data.clone()
         status = torch.zeros(count, dtype=torch.int32, device=data.device)
         found = []

@@ -392,13 +392,13 @@ def without_rows(
 
     Flat images (``is_flat``) are those of the other rows already, or leave these out when they are decoded.
     """
-    kept = np.array([row for row in range(len(request.ids)) if row not in set(rows)], np.int64)
+    kept = kept_rows(len(request.ids), rows)
     changed: dict[str, Any] = {}
     for name, value in batch._asdict().items():
         if name == "image" and is_flat:
             changed[name] = value
         elif name == "image":
-            changed[name] = kept_images(value, len(request.ids), rows, has_views)
+            changed[name] = kept_images(value, kept, has_views)
         elif isinstance(value, Tensor):
             changed[name] = value[kept]
         elif name == "targets" and has_views:
@@ -410,9 +410,13 @@ def without_rows(
     return batch._replace(**changed), request.rows(kept)
 
 
-def kept_images(images: Images, count: int, left_out: Sequence[int], has_views: bool) -> Images:
-    """Return the images of ``count`` samples without those of some rows."""
-    kept = np.array([row for row in range(count) if row not in set(left_out)], np.int64)
+def kept_rows(count: int, left_out: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return the rows of ``count`` that are not left out."""
+    return np.delete(np.arange(count), np.array(left_out, np.int64))
+
+
+def kept_images(images: Images, kept: npt.NDArray[np.int64], has_views: bool) -> Images:
+    """Return some rows of the images of a batch."""
     return of_sizes([part[:, kept] if has_views else part[kept] for part in by_size(images)])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..targets.boxes import Boxes, Objects
 from ..targets.keypoints import Keypoints, Points
 from ..targets.masks import Masks
 from ..targets.moved import dicts_of
-from ..targets.protocols import Target, Targets
+from ..targets.protocols import Targets, by_name
 from ..targets.steps import move_targets
 from ..transforms.pipeline import Pipeline
 from ..transforms.torchvision import shown_step
@@ -90,15 +90,6 @@ def carrier_of(targets: Targets | None, source: Source | None = None) -> Carrier
     if targets is None or not all(isinstance(each, kinds) for each in by_name(targets).values()):
         return None
     return Carrier(targets, source)
-
-
-def by_name(targets: Targets) -> dict[str, Target]:
-    """Return targets by name, as their values are."""
-    if isinstance(targets, Mapping):
-        return dict(targets)
-    if isinstance(targets, Sequence):
-        return {str(number): target for number, target in enumerate(targets)}
-    return {"": targets}
 
 
 def arrived(view: View, rows: Bool) -> View:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..sampling import rng
-from ..sampling.crops import Crop, CropMethods, SmallImageError, colour_of, crop_at, gray_of, methods_of
+from ..sampling.crops import Crop, CropMethods, SmallImageError, crop_at, levels_of, methods_of
 from ..sampling.geometry import Int32, View
 from ..sampling.padded import mirrored, within
 from ..sampling.rng import Int64
@@ -160,13 +160,8 @@ class Drawing:
         table[:, 0] = np.arange(first, first + len(view))
         table[:, 3:5] = view.size
         table[:, 5:9] = np.where(view.is_known[:, None], view.all_places, (0, 0, 1, 1))
-        table[:, 9:] = self.colour(crop)
+        table[:, 9:] = levels_of(crop, self.split.channels)
         return table
-
-    def colour(self, crop: Crop) -> Sequence[int]:
-        """Return the three levels beside the boxes of a crop; for gray images the first is taken."""
-        colour = colour_of(crop)
-        return colour if self.split.channels == 3 else (gray_of(colour),) * 3
 
     def partners(self, request: Request, rows: Int64, ids: Int64, sizes: npt.NDArray[np.int32]) -> View:
         """Draw the views of samples whose objects are pasted into some rows of a request.
@@ -183,16 +178,13 @@ class Drawing:
 
     def object_keys(self, request: Request, row: int, count: int) -> rng.Float64:
         """Draw a number for each of the objects that may be pasted into a row."""
-        first = 0 if request.occurrence is None else int(rng.first_draw(request.occurrence)[row])
-        ids = request.ids[row : row + 1]
-        keys: rng.Float64 = rng.uniforms(self.seed, request.epoch, ids, count, _OBJECTS, first)[0]
+        keys: rng.Float64 = rng.uniforms_of(request.of_row(row).numbered, self.seed, count, _OBJECTS)[0]
         return keys
 
     def samples(self, request: Request) -> Int64:
         """Return the samples of each row, [B, n]: itself, and those that are drawn to be in its image too."""
         count, ids = self.crops(request.epoch)[0].partners, request.ids[:, None]
-        first = 0 if request.occurrence is None else rng.first_draw(request.occurrence)
-        uniforms = rng.uniforms(self.seed, request.epoch, request.ids, count, _PARTNERS, first)
+        uniforms = rng.uniforms_of(request.numbered, self.seed, count, _PARTNERS)
         return np.concatenate([ids, self.candidates_of(uniforms)], axis=1)
 
     def others(self, request: Request, uniforms: rng.Float64) -> Iterator[Request]:

@@ -186,9 +186,7 @@ class GatheringFetcher(Fetcher):
         numbers = torch.from_numpy(rows)
         decoded.status[numbers] = found.status
         for part, images in zip(decoded.images, found.images, strict=True):
-            (part if len(views) == 1 else part.movedim(1, 0))[numbers] = (
-                images if len(views) == 1 else images.movedim(1, 0)
-            )
+            part.index_copy_(part.ndim - 4, numbers, images)
         decoded.reasons = {int(rows[place]): reason for place, reason in found.reasons.items()}
         if found.non_jpeg is not None:
             decoded.non_jpeg = int(rows[found.non_jpeg])

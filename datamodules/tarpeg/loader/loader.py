@@ -23,7 +23,16 @@ from ..transforms.pixels import PixelFormat
 from ..transforms.results import TransformError, shortened
 from .arrivals import IGNORED, Arrivals, GatheredImages, masked
 from .augmenting import augment_on_arrival, mixes_labels, moving, pixels_of
-from .batch import TARGET_BATCHES, AnyBatch, ExtraBatch, FetchResult, kept_images, on_device, without_rows
+from .batch import (
+    TARGET_BATCHES,
+    AnyBatch,
+    ExtraBatch,
+    FetchResult,
+    kept_images,
+    kept_rows,
+    on_device,
+    without_rows,
+)
 from .buffers import PrefetchRunner, Runner, ToRequest
 from .checks import (
     check_device,
@@ -159,7 +168,7 @@ class Loader:
         self._keys, self._source = keys, source
         self._feed, self.fetcher = self._made()
         self._pixels = PixelFormat()
-        self._fetch_with(self.fetcher)
+        self._make_runner()
         self._arrivals = Arrivals()
         # Results of an epoch that go on with the next one, which workers fetch while this one ends; and the
         # number of the next epoch, and the process.
@@ -286,16 +295,16 @@ class Loader:
         if not isinstance(gathered, GatheredImages):
             return batch
         images, status = gathered.decode(self._threads)
+        batch = batch._replace(image=images)
         if self._waits_for_status(batch, augment):
             if bool(status.any()):
                 return self._fetched_again(gathered)
         else:
             self._arrivals.add(status, gathered.request)
-            batch = masked(batch._replace(image=images), status)
-        batch = batch._replace(image=images)
+            batch = masked(batch, status)
         if gathered.left_out:
-            has_views, count = len(self.split.pipelines) > 1, len(gathered.request.ids)
-            batch = batch._replace(image=kept_images(images, count, gathered.left_out, has_views))
+            kept = kept_rows(len(gathered.request.ids), gathered.left_out)
+            batch = batch._replace(image=kept_images(images, kept, len(self.split.pipelines) > 1))
         return batch
 
     def settle(self) -> None:
@@ -476,14 +485,14 @@ class Loader:
             return
         self.close()  # the workers have the fetcher, and batches in the other format
         self.fetcher = self.fetcher.with_pixels(pixels)
-        self._fetch_with(self.fetcher)
+        self._make_runner()
 
-    def _fetch_with(self, fetcher: Any) -> None:
+    def _make_runner(self) -> None:
         """Make the runner, of a fetcher that gathers with ``decode="device"``."""
         # This import loads the operators; importing this module must not.
         from .gathering import gathering
 
-        self._fetching = gathering(fetcher, self.config)
+        self._fetching = gathering(self.fetcher, self.config)
         self._runner = make_runner(self._fetching, self.config, self._feed.to_request)
 
     @property

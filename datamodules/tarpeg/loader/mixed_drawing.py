@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ..sampling.crops import Crop
+from ..sampling.crops import Crop, levels_of
 from ..sampling.geometry import Int32, View, joined
 from ..sampling.rng import Float64, Int64
 from ..sampling.sampler import Origin, Request
@@ -81,7 +81,7 @@ class MixedDrawing(Drawing):
         found = super().places(views, order, request, first)
         if found is not None:
             for rows, drawing, own in self._runs(self.located(request)):
-                found[rows, 9:] = drawing.colour(drawing.crops(own.epoch)[0].crop)
+                found[rows, 9:] = levels_of(drawing.crops(own.epoch)[0].crop, self.split.channels)
         return found
 
     def flip_shares(self, ids: Int64, number: int) -> Float64:

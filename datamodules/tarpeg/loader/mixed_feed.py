@@ -66,10 +66,6 @@ class MixedFeed:
         """Return nothing: no source has buckets."""
         return {}
 
-    def sources_of(self, ids: Int64) -> Int64:
-        """Return the source of samples, by their numbers over all sources."""
-        return np.searchsorted(self._offsets, ids, side="right") - 1
-
     def offset(self, source: int) -> int:
         """Return the number over all sources of the first sample of a source."""
         return int(self._offsets[source])

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import Status
 from ..sampling.geometry import View, joined
 from ..sampling.rng import Int64
-from ..sampling.sampler import Request
+from ..sampling.sampler import Request, runs_of
 from ..targets import moved
 from ..transforms.pipeline import Uncropped
 from ..transforms.pixels import PixelFormat
@@ -161,10 +161,9 @@ class MixedFetcher:
         first = int(groups[0])
         if first == groups[-1]:  # sources, and with them groups, come in their order
             return [_Part(first, slice(0, len(groups)), self._own(request, first))]
-        ends = [*(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
         found = []
-        for start, end in zip([0, *ends[:-1]], ends, strict=True):
-            group, rows = int(groups[start]), slice(start, end)
+        for rows in runs_of(groups):
+            group = int(groups[rows.start])
             found.append(_Part(group, rows, self._own(request.rows(_numbers(rows)), group)))
         return found
 

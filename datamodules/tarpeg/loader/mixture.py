@@ -363,7 +363,8 @@ class MixtureLoader(Loader):
         """Warn about members of a source that seem to be masks or boxes of images that are moved."""
         if not isinstance(batch, ExtraBatch):
             return
-        sources = self._mixed.sources_of(request.ids)
+        assert request.origin is not None
+        sources = request.origin.sources
         for number, (name, (_, fetcher)) in enumerate(self._sources.items()):
             rows = np.flatnonzero(sources == number)
             own = batch._replace(extra=[batch.extra[row] for row in rows.tolist()])

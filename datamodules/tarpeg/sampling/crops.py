@@ -166,6 +166,12 @@ def colour_of(crop: Any) -> tuple[int, int, int]:
     return colour[0], colour[1], colour[2]
 
 
+def levels_of(crop: Any, channels: int) -> list[int]:
+    """Return the level of each of ``channels``, 1 or 3, in a crop's padding."""
+    colour = colour_of(crop)
+    return [gray_of(colour)] if channels == 1 else list(colour)
+
+
 @dataclass(frozen=True)
 class RandomCrop:
     """A box of the crop's own size, in source pixels, at a random place; all places are equally likely.

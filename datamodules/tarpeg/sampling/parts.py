@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .crops import colour_of, gray_of
+from .crops import levels_of
 from .geometry import Bool, Int32, View
 from .mosaic import Mosaic
 from .padded import mirrored
@@ -43,8 +43,7 @@ def drawn_parts(
     table = np.zeros((len(rows), 12), np.int32)
     table[:, 0], table[:, 1:5] = rows, cells
     table[:, 5:7], table[:, 7:9] = places[:, :2] - cells[:, :2], places[:, 2:]
-    colour = colour_of(crop)
-    table[:, 9:] = colour if channels == 3 else gray_of(colour)
+    table[:, 9:] = levels_of(crop, channels)
     return view, table, seen
 
 

@@ -28,6 +28,13 @@ _STREAM = 1 << 32
 _TOLERANCE = 1e-9
 
 
+def runs_of(*columns: Int64) -> list[slice]:
+    """Return the rows that follow each other with equal numbers in all columns, int64 ``[B]`` each."""
+    is_other = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    ends = [*(np.flatnonzero(is_other) + 1).tolist(), len(columns[0])]
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False) if start < end]
+
+
 class Origin(NamedTuple):
     """Where the samples of a request come from, if that is several sources: numbers are drawn for these.
 
@@ -49,12 +56,9 @@ class Origin(NamedTuple):
 
     def runs(self) -> list[tuple[slice, int, int]]:
         """Return rows that follow each other with one source and one epoch of it, which are beside them."""
-        is_other = (self.sources[1:] != self.sources[:-1]) | (self.epochs[1:] != self.epochs[:-1])
-        ends = [*(np.flatnonzero(is_other) + 1).tolist(), len(self.ids)]
-        starts = [0, *ends[:-1]] if len(self.ids) else []
         return [
-            (slice(start, end), int(self.sources[start]), int(self.epochs[start]))
-            for start, end in zip(starts, ends, strict=False)
+            (rows, int(self.sources[rows.start]), int(self.epochs[rows.start]))
+            for rows in runs_of(self.sources, self.epochs)
         ]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from ..sampling.sampler import runs_of
 from .index import Int64
 from .mapped import Shards
 from .source import Source
@@ -49,9 +50,7 @@ class Joined(Source):
     def runs(self, ids: npt.ArrayLike) -> list[tuple[int, Int64]]:
         """Return the samples ids [B] in their order: number of a source, and those that follow each other."""
         sources, numbers = self.places(ids)
-        ends = [*(np.flatnonzero(sources[1:] != sources[:-1]) + 1).tolist(), len(numbers)]
-        starts = [0, *ends[:-1]] if len(numbers) else []
-        return [(int(sources[start]), numbers[start:end]) for start, end in zip(starts, ends, strict=False)]
+        return [(int(sources[rows.start]), numbers[rows]) for rows in runs_of(sources)]
 
     def _readers(self, ids: npt.ArrayLike) -> list[tuple[Source, npt.ArrayLike]]:
         """Return what reads the samples ids [B], in their order, and their numbers there."""

@@ -8,7 +8,7 @@ import numpy as np
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
 
-from ..sampling.crops import Crop, colour_of, gray_of
+from ..sampling.crops import Crop, levels_of
 
 
 class Boxed(v2.Transform):  # type: ignore[misc]
@@ -34,8 +34,7 @@ class Boxed(v2.Transform):  # type: ignore[misc]
             return functional.resized_crop(inpt, *found, [height, width], **options)
         top, left, rows, columns = found[4:]
         part = functional.resized_crop(inpt, *found[:4], [rows, columns], **options)
-        fill = colour_of(self.crop)
-        levels = [gray_of(fill)] if functional.get_num_channels(part) == 1 else list(fill)
+        levels = levels_of(self.crop, functional.get_num_channels(part))
         sides = [left, top, width - left - columns, height - top - rows]
         return functional.pad(part, sides, fill=levels)
 
