@@ -26,7 +26,7 @@ struct Zigzag {
   alignas(8) uint8_t natural[64];
 };
 using BlockStates = BlockState[kThreads / kLanes];
-constexpr int kMostValues = 1024;
+constexpr int kMostValues = 512;  // of a packed tile there are at most 256
 using TileBlocks = BlockValues[kMostValues];
 constexpr int64_t kMostImages = 65535;  // in one launch
 constexpr int64_t kMostShares = 256;    // blocks of an image
@@ -100,13 +100,14 @@ __global__ void __launch_bounds__(kWarp) plans_kernel(Job job) {
   copy(&plan, job.plans + index, kWarp);
 }
 
-// The weights of an axis, by a block.
-TARPEG_DEVICE void find_weights(const Job& job, const Plan& plan, int number) {
+// A block for each axis.
+__global__ void __launch_bounds__(kThreads) weights_kernel(Job job) {
+  TARPEG_SHARED(Plan, plan);
   TARPEG_SHARED(Peaks, peaks);
-  if (number >= plan.axis_count) return;
+  if (!load_plan(job, &plan) || static_cast<int>(blockIdx.x) >= plan.axis_count) return;
   Gathered all;
   read(job, &all);
-  const AxisPlan& axis = plan.axes[number];
+  const AxisPlan& axis = plan.axes[blockIdx.x];
   const AxisView view(axis, memory_of(job, plan));
   double peak = -1e300;
   for (int i = static_cast<int>(threadIdx.x); i < axis.out; i += kThreads)
@@ -149,17 +150,21 @@ TARPEG_DEVICE bool build_codes(const Gathered& all, const Plan& plan, Code* code
   return true;
 }
 
-// A thread for each segment.
+// A thread for each segment. If there are more threads, those between two segments rest: the fewer threads of
+// a warp decode, the less of their ways they wait for.
 __global__ void __launch_bounds__(kThreads) segments_kernel(Job job) {
   TARPEG_SHARED(Plan, plan);
   TARPEG_SHARED(Codes, codes);
   if (!load_plan(job, &plan) || plan.image.kind != static_cast<uint8_t>(Kind::kSegments)) return;
-  const int64_t begin = int64_t{blockIdx.x} * kThreads, step = int64_t{job.blocks} * kThreads;
-  if (begin >= int64_t{plan.pieces}) return;
+  const int64_t threads = int64_t{job.blocks} * kThreads, pieces = int64_t{plan.pieces};
+  const int64_t apart = threads < pieces ? 1 : least(static_cast<int>(threads / pieces), kWarp);
+  const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (int64_t{blockIdx.x} * kThreads >= pieces * apart) return;
   Gathered all;
   read(job, &all);
   bool is_sound = build_codes(all, plan, codes);
-  for (int64_t i = begin + threadIdx.x; i < int64_t{plan.pieces} && is_sound; i += step)
+  if (thread % apart != 0) return;
+  for (int64_t i = thread / apart; i < pieces && is_sound; i += threads)
     is_sound = decode_segment(all, plan, static_cast<int>(i), codes, memory_of(job, plan));
   if (!is_sound) job.statuses[job.first + blockIdx.y] = static_cast<int32_t>(Status::kCorrupt);
 }
@@ -188,14 +193,12 @@ __global__ void __launch_bounds__(kThreads) tiles_kernel(Job job) {
   }
 }
 
-// Eight threads for each block of coefficients: one for each row, and each column. The first blocks find
-// weights instead.
+// Eight threads for each block of coefficients: one for each row, and each column.
 __global__ void __launch_bounds__(kThreads) idct_kernel(Job job) {
   TARPEG_SHARED(Plan, plan);
   TARPEG_SHARED(BlockStates, states);
   TARPEG_SHARED(Zigzag, zigzag);
   if (!load_plan(job, &plan)) return;
-  if (blockIdx.x < kMostAxes) return find_weights(job, plan, static_cast<int>(blockIdx.x));
   uint8_t* const memory = memory_of(job, plan);
   const int lane = static_cast<int>(threadIdx.x) % kLanes, group = static_cast<int>(threadIdx.x) / kLanes;
   BlockState* const state = states + group;
@@ -206,8 +209,7 @@ __global__ void __launch_bounds__(kThreads) idct_kernel(Job job) {
   for (int i = 0; i < plan.wanted; ++i) {
     const gather::Plane& plane = plan.planes[i];
     const bool is_halved = plane.side == 4;
-    const int step = job.blocks - kMostAxes, block = static_cast<int>(blockIdx.x) - kMostAxes;
-    for (int row = plane.first_row + block; row <= plane.last_row; row += step) {
+    for (int row = plane.first_row + static_cast<int>(blockIdx.x); row <= plane.last_row; row += job.blocks) {
       for (int first = plane.first_column; first <= plane.last_column; first += kThreads / kLanes) {
         const int column = first + group;
         const bool is_there = column <= plane.last_column;
@@ -315,9 +317,10 @@ std::tuple<Tensor, Tensor> decode_gathered(Tensor data, int64_t count, int64_t h
     // the memory that they take.
     const int64_t share = work / count, lines = std::max(height, width);
     constexpr int64_t kOfPiece = 4096, kOfRow = 16384, kRounds = 4;
-    run(segments_kernel, share / kOfPiece, kThreads, "segments of gathered images");
-    run(tiles_kernel, share / kOfPiece, kThreads / 2, "tiles of gathered images");
-    run(idct_kernel, share / kOfRow + 1 + kMostAxes, 1, "inverse DCT and weights of gathered images");
+    run(weights_kernel, kMostAxes, 1, "weights of gathered images");
+    run(segments_kernel, share / kOfPiece * 4, kThreads, "segments of gathered images");
+    run(tiles_kernel, share / kOfPiece, 40, "tiles of gathered images");
+    run(idct_kernel, share / kOfRow, 1, "inverse DCT of gathered images");
     run(pixels_kernel, lines, kWarps * kRounds, "pixels of gathered images");
     run(first_pass_kernel, lines, kWarps * kRounds, "first pass of gathered images");
     run(result_kernel, lines, kWarps * kRounds, "second pass of gathered images");

@@ -13,15 +13,54 @@ namespace tarpeg::gather {
 
 TARPEG_HD int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+#if defined(__CUDA_ARCH__)
+template <size_t kBytes>
+struct WordOf;
+template <>
+struct WordOf<1> {
+  using type = uint8_t;
+};
+template <>
+struct WordOf<2> {
+  using type = uint16_t;
+};
+template <>
+struct WordOf<4> {
+  using type = uint32_t;
+};
+template <>
+struct WordOf<8> {
+  using type = uint2;
+};
+template <>
+struct WordOf<16> {
+  using type = uint4;
+};
+template <size_t kBytes>
+using Word = typename WordOf<kBytes>::type;
+#endif
+
 // Copies between memory at a multiple of kAlign bytes and a value: a device does it by words of that size.
-// nvcc compiles __builtin_assume_aligned for pointers to bytes only.
+// nvcc copies by bytes what memcpy() copies, whatever __builtin_assume_aligned says.
 template <size_t kAlign, class T>
 TARPEG_HD void read_aligned(const void* from, T* value) {
-  __builtin_memcpy(value, __builtin_assume_aligned(static_cast<const uint8_t*>(from), kAlign), sizeof *value);
+  static_assert(sizeof *value % kAlign == 0);
+#if defined(__CUDA_ARCH__)
+  for (size_t i = 0; i < sizeof *value / kAlign; ++i)
+    reinterpret_cast<Word<kAlign>*>(value)[i] = static_cast<const Word<kAlign>*>(from)[i];
+#else
+  __builtin_memcpy(value, __builtin_assume_aligned(from, kAlign), sizeof *value);
+#endif
 }
 template <size_t kAlign, class T>
 TARPEG_HD void write_aligned(const T& value, void* to) {
-  __builtin_memcpy(__builtin_assume_aligned(static_cast<uint8_t*>(to), kAlign), &value, sizeof value);
+  static_assert(sizeof value % kAlign == 0);
+#if defined(__CUDA_ARCH__)
+  for (size_t i = 0; i < sizeof value / kAlign; ++i)
+    static_cast<Word<kAlign>*>(to)[i] = reinterpret_cast<const Word<kAlign>*>(&value)[i];
+#else
+  __builtin_memcpy(__builtin_assume_aligned(to, kAlign), &value, sizeof value);
+#endif
 }
 
 // The bounds of a tensor whose header is sound.
