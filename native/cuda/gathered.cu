@@ -32,8 +32,8 @@ struct Job {
   int32_t* statuses;
   uint8_t* out;
   uint8_t zigzag[64];
-  uint32_t first;  // image of the launch
-  int blocks;      // of an image
+  uint32_t first, rows;  // images of the launch
+  int blocks;            // of an image
 };
 
 TARPEG_DEVICE uint8_t* memory_of(const Job& job, const Plan& plan) { return job.memory + plan.image.work; }
@@ -56,20 +56,31 @@ TARPEG_DEVICE bool read(const Job& job, Gathered* all) {
 
 TARPEG_DEVICE int64_t first_of(int threads) { return int64_t{blockIdx.x} * threads + threadIdx.x; }
 
-__global__ void plans_kernel(Job job) {
-  const uint32_t index = blockIdx.x * static_cast<uint32_t>(kThreads) + threadIdx.x;
-  if (index >= job.count) return;
+// Plans the images of a launch, each with memory up to that of the next. That is its own if all are in order;
+// if they are not, nothing is decoded.
+__global__ void __launch_bounds__(kThreads) plans_kernel(Job job) {
+  TARPEG_SHARED(bool, is_in_order);
   Gathered all;
+  const bool is_read = read(job, &all);
+  const uint32_t end = job.first + job.rows;
+  if (threadIdx.x == 0) is_in_order = true;
+  __syncthreads();
+  for (uint32_t i = job.first + threadIdx.x; is_read && i + 1 < end; i += kThreads) {
+    if (all.work_of(i) > all.work_of(i + 1)) is_in_order = false;
+  }
+  __syncthreads();
+  const uint32_t index = job.first + blockIdx.x * static_cast<uint32_t>(kThreads) + threadIdx.x;
+  if (index >= end) return;
   Plan plan{};
   int32_t status = static_cast<int32_t>(Status::kCorrupt);
-  if (read(job, &all)) {
+  if (is_read) {
     const Image image = all.image(index);
     if (image.status != 0) {
       const bool is_known = image.status > 0 && image.status <= static_cast<int32_t>(Status::kNotGathered);
       status = is_known ? image.status : status;
-    } else if (plan_image(all, image, &plan) && image.work % 64 == 0 && image.work <= job.work &&
-               plan.work <= job.work - image.work) {
-      status = 0;
+    } else if (is_in_order && plan_image(all, image, &plan) && image.work % 64 == 0) {
+      const uint64_t next = index + 1 < end ? all.work_of(index + 1) : job.work;
+      if (next <= job.work && image.work <= next && plan.work <= next - image.work) status = 0;
     }
   }
   plan.image.status = status;
@@ -234,13 +245,15 @@ Tensor new_on_device(const Tensor& data, const std::vector<int64_t>& sizes,
 }
 
 std::tuple<Tensor, Tensor> decode_gathered(Tensor data, int64_t count, int64_t height, int64_t width,
-                                           int64_t channels, int64_t work, int64_t) {
+                                           int64_t channels, int64_t work, std::vector<int64_t> chunks,
+                                           int64_t) {
   STD_TORCH_CHECK(data.scalar_type() == ScalarType::Byte && data.dim() == 1 && data.is_contiguous(),
                   "data must be a contiguous uint8 tensor [n]");
   STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(data.const_data_ptr()) % kUnit == 0,
                   "data must begin at a multiple of ", kUnit, " bytes");
   STD_TORCH_CHECK(channels == 1 || channels == 3, "channels must be 1 or 3, got ", channels);
   STD_TORCH_CHECK(count >= 0 && count <= INT32_MAX && work >= 0, "count and work must not be negative");
+  check_chunks(chunks, count);
   check_size(height, "height");
   check_size(width, "width");
   const torch::stable::accelerator::DeviceGuard guard(data.get_device_index());
@@ -268,13 +281,18 @@ std::tuple<Tensor, Tensor> decode_gathered(Tensor data, int64_t count, int64_t h
   const auto blocks_of = [](int64_t numbers) {
     return dim3(static_cast<unsigned>((numbers + kThreads - 1) / kThreads));
   };
-  launch(plans_kernel, blocks_of(count), kThreads, stream, "plans of gathered images", job);
-  for (int64_t first = 0; first < count; first += kMostImages) {
+  chunks.push_back(count);
+  size_t chunk = 0;
+  // Chunks use the same memory: the kernels of a stream run one after the other.
+  for (int64_t first = 0, end = 0; first < count; first = end) {
+    while (chunks[chunk] <= first) ++chunk;
+    end = std::min(chunks[chunk], first + kMostImages);
     job.first = static_cast<uint32_t>(first);
-    const unsigned rows = static_cast<unsigned>(std::min(kMostImages, count - first));
+    job.rows = static_cast<uint32_t>(end - first);
+    launch(plans_kernel, blocks_of(end - first), kThreads, stream, "plans of gathered images", job);
     const auto run = [&](auto kernel, unsigned blocks, unsigned threads, const char* name) {
       job.blocks = static_cast<int>(blocks);
-      launch(kernel, dim3(blocks, rows), threads, stream, name, job);
+      launch(kernel, dim3(blocks, job.rows), threads, stream, name, job);
     };
     run(weights_kernel, 6, kThreads, "weights of gathered images");
     run(segments_kernel, 2, kSegmentThreads, "segments of gathered images");

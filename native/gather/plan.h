@@ -26,6 +26,12 @@ struct Gathered {
     __builtin_memcpy(&image, images() + index * sizeof(Image), sizeof image);
     return image;
   }
+  // Image::work.
+  TARPEG_HD uint64_t work_of(uint32_t index) const {
+    uint64_t work;
+    __builtin_memcpy(&work, images() + index * sizeof(Image) + offsetof(Image, work), sizeof work);
+    return work;
+  }
   // An empty one if it is not within the tensor.
   TARPEG_HD Piece piece(uint64_t index) const {
     Piece piece;
