@@ -26,8 +26,8 @@ class Gathered(NamedTuple):
             ``decode_batch`` decodes. Of damaged images some are found here, others by ``decode_gathered``.
         size: (height, width) of the results in pixels.
         channels: 3 for RGB, 1 for gray.
-        work: Bytes of memory in which a device decodes, at most 256 MiB unless one image needs more: about
-            0.9 MB for each crop of 500 x 375, rounded up to a multiple of 32 MiB. 0 if torch.compile has
+        work: Bytes of memory in which a device decodes, at most 512 MiB unless one image needs more: about
+            0.9 MB for each crop of 500 x 375, rounded up to a multiple of 64 MiB. 0 if torch.compile has
             traced ``gather_tiles``: a GPU cannot decode that.
         chunks: First image of each chunk; the images of a chunk are decoded at once.
 
@@ -121,7 +121,7 @@ def gather_tiles(
 
 # Bytes of memory in which a device decodes a chunk: a batch of crops of 500 x 375 is one, and much larger
 # photographs, which need gigabytes together, still fill a GPU.
-_BUDGET = 1 << 28
+_BUDGET = 1 << 29
 ALIGN = 16
 """On the CPU the data of ``decode_gathered`` begin at a multiple of so many bytes."""
 
