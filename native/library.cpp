@@ -31,14 +31,15 @@ STABLE_TORCH_LIBRARY(tarpeg, m) {
       "Tensor? places=None) -> Tensor");
   m.def(
       "gather_tiles(Tensor[] images, Tensor boxes, int height, int width, Tensor? flip, str interpolation, "
-      "bool antialias, bool exact, int max_pixels, int threads, int channels) -> (Tensor, Tensor)");
+      "bool antialias, bool exact, int max_pixels, int threads, int channels, int budget) "
+      "-> (Tensor, Tensor, Tensor)");
   m.def(
       "gather_tiles_out(Tensor[] images, Tensor boxes, int height, int width, Tensor? flip, "
       "str interpolation, bool antialias, bool exact, int max_pixels, int threads, int channels, "
-      "Tensor(a!) out) -> Tensor");
+      "int budget, Tensor(a!) out) -> (Tensor, Tensor)");
   m.def(
-      "decode_gathered(Tensor data, int count, int height, int width, int channels, int work, int threads) "
-      "-> (Tensor, Tensor)");
+      "decode_gathered(Tensor data, int count, int height, int width, int channels, int work, int[] chunks, "
+      "int threads) -> (Tensor, Tensor)");
   m.def(
       "warp_affine(Tensor images, Tensor matrices, float[] fill, bool nearest, bool inverse, bool fresh, "
       "Tensor(a!) out) -> ()");

@@ -41,8 +41,8 @@ struct Job {
   int32_t* statuses;
   uint8_t* out;
   uint8_t zigzag[64];
-  uint32_t first;  // image of the launch
-  int blocks;      // of an image
+  uint32_t first, rows;  // images of the launch
+  int blocks;            // of an image
 };
 
 template <class T>
@@ -71,27 +71,32 @@ TARPEG_DEVICE bool read(const Job& job, Gathered* all) {
 TARPEG_DEVICE int warp_of() { return static_cast<int>(blockIdx.x * kWarps + threadIdx.x / kWarp); }
 TARPEG_DEVICE int lane_of() { return static_cast<int>(threadIdx.x % kWarp); }
 
-// A warp for each image, whose first thread makes the plan.
+// A warp for each image of a launch, whose first thread makes the plan. An image has memory up to that of the
+// next: that is its own if all are in order; if they are not, nothing is decoded.
 __global__ void __launch_bounds__(kWarp) plans_kernel(Job job) {
   TARPEG_SHARED(Plan, plan);
-  TARPEG_SHARED(int32_t, status);
-  const uint32_t index = blockIdx.x;
+  TARPEG_SHARED(bool, is_in_order);
+  const uint32_t index = job.first + blockIdx.x, end = job.first + job.rows;
   auto* const words = reinterpret_cast<uint32_t*>(&plan);
   for (unsigned i = threadIdx.x; i < sizeof plan / sizeof *words; i += kWarp) words[i] = 0;
+  if (threadIdx.x == 0) is_in_order = true;
   __syncthreads();
   Gathered all;
   const bool is_read = read(job, &all);
   if (is_read) copy(reinterpret_cast<const Image*>(all.images()) + index, &plan.image, kWarp);
+  for (uint32_t i = job.first + threadIdx.x; is_read && i + 1 < end; i += kWarp) {
+    if (all.work_of(i) > all.work_of(i + 1)) is_in_order = false;
+  }
   __syncthreads();
   if (threadIdx.x == 0) {
     const Image& image = plan.image;
-    status = static_cast<int32_t>(Status::kCorrupt);
+    int32_t status = static_cast<int32_t>(Status::kCorrupt);
     if (is_read && image.status != 0) {
-      if (image.status > 0 && image.status <= static_cast<int32_t>(Status::kNotGathered))
-        status = image.status;
-    } else if (is_read && plan_image(all, &plan) && image.work % 64 == 0 && image.work <= job.work &&
-               plan.work <= job.work - image.work) {
-      status = 0;
+      const bool is_known = image.status > 0 && image.status <= static_cast<int32_t>(Status::kNotGathered);
+      if (is_known) status = image.status;
+    } else if (is_read && is_in_order && plan_image(all, &plan) && image.work % 64 == 0) {
+      const uint64_t next = index + 1 < end ? all.work_of(index + 1) : job.work;
+      if (next <= job.work && image.work <= next && plan.work <= next - image.work) status = 0;
     }
     plan.image.status = status;
     job.statuses[index] = status;
@@ -274,13 +279,15 @@ Tensor new_on_device(const Tensor& data, const std::vector<int64_t>& sizes,
 }
 
 std::tuple<Tensor, Tensor> decode_gathered(Tensor data, int64_t count, int64_t height, int64_t width,
-                                           int64_t channels, int64_t work, int64_t) {
+                                           int64_t channels, int64_t work, std::vector<int64_t> chunks,
+                                           int64_t) {
   STD_TORCH_CHECK(data.scalar_type() == ScalarType::Byte && data.dim() == 1 && data.is_contiguous(),
                   "data must be a contiguous uint8 tensor [n]");
   STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(data.const_data_ptr()) % kUnit == 0,
                   "data must begin at a multiple of ", kUnit, " bytes");
   STD_TORCH_CHECK(channels == 1 || channels == 3, "channels must be 1 or 3, got ", channels);
   STD_TORCH_CHECK(count >= 0 && count <= INT32_MAX && work >= 0, "count and work must not be negative");
+  check_chunks(chunks, count);
   check_size(height, "height");
   check_size(width, "width");
   const torch::stable::accelerator::DeviceGuard guard(data.get_device_index());
@@ -305,17 +312,22 @@ std::tuple<Tensor, Tensor> decode_gathered(Tensor data, int64_t count, int64_t h
   job.statuses = static_cast<int32_t*>(statuses.mutable_data_ptr());
   job.out = static_cast<uint8_t*>(images.mutable_data_ptr());
   std::copy(kZigzag, kZigzag + 64, job.zigzag);
-  launch(plans_kernel, dim3(static_cast<unsigned>(count)), kWarp, stream, "plans of gathered images", job);
-  for (int64_t first = 0; first < count; first += kMostImages) {
+  chunks.push_back(count);
+  size_t chunk = 0;
+  // Chunks use the same memory: the kernels of a stream run one after the other.
+  for (int64_t first = 0, end = 0; first < count; first = end) {
+    while (chunks[chunk] <= first) ++chunk;
+    end = std::min(chunks[chunk], first + kMostImages);
     job.first = static_cast<uint32_t>(first);
-    const unsigned rows = static_cast<unsigned>(std::min(kMostImages, count - first));
+    job.rows = static_cast<uint32_t>(end - first);
+    launch(plans_kernel, dim3(job.rows), kWarp, stream, "plans of gathered images", job);
     const auto run = [&](auto kernel, int64_t numbers, int64_t of_block, const char* name) {
       job.blocks = static_cast<int>(std::clamp<int64_t>((numbers + of_block - 1) / of_block, 1, kMostShares));
-      launch(kernel, dim3(static_cast<unsigned>(job.blocks), rows), kThreads, stream, name, job);
+      launch(kernel, dim3(static_cast<unsigned>(job.blocks), job.rows), kThreads, stream, name, job);
     };
     // Several rounds of a block, so that its plan is worth loading. Sizes of crops are unknown here, but for
     // the memory that they take.
-    const int64_t share = work / count, lines = std::max(height, width);
+    const int64_t share = work / job.rows, lines = std::max(height, width);
     constexpr int64_t kOfPiece = 4096, kOfRow = 16384, kRounds = 4;
     run(weights_kernel, kMostAxes, 1, "weights of gathered images");
     run(segments_kernel, share / kOfPiece * 4, kThreads, "segments of gathered images");

@@ -176,6 +176,7 @@ Image record_of(const Source& source) {
   if (source.status == Status::kOk) return source.image;
   Image image{};
   image.status = static_cast<int32_t>(source.status);
+  image.work = source.image.work;
   return image;
 }
 

@@ -76,6 +76,12 @@ struct Gathered {
     read_aligned<kUnit>(images() + index * sizeof(Image), &image);
     return image;
   }
+  // Image::work.
+  TARPEG_HD uint64_t work_of(uint32_t index) const {
+    uint64_t work;
+    read_aligned<sizeof work>(images() + index * sizeof(Image) + offsetof(Image, work), &work);
+    return work;
+  }
   // An empty one if it is not within the tensor.
   TARPEG_HD Piece piece(uint64_t index) const {
     Piece piece;

@@ -26,6 +26,7 @@ from tarpeg import (
 )
 from tarpeg.loader import gathering
 from tarpeg.loader.arrivals import GatheredImages
+from tarpeg.ops import gather
 
 HERE = {"workers": 0, "threads": 0}
 CROPS = {
@@ -88,6 +89,18 @@ def test_nothing_is_decoded_by_the_worker(cache):
             assert isinstance(batch.image, GatheredImages) and len(batch.image) == len(batch.label)
             assert batch.image.pieces.rows == [] and batch.image.pixels == []
             assert 0 < len(batch.image.data) < 100_000
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_chunks_come_with_the_tiles(cache, workers, monkeypatch):
+    monkeypatch.setattr(gather, "_BUDGET", 10_000)
+    options = {"workers": workers, "threads": 0, **CROPS["views"]}
+    for batch in gathered_batches(cache, **options):
+        for piece, shape in zip(batch.image.pieces.places, batch.image.shapes, strict=True):
+            images = np.prod(shape[:-3])
+            assert piece.chunks[0] == 0 and 1 < len(piece.chunks) <= images and piece.work > 0
+    expected, found = both(cache, **options)
+    assert found == expected
 
 
 def test_it_goes_on_after_a_resume(tiled):

@@ -95,9 +95,8 @@ class GatheredImages:
                 piece = self.pieces.places[number]
                 content = data[piece.begin : piece.begin + piece.nbytes]
                 known = status.new_empty(1).expand(int(np.prod(lead)))
-                images, each = decode_gathered(
-                    Gathered(content, known, (height, width), channels, piece.work), threads=threads
-                )
+                gathered = Gathered(content, known, (height, width), channels, piece.work, piece.chunks)
+                images, each = decode_gathered(gathered, threads=threads)
                 images = images.view(shape)
                 status = torch.maximum(status, each.view(-1, count).amax(0))
             else:

@@ -147,7 +147,7 @@ class GatheringFetcher(Fetcher):
         end = 0
         statuses = []
         for each in gathered:
-            pieces.places.append(Piece(end, each.data.shape[0], each.work))
+            pieces.places.append(Piece(end, each.data.shape[0], each.work, each.chunks))
             end += _aligned(each.data.shape[0])
             statuses.append(each.status.view(-1, len(files)).amax(0))
         pieces.end = pieces.begin + end
