@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import threading
 import warnings
 
@@ -25,7 +26,7 @@ def nothing_is_left():
     """Memory that other tests registered is gone."""
     yield
     gc.collect()
-    pinning._gone.clear()
+    pinning.gone.clear()
     pinning._registered.clear()
 
 
@@ -165,6 +166,21 @@ def test_memory_is_unmapped_after_all_tensors_and_all_copies(late):
     assert not is_mapped_shared(address, NBYTES)
 
 
+def test_memory_that_is_not_registered_is_unmapped_at_once(monkeypatch, late):
+    late.refuses = 2
+    for is_used in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_used)  # noqa: B023
+        for _ in range(2):
+            buffers = BatchBuffers(NBYTES, 0, shared=True, pins=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                address = buffers.lend(buffers.acquire(), SHAPE, torch.uint8).data_ptr()
+            assert is_mapped_shared(address, NBYTES)
+            del buffers
+            assert not is_mapped_shared(address, NBYTES)
+    assert len(late.asked) == 1
+
+
 def test_a_capture_puts_events_off_and_a_broken_context_ends_them(late):
     buffers = BatchBuffers(NBYTES, 0, shared=True, pins=True)
     late.record_error = 900
@@ -231,6 +247,19 @@ def test_gathered_bytes_are_sent_by_pinned_memory_of_torch(pins):
     log.clear()
     gathered.to("cpu")
     assert log == [("cpu", False)]
+
+
+def test_a_fork_has_memory_of_its_own(late):
+    runner = runner_of("the caller")
+    results = runner.run(iter(range(3)), NBYTES)
+    kept = [next(results).batch.image for _ in range(2)]
+    child = os.fork()
+    if child == 0:
+        found = [result.batch.image.clone() for result in runner.run(iter(range(5, 30)), NBYTES)]
+        runner.close()
+        os._exit(not all((images == 5 + k).all() for k, images in enumerate(found)))
+    assert os.waitpid(child, 0)[1] == 0
+    assert [int(images.max()) for images in kept] == [0, 1] and len(late.registered) == 2
 
 
 def test_a_process_ends_with_registered_memory():

@@ -91,9 +91,9 @@ class BatchBuffers:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel that was built without them
                 memory.madvise(mmap.MADV_HUGEPAGE)
-        self._memory = np.frombuffer(memory, np.uint8)
-        self._mapping = pinning.Mapping.of(self._memory, memory) if pins and is_shared else None
-        self._is_pinned = bytearray(count)
+        self._mapped, self._memory = memory, np.frombuffer(memory, np.uint8)
+        self._is_pinned, self._pins = bytearray(count), pins and is_shared
+        self._mapping: pinning.Mapping | None = None
         self._marks: list[pinning.Mark | None] = [None] * count  # of those that are read
         self._state = bytearray(count)
         self._lent: list[_LentArray | None] = [None] * count
@@ -160,13 +160,19 @@ class BatchBuffers:
 
     def _register(self, number: int, array: npt.NDArray[np.uint8]) -> None:
         """Free a buffer when the array, to which the storage of all its tensors refers, is gone."""
-        if self._mapping is not None and not self._is_pinned[number]:
-            address = self._memory.ctypes.data + number * self.nbytes
-            self._is_pinned[number] = self._mapping.register(address, self.nbytes)
+        if self._pins and not self._is_pinned[number] and torch.cuda.is_initialized():
+            self._pin(number)
         lent = _LentArray(array, self._gone.append)
         lent.number = number
         self._lent[number] = lent
         self._state[number] = _LENT
+
+    def _pin(self, number: int) -> None:
+        """Register a buffer with CUDA's driver, if that is possible."""
+        if pinning.can_register():
+            self._mapping = self._mapping or pinning.Mapping.of(self._memory)
+            address = self._memory.ctypes.data + number * self.nbytes
+            self._is_pinned[number] = self._mapping.register(address, self.nbytes, self._mapped)
 
     def _release_gone(self) -> None:
         while self._gone:
@@ -174,7 +180,8 @@ class BatchBuffers:
             self._state[number] = _READ if self._is_pinned[number] else _FREE
         if _READ in self._state:
             self._release_read()
-        pinning.sweep()
+        if pinning.gone:
+            pinning.sweep()
 
     def _release_read(self) -> None:
         """Free the buffers from which all copies have ended."""

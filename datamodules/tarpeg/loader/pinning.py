@@ -177,47 +177,56 @@ def driver() -> Driver | None:
     return Driver(library)
 
 
-# Of memory that is registered, by identity; and of memory to which nothing refers any more.
-_registered: dict[int, Mapping] = {}
-_gone: deque[Mapping] = deque()
-
-
 class Mapping(weakref.ref[np.ndarray]):
-    """The array over mapped memory, to which all tensors on it refer: it tells when that array is gone."""
+    """The array over mapped memory with registered parts, to which all tensors on it refer.
 
-    memory: mmap.mmap
+    It is in ``gone`` when that array is gone.
+    """
+
     addresses: list[int]
     mark: Mark | None = None
 
     @classmethod
-    def of(cls, array: np.ndarray, memory: mmap.mmap) -> Mapping:
-        """Return the mapping of an array over memory of which nothing is registered yet."""
+    def of(cls, array: np.ndarray) -> Mapping:
+        """Return the mapping of an array, of which nothing is registered yet."""
         # A deque's own method, as in BatchBuffers: the array may be gone in any thread, at any line.
-        mapping = cls(array, _gone.append)
-        mapping.memory, mapping.addresses = memory, []
+        mapping = cls(array, gone.append)
+        mapping.addresses = []
         return mapping
 
-    def register(self, address: int, nbytes: int) -> bool:
-        """Register a part of it, if CUDA is in use; return whether it is registered.
+    def register(self, address: int, nbytes: int, memory: mmap.mmap) -> bool:
+        """Register a part of the memory, if ``can_register()``; return whether the driver did so.
 
-        Warns, once per process, if the driver refuses.
+        Warns if the driver refuses, which is the last time that it is asked.
         """
-        found = _usable_driver()
-        if found is None or found.has_refused or not found.contexts():
-            return False
+        found = driver()
+        assert found is not None
         # Remembered first: Ctrl-C may come when it is registered.
-        _registered[id(self)] = self
         self.addresses.append(address)
+        _registered[id(self)] = self, memory
         error = found.register(address, nbytes)
         if error:
             found.has_refused = True
             self.addresses.pop()
+            if not self.addresses:
+                del _registered[id(self)]
             warn(
                 f"batches are not pinned: CUDA's driver cannot register {nbytes / 1e6:.1f} MB of memory "
                 f"({error}). Training goes on, and waits for each copy to the GPU. Raise the limit of locked "
                 "memory (ulimit -l; of a container --ulimit memlock=-1), or give pin=False"
             )
         return not error
+
+
+# What is registered, with its memory, by identity: it stays mapped. And mappings whose arrays are gone.
+_registered: dict[int, tuple[Mapping, mmap.mmap]] = {}
+gone: deque[Mapping] = deque()
+
+
+def can_register() -> bool:
+    """Whether this is the main thread of a process that uses CUDA, whose driver has refused nothing."""
+    found = _usable_driver()
+    return found is not None and not found.has_refused and bool(found.contexts())
 
 
 def mark() -> Mark | None:
@@ -231,12 +240,12 @@ def sweep(seconds: float = 0.0) -> None:
 
     What is read for longer than ``seconds`` is left to the next call: nothing waits for a GPU that hangs.
     """
-    found = _usable_driver() if _gone else None
+    found = _usable_driver() if gone else None
     end = time.monotonic() + seconds
-    while found is not None and _gone:
+    while found is not None and gone:
         waiting = []
-        while _gone:
-            mapping = _gone.popleft()
+        while gone:
+            mapping = gone.popleft()
             mapping.mark = mapping.mark or found.mark()
             if mapping.mark is None or not mapping.mark.is_over():
                 waiting.append(mapping)
@@ -245,7 +254,7 @@ def sweep(seconds: float = 0.0) -> None:
                 found.unregister(address)
             _registered.pop(id(mapping), None)
         del mapping
-        _gone.extend(waiting)
+        gone.extend(waiting)
         if time.monotonic() >= end:
             return
         time.sleep(POLL if waiting else 0)
