@@ -249,6 +249,27 @@ def test_gathered_bytes_are_sent_by_pinned_memory_of_torch(pins):
     assert log == [("cpu", False)]
 
 
+def test_gathered_bytes_are_sent_if_torch_cannot_pin_them(monkeypatch):
+    class Refused(OnDevice):
+        def pin_memory(self):
+            super().pin_memory()
+            raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(GatheredImages, "has_refused", False)
+    log = []
+    with pytest.warns(UserWarning, match=r"out of memory.*pin=False") as said:
+        for _ in range(2):
+            gathered = GatheredImages.__new__(GatheredImages)
+            gathered.data, gathered.rows, gathered.pixels, gathered.pins = (
+                Refused(log),
+                OnDevice([]),
+                [],
+                True,
+            )
+            gathered.to("cuda")
+    assert len(said) == 1 and log == ["pinned", ("cuda", True), ("cuda", True)]
+
+
 def test_a_fork_has_memory_of_its_own(late):
     runner = runner_of("the caller")
     results = runner.run(iter(range(3)), NBYTES)
