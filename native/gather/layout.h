@@ -18,7 +18,7 @@
 namespace tarpeg::gather {
 
 constexpr uint64_t kMagic = 0x5245485441474A54;  // "TJGATHER"
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 // Pieces begin at multiples of it; offsets count it.
 constexpr uint64_t kUnit = 16;
 // Bytes behind the last piece of each image.
@@ -51,8 +51,8 @@ struct Image {
   int32_t top, left, box_height, box_width;  // upright pixels
   uint32_t tables_at;                        // in units of kUnit
   uint32_t first_piece, pieces;
-  uint64_t work;  // where its memory begins in that of its chunk
-  uint16_t quantisers[3][64];
+  uint64_t work;               // where its memory begins in that of its chunk
+  uint16_t quantisers[3][64];  // in zigzag order
 };
 static_assert(sizeof(Image) == 448);
 

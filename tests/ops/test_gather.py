@@ -223,7 +223,7 @@ def test_a_cut_tensor_or_one_of_another_version_is_refused() -> None:
         with pytest.raises(ValueError, match=r"gather_tiles of this version.*7 images of 11 x 9"):
             tarpeg.decode_gathered(gathered._replace(data=data))
     other = gathered.data.clone()
-    other[8:12] = torch.tensor([*struct.pack("<I", 1)], dtype=torch.uint8)
+    other[8:12] = torch.tensor([*struct.pack("<I", 99)], dtype=torch.uint8)
     for changed in (
         gathered._replace(data=other),
         gathered._replace(size=(9, 11)),
