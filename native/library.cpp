@@ -6,7 +6,7 @@ STABLE_TORCH_LIBRARY(tarpeg, m) {
   m.def("tile_jpeg(Tensor jpeg, int tile, int max_pixels) -> Tensor");
   m.def("pack_jpeg(Tensor jpeg, int tile, int max_pixels) -> Tensor");
   m.def("unpack_jpeg(Tensor image, int max_pixels) -> Tensor");
-  m.def("image_sizes(Tensor[] jpegs) -> Tensor");
+  m.def("image_sizes(Tensor[] jpegs, Tensor? places=None) -> Tensor");
   m.def("native_facts() -> str");
   m.def(
       "read_masks(Tensor files, Tensor ends, Tensor boxes, Tensor? flip, Tensor? places, Tensor? table, "
@@ -30,11 +30,11 @@ STABLE_TORCH_LIBRARY(tarpeg, m) {
       "bool exact, int max_pixels, Tensor? scale_shift, Tensor(a!)[] out, int threads, "
       "Tensor? places=None) -> Tensor");
   m.def(
-      "gather_tiles(Tensor[] images, Tensor boxes, int height, int width, Tensor? flip, str interpolation, "
-      "bool antialias, bool exact, int max_pixels, int threads, int channels, int budget) "
+      "gather_tiles(Tensor[] images, Tensor? places, Tensor boxes, int height, int width, Tensor? flip, "
+      "str interpolation, bool antialias, bool exact, int max_pixels, int threads, int channels, int budget) "
       "-> (Tensor, Tensor, Tensor)");
   m.def(
-      "gather_tiles_out(Tensor[] images, Tensor boxes, int height, int width, Tensor? flip, "
+      "gather_tiles_out(Tensor[] images, Tensor? places, Tensor boxes, int height, int width, Tensor? flip, "
       "str interpolation, bool antialias, bool exact, int max_pixels, int threads, int channels, "
       "int budget, Tensor(a!) out) -> (Tensor, Tensor)");
   m.def(

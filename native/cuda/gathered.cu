@@ -28,8 +28,8 @@ struct Zigzag {
 using BlockStates = BlockState[kThreads / kLanes];
 constexpr int kMostValues = 512;  // of a packed tile there are at most 256
 using TileBlocks = BlockValues[kMostValues];
-constexpr int64_t kMostImages = 65535;  // in one launch
-constexpr int64_t kMostShares = 256;    // blocks of an image
+constexpr int64_t kMostImages = 4096;  // in one launch: each block of plans_kernel looks at all of them
+constexpr int64_t kMostShares = 256;   // blocks of an image
 
 // Parameters of all kernels. Memory is that of `work` bytes, and the plans are before it.
 struct Job {

@@ -6,7 +6,7 @@
 
 #include "gather/gather.h"
 #include "gather/weights.h"
-#include "ops/checks.h"
+#include "ops/files.h"
 #include "ops/filters.h"
 #include "ops/share.h"
 
@@ -20,15 +20,13 @@ uint64_t end_of_tables(const gather::Header& header) {
   return sizeof header + sizeof(gather::Image) * header.count + sizeof(gather::Piece) * header.pieces;
 }
 
-std::vector<Request> requests_of(const std::vector<Tensor>& images, const Tensor& boxes,
-                                 const std::optional<Tensor>& flip, const Request& all) {
-  const int64_t count = static_cast<int64_t>(images.size());
+std::vector<Request> requests_of(int64_t count, const Tensor& boxes, const std::optional<Tensor>& flip,
+                                 const Request& all) {
   check_boxes(boxes, flip, count);
   const int32_t* box = boxes.const_data_ptr<int32_t>();
   const bool* mirror = flip ? flip->const_data_ptr<bool>() : nullptr;
-  std::vector<Request> requests(images.size(), all);
+  std::vector<Request> requests(static_cast<size_t>(count), all);
   for (int64_t i = 0; i < count; ++i, box += 4) {
-    check_bytes(images[i], "images", i);
     requests[i].box = {box[0], box[1], box[2], box[3]};
     requests[i].mirror = mirror != nullptr && mirror[i];
   }
@@ -75,11 +73,11 @@ struct Batch {
   std::vector<int64_t> chunks;
 };
 
-Batch find_batch(const std::vector<Tensor>& images, const Tensor& boxes, const std::optional<Tensor>& flip,
+Batch find_batch(const std::vector<FileBytes>& files, const Tensor& boxes, const std::optional<Tensor>& flip,
                  const Request& all, int64_t threads, int64_t budget) {
   STD_TORCH_CHECK(budget > 0, "budget must be at least 1 byte, got ", budget);
-  const std::vector<Request> requests = requests_of(images, boxes, flip, all);
-  const int64_t count = static_cast<int64_t>(images.size());
+  const int64_t count = static_cast<int64_t>(files.size());
+  const std::vector<Request> requests = requests_of(count, boxes, flip, all);
   Batch batch;
   gather::Header& header = batch.header;
   header.magic = gather::kMagic;
@@ -90,12 +88,11 @@ Batch find_batch(const std::vector<Tensor>& images, const Tensor& boxes, const s
   header.channels = all.is_gray ? 1 : 3;
   header.filter = static_cast<uint8_t>(all.filter);
   header.exact = all.exact;
-  batch.sources.resize(images.size());
+  batch.sources.resize(files.size());
   share_pieces(count, count, threads, [&](int64_t i) {
-    gather::find_parts(images[i].const_data_ptr<uint8_t>(), static_cast<size_t>(images[i].numel()),
-                       requests[i], header, &batch.sources[i]);
+    gather::find_parts(files[i].data, files[i].size, requests[i], header, &batch.sources[i]);
   });
-  batch.places.resize(images.size());
+  batch.places.resize(files.size());
   const bool is_lanczos = all.filter == Filter::kLanczos;
   uint64_t room = is_lanczos ? kLanczos : 0;
   Chunks chunks(static_cast<uint64_t>(budget));
@@ -166,24 +163,24 @@ Request request_of(int64_t height, int64_t width, const std::string& interpolati
   return all;
 }
 
-std::tuple<Tensor, Tensor, Tensor> gather_tiles(std::vector<Tensor> images, Tensor boxes, int64_t height,
-                                                int64_t width, std::optional<Tensor> flip,
-                                                std::string interpolation, bool antialias, bool exact,
-                                                int64_t max_pixels, int64_t threads, int64_t channels,
-                                                int64_t budget) {
+std::tuple<Tensor, Tensor, Tensor> gather_tiles(std::vector<Tensor> images, std::optional<Tensor> places,
+                                                Tensor boxes, int64_t height, int64_t width,
+                                                std::optional<Tensor> flip, std::string interpolation,
+                                                bool antialias, bool exact, int64_t max_pixels,
+                                                int64_t threads, int64_t channels, int64_t budget) {
   const Request all = request_of(height, width, interpolation, antialias, exact, max_pixels, channels);
-  Batch batch = find_batch(images, boxes, flip, all, threads, budget);
+  Batch batch = find_batch(files_of(images, places, "images"), boxes, flip, all, threads, budget);
   Tensor data = new_images({static_cast<int64_t>(batch.header.bytes)}, {1});
   Tensor statuses = copy_batch(&batch, threads, data.mutable_data_ptr<uint8_t>());
   return {data, statuses, numbers_of(batch)};
 }
 
 // If `out` is too small, nothing is written, and the statuses are those that are known so far.
-std::tuple<Tensor, Tensor> gather_tiles_out(std::vector<Tensor> images, Tensor boxes, int64_t height,
-                                            int64_t width, std::optional<Tensor> flip,
-                                            std::string interpolation, bool antialias, bool exact,
-                                            int64_t max_pixels, int64_t threads, int64_t channels,
-                                            int64_t budget, Tensor out) {
+std::tuple<Tensor, Tensor> gather_tiles_out(std::vector<Tensor> images, std::optional<Tensor> places,
+                                            Tensor boxes, int64_t height, int64_t width,
+                                            std::optional<Tensor> flip, std::string interpolation,
+                                            bool antialias, bool exact, int64_t max_pixels, int64_t threads,
+                                            int64_t channels, int64_t budget, Tensor out) {
   STD_TORCH_CHECK(
       out.is_cpu() && out.scalar_type() == ScalarType::Byte && out.dim() == 1 && out.is_contiguous(),
       "out must be a contiguous uint8 tensor [n] on the CPU");
@@ -192,11 +189,12 @@ std::tuple<Tensor, Tensor> gather_tiles_out(std::vector<Tensor> images, Tensor b
   STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(memory) % gather::kUnit == 0,
                   "out must begin at a multiple of ", gather::kUnit, " bytes");
   const Request all = request_of(height, width, interpolation, antialias, exact, max_pixels, channels);
-  Batch batch = find_batch(images, boxes, flip, all, threads, budget);
+  Batch batch = find_batch(files_of(images, places, "images"), boxes, flip, all, threads, budget);
   if (batch.header.bytes <= size) return {copy_batch(&batch, threads, memory), numbers_of(batch)};
-  Tensor statuses = new_images({static_cast<int64_t>(images.size())}, {1}, ScalarType::Int);
+  const size_t count = batch.sources.size();
+  Tensor statuses = new_images({static_cast<int64_t>(count)}, {1}, ScalarType::Int);
   int32_t* const status = statuses.mutable_data_ptr<int32_t>();
-  for (size_t i = 0; i < images.size(); ++i) status[i] = static_cast<int32_t>(batch.sources[i].status);
+  for (size_t i = 0; i < count; ++i) status[i] = static_cast<int32_t>(batch.sources[i].status);
   return {statuses, numbers_of(batch)};
 }
 

@@ -262,15 +262,48 @@ def test_bad_arguments() -> None:
 def test_opcheck_and_one_graph() -> None:
     file, boxes = tarpeg.pack_jpeg(pictures.tensor(pictures.jpeg("420", 30, 40))), table((2, 3, 20, 30))
     method = ("bilinear", True, False, decode.MAX_PIXELS, 1, 3, 1 << 20)
-    arguments = ([file], boxes, 9, 8, torch.tensor([True]), *method)
+    arguments = ([file], None, boxes, 9, 8, torch.tensor([True]), *method)
     torch.library.opcheck(torch.ops.tarpeg.gather_tiles.default, arguments)
     memory = torch.zeros(10_000, dtype=torch.uint8)
+    places = torch.tensor([[0], [0], [len(file)]])
+    for operator, more in (("gather_tiles", ()), ("gather_tiles_out", (memory,))):
+        parts = ([file], places, *arguments[2:], *more)
+        torch.library.opcheck(getattr(torch.ops.tarpeg, operator).default, parts)
+    torch.library.opcheck(torch.ops.tarpeg.image_sizes.default, ([file], places))
     torch.library.opcheck(torch.ops.tarpeg.gather_tiles_out.default, (*arguments, memory))
     gathered = tarpeg.gather_tiles([file], boxes, (9, 8))
     torch.library.opcheck(torch.ops.tarpeg.decode_gathered.default, (gathered.data, 1, 9, 8, 3, 0, [0], 1))
     pictures.assert_one_graph(
         lambda data: tarpeg.decode_gathered(gathered._replace(data=data))[0], gathered.data
     )
+
+
+def test_files_may_be_parts_of_larger_memory() -> None:
+    files = [file for kind in ("420", "gray", "411") for file in both(pictures.jpeg(kind, 50, 60), 16)]
+    files.insert(2, files[0][:0])
+    memory = [torch.cat([files[0][:7], *files[:4]]), torch.cat([*files[4:], files[0][:9]])]
+    sizes = torch.tensor(list(map(len, files)))
+    begins = torch.cat([7 + sizes[:4].cumsum(0) - sizes[:4], sizes[4:].cumsum(0) - sizes[4:]])
+    places = torch.stack([(torch.arange(len(files)) >= 4).long(), begins, sizes])
+    boxes, order = table(*[(7, 9, 33, 40)] * len(files)), torch.tensor([3, 3, 6, 0, 2])
+    assert torch.equal(tarpeg.image_sizes(memory, places), tarpeg.image_sizes(files))
+    for chosen in (torch.arange(len(files)), order, order[:0]):
+        given = [files[number] for number in chosen.tolist()]
+        expected = tarpeg.gather_tiles(given, boxes[: len(given)], 20)
+        found = tarpeg.gather_tiles(memory, boxes[: len(given)], 20, places=places[:, chosen].contiguous())
+        assert torch.equal(found.data, expected.data) and torch.equal(found.status, expected.status)
+    last = [1, len(memory[1]) - 5, 5]
+    assert tarpeg.gather_tiles(memory, boxes[:1], 20, places=torch.tensor([last]).T.contiguous()).status == 2
+    for wrong in ([2, 0, 1], [-1, 0, 0], [0, -1, 5], [0, 5, -1], [1, last[1], 6], [0, 2**62, 2**62]):
+        with pytest.raises(ValueError, match=rf"places\[:, 1\] \({wrong[0]}, {wrong[1]}, {wrong[2]}\)"):
+            tarpeg.gather_tiles(memory, boxes[:2], 20, places=torch.tensor([last, wrong]).T.contiguous())
+        with pytest.raises(ValueError, match=r"places\[:, 1\]"):
+            tarpeg.image_sizes(memory, torch.tensor([last, wrong]).T.contiguous())
+    for shape in (places.int(), places[:2], places[0]):
+        with pytest.raises(ValueError, match=r"places must be int64 \[3, n\]"):
+            tarpeg.gather_tiles(memory, boxes, 20, places=shape)
+    with pytest.raises(ValueError, match=r"boxes must be int32 \[7, 4\]"):
+        tarpeg.gather_tiles(memory, boxes[:2], 20, places=places)
 
 
 def places_of(gathered: Gathered) -> list[int]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import library
 from .checks import checked_size
-from .decode import MAX_PIXELS, Fidelity, Interpolation, _call, _check_batch, _check_method
+from .decode import MAX_PIXELS, Fidelity, Interpolation, _call, _check_batch, _check_method, _count_of
 
 
 class Gathered(NamedTuple):
@@ -57,6 +57,7 @@ def gather_tiles(
     antialias: bool = True,
     fidelity: Fidelity = "fast",
     max_pixels: int = MAX_PIXELS,
+    places: Tensor | None = None,
     out: Tensor | None = None,
     threads: int | None = None,
 ) -> Gathered:
@@ -76,6 +77,8 @@ def gather_tiles(
         antialias: As for ``decode_batch``.
         fidelity: "fast" or "exact".
         max_pixels: An image with more pixels has the status ``TOO_LARGE``.
+        places: int64 ``[3, B]``, for files that are parts of ``images``, such as mapped tars: of each, the
+            number of the tensor, the first byte, and the number of bytes.
         out: uint8 ``[n]`` on the CPU, contiguous, at a multiple of 16 bytes: ``data`` will be its beginning
             if it is large enough. Otherwise, and under torch.compile, ``data`` has memory of its own.
         threads: Number of threads, by default ``torch.get_num_threads()``.
@@ -95,12 +98,13 @@ def gather_tiles(
         True
     """
     height, width = checked_size(size, 1, 65535)
-    _check_method(boxes, len(images), flip, channels, interpolation, antialias, fidelity, threads)
+    count = _count_of(images, places)
+    _check_method(boxes, count, flip, channels, interpolation, antialias, fidelity, threads)
     method = (interpolation, antialias, fidelity == "exact", max_pixels, threads or 0, channels, _BUDGET)
 
     def gather() -> Gathered:
-        places, flips = boxes.contiguous(), None if flip is None else flip.contiguous()
-        arguments = (images, places, height, width, flips, *method)
+        own, flips = boxes.contiguous(), None if flip is None else flip.contiguous()
+        arguments = (images, places, own, height, width, flips, *method)
         if out is not None and not torch.compiler.is_compiling():
             status, numbers = torch.ops.tarpeg.gather_tiles_out(*arguments, out)
             needed, work, *chunks = numbers.tolist()
@@ -113,7 +117,7 @@ def gather_tiles(
         return Gathered(data, status, (height, width), channels, work, tuple(chunks))
 
     def check() -> None:
-        _check_batch(images, boxes, flip, name="images")
+        _check_batch(images, boxes, flip, name="images", places=places)
         _check_out(out)
 
     return _call(gather, check)
@@ -196,20 +200,32 @@ def _check_data(data: Tensor) -> None:
 
 @torch.library.register_fake("tarpeg::gather_tiles")  # type: ignore[untyped-decorator]
 def _fake_gather_tiles(
-    images: Sequence[Tensor], boxes: Tensor, height: int, width: int, flip: Tensor | None, *options: object
+    images: Sequence[Tensor],
+    places: Tensor | None,
+    boxes: Tensor,
+    height: int,
+    width: int,
+    flip: Tensor | None,
+    *options: object,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    status, numbers = _fake_gather_tiles_out(images, boxes, height, width, flip)
+    status, numbers = _fake_gather_tiles_out(images, places, boxes, height, width, flip)
     data = boxes.new_empty((torch.library.get_ctx().new_dynamic_size(),), dtype=torch.uint8)
     return data, status, numbers
 
 
 @torch.library.register_fake("tarpeg::gather_tiles_out")  # type: ignore[untyped-decorator]
 def _fake_gather_tiles_out(
-    images: Sequence[Tensor], boxes: Tensor, height: int, width: int, flip: Tensor | None, *options: object
+    images: Sequence[Tensor],
+    places: Tensor | None,
+    boxes: Tensor,
+    height: int,
+    width: int,
+    flip: Tensor | None,
+    *options: object,
 ) -> tuple[Tensor, Tensor]:
-    _check_batch(images, boxes, flip, name="images")
+    _check_batch(images, boxes, flip, name="images", places=places)
     numbers = boxes.new_empty((torch.library.get_ctx().new_dynamic_size(),), dtype=torch.int64)
-    return boxes.new_empty((len(images),), dtype=torch.int32), numbers
+    return boxes.new_empty((boxes.shape[0],), dtype=torch.int32), numbers
 
 
 @torch.library.register_fake("tarpeg::decode_gathered")  # type: ignore[untyped-decorator]
