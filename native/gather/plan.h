@@ -13,35 +13,12 @@ namespace tarpeg::gather {
 
 TARPEG_HD int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-#if defined(__CUDA_ARCH__)
-template <size_t kBytes>
-struct WordOf;
-template <>
-struct WordOf<1> {
-  using type = uint8_t;
+// Copies between memory at a multiple of kAlign bytes and a value. nvcc copies by words only what has a type
+// of that alignment: of memcpy() and __builtin_assume_aligned it makes a load for each byte.
+template <size_t kAlign>
+struct alignas(kAlign) Word {
+  uint8_t bytes[kAlign];
 };
-template <>
-struct WordOf<2> {
-  using type = uint16_t;
-};
-template <>
-struct WordOf<4> {
-  using type = uint32_t;
-};
-template <>
-struct WordOf<8> {
-  using type = uint2;
-};
-template <>
-struct WordOf<16> {
-  using type = uint4;
-};
-template <size_t kBytes>
-using Word = typename WordOf<kBytes>::type;
-#endif
-
-// Copies between memory at a multiple of kAlign bytes and a value: a device does it by words of that size.
-// nvcc copies by bytes what memcpy() copies, whatever __builtin_assume_aligned says.
 template <size_t kAlign, class T>
 TARPEG_HD void read_aligned(const void* from, T* value) {
   static_assert(sizeof *value % kAlign == 0);
