@@ -19,7 +19,7 @@ import torch
 from tarpeg.sampling.crops import RandomCrop, RandomResizedCrop
 from torch import Tensor
 
-from .decode_peers import decode_input
+from .decode_peers import DecodeInput, decode_input
 from .device_peers import BATCH, DEVICE_PEERS, DeviceContestant, DeviceSetting, device_contestants
 from .loader_data import Advance
 from .report import INSTALL_ERRORS, Report, Row, left_out
@@ -64,9 +64,13 @@ def device_report(
     own = len(contestants)
     for packages, make in DEVICE_PEERS:
         try:
-            contestants += make(setting)
+            made = make(setting)
+            for who in made:
+                _try(who, inputs[0])
         except INSTALL_ERRORS as error:
             missing.append(left_out(error, packages))
+        else:
+            contestants += made
     batches = [[who.prepare(one) for one in inputs] for who in contestants]
     differences = _differences(contestants, batches, advance)
     times = _times(contestants, batches, report.rounds, len(jpegs), setting, advance)
@@ -90,6 +94,15 @@ def device_report(
         device=torch.cuda.get_device_name(device) if setting.is_cuda else "the CPU",
         batch=BATCH,
     )
+
+
+def _try(who: DeviceContestant, inputs: DecodeInput) -> None:
+    """Make a batch in both ways: a peer that cannot do it here is left out."""
+    prepared = who.prepare(inputs)
+    who.make(prepared)
+    deque(who.all_of([prepared]), maxlen=0)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def _row(

@@ -106,6 +106,21 @@ def test_all_batches_of_the_peers_that_are_installed():
                 assert who.pixels(prepared[2]).shape == (1, 3, 24, 24)
 
 
+def test_a_peer_that_cannot_decode_here_is_left_out(monkeypatch):
+    def unable(inputs):
+        raise RuntimeError("no such decoder on this GPU\nwith details")
+
+    monkeypatch.setattr(
+        device, "DEVICE_PEERS", (("a-peer", lambda setting: [DeviceContestant("a peer", unable)]),)
+    )
+    report = Report(suite="crop", size="80x96", images=1, rounds=1, clock="wall", tile=32)
+    report = device_report(
+        report, photographs(1, (80, 96)), RandomCrop(16), 0, CPU, 1, lambda what, share: None
+    )
+    assert report.missing == ("left out: pip install a-peer (no such decoder on this GPU)",)
+    assert not report.figures and all("peer" not in row.name for row in report.rows)
+
+
 def test_images_of_several_kinds_become_pixels():
     class OfDali:
         def as_cpu(self):
