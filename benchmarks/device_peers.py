@@ -267,7 +267,7 @@ def _nvjpeg(module: str, label: str, setting: DeviceSetting) -> list[DeviceConte
         return images
 
     decode_list([_small()], device=setting.device)  # an error here leaves it out
-    return _with_bound(setting, f"{label}, nvJPEG, one host thread", decoded, is_cropped=False)
+    return _with_bound(setting, f"{label}, nvJPEG", decoded, is_cropped=False)
 
 
 def _small() -> Tensor:
@@ -289,7 +289,7 @@ def _nvimgcodec(setting: DeviceSetting) -> list[DeviceContestant]:
             setting, "nvImageCodec, ROI", partial(_regions, nv, decoder, setting.is_cuda), is_cropped=True
         )
     software = [nv.Backend(kind) for kind in (nv.GPU_ONLY, nv.HYBRID_CPU_GPU)]
-    variants = {"nvImageCodec, ROI": None, "nvImageCodec, ROI, no hardware decoder": software}
+    variants = {"nvImageCodec, ROI": None, "nvImageCodec, ROI, no hardware": software}
     index, found = setting.device.index or 0, []
     for name, backends in variants.items():
         decoder = nv.Decoder(device_id=index, max_num_cpu_threads=setting.threads, backends=backends)
@@ -360,7 +360,7 @@ def _dali(setting: DeviceSetting) -> list[DeviceContestant]:
     name, found = "DALI, image_slice" + " + resize" * setting.is_resized, []
     shares = (0.65, 1.0, 0.0) if setting.is_cuda else (0.0,)  # 0.65 is DALI's default
     for share in shares:
-        path, label = _Dali(setting, share), f", mixed, hw_decoder_load={share:g}" * setting.is_cuda
+        path, label = _Dali(setting, share), f", hw_decoder_load={share:g}" * setting.is_cuda
         found.append(DeviceContestant(f"{name}{label}", path.make, path.flow, path.prepare))
     return found
 
