@@ -84,8 +84,9 @@ class DeviceContestant:
         images = self.make(inputs)
         if isinstance(images, list):
             images = torch.stack(images)
-        if not isinstance(images, Tensor):  # of DALI: [B, H, W, 3]
-            images = torch.from_numpy(images.as_cpu().as_array()).permute(0, 3, 1, 2)
+        if not isinstance(images, Tensor):  # of DALI: [H, W, 3] each
+            each = [np.asarray(image) for image in images.as_cpu()]
+            images = torch.from_numpy(np.stack(each)).permute(0, 3, 1, 2)
         return images.cpu()
 
 
@@ -309,6 +310,8 @@ def _regions(nv: Any, decoder: Any, is_cuda: bool, inputs: DecodeInput) -> list[
     if not is_cuda:
         return [torch.from_numpy(np.asarray(image)).permute(2, 0, 1) for image in decoder.decode(streams)]
     images = decoder.decode(streams, cuda_stream=torch.cuda.current_stream().cuda_stream)
+    if None in images:
+        raise RuntimeError(f"nvImageCodec does not decode {images.count(None)} of {len(images)} crops")
     return [from_dlpack(image).permute(2, 0, 1) for image in images]
 
 
